@@ -12,12 +12,16 @@ from mpmd.api.visits import BACKWARD, TaskFragment, depths_of, mirrored_rounds, 
 from mpmd.errors import ScheduleError
 from mpmd.passes.calls.mirror_stages import SUFFIX
 from mpmd.passes.import_.assignment import NamePlacement
-from mpmd.scheduling.schedule import PipelineSchedule, PipelineShape, ScheduleTable, get_schedule
+from mpmd.scheduling.definition import PipelineShape
+from mpmd.scheduling.schedule import PipelineSchedule, ScheduleTable, get_schedule
 from mpmd.scheduling.simulate import simulate
 from mpmd.support import diagnostics
 
 # The replacement of a schedule that visits every mesh once, where microbatches visit meshes several times.
 _FOR_SEVERAL_VISITS = {"1f1b": "interleaved_1f1b", "eager_1f1b": "interleaved_1f1b"}
+
+# Phases of fragments that a task of a table may order: a backward pass may be whole or in halves.
+_STAND_FOR = {"F": ("F",), "B": BACKWARD, "I": ("I", "B"), "W": ("W",)}
 
 
 def task_orders(module: ir.Module, config: Config) -> str:
@@ -172,7 +176,7 @@ def _round_orders(
         tasks = [(stages[t.stage], microbatches[t.microbatch], t.phase.value) for t in order]
         orders[mesh] = [
             f"{stage}{letter}{number}" for stage, number, letter in tasks
-            if any((stage, number, other) in present for other in _that_may_stand_for(letter))
+            if any((stage, number, other) in present for other in _STAND_FOR[letter])
         ]  # fmt: skip
     return orders
 
@@ -210,11 +214,6 @@ def _with_whole_backward(table: ScheduleTable, stages: Sequence[int]) -> Schedul
         return early
     late = table.with_whole_backward(stages, late=[0])
     return min((early, late), key=lambda t: simulate(t).makespan_s)
-
-
-def _that_may_stand_for(letter: str) -> Sequence[str]:
-    """Phases of fragments that a task of a table may order: a backward pass may be whole or in halves."""
-    return {"F": "F", "B": BACKWARD, "I": ("I", "B"), "W": "W"}[letter]
 
 
 def _staged(fragment: TaskFragment, meshes: Sequence[str]) -> TaskFragment:

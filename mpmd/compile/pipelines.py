@@ -80,7 +80,6 @@ def configured(passes: Sequence[Pass], options: CompileOptions) -> list[Pass]:
     return found
 
 
-@dataclasses.dataclass(frozen=True)
 class Watched(Pass):
     """A pass of a group that runs until nothing changes, and a callback after each change.
 
@@ -89,7 +88,6 @@ class Watched(Pass):
         after: called with the pass and the module.
     """
 
-    name = "hlo-watched"
     inner: Pass
     after: Callable[[Pass, HloModule], None]
 

@@ -64,7 +64,10 @@ def simplification() -> list[Pass]:
             (
                 simplify.AlgebraicSimplifier(),  # opens all others
                 simplify.ConstantFolding(),  # feeds the simplifier
-                simplify.WhileSimplifier(),  # after folding: trip counts may be known
+                simplify.SortSimplifier(),
+                simplify.ConditionalSimplifier(),  # after folding: selectors may have become constant
+                simplify.WhileSimplifier(),  # likewise for trip counts and initial states
+                simplify.WhileInvariantCodeMotion(),  # after it: constants and unchanged elements are known
                 simplify.WhileLoopUnroller(),  # the remaining state is known now
                 simplify.Cse(),  # duplicates would be simplified twice
                 simplify.Dce(),  # last: what the others left behind

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 from mpmd.compile.hlo.computation import HloComputation
@@ -24,7 +23,6 @@ SCHEDULERS: dict[str, Scheduler] = {
 """By name, in the order of preference among equals."""
 
 
-@dataclasses.dataclass(frozen=True)
 class MemorySchedule(Pass):
     """Orders every computation to reduce its peak memory.
 
@@ -43,8 +41,7 @@ class MemorySchedule(Pass):
         exchange: whether to search near the best order.
     """
 
-    name = "hlo-memory-schedule"
-
+    prefix = "hlo-"
     scheduler: str = "best"
     exchange: bool = True
 

@@ -10,4 +10,4 @@ from mpmd.compile.passes.collectives.reduce_scatter_combiner import ReduceScatte
 from mpmd.compile.passes.collectives.reduce_scatter_creator import ReduceScatterCreator
 from mpmd.support.passes import passes_in
 
-PASSES = passes_in(vars())
+PASSES = passes_in(__name__)

@@ -31,4 +31,4 @@ from mpmd.compile.passes.expand.topk_decomposer import TopkDecomposer
 from mpmd.compile.passes.expand.triangular_solve_expander import TriangularSolveExpander
 from mpmd.support.passes import passes_in
 
-PASSES = passes_in(vars())
+PASSES = passes_in(__name__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 
@@ -14,7 +13,6 @@ from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 
-@dataclasses.dataclass(frozen=True)
 class DotDecomposer(ComputationPass):
     """Brings the elements that a product sums over into one order by transposes and reshapes.
 
@@ -27,8 +25,6 @@ class DotDecomposer(ComputationPass):
     Cost: linear.
     Source: XLA's dot decomposer.
     """
-
-    name = "hlo-dot-decomposer"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

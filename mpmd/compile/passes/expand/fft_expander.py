@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import cast
 
@@ -17,7 +16,6 @@ from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, TrackingBuilder
 _COMPLEX = {"f32": "c64", "f64": "c128", "c64": "c64", "c128": "c128"}
 
 
-@dataclasses.dataclass(frozen=True)
 class FftExpander(ComputationPass):
     """Computes Fourier transforms by matrix products.
 
@@ -34,7 +32,6 @@ class FftExpander(ComputationPass):
         most: length up to which transforms are expanded.
     """
 
-    name = "hlo-fft-expander"
     most: int = 64
 
     def rewrite_computation(self, computation: HloComputation) -> bool:

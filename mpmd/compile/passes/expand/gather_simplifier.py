@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.attributes import GatherDims
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -13,7 +11,6 @@ from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 from mpmd.compile.passes.values import is_trivial
 
 
-@dataclasses.dataclass(frozen=True)
 class GatherSimplifier(ComputationPass):
     """Canonicalises gathers.
 
@@ -26,8 +23,6 @@ class GatherSimplifier(ComputationPass):
     Cost: linear.
     Source: XLA's batched-gather normaliser.
     """
-
-    name = "hlo-gather-simplifier"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.attributes import PadDim
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -12,7 +10,6 @@ from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 from mpmd.compile.passes.values import is_identity, reducer
 
 
-@dataclasses.dataclass(frozen=True)
 class ReduceWindowRewriter(ComputationPass):
     """Computes running sums in as many steps as the length has bits.
 
@@ -28,7 +25,6 @@ class ReduceWindowRewriter(ComputationPass):
         least: shortest length that is rewritten.
     """
 
-    name = "hlo-reduce-window-rewriter"
     least: int = 3
 
     def rewrite_computation(self, computation: HloComputation) -> bool:

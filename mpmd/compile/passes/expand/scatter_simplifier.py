@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.attributes import ScatterDims
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -13,7 +11,6 @@ from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 from mpmd.compile.passes.values import is_trivial
 
 
-@dataclasses.dataclass(frozen=True)
 class ScatterSimplifier(ComputationPass):
     """Canonicalises scatters.
 
@@ -27,8 +24,6 @@ class ScatterSimplifier(ComputationPass):
     Source: XLA's batched-scatter normaliser and scatter simplifier in one.  Updates keep the order of
         their index vectors.
     """
-
-    name = "hlo-scatter-simplifier"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

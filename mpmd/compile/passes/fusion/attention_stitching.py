@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
 from mpmd.compile.analysis.call_graph import CallGraph
@@ -19,7 +18,6 @@ from mpmd.errors import ConfigError
 from mpmd.support import diagnostics
 
 
-@dataclasses.dataclass(frozen=True)
 class AttentionStitching(HloPass):
     """Forms one kernel of products, an operation on rows of their results, and products of that.
 
@@ -43,7 +41,6 @@ class AttentionStitching(HloPass):
         device: what kernels are priced for, and whose limits they keep.
     """
 
-    name = "hlo-attention-stitching"
     mode: str = "auto"
     device: Device = HOST
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.analysis.call_graph import CallGraph
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.module import HloModule
@@ -16,7 +14,6 @@ from mpmd.compile.passes.fusion.prices import Prices
 from mpmd.compile.passes.hlo_pass import HloPass
 
 
-@dataclasses.dataclass(frozen=True)
 class Fusion(HloPass):
     """Joins what one kernel can compute: each group of instructions becomes a fusion.
 
@@ -40,7 +37,6 @@ class Fusion(HloPass):
         device: what groups are priced for.
     """
 
-    name = "hlo-fusion"
     most: int = 96
     device: Device = HOST
 

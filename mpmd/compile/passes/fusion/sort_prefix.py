@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.analysis.call_graph import CallGraph
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -14,7 +12,6 @@ from mpmd.compile.passes.fusion.outline import Outlining
 from mpmd.compile.passes.hlo_pass import HloPass
 
 
-@dataclasses.dataclass(frozen=True)
 class SortPrefix(HloPass):
     """Forms one kernel of a sort and slices that take only its first elements.
 
@@ -32,7 +29,6 @@ class SortPrefix(HloPass):
         most: first elements per row; beyond that sorting is faster.
     """
 
-    name = "hlo-sort-prefix"
     most: int = 128
 
     def rewrite(self, module: HloModule) -> bool:

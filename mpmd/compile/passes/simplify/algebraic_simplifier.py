@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import Shape
@@ -12,7 +10,6 @@ from mpmd.compile.passes.rewriter import Rewriter
 from mpmd.compile.passes.simplify import algebra
 
 
-@dataclasses.dataclass(frozen=True)
 class AlgebraicSimplifier(ComputationPass):
     """Applies local rules until none applies: identities, compositions, work moved before broadcasts.
 
@@ -32,7 +29,6 @@ class AlgebraicSimplifier(ComputationPass):
             layout assignment.
     """
 
-    name = "hlo-algebraic-simplifier"
     layout_sensitive: bool = False
 
     def rewrite_computation(self, computation: HloComputation) -> bool:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.passes.hlo_pass import HloPass
 
 
-@dataclasses.dataclass(frozen=True)
 class CallInliner(HloPass):
     """Replaces a call by the body of the called computation.
 
@@ -20,8 +17,6 @@ class CallInliner(HloPass):
     Cost: linear in the program after inlining.
     Source: inlining; callees come first, so that each body is copied in its final form.
     """
-
-    name = "hlo-call-inliner"
 
     def rewrite(self, module: HloModule) -> bool:
         """Inlines, callees before callers."""
@@ -40,9 +35,10 @@ def _is_inlineable(call: HloInstruction) -> bool:
     return 'inlineable="false"' not in call.frontend_attributes
 
 
-def inline(caller: HloInstruction, number: int = 0) -> None:
+def inline(caller: HloInstruction, number: int = 0, arguments: list[HloInstruction] | None = None) -> None:
     """Replace an instruction by the body of computation `number` that it calls, on its operands."""
     callee = caller.called[number]
-    known = {p: caller.operands[p.parameter_number] for p in callee.parameters}
+    given = arguments if arguments is not None else caller.operands
+    known = {p: given[p.parameter_number] for p in callee.parameters}
     copies = callee.copy_into(caller.parent, known)
     caller.parent.replace(caller, copies[callee.root])

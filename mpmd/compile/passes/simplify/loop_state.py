@@ -60,6 +60,33 @@ def narrow(loop: HloInstruction, kept: Sequence[int]) -> HloInstruction:
     return _replace_loop(loop, init, place)
 
 
+def widen(
+    loop: HloInstruction, values: Sequence[HloInstruction]
+) -> tuple[HloInstruction, list[HloInstruction]]:
+    """Add unchanged elements to the state.
+
+    Returns:
+        The while with the larger state, and the new elements in its body.
+    """
+    count = len(loop.shape.elements)
+    place = {index: index for index in range(count)}
+    shape = tuple_of([*loop.shape.elements, *(v.shape for v in values)])
+    for computation in loop.called:
+        _replace_state(computation, shape, place)
+        _drop_old_state(computation)
+    body = loop.while_body
+    build = HloBuilder(body)
+    state = body.parameters[0]
+    added = [
+        build.add("get-tuple-element", state, shape=v.shape, index=count + i) for i, v in enumerate(values)
+    ]
+    old_root = body.root
+    body.set_root(build.tuple([*old_root.operands, *added]))
+    remove_unused(old_root)
+    init = HloBuilder(loop.parent).tuple([*loop.operands[0].operands, *values])
+    return _replace_loop(loop, init, place), added
+
+
 def _replace_state(computation: HloComputation, shape: Shape, place: dict[int, int]) -> None:
     """Read the remaining elements from a new parameter."""
     old = computation.parameters[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 from mpmd.compile.hlo.computation import HloComputation
@@ -20,7 +19,6 @@ from mpmd.compile.passes.simplify.trip_count import counter_of
 from mpmd.compile.passes.values import splat
 
 
-@dataclasses.dataclass(frozen=True)
 class WhileSimplifier(ComputationPass):
     """Reduces the state of loops, and removes loops that run once or never.
 
@@ -38,7 +36,6 @@ class WhileSimplifier(ComputationPass):
         largest_constant: largest constant that moves into a loop, in elements.
     """
 
-    name = "hlo-while-simplifier"
     abandons = True
     largest_constant: int = 64
 
