@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -83,8 +84,16 @@ class Partitioned:
 def _for_people(diagnostic: Diagnostic) -> str:
     """A finding, after the file and line that it is about, if they are known."""
     frames = [] if diagnostic.location is None else frames_of(diagnostic.location)
-    message = readable(diagnostic.message)
+    message = _in_words(diagnostic.message)
     return f"{frames[0]}: {message}" if frames else message
+
+
+def _in_words(message: str) -> str:
+    """A report of a pass without the notation of the IR; second copies of names are called so."""
+    return _SECOND_COPY.sub(r'"\1, second copy"', readable(message))
+
+
+_SECOND_COPY = re.compile(rf'"([^"\n]+){SUFFIX}"')
 
 
 class LoweringObserver(Protocol):
@@ -151,7 +160,7 @@ class _Phases:
         try:
             self.diagnostics += run_pipeline(self.module, passes, watch, self.timing)
         except PassError as error:
-            raise PassError(readable(str(error)), error.diagnostics) from None
+            raise PassError(_in_words(str(error)), error.diagnostics) from None
         except IRError as error:
             raise IRError(
                 f"mpmd made an invalid program of the step, in the phase {name!r}: this is a fault of mpmd\n"

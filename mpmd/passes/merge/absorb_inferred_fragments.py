@@ -156,10 +156,9 @@ def _constants_first(fragment: ir.Fragment) -> None:
 def _report_unabsorbed(f: ir.Func) -> None:
     for fragment in ir.fragments(f):
         if not fragment.is_user:
-            by = ", ".join(fragment.inferred_by) or "unknown passes"
             diagnostics.notice(
-                f'@{f.symbol}: unnamed work on mesh "{fragment.mesh}" (made by {by}) was not absorbed by '
-                f"{_neighbours(fragment)}; it costs one program for each microbatch",
+                f'unnamed work on mesh "{fragment.mesh}" was not absorbed by {_neighbours(fragment)}; '
+                "it costs one program for each microbatch",
                 fragment.location,
             )
 
