@@ -43,8 +43,7 @@ def ops(where: Any, kind: type | tuple[type, ...] = Op) -> list[Any]:
     if isinstance(where, Func) and where.is_external:
         return []
     block = where if isinstance(where, ir.Block) else where.body
-    found = list(block.operations)
-    del found[-1:]
+    found = list(block.operations)[:-1]
     return found if kind is Op else [op for op in found if isinstance(op, kind)]
 
 

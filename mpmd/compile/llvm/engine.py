@@ -109,8 +109,8 @@ def jit_compiler() -> Any:
 class LoadedCode:
     """Functions of one object file, in memory for as long as this object lives.
 
-    Whoever hands out an address keeps the `LoadedCode` alive; a function that another runtime may call at any
-    time (a registered custom call) keeps it for the life of the process.
+    Code that passes on an address keeps the `LoadedCode` alive; a function that another runtime may call at
+    any time (a registered custom call) keeps it for the life of the process.
     """
 
     def __init__(self, tracker: Any, imports: Sequence[LoadedCode]) -> None:
@@ -147,7 +147,7 @@ def load_object(
         imports: for each function that the object calls in other loaded code, that code.
 
     Raises:
-        CompileError: the object is damaged or names a function that nobody provides.
+        CompileError: the object is damaged or names a function that is not defined.
     """
     builder = binding.JITLibraryBuilder()
     builder.add_object_img(data).add_current_process()
