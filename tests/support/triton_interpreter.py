@@ -90,17 +90,17 @@ class _DType:
 
 
 class _Tensor:
-    """Bytes in memory with as much of torch's protocol as the interpreter uses."""
+    """An address with as much of torch's protocol as the interpreter uses."""
 
-    device = "cpu"
+    device, shape = "cpu", (1,)
 
-    def __init__(self, memory: np.ndarray, pointer: str) -> None:
+    def __init__(self, address: int, pointer: str) -> None:
         name = pointer[1:].replace("bf", "bfloat").replace("fp", "float")
-        self.memory, self.shape = memory, memory.shape
+        self.address = address
         self.dtype = _DType(name.replace("u", "uint") if name[0] == "u" else name.replace("i", "int", 1))
 
     def data_ptr(self) -> int:
-        return self.memory.ctypes.data
+        return self.address
 
     def _itself(self, *arguments: object, **named: object) -> Any:
         return self
@@ -203,9 +203,9 @@ def _function(source: str, name: str) -> Any:
     return _defined(source, _prelude())[name]
 
 
-def run_kernel(kernel: PrintedKernel, memory: Sequence[np.ndarray]) -> None:
-    """Runs a kernel on the memory of each of its arguments."""
-    tensors = [_Tensor(m, pointer) for m, pointer in zip(memory, kernel.pointers, strict=True)]
+def run_kernel(kernel: PrintedKernel, addresses: Sequence[int]) -> None:
+    """Runs a kernel on arguments at some addresses."""
+    tensors = [_Tensor(at, pointer) for at, pointer in zip(addresses, kernel.pointers, strict=True)]
     with np.errstate(all="ignore"), _ONE_AT_A_TIME:
         _function(kernel.source, kernel.name).run(*tensors, grid=(kernel.grid,), warmup=False)
 
@@ -222,7 +222,7 @@ def run_plan(plan: KernelPlan, arrays: Sequence[np.ndarray], programs: int = 8) 
     scratch = np.full(made.scratch_bytes, _POISON, np.uint8)
     memory = [*arrays, *(scratch[at:] for at in made.scratch)]
     for kernel in made.kernels:
-        run_kernel(kernel, [memory[k] for k in kernel.operands])
+        run_kernel(kernel, [memory[k].ctypes.data for k in kernel.operands])
     return made
 
 

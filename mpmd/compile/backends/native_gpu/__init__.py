@@ -7,4 +7,5 @@
 | `triton/` | plans as Triton source, and this as machine code |
 | `products.py` | matrix products as descriptors |
 | `launches.py` | thunks as a list of launches |
+| `handler.py` | this list as LLVM IR, which XLA calls |
 """

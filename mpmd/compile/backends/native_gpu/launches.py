@@ -162,6 +162,12 @@ class LaunchProgram:
         """The source of its kernels."""
         return "\n\n".join(kernel.source for kernel in self.kernels.values())
 
+    @property
+    def descriptors(self) -> tuple[ProductDescriptor, ...]:
+        """Its distinct products."""
+        found = [step.descriptor for step in self.launches() if isinstance(step, ProductLaunch)]
+        return tuple(dict.fromkeys(found))
+
     def launches(self) -> Iterator[SimpleStep]:
         """All steps that a call may run, those of loops and branches once."""
         return _simple(self.steps)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from mpmd.compile.backends.native_gpu.devices import GPUS, GpuModel
+from mpmd.compile.backends.native_gpu.handler import emit_handler
 from mpmd.compile.backends.native_gpu.launches import LaunchProgram, launch_program
 from mpmd.compile.backends.native_gpu.products import dense_sums, stored_sums
 from mpmd.compile.backends.native_gpu.triton.cubin import Cubin, compile_kernel
@@ -24,6 +25,7 @@ from mpmd.compile.kernels.planning.dots import DotPlan
 from mpmd.compile.kernels.planning.groups import GroupPlan
 from mpmd.compile.kernels.planning.kernels import PlannedKernel
 from mpmd.compile.kernels.planning.updates import UpdatePlan
+from mpmd.compile.llvm.target import host_target
 from mpmd.compile.options import CompileOptions
 from mpmd.compile.pipelines import optimization_pipeline, scheduling_pipeline
 from mpmd.compile.thunks.thunk import Thunk
@@ -33,15 +35,17 @@ from mpmd.support.passes import Pass
 
 @dataclasses.dataclass(frozen=True)
 class GpuCode:
-    """A launch program and the machine code of its kernels.
+    """A launch program, its handler, and the machine code of its kernels.
 
     Attributes:
         program: the launches.
         cubins: by the name of the kernel.
+        handler: the LLVM assembly of what XLA calls.
     """
 
     program: LaunchProgram
     cubins: Mapping[str, Cubin]
+    handler: str
 
     @property
     def size(self) -> int:
@@ -50,7 +54,7 @@ class GpuCode:
 
     def to_bytes(self) -> bytes:
         """See `Code`."""
-        return pickle.dumps((self.program, dict(self.cubins)))
+        return pickle.dumps((self.program, dict(self.cubins), self.handler))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +71,7 @@ class GpuTarget:
         "launches": "launches.txt",
         "triton": "kernels.py",
         "ptx": "kernels.ptx",
+        "llvm": "handler.ll",
     }
     memory: ClassVar[DeviceMemory] = DeviceMemory(ALIGNMENT)
 
@@ -121,7 +126,7 @@ class GpuTarget:
         for name, cubin in cubins.items():
             if cubin.shared_bytes > self.gpu.shared_bytes:
                 raise CompileError(f"kernel {name} needs {cubin.shared_bytes} bytes of shared memory")
-        return GpuCode(program, cubins)
+        return GpuCode(program, cubins, emit_handler(program, host_target()).text())
 
     def code_from_bytes(self, data: bytes) -> GpuCode:
         """What `GpuCode.to_bytes` wrote; see `Target`."""
@@ -131,7 +136,9 @@ class GpuTarget:
             raise ValueError(f"no program: {error}") from error
 
     def code_text(self, code: GpuCode, what: str) -> str:
-        """The launches, the kernels' source, or their PTX."""
+        """The launches, the kernels' source or PTX, or the handler."""
+        if what == "llvm":
+            return code.handler
         if what == "ptx":
             return "\n".join(cubin.ptx for cubin in code.cubins.values())
         return code.program.text() if what == "launches" else code.program.triton()

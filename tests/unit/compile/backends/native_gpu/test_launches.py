@@ -104,5 +104,8 @@ def test_machine_code_is_kept():
     assert made.code.cubins.keys() == made.program.kernels.keys() and made.code.size > 1000
     again = GpuTarget().code_from_bytes(made.code.to_bytes())
     assert again == made.code
-    for what, part in (("launches", "product 1x8x8x8"), ("triton", "@triton.jit"), ("ptx", ".target sm_90")):
+    parts = {"launches": "product 1x8x8x8", "triton": "@triton.jit", "ptx": ".target sm_90"}
+    parts["llvm"] = "define ptr @f"
+    assert parts.keys() == GpuTarget.code_texts.keys()
+    for what, part in parts.items():
         assert part in GpuTarget().code_text(again, what)

@@ -41,14 +41,15 @@ def multiplied(plan, calls):
         rng.standard_normal(size(view, plan.batch, *shape)).astype(NUMPY_DTYPE[view.dtype])
         for view, shape in zip(views, shapes)
     ]
-    allocations = tuple(Allocation(k, "parameter", a.nbytes) for k, a in enumerate(arrays))
+    allocations = [Allocation(k, "parameter", a.nbytes) for k, a in enumerate(arrays)]
+    allocations += [Allocation(3, "constant", 0), Allocation(4, "arena", 0)]
 
     def place(number, at):
         skipped = at * arrays[number].itemsize
         return Slice(number, skipped, arrays[number].nbytes - skipped)
 
     steps = [ProductLaunch("p", c.descriptor, place(0, c.a), place(1, c.b), place(2, c.d)) for c in calls]
-    gpu = StandInGpu(LaunchProgram("products", tuple(steps), {}, allocations, (place(2, 0),), b""))
+    gpu = StandInGpu(LaunchProgram("products", tuple(steps), {}, tuple(allocations), (place(2, 0),), b""))
     (made,) = gpu.call([a.view(np.uint8) for a in arrays])
     evaluate_product(plan, arrays[0], arrays[1], {0: arrays[2]})
     return made.view(arrays[2].dtype), arrays[2]
