@@ -15,6 +15,7 @@ from mpmd.api.signature import ArgumentRules, Arguments, check_leaves, flatten, 
 from mpmd.api.staging import bind_step
 from mpmd.errors import ConfigError
 from mpmd.jax_compat import closed_over, is_staging, trace_context
+from mpmd.support.garbage import garbage_kept
 from mpmd.support.memoisation import forget_results
 
 if TYPE_CHECKING:
@@ -142,9 +143,10 @@ class Jitted:
         return found
 
     def _trace(self, arguments: Arguments, args: Any, kwargs: Any) -> Traced:
-        from mpmd.api.tracing import trace  # brings the compiler: as many modules as the rest
+        with garbage_kept():
+            from mpmd.api.tracing import trace  # brings the compiler: as many modules as the rest
 
-        return trace(self._fn, self._config, self._rules, arguments, args, kwargs)
+            return trace(self._fn, self._config, self._rules, arguments, args, kwargs)
 
     def __repr__(self) -> str:
         return f"<mpmd.jit of {getattr(self._fn, '__name__', self._fn)!r} on {self._config.topology}>"
