@@ -33,7 +33,6 @@ from mpmd.compile.kernels.nodes import (
 from mpmd.compile.kernels.normalise import normalise
 from mpmd.compile.kernels.operations import DTYPE_BYTES
 from mpmd.compile.kernels.plan import KernelPlan, store_level
-from mpmd.compile.kernels.positions import with_coarse_comparisons
 from mpmd.errors import CompileError
 
 ALIGNMENT = 256
@@ -131,7 +130,7 @@ def refusal(plan: KernelPlan) -> str:
 
 
 def _prepared(plan: KernelPlan) -> KernelPlan:
-    return with_coarse_comparisons(without_cancellation(normalise(plan)))
+    return without_cancellation(normalise(plan))
 
 
 def _tile(tiling: PlanTiling) -> PrintedKernel:
