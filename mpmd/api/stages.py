@@ -40,7 +40,7 @@ from mpmd.scheduling.timeline import Timeline
 from mpmd.support.user_warnings import warn_user
 from mpmd.tracing.live import live_names
 
-DIALECTS = ("stablehlo", "mpmd", "program", "schedule")
+DIALECTS = ("stages", "stablehlo", "mpmd", "program", "schedule")
 
 
 @dataclasses.dataclass
@@ -54,6 +54,7 @@ class Traced:
         argument_paths: what the user calls each flat argument.
         names: names that were called.
         known_names: names that were called for these or for other static arguments.
+        stages_text: the stages that `stages=` of the configuration gave its losses; "" without it.
     """
 
     jax_traced: Any
@@ -62,6 +63,7 @@ class Traced:
     argument_paths: list[str]
     names: frozenset[str] = frozenset()
     known_names: frozenset[str] = frozenset()
+    stages_text: str = ""
 
     @property
     def jaxpr(self) -> Any:
@@ -129,12 +131,15 @@ class Lowered:
         """The program as text.
 
         Args:
-            dialect: `"stablehlo"` as JAX lowers it, `"mpmd"` after all passes, `"program"` for the
-                instruction streams, `"schedule"` for the order of tasks on each mesh.
+            dialect: `"stages"` for the stages that `stages=` of the configuration found, `"stablehlo"` as JAX
+                lowers it, `"mpmd"` after all passes, `"program"` for the instruction streams, `"schedule"`
+                for the order of tasks on each mesh.
 
         Raises:
             ConfigError: another word.
         """
+        if dialect == "stages":
+            return self.traced.stages_text or "the stages are named in the function itself"
         if dialect == "stablehlo":
             return str(self.jax_lowered.as_text())
         if dialect == "mpmd":

@@ -17,6 +17,7 @@ from mpmd.errors import PlacementError, SignatureError
 from mpmd.jax_compat import closed_over, created_by, is_staging, ordered_effects
 from mpmd.tracing.live import names_in
 from mpmd.tracing.names import decode, names_called
+from mpmd.tracing.stages.staged import StagePlan, planned
 
 
 @without_ambient_mesh
@@ -54,8 +55,11 @@ def trace(
         fn, keep_unused=True, static_argnums=rules.static_argnums, static_argnames=rules.static_argnames
     )
     names: set[str] = set()
-    with jax.sharding.use_abstract_mesh(config.topology.abstract_mesh), names_called(names):
+    plan = None if config.stages is None else StagePlan(config.stages)
+    with jax.sharding.use_abstract_mesh(config.topology.abstract_mesh), names_called(names), planned(plan):
         traced = jitted.trace(*positional, **keywords)
+    if plan is not None:
+        plan.check_used()
     if not is_staging():  # or its closed-over values may belong to the function around it
         _refuse_leaked(closed_over(traced))
     ordered = ordered_effects(traced)
@@ -67,8 +71,9 @@ def trace(
         )
     called = _called(traced.jaxpr, names)
     return Traced(
-        traced, config, arguments.without_arrays(), found, frozenset(called), _ever_called(fn, called)
-    )
+        traced, config, arguments.without_arrays(), found, frozenset(called), _ever_called(fn, called),
+        "" if plan is None else "\n\n".join(plan.texts),
+    )  # fmt: skip
 
 
 _called_by: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
