@@ -20,6 +20,7 @@ __all__ = [
     "ShapedArray",
     "array_copier",
     "as_key",
+    "as_of",
     "closed_over",
     "compiled_for",
     "created_by",
@@ -38,6 +39,7 @@ __all__ = [
     "place_of",
     "rebind",
     "register_operation",
+    "scan_counts",
     "taking_packed",
     "trace_context",
     "without_dead_code",
@@ -489,3 +491,11 @@ def place_of(equation: Any) -> str:
     summarize = getattr(source_info_util, "summarize", None)
     found = "" if summarize is None else str(summarize(equation.source_info))
     return "" if found == "unknown" else found
+
+
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """How many operands of a scan are constants, and how many carried; JAX 0.11 stores pytrees of them."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    constants, carried, _ = params["ft_in"].unpack()
+    return len(constants), len(carried)

@@ -59,8 +59,8 @@ def make_config(
         topology: the meshes, in pipeline order.
         assignment: for each named computation or tensor its mesh, such as `"m1"`, `("m1", 1)` with a
             pipeline stage, or `"m1#pinned_host"` for a tensor in host memory.
-        stages: stages of a loss without names, made by `mpmd.by_parameters`; the assignment is then only for
-            other names, and usually left out.
+        stages: stages of a loss without names, made by `mpmd.by_parameters` or `mpmd.split`; the
+            assignment is then only for other names, and usually left out.
         schedule: name of a pipeline schedule, or a schedule of your own; None for `"1f1b"` where there are
             microbatches.
         input_meshes: pytree prefix of the arguments: mesh names, or None where inference decides.
@@ -113,7 +113,7 @@ def _kind_problems(
     if not isinstance(assignment, Mapping):
         problems.append(f"the assignment is {assignment!r}; it must map names to meshes: {{'encode': 'm0'}}")
     if stages is not None and not isinstance(stages, Selector):
-        problems.append(f"the stages are {stages!r}; make them with mpmd.by_parameters")
+        problems.append(f"the stages are {stages!r}; make them with mpmd.by_parameters or mpmd.split")
     if backend is not None and not isinstance(backend, str):
         problems.append(f"the backend is {backend!r}; it must be a name such as 'xla', or None")
     if options is not None and not isinstance(options, PipelineOptions):

@@ -33,7 +33,7 @@ def from_outside(step, pattern, schedule="1f1b", **options):
     return mpmd.jit(step, config, **options)
 
 
-@pytest.mark.fast_cases("1f1b-rematerialised_layers")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SEPARATE)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb_h1"])
 def test_training_is_that_of_jit_with_one_message_per_microbatch_and_direction(name, schedule):

@@ -132,3 +132,121 @@ SEPARATE = {
     f.__name__: f
     for f in (separate, rematerialised_layers, rematerialised_loss, linen_layers, nnx_layers, haiku_layers)
 }
+
+
+def scanned(around: Any = lambda f: f, *, layer: Any = block, layers: int = LAYERS, **how: Any) -> Any:
+    """Stacked layers, run by a scan, between an embedding and a head."""
+
+    def loss(params, ids, targets):
+        def body(x, p):
+            return layer(p, x), None
+
+        x, _ = jax.lax.scan(around(body), params["embed"][ids] + params["pos"], params["layers"], **how)
+        return entropy(x @ params["head"], targets)
+
+    return token_params(block_params(20, layers)), loss, token_batch(), "layers"
+
+
+def rematerialised_scan() -> Any:
+    params, loss, batch, pattern = scanned(jax.checkpoint)
+    return params, jax.checkpoint(loss), batch, pattern
+
+
+def reversed_scan() -> Any:
+    return scanned(reverse=True)
+
+
+def unrolled_scan() -> Any:
+    return scanned(unroll=2)
+
+
+def nested_scan() -> Any:
+    """Each layer is a scan of its own, over inner layers."""
+
+    def layer(p, x):
+        inner = jax.tree.map(lambda a: jnp.stack([a, 0.5 * a]), p)
+        return jax.lax.scan(lambda h, q: (block(q, h), None), x, inner)[0]
+
+    return scanned(layer=layer)
+
+
+def half_precision_stack() -> Any:
+    """The whole stack is cast before the scan."""
+    params, loss, batch, pattern = scanned()
+
+    def in_half(params, *batch):
+        layers = jax.tree.map(lambda a: a.astype(jnp.bfloat16).astype(jnp.float32), params["layers"])
+        return loss({**params, "layers": layers}, *batch)
+
+    return params, in_half, batch, pattern
+
+
+def shared_and_auxiliary() -> Any:
+    """A weight that all layers read, a result of each layer, and a sum over the whole stack."""
+
+    def loss(params, ids, targets):
+        def body(x, p):
+            x = block(p, x) + jnp.tanh(x @ params["shared"])
+            return x, jnp.mean(x**2)
+
+        x, sizes = jax.lax.scan(body, params["embed"][ids], params["layers"])
+        decay = sum(jnp.sum(w**2) for w in jax.tree.leaves(params["layers"]))
+        return entropy(x @ params["head"], targets) + 1e-2 * sizes.mean() + 1e-3 * decay
+
+    params = token_params(block_params(20, LAYERS)) | {"shared": normal(4, D, D)}
+    return params, loss, token_batch(), "layers"
+
+
+class LinenScanned(flax.linen.Module):
+    @flax.linen.compact
+    def __call__(self, x):
+        x = flax.linen.Dense(D, name="inward")(x)
+        stack = flax.linen.scan(
+            flax.linen.remat(LinenRow, prevent_cse=False),
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+            length=LAYERS,
+        )
+        x, _ = stack(name="layers")(x, None)
+        return flax.linen.Dense(D, name="outward")(x)
+
+
+class LinenRow(flax.linen.Module):
+    @flax.linen.compact
+    def __call__(self, x, _):
+        return LinenLayer(name="layer")(x), None
+
+
+def linen_scan() -> Any:
+    model, batch = LinenScanned(), regression_batch()
+    params = jax.tree.map(np.asarray, model.init(jax.random.key(0), batch[0]))
+    return params, lambda p, x, y: square(model.apply(p, x), y), batch, "layers"
+
+
+class NnxScanned(nnx.Module):
+    def __init__(self, rngs):
+        self.inward, self.outward = nnx.Linear(D, D, rngs=rngs), nnx.Linear(D, D, rngs=rngs)
+        self.layers = nnx.vmap(NnxLayer, in_axes=0, out_axes=0)(rngs.fork(split=LAYERS))
+
+    def __call__(self, x):
+        run = nnx.scan(lambda x, layer: layer(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+        return self.outward(run(self.inward(x), self.layers))
+
+
+def nnx_scan() -> Any:
+    definition, params = nnx.split(NnxScanned(nnx.Rngs(0)), nnx.Param)
+    params = jax.tree.map(np.asarray, params)
+
+    def loss(params, x, y):
+        return square(nnx.merge(definition, params)(x), y)
+
+    return params, loss, regression_batch(), "layers"
+
+
+SCANNED = {
+    f.__name__: f
+    for f in (
+        scanned, rematerialised_scan, reversed_scan, unrolled_scan, nested_scan, half_precision_stack,
+        shared_and_auxiliary, linen_scan, nnx_scan,
+    )
+}  # fmt: skip

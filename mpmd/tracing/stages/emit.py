@@ -28,7 +28,7 @@ def emit(flat: FlatFunction, arguments: Sequence[Any], names: Sequence[str]) -> 
         own = [item for item in flat.items if item.stage == stage]
         if own:
             emission.compute_as(lambda of: carrier(of, "comp", name), own, env, 0)  # noqa: B023
-    emission.compute(unnamed, env)
+    emission.compute_ready(unnamed, env)
     return [env[v] if isinstance(v, int) else v.val for v in flat.outputs]
 
 
@@ -55,18 +55,16 @@ class _ItemEmission:
         self.flat, self.readers = flat, flat.readers()
 
     def compute_ready(self, items: Sequence[Item], env: dict[int, Any]) -> list[Item]:
-        """Computes the items whose inputs are known; returns the others."""
-        known, ready, waiting = set(env), [], []
+        """Computes the items whose inputs are known, under no checkpoint; returns the others."""
+        waiting = []
         for item in items:
-            if known.issuperset(item.reads):
-                ready.append(item)
-                known.update(item.outputs)
+            if env.keys() >= set(item.reads):
+                self.compute_item(item, env)
             else:
                 waiting.append(item)
-        self.compute(ready, env)
         return waiting
 
-    def compute(self, items: Sequence[Item], env: dict[int, Any], depth: int = 0) -> None:
+    def compute(self, items: Sequence[Item], env: dict[int, Any], depth: int) -> None:
         """Computes items in order; runs of items of one checkpoint are under a checkpoint again.
 
         Args:
@@ -81,8 +79,12 @@ class _ItemEmission:
                 self.compute_as(lambda of: jax.checkpoint(of, **options), group, env, depth + 1)  # noqa: B023
                 continue
             for item in group:
-                values = [env[v] if isinstance(v, int) else v.val for v in item.inputs]
-                env.update(zip(item.outputs, item.compute(*values), strict=True))
+                self.compute_item(item, env)
+
+    def compute_item(self, item: Item, env: dict[int, Any]) -> None:
+        """Computes one item."""
+        values = [env[v] if isinstance(v, int) else v.val for v in item.inputs]
+        env.update(zip(item.outputs, item.compute(*values), strict=True))
 
     def compute_as(self, transform: Any, items: list[Item], env: dict[int, Any], depth: int) -> None:
         """Computes items as one function under a transformation of JAX."""

@@ -33,7 +33,7 @@ class Checkpoint:
     prevent_cse: Any
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False)  # so that items are keys
 class Item:
     """An equation, or some iterations of a scan.
 
@@ -41,21 +41,23 @@ class Item:
         compute: the outputs from the inputs.
         inputs: values that it reads.
         outputs: numbers of its values.
-        equation: its equation; None if it only rearranges the parts of a scan.
+        equation: its equation, or that of the scan whose rows it slices or joins.
         checkpoints: those around it, outermost first.
         stage: its stage; None if it has none, and mesh inference places it.
         iterations: how many iterations it runs of a scan that was divided.
-        in_no_stage: whether it slices a stack, which later is stored as parts, and never gets a stage.
+        stays_out: whether it never gets a stage: it slices or joins a stack, which is in parts later.
+        rows: the range of the rows that it slices from a stack.
     """
 
     compute: Callable[..., Sequence[Any]]
     inputs: Sequence[Operand]
     outputs: Sequence[int]
-    equation: Any = None
+    equation: Any
     checkpoints: tuple[Checkpoint, ...] = ()
     stage: int | None = None
     iterations: int | None = None
-    in_no_stage: bool = False
+    stays_out: bool = False
+    rows: tuple[int, int] | None = None
 
     @property
     def reads(self) -> list[int]:
@@ -65,8 +67,6 @@ class Item:
     @property
     def where(self) -> str:
         """Its primitive and its place in the source."""
-        if self.equation is None:
-            return "slices of a stack"
         place = place_of(self.equation)
         return f"{self.equation.primitive.name} ({place})" if place else str(self.equation.primitive.name)
 

@@ -33,7 +33,7 @@ def place(flat: FlatFunction, parameters: Sequence[int], stage_of: Mapping[int, 
         if owners and item.stage is None:
             item.stage = max(owners)
             fixed.add(id(item))
-    movable = [item for item in flat.items if id(item) not in fixed and not item.in_no_stage]
+    movable = [item for item in flat.items if id(item) not in fixed and not item.stays_out]
     _follow_inputs(flat)
     for stage in range(count - 1):
         _move_division(flat, stage, {id(item) for item in movable})
@@ -61,7 +61,7 @@ def _follow_inputs(flat: FlatFunction) -> None:
     stage_of: dict[int, int] = {}
     for item in flat.items:
         read = [stage_of[v] for v in item.reads if v in stage_of]
-        if item.in_no_stage:
+        if item.stays_out:
             continue
         if read:
             item.stage = max(read) if item.stage is None else max(item.stage, *read)
@@ -101,7 +101,7 @@ def _follow_readers(flat: FlatFunction) -> None:
     results = set(numbers(flat.outputs))
     readers = flat.readers()
     for item in reversed(flat.items):
-        if item.stage is None and not item.in_no_stage and results.isdisjoint(item.outputs):
+        if item.stage is None and not item.stays_out and results.isdisjoint(item.outputs):
             stages = {reader.stage for v in item.outputs for reader in readers[v]}
             if len(stages) == 1:
                 item.stage = stages.pop()

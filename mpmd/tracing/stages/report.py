@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from mpmd.jax_compat import inner_jaxprs
@@ -29,57 +29,62 @@ def describe_stages(flat: FlatFunction, paths: Mapping[int, str], selector: Sele
         name: of the function.
     """
     lines = [f"{name} in {len(selector.over)} stages by {selector}"]
-    readers = flat.readers()
-    shared = _read_by(flat, paths)
+    readers, read = flat.readers(), _parameters_read(flat, paths)
     for stage, (stage_name, mesh) in enumerate(zip(selector.names, selector.over)):
         own = [item for item in flat.items if item.stage == stage]
-        given = [v for v in paths if stage in shared[v]]
-        flops = sum(map(item_flops, own))
-        total = sum(size(flat.avals[v]) for v in given)
-        lines.append(f"{stage_name} on {mesh}: {_amount(flops, 'FLOP')}, {_bytes(total)} of parameters")
-        for v in given:
-            others = [selector.names[s] for s in sorted(shared[v]) if s != stage]
-            lines.append(f"  {_shape(flat.avals[v])} {paths[v]}" + _also(others))
+        total = sum(_row_bytes(flat.avals[v], rows) for v, rows in read[stage])
+        flops = _amount(sum(map(item_flops, own)), "FLOP")
+        lines.append(f"{stage_name} on {mesh}: {flops}, {_bytes(total)} of parameters")
+        for v, rows in sorted(read[stage], key=lambda found: found[0]):
+            others = [
+                selector.names[s] for s in range(len(selector.over)) if s != stage and (v, rows) in read[s]
+            ]
+            also = f" (also read in {', '.join(others)})" if others else ""
+            of_rows = "" if rows is None else f"[{rows[0]}:{rows[1]}]"
+            lines.append(f"  {_shape(flat.avals[v])} {paths[v]}{of_rows}{also}")
         makers = {v: item for item in own for v in item.outputs}
         for v in outside_of(flat, own, readers)[1]:
-            stages = {r.stage for r in readers[v] if r.stage is not None and r.stage != stage}
-            to = ", ".join(selector.names[s] for s in sorted(stages)) or "the results"
+            stages = sorted({r.stage for r in readers[v] if r.stage is not None and r.stage != stage})
+            to = ", ".join(selector.names[s] for s in stages) or "the results"
             aval = flat.avals[v]
             lines.append(f"  sends {_shape(aval)} ({_bytes(size(aval))}) of {makers[v].where} to {to}")
-    return "\n".join([*lines, *_without_stage(flat, paths)])
+    return "\n".join([*lines, *_without_stage(flat)])
 
 
-def _without_stage(flat: FlatFunction, paths: Mapping[int, str]) -> list[str]:
+def _without_stage(flat: FlatFunction) -> list[str]:
     """A line for the items that have no stage, if there are some."""
-    rest = [item for item in flat.items if item.stage is None and not item.in_no_stage]
+    rest = [item for item in flat.items if item.stage is None and not item.stays_out]
     if not rest:
         return []
-    found = collections.Counter(item.equation.primitive.name for item in rest if item.equation is not None)
+    found = collections.Counter(item.equation.primitive.name for item in rest)
     kinds = ", ".join(f"{count} {name}" for name, count in sorted(found.items()))
     return [f"in no stage, placed with their readers: {kinds}"]
 
 
-def _read_by(flat: FlatFunction, paths: Mapping[int, str]) -> dict[int, set[int]]:
-    """The stages that read each parameter, or what items without a stage compute from it."""
-    of: dict[int, set[int]] = {v: {v} for v in paths}  # value → the parameters that it is computed from
-    found: dict[int, set[int]] = {v: set() for v in paths}
+Rows = tuple[int, int] | None
+"""A range of the rows of a stack; None for all of a parameter."""
+
+
+def _parameters_read(flat: FlatFunction, paths: Mapping[int, str]) -> dict[int | None, set[tuple[int, Rows]]]:
+    """The parameters that each stage reads, or what items without a stage compute from them."""
+    of: dict[int, set[tuple[int, Rows]]] = {v: {(v, None)} for v in paths}
+    found: dict[int | None, set[tuple[int, Rows]]] = collections.defaultdict(set)
     for item in flat.items:
-        parameters = set().union(*(of.get(v, ()) for v in item.reads))
+        given = set().union(*(of.get(v, ()) for v in item.reads))
+        found[item.stage] |= given
         if item.stage is None:
-            of.update(dict.fromkeys(item.outputs, parameters))
-        else:
-            for v in parameters:
-                found[v].add(item.stage)
+            read = {(v, item.rows or rows) for v, rows in given}
+            of.update(dict.fromkeys(item.outputs, read))
     return found
 
 
-def _also(stages: Sequence[str]) -> str:
-    return f" (also read in {', '.join(stages)})" if stages else ""
+def _row_bytes(aval: Any, rows: Rows) -> int:
+    return size(aval) if rows is None else size(aval) // aval.shape[0] * (rows[1] - rows[0])
 
 
 def item_flops(item: Item) -> float:
     """Arithmetic operations of an item: one for each output element of elementwise operations."""
-    if item.equation is None:
+    if item.stays_out:
         return 0.0
     flops = equation_flops(item.equation)
     return flops if item.iterations is None else flops * item.iterations / item.equation.params["length"]

@@ -89,6 +89,10 @@ class Selector:
                 return stage
         return None
 
+    def matches(self, path: str) -> bool:
+        """Whether a parameter is one of a layer."""
+        return any(re.search(pattern, path) for pattern in self.patterns)
+
     def check_matches(self, paths: Sequence[str]) -> None:
         """Checks that every pattern matches the path of a parameter.
 
@@ -140,6 +144,36 @@ def by_parameters(
         ConfigError: a pattern is not a regular expression, or the lengths are not one for each stage.
     """
     return _selector(patterns, over, lengths, first, last, stacked=False)
+
+
+def split(
+    *patterns: str,
+    over: Sequence[str] = (),
+    lengths: Sequence[int] = (),
+    first: str | Sequence[str] = (),
+    last: str | Sequence[str] = (),
+) -> Selector:
+    """Stages of a model whose layers are stacked, and are run by a scan.
+
+        mpmd.make_config(topology, stages=mpmd.split("layers"))
+
+    A `jax.lax.scan` over parameters such as `f32[8,16,64]`, as `nn.scan` of linen and nnx writes, becomes a
+    scan per stage over its own layers.  Each mesh holds only its own part of the parameters, their gradients
+    and the state of the optimizer, which the step returns as `mpmd.Stacked`.  It takes whole arrays too.
+
+    Args:
+        *patterns: regular expressions, searched in the paths of parameters, keys separated by `/`.
+        over: the mesh of each stage, in order; a mesh may have several stages.  By default each mesh of the
+            topology has one.
+        lengths: how many layers each stage has, in the order in which they run; by default they differ by at
+            most 1.
+        first: a pattern, or several, of other parameters that are read in the first stage.
+        last: likewise in the last stage.
+
+    Raises:
+        ConfigError: a pattern is not a regular expression, or the lengths are not one for each stage.
+    """
+    return _selector(patterns, over, lengths, first, last, stacked=True)
 
 
 def _selector(

@@ -17,6 +17,7 @@ from mpmd.tracing.stages.items import FlatFunction
 from mpmd.tracing.stages.layers import stages_by_paths
 from mpmd.tracing.stages.placement import check_order, place
 from mpmd.tracing.stages.report import describe_stages
+from mpmd.tracing.stages.scan_ranges import divide_scans
 from mpmd.tracing.stages.selectors import Selector
 
 
@@ -26,11 +27,36 @@ class StagePlan:
     Attributes:
         selector: the user's.
         texts: a description of the stages of each function that has some.
+        divisions: path of each stacked parameter of these functions → the lengths of its parts.
+        warnings: for the user.
     """
 
     def __init__(self, selector: Selector) -> None:
         self.selector = selector
         self.texts: dict[str, None] = {}
+        self.divisions: dict[str, list[int]] = {}
+        self.warnings: dict[str, None] = {}
+        self._found: set[str] = set()
+
+    def lengths_of(self, path: str, shape: Sequence[int]) -> list[int] | None:
+        """The lengths of the parts of an argument of the step: a stacked parameter, or state shaped like one.
+
+        Its path ends with that of the parameter, as the paths of moments do.
+        """
+        for parameter, lengths in self.divisions.items():
+            if f"/{path}".endswith(f"/{parameter}") and tuple(shape[:1]) == (sum(lengths),):
+                self._found.add(parameter)
+                return lengths
+        return None
+
+    def warn_of_whole_stacks(self, name: str) -> None:
+        """Warns of stacked parameters that are not arguments of the step, and so are not in parts."""
+        for parameter in self.divisions:
+            if parameter not in self._found:
+                self.warnings[
+                    f"no argument of {name} has a path that ends with {parameter}, a stacked parameter of "
+                    "its loss: the whole stack is on one mesh, and rows of it are sent to the others"
+                ] = None
 
     def check_used(self) -> None:
         """Checks that a function with stages was traced.
@@ -115,7 +141,11 @@ def _choose(plan: StagePlan, function: FlatFunction, paths: dict[int, str], name
         name: of the function.
     """
     selector = plan.selector
-    found = stages_by_paths(selector, list(paths.values()))
+    if selector.stacked:
+        plan.divisions.update(divide_scans(function, paths, selector))
+        found = [None if path in plan.divisions else selector.pinned(path) for path in paths.values()]
+    else:
+        found = stages_by_paths(selector, list(paths.values()))
     stage_of = {value: stage for value, stage in zip(paths, found, strict=True) if stage is not None}
     place(function, list(paths), stage_of, len(selector.over))
     check_order(function, stage_of, paths)
