@@ -11,39 +11,10 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, cast
 
 import jax
-from jax.core import ShapedArray
+from jax.core import ShapedArray as ShapedArray
 from jax.sharding import Sharding
-from jaxlib.mlir._mlir_libs._mlir import register_operation
+from jaxlib.mlir._mlir_libs._mlir import register_operation as register_operation
 from jaxlib.mlir.dialects import _func_ops_gen, _mpmd_ops_gen
-
-__all__ = [
-    "ShapedArray",
-    "array_copier",
-    "as_key",
-    "as_of",
-    "closed_over",
-    "compiled_for",
-    "created_by",
-    "direct_call",
-    "execution_order",
-    "func_dialect",
-    "hlo_to_stablehlo",
-    "host_callbacks",
-    "in_order",
-    "inner_jaxprs",
-    "is_key",
-    "is_staging",
-    "make_cpu_client",
-    "mpmd_dialect",
-    "ordered_effects",
-    "place_of",
-    "rebind",
-    "register_operation",
-    "scan_counts",
-    "taking_packed",
-    "trace_context",
-    "without_dead_code",
-]
 
 func_dialect = _func_ops_gen._Dialect
 mpmd_dialect = _mpmd_ops_gen._Dialect

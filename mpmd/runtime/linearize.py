@@ -4,9 +4,9 @@ Per mesh the fragments keep their order in the graph.  Around them are:
 
 * `Feed` for every argument the mesh uses, before everything else, so that arguments are placed before
   anything can consume them.  A transferred argument is fed to the other mesh directly.
-* `Recv` right before the first use; earlier, if the engine moves bytes only on request.
+* `Recv` right before the first use.
 * `Send` right after the buffer is defined, in the order of the transfers.
-* `Copy` where a fragment consumes a buffer that is needed afterwards, or that may still be on its way.
+* `Copy` where a fragment consumes a buffer that is needed afterwards.
 * `Free` right after the last use; nothing for a consumed buffer.
 * `Fetch` after everything else, in the order of the results; a value that is two results is copied.
 
@@ -19,9 +19,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from mpmd.errors import ProgramError, collect
-from mpmd.runtime.channels.protocol import IN_PROCESS, ChannelProperties
 from mpmd.runtime.graph import BufferType, CallNode, EntryGraph, InputSpec, TransferOp
-from mpmd.runtime.hoist import hoist_receives
 from mpmd.runtime.instructions import (
     Copy,
     Feed,
@@ -39,29 +37,16 @@ from mpmd.runtime.program import Buffer, ChannelSpec, Program, Stream
 from mpmd.runtime.verify import verify
 
 
-def linearize(
-    graph: EntryGraph,
-    properties: ChannelProperties = IN_PROCESS,
-    *,
-    early_receives: int | None = None,
-) -> Program:
-    """Builds the program of `graph` and verifies it.
-
-    Args:
-        graph: the exported entry function.
-        properties: guarantees of the engine of the channels.
-        early_receives: how many `Run`s a receive is moved up, as far as the program stays valid; None
-            for 1 where the receiver pulls and 0 elsewhere, because an early receive costs memory and
-            an engine that pushes gains nothing from it.
+def linearize(graph: EntryGraph) -> Program:
+    """Builds the program of the exported entry function and verifies it.
 
     Raises:
         ProgramError: the graph is not a program; every finding is listed.
     """
     check_graph(graph)
-    program = _StreamLayout(graph, properties).build()
+    program = _StreamLayout(graph).build()
     verify(program)
-    distance = int(properties.receiver_pulls) if early_receives is None else early_receives
-    return hoist_receives(program, distance) if distance else program
+    return program
 
 
 def check_graph(graph: EntryGraph) -> None:
@@ -119,8 +104,8 @@ def _call_problems(op: CallNode, where: str, types: dict[int, BufferType]) -> li
 class _StreamLayout:
     """Lays out the streams of one graph; until the last step instructions name graph values."""
 
-    def __init__(self, graph: EntryGraph, properties: ChannelProperties) -> None:
-        self.graph, self.properties = graph, properties
+    def __init__(self, graph: EntryGraph) -> None:
+        self.graph = graph
         self.types = dict(graph.types)
         self.names: dict[int, str] = {}
         self.argument: dict[int, InputSpec] = {}  # fed value -> its argument
@@ -188,7 +173,7 @@ class _StreamLayout:
             if body
         ]
         channels = tuple(
-            ChannelSpec(source, target, tuple(self.messages[number]), self.properties)
+            ChannelSpec(source, target, tuple(self.messages[number]))
             for (source, target), number in self.numbers.items()
         )
         return Program(self.graph.name, tuple(streams), channels, self.graph.inputs, self.graph.outputs)
@@ -230,16 +215,13 @@ class _StreamLayout:
     def _copy_before_donation(self, body: Sequence[Instruction]) -> list[Instruction]:
         """Makes every donation legal: of a buffer's last use, passed once, and owned by the stream alone."""
         last = _last_use(body)
-        sent: set[int] = set()
         result: list[Instruction] = []
         for at, op in enumerate(body):
-            if isinstance(op, Send) and not self.properties.sender_may_donate:
-                sent.add(op.buffer)
             if isinstance(op, Run) and op.donated:
                 arguments = list(op.inputs)
                 for k in op.donated:
                     value = op.inputs[k]
-                    if last[value] > at or arguments.count(value) > 1 or value in sent:
+                    if last[value] > at or arguments.count(value) > 1:
                         arguments[k] = self._copied(value)
                         result.append(Copy(value, arguments[k]))
                     elif value in self.argument:

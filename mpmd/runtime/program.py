@@ -7,7 +7,6 @@ import functools
 import hashlib
 from collections.abc import Sequence
 
-from mpmd.runtime.channels.protocol import IN_PROCESS, ChannelProperties
 from mpmd.runtime.graph import BufferType, InputSpec, OutputSpec
 from mpmd.runtime.instructions import (
     Copy,
@@ -47,7 +46,6 @@ class ChannelSpec:
     source: str
     target: str
     types: tuple[BufferType, ...]
-    properties: ChannelProperties = IN_PROCESS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,9 +100,7 @@ class Program:
         lines = [f"  input {s.index} {s.path}{' donated' if s.donated else ''}" for s in self.inputs]
         lines += [f"  output {s.index} {s.path}" for s in self.outputs]
         for number, channel in enumerate(self.channels):
-            lines.append(
-                f"channel {number}: {channel.source} -> {channel.target} {_properties(channel.properties)}"
-            )
+            lines.append(f"channel {number}: {channel.source} -> {channel.target} tagged")
             lines += [f"  message {k}: {type_}" for k, type_ in enumerate(channel.types)]
         for stream in self.streams:
             lines.append(f"mesh {stream.mesh}: {len(stream.instructions)} instructions")
@@ -114,14 +110,6 @@ class Program:
                 for at, op in enumerate(stream.instructions)
             ]
         return "\n".join(lines) + "\n"
-
-
-def _properties(properties: ChannelProperties) -> str:
-    words: list[str] = [properties.pairing]
-    words += [] if properties.sender_may_donate else ["keeps sent buffers"]
-    words += ["receiver pulls"] if properties.receiver_pulls else []
-    words += [] if properties.capacity is None else [f"capacity {properties.capacity}"]
-    return ", ".join(words)
 
 
 def instruction_text(op: Instruction, buffers: Sequence[Buffer] = ()) -> str:

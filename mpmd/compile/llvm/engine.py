@@ -21,6 +21,7 @@ from mpmd.errors import CompileError
 
 _EFFORT = 2  # of LLVM's code generation, 0 to 3
 _LIBRARY_NUMBERS = itertools.count()
+_LIBRARIES_PER_JIT_COMPILER = 32
 
 
 @cache
@@ -33,11 +34,11 @@ def _initialize(triple: str) -> None:
         binding.initialize_all_asmprinters()
 
 
-@lru_cache(maxsize=16)
-def _machine(target: CpuTarget, effort: int) -> Any:
+def _machine(target: CpuTarget) -> Any:
+    """A target machine for one compilation: LLVM lets no two threads share one."""
     _initialize(target.triple)
     return binding.Target.from_triple(target.triple).create_target_machine(
-        cpu=target.cpu, features=target.features, opt=effort, reloc="pic", codemodel="small", jit=True
+        cpu=target.cpu, features=target.features, opt=_EFFORT, reloc="pic", codemodel="small", jit=True
     )
 
 
@@ -67,7 +68,17 @@ def object_of(text: str, target: CpuTarget) -> bytes:
     Raises:
         CompileError: LLVM does not accept the text.
     """
-    return bytes(_machine(target, _EFFORT).emit_object(_parse(text, target)))
+    lib = binding.ffi.lib
+    # llvmlite's lock lets one thread at a time into LLVM.  Context and machine are this thread's own.
+    generate = lib.LLVMPY_TargetMachineEmitToMemory._cfn
+    with binding.ffi.OutputString() as error:
+        memory = generate(_machine(target), _parse(text, target), True, error)
+        if not memory:
+            raise CompileError(f"LLVM cannot compile the generated code: {error}")
+    try:
+        return ctypes.string_at(lib.LLVMPY_GetBufferStart(memory), lib.LLVMPY_GetBufferSize(memory))
+    finally:
+        lib.LLVMPY_DisposeMemoryBuffer(memory)
 
 
 def emit_assembly(module: Module) -> str:
@@ -77,12 +88,19 @@ def emit_assembly(module: Module) -> str:
 
 def assembly_of(text: str, target: CpuTarget) -> str:
     """Machine code of LLVM assembly as the target's assembly; see `object_of`."""
-    return str(_machine(target, _EFFORT).emit_assembly(_parse(text, target)))
+    return str(_machine(target).emit_assembly(_parse(text, target)))
 
 
 @lru_cache(maxsize=1)
-def jit_compiler() -> Any:
-    """LLVM's JIT compiler of this process, which holds the code that is loaded."""
+def _jit_compiler(number: int) -> Any:
+    """LLVM's JIT compiler for the next libraries; the code that it loads keeps it alive.
+
+    LLVM keeps 9 KB of each unloaded library until the compiler itself is freed: a process that compiles for
+    ever new shapes would grow.  A compiler takes 150 KB and a millisecond.
+
+    Args:
+        number: of the compiler; the cache drops the one before.
+    """
     _initialize(binding.get_process_triple())
     target = binding.Target.from_default_triple()
     machine = target.create_target_machine(
@@ -99,8 +117,8 @@ def jit_compiler() -> Any:
 class LoadedCode:
     """Functions of one object file, in memory for as long as this object lives.
 
-    Whoever hands out an address keeps the `LoadedCode` alive; a function that another runtime may call at any
-    time (a registered custom call) keeps it for the life of the process.
+    Code that passes on an address keeps the `LoadedCode` alive; a function that another runtime may call at
+    any time (a registered custom call) keeps it for the life of the process.
     """
 
     def __init__(self, tracker: Any, imports: Sequence[LoadedCode]) -> None:
@@ -137,7 +155,7 @@ def load_object(
         imports: for each function that the object calls in other loaded code, that code.
 
     Raises:
-        CompileError: the object is damaged or names a function that nobody provides.
+        CompileError: the object is damaged or names a function that is not defined.
     """
     builder = binding.JITLibraryBuilder()
     builder.add_object_img(data).add_current_process()
@@ -146,8 +164,9 @@ def load_object(
     imports = dict(sorted((imports or {}).items()))
     for name, code in imports.items():
         builder.import_symbol(name, code.address(name))
+    number = next(_LIBRARY_NUMBERS)
     try:
-        tracker = builder.link(jit_compiler(), f"mpmd.{next(_LIBRARY_NUMBERS)}")
+        tracker = builder.link(_jit_compiler(number // _LIBRARIES_PER_JIT_COMPILER), f"mpmd.{number}")
     except RuntimeError as error:
         raise CompileError(
             f"cannot load compiled code: {str(error).strip()}\n"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
 
 from mpmd import ir
+from mpmd.passes.fragments.block_order import in_block_order
 from mpmd.passes.fragments.dead_ops import erase_dead_ops, is_dead
 from mpmd.passes.mesh_order import mesh_order
 
@@ -56,7 +56,9 @@ def is_mesh_tensor(kind: ir.Type) -> bool:
     return isinstance(kind, ir.MeshTensor)
 
 
-def assign_argument(f: ir.Func, index: int, kind: ir.Type, reason: str, where: ir.InsertionPoint) -> None:
+def assign_argument(
+    f: ir.Func, index: int, kind: ir.Type, reason: str | None, where: ir.InsertionPoint
+) -> None:
     """Gives an argument a mesh; its users use an unassign of it, created at `where`."""
     arg = f.args[index]
     used = [(use.owner, use.operand_number) for use in arg.uses]
@@ -115,7 +117,7 @@ def chain_transfers(value: ir.Value, assigns: Iterable[ir.Assign]) -> None:
     All come before the first of the assigns, which stay, unused.  On its own mesh the value is used itself.
     """
     by_kind: dict[ir.Type, list[ir.Assign]] = {}
-    for op in sorted_by_position(assigns):
+    for op in in_block_order(assigns):
         by_kind.setdefault(op.result.type, []).append(op)
     first = next(iter(by_kind.values()))[0]
     where = ir.before(first)
@@ -131,13 +133,24 @@ def chain_transfers(value: ir.Value, assigns: Iterable[ir.Assign]) -> None:
         ir.replace_uses(op.result, result)
 
 
-def sorted_by_position(ops: Iterable[ir.Op]) -> list[ir.Op]:
-    """Ops of one block, in their order there."""
-
-    def compare(a: ir.Op, b: ir.Op) -> int:
-        return -1 if ir.comes_before(a, b) else int(a != b)
-
-    return sorted(ops, key=functools.cmp_to_key(compare))
+def use_known(op: ir.Assign, value: ir.Value) -> bool:
+    """Replaces an assign of a mesh tensor by that, or a transfer of it in a block around, if there is one."""
+    kind = op.result.type
+    if value.type == kind:
+        ir.replace_uses(op.result, value)
+        return True
+    for user in ir.users(value):
+        if isinstance(user, ir.Transfer) and user.result.type == kind:
+            around: ir.Op | None = op
+            while around is not None and around.operation.block != user.operation.block:
+                parent = around.operation.parent
+                around = None if parent is None or parent.name == "func.func" else parent.opview
+            if around is not None:
+                if ir.comes_before(around, user):
+                    ir.move_before(user, around)
+                ir.replace_uses(op.result, user.result)
+                return True
+    return False
 
 
 def cross_mesh_assigns(op: ir.Unassign) -> list[ir.Assign]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from mpmd import ir
+from mpmd.passes.fragments.block_order import op_around
 from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.infer_mesh.sets import Key
 
@@ -36,16 +35,6 @@ def mpmd_functions(module: ir.Module) -> list[ir.Func]:
     return [f for f in ir.funcs(module) if f.is_mpmd and not f.is_external]
 
 
-def calls_of(functions: Iterable[ir.Func]) -> dict[str, list[ir.Call]]:
-    """Function name -> the calls of it."""
-    found: dict[str, list[ir.Call]] = {}
-    for f in functions:
-        for op in ir.ops(f, (ir.Call, ir.For)):
-            for call in [op] if isinstance(op, ir.Call) else ir.walk(op, ir.Call):
-                found.setdefault(call.callee_name, []).append(call)
-    return found
-
-
 def use_keys(value: ir.Value, symbols: dict[str, ir.Func]) -> list[Key]:
     """The keys of the use sets of the uses of a value, newest use first."""
     keys: list[Key] = []
@@ -58,7 +47,7 @@ def use_keys(value: ir.Value, symbols: dict[str, ir.Func]) -> list[Key]:
         if isinstance(user, stops):
             continue
         if user.operation.block != block:
-            keys.append(_around(user, block))
+            keys.append(op_around(user, block))
         elif is_meshless(user):
             keys.append(user)
         elif isinstance(user, ir.Call):
@@ -72,14 +61,6 @@ def use_keys(value: ir.Value, symbols: dict[str, ir.Func]) -> list[Key]:
         elif not isinstance(user, (ir.Return, ir.Fragment, ir.Transfer)):
             keys.append(user)
     return keys
-
-
-def _around(user: ir.Op, block: object) -> ir.Op:
-    """The op of `block` that contains `user` in its regions."""
-    op = user.operation
-    while op.block != block:
-        op = op.parent
-    return op.opview
 
 
 def source_key(value: ir.Value, symbols: dict[str, ir.Func]) -> Key | None:
