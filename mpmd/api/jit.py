@@ -12,6 +12,7 @@ import jax
 from mpmd.api.ambient import refuse_within_jit
 from mpmd.api.config import Config
 from mpmd.api.signature import ArgumentRules, Arguments, check_leaves, flatten, paths
+from mpmd.api.stacked_arguments import fitted, in_wholes
 from mpmd.api.staging import bind_step
 from mpmd.errors import ConfigError
 from mpmd.jax_compat import closed_over, is_staging, trace_context
@@ -104,7 +105,12 @@ class Jitted:
             traced = self._trace(arguments.without_arrays(), args, kwargs)
             leaves = [*closed_over(traced.jax_traced), *arguments.leaves]
             return jax.tree.unflatten(traced.out_tree, bind_step(leaves, traced.jaxpr))
-        return self._compiled_for(arguments, args, kwargs).run_flat(arguments.leaves)
+        compiled = self._compiled_for(arguments, args, kwargs)
+        traced = compiled.lowered.traced
+        if traced.takes_parts:
+            given = jax.tree.unflatten(arguments.tree, arguments.leaves)
+            return compiled.run_flat(jax.tree.leaves(fitted(traced.arguments, *given)))
+        return compiled.run_flat(arguments.leaves)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A method, where a class has it: the object is then the first argument, and usually a static one."""
@@ -139,8 +145,15 @@ class Jitted:
             raise
         found = self._compiled.get(key)
         if found is None:
-            found = self._compiled[key] = self._trace(arguments, args, kwargs).lower().compile()
+            found = self._compiled[key] = self._compile(arguments, args, kwargs)
         return found
+
+    def _compile(self, arguments: Arguments, args: Any, kwargs: Any) -> Compiled:
+        """What a new signature runs: the program of whole arrays, if it has `Stacked` in their places."""
+        wholes = flatten(self._rules, *in_wholes(args, kwargs))
+        if wholes.tree != arguments.tree:
+            return self._compiled_for(wholes, *in_wholes(args, kwargs))
+        return self._trace(arguments, args, kwargs).lower().compile()
 
     def _trace(self, arguments: Arguments, args: Any, kwargs: Any) -> Traced:
         with garbage_kept():
