@@ -3,7 +3,7 @@
 Per mesh the fragments keep their order in the graph.  Around them are:
 
 * `Feed` for every argument the mesh uses, before everything else, so that arguments are placed before
-  anything can consume them.  A transferred argument is fed to the other mesh directly.
+  anything can consume them.  A transferred argument is fed to another mesh of the process directly.
 * `Recv` right before the first use; earlier, if the engine moves bytes only on request.
 * `Send` right after the buffer is defined, in the order of the transfers.
 * `Copy` where a fragment consumes a buffer that is needed afterwards, or that may still be on its way.
@@ -16,10 +16,11 @@ A value without a use is not moved.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from mpmd.errors import ProgramError, collect
-from mpmd.runtime.channels.protocol import IN_PROCESS, ChannelProperties
+from mpmd.runtime.channels.protocol import BETWEEN_PROCESSES, IN_PROCESS, ChannelProperties
 from mpmd.runtime.graph import BufferType, CallNode, EntryGraph, InputSpec, TransferOp
 from mpmd.runtime.hoist import hoist_receives
 from mpmd.runtime.instructions import (
@@ -35,6 +36,7 @@ from mpmd.runtime.instructions import (
     reads,
     writes,
 )
+from mpmd.runtime.processes.scalars import with_scalars_everywhere
 from mpmd.runtime.program import Buffer, ChannelSpec, Program, Stream
 from mpmd.runtime.verify import verify
 
@@ -44,6 +46,7 @@ def linearize(
     properties: ChannelProperties = IN_PROCESS,
     *,
     early_receives: int | None = None,
+    processes: Mapping[str, int] = MappingProxyType({}),
 ) -> Program:
     """Builds the program of `graph` and verifies it.
 
@@ -53,14 +56,19 @@ def linearize(
         early_receives: how many `Run`s a receive is moved up, as far as the program stays valid; None
             for 1 where the receiver pulls and 0 elsewhere, because an early receive costs memory and
             an engine that pushes gains nothing from it.
+        processes: for each mesh the index of its process; empty if there is one process.  An argument is
+            read by the process of its own mesh only, and sent to meshes of others.  Every process gets the
+            scalar results.
 
     Raises:
         ProgramError: the graph is not a program; every finding is listed.
     """
     check_graph(graph)
-    program = _StreamLayout(graph, properties).build()
+    program = _StreamLayout(with_scalars_everywhere(graph, processes), properties, processes).build()
+    program = dataclasses.replace(program, outputs=graph.outputs)
     verify(program)
-    distance = int(properties.receiver_pulls) if early_receives is None else early_receives
+    pulls = any(channel.properties.receiver_pulls for channel in program.channels)
+    distance = int(pulls) if early_receives is None else early_receives
     return hoist_receives(program, distance) if distance else program
 
 
@@ -119,8 +127,10 @@ def _call_problems(op: CallNode, where: str, types: dict[int, BufferType]) -> li
 class _StreamLayout:
     """Lays out the streams of one graph; until the last step instructions name graph values."""
 
-    def __init__(self, graph: EntryGraph, properties: ChannelProperties) -> None:
-        self.graph, self.properties = graph, properties
+    def __init__(
+        self, graph: EntryGraph, properties: ChannelProperties, processes: Mapping[str, int]
+    ) -> None:
+        self.graph, self.properties, self.processes = graph, properties, processes
         self.types = dict(graph.types)
         self.names: dict[int, str] = {}
         self.argument: dict[int, InputSpec] = {}  # fed value -> its argument
@@ -138,6 +148,18 @@ class _StreamLayout:
             self._mesh(self.types[spec.value].mesh)
         self._sort_transfers()
 
+    def _same_process(self, op: TransferOp) -> bool:
+        source, target = self.types[op.source].mesh, self.types[op.target].mesh
+        return self.processes.get(source, 0) == self.processes.get(target, 0)
+
+    def _leaves_process(self, value: int) -> bool:
+        """Whether a value is sent to another process, which may read it after the step has ended."""
+        return any(not self._same_process(op) for op in self.leaving.get(value, ()))
+
+    def _of_channel(self, source: str, target: str) -> ChannelProperties:
+        same = self.processes.get(source, 0) == self.processes.get(target, 0)
+        return self.properties if same else BETWEEN_PROCESSES
+
     def _mesh(self, mesh: str) -> list[Instruction]:
         self.feeds.setdefault(mesh, {})
         return self.bodies.setdefault(mesh, [])
@@ -154,7 +176,7 @@ class _StreamLayout:
         for op in self.graph.ops:
             if isinstance(op, CallNode) or op.target not in needed:
                 continue
-            if op.source in self.argument:
+            if op.source in self.argument and self._same_process(op):
                 self.argument[op.target] = self.argument[op.source]
                 self.names[op.target] = self.names[op.source]
             elif self.types[op.source].mesh == self.types[op.target].mesh:
@@ -176,19 +198,23 @@ class _StreamLayout:
         fetched: set[int] = set()
         for spec in self.graph.outputs:
             value, body = spec.value, self._mesh(self.types[spec.value].mesh)
-            if value in fetched:  # two results are two arrays: one may be donated to the next step
+            # two results are two arrays: one may be donated to the next step, as may one that is still sent
+            if value in fetched or self._leaves_process(value):
                 value = self._copied(value)
                 body.append(Copy(spec.value, value))
             fetched.add(value)
             body.append(Fetch(value, spec.index))
         laid = {mesh: self._copy_before_donation(self._ordered(mesh)) for mesh in self.bodies}
         streams = [
-            _number(mesh, _free_after_last_use(self._freshened(body)), self.types, self.names)
+            dataclasses.replace(
+                _number(mesh, _free_after_last_use(self._freshened(body)), self.types, self.names),
+                process=self.processes.get(mesh, 0),
+            )
             for mesh, body in laid.items()
             if body
         ]
         channels = tuple(
-            ChannelSpec(source, target, tuple(self.messages[number]), self.properties)
+            ChannelSpec(source, target, tuple(self.messages[number]), self._of_channel(source, target))
             for (source, target), number in self.numbers.items()
         )
         return Program(self.graph.name, tuple(streams), channels, self.graph.inputs, self.graph.outputs)
@@ -208,24 +234,29 @@ class _StreamLayout:
         mesh = self.types[value].mesh
         if (spec := self.argument.get(value)) is not None:
             self._mesh(mesh)
-            self.feeds[mesh].setdefault(value, Feed(value, spec.index))
+            if value not in self.feeds[mesh]:
+                self.feeds[mesh][value] = Feed(value, spec.index)
+                self._send(mesh, value)
         elif value not in self.placed:
             self._place(mesh, Recv(value, *self.message[value]))
 
     def _place(self, mesh: str, op: Instruction) -> None:
         """Appends `op`, and a `Send` for each transfer of its results to another mesh."""
-        body = self._mesh(mesh)
-        body.append(op)
+        self._mesh(mesh).append(op)
         for value in writes(op):
             self.placed.add(value)
-            for transfer in self.leaving.get(value, ()):
-                target = self.types[transfer.target]
-                number = self.numbers.setdefault((mesh, target.mesh), len(self.numbers))
-                if number == len(self.messages):
-                    self.messages.append([])
-                self.message[transfer.target] = (number, len(self.messages[number]))
-                body.append(Send(value, number, len(self.messages[number])))
-                self.messages[number].append(target)
+            self._send(mesh, value)
+
+    def _send(self, mesh: str, value: int) -> None:
+        """Appends a `Send` for each transfer of a value to another mesh."""
+        for transfer in self.leaving.get(value, ()):
+            target = self.types[transfer.target]
+            number = self.numbers.setdefault((mesh, target.mesh), len(self.numbers))
+            if number == len(self.messages):
+                self.messages.append([])
+            self.message[transfer.target] = (number, len(self.messages[number]))
+            self._mesh(mesh).append(Send(value, number, len(self.messages[number])))
+            self.messages[number].append(target)
 
     def _copy_before_donation(self, body: Sequence[Instruction]) -> list[Instruction]:
         """Makes every donation legal: of a buffer's last use, passed once, and owned by the stream alone."""
@@ -233,7 +264,9 @@ class _StreamLayout:
         sent: set[int] = set()
         result: list[Instruction] = []
         for at, op in enumerate(body):
-            if isinstance(op, Send) and not self.properties.sender_may_donate:
+            if isinstance(op, Send) and (
+                not self.properties.sender_may_donate or self._leaves_process(op.buffer)
+            ):
                 sent.add(op.buffer)
             if isinstance(op, Run) and op.donated:
                 arguments = list(op.inputs)
@@ -258,6 +291,8 @@ class _StreamLayout:
 
         def shared(op: Feed) -> bool:
             spec = self.argument[op.buffer]
+            if self._leaves_process(op.buffer):
+                return True
             if op.buffer == spec.value:
                 return op.buffer in self.consumed and not spec.donated
             return spec.index in consumed_inputs

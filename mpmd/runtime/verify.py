@@ -156,7 +156,7 @@ def edge_findings(program: Program) -> list[str]:
     """The user's side: feeds first, known arguments, every result exactly once."""
     findings: list[str] = []
     arguments = {spec.index: spec for spec in program.inputs}
-    fetched: dict[int, str] = {}
+    fetched: dict[tuple[int, int], str] = {}  # (process, output)
     for stream in program.streams:
         started = False
         for at, op in enumerate(stream.instructions):
@@ -168,16 +168,16 @@ def edge_findings(program: Program) -> list[str]:
             else:
                 started = True
             if isinstance(op, Fetch):
-                if op.output in fetched:
-                    findings.append(
-                        f"{_place(stream, at)}: output {op.output} was fetched by {fetched[op.output]}"
-                    )
-                fetched.setdefault(op.output, f"{stream.mesh}[{at}]")
+                key = stream.process, op.output
+                if key in fetched:
+                    findings.append(f"{_place(stream, at)}: output {op.output} was fetched by {fetched[key]}")
+                fetched.setdefault(key, f"{stream.mesh}[{at}]")
     named = {spec.index: spec.path for spec in program.outputs}
-    findings += [f"output {k} ({path}) is never fetched" for k, path in named.items() if k not in fetched]
+    found = {k for _, k in fetched}
+    findings += [f"output {k} ({path}) is never fetched" for k, path in named.items() if k not in found]
     findings += [
         f"{where} fetches output {k}, which the step does not have"
-        for k, where in fetched.items()
+        for (_, k), where in fetched.items()
         if k not in named
     ]
     if sorted(named) != list(range(len(program.outputs))):

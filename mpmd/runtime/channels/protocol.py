@@ -24,6 +24,8 @@ class ChannelProperties:
 
 
 IN_PROCESS = ChannelProperties()
+BETWEEN_PROCESSES = ChannelProperties(sender_may_donate=False, receiver_pulls=True)
+"""Of `channels.remote`: a sent buffer is read when the receiver pulls it, and its end is not reported."""
 
 
 class Stopped(Exception):
