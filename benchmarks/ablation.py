@@ -61,7 +61,7 @@ class Off:
         """The replacement as a context manager."""
         module, path = self.place.split(":")
         *owners, name = path.split(".")
-        owner: Any = importlib.import_module(f"{NATIVE}.{module}")
+        owner: Any = importlib.import_module(f".{module}", NATIVE)
         for part in owners:
             owner = getattr(owner, part)
         return mock.patch.object(owner, name, self.value)
@@ -79,7 +79,7 @@ def gives(value: Any) -> property:
 
 SWITCHES: dict[str, Sequence[Off]] = {
     # -- prefetching
-    "prefetch: all": [Off("llvm.builder:FunctionBuilder.prefetch", returns(None))],
+    "prefetch: all": [Off("..llvm.builder:FunctionBuilder.prefetch", returns(None))],
     "prefetch: gathered rows": [Off("emit.prefetch:RowPrefetch.of", staticmethod(returns(None)))],
     "prefetch: operands of products": [
         Off("gemm.operands:Operands._fetch_strip", returns(None)),

@@ -55,11 +55,16 @@ def fma_peak(target: CpuTarget, dtype: str = "f32", *, steps: int = 200_000) -> 
     function = compile_module(module, ["peak"]).function("peak", ctypes.c_int64, ctypes.c_void_p)
     out = np.ones(_CHAINS * lanes, np.float32)
     flops = steps * 2 * _CHAINS * lanes * (4 if pairs else 2)
+    return _rate(lambda: function(steps, out.ctypes.data), flops)
+
+
+def _rate(run: Callable[[], object], amount: float) -> Callable[[], float]:
+    """A function that measures how much a call does in a second, if it does so much at once."""
 
     def measure() -> float:
         start = time.perf_counter()
-        function(steps, out.ctypes.data)
-        return flops / (time.perf_counter() - start)
+        run()
+        return amount / (time.perf_counter() - start)
 
     return measure
 
@@ -79,14 +84,7 @@ def copy_bandwidth(
     copy = DirectSequence(plan_kernels(b.finish(), target), target)
     source, destination = empty((elements,), np.float32), empty((elements,), np.float32)
     source[:] = destination[:] = 1
-    run = copy.prepare(destination, source)
-
-    def measure() -> float:
-        start = time.perf_counter()
-        run()
-        return 8.0 * elements / (time.perf_counter() - start)
-
-    return measure
+    return _rate(copy.prepare(destination, source), 8.0 * elements)
 
 
 def emit_read(module: Module, elements: int) -> int:
@@ -138,12 +136,10 @@ def read_bandwidth(
     array[:] = 1
     arguments = (ctypes.c_void_p(array.ctypes.data), ctypes.c_void_p(sums.ctypes.data))
 
-    def measure(held: object = (array, sums, code)) -> float:
-        start = time.perf_counter()
+    def run(held: object = (array, sums, code)) -> None:
         function(*arguments)
-        return 4.0 * elements / (time.perf_counter() - start)
 
-    return measure
+    return _rate(run, 4.0 * elements)
 
 
 @lru_cache(maxsize=4)

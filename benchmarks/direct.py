@@ -11,12 +11,46 @@ from typing import Any
 import numpy as np
 
 from mpmd.compile.backends.native_cpu.emit.kernels import KernelSequence
+from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Matrix
 from mpmd.compile.backends.native_cpu.kernel import CpuKernel
 from mpmd.compile.backends.native_cpu.memory import aligned_empty, program_memory
 from mpmd.compile.backends.native_cpu.shared import shared_code
 from mpmd.compile.llvm.engine import compile_module
 from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.target import CpuTarget
+
+
+def row_major(
+    m: int,
+    n: int,
+    k: int,
+    dtype: str = "f32",
+    *,
+    out_dtype: str | None = None,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    batch: tuple[int, ...] = (),
+) -> Gemm:
+    """A product of dense row-major arrays.
+
+    Args:
+        m: rows of the result.
+        n: columns of the result.
+        k: length of the sums.
+        dtype: of both operands.
+        out_dtype: of the result; the operands' if not given.
+        transpose_a: A is stored `[k, m]`.
+        transpose_b: B is stored `[n, k]`.
+        batch: leading dims that all three arrays have.
+    """
+
+    def dense(rows: int, columns: int, kind: str, transposed: bool) -> Matrix:
+        strides = [rows * columns * math.prod(batch[i + 1 :]) for i in range(len(batch))]
+        steps = (1, rows) if transposed else (columns, 1)
+        return Matrix(kind, *steps, tuple(strides))
+
+    a, b = dense(m, k, dtype, transpose_a), dense(k, n, dtype, transpose_b)
+    return Gemm(m, n, k, a, b, dense(m, n, out_dtype or dtype, False), batch)
 
 
 def program_array(shape: Sequence[int], dtype: np.dtype | type) -> np.ndarray:

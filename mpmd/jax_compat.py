@@ -12,45 +12,11 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, cast
 
 import jax
-from jax.core import ShapedArray
-from jax.errors import JaxRuntimeError
+from jax.core import ShapedArray as ShapedArray
+from jax.errors import JaxRuntimeError as JaxRuntimeError
 from jax.sharding import Sharding
-from jaxlib.mlir._mlir_libs._mlir import register_operation
+from jaxlib.mlir._mlir_libs._mlir import register_operation as register_operation
 from jaxlib.mlir.dialects import _func_ops_gen, _mpmd_ops_gen
-
-__all__ = [
-    "JaxRuntimeError",
-    "ShapedArray",
-    "absent_array",
-    "array_copier",
-    "as_key",
-    "closed_over",
-    "compiled_for",
-    "coordination_client",
-    "coordination_service",
-    "coordinator_address",
-    "created_by",
-    "direct_call",
-    "execution_order",
-    "explain_absent_arrays",
-    "func_dialect",
-    "hlo_to_stablehlo",
-    "host_callbacks",
-    "in_order",
-    "inner_jaxprs",
-    "is_key",
-    "is_staging",
-    "join_world",
-    "make_cpu_client",
-    "mpmd_dialect",
-    "ordered_effects",
-    "poison",
-    "register_operation",
-    "start_transfer_server",
-    "taking_packed",
-    "trace_context",
-    "without_dead_code",
-]
 
 func_dialect = _func_ops_gen._Dialect
 mpmd_dialect = _mpmd_ops_gen._Dialect

@@ -325,7 +325,6 @@ def sharding_propagation_pipeline(o: PipelineOptions) -> list[Step]:
         _step(
             "mpmd-propagate-shardings",
             "Shardy decides, and leaves things to tidy up: all of it once for all microbatches",
-            tidy=True,
             share=o.keep_microbatches_equal,
             as_dialect=not o.jax_shardings,
         ),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -83,8 +84,16 @@ class Partitioned:
 def _for_people(diagnostic: Diagnostic) -> str:
     """A finding, after the file and line that it is about, if they are known."""
     frames = [] if diagnostic.location is None else frames_of(diagnostic.location)
-    message = readable(diagnostic.message)
+    message = _in_words(diagnostic.message)
     return f"{frames[0]}: {message}" if frames else message
+
+
+def _in_words(message: str) -> str:
+    """A report of a pass without the notation of the IR; second copies of names are called so."""
+    return _SECOND_COPY.sub(r'"\1, second copy"', readable(message))
+
+
+_SECOND_COPY = re.compile(rf'"([^"\n]+){SUFFIX}"')
 
 
 class LoweringObserver(Protocol):
@@ -141,15 +150,17 @@ class _Phases:
         start = time.perf_counter()
         steps = [dataclasses.replace(s, pass_=with_overrides(s.pass_, self.overrides)) for s in steps]
         passes = [step.pass_ for step in steps]
+        after = None
         if self.observer is not None:
+            after = self.observer.pass_ended
             due = [step for step in steps if name_of(step.pass_) not in self.watch.disabled]
             self.observer.phase_begins(name, due)
         folder = self.dump_to / f"{len(self.seconds)}.{name}" if self.dump_to else None
-        watch = dataclasses.replace(self.watch, dump_to=folder, after=self._after())
+        watch = dataclasses.replace(self.watch, dump_to=folder, after=after)
         try:
             self.diagnostics += run_pipeline(self.module, passes, watch, self.timing)
         except PassError as error:
-            raise PassError(readable(str(error)), error.diagnostics) from None
+            raise PassError(_in_words(str(error)), error.diagnostics) from None
         except IRError as error:
             raise IRError(
                 f"mpmd made an invalid program of the step, in the phase {name!r}: this is a fault of mpmd\n"
@@ -157,13 +168,6 @@ class _Phases:
             ) from error
         self.seconds[name] = time.perf_counter() - start
         self.ran |= {name_of(pass_) for pass_ in passes}
-
-    def _after(self) -> Callable[[Pass, Any, bool], None] | None:
-        """Reports a pass to the observer; None if there is none."""
-        observer = self.observer
-        if observer is None:
-            return None
-        return lambda p, m, changed: observer.pass_ended(p, m, changed, self.timing.seconds[-1][1])
 
     def warn_of_unused_overrides(self) -> None:
         """Warns of options of passes that did not run: they had no effect."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 from mpmd import ir
@@ -12,12 +13,16 @@ from mpmd.api.visits import BACKWARD, TaskFragment, depths_of, mirrored_rounds, 
 from mpmd.errors import ScheduleError
 from mpmd.passes.calls.mirror_stages import SUFFIX
 from mpmd.passes.import_.assignment import NamePlacement
-from mpmd.scheduling.schedule import PipelineSchedule, PipelineShape, ScheduleTable, get_schedule
+from mpmd.scheduling.definition import PipelineShape
+from mpmd.scheduling.schedule import PipelineSchedule, ScheduleTable, get_schedule
 from mpmd.scheduling.simulate import simulate
 from mpmd.support import diagnostics
 
 # The replacement of a schedule that visits every mesh once, where microbatches visit meshes several times.
 _FOR_SEVERAL_VISITS = {"1f1b": "interleaved_1f1b", "eager_1f1b": "interleaved_1f1b"}
+
+# Phases of fragments that a task of a table may order: a backward pass may be whole or in halves.
+_STAND_FOR = {"F": ("F",), "B": BACKWARD, "I": ("I", "B"), "W": ("W",)}
 
 
 def task_orders(module: ir.Module, config: Config) -> str:
@@ -41,6 +46,8 @@ def task_orders(module: ir.Module, config: Config) -> str:
     of_loops = mirrored_rounds if first_copies else rounds_of
     for microbatches in of_loops(main, fragments):
         of_round = _of_microbatches(fragments, microbatches)
+        if _number_remaining(main, of_round, config):
+            of_round = _of_microbatches(task_fragments(main), microbatches)
         chosen = schedule
         if any(fragment.stage is None for fragment in of_round) and _number_visits(main, of_round):
             of_round = _of_microbatches(task_fragments(main), microbatches)
@@ -75,20 +82,21 @@ def _check_phases(schedule: PipelineSchedule, fragments: Sequence[TaskFragment])
         )
 
 
-def _of_microbatches(fragments: Sequence[TaskFragment], microbatches: Sequence[int]) -> list[TaskFragment]:
+def _of_microbatches(
+    fragments: Sequence[TaskFragment], microbatches: Sequence[int | None]
+) -> list[TaskFragment]:
     return [fragment for fragment in fragments if fragment.microbatch in set(microbatches)]
 
 
 def mirrored_places(config: Config) -> dict[str, NamePlacement]:
     """Where the second copies of the named stages go, if the schedule keeps two of each; else nothing.
 
-    All names of a stage go together.  Stages without a number have the number of their mesh.
+    All names of a stage go together.
     """
-    meshes = list(config.topology)
-    stages = {name: _stage_of(place, meshes) for name, place in config.assignment.items()}
+    stages = _stages(config)
     first = _first_copies(config)
     numbers = list(first)
-    used = [mesh for mesh in meshes if mesh in first.values()]
+    used = [mesh for mesh in config.topology if mesh in first.values()]
     shape = PipelineShape(len(used), 2, tuple(used.index(first[number]) for number in numbers))
     try:
         mirror = config.pipeline_schedule.mirror(shape)
@@ -106,28 +114,62 @@ def mirrored_places(config: Config) -> dict[str, NamePlacement]:
 
 def numbered(config: Config) -> dict[str, NamePlacement]:
     """The assignment with a stage for every name."""
-    meshes = list(config.topology)
+    stages = _stages(config)
+    return {name: dataclasses.replace(place, stage=stages[name]) for name, place in config.assignment.items()}
+
+
+def _stages(config: Config) -> dict[str, int]:
+    """The stage of every name: its own, or that of its mesh."""
+    of_mesh = _stages_of_meshes(config)
     return {
-        name: dataclasses.replace(place, stage=_stage_of(place, meshes))
+        name: of_mesh[place.mesh] if place.stage is None else place.stage
         for name, place in config.assignment.items()
     }
 
 
-def _stage_of(place: NamePlacement, meshes: Sequence[str]) -> int:
-    return meshes.index(place.mesh) if place.stage is None else place.stage
+def _stages_of_meshes(config: Config) -> dict[str, int]:
+    """The stage of the names on each mesh that have no number of their own.
+
+    It is the position of the mesh, unless that is the number of a stage on another mesh: then the first stage
+    of the mesh, or a number that is not in use.
+    """
+    meshes = list(config.topology)
+    mesh_of = {place.stage: place.mesh for place in config.assignment.values() if place.stage is not None}
+    found = {}
+    free = itertools.count(max([len(meshes) - 1, *mesh_of]) + 1)
+    for position, mesh in enumerate(meshes):
+        own = sorted(stage for stage, other in mesh_of.items() if other == mesh)
+        if mesh_of.get(position, mesh) == mesh:
+            found[mesh] = position
+        else:
+            found[mesh] = own[0] if own else next(free)
+    return found
 
 
 def _first_copies(config: Config) -> dict[int, str]:
     """The mesh that each stage is assigned to, in order; it may have a second copy on another one."""
-    meshes = list(config.topology)
-    places = {_stage_of(place, meshes): place.mesh for place in config.assignment.values()}
-    return dict(sorted(places.items()))
+    stages = _stages(config)
+    return dict(sorted((stages[name], place.mesh) for name, place in config.assignment.items()))
+
+
+def _number_remaining(main: ir.Func, fragments: Sequence[TaskFragment], config: Config) -> bool:
+    """Gives fragments without a stage that of their mesh, if it is not the position of the mesh.
+
+    Returns whether there were any; all other fragments without a stage belong to the position of their mesh.
+    """
+    ops, meshes, of_mesh = ir.ops(main), list(config.topology), _stages_of_meshes(config)
+    changed = False
+    for fragment in fragments:
+        if fragment.stage is None and of_mesh[fragment.mesh] != meshes.index(fragment.mesh):
+            ops[fragment.position].stage = of_mesh[fragment.mesh]
+            changed = True
+    return changed
 
 
 def _round_orders(
     main: ir.Func,
     fragments: Sequence[TaskFragment],
-    microbatches: Sequence[int],
+    microbatches: Sequence[int | None],
     schedule: PipelineSchedule,
     first_copies: dict[int, str],
 ) -> dict[str, list[str]]:
@@ -172,7 +214,7 @@ def _round_orders(
         tasks = [(stages[t.stage], microbatches[t.microbatch], t.phase.value) for t in order]
         orders[mesh] = [
             f"{stage}{letter}{number}" for stage, number, letter in tasks
-            if any((stage, number, other) in present for other in _that_may_stand_for(letter))
+            if any((stage, number, other) in present for other in _STAND_FOR[letter])
         ]  # fmt: skip
     return orders
 
@@ -210,11 +252,6 @@ def _with_whole_backward(table: ScheduleTable, stages: Sequence[int]) -> Schedul
         return early
     late = table.with_whole_backward(stages, late=[0])
     return min((early, late), key=lambda t: simulate(t).makespan_s)
-
-
-def _that_may_stand_for(letter: str) -> Sequence[str]:
-    """Phases of fragments that a task of a table may order: a backward pass may be whole or in halves."""
-    return {"F": "F", "B": BACKWARD, "I": ("I", "B"), "W": "W"}[letter]
 
 
 def _staged(fragment: TaskFragment, meshes: Sequence[str]) -> TaskFragment:

@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, Mesh
 from mpmd import ir
 from mpmd.errors import ConfigError, collect
 from mpmd.jax_compat import world_devices
-from mpmd.runtime.clients import Pinning, mesh_devices
+from mpmd.runtime.clients import Pinning, divided, mesh_devices
 
 MeshLike: TypeAlias = int | Mesh | Mapping[str, int] | Sequence[Any]
 
@@ -236,14 +236,5 @@ def _devices(counts: dict[str, int], devices: Sequence[Any] | None, pinning: Pin
     if devices is None and jax.process_count() == 1:
         return mesh_devices(counts, pinning=pinning)
     devices = world_devices(jax.default_backend()) if devices is None else devices
-    needed, pool = sum(counts.values()), list(devices)
-    if needed > len(pool):
-        rows = ", ".join(f"{name}: {count}" for name, count in counts.items())
-        raise ConfigError(
-            f"the topology needs {needed} devices ({rows}), but there are {len(pool)}\n"
-            "  give more devices, smaller meshes, or lists of devices, which meshes may share"
-        )
-    chosen = {}
-    for name, count in counts.items():
-        chosen[name], pool = pool[:count], pool[count:]
-    return chosen
+    advice = "give more devices, smaller meshes, or lists of devices, which meshes may share"
+    return divided(devices, counts, f"{len(devices)} were given\n  {advice}")

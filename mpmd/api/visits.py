@@ -70,11 +70,12 @@ def rounds_of(main: ir.Func, fragments: Collection[TaskFragment]) -> list[list[i
     return [groups[number] for number in sorted(groups)]
 
 
-def mirrored_rounds(main: ir.Func, fragments: Collection[TaskFragment]) -> list[list[int]]:
+def mirrored_rounds(main: ir.Func, fragments: Collection[TaskFragment]) -> list[list[int | None]]:
     """The microbatches in groups of which each has second copies of stages in its second half.
 
     Each loop over a batch has copies of its own and numbers of its own in a row, and is a group; a loop with
-    one microbatch has no copies.
+    one microbatch has no copies.  None takes the place of a microbatch of the first half that computes
+    nothing, as nothing uses its results: those of the second half stay in the second half.
     """
     ops = ir.ops(main)
     copied = {
@@ -82,7 +83,7 @@ def mirrored_rounds(main: ir.Func, fragments: Collection[TaskFragment]) -> list[
         for fragment in fragments
         if any(origin.name.endswith(SUFFIX) for origin in ops[fragment.position].origins)
     }
-    groups: list[list[int]] = []
+    groups: list[list[int | None]] = []
     first: list[int] = []
     microbatches = sorted({fragment.microbatch for fragment in fragments})
     for are_copied, run in itertools.groupby(microbatches, copied.__contains__):
@@ -91,10 +92,12 @@ def mirrored_rounds(main: ir.Func, fragments: Collection[TaskFragment]) -> list[
             continue
         second = list(run)
         own = max(0, len(first) - len(second) - 1)
-        groups += [[microbatch] for microbatch in first[:own]]
-        groups.append([*first[own:], *second])
+        groups.extend([microbatch] for microbatch in first[:own])
+        lost: list[int | None] = [None] * (len(second) - len(first))
+        groups.append([*lost, *first[own:], *second])
         first = []
-    return [*groups, *([microbatch] for microbatch in first)]
+    groups.extend([microbatch] for microbatch in first)
+    return groups
 
 
 def depths_of(main: ir.Func, fragments: Collection[TaskFragment]) -> dict[TaskFragment, int]:

@@ -141,7 +141,8 @@ def compile_fragments(
         CompileError: one cannot be compiled.
     """
     chosen = get_backend(backend, options)
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+    # one more than there are cores: Python prepares a fragment while LLVM generates the code of others
+    with ThreadPoolExecutor(max_workers=1 + (os.cpu_count() or 1)) as pool:
         groups = pool.map(
             lambda names: _compile_alike(chosen, [fragments[n] for n in names], meshes),
             alike(fragments, meshes),

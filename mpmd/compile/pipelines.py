@@ -64,9 +64,8 @@ def preparation(devices: int = 1, limits: KernelLimits = HOST.limits) -> list[Pa
         *groups.expansion(limits),  # only operations that kernels have
         *groups.simplification(),  # fewer and simpler ones
         *together,  # constants are folded: values that depend on the device alone are known
-        *groups.products(),  # products in the form of the kernels
-        DotDecomposer(scattered=True),  # kernels sum over one run of elements
-        FlattenCallGraph(),  # equal loops and branches were joined; buffers are assigned to each by itself
+        DotDecomposer(),  # kernels sum over one run of elements
+        FlattenCallGraph(),  # buffers are assigned to each loop and branch by itself
     ]
 
 
@@ -81,7 +80,6 @@ def configured(passes: Sequence[Pass], options: CompileOptions) -> list[Pass]:
     return found
 
 
-@dataclasses.dataclass(frozen=True)
 class Watched(Pass):
     """A pass of a group that runs until nothing changes, and a callback after each change.
 
@@ -90,7 +88,6 @@ class Watched(Pass):
         after: called with the pass and the module.
     """
 
-    name = "hlo-watched"
     inner: Pass
     after: Callable[[Pass, HloModule], None]
 

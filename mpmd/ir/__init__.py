@@ -30,7 +30,7 @@ from mpmd.ir.kept import free_erased
 from mpmd.ir.mlir_passes import mlir_problem, run_mlir, run_mlir_alone
 from mpmd.ir.ops import (
     Assign, Broadcast, Call, For, Fragment, FragmentCall, Func, FuncCall, NamedComputation, NamedTensor,
-    Reduce, Return, Transfer, Unassign, attribute_dicts, entries_of, put, put_attribute_dicts,
+    Reduce, Return, Transfer, Unassign, attribute_dicts, entries_of, i64, put, put_attribute_dicts,
 )
 from mpmd.ir.query import (
     PURE, arg_index, fragments, funcs, is_constant, is_pure, is_unused, module_of, ops, producer,

@@ -48,11 +48,12 @@ def op_text(op: ir.OpView) -> str:
 
 _pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer_of.restype, _pointer_of.argtypes = ctypes.c_size_t, [ctypes.py_object, ctypes.c_char_p]
+_CAPSULE = ctypes.c_char_p(b"jaxlib.mlir.ir.Operation._CAPIPtr")
 
 
 def _address(op: Any) -> int:
     try:
-        return _pointer_of(op._CAPIPtr, b"jaxlib.mlir.ir.Operation._CAPIPtr")
+        return _pointer_of(op._CAPIPtr, _CAPSULE)
     except RuntimeError:  # the bindings know that it was erased: it is equal to itself alone
         return -id(op)
 

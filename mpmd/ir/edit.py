@@ -18,7 +18,7 @@ from mpmd.errors import IRError
 from mpmd.ir import counting
 from mpmd.ir.context import context
 from mpmd.ir.kept import defer_block_deletion, defer_deletion, keep, placeholders
-from mpmd.ir.ops import Fragment, Func, Transfer
+from mpmd.ir.ops import Fragment, Func, Transfer, put
 from mpmd.ir.query import is_unused, ops
 from mpmd.ir.types import MeshTensor, string_array
 
@@ -295,7 +295,4 @@ def rebuild(
 def return_types_changed(f: Func) -> None:
     """Brings a function's type in line with its arguments and with what it returns."""
     kind = ir.FunctionType.get([a.type for a in f.args], [v.type for v in f.returned], context())
-    attribute = ir.TypeAttr.get(kind, context())
-    if f.attributes["function_type"] != attribute:
-        counting.note_edit()
-        f.attributes["function_type"] = attribute
+    put(f, "function_type", ir.TypeAttr.get(kind, context()))

@@ -32,6 +32,11 @@ def put(op: ir.OpView, name: str, attribute: ir.Attribute | None) -> None:
         op.attributes[name] = attribute
 
 
+def i64(value: int) -> ir.Attribute:
+    """A number as an attribute."""
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64, context()), value)
+
+
 def _optional(name: str, read: Callable[[Any], Any], make: Callable[[Any], Any], doc: str) -> property:
     """An attribute that an op may have, as a Python value; None if it has none."""
 

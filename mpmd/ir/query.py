@@ -43,27 +43,27 @@ def ops(where: Any, kind: type | tuple[type, ...] = Op) -> list[Any]:
     if isinstance(where, Func) and where.is_external:
         return []
     block = where if isinstance(where, ir.Block) else where.body
-    found = list(block.operations)
-    del found[-1:]
+    found = list(block.operations)[:-1]
     return found if kind is Op else [op for op in found if isinstance(op, kind)]
 
 
 def walk(where: Any, kind: type | tuple[type, ...] = Op) -> list[Any]:
     """All ops inside an op, at any depth, the op itself included; outer before inner."""
     found: list[Any] = []
-
-    def visit(some: Iterable[Op]) -> None:  # half the time of MLIR's traversal, which calls back for each op
-        for op in some:
-            if isinstance(op, kind):
-                found.append(op)
-            regions = op.operation.regions
-            if len(regions):
-                for region in regions:
-                    for block in region:
-                        visit(block.operations)
-
-    visit([where.operation.opview])
+    _collect([where.operation.opview], kind, found)
     return found
+
+
+def _collect(some: Iterable[Op], kind: type | tuple[type, ...], found: list[Any]) -> None:
+    """Half the time of MLIR's traversal, which calls back for each op.  (A closure would keep all of them.)"""
+    for op in some:
+        if kind is Op or isinstance(op, kind):
+            found.append(op)
+        regions = op.operation.regions
+        if len(regions):
+            for region in regions:
+                for block in region:
+                    _collect(block.operations, kind, found)
 
 
 def fragments(f: Func) -> list[Fragment]:
@@ -100,8 +100,7 @@ def is_unused(x: Value | Op) -> bool:
 
 def producer(v: Value) -> Op | None:
     """The op that defines `v`; None for an argument of a block."""
-    owner = v.owner
-    return None if isinstance(owner, ir.Block) else owner.opview
+    return None if isinstance(v, ir.BlockArgument) else v.owner.opview
 
 
 def result_index(v: Value) -> int:

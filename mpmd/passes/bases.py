@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
 from collections.abc import Callable
 from typing import ClassVar, Literal
 
@@ -20,9 +19,10 @@ _WHICH: dict[str, Callable[[ir.Func], bool]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
 class ModulePass(Pass):
     """A pass that rewrites a module."""
+
+    prefix = "mpmd-"
 
     def run(self, module: ir.Module) -> bool:
         """Rewrites `module`; True iff that changed it."""
@@ -36,7 +36,6 @@ class ModulePass(Pass):
         """Runs the pass."""
 
 
-@dataclasses.dataclass(frozen=True)
 class FunctionPass(ModulePass):
     """A pass that rewrites one function after the other: those that `runs_on` selects."""
 
@@ -53,7 +52,6 @@ class FunctionPass(ModulePass):
         """Rewrites one function."""
 
 
-@dataclasses.dataclass(frozen=True)
 class MlirPass(Pass):
     """A pass that MLIR, StableHLO or Shardy has registered in jaxlib, by its pipeline text."""
 

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from mpmd import ir
+from mpmd.passes.calls.signatures import calls_by_callee
 
 MAX_ELEMENTS = 4096
 """Larger arrays are taken to be unknown."""
 
-_DTYPES = {
+DTYPES: dict[str, Any] = {
     "i1": np.bool_, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64, "ui8": np.uint8,
     "ui16": np.uint16, "ui32": np.uint32, "ui64": np.uint64, "f16": np.float16, "f32": np.float32,
     "f64": np.float64,
@@ -39,10 +40,7 @@ class ConstantEvaluator:
 
     def __init__(self, module: ir.Module) -> None:
         self._known: dict[ir.Value, Array | None] = {}
-        self._calls: dict[str, list[ir.Call]] = {}
-        for f in ir.funcs(module):
-            for call in ir.walk(f, ir.Call):
-                self._calls.setdefault(call.callee_name, []).append(call)
+        self._calls = calls_by_callee(ir.funcs(module))
 
     def integer(self, value: ir.Value) -> int | None:
         """The value of a scalar integer or boolean; None if it depends on arguments."""
@@ -72,7 +70,7 @@ class ConstantEvaluator:
     def _sources(self, value: ir.Value) -> Sequence[ir.Value] | None:
         """The operands of a value; None if it is unknown in any case."""
         kind = value.type
-        if not isinstance(kind, ir.RankedTensorType) or str(kind.element_type) not in _DTYPES:
+        if not isinstance(kind, ir.RankedTensorType) or str(kind.element_type) not in DTYPES:
             return None
         if math.prod(kind.shape) > MAX_ELEMENTS:
             return None
@@ -99,13 +97,18 @@ class ConstantEvaluator:
         if op is None or op.operation.name in _FORWARDED:
             same = all(np.array_equal(array, arrays[0]) for array in arrays[1:])
             return arrays[0] if same else None
-        with np.errstate(all="ignore"):
-            found = _RULES[op.operation.name](op, *arrays)
-        return None if found is None else np.asarray(found, _dtype(value))
+        return evaluate(op, arrays)
+
+
+def evaluate(op: ir.Op, arrays: Sequence[Array]) -> Array | None:
+    """The result of an op that has a rule, for some operands; None if it is not known."""
+    with np.errstate(all="ignore"):
+        found = _RULES[op.operation.name](op, *arrays)
+    return None if found is None else np.asarray(found, _dtype(op.results[0]))
 
 
 def _dtype(value: ir.Value) -> Any:
-    return _DTYPES[str(value.type.element_type)]
+    return DTYPES[str(value.type.element_type)]
 
 
 def _numbers(op: ir.Op, name: str) -> list[int]:

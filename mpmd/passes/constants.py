@@ -18,6 +18,20 @@ def constant_text(op: ir.Op) -> str:
     return text[text.index("dense<") :]
 
 
+def splat(number: str, kind: ir.Type, before: ir.Op) -> ir.Value:
+    """A constant of one number, repeated, right before an op."""
+    value = ir.Attribute.parse(f"dense<{number}> : {kind}", ir.context())
+    made = ir.create("stablehlo.constant", [], [kind], ir.before(before), {"value": value}, before.location)
+    return made.results[0]
+
+
+def zeros(kind: ir.Type, before: ir.Op) -> ir.Value:
+    """A constant of zeros, right before an op."""
+    element = str(kind.element_type)
+    zero = "0.0" if element.startswith(("f", "bf")) else "0"
+    return splat("false" if element == "i1" else zero, kind, before)
+
+
 def attributes_of(op: ir.Op) -> tuple[tuple[str, ir.Attribute | str], ...]:
     """Names and attributes of an op, equal for equal ones; complex numbers as their text."""
     if not holds_complex(op):

@@ -101,7 +101,12 @@ def mesh_devices(counts: Mapping[str, int], *, pinning: Pinning = "auto") -> dic
             return own
     elif pinning == "always":
         raise ConfigError(f"only meshes on CPU can be pinned to cores; the platform is {platform!r}")
-    return _devices_in_order(counts, platform)
+    advice = "use fewer meshes, or smaller ones"
+    if platform == "cpu":
+        needed = sum(counts.values())
+        advice = f"request virtual ones before JAX starts: jax.config.update('jax_num_cpu_devices', {needed})"
+    devices = jax_compat.devices(platform)
+    return divided(devices, counts, f"there are {len(devices)} {platform} devices\n  {advice}")
 
 
 def own_clients(counts: Mapping[str, int], pinning: Pinning = "auto") -> dict[str, list[Any]]:
@@ -121,24 +126,18 @@ def own_clients(counts: Mapping[str, int], pinning: Pinning = "auto") -> dict[st
     return {}
 
 
-def _devices_in_order(counts: Mapping[str, int], platform: str) -> dict[str, list[Any]]:
-    devices, needed = jax_compat.devices(platform), sum(counts.values())
+def divided(devices: Sequence[Any], counts: Mapping[str, int], problem: str) -> dict[str, list[Any]]:
+    """The devices of each mesh, in order.
+
+    Raises:
+        ConfigError: there are too few: `problem` says how many, and what to do.
+    """
+    needed = sum(counts.values())
     if len(devices) < needed:
         rows = ", ".join(f"{mesh}: {count}" for mesh, count in counts.items())
-        advice = (
-            f"request virtual ones before JAX starts: jax.config.update('jax_num_cpu_devices', {needed})"
-            if platform == "cpu"
-            else "use fewer meshes, or smaller ones"
-        )
-        raise ConfigError(
-            f"the topology needs {needed} devices ({rows}), but there are {len(devices)} {platform} devices\n"
-            f"  {advice}"
-        )
-    result, start = {}, 0
-    for mesh, count in counts.items():
-        result[mesh] = devices[start : start + count]
-        start += count
-    return result
+        raise ConfigError(f"the topology needs {needed} devices ({rows}), but {problem}")
+    left = iter(devices)
+    return {mesh: [next(left) for _ in range(count)] for mesh, count in counts.items()}
 
 
 def cores_of(device: Any) -> tuple[int, ...]:

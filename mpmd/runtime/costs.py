@@ -14,7 +14,7 @@ from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.executor import Executor
 from mpmd.runtime.graph import BufferType
 from mpmd.runtime.instructions import Send
-from mpmd.runtime.interpreter import BoundCall, BoundInstruction, BoundRecv, StepState, failure_of
+from mpmd.runtime.interpreter import BoundCall, BoundInstruction, BoundRecv, Observer, StepState, failure_of
 from mpmd.runtime.program import Program
 from mpmd.runtime.trace import StepRecorder
 
@@ -34,11 +34,8 @@ class ProgramCosts:
     transfers: Mapping[tuple[BufferType, BufferType], float] = dataclasses.field(default_factory=dict)
 
 
-class OneAtATime:
+class OneAtATime(Observer):
     """Observes a step that one thread issues, and waits for everything: each fragment runs alone."""
-
-    def calling(self, call: BoundCall, frame: StepState) -> None:
-        """Its inputs are ready."""
 
     def ran(self, call: BoundCall, frame: StepState, issued: float) -> None:
         """Waits for a call; a failure is reported by the executor."""

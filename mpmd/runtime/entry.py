@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
+import numpy as np
+
 from mpmd import ir
 from mpmd.errors import ProgramError
 from mpmd.runtime.graph import BufferType, CallNode, EntryGraph, InputSpec, OutputSpec, TransferOp
 from mpmd.sharding.shards import axes_by_dim, axes_of
 from mpmd.support.source import frames_of
 
-_BYTES = {"i1": 1, "bf16": 2, "complex<f32>": 8, "complex<f64>": 16}
 _NAMES = {"i1": "bool", "bf16": "bfloat16", "complex<f32>": "complex64", "complex<f64>": "complex128"}
 
 
@@ -124,7 +125,7 @@ def buffer_type(kind: ir.MeshTensor, meshes: dict[str, dict[str, int]]) -> Buffe
     if sharding is not None:
         names = [axis.name for dim in axes_by_dim(sharding) for axis in dim]
         shards = math.prod(axes[name] for name in names)
-    local = math.prod(kind.shape) * _width(element) // shards
+    local = math.prod(kind.shape) * np.dtype(_dtype(element)).itemsize // shards
     return BufferType(
         shape=tuple(kind.shape),
         dtype=_dtype(element),
@@ -133,11 +134,6 @@ def buffer_type(kind: ir.MeshTensor, meshes: dict[str, dict[str, int]]) -> Buffe
         memory_kind=kind.memory_kind if kind.on_host else None,
         bytes=local * math.prod(axes.values()),
     )
-
-
-def _width(element: str) -> int:
-    """The bytes of an element of MLIR's type: `f32` has 4, `f8E4M3FN` and `i4` have one."""
-    return _BYTES.get(element) or max(1, _bits(element) // 8)
 
 
 def _bits(element: str) -> int:

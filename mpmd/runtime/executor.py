@@ -129,6 +129,7 @@ class Executor:
                 pending.others = tuple(other for other in self._decoded.pending if other is not pending)
         self._rank = {(program.streams[s].mesh, at): k for k, (s, at) in enumerate(self.order.nodes)}
         self._forwarded = self._inputs_that_are_outputs()
+        self._paths = {spec.index: spec.path for spec in program.inputs}
         feeds = (op for s in own.streams for op in s.instructions if isinstance(op, Feed))
         self._read = sorted({feed.input for feed in feeds})
         self._workers: Workers | None = None
@@ -233,17 +234,14 @@ class Executor:
             )
         deleted = [k for k in self._read if _is_deleted(inputs[k])]
         if deleted:
-            paths = {spec.index: spec.path for spec in self.program.inputs}
-            gone = [paths[k] for k in deleted]
-            more = f" and {len(gone) - 3} more" if len(gone) > 3 else ""
             raise SignatureError(
-                f"deleted before the step: {', '.join(gone[:3])}{more}\n"
+                f"deleted before the step: {self._named(deleted)}\n"
                 f"  they were donated to an earlier step, or share memory with donated arrays\n"
                 f"  use the results of that step, donate a copy, or do not donate them"
             )
         if not self.program.donated_inputs or len({*map(id, inputs)}) == len(inputs):
             return
-        paths = {spec.index: spec.path for spec in self.program.inputs}
+        paths = self._paths
         for k in self.program.donated_inputs:
             twins = [j for j, other in enumerate(inputs) if other is inputs[k] and j != k]
             if twins and hasattr(inputs[k], "is_deleted"):
@@ -334,12 +332,15 @@ class Executor:
             return "the results of that step have no value; continue from a checkpoint"
         if not self.program.donated_inputs:
             return ""
-        arguments = {spec.index: spec.path for spec in self.program.inputs}
-        gone = [arguments[k] for k in self.program.donated_inputs if _is_deleted(frame.inputs[k])]
+        gone = [k for k in self.program.donated_inputs if _is_deleted(frame.inputs[k])]
         if not gone:
             return "no argument was consumed: the step can be repeated with the same arguments"
-        more = f" and {len(gone) - 3} more" if len(gone) > 3 else ""
-        return f"consumed and gone: {', '.join(gone[:3])}{more}; continue from a checkpoint"
+        return f"consumed and gone: {self._named(gone)}; continue from a checkpoint"
+
+    def _named(self, arguments: Sequence[int]) -> str:
+        """The first three of some arguments."""
+        more = f" and {len(arguments) - 3} more" if len(arguments) > 3 else ""
+        return ", ".join(self._paths[k] for k in arguments[:3]) + more
 
     def _drain(self) -> None:
         """Waits a moment for the issued work; threads may still be busy with one call each."""

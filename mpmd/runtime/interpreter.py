@@ -52,13 +52,18 @@ class Timer(Protocol):
 
 
 class Observer(Protocol):
-    """Callbacks while one step is issued; they are called by the thread that issues the mesh."""
+    """Callbacks while one step is issued; they are called by the thread that issues the mesh.
+
+    A subclass ignores what it does not define.
+    """
 
     def calling(self, call: BoundCall, frame: StepState) -> None:
         """A fragment is about to be called; its arguments are in the frame."""
+        return
 
     def ran(self, call: BoundCall, frame: StepState, issued: float) -> None:
         """A fragment was called at time `issued`, in seconds; its results are in the frame."""
+        return
 
     def issued(self, instruction: BoundInstruction, frame: StepState) -> None:
         """Any instruction was issued."""

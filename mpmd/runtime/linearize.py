@@ -4,9 +4,9 @@ Per mesh the fragments keep their order in the graph.  Around them are:
 
 * `Feed` for every argument the mesh uses, before everything else, so that arguments are placed before
   anything can consume them.  A transferred argument is fed to another mesh of the process directly.
-* `Recv` right before the first use; earlier, if the engine moves bytes only on request.
+* `Recv` right before the first use.
 * `Send` right after the buffer is defined, in the order of the transfers.
-* `Copy` where a fragment consumes a buffer that is needed afterwards, or that may still be on its way.
+* `Copy` where a fragment consumes a buffer that is needed afterwards, or that another process may still read.
 * `Free` right after the last use; nothing for a consumed buffer.
 * `Fetch` after everything else, in the order of the results; a value that is two results is copied.
 
@@ -20,9 +20,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from mpmd.errors import ProgramError, collect
-from mpmd.runtime.channels.protocol import BETWEEN_PROCESSES, IN_PROCESS, ChannelProperties
 from mpmd.runtime.graph import BufferType, CallNode, EntryGraph, InputSpec, TransferOp
-from mpmd.runtime.hoist import hoist_receives
 from mpmd.runtime.instructions import (
     Copy,
     Feed,
@@ -41,21 +39,11 @@ from mpmd.runtime.program import Buffer, ChannelSpec, Program, Stream
 from mpmd.runtime.verify import verify
 
 
-def linearize(
-    graph: EntryGraph,
-    properties: ChannelProperties = IN_PROCESS,
-    *,
-    early_receives: int | None = None,
-    processes: Mapping[str, int] = MappingProxyType({}),
-) -> Program:
-    """Builds the program of `graph` and verifies it.
+def linearize(graph: EntryGraph, processes: Mapping[str, int] = MappingProxyType({})) -> Program:
+    """Builds the program of the exported entry function and verifies it.
 
     Args:
         graph: the exported entry function.
-        properties: guarantees of the engine of the channels.
-        early_receives: how many `Run`s a receive is moved up, as far as the program stays valid; None
-            for 1 where the receiver pulls and 0 elsewhere, because an early receive costs memory and
-            an engine that pushes gains nothing from it.
         processes: for each mesh the index of its process; empty if there is one process.  An argument is
             read by the process of its own mesh only, and sent to meshes of others.  Every process gets the
             scalar results.
@@ -64,12 +52,10 @@ def linearize(
         ProgramError: the graph is not a program; every finding is listed.
     """
     check_graph(graph)
-    program = _StreamLayout(with_scalars_everywhere(graph, processes), properties, processes).build()
+    program = _StreamLayout(with_scalars_everywhere(graph, processes), processes).build()
     program = dataclasses.replace(program, outputs=graph.outputs)
     verify(program)
-    pulls = any(channel.properties.receiver_pulls for channel in program.channels)
-    distance = int(pulls) if early_receives is None else early_receives
-    return hoist_receives(program, distance) if distance else program
+    return program
 
 
 def check_graph(graph: EntryGraph) -> None:
@@ -127,10 +113,8 @@ def _call_problems(op: CallNode, where: str, types: dict[int, BufferType]) -> li
 class _StreamLayout:
     """Lays out the streams of one graph; until the last step instructions name graph values."""
 
-    def __init__(
-        self, graph: EntryGraph, properties: ChannelProperties, processes: Mapping[str, int]
-    ) -> None:
-        self.graph, self.properties, self.processes = graph, properties, processes
+    def __init__(self, graph: EntryGraph, processes: Mapping[str, int]) -> None:
+        self.graph, self.processes = graph, processes
         self.types = dict(graph.types)
         self.names: dict[int, str] = {}
         self.argument: dict[int, InputSpec] = {}  # fed value -> its argument
@@ -155,10 +139,6 @@ class _StreamLayout:
     def _leaves_process(self, value: int) -> bool:
         """Whether a value is sent to another process, which may read it after the step has ended."""
         return any(not self._same_process(op) for op in self.leaving.get(value, ()))
-
-    def _of_channel(self, source: str, target: str) -> ChannelProperties:
-        same = self.processes.get(source, 0) == self.processes.get(target, 0)
-        return self.properties if same else BETWEEN_PROCESSES
 
     def _mesh(self, mesh: str) -> list[Instruction]:
         self.feeds.setdefault(mesh, {})
@@ -214,7 +194,7 @@ class _StreamLayout:
             if body
         ]
         channels = tuple(
-            ChannelSpec(source, target, tuple(self.messages[number]), self._of_channel(source, target))
+            ChannelSpec(source, target, tuple(self.messages[number]))
             for (source, target), number in self.numbers.items()
         )
         return Program(self.graph.name, tuple(streams), channels, self.graph.inputs, self.graph.outputs)
@@ -261,12 +241,10 @@ class _StreamLayout:
     def _copy_before_donation(self, body: Sequence[Instruction]) -> list[Instruction]:
         """Makes every donation legal: of a buffer's last use, passed once, and owned by the stream alone."""
         last = _last_use(body)
-        sent: set[int] = set()
+        sent: set[int] = set()  # to another process, which may still read it
         result: list[Instruction] = []
         for at, op in enumerate(body):
-            if isinstance(op, Send) and (
-                not self.properties.sender_may_donate or self._leaves_process(op.buffer)
-            ):
+            if isinstance(op, Send) and self._leaves_process(op.buffer):
                 sent.add(op.buffer)
             if isinstance(op, Run) and op.donated:
                 arguments = list(op.inputs)

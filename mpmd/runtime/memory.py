@@ -24,7 +24,7 @@ from mpmd.runtime.instructions import (
     ended_buffers,
     writes,
 )
-from mpmd.runtime.interpreter import BoundCall, BoundFeed, BoundInstruction, StepState
+from mpmd.runtime.interpreter import BoundFeed, BoundInstruction, Observer, StepState
 from mpmd.runtime.program import Program, Stream, instruction_text
 from mpmd.runtime.verify import verify
 
@@ -189,7 +189,7 @@ def _category(op: Instruction) -> str:
     return "other"
 
 
-class MemoryMeter:
+class MemoryMeter(Observer):
     """Observes a step and counts the bytes of the arrays that the streams hold after every instruction.
 
     Attributes:
@@ -205,12 +205,6 @@ class MemoryMeter:
         for stream in program.streams:
             self._ranges[stream.mesh] = range(start, start + len(stream.buffers))
             start += len(stream.buffers)
-
-    def calling(self, call: BoundCall, frame: StepState) -> None:
-        """A run is counted when it has been issued."""
-
-    def ran(self, call: BoundCall, frame: StepState, issued: float) -> None:
-        """A run is counted when it has been issued."""
 
     def issued(self, instruction: BoundInstruction, frame: StepState) -> None:
         """Counts the bytes that the mesh of the instruction holds now."""

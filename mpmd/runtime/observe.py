@@ -41,7 +41,7 @@ class Observers:
             member.issued(instruction, frame)
 
 
-class FiniteCheck:
+class FiniteCheck(Observer):
     """Waits for every fragment and stops at the first with a NaN, or an infinity, in its results.
 
     No fragment before it computed one; if it was in an argument of the step, the error names that.
@@ -54,9 +54,6 @@ class FiniteCheck:
             *([("infinite", np.isinf)] if infs else []),
         ]
         self._arguments: dict[int, tuple[str, str]] = {}
-
-    def calling(self, call: BoundCall, frame: StepState) -> None:
-        """Nothing to check before a call."""
 
     def ran(self, call: BoundCall, frame: StepState, issued: float) -> None:
         """Checks the results of a call.

@@ -3,9 +3,8 @@
 Streams have no branches and each receive names its message, so whether a program stops does not depend
 on timing: it stops in every execution or in none, and it stops exactly if the edges below have a cycle.
 
-Edges: program order; each send to its receive; with a capacity c, also the k-th receive made on a
-channel to its send k + c.  In-order devices, in-order issue and bounds on run-ahead only add edges along
-program order, so they never make a cycle.
+Edges: program order; each send to its receive.  In-order devices, in-order issue and bounds on run-ahead
+only add edges along program order, so they never make a cycle.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ class InstructionOrder:
     occupancy: tuple[int, ...]
 
 
-def messages(program: Program) -> list[list[Message]]:
-    """Per channel its messages in the order of the sends; unpaired ones are left out."""
+def message_ends(program: Program) -> tuple[list[dict[int, Node]], list[dict[int, Node]]]:
+    """Per channel the first send of each message, and its first receive."""
     sends: list[dict[int, Node]] = [{} for _ in program.channels]
     recvs: list[dict[int, Node]] = [{} for _ in program.channels]
     for s, stream in enumerate(program.streams):
@@ -55,23 +54,21 @@ def messages(program: Program) -> list[list[Message]]:
             if isinstance(op, (Send, Recv)) and 0 <= op.channel < len(program.channels):
                 table = sends if isinstance(op, Send) else recvs
                 table[op.channel].setdefault(op.sequence, (s, at))
+    return sends, recvs
+
+
+def messages(program: Program) -> list[list[Message]]:
+    """Per channel its messages in the order of the sends; unpaired ones are left out."""
+    sends, recvs = message_ends(program)
     return [
         [Message(c, k, node, recvs[c][k]) for k, node in sends[c].items() if k in recvs[c]]
         for c in range(len(program.channels))
     ]
 
 
-def waits_for(program: Program, pairs: list[list[Message]]) -> dict[Node, list[Node]]:
+def waits_for(pairs: list[list[Message]]) -> dict[Node, list[Node]]:
     """The edges between streams: for an instruction, those of other streams that must come first."""
-    before: dict[Node, list[Node]] = {}
-    for number, pair in enumerate(pairs):
-        capacity = program.channels[number].properties.capacity
-        made = sorted(message.recv for message in pair)  # any receive frees a slot
-        for k, message in enumerate(pair):
-            before.setdefault(message.recv, []).append(message.send)
-            if capacity is not None and k + capacity < len(pair):
-                before.setdefault(pair[k + capacity].send, []).append(made[k])
-    return before
+    return {message.recv: [message.send] for pair in pairs for message in pair}
 
 
 def linear_order(program: Program, before: dict[Node, list[Node]]) -> tuple[list[Node], dict[int, int]]:
@@ -141,14 +138,10 @@ def issue_order(program: Program, order: InstructionOrder) -> list[Node]:
     the others and none waits for work because the thread is busy with another's.
     """
     begin: dict[Node, int] = {}
+    end: dict[Node, int] = {}
     free = [0] * len(program.streams)
     for s, at in order.nodes:
-        earlier = [_end(program, n, begin) for n in order.before.get((s, at), ())]
-        begin[s, at] = free[s] = max([free[s], *earlier])
-        free[s] += isinstance(program.streams[s].instructions[at], Run)
+        begin[s, at] = max([free[s], *(end[node] for node in order.before.get((s, at), ()))])
+        end[s, at] = free[s] = begin[s, at] + isinstance(program.streams[s].instructions[at], Run)
     rank = {node: k for k, node in enumerate(order.nodes)}
     return sorted(order.nodes, key=lambda node: (begin[node], rank[node]))
-
-
-def _end(program: Program, node: Node, begin: dict[Node, int]) -> int:
-    return begin[node] + isinstance(program.streams[node[0]].instructions[node[1]], Run)

@@ -7,7 +7,6 @@ import functools
 import hashlib
 from collections.abc import Sequence
 
-from mpmd.runtime.channels.protocol import IN_PROCESS, ChannelProperties
 from mpmd.runtime.graph import BufferType, InputSpec, OutputSpec
 from mpmd.runtime.instructions import (
     Copy,
@@ -51,7 +50,6 @@ class ChannelSpec:
     source: str
     target: str
     types: tuple[BufferType, ...]
-    properties: ChannelProperties = IN_PROCESS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +87,16 @@ class Program:
         return dataclasses.replace(self, streams=own)
 
     @functools.cached_property
+    def between_processes(self) -> frozenset[int]:
+        """The channels between meshes of different processes: the receiver may read a buffer later."""
+        of_mesh = {stream.mesh: stream.process for stream in self.streams}
+        return frozenset(
+            number
+            for number, channel in enumerate(self.channels)
+            if of_mesh.get(channel.source) != of_mesh.get(channel.target)
+        )
+
+    @functools.cached_property
     def results(self) -> dict[int, tuple[int, BufferType]]:
         """For each flat result its process, and its type on the mesh that computes it."""
         found: dict[int, tuple[int, BufferType]] = {}
@@ -123,9 +131,8 @@ class Program:
         lines = [f"  input {s.index} {s.path}{' donated' if s.donated else ''}" for s in self.inputs]
         lines += [f"  output {s.index} {s.path}" for s in self.outputs]
         for number, channel in enumerate(self.channels):
-            lines.append(
-                f"channel {number}: {channel.source} -> {channel.target} {_properties(channel.properties)}"
-            )
+            between = " between processes" if number in self.between_processes else ""
+            lines.append(f"channel {number}: {channel.source} -> {channel.target} tagged{between}")
             lines += [f"  message {k}: {type_}" for k, type_ in enumerate(channel.types)]
         for stream in self.streams:
             where = f" in process {stream.process}" if several else ""
@@ -136,14 +143,6 @@ class Program:
                 for at, op in enumerate(stream.instructions)
             ]
         return "\n".join(lines) + "\n"
-
-
-def _properties(properties: ChannelProperties) -> str:
-    words: list[str] = [properties.pairing]
-    words += [] if properties.sender_may_donate else ["keeps sent buffers"]
-    words += ["receiver pulls"] if properties.receiver_pulls else []
-    words += [] if properties.capacity is None else [f"capacity {properties.capacity}"]
-    return ", ".join(words)
 
 
 def instruction_text(op: Instruction, buffers: Sequence[Buffer] = ()) -> str:

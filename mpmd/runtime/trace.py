@@ -45,7 +45,6 @@ class MeasuredSpan:
         mesh: its mesh; for a transfer, the receiver.
         name: the executable; for a transfer, the sending mesh.
         kind: "run" or "transfer".
-        stage, microbatch, phase: of the call; for a transfer, of the call that produced the value.
         start_s, end_s: begin and end; a transfer begins when its value is ready.
         at: position in the stream of the mesh.
     """
@@ -53,12 +52,9 @@ class MeasuredSpan:
     mesh: str
     name: str
     kind: str
-    stage: int | None
-    microbatch: int | None
-    phase: str
     start_s: float
     end_s: float
-    at: int = -1
+    at: int
 
 
 class StepRecorder(Observer, Protocol):
@@ -319,7 +315,7 @@ def spans_of(
             if isinstance(op, Run) and (s, at) in runs:
                 start = max(clock, runs[s, at][0])
                 clock = max(start, runs[s, at][1])
-                spans.append(_span(stream.mesh, op.executable, "run", op, start, clock, at))
+                spans.append(MeasuredSpan(stream.mesh, op.executable, "run", start, clock, at))
                 for buffer in reads(op):
                     begins.setdefault((s, buffer), start)
     for (s, at), source in sources.items():
@@ -328,16 +324,10 @@ def spans_of(
         assert isinstance(op, Recv)
         ends = [t for t in (arrivals.get((s, at)), begins.get((s, op.buffer))) if t is not None]
         if made is not None and ends:
-            run = program.streams[source[0]].instructions[source[1]]
-            assert isinstance(run, Run)
             name = program.streams[source[0]].mesh
             end = max(made[1], min(ends))
-            spans.append(_span(stream.mesh, name, "transfer", run, made[1], end, at))
+            spans.append(MeasuredSpan(stream.mesh, name, "transfer", made[1], end, at))
     return tuple(sorted(spans, key=lambda span: (span.start_s, span.mesh, span.name)))
-
-
-def _span(mesh: str, name: str, kind: str, op: Run, start: float, end: float, at: int) -> MeasuredSpan:
-    return MeasuredSpan(mesh, name, kind, op.stage, op.microbatch, op.phase, start, end, at)
 
 
 def _message_sources(program: Program) -> dict[Node, Node]:

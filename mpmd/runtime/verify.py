@@ -1,7 +1,7 @@
 """Verifies a program before its first step.
 
 Per stream: every buffer is defined once, is alive when it is read, and ends once.  Messages: every send
-has its receive, in the order of the engine, of one type.  Order: no execution deadlocks.  All findings
+has its receive, of one type.  Order: no execution deadlocks.  All findings
 are reported together, with mesh, position, instruction and buffer.
 
 Cost: linear in instructions and messages, times the number of meshes for the occupancy of channels.
@@ -10,7 +10,6 @@ Cost: linear in instructions and messages, times the number of meshes for the oc
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mpmd.errors import ProgramError, collect
@@ -27,7 +26,15 @@ from mpmd.runtime.instructions import (
     reads,
     writes,
 )
-from mpmd.runtime.order import InstructionOrder, Node, linear_order, messages, occupancy, waits_for
+from mpmd.runtime.order import (
+    InstructionOrder,
+    Node,
+    linear_order,
+    message_ends,
+    messages,
+    occupancy,
+    waits_for,
+)
 from mpmd.runtime.program import Program, Stream, instruction_text
 
 
@@ -42,7 +49,7 @@ def verify(program: Program) -> InstructionOrder:
     findings += message_findings(program)
     findings += signature_findings(program)
     pairs = messages(program)
-    before = waits_for(program, pairs)
+    before = waits_for(pairs)
     nodes, blocked = linear_order(program, before)
     findings += _deadlock_findings(program, nodes, blocked, before)
     if findings:
@@ -65,7 +72,7 @@ class _StreamCheck:
     """One pass over a stream: buffers that are alive, and buffers that ended, and how."""
 
     stream: Stream
-    keeps_sent: Callable[[int], bool]
+    between_processes: frozenset[int]
     alive: dict[int, int] = field(default_factory=dict)
     gone: dict[int, str] = field(default_factory=dict)
     sent: dict[int, int] = field(default_factory=dict)
@@ -82,7 +89,7 @@ class _StreamCheck:
         self.read(at, op)
         if isinstance(op, Run):
             self.donate(at, op)
-        elif isinstance(op, Send) and self.keeps_sent(op.channel):
+        elif isinstance(op, Send) and op.channel in self.between_processes:
             self.sent[op.buffer] = at
         elif isinstance(op, Fetch):
             self.fetched.add(op.buffer)
@@ -136,12 +143,7 @@ class _StreamCheck:
 
 def stream_findings(program: Program, stream: Stream) -> list[str]:
     """Each mesh by itself: defined before use, ended once, none left over."""
-
-    def keeps_sent(channel: int) -> bool:
-        known = 0 <= channel < len(program.channels)
-        return known and not program.channels[channel].properties.sender_may_donate
-
-    check = _StreamCheck(stream, keeps_sent)
+    check = _StreamCheck(stream, program.between_processes)
     for at, op in enumerate(stream.instructions):
         check.visit(at, op)
     check.findings += [
@@ -186,11 +188,10 @@ def edge_findings(program: Program) -> list[str]:
 
 
 def message_findings(program: Program) -> list[str]:
-    """Every send has one receive, of its type, in the order that the engine needs."""
+    """Every send has one receive, of its type."""
     findings: list[str] = []
     meshes = [stream.mesh for stream in program.streams]
-    sends: list[dict[int, Node]] = [{} for _ in program.channels]
-    recvs: list[dict[int, Node]] = [{} for _ in program.channels]
+    sends, recvs = message_ends(program)
     for s, stream in enumerate(program.streams):
         for at, op in enumerate(stream.instructions):
             if not isinstance(op, (Send, Recv)):
@@ -213,35 +214,19 @@ def message_findings(program: Program) -> list[str]:
                     findings.append(
                         f"{where()}: {_buffer(stream, op.buffer)} is {here}, the message is {there}"
                     )
-            table = (sends if isinstance(op, Send) else recvs)[op.channel]
-            if op.sequence in table:
-                first = table[op.sequence]
+            first = (sends if isinstance(op, Send) else recvs)[op.channel][op.sequence]
+            if first != (s, at):
                 findings.append(
                     f"{where()}: message {op.sequence} was used at {meshes[first[0]]}[{first[1]}]"
                 )
-            table.setdefault(op.sequence, (s, at))
     for number, channel in enumerate(program.channels):
-        findings += _pairing_findings(program, number, sends[number], recvs[number])
+        for (s, at), text in (
+            *((node, "no receive takes") for k, node in sends[number].items() if k not in recvs[number]),
+            *((node, "nothing sends") for k, node in recvs[number].items() if k not in sends[number]),
+        ):
+            findings.append(f"{_place(program.streams[s], at)}: {text} this message")
         if {channel.source, channel.target} - set(meshes) or channel.source == channel.target:
             findings.append(f"channel {number} goes from {channel.source} to {channel.target}")
-    return findings
-
-
-def _pairing_findings(
-    program: Program, number: int, sent: dict[int, Node], received: dict[int, Node]
-) -> list[str]:
-    def where(node: Node) -> str:
-        return _place(program.streams[node[0]], node[1])
-
-    findings = [f"{where(n)}: no receive takes this message" for k, n in sent.items() if k not in received]
-    findings += [f"{where(n)}: nothing sends this message" for k, n in received.items() if k not in sent]
-    channel = program.channels[number]
-    if channel.properties.pairing == "fifo" and list(sent) != list(received) and not findings:
-        first = next(k for k, (a, b) in enumerate(zip(sent, received)) if a != b)
-        findings.append(
-            f"channel {number} from {channel.source} to {channel.target} pairs by order, but message number "
-            f"{first} is {where(list(sent.values())[first])} and {where(list(received.values())[first])}"
-        )
     return findings
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mpmd.runtime.instructions import Recv, Run, donated_buffers, reads
-from mpmd.runtime.interpreter import BoundCall, BoundInstruction, BoundRecv, StepState, failure_of
+from mpmd.runtime.interpreter import BoundCall, BoundInstruction, BoundRecv, Observer, StepState, failure_of
 from mpmd.runtime.order import Node
 from mpmd.runtime.program import Program, Stream
 from mpmd.runtime.trace import Interval, MeasuredSpan, spans_of
@@ -70,7 +70,7 @@ def _consumed_receives(stream: Stream) -> list[int]:
     return [at for at, op in enumerate(stream.instructions) if isinstance(op, Recv) and op.buffer in consumed]
 
 
-class WatchingRecorder:
+class WatchingRecorder(Observer):
     """Observes one step with a thread per mesh; a `StepRecorder`."""
 
     def __init__(self, program: Program, token: Callable[[Any], Any]) -> None:
@@ -83,9 +83,6 @@ class WatchingRecorder:
         self._consumed_receives = {
             (stream.mesh, at) for stream in program.streams for at in _consumed_receives(stream)
         }
-
-    def calling(self, call: BoundCall, frame: StepState) -> None:
-        """A call is watched after it was issued."""
 
     def ran(self, call: BoundCall, frame: StepState, issued: float) -> None:
         """Watches a call."""

@@ -21,34 +21,3 @@ from mpmd.scheduling.simulate import simulate
 from mpmd.scheduling.task import Phase, Task
 from mpmd.scheduling.timeline import MemoryCurve, Span, Timeline
 from mpmd.scheduling.validate import linearize, validate
-
-__all__ = [
-    "SCHEDULES",
-    "Costs",
-    "Link",
-    "MemoryCurve",
-    "Phase",
-    "PipelineSchedule",
-    "PipelineShape",
-    "ScheduleTable",
-    "SchedulingProblem",
-    "SearchResult",
-    "Skip",
-    "Span",
-    "StageCosts",
-    "Task",
-    "Timeline",
-    "chrome_trace",
-    "from_csv",
-    "from_function",
-    "from_table",
-    "get_schedule",
-    "linearize",
-    "peak_activations",
-    "render_html",
-    "render_svg",
-    "render_text",
-    "search",
-    "simulate",
-    "validate",
-]

@@ -111,7 +111,7 @@ class _Search:
                 continue
             self.nodes += 1
             undo = self._apply(*branch)
-            if self._is_complete():
+            if all(begun == self.count for begun in self.begun[WEIGHTS]):
                 self._keep()
                 self._take_back(undo)
             elif self._bound() >= self.best_s - _EPSILON or self._is_dominated():
@@ -141,18 +141,17 @@ class _Search:
 
     def _eligible(self) -> Iterator[tuple[float, Step]]:
         """Steps whose inputs are scheduled and that fit, with the earliest time they can start."""
-        workload = self.workload
         for mesh, chains in enumerate(self.chains_on):
             free = self.free[mesh]
             for chain in chains:
                 forward = self.begun[FORWARD][chain]
                 if forward < self.count and chain not in self.refused[mesh] and self._fits(mesh, chain):
-                    ready = self._arrival(FORWARD, workload.chains[chain].previous, chain, forward)
+                    ready = self._arrival((FORWARD, chain, forward))
                     if ready < math.inf:
                         yield max(free, ready), (FORWARD, chain, forward)
                 backward = self.begun[BACKWARD][chain]
                 if backward < forward:
-                    ready = self._arrival(BACKWARD, workload.chains[chain].following, chain, backward)
+                    ready = self._arrival((BACKWARD, chain, backward))
                     if ready < math.inf:
                         yield (
                             max(free, ready, self.ends[FORWARD][chain][backward]),
@@ -162,7 +161,10 @@ class _Search:
                 if weights < backward:
                     yield max(free, self.ends[BACKWARD][chain][weights]), (WEIGHTS, chain, weights)
 
-    def _arrival(self, kind: int, source: int | None, chain: int, microbatch: int) -> float:
+    def _arrival(self, step: Step) -> float:
+        """When the input of a forward or backward is there; infinite while that is unknown."""
+        kind, chain, microbatch = step
+        source = self.workload.chains[chain].source(kind)
         if source is None:
             return 0.0
         ends = self.ends[kind][source]
@@ -189,19 +191,14 @@ class _Search:
         return undo
 
     def _run(self, step: Step) -> None:
-        kind, chain, microbatch = step
+        kind, chain, _ = step
         mesh = self.mesh_of[chain]
         ready = self.free[mesh]
+        if kind != WEIGHTS:
+            ready = max(ready, self._arrival(step))
         if kind == FORWARD:
-            ready = max(
-                ready, self._arrival(FORWARD, self.workload.chains[chain].previous, chain, microbatch)
-            )
             self.held[mesh] += self.workload.sizes[chain]
-        elif kind == BACKWARD:
-            ready = max(
-                ready, self._arrival(BACKWARD, self.workload.chains[chain].following, chain, microbatch)
-            )
-        else:
+        elif kind == WEIGHTS:
             self.held[mesh] -= self.workload.sizes[chain]
             self.left_weights[mesh] -= self._seconds(step)
         self.free[mesh] = ready + self._seconds(step)
@@ -228,9 +225,6 @@ class _Search:
         self.free[mesh] = undo.free_s
         self.refused[mesh] = undo.refused
 
-    def _is_complete(self) -> bool:
-        return all(begun == self.count for begun in self.begun[WEIGHTS])
-
     def _keep(self) -> None:
         length = max(self.free)
         if length < self.best_s - _EPSILON:
@@ -256,9 +250,7 @@ class _Search:
                 bound, start + self.left[mesh], start + self.left[mesh] - self.left_weights[mesh] + tail
             )
             for chain in begins:
-                ready = self._arrival(
-                    FORWARD, self.workload.chains[chain].previous, chain, self.begun[FORWARD][chain]
-                )
+                ready = self._arrival((FORWARD, chain, self.begun[FORWARD][chain]))
                 if ready < math.inf:
                     rest = self.paths.life[chain] + self.paths.tail[chain]
                     bound = max(bound, max(ready, self.free[mesh]) + rest)
@@ -269,14 +261,12 @@ class _Search:
         key = (*map(tuple, self.begun), tuple(self.refused))
         times = list(self.free)
         for chain, record in enumerate(self.workload.chains):
-            if record.previous is not None:
-                arrivals = self.ends[FORWARD][record.previous][self.begun[FORWARD][chain] :]
-                delay = self.workload.delays[chain][FORWARD]
-                times += (max(self.free[record.mesh], end + delay) for end in arrivals)
-            if record.following is not None:
-                arrivals = self.ends[BACKWARD][record.following][self.begun[BACKWARD][chain] :]
-                delay = self.workload.delays[chain][BACKWARD]
-                times += (max(self.free[record.mesh], end + delay) for end in arrivals)
+            for kind in (FORWARD, BACKWARD):
+                source = record.source(kind)
+                if source is not None:
+                    arrivals = self.ends[kind][source][self.begun[kind][chain] :]
+                    delay = self.workload.delays[chain][kind]
+                    times += [max(self.free[record.mesh], end + delay) for end in arrivals]
         known = self.seen.setdefault(key, [])
         if any(all(a <= b + _EPSILON for a, b in zip(other, times, strict=True)) for other in known):
             return True

@@ -126,16 +126,9 @@ class _Timing:
     def _inputs(self, step: Step) -> list[tuple[Step, float]]:
         kind, index, microbatch = step
         chain, delays = self.workload.chains[index], self.workload.delays[index]
-        if kind == WEIGHTS:
-            return [((BACKWARD, index, microbatch), 0.0)]
-        if kind == FORWARD:
-            return (
-                [] if chain.previous is None else [((FORWARD, chain.previous, microbatch), delays[FORWARD])]
-            )
-        own = ((FORWARD, index, microbatch), 0.0)
-        if chain.following is None:
-            return [own]
-        return [((BACKWARD, chain.following, microbatch), delays[BACKWARD]), own]
+        own = [] if kind == FORWARD else [((kind - 1, index, microbatch), 0.0)]
+        source = None if kind == WEIGHTS else chain.source(kind)
+        return own if source is None else [((kind, source, microbatch), delays[kind]), *own]
 
     def moves(self) -> list[_Node]:
         """Steps on the critical path that could come before the step their mesh runs before them."""

@@ -66,14 +66,9 @@ class Clockwork:
         """When the inputs of a step are ready; infinite while that is unknown."""
         kind, index, microbatch = step
         chain, delays, ends = self.workload.chains[index], self.workload.delays[index], self.ends
-        if kind == FORWARD:
-            if chain.previous is None:
-                return 0.0
-            return ends.get((FORWARD, chain.previous, microbatch), math.inf) + delays[0]
-        ready = ends.get((FORWARD, index, microbatch), math.inf)
-        if chain.following is not None:
-            ready = max(ready, ends.get((BACKWARD, chain.following, microbatch), math.inf) + delays[1])
-        return ready
+        source = chain.source(kind)
+        ready = 0.0 if source is None else ends.get((kind, source, microbatch), math.inf) + delays[kind]
+        return ready if kind == FORWARD else max(ready, ends.get((FORWARD, index, microbatch), math.inf))
 
     def run(self, step: Step) -> None:
         """Starts a step now."""
@@ -285,21 +280,3 @@ def _next_in_order(clock: Clockwork, mesh: int, steps: list[Step], limit: int, l
         bare += sizes[index] if kind == FORWARD else -sizes[index]
         highest = max(highest, bare)
     return None
-
-
-def in_order(workload: Workload, orders: Sequence[Sequence[Step]]) -> Ordered | None:
-    """Runs steps exactly in the given order; None if that deadlocks."""
-    clock = Clockwork(workload)
-    at = [0] * len(orders)
-    while True:
-        for mesh, order in enumerate(orders):
-            while clock.free[mesh] <= clock.now and at[mesh] < len(order):
-                step = order[at[mesh]]
-                if step[0] != WEIGHTS and clock.ready_s(step) > clock.now:
-                    break
-                clock.run(step)
-                at[mesh] += 1
-        if not clock.advance():
-            return (
-                None if any(k < len(order) for k, order in zip(at, orders, strict=True)) else clock.result()
-            )

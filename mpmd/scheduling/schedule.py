@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from mpmd.errors import ScheduleError, close_to
-from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
+from mpmd.scheduling.definition import PipelineSchedule
 from mpmd.scheduling.schedules.circular import Circular
 from mpmd.scheduling.schedules.dualpipe import DualPipe
 from mpmd.scheduling.schedules.dualpipe_v import DualPipeV
@@ -17,26 +17,13 @@ from mpmd.scheduling.schedules.interleaved_1f1b import Interleaved1F1B
 from mpmd.scheduling.schedules.interleaved_zb import InterleavedZeroBubble
 from mpmd.scheduling.schedules.looped_bfs import LoopedBFS
 from mpmd.scheduling.schedules.one_f_one_b import OneFOneB
-from mpmd.scheduling.schedules.user import FixedSchedule, from_csv, from_function, from_table
+from mpmd.scheduling.schedules.user import FixedSchedule, from_csv, from_function, from_table  # noqa: F401
 from mpmd.scheduling.schedules.v_half import VHalf
 from mpmd.scheduling.schedules.v_min import VMin
 from mpmd.scheduling.schedules.zb_h1 import ZeroBubbleH1
 from mpmd.scheduling.schedules.zb_h2 import ZeroBubbleH2
 from mpmd.scheduling.schedules.zb_v import ZeroBubbleV
-from mpmd.scheduling.table import Mirror, ScheduleTable
-
-__all__ = [
-    "ALIASES",
-    "SCHEDULES",
-    "Mirror",
-    "PipelineSchedule",
-    "PipelineShape",
-    "ScheduleTable",
-    "from_csv",
-    "from_function",
-    "from_table",
-    "get_schedule",
-]
+from mpmd.scheduling.table import ScheduleTable
 
 _ALL: tuple[type[PipelineSchedule], ...] = (
     GPipe,

@@ -209,7 +209,10 @@ class _Hunt:
             if not problem.copies:
                 self.candidates.append(Candidate(name, None, "keeps two copies of every stage"))
                 return
-            self.bounds.append(lower_bound(self._mirrored(table), self.limit_activations))
+            mirrored = self._workload(
+                table.stage_to_mesh, True, merge=False, mirror=table.mirror.stage_to_mesh
+            )
+            self.bounds.append(lower_bound(mirrored, self.limit_activations))
         self.named_placements.setdefault(table.stage_to_mesh)
         self.consider(name, table)
 
@@ -272,30 +275,21 @@ class _Hunt:
 
     def _step_limits(self, workload: Workload) -> list[list[int]]:
         """Limits in stages for the generators; the prediction decides in the end what fits."""
-        chains = max(
-            sum(workload.sizes[k] for k in workload.chains_on(m)) for m in range(workload.num_meshes)
-        )
-        everything = [max(1, chains) * self.problem.num_microbatches] * workload.num_meshes
-        limits = [everything if self.limit_activations is None else list(self.limit_activations)]
-        if self.limit_activations is None:
-            limits += [
-                [max(1, chains) * depth] * workload.num_meshes for depth in _depths(workload.num_meshes)
-            ]
-        return limits
+        if self.limit_activations is not None:
+            return [list(self.limit_activations)]
+        count = workload.num_meshes
+        chains = max(sum(workload.sizes[k] for k in workload.chains_on(m)) for m in range(count))
+        tried = {1, count, 2 * count - 1, (count + 2) // 2, (count + 4) // 3}
+        depths = [self.problem.num_microbatches, *sorted(tried)]  # microbatches that a mesh may hold
+        return [[max(1, chains) * depth] * count for depth in depths]
 
-    def _workload(self, placement: Placement, splits: bool, merge: bool) -> Workload:
+    def _workload(
+        self, placement: Placement, splits: bool, merge: bool, mirror: Placement | None = None
+    ) -> Workload:
         problem = self.problem
         shape = PipelineShape(problem.num_meshes, problem.num_microbatches, placement)
         return costed_workload(
-            shape, splits, problem.costs, problem.transfer, whole=problem.whole, merge=merge
-        )
-
-    def _mirrored(self, table: ScheduleTable) -> Workload:
-        problem = self.problem
-        shape = PipelineShape(problem.num_meshes, problem.num_microbatches, table.stage_to_mesh)
-        mirror = table.mirror.stage_to_mesh if table.mirror else None
-        return costed_workload(
-            shape, True, problem.costs, problem.transfer, whole=problem.whole, merge=False, mirror=mirror
+            shape, splits, problem.costs, problem.transfer, whole=problem.whole, merge=merge, mirror=mirror
         )
 
     def _table(
@@ -348,14 +342,6 @@ class _Hunt:
         length, origin, table, timeline = self.best
         bound = min(min(self.bounds, default=0.0), length)
         return SearchResult(table, timeline, origin, bound, tuple(self.candidates), self.nodes)
-
-
-def _depths(num_meshes: int) -> list[int]:
-    """Microbatches a mesh may hold, to try where no limit says."""
-    return sorted({1, num_meshes, 2 * num_meshes - 1, (num_meshes + 2) // 2, (num_meshes + 4) // 3})
-
-
-"""Forwards before the first backward, by the position of a mesh and its chains (zero bubble)."""
 
 
 def _warm_up(workload: Workload, ahead: float) -> Callable[[int, int], int]:

@@ -39,6 +39,10 @@ class StageChain:
     following: int | None
     microbatches: range
 
+    def source(self, kind: int) -> int | None:
+        """The chain whose forward or backward comes before that of this chain; None for the first."""
+        return self.previous if kind == FORWARD else self.following
+
 
 @dataclass(frozen=True)
 class Workload:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mpmd.scheduling.list_schedule import Ordered, backward_first, fill_weights, in_order, list_schedule
+from mpmd.scheduling.list_schedule import Ordered, backward_first, fill_weights, list_schedule
 from mpmd.scheduling.workload import BACKWARD, FORWARD, Step, Workload
 
 
@@ -57,24 +57,18 @@ def most_held(workload: Workload, orders: Sequence[Sequence[Step]]) -> list[int]
 
 
 def best_order(
-    workload: Workload, patterns: Sequence[Sequence[Sequence[Step]]], limits: Sequence[int] | None = None
+    workload: Workload, pattern: Sequence[Sequence[Step]], limits: Sequence[int] | None = None
 ) -> Ordered:
-    """The fastest of some patterns, and of list scheduling where no pattern runs to its end.
+    """The faster of a pattern and of list scheduling.
 
     Patterns for whole groups may deadlock where numbers do not divide; list scheduling does not.
 
     Args:
         workload: the steps to order.
-        patterns: forwards and backwards per mesh.
+        pattern: forwards and backwards per mesh.
         limits: per mesh, its memory limit; by default the memory of the pattern.
     """
-    found: list[Ordered] = []
-    for pattern in patterns:
-        allowed = most_held(workload, pattern) if limits is None else limits
-        result = fill_weights(workload, pattern, allowed) if workload.splits else in_order(workload, pattern)
-        if result is not None:
-            found.append(result)
-        free = list_schedule(workload, allowed, backward_first)
-        if result is None or free.makespan_s < result.makespan_s:
-            found.append(free)
-    return min(found, key=lambda ordered: ordered.makespan_s)
+    allowed = most_held(workload, pattern) if limits is None else limits
+    filled = fill_weights(workload, pattern, allowed)
+    free = list_schedule(workload, allowed, backward_first)
+    return free if filled is None or free.makespan_s < filled.makespan_s else filled

@@ -74,14 +74,10 @@ class Diagnostics(list[Diagnostic]):
         if len(messages) == 1:
             text = messages[0]
         else:
-            text = f"{len(messages)} errors:\n" + "\n".join(
-                f"  {n}. {_indented(message)}" for n, message in enumerate(messages, 1)
-            )
+            indented = [message.replace("\n", "\n     ") for message in messages]
+            listed = [f"  {n}. {message}" for n, message in enumerate(indented, 1)]
+            text = "\n".join([f"{len(messages)} errors:", *listed])
         raise PassError(text, tuple(self))
-
-
-def _indented(message: str) -> str:
-    return message.replace("\n", "\n     ")
 
 
 _current: contextvars.ContextVar[Diagnostics | None] = contextvars.ContextVar("diagnostics", default=None)

@@ -8,6 +8,10 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import importlib
+import inspect
+import pkgutil
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,16 +20,25 @@ from typing import Any, ClassVar
 from mpmd.errors import ConfigError, close_to
 
 
+@typing.dataclass_transform(frozen_default=True)
 @dataclasses.dataclass(frozen=True)
 class Pass(abc.ABC):
-    """One step of a pipeline.  Its fields are its options; its name is its file, flag and command line.
+    """One step of a pipeline, a frozen record: its fields are its options.
 
+    Its name is its file, flag and command line: `ForgetStages` is `mpmd-forget-stages` in `forget_stages.py`.
     The docstring of a pass is: one line; before -> after; Requires; Ensures; Cost; Source.
     """
 
     name: ClassVar[str]
+    prefix: ClassVar[str] = ""
+    """Of names that passes take from their classes: that of the IR they rewrite."""
     reports_changes: ClassVar[bool] = True
     """Whether the result of `run` is exact; else True may also mean no change."""
+
+    def __init_subclass__(cls) -> None:
+        dataclasses.dataclass(frozen=True)(cls)
+        if "name" not in vars(cls):
+            cls.name = cls.prefix + re.sub(r"\B(?=[A-Z])", "-", cls.__name__).lower()
 
     @abc.abstractmethod
     def run(self, module: Any) -> bool:
@@ -35,20 +48,21 @@ class Pass(abc.ABC):
         options = " ".join(
             f"{f.name.replace('_', '-')}={option_text(getattr(self, f.name))}"
             for f in dataclasses.fields(self)
-            if getattr(self, f.name) != _default(f)
+            if getattr(self, f.name) != f.default
         )
         return f"{self.name}{{{options}}}" if options else self.name
 
 
-def passes_in(names: Mapping[str, object]) -> tuple[type[Pass], ...]:
-    """The passes among the names of a package, which imports them: its table has one line per pass."""
-    return tuple(kind for kind in names.values() if isinstance(kind, type) and issubclass(kind, Pass))
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
+def passes_in(package: str) -> tuple[type[Pass], ...]:
+    """The passes of a family: those that the modules of a package define, then those of packages in it."""
+    found: list[type[Pass]] = []
+    inner: list[type[Pass]] = []
+    for _, name, is_package in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
+        for kind in vars(importlib.import_module(name)).values():
+            if isinstance(kind, type) and issubclass(kind, Pass) and kind.__module__ == name:
+                found += [] if inspect.isabstract(kind) else [kind]
+        inner += passes_in(name) if is_package else ()
+    return (*found, *inner)
 
 
 def option_text(value: Any) -> str:

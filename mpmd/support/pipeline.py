@@ -28,7 +28,8 @@ class Watch:
         disabled: names of passes to leave out.
         dump_to: folder for one file per pass that changed the module.
         dump_passes: regular expression on names of passes to dump.
-        after: called with each pass and the module after it; for tools that show a pipeline.
+        after: called with each pass, the module after it, whether that changed, and the seconds it took; for
+            tools that show a pipeline.
         suffix: extension of dumped files.
     """
 
@@ -39,7 +40,7 @@ class Watch:
     disabled: frozenset[str] = frozenset()
     dump_to: Path | None = None
     dump_passes: str = ".*"
-    after: Callable[[Pass, Any, bool], None] | None = None
+    after: Callable[[Pass, Any, bool, float], None] | None = None
     suffix: str = ".mlir"
 
 
@@ -78,7 +79,7 @@ def run_pipeline(
                 raise
             if found.of(diagnostics.Severity.ERROR):
                 found.raise_if_errors()
-            _look_at(number, pass_, module, watch, changed)
+            _look_at(number, pass_, module, watch, changed, timing)
         if not watch.verify_each and not found.errors:
             watch.verify(module)
     found.raise_if_errors()
@@ -106,7 +107,7 @@ def _run_one(number: int, pass_: Pass, module: Any, watch: Watch, timing: Timing
     return differs
 
 
-def _look_at(number: int, pass_: Pass, module: Any, watch: Watch, changed: bool) -> None:
+def _look_at(number: int, pass_: Pass, module: Any, watch: Watch, changed: bool, timing: Timing) -> None:
     """Verifies, compares and dumps the module after a pass without errors."""
     if watch.verify_each and changed:
         try:
@@ -115,7 +116,7 @@ def _look_at(number: int, pass_: Pass, module: Any, watch: Watch, changed: bool)
             e.add_note(f"after pass {number}: {pass_}")
             raise
     if watch.after is not None:
-        watch.after(pass_, module, changed)
+        watch.after(pass_, module, changed, timing.seconds[-1][1])
     if watch.dump_to is not None and changed and re.search(watch.dump_passes, name_of(pass_)):
         watch.dump_to.mkdir(parents=True, exist_ok=True)
         (watch.dump_to / f"{number:03d}.{name_of(pass_)}{watch.suffix}").write_text(watch.text(module))

@@ -88,14 +88,8 @@ def _pass_entry(kind: type[Pass]) -> str:
     fields = dataclasses.fields(kind)
     if fields:
         text += "\n| option | default |\n|---|---|\n"
-        text += "".join(f"| `{f.name.replace('_', '-')}` | {_default(f)} |\n" for f in fields)
+        text += "".join(f"| `{f.name.replace('_', '-')}` | {_shown(f.default)} |\n" for f in fields)
     return text
-
-
-def _default(field: dataclasses.Field[object]) -> str:
-    if field.default is not dataclasses.MISSING:
-        return f"`{option_text(field.default)}`" if option_text(field.default) else "none"
-    return "none"
 
 
 def _everything() -> PipelineOptions:
@@ -118,8 +112,7 @@ def flags_page() -> str:
         "## Pipelines\n\n| flag | default | meaning |\n|---|---|---|\n",
     ]
     for field in flagged_options():
-        default = option_text(getattr(USER_DEFAULTS, field))
-        shown = f"`{default}`" if default else "none"
+        shown = _shown(getattr(USER_DEFAULTS, field))
         parts.append(f"| `--{pipeline_flag(field)}` | {shown} | {_cell(docs.get(field, ''))} |\n")
     parts.append(
         "\n## Single passes\n\nThey override the pipeline's value; unset by default.\n\n"
@@ -131,6 +124,11 @@ def flags_page() -> str:
             meaning = _cell(docs.get(f.name, ""))
             parts.append(f"| `--{pass_flag(kind, f.name)}` | `{kind.name}` | {meaning} |\n")
     return "".join(parts)
+
+
+def _shown(value: object) -> str:
+    """The value of an option, as code."""
+    return f"`{option_text(value)}`" if option_text(value) else "none"
 
 
 def _cell(text: str) -> str:

@@ -1,6 +1,6 @@
 """mpmd-hlo-opt: runs passes over HLO text, with the conventions of `mpmd-opt`.
 
-    mpmd-hlo-opt FILE -hlo-algebraic-simplifier='approximate=true' -hlo-dce
+    mpmd-hlo-opt FILE -hlo-algebraic-simplifier='layout-sensitive=true' -hlo-dce
 
 Passes and groups of passes run in the order in which they are given; text after `=`, or in `{}`,
 are their options.  The module goes to stdout, findings go to stderr.
@@ -155,12 +155,14 @@ def _run_passes(text: str, command: HloCommand, timing: Timing) -> str:
     return printed(module)
 
 
-def _after(command: HloCommand, printed: Callable[[Any], str]) -> Callable[[Pass, Any, bool], None] | None:
+def _after(
+    command: HloCommand, printed: Callable[[Any], str]
+) -> Callable[[Pass, Any, bool, float], None] | None:
     """The action after each pass, or None."""
     if not (command.print_after_all or command.print_after_change):
         return None
 
-    def after(pass_: Pass, module: hlo.HloModule, changed: bool) -> None:
+    def after(pass_: Pass, module: hlo.HloModule, changed: bool, seconds: float) -> None:
         if command.print_after_all or changed:
             sys.stderr.write(f"// HLO after {pass_}\n{printed(module)}\n")
 

@@ -125,7 +125,7 @@ def _run_passes(
         text=lambda m: _printed(m, command),
         verify_each=command.verify_each,
         check_changed=command.check_changed,
-        after=_after(command, sys.stderr, timing, recorder),
+        after=_after(command, sys.stderr, recorder),
     )
     _show_before(command, 0, module, sys.stderr)
     if recorder is not None:
@@ -176,22 +176,22 @@ def _verify(module: mlir.Module) -> None:
 
 
 def _after(
-    command: Command, to: TextIO, timing: Timing, recorder: PassRecorder | None
-) -> Callable[[Pass, Any, bool], None] | None:
+    command: Command, to: TextIO, recorder: PassRecorder | None
+) -> Callable[[Pass, Any, bool, float], None] | None:
     """The action after each pass, or None."""
     shows = (command.print_after_all, command.print_after_change, command.print_after)
     if not (any(shows) or command.print_before_all or command.print_before or recorder):
         return None
     number = 0
 
-    def after(pass_: Pass, module: mlir.Module, changed: bool) -> None:
+    def after(pass_: Pass, module: mlir.Module, changed: bool, seconds: float) -> None:
         nonlocal number
         number += 1
         asked = command.print_after_all or name_of(pass_) in command.print_after
         if asked or (command.print_after_change and changed):
             to.write(f"// -----// IR Dump After {pass_} //----- //\n{_printed(module, command)}\n")
         if recorder is not None:
-            recorder.after(pass_, module, changed, timing.seconds[-1][1])
+            recorder.pass_ended(pass_, module, changed, seconds)
         _show_before(command, number, module, to)
 
     return after

@@ -152,7 +152,6 @@ EXPANDERS = {
     "hlo-convolution-expander": "convolution",
     "hlo-convolution-to-dot": "convolution",
     "hlo-dot-decomposer": "dot",
-    "hlo-dot-dimension-merger": "dot",
     "hlo-gather-simplifier": "gather",
     "hlo-map-inliner": "call",
     "hlo-rng-bit-generator-expander": "rng-bit-generator",

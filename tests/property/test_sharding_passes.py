@@ -12,7 +12,6 @@ import pytest
 from mpmd import ir, pipeline
 from mpmd.errors import PassError
 from mpmd.options import DIALECT_DEFAULTS
-from mpmd.passes import make_pass
 from mpmd.passes.verify import verify
 from mpmd.support.passes import Pass
 from mpmd.support.pipeline import Watch, run_pipeline
@@ -26,11 +25,9 @@ OPTIONS = dataclasses.replace(DIALECT_DEFAULTS, fail_on_inferred_fragments=False
 # Passes that random programs without names, tokens, and host memory must at least once change.
 MUST_CHANGE = {
     "mpmd-propagate-shardings",
-    "mpmd-reshards-to-constraints",
     "mpmd-enforce-user-shardings",
     "mpmd-extract-reshards-from-inter-mesh-transfers",
     "mpmd-convert-sdy-shardings-to-mpmd-types",
-    "mpmd-convert-sdy-constants",
     "mpmd-simplify-program",
     "mpmd-mark-input-output-with-layouts",
     "mpmd-mark-offloaded-input-output",
@@ -40,18 +37,11 @@ MUST_CHANGE = {
     "mpmd-lower-to-fragment-calls",
 }
 
-APART = ("propagate-shardings", "reshards-to-constraints", "convert-sdy-constants", "simplify-stablehlo")
 
-
-def passes(tidy_apart: bool) -> list[Pass]:
-    """Both pipelines; what tidies up behind Shardy may run as passes of their own."""
-    found = []
-    for step in pipeline.sharding_propagation_pipeline(OPTIONS) + pipeline.export_pipeline(OPTIONS):
-        if tidy_apart and step.pass_.name == "mpmd-propagate-shardings":
-            found += [make_pass(f"mpmd-{name}") for name in APART]
-        else:
-            found.append(step.pass_)
-    return found
+def passes() -> list[Pass]:
+    """Both pipelines."""
+    steps = pipeline.sharding_propagation_pipeline(OPTIONS) + pipeline.export_pipeline(OPTIONS)
+    return [step.pass_ for step in steps]
 
 
 def check(seeds: range) -> None:
@@ -63,7 +53,7 @@ def check(seeds: range) -> None:
         rng = np.random.default_rng(seed)
         given = [rng.uniform(-1, 1, shape).astype(np.float32) for shape in argument_shapes(module)]
         expected = evaluate(module, given)
-        for pass_ in passes(tidy_apart=seed % 2 == 1):
+        for pass_ in passes():
             before = ir.to_text(module)
             try:
                 run_pipeline(module, [pass_], STRICT)

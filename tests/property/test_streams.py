@@ -10,10 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpmd.errors import ProgramError
-from mpmd.runtime.channels.protocol import ChannelProperties
 from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.graph import EntryGraph
-from mpmd.runtime.hoist import hoist_receives
 from mpmd.runtime.instructions import Recv, Run, Send
 from mpmd.runtime.linearize import linearize
 from mpmd.runtime.memory import predict_memory
@@ -54,14 +52,6 @@ def random_graph(rng: random.Random) -> EntryGraph:
 
 
 graphs = st.integers(0, 2**32).map(lambda seed: random_graph(random.Random(seed)))
-engines = st.sampled_from(
-    [
-        ChannelProperties(),
-        ChannelProperties(sender_may_donate=False),
-        ChannelProperties(receiver_pulls=True),
-        ChannelProperties(sender_may_donate=False, receiver_pulls=True),
-    ]
-)
 
 
 def results(program: Program, graph: EntryGraph, issue: str, rng: random.Random) -> list[str]:
@@ -80,9 +70,9 @@ def results(program: Program, graph: EntryGraph, issue: str, rng: random.Random)
 
 
 @settings(max_examples=100, deadline=None)
-@given(graphs, engines, st.sampled_from(["one-thread", "thread-per-mesh"]), st.randoms(use_true_random=False))
-def test_an_accepted_program_means_what_its_graph_means(graph, properties, issue, rng):
-    program = linearize(graph, properties)
+@given(graphs, st.sampled_from(["one-thread", "thread-per-mesh"]), st.randoms(use_true_random=False))
+def test_an_accepted_program_means_what_its_graph_means(graph, issue, rng):
+    program = linearize(graph)
     assert results(program, graph, issue, rng) == expected(graph)
 
 
@@ -118,11 +108,11 @@ def damaged(program: Program, rng: random.Random) -> Program:
 
 
 @settings(max_examples=80, deadline=None)
-@given(graphs, st.integers(1, 3), st.randoms(use_true_random=False))
-def test_deadlock_and_occupancy_agree_with_random_execution(graph, capacity, rng):
-    """Receives moved at random; a channel holds `capacity` messages."""
-    program = shuffled_receives(linearize(graph), rng, capacity)
-    _, blocked = linear_order(program, waits_for(program, messages(program)))
+@given(graphs, st.randoms(use_true_random=False))
+def test_deadlock_and_occupancy_agree_with_random_execution(graph, rng):
+    """Receives moved at random."""
+    program = shuffled_receives(linearize(graph), rng)
+    _, blocked = linear_order(program, waits_for(messages(program)))
     stuck = bool(blocked)
     runs = [random_execution(program, random.Random(rng.random())) for _ in range(5)]
     assert [run is None for run in runs] == [stuck] * 5
@@ -130,10 +120,9 @@ def test_deadlock_and_occupancy_agree_with_random_execution(graph, capacity, rng
         bound = verify(program).occupancy
         for run in runs:
             assert all(waiting <= most for waiting, most in zip(run, bound, strict=True))
-        assert all(most <= capacity for most in bound)
 
 
-def shuffled_receives(program: Program, rng: random.Random, capacity: int) -> Program:
+def shuffled_receives(program: Program, rng: random.Random) -> Program:
     streams = []
     for stream in program.streams:
         code = list(stream.instructions)
@@ -142,9 +131,7 @@ def shuffled_receives(program: Program, rng: random.Random, capacity: int) -> Pr
             first = next(k for k, o in enumerate(code) if type(o).__name__ != "Feed")
             code.insert(rng.randint(first, at), code.pop(at))
         streams.append(dataclasses.replace(stream, instructions=tuple(code)))
-    properties = ChannelProperties(capacity=capacity)
-    channels = tuple(dataclasses.replace(channel, properties=properties) for channel in program.channels)
-    return dataclasses.replace(program, streams=tuple(streams), channels=channels)
+    return dataclasses.replace(program, streams=tuple(streams))
 
 
 def random_execution(program: Program, rng: random.Random) -> list[int] | None:
@@ -158,11 +145,7 @@ def random_execution(program: Program, rng: random.Random) -> list[int] | None:
             if at[s] == len(stream.instructions):
                 continue
             op = stream.instructions[at[s]]
-            if isinstance(op, Send):
-                capacity = program.channels[op.channel].properties.capacity
-                if capacity is None or len(waiting[op.channel]) < capacity:
-                    able.append(s)
-            elif not isinstance(op, Recv) or op.sequence in waiting[op.channel]:
+            if not isinstance(op, Recv) or op.sequence in waiting[op.channel]:
                 able.append(s)
         if not able:
             done = all(k == len(stream.instructions) for k, stream in zip(at, program.streams, strict=True))
@@ -175,16 +158,6 @@ def random_execution(program: Program, rng: random.Random) -> list[int] | None:
         elif isinstance(op, Recv):
             waiting[op.channel].remove(op.sequence)
         at[s] += 1
-
-
-@settings(max_examples=50, deadline=None)
-@given(graphs, st.integers(1, 4))
-def test_early_receives_keep_a_program_valid(graph, distance):
-    program = linearize(graph)
-    early = hoist_receives(program, distance)
-    verify(early)
-    for before, after in zip(program.streams, early.streams, strict=True):
-        assert sorted(map(repr, before.instructions)) == sorted(map(repr, after.instructions))
 
 
 @settings(max_examples=50, deadline=None)
@@ -202,10 +175,10 @@ def test_the_issue_order_is_legal_and_whole(graph):
 
 
 @settings(max_examples=50, deadline=None)
-@given(graphs, engines)
-def test_building_is_deterministic_and_frees_are_exact(graph, properties):
-    program = linearize(graph, properties)
-    assert program.as_text() == linearize(graph, properties).as_text()
+@given(graphs)
+def test_building_is_deterministic_and_frees_are_exact(graph):
+    program = linearize(graph)
+    assert program.as_text() == linearize(graph).as_text()
     for stream in program.streams:
         ends = [b for op in stream.instructions if type(op).__name__ == "Free" for b in op.buffers]
         ends += [op.inputs[k] for op in stream.instructions if isinstance(op, Run) for k in op.donated]

@@ -30,7 +30,7 @@ assert "Removes the stage of every fragment on one mesh." in docs.passes_page()
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the project with the pass that CONTRIBUTING adds: two new files and two lines."""
+    """A copy of the project with the pass that CONTRIBUTING adds: two new files and a line."""
     root = tmp_path_factory.mktemp("project")
     unwanted = shutil.ignore_patterns("__pycache__", "*.mlir")
     shutil.copytree(ROOT / "mpmd", root / "mpmd", ignore=unwanted)
@@ -39,13 +39,10 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(ROOT / "pyproject.toml", root)
     shutil.copy(ROOT / "tests" / "conftest.py", root / "tests")
     section = text(Path("CONTRIBUTING.md")).partition("## How to add a pass")[2].partition("\n## ")[0]
-    (_, source), (_, test), (_, table), (_, step) = BLOCK.findall(section)
+    (_, source), (_, test), (_, step) = BLOCK.findall(section)
     (root / "mpmd" / "passes" / "cleanup" / "forget_stages.py").write_text(source)
     (root / "tests" / "text" / "cleanup").mkdir(exist_ok=True)
     (root / "tests" / "text" / "cleanup" / "forget-stages.mlir").write_text(test)
-    add_line(
-        root / "mpmd" / "passes" / "cleanup" / "__init__.py", "from mpmd.passes.cleanup.fragment_dce", table
-    )
     add_line(root / "mpmd" / "pipeline.py", '        _step("mpmd-fragment-dce"', step)
     return root
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from mpmd.compile.backends.arrays import value_spec
 from mpmd.compile.backends.native_cpu.compilation import NativeCpu
-from mpmd.compile.buffers import packing
 from mpmd.compile.compilation import Compilation
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.fragment import FragmentModule
@@ -47,13 +46,12 @@ def run_module(
 
 @contextmanager
 def quick_code() -> Iterator[None]:
-    """Compile in half of the time: the least effort of LLVM, and few orders tried in scheduling and packing.
+    """Compile in half of the time: the least effort of LLVM, and few orders tried in scheduling.
 
     For programs whose memory is in question rather than their kernels.
     """
     with (
         mock.patch.object(engine, "_EFFORT", 0),
-        mock.patch.object(packing, "_MAX_TRIES", 20),
         mock.patch.object(exchange, "_MAX_TRIES", 10),
     ):
         yield

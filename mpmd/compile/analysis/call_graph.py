@@ -28,14 +28,12 @@ class CallGraph:
 
     Attributes:
         contexts: how each computation is called.
-        depths: length of the longest chain of calls from the entry, which has depth 0.
     """
 
     def __init__(self, module: HloModule) -> None:
         self.module = module
         order = module.call_order()
         self.contexts: dict[HloComputation, Context] = dict.fromkeys(order, Context.UNREACHED)
-        self.depths: dict[HloComputation, int] = dict.fromkeys(order, 0)
         self.contexts[module.entry] = Context.SEQUENTIAL
         for caller in reversed(order):
             own = self.contexts[caller]
@@ -46,7 +44,6 @@ class CallGraph:
                 given = Context.SEQUENTIAL if sequential else Context.EMBEDDED
                 for callee in instruction.called:
                     self.contexts[callee] = _joined(self.contexts[callee], given)
-                    self.depths[callee] = max(self.depths[callee], self.depths[caller] + 1)
 
     def sequential(self) -> list[HloComputation]:
         """Computations whose instructions run as part of the program, callees before callers."""

@@ -9,35 +9,9 @@ from mpmd.compile.hlo.attributes import WindowDim
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
-from mpmd.compile.hlo.opcodes import Category
+from mpmd.compile.hlo.opcodes import TRANSCENDENTAL, Category
 
-TRANSCENDENTAL = frozenset(
-    [
-        "acos",
-        "acosh",
-        "asin",
-        "asinh",
-        "atan2",
-        "atanh",
-        "cbrt",
-        "cosine",
-        "cosh",
-        "erf",
-        "exponential",
-        "exponential-minus-one",
-        "log",
-        "log-plus-one",
-        "logistic",
-        "power",
-        "rsqrt",
-        "sine",
-        "sinh",
-        "sqrt",
-        "tan",
-        "tanh",
-    ]
-)
-
+_COSTLY = frozenset((*TRANSCENDENTAL, "atan2", "power"))
 _FREE = frozenset(
     [
         "parameter",
@@ -101,14 +75,9 @@ class Cost:
 
 
 class CostModel:
-    """Costs of instructions, cached per computation.
+    """Costs of instructions, cached per computation; loops of unknown trip counts run once."""
 
-    Attributes:
-        unknown_trips: iterations of a loop whose trip count is unknown.
-    """
-
-    def __init__(self, unknown_trips: int = 1) -> None:
-        self.unknown_trips = unknown_trips
+    def __init__(self) -> None:
         self._computations: dict[HloComputation, Cost] = {}
 
     def module(self, module: HloModule) -> Cost:
@@ -135,7 +104,7 @@ class CostModel:
         if opcode == "while":
             trips = instruction.known_trip_count
             once = self.computation(instruction.while_condition) + self.computation(instruction.while_body)
-            return once.times(self.unknown_trips if trips is None else trips)
+            return once.times(1 if trips is None else trips)
         if opcode == "conditional":
             return max((self.computation(c) for c in instruction.called), key=lambda c: (c.bytes, c.flops))
         flops, transcendentals = self._operations(instruction)
@@ -148,7 +117,7 @@ class CostModel:
             instruction.info.category in (Category.UNARY, Category.BINARY, Category.TERNARY)
             and opcode != "map"
         ):
-            if opcode in TRANSCENDENTAL:
+            if opcode in _COSTLY:
                 return 0, size
             return (0 if opcode in ("copy", "bitcast-convert") else size), 0
         if opcode == "dot":

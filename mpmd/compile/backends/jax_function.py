@@ -26,7 +26,7 @@ class ArgumentOrder:
     Attributes:
         arguments: numbers of the arguments as JAX gets them.
         results: numbers of the results as JAX gives them.
-        places: where each result, and the token after them if there is one, stands among these.
+        places: where each result, and the token after them if there is one, is among these.
     """
 
     arguments: tuple[int, ...]

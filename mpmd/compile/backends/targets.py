@@ -21,4 +21,4 @@ NAMED: Mapping[str, Callable[[CompileOptions], TargetBackend]] = {
     "native": NATIVE["cpu"],
     "reference": lambda options: ReferenceBackend(options),
 }
-"""What a user may ask for by name → the target."""
+"""The name of a backend in the options → the target."""

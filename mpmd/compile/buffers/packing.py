@@ -1,22 +1,19 @@
 """Packing: blocks of bytes with live ranges, into one arena of minimal size.
 
-Several orders are tried; each block goes to the smallest gap that is free during its live ranges.  Where no
-order reaches the bound, orders near the best are searched.  The smallest arena wins.
+Several orders are tried; each block goes to the smallest gap that is free during its live ranges.  The
+smallest arena wins.
 
 Source: best-fit offset assignment as in XLA's global-decreasing-size heap algorithms.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mpmd.compile.analysis.liveness import LiveRange
 
 _LARGE = 1024  # bytes: from here on vectors should not cross cache lines
-_MAX_TRIES = 2000  # orders that a search tries
-_MAX_WORK = 4_000_000  # pairs of blocks that it compares in all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +105,12 @@ class Room:
         self.top = 0
         self._placed: list[tuple[int, int, int]] = []  # (offset, end, instants), by offset
 
-    def place(self, size: int, instants: int, *, lowest: bool = False) -> int | None:
-        """Places a block and returns its offset; None if there is no room.
+    def place(self, size: int, instants: int) -> int | None:
+        """Places a block in the smallest gap and returns its offset; None if there is no room.
 
         Args:
             size: bytes of the block.
             instants: when it is in use.
-            lowest: take the lowest gap that is large enough, not the smallest.
         """
         if not size:
             return 0
@@ -127,8 +123,6 @@ class Room:
                 gap = offset - at
                 if gap >= size and (best < 0 or gap < fits):
                     best, fits = at, gap
-                    if lowest:
-                        break
                 if end > at:
                     at = -(-end // step) * step
         if best < 0:
@@ -151,21 +145,16 @@ class Room:
 
 
 def pack(blocks: Sequence[LiveBlock], memory: DeviceMemory = ANY_MEMORY) -> Packing:
-    """The smallest arena that several orders and a search among them find."""
-    bound = lower_bound(blocks)
-    place = functools.partial(_placed, blocks, [b.instants for b in blocks], memory)
+    """The smallest arena that several orders find."""
+    bound, when = lower_bound(blocks), [b.instants for b in blocks]
     best: tuple[tuple[int, ...], int] | None = None
-    order: list[int] = []
     for key in _orders(blocks):
-        tried = sorted(range(len(blocks)), key=key)
-        offsets, size = place(tried)
-        if best is None or size < best[1]:
-            best, order = (offsets, size), tried
-        if size == bound:
+        placed = _placed(blocks, when, memory, sorted(range(len(blocks)), key=key))
+        if best is None or placed[1] < best[1]:
+            best = placed
+        if best[1] == bound:
             break
     assert best is not None
-    if best[1] > bound:
-        best = _searched(blocks, place, order, best, bound)
     return Packing(*best, bound)
 
 
@@ -180,65 +169,15 @@ def _orders(blocks: Sequence[LiveBlock]) -> list[Callable[[int], tuple[int, ...]
     ]
 
 
-def _searched(
-    blocks: Sequence[LiveBlock],
-    place: Callable[..., tuple[tuple[int, ...], int]],
-    order: list[int],
-    best: tuple[tuple[int, ...], int],
-    bound: int,
-) -> tuple[tuple[int, ...], int]:
-    """Orders near a good one: blocks above the bound are placed earlier or later, or two swap positions.
-
-    A change stays unless the arena grows.  Some order leads to the smallest arena, with every block at the
-    lowest free offset; the number of tries depends on the number of blocks alone.
-    """
-    random = _RandomNumbers()
-    offsets, size = place(order, lowest=True)
-    if size < best[1]:
-        best = offsets, size
-    tries = min(_MAX_TRIES, _MAX_WORK // max(1, len(blocks) ** 2))
-    if best[1] * 100 <= bound * 101:
-        tries //= 8
-    for _ in range(tries):
-        if best[1] == bound:
-            break
-        high = [n for n in order if offsets[n] + blocks[n].size > bound]
-        moved = high[random.below(len(high))]
-        tried = [n for n in order if n != moved]
-        tried.insert(random.below(len(tried) + 1 if random.below(2) else len(tried) // 2 + 1), moved)
-        if random.below(3) == 0:
-            i, j = random.below(len(tried)), random.below(len(tried))
-            tried[i], tried[j] = tried[j], tried[i]
-        placed = place(tried, lowest=True)
-        if placed[1] <= size:
-            order, (offsets, size) = tried, placed
-            best = min(best, placed, key=lambda p: p[1])
-    return best
-
-
-class _RandomNumbers:
-    """A deterministic random generator: a linear congruential generator."""
-
-    def __init__(self) -> None:
-        self._state = 1
-
-    def below(self, limit: int) -> int:
-        """A number from 0 to one below the limit."""
-        self._state = (self._state * 6364136223846793005 + 1442695040888963407) & ((1 << 64) - 1)
-        return (self._state >> 33) % limit
-
-
 def _placed(
     blocks: Sequence[LiveBlock],
     when: Sequence[int],
     memory: DeviceMemory,
     order: Sequence[int],
-    *,
-    lowest: bool = False,
 ) -> tuple[tuple[int, ...], int]:
     offsets, room = [0] * len(blocks), Room(memory=memory)
     for number in order:
-        offset = room.place(blocks[number].size, when[number], lowest=lowest)
+        offset = room.place(blocks[number].size, when[number])
         assert offset is not None, "a room without bounds has room"
         offsets[number] = offset
     return tuple(offsets), room.top

@@ -12,14 +12,9 @@ _WIDTH, _HEIGHT, _MARGIN = 960, 480, 40
 _COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#edc948", "#b07aa1", "#9c755f")
 
 
-def memory_plot(assignment: BufferAssignment, space: int = 0) -> str:
-    """An SVG of one memory space's arena; hovering over a box names its value.
-
-    Args:
-        assignment: the assignment to show.
-        space: which memory space.
-    """
-    arena = next(a for a in assignment.arenas if a.space == space)
+def memory_plot(assignment: BufferAssignment) -> str:
+    """An SVG of the default memory's arena; hovering over a box names its value."""
+    arena = assignment.arenas[0]
     held = holdings(assignment, arena)
     length = assignment.occupancy.liveness.time.length + 1
     in_use = bytes_in_use(held)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Collection
+from typing import Any
 
 import numpy as np
 
@@ -15,60 +17,47 @@ from mpmd.compile.hlo.text import TextError, integers, read_int, split_top
 # -- groups of keys ---------------------------------------------------------------------------------
 
 
-def _opt(text: str | None) -> Ints:
-    return integers(text) if text is not None else ()
+def _grouped(make: Callable[..., Any], keys: dict[str, str], optional: Collection[str] = ()) -> Codec:
+    """The codec of a record each of whose fields has a key of its own.
+
+    Args:
+        make: the type of the record.
+        keys: the key of each field, in the order in which they are written.
+        optional: keys that are left out where their lists are empty.
+    """
+
+    def one(field: str, text: str | None) -> Ints | int:
+        if field == "index_vector_dim":
+            return read_int(text or "")
+        return integers(text) if text is not None else ()
+
+    def read(texts: Texts) -> Any:
+        return make(**{field: one(field, text) for field, text in zip(keys, texts, strict=True)})
+
+    def write(value: Any) -> list[tuple[str, str]]:
+        found = [(key, getattr(value, field)) for field, key in keys.items()]
+        return [
+            (key, str(v) if isinstance(v, int) else braces(v)) for key, v in found if v or key not in optional
+        ]
+
+    return Codec(tuple(keys.values()), read, write)
 
 
-def _read_dot(texts: Texts) -> attrs.DotDims:
-    lhs_batch, lhs_contracting, rhs_batch, rhs_contracting = map(_opt, texts)
-    return attrs.DotDims(lhs_contracting, rhs_contracting, lhs_batch, rhs_batch)
+def _own(*fields: str) -> dict[str, str]:
+    """Fields whose keys are their names."""
+    return {field: field for field in fields}
 
 
-def _write_dot(value: attrs.DotDims) -> list[tuple[str, str]]:
-    out = []
-    if value.lhs_batch or value.rhs_batch:
-        out.append(("lhs_batch_dims", braces(value.lhs_batch)))
-    out.append(("lhs_contracting_dims", braces(value.lhs_contracting)))
-    if value.lhs_batch or value.rhs_batch:
-        out.append(("rhs_batch_dims", braces(value.rhs_batch)))
-    out.append(("rhs_contracting_dims", braces(value.rhs_contracting)))
-    return out
-
-
-DOT = Codec(
-    ("lhs_batch_dims", "lhs_contracting_dims", "rhs_batch_dims", "rhs_contracting_dims"),
-    _read_dot,
-    _write_dot,
-)
-
-
-def _read_gather(texts: Texts) -> attrs.GatherDims:
-    offset, collapsed, index_map, operand_batch, start_batch, vector = texts
-    return attrs.GatherDims(
-        _opt(offset),
-        _opt(collapsed),
-        _opt(index_map),
-        read_int(vector or ""),
-        _opt(operand_batch),
-        _opt(start_batch),
-    )
-
-
-def _write_gather(value: attrs.GatherDims) -> list[tuple[str, str]]:
-    out = [
-        ("offset_dims", braces(value.offset_dims)),
-        ("collapsed_slice_dims", braces(value.collapsed_slice_dims)),
-        ("start_index_map", braces(value.start_index_map)),
-    ]
-    if value.operand_batching_dims:
-        out.append(("operand_batching_dims", braces(value.operand_batching_dims)))
-    if value.start_indices_batching_dims:
-        out.append(("start_indices_batching_dims", braces(value.start_indices_batching_dims)))
-    return [*out, ("index_vector_dim", str(value.index_vector_dim))]
-
-
-GATHER = Codec(
-    (
+_DOT_KEYS = {
+    "lhs_batch": "lhs_batch_dims",
+    "lhs_contracting": "lhs_contracting_dims",
+    "rhs_batch": "rhs_batch_dims",
+    "rhs_contracting": "rhs_contracting_dims",
+}
+DOT = _grouped(attrs.DotDims, _DOT_KEYS, ("lhs_batch_dims", "rhs_batch_dims"))
+GATHER = _grouped(
+    attrs.GatherDims,
+    _own(
         "offset_dims",
         "collapsed_slice_dims",
         "start_index_map",
@@ -76,38 +65,11 @@ GATHER = Codec(
         "start_indices_batching_dims",
         "index_vector_dim",
     ),
-    _read_gather,
-    _write_gather,
+    ("operand_batching_dims", "start_indices_batching_dims"),
 )
-
-
-def _read_scatter(texts: Texts) -> attrs.ScatterDims:
-    window, inserted, dims, input_batch, index_batch, vector = texts
-    return attrs.ScatterDims(
-        _opt(window),
-        _opt(inserted),
-        _opt(dims),
-        read_int(vector or ""),
-        _opt(input_batch),
-        _opt(index_batch),
-    )
-
-
-def _write_scatter(value: attrs.ScatterDims) -> list[tuple[str, str]]:
-    out = [
-        ("update_window_dims", braces(value.update_window_dims)),
-        ("inserted_window_dims", braces(value.inserted_window_dims)),
-        ("scatter_dims_to_operand_dims", braces(value.scatter_dims_to_operand_dims)),
-    ]
-    if value.input_batching_dims:
-        out.append(("input_batching_dims", braces(value.input_batching_dims)))
-    if value.scatter_indices_batching_dims:
-        out.append(("scatter_indices_batching_dims", braces(value.scatter_indices_batching_dims)))
-    return [*out, ("index_vector_dim", str(value.index_vector_dim))]
-
-
-SCATTER = Codec(
-    (
+SCATTER = _grouped(
+    attrs.ScatterDims,
+    _own(
         "update_window_dims",
         "inserted_window_dims",
         "scatter_dims_to_operand_dims",
@@ -115,8 +77,7 @@ SCATTER = Codec(
         "scatter_indices_batching_dims",
         "index_vector_dim",
     ),
-    _read_scatter,
-    _write_scatter,
+    ("input_batching_dims", "scatter_indices_batching_dims"),
 )
 
 # -- windows, slices, padding -----------------------------------------------------------------------

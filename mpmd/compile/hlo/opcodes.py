@@ -432,6 +432,10 @@ for _fill in (
     _fill()
 
 
+TRANSCENDENTAL = frozenset(name for name, info in OPCODES.items() if _ACCURACY in info.specs)
+"""Functions of one float or complex number."""
+
+
 def unknown_opcode(name: str) -> str:
     """The message for an unknown opcode."""
     return f"unknown opcode {name!r}{close_to(name, OPCODES)}"

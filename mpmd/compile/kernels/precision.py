@@ -16,36 +16,8 @@ from mpmd.compile.kernels.operations import NUMPY_DTYPE, OPERATIONS
 from mpmd.compile.kernels.plan import Apply, Constant, KernelPlan, Node, ReduceNode, arguments
 
 _NARROW, _WIDE = "bf16", "f32"
-_SMOOTH = frozenset(
-    [
-        "abs",
-        "add",
-        "atan2",
-        "cbrt",
-        "clamp",
-        "cosine",
-        "divide",
-        "erf",
-        "exponential",
-        "exponential-minus-one",
-        "log",
-        "log-plus-one",
-        "logistic",
-        "maximum",
-        "minimum",
-        "multiply",
-        "negate",
-        "power",
-        "rsqrt",
-        "select",
-        "sine",
-        "sqrt",
-        "subtract",
-        "tan",
-        "tanh",
-    ]
-)
-"""Operations whose result changes little if their operands do."""
+_ABRUPT = frozenset(("ceil", "floor", "remainder", "round-nearest-afz", "round-nearest-even", "sign"))
+"""Operations whose result may change much if an operand changes little."""
 
 
 def without_rounding(plan: KernelPlan) -> KernelPlan:
@@ -58,7 +30,9 @@ def without_rounding(plan: KernelPlan) -> KernelPlan:
 
 
 def _is_smooth(node: Node) -> bool:
-    return isinstance(node, ReduceNode) or (isinstance(node, Apply) and node.op in _SMOOTH)
+    if not isinstance(node, Apply):
+        return isinstance(node, ReduceNode)
+    return OPERATIONS[node.op].result == "same" and node.op not in _ABRUPT
 
 
 class _Widening:

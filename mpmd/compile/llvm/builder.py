@@ -134,7 +134,7 @@ class FunctionBuilder(IndexArithmetic):
             return pointer
         return self.op(f"getelementptr inbounds {element}, ptr {pointer}, i64 {index}", "ptr")
 
-    def remember_narrow(self, wide: Value, narrow: Value) -> Value:
+    def record_narrow(self, wide: Value, narrow: Value) -> Value:
         """Note that a value was widened from a narrower one without loss; returns it."""
         self._narrow[wide.text] = narrow
         return wide
@@ -143,7 +143,7 @@ class FunctionBuilder(IndexArithmetic):
         """The value that this one was widened from, if that was noted."""
         return self._narrow.get(wide.text)
 
-    def remember_unrounded(self, rounded: Value, value: Value) -> Value:
+    def record_unrounded(self, rounded: Value, value: Value) -> Value:
         """Note what a value was rounded from; returns the rounded one."""
         self._unrounded[rounded.text] = value
         return rounded
@@ -163,7 +163,7 @@ class FunctionBuilder(IndexArithmetic):
     ) -> None:
         """Store a scalar or vector at element `index` of the array at `pointer`.
 
-        With `streams` it goes past the caches; the address is then a multiple of the vector's size, up to a
+        With `streams` it is non-temporal; the address is then a multiple of the vector's size, up to a
         line, and `finish_streams` must follow before anybody else may read it.
         """
         element = element_of(value.type)
@@ -175,7 +175,7 @@ class FunctionBuilder(IndexArithmetic):
         self.emit(f"store {value.typed}, ptr {at}, align {align}{hint}")
 
     def finish_streams(self) -> None:
-        """Wait until everything that went past the caches can be read by all."""
+        """A fence after non-temporal stores: they are visible to all threads."""
         self.module.declare("llvm.x86.sse.sfence", "void", ())
         self.emit("call void @llvm.x86.sse.sfence()")
 
@@ -196,7 +196,7 @@ class FunctionBuilder(IndexArithmetic):
         """Store the lanes where `mask` is set; memory of the others is not touched.
 
         LLVM joins what narrows lanes with the store, and where it knows that one lane alone is stored forgets
-        to narrow it: 4 bytes of one are written.  So it is not told how the value was made.
+        to narrow it: 4 bytes of one are written.  So the narrowing is hidden from it.
         """
         if lanes_of(value.type) == 1:
             with self.when(mask):
@@ -219,7 +219,7 @@ class FunctionBuilder(IndexArithmetic):
         return Value(name, "ptr")
 
     def sealed(self, a: Value) -> Value:
-        """The same vector, made LLVM does not know how: no code, only a border for rewrites."""
+        """The same vector, opaque to LLVM's rewrites; no code."""
         lanes = lanes_of(a.type)
         if bits_of(a.type) == 16 and is_float(a.type):  # no registers of their own
             return self.cast("bitcast", self.sealed(self.cast("bitcast", a, vector("i16", lanes))), a.type)
@@ -231,7 +231,7 @@ class FunctionBuilder(IndexArithmetic):
         return self.op(f'call {a.type} asm "", "={register},0"({a.typed})', a.type)
 
     def prefetch(self, pointer: Value, *, write: bool = False, locality: int = 3) -> None:
-        """Ask for a cache line."""
+        """Prefetch a cache line."""
         self.module.declare("llvm.prefetch.p0", "void", ("ptr", "i32", "i32", "i32"))
         self.emit(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 {int(write)}, i32 {locality}, i32 1)")
 
@@ -314,7 +314,7 @@ class FunctionBuilder(IndexArithmetic):
 
     @contextlib.contextmanager
     def repeat(self) -> Iterator[Callable[[Value], None]]:
-        """Run the body again and again; calling what is yielded leaves the loop if an `i1` is set."""
+        """Repeat the body; the yielded function leaves the loop if its `i1` is set."""
         k, exits = self._fresh(), 0
         self.emit(f"br label %L{k}")
         self._label(f"L{k}")
@@ -347,7 +347,7 @@ class FunctionBuilder(IndexArithmetic):
         return self.op(f"atomicrmw xchg ptr {pointer}, i64 {value} seq_cst, align 8", "i64")
 
     def pause(self) -> None:
-        """Tell the core that this is a waiting loop."""
+        """The pause instruction, for waiting loops."""
         if self.target.is_x86:
             self.module.declare("llvm.x86.sse2.pause", "void", ())
             self.emit("call void @llvm.x86.sse2.pause()")

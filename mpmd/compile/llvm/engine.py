@@ -33,11 +33,11 @@ def _initialize(triple: str) -> None:
         binding.initialize_all_asmprinters()
 
 
-@lru_cache(maxsize=16)
-def _machine(target: CpuTarget, effort: int) -> Any:
+def _machine(target: CpuTarget) -> Any:
+    """A target machine for one compilation: LLVM lets no two threads share one."""
     _initialize(target.triple)
     return binding.Target.from_triple(target.triple).create_target_machine(
-        cpu=target.cpu, features=target.features, opt=effort, reloc="pic", codemodel="small", jit=True
+        cpu=target.cpu, features=target.features, opt=_EFFORT, reloc="pic", codemodel="small", jit=True
     )
 
 
@@ -67,7 +67,17 @@ def object_of(text: str, target: CpuTarget) -> bytes:
     Raises:
         CompileError: LLVM does not accept the text.
     """
-    return bytes(_machine(target, _EFFORT).emit_object(_parse(text, target)))
+    lib = binding.ffi.lib
+    # llvmlite's lock lets one thread at a time into LLVM.  Context and machine are this thread's own.
+    generate = lib.LLVMPY_TargetMachineEmitToMemory._cfn
+    with binding.ffi.OutputString() as error:
+        memory = generate(_machine(target), _parse(text, target), True, error)
+        if not memory:
+            raise CompileError(f"LLVM cannot compile the generated code: {error}")
+    try:
+        return ctypes.string_at(lib.LLVMPY_GetBufferStart(memory), lib.LLVMPY_GetBufferSize(memory))
+    finally:
+        lib.LLVMPY_DisposeMemoryBuffer(memory)
 
 
 def emit_assembly(module: Module) -> str:
@@ -77,7 +87,7 @@ def emit_assembly(module: Module) -> str:
 
 def assembly_of(text: str, target: CpuTarget) -> str:
     """Machine code of LLVM assembly as the target's assembly; see `object_of`."""
-    return str(_machine(target, _EFFORT).emit_assembly(_parse(text, target)))
+    return str(_machine(target).emit_assembly(_parse(text, target)))
 
 
 @lru_cache(maxsize=1)
@@ -99,8 +109,8 @@ def jit_compiler() -> Any:
 class LoadedCode:
     """Functions of one object file, in memory for as long as this object lives.
 
-    Whoever hands out an address keeps the `LoadedCode` alive; a function that another runtime may call at any
-    time (a registered custom call) keeps it for the life of the process.
+    Code that passes on an address keeps the `LoadedCode` alive; a function that another runtime may call at
+    any time (a registered custom call) keeps it for the life of the process.
     """
 
     def __init__(self, tracker: Any, imports: Sequence[LoadedCode]) -> None:
@@ -137,7 +147,7 @@ def load_object(
         imports: for each function that the object calls in other loaded code, that code.
 
     Raises:
-        CompileError: the object is damaged or names a function that nobody provides.
+        CompileError: the object is damaged or names a function that is not defined.
     """
     builder = binding.JITLibraryBuilder()
     builder.add_object_img(data).add_current_process()

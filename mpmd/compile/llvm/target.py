@@ -166,7 +166,7 @@ def host_target() -> CpuTarget:
 
 
 def _cache_bytes() -> tuple[int, int, int]:
-    """Sizes of the first core's data caches as Linux tells them, or usual sizes where it does not."""
+    """Sizes of the first core's data caches as Linux reports them, or usual sizes where it does not."""
     sizes = {1: 32 << 10, 2: 1 << 20, 3: 16 << 20}
     for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index[0-9]*")):
         try:

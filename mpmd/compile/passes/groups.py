@@ -52,8 +52,6 @@ def expansion(limits: KernelLimits = HOST.limits) -> list[Pass]:
         expand.ConvolutionExpander(),  # after it: the rest needs patches
         expand.GatherSimplifier(),  # one form; batching dims go
         expand.ScatterSimplifier(),
-        expand.GatherExpander(),  # of that form only
-        expand.ScatterExpander(),
         simplify.ZeroSizedRemoval(),  # expanded operations may have had none
     ]
 
@@ -65,7 +63,6 @@ def simplification() -> list[Pass]:
             "simplification",
             (
                 simplify.AlgebraicSimplifier(),  # opens all others
-                simplify.ReshapeMover(),  # elementwise work meets elementwise work
                 simplify.ConstantFolding(),  # feeds the simplifier
                 simplify.SortSimplifier(),
                 simplify.ConditionalSimplifier(),  # after folding: selectors may have become constant
@@ -75,43 +72,19 @@ def simplification() -> list[Pass]:
                 simplify.Cse(),  # duplicates would be simplified twice
                 simplify.Dce(),  # last: what the others left behind
             ),
-        ),
-        simplify.ComputationDeduplicator(),  # reducers were copied by inlining
-    ]
-
-
-def products() -> list[Pass]:
-    """Matrix products and conversions, once no rule would undo it."""
-    return [
-        simplify.TransposeFolding(),  # after the reshape mover: transposes are next to the products
-        expand.DotDimensionMerger(),  # after folding: the others need no transpose
-        simplify.ConvertMover(),
-        Fixpoint("after-products", (simplify.AlgebraicSimplifier(), simplify.Cse(), simplify.Dce())),
+        )
     ]
 
 
 def communication() -> list[Pass]:
     """Less communication, in fewer and larger pieces."""
     return [
-        collectives.CollectiveSimplifier(),
-        collectives.AllGatherSimplifier(),
         collectives.AllReduceMover(),  # before all that look for neighbours of sums
         collectives.AllReduceReassociate(),
-        collectives.AllReduceFolder(),  # after reassociation: sums of sums
-        collectives.ReduceScatterCreator(),  # after folding: the groups are final
+        collectives.ReduceScatterCreator(),  # before combiners, whose results have several users
         collectives.AllReduceCombiner(),  # combiners last: the others know collectives of one array
         collectives.AllGatherCombiner(),
         collectives.ReduceScatterCombiner(),
-        collectives.CollectivePermuteCombiner(),
-        simplify.Dce(),
-    ]
-
-
-def before_scheduling() -> list[Pass]:
-    """The last passes before the scheduler."""
-    return [
-        simplify.OptimizationBarrierRemoval(),  # after the last CSE
-        simplify.TupleSimplifier(),  # barriers took tuples
         simplify.Dce(),
     ]
 
@@ -139,9 +112,7 @@ GROUPS: dict[str, Callable[[], list[Pass]]] = {
     "hlo-inlining": inlining,
     "hlo-expansion": expansion,
     "hlo-simplification": simplification,
-    "hlo-products": products,
     "hlo-communication": communication,
     "hlo-layouts": layouts,
-    "hlo-before-scheduling": before_scheduling,
 }
 """By the name under which `mpmd-hlo-opt` runs them."""

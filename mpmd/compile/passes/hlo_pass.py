@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
 from typing import Any, ClassVar
 
 from mpmd.compile.hlo.computation import HloComputation
@@ -12,9 +11,10 @@ from mpmd.errors import PassError
 from mpmd.support.passes import Pass
 
 
-@dataclasses.dataclass(frozen=True)
 class HloPass(Pass):
     """A pass that rewrites an unscheduled module."""
+
+    prefix = "hlo-"
 
     def run(self, module: HloModule) -> bool:
         """Rewrites `module`; True iff that changed it.
@@ -34,7 +34,6 @@ class HloPass(Pass):
         """Runs the pass; True iff it changed something."""
 
 
-@dataclasses.dataclass(frozen=True)
 class ComputationPass(HloPass):
     """A pass that rewrites one computation after the other, callees before callers.
 
@@ -65,7 +64,6 @@ def unfused(module: HloModule) -> list[HloComputation]:
     return [c for c in module.call_order() if all(i.opcode != "fusion" for i in c.callers)]
 
 
-@dataclasses.dataclass(frozen=True)
 class Fixpoint(Pass):
     """Runs passes again and again until none of them changes anything.
 
@@ -75,7 +73,7 @@ class Fixpoint(Pass):
         most: maximum of rounds; rules that undo each other would never end.
     """
 
-    name = "hlo-fixpoint"
+    prefix = "hlo-"
     label: str = ""
     passes: tuple[Pass, ...] = ()
     most: int = 25

@@ -59,17 +59,6 @@ def is_negative_zero(value: HloInstruction) -> bool:
     return found is not None and bool(found == 0) and bool(np.signbit(np.float64(found)))
 
 
-def all_ones(value: HloInstruction) -> bool:
-    """True if every bit of every element is set; for `pred`, if every element is true."""
-    found = splat(value)
-    if found is None:
-        return False
-    if value.shape.dtype == "pred":
-        return bool(found)
-    info = value.shape.info
-    return info.is_integral and int(found) in (-1, (1 << info.bits) - 1)
-
-
 def is_number(value: HloInstruction) -> bool:
     """True for floats and complex numbers: arithmetic rounds, and NaN exists."""
     return value.shape.info.kind in ("float", "complex")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
-from mpmd.compile.schedule.depth_first import depth_first_order
 from mpmd.compile.schedule.exchange import exchanged
 from mpmd.compile.schedule.heap import Heap
 from mpmd.compile.schedule.list_order import list_order
@@ -20,13 +18,11 @@ Scheduler = Callable[[HloComputation, Heap], list[HloInstruction]]
 
 SCHEDULERS: dict[str, Scheduler] = {
     "list": list_order,
-    "depth-first": depth_first_order,
     "post-order": post_order,
 }
 """By name, in the order of preference among equals."""
 
 
-@dataclasses.dataclass(frozen=True)
 class MemorySchedule(Pass):
     """Orders every computation to reduce its peak memory.
 
@@ -41,12 +37,11 @@ class MemorySchedule(Pass):
     Source: XLA's memory schedulers, of which it also takes the best.
 
     Attributes:
-        scheduler: one of `list`, `depth-first`, `post-order`, or `best`.
+        scheduler: one of `list`, `post-order`, or `best`.
         exchange: whether to search near the best order.
     """
 
-    name = "hlo-memory-schedule"
-
+    prefix = "hlo-"
     scheduler: str = "best"
     exchange: bool = True
 

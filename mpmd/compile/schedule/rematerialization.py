@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.analysis.cost import CostModel
 from mpmd.compile.analysis.dataflow import HloValue
 from mpmd.compile.analysis.in_place import in_place_pairs
@@ -22,7 +20,6 @@ _MAX_TRIES = 400
 _NEVER = {"parameter", "constant", "copy", "while", "conditional", "call", "custom-call"}
 
 
-@dataclasses.dataclass(frozen=True)
 class Rematerialization(Pass):
     """Rematerialises values that are used late, until the simulated peak is under a limit.
 
@@ -43,8 +40,7 @@ class Rematerialization(Pass):
         limit: bytes of temporaries; 0 for no limit.
     """
 
-    name = "hlo-rematerialization"
-
+    prefix = "hlo-"
     limit: int = 0
 
     def run(self, module: HloModule) -> bool:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.calls.inlining import inline_call
@@ -12,7 +9,6 @@ from mpmd.passes.calls.shared_bodies import share_bodies
 from mpmd.support import diagnostics
 
 
-@dataclasses.dataclass(frozen=True)
 class CallInline(ModulePass):
     """Replaces each `mpmd.call` by the body of its callee.
 
@@ -33,7 +29,6 @@ class CallInline(ModulePass):
         share_bodies: let the copies of a named fragment call one function for their body.
     """
 
-    name: ClassVar[str] = "mpmd-call-inline"
     share_bodies: bool = False
 
     def rewrite(self, module: ir.Module) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
-from mpmd.passes.calls.signatures import calls_by_callee, fill_attributes, zeros
+from mpmd.passes.calls.signatures import calls_by_callee, fill_attributes
+from mpmd.passes.constants import zeros
 from mpmd.passes.fragments.block_order import in_block_order
 
 
@@ -21,7 +21,6 @@ class _Sum:
     start: ir.Value | None
 
 
-@dataclasses.dataclass(frozen=True)
 class CarrySumsThroughCalls(ModulePass):
     """Adds up in each microbatch sums that are otherwise computed after all of them.
 
@@ -39,11 +38,9 @@ class CarrySumsThroughCalls(ModulePass):
     Source: ours.
     """
 
-    name: ClassVar[str] = "mpmd-carry-sums-through-calls"
-
     def rewrite(self, module: ir.Module) -> None:
         """Finds all sums of an entry point, then changes callees and calls once for all of them."""
-        symbols, calls = ir.symbol_table(module), calls_by_callee(module)
+        symbols, calls = ir.symbol_table(module), calls_by_callee(ir.funcs(module))
         for f in symbols.values():
             if f.is_entry and not f.is_external:
                 sums = [s for s in _sums(f) if _is_possible(s, symbols, calls)]
@@ -61,8 +58,8 @@ def _sums(f: ir.Func) -> list[_Sum]:
             if call is None:
                 continue
             result, result_of_rest = ir.result_index(term), _call_behind(rest)
-            before = by_last_add.get(rest)
-            if before is not None and len(ir.users(rest)) == 1 and _continues(before, call, result):
+            before = by_last_add.get(rest) if len(ir.users(rest)) == 1 else None
+            if before and before.result == result and ir.comes_before(before.calls[-1], call):
                 del by_last_add[rest]
                 longer = _Sum(result, (*before.calls, call), (*before.adds, add), before.start)
             elif result_of_rest is None:
@@ -80,10 +77,6 @@ def _call_behind(value: ir.Value) -> ir.Call | None:
     """The call that defines a value which has one use."""
     op = ir.producer(value)
     return op if isinstance(op, ir.Call) and len(ir.users(value)) == 1 else None
-
-
-def _continues(before: _Sum, call: ir.Call, result: int) -> bool:
-    return before.result == result and ir.comes_before(before.calls[-1], call)
 
 
 def _is_possible(found: _Sum, symbols: dict[str, ir.Func], calls: dict[str, list[ir.Call]]) -> bool:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.calls.signatures import calls_by_callee, drop_from_call, drop_from_function
 
 
-@dataclasses.dataclass(frozen=True)
 class EraseUnusedCalleeBlockArguments(ModulePass):
     """Drops arguments that a callee does not use, or only returns.
 
@@ -27,12 +23,10 @@ class EraseUnusedCalleeBlockArguments(ModulePass):
     Source: openxla/shardy MPMD, `erase_unused_callee_block_arguments`.
     """
 
-    name: ClassVar[str] = "mpmd-erase-unused-callee-block-arguments"
-
     def rewrite(self, module: ir.Module) -> None:
         """Visits each callee with all its calls."""
         symbols = ir.symbol_table(module)
-        for name, calls in calls_by_callee(module).items():
+        for name, calls in calls_by_callee(ir.funcs(module)).items():
             callee = symbols[name]
             if callee.is_mpmd and not callee.is_entry:
                 _erase_unused(callee, calls)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 
 
-@dataclasses.dataclass(frozen=True)
 class FromUnrollToCallCounter(FunctionPass):
     """Turns the iteration of an unrolled loop into the microbatch of the calls in it.
 
@@ -20,8 +16,6 @@ class FromUnrollToCallCounter(FunctionPass):
     Requires: nothing.  Ensures: no call has an `unroll_counter`.  Cost: linear.
     Source: openxla/shardy MPMD, `from_unroll_to_call_counter`.
     """
-
-    name: ClassVar[str] = "mpmd-from-unroll-to-call-counter"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Renames the attribute."""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.call_order import called_by, reached_from
 from mpmd.passes.calls.inlining import inline_call
 
 
-@dataclasses.dataclass(frozen=True)
 class Inline(ModulePass):
     """Inlines ordinary calls, at any depth.  The functions stay; symbol-dce removes them.
 
@@ -26,8 +22,6 @@ class Inline(ModulePass):
     Source: MLIR, `inline`.
     """
 
-    name: ClassVar[str] = "mpmd-inline"
-
     def rewrite(self, module: ir.Module) -> None:
         """Callees before callers, so that copied bodies have no calls left."""
         symbols = ir.symbol_table(module)
@@ -37,15 +31,12 @@ class Inline(ModulePass):
             for ready in _callees_first(name, called):
                 if ready in done:
                     continue
-                done[ready] = ready not in reached_from([ready], called) and _has_one_block(symbols[ready])
+                blocks = symbols[ready].regions[0].blocks
+                done[ready] = ready not in reached_from([ready], called) and len(blocks) == 1
                 for call in ir.walk(symbols[ready], ir.FuncCall):
                     callee = call.callee.value
                     if done.get(callee, False):
                         inline_call(call, symbols[callee])
-
-
-def _has_one_block(f: ir.Func) -> bool:
-    return len(f.regions[0].blocks) == 1
 
 
 def _callees_first(name: str, called: dict[str, list[str]]) -> list[str]:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
-from mpmd.passes.calls.signatures import zeros
+from mpmd.passes.calls.signatures import calls_by_callee
+from mpmd.passes.calls.split_accumulators_by_mesh import terms_of
+from mpmd.passes.constants import zeros
 
 SUFFIX = "_mirror"
 
 
-@dataclasses.dataclass(frozen=True)
 class MirrorStages(ModulePass):
     """Gives the second half of the microbatches stages of their own, which the assignment may put elsewhere.
 
@@ -34,19 +33,13 @@ class MirrorStages(ModulePass):
         names: names that get a copy, with commas.
     """
 
-    name: ClassVar[str] = "mpmd-mirror-stages"
     names: str = ""
 
     def rewrite(self, module: ir.Module) -> None:
         """Visits every callee and its calls in the entry point."""
         symbols = ir.symbol_table(module)
-        loops: dict[str, list[ir.Call]] = {}
-        for f in symbols.values():
-            if f.is_entry and not f.is_external:
-                for call in ir.ops(f, ir.Call):
-                    if call.call_counter is not None:
-                        loops.setdefault(call.callee_name, []).append(call)
-        for callee, calls in loops.items():
+        for callee, of_callee in calls_by_callee(f for f in symbols.values() if f.is_entry).items():
+            calls = [call for call in of_callee if call.call_counter is not None]
             first, second = calls[: (len(calls) + 1) // 2], calls[(len(calls) + 1) // 2 :]
             if second and self._renamed(symbols[callee]):
                 sums = _carried_sums(symbols[callee], calls)
@@ -82,20 +75,12 @@ def _carried_sums(f: ir.Func, calls: Sequence[ir.Call]) -> list[tuple[int, int]]
     found = []
     position = {arg: i for i, arg in enumerate(f.args)}
     for k, value in enumerate(f.returned):
-        own = [leaf for leaf in _terms(value) if leaf in position and len(ir.users(leaf)) == 1]
+        own = [leaf for leaf in terms_of(value) if leaf in position and len(ir.users(leaf)) == 1]
         if len(own) == 1 and own[0] is not value:
             i = position[own[0]]
             if all(later.operands[i] == before.results[k] for before, later in itertools.pairwise(calls)):
                 found.append((i, k))
     return found
-
-
-def _terms(value: ir.Value) -> list[ir.Value]:
-    """The terms of a sum; inner sums have no other use."""
-    op = ir.producer(value)
-    if op is None or op.operation.name != "stablehlo.add" or len(ir.users(value)) > 1:
-        return [value]
-    return [term for operand in op.operands for term in _terms(operand)]
 
 
 def _add_up_halves(

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from mpmd import ir
 from mpmd.passes.fragments.dropping import filter_attributes
 
 
-def calls_by_callee(module: ir.Module) -> dict[str, list[ir.Call]]:
-    """Name of each called function -> its calls, in program order."""
+def calls_by_callee(functions: Iterable[ir.Func]) -> dict[str, list[ir.Call]]:
+    """Name of each function that some functions call -> its calls, in program order."""
     found: dict[str, list[ir.Call]] = {}
-    for f in ir.funcs(module):
-        for call in ir.walk(f, ir.Call):
-            found.setdefault(call.callee_name, []).append(call)
+    for f in functions:
+        for op in ir.ops(f):
+            has_regions = len(op.operation.regions) and not isinstance(op, ir.Fragment)
+            for call in ir.walk(op, ir.Call) if has_regions or isinstance(op, ir.Call) else ():
+                found.setdefault(call.callee_name, []).append(call)
     return found
 
 
@@ -45,13 +47,3 @@ def fill_attributes(f: ir.Func) -> None:
         if name in f.attributes:
             dicts = ir.attribute_dicts(f, name, count)
             ir.put_attribute_dicts(f, name, dicts + [{}] * (count - len(dicts)))
-
-
-def zeros(kind: ir.Type, site: ir.Op) -> ir.Value:
-    """A constant of zeros, right before an op."""
-    zero = "false" if str(kind.element_type) == "i1" else "0"
-    if str(kind.element_type).startswith(("f", "bf")):
-        zero = "0.0"
-    value = ir.Attribute.parse(f"dense<{zero}> : {kind}")
-    made = ir.create("stablehlo.constant", [], [kind], ir.before(site), {"value": value}, site.location)
-    return made.results[0]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.calls.signatures import calls_by_callee, drop_from_call, drop_from_function
 from mpmd.passes.fragments.dead_ops import erase_dead_ops
+from mpmd.passes.import_.insert_nameless_clone_of_negligible_ops import is_negligible
+
+_TOKEN = "stablehlo.create_token"
 
 
-@dataclasses.dataclass(frozen=True)
 class SinkNegligibleOpsIntoCallOp(ModulePass):
     """Computes in a callee operands of all its calls that cost nothing to compute.
 
@@ -29,15 +28,13 @@ class SinkNegligibleOpsIntoCallOp(ModulePass):
     Source: openxla/shardy MPMD, `sink_negligible_ops_into_call_op`.
     """
 
-    name: ClassVar[str] = "mpmd-sink-negligible-ops-into-call-op"
-
     def rewrite(self, module: ir.Module) -> None:
         """Visits each callee with all its calls, then cleans up the callers."""
         symbols = ir.symbol_table(module)
         calling = {f.symbol: {call.callee_name for call in ir.walk(f, ir.Call)} for f in ir.funcs(module)}
         changed = {
             name
-            for name, calls in calls_by_callee(module).items()
+            for name, calls in calls_by_callee(ir.funcs(module)).items()
             if symbols[name].is_mpmd and _sink(symbols[name], calls)
         }
         for name, callees in calling.items():
@@ -51,8 +48,8 @@ def _sink(f: ir.Func, calls: list[ir.Call]) -> bool:
     for i in range(len(f.args)):
         values = {call.operands[i] for call in calls}
         source = ir.producer(values.pop()) if len(values) == 1 else None
-        if source is not None and is_negligible(source):
-            sunk[i] = source
+        if source is not None and (is_negligible(source) or source.operation.name == _TOKEN):
+            sunk[i] = source  # copying it into each call costs and changes nothing
     if not sunk:
         return False
     where = ir.before(f.body.operations[0])
@@ -62,10 +59,3 @@ def _sink(f: ir.Func, calls: list[ir.Call]) -> bool:
     for call in calls:
         drop_from_call(call, sunk)
     return True
-
-
-def is_negligible(op: ir.Op) -> bool:
-    """Whether copying it into each call costs and changes nothing."""
-    if len(op.operands) or len(op.results) != 1 or len(op.operation.regions):
-        return False
-    return ir.is_pure(op) or op.operation.name == "stablehlo.create_token"

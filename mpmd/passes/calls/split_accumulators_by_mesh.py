@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
-from mpmd.passes.calls.signatures import fill_attributes, zeros
+from mpmd.passes.calls.signatures import calls_by_callee, fill_attributes
+from mpmd.passes.constants import zeros
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +21,6 @@ class _Accumulator:
     others: list[list[ir.Value]]
 
 
-@dataclasses.dataclass(frozen=True)
 class SplitAccumulatorsByMesh(ModulePass):
     """Splits a sum over microbatches whose terms are on several meshes into one accumulator per mesh.
 
@@ -38,17 +38,10 @@ class SplitAccumulatorsByMesh(ModulePass):
     Source: ours; JaxPP commutes loops to the same end.
     """
 
-    name: ClassVar[str] = "mpmd-split-accumulators-by-mesh"
-
     def rewrite(self, module: ir.Module) -> None:
         """Visits each callee and all its calls."""
-        calls: dict[str, list[ir.Call]] = {}
-        for f in ir.funcs(module):
-            if f.is_entry:
-                for call in ir.ops(f, ir.Call):
-                    calls.setdefault(call.callee_name, []).append(call)
         symbols = ir.symbol_table(module)
-        for name, sites in calls.items():
+        for name, sites in calls_by_callee(f for f in symbols.values() if f.is_entry).items():
             found = _accumulators(symbols[name], sites)
             if found:
                 _split_callee(symbols[name], found)
@@ -59,7 +52,7 @@ def _accumulators(f: ir.Func, sites: list[ir.Call]) -> list[_Accumulator]:
     found = []
     position = {arg: i for i, arg in enumerate(f.args)}
     for k, value in enumerate(f.returned):
-        leaves = _leaves(value)
+        leaves = terms_of(value)
         own = [v for v in leaves if v in position and len(ir.users(v)) == 1]
         if len(leaves) < 3 or len(own) != 1 or not _is_carried(position[own[0]], k, sites):
             continue
@@ -73,12 +66,12 @@ def _accumulators(f: ir.Func, sites: list[ir.Call]) -> list[_Accumulator]:
     return found
 
 
-def _leaves(value: ir.Value) -> list[ir.Value]:
+def terms_of(value: ir.Value) -> list[ir.Value]:
     """The terms of a sum, left to right; inner sums must have no other use."""
     op = ir.producer(value)
     if op is None or op.operation.name != "stablehlo.add" or len(ir.users(value)) > 1:
         return [value]
-    return [leaf for operand in op.operands for leaf in _leaves(operand)]
+    return [term for operand in op.operands for term in terms_of(operand)]
 
 
 def _is_carried(arg: int, result: int, sites: list[ir.Call]) -> bool:
@@ -152,9 +145,7 @@ def _split_calls(sites: list[ir.Call], found: list[_Accumulator]) -> None:
             more.append(rebuilt[carried][i] if carried in rebuilt else zeros(carried.type, site))
         types = [r.type for r in site.results] + [site.operands[acc.arg].type for acc, _ in extra]
         made = ir.rebuild(site, [*site.operands, *more], types)
-        for old, new in zip(site.results, made.results):
-            ir.replace_uses(old, new)
-        ir.erase(site)
+        ir.replace(site, list(made.results)[: len(site.results)])
         fresh = iter(list(made.results)[-len(extra) :])
         for acc in found:
             rebuilt[made.results[acc.result]] = [next(fresh) for _ in acc.others]

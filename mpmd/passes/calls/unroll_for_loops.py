@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
+from mpmd.passes.constants import splat
 from mpmd.support import diagnostics
 
 _COUNTER = "unroll_counter"
 
 
-@dataclasses.dataclass(frozen=True)
 class UnrollForLoops(FunctionPass):
     """Unrolls loops completely.
 
@@ -28,8 +25,6 @@ class UnrollForLoops(FunctionPass):
     Ensures: no loop is left.  Cost: linear in the unrolled ops.
     Source: openxla/shardy MPMD, `unroll_for_loops`.
     """
-
-    name: ClassVar[str] = "mpmd-unroll-for-loops"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """One loop after the other."""
@@ -74,12 +69,9 @@ def _unroll(loop: ir.For, offset: int) -> None:
     carried = list(loop.operands)[: len(carried_args)]
     for i in range(loop.trip_count):
         number = ir.IntegerAttr.get(ir.IntegerType.get_unsigned(32, ir.context()), offset + i)
-        constant = ir.create(
-            "stablehlo.constant", [], [index.type], ir.before(loop),
-            {"value": ir.Attribute.parse(f"dense<{i}> : {index.type}", ir.context())}, loop.location,
-        )  # fmt: skip
-        values = dict(zip(carried_args, carried)) | {index: constant.result}
+        constant = splat(str(i), index.type, loop)
+        values = dict(zip(carried_args, carried)) | {index: constant}
         made, carried = ir.clone_body(loop.body, values, ir.before(loop))
-        for op in (constant, *made):
+        for op in (ir.producer(constant), *made):
             ir.put(op, _COUNTER, number)
     ir.replace(loop, carried)

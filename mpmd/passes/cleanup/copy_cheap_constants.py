@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.cleanup.copy_constants import value_inside
 from mpmd.passes.cleanup.recompute_cheap_residuals import CHEAP
 
 
-@dataclasses.dataclass(frozen=True)
 class CopyCheapConstants(FunctionPass):
     """Recomputes cheap functions of constants in unnamed work outside of microbatches.
 
@@ -33,7 +29,6 @@ class CopyCheapConstants(FunctionPass):
         max_ops: operations that one value may take.
     """
 
-    name: ClassVar[str] = "mpmd-copy-cheap-constants"
     runs_on = "entry"
     max_ops: int = 8
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 
 
-@dataclasses.dataclass(frozen=True)
 class CopyConstants(FunctionPass):
     """Recomputes a constant in each fragment that reads it.
 
@@ -24,8 +20,6 @@ class CopyConstants(FunctionPass):
     Requires: nothing.  Ensures: same values.  Cost: linear in operands, times transfers on the way.
     Source: openxla/shardy MPMD, `copy_constants`.
     """
-
-    name: ClassVar[str] = "mpmd-copy-constants"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Consumers first, so that a clone is not visited again."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.calls.shared_bodies import narrow_calls
@@ -12,7 +9,6 @@ from mpmd.passes.fragments.dead_ops import erase_dead_ops
 from mpmd.passes.fragments.dropping import drop
 
 
-@dataclasses.dataclass(frozen=True)
 class FragmentDce(FunctionPass):
     """Drops unused results of fragments, ops in them, their operands, whole fragments, transfers.
 
@@ -28,8 +24,6 @@ class FragmentDce(FunctionPass):
     Requires: values are defined before they are used.  Ensures: nothing more to drop.  Cost: linear.
     Source: openxla/shardy MPMD, `fragment_dce`.
     """
-
-    name: ClassVar[str] = "mpmd-fragment-dce"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Users come before producers, so one traversal suffices."""

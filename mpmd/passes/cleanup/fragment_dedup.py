@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 
 
-@dataclasses.dataclass(frozen=True)
 class FragmentDedup(FunctionPass):
     """Uses one of several equal operands, and one of several equal results, of a fragment.
 
@@ -25,8 +21,6 @@ class FragmentDedup(FunctionPass):
     Requires: values are defined before they are used.  Ensures: each operand and each result is used once.
     Cost: linear.  Source: openxla/shardy MPMD, `fragment_dedup`.
     """
-
-    name: ClassVar[str] = "mpmd-fragment-dedup"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Producers first: when a fragment is visited, equal operands of it are one value."""

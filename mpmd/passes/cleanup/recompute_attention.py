@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -16,7 +14,6 @@ _ROWS = CHEAP | {"stablehlo.exponential", "stablehlo.reduce"}
 _PRODUCT = "stablehlo.dot_general"
 
 
-@dataclasses.dataclass(frozen=True)
 class RecomputeAttention(FunctionPass):
     """Computes the scores of attention again in a backward fragment, instead of keeping their functions.
 
@@ -40,7 +37,6 @@ class RecomputeAttention(FunctionPass):
         max_ops: operations that one residual may take.
     """
 
-    name: ClassVar[str] = "mpmd-recompute-attention"
     runs_on = "mpmd"
     max_ops: int = 64
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.residuals import Maker, given, ops_to_remake, recompute, residuals_of
@@ -16,7 +13,6 @@ _NAMES = """
 CHEAP = frozenset("stablehlo." + name for name in _NAMES.split())
 
 
-@dataclasses.dataclass(frozen=True)
 class RecomputeCheapResiduals(FunctionPass):
     """Recomputes in a backward fragment residuals that are not worth keeping.
 
@@ -37,7 +33,6 @@ class RecomputeCheapResiduals(FunctionPass):
         max_ops: operations that one residual may take.
     """
 
-    name: ClassVar[str] = "mpmd-recompute-cheap-residuals"
     runs_on = "mpmd"
     max_ops: int = 24
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -16,7 +15,6 @@ _FLOATS = frozenset({"f32", "f64", "bf16"})
 _INTEGERS = frozenset({"i8", "i16", "i32", "i64", "ui8", "ui16", "ui32", "ui64"})
 
 
-@dataclasses.dataclass(frozen=True)
 class ScaleSmallerFactor(FunctionPass):
     """Scales the other factor of a matrix product, or its result, where that is smaller.
 
@@ -35,7 +33,6 @@ class ScaleSmallerFactor(FunctionPass):
     Source: the order of operations of online softmax (Milakov and Gimelshein, 2018), for any product.
     """
 
-    name: ClassVar[str] = "mpmd-scale-smaller-factor"
     runs_on = "any"
 
     def rewrite_function(self, f: ir.Func) -> None:

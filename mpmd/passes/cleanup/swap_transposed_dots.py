@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 
 
-@dataclasses.dataclass(frozen=True)
 class SwapTransposedDots(FunctionPass):
     """Computes a transposed matrix product with its factors swapped instead.
 
@@ -25,7 +21,6 @@ class SwapTransposedDots(FunctionPass):
     Cost: linear.  Source: ours.
     """
 
-    name: ClassVar[str] = "mpmd-swap-transposed-dots"
     runs_on = "any"
 
     def rewrite_function(self, f: ir.Func) -> None:

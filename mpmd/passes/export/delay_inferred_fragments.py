@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.block_order import in_block_order
 
 
-@dataclasses.dataclass(frozen=True)
 class DelayInferredFragments(FunctionPass):
     """Moves each inferred fragment to right before its first user.
 
@@ -28,7 +24,6 @@ class DelayInferredFragments(FunctionPass):
     Source: openxla/shardy MPMD, `delay_inferred_fragments`.
     """
 
-    name: ClassVar[str] = "mpmd-delay-inferred-fragments"
     runs_on = "entry"
 
     def rewrite_function(self, f: ir.Func) -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.block_order import in_block_order
 from mpmd.passes.fragments.moving import moving
 
 
-@dataclasses.dataclass(frozen=True)
 class DelayTransfersFromCpu(FunctionPass):
     """Moves each transfer out of host memory to right before its first user.
 
@@ -29,7 +25,6 @@ class DelayTransfersFromCpu(FunctionPass):
     Source: openxla/shardy MPMD, `delay_transfers_from_cpu`.
     """
 
-    name: ClassVar[str] = "mpmd-delay-transfers-from-cpu"
     runs_on = "entry"
 
     def rewrite_function(self, f: ir.Func) -> None:

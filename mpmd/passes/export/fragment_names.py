@@ -3,43 +3,23 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 
-from mpmd import ir
+from mpmd.passes.fragments.fragment_info import FragmentInfo
 
 MAX_LENGTH = 200
 _ELLIPSIS = "<...>"
 
 
-@dataclasses.dataclass(frozen=True)
-class FragmentOrigin:
-    """Origins, stage and microbatch of a fragment of a program."""
-
-    origins: tuple[ir.Origin, ...]
-    stage: int | None
-    call_counter: int | None
-
-    @staticmethod
-    def of(fragment: ir.Fragment) -> FragmentOrigin:
-        """The record of a fragment."""
-        return FragmentOrigin(tuple(fragment.origins), fragment.stage, fragment.call_counter)
-
-    @property
-    def counts(self) -> list[int]:
-        """The transpose counts of its origins, ascending."""
-        return sorted({o.transpose_count for o in self.origins})
-
-
-def has_transposed(sites: Iterable[FragmentOrigin]) -> bool:
+def has_transposed(sites: Iterable[FragmentInfo]) -> bool:
     """Whether some computation was transposed, so that names must distinguish forward from backward."""
-    return any(count for site in sites for count in site.counts)
+    return any(count for site in sites for count in _counts(site))
 
 
-def fragment_name(number: int, sites: Sequence[FragmentOrigin], transposed: bool) -> str:
+def fragment_name(number: int, sites: Sequence[FragmentInfo], transposed: bool) -> str:
     """The name of program `number`, after its first fragment; at most 200 characters."""
-    works = [[_what(site), *(map(_phase, site.counts) if transposed else ())] for site in sites]
+    works = [[_what(site), *(map(_phase, _counts(site)) if transposed else ())] for site in sites]
     parts = [f"p{number}", *works[0]]
     if all(work == works[0] for work in works):
         parts += _calls([site.call_counter for site in sites])
@@ -47,7 +27,7 @@ def fragment_name(number: int, sites: Sequence[FragmentOrigin], transposed: bool
     return name if len(name) <= MAX_LENGTH else name[: MAX_LENGTH - len(_ELLIPSIS)] + _ELLIPSIS
 
 
-def site_text(site: FragmentOrigin, transposed: bool) -> str:
+def site_text(site: FragmentInfo, transposed: bool) -> str:
     """`origins [f(fwd), g(fwd)], stage 1, call counter 0`."""
     suffix = (lambda o: f"({_phase(o.transpose_count)})") if transposed else (lambda o: "")
     text = f"origins [{', '.join(o.name + suffix(o) for o in site.origins)}]"
@@ -58,11 +38,16 @@ def site_text(site: FragmentOrigin, transposed: bool) -> str:
     return text
 
 
+def _counts(site: FragmentInfo) -> list[int]:
+    """The transpose counts of the origins, ascending."""
+    return sorted({o.transpose_count for o in site.origins})
+
+
 def _phase(count: int) -> str:
     return {0: "fwd", 1: "bwd"}.get(count, f"transpose{count}")
 
 
-def _what(site: FragmentOrigin) -> str:
+def _what(site: FragmentInfo) -> str:
     """The stage; or the most frequent name of the origins, with their numbers."""
     if site.stage is not None:
         return f"stage{site.stage}"
@@ -71,7 +56,9 @@ def _what(site: FragmentOrigin) -> str:
     split = [_name_and_counter(o.name) for o in site.origins]
     votes = collections.Counter(name for name, _ in split)
     name = min(votes, key=lambda n: (-votes[n], n))
-    text = name + _counters(sorted({c for n, c in split if n == name and c is not None}), site.counts == [1])
+    text = name + _counters(
+        sorted({c for n, c in split if n == name and c is not None}), _counts(site) == [1]
+    )
     return text if len(votes) == 1 else text + "..."
 
 

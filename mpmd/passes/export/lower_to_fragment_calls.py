@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Sequence
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.calls.shared_bodies import functions_of, put_back
-from mpmd.passes.constants import attributes_of
-from mpmd.passes.export.fragment_names import FragmentOrigin, fragment_name, has_transposed, site_text
+from mpmd.passes.export.fragment_names import fragment_name, has_transposed, site_text
 from mpmd.passes.export.programs import programs
 from mpmd.passes.fragments.bodies import outline
+from mpmd.passes.fragments.fragment_info import FragmentInfo
+from mpmd.passes.propagation import shardings
 from mpmd.sharding.shards import on_sdy_mesh, sdy_meshes
 
 log = logging.getLogger("mpmd.passes")
@@ -22,7 +21,6 @@ log = logging.getLogger("mpmd.passes")
 KEPT = ("call_counter", "stage_id", "remat", "split_keep_transferred", "split_drop_transferred")
 
 
-@dataclasses.dataclass(frozen=True)
 class LowerToFragmentCalls(ModulePass):
     """Makes one function per distinct fragment, and fragments calls of them.
 
@@ -49,7 +47,6 @@ class LowerToFragmentCalls(ModulePass):
         verbose_logging: say how fragments were grouped and named.
     """
 
-    name: ClassVar[str] = "mpmd-lower-to-fragment-calls"
     verbose_logging: bool = False
 
     def rewrite(self, module: ir.Module) -> None:
@@ -59,7 +56,7 @@ class LowerToFragmentCalls(ModulePass):
         bodies = functions_of(module)
         if bodies:
             groups = _with_own_bodies(groups, module)
-        sites = [[FragmentOrigin.of(fragment) for fragment in group] for group in groups]
+        sites = [[FragmentInfo.of(fragment) for fragment in group] for group in groups]
         name = module.operation.attributes.get("sym_name")
         of_module = "main" if name is None else str(ir.StringAttr(name).value)
         transposed = has_transposed(site for group in sites for site in group)
@@ -76,7 +73,7 @@ class LowerToFragmentCalls(ModulePass):
         self,
         of_module: str,
         groups: Sequence[Sequence[ir.Fragment]],
-        sites: Sequence[Sequence[FragmentOrigin]],
+        sites: Sequence[Sequence[FragmentInfo]],
         names: Sequence[str],
         transposed: bool,
     ) -> None:
@@ -110,16 +107,16 @@ def _lower_group(group: Sequence[ir.Fragment], name: str) -> None:
         for fragment in group
         if "reserved_hbm_bytes" in fragment.attributes
     ]
-    own = _own_sdy_mesh(first)
+    own = first.mesh if first.mesh in sdy_meshes(ir.module_of(first)) else None
     argument_attributes = _with_shardings(first, "arg_attrs", list(first.inputs), own)
     result_attributes = _with_shardings(first, "res_attrs", list(first.results), own)
     if own is not None:
-        _repoint_shardings(first, own)
+        for op, sharded, attribute in shardings.inside(first):
+            ir.put(op, sharded, on_sdy_mesh(attribute, own))
     made = outline(first, name)
     ir.put(made, "mesh_shape", mesh)
     if reserved:
-        i64 = ir.IntegerType.get_signless(64)
-        ir.put(made, "reserved_hbm_bytes", ir.IntegerAttr.get(i64, max(reserved)))
+        ir.put(made, "reserved_hbm_bytes", ir.i64(max(reserved)))
     ir.put_attribute_dicts(made, "arg_attrs", argument_attributes)
     ir.put_attribute_dicts(made, "res_attrs", result_attributes)
     for fragment in group:
@@ -143,24 +140,6 @@ def _with_shardings(
         if sharding is not None:
             of_value["sdy.sharding"] = sharding if own is None else on_sdy_mesh(sharding, own)
     return dicts
-
-
-def _own_sdy_mesh(fragment: ir.Fragment) -> str | None:
-    """The sdy mesh called like the fragment's mesh, if the module has one."""
-    return fragment.mesh if fragment.mesh in sdy_meshes(ir.module_of(fragment)) else None
-
-
-def _repoint_shardings(fragment: ir.Fragment, own: str) -> None:
-    """Lets all shardings inside of a fragment name the sdy mesh `own`."""
-    for op in ir.walk(fragment)[1:]:
-        for name, attribute in attributes_of(op):
-            if not isinstance(attribute, str) and _is_sharding(attribute):
-                ir.put(op, name, on_sdy_mesh(attribute, own))
-
-
-def _is_sharding(attribute: ir.Attribute) -> bool:
-    one, several = ir.sdy.TensorShardingAttr, ir.sdy.TensorShardingPerValueAttr
-    return bool(one.isinstance(attribute) or several.isinstance(attribute))
 
 
 def _replace_by_call(fragment: ir.Fragment, name: str) -> None:

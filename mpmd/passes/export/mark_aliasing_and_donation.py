@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Hashable
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -13,7 +11,6 @@ from mpmd.passes.export.memory import ALIAS, DONOR, LAYOUT, Attributes, is_donor
 from mpmd.passes.export.programs import programs
 
 
-@dataclasses.dataclass(frozen=True)
 class MarkAliasingAndDonation(FunctionPass):
     """Lets fragments overwrite operands without later uses.
 
@@ -43,7 +40,6 @@ class MarkAliasingAndDonation(FunctionPass):
         keep_microbatches_equal: let fragments that can be one program donate the same operands.
     """
 
-    name: ClassVar[str] = "mpmd-mark-aliasing-and-donation"
     runs_on = "mpmd"
     keep_microbatches_equal: bool = False
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.export.memory import is_donor, local_bytes, says_host, type_says_host
 from mpmd.support import diagnostics
 
 
-@dataclasses.dataclass(frozen=True)
 class MarkFragmentReservedMemory(FunctionPass):
     """Marks each fragment with the memory of its devices that other values occupy while it runs.
 
@@ -29,7 +24,6 @@ class MarkFragmentReservedMemory(FunctionPass):
     Source: openxla/shardy MPMD, `mark_fragment_reserved_memory`.
     """
 
-    name: ClassVar[str] = "mpmd-mark-fragment-reserved-memory"
     runs_on = "mpmd"
 
     def rewrite_function(self, f: ir.Func) -> None:
@@ -46,12 +40,8 @@ class MarkFragmentReservedMemory(FunctionPass):
         for op in ir.ops(f):
             if isinstance(op, ir.Fragment):
                 reserved = live.total[op.mesh] - sum(live.size[v] for v in dict.fromkeys(op.inputs))
-                ir.put(op, "reserved_hbm_bytes", ir.IntegerAttr.get(_i64(), reserved))
+                ir.put(op, "reserved_hbm_bytes", ir.i64(reserved))
             live.step(op)
-
-
-def _i64() -> ir.Type:
-    return ir.IntegerType.get_signless(64)
 
 
 class _Live:
@@ -86,9 +76,5 @@ class _Live:
         for value in dict.fromkeys(op.operands):
             if self.size[value] and self.last_user[value] == op and value not in self.kept:
                 self.total[value.type.mesh] -= self.size[value]
-        for value, of_value in zip(op.results, _result_attributes(op)):
+        for value, of_value in zip(op.results, ir.attribute_dicts(op, "res_attrs", len(op.results))):
             self._begin(value, says_host(of_value), used=value in self.last_user)
-
-
-def _result_attributes(op: ir.Op) -> Sequence[dict[str, ir.Attribute]]:
-    return ir.attribute_dicts(op, "res_attrs", len(op.results))

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.export.memory import LAYOUT, Attributes
@@ -14,7 +10,6 @@ from mpmd.support import diagnostics
 DEFAULT, AUTO = "default", "auto"
 
 
-@dataclasses.dataclass(frozen=True)
 class MarkInputOutputWithLayouts(FunctionPass):
     """Propagates the user's layouts of arguments and results to the fragments.
 
@@ -35,7 +30,6 @@ class MarkInputOutputWithLayouts(FunctionPass):
     Source: openxla/shardy MPMD, `mark_input_output_with_layouts`.
     """
 
-    name: ClassVar[str] = "mpmd-mark-input-output-with-layouts"
     runs_on = "entry"
 
     def rewrite_function(self, f: ir.Func) -> None:
@@ -44,7 +38,10 @@ class MarkInputOutputWithLayouts(FunctionPass):
         if _has_layouts(f):
             _choose(f, table)
         else:
-            _leave_unused_results_open(f, table)
+            for fragment in ir.fragments(f):
+                for i, result in enumerate(fragment.results):
+                    if ir.is_unused(result):
+                        table.write(fragment, "res_attrs", i, AUTO)
         table.store()
 
 
@@ -53,13 +50,6 @@ def _has_layouts(f: ir.Func) -> bool:
     ops: list[ir.Op] = [f, *ir.fragments(f)]
     attributes = [op.attributes.get(name) for op in ops for name in ("arg_attrs", "res_attrs")]
     return any(LAYOUT in str(attribute) for attribute in attributes if attribute is not None)
-
-
-def _leave_unused_results_open(f: ir.Func, table: _LayoutTable) -> None:
-    for fragment in ir.fragments(f):
-        for i, result in enumerate(fragment.results):
-            if ir.is_unused(result):
-                table.write(fragment, "res_attrs", i, AUTO)
 
 
 def _choose(f: ir.Func, table: _LayoutTable) -> None:
@@ -132,19 +122,15 @@ class _LayoutTable:
             ir.put_attribute_dicts(op, name, self.dicts[(op, name)], even_if_empty)
 
 
-def _positions_returned(value: ir.Value, f: ir.Func) -> Iterator[int]:
-    """The results that a value is, in the order of its uses: newest first."""
-    terminator = f.terminator
-    yield from (use.operand_number for use in value.uses if use.owner == terminator)
-
-
 def _returned_layout(value: ir.Value, table: _LayoutTable, own: str, argument: str) -> str | None:
     """The layout of a value, by its own and those of the results it is returned as; None on a conflict.
 
     `argument` is the name of the value if it is one, else empty.
     """
     layout, first = AUTO, -1
-    for position in _positions_returned(value, table.f):
+    terminator = table.f.terminator
+    positions = [number for user, number in ir.uses(value) if user == terminator]  # newest first
+    for position in positions:
         other = table.read(table.f, "res_attrs", position)
         if other == AUTO:
             continue
@@ -154,12 +140,12 @@ def _returned_layout(value: ir.Value, table: _LayoutTable, own: str, argument: s
                 f"{table.shown(table.f, 'res_attrs', first)} vs. "
                 f"{table.shown(table.f, 'res_attrs', position)}. Both are one array; request one layout, or "
                 "return a copy.",
-                table.f.terminator.location,
+                terminator.location,
             )
             return None
         layout, first = other, position
     if not argument:
-        return layout if first >= 0 or not any(True for _ in value.uses) else _unreturned(value, table)
+        return layout if positions or ir.is_unused(value) else DEFAULT
     if layout == AUTO:
         return own
     if own not in (AUTO, layout):
@@ -172,11 +158,6 @@ def _returned_layout(value: ir.Value, table: _LayoutTable, own: str, argument: s
         )
         return None
     return layout
-
-
-def _unreturned(value: ir.Value, table: _LayoutTable) -> str:
-    """The layout of a used fragment result for which no result requests one."""
-    return AUTO if any(True for _ in _positions_returned(value, table.f)) else DEFAULT
 
 
 def _inner_users(value: ir.Value) -> list[ir.Op]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterable
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -20,7 +18,6 @@ _WORDS = ("memory_kind", "_xla_compute_type", "annotate_device_placement")  # wh
 _SHARDING_CALLS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
 
 
-@dataclasses.dataclass(frozen=True)
 class MarkOffloadedInputOutput(FunctionPass):
     """Writes at fragments which operands and results live in host memory, and checks that all agree.
 
@@ -41,7 +38,6 @@ class MarkOffloadedInputOutput(FunctionPass):
     Source: openxla/shardy MPMD, `mark_offloaded_input_output`.
     """
 
-    name: ClassVar[str] = "mpmd-mark-offloaded-input-output"
     runs_on = "entry"
 
     def rewrite_function(self, f: ir.Func) -> None:

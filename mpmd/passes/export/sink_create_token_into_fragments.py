@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.dropping import drop
@@ -13,7 +10,6 @@ from mpmd.support import diagnostics
 TOKEN = "!stablehlo.token"
 
 
-@dataclasses.dataclass(frozen=True)
 class SinkCreateTokenIntoFragments(FunctionPass):
     """Creates tokens in each fragment that needs them, so that none crosses between fragments.
 
@@ -30,7 +26,6 @@ class SinkCreateTokenIntoFragments(FunctionPass):
     Source: openxla/shardy MPMD, `sink_create_token_into_fragments`.
     """
 
-    name: ClassVar[str] = "mpmd-sink-create-token-into-fragments"
     runs_on = "mpmd"
 
     def rewrite_function(self, f: ir.Func) -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.mesh_order import mesh_order
 from mpmd.support import diagnostics
 
 
-@dataclasses.dataclass(frozen=True)
 class ValidateNoBackwardDeps(FunctionPass):
     """Reports data that flows back to an earlier mesh in a program without a backward pass.
 
@@ -28,7 +24,6 @@ class ValidateNoBackwardDeps(FunctionPass):
         fail_on_backward_deps: report errors, not warnings.
     """
 
-    name: ClassVar[str] = "mpmd-validate-no-backward-deps"
     runs_on = "mpmd"
     fail_on_backward_deps: bool = False
 

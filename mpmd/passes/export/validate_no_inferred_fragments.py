@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.support import diagnostics
@@ -22,7 +19,6 @@ EXPECTED_MAKERS = frozenset(
 )
 
 
-@dataclasses.dataclass(frozen=True)
 class ValidateNoInferredFragments(FunctionPass):
     """Reports unnamed work that stays a program of its own; each costs a launch per call.
 
@@ -38,7 +34,6 @@ class ValidateNoInferredFragments(FunctionPass):
         fail_on_inferred_fragments: report errors, not warnings.
     """
 
-    name: ClassVar[str] = "mpmd-validate-no-inferred-fragments"
     runs_on = "distributed"
     fail_on_inferred_fragments: bool = True
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.support import diagnostics
 
 
-@dataclasses.dataclass(frozen=True)
 class ValidateNoParamTransfers(FunctionPass):
     """Reports parameters that travel between meshes in every step, by the names of arguments.
 
@@ -26,7 +22,6 @@ class ValidateNoParamTransfers(FunctionPass):
         param_pattern: part of an argument's name by which a parameter is known.
     """
 
-    name: ClassVar[str] = "mpmd-validate-no-param-transfers"
     runs_on = "mpmd"
     fail_on_param_transfers: bool = False
     param_pattern: str = "params['transformer"

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.support import diagnostics
 
 
-@dataclasses.dataclass(frozen=True)
 class ValidateNoReshards(FunctionPass):
     """Reports programs that only change shardings: often they are unintended.
 
@@ -26,7 +23,6 @@ class ValidateNoReshards(FunctionPass):
         ignore_copies: ignore programs whose results are sharded as their operands are.
     """
 
-    name: ClassVar[str] = "mpmd-validate-no-reshards"
     runs_on = "distributed"
     fail_on_reshard_only_fragments: bool = False
     ignore_copies: bool = False

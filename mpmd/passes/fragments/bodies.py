@@ -31,26 +31,25 @@ def body_keys(
 
 def _body_key(body: ir.Block) -> Hashable:
     """The text of a block's ops, with numbers for values; locations do not count."""
-    number: dict[ir.Value, int] = {}
     found: list[Hashable] = []
-
-    def look_into(block: ir.Block) -> None:
-        for arg in block.arguments:
-            number[arg] = len(number)
-        for op in block.operations:
-            operation = op.operation
-            found.append(operation.name)
-            found.extend(attributes_of(op))
-            found.extend(number.get(v, v) for v in operation.operands)
-            for result in operation.results:
-                number[result] = len(number)
-                found.append(result.type)
-            for region in operation.regions:
-                for inner in region:
-                    look_into(inner)
-
-    look_into(body)
+    _number(body, {}, found)
     return tuple(found)
+
+
+def _number(block: ir.Block, number: dict[ir.Value, int], found: list[Hashable]) -> None:
+    for arg in block.arguments:
+        number[arg] = len(number)
+    for op in block.operations:
+        operation = op.operation
+        found.append(operation.name)
+        found.extend(attributes_of(op))
+        found.extend(number.get(v, v) for v in operation.operands)
+        for result in operation.results:
+            number[result] = len(number)
+            found.append(result.type)
+        for region in operation.regions:
+            for inner in region:
+                _number(inner, number, found)
 
 
 def outline(fragment: ir.Fragment, name: str) -> ir.Func:

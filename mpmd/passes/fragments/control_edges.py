@@ -59,12 +59,8 @@ def control_edges_as_operands(f: ir.Func) -> None:
         inputs = list(old.inputs)
         controls = [now[k].results[0] for k in earlier if now[k].results]
         now[i] = ir.rebuild(old, [*inputs, *controls], [r.type for r in old.results])
-        ir.put(now[i], _START, _i64(len(inputs)))
+        ir.put(now[i], _START, ir.i64(len(inputs)))
         ir.replace(old, list(now[i].results))
-
-
-def _i64(value: int) -> ir.Attribute:
-    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64, ir.context()), value)
 
 
 def _numbers(g: ir.Fragment, name: str) -> list[int]:
@@ -73,4 +69,6 @@ def _numbers(g: ir.Fragment, name: str) -> list[int]:
 
 
 def _put_numbers(g: ir.Fragment, name: str, numbers: Sequence[int]) -> None:
-    ir.put(g, name, ir.ArrayAttr.get([_i64(number) for number in numbers], ir.context()) if numbers else None)
+    ir.put(
+        g, name, ir.ArrayAttr.get([ir.i64(number) for number in numbers], ir.context()) if numbers else None
+    )

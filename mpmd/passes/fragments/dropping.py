@@ -1,24 +1,29 @@
-"""A fragment loses some of its results and operands."""
+"""A fragment or named computation loses some of its results and operands."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import TypeVar
 
 from mpmd import ir
 
+Op = TypeVar("Op", ir.Fragment, ir.NamedComputation)
 
-def drop(fragment: ir.Fragment, results: Collection[int] = (), inputs: Collection[int] = ()) -> ir.Fragment:
+
+def drop(fragment: Op, results: Collection[int] = (), inputs: Collection[int] = ()) -> Op:
     """The fragment without some unused results and inputs; attributes per operand or result follow."""
     if not results and not inputs:
         return fragment
     kept_results = [i for i in range(len(fragment.results)) if i not in results]
-    kept_inputs = [i for i in range(len(fragment.inputs)) if i not in inputs]
+    kept_inputs = [i for i in range(len(fragment.operands)) if i not in inputs]
     if results:
         returned = fragment.returned
         fragment.returned = [returned[i] for i in kept_results]
     ir.erase_args(fragment.body, inputs)
     old_results = [fragment.results[i] for i in kept_results]
-    made = ir.rebuild(fragment, [fragment.inputs[i] for i in kept_inputs], [r.type for r in old_results])
+    made: Op = ir.rebuild(
+        fragment, [fragment.operands[i] for i in kept_inputs], [r.type for r in old_results]
+    )
     filter_attributes(made, kept_inputs, kept_results)
     for old, new in zip(old_results, made.results):
         ir.replace_uses(old, new)

@@ -122,9 +122,7 @@ def recompute(fragment: ir.Fragment, plans: list[tuple[int, ir.Fragment, list[ir
     made = ir.rebuild(fragment, inputs, [r.type for r in fragment.results])
     for name in ("arg_attrs", "in_shardings"):
         ir.put(made, name, None)
-    for old, new in zip(fragment.results, made.results):
-        ir.replace_uses(old, new)
-    ir.erase(fragment)
+    ir.replace(fragment, list(made.results))
 
 
 def _inside(

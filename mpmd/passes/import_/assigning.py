@@ -56,7 +56,9 @@ def is_mesh_tensor(kind: ir.Type) -> bool:
     return isinstance(kind, ir.MeshTensor)
 
 
-def assign_argument(f: ir.Func, index: int, kind: ir.Type, reason: str, where: ir.InsertionPoint) -> None:
+def assign_argument(
+    f: ir.Func, index: int, kind: ir.Type, reason: str | None, where: ir.InsertionPoint
+) -> None:
     """Gives an argument a mesh; its users use an unassign of it, created at `where`."""
     arg = f.args[index]
     used = [(use.owner, use.operand_number) for use in arg.uses]
@@ -129,6 +131,26 @@ def chain_transfers(value: ir.Value, assigns: Iterable[ir.Assign]) -> None:
         made += [(op, result) for op in by_kind[kind]]
     for op, result in made:
         ir.replace_uses(op.result, result)
+
+
+def use_known(op: ir.Assign, value: ir.Value) -> bool:
+    """Replaces an assign of a mesh tensor by that, or a transfer of it in a block around, if there is one."""
+    kind = op.result.type
+    if value.type == kind:
+        ir.replace_uses(op.result, value)
+        return True
+    for user in ir.users(value):
+        if isinstance(user, ir.Transfer) and user.result.type == kind:
+            around: ir.Op | None = op
+            while around is not None and around.operation.block != user.operation.block:
+                parent = around.operation.parent
+                around = None if parent is None or parent.name == "func.func" else parent.opview
+            if around is not None:
+                if ir.comes_before(around, user):
+                    ir.move_before(user, around)
+                ir.replace_uses(op.result, user.result)
+                return True
+    return False
 
 
 def sorted_by_position(ops: Iterable[ir.Op]) -> list[ir.Op]:

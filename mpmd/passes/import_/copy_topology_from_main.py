@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 
 
-@dataclasses.dataclass(frozen=True)
 class CopyTopologyFromMain(ModulePass):
     """Turns the callees of an MPMD function into private MPMD functions of the same meshes.
 
@@ -19,8 +15,6 @@ class CopyTopologyFromMain(ModulePass):
     Requires: calls name functions of the module.  Ensures: every callee has a topology.  Cost: linear.
     Source: openxla/shardy MPMD, `copy_topology_from_main`.
     """
-
-    name: ClassVar[str] = "mpmd-copy-topology-from-main"
 
     def rewrite(self, module: ir.Module) -> None:
         """Visits the calls of each function that has a topology."""

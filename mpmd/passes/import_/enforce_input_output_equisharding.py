@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.import_.assignment import Constraint
 from mpmd.support import diagnostics
 
 
-@dataclasses.dataclass(frozen=True)
 class EnforceInputOutputEquisharding(FunctionPass):
     """Returns a result on the mesh of the argument whose next value it is.
 
@@ -27,7 +23,6 @@ class EnforceInputOutputEquisharding(FunctionPass):
         constraints: pairs `"i:o"` of an argument and the result that is its next value.
     """
 
-    name: ClassVar[str] = "mpmd-enforce-input-output-equisharding"
     runs_on = "entry"
     constraints: tuple[Constraint, ...] = ()
 

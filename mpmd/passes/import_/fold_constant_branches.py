@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes import regions
 from mpmd.passes.bases import ModulePass
@@ -13,7 +10,6 @@ from mpmd.support import diagnostics
 from mpmd.support.source import frames_of
 
 
-@dataclasses.dataclass(frozen=True)
 class FoldConstantBranches(ModulePass):
     """Replaces conditionals over names whose index is known by the selected branch.
 
@@ -29,8 +25,6 @@ class FoldConstantBranches(ModulePass):
     Cost: linear in conditionals and in the ops that compute their indices.
     Source: ours; StableHLO's canonicalization folds no `case`.
     """
-
-    name: ClassVar[str] = "mpmd-fold-constant-branches"
 
     def rewrite(self, module: ir.Module) -> None:
         """Folds outer conditionals before those in their branches, until no other can be folded."""

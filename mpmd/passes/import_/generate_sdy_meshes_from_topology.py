@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
@@ -18,7 +16,6 @@ _SHARDING = re.compile(
 _AXIS = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
-@dataclasses.dataclass(frozen=True)
 class GenerateSdyMeshesFromTopology(ModulePass):
     """Creates one `sdy.mesh` per mesh of the topology, and makes every sharding refer to its mesh.
 
@@ -32,16 +29,15 @@ class GenerateSdyMeshesFromTopology(ModulePass):
     Source: openxla/shardy MPMD, `generate_sdy_meshes_from_topology`.
     """
 
-    name: ClassVar[str] = "mpmd-generate-sdy-meshes-from-topology"
-
     def rewrite(self, module: ir.Module) -> None:
         """Changes the meshes of shardings, then replaces the meshes."""
         distributed = [f for f in ir.funcs(module) if f.is_mpmd]
         if not distributed:
             return
         topology = distributed[0].topology
-        old = {ir.StringAttr(op.attributes["sym_name"]).value: op for op in _meshes(module)}
-        kept = {name: op for name, op in old.items() if not _has_axes(op)}
+        meshes = [op for op in module.body.operations if isinstance(op, ir.sdy.MeshOp)]
+        old = {op.sym_name.value: op for op in meshes}
+        kept = {name: op for name, op in old.items() if not len(ir.sdy.MeshAttr(op.mesh).axes)}
         clashing = [name for name in topology if name in old and name not in kept]
         if clashing:
             diagnostics.error(
@@ -60,14 +56,6 @@ class GenerateSdyMeshesFromTopology(ModulePass):
         _exchange(module, topology, old, kept, pointer.needs_empty)
         if pointer.needs_empty and _EMPTY not in kept:
             distributed[0].topology = ir.TopologyAttr({**topology, _EMPTY: _empty_mesh()})
-
-
-def _meshes(module: ir.Module) -> list[ir.Op]:
-    return [op for op in module.body.operations if op.operation.name == "sdy.mesh"]
-
-
-def _has_axes(mesh: ir.Op) -> bool:
-    return '"' in str(mesh.attributes["mesh"])
 
 
 def _empty_mesh() -> ir.Attribute:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes import regions
 from mpmd.passes.bases import FunctionPass
@@ -14,7 +11,6 @@ from mpmd.support import diagnostics
 _UNARY = (ir.NamedTensor, ir.Broadcast, ir.Reduce)
 
 
-@dataclasses.dataclass(frozen=True)
 class InlineNestedUserExposedOps(FunctionPass):
     """Inlines names inside of named computations, at any depth: only the outermost name is mapped to a mesh.
 
@@ -29,7 +25,6 @@ class InlineNestedUserExposedOps(FunctionPass):
         assignment: name to mesh, as in mpmd-map-named-ops-to-mpmd-ops.
     """
 
-    name: ClassVar[str] = "mpmd-inline-nested-user-exposed-ops"
     assignment: Assignment = NOTHING
 
     def rewrite_function(self, f: ir.Func) -> None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 
 
-@dataclasses.dataclass(frozen=True)
 class InsertNamelessCloneOfNegligibleOps(FunctionPass):
     """Clones constants that a named computation returns, for all uses but the program's results.
 
@@ -24,8 +20,6 @@ class InsertNamelessCloneOfNegligibleOps(FunctionPass):
     Cost: linear.
     Source: openxla/shardy MPMD, `insert_nameless_clones_of_negligible_ops`.
     """
-
-    name: ClassVar[str] = "mpmd-insert-nameless-clone-of-negligible-ops"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Visits the returned values of each computation."""

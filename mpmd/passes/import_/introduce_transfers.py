@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
+from mpmd.passes.calls.signatures import calls_by_callee
 from mpmd.passes.import_ import assigning
 
 
-@dataclasses.dataclass(frozen=True)
 class IntroduceTransfers(ModulePass):
     """Replaces paths of a value from one mesh to others by transfers.
 
@@ -28,17 +25,11 @@ class IntroduceTransfers(ModulePass):
     Source: openxla/shardy MPMD, `introduce_transfers`.
     """
 
-    name: ClassVar[str] = "mpmd-introduce-transfers"
-
     def rewrite(self, module: ir.Module) -> None:
         """First infers the meshes of callees' arguments, then rewrites all functions."""
         symbols = ir.symbol_table(module)
         functions = [f for f in symbols.values() if f.is_mpmd and not f.is_external]
-        calls: dict[str, list[ir.Call]] = {}
-        for f in functions:
-            for call in ir.ops(f, (ir.Call, ir.For)):
-                for inner in ir.walk(call, ir.Call):
-                    calls.setdefault(inner.callee_name, []).append(inner)
+        calls = calls_by_callee(functions)
         for f in functions:
             if not f.is_public:
                 _push_unassigns_in(f, calls.get(f.symbol, []), symbols)
@@ -94,29 +85,15 @@ def _transfer(op: ir.Assign) -> bool:
     source = ir.producer(op.tensor)
     if not isinstance(source, ir.Unassign):
         return False
-    value, kind = source.tensor, op.result.type
-    existing = None if value.type == kind else _transfer_to(value, kind, op)
-    others = assigning.cross_mesh_assigns(source)
-    if value.type == kind:
-        ir.replace_uses(op.result, value)
-    elif existing is not None:
-        if ir.comes_before(op, existing):
-            ir.move_before(existing, op)
-        ir.replace_uses(op.result, existing.result)
-    elif len(others) < 2:
-        ir.replace_uses(op.result, ir.make_transfer(value, kind, ir.before(op), op.location).result)
+    value, others = source.tensor, assigning.cross_mesh_assigns(source)
+    if assigning.use_known(op, value):
+        return True
+    if len(others) < 2:
+        made = ir.make_transfer(value, op.result.type, ir.before(op), op.location)
+        ir.replace_uses(op.result, made.result)
     else:
         assigning.chain_transfers(value, others)
     return True
-
-
-def _transfer_to(value: ir.Value, kind: ir.Type, op: ir.Op) -> ir.Transfer | None:
-    """A transfer of `value` to `kind` in the block of `op`; the newest if there are several."""
-    block = op.operation.block
-    for user in ir.users(value):
-        if isinstance(user, ir.Transfer) and user.result.type == kind and user.operation.block == block:
-            return user
-    return None
 
 
 def _is_sum_of_unassigns(op: ir.Op) -> bool:

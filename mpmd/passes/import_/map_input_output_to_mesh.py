@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.import_ import assigning
@@ -14,7 +11,6 @@ from mpmd.support import diagnostics
 _MEMORY_KIND = "mhlo.memory_kind"
 
 
-@dataclasses.dataclass(frozen=True)
 class MapInputOutputToMesh(FunctionPass):
     """Assigns the arguments and results of the program to the meshes that the user gave them.
 
@@ -31,7 +27,6 @@ class MapInputOutputToMesh(FunctionPass):
         output_assignment: likewise for results.
     """
 
-    name: ClassVar[str] = "mpmd-map-input-output-to-mesh"
     runs_on = "entry"
     input_assignment: tuple[IndexPlace, ...] = ()
     output_assignment: tuple[IndexPlace, ...] = ()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.import_ import assigning
@@ -12,7 +9,6 @@ from mpmd.passes.import_.assignment import NOTHING, Assignment, NamePlacement
 from mpmd.support import diagnostics
 
 
-@dataclasses.dataclass(frozen=True)
 class MapNamedOpsToMpmdOps(FunctionPass):
     """Turns names into fragments, and named tensors into assigns, as the user's assignment says.
 
@@ -29,7 +25,6 @@ class MapNamedOpsToMpmdOps(FunctionPass):
         assignment: name to mesh: `"f@m1"`, `"f@m1/0"` with a stage, `"t@m1#pinned_host"` in host memory.
     """
 
-    name: ClassVar[str] = "mpmd-map-named-ops-to-mpmd-ops"
     assignment: Assignment = NOTHING
 
     def rewrite_function(self, f: ir.Func) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.support import diagnostics
@@ -19,7 +16,6 @@ _PLACES = {
 """The user's construct of an op with regions, and what to name instead."""
 
 
-@dataclasses.dataclass(frozen=True)
 class ValidateNamedOpsInMpmdFunc(FunctionPass):
     """Reports names where they cannot be mapped to a mesh, such as inside of `lax.scan`.
 
@@ -29,7 +25,6 @@ class ValidateNamedOpsInMpmdFunc(FunctionPass):
     Source: openxla/shardy MPMD, `validate_named_ops_in_mpmd_func`.
     """
 
-    name: ClassVar[str] = "mpmd-validate-named-ops-in-mpmd-func"
     runs_on = "any"
 
     def rewrite_function(self, f: ir.Func) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.constants import constant_text, holds_complex
@@ -19,7 +16,6 @@ _OWN = {"mesh_name", "origin", "stage_id"}
 _PER_VALUE = {"in_shardings", "out_shardings", "arg_attrs", "res_attrs"}
 
 
-@dataclasses.dataclass(frozen=True)
 class AbsorbInferredFragments(FunctionPass):
     """Absorbs unnamed neighbours into named fragments, so that a callee keeps the shape the user gave it.
 
@@ -42,7 +38,6 @@ class AbsorbInferredFragments(FunctionPass):
     Source: openxla/shardy MPMD, `absorb_inferred_fragments`.
     """
 
-    name: ClassVar[str] = "mpmd-absorb-inferred-fragments"
     runs_on = "mpmd"
     absorb_on_entry_point_function: bool = False
 
@@ -90,8 +85,10 @@ def inferred_producer(root: ir.Fragment) -> ir.Fragment | None:
         if producer.is_user:
             continue
         for user in ir.users(producer):
-            if isinstance(user, ir.Transfer):
-                _delay_or_erase(user)
+            if isinstance(user, ir.Transfer) and ir.is_unused(user):
+                ir.erase(user)
+            elif isinstance(user, ir.Transfer):
+                ir.move_before(user, in_block_order(block_users(user))[0])
         if all(user == root or ir.comes_before(root, user) for user in block_users(producer)):
             return producer
     return None
@@ -108,13 +105,6 @@ def inferred_consumer(root: ir.Fragment) -> ir.Fragment | None:
             if all(m is None or m == root or ir.comes_before(m, root) for m in makers):
                 return consumer
     return None
-
-
-def _delay_or_erase(transfer: ir.Transfer) -> None:
-    if ir.is_unused(transfer):
-        ir.erase(transfer)
-    else:
-        ir.move_before(transfer, in_block_order(block_users(transfer))[0])
 
 
 def _hasten(transfer: ir.Transfer) -> None:
@@ -166,10 +156,9 @@ def _constants_first(fragment: ir.Fragment) -> None:
 def _report_unabsorbed(f: ir.Func) -> None:
     for fragment in ir.fragments(f):
         if not fragment.is_user:
-            by = ", ".join(fragment.inferred_by) or "unknown passes"
             diagnostics.notice(
-                f'@{f.symbol}: unnamed work on mesh "{fragment.mesh}" (made by {by}) was not absorbed by '
-                f"{_neighbours(fragment)}; it costs one program for each microbatch",
+                f'unnamed work on mesh "{fragment.mesh}" was not absorbed by {_neighbours(fragment)}; '
+                "it costs one program for each microbatch",
                 fragment.location,
             )
 

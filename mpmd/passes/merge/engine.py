@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
 from collections.abc import Iterator
 
 from mpmd import ir
@@ -12,7 +11,6 @@ from mpmd.passes.fragments.block_order import block_users, in_block_order
 from mpmd.passes.fragments.merging import merge
 
 
-@dataclasses.dataclass(frozen=True)
 class MergePass(FunctionPass):
     """Merges producers with consumers, last producer first.
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.merge.engine import MergePass
 
 
-@dataclasses.dataclass(frozen=True)
 class MergeForwardWithBackward(MergePass):
     """Merges a forward fragment with the backward fragment that follows it on its mesh and uses it.
 
@@ -25,8 +22,6 @@ class MergeForwardWithBackward(MergePass):
     Requires: fragments are in their final order; stages are verified.  Ensures: values are defined before
         they are used.  Cost: linear.  Source: openxla/shardy MPMD, `merge_forward_with_backward`.
     """
-
-    name: ClassVar[str] = "mpmd-merge-forward-with-backward"
 
     def allows(self, producer: ir.Fragment, consumer: ir.Fragment) -> bool:
         """Forward, then backward, of one stage where both have one."""

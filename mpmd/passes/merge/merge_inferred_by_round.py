@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.dependencies import Dependencies
 from mpmd.passes.fragments.merging import merge
 
 
-@dataclasses.dataclass(frozen=True)
 class MergeInferredByRound(FunctionPass):
     """Merges the unnamed work of each mesh that can run at one time into one fragment.
 
@@ -29,7 +25,6 @@ class MergeInferredByRound(FunctionPass):
     dependency order.  Cost: linear.  Source: ours.
     """
 
-    name: ClassVar[str] = "mpmd-merge-inferred-by-round"
     runs_on = "entry"
 
     def rewrite_function(self, f: ir.Func) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.fragments.block_order import block_users
@@ -13,7 +12,6 @@ from mpmd.passes.merge.merge_inferred_by_round import has_microbatches
 from mpmd.support import diagnostics
 
 
-@dataclasses.dataclass(frozen=True)
 class MergeInferredFragments(MergePass):
     """Merges unnamed work with its neighbours, so that it costs no program of its own.
 
@@ -37,7 +35,6 @@ class MergeInferredFragments(MergePass):
     Source: openxla/shardy MPMD, `merge_inferred_fragments`; the last option is ours.
     """
 
-    name: ClassVar[str] = "mpmd-merge-inferred-fragments"
     merge_any_consumer: bool = False
     merge_sideways: bool = False
     clone_inferred_fragments: bool = False

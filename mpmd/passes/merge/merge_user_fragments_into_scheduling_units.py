@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.merge.engine import MergePass, named
 from mpmd.support import diagnostics
 
 
-@dataclasses.dataclass(frozen=True)
 class MergeUserFragmentsIntoSchedulingUnits(MergePass):
     """Merges the named fragments of a mesh that are one microbatch's forward, or backward, work.
 
@@ -32,7 +29,6 @@ class MergeUserFragmentsIntoSchedulingUnits(MergePass):
     Source: openxla/shardy MPMD, `merge_user_fragments_into_scheduling_units`; the option is ours.
     """
 
-    name: ClassVar[str] = "mpmd-merge-user-fragments-into-scheduling-units"
     merge_siblings: bool = False
 
     def candidate(self, producer: ir.Fragment, following: Iterator[ir.Fragment]) -> ir.Fragment | None:

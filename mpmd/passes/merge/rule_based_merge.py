@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -17,7 +15,6 @@ from mpmd.passes.merge.engine import named
 from mpmd.support import diagnostics
 
 
-@dataclasses.dataclass(frozen=True)
 class RuleBasedMerge(FunctionPass):
     """Merges fragments as rules say.
 
@@ -40,7 +37,6 @@ class RuleBasedMerge(FunctionPass):
     Source: openxla/shardy MPMD, `rule_based_merge`.
     """
 
-    name: ClassVar[str] = "mpmd-rule-based-merge"
     runs_on = "mpmd"
     rules: tuple[FragmentMergeRule, ...] = ()
     remove_control_dependencies: bool = True

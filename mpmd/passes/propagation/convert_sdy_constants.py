@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.constants import attributes_of, constant_text, holds_complex
 
 
-@dataclasses.dataclass(frozen=True)
 class ConvertSdyConstants(FunctionPass):
     """Turns `sdy.constant` back into `stablehlo.constant`.
 
@@ -23,7 +19,6 @@ class ConvertSdyConstants(FunctionPass):
     Source: openxla/shardy MPMD, `convert_sdy_constants`.
     """
 
-    name: ClassVar[str] = "mpmd-convert-sdy-constants"
     runs_on = "any"
 
     def rewrite_function(self, f: ir.Func) -> None:

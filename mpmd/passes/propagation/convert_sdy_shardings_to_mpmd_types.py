@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -12,7 +10,6 @@ from mpmd.passes.propagation import shardings
 from mpmd.support import diagnostics
 
 
-@dataclasses.dataclass(frozen=True)
 class ConvertSdyShardingsToMpmdTypes(FunctionPass):
     """Makes shardings part of the types of values on meshes.
 
@@ -26,7 +23,6 @@ class ConvertSdyShardingsToMpmdTypes(FunctionPass):
     Source: openxla/shardy MPMD, `convert_sdy_shardings_to_mpmd_types`.
     """
 
-    name: ClassVar[str] = "mpmd-convert-sdy-shardings-to-mpmd-types"
     runs_on = "distributed"
 
     def rewrite_function(self, f: ir.Func) -> None:

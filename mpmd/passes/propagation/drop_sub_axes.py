@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.propagation import shardings
 
 
-@dataclasses.dataclass(frozen=True)
 class DropSubAxes(FunctionPass):
     """Restricts the shardings of values between fragments to whole axes.
 
@@ -24,7 +20,6 @@ class DropSubAxes(FunctionPass):
     Source: ours.
     """
 
-    name: ClassVar[str] = "mpmd-drop-sub-axes"
     runs_on = "mpmd"
 
     def rewrite_function(self, f: ir.Func) -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.propagation import shardings
 from mpmd.support import diagnostics
 
 
-@dataclasses.dataclass(frozen=True)
 class EnforceUserShardings(FunctionPass):
     """Enforces the user's shardings of arguments and results at the fragments.
 
@@ -29,7 +25,6 @@ class EnforceUserShardings(FunctionPass):
     Source: openxla/shardy MPMD, `enforce_user_shardings`.
     """
 
-    name: ClassVar[str] = "mpmd-enforce-user-shardings"
     runs_on = "entry"
 
     def rewrite_function(self, f: ir.Func) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -14,7 +12,6 @@ from mpmd.sharding.shards import axes_of, local_bytes, local_shape
 from mpmd.support import diagnostics
 
 
-@dataclasses.dataclass(frozen=True)
 class ExtractReshardsFromInterMeshTransfers(FunctionPass):
     """Moves changes of sharding out of transfers: these then copy shard to shard.
 
@@ -34,7 +31,6 @@ class ExtractReshardsFromInterMeshTransfers(FunctionPass):
         read a value follow when it changes at its producer is ours (there the program becomes invalid).
     """
 
-    name: ClassVar[str] = "mpmd-extract-reshards-from-inter-mesh-transfers"
     runs_on = "mpmd"
 
     def rewrite_function(self, f: ir.Func) -> None:

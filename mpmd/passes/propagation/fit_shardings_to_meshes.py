@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.calls.shared_bodies import functions_of, put_back_bodies
-from mpmd.passes.constants import attributes_of
 from mpmd.passes.propagation import shardings
 from mpmd.sharding.shards import axes_of, axis_size, sdy_meshes
 from mpmd.support import diagnostics
 from mpmd.support.source import frames_of
 
 
-@dataclasses.dataclass(frozen=True)
 class FitShardingsToMeshes(ModulePass):
     """Adapts shardings to the axes of each mesh, where meshes are not alike.
 
@@ -36,8 +33,6 @@ class FitShardingsToMeshes(ModulePass):
     Cost: linear in the module.  Source: ours.
     """
 
-    name: ClassVar[str] = "mpmd-fit-shardings-to-meshes"
-
     def rewrite(self, module: ir.Module) -> None:
         """Every function on meshes; then the new meshes replace the old."""
         functions = [f for f in ir.funcs(module) if f.is_mpmd]
@@ -52,7 +47,7 @@ class FitShardingsToMeshes(ModulePass):
         }
         if all([*axes.items()] == [*of_old.items()] for of_old in old.values() for axes in own.values()):
             return
-        if any(_names_shardings(body) for body in functions_of(module)):
+        if any(True for body in functions_of(module) for _ in shardings.inside(body)):
             put_back_bodies(module)  # a body that fragments of several meshes share can name one mesh only
         fitting = _Fitting(own, old, _names(module, own))
         for f in functions:
@@ -63,16 +58,6 @@ class FitShardingsToMeshes(ModulePass):
         for op in list(module.body.operations):
             if isinstance(op, ir.sdy.MeshOp) and str(op.sym_name.value) in old:
                 ir.erase(op)
-
-
-def _names_shardings(body: ir.Func) -> bool:
-    """Whether an op in the body of a function has a sharding."""
-    kinds = (ir.sdy.TensorShardingAttr, ir.sdy.TensorShardingPerValueAttr)
-    return any(
-        not isinstance(attribute, str) and any(kind.isinstance(attribute) for kind in kinds)
-        for op in ir.walk(body)
-        for _, attribute in attributes_of(op)
-    )
 
 
 def _names(module: ir.Module, meshes: Iterable[str]) -> dict[str, str]:
@@ -155,14 +140,12 @@ class _Fitting:
         for op in ir.walk(fragment)[1:]:
             if op.operation.name == "sdy.manual_computation":
                 self.check_manual(op, fragment)
-            for name, attribute in attributes_of(op):
-                if isinstance(attribute, str):
-                    continue
-                if ir.sdy.TensorShardingAttr.isinstance(attribute):
-                    ir.put(op, name, self.fitted(attribute, fragment.mesh, None))
-                elif ir.sdy.TensorShardingPerValueAttr.isinstance(attribute):
-                    found = ir.sdy.TensorShardingPerValueAttr(attribute).shardings
-                    shardings.write(op, name, [self.fitted(s, fragment.mesh, None) for s in found])
+        for op, name, attribute in shardings.inside(fragment):
+            if ir.sdy.TensorShardingAttr.isinstance(attribute):
+                ir.put(op, name, self.fitted(attribute, fragment.mesh, None))
+            else:
+                found = ir.sdy.TensorShardingPerValueAttr(attribute).shardings
+                shardings.write(op, name, [self.fitted(s, fragment.mesh, None) for s in found])
 
     def check_manual(self, op: ir.Op, fragment: ir.Fragment) -> None:
         """Checks a manual computation, which was written for axes of a certain size."""

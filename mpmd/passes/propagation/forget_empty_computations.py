@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 
 
-@dataclasses.dataclass(frozen=True)
 class ForgetEmptyComputations(FunctionPass):
     """Removes the user's names from fragments that only change shardings.
 
@@ -24,7 +20,6 @@ class ForgetEmptyComputations(FunctionPass):
     Source: ours; the dialect fails with an internal error when it validates reshards.
     """
 
-    name: ClassVar[str] = "mpmd-forget-empty-computations"
     runs_on = "mpmd"
 
     def rewrite_function(self, f: ir.Func) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.propagation import shardings
 
 
-@dataclasses.dataclass(frozen=True)
 class ForgetEmptyShardings(FunctionPass):
     """Gives replicated values one type.
 
@@ -25,7 +22,6 @@ class ForgetEmptyShardings(FunctionPass):
     Source: ours.
     """
 
-    name: ClassVar[str] = "mpmd-forget-empty-shardings"
     runs_on = "mpmd"
 
     def rewrite_function(self, f: ir.Func) -> None:

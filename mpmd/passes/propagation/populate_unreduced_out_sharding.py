@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.propagation import shardings
 
 
-@dataclasses.dataclass(frozen=True)
 class PopulateUnreducedOutSharding(FunctionPass):
     """Copies unreduced axes, which propagation leaves at constraints, to the results of fragments.
 
@@ -25,7 +21,6 @@ class PopulateUnreducedOutSharding(FunctionPass):
     Source: openxla/shardy MPMD, `populate_unreduced_out_sharding`.
     """
 
-    name: ClassVar[str] = "mpmd-populate-unreduced-out-sharding"
     runs_on = "distributed"
 
     def rewrite_function(self, f: ir.Func) -> None:

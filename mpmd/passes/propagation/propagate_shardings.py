@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from mpmd import ir
-from mpmd.passes.bases import MlirPass, ModulePass
+from mpmd.passes.bases import ModulePass
 from mpmd.passes.calls.shared_bodies import (
     called_bodies,
     calls_one_body,
@@ -29,7 +28,7 @@ from mpmd.passes.propagation.reshards_to_constraints import ReshardsToConstraint
 from mpmd.passes.shardy_limits import propagation_problem
 from mpmd.support import diagnostics
 
-_PIPELINE = MlirPass("sdy-propagation-pipeline")
+_PIPELINE = "sdy-propagation-pipeline"
 _WITHOUT_RESHARDS = (  # the passes of that pipeline, without its steps towards partitioning
     "sdy-import-pipeline",
     "sdy-user-priority-propagate",
@@ -42,7 +41,6 @@ _WITHOUT_RESHARDS = (  # the passes of that pipeline, without its steps towards 
     "sdy-close-shardings",
     "func.func(sdy-drop-sharding-rules)",
 )
-_CSE = MlirPass("cse")
 _NUMBER = "mpmd.propagation_number"
 _SHARDINGS = ("in_shardings", "out_shardings")
 
@@ -52,7 +50,6 @@ _SHARDINGS = ("in_shardings", "out_shardings")
 _REPRESENTATIVES = 2
 
 
-@dataclasses.dataclass(frozen=True)
 class PropagateShardings(ModulePass):
     """Propagates shardings by Shardy, once for all microbatches.
 
@@ -61,33 +58,27 @@ class PropagateShardings(ModulePass):
 
     Microbatches are copies: fragments with the same body, on the same mesh, that read the same parameters
     and results of fragments of the same kind, are alike.  Shardy gets a program with two of each; the others
-    take the shardings of the second, bodies included.  With `tidy` so do the passes that clean up after it
-    inside of fragments: shardings of inner ops are dropped (but of send and recv), reshards become
-    constraints again, sdy constants ordinary ones, and ops fold.  With `as_dialect` sharding groups
-    stay, as Shardy then does not prepare partitioning, and constants fold too.  With `share` too,
-    copies then call one function for their common body, until mpmd-lower-to-fragment-calls puts it back.
+    take the shardings of the second, bodies included.  So do the passes that clean up after it inside of
+    fragments: shardings of inner ops are dropped (but of send and recv), reshards become constraints again,
+    sdy constants ordinary ones, and ops fold.  With `as_dialect` sharding groups stay, as Shardy then does
+    not prepare partitioning, and constants fold too.  With `share` copies then call one function for their
+    common body, until mpmd-lower-to-fragment-calls puts it back.
     Where no sharding is given there is nothing to propagate: with `share` each body that copies share is
     cleaned up once then.
 
     Requires: shardings are attributes; results of the function have values of their own.
     Ensures: what Shardy's own pipeline ensures, for each group of fragments that are alike; a value that a
-        copy
-        reads with another sharding than its producer's gets the sharding of its reader.
+        copy reads with another sharding than its producer's gets the sharding of its reader.
     Cost: linear in the module to find copies; Shardy's for the program without copies.
     Source: Shardy's `sdy-propagation-pipeline`; doing it once per kind of fragment is ours.
 
     Attributes:
-        once_per_kind: give Shardy two of each kind of fragment; else the whole program.
-        tidy: clean up inside of fragments too.
         share: let copies call one function for their common body.
-        as_dialect: run Shardy's passes without those that prepare partitioning, which drop sharding groups;
-            `tidy` then computes ops of constants.
+        as_dialect: run Shardy's passes without those that prepare partitioning, which drop sharding groups,
+            and compute ops of constants.
     """
 
-    name: ClassVar[str] = "mpmd-propagate-shardings"
     reports_changes: ClassVar[bool] = False
-    once_per_kind: bool = True
-    tidy: bool = False
     share: bool = False
     as_dialect: bool = False
 
@@ -95,12 +86,12 @@ class PropagateShardings(ModulePass):
         """Builds the program without copies, runs Shardy, and copies its shardings back."""
         shared = functions_of(module)
         functions = [f for f in ir.funcs(module) if f not in shared]
-        if not self.once_per_kind or len(functions) != 1 or not functions[0].is_mpmd:
+        if len(functions) != 1 or not functions[0].is_mpmd:
             put_back_bodies(module)
             self._propagate(module)
             return
         f = functions[0]
-        is_sharded = not self.tidy or _mentions_shardings(module)
+        is_sharded = _mentions_shardings(module)
         if self.share and not is_sharded and _has_copies(f):
             self._tidy_bodies(f)
             return
@@ -114,7 +105,7 @@ class PropagateShardings(ModulePass):
         self._propagate(small)
         _take_meshes(module, small)
         f_small = ir.funcs(small)[0]
-        if self.tidy and self.share:
+        if self.share:
             PopulateUnreducedOutSharding().run(small)
             named = [fragment for fragment in ir.fragments(f_small) if fragment.is_user]
             share_bodies(named, numbered(module))
@@ -152,31 +143,23 @@ class PropagateShardings(ModulePass):
         share_again(f)
 
     def _propagate(self, module: Any) -> None:
-        pipeline = MlirPass(",".join(_WITHOUT_RESHARDS)) if self.as_dialect else _PIPELINE
+        """Propagates and cleans up, or reports an error where Shardy would end the process."""
         fold = SimplifyStablehlo(fold_constants=self.as_dialect)
-        if self.tidy and not _mentions_shardings(module):
-            _CSE.run(module)
+        functions = ir.funcs(module)
+        if not functions or not _mentions_shardings(module):
+            ir.run_mlir("cse", module)
             fold.run(module)
             return
-        if not _has_main(module):
+        problem = propagation_problem(module)
+        if problem:
+            diagnostics.error(problem, functions[0].location)
             return
-        if not self.tidy:
-            pipeline.run(module)
-            return
-        pipeline.run(module)
+        ir.run_mlir(",".join(_WITHOUT_RESHARDS) if self.as_dialect else _PIPELINE, module)
         for f in ir.funcs(module):
             for fragment in ir.fragments(f) if f.is_mpmd else []:
                 shardings.drop_inside(fragment)
         for pass_ in (ReshardsToConstraints(), ConvertSdyConstants(), fold):
             pass_.run(module)
-
-
-def _has_main(module: Any) -> bool:
-    """Whether there is anything to propagate from; reports an error where Shardy would end the process."""
-    functions, problem = ir.funcs(module), propagation_problem(module)
-    if functions and problem:
-        diagnostics.error(problem, functions[0].location)
-    return bool(functions) and not problem
 
 
 def _mentions_shardings(module: Any) -> bool:
@@ -241,7 +224,7 @@ def _without_copies(f: ir.Func, representatives: int) -> list[int]:
         if not may_go or key not in kept:
             kept[key] = op
             number_of[op] = number
-            ir.put(op, _NUMBER, ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number))
+            ir.put(op, _NUMBER, ir.i64(number))
             numbers.append(number)
             continue
         numbers.append(number_of[kept[key]])
@@ -353,14 +336,10 @@ def _of_results(op: ir.Fragment | ir.Transfer) -> str:
 def _take_body(fragment: ir.Fragment, model: ir.Fragment) -> None:
     """Replaces a fragment by a copy of `model`; its operands and attributes stay."""
     made = ir.clone(model, ir.before(fragment))
-    ir.put(made, _NUMBER, None)
     for i, value in enumerate(fragment.inputs):
         ir.set_operand(made, i, value)
     own = dict(fragment.attributes.items())
-    for name in [name for name, _ in made.attributes.items()]:
-        if name not in own and name not in _SHARDINGS:
-            ir.put(made, name, None)
-    for name, attribute in own.items():
+    for name in dict.fromkeys((*own, *(name for name, _ in made.attributes.items()))):
         if name not in _SHARDINGS:
-            ir.put(made, name, attribute)
+            ir.put(made, name, own.get(name))
     ir.replace(fragment, list(made.results))

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 
 
-@dataclasses.dataclass(frozen=True)
 class ReshardsToConstraints(FunctionPass):
     """Turns the reshards that Shardy's pipeline created from sharding constraints back into constraints.
 
@@ -22,7 +18,6 @@ class ReshardsToConstraints(FunctionPass):
     Source: ours; the dialect runs Shardy's pipeline with an option that jaxlib does not offer.
     """
 
-    name: ClassVar[str] = "mpmd-reshards-to-constraints"
     runs_on = "any"
 
     def rewrite_function(self, f: ir.Func) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mpmd import ir
+from mpmd.passes.constants import attributes_of
 from mpmd.sharding.shards import axes_by_dim
 
 ARGUMENT = "sdy.sharding"
@@ -58,6 +59,15 @@ def drop_inside(op: ir.Op) -> None:
     for inner in ir.walk(op):
         if inner.operation.name not in _KEEP:
             ir.put(inner, ARGUMENT, None)
+
+
+def inside(where: ir.Op) -> Iterator[tuple[ir.Op, str, ir.Attribute]]:
+    """The shardings that ops in an op have, of one value or of several: op, name and attribute."""
+    kinds = (ir.sdy.TensorShardingAttr, ir.sdy.TensorShardingPerValueAttr)
+    for op in ir.walk(where)[1:]:
+        for name, attribute in attributes_of(op):
+            if not isinstance(attribute, str) and any(kind.isinstance(attribute) for kind in kinds):
+                yield op, name, attribute
 
 
 def rank(value: ir.Value) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.errors import ConfigError
@@ -22,7 +21,6 @@ _ELSE = {"F": "", "B": "IW", "I": "B", "W": "B"}
 _NO_ORDERS = TaskOrders()
 
 
-@dataclasses.dataclass(frozen=True)
 class OrderByTasks(FunctionPass):
     """Orders the fragments of every mesh by a table of tasks.
 
@@ -51,7 +49,6 @@ class OrderByTasks(FunctionPass):
         fail_on_impossible_order: a table that contradicts data flow is an error, not a warning.
     """
 
-    name: ClassVar[str] = "mpmd-order-by-tasks"
     runs_on = "entry"
     orders: TaskOrders = _NO_ORDERS
     remove_control_dependencies: bool = True

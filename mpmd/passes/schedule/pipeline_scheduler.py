@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -22,7 +20,6 @@ from mpmd.passes.schedule.reordering import Edges, Precedence, apply_edges, desc
 from mpmd.support import diagnostics
 
 
-@dataclasses.dataclass(frozen=True)
 class PipelineScheduler(FunctionPass):
     """Orders the microbatches on every mesh by a built-in pipeline schedule.
 
@@ -49,7 +46,6 @@ class PipelineScheduler(FunctionPass):
         remove_control_dependencies: drop the order once it is applied; merge rules need it as edges.
     """
 
-    name: ClassVar[str] = "mpmd-pipeline-scheduler"
     runs_on = "mpmd"
     must_happen_before: str = "1F1B"
     remove_control_dependencies: bool = True

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.merging import merge
 
 
-@dataclasses.dataclass(frozen=True)
 class RematFragment(FunctionPass):
     """Computes forward fragments again right before the backward fragments that need their results.
 
@@ -34,7 +31,6 @@ class RematFragment(FunctionPass):
         merge_remat_fragments: make the clone and its backward fragment one.
     """
 
-    name: ClassVar[str] = "mpmd-remat-fragment"
     runs_on = "distributed"
     merge_remat_fragments: bool = False
 

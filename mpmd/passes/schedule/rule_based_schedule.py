@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.fragment_info import FragmentInfo, FragmentScheduleRule
@@ -12,7 +9,6 @@ from mpmd.passes.schedule.reordering import Precedence, apply_edges, way
 from mpmd.support import diagnostics
 
 
-@dataclasses.dataclass(frozen=True)
 class RuleBasedSchedule(FunctionPass):
     """Orders fragments by the user's rules.
 
@@ -33,7 +29,6 @@ class RuleBasedSchedule(FunctionPass):
         remove_control_dependencies: drop the order once it is applied; merge rules need it as edges.
     """
 
-    name: ClassVar[str] = "mpmd-rule-based-schedule"
     runs_on = "mpmd"
     rules: tuple[FragmentScheduleRule, ...] = ()
     remove_control_dependencies: bool = True

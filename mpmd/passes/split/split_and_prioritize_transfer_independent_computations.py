@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.splitting import split
 
 
-@dataclasses.dataclass(frozen=True)
 class SplitAndPrioritizeTransferIndependentComputations(FunctionPass):
     """Splits fragments that wait for a transfer, so that the rest of their work can begin before.
 
@@ -25,7 +21,6 @@ class SplitAndPrioritizeTransferIndependentComputations(FunctionPass):
     Source: openxla/shardy MPMD, `split_and_prioritize_transfer_independent_computations`.
     """
 
-    name: ClassVar[str] = "mpmd-split-and-prioritize-transfer-independent-computations"
     runs_on = "any"
 
     def rewrite_function(self, f: ir.Func) -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.splitting import ops_flowing_to, split
 
 
-@dataclasses.dataclass(frozen=True)
 class SplitBwdFragments(FunctionPass):
     """Splits backward fragments, so that results for other meshes are computed first.
 
@@ -33,7 +29,6 @@ class SplitBwdFragments(FunctionPass):
         between_stages: only work of microbatches counts as waiting, also on the same mesh.
     """
 
-    name: ClassVar[str] = "mpmd-split-bwd-fragments"
     runs_on = "any"
 
     between_stages: bool = False
@@ -58,7 +53,8 @@ class SplitBwdFragments(FunctionPass):
         """Whether a value is transferred, or used by backward work of another stage of the mesh."""
         for user in ir.users(value):
             if isinstance(user, ir.Transfer):
-                if not self.between_stages or any(map(_is_of_a_microbatch, ir.users(user))):
+                readers = [op for op in ir.users(user) if isinstance(op, ir.Fragment)]
+                if not self.between_stages or any(op.call_counter is not None for op in readers):
                     return True
             elif (
                 self.between_stages
@@ -68,7 +64,3 @@ class SplitBwdFragments(FunctionPass):
             ):
                 return True
         return False
-
-
-def _is_of_a_microbatch(op: ir.Op) -> bool:
-    return isinstance(op, ir.Fragment) and op.call_counter is not None

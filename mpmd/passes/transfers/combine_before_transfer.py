@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.sharding.shards import local_bytes
 
 
-@dataclasses.dataclass(frozen=True)
 class CombineBeforeTransfer(FunctionPass):
     """Combines values before they are sent, if they are only sent to be combined.
 
@@ -26,8 +22,6 @@ class CombineBeforeTransfer(FunctionPass):
     Ensures: the number of transfers does not grow.  Cost: linear.
     Source: ours.
     """
-
-    name: ClassVar[str] = "mpmd-combine-before-transfer"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """First fragment first: the transfer of a sum may be an operand of the next."""

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.transfers.uniquify_carried_values import START
 
 
-@dataclasses.dataclass(frozen=True)
 class ForgetCarriedStarts(FunctionPass):
     """Drops the numbered barriers that kept equal start values apart.
 
@@ -24,7 +20,6 @@ class ForgetCarriedStarts(FunctionPass):
     Source: ours.
     """
 
-    name: ClassVar[str] = "mpmd-forget-carried-starts"
     runs_on = "any"
 
     def rewrite_function(self, f: ir.Func) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -34,7 +33,6 @@ class TransferGroup:
         return ir.RankedTensorType.get([len(self.transfers), *self.tensor.shape], self.tensor.element_type)
 
 
-@dataclasses.dataclass(frozen=True)
 class MergeTransfers(FunctionPass):
     """Sends small values that travel from one fragment to another as one value.
 
@@ -58,7 +56,6 @@ class MergeTransfers(FunctionPass):
     Source: openxla/shardy MPMD, `merge_transfers`.
     """
 
-    name: ClassVar[str] = "mpmd-merge-transfers"
     runs_on = "mpmd"
 
     def rewrite_function(self, f: ir.Func) -> None:
@@ -116,13 +113,10 @@ def _join_in_producer(
     producer.returned = returned
     made: ir.Fragment = ir.rebuild(producer, list(producer.inputs), types)
     _extend(made, "res_attrs", "out_shardings", len(groups))
-    old_results = list(producer.results)
     rebuilt(producer, made)
-    for old, new in zip(old_results, made.results):
-        ir.replace_uses(old, new)
-    ir.erase(producer)
+    ir.replace(producer, list(made.results)[: -len(groups)])
     arrived = []
-    for group, result in zip(groups, list(made.results)[len(old_results) :]):
+    for group, result in zip(groups, list(made.results)[-len(groups) :]):
         mesh = group.transfers[0].result.type.mesh
         target = ir.MeshTensor.get(mesh, group.joined, memory_kind=group.target_kind)
         transfer = ir.make_transfer(result, target, ir.after(made))
@@ -135,7 +129,7 @@ def _concatenated(values: list[ir.Value], group: TransferGroup, producer: ir.Fra
     one = ir.RankedTensorType.get([1, *group.tensor.shape], group.tensor.element_type)
     end, location = ir.at_end(producer.body), producer.location
     parts = [ir.create("stablehlo.reshape", [v], [one], end, location=location).result for v in values]
-    zero = {"dimension": ir.IntegerAttr.get(ir.IntegerType.get_signless(64, ir.context()), 0)}
+    zero = {"dimension": ir.i64(0)}
     return ir.create("stablehlo.concatenate", parts, [group.joined], end, zero, location).result
 
 

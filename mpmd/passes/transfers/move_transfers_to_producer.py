@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.moving import moving
 
 
-@dataclasses.dataclass(frozen=True)
 class MoveTransfersToProducer(FunctionPass):
     """Moves each transfer right after the op that defines its operand, or to the begin of the function.
 
@@ -25,8 +21,6 @@ class MoveTransfersToProducer(FunctionPass):
     Requires: values are defined before they are used.  Ensures: the same.  Cost: linear.
     Source: openxla/shardy MPMD, `move_transfers_to_producer`.
     """
-
-    name: ClassVar[str] = "mpmd-move-transfers-to-producer"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """In program order: a transfer of a transfer follows it."""

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 
 
-@dataclasses.dataclass(frozen=True)
 class RemoveTransferCycles(FunctionPass):
     """Uses a value itself instead of sending it away and back.
 
@@ -26,8 +22,6 @@ class RemoveTransferCycles(FunctionPass):
     Requires: nothing.  Ensures: no such cycle is left.  Cost: linear times the length of chains.
     Source: openxla/shardy MPMD, `remove_transfer_cycles`.
     """
-
-    name: ClassVar[str] = "mpmd-remove-transfer-cycles"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Last transfer first."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -17,7 +15,6 @@ START = "mpmd.start"
 """Number of a barrier that separates a start value."""
 
 
-@dataclasses.dataclass(frozen=True)
 class UniquifyCarriedValues(FunctionPass):
     """Gives the first microbatch separate start values for everything that microbatches carry.
 
@@ -38,7 +35,6 @@ class UniquifyCarriedValues(FunctionPass):
     another use.  Cost: linear.  Source: ours.
     """
 
-    name: ClassVar[str] = "mpmd-uniquify-carried-values"
     runs_on = "entry"
 
     def rewrite_function(self, f: ir.Func) -> None:
@@ -90,18 +86,15 @@ def _copy_for(maker: ir.Fragment, uses: list[tuple[ir.Fragment, int]], numbers: 
     copies = []
     for user, operand in uses:
         value = returned[ir.result_index(user.inputs[operand])]
-        number = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), next(numbers))
         copies.append(
             ir.create(
                 "stablehlo.optimization_barrier", [value], [value.type], ir.at_end(maker.body),
-                {START: number}, value.location,
+                {START: ir.i64(next(numbers))}, value.location,
             ).results[0]
         )  # fmt: skip
     maker.returned = returned + copies
     types = [r.type for r in maker.results]
     made = ir.rebuild(maker, list(maker.inputs), types + [user.inputs[i].type for user, i in uses])
-    for old, new in zip(maker.results, made.results):
-        ir.replace_uses(old, new)
-    ir.erase(maker)
+    ir.replace(maker, list(made.results)[: len(types)])
     for (user, operand), result in zip(uses, list(made.results)[len(types) :], strict=True):
         ir.set_operand(user, operand, result)

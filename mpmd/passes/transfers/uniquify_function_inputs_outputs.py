@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.support import diagnostics
 
 
-@dataclasses.dataclass(frozen=True)
 class UniquifyFunctionInputsOutputs(FunctionPass):
     """Gives every result of a function a value of its own, which is not an argument.
 
@@ -32,7 +28,6 @@ class UniquifyFunctionInputsOutputs(FunctionPass):
     Source: openxla/shardy MPMD, `uniquify_function_inputs_outputs`.
     """
 
-    name: ClassVar[str] = "mpmd-uniquify-function-inputs-outputs"
     runs_on = "mpmd"
     use_transfer_instead_of_fragment: bool = False
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.support import diagnostics
 
 
-@dataclasses.dataclass(frozen=True)
 class SchedulingUnitsVerifier(FunctionPass):
     """Warns of meshes that do not have one forward and one backward unit per microbatch.
 
@@ -26,7 +23,6 @@ class SchedulingUnitsVerifier(FunctionPass):
     Source: openxla/shardy MPMD, `scheduling_units_verifier`.
     """
 
-    name: ClassVar[str] = "mpmd-scheduling-units-verifier"
     runs_on = "mpmd"
 
     def rewrite_function(self, f: ir.Func) -> None:

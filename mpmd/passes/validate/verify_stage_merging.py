@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.dependencies import Dependencies
@@ -15,7 +12,6 @@ _SPLIT = {(True, False): "kKeepTransferred", (False, True): "kDropTransferred"}
 _Key = tuple[str, int, int | None, str, bool]
 
 
-@dataclasses.dataclass(frozen=True)
 class VerifyStageMerging(FunctionPass):
     """Rejects programs in which a stage is more than one fragment per microbatch and phase.
 
@@ -29,8 +25,6 @@ class VerifyStageMerging(FunctionPass):
     Source: openxla/shardy MPMD, `verify_stage_merging`.
     """
 
-    name: ClassVar[str] = "mpmd-verify-stage-merging"
-
     def rewrite_function(self, f: ir.Func) -> None:
         """Compares each fragment with earlier ones for conflicts."""
         seen: dict[_Key, dict[int | None, ir.Fragment]] = {}
@@ -39,16 +33,13 @@ class VerifyStageMerging(FunctionPass):
                 continue
             if _has_mixed_counts(fragment):
                 continue
-            same = seen.setdefault(_key(fragment), {})
+            count, half = _count(fragment), _split(fragment)
+            same = seen.setdefault((fragment.mesh, fragment.stage, count, half, fragment.is_remat), {})
             earlier = _match(fragment.call_counter, same)
             if earlier is None:
                 same[fragment.call_counter] = fragment
             else:
                 diagnostics.error(_conflict(f, earlier, fragment), fragment.location)
-
-
-def _key(fragment: ir.Fragment) -> _Key:
-    return (fragment.mesh, fragment.stage, _count(fragment), _split(fragment), fragment.is_remat)
 
 
 def _count(fragment: ir.Fragment) -> int | None:

@@ -6,7 +6,7 @@ import queue
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mpmd.runtime.channels.protocol import IN_PROCESS, Stopped
+from mpmd.runtime.channels.protocol import Stopped
 
 
 class LocalChannel:
@@ -15,8 +15,6 @@ class LocalChannel:
     The sender starts the copy to the receiver's devices; the queued array may still be on its way.  Messages
     are found by number: those that arrive early are stored.
     """
-
-    properties = IN_PROCESS
 
     def __init__(self, movers: Mapping[int, Callable[[Any], Any]]) -> None:
         """Takes for each message the function that copies its array to the receiver."""

@@ -1,31 +1,12 @@
-"""The interface of an engine that moves arrays between meshes, and its guarantees."""
+"""The interface of an engine that moves arrays between meshes.
+
+A receive is paired with its send by number, any number of messages may wait, and a sent buffer may be
+consumed while its message is on its way, unless the meshes are in different processes.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, Literal, Protocol
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ChannelProperties:
-    """Guarantees of an engine; they decide which checks a program must pass.
-
-    Attributes:
-        pairing: "tagged" pairs a receive with its send by number, "fifo" by order on the channel.
-        sender_may_donate: whether a sent buffer may be consumed afterwards while the message is on its way.
-        receiver_pulls: whether bytes move only when the receive is issued; then receives are issued early.
-        capacity: messages that may wait in a channel before a send blocks, None for any number.
-    """
-
-    pairing: Literal["tagged", "fifo"] = "tagged"
-    sender_may_donate: bool = True
-    receiver_pulls: bool = False
-    capacity: int | None = None
-
-
-IN_PROCESS = ChannelProperties()
-BETWEEN_PROCESSES = ChannelProperties(sender_may_donate=False, receiver_pulls=True)
-"""Of `channels.remote`: a sent buffer is read when the receiver pulls it, and its end is not reported."""
+from typing import Any, Protocol
 
 
 class Stopped(Exception):

@@ -21,7 +21,7 @@ from mpmd import jax_compat
 from mpmd.errors import ProgramError
 from mpmd.runtime.channels.links import MESSAGE_BITS, Links, message_number
 from mpmd.runtime.channels.mesh_devices import LocalChannels, MeshDevices
-from mpmd.runtime.channels.protocol import BETWEEN_PROCESSES, Channel
+from mpmd.runtime.channels.protocol import Channel
 from mpmd.runtime.channels.reshard import (
     ReshardPlan,
     assembler,
@@ -54,8 +54,6 @@ class RemoteMessage:
 
 class RemoteChannel:
     """One direction between meshes of two processes, for one step; this process has one of them."""
-
-    properties = BETWEEN_PROCESSES
 
     def __init__(
         self, links: Links, sender: int, messages: Mapping[int, RemoteMessage], number: Callable[[int], int]

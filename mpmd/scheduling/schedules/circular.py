@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpmd.errors import ScheduleError
@@ -38,7 +37,7 @@ class Circular(RoundRobinSchedule):
         if self.group is not None and self.group < 1:
             raise ScheduleError(f"schedule 'circular': group must be at least 1, got {self.group}")
 
-    def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
+    def orders(self, shape: PipelineShape) -> list[list[Task]]:
         """Forwards by group, round and microbatch; backwards by group, reversed round and microbatch.
 
         Raises:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
-from mpmd.scheduling.placement import Placement, contiguous
 from mpmd.scheduling.schedules.circular import Circular
 from mpmd.scheduling.task import Task
 
@@ -20,10 +19,6 @@ class ForwardOnly(PipelineSchedule):
 
     name = "forward_only"
     has_backward = False
-
-    def placement(self, num_stages: int, num_meshes: int) -> Placement:
-        """Neighbouring stages together."""
-        return contiguous(num_stages, num_meshes)
 
     def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
         """The forwards of ``circular``."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from mpmd.errors import ScheduleError
 from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
 from mpmd.scheduling.placement import visits
+from mpmd.scheduling.schedules.circular import Circular
 from mpmd.scheduling.schedules.one_f_one_b import alternate
-from mpmd.scheduling.task import Phase, Task
+from mpmd.scheduling.task import Task
 
 
 @dataclass(frozen=True)
@@ -30,15 +31,8 @@ class GPipe(PipelineSchedule):
     name = "gpipe"
 
     def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
-        """Forwards by visit and microbatch, backwards by reversed visit and microbatch."""
-        way = visits(shape.placement)
-        orders: list[list[Task]] = [[] for _ in range(shape.num_meshes)]
-        for visit in way:
-            for microbatch in range(shape.num_microbatches):
-                orders[visit.mesh] += (Task(s, microbatch, Phase.F) for s in visit.stages)
-        for visit in reversed(way):
-            for microbatch in range(shape.num_microbatches):
-                orders[visit.mesh] += (Task(s, microbatch, Phase.B) for s in reversed(visit.stages))
+        """Those of ``circular`` with all microbatches in one group."""
+        way, orders = visits(shape.placement), Circular(group=shape.num_microbatches).orders(shape)
         if self.last_mesh_1f1b:
             if any(visit.mesh == way[-1].mesh for visit in way[:-1]):
                 raise ScheduleError(

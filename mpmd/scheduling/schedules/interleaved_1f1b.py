@@ -50,4 +50,4 @@ class Interleaved1F1B(RoundRobinSchedule):
         def warm_up(place: int, chains: int) -> int:
             return (chains - 1) * size + 2 * (meshes - 1 - place) + self.extra_warm_up
 
-        return expand(workload, best_order(workload, [zigzag(workload, warm_up, size)]).orders)
+        return expand(workload, best_order(workload, zigzag(workload, warm_up, size)).orders)

@@ -34,4 +34,4 @@ class InterleavedZeroBubble(RoundRobinSchedule):
         def warm_up(place: int, chains: int) -> int:
             return (chains - 1) * meshes + meshes - 1 - place
 
-        return expand(workload, best_order(workload, [zigzag(workload, warm_up)], limits).orders)
+        return expand(workload, best_order(workload, zigzag(workload, warm_up), limits).orders)

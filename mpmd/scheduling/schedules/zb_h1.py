@@ -30,4 +30,4 @@ class ZeroBubbleH1(PipelineSchedule):
         workload = unit_workload(shape, splits=True)
         meshes = len(workload.chains)
         pattern = zigzag(workload, lambda place, chains: meshes - 1 - place)
-        return expand(workload, best_order(workload, [pattern], [meshes] * shape.num_meshes).orders)
+        return expand(workload, best_order(workload, pattern, [meshes] * shape.num_meshes).orders)

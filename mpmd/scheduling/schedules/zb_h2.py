@@ -50,4 +50,4 @@ class ZeroBubbleH2(PipelineSchedule):
 
         limit = warm_up(0, 1) + 1
         pattern = zigzag(workload, warm_up)
-        return expand(workload, best_order(workload, [pattern], [limit] * shape.num_meshes).orders)
+        return expand(workload, best_order(workload, pattern, [limit] * shape.num_meshes).orders)

@@ -2,5 +2,3 @@
 
 from mpmd.tools.explorer.explore import explore
 from mpmd.tools.explorer.recorder import PassRecorder, Planned
-
-__all__ = ["PassRecorder", "Planned", "explore"]

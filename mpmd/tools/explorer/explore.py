@@ -3,33 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from mpmd import ir
 from mpmd.api.stages import Lowered, Traced
 from mpmd.errors import MpmdError
-from mpmd.pipeline import Step
-from mpmd.support.passes import Pass
-from mpmd.tools.explorer.recorder import PassRecorder, Planned
-
-
-class _Observer:
-    """Passes the events of lowering to a recorder."""
-
-    def __init__(self) -> None:
-        self.recorder = PassRecorder()
-
-    def begins(self, module: ir.Module) -> None:
-        """The module as it was traced."""
-        self.recorder.start(module, title="traced")
-
-    def phase_begins(self, phase: str, steps: list[Step]) -> None:
-        """Records the steps of a pipeline."""
-        self.recorder.plan(Planned(step.pass_, phase, step.why) for step in steps)
-
-    def pass_ended(self, pass_: Pass, module: Any, changed: bool, seconds: float) -> None:
-        """A pass ran."""
-        self.recorder.after(pass_, module, changed, seconds)
+from mpmd.tools.explorer.recorder import PassRecorder
 
 
 def explore(traced: Traced, path: str | Path, *, timing: bool = False) -> Lowered:
@@ -45,16 +22,16 @@ def explore(traced: Traced, path: str | Path, *, timing: bool = False) -> Lowere
     Raises:
         MpmdError: from `traced.lower()`, raised after the page is written.
     """
-    observer = _Observer()
+    recorder = PassRecorder()
     findings: list[str] = []
     try:
-        lowered = traced.lower(observer)
+        lowered = traced.lower(recorder)
         findings = [f"warning: {text}" for text in lowered.warnings] + lowered.notices
         return lowered
     except MpmdError as e:
         findings = [f"error: {e}"]
         raise
     finally:
-        if observer.recorder.steps:
-            page = observer.recorder.page(str(traced.jax_traced.fun_name), findings, timing)
+        if recorder.steps:
+            page = recorder.page(str(traced.jax_traced.fun_name), findings, timing)
             Path(path).write_text(page, encoding="utf-8")

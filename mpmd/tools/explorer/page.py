@@ -6,10 +6,13 @@ import itertools
 import json
 from collections.abc import Hashable, Iterable, Sequence
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpmd.tools.explorer.changes import CHANGED, MOVED_HERE, NEW
 from mpmd.tools.explorer.graph import Graph
+
+if TYPE_CHECKING:
+    from mpmd.tools.explorer.recorder import PassRun
 
 _MAX_LINE = 60_000
 
@@ -27,22 +30,20 @@ class _NumberTable:
         return list(self._numbers)
 
 
-def page_of(title: str, findings: Sequence[str], steps: Sequence[dict[str, Any]]) -> str:
-    """The page for these steps."""
+def page_of(title: str, findings: Sequence[str], steps: Sequence[PassRun], timing: bool) -> str:
+    """The page for these steps; with `timing` it says how long passes took."""
     lines, nodes, abouts = _NumberTable(), _NumberTable(), _NumberTable()
     packed = []
     for step in steps:
-        entry = {key: value for key, value in step.items() if value or key == "title"}
-        entry["about"] = abouts.number(step["about"])
-        entry.pop("fresh", None)
-        entry.pop("places", None)
-        if step["lines"] is not None:
-            entry["lines"] = _runs(step["lines"], lines)
-        if step["graphs"] is not None:
-            entry["graphs"] = [
-                _graph(graph, step["fresh"].get(graph.function, set()), step["places"], nodes)
-                for graph in step["graphs"]
-            ]
+        texts = {"title": step.title, "phase": step.phase, "why": step.why, "outcome": step.outcome}
+        entry: dict[str, Any] = {key: text for key, text in texts.items() if text}
+        entry["about"] = abouts.number(step.about)
+        if step.lines is not None:
+            entry["lines"] = _runs(step.lines, lines)
+        if step.graphs is not None:
+            entry["graphs"] = [_graph(graph, step, nodes) for graph in step.graphs]
+        if timing and step.kind is not None and step.outcome == "ran":
+            entry["ms"] = round(step.seconds * 1e3, 2)
         packed.append(entry)
     data = {
         "title": title,
@@ -82,8 +83,9 @@ def _shorten(line: str) -> str:
     return line if more <= 0 else f"{line[:_MAX_LINE]} … and {more} more characters"
 
 
-def _graph(graph: Graph, fresh: set[int], places: Sequence[int], nodes: _NumberTable) -> dict[str, Any]:
+def _graph(graph: Graph, step: PassRun, nodes: _NumberTable) -> dict[str, Any]:
     """For each node its number in the table, its line, and how far back its sources are."""
+    fresh, places = step.fresh.get(graph.function, ()), step.places
     drawn = []
     for i, node in enumerate(graph.nodes):
         look = (node.mesh, node.source_mesh, node.kind, node.label, node.short, node.facts)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from mpmd import ir
 from mpmd.passes.bases import MlirPass
+from mpmd.pipeline import Step
 from mpmd.support.passes import Pass
 from mpmd.tools.explorer.changes import changes
 from mpmd.tools.explorer.graph import DRAWN_LINE, Graph, fresh_nodes, graphs_of
@@ -86,11 +86,15 @@ class PassRecorder:
         self._waiting = list(planned)
         self.steps.append(self._look(module, PassRun(title)))
 
-    def plan(self, planned: Iterable[Planned]) -> None:
-        """Adds planned passes."""
-        self._waiting += planned
+    def begins(self, module: ir.Module) -> None:
+        """A module as JAX traced it."""
+        self.start(module, title="traced")
 
-    def after(self, pass_: Pass, module: ir.Module, changed: bool, seconds: float) -> None:
+    def phase_begins(self, phase: str, steps: Iterable[Step]) -> None:
+        """Adds the planned steps of a pipeline."""
+        self._waiting += (Planned(step.pass_, phase, step.why) for step in steps)
+
+    def pass_ended(self, pass_: Pass, module: ir.Module, changed: bool, seconds: float) -> None:
         """The module after a pass."""
         known = next((i for i, p in enumerate(self._waiting) if p.pass_ is pass_), None)
         planned = Planned(pass_)
@@ -133,22 +137,4 @@ class PassRecorder:
         With `timing` it says how long passes took; without, equal runs give equal pages.
         """
         self.finish()
-        return page_of(title, findings, [_entry(step, timing) for step in self.steps])
-
-
-def _entry(step: PassRun, timing: bool) -> dict[str, Any]:
-    """A step for the page."""
-    entry: dict[str, Any] = {
-        "title": step.title,
-        "phase": step.phase,
-        "why": step.why,
-        "about": step.about,
-        "outcome": step.outcome,
-        "lines": step.lines,
-        "graphs": step.graphs,
-        "fresh": step.fresh,
-        "places": step.places,
-    }
-    if timing and step.kind is not None and step.outcome == "ran":
-        entry["ms"] = round(step.seconds * 1e3, 2)
-    return entry
+        return page_of(title, findings, self.steps, timing)

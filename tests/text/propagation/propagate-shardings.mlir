@@ -1,8 +1,7 @@
-// RUN: mpmd-opt %s -mpmd-propagate-shardings -split-input-file | FileCheck %s
-// RUN: mpmd-opt %s -mpmd-propagate-shardings='once-per-kind=false' -split-input-file | FileCheck %s
-// RUN: mpmd-opt %s -mpmd-propagate-shardings='tidy=true' -split-input-file | FileCheck %s --implicit-check-not='dot_general{{.*}}sdy.sharding'
-// RUN: mpmd-opt %s -mpmd-propagate-shardings='tidy=true as-dialect=true' -split-input-file | FileCheck %s --check-prefixes=CHECK,GROUPS
-// RUN: mpmd-opt %s -mpmd-propagate-shardings='tidy=true share=true' -split-input-file | FileCheck %s --check-prefix=SHARED
+// RUN: mpmd-opt %s -sdy-propagation-pipeline -split-input-file | FileCheck %s
+// RUN: mpmd-opt %s -mpmd-propagate-shardings -split-input-file | FileCheck %s --implicit-check-not='dot_general{{.*}}sdy.sharding'
+// RUN: mpmd-opt %s -mpmd-propagate-shardings='as-dialect=true' -split-input-file | FileCheck %s --check-prefixes=CHECK,GROUPS
+// RUN: mpmd-opt %s -mpmd-propagate-shardings='share=true' -split-input-file | FileCheck %s --check-prefix=SHARED
 
 // Four microbatches on two meshes with an accumulator, whose fragments are alike: what Shardy finds for the
 // first two holds for all, and is what it finds for the whole program.

@@ -143,6 +143,55 @@ def test_second_copies_where_a_loop_has_not_all_stages():
     assert not any("the order" in text for text in mpmd.jit(step, config).lower(X).notices)
 
 
+def test_second_copies_where_nothing_uses_the_first_half_of_a_loop():
+    """Each microbatch replaces what is carried: only the last one counts, and it runs on second copies."""
+    stage = mpmd.named_computation(jnp.tanh, name="stage")
+    last = mpmd.named_computation(jnp.cos, name="last")
+    body = lambda _, x: (last(stage(x)), None)  # noqa: E731
+    step = lambda x: mpmd.microbatch_loop(body, X[:2], x, num_microbatches=4)[0]  # noqa: E731
+    places = {"stage": ("m0", 0), "last": ("m1", 1)}
+    config = mpmd.make_config(mpmd.make_topology({"m0": 1, "m1": 1}), places, schedule="dualpipe")
+    found = mpmd.jit(step, config).lower(X)
+    assert "stage_mirror" in found.as_text("program")
+    assert not any("the order" in text for text in found.notices)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "dualpipe"])
+@pytest.mark.parametrize("others", [{}, {"s1": ("m0", 3)}])
+def test_a_name_without_a_stage_on_a_mesh_whose_position_is_the_stage_of_another_mesh(schedule, others):
+    """It is a stage of its mesh: that which the mesh has, or a new one."""
+    places = {"s0": ("m1", 0), **others, "last": "m0"}
+    stages = [mpmd.named_computation(lambda w, x: jnp.tanh(x @ w), name=name) for name in places]
+
+    def loss(w, x):
+        for stage in stages:
+            x = stage(w, x)
+        return jnp.mean(x**2)
+
+    config = mpmd.make_config(mpmd.make_topology({"m0": 1, "m1": 1}), places, schedule=schedule)
+    found = mpmd.jit(mpmd.accumulate_gradients(loss, 4), config).lower(W, X)
+    assert not any("the order" in text for text in (*found.notices, *found.warnings))
+    of_m1 = found.as_text("schedule").splitlines()[2]
+    assert of_m1.startswith("m1") and of_m1.index("F1 ") < of_m1.index("B0 ")
+
+
+def test_remarks_do_not_use_the_notation_of_the_passes():
+    """Second copies are called so, and unnamed work is without the names of functions and passes."""
+    stage, last = (mpmd.named_computation(jnp.tanh, name=name) for name in ("stage", "last"))
+
+    def body(total, x):
+        h = stage(last(stage(x)))
+        return total + (h * x).sum(), None
+
+    step = lambda x: mpmd.microbatch_loop(body, 0.0, x, num_microbatches=4)[0]  # noqa: E731
+    places = {"stage": ("m0", 0), "last": ("m1", 1)}
+    config = mpmd.make_config(mpmd.make_topology({"m0": 1, "m1": 1}), places, schedule="dualpipe")
+    found = mpmd.jit(step, config).lower(X)
+    text = "\n".join((*found.notices, *found.warnings))
+    assert '"stage, second copy" on mesh' in text
+    assert "_mirror" not in text and "infer_mesh" not in text and "@" not in text
+
+
 @pytest.mark.parametrize(
     "options",
     [

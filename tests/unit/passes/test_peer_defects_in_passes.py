@@ -87,7 +87,7 @@ def test_defect_10_the_program_is_valid_between_all_passes_and_each_is_verified(
 
     watch = Watch(
         verify=counted, text=ir.to_text, verify_each=True, check_changed=True,
-        after=lambda pass_, module, has_changed: changed.append(has_changed),
+        after=lambda pass_, module, has_changed, seconds: changed.append(has_changed),
     )  # fmt: skip
     makers = (
         pipeline.import_pipeline,

@@ -5,9 +5,8 @@ import dataclasses
 import pytest
 
 from mpmd.errors import ProgramError
-from mpmd.runtime.channels.protocol import IN_PROCESS, ChannelProperties
 from mpmd.runtime.graph import CallNode, EntryGraph, OutputSpec
-from mpmd.runtime.instructions import Copy, Feed, Fetch, Free, Recv, Run, Send
+from mpmd.runtime.instructions import Copy, Feed, Fetch, Free, Run, Send
 from mpmd.runtime.linearize import check_graph, linearize
 from mpmd.runtime.program import instruction_text
 from tests.support.pipeline_graphs import GraphBuilder, one_f_one_b
@@ -85,8 +84,8 @@ def test_a_transfer_within_a_mesh_is_a_copy():
 
 
 class TestDonation:
-    def ops(self, graph, properties=IN_PROCESS, mesh="a"):
-        program = linearize(graph, properties)
+    def ops(self, graph, mesh="a"):
+        program = linearize(graph)
         return next(s for s in program.streams if s.mesh == mesh).instructions
 
     def test_what_is_needed_afterwards_is_copied(self):
@@ -104,15 +103,13 @@ class TestDonation:
         ops = self.ops(b.graph())
         assert Copy(1, 2) in ops and Run("g", (2, 1), (3,), (0,)) in ops and Free((1,)) in ops
 
-    @pytest.mark.parametrize("may", [True, False])
-    def test_what_was_sent_is_copied_if_the_engine_still_reads_it(self, may):
+    def test_what_was_sent_is_not_copied(self):
         b = GraphBuilder()
         (y,) = b.call("f", "a", [b.input("a")])
         sent = b.transfer(y, "b")
         b.output(*b.call("g", "a", [y], donated=(0,)))
         b.output(sent)
-        ops = self.ops(b.graph(), ChannelProperties(sender_may_donate=may))
-        assert any(isinstance(op, Copy) for op in ops) != may
+        assert not any(isinstance(op, Copy) for op in self.ops(b.graph()))
 
     @pytest.mark.parametrize("given", [True, False])
     def test_an_argument_the_user_keeps_is_fed_apart(self, given):
@@ -128,25 +125,6 @@ class TestDonation:
         b.output(*b.call("f", "b", [on_b], donated=(0,)))
         assert self.ops(b.graph(), mesh="a")[0] == Feed(0, 0, fresh=False)
         assert self.ops(b.graph(), mesh="b")[0] == Feed(0, 0, fresh=True)
-
-
-def test_receives_are_early_only_where_the_receiver_pulls():
-    graph = one_f_one_b(2, 4)
-
-    def waits(program) -> list[int]:
-        """For each receive, how many runs stand between it and the run that reads it."""
-        found = []
-        for stream in program.streams:
-            for at, op in enumerate(stream.instructions):
-                if isinstance(op, Recv):
-                    runs = [o for o in stream.instructions[at:] if isinstance(o, Run)]
-                    found.append(next((k for k, o in enumerate(runs) if op.buffer in o.inputs), -1))
-        return found
-
-    pushed, pulled = linearize(graph), linearize(graph, ChannelProperties(receiver_pulls=True))
-    assert set(waits(pushed)) <= {0, -1}
-    assert waits(pulled).count(1) >= 4
-    assert waits(linearize(graph, early_receives=1)) == waits(pulled)
 
 
 def test_sends_are_only_those_the_dataflow_needs():

@@ -7,7 +7,6 @@ import threading
 import pytest
 
 from mpmd.errors import PeerError
-from mpmd.runtime.channels.protocol import BETWEEN_PROCESSES, IN_PROCESS
 from mpmd.runtime.instructions import Copy, Feed, Fetch, Recv, Run, Send
 from mpmd.runtime.linearize import linearize
 from mpmd.runtime.processes.agreement import agree
@@ -28,7 +27,7 @@ def test_an_argument_is_read_by_one_process_and_sent_to_the_other():
     b.output(*b.call("f", "a", [x], donated=(0,)))
     b.output(*b.call("f", "b", [b.transfer(x, "b")], donated=(0,)))
     program = linearize(b.graph(), processes=TWO)
-    assert program.channels[0].properties == BETWEEN_PROCESSES
+    assert program.between_processes == {0}
     (feed,) = ops(program, "a", Feed)
     assert feed.fresh, "the user's array may be deleted before the other process has read it"
     assert len(ops(program, "a", Send)) == len(ops(program, "a", Copy)) == 1
@@ -44,10 +43,10 @@ def test_meshes_of_one_process_share_arguments_and_channels():
     (z,) = b.call("f", "c", [b.transfer(y, "c")])
     b.output(*b.call("g", "b", [b.transfer(z, "b"), b.transfer(x, "b")]))
     program = linearize(b.graph(), processes={"a": 0, "b": 0, "c": 1})
-    between = {(c.source, c.target): c.properties for c in program.channels}
-    assert between == {("a", "c"): BETWEEN_PROCESSES, ("c", "b"): BETWEEN_PROCESSES}
+    between = [(c.source, c.target) for c in program.channels]
+    assert between == [("a", "c"), ("c", "b")] and program.between_processes == {0, 1}
     assert len(ops(program, "b", Feed)) == 1
-    assert linearize(b.graph()).channels[0].properties == IN_PROCESS
+    assert linearize(b.graph()).between_processes == frozenset()
 
 
 def test_every_process_gets_the_scalar_results_and_no_sent_buffer_is_a_result():

@@ -61,9 +61,7 @@ def check_stream(stream, spans):
     """The spans of a mesh are its calls, in order and apart, and its messages, before what reads them."""
     runs = sorted((s for s in spans if s.kind == "run"), key=lambda s: s.at)
     calls = [op for op in stream.instructions if isinstance(op, Run)]
-    assert [(s.name, s.stage, s.microbatch, s.phase) for s in runs] == [
-        (op.executable, op.stage, op.microbatch, op.phase) for op in calls
-    ]
+    assert [(s.name, stream.instructions[s.at]) for s in runs] == [(op.executable, op) for op in calls]
     assert all(a.end_s <= b.start_s for a, b in itertools.pairwise(runs))
     transfers = {s.at: s for s in spans if s.kind == "transfer"}
     assert sorted(transfers) == [at for at, op in enumerate(stream.instructions) if isinstance(op, Recv)]

@@ -1,6 +1,6 @@
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -10,7 +10,7 @@ from mpmd.scheduling.bounds import lower_bound
 from mpmd.scheduling.definition import PipelineShape
 from mpmd.scheduling.exact import branch_and_bound
 from mpmd.scheduling.improve import improve
-from mpmd.scheduling.list_schedule import fill_weights, in_order, list_schedule
+from mpmd.scheduling.list_schedule import Clockwork, Ordered, fill_weights, list_schedule
 from mpmd.scheduling.memory import peak_activations
 from mpmd.scheduling.search import SchedulingProblem, search
 from mpmd.scheduling.validate import validate
@@ -36,6 +36,24 @@ def shortest(workload: Workload, limits: list[int]) -> float:
     choices = [list(mesh_orders(workload, mesh, limits[mesh])) for mesh in range(workload.num_meshes)]
     timed = (in_order(workload, orders) for orders in itertools.product(*choices))
     return min(ordered.makespan_s for ordered in timed if ordered is not None)
+
+
+def in_order(workload: Workload, orders: Sequence[Sequence[Step]]) -> Ordered | None:
+    """Runs steps exactly in the given order; None if that deadlocks."""
+    clock = Clockwork(workload)
+    at = [0] * len(orders)
+    while True:
+        for mesh, order in enumerate(orders):
+            while clock.free[mesh] <= clock.now and at[mesh] < len(order):
+                step = order[at[mesh]]
+                if step[0] != WEIGHTS and clock.ready_s(step) > clock.now:
+                    break
+                clock.run(step)
+                at[mesh] += 1
+        if not clock.advance():
+            return (
+                None if any(k < len(order) for k, order in zip(at, orders, strict=True)) else clock.result()
+            )
 
 
 def mesh_orders(workload: Workload, mesh: int, limit: int) -> Iterator[list[Step]]:

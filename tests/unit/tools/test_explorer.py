@@ -157,8 +157,8 @@ def test_names_that_last_leave_the_program_as_it_is(seed):
         fail_on_inferred_fragments=False, keep_microbatches_equal=bool(seed % 2),
     )  # fmt: skip
 
-    def after(pass_, module, changed):
-        recorder.after(pass_, module, changed, 0.0)
+    def after(pass_, module, changed, seconds):
+        recorder.pass_ended(pass_, module, changed, seconds)
         texts.append(recorder.text())
         assert ir.to_text(ir.parse(texts[-1])) == ir.to_text(ir.parse(ir.to_text(module)))
 

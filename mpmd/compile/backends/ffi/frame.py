@@ -37,14 +37,14 @@ API = {"error_create": 48, "stream_get": 80, "state_set": 104, "run_id": 176, "d
 SCALAR_VALUE = 8  # where an attribute that is a number has the address of its value
 
 METADATA_EXTENSION = 1
-"""Of an enum of extensions: the one that asks for the version."""
+"""Of an enum of extensions: the one that requests the version."""
 
 INSTANTIATE_STAGE, EXECUTE_STAGE = 0, 3
 """Of an enum of stages: an executable is loaded; a call does its work."""
 
 _FAILED_PRECONDITION = 9
 _STATE_BYTES = 48  # of the struct that sets a state
-_ERROR_BYTES = 28  # of the struct that asks for an error, up to its last field
+_ERROR_BYTES = 28  # of the struct that requests an error, up to its last field
 _NULL = Value("null", "ptr")
 
 

@@ -2,12 +2,12 @@
 
     native 0 ──▶ XLA 1 ──▶ native 2 ──▶ ...
 
-An instruction stands in the first cluster of its kind behind all that it needs, so that clusters never wait
-for each other in a circle, and there are as few as can be.  Constants, and what is made of them alone, are
-copied to where they are used.
+An instruction is in the first cluster of its kind after all of its operands, so that dependences between
+clusters have no cycle and there are as few clusters as possible.  Constants, and instructions that only use
+constants, are copied into each cluster that uses them.
 
 Source: the marking of clusters for compilation in TensorFlow, `mark_for_compilation_pass.cc`: grow greedily,
-    without circles, not too small.
+    without cycles, not too small.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def split(module: HloModule, refused: Mapping[HloInstruction, str]) -> Clusters:
     order = [i for i in module.entry.post_order() if i.opcode not in _PLACELESS and i not in free]
     reads = {i: [at for o in i.operands for at in _arrays(o)] for i in order}
     native = {i: i not in refused for i in order}
-    for instruction in order:  # what hands on a value stands with what made it
+    for instruction in order:  # an op that forwards a value is in the cluster of its operand
         sources = [made for made, _ in reads[instruction] if made in native]
         if instruction.opcode in FORWARDING and sources:
             native[instruction] = native[sources[0]]
@@ -148,7 +148,7 @@ def _move_fringe(
     reads: Mapping[HloInstruction, Sequence[Position]],
     native: dict[HloInstruction, bool],
 ) -> None:
-    """Cheap work that only XLA reads is XLA's: it would cross the border enlarged."""
+    """Cheap work that only XLA reads is XLA's: its result is larger than its operands."""
     users: dict[HloInstruction, list[HloInstruction]] = {}
     for instruction in order:
         for made, _ in reads[instruction]:
@@ -190,7 +190,7 @@ def _cluster(
     results: Sequence[Position],
     refused: Mapping[HloInstruction, str],
 ) -> Cluster:
-    """Members with their border."""
+    """Members with the parameters and results of their cluster."""
     inside = set(members)
     inputs = dict.fromkeys(
         at

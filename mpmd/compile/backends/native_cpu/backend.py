@@ -28,7 +28,7 @@ from mpmd.support.garbage import garbage_kept
 
 
 class DirectCall:
-    """Its instances hold the object that is called, so that no frame of Python stands before it."""
+    """Its instances hold the object that is called, so that a call enters no Python frame before it."""
 
     __slots__ = ("__call__",)
     __call__: Callable[..., Sequence[Any]]
@@ -39,7 +39,7 @@ class NativeExecutable(DirectCall, CompiledFragment):
     """A fragment as native code.
 
     Attributes:
-        made: what was made of it.
+        made: the artefact.
         program: its machine code, with the memory of its mesh.
         kept: whether it was taken from the cache.
     """
@@ -65,7 +65,7 @@ class NativeExecutable(DirectCall, CompiledFragment):
 
     @property
     def workspace_bytes(self) -> int:
-        """None but what is kept."""
+        """None but those that are kept."""
         return 0
 
     def as_text(self, what: str = "hlo") -> str:
@@ -139,7 +139,7 @@ class NativeCpuBackend:
     ) -> NativeExecutable:
         """Machine code as an executable of a mesh; `kept` says that it is from the cache."""
         program = self.register(made, fragment.mesh, mesh)
-        # XLA gives each device of several a thread anyhow
+        # XLA gives each device of several a thread in any case
         large = mesh.size == 1 and self.is_large(made)
         function = jax_function(fragment, mesh, program, made.aliases, large)
         return NativeExecutable(fragment, function, made, program, kept)

@@ -78,7 +78,7 @@ class Exchange:
         first: number of the first of them among all arrays that the program publishes.
         members: per device the devices whose arrays it touches, as many for each.
         ranks: per device its place among them.
-        moves: what is done.
+        moves: the copies and reductions.
     """
 
     number: int

@@ -26,12 +26,12 @@ from mpmd.compile.backends.ffi.custom_call import (
 from mpmd.compile.backends.ffi.frame import check_version
 from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram
 from mpmd.compile.backends.native_cpu.meeting import (
+    BACK_OFF_LIMIT,
     DEVICE_AT,
     DEVICES,
+    MAX_BACK_OFFS,
     MEETING_BYTES,
     MESH_AT,
-    PATIENCE,
-    PATIENCE_NAPS,
 )
 from mpmd.compile.backends.native_cpu.memory import aligned_empty, program_memory
 from mpmd.compile.backends.native_cpu.mesh_call import SLOT, SLOT_BYTES
@@ -101,8 +101,8 @@ _BALLAST = (8, 16)
 def _ballast() -> Any:
     """An operand that costs less than a microsecond and counts as work: a product of two small constants.
 
-    Products are calls of a library, so that XLA has no code to generate; the numbers are no pattern that it
-    would make an iota or a splat, which are code, and the barrier stands until constants have been folded.
+    Products are calls of a library, so that XLA has no code to generate.  The numbers have no pattern, or XLA
+    would generate an iota or a splat; the barrier keeps the product from being folded.
     """
     rows, columns = _BALLAST
     numbers = np.sin(np.arange(rows * columns, dtype=np.float32)).reshape(_BALLAST)
@@ -150,7 +150,7 @@ def register(
     pools: Sequence[WorkerPool] = (),
     cache: DiskCache | None = None,
     devices: Sequence[int] = (0,),
-    patience: int = PATIENCE_NAPS,
+    max_back_offs: int = MAX_BACK_OFFS,
 ) -> RegisteredProgram:
     """Make a program callable from JAX; the same program and instance twice is the same target.
 
@@ -165,7 +165,7 @@ def register(
         cache: where functions that programs share are kept, if they are.
         devices: the numbers, in XLA, of the devices that run it together, in the order of the mesh; each
             has a slot.
-        patience: naps for which a device waits for the others.
+        max_back_offs: for how many back-offs a device waits for the others.
 
     Raises:
         CompileError: the code does not load, there is not so much memory, this jaxlib's interface has another
@@ -196,7 +196,7 @@ def register(
             ) from error
         kept_bytes = sum(arena.nbytes + workspace.nbytes for arena, workspace, _, _ in kept)
         if len(devices) > 1:
-            kept.append(_join(compiled, memory, kept, devices, patience))
+            kept.append(_join(compiled, memory, kept, devices, max_back_offs))
         bind = code.function(f"{compiled.name}_bind", ctypes.c_void_p, ctypes.c_int64)
         bind(memory.ctypes.data, slots)
         index = add_program(code.address(f"{compiled.name}_handler"))
@@ -234,15 +234,15 @@ def _slots(
 
 
 def _join(
-    compiled: CompiledProgram, memory: np.ndarray, kept: list[Any], devices: Sequence[int], patience: int
+    compiled: CompiledProgram, memory: np.ndarray, kept: list[Any], devices: Sequence[int], max_back_offs: int
 ) -> np.ndarray:
-    """Tell each device its number and where it meets the others; returns the memory in which they meet."""
+    """Write each device's number and the address of the mesh's memory; returns that memory."""
     memory[len(devices) * SLOT_BYTES // 8 :] = devices
     size = compiled.mesh.bytes if compiled.mesh is not None else 0
     mesh = aligned_empty((max(LINE_BYTES, size),), np.uint8)
     mesh[:] = 0
     mesh[DEVICES : DEVICES + 8].view(np.int64)[0] = len(devices)
-    mesh[PATIENCE : PATIENCE + 8].view(np.int64)[0] = patience
+    mesh[BACK_OFF_LIMIT : BACK_OFF_LIMIT + 8].view(np.int64)[0] = max_back_offs
     for number, (_, _, barrier, _) in enumerate(kept):
         barrier[MESH_AT : MESH_AT + 8].view(np.int64)[0] = mesh.ctypes.data
         barrier[DEVICE_AT : DEVICE_AT + 8].view(np.int64)[0] = number

@@ -19,8 +19,8 @@ from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.target import LINE_BYTES
 from mpmd.compile.llvm.types import Value, constant
 
-DEVICES, PATIENCE = 0, 8
-"""The memory of a mesh begins with how many devices it has, and how many naps to wait."""
+DEVICES, BACK_OFF_LIMIT = 0, 8
+"""Offsets in the memory of a mesh: how many devices it has, and after how many back-offs they give up."""
 
 _FAILED = LINE_BYTES
 
@@ -28,7 +28,7 @@ LATE, MIXED = 1, 2
 """What can go wrong: a device does not come; devices come from different launches."""
 
 REASON_BITS = 2
-"""A launch is told by its number in XLA plus one, so many bits further up; below stands what went wrong."""
+"""A launch is identified by its number in XLA plus one, above so many bits; the low bits are the reason."""
 
 MESH_AT, DEVICE_AT, MET_AT, RUN_AT, MEETING_BYTES = 128, 136, 144, 152, 192
 """Behind a device's own barrier: its mesh's memory, its number, whether it has met the others, its launch."""
@@ -41,8 +41,8 @@ _BARRIER_BYTES = 2 * LINE_BYTES
 # Rounds of waiting before the core is offered to others at each, and before the thread sleeps at each.
 _SPINS, _YIELDS = 100, 300
 
-PATIENCE_NAPS = 600_000
-"""Naps before a device gives up: a minute, or more on a busy machine.  Stopped processes take none."""
+MAX_BACK_OFFS = 600_000
+"""Back-offs before a device gives up: a minute, or more on a busy machine.  Stopped processes make none."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ def _lines(size: int) -> int:
 class Begin:
     """`i64 name(ptr mesh, i64 device, ptr barrier, i64 devices, i64 run)`: waits for the devices of a launch.
 
-    Returns 1 once all are there, 0 if some do not come.  Devices that wait for another launch than the one
-    with which a device comes wait in vain, as each device runs its launches in order: they are told so.
+    Returns 1 once all are there, 0 if some do not come.  Where devices wait for different launches,
+    both fail: each device runs its launches in order, so the others cannot come any more.
     """
 
     @property
@@ -157,7 +157,7 @@ class _Barrier:
             with f.when(f.not_(self._has_failed(other))):
                 self._fail(other, MIXED)
             self.unlock()
-            with f.when(self._is_tired(rounds), returns=True, value=_number(0)):
+            with f.when(self._times_out(rounds), returns=True, value=_number(0)):
                 self._fail(self.run, LATE)
             back_off(f, f.load(rounds, "i64"), _SPINS, _YIELDS)
         self.meet(rounds)
@@ -176,7 +176,7 @@ class _Barrier:
         self.unlock()
         with f.repeat() as leave_if:
             leave_if(f.compare("ne", f.atomic_load(self.opened), before))
-            given_up = self._and(self.bounded, self._or(self._is_tired(rounds), self._gives_up()))
+            given_up = self._and(self.bounded, self._or(self._times_out(rounds), self._gives_up()))
             with f.when(given_up, returns=True, value=_number(0)):
                 self._withdraw(before)
             back_off(f, f.load(rounds, "i64"), _SPINS, _YIELDS)
@@ -200,23 +200,23 @@ class _Barrier:
         self.f.store(_number(0), rounds)
         return rounds
 
-    def _is_tired(self, rounds: Value) -> Value:
-        """Count one more round; whether these were enough."""
+    def _times_out(self, rounds: Value) -> Value:
+        """Count one more round; whether the limit is reached."""
         f = self.f
-        patience = f.add(f.load(f.offset(self.mesh, PATIENCE), "i64"), _number(_SPINS + _YIELDS))
+        limit = f.add(f.load(f.offset(self.mesh, BACK_OFF_LIMIT), "i64"), _number(_SPINS + _YIELDS))
         spent = f.add(f.load(rounds, "i64"), _number(1))
         f.store(spent, rounds)
-        return f.compare("ugt", spent, patience)
+        return f.compare("ugt", spent, limit)
 
     def lock(self) -> None:
-        """Let nobody else come or go."""
+        """Take the lock, which counts and withdrawals hold."""
         f = self.f
         with f.repeat() as leave_if:
             leave_if(f.compare("eq", f.atomic_exchange(f.offset(self.count, _LOCK), 1), _number(0)))
             f.call("sched_yield", result="i32")
 
     def unlock(self) -> None:
-        """Let others come and go."""
+        """Release the lock."""
         self.f.atomic_store(_number(0), self.f.offset(self.count, _LOCK))
 
     def _fail(self, run: Value, reason: int) -> None:
@@ -242,7 +242,7 @@ class _Barrier:
 
 
 def reason_of(f: FunctionBuilder, mesh: Value, run: Value) -> Value:
-    """Why a launch has failed; 0 if nobody says that it has."""
+    """Why a launch has failed; 0 if no device has reported a failure."""
     found = f.stack("i64")
     f.store(_number(0), found)
     with f.loop(0, f.load(f.offset(mesh, DEVICES), "i64")) as loop:

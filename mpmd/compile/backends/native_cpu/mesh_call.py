@@ -26,7 +26,7 @@ from mpmd.compile.llvm.types import Value, constant
 SLOT = {"busy": 0, "arena": 8, "workspace": 16, "barrier": 24, "pool": 32, "log": 40}
 """A slot: its own busy flag, then pointers; that of the log is null while no call is timed.
 
-Behind the slots of devices stand their numbers in XLA."""
+The numbers of the devices in XLA follow the slots."""
 
 SLOT_BYTES = 64
 
@@ -92,7 +92,7 @@ class MeshCall:
         return number
 
     def _begin(self, number: Value, own: Value, mesh: Value) -> Value:
-        """Wait until the devices of one launch are there; returns what tells the launch from others."""
+        """Wait until the devices of one launch are there; returns the identity of the launch."""
         f, layout = self.f, self.program.mesh
         assert layout is not None
         following = f.add(self.frame.ask("run_id", 32), constant(1, "i64"))

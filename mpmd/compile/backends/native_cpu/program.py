@@ -2,9 +2,9 @@
 
     void run(i64 thread, i64 threads, ptr table)
 
-Every thread walks the same steps, takes its share of each kernel's units and meets the others at barriers.
-The table holds the caller's pointers, then the workspaces and the barrier, behind which stand the memory of
-the mesh and the device's number.  Nothing here knows of XLA.
+Every thread runs the same steps, takes its share of each kernel's units and meets the others at barriers.
+The table holds the caller's pointers, the workspaces and the barrier, then the memory of the mesh and the
+device's number.  Nothing here knows of XLA.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Alone:
     """Steps that the first thread does, one after the other, while the others go on to the next wait.
 
     Attributes:
-        steps: what it does; nobody waits inside.
+        steps: its steps, without waits between them.
         waits: whether all earlier steps must be finished first.
     """
 
@@ -68,7 +68,7 @@ class Repeat:
 
     Attributes:
         times: how often.
-        body: what is repeated; its first step waits for its last.
+        body: the steps; its first step waits for its last.
     """
 
     times: int
@@ -82,7 +82,7 @@ class While:
     Attributes:
         test: steps that compute the flag.
         flag: a byte, 0 or 1.
-        body: what is repeated.
+        body: the steps.
     """
 
     test: tuple[Step, ...]
@@ -113,7 +113,7 @@ class ThreadedProgram:
     Attributes:
         name: symbol of the entry.
         pointers: how many pointers the caller gives.
-        steps: what is done.
+        steps: the steps.
         devices: how many devices run it together.
     """
 
@@ -323,20 +323,14 @@ def sequence_steps(
     sequence: KernelSequence,
     operands: Sequence[Address],
     temporaries: Sequence[Address],
-    *,
-    waits: bool = True,
 ) -> list[Run]:
-    """The steps of a plan's kernels.
+    """The steps of a plan's kernels, each of which waits for those before it.
 
     Args:
         sequence: kernels and their temporaries.
         operands: where each operand of the plan is.
         temporaries: where each temporary of the sequence is.
-        waits: whether the first kernel waits for earlier steps.
     """
     places = {f"p{k}": address for k, address in enumerate(operands)}
     places.update({t.name: a for t, a in zip(sequence.temporaries, temporaries, strict=True)})
-    return [
-        Run(kernel, {p: places[p] for p in kernel.pointers}, waits or number > 0)
-        for number, kernel in enumerate(sequence.kernels)
-    ]
+    return [Run(kernel, {p: places[p] for p in kernel.pointers}) for kernel in sequence.kernels]

@@ -185,7 +185,7 @@ class _Sequence:
         self._chain = [thunk]
 
     def _waits(self, thunk: Thunk) -> bool:
-        """Whether a thunk waits for what is running; it runs from now on."""
+        """Whether a thunk waits for those that are running, to which it is added."""
         waits = self._must_wait or any(conflict(thunk, other) for other in self._running)
         self._running = [thunk] if waits else [*self._running, thunk]
         self._must_wait = False

@@ -93,7 +93,7 @@ def store(
     """Store register values as adjacent elements; see `load`, and `FunctionBuilder.store` for `streams`."""
     raw = narrow(f, value, dtype)
     if streams and dtype == "bf16":
-        raw = f.sealed(raw)  # LLVM joins rounding and storing, which it cannot past the caches
+        raw = f.sealed(raw)  # LLVM merges rounding into the store, and cannot select a non-temporal one
     if mask is None:
         f.store(raw, pointer, index, streams=streams)
     else:
@@ -133,7 +133,7 @@ def widen(f: FunctionBuilder, raw: Value, dtype: str) -> Value:
     if dtype == "pred":
         return f.compare("ne", raw, constant(0, raw.type))
     if dtype == "bf16":
-        return f.remember_narrow(_upper_halves(f, raw), raw)
+        return f.record_narrow(_upper_halves(f, raw), raw)
     return f.cast("fpext", raw, with_element(raw.type, "float")) if dtype == "f16" else raw
 
 
@@ -148,7 +148,7 @@ def _upper_halves(f: FunctionBuilder, raw: Value) -> Value:
 
 
 def narrow(f: FunctionBuilder, value: Value, dtype: str) -> Value:
-    """Register values as elements to be stored; what was widened from such elements is those again."""
+    """Register values as elements to be stored; a value widened from such elements is not rounded again."""
     if dtype == "pred":
         return f.cast("zext", value, with_element(value.type, "i8"))
     if dtype == "bf16":
@@ -177,7 +177,7 @@ def round_to(f: FunctionBuilder, value: Value, dtype: str) -> Value:
     """A register value rounded to what `dtype` can hold, still in the register type."""
     if dtype == "bf16" and f.target.bf16_dot and lanes_of(value.type) == f.target.lanes():
         raw = narrow(f, value, dtype)
-        return f.remember_unrounded(f.remember_narrow(_upper_halves(f, raw), raw), value)
+        return f.record_unrounded(f.record_narrow(_upper_halves(f, raw), raw), value)
     if dtype in ("bf16", "f16") and element_of(value.type) == "float":
         return widen(f, narrow(f, value, dtype), dtype)
     return value

@@ -18,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 
 from mpmd.compile.backends.native_cpu.shared import shared_code
-from mpmd.compile.backends.native_cpu.waiting import PATIENCE, wait_until
+from mpmd.compile.backends.native_cpu.waiting import SPIN_ROUNDS, wait_until
 from mpmd.compile.llvm.builder import FunctionBuilder
 from mpmd.compile.llvm.engine import LoadedCode
 from mpmd.compile.llvm.module import Module
@@ -34,8 +34,8 @@ _ENTRY, _TABLE, _THREADS, _STOP, _FLOAT_MODE = 320, 328, 336, 344, 352
 _POOL_BYTES = 384
 
 # Rounds that a worker waits for the next job before it sleeps; in the later ones it offers the core to
-# others, among them whoever brings the job.
-_SPINS = PATIENCE + 150
+# others, among them the thread that submits the job.
+_SPINS = SPIN_ROUNDS + 150
 
 
 def _field(f: FunctionBuilder, offset: int) -> Value:
@@ -111,7 +111,7 @@ class PoolWorker:
             f.store(count, spins)
             leave_if(f.compare("ugt", count, constant(_SPINS, "i64")))
             f.pause()
-            with f.when(f.compare("ugt", count, constant(PATIENCE, "i64"))):
+            with f.when(f.compare("ugt", count, constant(SPIN_ROUNDS, "i64"))):
                 f.call("sched_yield", result="i32")
         _lock(f, _MUTEX)
         with f.repeat() as leave_if:
@@ -146,7 +146,7 @@ def _pool_code() -> dict[str, LoadedCode]:
 
 
 class WorkerPool:
-    """Threads that run native jobs together with whoever asks.
+    """Threads that run native jobs together with the caller.
 
     Args:
         threads: how many take part in a job, the caller included.

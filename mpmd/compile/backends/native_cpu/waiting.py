@@ -11,7 +11,7 @@ from mpmd.compile.llvm.types import Value, constant
 
 # Rounds of a waiting loop before the core is offered to others, each round some tens of cycles.  Threads that
 # work side by side meet sooner; where two share a core, the one that waits only keeps the other from coming.
-PATIENCE = 600
+SPIN_ROUNDS = 600
 
 _SLEEP_US = 50
 
@@ -29,7 +29,7 @@ def wait_until(f: FunctionBuilder, pointer: Value, predicate: str, value: Value)
         leave_if(f.compare(predicate, now, value))
         count = f.add(f.load(rounds, "i64"), constant(1, "i64"))
         f.store(count, rounds)
-        back_off(f, count, PATIENCE)
+        back_off(f, count, SPIN_ROUNDS)
     return f.load(seen, "i64")
 
 

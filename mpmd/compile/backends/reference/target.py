@@ -84,7 +84,7 @@ class Reference:
         return "reference"
 
     def passes(self, devices: int, options: CompileOptions) -> list[Pass]:
-        """Those of the native target, so that its thunks and memory are what is run; see `Target`."""
+        """Those of the native target, so that thunks and memory are those of native code; see `Target`."""
         return optimization_pipeline(devices, options.attention_stitching, options.float_jitter, self.device)
 
     def schedule(self, devices: int) -> list[Pass]:

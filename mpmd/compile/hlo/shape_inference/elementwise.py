@@ -2,34 +2,10 @@
 
 from __future__ import annotations
 
-from mpmd.compile.hlo.opcodes import OPCODES, Category
+from mpmd.compile.hlo.opcodes import OPCODES, TRANSCENDENTAL, Category
 from mpmd.compile.hlo.shape import Shape
 from mpmd.compile.hlo.shape_inference.rule import Query, Rule, check, check_dims, logical, same
 
-_FLOAT_OR_COMPLEX = frozenset(
-    [
-        "acos",
-        "acosh",
-        "asin",
-        "asinh",
-        "atanh",
-        "cosine",
-        "cosh",
-        "exponential",
-        "exponential-minus-one",
-        "log",
-        "log-plus-one",
-        "logistic",
-        "rsqrt",
-        "sine",
-        "sinh",
-        "sqrt",
-        "tan",
-        "tanh",
-        "cbrt",
-        "erf",
-    ]
-)
 _FLOAT = frozenset(
     ["ceil", "floor", "round-nearest-afz", "round-nearest-even", "is-finite", "reduce-precision"]
 )
@@ -44,7 +20,7 @@ _COMPLEX_OF = {part: whole for whole, part in _COMPLEX_PART.items()}
 def _check_type(query: Query, shape: Shape) -> None:
     kind = shape.info.kind
     opcode = query.opcode
-    if opcode in _FLOAT_OR_COMPLEX:
+    if opcode in TRANSCENDENTAL:
         check(kind in ("float", "complex"), f"{opcode} takes floating-point or complex values, got {shape}")
     elif opcode in _FLOAT:
         check(kind == "float", f"{opcode} takes floating-point values, got {shape}")

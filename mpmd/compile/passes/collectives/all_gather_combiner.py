@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.passes.collectives.combining import Combiner
 
 
-@dataclasses.dataclass(frozen=True)
 class AllGatherCombiner(Combiner):
     """Gathers several arrays from devices at once.
 
@@ -20,5 +17,4 @@ class AllGatherCombiner(Combiner):
     Source: XLA's combiner of that name.
     """
 
-    name = "hlo-all-gather-combiner"
     opcode = "all-gather"

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.passes.collectives.combining import Combiner
 
 
-@dataclasses.dataclass(frozen=True)
 class AllReduceCombiner(Combiner):
     """Reduces several arrays over devices at once.
 
@@ -20,5 +17,4 @@ class AllReduceCombiner(Combiner):
     Source: XLA's combiner of that name.
     """
 
-    name = "hlo-all-reduce-combiner"
     opcode = "all-reduce"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.hlo_pass import ComputationPass
@@ -11,7 +9,6 @@ from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 from mpmd.compile.passes.values import only_user
 
 
-@dataclasses.dataclass(frozen=True)
 class AllReduceMover(ComputationPass):
     """Moves reshapes and transposes before all-reduces, so that they fuse with the producer.
 
@@ -25,8 +22,6 @@ class AllReduceMover(ComputationPass):
     Cost: linear in instructions and moves.
     Source: XLA has reshapes of all-gathers moved likewise; the case of all-reduces is ours.
     """
-
-    name = "hlo-all-reduce-mover"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.hlo_pass import ComputationPass
@@ -11,7 +9,6 @@ from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 from mpmd.compile.passes.values import only_user, reducer
 
 
-@dataclasses.dataclass(frozen=True)
 class AllReduceReassociate(ComputationPass):
     """Adds on each device before it adds over devices.
 
@@ -22,8 +19,6 @@ class AllReduceReassociate(ComputationPass):
     Cost: linear.
     Source: XLA's pass of that name.
     """
-
-    name = "hlo-all-reduce-reassociate"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
+import abc
 from collections.abc import Hashable
-from typing import ClassVar
 
 from mpmd.compile.analysis.reachability import Reachability
 from mpmd.compile.hlo.computation import HloComputation
@@ -15,7 +14,6 @@ from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import TrackingBuilder
 
 
-@dataclasses.dataclass(frozen=True)
 class Combiner(ComputationPass):
     """Joins collectives of one opcode; see the passes that derive from it.
 
@@ -24,9 +22,13 @@ class Combiner(ComputationPass):
         most_operands: maximum of operands of one collective.
     """
 
-    opcode: ClassVar[str]
     most_bytes: int = 30 << 20
     most_operands: int = 256
+
+    @property
+    @abc.abstractmethod
+    def opcode(self) -> str:
+        """That of the collectives."""
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

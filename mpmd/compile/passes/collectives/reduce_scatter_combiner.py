@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.passes.collectives.combining import Combiner
 
 
-@dataclasses.dataclass(frozen=True)
 class ReduceScatterCombiner(Combiner):
     """Reduces and scatters several arrays at once.
 
@@ -20,5 +17,4 @@ class ReduceScatterCombiner(Combiner):
     Source: XLA's combiner of that name.
     """
 
-    name = "hlo-reduce-scatter-combiner"
     opcode = "reduce-scatter"

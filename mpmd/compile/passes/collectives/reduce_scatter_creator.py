@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.collectives.positions import own_part
@@ -12,7 +10,6 @@ from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 from mpmd.compile.passes.values import only_user
 
 
-@dataclasses.dataclass(frozen=True)
 class ReduceScatterCreator(ComputationPass):
     """Lets each device have only the part of a reduction that it uses.
 
@@ -23,8 +20,6 @@ class ReduceScatterCreator(ComputationPass):
     Cost: linear; positions are computed for each device.
     Source: XLA's pass of that name; where a part begins is found by evaluating its start on every device.
     """
-
-    name = "hlo-reduce-scatter-creator"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

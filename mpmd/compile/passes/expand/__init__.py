@@ -12,10 +12,8 @@ from mpmd.compile.passes.expand.complex_to_pairs import ComplexToPairs
 from mpmd.compile.passes.expand.convolution_expander import ConvolutionExpander
 from mpmd.compile.passes.expand.convolution_to_dot import ConvolutionToDot
 from mpmd.compile.passes.expand.dot_decomposer import DotDecomposer
-from mpmd.compile.passes.expand.dot_dimension_merger import DotDimensionMerger
 from mpmd.compile.passes.expand.fft_expander import FftExpander
 from mpmd.compile.passes.expand.float_jitter import FloatJitter
-from mpmd.compile.passes.expand.gather_expander import GatherExpander
 from mpmd.compile.passes.expand.gather_simplifier import GatherSimplifier
 from mpmd.compile.passes.expand.lapack_expander import LapackExpander
 from mpmd.compile.passes.expand.map_inliner import MapInliner
@@ -25,7 +23,6 @@ from mpmd.compile.passes.expand.reduce_window_expander import ReduceWindowExpand
 from mpmd.compile.passes.expand.reduce_window_rewriter import ReduceWindowRewriter
 from mpmd.compile.passes.expand.reduction_expander import ReductionExpander
 from mpmd.compile.passes.expand.rng_bit_generator_expander import RngBitGeneratorExpander
-from mpmd.compile.passes.expand.scatter_expander import ScatterExpander
 from mpmd.compile.passes.expand.scatter_simplifier import ScatterSimplifier
 from mpmd.compile.passes.expand.select_and_scatter_expander import SelectAndScatterExpander
 from mpmd.compile.passes.expand.special_function_expander import SpecialFunctionExpander
@@ -34,4 +31,4 @@ from mpmd.compile.passes.expand.topk_decomposer import TopkDecomposer
 from mpmd.compile.passes.expand.triangular_solve_expander import TriangularSolveExpander
 from mpmd.support.passes import passes_in
 
-PASSES = passes_in(vars())
+PASSES = passes_in(__name__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import numpy as np
@@ -22,7 +21,6 @@ _PLACES = frozenset(f"{sign}{bits}" for sign in "su" for bits in (8, 16, 32, 64)
 _VALUES = _PLACES | {"pred", "bf16", "f16", "f32", "f64"}
 
 
-@dataclasses.dataclass(frozen=True)
 class ArgmaxRewriter(ComputationPass):
     """Finds the position of a maximum by two plain reductions, which become one pass over rows each.
 
@@ -37,8 +35,6 @@ class ArgmaxRewriter(ComputationPass):
     Cost: linear.
     Source: the definition; a NaN is larger and smaller than all numbers, and the first of several counts.
     """
-
-    name = "hlo-argmax-rewriter"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from mpmd.compile.hlo.computation import HloComputation
@@ -19,7 +18,6 @@ _SYNCHRONOUS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
 class AsyncExpander(ComputationPass):
     """Replaces asynchronous pairs by the synchronous operation: the backend chooses what to overlap.
 
@@ -31,8 +29,6 @@ class AsyncExpander(ComputationPass):
     Cost: linear.
     Source: the definition of the pairs.
     """
-
-    name = "hlo-async-expander"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import cast
 
 from mpmd.compile.hlo.builder import scalar_computation
@@ -12,7 +11,6 @@ from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule
 
 
-@dataclasses.dataclass(frozen=True)
 class BatchNormExpander(ComputationPass):
     """Computes batch normalisation, its inference and its gradient by reductions and elementwise work.
 
@@ -24,8 +22,6 @@ class BatchNormExpander(ComputationPass):
     Cost: linear.
     Source: Ioffe and Szegedy, "Batch Normalization", 2015; the gradient is the one given there.
     """
-
-    name = "hlo-batch-norm-expander"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

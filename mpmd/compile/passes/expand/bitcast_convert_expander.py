@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import array
@@ -11,7 +9,6 @@ from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, TrackingBuilder
 
 
-@dataclasses.dataclass(frozen=True)
 class BitcastConvertExpander(ComputationPass):
     """Joins and splits the bits of elements by shifts, where their width changes.
 
@@ -24,8 +21,6 @@ class BitcastConvertExpander(ComputationPass):
     Cost: linear.
     Source: the least significant part comes first, as XLA has it.
     """
-
-    name = "hlo-bitcast-convert-expander"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 from mpmd.compile.hlo.computation import HloComputation
@@ -27,7 +26,6 @@ from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, TrackingBuilder
 
 
-@dataclasses.dataclass(frozen=True)
 class CholeskyExpander(ComputationPass):
     """Factors positive definite matrices by blocks of columns: a loop on the diagonal, products below.
 
@@ -39,8 +37,6 @@ class CholeskyExpander(ComputationPass):
     Cost: linear in the number of blocks, which is at most sixteen.
     Source: the left-looking form of the factorisation; a matrix that is not positive definite gives NaN.
     """
-
-    name = "hlo-cholesky-expander"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

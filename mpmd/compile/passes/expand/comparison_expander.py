@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 
-@dataclasses.dataclass(frozen=True)
 class ComparisonExpander(ComputationPass):
     """Compares floats in total order as integers.
 
@@ -21,8 +18,6 @@ class ComparisonExpander(ComputationPass):
     Cost: linear.
     Source: IEEE 754 section 5.10: flipping the bits below the sign of negative numbers orders all, NaN too.
     """
-
-    name = "hlo-comparison-expander"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

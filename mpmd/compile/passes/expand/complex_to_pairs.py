@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -45,7 +44,6 @@ _CALLING = ("map", "reduce", "reduce-window", "scatter", "select-and-scatter", "
 _JOINING = ("all-reduce", "reduce-scatter")
 
 
-@dataclasses.dataclass(frozen=True)
 class ComplexToPairs(ComputationPass):
     """Computes with real and imaginary parts instead of complex numbers.
 
@@ -61,8 +59,6 @@ class ComplexToPairs(ComputationPass):
     Cost: linear.
     Source: the definitions, in the forms that do not overflow or cancel early.
     """
-
-    name = "hlo-complex-to-pairs"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation; those that work on scalars of a reduction follow with the reduction."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import cast
@@ -18,7 +17,6 @@ from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 from mpmd.compile.passes.values import inverse, is_trivial
 
 
-@dataclasses.dataclass(frozen=True)
 class ConvolutionExpander(ComputationPass):
     """Computes a convolution as one matrix product of patches with the kernel.
 
@@ -35,7 +33,6 @@ class ConvolutionExpander(ComputationPass):
         most_slices: slices up to which a convolution is expanded.
     """
 
-    name = "hlo-convolution-expander"
     most_slices: int = 256
 
     def rewrite_computation(self, computation: HloComputation) -> bool:

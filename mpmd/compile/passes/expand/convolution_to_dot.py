@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.attributes import DotDims
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -12,7 +10,6 @@ from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 
-@dataclasses.dataclass(frozen=True)
 class ConvolutionToDot(ComputationPass):
     """Multiplies matrices where a convolution's windows do not overlap: patch embeddings, 1 x 1 convolutions.
 
@@ -24,8 +21,6 @@ class ConvolutionToDot(ComputationPass):
     Cost: linear.
     Source: each element of the image is read by one window at most, so that the patches are a reshape.
     """
-
-    name = "hlo-convolution-to-dot"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

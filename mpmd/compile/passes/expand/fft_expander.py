@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import cast
 
 import numpy as np
 
-from mpmd.compile.hlo.attributes import DotDims, PadDim
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -18,30 +16,22 @@ from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, TrackingBuilder
 _COMPLEX = {"f32": "c64", "f64": "c128", "c64": "c64", "c128": "c128"}
 
 
-@dataclasses.dataclass(frozen=True)
 class FftExpander(ComputationPass):
     """Computes Fourier transforms by matrix products.
 
-    fft(x: [n]), n = a * b
-      -> y = dot(F_a, x as [a, b]); z = y * (powers of the n-th root of one); dot(z, F_b), transposed
+    fft(x: [n])  ->  dot(x, F), F[j, k] = the j*k-th power of the n-th root of one
 
-    Each length is split into factors of at most `longest`, whose transforms are products with constant
-    matrices.  A prime that is longer becomes a convolution with a chirp, done by transforms of a power of
-    two.  Real transforms are complex ones of which half is kept, or completed by symmetry.
+    Real transforms are complex ones of which half is kept, or completed by symmetry.
 
     Requires: no schedule; complex numbers are split into pairs afterwards.
     Ensures: no fft is left, except of longer rows than `most`, for which libraries are faster.
-    Cost: linear in the number of factors; constants take as much memory as the longest transform's input.
-    Source: Cooley and Tukey, "An algorithm for the machine calculation of complex Fourier series", 1965;
-        Bluestein, "A linear filtering approach to the computation of the discrete Fourier transform", 1970.
+    Cost: linear in the number of dims; the constant of each has the square of its length.
+    Source: the definition.
 
     Attributes:
-        longest: length up to which a transform is one product.
         most: length up to which transforms are expanded.
     """
 
-    name = "hlo-fft-expander"
-    longest: int = 64
     most: int = 64
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
@@ -55,7 +45,7 @@ class FftExpander(ComputationPass):
             return None
         build, dtype = site.build, _COMPLEX[x.shape.dtype]
         first = x.shape.rank - len(lengths)
-        work = _Transforms(build, dtype, self.longest, inverse=kind in ("IFFT", "IRFFT"))
+        work = _Transforms(build, dtype, inverse=kind in ("IFFT", "IRFFT"))
         value = build.convert(x, dtype)
         last = x.shape.rank - 1
         for d in range(first, last):
@@ -82,14 +72,12 @@ class _Transforms:
     Attributes:
         build: where operations go.
         dtype: type of the complex numbers.
-        longest: length up to which a transform is one product.
         inverse: the inverse transform, without its factor.
     """
 
-    def __init__(self, build: TrackingBuilder, dtype: str, longest: int, *, inverse: bool) -> None:
+    def __init__(self, build: TrackingBuilder, dtype: str, *, inverse: bool) -> None:
         self.build = build
         self.dtype = dtype
-        self.longest = longest
         self.inverse = inverse
 
     def transform(self, value: HloInstruction, d: int) -> HloInstruction:
@@ -98,7 +86,7 @@ class _Transforms:
         order = [*(k for k in range(len(dims)) if k != d), d]
         moved = build.transpose(value, order)
         rows = build.reshape(moved, (math.prod(dims) // dims[d], dims[d]))
-        made = build.reshape(self._rows(rows, self.inverse), moved.shape.dims)
+        made = build.reshape(self._product(rows), moved.shape.dims)
         return build.transpose(made, [order.index(k) for k in range(len(dims))])
 
     def mirrored(self, value: HloInstruction, length: int) -> HloInstruction:
@@ -113,57 +101,11 @@ class _Transforms:
         rest = build.add("complex", real, build.add("negate", imaginary))
         return build.concatenate([value, rest], last)
 
-    def _rows(self, rows: HloInstruction, inverse: bool) -> HloInstruction:
-        """The transform of each row of a matrix."""
+    def _product(self, rows: HloInstruction) -> HloInstruction:
+        """The transform of each row of a matrix: its product with powers of the n-th root of one."""
         n = rows.shape.dims[1]
-        if n <= self.longest:
-            return self._product(rows, n, inverse)
-        a = next((k for k in range(self.longest, 1, -1) if n % k == 0), 0)
-        return self._split(rows, a, n // a, inverse) if a else self._chirp(rows, n, inverse)
-
-    def _product(self, rows: HloInstruction, n: int, inverse: bool) -> HloInstruction:
         if n == 1:
             return rows
-        matrix = self._constant(_roots(np.outer(np.arange(n), np.arange(n)), n, inverse))
-        return self.build.dot(rows, matrix)
-
-    def _split(self, rows: HloInstruction, a: int, b: int, inverse: bool) -> HloInstruction:
-        """Element i*b + j of a row goes to k + l*a: a transform over i, a turn by j*k, a transform over j."""
-        build, count = self.build, rows.shape.dims[0]
-        cube = build.reshape(rows, (count, a, b))
-        matrix = self._constant(_roots(np.outer(np.arange(a), np.arange(a)), a, inverse))
-        turned = build.dot(cube, matrix, DotDims((1,), (0,)))  # [count, j, k]
-        angles = self._constant(_roots(np.outer(np.arange(b), np.arange(a)), a * b, inverse))
-        turned = build.add("multiply", turned, build.broadcast(angles, (count, b, a), (1, 2)))
-        lines = build.reshape(build.transpose(turned, (0, 2, 1)), (count * a, b))
-        made = build.reshape(self._rows(lines, inverse), (count, a, b))  # [count, k, l]
-        return build.reshape(build.transpose(made, (0, 2, 1)), (count, a * b))
-
-    def _chirp(self, rows: HloInstruction, n: int, inverse: bool) -> HloInstruction:
-        """A prime length, as a convolution: j*k = (j*j + k*k - (k-j)*(k-j)) / 2."""
-        build, count = self.build, rows.shape.dims[0]
-        size = 1 << (2 * n - 2).bit_length()
-        squares = np.arange(n, dtype=np.int64) ** 2 % (2 * n)
-        chirp = _roots(squares, 2 * n, inverse)
-        filter_ = np.zeros(size, np.complex128)
-        filter_[:n] = np.conj(chirp)
-        filter_[size - n + 1 :] = np.conj(chirp[1:])[::-1]
-        spectrum = self._constant(np.fft.fft(filter_) / size)
-        turn = build.broadcast(self._constant(chirp), (count, n), (1,))
-        padding = [PadDim(0, 0), PadDim(0, size - n)]
-        padded = build.pad(build.add("multiply", rows, turn), self._constant(np.zeros(())), padding)
-        product = build.add(
-            "multiply", self._rows(padded, False), build.broadcast(spectrum, (count, size), (1,))
-        )
-        back = build.slice(self._rows(product, True), (0, 0), (count, n))
-        return build.add("multiply", back, turn)
-
-    def _constant(self, value: np.ndarray) -> HloInstruction:
-        return self.build.constant(np.asarray(value).astype(DTYPES[self.dtype].numpy))
-
-
-def _roots(powers: np.ndarray, n: int, inverse: bool) -> np.ndarray:
-    """Powers of the n-th root of one."""
-    turns = (powers % n) * ((2 if inverse else -2) * np.pi / n)
-    made: np.ndarray = np.cos(turns) + 1j * np.sin(turns)
-    return made
+        turns = np.outer(np.arange(n), np.arange(n)) % n * ((2 if self.inverse else -2) * np.pi / n)
+        matrix = np.cos(turns) + 1j * np.sin(turns)
+        return self.build.dot(rows, self.build.constant(matrix.astype(DTYPES[self.dtype].numpy)))

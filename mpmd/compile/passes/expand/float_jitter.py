@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 
 from mpmd.compile.hlo.computation import HloComputation
@@ -12,7 +11,6 @@ from mpmd.compile.passes.rewriter import Rewriter
 from mpmd.compile.passes.values import splat
 
 
-@dataclasses.dataclass(frozen=True)
 class FloatJitter(ComputationPass):
     """Perturbs chosen values, to find out whether a program depends on their last digits.
 
@@ -29,7 +27,6 @@ class FloatJitter(ComputationPass):
         relative: size of the change, in millionths.
     """
 
-    name = "hlo-float-jitter"
     values: str = "dot|reduce|exponential|tanh"
     relative: int = 100
 

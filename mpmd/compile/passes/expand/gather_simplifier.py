@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.attributes import GatherDims
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.expand.index_vectors import as_list, batch_dims
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 from mpmd.compile.passes.values import is_trivial
 
 
-@dataclasses.dataclass(frozen=True)
 class GatherSimplifier(ComputationPass):
-    """Canonicalises gathers, and replaces those of consecutive rows by slices.
+    """Canonicalises gathers.
 
     gather(x, indices: [k,b1,b2], batching dims ...)
       -> transpose(reshape(gather(x, indices: [b1*b2,k']), offset_dims behind))
 
     Requires: no schedule.
     Ensures: each gather has a list of index vectors `[n,k]`, its n as the first dim of the result, the
-        slices'
-        dims after it, no batching dims; none takes rows 0, 1, 2 ... in order.
+        slices' dims after it, no batching dims.
     Cost: linear.
-    Source: XLA's batched-gather normaliser and gather simplifier in one.
+    Source: XLA's batched-gather normaliser.
     """
-
-    name = "hlo-gather-simplifier"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""
-        rules: dict[str, tuple[Rule, ...]] = {"gather": (_of_consecutive, _normal)}
-        return Rewriter(computation).run(rules, lambda i: not i.shape.dynamic)
+        return Rewriter(computation).run({"gather": (_normal,)}, lambda i: not i.shape.dynamic)
 
 
 def is_normal(gather: HloInstruction) -> bool:
@@ -70,22 +63,3 @@ def _normal(site: RewriteSite) -> HloInstruction | None:
     places = [d for d in range(site.shape.rank) if d not in dims.offset_dims]
     to = (*places, *dims.offset_dims)
     return site.build.transpose(made, [to.index(d) for d in range(site.shape.rank)])
-
-
-def _of_consecutive(site: RewriteSite) -> HloInstruction | None:
-    """gather(x, iota) → slice(x), of the first rows."""
-    x, indices = site.operands
-    dims, sizes = site.at.gather_dims, site.at.slice_sizes
-    if indices.opcode != "iota" or len(dims.start_index_map) != 1 or dims.operand_batching_dims:
-        return None
-    (dim,) = dims.start_index_map
-    batch = batch_dims(indices, dims.index_vector_dim)
-    single = len(batch) == 1 and indices.iota_dimension != dims.index_vector_dim
-    if not single or dims.collapsed_slice_dims != (dim,) or batch[0] > x.shape.dims[dim]:
-        return None
-    limits = [batch[0] if d == dim else n for d, n in enumerate(sizes)]
-    rows = site.build.slice(x, (0,) * len(sizes), limits)
-    (place,) = (d for d in range(site.shape.rank) if d not in dims.offset_dims)
-    order = [d for d in range(len(sizes)) if d != dim]
-    order.insert(place, dim)
-    return site.build.transpose(rows, order)

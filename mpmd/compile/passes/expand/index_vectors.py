@@ -50,9 +50,3 @@ def _wide_enough(build: TrackingBuilder, indices: HloInstruction, sizes: Ints) -
     if largest < 1 << (info.bits - (info.kind == "signed")):
         return indices
     return build.convert(indices, "s32" if info.bits < 32 and largest < 1 << 31 else "s64")
-
-
-def element(build: TrackingBuilder, vectors: HloInstruction, row: int, column: int) -> HloInstruction:
-    """One number of a list of vectors, as a scalar."""
-    part = build.slice(vectors, (row, column), (row + 1, column + 1))
-    return build.reshape(part, ())

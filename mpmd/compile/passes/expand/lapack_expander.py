@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable
 
@@ -26,7 +25,6 @@ from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, TrackingBuilder
 _TARGET = re.compile(r"lapack_[sdcz](\w+)_ffi")
 
 
-@dataclasses.dataclass(frozen=True)
 class LapackExpander(ComputationPass):
     """Expands LAPACK calls for a CPU: Cholesky, triangular systems, and LU with exchanges of rows.
 
@@ -46,7 +44,6 @@ class LapackExpander(ComputationPass):
         most_cholesky: rows up to which Cholesky is.
     """
 
-    name = "hlo-lapack-expander"
     most: int = 64
     most_cholesky: int = 320
 

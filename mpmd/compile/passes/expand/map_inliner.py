@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.expand.pointwise import applied, is_inlinable
@@ -11,7 +9,6 @@ from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 
-@dataclasses.dataclass(frozen=True)
 class MapInliner(ComputationPass):
     """Applies the operations of a map to whole arrays.
 
@@ -22,8 +19,6 @@ class MapInliner(ComputationPass):
     Cost: linear.
     Source: an elementwise operation is the same on arrays as on their elements.
     """
-
-    name = "hlo-map-inliner"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,7 +42,6 @@ _INLINE = frozenset(["constant", "parameter", "tuple"])
 """Operations in computations on scalars beside elementwise work."""
 
 
-@dataclasses.dataclass(frozen=True)
 class NarrowTypeExpander(ComputationPass):
     """Computes in f32, s32 or u32 with types of a byte or less, which kernels only move and convert.
 
@@ -61,8 +59,6 @@ class NarrowTypeExpander(ComputationPass):
     Cost: linear.
     Source: XLA's float normalisation and its widening of sub-byte arithmetic.
     """
-
-    name = "hlo-narrow-type-expander"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation; callees of widened operations are widened with them."""

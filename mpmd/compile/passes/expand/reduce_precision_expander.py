@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.hlo_pass import ComputationPass
@@ -13,7 +11,6 @@ _LAYOUT = {"f16": (5, 10), "bf16": (8, 7), "f32": (8, 23), "f64": (11, 52)}
 """Bits of the exponent and of the mantissa."""
 
 
-@dataclasses.dataclass(frozen=True)
 class ReducePrecisionExpander(ComputationPass):
     """Rounds to fewer bits with integers.
 
@@ -29,8 +26,6 @@ class ReducePrecisionExpander(ComputationPass):
     Cost: linear.
     Source: the definition of XLA's operation: to nearest even, denormal results become zeros.
     """
-
-    name = "hlo-reduce-precision-expander"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

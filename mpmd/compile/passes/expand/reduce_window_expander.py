@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.attributes import PadDim, WindowDim
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -18,7 +16,6 @@ from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 
-@dataclasses.dataclass(frozen=True)
 class ReduceWindowExpander(ComputationPass):
     """Reduces windows by any computation, and of several arrays at once, dim by dim in doubling steps.
 
@@ -34,8 +31,6 @@ class ReduceWindowExpander(ComputationPass):
     Cost: as many copies of the computation as the window's sizes have bits, twice.
     Source: powers by squaring, of a window in place of a number.
     """
-
-    name = "hlo-reduce-window-expander"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

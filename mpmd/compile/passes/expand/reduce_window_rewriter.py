@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.attributes import PadDim
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.passes.expand.pointwise import applied
-from mpmd.compile.passes.expand.reduction_expander import is_special, result_of
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 from mpmd.compile.passes.values import is_identity, reducer
 
 
-@dataclasses.dataclass(frozen=True)
 class ReduceWindowRewriter(ComputationPass):
     """Computes running sums in as many steps as the length has bits.
 
@@ -30,7 +25,6 @@ class ReduceWindowRewriter(ComputationPass):
         least: shortest length that is rewritten.
     """
 
-    name = "hlo-reduce-window-rewriter"
     least: int = 3
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
@@ -45,35 +39,13 @@ class ReduceWindowRewriter(ComputationPass):
             return None
         dim, forward = found
         opcode = reducer(site.at.to_apply) if count == 1 else None
-        if opcode is None:
-            return _scan_by(site, dim, forward) if is_special(site) else None
-        if not is_identity(opcode, init) or x.shape.logical is not site.shape.logical:
+        if opcode is None or not is_identity(opcode, init) or x.shape.logical is not site.shape.logical:
             return None
         step = 1
         while step < x.shape.dims[dim]:
             x = site.build.add(opcode, x, _moved(site, x, init, dim, step if forward else -step))
             step *= 2
         return x
-
-
-def _scan_by(site: RewriteSite, dim: int, forward: bool) -> HloInstruction:
-    """A running reduction of any kind: elements with nothing before them stay unchanged."""
-    build, count = site.build, len(site.operands) // 2
-    values, dims = site.operands[:count], site.operands[0].shape.dims
-    place = build.iota("s32", dims, dim)
-    step = 1
-    while step < dims[dim]:
-        others = [
-            _moved(site, v, build.full(0, v.shape.dtype, ()), dim, step if forward else -step) for v in values
-        ]
-        pair = [*others, *values] if forward else [*values, *others]
-        joined = applied(build, site.at.to_apply, pair)
-        edge = build.full(step if forward else dims[dim] - step, "s32", dims)
-        inside = build.compare(place, edge, "GE" if forward else "LT")
-        values = [build.select(inside, new, old) for new, old in zip(joined, values)]
-        step *= 2
-    inits = [build.broadcast(i, dims) for i in site.operands[count:]]
-    return result_of(site, applied(build, site.at.to_apply, [*inits, *values]))
 
 
 def _moved(site: RewriteSite, x: HloInstruction, filler: HloInstruction, dim: int, by: int) -> HloInstruction:

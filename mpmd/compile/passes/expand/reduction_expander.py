@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 from mpmd.compile.hlo.computation import HloComputation
@@ -15,7 +14,6 @@ from mpmd.compile.passes.values import reducer
 Values = Sequence[HloInstruction]
 
 
-@dataclasses.dataclass(frozen=True)
 class ReductionExpander(ComputationPass):
     """Reduces by any computation, and several arrays at once, by joining neighbours until one is left.
 
@@ -30,8 +28,6 @@ class ReductionExpander(ComputationPass):
     Cost: as many copies of the computation as the length has bits; at run time linear.
     Source: a tree of halves, as every vector machine sums.
     """
-
-    name = "hlo-reduction-expander"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

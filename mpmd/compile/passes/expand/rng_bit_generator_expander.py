@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 from mpmd.compile.hlo.attributes import Ints
@@ -17,7 +16,6 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _STEPS = (0x9E3779B9, 0xBB67AE85)
 
 
-@dataclasses.dataclass(frozen=True)
 class RngBitGeneratorExpander(ComputationPass):
     """Computes random bits by integer arithmetic on their positions.
 
@@ -29,8 +27,6 @@ class RngBitGeneratorExpander(ComputationPass):
     Cost: linear; about 100 instructions each.
     Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011; bits come in XLA's order.
     """
-
-    name = "hlo-rng-bit-generator-expander"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from typing import Any
-
-from mpmd.compile.hlo.attributes import Attribute, ScatterDims
+from mpmd.compile.hlo.attributes import ScatterDims
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.expand.index_vectors import as_list, batch_dims
@@ -15,14 +11,11 @@ from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 from mpmd.compile.passes.values import is_trivial
 
 
-@dataclasses.dataclass(frozen=True)
 class ScatterSimplifier(ComputationPass):
     """Canonicalises scatters.
 
     scatter(x, indices: [k,b1,b2], updates, batching dims ...)
       -> scatter(x, indices: [b1*b2,k'], reshape(transpose(updates)))
-
-    One into several arrays, each of which is combined with its own updates only, becomes one for each array.
 
     Requires: no schedule.
     Ensures: each scatter has a list of index vectors `[n,k]`, updates `[n, window..]`, no batching dims; one
@@ -32,11 +25,9 @@ class ScatterSimplifier(ComputationPass):
         their index vectors.
     """
 
-    name = "hlo-scatter-simplifier"
-
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""
-        return Rewriter(computation).run({"scatter": (_split, _normal)}, lambda i: not i.shape.dynamic)
+        return Rewriter(computation).run({"scatter": (_normal,)}, lambda i: not i.shape.dynamic)
 
 
 def is_normal(scatter: HloInstruction) -> bool:
@@ -50,55 +41,6 @@ def is_normal(scatter: HloInstruction) -> bool:
         and not dims.input_batching_dims
         and dims.update_window_dims == behind
     )
-
-
-def _split(site: RewriteSite) -> HloInstruction | None:
-    """scatter((x, y), indices, (u, v)) → (scatter(x, indices, u), scatter(y, indices, v))."""
-    count = len(site.operands) // 2
-    root = site.at.to_apply.root
-    if count < 2 or root.opcode != "tuple" or is_trivial(site.operands[0]):
-        return None
-    needed = [_needed(value) for value in root.operands]
-    for k, members in enumerate(needed):
-        numbers = {m.parameter_number for m in members if m.opcode == "parameter"}
-        if not numbers <= {k, count + k}:
-            return None
-    indices, made = site.operands[count], []
-    for k, (value, members) in enumerate(zip(root.operands, needed)):
-        source, update = site.operands[k], site.operands[count + 1 + k]
-        combine = _computation_of(value, members, {k: 0, count + k: 1})
-        attributes: dict[str, Any] = dict(site.at.attributes)
-        made.append(site.build.add("scatter", source, indices, update, called=(combine,), **attributes))
-    return site.build.tuple(made)
-
-
-def _needed(value: HloInstruction) -> set[HloInstruction]:
-    """The transitive operands of a value, itself included."""
-    found, waiting = {value}, [value]
-    while waiting:
-        for operand in waiting.pop().operands:
-            if operand not in found:
-                found.add(operand)
-                waiting.append(operand)
-    return found
-
-
-def _computation_of(
-    value: HloInstruction, members: set[HloInstruction], numbers: Mapping[int, int]
-) -> HloComputation:
-    """A computation of one value, whose parameters have other numbers."""
-    old = value.parent
-    made = old.module.create_computation(old.name)
-    copies: dict[HloInstruction, HloInstruction] = {}
-    for parameter in old.parameters:
-        if parameter.parameter_number in numbers:
-            attributes: dict[str, Attribute] = {"parameter_number": numbers[parameter.parameter_number]}
-            copies[parameter] = made.add(HloInstruction("parameter", parameter.shape, (), attributes))
-    for member in old.post_order():
-        if member in members and member not in copies:
-            copies[member] = made.add(member.clone([copies[o] for o in member.operands]))
-    made.set_root(copies[value])
-    return made
 
 
 def _normal(site: RewriteSite) -> HloInstruction | None:

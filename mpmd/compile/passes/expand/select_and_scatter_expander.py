@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import numpy as np
@@ -15,7 +14,6 @@ from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 from mpmd.compile.passes.values import IDENTITY, reducer
 
 
-@dataclasses.dataclass(frozen=True)
 class SelectAndScatterExpander(ComputationPass):
     """Computes the gradient of pooling by slices, selects and pads.
 
@@ -32,7 +30,6 @@ class SelectAndScatterExpander(ComputationPass):
         most: elements of a window up to which it is expanded.
     """
 
-    name = "hlo-select-and-scatter-expander"
     most: int = 64
 
     def rewrite_computation(self, computation: HloComputation) -> bool:

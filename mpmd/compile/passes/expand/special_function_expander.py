@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 
@@ -13,7 +12,6 @@ from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule
 
 
-@dataclasses.dataclass(frozen=True)
 class SpecialFunctionExpander(ComputationPass):
     """Computes inverse and hyperbolic functions from exponentials, logarithms and angles.
 
@@ -26,8 +24,6 @@ class SpecialFunctionExpander(ComputationPass):
     Cost: linear.
     Source: the definitions, in forms that neither cancel near zero nor overflow before the result does.
     """
-
-    name = "hlo-special-function-expander"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.expand.formulas import Number
@@ -11,7 +9,6 @@ from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 
-@dataclasses.dataclass(frozen=True)
 class StochasticConvertExpander(ComputationPass):
     """Rounds away from zero where random bits are below the fraction.
 
@@ -25,8 +22,6 @@ class StochasticConvertExpander(ComputationPass):
     Cost: linear.
     Source: the definition.
     """
-
-    name = "hlo-stochastic-convert-expander"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.builder import HloBuilder
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -12,7 +10,6 @@ from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 
-@dataclasses.dataclass(frozen=True)
 class TopkDecomposer(ComputationPass):
     """Sorts, then takes the first ones.
 
@@ -23,8 +20,6 @@ class TopkDecomposer(ComputationPass):
     Cost: linear; at run time n log n for n log k.
     Source: XLA's topk decomposer; equal values keep their order.
     """
-
-    name = "hlo-topk-decomposer"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

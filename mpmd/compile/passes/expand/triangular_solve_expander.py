@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.attributes import PadDim
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -20,7 +18,6 @@ from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, TrackingBuilder
 
 
-@dataclasses.dataclass(frozen=True)
 class TriangularSolveExpander(ComputationPass):
     """Solves triangular systems by blocks: a loop inverts the blocks on the diagonal, products do the rest.
 
@@ -33,8 +30,6 @@ class TriangularSolveExpander(ComputationPass):
     Cost: linear in the number of blocks, which is at most sixteen.
     Source: forward substitution; XLA's triangular solve expander inverts the diagonal blocks, too.
     """
-
-    name = "hlo-triangular-solve-expander"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

@@ -7,4 +7,4 @@ from mpmd.compile.passes.fusion.fusion import Fusion
 from mpmd.compile.passes.fusion.sort_prefix import SortPrefix
 from mpmd.support.passes import passes_in
 
-PASSES = passes_in(vars())
+PASSES = passes_in(__name__)

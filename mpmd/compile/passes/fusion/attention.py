@@ -70,19 +70,14 @@ class AttentionCandidate:
         return {*self.cone.members, *self.mixtures, *(m for chain in self.moved.values() for m in chain)}
 
 
-def cone_of(value: HloInstruction, stop: Collection[HloInstruction]) -> Cone:
-    """The cone of a matrix: elementwise work and reductions of rows, down to products and arrays.
-
-    Args:
-        value: the matrix, or one per batch index.
-        stop: values that are read and not computed.
-    """
+def cone_of(value: HloInstruction) -> Cone:
+    """The cone of a matrix, or of one per batch index: elementwise work and reductions of rows."""
     matrix = MatrixShape.of(value)
     assert matrix is not None, f"{value.name} has no rows"
     cone, waiting = Cone(matrix), [value]
     while waiting:
         instruction = waiting.pop()
-        if instruction in cone.members or instruction in stop:
+        if instruction in cone.members:
             continue
         operands = _computed_from(instruction, cone)
         if operands is not None:
@@ -334,20 +329,15 @@ def _readers(member: HloInstruction, repeated: Collection[HloInstruction]) -> li
     return [r for r in found if r not in repeated]
 
 
-def attention_of(dot: HloInstruction, stop: Collection[HloInstruction] = ()) -> AttentionCandidate | None:
-    """The group of one product of rows, None if it is not one.
-
-    Args:
-        dot: the product.
-        stop: values that are read and not computed.
-    """
+def attention_of(dot: HloInstruction) -> AttentionCandidate | None:
+    """The group of one product of rows, None if it is not one."""
     if not is_product(dot):
         return None
     for factor, other in (dot.operands, dot.operands[::-1]):
         moves = factor.opcode in MOVEMENT and factor.opcode not in ("reshape", "bitcast")
         if MatrixShape.of(factor) is None or moves or factor is other or min(factor.shape.dims[-2:]) < 2:
             continue
-        cone = cone_of(factor, stop)
+        cone = cone_of(factor)
         if not cone.scores or dot in cone.members or factor not in cone.members:
             continue
         movement = moved_factor(other)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
+from mpmd.compile.analysis.call_graph import CallGraph
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
-from mpmd.compile.kernels.cost.device import HOST, Device
+from mpmd.compile.kernels.cost.device import HOST, Device, KernelLimits
 from mpmd.compile.kernels.planning.plan_cache import caching_plans
 from mpmd.compile.kernels.planning.trace import NoPlan
 from mpmd.compile.passes.fusion.attention import Search
 from mpmd.compile.passes.fusion.outline import Outlining
-from mpmd.compile.passes.fusion.recomputing import recompute_or_keep
-from mpmd.compile.passes.fusion.sequential import sequential
 from mpmd.compile.passes.hlo_pass import HloPass
 from mpmd.errors import ConfigError
 from mpmd.support import diagnostics
 
 
-@dataclasses.dataclass(frozen=True)
 class AttentionStitching(HloPass):
     """Forms one kernel of products, an operation on rows of their results, and products of that.
 
@@ -29,7 +26,7 @@ class AttentionStitching(HloPass):
     Attention forward and backward: the kernel iterates over blocks of queries and keeps a block of scores in
     the cache, so no matrix of scores is written unless something outside reads it.  There is no list of
     patterns: any elementwise work and reductions of rows between the products are planned.  Values that
-    forward and backward both need are computed by both where the cost model prefers that to keeping them.
+    forward and backward both need are computed by both.
     Masked blocks after a causal mask are skipped; rows whose own scores are as small as the mask's filler are
     detected at run time, and then computed whole.  Where values behind the mask are infinite or NaN, the
     unstitched program gives NaN and this one may not: `off` avoids that.
@@ -44,7 +41,6 @@ class AttentionStitching(HloPass):
         device: what kernels are priced for, and whose limits they keep.
     """
 
-    name = "hlo-attention-stitching"
     mode: str = "auto"
     device: Device = HOST
 
@@ -60,8 +56,8 @@ class AttentionStitching(HloPass):
         if self.mode == "off":
             return False
         changed = False
-        for computation in sequential(module):
-            changed |= _stitch(computation, self.device)
+        for computation in CallGraph(module).sequential():
+            changed |= _stitch(computation, self.device.limits)
         return changed
 
 
@@ -69,12 +65,11 @@ def _report(text: str) -> None:
     diagnostics.notice(f"hlo-attention-stitching: {text}")
 
 
-def _stitch(computation: HloComputation, device: Device) -> bool:
+def _stitch(computation: HloComputation, limits: KernelLimits) -> bool:
     if sum(i.opcode == "dot" for i in computation) < 2:
         return False
-    search = Search(computation, _report, device.limits)
+    search = Search(computation, _report, limits)
     search.run()
-    recompute_or_keep(search, device)
     outlining = Outlining(computation)
     sources: dict[HloInstruction, Sequence[HloInstruction]] = {}  # result of a kernel -> its inputs
     for number, group in enumerate(search.groups):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+from mpmd.compile.analysis.call_graph import CallGraph
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.kernels.cost.device import HOST, Device
@@ -11,13 +10,10 @@ from mpmd.compile.kernels.planning.plan_cache import caching_plans
 from mpmd.compile.passes.fusion.grouping import Grouping
 from mpmd.compile.passes.fusion.merging import merge_groups
 from mpmd.compile.passes.fusion.outline import outline
-from mpmd.compile.passes.fusion.prices import PROJECTED, SPEED_OF_LIGHT, Prices
-from mpmd.compile.passes.fusion.sequential import sequential
+from mpmd.compile.passes.fusion.prices import Prices
 from mpmd.compile.passes.hlo_pass import HloPass
-from mpmd.errors import ConfigError
 
 
-@dataclasses.dataclass(frozen=True)
 class Fusion(HloPass):
     """Joins what one kernel can compute: each group of instructions becomes a fusion.
 
@@ -38,31 +34,20 @@ class Fusion(HloPass):
 
     Attributes:
         most: instructions in one group.
-        multi_output: groups may have several results.
-        costs: the model that prices groups: `projected` or `speed-of-light`.
-        device: what it prices them for.
+        device: what groups are priced for.
     """
 
-    name = "hlo-fusion"
     most: int = 96
-    multi_output: bool = True
-    costs: str = PROJECTED
     device: Device = HOST
-
-    def __post_init__(self) -> None:
-        if self.costs not in (PROJECTED, SPEED_OF_LIGHT):
-            raise ConfigError(
-                f"option costs of {self.name} is {self.costs!r}\n  it is {PROJECTED!r} or {SPEED_OF_LIGHT!r}"
-            )
 
     @caching_plans()
     def rewrite(self, module: HloModule) -> bool:
         """Rewrites `module`; True iff that changed something."""
         changed = False
-        for computation in sequential(module):
+        for computation in CallGraph(module).sequential():
             changed |= _reshapes_are_bitcasts(computation)
             grouping = Grouping(computation)
-            merge_groups(grouping, self.most, self.multi_output, Prices(self.device, self.costs))
+            merge_groups(grouping, self.most, Prices(self.device))
             changed |= outline(grouping)
         return changed
 

@@ -15,31 +15,28 @@ from mpmd.compile.passes.fusion.repeating import repeat_cheap_results
 from mpmd.support import diagnostics
 
 
-def merge_groups(grouping: Grouping, most: int, multi_output: bool, prices: Prices) -> None:
+def merge_groups(grouping: Grouping, most: int, prices: Prices) -> None:
     """Join groups until no two more should.
 
     Args:
         grouping: the groups, changed in place.
         most: members of one group.
-        multi_output: groups may have several results.
         prices: the cost model.
     """
-    merging = _Merging(grouping, most, multi_output, prices)
+    merging = _Merging(grouping, most, prices)
     merging.epilogues()
     merging.along_arrays()
-    if multi_output:
-        merging.neighbours()
-        merging.along_arrays()
-        repeat_cheap_results(grouping, prices)
+    merging.neighbours()
+    merging.along_arrays()
+    repeat_cheap_results(grouping, prices)
 
 
 class _Merging:
     """The state of merging one computation."""
 
-    def __init__(self, grouping: Grouping, most: int, multi_output: bool, prices: Prices) -> None:
+    def __init__(self, grouping: Grouping, most: int, prices: Prices) -> None:
         self.grouping = grouping
         self.most = most
-        self.multi_output = multi_output
         self.prices = prices
 
     # -- products
@@ -162,8 +159,6 @@ class _Merging:
         grouping = self.grouping
         if len(members) > self.most:
             return f"together they have {len(members)} instructions, more than {self.most}"
-        if not self.multi_output and len(grouping.results(members)) > 1:
-            return "they would have several results"
         if grouping.would_create_cycle(a, b):
             return "the inputs of one depend on the results of the other"
         if _plain(members):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.cost.device import Device
-from mpmd.compile.kernels.cost.models import combined, projected, speed_of_light
+from mpmd.compile.kernels.cost.models import combined, projected
 from mpmd.compile.kernels.cost.products import product_workloads
 from mpmd.compile.kernels.cost.workload import plan_workload
 from mpmd.compile.kernels.planning.dots import DotPlan
@@ -15,7 +15,6 @@ from mpmd.compile.kernels.planning.kernels import PlannedKernel
 
 CLEARLY = 1.05
 """Tolerated slowdown, below the error of the model, in return for fewer kernels or fewer values in memory."""
-PROJECTED, SPEED_OF_LIGHT = "projected", "speed-of-light"
 
 
 class Prices:
@@ -23,11 +22,9 @@ class Prices:
 
     Args:
         device: a description and not a measurement, so that choices are the same everywhere.
-        model: `projected` or `speed-of-light`.
     """
 
-    def __init__(self, device: Device, model: str = PROJECTED) -> None:
-        self.model = model
+    def __init__(self, device: Device) -> None:
         self.device = device
         self._known: dict[tuple[HloInstruction, ...], float | None] = {}
 
@@ -49,8 +46,7 @@ class Prices:
         if not isinstance(planned, GroupPlan):
             return None
         work = plan_workload(planned.plan)
-        model = speed_of_light if self.model == SPEED_OF_LIGHT else projected
-        return model(work, self.device).seconds
+        return projected(work, self.device).seconds
 
     def whole(self, planned: Sequence[PlannedKernel | str]) -> float | None:
         """Seconds of several kernels, products with their epilogues among them; None if one is not priced."""
@@ -58,8 +54,7 @@ class Prices:
         for kernel in planned:
             seconds = self._price(kernel)
             if isinstance(kernel, DotPlan):
-                model = speed_of_light if self.model == SPEED_OF_LIGHT else projected
-                parts = [model(work, self.device) for work in product_workloads(kernel.plan)]
+                parts = [projected(work, self.device) for work in product_workloads(kernel.plan)]
                 seconds = combined(parts, self.device).seconds
             if seconds is None:
                 return None

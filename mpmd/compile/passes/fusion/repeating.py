@@ -26,70 +26,33 @@ def repeat_cheap_results(grouping: Grouping, prices: Prices) -> None:
     """
     for group in grouping.groups():
         for result in reversed(grouping.results(group.members)):
-            if len(grouping.results(group.members)) < 2:
-                break
-            if result.shape.byte_size >= _MIN_BYTES and _saves(grouping, group, [result]):
-                _try(grouping, prices, group, [result])
-        _duplicate_expensive_values(grouping, prices, group)
-
-
-def _duplicate_expensive_values(grouping: Grouping, prices: Prices, group: FusionGroup) -> None:
-    """Keep one expensive value instead of several results that are cheap functions of it.
-
-    (1 + tanh x) / 2 and (1 + tanh x) (1 - tanh x), neither a function of the other, are both functions of
-    tanh x.
-    """
-    results = grouping.results(group.members)
-    if len(results) < 2:
-        return
-    for value in [m for m in group.members if m not in results and _is_expensive(m)]:
-        made = []
-        for result in grouping.results(group.members):
             others = [r for r in grouping.results(group.members) if r is not result]
-            cone = _cone(grouping, group, [result], [*others, value])
-            factor = any(r.opcode == "dot" for r in grouping.readers(result))  # products read arrays
-            if cone is not None and value in cone and not factor:
-                made.append(result)
-        if len(made) > 1 and value.shape.byte_size >= _MIN_BYTES and _saves(grouping, group, made, value):
-            _try(grouping, prices, group, made, value)
-
-
-def _is_expensive(member: HloInstruction) -> bool:
-    operation = OPERATIONS.get(member.opcode)
-    return member.is_elementwise and operation is not None and operation.is_expensive
+            if not others:
+                break
+            if result.shape.byte_size >= _MIN_BYTES and _saves(grouping, group, result, others):
+                _try(grouping, prices, group, result, others)
 
 
 def _saves(
-    grouping: Grouping,
-    group: FusionGroup,
-    made: Sequence[HloInstruction],
-    value: HloInstruction | None = None,
+    grouping: Grouping, group: FusionGroup, result: HloInstruction, kept: Sequence[HloInstruction]
 ) -> bool:
-    """Whether reading the sources of results costs less than writing and reading them.
+    """Whether reading the sources of a result costs less than writing and reading it.
 
     Args:
         grouping: the groups.
-        group: the group of the results.
-        made: the results.
-        value: the result that replaces them, if any.
+        group: the group of the result.
+        result: the result.
+        kept: the other results of the group.
     """
-    cone = _cone(grouping, group, made, _kept(grouping, group, made, value))
-    read = {result: _reading_groups(grouping, group, result) for result in made}
-    if cone is None or not all(read.values()):
+    cone = _cone(grouping, group, result, kept)
+    readers = _reading_groups(grouping, group, result)
+    if cone is None or not readers:
         return False
-    further = value.shape.byte_size if value is not None else 0
-    for reader in dict.fromkeys(r for readers in read.values() for r in readers):
+    further = 0
+    for reader in readers:
         known = set(grouping.arrays(reader))
         further += sum(a.shape.byte_size for a in cone if a not in known)
-    return further < sum((1 + len(readers)) * result.shape.byte_size for result, readers in read.items())
-
-
-def _kept(
-    grouping: Grouping, group: FusionGroup, made: Sequence[HloInstruction], value: HloInstruction | None
-) -> list[HloInstruction]:
-    """The results of a group when some are dropped and a value is added."""
-    kept = [r for r in grouping.results(group.members) if r not in made]
-    return kept if value is None else [*kept, value]
+    return further < (1 + len(readers)) * result.shape.byte_size
 
 
 def _reading_groups(grouping: Grouping, group: FusionGroup, result: HloInstruction) -> list[FusionGroup]:
@@ -107,18 +70,18 @@ def _reading_groups(grouping: Grouping, group: FusionGroup, result: HloInstructi
 
 
 def _cone(
-    grouping: Grouping, group: FusionGroup, made: Sequence[HloInstruction], kept: Sequence[HloInstruction]
+    grouping: Grouping, group: FusionGroup, result: HloInstruction, kept: Sequence[HloInstruction]
 ) -> list[HloInstruction] | None:
-    """The arrays from which results follow by cheap elementwise work; None if they need more."""
+    """The arrays from which a result follows by cheap elementwise work; None if it needs more."""
     arrays: dict[HloInstruction, None] = {}
-    seen, waiting, operations = set(made), list(made), 0
+    seen, waiting, operations = {result}, [result], 0
     while waiting:
         instruction = waiting.pop()
         if instruction.opcode not in MOVEMENT:
             operations += 1
             operation = OPERATIONS.get(instruction.opcode)
             plain = instruction.is_elementwise and (operation is None or not operation.is_expensive)
-            if not plain or operations > _MAX_OPERATIONS * len(made):
+            if not plain or operations > _MAX_OPERATIONS:
                 return None
         for operand in instruction.operands:
             if operand.opcode == "constant" and operand.shape.size == 1:
@@ -136,13 +99,12 @@ def _try(
     grouping: Grouping,
     prices: Prices,
     group: FusionGroup,
-    made: Sequence[HloInstruction],
-    value: HloInstruction | None = None,
+    result: HloInstruction,
+    kept: Sequence[HloInstruction],
 ) -> None:
-    """Repeat results, unless some group is then no longer one kernel, or all together take longer."""
-    readers = dict.fromkeys(r for result in made for r in _reading_groups(grouping, group, result))
-    cone = _members_between(grouping, group, made, _kept(grouping, group, made, value))
-    concerned = (group, *readers)
+    """Repeat a result, unless some group is then no longer one kernel, or all together take longer."""
+    cone = _members_between(grouping, group, result, kept)
+    concerned = (group, *_reading_groups(grouping, group, result))
     before = prices.whole([grouping.plan(g.members) for g in concerned])
     added = cone - grouping.repeated
     grouping.repeat(added)
@@ -153,18 +115,17 @@ def _try(
     after = prices.whole(planned)
     if before is not None and after is not None and after > CLEARLY * before:
         grouping.keep(added)
-        names = " and ".join(m.name for m in made)
         diagnostics.notice(
-            f"hlo-fusion: {names} is kept: with it kernels take {before * 1e6:.1f} us, "
+            f"hlo-fusion: {result.name} is kept: with it kernels take {before * 1e6:.1f} us, "
             f"computing it again {after * 1e6:.1f} us"
         )
 
 
 def _members_between(
-    grouping: Grouping, group: FusionGroup, made: Sequence[HloInstruction], kept: Sequence[HloInstruction]
+    grouping: Grouping, group: FusionGroup, result: HloInstruction, kept: Sequence[HloInstruction]
 ) -> set[HloInstruction]:
-    """Results and the members of their group in their cones, down to kept values."""
-    found, waiting = set(made), list(made)
+    """A result and the members of its group in its cone, down to kept values."""
+    found, waiting = {result}, [result]
     while waiting:
         for operand in waiting.pop().operands:
             mine = grouping.group_of.get(operand) is group

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+from mpmd.compile.analysis.call_graph import CallGraph
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.kernels.planning.sorting import first_elements
 from mpmd.compile.kernels.planning.trace import MOVEMENT
 from mpmd.compile.passes.fusion.outline import Outlining
-from mpmd.compile.passes.fusion.sequential import sequential
 from mpmd.compile.passes.hlo_pass import HloPass
 
 
-@dataclasses.dataclass(frozen=True)
 class SortPrefix(HloPass):
     """Forms one kernel of a sort and slices that take only its first elements.
 
@@ -32,13 +29,12 @@ class SortPrefix(HloPass):
         most: first elements per row; beyond that sorting is faster.
     """
 
-    name = "hlo-sort-prefix"
     most: int = 128
 
     def rewrite(self, module: HloModule) -> bool:
         """Rewrites `module`; True iff that changed something."""
         changed = False
-        for computation in sequential(module):
+        for computation in CallGraph(module).sequential():
             changed |= self._rewrite(computation)
         return changed
 

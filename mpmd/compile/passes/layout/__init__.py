@@ -9,4 +9,4 @@ from mpmd.compile.passes.layout.layout_removal import LayoutRemoval
 from mpmd.compile.passes.layout.reshape_decomposer import ReshapeDecomposer
 from mpmd.support.passes import passes_in
 
-PASSES = passes_in(vars())
+PASSES = passes_in(__name__)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 
-@dataclasses.dataclass(frozen=True)
 class BroadcastCanonicalizer(ComputationPass):
     """Canonicalises broadcasts to keep the order of dims.
 
@@ -21,8 +18,6 @@ class BroadcastCanonicalizer(ComputationPass):
     Cost: linear.
     Source: XLA's broadcast canonicaliser: emitters then handle one order only.
     """
-
-    name = "hlo-broadcast-canonicalizer"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.builder import HloBuilder
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -15,7 +13,6 @@ from mpmd.compile.passes.layout.propagation import Propagation
 from mpmd.compile.passes.layout.requirements import Requirements
 
 
-@dataclasses.dataclass(frozen=True)
 class LayoutAssignment(HloPass):
     """Chooses the layout of each array.
 
@@ -39,7 +36,6 @@ class LayoutAssignment(HloPass):
         free_products: a product's result gets the layout that a transpose after it prefers.
     """
 
-    name = "hlo-layout-assignment"
     free_transposes: bool = False
     free_products: bool = False
 

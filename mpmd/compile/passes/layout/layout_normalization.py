@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,6 @@ from mpmd.compile.passes.layout.physical import is_bitcast, order_of, physical
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule
 
 
-@dataclasses.dataclass(frozen=True)
 class LayoutNormalization(ComputationPass):
     """Describes arrays by their dims in memory, row-major.
 
@@ -31,8 +29,6 @@ class LayoutNormalization(ComputationPass):
     Cost: linear.
     Source: XLA's layout normalisation.
     """
-
-    name = "hlo-layout-normalization"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

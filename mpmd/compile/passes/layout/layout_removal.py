@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.builder import HloBuilder
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.layout import Layout
@@ -14,7 +12,6 @@ from mpmd.compile.passes.layout.physical import order_of, physical
 from mpmd.compile.passes.values import inverse
 
 
-@dataclasses.dataclass(frozen=True)
 class LayoutRemoval(HloPass):
     """Describes all arrays row-major, for a backend whose kernels read and write any order.
 
@@ -30,8 +27,6 @@ class LayoutRemoval(HloPass):
     Cost: linear.
     Source: the inverse of XLA's layout assignment.
     """
-
-    name = "hlo-layout-removal"
 
     def rewrite(self, module: HloModule) -> bool:
         """Rewrites the module."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import Shape
@@ -12,7 +10,6 @@ from mpmd.compile.passes.layout.physical import is_bitcast
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 
-@dataclasses.dataclass(frozen=True)
 class ReshapeDecomposer(ComputationPass):
     """Replaces each reshape by a bitcast, and by a copy where data moves.
 
@@ -23,8 +20,6 @@ class ReshapeDecomposer(ComputationPass):
     Cost: linear.
     Source: XLA's reshape decomposer.
     """
-
-    name = "hlo-reshape-decomposer"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

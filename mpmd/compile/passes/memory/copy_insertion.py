@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from mpmd.compile.hlo.builder import HloBuilder
@@ -13,7 +11,6 @@ from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.passes.hlo_pass import HloPass
 
 
-@dataclasses.dataclass(frozen=True)
 class CopyInsertion(HloPass):
     """Gives every result of the program, of a loop's body and of a branch a value of its own.
 
@@ -28,8 +25,6 @@ class CopyInsertion(HloPass):
     Source: the second half of XLA's copy insertion; the first half, copies around updates in place, is left
         to buffer assignment, which knows where none is needed.
     """
-
-    name = "hlo-copy-insertion"
 
     def rewrite(self, module: HloModule) -> bool:
         """Rewrites `module`; True iff that changed something."""

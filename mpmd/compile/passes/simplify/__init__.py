@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from mpmd.compile.passes.simplify.algebraic_simplifier import AlgebraicSimplifier
 from mpmd.compile.passes.simplify.call_inliner import CallInliner
-from mpmd.compile.passes.simplify.computation_deduplicator import ComputationDeduplicator
 from mpmd.compile.passes.simplify.conditional_simplifier import ConditionalSimplifier
 from mpmd.compile.passes.simplify.constant_folding import ConstantFolding
-from mpmd.compile.passes.simplify.convert_mover import ConvertMover
 from mpmd.compile.passes.simplify.cse import Cse
 from mpmd.compile.passes.simplify.dce import Dce
 from mpmd.compile.passes.simplify.flatten_call_graph import FlattenCallGraph
-from mpmd.compile.passes.simplify.optimization_barrier_removal import OptimizationBarrierRemoval
-from mpmd.compile.passes.simplify.reshape_mover import ReshapeMover
 from mpmd.compile.passes.simplify.sort_simplifier import SortSimplifier
-from mpmd.compile.passes.simplify.transpose_folding import TransposeFolding
 from mpmd.compile.passes.simplify.tuple_simplifier import TupleSimplifier
 from mpmd.compile.passes.simplify.while_invariant_code_motion import WhileInvariantCodeMotion
 from mpmd.compile.passes.simplify.while_loop_unroller import WhileLoopUnroller
@@ -22,4 +17,4 @@ from mpmd.compile.passes.simplify.while_simplifier import WhileSimplifier
 from mpmd.compile.passes.simplify.zero_sized_removal import ZeroSizedRemoval
 from mpmd.support.passes import passes_in
 
-PASSES = passes_in(vars())
+PASSES = passes_in(__name__)

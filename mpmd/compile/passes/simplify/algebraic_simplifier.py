@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import Shape
@@ -12,7 +10,6 @@ from mpmd.compile.passes.rewriter import Rewriter
 from mpmd.compile.passes.simplify import algebra
 
 
-@dataclasses.dataclass(frozen=True)
 class AlgebraicSimplifier(ComputationPass):
     """Applies local rules until none applies: identities, compositions, work moved before broadcasts.
 
@@ -22,7 +19,7 @@ class AlgebraicSimplifier(ComputationPass):
 
     Requires: no schedule.
     Ensures: no rule of the table applies; values are the same up to the sign of zeros, and up to the order of
-        sums, unless `approximate`.
+        sums.
     Cost: a worklist: linear in instructions and changes.
     Source: the rules that fire in transformer steps, as XLA's algebraic simplifier has them.
 
@@ -30,19 +27,13 @@ class AlgebraicSimplifier(ComputationPass):
         layout_sensitive: leave operations alone that have an operand or result that is not row-major; set
             after
             layout assignment.
-        keep_zero_signs: leave `x + 0` alone, which turns -0 into 0.
-        approximate: also rules that lose accuracy, or change results for infinite and negative arguments.
     """
 
-    name = "hlo-algebraic-simplifier"
     layout_sensitive: bool = False
-    keep_zero_signs: bool = False
-    approximate: bool = False
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""
-        rules = algebra.table(self.keep_zero_signs, self.approximate)
-        return Rewriter(computation).run(rules, self._is_allowed)
+        return Rewriter(computation).run(algebra.table(), self._is_allowed)
 
     def _is_allowed(self, instruction: HloInstruction) -> bool:
         shapes = [instruction.shape, *(o.shape for o in instruction.operands)]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.passes.hlo_pass import HloPass
 
 
-@dataclasses.dataclass(frozen=True)
 class CallInliner(HloPass):
     """Replaces a call by the body of the called computation.
 
@@ -20,8 +17,6 @@ class CallInliner(HloPass):
     Cost: linear in the program after inlining.
     Source: inlining; callees come first, so that each body is copied in its final form.
     """
-
-    name = "hlo-call-inliner"
 
     def rewrite(self, module: HloModule) -> bool:
         """Inlines, callees before callers."""

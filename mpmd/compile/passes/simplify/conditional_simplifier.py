@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.builder import HloBuilder
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.fingerprint import computation_digest
@@ -15,7 +13,6 @@ from mpmd.compile.passes.simplify.call_inliner import inline
 from mpmd.compile.passes.values import splat
 
 
-@dataclasses.dataclass(frozen=True)
 class ConditionalSimplifier(ComputationPass):
     """Inlines branches that are known to be taken, and removes unused results of branches.
 
@@ -27,7 +24,6 @@ class ConditionalSimplifier(ComputationPass):
     Source: XLA's conditional simplifier.
     """
 
-    name = "hlo-conditional-simplifier"
     abandons = True
 
     def rewrite_computation(self, computation: HloComputation) -> bool:

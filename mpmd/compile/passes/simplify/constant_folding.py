@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from mpmd.compile.hlo.computation import HloComputation
@@ -38,7 +36,6 @@ _OUTSIDE = frozenset({Category.COLLECTIVE, Category.ASYNC, Category.EXTERNAL, Ca
 _CHEAP = frozenset({Category.UNARY, Category.BINARY, Category.TERNARY, Category.SHAPE})
 
 
-@dataclasses.dataclass(frozen=True)
 class ConstantFolding(ComputationPass):
     """Evaluates operations with constant operands at compile time.
 
@@ -58,7 +55,6 @@ class ConstantFolding(ComputationPass):
             elementwise.
     """
 
-    name = "hlo-constant-folding"
     max_bytes: int = 1 << 20
     max_elements: int = 1 << 16
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Hashable
 
 from mpmd.compile.hlo.computation import HloComputation
@@ -18,7 +17,6 @@ _NEVER = frozenset(
 )
 
 
-@dataclasses.dataclass(frozen=True)
 class Cse(HloPass):
     """Computes equal expressions once.
 
@@ -36,7 +34,6 @@ class Cse(HloPass):
         collectives: also share collectives.
     """
 
-    name = "hlo-cse"
     constants: bool = True
     collectives: bool = True
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.passes.hlo_pass import HloPass
 from mpmd.compile.passes.rewriter import is_dead, remove_unused
 
 
-@dataclasses.dataclass(frozen=True)
 class Dce(HloPass):
     """Removes unused instructions, and computations without callers.
 
@@ -20,8 +17,6 @@ class Dce(HloPass):
     Cost: linear.
     Source: dead-code elimination; unused elements of loop states are for the while simplifier.
     """
-
-    name = "hlo-dce"
 
     def run(self, module: HloModule) -> bool:
         """Rewrites `module`; True iff that changed it.  Removal keeps a schedule."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.passes.hlo_pass import HloPass
@@ -11,7 +9,6 @@ from mpmd.compile.passes.hlo_pass import HloPass
 _SEQUENTIAL = frozenset(["call", "while", "conditional", "async-start"])
 
 
-@dataclasses.dataclass(frozen=True)
 class FlattenCallGraph(HloPass):
     """Gives each loop, branch and call its own computations.
 
@@ -23,8 +20,6 @@ class FlattenCallGraph(HloPass):
     Cost: linear in the program after copying.
     Source: XLA's pass of that name.
     """
-
-    name = "hlo-flatten-call-graph"
 
     def rewrite(self, module: HloModule) -> bool:
         """Copies from the entry on, so that copies are flattened as well."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import tuple_of
@@ -11,7 +9,6 @@ from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule
 
 
-@dataclasses.dataclass(frozen=True)
 class SortSimplifier(ComputationPass):
     """Sorts only used operands, and nothing along a dim of size 1.
 
@@ -22,8 +19,6 @@ class SortSimplifier(ComputationPass):
     Cost: linear.
     Source: XLA's sort simplifier.
     """
-
-    name = "hlo-sort-simplifier"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter
 from mpmd.compile.passes.simplify.algebra import tuples
 
 
-@dataclasses.dataclass(frozen=True)
 class TupleSimplifier(ComputationPass):
     """Removes tuples that are only taken apart, and those that only rebuild a tuple.
 
@@ -22,8 +19,6 @@ class TupleSimplifier(ComputationPass):
     Cost: linear.
     Source: the tuple rules of the algebraic simplifier, for use where nothing else may change.
     """
-
-    name = "hlo-tuple-simplifier"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.opcodes import Category
@@ -19,7 +17,6 @@ _OUTSIDE = frozenset(
 _FREE = frozenset(["constant", "iota", "broadcast", "reshape", "bitcast", "get-tuple-element", "convert"])
 
 
-@dataclasses.dataclass(frozen=True)
 class WhileInvariantCodeMotion(ComputationPass):
     """Moves loop-invariant computations before the loop.
 
@@ -34,8 +31,6 @@ class WhileInvariantCodeMotion(ComputationPass):
     Cost: linear per loop.
     Source: loop-invariant code motion; HLO has no traps, so that a loop that never runs is safe.
     """
-
-    name = "hlo-while-invariant-code-motion"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Moves work out of the loops of one computation."""

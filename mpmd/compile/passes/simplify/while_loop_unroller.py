@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.opcodes import ELEMENTWISE, Category
@@ -14,7 +12,6 @@ from mpmd.compile.passes.simplify.trip_count import counter_of
 _CHEAP = ELEMENTWISE | {Category.INPUT, Category.TUPLE, Category.SHAPE}
 
 
-@dataclasses.dataclass(frozen=True)
 class WhileLoopUnroller(ComputationPass):
     """Unrolls short counted loops of elementwise work, so that they become one kernel.
 
@@ -33,7 +30,6 @@ class WhileLoopUnroller(ComputationPass):
         most_instructions: maximum of instructions of all iterations together.
     """
 
-    name = "hlo-while-loop-unroller"
     abandons = True
     most_trips: int = 8
     most_instructions: int = 512

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
-from mpmd.compile.hlo.builder import HloBuilder
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.hlo_pass import ComputationPass
@@ -21,18 +19,16 @@ from mpmd.compile.passes.simplify.trip_count import counter_of
 from mpmd.compile.passes.values import splat
 
 
-@dataclasses.dataclass(frozen=True)
 class WhileSimplifier(ComputationPass):
     """Reduces the state of loops, and removes loops that run once or never.
 
     while((i, x, c, dead)) with a constant c  ->  while((i, x)), c inside the body, known_trip_count
 
-    Constants and broadcasts of constants move into the loop; unchanged elements are read from before the
-    loop; unused elements are removed; equal ones become one; a counted loop gets its `known_trip_count`; one
-    that runs never becomes its initial state, one that runs once its body.
+    Constants and broadcasts of constants move into the loop; unused elements are removed; a counted loop gets
+    its `known_trip_count`; one that runs never becomes its initial state, one that runs once its body.
 
     Requires: no schedule; loops whose computations have other callers are left alone: flatten calls first.
-    Ensures: each element of a plain state is read, and differs from the others.
+    Ensures: each element of a plain state is read.
     Cost: linear per loop.
     Source: XLA's while simplifier and constant sinking.
 
@@ -40,7 +36,6 @@ class WhileSimplifier(ComputationPass):
         largest_constant: largest constant that moves into a loop, in elements.
     """
 
-    name = "hlo-while-simplifier"
     abandons = True
     largest_constant: int = 64
 
@@ -56,8 +51,6 @@ class WhileSimplifier(ComputationPass):
         if not may_change_state(loop):
             return False
         changed = self._sink_constants(loop)
-        changed |= _read_from_before(loop)
-        changed |= _join_equal(loop)
         kept = _needed(loop)
         if len(kept) < len(loop.shape.elements) and kept:
             loop = narrow(loop, kept)
@@ -106,37 +99,6 @@ def _redirect(computation: HloComputation, reader: HloInstruction, value: HloIns
 def _copied_constant(computation: HloComputation, value: HloInstruction) -> HloInstruction:
     operands = [_copied_constant(computation, o) for o in value.operands]
     return computation.add(value.clone(operands))
-
-
-def _read_from_before(loop: HloInstruction) -> bool:
-    """After the loop, read an unchanged element from its initial value."""
-    changed = False
-    for reader in list(loop.users):
-        if passes_through(loop, reader.tuple_index) and (reader.users or reader.is_root):
-            reader.replace_all_uses_with(loop.operands[0].operands[reader.tuple_index])
-            changed = True
-    return changed
-
-
-def _join_equal(loop: HloInstruction) -> bool:
-    """Read one of two elements that have equal initial values and are unchanged."""
-    first: dict[HloInstruction, int] = {}
-    changed = False
-    for index, value in enumerate(loop.operands[0].operands):
-        if not passes_through(loop, index):
-            continue
-        kept = first.setdefault(value, index)
-        for computation in loop.called:
-            used = [r for r in readers(computation, index) if _is_used(computation, r)]
-            if kept != index and used:
-                state = computation.parameters[0]
-                made = HloBuilder(computation).add(
-                    "get-tuple-element", state, shape=used[0].shape, index=kept
-                )
-                for reader in used:
-                    _redirect(computation, reader, made)
-                changed = True
-    return changed
 
 
 def _needed(loop: HloInstruction) -> list[int]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from mpmd.compile.hlo.computation import HloComputation
@@ -16,7 +14,6 @@ from mpmd.compile.passes.values import is_trivial
 _OUTSIDE = frozenset({Category.COLLECTIVE, Category.ASYNC, Category.EXTERNAL})
 
 
-@dataclasses.dataclass(frozen=True)
 class ZeroSizedRemoval(ComputationPass):
     """Replaces arrays without elements by constants.
 
@@ -27,8 +24,6 @@ class ZeroSizedRemoval(ComputationPass):
     Cost: linear.
     Source: there is nothing to compute.
     """
-
-    name = "hlo-zero-sized-removal"
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Sequence
@@ -34,7 +33,6 @@ _CONSTRAINT = re.compile(
 _LOCATION = re.compile(r" loc\((?:#loc\d*|\"[^\"]*\"|unknown)\)|^#loc.*\n", re.M)
 
 
-@dataclasses.dataclass(frozen=True)
 class SpmdPartitioner(HloPass):
     """Partitions a program with whole arrays and shardings into that of one device.
 
@@ -50,8 +48,6 @@ class SpmdPartitioner(HloPass):
     Cost: linear, and Shardy's.
     Source: Shardy for propagation and reshards; the step to one device is that of fragments.
     """
-
-    name = "hlo-spmd-partitioner"
 
     def rewrite(self, module: HloModule) -> bool:
         """Rewrites `module`; True iff that changed it."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 from collections.abc import Callable, Mapping
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -21,7 +19,7 @@ Table = Mapping[str, tuple[Rewrite, ...]]
 
 
 def _table() -> dict[str, tuple[Rewrite, ...]]:
-    found: dict[str, tuple[Rewrite, ...]] = dict.fromkeys(scalars.NAMES, (scalars.fold_arithmetic,))
+    found: dict[str, tuple[Rewrite, ...]] = dict.fromkeys(scalars.NAMES, (scalars.fold,))
     more: dict[str, tuple[Rewrite, ...]] = {
         "add": (identities.add_zero, identities.constant_last),
         "subtract": (identities.subtract_nothing, identities.nothing_left),
@@ -32,7 +30,6 @@ def _table() -> dict[str, tuple[Rewrite, ...]]:
         "and": (identities.with_neutral, identities.nothing_left, identities.constant_last),
         "or": (identities.with_neutral, identities.constant_last),
         "xor": (identities.constant_last,),
-        "compare": (scalars.fold_compare,),
         "select": (scalars.fold_select,),
         "convert": (identities.same_type,),
         "reshape": (identities.same_type, identities.reshape_of_reshape, slices.reshape_of_splat),
@@ -58,7 +55,6 @@ _WITH_CONSTANTS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
 class SimplifyStablehlo(FunctionPass):
     """Folds known indices, slices and shapes.
 
@@ -79,7 +75,6 @@ class SimplifyStablehlo(FunctionPass):
         fold_constants: compute ops of constants alone, of up to 65536 elements where these differ.
     """
 
-    name: ClassVar[str] = "mpmd-simplify-stablehlo"
     runs_on = "any"
     fold_constants: bool = False
 

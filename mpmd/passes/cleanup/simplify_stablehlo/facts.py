@@ -86,13 +86,6 @@ def integer_kind(kind: ir.Type) -> tuple[bool, int] | None:
     return (not found[1] and bits > 1), bits
 
 
-def wrapped(number: int, kind: tuple[bool, int]) -> int:
-    """A number brought into the range of an integer type, as arithmetic does."""
-    signed, bits = kind
-    number &= (1 << bits) - 1
-    return number - (1 << bits) if signed and number >> (bits - 1) else number
-
-
 def numbers(attribute: ir.Attribute) -> list[int]:
     """The elements of an `array<i64: ...>`."""
     return [int(i) for i in ir.DenseI64ArrayAttr(attribute)]
@@ -103,25 +96,10 @@ def array(values: Any) -> ir.Attribute:
     return ir.DenseI64ArrayAttr.get(list(values), ir.context())
 
 
-def constant(number: int, like: ir.Op) -> ir.Value:
-    """A scalar integer constant of the type of an op's result, right before it."""
-    kind = like.results[0].type
-    text = ("true" if number else "false") if str(kind.element_type) == "i1" else str(number)
-    value = ir.Attribute.parse(f"dense<{text}> : {kind}", ir.context())
-    return make("stablehlo.constant", [], kind, like, {"value": value})
-
-
 def is_constant(value: ir.Value) -> bool:
     """Whether it is in the program."""
     op = ir.producer(value)
     return op is not None and op.operation.name == "stablehlo.constant"
-
-
-def zero(kind: ir.Type, before: ir.Op) -> ir.Value:
-    """Zeros of an integer type, right before an op."""
-    text = "false" if str(kind.element_type) == "i1" else "0"
-    value = ir.Attribute.parse(f"dense<{text}> : {kind}", ir.context())
-    return make("stablehlo.constant", [], kind, before, {"value": value})
 
 
 def make(

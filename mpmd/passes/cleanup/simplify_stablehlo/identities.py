@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from mpmd import ir
 from mpmd.passes.cleanup.simplify_stablehlo.facts import (
@@ -13,8 +14,8 @@ from mpmd.passes.cleanup.simplify_stablehlo.facts import (
     make,
     numbers,
     reshaped,
-    zero,
 )
+from mpmd.passes.constants import zeros
 
 
 def same_type(op: ir.Op, facts: Facts) -> ir.Value | None:
@@ -65,11 +66,7 @@ def broadcast(op: ir.Op, facts: Facts) -> ir.Value | None:
 
 def add_zero(op: ir.Op, facts: Facts) -> ir.Value | None:
     """`x + 0` -> `x`; as in XLA, where a zero `x` keeps its sign too."""
-    left, right = op.operands
-    for value, other in ((left, right), (right, left)):
-        if facts.number(other) == 0:
-            return value
-    return None
+    return _beside(op, lambda value: facts.number(value) == 0)
 
 
 def subtract_nothing(op: ir.Op, facts: Facts) -> ir.Value | None:
@@ -83,11 +80,7 @@ def subtract_nothing(op: ir.Op, facts: Facts) -> ir.Value | None:
 
 def multiply_by_one(op: ir.Op, facts: Facts) -> ir.Value | None:
     """`x * 1` -> `x`."""
-    left, right = op.operands
-    for value, other in ((left, right), (right, left)):
-        if _is_one(facts.splat(other)):
-            return value
-    return None
+    return _beside(op, lambda value: _is_one(facts.splat(value)))
 
 
 def divide_by_one(op: ir.Op, facts: Facts) -> ir.Value | None:
@@ -110,18 +103,20 @@ def nothing_left(op: ir.Op, facts: Facts) -> ir.Value | None:
         return None
     left, right = op.operands
     if op.operation.name == "stablehlo.subtract":
-        return zero(kind, op) if left == right else None
+        return zeros(kind, op) if left == right else None
     return next((v for v in (left, right) if facts.splat(v) in ("0", "false")), None)
 
 
 def with_neutral(op: ir.Op, facts: Facts) -> ir.Value | None:
     """`p and true`, `p or false` -> `p`."""
     neutral = "true" if op.operation.name == "stablehlo.and" else "false"
+    return _beside(op, lambda value: facts.splat(value) == neutral)
+
+
+def _beside(op: ir.Op, is_neutral: Callable[[ir.Value], bool]) -> ir.Value | None:
+    """The operand of a binary op whose other operand is neutral."""
     left, right = op.operands
-    for value, other in ((left, right), (right, left)):
-        if facts.splat(other) == neutral:
-            return value
-    return None
+    return left if is_neutral(right) else right if is_neutral(left) else None
 
 
 def _is_one(text: str | None) -> bool:

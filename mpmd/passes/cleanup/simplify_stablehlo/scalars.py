@@ -1,59 +1,29 @@
-"""Arithmetic on scalar integer and boolean constants: indices, trip counts, conditions."""
+"""Ops of scalar integer and boolean constants: indices, trip counts, conditions."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable
+import numpy as np
 
 from mpmd import ir
-from mpmd.passes.cleanup.simplify_stablehlo.facts import Facts, constant, integer_kind, wrapped
+from mpmd.passes.cleanup.simplify_stablehlo.facts import Facts, integer_kind
+from mpmd.passes.constant_evaluation import DTYPES, evaluate
+from mpmd.passes.constants import splat
 
-_ARITHMETIC: dict[str, Callable[..., int]] = {
-    "stablehlo.add": operator.add,
-    "stablehlo.subtract": operator.sub,
-    "stablehlo.multiply": operator.mul,
-    "stablehlo.maximum": max,
-    "stablehlo.minimum": min,
-    "stablehlo.and": operator.and_,
-    "stablehlo.or": operator.or_,
-    "stablehlo.xor": operator.xor,
-    "stablehlo.not": operator.invert,
-    "stablehlo.negate": operator.neg,
-    "stablehlo.convert": lambda x: x,
-    "stablehlo.clamp": lambda low, x, high: min(max(low, x), high),
-}
-_COMPARISON: dict[str, Callable[[int, int], bool]] = {
-    "EQ": operator.eq,
-    "NE": operator.ne,
-    "LT": operator.lt,
-    "LE": operator.le,
-    "GT": operator.gt,
-    "GE": operator.ge,
-}
-NAMES = tuple(_ARITHMETIC)
+_NAMES = "add and clamp compare convert maximum minimum multiply negate not or subtract xor"
+NAMES = tuple("stablehlo." + name for name in _NAMES.split())
 
 
-def fold_arithmetic(op: ir.Op, facts: Facts) -> ir.Value | None:
-    """`add 2 3` -> `5`; wraps around as the type does."""
-    kind = _scalar_integer(op)
-    operands = facts.integers(op.operands) if kind is not None else None
-    if kind is None or operands is None:
+def fold(op: ir.Op, facts: Facts) -> ir.Value | None:
+    """`add 2 3` -> `5`, which wraps around as the type does; `compare LT 2 3` -> `true`."""
+    kind = op.results[0].type
+    if not isinstance(kind, ir.RankedTensorType) or kind.rank or integer_kind(kind) is None:
         return None
-    if op.operation.name == "stablehlo.convert" and kind[1] == 1:
-        return constant(int(operands[0] != 0), op)
-    # The sum and product of booleans are "or" and "and".
-    if kind[1] == 1 and op.operation.name == "stablehlo.add":
-        return constant(int(any(operands)), op)
-    return constant(wrapped(_ARITHMETIC[op.operation.name](*operands), kind), op)
-
-
-def fold_compare(op: ir.Op, facts: Facts) -> ir.Value | None:
-    """`compare LT 2 3` -> `true`."""
     operands = facts.integers(op.operands)
-    if operands is None:
+    dtypes = [DTYPES.get(str(value.type.element_type)) for value in op.operands]
+    if operands is None or None in dtypes:
         return None
-    direction = str(op.attributes["comparison_direction"]).rpartition(" ")[2].rstrip(">")
-    return constant(int(_COMPARISON[direction](*operands)), op)
+    found = evaluate(op, [np.array(n, dtype) for n, dtype in zip(operands, dtypes)])
+    return None if found is None else splat(str(found.item()).lower(), kind, op)
 
 
 def fold_select(op: ir.Op, facts: Facts) -> ir.Value | None:
@@ -63,10 +33,3 @@ def fold_select(op: ir.Op, facts: Facts) -> ir.Value | None:
         return on_true
     chosen = facts.splat(condition)
     return {"true": on_true, "false": on_false}.get(chosen or "")
-
-
-def _scalar_integer(op: ir.Op) -> tuple[bool, int] | None:
-    kind = op.results[0].type
-    if not isinstance(kind, ir.RankedTensorType) or kind.rank:
-        return None
-    return integer_kind(kind)

@@ -7,6 +7,7 @@ import dataclasses
 
 from mpmd import ir
 from mpmd.passes.cleanup.simplify_stablehlo.facts import Facts, array, make, numbers, reshaped
+from mpmd.passes.constants import splat
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,15 +175,15 @@ def _updated(source: ir.Op, taken: _Range, facts: Facts) -> tuple[ir.Value, _Ran
 def _slice_of_splat(op: ir.Op, facts: Facts) -> ir.Value | None:
     """A slice of one number, repeated -> that number, repeated less often."""
     source = ir.producer(op.operands[0])
-    if source is None or facts.splat(op.operands[0]) is None:
+    number = facts.splat(op.operands[0])
+    if source is None or number is None:
         return None
     kind = op.results[0].type
     if source.operation.name == "stablehlo.broadcast_in_dim":
         return make(
             "stablehlo.broadcast_in_dim", [source.operands[0]], kind, op, {"broadcast_dimensions": array([])}
         )
-    text = f"dense<{facts.splat(op.operands[0])}> : {kind}"
-    return make("stablehlo.constant", [], kind, op, {"value": ir.Attribute.parse(text, ir.context())})
+    return splat(number, kind, op)
 
 
 def update_all(op: ir.Op, facts: Facts) -> ir.Value | None:

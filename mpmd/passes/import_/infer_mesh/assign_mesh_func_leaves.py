@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
+from mpmd.passes.calls.signatures import calls_by_callee
 from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.infer_mesh import flow, sets
 from mpmd.passes.import_.infer_mesh.errors import Limited
@@ -16,7 +14,6 @@ from mpmd.passes.mesh_order import mesh_order
 _MADE_BY = "infer_mesh_wrap_resultless_ops"
 
 
-@dataclasses.dataclass(frozen=True)
 class InferMeshAssignMeshFuncLeaves(ModulePass):
     """Gives a mesh to unused values: there are no uses to infer one from.
 
@@ -37,7 +34,6 @@ class InferMeshAssignMeshFuncLeaves(ModulePass):
         error_limit: how many errors are shown; -1 for all.
     """
 
-    name: ClassVar[str] = "mpmd-infer-mesh-assign-mesh-func-leaves"
     infer_transfers: bool = False
     error_limit: int = 5
 
@@ -46,7 +42,7 @@ class InferMeshAssignMeshFuncLeaves(ModulePass):
         errors = Limited(self.error_limit)
         symbols = ir.symbol_table(module)
         functions = flow.mpmd_functions(module)
-        calls = flow.calls_of(functions)
+        calls = calls_by_callee(functions)
         for f in functions:
             leaves = _Leaves(f, symbols, errors, self.infer_transfers)
             if f.is_public:
@@ -97,7 +93,7 @@ class _Leaves:
     def _mesh_for(self, value: ir.Value, needed: MeshSet) -> str | None:
         """The best mesh where a value can be; None if there is none."""
         key = flow.source_key(value, self._symbols)
-        possible = sets.src_set_of(key)
+        possible = sets.src_set(key)
         if possible is None:
             return needed.best() or self._default
         return possible.best(needed.names)
@@ -172,7 +168,7 @@ class _Leaves:
         f, needs = self._f, Table(USE_SET)
         for i, arg in enumerate(f.args):
             if assigning.is_tensor(arg.type) and ir.is_unused(arg):
-                possible = sets.arg_src_set(f, i)
+                possible = sets.src_set((f, "arg", i))
                 mesh = self._checked(possible, f"unused input {i}", arg.location)
                 entry = MeshSet.of(mesh, assigning.INFERRED_UNUSED_CALLEE_IN)
                 needs.cell((f, "arg", i)).put(entry)
@@ -187,7 +183,7 @@ class _Leaves:
             if assigning.is_mesh_tensor(value.type):
                 continue
             key = flow.source_key(value, self._symbols)
-            possible = sets.src_set_of(key)
+            possible = sets.src_set(key)
             mesh = self._checked(possible, f"unused output {i}", f.terminator.location)
             entry = MeshSet.of(mesh, assigning.INFERRED_UNUSED_CALLEE_OUT)
             needs.cell((f, "result", i)).put(entry)

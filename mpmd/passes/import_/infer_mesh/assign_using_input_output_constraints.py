@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.import_ import assigning
@@ -15,7 +12,6 @@ from mpmd.passes.import_.infer_mesh.sets import MeshSet
 from mpmd.support import diagnostics
 
 
-@dataclasses.dataclass(frozen=True)
 class InferMeshAssignUsingInputOutputConstraints(FunctionPass):
     """Assigns an argument and the result that is its next value to one mesh, before either is decided alone.
 
@@ -33,7 +29,6 @@ class InferMeshAssignUsingInputOutputConstraints(FunctionPass):
         constraints: pairs `"i:o"` of an argument and the result that is its next value.
     """
 
-    name: ClassVar[str] = "mpmd-infer-mesh-assign-using-input-output-constraints"
     runs_on = "entry"
     constraints: tuple[Constraint, ...] = ()
 
@@ -69,12 +64,12 @@ def _mesh_of_pair(f: ir.Func, constraint: Constraint, symbols: dict[str, ir.Func
             return None
         return wanted
     key = flow.source_key(value, symbols)
-    possible = sets.src_set_of(key)
+    possible = sets.src_set(key)
     needed = sets.use_set(ir.producer(value))
     if assigning.is_mesh_tensor(arg.type):
         of_input = MeshSet.of(arg.type.mesh)
     else:
-        of_input = sets.arg_use_set(f, constraint.input)
+        of_input = sets.use_set((f, "arg", constraint.input))
         if not of_input:
             return needed.best() or (possible.best() if possible is not None else None)
     return (needed & of_input).best() or (of_input if possible is None else of_input & possible).best()

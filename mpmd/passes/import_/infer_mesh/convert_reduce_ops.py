@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.import_.infer_mesh import flow
 from mpmd.passes.import_.infer_mesh.sets import REDUCE, SRC_SET
 
 
-@dataclasses.dataclass(frozen=True)
 class InferMeshConvertReduceOps(FunctionPass):
     """Turns marked reductions of values from several meshes into `mpmd.reduce`, which may cross meshes.
 
@@ -28,7 +24,6 @@ class InferMeshConvertReduceOps(FunctionPass):
         infer_cross_mesh_reductions: convert all that are marked, tagged or not.
     """
 
-    name: ClassVar[str] = "mpmd-infer-mesh-convert-reduce-ops"
     runs_on = "any"
     infer_cross_mesh_reductions: bool = False
 

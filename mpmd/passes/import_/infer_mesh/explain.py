@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from mpmd import ir
+from mpmd.passes.calls.signatures import calls_by_callee
 from mpmd.passes.import_ import assigning
-from mpmd.passes.import_.infer_mesh import flow, sets
+from mpmd.passes.import_.infer_mesh import sets
 from mpmd.passes.import_.infer_mesh.sets import MeshSet
 from mpmd.support.source import frames_of
 
@@ -29,7 +30,7 @@ class Explainer:
 
     def __init__(self, functions: Sequence[ir.Func], symbols: dict[str, ir.Func]) -> None:
         self._symbols = symbols
-        self._calls = flow.calls_of(functions)
+        self._calls = calls_by_callee(functions)
 
     def calls(self, f: ir.Func) -> list[ir.Call]:
         """The calls of a function."""
@@ -111,7 +112,7 @@ def _place(location: ir.Location) -> str:
 
 def _input_line(f: ir.Func, index: int) -> str:
     name = ir.name_of(f.args[index].location) or f"#{index}"
-    found = sets.arg_src_set(f, index)
+    found = sets.src_set((f, "arg", index))
     return f'Input "{name}": {"any mesh" if found is None else found}'
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.import_ import assigning
@@ -17,7 +14,6 @@ _MADE_BY = "infer_mesh_convert_reduce_ops"
 _LEFT = (ir.Assign, ir.Unassign, ir.Broadcast)
 
 
-@dataclasses.dataclass(frozen=True)
 class InferMeshFinalize(ModulePass):
     """Turns remaining assigns and unassigns into transfers, and checks that every value has a mesh.
 
@@ -36,7 +32,6 @@ class InferMeshFinalize(ModulePass):
         infer_transfers: insert transfers for all values, instead of failing.
     """
 
-    name: ClassVar[str] = "mpmd-infer-mesh-finalize"
     infer_transfers: bool = False
 
     def rewrite(self, module: ir.Module) -> None:
@@ -73,41 +68,17 @@ class InferMeshFinalize(ModulePass):
             return False
         value, kind = source.tensor, op.result.type
         of_argument = is_entry and ir.producer(value) is None
-        existing = None if value.type == kind else _transfer_around(value, kind, op)
-        if value.type == kind:
-            ir.replace_uses(op.result, value)
-        elif existing is not None:
-            transfer, around = existing
-            if ir.comes_before(around, transfer):
-                ir.move_before(transfer, around)
-            ir.replace_uses(op.result, transfer.result)
-        elif not _is_in_function(op):
+        if assigning.use_known(op, value):
+            return True
+        if not isinstance(op.operation.parent.opview, ir.Func):  # transfers cannot be in loops
             return False
-        elif value.type.mesh == kind.mesh:
+        if value.type.mesh == kind.mesh:
             ir.replace_uses(op.result, ir.make_transfer(value, kind, ir.before(op), op.location).result)
         elif of_argument or self.infer_transfers:
             assigning.chain_transfers(value, assigning.cross_mesh_assigns(source))
         else:
             return False
         return True
-
-
-def _is_in_function(op: ir.Op) -> bool:
-    """Transfers cannot be in loops."""
-    return isinstance(op.operation.parent.opview, ir.Func)
-
-
-def _transfer_around(value: ir.Value, kind: ir.Type, op: ir.Op) -> tuple[ir.Transfer, ir.Op] | None:
-    """A transfer of `value` to `kind` in a block around `op`, and the op of that block that contains `op`."""
-    for user in ir.users(value):
-        if isinstance(user, ir.Transfer) and user.result.type == kind:
-            around: ir.Op | None = op
-            while around is not None and around.operation.block != user.operation.block:
-                parent = around.operation.parent
-                around = None if parent is None or parent.name == "func.func" else parent.opview
-            if around is not None:
-                return user, around
-    return None
 
 
 def _assign_args(f: ir.Func) -> bool:
@@ -124,11 +95,7 @@ def _assign_args(f: ir.Func) -> bool:
         if users:
             mesh = min(user.result.type.mesh for user in users)
             kind = ir.MeshTensor.get(mesh, arg.type, memory_kind=next(iter(kinds)))
-            used = [(use.owner, use.operand_number) for use in arg.uses]
-            ir.set_type(arg, kind)
-            plain = assigning.unassign(arg, where)
-            for owner, number in reversed(used):
-                ir.set_operand(owner, number, plain)
+            assigning.assign_argument(f, i, kind, None, where)
     return True
 
 
@@ -140,11 +107,8 @@ def _memory_message(f: ir.Func, index: int, kinds: list[str | None]) -> str:
         )
     named = ", ".join(sorted(k for k in kinds if k is not None))
     advice = "Name it once, outside, with the memory kind that all users want."
-    return f"{text}\n  {_name_of(f, index)}: {named}\n  {advice}"
-
-
-def _name_of(f: ir.Func, index: int) -> str:
-    return ir.name_of(f.args[index].location) or f"argument {index}"
+    name = ir.name_of(f.args[index].location) or f"argument {index}"
+    return f"{text}\n  {name}: {named}\n  {advice}"
 
 
 def _rewrite_broadcast(op: ir.Broadcast) -> bool:

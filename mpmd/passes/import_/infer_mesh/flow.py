@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from mpmd import ir
 from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.infer_mesh.sets import Key
@@ -34,16 +32,6 @@ def is_barrier(op: ir.Op | None) -> bool:
 def mpmd_functions(module: ir.Module) -> list[ir.Func]:
     """The functions that have meshes, and a body."""
     return [f for f in ir.funcs(module) if f.is_mpmd and not f.is_external]
-
-
-def calls_of(functions: Iterable[ir.Func]) -> dict[str, list[ir.Call]]:
-    """Function name -> the calls of it."""
-    found: dict[str, list[ir.Call]] = {}
-    for f in functions:
-        for op in ir.ops(f, (ir.Call, ir.For)):
-            for call in [op] if isinstance(op, ir.Call) else ir.walk(op, ir.Call):
-                found.setdefault(call.callee_name, []).append(call)
-    return found
 
 
 def use_keys(value: ir.Value, symbols: dict[str, ir.Func]) -> list[Key]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mpmd import ir
 from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.infer_mesh import sets
-from mpmd.passes.import_.infer_mesh.sets import USE_SET, MeshSet
+from mpmd.passes.import_.infer_mesh.sets import MeshSet
 from mpmd.support import diagnostics
 
 
@@ -17,8 +17,7 @@ class LoopAssignment:
 
     def __init__(self, op: ir.For, symbols: dict[str, ir.Func]) -> None:
         self._op = op
-        rows = ir.attribute_dicts(op, "arg_attrs", len(op.args))
-        needed = [sets.read(row.get(USE_SET)) or MeshSet() for row in rows]
+        needed = [sets.use_set((op, "arg", i)) for i in range(len(op.args))]
         for i, value in enumerate(op.returned):
             needed[i] |= _needed(value, symbols)
         self._meshes = [self._one_of(i, found) for i, found in enumerate(needed)]
@@ -84,7 +83,7 @@ def _needed(value: ir.Value, symbols: dict[str, ir.Func]) -> MeshSet:
     """The use set of the values that a loop's body returns."""
     op = ir.producer(value)
     if isinstance(op, ir.Call):
-        return sets.result_use_set(symbols[op.callee_name], ir.result_index(value))
+        return sets.use_set((symbols[op.callee_name], "result", ir.result_index(value)))
     if op is None or assigning.is_mesh_tensor(value.type):
         return MeshSet()
     return sets.use_set(op)

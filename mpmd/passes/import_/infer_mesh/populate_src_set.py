@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
@@ -12,7 +11,6 @@ from mpmd.passes.import_.infer_mesh import flow
 from mpmd.passes.import_.infer_mesh.sets import REDUCE, SRC_SET, USE_SET, Cell, MeshSet, Table, both
 
 
-@dataclasses.dataclass(frozen=True)
 class InferMeshPopulateSrcSet(ModulePass):
     """Records for every value on which meshes it can be without a transfer that the user did not write.
 
@@ -27,8 +25,6 @@ class InferMeshPopulateSrcSet(ModulePass):
         anywhere.  Cost: linear, times the number of calls that narrow the sets of their callee.
     Source: openxla/shardy MPMD, `infer_mesh_assignment`.
     """
-
-    name: ClassVar[str] = "mpmd-infer-mesh-populate-src-set"
 
     def rewrite(self, module: ir.Module) -> None:
         """Goes forward over the entry functions."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
@@ -13,7 +12,6 @@ from mpmd.passes.import_.infer_mesh.sets import USE_SET, Cell, Key, MeshSet, Tab
 _MAX_ROUNDS = 10
 
 
-@dataclasses.dataclass(frozen=True)
 class InferMeshPopulateUseSet(ModulePass):
     """Records for every value on which meshes it is needed, and by which uses.
 
@@ -27,8 +25,6 @@ class InferMeshPopulateUseSet(ModulePass):
     of loops that are needed anywhere.  Cost: linear, times the number of rounds until callees are stable.
     Source: openxla/shardy MPMD, `infer_mesh_assignment`.
     """
-
-    name: ClassVar[str] = "mpmd-infer-mesh-populate-use-set"
 
     def rewrite(self, module: ir.Module) -> None:
         """Goes backward over the entry functions."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
+from mpmd.passes.calls.signatures import calls_by_callee
 from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.infer_mesh import flow, sets
 from mpmd.passes.import_.infer_mesh.absorb import Absorber
@@ -17,7 +15,6 @@ from mpmd.support import diagnostics
 COPIES = "mpmd.copies"
 
 
-@dataclasses.dataclass(frozen=True)
 class InferMeshRewriteUsingAnalysis(ModulePass):
     """Puts every op into a fragment, and every value that calls pass on onto meshes.
 
@@ -36,7 +33,6 @@ class InferMeshRewriteUsingAnalysis(ModulePass):
         max_clones: maximum number of fragments to which an op without a name may be copied.
     """
 
-    name: ClassVar[str] = "mpmd-infer-mesh-rewrite-using-analysis"
     max_clones: int = 1
 
     def rewrite(self, module: ir.Module) -> None:
@@ -61,7 +57,7 @@ class InferMeshRewriteUsingAnalysis(ModulePass):
 def _calls_strangers(functions: list[ir.Func], symbols: dict[str, ir.Func]) -> bool:
     """Reports calls of functions without a topology; whether there are any."""
     strangers = {
-        name: calls for name, calls in flow.calls_of(functions).items() if symbols[name] not in functions
+        name: calls for name, calls in calls_by_callee(functions).items() if symbols[name] not in functions
     }
     for name, calls in strangers.items():
         diagnostics.error(
@@ -108,9 +104,9 @@ def _assign_results(f: ir.Func, symbols: dict[str, ir.Func]) -> None:
     for i, value in enumerate(list(returned)):
         if assigning.is_mesh_tensor(value.type):
             continue
-        meshes = sets.result_use_set(f, i).names
+        meshes = sets.use_set((f, "result", i)).names
         if not meshes:
-            possible = sets.src_set_of(flow.source_key(value, symbols))
+            possible = sets.src_set(flow.source_key(value, symbols))
             meshes = [(possible.best() if possible else None) or min(f.topology)]
         values = [assigning.assign(value, mesh, ir.at_end(f.body)) for mesh in meshes]
         if len(values) > 1:
@@ -131,7 +127,7 @@ def _assign_args(f: ir.Func) -> None:
         needed: dict[str, list[ir.Assign]] = {}
         for user in ir.users(arg):
             needed.setdefault(user.result.type.mesh, []).append(user)
-        meshes = mesh_order(needed) or sets.arg_use_set(f, i).names[:1] or [min(f.topology)]
+        meshes = mesh_order(needed) or sets.use_set((f, "arg", i)).names[:1] or [min(f.topology)]
         tensor = arg.type
         for number, mesh in enumerate(meshes):
             kind = ir.MeshTensor.get(mesh, tensor)

@@ -131,10 +131,7 @@ def _parsed(attribute: ir.Attribute) -> MeshSet:
 @functools.lru_cache(maxsize=1 << 14)
 def _attribute(s: MeshSet) -> ir.Attribute:
     entries = [*s.meshes, *([(_ANY_OTHER, s.any_other)] if s.any_other else [])]
-    parts = (
-        f'"{_escaped(mesh)}"' + (f"[{', '.join(_quoted(w) for w in why)}]" if why else "")
-        for mesh, why in entries
-    )
+    parts = (_quoted(mesh) + (f"[{', '.join(map(_quoted, why))}]" if why else "") for mesh, why in entries)
     return ir.Attribute.parse(f"#mpmd.meshes_with_origins<{', '.join(parts)}>", ir.context())
 
 
@@ -164,38 +161,22 @@ def read(attribute: ir.Attribute | None) -> MeshSet | None:
     return None if attribute is None else _parsed(attribute)
 
 
-def use_set(op: ir.Op | None) -> MeshSet:
-    """Where the results of an op are needed."""
-    return MeshSet() if op is None else read(op.attributes.get(USE_SET)) or MeshSet()
+def use_set(key: Key | None) -> MeshSet:
+    """Where the owner with this key is needed."""
+    return read(_attribute_at(key, USE_SET)) or MeshSet()
 
 
-def src_set(op: ir.Op) -> MeshSet | None:
-    """Where the results of an op can be."""
-    return read(op.attributes.get(SRC_SET))
+def src_set(key: Key | None) -> MeshSet | None:
+    """Where the owner with this key can be."""
+    return read(_attribute_at(key, SRC_SET))
 
 
-def arg_use_set(f: ir.Func, index: int) -> MeshSet:
-    """Where an argument is needed."""
-    return read(f.arg_attribute(index, USE_SET)) or MeshSet()
-
-
-def result_use_set(f: ir.Func, index: int) -> MeshSet:
-    """Where a result of a callee is needed."""
-    return read(f.result_attribute(index, USE_SET)) or MeshSet()
-
-
-def arg_src_set(f: ir.Func, index: int) -> MeshSet | None:
-    """Where an argument can be."""
-    return read(f.arg_attribute(index, SRC_SET))
-
-
-def src_set_of(key: Key | None) -> MeshSet | None:
-    """The source set of the owner with this key."""
+def _attribute_at(key: Key | None, name: str) -> ir.Attribute | None:
     if not isinstance(key, tuple):
-        return None if key is None else src_set(key)
+        return None if key is None else key.attributes.get(name)
     owner, side, index = key
-    count = len(owner.args) if side == "arg" else len(owner.returned)
-    return read(ir.attribute_dicts(owner, _ROWS[side], count)[index].get(SRC_SET))
+    entries = owner.attributes.get(_ROWS[side])
+    return None if entries is None else ir.entries_of(ir.ArrayAttr(entries)[index]).get(name)
 
 
 def clear(op: ir.Op, *names: str) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.import_.infer_mesh import explain, flow, sets
@@ -13,7 +10,6 @@ from mpmd.passes.import_.infer_mesh.explain import Explainer, braces
 from mpmd.passes.import_.infer_mesh.sets import MeshSet
 
 
-@dataclasses.dataclass(frozen=True)
 class InferMeshValidateNoAdditionalTransfersNeeded(ModulePass):
     """Reports ops that are needed on a mesh where they cannot be.
 
@@ -30,7 +26,6 @@ class InferMeshValidateNoAdditionalTransfersNeeded(ModulePass):
         error_limit: how many errors are shown; -1 for all.
     """
 
-    name: ClassVar[str] = "mpmd-infer-mesh-validate-no-additional-transfers-needed"
     error_limit: int = 5
 
     def rewrite(self, module: ir.Module) -> None:
@@ -48,7 +43,6 @@ class _TransferCheck:
         self._explain = Explainer(functions, symbols)
         self._failed: set[sets.Key] = set()
         self._links: set[tuple[ir.Func, int, int]] = set()
-        self._args: dict[ir.Func, list[tuple[MeshSet | None, MeshSet]]] = {}
 
     def function(self, f: ir.Func) -> None:
         """Checks the ops, last first, then the arguments."""
@@ -71,16 +65,14 @@ class _TransferCheck:
         self._failed.add(op)
         if any(self._has_failed(use.owner, use.operand_number) for r in op.results for use in r.uses):
             return
+        needing = self._explain.uses(op.operands[:1] if isinstance(op, ir.Assign) else op.results)
         blocks = [
             ("The op:", [explain.op_line(op)]),
             (f"It can be on {braces(possible.names)}, from", self._explain.origins(op.operands)),
-            (f"It is needed on {braces(needed.names)}, by", self._needed_by(op)),
+            (f"It is needed on {braces(needed.names)}, by", needing),
         ]
         first = f"Mesh assignment is not possible for op as it {_reason(possible, needed)}."
         self._errors.report(explain.page(first, blocks, op.location, explain.TRANSFER), op.location)
-
-    def _needed_by(self, op: ir.Op) -> list[str]:
-        return self._explain.uses(op.operands[:1] if isinstance(op, ir.Assign) else op.results)
 
     def _has_failed(self, user: ir.Op, index: int) -> bool:
         if isinstance(user, ir.Call):
@@ -88,10 +80,11 @@ class _TransferCheck:
         return user in self._failed
 
     def _argument(self, f: ir.Func, index: int) -> None:
-        possible, needed = self._sets_of_args(f)[index]
+        key = (f, "arg", index)
+        possible, needed = sets.src_set(key), sets.use_set(key)
         if possible is None or possible.covers(needed.names):
             return
-        self._failed.add((f, "arg", index))
+        self._failed.add(key)
         arg = f.args[index]
         if any(self._has_failed(use.owner, use.operand_number) for use in arg.uses):
             return
@@ -106,14 +99,6 @@ class _TransferCheck:
         )
         self._errors.report(explain.page(first, blocks, f.location, explain.TRANSFER), f.location)
 
-    def _sets_of_args(self, f: ir.Func) -> list[tuple[MeshSet | None, MeshSet]]:
-        if f not in self._args:
-            dicts = ir.attribute_dicts(f, "arg_attrs", len(f.args))
-            self._args[f] = [
-                (sets.read(d.get(sets.SRC_SET)), sets.read(d.get(sets.USE_SET)) or MeshSet()) for d in dicts
-            ]
-        return self._args[f]
-
     def _chain(self, call: ir.Call) -> None:
         """Results that a call passes to the next call of the same function must be needed on its meshes."""
         callee = self._symbols[call.callee_name]
@@ -125,7 +110,7 @@ class _TransferCheck:
 
     def _link(self, f: ir.Func, result: int, arg: int) -> None:
         """Reports that a result and the argument it is passed to are needed on different meshes; once."""
-        returned, taken = sets.result_use_set(f, result), self._sets_of_args(f)[arg][1]
+        returned, taken = sets.use_set((f, "result", result)), sets.use_set((f, "arg", arg))
         link = (f, result, arg)
         if set(returned.names) == set(taken.names) or link in self._links:
             return

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.import_.infer_mesh import explain, flow, sets
@@ -13,7 +10,6 @@ from mpmd.passes.import_.infer_mesh.explain import Explainer, braces
 from mpmd.passes.import_.infer_mesh.sets import REDUCE, MeshSet
 
 
-@dataclasses.dataclass(frozen=True)
 class InferMeshValidateSrcSetNotEmpty(ModulePass):
     """Reports ops whose operands cannot be on one mesh, and reductions that may not cross meshes.
 
@@ -29,7 +25,6 @@ class InferMeshValidateSrcSetNotEmpty(ModulePass):
         error_limit: how many errors are shown; -1 for all.
     """
 
-    name: ClassVar[str] = "mpmd-infer-mesh-validate-src-set-not-empty"
     error_limit: int = 5
 
     def rewrite(self, module: ir.Module) -> None:
@@ -75,7 +70,7 @@ class _SourceCheck:
 
     def argument(self, f: ir.Func, index: int) -> None:
         """Reports an argument of a callee whose calls pass values that cannot be on one mesh."""
-        possible = sets.arg_src_set(f, index)
+        possible = sets.src_set((f, "arg", index))
         if possible is None or possible or self._errors.reached:
             return
         given = [call.operands[index] for call in self._explain.calls(f)]
@@ -85,7 +80,7 @@ class _SourceCheck:
             f"Mesh assignment is not possible for arg{index} of {explain.callee(f)} as its caller "
             "operands are on conflicting meshes."
         )
-        needed = sets.arg_use_set(f, index)
+        needed = sets.use_set((f, "arg", index))
         where = f"It is needed on {braces(needed.names)}, by" if needed else "It is used by"
         blocks = [
             (f"{len(given)} calls give it values from", self._explain.origins(given)),
@@ -94,7 +89,7 @@ class _SourceCheck:
         self._errors.report(explain.page(first, blocks, f.location, explain.TRANSFER), f.location)
 
     def _src_set(self, value: ir.Value) -> MeshSet | None:
-        return sets.src_set_of(flow.source_key(value, self._symbols))
+        return sets.src_set(flow.source_key(value, self._symbols))
 
     def _is_nowhere(self, value: ir.Value) -> bool:
         found = self._src_set(value)

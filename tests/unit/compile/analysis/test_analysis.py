@@ -136,7 +136,7 @@ ENTRY e {
         "dead": Context.UNREACHED,
         "e": Context.SEQUENTIAL,
     }
-    assert graph.depths[module.computation("inner")] == 2 and graph.is_flat()
+    assert graph.is_flat()
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_loops_cost_their_trips(module):
     loop.backend_config = '{"known_trip_count":{"n":"3"}}'
     assert CostModel().instruction(loop) == once.times(3)
     loop.backend_config = ""
-    assert CostModel(unknown_trips=5).instruction(loop) == once.times(5)
+    assert CostModel().instruction(loop) == once
     assert Cost(1, 2, 3, 4) + Cost(1, 1, 1, 1) == Cost(2, 3, 4, 5) and Cost(1, 2, 3, 4).bytes == 7
 
 

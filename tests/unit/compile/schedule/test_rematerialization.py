@@ -10,6 +10,7 @@ from mpmd.errors import PassError
 from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Severity
 from tests.support.hlo_meaning import evaluate
+from tests.support.three_rounds import three_rounds
 
 LESS = """
 less { a = f32[] parameter(0)
@@ -27,29 +28,17 @@ ENTRY main {{
   ROOT r = f32[1000] add(c, b)
 }}
 """
+ROUNDS = three_rounds("""
+  x = f32[] constant(2)
+  c = f32[1000] broadcast(x), dimensions={}
+  n = f32[1000] multiply(v, c)
+  a = f32[1000] sort(n), dimensions={0}, to_apply=less
+  b = f32[1000] reverse(a), dimensions={0}
+  w = f32[1000] add(b, c)
+""")
 LOOP = f"""HloModule loop, is_scheduled=true
 {LESS}
-condition {{
-  s = (s32[], f32[1000]) parameter(0)
-  k = s32[] constant(3)
-  i = s32[] get-tuple-element(s), index=0
-  ROOT r = pred[] compare(i, k), direction=LT
-}}
-body {{
-  s = (s32[], f32[1000]) parameter(0)
-  i = s32[] get-tuple-element(s), index=0
-  v = f32[1000] get-tuple-element(s), index=1
-  one = s32[] constant(1)
-  j = s32[] add(i, one)
-  x = f32[] constant(2)
-  c = f32[1000] broadcast(x), dimensions={{}}
-  n = f32[1000] multiply(v, c)
-  a = f32[1000] sort(n), dimensions={{0}}, to_apply=less
-  b = f32[1000] reverse(a), dimensions={{0}}
-  w = f32[1000] add(b, c)
-  ROOT t = (s32[], f32[1000]) tuple(j, w)
-}}
-ENTRY main {{
+{ROUNDS}ENTRY main {{
   x = f32[1000] parameter(0)
   i = s32[] constant(0)
   b = (s32[], f32[1000]) tuple(i, x)

@@ -96,7 +96,7 @@ def test_what_a_body_turns_out_to_pass_on_can_be_seen():
     """A sum with zero is its operand: no call returns it, though the copies still share the rest."""
     module = ir.parse(ir.to_text(_module()).replace("dense<1.0", "dense<0.0"))
     _shared(module)
-    make_pass("mpmd-propagate-shardings", [("tidy", "true"), ("share", "true")]).run(module)
+    make_pass("mpmd-propagate-shardings", [("share", "true")]).run(module)
     verify(module)
     (body,) = shared_bodies.functions_of(module)
     assert [op.operation.name for op in ir.ops(body)] == ["stablehlo.negate"]
@@ -115,7 +115,7 @@ def test_fragments_with_several_bodies_are_tidied_as_a_whole():
             again = ir.clone(call, ir.before(call))
             ir.set_operand(fragment.terminator, 2, again.results[1])
     verify(module)
-    make_pass("mpmd-propagate-shardings", [("tidy", "true"), ("share", "true")]).run(module)
+    make_pass("mpmd-propagate-shardings", [("share", "true")]).run(module)
     verify(module)
     for fragment in ir.fragments(ir.symbol_table(module)["main"]):
         assert len(shared_bodies.called_bodies(fragment)) == 1

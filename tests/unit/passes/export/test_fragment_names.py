@@ -7,17 +7,17 @@ import pytest
 from mpmd.ir import Origin
 from mpmd.passes.export.fragment_names import (
     MAX_LENGTH,
-    FragmentOrigin,
     fragment_name,
     has_transposed,
     site_text,
 )
+from mpmd.passes.fragments.fragment_info import FragmentInfo
 
 
-def sites(origins: str, *counters: int | None, stage: int | None = None) -> list[FragmentOrigin]:
+def sites(origins: str, *counters: int | None, stage: int | None = None) -> list[FragmentInfo]:
     """Sites of `"f g'"`: names between spaces, a prime for each transposition."""
     found = tuple(Origin(o.rstrip("'"), o.count("'")) for o in origins.split())
-    return [FragmentOrigin(found, stage, counter) for counter in counters]
+    return [FragmentInfo(found, stage, counter) for counter in counters]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def sites(origins: str, *counters: int | None, stage: int | None = None) -> list
         (sites("f", 0, None), "p7_f_fwd"),
     ],
 )
-def test_names(of: list[FragmentOrigin], expected: str) -> None:
+def test_names(of: list[FragmentInfo], expected: str) -> None:
     assert fragment_name(7, of, transposed=True) == expected
 
 

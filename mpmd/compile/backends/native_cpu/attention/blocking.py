@@ -1,4 +1,4 @@
-"""How an attention kernel is cut: register tiles, blocks of queries, and what a thread's workspace holds."""
+"""The tiling of an attention kernel: register tiles, blocks of queries, and a thread's workspace."""
 
 from __future__ import annotations
 

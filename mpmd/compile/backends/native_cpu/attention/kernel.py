@@ -47,7 +47,7 @@ class AttentionKernel:
 
     @cached_property
     def blocking(self) -> Blocking:
-        """How it is cut."""
+        """Its tiling."""
         return Blocking(self.plan, self.target)
 
     @property
@@ -80,13 +80,13 @@ class _Emission:
     def __init__(self, kernel: AttentionKernel, module: Module) -> None:
         self.kernel = kernel
         self.plan = kernel.plan
-        self.cut = kernel.blocking
+        self.tiling = kernel.blocking
         self.module = module
         self.shared: dict[str, SharedFunction] = {}
         self.finishes = [self._finish(k) for k in range(len(self.plan.mixtures))]
 
     def emit(self) -> list[SharedFunction]:
-        kernel, plan, cut = self.kernel, self.plan, self.cut
+        kernel, plan, tiling = self.kernel, self.plan, self.tiling
         for mixture, finish in zip(plan.mixtures, self.finishes):
             for edge in _edges(mixture.width, finish.width):
                 finish.emit(self.module, edge=edge)
@@ -96,22 +96,22 @@ class _Emission:
             self.fetch = Fetch(f)
             self.fetch.nothing(f.arguments["workspace"])  # a block's strips are near
             rows = {k: f.arguments[f"p{k}"] for k in plan.outer}
-            inner = {k: self._workspace(f"p{cut.shared.get(k, k)}") for k in sorted(plan.inner)}
-            self.rows = BlockRows(f, cut, rows, inner, self._workspace("size"))
-            each = cut.blocks if cut.is_divided else 1
+            inner = {k: self._workspace(f"p{tiling.shared.get(k, k)}") for k in sorted(plan.inner)}
+            self.rows = BlockRows(f, tiling, rows, inner, self._workspace("size"))
+            each = tiling.blocks if tiling.is_divided else 1
             begin, end = f.arguments["begin"], f.arguments["end"]
             with f.loop(f.idiv(begin, each), f.idiv(f.iadd(end, each - 1), each)) as batch:
-                if cut.is_divided:
+                if tiling.is_divided:
                     base = f.imul(batch.i, each)
                     blocks = f.imax(f.isub(begin, base), 0), f.imin(f.isub(end, base), each)
                 else:
-                    blocks = 0, cut.blocks
+                    blocks = 0, tiling.blocks
                 self._batch(batch.i, blocks)
         return [self.shared[name] for name in sorted(self.shared)]
 
     def _finish(self, number: int) -> FinishTile:
         """What stores the tiles of a mixture."""
-        plan, mixture, tile = self.plan, self.plan.mixtures[number], self.cut.mixtures[number]
+        plan, mixture, tile = self.plan, self.plan.mixtures[number], self.tiling.mixtures[number]
         over = mixture.over == KEYS
         m, k = (plan.queries, plan.keys) if over else (plan.keys, plan.queries)
         c = mixture.c
@@ -124,7 +124,7 @@ class _Emission:
 
     # -- addresses
     def _workspace(self, part: str) -> Value:
-        return self.f.offset(self.f.arguments["workspace"], self.cut.places[part])
+        return self.f.offset(self.f.arguments["workspace"], self.tiling.places[part])
 
     def _matrix(self, name: str, view: View, dims: dict[int, Index]) -> Value:
         """Where a view's matrix of a batch index begins."""
@@ -173,16 +173,16 @@ class _Emission:
 
     # -- one batch index
     def _batch(self, batch: Value, blocks: tuple[Index, Index]) -> None:
-        f, plan, cut = self.f, self.plan, self.cut
+        f, plan, tiling = self.f, self.plan, self.tiling
         dims = unflatten(f, batch, range(len(plan.batch)), plan.batch)
         self.sides = {}
-        for k, (score, tile) in enumerate(zip(plan.scores, cut.scores)):
+        for k, (score, tile) in enumerate(zip(plan.scores, tiling.scores)):
             self.sides[f"a{k}"] = self._matrix(f"a{k}", score.a, dims)
             keys = View(score.b.dtype, 0, score.b.column, score.b.row)
             self._pack_strips(
                 f"b{k}", self._matrix(f"b{k}", score.b, dims), keys, tile, plan.keys, score.depth
             )
-        for k, (mixture, tile) in enumerate(zip(plan.mixtures, cut.mixtures)):
+        for k, (mixture, tile) in enumerate(zip(plan.mixtures, tiling.mixtures)):
             self.sides[f"w{k}"] = self._matrix(f"w{k}", mixture.w, dims)
             if mixture.over == KEYS:
                 values = View(mixture.w.dtype, 0, mixture.w.column, mixture.w.row)
@@ -190,10 +190,10 @@ class _Emission:
             else:
                 self._clear(k)
         scope = self.rows.start.inside(dims)
-        scope.hoist(range(len(self.rows.plan.nodes)), cut.lanes)
+        scope.hoist(range(len(self.rows.plan.nodes)), tiling.lanes)
         with f.loop(blocks[0], blocks[1]) as block:
-            first = f.index(f.imul(block.i, cut.block))
-            count = f.imin(f.isub(plan.queries, first), cut.block)
+            first = f.index(f.imul(block.i, tiling.block))
+            count = f.imin(f.isub(plan.queries, first), tiling.block)
             self._block(scope, batch, first, count)
         for k, mixture in enumerate(plan.mixtures):
             if mixture.over == QUERIES:
@@ -206,7 +206,7 @@ class _Emission:
         f, size = self.f, BYTES[view.dtype]
         pack = Pack(view.dtype, tile.step, tile.width, adjacency(view.row, view.column))
         steps = self._steps(tile, depth)
-        with f.loop(0, self.cut.panels(tile, columns)) as panel:
+        with f.loop(0, self.tiling.panels(tile, columns)) as panel:
             column = f.imul(panel.i, tile.width)
             self._pack(
                 pack,
@@ -223,21 +223,21 @@ class _Emission:
 
     def _clear(self, number: int) -> None:
         """Zero the sums over queries."""
-        f, cut, tile = self.f, self.cut, self.cut.mixtures[number]
-        panels = cut.panels(tile, self.plan.mixtures[number].width)
-        zero = constant(0.0, vector("float", cut.lanes))
-        with f.loop(0, panels * cut.padded_rows * tile.width, cut.lanes) as loop:
+        f, tiling, tile = self.f, self.tiling, self.tiling.mixtures[number]
+        panels = tiling.panels(tile, self.plan.mixtures[number].width)
+        zero = constant(0.0, vector("float", tiling.lanes))
+        with f.loop(0, panels * tiling.padded_rows * tile.width, tiling.lanes) as loop:
             f.store(zero, self._workspace(f"t{number}"), loop.i)
 
     def _store_sums(self, number: int, batch: Value) -> None:
         """Write the sums over queries where they belong."""
-        f, cut, plan = self.f, self.cut, self.plan
-        mixture, tile, finish = plan.mixtures[number], cut.mixtures[number], self.finishes[number]
+        f, tiling, plan = self.f, self.tiling, self.plan
+        mixture, tile, finish = plan.mixtures[number], tiling.mixtures[number], self.finishes[number]
         whole = mixture.width // tile.width
         for edge in _edges(mixture.width, tile.width):
             low, high = (whole, whole + 1) if edge else (0, whole)
             with f.loop(low, high) as panel:
-                at = f.imul(panel.i, cut.padded_rows * tile.row_bytes)
+                at = f.imul(panel.i, tiling.padded_rows * tile.row_bytes)
                 sums = f.offset(self._workspace(f"t{number}"), at)
                 column = f.index(f.imul(panel.i, tile.width))
                 c = f.arguments[f"c{number}"]
@@ -245,11 +245,11 @@ class _Emission:
 
     # -- one block of queries
     def _block(self, scope: Scope, batch: Value, first: Value, count: Index) -> None:
-        f, plan, cut = self.f, self.plan, self.cut
+        f, plan, tiling = self.f, self.plan, self.tiling
         for k in range(len(plan.scores)):
             self._pack_queries(k, first, count)
         if plan.triangle is None:
-            reach = Reach(f, cut, first, None)
+            reach = Reach(f, tiling, first, None)
             self._scores(count, reach)
             self.rows.emit(scope, count, reach)
         else:
@@ -257,12 +257,12 @@ class _Emission:
             f.store(constant(plan.triangle.offset, "i64"), place)
             with f.repeat() as leave_if:  # once, or once more over all keys
                 offset = f.load(place, "i64")
-                reach = Reach(f, cut, first, offset)
+                reach = Reach(f, tiling, first, offset)
                 self._scores(count, reach)
                 fine = self.rows.emit(scope, count, reach)
                 leave_if(f.or_(fine, f.compare("eq", offset, everything)))
                 f.store(everything, place)
-            reach = Reach(f, cut, first, f.load(place, "i64"))
+            reach = Reach(f, tiling, first, f.load(place, "i64"))
         for k, mixture in enumerate(plan.mixtures):
             if mixture.over == KEYS:
                 self._mix_keys(k, batch, count, reach)
@@ -271,7 +271,7 @@ class _Emission:
 
     def _pack_queries(self, number: int, first: Value, count: Index) -> None:
         """Pack the block's rows of a score's first factor."""
-        f, score, tile = self.f, self.plan.scores[number], self.cut.scores[number]
+        f, score, tile = self.f, self.plan.scores[number], self.tiling.scores[number]
         a, size = score.a, BYTES[score.a.dtype]
         pack = Pack(a.dtype, tile.step, tile.rows, adjacency(a.row, a.column))
         with f.loop(0, count, tile.rows) as row:
@@ -289,8 +289,8 @@ class _Emission:
 
     def _scores(self, count: Index, reach: Reach) -> None:
         """All products of the block before its rows."""
-        f, cut = self.f, self.cut
-        for k, (score, tile) in enumerate(zip(self.plan.scores, cut.scores)):
+        f, tiling = self.f, self.tiling
+        for k, (score, tile) in enumerate(zip(self.plan.scores, tiling.scores)):
             steps = tile.steps(score.depth)
             sums = self._workspace(f"p{score.sums}")
             with f.loop(0, f.idiv(reach.end(count), tile.width)) as panel:
@@ -300,12 +300,12 @@ class _Emission:
                 def tiles(
                     row: Value, rows: int, strip: Value = strip, column: Value = column, k: int = k
                 ) -> None:
-                    score, tile = self.plan.scores[k], cut.scores[k]
+                    score, tile = self.plan.scores[k], tiling.scores[k]
                     steps = tile.steps(score.depth)
                     a = f.offset(self._workspace(f"a{k}"), f.imul(row, steps * 4))
-                    d = f.offset(column, f.imul(row, cut.line * 4))
+                    d = f.offset(column, f.imul(row, tiling.line * 4))
                     micro = MicroKernel(tile.step, rows, tile.vectors, "rows")
-                    line = cut.line * 4
+                    line = tiling.line * 4
                     self._multiply(
                         micro,
                         a=a,
@@ -317,11 +317,11 @@ class _Emission:
                         stride=line,
                     )
 
-                self._each_tile(reach.first_row(f.imul(panel.i, tile.width), cut.rows), count, tiles)
+                self._each_tile(reach.first_row(f.imul(panel.i, tile.width), tiling.rows), count, tiles)
 
     def _each_tile(self, low: Index, count: Index, tiles: Callable[[Value, int], None]) -> None:
-        """Whole register tiles of the block's rows from `low` on, then what is left of the last block."""
-        f, rows, left = self.f, self.cut.rows, self.plan.queries % self.cut.rows
+        """Whole register tiles of the block's rows from `low` on, then the remainder of the last block."""
+        f, rows, left = self.f, self.tiling.rows, self.plan.queries % self.tiling.rows
         whole = f.floor_to(count, rows)
         with f.loop(low, whole, rows) as tile:
             tiles(tile.i, rows)
@@ -331,10 +331,10 @@ class _Emission:
 
     def _mix_keys(self, number: int, batch: Value, count: Index, reach: Reach) -> None:
         """Rows of factors times all values up to the last key that matters."""
-        f, cut, plan = self.f, self.cut, self.plan
-        mixture, tile, finish = plan.mixtures[number], cut.mixtures[number], self.finishes[number]
+        f, tiling, plan = self.f, self.tiling, self.plan
+        mixture, tile, finish = plan.mixtures[number], tiling.mixtures[number], self.finishes[number]
         factor = self.rows.inner[mixture.factor]
-        size = BYTES[cut.local_rows.operands[mixture.factor].dtype]
+        size = BYTES[tiling.local_rows.operands[mixture.factor].dtype]
         sums, c = self._workspace(f"t{number}"), f.arguments[f"c{number}"]
         strip_bytes = tile.steps(plan.keys) * tile.row_bytes
         for edge in _edges(mixture.width, tile.width):
@@ -347,13 +347,13 @@ class _Emission:
                 def tiles(
                     row: Value, rows: int, strip: Value = strip, column: Value = column, edge: bool = edge
                 ) -> None:
-                    a = f.offset(factor, f.imul(row, cut.line * size))
+                    a = f.offset(factor, f.imul(row, tiling.line * size))
                     micro = MicroKernel(tile.step, rows, tile.vectors, "steps")
                     keys = f.imin(reach.end(f.iadd(row, rows)), plan.keys)
                     self._multiply(
                         micro,
                         a=a,
-                        a_stride=cut.line * size,
+                        a_stride=tiling.line * size,
                         b=strip,
                         b_stride=tile.row_bytes,
                         depth=self._steps(tile, keys),
@@ -367,13 +367,13 @@ class _Emission:
 
     def _mix_queries(self, number: int, count: Index, reach: Reach) -> None:
         """Add the block's columns of factors times its rows of values to the sums over queries."""
-        f, cut = self.f, self.cut
-        mixture, tile = self.plan.mixtures[number], cut.mixtures[number]
+        f, tiling = self.f, self.tiling
+        mixture, tile = self.plan.mixtures[number], tiling.mixtures[number]
         w, size = mixture.w, BYTES[mixture.w.dtype]
         values = View(w.dtype, 0, w.column, w.row)
         source = f.offset(self.sides[f"w{number}"], f.imul(reach.first, w.row * size))
         self._pack_strips(f"w{number}", source, values, tile, mixture.width, count)
-        factor, line = self.rows.inner[mixture.factor], cut.line
+        factor, line = self.rows.inner[mixture.factor], tiling.line
         steps = self._steps(tile, count)
         micro = MicroKernel(tile.step, tile.rows, tile.vectors, "rows")
         with f.loop(0, reach.seen(count), tile.rows) as key:
@@ -384,10 +384,10 @@ class _Emission:
                 a = f.offset(factor, f.imul(f.iadd(f.imul(low, line), key.i), 4))
                 stride = line * 4
             skipped = self._steps(tile, low)
-            with f.loop(0, cut.panels(tile, mixture.width)) as panel:
+            with f.loop(0, tiling.panels(tile, mixture.width)) as panel:
                 at = f.iadd(f.imul(panel.i, steps), skipped)
                 strip = f.offset(self._workspace(f"w{number}"), f.imul(at, tile.row_bytes))
-                at = f.iadd(f.imul(panel.i, cut.padded_rows), key.i)
+                at = f.iadd(f.imul(panel.i, tiling.padded_rows), key.i)
                 sums = f.offset(self._workspace(f"t{number}"), f.imul(at, tile.row_bytes))
                 self._multiply(
                     micro,
@@ -403,13 +403,13 @@ class _Emission:
 
     def _packed_columns(self, number: int, key: Value, low: Index, count: Index) -> Value:
         """A tile of columns of a factor from row `low` on, its rows in pairs."""
-        f, cut, mixture = self.f, self.cut, self.plan.mixtures[number]
-        tile = cut.mixtures[number]
+        f, tiling, mixture = self.f, self.tiling, self.plan.mixtures[number]
+        tile = tiling.mixtures[number]
         place = self._workspace(f"x{number}")
-        at = f.iadd(f.imul(low, cut.line), key)
+        at = f.iadd(f.imul(low, tiling.line), key)
         source = f.offset(self.rows.inner[mixture.factor], f.imul(at, 2))
         pack = Pack("bf16", tile.step, tile.rows, "lanes")
-        self._pack(pack, source, 2, cut.line * 2, f.isub(count, low), tile.rows, place)
+        self._pack(pack, source, 2, tiling.line * 2, f.isub(count, low), tile.rows, place)
         return place
 
 

@@ -24,7 +24,7 @@ class Reach:
 
     Args:
         f: the function.
-        blocking: how the kernel is cut.
+        blocking: the tiling of the kernel.
         first: the block's first query.
         offset: last key of query 0; None where all rows look at all keys.
     """
@@ -37,10 +37,10 @@ class Reach:
 
     def end(self, rows: Index) -> Index:
         """The first key, in whole strips, that none of the block's first rows looks at."""
-        f, cut = self.f, self.blocking
+        f, tiling = self.f, self.blocking
         if self.offset is None:
-            return cut.padded_keys
-        return f.round_up(f.imax(self.seen(rows), 1), cut.scores[0].width)
+            return tiling.padded_keys
+        return f.round_up(f.imax(self.seen(rows), 1), tiling.scores[0].width)
 
     def seen(self, rows: Index) -> Index:
         """The first key that none of the block's first rows looks at."""
@@ -63,7 +63,7 @@ class BlockRows:
 
     Args:
         f: the function.
-        blocking: how the kernel is cut.
+        blocking: the tiling of the kernel.
         pointers: the arrays, by number of the rows' operand.
         inner: where the block's sums and factors begin, likewise.
         kept: memory for what a pass keeps for later ones.
@@ -131,7 +131,7 @@ class BlockRows:
         for item in self.passes:
             if item.is_empty:
                 continue
-            for number, value in self._walk(row, item, end).items():
+            for number, value in self._pass(row, item, end).items():
                 row.define(number, value)
             row.hoist(range(len(plan.nodes)), self.lanes)
         for item_ in plan.stores:
@@ -139,7 +139,7 @@ class BlockRows:
                 row.store(item_)
         self._fill(row, end)
 
-    def _walk(self, row: Scope, item: RowPass, end: Index) -> dict[int, Value]:
+    def _pass(self, row: Scope, item: RowPass, end: Index) -> dict[int, Value]:
         """One pass; returns the reductions that it completes."""
         f, plan = self.f, self.plan
         last, extent = plan.rank - 1, plan.extents[-1]
@@ -175,7 +175,7 @@ class BlockRows:
 
     # -- behind the mask
     def _fill(self, row: Scope, end: Index) -> None:
-        """Write the masked elements of what is kept outside."""
+        """Write the masked elements of values that are stored."""
         f, plan = self.f, self.plan
         if self.triangle is None:
             return
@@ -210,7 +210,7 @@ class BlockRows:
                 f.store(zero, row.pointers[factor], at.i)
 
     def _guarded(self, row: Scope) -> Value:
-        """Whether a row may leave out what is masked."""
+        """Whether a row may skip masked elements."""
         f, fine = self.f, constant(1, "i1")
         if self.triangle is None:
             return fine

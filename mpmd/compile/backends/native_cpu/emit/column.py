@@ -162,7 +162,7 @@ class _Columns:
             finish_columns(scope, rounded, at, parts, self.lanes)
 
     def _one_row(self, row: Scope, places: Sequence[Lanes], totals: Sequence[Value]) -> list[Value]:
-        """Add one row's elements to the totals, and store what is stored at every point."""
+        """Add one row's elements to the totals, and store the results of every point."""
         f, plan, following = self.f, self.plan, list(totals)
         element_stores = [s for s in plan.stores if store_level(plan, s) == ELEMENT]
         scopes = [row.inside(lanes=place) for place in places]

@@ -20,7 +20,6 @@ from mpmd.compile.backends.native_cpu.storage import check_dtype
 from mpmd.compile.kernels.cancellation import without_cancellation
 from mpmd.compile.kernels.normalise import normalise
 from mpmd.compile.kernels.plan import ELEMENT, ROW, KernelPlan, Load, ReduceNode, store_level
-from mpmd.compile.kernels.positions import with_coarse_comparisons
 from mpmd.compile.kernels.sorting import sorting_of
 from mpmd.compile.llvm.target import CpuTarget
 
@@ -78,7 +77,7 @@ def plan_kernels(plan: KernelPlan, target: CpuTarget, in_place: Collection[int] 
         return KernelSequence(plan, (SelectionKernel(plan.name, plan, target, sorting),))
     if sorting is not None and plan.row_size > _MIN_MERGED:
         return KernelSequence(plan, (MergeSortKernel(plan.name, plan, target, sorting),))
-    plan = with_coarse_comparisons(without_cancellation(normalise(plan)))
+    plan = without_cancellation(normalise(plan))
     streamed = streamed_operands(plan, target, in_place)
     if plan.kind == "loop":
         strided = strided_dim(plan)

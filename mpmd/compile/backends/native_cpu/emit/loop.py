@@ -31,7 +31,7 @@ class LoopKernel(PlanKernel):
     A unit is one index of all dims but the last, or a piece of the last one.
 
     Attributes:
-        streamed: numbers of the results that go past the caches.
+        streamed: numbers of the results written by non-temporal stores.
     """
 
     streamed: frozenset[int] = frozenset()
@@ -100,10 +100,10 @@ class RowWriter:
     """Computes and stores everything along the last dim.
 
     Attributes:
-        plan: what is computed.
+        plan: the computation.
         lanes: of a vector.
         unroll: vectors of a round; pieces of a row start at multiples of them.
-        prefetch: what is prefetched of later rows.
+        prefetch: the accesses of later rows that are prefetched.
     """
 
     plan: KernelPlan

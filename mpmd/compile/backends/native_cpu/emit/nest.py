@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from mpmd.compile.backends.native_cpu.emit.places import Lanes
 from mpmd.compile.llvm.builder import FunctionBuilder
 from mpmd.compile.llvm.builder import Index as Position
-from mpmd.compile.llvm.types import Value, constant
+from mpmd.compile.llvm.types import Value
 
 Body = Callable[[list[Lanes], list[Value]], list[Value]]
 
@@ -35,26 +35,19 @@ def vector_loop(
     unroll: int,
     carried: Sequence[Value],
     body: Body,
-    *,
-    backwards: bool = False,
 ) -> list[Value]:
     """`body` for all of `[low, high)` along a dim: unrolled vectors, single vectors, then the tail.
 
     `low` is a multiple of `unroll * lanes`, and so is `high` unless it is `extent`.  The body gets the
     vectors of one round and the carried values, and returns the next ones; the tail is one masked vector
     where masks are cheap, single elements elsewhere.
-
-    Unrolled vectors come from the last round to the first if they go `backwards`, which asks for `low` 0 and
-    `high` the extent.
     """
     values = list(carried)
 
-    def rounds(start: Position, stop: Position, count: int, width: int, *, last: int | None = None) -> None:
-        """From `start` on, or from the round that begins at `last` back."""
+    def rounds(start: Position, stop: Position, count: int, width: int) -> None:
         nonlocal values
         with f.loop(start, stop, count * width, carried=values) as loop:
-            at = loop.i if last is None else f.sub(constant(last, "i64"), loop.i)
-            parts = [Lanes(dim, f.iadd(at, u * width), width) for u in range(count)]
+            parts = [Lanes(dim, f.iadd(loop.i, u * width), width) for u in range(count)]
             loop.carry(body(parts, loop.carried))
         values = loop.carried
 
@@ -62,7 +55,7 @@ def vector_loop(
     whole = extent // block * block
     full = extent // lanes * lanes
     if whole:
-        rounds(low, f.imin(high, whole), unroll, lanes, last=whole - block if backwards else None)
+        rounds(low, f.imin(high, whole), unroll, lanes)
     if full > whole:
         rounds(f.imax(low, whole), f.imin(high, full), 1, lanes)
     if extent == full:
@@ -70,7 +63,7 @@ def vector_loop(
     if not f.target.mask_registers:
         rounds(f.imax(low, full), high, 1, 1)
         return values
-    # at most one round, and only for whoever has the end of the dim
+    # at most one round, and only in the thread that has the end of the dim
     with f.loop(f.imax(low, full), high, lanes, carried=values) as loop:
         left = f.splat(f.index(extent - full), lanes)
         mask = f.compare("slt", f.lane_numbers(lanes, "i64"), left)

@@ -1,7 +1,7 @@
 """Partial sums over the outer dims: who adds where, and the kernel that adds the partial sums up.
 
-The outer dims are cut into groups; each unit of the first kernel owns one line of partial sums and adds up
-its group in order.  The cut depends on the plan alone, so results do not depend on the number of threads.
+The outer dims are split into groups; each unit of the first kernel owns one line of partial sums and adds up
+its group in order.  The split depends on the plan alone, so results do not depend on the number of threads.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class RowPrefetch:
 
     Attributes:
         plan: the plan.
-        accesses: what is read in each row.
+        accesses: the reads of each row.
         distances: how many rows ahead.
         locality: into which cache, as LLVM numbers them.
     """
@@ -104,7 +104,7 @@ class RowPrefetch:
 
 
 def _accesses(plan: KernelPlan) -> list[RowAccess]:
-    """What is read, or read and written, at adjacent places along the last dim; each once."""
+    """Accesses with reads that are contiguous along the last dim, without duplicates."""
     last, found = plan.rank - 1, dict[RowAccess, None]()
     read = [(n.operand, n.index) for n in plan.nodes if isinstance(n, Load)]
     read += [(s.operand, s.index) for s in plan.stores if s.combine]

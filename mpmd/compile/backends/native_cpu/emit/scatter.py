@@ -48,7 +48,7 @@ class ScatterKernel(PlanKernel):
 
     @cached_property
     def _guarded(self) -> tuple[int, KernelPlan]:
-        """A node that says for a whole row whether it is written, or -1, and what is done if so."""
+        """A node that says for a whole row whether it is written, or -1, and the update if so."""
         plan, guard = self.plan, self.plan.stores[0].where
         if guard < 0 or not plan.rank or any(store.where != guard for store in plan.stores):
             return -1, plan
@@ -105,7 +105,7 @@ class ScatterKernel(PlanKernel):
 
 
 def pieces_apart(plan: KernelPlan, in_place: Collection[int] = ()) -> bool:
-    """Whether two indices of the last dim never write, or read what is written at, one place.
+    """Whether two indices of the last dim never write, or read and write, the same element.
 
     Args:
         plan: a plan that meets itself.

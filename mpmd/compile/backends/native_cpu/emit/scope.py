@@ -44,7 +44,7 @@ from mpmd.compile.llvm.types import (
 
 
 class Scope(Places):
-    """Where code is being written, and what is known there.
+    """The insertion point of code, and the facts that hold at it.
 
     Args:
         f: the function.
@@ -53,7 +53,7 @@ class Scope(Places):
         dims: index of each known dim.
         lanes: the vector dim, if it is known here.
         parent: the enclosing scope.
-        streamed: numbers of the operands whose vectors are stored past the caches.
+        streamed: numbers of the operands whose vectors are stored non-temporally.
     """
 
     def __init__(

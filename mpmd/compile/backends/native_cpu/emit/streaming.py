@@ -1,8 +1,8 @@
-"""Results that go past the caches: stores that do not first read what they overwrite.
+"""Non-temporal stores of results, which do not first read the lines that they overwrite.
 
 A store brings its line into the cache, though a vector will overwrite all of it.  A kernel that moves more
-than the last cache level holds has no use for these lines: by the time that somebody reads its results,
-their beginning is gone.  Stores past the caches save the reading, a third of the traffic of a copy.
+than the last cache level holds has no use for these lines: by the time that its results are read,
+their beginning is evicted.  Non-temporal stores save the reading, a third of the traffic of a copy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mpmd.compile.llvm.types import Value, constant
 
 
 def streamed_operands(plan: KernelPlan, target: CpuTarget, in_place: Collection[int] = ()) -> frozenset[int]:
-    """Numbers of the results that go past the caches.
+    """Numbers of the results written by non-temporal stores.
 
     Args:
         plan: the plan, normalised.
@@ -70,7 +70,7 @@ def emit_streaming(
         f: the kernel's function.
         pointers: address of each operand.
         streamed: numbers of the results in question; without any the code is written once.
-        body: writes the code, told whether it may stream.
+        body: writes the code; its argument is whether stores may be non-temporal.
     """
     if streamed:
         together = constant(0, "i64")

@@ -1,4 +1,4 @@
-"""Small transposes, and what is computed from them: squares are transposed in registers.
+"""Small transposes and computations on them: squares are transposed in registers.
 
 Along the last dim, where results are written, such an array steps by more than one element; along another
 dim, the strided dim, it steps by one.  A square of both dims is read along the strided dim, transposed,
@@ -75,7 +75,7 @@ class TileKernel(PlanKernel):
 
     @property
     def _in_registers(self) -> bool:
-        """Whether the code for one row is short enough to stand there once for each row of a square."""
+        """Whether the code for one row is short enough to be repeated for each row of a square."""
         nodes = needed_nodes(self.plan, stored_nodes(self.plan.stores), self._tiles)
         operations = sum(isinstance(self.plan.nodes[k], Apply | Load) for k in nodes)
         return operations <= _MAX_OPERATIONS

@@ -1,4 +1,4 @@
-"""Several vectors at once: their operations stand side by side in the code, so that none waits for its own.
+"""Several vectors at once: their operations are interleaved, so that latencies overlap.
 
 An operation takes a few cycles and its result is wanted at once by the next one.  Cores look ahead, but not
 past a long chain of operations to the vector after it; so the code does one operation for all vectors of a

@@ -1,10 +1,9 @@
 """Fetching in advance: lines that a micro-kernel brings into L2 while it multiplies, for what comes after it.
 
-A tile takes thousands of cycles and reads what is near; the memory behind L2 has nothing to do meanwhile.
-So whoever calls micro-kernels leaves a *fetch* where they find it: runs of adjacent lines, at a distance from
-each other, such as the rows of the strip that is packed next.  Every few steps of K a micro-kernel asks for a
-line, and leaves the fetch where the next tile goes on.  Lines past the end are asked for as the last one,
-which is near by then.
+A tile takes thousands of cycles and reads from L1 and L2; memory behind L2 is idle meanwhile.  So the caller
+of micro-kernels passes a *fetch* to them in memory: runs of adjacent lines, equally spaced, such as the rows
+of the strip that is packed next.  Every few steps of K a micro-kernel prefetches a line and stores the
+position for the next tile.  Past the end, the last line is prefetched again, which is cached by then.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Fetch:
         self.place = f.stack("i64", 8)
 
     def runs(self, start: Value, count: Index, distance: Index, size: Index) -> None:
-        """Ask for runs of bytes.
+        """Prefetch runs of bytes.
 
         Args:
             start: the first byte.
@@ -50,11 +49,11 @@ class Fetch:
         self._set(f.isub(0, reach), lines, jump, f.offset(start, reach))
 
     def nothing(self, near: Value) -> None:
-        """Ask for nothing but a line that is near."""
+        """Prefetch nothing but a line that is cached."""
         self._set(0, 1, 0, near)
 
     def is_done(self) -> Value:
-        """I1, whether every line has been asked for."""
+        """I1, whether every line has been prefetched."""
         position = self.f.load(self.place, "i64", _POSITION)
         return self.f.compare("sge", position, constant(0, "i64"))
 
@@ -86,7 +85,7 @@ class Fetching:
         self._end = f.load(place, "ptr", _END)
 
     def line(self, state: list[Value]) -> list[Value]:
-        """Ask for a line; returns the state after it."""
+        """Prefetch a line; returns the state after it."""
         f, (position, left) = self.f, state
         f.prefetch(f.offset(self._end, f.imin(position, 0)), locality=2)
         fewer = f.index(f.isub(left, 1))

@@ -361,7 +361,7 @@ class _Driver:
     def _multiply(
         self, micro: MicroKernel, factors: _Factors, s: _Place, d: _Place, accumulate: Value, near: _Place
     ) -> None:
-        """Call a micro-kernel that adds to `s` if told so, writes to `d`, and fetches `near`."""
+        """Call a micro-kernel that writes to `d`, or adds to `s`, and fetches `near`."""
         TileCall(
             **vars(factors),
             s=s.start,

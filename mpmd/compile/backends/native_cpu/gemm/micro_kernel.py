@@ -37,7 +37,7 @@ class MicroKernel:
         step: what one step along K multiplies: `f32`, `f64`, or `bf16x2` (a pair of bf16).
         rows: rows of the tile.
         vectors: vector registers in a row of the tile.
-        adjacent: what is adjacent in A: `rows` (packed, or stored transposed; the stride is between steps
+        adjacent: the contiguous dim of A: `rows` (packed, or stored transposed; the stride is between steps
             of K) or `steps` (stored as is; the stride is between rows).
     """
 

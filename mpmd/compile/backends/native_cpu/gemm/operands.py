@@ -100,7 +100,7 @@ class Operands:
         return f.idiv(f.iadd(depth, 1), 2) if self.tiling.step == "bf16x2" else depth
 
     def fetch(self, row: Index, panel: Index) -> Value:
-        """What a tile fetches: in turns, and what is left when the other is done."""
+        """What a tile fetches: alternately from two, and the rest of one when the other is done."""
         f = self.f
         number = f.irem(f.iadd(f.idiv(row, self.tiling.rows), panel), _FETCHES)
         for_a = f.compare("eq", f.index(number), constant(_FETCHES - 1, "i64"))
@@ -127,7 +127,7 @@ class Operands:
         return 1 + -(-lines * _FETCHES // (by_tile * (t.mc // t.rows)))
 
     def tile(self, block: Block, start: Index, row: Index) -> tuple[str, Value, int]:
-        """(what is adjacent, address, stride in bytes) of A's part of a tile."""
+        """(contiguous dim, address, stride in bytes) of A's part of a tile."""
         t, a = self.tiling, self.gemm.a
         if t.pack_a:
             return "rows", self._packed_rows(block, start, row), t.rows * self.step_bytes

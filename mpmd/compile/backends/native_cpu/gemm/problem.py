@@ -90,39 +90,6 @@ class Gemm:
         return "f64" if self.a.dtype == "f64" else "f32"
 
 
-def row_major(
-    m: int,
-    n: int,
-    k: int,
-    dtype: str = "f32",
-    *,
-    out_dtype: str | None = None,
-    transpose_a: bool = False,
-    transpose_b: bool = False,
-    batch: tuple[int, ...] = (),
-) -> Gemm:
-    """A product of dense row-major arrays.
-
-    Args:
-        m: rows of the result.
-        n: columns of the result.
-        k: length of the sums.
-        dtype: of both operands.
-        out_dtype: of the result; the operands' if not given.
-        transpose_a: A is stored `[k, m]`.
-        transpose_b: B is stored `[n, k]`.
-        batch: leading dims that all three arrays have.
-    """
-
-    def dense(rows: int, columns: int, kind: str, transposed: bool) -> Matrix:
-        strides = [rows * columns * math.prod(batch[i + 1 :]) for i in range(len(batch))]
-        steps = (1, rows) if transposed else (columns, 1)
-        return Matrix(kind, *steps, tuple(strides))
-
-    a, b = dense(m, k, dtype, transpose_a), dense(k, n, dtype, transpose_b)
-    return Gemm(m, n, k, a, b, dense(m, n, out_dtype or dtype, False), batch)
-
-
 @dataclass(frozen=True)
 class Position:
     """The position of a vector of sums in the result.

@@ -1,4 +1,4 @@
-"""How a product is cut: register tile, cache blocks, what is packed, what threads share.
+"""The tiling of a product: register tile, cache blocks, packed operands, the split between threads.
 
 From the outside in:
 
@@ -95,7 +95,7 @@ def choose_tiling(gemm: Gemm, target: CpuTarget) -> Tiling:
     pack_a = _packs_a(gemm, step, rows, columns, kc * element, target)
     if pack_a:
         kc = _even_chunk(gemm.k, _MAX_PACKED_CHUNK_BYTES // element)
-    return _cut(gemm, target, kc, pack_a, _packs_b(gemm, step, kc, width * element, target))
+    return _tiling(gemm, target, kc, pack_a, _packs_b(gemm, step, kc, width * element, target))
 
 
 def _steps(gemm: Gemm, target: CpuTarget) -> tuple[str, int, int, int]:
@@ -108,7 +108,7 @@ def _steps(gemm: Gemm, target: CpuTarget) -> tuple[str, int, int, int]:
     return step, rows, width, {"f32": 4, "f64": 8, "bf16x2": 2}[step]
 
 
-def _cut(gemm: Gemm, target: CpuTarget, kc: int, pack_a: bool, pack_b: bool) -> Tiling:
+def _tiling(gemm: Gemm, target: CpuTarget, kc: int, pack_a: bool, pack_b: bool) -> Tiling:
     """The loop nest with chunks of K of a length, and such operands packed."""
     step, rows, width, element = _steps(gemm, target)
     vectors = width // target.lanes("double" if step == "f64" else "float")
@@ -121,7 +121,7 @@ def _cut(gemm: Gemm, target: CpuTarget, kc: int, pack_a: bool, pack_b: bool) -> 
     panels = max(1, min(columns, room // (kc * width * element)))
     split = "columns" if columns * gemm.batch_size >= 8 or columns * width >= gemm.m else "rows"
     part_rows = 0
-    if split == "columns" and not pack_a:  # whoever does a part would have to pack A again
+    if split == "columns" and not pack_a:  # each part would have to pack A again
         part_rows = _part_rows(gemm.m, rows, columns * gemm.batch_size)
     return Tiling(step, rows, vectors, width, kc, mc, panels, pack_a, pack_b, split, part_rows)
 
@@ -139,7 +139,7 @@ def _part_rows(m: int, rows: int, strips: int) -> int:
 
 
 def _even_chunk(k: int, longest: int) -> int:
-    """The chunk length, a multiple of 16, that cuts K into as few and as equal chunks as can be."""
+    """The chunk length, a multiple of 16, that splits K into as few and as equal chunks as possible."""
     chunks = max(1, -(-k // longest))
     each = -(-max(k, 1) // chunks)
     return -(-each // 16) * 16

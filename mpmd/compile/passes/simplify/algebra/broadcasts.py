@@ -10,7 +10,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.opcodes import ELEMENTWISE, OPCODES
 from mpmd.compile.hlo.shape import array
 from mpmd.compile.passes.rewriter import RewriteSite, Rule
-from mpmd.compile.passes.values import inverse, splat
+from mpmd.compile.passes.values import splat
 
 
 def broadcast_nothing(site: RewriteSite) -> HloInstruction | None:
@@ -87,18 +87,6 @@ def reshape_of_broadcast(site: RewriteSite) -> HloInstruction | None:
     return site.build.broadcast(x, site.shape.dims, tuple(places.index(d) for d in inner.dimensions))
 
 
-def transpose_of_broadcast(site: RewriteSite) -> HloInstruction | None:
-    """transpose(broadcast(x)) → broadcast(x), or broadcast(transpose(x)), which moves less."""
-    (inner,) = site.operands
-    if inner.opcode != "broadcast":
-        return None
-    (x,) = inner.operands
-    to = inverse(site.at.dimensions)
-    places = [to[d] for d in inner.dimensions]
-    order = sorted(range(len(places)), key=places.__getitem__)
-    return site.build.broadcast(site.build.transpose(x, order), site.shape.dims, sorted(places))
-
-
 def sink(site: RewriteSite) -> HloInstruction | None:
     """op(broadcast(x), broadcast(y), splat) → broadcast(op(x, y, splat)), with equal broadcast dims.
 
@@ -161,6 +149,5 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "broadcast": (broadcast_nothing, broadcast_twice, broadcast_of_reshape, broadcast_of_iota),
     "iota": (iota_of_one,),
     "reshape": (reshape_of_broadcast,),
-    "transpose": (transpose_of_broadcast,),
     "reverse": (reverse_nothing,),
 }

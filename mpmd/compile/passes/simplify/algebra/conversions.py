@@ -54,12 +54,6 @@ def is_lossless(source: str, target: str) -> bool:
     return False
 
 
-def convert_nothing(site: RewriteSite) -> HloInstruction | None:
-    """A conversion to the same type → its operand."""
-    (x,) = site.operands
-    return x if x.shape.dtype == site.shape.dtype else None
-
-
 def convert_twice(site: RewriteSite) -> HloInstruction | None:
     """convert(convert(x)) → convert(x), where the first conversion kept every value."""
     (inner,) = site.operands
@@ -97,34 +91,6 @@ def convert_iota(site: RewriteSite) -> HloInstruction | None:
     return site.build.iota(site.shape.dtype, site.shape.dims, inner.iota_dimension)
 
 
-def bitcast_convert_twice(site: RewriteSite) -> HloInstruction | None:
-    """bitcast-convert(bitcast-convert(x)) → bitcast-convert(x), and none to the same type."""
-    (inner,) = site.operands
-    if inner.shape is site.shape:
-        return inner
-    if inner.opcode != "bitcast-convert":
-        return None
-    (x,) = inner.operands
-    if x.shape.logical is site.shape.logical:
-        return x
-    same_width = x.shape.info.bits == inner.shape.info.bits == site.shape.info.bits
-    return site.build.add("bitcast-convert", x, shape=site.shape) if same_width else None
-
-
-def reduce_no_precision(site: RewriteSite) -> HloInstruction | None:
-    """reduce-precision to what the type has → its operand; twice to the same → once."""
-    (x,) = site.operands
-    wanted = site.at.attributes["exponent_bits"], site.at.attributes["mantissa_bits"]
-    known = _FLOATS.get(x.shape.dtype)
-    if known is not None:
-        bits = x.shape.info.bits
-        if wanted[0] == bits - 1 - known[0] and wanted[1] == known[0]:
-            return x
-    if x.opcode == "reduce-precision" and x.attributes == site.at.attributes:
-        return x
-    return None
-
-
 def copy_nothing(site: RewriteSite) -> HloInstruction | None:
     """A copy to the same layout → its operand; a copy of a copy → one copy."""
     (x,) = site.operands
@@ -136,8 +102,6 @@ def copy_nothing(site: RewriteSite) -> HloInstruction | None:
 
 
 RULES: dict[str, tuple[Rule, ...]] = {
-    "convert": (convert_nothing, convert_twice, convert_broadcast, convert_iota),
-    "bitcast-convert": (bitcast_convert_twice,),
-    "reduce-precision": (reduce_no_precision,),
+    "convert": (convert_twice, convert_broadcast, convert_iota),
     "copy": (copy_nothing,),
 }

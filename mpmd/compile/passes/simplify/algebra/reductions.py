@@ -9,7 +9,6 @@ import math
 
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.rewriter import RewriteSite, Rule
-from mpmd.compile.passes.simplify.algebra.broadcasts import places_of_dims
 from mpmd.compile.passes.values import is_identity, is_trivial, reducer
 
 
@@ -61,39 +60,6 @@ def reduce_of_transpose(site: RewriteSite) -> HloInstruction | None:
     return site.same(inner.operands[0], site.operands[1], dimensions=dims)
 
 
-def reduce_of_reshape(site: RewriteSite) -> HloInstruction | None:
-    """reduce(reshape(x)) → reduce(x), over all dims, or where the reshape only adds dims of size 1."""
-    inner = site.operands[0]
-    if _simple(site) is None or inner.opcode != "reshape":
-        return None
-    (x,) = inner.operands
-    if len(site.at.dimensions) == inner.shape.rank and x.shape.rank:
-        return site.same(x, site.operands[1], dimensions=tuple(range(x.shape.rank)))
-    places = places_of_dims(x.shape.dims, inner.shape.dims)
-    if places is None or len(places) == inner.shape.rank:
-        return None
-    dims = tuple(i for i, p in enumerate(places) if p in site.at.dimensions)
-    lost = [d for d in range(inner.shape.rank) if d not in places and d not in site.at.dimensions]
-    if not dims or len(dims) == len(places) == 0:
-        return None
-    made = site.same(x, site.operands[1], dimensions=dims)
-    return site.build.reshape(made, site.shape.dims) if lost else made
-
-
-def reduce_twice(site: RewriteSite) -> HloInstruction | None:
-    """reduce(reduce(x)) → reduce(x) over both sets of dims, by the same operation."""
-    opcode = _simple(site)
-    inner = site.operands[0]
-    if opcode is None or inner.opcode != "reduce" or len(inner.operands) != 2 or len(inner.users) != 1:
-        return None
-    if reducer(inner.to_apply) != opcode or not is_identity(opcode, inner.operands[1]):
-        return None
-    x = inner.operands[0]
-    left = [d for d in range(x.shape.rank) if d not in inner.dimensions]
-    dims = tuple(sorted((*inner.dimensions, *(left[d] for d in site.at.dimensions))))
-    return site.same(x, site.operands[1], dimensions=dims)
-
-
 def reduce_of_broadcast(site: RewriteSite) -> HloInstruction | None:
     """A sum of n copies → n * x; max, min, and, or of copies → x."""
     opcode = _simple(site)
@@ -124,8 +90,6 @@ RULES: dict[str, tuple[Rule, ...]] = {
         reduce_nothing,
         reduce_of_nothing,
         reduce_of_transpose,
-        reduce_of_reshape,
-        reduce_twice,
         reduce_of_broadcast,
     )
 }

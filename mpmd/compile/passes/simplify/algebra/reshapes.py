@@ -8,7 +8,6 @@ from __future__ import annotations
 from mpmd.compile.hlo.attributes import Ints
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.rewriter import RewriteSite, Rule
-from mpmd.compile.passes.values import inverse
 
 
 def reshape_nothing(site: RewriteSite) -> HloInstruction | None:
@@ -23,20 +22,6 @@ def reshape_twice(site: RewriteSite) -> HloInstruction | None:
     if inner.opcode != "reshape":
         return None
     return site.build.reshape(inner.operands[0], site.shape.dims)
-
-
-def reshape_of_moved_ones(site: RewriteSite) -> HloInstruction | None:
-    """reshape(transpose(x)) → reshape(x), where the transpose moves only dims of size 1."""
-    (inner,) = site.operands
-    if inner.opcode != "transpose" or not moves_only_ones(inner.shape.dims, inner.dimensions):
-        return None
-    return site.build.reshape(inner.operands[0], site.shape.dims)
-
-
-def transpose_nothing(site: RewriteSite) -> HloInstruction | None:
-    """A transpose that keeps the order → its operand."""
-    (x,) = site.operands
-    return x if site.at.dimensions == tuple(range(x.shape.rank)) else None
 
 
 def transpose_twice(site: RewriteSite) -> HloInstruction | None:
@@ -62,15 +47,6 @@ def moves_only_ones(dims: Ints, permutation: Ints) -> bool:
     return kept == sorted(kept)
 
 
-def transpose_of_iota(site: RewriteSite) -> HloInstruction | None:
-    """transpose(iota) → iota."""
-    (inner,) = site.operands
-    if inner.opcode != "iota":
-        return None
-    dim = inverse(site.at.dimensions)[inner.iota_dimension]
-    return site.build.iota(site.shape.dtype, site.shape.dims, dim)
-
-
 def bitcast_nothing(site: RewriteSite) -> HloInstruction | None:
     """A bitcast to the same shape → its operand; bitcast(bitcast(x)) → bitcast(x)."""
     (x,) = site.operands
@@ -93,7 +69,7 @@ def known_size(site: RewriteSite) -> HloInstruction | None:
 
 RULES: dict[str, tuple[Rule, ...]] = {
     "get-dimension-size": (known_size,),
-    "reshape": (reshape_nothing, reshape_twice, reshape_of_moved_ones),
-    "transpose": (transpose_nothing, transpose_twice, transpose_of_ones, transpose_of_iota),
+    "reshape": (reshape_nothing, reshape_twice),
+    "transpose": (transpose_twice, transpose_of_ones),
     "bitcast": (bitcast_nothing,),
 }

@@ -148,7 +148,7 @@ def test_calls_that_follow_each_other_at_once():
 # -- what cannot be ---------------------------------------------------------------------------------------
 
 
-def sum_of_two(patience):
+def sum_of_two(max_back_offs):
     """A program of two devices whose calls wait for so many naps."""
     made = OnMesh(lambda a: lax.psum(a, "x"), [values(2, 3)], mesh_of({"x": 2}), [P("x")], P())
     compiled = prepare_fragment(made.fragment, NativeCpu(), axes={"x": 2}).compiled()
@@ -157,14 +157,14 @@ def sum_of_two(patience):
         host_target(),
         arena_bytes=compiled.program.arena_bytes,
         constants=compiled.program.constants,
-        instance=f"alone{patience}",
+        instance=f"alone{max_back_offs}",
         devices=(0, 1),
-        patience=patience,
+        max_back_offs=max_back_offs,
     )
 
 
 def test_a_device_that_waits_in_vain_gives_up_with_an_error():
-    program = sum_of_two(patience=20)
+    program = sum_of_two(max_back_offs=20)
     for _ in range(2):  # each launch waits for itself
         with pytest.raises(jax.errors.JaxRuntimeError, match="waited too long for the other devices"):
             call_on(program, jax.devices()[0]).block_until_ready()
@@ -172,7 +172,7 @@ def test_a_device_that_waits_in_vain_gives_up_with_an_error():
 
 def test_devices_that_take_different_branches_give_up_with_an_error(monkeypatch):
     """Device 0 waits for a sum that device 1 does not take part in; its loop must end, too."""
-    monkeypatch.setitem(register.__kwdefaults__, "patience", 20)
+    monkeypatch.setitem(register.__kwdefaults__, "max_back_offs", 20)
 
     def function(a):
         def body(state):
@@ -187,7 +187,7 @@ def test_devices_that_take_different_branches_give_up_with_an_error(monkeypatch)
 
 
 def test_a_device_of_another_mesh_is_refused():
-    program = sum_of_two(patience=21)
+    program = sum_of_two(max_back_offs=21)
     with pytest.raises(jax.errors.JaxRuntimeError, match="a device that it was not loaded for"):
         call_on(program, jax.devices()[3]).block_until_ready()
 

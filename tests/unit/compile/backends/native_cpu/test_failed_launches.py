@@ -45,10 +45,12 @@ def test_devices_that_come_at_different_times():
 # -- launches that fail -----------------------------------------------------------------------------------
 
 
-def sum_on_two(monkeypatch, patience):
+def sum_on_two(monkeypatch, max_back_offs):
     """A sum over two devices, and its program: a device that waits gives up after so many back-offs."""
-    monkeypatch.setitem(register.__kwdefaults__, "patience", patience)
-    made = OnMesh(lambda a: lax.psum(a, "x") + patience, [values(2, 3)], mesh_of({"x": 2}), [P("x")], P())
+    monkeypatch.setitem(register.__kwdefaults__, "max_back_offs", max_back_offs)
+    made = OnMesh(
+        lambda a: lax.psum(a, "x") + max_back_offs, [values(2, 3)], mesh_of({"x": 2}), [P("x")], P()
+    )
     return made, NativeCpuBackend().register(made.native.made, made.fragment.mesh, mesh_of({"x": 2}))
 
 
@@ -87,7 +89,7 @@ def test_a_device_that_waits_for_a_launch_that_others_never_had_is_told_by_the_n
 
 def test_a_failure_inside_of_a_program_leaves_the_next_call_whole(monkeypatch):
     """In the first call the devices take different branches, in the second the same one."""
-    monkeypatch.setitem(register.__kwdefaults__, "patience", 1000)
+    monkeypatch.setitem(register.__kwdefaults__, "max_back_offs", 1000)
 
     def function(a, alike):
         both = lax.psum(a, "x")

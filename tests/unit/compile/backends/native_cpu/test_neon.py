@@ -2,9 +2,9 @@
 
 import pytest
 
+from benchmarks.direct import row_major
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.gemm.kernel import gemm_kernel
-from mpmd.compile.backends.native_cpu.gemm.problem import row_major
 from mpmd.compile.backends.native_cpu.program import Address, Run, ThreadedProgram, sequence_steps
 from mpmd.compile.backends.native_cpu.recipes import shared_function
 from mpmd.compile.backends.native_cpu.threads import PoolRun, PoolWorker

@@ -3,15 +3,15 @@
 import ctypes
 import dataclasses
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from benchmarks.direct import program_array
+from benchmarks.direct import program_array, row_major
 from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram, compile_program
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.gemm.kernel import gemm_kernel
-from mpmd.compile.backends.native_cpu.gemm.problem import row_major
 from mpmd.compile.backends.native_cpu.memory import program_memory
 from mpmd.compile.backends.native_cpu.program import (
     Address,
@@ -222,9 +222,8 @@ def test_workers_flush_denormals_if_their_caller_does(pool):
 def test_kernels_that_cannot_be_divided_are_divided_among_the_threads(threads):
     """Twelve kernels of one unit that do not wait: each thread does as many, and all together each once."""
     kernel = elementwise("add_one", 64, "add")
-    steps = [
-        r for k in range(12) for r in sequence_steps(kernel, [Address(0), Address(1 + k)], [], waits=False)
-    ]
+    steps = [r for k in range(12) for r in sequence_steps(kernel, [Address(0), Address(1 + k)], [])]
+    steps = [replace(step, waits=False) for step in steps]
     assert all(step.kernel.units == 1 for step in steps)
     instance = ProgramInstance(compile_program(ThreadedProgram("many", 13, tuple(steps)), HOST), HOST)
     x = np.arange(64, dtype=np.float32)
@@ -247,7 +246,6 @@ def test_a_chain_of_small_kernels_stays_on_one_thread():
     steps = [r for k in range(4) for r in sequence_steps(kernel, [Address(k), Address(k + 1)], [])]
     text = compile_program(ThreadedProgram("chain", 5, tuple(steps)), HOST).llvm
     assert "urem" not in text
-    apart = [
-        r for k in range(4) for r in sequence_steps(kernel, [Address(0), Address(k + 1)], [], waits=False)
-    ]
+    apart = [r for k in range(4) for r in sequence_steps(kernel, [Address(0), Address(k + 1)], [])]
+    apart = [replace(step, waits=False) for step in apart]
     assert "urem" in compile_program(ThreadedProgram("apart", 5, tuple(apart)), HOST).llvm

@@ -89,15 +89,6 @@ PROGRAMS = {
         "ROOT r = tuple(a, w)",
         before=SUMS,
     ),
-    "scatter into several arrays": module(
-        X,
-        "y = negate(x)",
-        "i = s32[3,1] constant({{0},{2},{2}})",
-        "u = f32[3,8] constant({" + ", ".join(["{0,1,2,3,4,5,6,7}"] * 3) + "})",
-        "ROOT g = scatter(x, y, i, u, u), update_window_dims={1}, inserted_window_dims={0}, "
-        "scatter_dims_to_operand_dims={0}, index_vector_dim=1, to_apply=sums",
-        before=SUMS,
-    ),
     "whole size": module(
         X, "n = s32[] constant(8)", "ROOT r = f32[4,8] set-dimension-size(x, n), dimensions={1}"
     ),

@@ -6,9 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from benchmarks.direct import DirectKernel
+from benchmarks.direct import DirectKernel, row_major
 from mpmd.compile.backends.native_cpu.gemm.kernel import GemmKernel, gemm_kernel
-from mpmd.compile.backends.native_cpu.gemm.problem import row_major
 from mpmd.compile.backends.native_cpu.gemm.thin import ThinKernel
 from mpmd.compile.backends.native_cpu.gemm.thin_form import thin_form
 from mpmd.compile.backends.native_cpu.thin_products import as_reduction

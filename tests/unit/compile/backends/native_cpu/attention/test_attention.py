@@ -1,8 +1,6 @@
 """Attention as one kernel: what is stitched, what comes out, and what a mask hides."""
 
-import dataclasses
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -16,15 +14,9 @@ from mpmd.compile.backends.native_cpu.memory import aligned_empty
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.dump import Dump
-from mpmd.compile.kernels.cost.device import HOST
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
 from mpmd.compile.llvm.target import host_target, named_target
-from mpmd.compile.lowering import lower
 from mpmd.compile.options import CompileOptions
-from mpmd.compile.passes.fusion.attention import Search
-from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
-from mpmd.compile.passes.fusion.recomputing import recompute_or_keep
-from mpmd.compile.pipelines import optimization_pipeline
 from mpmd.compile.thunks.thunk import AttentionThunk
 from tests.support.native_fragments import compiled, fragment_of, run
 from tests.support.native_functions import Floats, gradients
@@ -98,24 +90,6 @@ def test_large_scores_are_computed_again_and_never_written():
     made = check(function, inputs(2, 512, 64), count=2)
     matrix = 2 * 4 * 512 * 512 * 4
     assert max(s.size for thunk in made.thunks for s in (*thunk.reads, *thunk.writes)) < matrix
-
-
-@pytest.mark.parametrize(("bandwidth", "kept"), [(1e8, False), (1e14, True)])
-def test_what_is_computed_again_is_a_matter_of_costs(bandwidth, kept):
-    device = dataclasses.replace(HOST, levels=((math.inf, bandwidth),))
-    fragment = fragment_of(gradients(attention), *inputs(2, 128, 32))
-    module = lower(fragment.text)
-    for pass_ in optimization_pipeline():
-        if isinstance(pass_, AttentionStitching):
-            break
-        pass_.run(module)
-    said = []
-    search = Search(module.entry, said.append, device.limits)
-    search.run()
-    recompute_or_keep(search, device)
-    forward, backward = search.groups
-    assert bool(forward.cone.scores.keys() & backward.cone.scores.keys()) != kept
-    assert any("keeping them takes" in text for text in said) == kept
 
 
 def test_threads_share_the_work():

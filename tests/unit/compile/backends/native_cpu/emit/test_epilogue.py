@@ -4,10 +4,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from benchmarks.direct import DirectKernel
+from benchmarks.direct import DirectKernel, row_major
 from mpmd.compile.backends.native_cpu.emit.epilogue import PlanEpilogue
 from mpmd.compile.backends.native_cpu.gemm.kernel import GemmKernel, gemm_kernel
-from mpmd.compile.backends.native_cpu.gemm.problem import row_major
 from mpmd.compile.backends.native_cpu.gemm.tiling import choose_tiling
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.evaluate import evaluate

@@ -9,12 +9,10 @@ from mpmd.compile.hlo import HloBuilder, HloModule, parse_shape, print_module, v
 from mpmd.compile.hlo.attributes import DotDims, PadDim
 from mpmd.compile.passes.rewriter import Rewriter
 from mpmd.compile.passes.simplify import algebra
-from mpmd.compile.passes.simplify.algebra import arithmetic, powers
 from tests.support.hlo_meaning import evaluate
 from tests.support.rule_examples import EXAMPLES, F, k, total, turned
 
 SPECIAL = [0.0, -0.0, 1.0, -1.5, np.inf, -np.inf, np.nan, 3e38, 1e-30, 2.0]
-APPROXIMATE = [rule for rules in powers.APPROXIMATE.values() for rule in rules]
 
 
 def values(shape, rng: np.random.Generator, special: bool):
@@ -44,15 +42,14 @@ def test_rule(rule):
     shapes, program, expected = EXAMPLES[rule]
     module = module_of(shapes, program)
     before = module.clone()
-    table = algebra.table(keep_zero_signs=rule is arithmetic.add_negative_zero, approximate=True)
-    own = {opcode: (rule,) for opcode, rules in table.items() if rule in rules}
+    own = {opcode: (rule,) for opcode, rules in algebra.table().items() if rule in rules}
     assert own, "no opcode has this rule"
     assert Rewriter(module.entry).run(own, lambda instruction: True)
     verify(module)
     text = print_module(module)
     assert expected in text, text
     rng = np.random.default_rng(0)
-    for special in (False, False) if rule in APPROXIMATE else (False, True, True):
+    for special in (False, True, True):
         arguments = [values(p.shape, rng, special) for p in module.entry.parameters]
         got, want = evaluate(module, arguments), evaluate(before, arguments)
         for a, b in zip(*(v if isinstance(v, tuple) else (v,) for v in (got, want)), strict=True):
@@ -62,9 +59,7 @@ def test_rule(rule):
 
 
 def test_every_rule_is_tested():
-    known = {r for rules in algebra.table(approximate=True).values() for r in rules}
-    known |= {arithmetic.add_negative_zero}
-    assert known == set(EXAMPLES)
+    assert {r for rules in algebra.table().values() for r in rules} == set(EXAMPLES)
 
 
 KEPT = {
