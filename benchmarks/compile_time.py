@@ -1,7 +1,7 @@
 """How long does it take to partition a step, and how does that grow with the number of microbatches?
 
     python benchmarks/compile_time.py [--microbatches 8 16 32 64 128 256] [--layers 12] [--stages 4]
-                                      [--repeats 3] [--schedule 1f1b] [--passes 10]
+                                      [--repeats 3] [--schedule 1f1b] [--passes 10] [--whole 3]
 
 The step is that of `reference_gpt.py` under `accumulate_gradients`.  Nothing is compiled or run, and no array
 exists: only the program counts.  Every number of microbatches has a process of its own, which partitions the
@@ -22,6 +22,10 @@ partitioning.  The last line is one JSON object: `partition_s_8`, `partition_s_6
 `peer` as `over_peer_8` ..., or to `parse` as `over_parse_8` ... where there is no peer, the slope of
 log(partition) over log(microbatches) by least squares as `exponent`, the same of the growth of memory as
 `memory_exponent`, and all rows.
+
+Then the whole way to machine code: tracing, partitioning, generating code, of a step of width 768 with 8
+microbatches, against `jax.jit` of the same step, each `--whole` times in turn, in a new process without a
+compile cache.  `whole_s` and `whole_jit_s` are the best wall seconds, `whole_over_jit` is their ratio.
 """
 
 from __future__ import annotations
@@ -82,8 +86,8 @@ class _Before:
         """Nothing to do."""
 
 
-def make_step(sizes: Any, schedule: str) -> tuple[Any, tuple[Any, ...]]:
-    """The step under `mpmd.jit`, and its arguments without arrays."""
+def make_step(sizes: Any, schedule: str, jit: str = "mpmd") -> tuple[Any, tuple[Any, ...]]:
+    """The step under `mpmd.jit`, or under `jax.jit`, and its arguments without arrays."""
     import jax
 
     import mpmd
@@ -95,6 +99,8 @@ def make_step(sizes: Any, schedule: str) -> tuple[Any, tuple[Any, ...]]:
     step, optimizer = gpt.make_step(sizes)
     params = abstract(gpt.init(sizes))
     arguments = (params, jax.eval_shape(optimizer.init, params), *abstract(gpt.batch(sizes)))
+    if jit == "jax":
+        return jax.jit(step, donate_argnums=(0, 1)), arguments
     topology = mpmd.make_topology({f"m{s}": 1 for s in range(sizes.stages)})
     assignment = {f"stage{s}": f"m{s}" for s in range(sizes.stages)}
     config = mpmd.make_config(topology, assignment, schedule=schedule)
@@ -185,6 +191,22 @@ def measure(args: argparse.Namespace, microbatches: int) -> dict[str, Any]:
     return row | {"passes": dict(slowest)}
 
 
+def compile_whole(args: argparse.Namespace, jit: str) -> float:
+    """Seconds from the function to machine code, in a process that has compiled nothing."""
+    import jax
+
+    from benchmarks import reference_gpt as gpt
+
+    jax.config.update("jax_num_cpu_devices", args.stages)
+    jax.config.update("jax_enable_compilation_cache", False)
+    sizes = gpt.Sizes(layers=args.layers, width=768, heads=12, stages=args.stages)
+    step, arguments = make_step(sizes, args.schedule, jit)
+    jax.block_until_ready(jax.numpy.zeros(1))  # the backend is there
+    start = time.perf_counter()
+    step.trace(*arguments).lower().compile()
+    return time.perf_counter() - start
+
+
 def _by_pass(pass_seconds: list[tuple[str, float]]) -> collections.Counter[str]:
     """Seconds of every pass, all its runs together."""
     found: collections.Counter[str] = collections.Counter()
@@ -193,13 +215,20 @@ def _by_pass(pass_seconds: list[tuple[str, float]]) -> collections.Counter[str]:
     return found
 
 
-def in_a_process_of_its_own(microbatches: int) -> dict[str, Any]:
-    """The row that this script measures when it is called for one."""
-    command = [sys.executable, __file__, *sys.argv[1:], "--one", str(microbatches)]
+def in_a_process_of_its_own(*one: str) -> Any:
+    """What this script measures when it is called with these arguments."""
+    command = [sys.executable, __file__, *sys.argv[1:], *one]
     quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1"}  # the peer logs every fragment
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=quiet)
-    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return row
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def whole(repeats: int) -> dict[str, float]:
+    """The best seconds of both sides, which take turns, and their ratio."""
+    runs = [[in_a_process_of_its_own("--one-whole", jit) for jit in ("mpmd", "jax")] for _ in range(repeats)]
+    ours, theirs = (min(column) for column in zip(*runs))
+    print(f"whole: {ours:.2f} s, jax.jit {theirs:.2f} s, {ours / theirs:.2f} times as long")
+    return {"whole_s": ours, "whole_jit_s": theirs, "whole_over_jit": ours / theirs}
 
 
 def over(row: dict[str, Any]) -> tuple[str, float]:
@@ -232,21 +261,26 @@ def main() -> None:
         "--passes", type=int, default=0, help="list so many of the slowest passes of the first run"
     )
     parser.add_argument("--one", type=int, help="measure this number only, in this process")
+    parser.add_argument("--whole", type=int, default=3, help="compile so many times, and as often by jax.jit")
+    parser.add_argument("--one-whole", choices=("mpmd", "jax"), help="compile once, in this process")
     args = parser.parse_args()
+    if args.one_whole:
+        print(compile_whole(args, args.one_whole))
+        return
     if args.one:
         print(json.dumps(measure(args, args.one)))
         return
     print(f"{'microbatches':>12} " + " ".join(f"{name:>9}" for name in (*COLUMNS, "peak", "growth")))
     rows = []
     for microbatches in args.microbatches:
-        row = in_a_process_of_its_own(microbatches)
+        row = in_a_process_of_its_own("--one", str(microbatches))
         rows.append(row)
         cells = [f"{row[name]:9.3f}" for name in COLUMNS]
         cells += [f"{row[name]:9.0f}" for name in ("peak_mib", "growth_mib")]
         print(f"{microbatches:12} " + " ".join(cells), flush=True)
         for name, seconds in row["passes"].items():
             print(f"{'':12} {seconds * 1e3:9.1f} ms  {name}")
-    print(json.dumps(report(rows)))
+    print(json.dumps(report(rows) | (whole(args.whole) if args.whole else {})))
 
 
 if __name__ == "__main__":

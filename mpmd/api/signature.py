@@ -51,13 +51,16 @@ class ArgumentRules:
         return ArgumentRules(*static, *donated, tuple(names))
 
 
-def _positional_names(fn: Callable[..., Any]) -> list[str]:
+def _parameters(fn: Callable[..., Any]) -> list[inspect.Parameter] | None:
     try:
-        parameters = inspect.signature(fn).parameters.values()
+        return list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError):
-        return []
+        return None
+
+
+def _positional_names(fn: Callable[..., Any]) -> list[str]:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [p.name for p in parameters if p.kind in kinds]
+    return [p.name for p in _parameters(fn) or () if p.kind in kinds]
 
 
 def _both_ways(
@@ -94,18 +97,14 @@ def _several(given: Any, kind: type, what: str) -> list[Any]:
 
 
 def _all_names(fn: Callable[..., Any]) -> list[str] | None:
-    try:
-        parameters = inspect.signature(fn).parameters
-    except (TypeError, ValueError):
+    found = _parameters(fn)
+    if found is None or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in found):
         return None
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
-        return None
-    return list(parameters)
+    return [p.name for p in found]
 
 
 def _has_varargs(fn: Callable[..., Any]) -> bool:
-    kinds = [p.kind for p in inspect.signature(fn).parameters.values()]
-    return inspect.Parameter.VAR_POSITIONAL in kinds
+    return any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in _parameters(fn) or ())
 
 
 def _name(fn: Callable[..., Any]) -> str:

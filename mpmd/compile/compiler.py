@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import os
 from collections.abc import Hashable, Mapping, Sequence
@@ -15,9 +16,11 @@ from mpmd.compile.backends.xla import XlaBackend, XlaExecutable
 from mpmd.compile.backends.zeros import ZerosExecutable, makes_only_zeros
 from mpmd.compile.executable import Backend, Executable
 from mpmd.compile.fragment import FragmentModule
+from mpmd.compile.kernels.planning.plan_cache import caching_plans
 from mpmd.compile.options import DEFAULTS, CompileOptions
 from mpmd.compile.thunks.miscompiled import write_report
 from mpmd.errors import CompileError, MiscompiledError
+from mpmd.support.garbage import garbage_kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,9 +145,11 @@ def compile_fragments(
     """
     chosen = get_backend(backend, options)
     # one more than there are cores: Python prepares a fragment while LLVM generates the code of others
-    with ThreadPoolExecutor(max_workers=1 + (os.cpu_count() or 1)) as pool:
+    workers = 1 + (os.cpu_count() or 1)
+    with garbage_kept(), caching_plans(), ThreadPoolExecutor(max_workers=workers) as pool:
+        here = contextvars.copy_context()
         groups = pool.map(
-            lambda names: _compile_alike(chosen, [fragments[n] for n in names], meshes),
+            lambda names: here.copy().run(_compile_alike, chosen, [fragments[n] for n in names], meshes),
             alike(fragments, meshes),
         )
         made = {executable.name: executable for group in groups for executable in group}

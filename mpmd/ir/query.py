@@ -55,7 +55,7 @@ def walk(where: Any, kind: type | tuple[type, ...] = Op) -> list[Any]:
 
 
 def _collect(some: Iterable[Op], kind: type | tuple[type, ...], found: list[Any]) -> None:
-    """Half the time of MLIR's traversal, which calls back for each op.  (A closure would keep all of them.)"""
+    """Half the time of MLIR's traversal, which calls back for each op.  A closure would keep all ops."""
     for op in some:
         if kind is Op or isinstance(op, kind):
             found.append(op)

@@ -52,8 +52,7 @@ def memory_over_time(
         mesh_names: per mesh index.
     """
     ledgers = [_Ledger() for _ in table.orders]
-    _add_constant(table, costs, spans, ledgers)
-    _add_residuals(table, costs, spans, ledgers)
+    _add_tasks(table, costs, spans, ledgers)
     released: dict[tuple[Task, int], float] = {}
     for source, target, span in transfers:
         size = costs.message_bytes(source, target)
@@ -62,7 +61,6 @@ def memory_over_time(
         ledgers[table.mesh_of(target)].hold("activations", size, span.start_s, spans[target].end_s)
     for (source, size), end in released.items():
         ledgers[table.mesh_of(source)].hold("activations", size, spans[source].start_s, end)
-    _add_local_messages(table, costs, spans, ledgers)
     peaks = peak_activations(table)
     return tuple(
         MemoryCurve(name, CATEGORIES, ledger.samples(), peak)
@@ -95,51 +93,29 @@ class _Ledger:
         return tuple(samples)
 
 
-def _add_constant(
+def _add_tasks(
     table: ScheduleTable, costs: Costs, spans: Mapping[Task, Span], ledgers: Sequence[_Ledger]
 ) -> None:
+    """Everything but messages between meshes; a task passes bytes to the next stage on its own mesh, too."""
     first_backward: dict[tuple[int, int], float] = {}
     for mesh, order in enumerate(table.orders):
+        hold = ledgers[mesh].hold
         for task in order:
-            span = spans[task]
-            ledgers[mesh].hold(
-                "workspace", costs.stages[task.stage].workspace_bytes, span.start_s, span.end_s
-            )
+            stage, span = costs.stages[task.stage], spans[task]
+            hold("workspace", stage.workspace_bytes, span.start_s, span.end_s)
             if task.phase in (Phase.B, Phase.W):
                 first_backward.setdefault((task.stage, mesh), span.start_s)
-    for placement in (table.stage_to_mesh, table.mirror.stage_to_mesh if table.mirror else ()):
-        for stage, mesh in enumerate(placement):
-            ledgers[mesh].hold("parameters", costs.stages[stage].parameter_bytes, 0.0, None)
-    for (stage, mesh), start_s in first_backward.items():
-        ledgers[mesh].hold("gradients", costs.stages[stage].gradient_bytes, start_s, None)
-
-
-def _add_residuals(
-    table: ScheduleTable, costs: Costs, spans: Mapping[Task, Span], ledgers: Sequence[_Ledger]
-) -> None:
-    if not table.has_backward:
-        return
-    for mesh, order in enumerate(table.orders):
-        for task in order:
-            if task.phase is not Phase.F:
-                continue
-            stage = costs.stages[task.stage]
-            ends = [
-                spans[Task(task.stage, task.microbatch, phase)].end_s
-                for phase in table.backward_phases(task.stage, task.microbatch)
-            ]
-            ledgers[mesh].hold("residuals", stage.residual_bytes, spans[task].start_s, ends[0])
-            if len(ends) == 2:
-                ledgers[mesh].hold("residuals", stage.bytes_between_halves, ends[0], ends[1])
-
-
-def _add_local_messages(
-    table: ScheduleTable, costs: Costs, spans: Mapping[Task, Span], ledgers: Sequence[_Ledger]
-) -> None:
-    """Bytes that a task passes to the next stage on its own mesh; none for the last forward."""
-    for mesh, order in enumerate(table.orders):
-        for task in order:
             for source in table.dependencies(task):
                 if source.stage != task.stage and table.mesh_of(source) == mesh:
-                    size = costs.message_bytes(source, task)
-                    ledgers[mesh].hold("activations", size, spans[source].start_s, spans[task].end_s)
+                    hold("activations", costs.message_bytes(source, task), spans[source].start_s, span.end_s)
+            if task.phase is Phase.F and table.has_backward:
+                phases = table.backward_phases(task.stage, task.microbatch)
+                ends = [spans[Task(task.stage, task.microbatch, phase)].end_s for phase in phases]
+                hold("residuals", stage.residual_bytes, span.start_s, ends[0])
+                if len(ends) == 2:
+                    hold("residuals", stage.bytes_between_halves, ends[0], ends[1])
+    for placement in (table.stage_to_mesh, table.mirror.stage_to_mesh if table.mirror else ()):
+        for number, mesh in enumerate(placement):
+            ledgers[mesh].hold("parameters", costs.stages[number].parameter_bytes, 0.0, None)
+    for (number, mesh), start_s in first_backward.items():
+        ledgers[mesh].hold("gradients", costs.stages[number].gradient_bytes, start_s, None)

@@ -11,14 +11,15 @@ from mpmd import ir
 
 def block_users(x: ir.Op) -> list[ir.Op]:
     """The ops beside `x` that use its results, in themselves or in their regions; newest use first."""
-    block = x.operation.block
-    found = []
-    for user in ir.users(x):
-        operation = user.operation
-        while operation.block != block:
-            operation = operation.parent
-        found.append(operation.opview)
-    return found
+    return [op_around(user, x.operation.block) for user in ir.users(x)]
+
+
+def op_around(user: ir.Op, block: ir.Block) -> ir.Op:
+    """The op of a block that is an op, or contains it in its regions."""
+    operation = user.operation
+    while operation.block != block:
+        operation = operation.parent
+    return operation.opview
 
 
 def in_block_order(some: Iterable[Any]) -> list[Any]:

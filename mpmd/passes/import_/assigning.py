@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
 
 from mpmd import ir
+from mpmd.passes.fragments.block_order import in_block_order
 from mpmd.passes.fragments.dead_ops import erase_dead_ops, is_dead
 from mpmd.passes.mesh_order import mesh_order
 
@@ -117,7 +117,7 @@ def chain_transfers(value: ir.Value, assigns: Iterable[ir.Assign]) -> None:
     All come before the first of the assigns, which stay, unused.  On its own mesh the value is used itself.
     """
     by_kind: dict[ir.Type, list[ir.Assign]] = {}
-    for op in sorted_by_position(assigns):
+    for op in in_block_order(assigns):
         by_kind.setdefault(op.result.type, []).append(op)
     first = next(iter(by_kind.values()))[0]
     where = ir.before(first)
@@ -151,15 +151,6 @@ def use_known(op: ir.Assign, value: ir.Value) -> bool:
                 ir.replace_uses(op.result, user.result)
                 return True
     return False
-
-
-def sorted_by_position(ops: Iterable[ir.Op]) -> list[ir.Op]:
-    """Ops of one block, in their order there."""
-
-    def compare(a: ir.Op, b: ir.Op) -> int:
-        return -1 if ir.comes_before(a, b) else int(a != b)
-
-    return sorted(ops, key=functools.cmp_to_key(compare))
 
 
 def cross_mesh_assigns(op: ir.Unassign) -> list[ir.Assign]:

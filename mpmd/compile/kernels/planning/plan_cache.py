@@ -1,8 +1,8 @@
 """A cache of plans: groups of the same structure have the same kernel.
 
-Layers of a model repeat, fusion plans many a group several times, and its final groups are planned once
-more for their kernels.  A group's structure is everything that a planner can see: operations, shapes and
-attributes of its members, their edges, the kinds of values they read, and which of them are results.
+Layers repeat in a fragment and in others, fusion plans many a group several times, and its final groups are
+planned once more for their kernels.  A group's structure is everything that a planner can see: operations,
+shapes and attributes of its members, their edges, the kinds of values they read, and which are results.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from mpmd.compile.hlo.evaluator.reducers import simple_opcode
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.planning.trace import NoPlan
 
@@ -97,7 +98,8 @@ def structure_of(
                 values.append(operand)
             operands.append(k)
         attributes = tuple(member.attributes.items())
-        parts.append((member.opcode, member.shape, tuple(operands), attributes, member.called))
+        called = tuple(simple_opcode(c) or c for c in member.called)
+        parts.append((member.opcode, member.shape, tuple(operands), attributes, called))
         if member.opcode == "constant":
             parts.append(_number(member))
     for result in results:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mpmd import ir
+from mpmd.passes.fragments.block_order import op_around
 from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.infer_mesh.sets import Key
 
@@ -46,7 +47,7 @@ def use_keys(value: ir.Value, symbols: dict[str, ir.Func]) -> list[Key]:
         if isinstance(user, stops):
             continue
         if user.operation.block != block:
-            keys.append(_around(user, block))
+            keys.append(op_around(user, block))
         elif is_meshless(user):
             keys.append(user)
         elif isinstance(user, ir.Call):
@@ -60,14 +61,6 @@ def use_keys(value: ir.Value, symbols: dict[str, ir.Func]) -> list[Key]:
         elif not isinstance(user, (ir.Return, ir.Fragment, ir.Transfer)):
             keys.append(user)
     return keys
-
-
-def _around(user: ir.Op, block: object) -> ir.Op:
-    """The op of `block` that contains `user` in its regions."""
-    op = user.operation
-    while op.block != block:
-        op = op.parent
-    return op.opview
 
 
 def source_key(value: ir.Value, symbols: dict[str, ir.Func]) -> Key | None:
