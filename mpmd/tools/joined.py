@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 
 from mpmd import jax_compat
-from mpmd.runtime.processes.world import world
+from mpmd.runtime.processes.world import Failure, world
 
 _HEARTBEAT_SECONDS = 30
 
@@ -24,6 +24,18 @@ def main(arguments: list[str]) -> None:
     if int(count) > 1:
         jax_compat.join_world(address, int(count), int(index), _HEARTBEAT_SECONDS)
         world()
+    try:
+        _run(command)
+    except SystemExit as ended:
+        joined = world()
+        if ended.code not in (None, 0) and joined is not None:
+            joined.exit_code = ended.code if isinstance(ended.code, int) else 1
+            joined.report(Failure(joined.index, f"ended with exit code {joined.exit_code}"))
+        raise
+
+
+def _run(command: list[str]) -> None:
+    """Runs the script or module as Python does."""
     if command[0] == "-m":
         sys.argv = command[1:]
         sys.path[0] = str(Path.cwd())

@@ -54,6 +54,7 @@ class World:
         completed: how many steps this process has completed.
         turns: how many steps and exchanges it has completed.
         waits: whether it runs a step or waits for others now.
+        exit_code: of this process, if it has failed.
         peer_timeout: seconds after which a process that does not answer has failed.
     """
 
@@ -62,6 +63,7 @@ class World:
         self.failure: Failure | None = None
         self.meshes: dict[int, list[str]] = {}
         self.completed, self.turns, self.waits, self.peer_timeout = 0, 0, False, 8.0
+        self.exit_code = 1
         self.hosts: dict[int, str] = {index: socket.gethostname()}
         self.steps_of: dict[int, int] = {}
         self._stop_work: list[Callable[[], None]] = []
@@ -223,7 +225,7 @@ def _leave(joined: World, stop_watching: Callable[[], None]) -> None:
     if joined.failure is not None:  # JAX would wait for processes that do not answer
         if joined.index == 0:
             time.sleep(_COORDINATOR_SECONDS)
-        os._exit(1)
+        os._exit(joined.exit_code)
     if joined.index == 0:
         time.sleep(_COORDINATOR_SECONDS)
 
