@@ -7,6 +7,7 @@ from mpmd.api.config import Config, make_config
 from mpmd.api.fetch import fetch
 from mpmd.api.jit import Jitted, jit
 from mpmd.api.topology import Topology, make_topology
+from mpmd.errors import PeerError
 from mpmd.options import PipelineOptions
 from mpmd.runtime.executor import RuntimeOptions
 from mpmd.tracing.loops import accumulate_gradients, fori_loop, microbatch_loop, split_microbatches

@@ -17,6 +17,13 @@ from mpmd.api.config import Config
 from mpmd.api.estimate import DeviceSpeed, estimate_costs
 from mpmd.api.lowering import LoweringObserver, Partitioned, partition
 from mpmd.api.names import CalledNames
+from mpmd.api.processes import (
+    agree_on,
+    devices_of,
+    executor_of,
+    own_meshes,
+    with_absent,
+)
 from mpmd.api.signature import Arguments, check_leaves, describe, structure_problem
 from mpmd.api.stacked_arguments import fitted
 from mpmd.api.timeline import Scratch, measured_timeline, predicted_timeline, recorder_of, warn_of_unseen
@@ -27,7 +34,6 @@ from mpmd.compile.fallbacks import fallback_warning
 from mpmd.compile.fragment import fragment_modules
 from mpmd.errors import ConfigError, SignatureError
 from mpmd.jax_compat import as_key, host_callbacks, is_key
-from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.clients import cores_of_meshes
 from mpmd.runtime.costs import ProgramCosts, measure_costs
 from mpmd.runtime.decode import unwatched_executables
@@ -108,7 +114,8 @@ class Traced:
         lowered = self.jax_traced.lower(lowering_platforms=(platform,))
         partitioned = self.partition(lowered, observer)
         made = Lowered(self, lowered, partitioned)
-        warn_user(made.warnings)
+        if jax.process_index() == 0:
+            warn_user(made.warnings)
         return made
 
     def partition(self, lowered: Any, observer: LoweringObserver | None = None) -> Partitioned:
@@ -217,18 +224,19 @@ class Lowered:
         """
         if runtime is not None and not isinstance(runtime, RuntimeOptions):
             raise ConfigError(f"runtime is {runtime!r}; it must be mpmd.RuntimeOptions, or None")
+        agree_on(self.partitioned, self.config.topology)
+        meshes = own_meshes(self.config.topology)
         unwatched = {name for _, name in unwatched_executables(self.program)}
         fragments = {
             name: dataclasses.replace(fragment, token=name in unwatched)
             for name, fragment in self.fragments.items()
+            if fragment.mesh in meshes
         }
         executables = compile_fragments(
             fragments,
-            dict(self.config.topology),
+            meshes,
             self.partitioned.backend,
-            dataclasses.replace(
-                self.partitioned.compile_options, cores=cores_of_meshes(self.config.topology)
-            ),
+            dataclasses.replace(self.partitioned.compile_options, cores=cores_of_meshes(meshes)),
         )
         made = Compiled(self, executables, runtime or RuntimeOptions())
         made.fallbacks.show()
@@ -246,9 +254,9 @@ class Compiled:
         self.lowered, self.executables = lowered, executables
         self.fallbacks = fallback_warning(executables)
         program = lowered.program
-        self._devices = MeshDevices(dict(lowered.config.topology))
+        self._devices = devices_of(lowered.config.topology)
         table = {(e.fragment.mesh, name): e for name, e in executables.items()}
-        self._executor = Executor(program, table, self._devices, runtime, self._scratch.workspace)
+        self._executor = executor_of(program, table, self._devices, runtime, self._scratch.workspace)
         self._out_tree = lowered.traced.out_tree
         results = jax.tree.leaves(lowered.traced.jax_traced.out_info)
         self._weak = weak_positions(results)
@@ -395,9 +403,10 @@ class Compiled:
 
         The scratch memory of fragments cannot be observed, and is not counted.
         """
+        executor = self._in_one_process("live_bytes")
         meter = MemoryMeter(self.program)
         leaves = self._numbers(self._checked(args, kwargs))
-        results = self._executor.run(leaves, observers=[meter])
+        results = executor.run(leaves, observers=[meter])
         return self._results(results), dict(meter.peaks)
 
     @property
@@ -421,10 +430,11 @@ class Compiled:
     @without_ambient_mesh
     def costs(self, *args: Any, **kwargs: Any) -> tuple[Any, ProgramCosts]:
         """Runs one step fragment by fragment; returns its results and the seconds of each fragment."""
+        executor = self._in_one_process("costs")
         leaves = self._numbers(self._checked(args, kwargs))
         jax.block_until_ready(leaves)  # or the first fragments would be charged with the step before
-        recorder = recorder_of(self._executor, self._devices)
-        results, costs = measure_costs(self._executor, self._devices, leaves, recorder)
+        recorder = recorder_of(executor, self._devices)
+        results, costs = measure_costs(executor, self._devices, leaves, recorder)
         warn_of_unseen(recorder)
         return self._results(results), costs
 
@@ -439,13 +449,25 @@ class Compiled:
         Raises:
             FragmentError: a fragment failed.
         """
+        executor = self._in_one_process("timeline")
         leaves = self._numbers(self._checked(args, kwargs))
         meshes = list(self.lowered.config.topology)
-        results, timeline = measured_timeline(self._executor, self._devices, leaves, meshes, self._scratch)
+        results, timeline = measured_timeline(executor, self._devices, leaves, meshes, self._scratch)
         return self._results(results), timeline
+
+    def _in_one_process(self, what: str) -> Executor:
+        """The executor of all streams.
+
+        Raises:
+            ConfigError: there are several processes.
+        """
+        if not isinstance(self._executor, Executor):
+            raise ConfigError(f"{what} works in one process only\n  run the script without mpmd-run for it")
+        return self._executor
 
     def _results(self, leaves: list[Any]) -> Any:
         """Flat results as the function gives them."""
+        leaves = with_absent(leaves, self.program, self._devices, self._weak)
         for i in self._weak:
             leaves[i] = weakly_typed(leaves[i])
         for i, dtype in self._keys.items():
