@@ -103,14 +103,10 @@ class Jitted:
         arguments = flatten(self._rules, args, kwargs)
         if is_staging():
             traced = self._trace(arguments.without_arrays(), args, kwargs)
-            leaves = [*closed_over(traced.jax_traced), *arguments.leaves]
+            leaves = [*closed_over(traced.jax_traced), *_leaves_for(traced, arguments)]
             return jax.tree.unflatten(traced.out_tree, bind_step(leaves, traced.jaxpr))
         compiled = self._compiled_for(arguments, args, kwargs)
-        traced = compiled.lowered.traced
-        if traced.takes_parts:
-            given = jax.tree.unflatten(arguments.tree, arguments.leaves)
-            return compiled.run_flat(jax.tree.leaves(fitted(traced.arguments, *given)))
-        return compiled.run_flat(arguments.leaves)
+        return compiled.run_flat(_leaves_for(compiled.lowered.traced, arguments))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A method, where a class has it: the object is then the first argument, and usually a static one."""
@@ -149,10 +145,11 @@ class Jitted:
         return found
 
     def _compile(self, arguments: Arguments, args: Any, kwargs: Any) -> Compiled:
-        """What a new signature runs: the program of whole arrays, if it has `Stacked` in their places."""
-        wholes = flatten(self._rules, *in_wholes(args, kwargs))
-        if wholes.tree != arguments.tree:
-            return self._compiled_for(wholes, *in_wholes(args, kwargs))
+        """What a new signature runs; with stacks in parts it is the program of whole arrays."""
+        if self._config.stages is not None and self._config.stages.stacked:
+            wholes = flatten(self._rules, *in_wholes(args, kwargs))
+            if wholes.tree != arguments.tree:
+                return self._compiled_for(wholes, *in_wholes(args, kwargs))
         return self._trace(arguments, args, kwargs).lower().compile()
 
     def _trace(self, arguments: Arguments, args: Any, kwargs: Any) -> Traced:
@@ -163,3 +160,11 @@ class Jitted:
 
     def __repr__(self) -> str:
         return f"<mpmd.jit of {getattr(self._fn, '__name__', self._fn)!r} on {self._config.topology}>"
+
+
+def _leaves_for(traced: Traced, arguments: Arguments) -> list[Any]:
+    """The leaves of a call as the program takes them: stacks in parts, if it divides some."""
+    if not traced.takes_parts:
+        return arguments.leaves
+    given = jax.tree.unflatten(arguments.tree, arguments.leaves)
+    return jax.tree.leaves(fitted(traced.arguments, *given))

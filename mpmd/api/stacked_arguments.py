@@ -56,6 +56,7 @@ def _fitted(value: Any, slot: Any, leaves: list[Any], donated: set[int]) -> Any:
     if not hasattr(value, "shape") or value.shape[slot.dim : slot.dim + 1] != (sum(lengths),):
         return value  # reported later
     parts = in_parts(value, lengths, slot.dim)
-    if isinstance(value, jax.Array) and len(lengths) > 1 and slot.parts[0] in donated:
+    is_array = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
+    if is_array and len(lengths) > 1 and slot.parts[0] in donated:
         value.delete()
     return parts

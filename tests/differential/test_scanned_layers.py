@@ -250,6 +250,8 @@ def test_a_gradient_of_ones_own_takes_whole_arrays_and_consumes_parts():
         return jax.tree.map(jnp.subtract, params, jax.grad(mpmd.staged(loss))(params, x)), None
 
     ours = divided(step, "layers", schedule=None)
+    shapes = jax.eval_shape(ours, params, None, np.ones((2, 4), np.float32))
+    assert shapes[0]["layers"].shape == (2, 4, 4)
     want = params["layers"] - jax.grad(loss)(params, np.ones((2, 4), np.float32))["layers"]
     once, _ = ours(params, None, np.ones((2, 4), np.float32))
     assert params["layers"].is_deleted() and once["layers"].lengths == (1, 1)

@@ -176,7 +176,13 @@ def pad(of: PartwiseInterpreter, equation: Any, operands: list[Any]) -> list[Any
         if config[value.dim] != (0, 0, 0):
             return None
         return [Stacked([rebind(equation, [array(part), fill])[0] for part in value.parts], value.dim)]
-    if isinstance(fill, jax.core.Tracer) or float(fill) != 0.0 or any(map(any, config[1:])) or config[0][2]:
+    if (
+        not config
+        or isinstance(fill, jax.core.Tracer)
+        or float(fill) != 0.0
+        or any(map(any, config[1:]))
+        or config[0][2]
+    ):
         return None
     shape = jnp.shape(value)
     for lengths in of.divisions:

@@ -95,6 +95,8 @@ def staged(fn: Callable[..., Any], *, argnums: int | Sequence[int] = 0) -> Calla
         fn: a function of pytrees.
         argnums: the positions of its parameters, whose paths the patterns match.
     """
+    if getattr(fn, _MARK, None) is fn:
+        return fn
     several = tuple(argnums) if isinstance(argnums, Sequence) else (argnums,)
 
     @functools.wraps(fn)
@@ -102,7 +104,12 @@ def staged(fn: Callable[..., Any], *, argnums: int | Sequence[int] = 0) -> Calla
         plan = _plan.value
         return fn(*args, **kwargs) if plan is None else _in_stages(plan, fn, several, args, kwargs)
 
+    setattr(call, _MARK, call)
     return call
+
+
+_MARK = "__mpmd_staged__"
+"""Attribute of a function that `staged` returned: itself, because wrappers of it copy its attributes."""
 
 
 def _in_stages(plan: StagePlan, fn: Callable[..., Any], argnums: Any, args: Any, kwargs: Any) -> Any:

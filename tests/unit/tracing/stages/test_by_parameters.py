@@ -134,5 +134,6 @@ def test_staged_is_the_function_itself_outside_of_a_configured_step():
     def loss(params, flag):
         return params * (2.0 if flag else 3.0)
 
-    assert mpmd.staged(loss)(1.0, True) == 2.0
+    once = mpmd.staged(loss)
+    assert mpmd.staged(once) is once and once(1.0, True) == 2.0
     assert "mpmd" not in str(jax.make_jaxpr(lambda p: mpmd.staged(loss)(p, False))(1.0))
