@@ -59,11 +59,27 @@ class MiscompiledError(CompileError):
 
 
 class FragmentError(MpmdError, RuntimeError):
-    """A fragment failed while it ran; names fragment, mesh, stage, microbatch and step."""
+    """A fragment failed while it ran; names fragment, mesh, stage, microbatch and step.
+
+    Attributes:
+        mesh: where it ran.
+        position: in a legal order of all instructions of the step, equal in every process.
+    """
+
+    mesh: str = ""
+    position: int = 0
 
 
 class NonFiniteError(FragmentError, FloatingPointError):
     """A fragment computed a NaN or an infinity while JAX's check for them was on."""
+
+
+class PeerError(MpmdError, RuntimeError):
+    """Another process of the program failed, ended, stopped, or runs another program; names it."""
+
+
+class AbsentValueError(MpmdError, RuntimeError):
+    """The value of an array was read in a process that does not hold it."""
 
 
 class HloError(MpmdError, ValueError):

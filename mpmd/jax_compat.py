@@ -7,11 +7,13 @@ import `jax._src`, `jaxlib` or an experimental module.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, cast
 
 import jax
 from jax.core import ShapedArray as ShapedArray
+from jax.errors import JaxRuntimeError as JaxRuntimeError
 from jax.sharding import Sharding
 from jaxlib.mlir._mlir_libs._mlir import register_operation as register_operation
 from jaxlib.mlir.dialects import _func_ops_gen, _mpmd_ops_gen
@@ -430,3 +432,162 @@ def without_dead_code(jaxpr: Any) -> Any:
 
     eliminate = getattr(partial_eval, "dce_jaxpr", None)
     return jaxpr if eliminate is None else eliminate(jaxpr, [True] * len(jaxpr.outvars))[0]
+
+
+def rebind(equation: Any, values: Sequence[Any], **changed: Any) -> list[Any]:
+    """The results of an equation of a jaxpr for other operands; some of its parameters may be changed.
+
+    Operations get the name stack of the equation after the current one, in which `transpose(jvp(...))`
+    distinguishes backward from forward work, its place in the source, and its context.
+    """
+    with as_of(equation):
+        given = equation.primitive.get_bind_params({**equation.params, **changed})
+        made = equation.primitive.bind(*values, **given)
+    return list(made) if equation.primitive.multiple_results else [made]
+
+
+@contextlib.contextmanager
+def as_of(equation: Any) -> Iterator[None]:
+    """Operations that are traced inside have the name stack, place and context of an equation."""
+    from jax._src import source_info_util
+
+    scope = source_info_util.current_name_stack() + equation.source_info.name_stack
+    place = source_info_util.user_context(equation.source_info.traceback, name_stack=scope)
+    with place, equation.ctx.manager:
+        yield
+
+
+def place_of(equation: Any) -> str:
+    """The place of an equation in the user's source, `file:line (function)`; "" if it is not known."""
+    from jax._src import source_info_util
+
+    summarize = getattr(source_info_util, "summarize", None)
+    found = "" if summarize is None else str(summarize(equation.source_info))
+    return "" if found == "unknown" else found
+
+
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """How many operands of a scan are constants, and how many carried; JAX 0.11 stores pytrees of them."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    constants, carried, _ = params["ft_in"].unpack()
+    return len(constants), len(carried)
+
+
+def place_of_process() -> tuple[int, int]:
+    """The index of this process, and how many `jax.distributed` has joined; initializes no devices."""
+    from jax._src import distributed
+
+    state = getattr(distributed, "global_state", None)
+    if getattr(state, "client", None) is None:
+        return 0, 1
+    return int(getattr(state, "process_id", 0)), int(getattr(state, "num_processes", 1) or 1)
+
+
+def world_devices(platform: str) -> list[jax.Device]:
+    """The devices of a platform of all processes, in the order of the processes."""
+    return sorted(jax.devices(platform), key=lambda device: (device.process_index, device.id))
+
+
+def coordination_client() -> Any | None:
+    """The key-value store of `jax.distributed`; None if it was not initialized, or this JAX hides it."""
+    from jax._src import distributed
+
+    return getattr(getattr(distributed, "global_state", None), "client", None)
+
+
+def coordinator_address() -> str:
+    """Where the coordinator of `jax.distributed` listens; "" where this JAX hides it."""
+    from jax._src import distributed
+
+    state = getattr(distributed, "global_state", None)
+    return str(getattr(state, "coordinator_address", None) or "")
+
+
+def coordination_service(address: str, processes: int, heartbeat_seconds: int) -> Any | None:
+    """Starts a coordinator outside of the processes that it coordinates, which survive the end of others.
+
+    None where this jaxlib cannot start one.  It ends when it is collected.
+    """
+    from jaxlib import _jax
+
+    start = getattr(_jax, "get_distributed_runtime_service", None)
+    if start is None:
+        return None
+    return start(
+        address, processes, heartbeat_timeout=heartbeat_seconds, shutdown_timeout=5, recoverable=True
+    )
+
+
+def join_world(address: str, processes: int, index: int, heartbeat_seconds: int) -> None:
+    """`jax.distributed.initialize` for a coordinator that another process has started.
+
+    It must come before the first use of a device.
+    """
+    from jax._src import distributed
+    from jaxlib import _jax
+
+    state: Any = distributed.global_state
+    client = _jax.get_distributed_runtime_client(
+        address,
+        index,
+        init_timeout=60,
+        heartbeat_timeout=heartbeat_seconds,
+        shutdown_on_destruction=False,
+        use_compression=True,
+    )
+    client.connect()
+    state.coordinator_address, state.process_id, state.num_processes = address, index, processes
+    state.client = client
+
+
+def start_transfer_server(client: Any, host: str) -> Any | None:
+    """A server for arrays between processes that listens on two free ports of an address.
+
+    None where this JAX has none.
+    """
+    try:
+        from jax.experimental import transfer
+    except ImportError:
+        return None
+    at = f"{host}:0"
+    return transfer.start_transfer_server(client, at, [at], max_num_parallel_copies=2, transfer_size=4 << 20)
+
+
+def poison(connection: Any) -> None:
+    """Makes all pulls of a transfer connection that are under way fail; nothing where JAX cannot do it."""
+    stop = getattr(connection, "_poison_connection", None)
+    if stop is not None:
+        stop()
+
+
+def absent_array(shape: tuple[int, ...], dtype: Any, sharding: Sharding, weak_type: bool) -> jax.Array:
+    """An array all of whose devices belong to other processes: it has a type, and no data here."""
+    from jax._src import array
+
+    make = getattr(array, "ArrayImpl", None)
+    if make is None:
+        return jax.make_array_from_single_device_arrays(shape, sharding, [], dtype=dtype)
+    aval = ShapedArray(shape, dtype, weak_type=weak_type)
+    return cast("jax.Array", make(aval, sharding, [], committed=True, _skip_checks=True))
+
+
+@functools.cache
+def explain_absent_arrays(explain: Callable[[Any], Exception]) -> None:
+    """Makes reading an array without data here raise `explain(array)` instead of JAX's own error.
+
+    JAX reads arrays by one property; where it has another name, JAX's own error stays.
+    """
+    from jax._src import array
+
+    kind: Any = getattr(array, "ArrayImpl", None)
+    read = getattr(getattr(kind, "_value", None), "fget", None)
+    if read is None:
+        return
+
+    def value(self: Any) -> Any:
+        if not self.sharding.has_addressable_devices and not self.is_deleted():
+            raise explain(self) from None
+        return read(self)
+
+    kind._value = property(value)

@@ -74,6 +74,11 @@ class TrainingRun:
     def __init__(self, config: TrainConfig) -> None:
         self.started = time.perf_counter()
         self.config = config
+        if jax.process_count() > 1:
+            raise ConfigError(
+                f"the example trains in one process, and there are {jax.process_count()}\n"
+                "  start it without mpmd-run; docs/guides/several-hosts.md shows what runs in several"
+            )
         self.folder = _writable(Path(config.output_dir))
         self.dataset = data.load(config.data, config.vocab_size, config.seq_len, config.max_megabytes << 20)
         print(f"{len(self.dataset.tokens):,} tokens of text from {self.dataset.source}")

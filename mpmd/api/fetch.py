@@ -6,6 +6,9 @@ from typing import Any
 
 import jax
 
+from mpmd.runtime.channels.everywhere import everywhere
+from mpmd.runtime.processes.world import world
+
 
 def fetch(tree: Any, device: jax.Device | None = None) -> Any:
     """The arrays of a pytree on one device, so that they can be combined op by op.
@@ -17,10 +20,18 @@ def fetch(tree: Any, device: jax.Device | None = None) -> Any:
 
     Args:
         tree: arrays on any meshes, sharded or not; other leaves are left as they are.
-        device: where to; by default the first of `jax.devices()`.
+        device: where to; by default the first of `jax.local_devices()`.
 
     Returns:
-        The same pytree, with arrays on `device`; they may still be computed.
+        The same pytree, with arrays on `device`; they may still be computed.  In several processes every
+        process must call it for the same pytree, and gets all arrays, on the first of its own devices or on
+        `device`.
+
+    Raises:
+        PeerError: another process failed.
     """
-    to = jax.devices()[0] if device is None else device
+    to = jax.local_devices()[0] if device is None else device
+    if world() is not None:
+        leaves, structure = jax.tree.flatten(tree)
+        tree = jax.tree.unflatten(structure, everywhere(leaves))
     return jax.tree.map(lambda leaf: jax.device_put(leaf, to) if isinstance(leaf, jax.Array) else leaf, tree)

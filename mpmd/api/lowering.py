@@ -251,7 +251,7 @@ def _partition(
     phases.warn_of_unused_overrides()
     start = time.perf_counter()
     graph = read_entry(module, argument_paths, _result_paths(out_tree), arguments.donated)
-    program = linearize(graph)
+    program = linearize(graph, processes=config.topology.processes)
     with phases.collecting():
         warn_of_idle_meshes(program, config)
     phases.seconds["linearize"] = time.perf_counter() - start

@@ -17,7 +17,15 @@ from mpmd.api.config import Config
 from mpmd.api.estimate import DeviceSpeed, estimate_costs
 from mpmd.api.lowering import LoweringObserver, Partitioned, partition
 from mpmd.api.names import CalledNames
+from mpmd.api.processes import (
+    agree_on,
+    devices_of,
+    executor_of,
+    own_meshes,
+    with_absent,
+)
 from mpmd.api.signature import Arguments, check_leaves, describe, structure_problem
+from mpmd.api.stacked_arguments import fitted
 from mpmd.api.timeline import Scratch, measured_timeline, predicted_timeline, recorder_of, warn_of_unseen
 from mpmd.api.weak_types import weak_positions, weakly_typed
 from mpmd.compile.compiler import compile_fragments, programs
@@ -26,7 +34,6 @@ from mpmd.compile.fallbacks import fallback_warning
 from mpmd.compile.fragment import fragment_modules
 from mpmd.errors import ConfigError, SignatureError
 from mpmd.jax_compat import as_key, host_callbacks, is_key
-from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.clients import cores_of_meshes
 from mpmd.runtime.costs import ProgramCosts, measure_costs
 from mpmd.runtime.decode import unwatched_executables
@@ -39,8 +46,9 @@ from mpmd.scheduling.render import render_text
 from mpmd.scheduling.timeline import Timeline
 from mpmd.support.user_warnings import warn_user
 from mpmd.tracing.live import live_names
+from mpmd.tracing.stages.staged import StagePlan
 
-DIALECTS = ("stablehlo", "mpmd", "program", "schedule")
+DIALECTS = ("stages", "stablehlo", "mpmd", "program", "schedule")
 
 
 @dataclasses.dataclass
@@ -54,6 +62,7 @@ class Traced:
         argument_paths: what the user calls each flat argument.
         names: names that were called.
         known_names: names that were called for these or for other static arguments.
+        plan: the stages that `stages=` of the configuration gave its losses; None without it.
     """
 
     jax_traced: Any
@@ -62,6 +71,24 @@ class Traced:
     argument_paths: list[str]
     names: frozenset[str] = frozenset()
     known_names: frozenset[str] = frozenset()
+    plan: StagePlan | None = None
+
+    @property
+    def stages_text(self) -> str:
+        """The stages that `stages=` of the configuration gave the losses of the function."""
+        if self.plan is None:
+            return "the stages are named in the function itself"
+        return "\n\n".join(self.plan.texts)
+
+    @property
+    def warnings(self) -> list[str]:
+        """The warnings of tracing."""
+        return [] if self.plan is None else list(self.plan.warnings)
+
+    @property
+    def takes_parts(self) -> bool:
+        """Whether stacked arguments and results are in parts, as `mpmd.split` makes them."""
+        return self.plan is not None and self.plan.selector.stacked
 
     @property
     def jaxpr(self) -> Any:
@@ -86,8 +113,10 @@ class Traced:
         platform = next(iter(self.config.topology.values())).devices.flat[0].platform
         lowered = self.jax_traced.lower(lowering_platforms=(platform,))
         partitioned = self.partition(lowered, observer)
-        warn_user(partitioned.warnings)
-        return Lowered(self, lowered, partitioned)
+        made = Lowered(self, lowered, partitioned)
+        if jax.process_index() == 0:
+            warn_user(made.warnings)
+        return made
 
     def partition(self, lowered: Any, observer: LoweringObserver | None = None) -> Partitioned:
         """Takes the step as JAX lowered it through the passes."""
@@ -117,8 +146,8 @@ class Lowered:
 
     @property
     def warnings(self) -> list[str]:
-        """All warnings of lowering: of passes, schedule and checks."""
-        return self.partitioned.warnings
+        """All warnings of tracing and lowering: of passes, schedule and checks."""
+        return [*self.traced.warnings, *self.partitioned.warnings]
 
     @property
     def notices(self) -> list[str]:
@@ -129,12 +158,15 @@ class Lowered:
         """The program as text.
 
         Args:
-            dialect: `"stablehlo"` as JAX lowers it, `"mpmd"` after all passes, `"program"` for the
-                instruction streams, `"schedule"` for the order of tasks on each mesh.
+            dialect: `"stages"` for the stages that `stages=` of the configuration found, `"stablehlo"` as JAX
+                lowers it, `"mpmd"` after all passes, `"program"` for the instruction streams, `"schedule"`
+                for the order of tasks on each mesh.
 
         Raises:
             ConfigError: another word.
         """
+        if dialect == "stages":
+            return self.traced.stages_text
         if dialect == "stablehlo":
             return str(self.jax_lowered.as_text())
         if dialect == "mpmd":
@@ -192,18 +224,19 @@ class Lowered:
         """
         if runtime is not None and not isinstance(runtime, RuntimeOptions):
             raise ConfigError(f"runtime is {runtime!r}; it must be mpmd.RuntimeOptions, or None")
+        agree_on(self.partitioned, self.config.topology)
+        meshes = own_meshes(self.config.topology)
         unwatched = {name for _, name in unwatched_executables(self.program)}
         fragments = {
             name: dataclasses.replace(fragment, token=name in unwatched)
             for name, fragment in self.fragments.items()
+            if fragment.mesh in meshes
         }
         executables = compile_fragments(
             fragments,
-            dict(self.config.topology),
+            meshes,
             self.partitioned.backend,
-            dataclasses.replace(
-                self.partitioned.compile_options, cores=cores_of_meshes(self.config.topology)
-            ),
+            dataclasses.replace(self.partitioned.compile_options, cores=cores_of_meshes(meshes)),
         )
         made = Compiled(self, executables, runtime or RuntimeOptions())
         made.fallbacks.show()
@@ -221,9 +254,9 @@ class Compiled:
         self.lowered, self.executables = lowered, executables
         self.fallbacks = fallback_warning(executables)
         program = lowered.program
-        self._devices = MeshDevices(dict(lowered.config.topology))
+        self._devices = devices_of(lowered.config.topology)
         table = {(e.fragment.mesh, name): e for name, e in executables.items()}
-        self._executor = Executor(program, table, self._devices, runtime, self._scratch.workspace)
+        self._executor = executor_of(program, table, self._devices, runtime, self._scratch.workspace)
         self._out_tree = lowered.traced.out_tree
         results = jax.tree.leaves(lowered.traced.jax_traced.out_info)
         self._weak = weak_positions(results)
@@ -272,6 +305,8 @@ class Compiled:
         """
         traced = self.lowered.traced
         expected, names = traced.arguments, traced.argument_paths
+        if traced.takes_parts:
+            args, kwargs = fitted(expected, args, kwargs)
         leaves, tree = jax.tree.flatten((args, kwargs))
         if tree != expected.tree:
             raise SignatureError(structure_problem(tree, expected.tree, names))
@@ -368,9 +403,10 @@ class Compiled:
 
         The scratch memory of fragments cannot be observed, and is not counted.
         """
+        executor = self._in_one_process("live_bytes")
         meter = MemoryMeter(self.program)
         leaves = self._numbers(self._checked(args, kwargs))
-        results = self._executor.run(leaves, observers=[meter])
+        results = executor.run(leaves, observers=[meter])
         return self._results(results), dict(meter.peaks)
 
     @property
@@ -394,10 +430,11 @@ class Compiled:
     @without_ambient_mesh
     def costs(self, *args: Any, **kwargs: Any) -> tuple[Any, ProgramCosts]:
         """Runs one step fragment by fragment; returns its results and the seconds of each fragment."""
+        executor = self._in_one_process("costs")
         leaves = self._numbers(self._checked(args, kwargs))
         jax.block_until_ready(leaves)  # or the first fragments would be charged with the step before
-        recorder = recorder_of(self._executor, self._devices)
-        results, costs = measure_costs(self._executor, self._devices, leaves, recorder)
+        recorder = recorder_of(executor, self._devices)
+        results, costs = measure_costs(executor, self._devices, leaves, recorder)
         warn_of_unseen(recorder)
         return self._results(results), costs
 
@@ -412,13 +449,25 @@ class Compiled:
         Raises:
             FragmentError: a fragment failed.
         """
+        executor = self._in_one_process("timeline")
         leaves = self._numbers(self._checked(args, kwargs))
         meshes = list(self.lowered.config.topology)
-        results, timeline = measured_timeline(self._executor, self._devices, leaves, meshes, self._scratch)
+        results, timeline = measured_timeline(executor, self._devices, leaves, meshes, self._scratch)
         return self._results(results), timeline
+
+    def _in_one_process(self, what: str) -> Executor:
+        """The executor of all streams.
+
+        Raises:
+            ConfigError: there are several processes.
+        """
+        if not isinstance(self._executor, Executor):
+            raise ConfigError(f"{what} works in one process only\n  run the script without mpmd-run for it")
+        return self._executor
 
     def _results(self, leaves: list[Any]) -> Any:
         """Flat results as the function gives them."""
+        leaves = with_absent(leaves, self.program, self._devices, self._weak)
         for i in self._weak:
             leaves[i] = weakly_typed(leaves[i])
         for i, dtype in self._keys.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import warnings
@@ -14,6 +15,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from mpmd import ir
 from mpmd.errors import ConfigError, collect
+from mpmd.jax_compat import world_devices
 from mpmd.runtime.clients import Pinning, divided, mesh_devices
 
 MeshLike: TypeAlias = int | Mesh | Mapping[str, int] | Sequence[Any]
@@ -39,6 +41,24 @@ class Topology(Mapping[str, Mesh]):
             return "x".join(f"{name}={size}" for name, size in mesh.shape.items())
 
         return f"Topology({', '.join(f'{name}: {shape(mesh)}' for name, mesh in self.items())})"
+
+    def __str__(self) -> str:
+        """In a world of several processes a table: mesh, process, devices."""
+        if not self.processes:
+            return repr(self)
+        rows = [("mesh", "process", "devices")]
+        for name, mesh in self.items():
+            devices = ", ".join(map(str, mesh.devices.flat))
+            rows.append((name, str(self.processes[name]), devices))
+        widths = [max(len(row[k]) for row in rows) for k in range(2)]
+        return "\n".join(f"{a:{widths[0]}}  {b:{widths[1]}}  {c}" for a, b, c in rows)
+
+    @functools.cached_property
+    def processes(self) -> dict[str, int]:
+        """For each mesh the index of its process, in pipeline order; empty if there is one process."""
+        if jax.process_count() == 1:
+            return {}
+        return {name: mesh.devices.flat[0].process_index for name, mesh in self.items()}
 
     def ir(self) -> ir.TopologyAttr:
         """The topology as an attribute of the IR."""
@@ -77,7 +97,8 @@ def make_topology(
         meshes: for each name a `jax.sharding.Mesh`, a list of devices, a number of devices (one axis
             called `"data"`), or axis sizes such as `{"data": 2, "model": 2}`.  Numbers take devices in
             order from `devices`.
-        devices: where numbers take devices from; by default `runtime.clients` chooses them.
+        devices: where numbers take devices from; by default `runtime.clients` chooses them in one process,
+            and several processes take all their devices in order.
         pinning: on CPU, whether each mesh gets a client of its own: `"auto"`, `"always"` or `"never"`.
 
     Raises:
@@ -102,12 +123,39 @@ def make_topology(
     chosen = _devices(counts, devices, pinning)
     made = {name: _mesh(spec, sizes[name], chosen.get(name, [])) for name, spec in meshes.items()}
     topology = Topology(made)
+    if jax.process_count() > 1:
+        check_processes(topology)
     for device, names in topology.shared_devices.items():
         warnings.warn(
             f"meshes {', '.join(names)} share {device}: their fragments take turns on it", stacklevel=2
         )
         break
     return topology
+
+
+def check_processes(topology: Topology) -> None:
+    """Refuses meshes over several processes, and processes without a mesh.
+
+    Raises:
+        ConfigError: all problems at once.
+    """
+    problems = []
+    for name, mesh in topology.items():
+        indices = sorted({device.process_index for device in mesh.devices.flat})
+        if len(indices) > 1:
+            problems.append(
+                f"mesh {name!r} is over processes {', '.join(map(str, indices))}; a mesh must lie in one "
+                "process: give each process as many devices as its meshes need, such as mpmd-run --devices"
+            )
+    used = {device.process_index for mesh in topology.values() for device in mesh.devices.flat}
+    idle = [index for index in range(jax.process_count()) if index not in used]
+    if idle:
+        problems.append(
+            f"process{'es' if len(idle) > 1 else ''} {', '.join(map(str, idle))} of {jax.process_count()} "
+            "would have no mesh: start fewer processes, with more devices each, or use more meshes"
+        )
+    if problems:
+        raise collect(ConfigError, problems, "the topology does not fit the processes:")
 
 
 # Characters that the text of programs can hold: XLA ends the process on axes with others.
@@ -185,7 +233,8 @@ def _devices(counts: dict[str, int], devices: Sequence[Any] | None, pinning: Pin
     """Devices for the meshes that are given by size."""
     if not counts:
         return {}
-    if devices is None:
+    if devices is None and jax.process_count() == 1:
         return mesh_devices(counts, pinning=pinning)
+    devices = world_devices(jax.default_backend()) if devices is None else devices
     advice = "give more devices, smaller meshes, or lists of devices, which meshes may share"
     return divided(devices, counts, f"{len(devices)} were given\n  {advice}")

@@ -65,6 +65,7 @@ class RuntimeOptions:
             takes no page faults.  At the beginning of a step there is kept, at most, what a step takes and
             frees again, and a quarter of its predicted peak or 64 MiB; any more is returned to the
             system.  Nothing happens with other C libraries than glibc (2.33 or later); see `host_memory`.
+        peer_timeout: in several processes, seconds after which one that does not answer has failed.
     """
 
     issue: Issue = "auto"
@@ -72,6 +73,7 @@ class RuntimeOptions:
     blocking: bool = False
     debug_nans: bool = False
     keep_freed_memory: bool = True
+    peer_timeout: float = 8.0
 
     def __post_init__(self) -> None:
         problems = []
@@ -79,6 +81,8 @@ class RuntimeOptions:
             problems.append(f"issue is {self.issue!r}; there are {', '.join(map(repr, get_args(Issue)))}")
         if type(self.run_ahead) is not int or self.run_ahead < 1:
             problems.append(f"run_ahead is {self.run_ahead!r}; a mesh needs at least 1 call on its way")
+        if not isinstance(self.peer_timeout, (int, float)) or not self.peer_timeout > 0:
+            problems.append(f"peer_timeout is {self.peer_timeout!r}; it must be a positive number of seconds")
         if problems:
             raise collect(ConfigError, problems, "the runtime options cannot be used:")
 
@@ -96,25 +100,28 @@ class Executor:
         engine: ArrayEngine,
         options: RuntimeOptions = RuntimeOptions(),
         workspace: Mapping[tuple[str, str], int] = MappingProxyType({}),
+        process: int | None = None,
     ) -> None:
         """Verifies and decodes.
 
         Args:
             program: the program to run.
-            executables: by (mesh, name), for every pair in `program.executables`.
+            executables: by (mesh, name), for every pair in `program.executables` that runs here.
             engine: moves arrays: a `MeshDevices`.
             options: see RuntimeOptions.
             workspace: scratch bytes by (mesh, executable) while it runs, where known.
+            process: run the streams of the process of this index only; None: all.
 
         Raises:
             ProgramError: the program breaks a rule, or an executable is missing.
         """
         self.program, self.options, self.executables = program, options, executables
         self.order = verify(program)
+        own = self._own = program if process is None else program.part(process)
         self._freed_memory = freed_memory() if options.keep_freed_memory else None
         if self._freed_memory is not None:
-            self._freed_memory.allow(self, limit_of(*peak_and_freed(program, workspace)))
-        self._decoded = decode(program, executables, engine, options.run_ahead)
+            self._freed_memory.allow(self, limit_of(*peak_and_freed(own, workspace)))
+        self._decoded = decode(own, executables, engine, options.run_ahead)
         self._make_channels = engine.channels(program)
         self.issues_from_one_thread = self._needs_one_thread(executables)
         if self.issues_from_one_thread:
@@ -123,13 +130,14 @@ class Executor:
         self._rank = {(program.streams[s].mesh, at): k for k, (s, at) in enumerate(self.order.nodes)}
         self._forwarded = self._inputs_that_are_outputs()
         self._paths = {spec.index: spec.path for spec in program.inputs}
-        feeds = (op for s in program.streams for op in s.instructions if isinstance(op, Feed))
+        feeds = (op for s in own.streams for op in s.instructions if isinstance(op, Feed))
         self._read = sorted({feed.input for feed in feeds})
         self._workers: Workers | None = None
         self._closer: weakref.finalize[Any, Executor] | None = None
         self._lock = threading.Lock()
         self._closed = self._interrupted = False
         self.steps = 0
+        self._frame: StepState | None = None
 
     def run(
         self, inputs: Sequence[Any], *, observers: Iterable[Observer] = (), one_by_one: bool = False
@@ -167,10 +175,11 @@ class Executor:
                 observer=Observers(tuple(watching)) if watching else None,
             )
             self.steps += 1
+            self._frame = frame
             try:
                 self._issue(frame, one_by_one or self.issues_from_one_thread)
                 if self.options.blocking:
-                    self._wait()
+                    self._wait(frame.outputs)
             except CallFailed as failed:
                 first = self._first_failure(failed)
                 frame.forget()
@@ -181,8 +190,15 @@ class Executor:
                 self._interrupted = True
                 self._drain()
                 raise
+            finally:
+                self._frame = None
             self._delete_donated(frame)
             return frame.outputs
+
+    def stop(self) -> None:
+        """Makes a step that another thread runs end at its next instruction."""
+        if (frame := self._frame) is not None:
+            frame.stop()
 
     def synchronize(self) -> None:
         """Waits until every issued step is computed.
@@ -237,12 +253,12 @@ class Executor:
     def _needs_one_thread(self, executables: Mapping[tuple[str, str], FragmentExecutable]) -> bool:
         if self.options.issue != "auto":
             return self.options.issue == "one-thread"
-        if len(self.program.streams) == 1:
+        if len(self._own.streams) == 1:
             return True
         calls = (i for stream in self._decoded.streams for i in stream if isinstance(i, BoundCall))
         if any(call.unfinished < self.options.run_ahead for call in calls):
             return False
-        return all(getattr(executables[e], "asynchronous", True) for e in self.program.executables)
+        return all(getattr(executables[e], "asynchronous", True) for e in self._own.executables)
 
     @functools.cached_property
     def _issue_order(self) -> tuple[BoundInstruction, ...]:
@@ -255,7 +271,7 @@ class Executor:
     def _inputs_that_are_outputs(self) -> frozenset[int]:
         """Arguments that are results themselves: they must outlive the step although they are donated."""
         forwarded = set()
-        for stream in self.program.streams:
+        for stream in self._own.streams:
             fed = {op.buffer: op.input for op in stream.instructions if isinstance(op, Feed)}
             forwarded |= {
                 fed[o.buffer] for o in stream.instructions if isinstance(o, Fetch) and o.buffer in fed
@@ -279,12 +295,12 @@ class Executor:
             issue_all(self._issue_order, frame)
             return
         if self._workers is None:
-            self._workers = Workers([stream.mesh for stream in self.program.streams])
+            self._workers = Workers([stream.mesh for stream in self._own.streams])
             self._closer = weakref.finalize(self, self._workers.close)
         self._workers.issue(self._decoded.streams, frame)
 
-    def _wait(self) -> None:
-        """Waits for every unfinished call, in short turns, so that signals are handled at once."""
+    def _wait(self, results: Sequence[Any] = ()) -> None:
+        """Waits for every unfinished call and for results, in short turns: signals are handled at once."""
         self._settle()
         for pending in self._decoded.pending:
             pause = 2e-5
@@ -293,6 +309,9 @@ class Executor:
                 if pending.unfinished:
                     time.sleep(pause)
                     pause = min(2 * pause, 1e-3)
+        for result in results:  # one that was received is the result of no call here
+            while result is not None and not (result.is_deleted() or result.is_ready()):
+                time.sleep(1e-4)
 
     def _first_failure(self, failed: CallFailed) -> CallFailed:
         """The call that failed first; the one found may only have read its results.  Forgets all calls."""
@@ -304,7 +323,9 @@ class Executor:
                     if cause is not None:
                         found.append(CallFailed(entry.call, entry.number, cause))
         self._forget()
-        return min(found, key=lambda f: (f.number, self._rank[f.call.mesh, f.call.at]))
+        first = min(found, key=lambda f: (f.number, self._rank[f.call.mesh, f.call.at]))
+        first.position = self._rank[first.call.mesh, first.call.at]
+        return first
 
     def _consumed_arguments(self, frame: StepState, failed: int) -> str:
         if failed != frame.number:

@@ -157,6 +157,7 @@ class CallFailed(Exception):
         """Takes `called` for a call that raised; without it the failure was found in a result."""
         super().__init__(call, number, cause)
         self.call, self.number, self.cause, self.called = call, number, cause, called
+        self.position = 0
 
     def as_error(self, note: str = "") -> FragmentError:
         """The error for the user: the failure, where, and why; `note` is the advice."""
@@ -170,7 +171,9 @@ class CallFailed(Exception):
             names = ", ".join(self.call.unwatched)
             unseen = f"\n  or in its inputs: {names} cannot be watched, all results are consumed"
         kind = NonFiniteError if isinstance(self.cause, FloatingPointError) else FragmentError
-        return kind(text + label + unseen + (f"\n  {note}" if note else ""))
+        error = kind(text + label + unseen + (f"\n  {note}" if note else ""))
+        error.mesh, error.position = self.call.mesh, self.position
+        return error
 
 
 def _shortened(text: str) -> str:

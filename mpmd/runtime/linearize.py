@@ -3,10 +3,10 @@
 Per mesh the fragments keep their order in the graph.  Around them are:
 
 * `Feed` for every argument the mesh uses, before everything else, so that arguments are placed before
-  anything can consume them.  A transferred argument is fed to the other mesh directly.
+  anything can consume them.  A transferred argument is fed to another mesh of the process directly.
 * `Recv` right before the first use.
 * `Send` right after the buffer is defined, in the order of the transfers.
-* `Copy` where a fragment consumes a buffer that is needed afterwards.
+* `Copy` where a fragment consumes a buffer that is needed afterwards, or that another process may still read.
 * `Free` right after the last use; nothing for a consumed buffer.
 * `Fetch` after everything else, in the order of the results; a value that is two results is copied.
 
@@ -16,7 +16,8 @@ A value without a use is not moved.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from mpmd.errors import ProgramError, collect
 from mpmd.runtime.graph import BufferType, CallNode, EntryGraph, InputSpec, TransferOp
@@ -33,18 +34,26 @@ from mpmd.runtime.instructions import (
     reads,
     writes,
 )
+from mpmd.runtime.processes.scalars import with_scalars_everywhere
 from mpmd.runtime.program import Buffer, ChannelSpec, Program, Stream
 from mpmd.runtime.verify import verify
 
 
-def linearize(graph: EntryGraph) -> Program:
+def linearize(graph: EntryGraph, processes: Mapping[str, int] = MappingProxyType({})) -> Program:
     """Builds the program of the exported entry function and verifies it.
+
+    Args:
+        graph: the exported entry function.
+        processes: for each mesh the index of its process; empty if there is one process.  An argument is
+            read by the process of its own mesh only, and sent to meshes of others.  Every process gets the
+            scalar results.
 
     Raises:
         ProgramError: the graph is not a program; every finding is listed.
     """
     check_graph(graph)
-    program = _StreamLayout(graph).build()
+    program = _StreamLayout(with_scalars_everywhere(graph, processes), processes).build()
+    program = dataclasses.replace(program, outputs=graph.outputs)
     verify(program)
     return program
 
@@ -104,8 +113,8 @@ def _call_problems(op: CallNode, where: str, types: dict[int, BufferType]) -> li
 class _StreamLayout:
     """Lays out the streams of one graph; until the last step instructions name graph values."""
 
-    def __init__(self, graph: EntryGraph) -> None:
-        self.graph = graph
+    def __init__(self, graph: EntryGraph, processes: Mapping[str, int]) -> None:
+        self.graph, self.processes = graph, processes
         self.types = dict(graph.types)
         self.names: dict[int, str] = {}
         self.argument: dict[int, InputSpec] = {}  # fed value -> its argument
@@ -123,6 +132,14 @@ class _StreamLayout:
             self._mesh(self.types[spec.value].mesh)
         self._sort_transfers()
 
+    def _same_process(self, op: TransferOp) -> bool:
+        source, target = self.types[op.source].mesh, self.types[op.target].mesh
+        return self.processes.get(source, 0) == self.processes.get(target, 0)
+
+    def _leaves_process(self, value: int) -> bool:
+        """Whether a value is sent to another process, which may read it after the step has ended."""
+        return any(not self._same_process(op) for op in self.leaving.get(value, ()))
+
     def _mesh(self, mesh: str) -> list[Instruction]:
         self.feeds.setdefault(mesh, {})
         return self.bodies.setdefault(mesh, [])
@@ -139,7 +156,7 @@ class _StreamLayout:
         for op in self.graph.ops:
             if isinstance(op, CallNode) or op.target not in needed:
                 continue
-            if op.source in self.argument:
+            if op.source in self.argument and self._same_process(op):
                 self.argument[op.target] = self.argument[op.source]
                 self.names[op.target] = self.names[op.source]
             elif self.types[op.source].mesh == self.types[op.target].mesh:
@@ -161,14 +178,18 @@ class _StreamLayout:
         fetched: set[int] = set()
         for spec in self.graph.outputs:
             value, body = spec.value, self._mesh(self.types[spec.value].mesh)
-            if value in fetched:  # two results are two arrays: one may be donated to the next step
+            # two results are two arrays: one may be donated to the next step, as may one that is still sent
+            if value in fetched or self._leaves_process(value):
                 value = self._copied(value)
                 body.append(Copy(spec.value, value))
             fetched.add(value)
             body.append(Fetch(value, spec.index))
         laid = {mesh: self._copy_before_donation(self._ordered(mesh)) for mesh in self.bodies}
         streams = [
-            _number(mesh, _free_after_last_use(self._freshened(body)), self.types, self.names)
+            dataclasses.replace(
+                _number(mesh, _free_after_last_use(self._freshened(body)), self.types, self.names),
+                process=self.processes.get(mesh, 0),
+            )
             for mesh, body in laid.items()
             if body
         ]
@@ -193,35 +214,43 @@ class _StreamLayout:
         mesh = self.types[value].mesh
         if (spec := self.argument.get(value)) is not None:
             self._mesh(mesh)
-            self.feeds[mesh].setdefault(value, Feed(value, spec.index))
+            if value not in self.feeds[mesh]:
+                self.feeds[mesh][value] = Feed(value, spec.index)
+                self._send(mesh, value)
         elif value not in self.placed:
             self._place(mesh, Recv(value, *self.message[value]))
 
     def _place(self, mesh: str, op: Instruction) -> None:
         """Appends `op`, and a `Send` for each transfer of its results to another mesh."""
-        body = self._mesh(mesh)
-        body.append(op)
+        self._mesh(mesh).append(op)
         for value in writes(op):
             self.placed.add(value)
-            for transfer in self.leaving.get(value, ()):
-                target = self.types[transfer.target]
-                number = self.numbers.setdefault((mesh, target.mesh), len(self.numbers))
-                if number == len(self.messages):
-                    self.messages.append([])
-                self.message[transfer.target] = (number, len(self.messages[number]))
-                body.append(Send(value, number, len(self.messages[number])))
-                self.messages[number].append(target)
+            self._send(mesh, value)
+
+    def _send(self, mesh: str, value: int) -> None:
+        """Appends a `Send` for each transfer of a value to another mesh."""
+        for transfer in self.leaving.get(value, ()):
+            target = self.types[transfer.target]
+            number = self.numbers.setdefault((mesh, target.mesh), len(self.numbers))
+            if number == len(self.messages):
+                self.messages.append([])
+            self.message[transfer.target] = (number, len(self.messages[number]))
+            self._mesh(mesh).append(Send(value, number, len(self.messages[number])))
+            self.messages[number].append(target)
 
     def _copy_before_donation(self, body: Sequence[Instruction]) -> list[Instruction]:
         """Makes every donation legal: of a buffer's last use, passed once, and owned by the stream alone."""
         last = _last_use(body)
+        sent: set[int] = set()  # to another process, which may still read it
         result: list[Instruction] = []
         for at, op in enumerate(body):
+            if isinstance(op, Send) and self._leaves_process(op.buffer):
+                sent.add(op.buffer)
             if isinstance(op, Run) and op.donated:
                 arguments = list(op.inputs)
                 for k in op.donated:
                     value = op.inputs[k]
-                    if last[value] > at or arguments.count(value) > 1:
+                    if last[value] > at or arguments.count(value) > 1 or value in sent:
                         arguments[k] = self._copied(value)
                         result.append(Copy(value, arguments[k]))
                     elif value in self.argument:
@@ -240,6 +269,8 @@ class _StreamLayout:
 
         def shared(op: Feed) -> bool:
             spec = self.argument[op.buffer]
+            if self._leaves_process(op.buffer):
+                return True
             if op.buffer == spec.value:
                 return op.buffer in self.consumed and not spec.donated
             return spec.index in consumed_inputs

@@ -32,11 +32,15 @@ class Buffer:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stream:
-    """The work of one mesh in one step; `buffers[i]` describes buffer number i."""
+    """The work of one mesh in one step; `buffers[i]` describes buffer number i.
+
+    `process` is the index of the process that runs it, 0 where there is one only.
+    """
 
     mesh: str
     buffers: tuple[Buffer, ...]
     instructions: tuple[Instruction, ...]
+    process: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,6 +81,32 @@ class Program:
         }
         return tuple(pairs)
 
+    def part(self, process: int) -> Program:
+        """The streams of one process.  The messages of others are missing: it cannot be verified."""
+        own = tuple(stream for stream in self.streams if stream.process == process)
+        return dataclasses.replace(self, streams=own)
+
+    @functools.cached_property
+    def between_processes(self) -> frozenset[int]:
+        """The channels between meshes of different processes: the receiver may read a buffer later."""
+        of_mesh = {stream.mesh: stream.process for stream in self.streams}
+        return frozenset(
+            number
+            for number, channel in enumerate(self.channels)
+            if of_mesh.get(channel.source) != of_mesh.get(channel.target)
+        )
+
+    @functools.cached_property
+    def results(self) -> dict[int, tuple[int, BufferType]]:
+        """For each flat result its process, and its type on the mesh that computes it."""
+        found: dict[int, tuple[int, BufferType]] = {}
+        for stream in self.streams:
+            received = {op.buffer for op in stream.instructions if isinstance(op, Recv)}
+            for op in stream.instructions:
+                if isinstance(op, Fetch) and (op.output not in found or op.buffer not in received):
+                    found[op.output] = stream.process, stream.buffers[op.buffer].type
+        return found
+
     @functools.cached_property
     def donated_inputs(self) -> tuple[int, ...]:
         """The flat user arguments that the step may consume, ascending."""
@@ -97,13 +127,16 @@ class Program:
         return f"program {self.name} fingerprint {self.fingerprint}\n{self._listing()}"
 
     def _listing(self) -> str:
+        several = any(stream.process for stream in self.streams)
         lines = [f"  input {s.index} {s.path}{' donated' if s.donated else ''}" for s in self.inputs]
         lines += [f"  output {s.index} {s.path}" for s in self.outputs]
         for number, channel in enumerate(self.channels):
-            lines.append(f"channel {number}: {channel.source} -> {channel.target} tagged")
+            between = " between processes" if number in self.between_processes else ""
+            lines.append(f"channel {number}: {channel.source} -> {channel.target} tagged{between}")
             lines += [f"  message {k}: {type_}" for k, type_ in enumerate(channel.types)]
         for stream in self.streams:
-            lines.append(f"mesh {stream.mesh}: {len(stream.instructions)} instructions")
+            where = f" in process {stream.process}" if several else ""
+            lines.append(f"mesh {stream.mesh}{where}: {len(stream.instructions)} instructions")
             width = len(str(len(stream.instructions)))
             lines += [
                 f"  {at:{width}} {instruction_text(op, stream.buffers)}"

@@ -44,7 +44,7 @@ def verify(program: Program) -> InstructionOrder:
     Raises:
         ProgramError: some rule is broken; the message lists every finding.
     """
-    findings = [finding for stream in program.streams for finding in stream_findings(stream)]
+    findings = [finding for stream in program.streams for finding in stream_findings(program, stream)]
     findings += edge_findings(program)
     findings += message_findings(program)
     findings += signature_findings(program)
@@ -72,8 +72,10 @@ class _StreamCheck:
     """One pass over a stream: buffers that are alive, and buffers that ended, and how."""
 
     stream: Stream
+    between_processes: frozenset[int]
     alive: dict[int, int] = field(default_factory=dict)
     gone: dict[int, str] = field(default_factory=dict)
+    sent: dict[int, int] = field(default_factory=dict)
     fetched: set[int] = field(default_factory=set)
     findings: list[str] = field(default_factory=list)
 
@@ -87,6 +89,8 @@ class _StreamCheck:
         self.read(at, op)
         if isinstance(op, Run):
             self.donate(at, op)
+        elif isinstance(op, Send) and op.channel in self.between_processes:
+            self.sent[op.buffer] = at
         elif isinstance(op, Fetch):
             self.fetched.add(op.buffer)
         elif isinstance(op, Free):
@@ -123,6 +127,11 @@ class _StreamCheck:
             name = _buffer(self.stream, number)
             if op.inputs.count(number) > 1:
                 self.report(at, f"{name} is donated and passed twice")
+            if number in self.sent:
+                sent = self.sent[number]
+                self.report(
+                    at, f"{name} is donated after it was sent at [{sent}], where the peer may still read it"
+                )
             if number in self.fetched:
                 self.report(at, f"{name} is donated although it is a result of the step")
             self.end(number, f"was donated at [{at}]")
@@ -132,9 +141,9 @@ class _StreamCheck:
             self.gone[number] = how
 
 
-def stream_findings(stream: Stream) -> list[str]:
+def stream_findings(program: Program, stream: Stream) -> list[str]:
     """Each mesh by itself: defined before use, ended once, none left over."""
-    check = _StreamCheck(stream)
+    check = _StreamCheck(stream, program.between_processes)
     for at, op in enumerate(stream.instructions):
         check.visit(at, op)
     check.findings += [
@@ -149,7 +158,7 @@ def edge_findings(program: Program) -> list[str]:
     """The user's side: feeds first, known arguments, every result exactly once."""
     findings: list[str] = []
     arguments = {spec.index: spec for spec in program.inputs}
-    fetched: dict[int, str] = {}
+    fetched: dict[tuple[int, int], str] = {}  # (process, output)
     for stream in program.streams:
         started = False
         for at, op in enumerate(stream.instructions):
@@ -161,16 +170,16 @@ def edge_findings(program: Program) -> list[str]:
             else:
                 started = True
             if isinstance(op, Fetch):
-                if op.output in fetched:
-                    findings.append(
-                        f"{_place(stream, at)}: output {op.output} was fetched by {fetched[op.output]}"
-                    )
-                fetched.setdefault(op.output, f"{stream.mesh}[{at}]")
+                key = stream.process, op.output
+                if key in fetched:
+                    findings.append(f"{_place(stream, at)}: output {op.output} was fetched by {fetched[key]}")
+                fetched.setdefault(key, f"{stream.mesh}[{at}]")
     named = {spec.index: spec.path for spec in program.outputs}
-    findings += [f"output {k} ({path}) is never fetched" for k, path in named.items() if k not in fetched]
+    found = {k for _, k in fetched}
+    findings += [f"output {k} ({path}) is never fetched" for k, path in named.items() if k not in found]
     findings += [
         f"{where} fetches output {k}, which the step does not have"
-        for k, where in fetched.items()
+        for (_, k), where in fetched.items()
         if k not in named
     ]
     if sorted(named) != list(range(len(program.outputs))):

@@ -21,7 +21,7 @@ from mpmd.errors import CompileError
 
 _EFFORT = 2  # of LLVM's code generation, 0 to 3
 _LIBRARY_NUMBERS = itertools.count()
-_LIBRARIES_PER_JIT_COMPILER = 32
+_LIBRARIES_PER_JIT_COMPILER = 16
 
 
 @cache

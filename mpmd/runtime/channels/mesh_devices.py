@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 from mpmd.errors import ProgramError, SignatureError
 from mpmd.jax_compat import array_copier, default_memory_kind, in_order
 from mpmd.runtime.channels.local import LocalChannel
+from mpmd.runtime.channels.protocol import Channel
 from mpmd.runtime.channels.reshard import boxes, resharder
 from mpmd.runtime.graph import BufferType
 from mpmd.runtime.instructions import Send
@@ -167,7 +168,7 @@ class MeshDevices:
                 with jax.enable_x64(True):
                     self._tokens[key] = _token.lower(aval).compile()
 
-    def channels(self, program: Program) -> LocalChannels:
+    def channels(self, program: Program) -> Callable[[], Sequence[Channel]]:
         """The function that creates the channels of each step."""
         return LocalChannels(self, program)
 
@@ -195,11 +196,12 @@ def _check_signature(shape: tuple[int, ...], dtype: Any, type_: BufferType, path
 class LocalChannels:
     """Creates the channels of each step of one program within this process."""
 
-    def __init__(self, devices: MeshDevices, program: Program) -> None:
+    def __init__(self, devices: MeshDevices, program: Program, only: frozenset[int] | None = None) -> None:
+        """Takes the devices and the program; with `only` other channels cannot be used."""
         movers: list[dict[int, Callable[[jax.Array], jax.Array]]] = [{} for _ in program.channels]
         for stream in program.streams:
             for op in stream.instructions:
-                if isinstance(op, Send):
+                if isinstance(op, Send) and (only is None or op.channel in only):
                     source = stream.buffers[op.buffer].type
                     target = program.channels[op.channel].types[op.sequence]
                     movers[op.channel][op.sequence] = devices.copier(source, target)

@@ -1,7 +1,7 @@
 """The interface of an engine that moves arrays between meshes.
 
 A receive is paired with its send by number, any number of messages may wait, and a sent buffer may be
-consumed while its message is on its way.
+consumed while its message is on its way, unless the meshes are in different processes.
 """
 
 from __future__ import annotations

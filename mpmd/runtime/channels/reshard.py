@@ -76,7 +76,7 @@ def resharder(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Cal
     source_devices, held = boxes(source, shape)
     target_devices, wanted = boxes(target, shape)
     plan = plan_reshard(held, wanted)
-    gather = _to_default_memory(source)
+    gather = to_default_memory(source)
     deliver = [
         _shard_maker(box, pieces, device, target)
         for (box, pieces), device in zip(plan.targets, target_devices)
@@ -92,7 +92,7 @@ def resharder(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Cal
     return reshard
 
 
-def _to_default_memory(sharding: Sharding) -> Callable[[jax.Array], jax.Array]:
+def to_default_memory(sharding: Sharding) -> Callable[[jax.Array], jax.Array]:
     """Arrays in host memory cannot be sliced in place: they are copied to the devices first."""
     default = default_memory_kind(sharding)
     if sharding.memory_kind in (None, default):
@@ -105,7 +105,7 @@ def _shard_maker(
 ) -> Callable[[Sequence[jax.Array]], jax.Array]:
     """The function that builds one target shard from the source's shards."""
     place = array_copier(SingleDeviceSharding(device))
-    slices = [_slice(piece) for piece in pieces]
+    slices = [slice_of(piece) for piece in pieces]
     sources = [piece.source for piece in pieces]
     default = default_memory_kind(target)
     in_memory = target.memory_kind in (None, default)
@@ -119,7 +119,7 @@ def _shard_maker(
     starts = [
         tuple(a - base for (a, _), (base, _) in zip(piece.box, wanted, strict=True)) for piece in pieces
     ]
-    assemble = _assembler(tuple(b - a for a, b in wanted), tuple(starts))
+    assemble = assembler(tuple(b - a for a, b in wanted), tuple(starts))
 
     def make(shards: Sequence[jax.Array]) -> jax.Array:
         return finish(assemble(*[place(slice_(shards[k])) for slice_, k in zip(slices, sources)]))
@@ -127,7 +127,8 @@ def _shard_maker(
     return make
 
 
-def _slice(piece: ShardPiece) -> Callable[[jax.Array], jax.Array]:
+def slice_of(piece: ShardPiece) -> Callable[[jax.Array], jax.Array]:
+    """The function that slices a piece from its shard."""
     if piece.box == piece.shard:
         return lambda shard: shard
     start = tuple(a - base for (a, _), (base, _) in zip(piece.box, piece.shard, strict=True))
@@ -136,7 +137,9 @@ def _slice(piece: ShardPiece) -> Callable[[jax.Array], jax.Array]:
     return slice_
 
 
-def _assembler(shape: tuple[int, ...], starts: tuple[tuple[int, ...], ...]) -> Callable[..., jax.Array]:
+def assembler(shape: tuple[int, ...], starts: tuple[tuple[int, ...], ...]) -> Callable[..., jax.Array]:
+    """The function that puts parts together into an array of `shape`, each at its start."""
+
     def assemble(*parts: jax.Array) -> jax.Array:
         whole = lax.full(shape, 0, parts[0].dtype)
         for part, start in zip(parts, starts, strict=True):

@@ -185,4 +185,3 @@ def _place(view: View, plan: MatmulPlan, dims: tuple[int, int]) -> tuple[Index, 
     for number, step in steps:
         index = index + dim(number) * step
     return index, index.bounds((*plan.batch, plan.m, plan.n, plan.k))[1] + 1
-

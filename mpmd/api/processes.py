@@ -1,0 +1,92 @@
+"""A step in a world of several processes: what each compiles, runs and returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from mpmd import ir
+from mpmd.api.lowering import Partitioned
+from mpmd.api.topology import Topology
+from mpmd.errors import AbsentValueError
+from mpmd.jax_compat import explain_absent_arrays
+from mpmd.runtime.channels.links import links
+from mpmd.runtime.channels.mesh_devices import MeshDevices
+from mpmd.runtime.channels.remote import WorldDevices
+from mpmd.runtime.executor import Executor, RuntimeOptions
+from mpmd.runtime.interpreter import FragmentExecutable
+from mpmd.runtime.processes.agreement import agree
+from mpmd.runtime.processes.part import Part
+from mpmd.runtime.processes.world import world
+from mpmd.runtime.program import Program
+
+
+def own_meshes(topology: Topology) -> dict[str, Any]:
+    """The meshes of this process: all of them where there is one process."""
+    here = jax.process_index()
+    return {name: mesh for name, mesh in topology.items() if topology.processes.get(name, here) == here}
+
+
+def agree_on(partitioned: Partitioned, topology: Topology) -> None:
+    """Compares the program with those of the other processes; all must compile the same, in one order.
+
+    Raises:
+        PeerError: another process has another program, or failed meanwhile.
+    """
+    joined = world()
+    if joined is None:
+        return
+    for name, process in topology.processes.items():
+        meshes = joined.meshes.setdefault(process, [])
+        meshes += [] if name in meshes else [name]
+    versions = f"jax {jax.__version__}, backend {partitioned.backend}, processes {topology.processes}\n"
+    agree(joined, versions + partitioned.program.as_text() + ir.to_text(partitioned.module))
+
+
+def devices_of(topology: Topology) -> MeshDevices:
+    """The devices of the meshes, which move arrays between processes where there are several."""
+    if not topology.processes:
+        return MeshDevices(dict(topology))
+    explain_absent_arrays(absent_value)
+    return WorldDevices(dict(topology), topology.processes, links())
+
+
+def executor_of(
+    program: Program,
+    executables: Mapping[tuple[str, str], FragmentExecutable],
+    devices: MeshDevices,
+    options: RuntimeOptions,
+    workspace: Mapping[tuple[str, str], int],
+) -> Executor | Part:
+    """Runs the program, or this process's part of it."""
+    joined = world()
+    if joined is None:
+        return Executor(program, executables, devices, options, workspace)
+    joined.peer_timeout = options.peer_timeout
+    return Part(program, executables, devices, options, workspace, joined)
+
+
+def with_absent(
+    leaves: list[Any], program: Program, devices: MeshDevices, weak: tuple[int, ...]
+) -> list[Any]:
+    """Flat results, in which those of other processes are arrays without data here."""
+    if not isinstance(devices, WorldDevices):
+        return leaves
+    return [
+        devices.absent(program.results[k][1], k in weak) if leaf is None else leaf
+        for k, leaf in enumerate(leaves)
+    ]
+
+
+def absent_value(array: jax.Array) -> AbsentValueError:
+    """The error of reading an array that is in other processes."""
+    processes = sorted({device.process_index for device in array.sharding.device_set})
+    shape = ",".join(map(str, array.shape))
+    return AbsentValueError(
+        f"the value of an array {array.dtype}[{shape}] is in process {', '.join(map(str, processes))}, "
+        f"not in process {jax.process_index()}\n"
+        "  mpmd.fetch(tree) brings arrays to every process, if all processes call it\n"
+        "  scalar results of a step are in every process"
+    )

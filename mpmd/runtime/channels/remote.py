@@ -1,0 +1,241 @@
+"""Messages between meshes of different processes.
+
+An array whose shards are equal on both meshes is sent whole, shard to shard.  Any other is sent as the pieces
+that `reshard` plans: the sender slices them, the receiver assembles them.  The server keeps a reference to a
+sent array until the receiver has pulled it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, Sharding, SingleDeviceSharding
+
+from mpmd import jax_compat
+from mpmd.errors import ProgramError
+from mpmd.runtime.channels.links import MESSAGE_BITS, Links, message_number
+from mpmd.runtime.channels.mesh_devices import LocalChannels, MeshDevices
+from mpmd.runtime.channels.protocol import Channel
+from mpmd.runtime.channels.reshard import (
+    ReshardPlan,
+    assembler,
+    boxes,
+    plan_reshard,
+    slice_of,
+    to_default_memory,
+)
+from mpmd.runtime.graph import BufferType
+from mpmd.runtime.instructions import Send
+from mpmd.runtime.program import Program
+
+
+@dataclasses.dataclass(frozen=True)
+class RemoteMessage:
+    """How a message leaves one process and arrives in another.
+
+    Attributes:
+        number: its place among all messages of a step.
+        split: the arrays that are offered.
+        types: of the arrays that are pulled; there are none for an array without elements.
+        join: the array of the receiver.
+    """
+
+    number: int
+    split: Callable[[jax.Array], Sequence[jax.Array]]
+    types: tuple[jax.ShapeDtypeStruct, ...]
+    join: Callable[[Sequence[jax.Array]], jax.Array]
+
+
+class RemoteChannel:
+    """One direction between meshes of two processes, for one step; this process has one of them."""
+
+    def __init__(
+        self, links: Links, sender: int, messages: Mapping[int, RemoteMessage], number: Callable[[int], int]
+    ) -> None:
+        """Takes the index of the sending process, the messages, and the numbers of this step."""
+        self._links, self._sender, self._messages, self._number = links, sender, messages, number
+
+    def send(self, sequence: int, array: jax.Array) -> None:
+        """Offers `array`, which may still be computed."""
+        message = self._messages[sequence]
+        if message.types:
+            self._links.offer(self._number(message.number), message.split(array))
+
+    def recv(self, sequence: int) -> jax.Array:
+        """RemoteMessage `sequence`, which may not have been sent yet."""
+        message = self._messages[sequence]
+        if not message.types:
+            return message.join(())
+        return message.join(self._links.pull(self._sender, self._number(message.number), message.types))
+
+    def stop(self) -> None:
+        """Nothing waits here: arrays that do not arrive fail when the connections are poisoned."""
+
+
+class WorldDevices(MeshDevices):
+    """The devices of every mesh in a world of several processes; arrays are placed on this process's only."""
+
+    def __init__(self, meshes: Mapping[str, Mesh], processes: Mapping[str, int], links: Links) -> None:
+        """Takes the meshes, for each the index of its process, and the connections to the others."""
+        super().__init__(meshes)
+        self._processes, self._links = dict(processes), links
+        self._process = jax.process_index()
+
+    def channels(self, program: Program) -> Callable[[], Sequence[Channel]]:
+        """The function that creates the channels of each step.
+
+        All processes must call it for the same programs, in the same order.
+
+        Raises:
+            ProgramError: the program has too many messages.
+        """
+        number = self._links.next_program()
+        local = LocalChannels(self, program, self._own_channels(program))
+        messages = self._messages(program)
+        steps = itertools.count()
+
+        def make() -> list[Channel]:
+            step = next(steps)
+
+            def number_of(message: int) -> int:
+                return message_number(number, step, message)
+
+            made: list[Channel] = []
+            for at, (channel, within) in enumerate(zip(program.channels, local(), strict=True)):
+                sender = self._processes[channel.source]
+                remote = at in messages
+                made.append(RemoteChannel(self._links, sender, messages[at], number_of) if remote else within)
+            return made
+
+        return make
+
+    def absent(self, type_: BufferType, weak_type: bool) -> jax.Array:
+        """The array of a result that another process holds."""
+        dtype = np.dtype(type_.dtype)
+        return jax_compat.absent_array(type_.shape, dtype, self.sharding(type_), weak_type)
+
+    def _own_channels(self, program: Program) -> frozenset[int]:
+        """The channels both of whose meshes are of this process."""
+        ends = [(self._processes[c.source], self._processes[c.target]) for c in program.channels]
+        return frozenset(k for k, end in enumerate(ends) if end == (self._process, self._process))
+
+    def _messages(self, program: Program) -> dict[int, dict[int, RemoteMessage]]:
+        """The messages of every channel between processes, one end of which is here."""
+        sources = {
+            (op.channel, op.sequence): stream.buffers[op.buffer].type
+            for stream in program.streams
+            for op in stream.instructions
+            if isinstance(op, Send)
+        }
+        found: dict[int, dict[int, RemoteMessage]] = {}
+        count = 0
+        for number, channel in enumerate(program.channels):
+            ends = self._processes[channel.source], self._processes[channel.target]
+            if ends[0] == ends[1]:
+                continue
+            if self._process in ends:
+                found[number] = {
+                    k: self._message(count + k, sources[number, k], target)
+                    for k, target in enumerate(channel.types)
+                }
+            count += len(channel.types)
+        if count >= 1 << MESSAGE_BITS:
+            raise ProgramError(f"a step has {count} messages between processes; {1 << MESSAGE_BITS} fit")
+        return found
+
+    def _message(self, number: int, source: BufferType, target: BufferType) -> RemoteMessage:
+        here, there = self.sharding(source), self.sharding(target)
+        shape, dtype = target.shape, np.dtype(target.dtype)
+        finish = _into_memory(there)
+        there = _in_default_memory(there)
+        if 0 in shape:
+            return RemoteMessage(number, lambda array: (), (), lambda _: _zeros(shape, dtype, there, finish))
+        gather = to_default_memory(here)
+        source_devices, held = boxes(here, shape)
+        target_devices, wanted = boxes(there, shape)
+        if held == wanted:
+            kind = jax.ShapeDtypeStruct(shape, dtype, sharding=there)
+            return RemoteMessage(number, lambda array: [gather(array)], (kind,), lambda got: finish(got[0]))
+        plan = plan_reshard(held, wanted)
+        types = tuple(
+            jax.ShapeDtypeStruct(
+                tuple(end - start for start, end in piece.box), dtype, sharding=SingleDeviceSharding(device)
+            )
+            for device, (_, pieces) in zip(target_devices, plan.targets, strict=True)
+            for piece in pieces
+        )
+        return RemoteMessage(
+            number,
+            _splitter(plan, source_devices, gather),
+            types,
+            _joiner(plan, shape, there, finish),
+        )
+
+
+def _in_default_memory(sharding: Sharding) -> Sharding:
+    return sharding.with_memory_kind(jax_compat.default_memory_kind(sharding))
+
+
+def _into_memory(target: Sharding) -> Callable[[jax.Array], jax.Array]:
+    """Copies an array from the default memory of its devices to that of a sharding, if it is another."""
+    if target.memory_kind in (None, jax_compat.default_memory_kind(target)):
+        return lambda array: array
+    return jax_compat.array_copier(target)
+
+
+def _zeros(
+    shape: tuple[int, ...], dtype: Any, sharding: Sharding, finish: Callable[[jax.Array], jax.Array]
+) -> jax.Array:
+    with jax.enable_x64(True):
+        return finish(jnp.zeros(shape, dtype, device=sharding))
+
+
+def _splitter(
+    plan: ReshardPlan, devices: Sequence[Any], gather: Callable[[jax.Array], jax.Array]
+) -> Callable[[jax.Array], list[jax.Array]]:
+    """The function that slices all pieces of an array, in the order of the plan."""
+    slices = [(devices[p.source], slice_of(p)) for _, pieces in plan.targets for p in pieces]
+
+    def split(array: jax.Array) -> list[jax.Array]:
+        by_device = {shard.device: shard.data for shard in gather(array).addressable_shards}
+        with jax.enable_x64(True):
+            return [slice_(by_device[device]) for device, slice_ in slices]
+
+    return split
+
+
+def _joiner(
+    plan: ReshardPlan,
+    shape: tuple[int, ...],
+    sharding: Sharding,
+    finish: Callable[[jax.Array], jax.Array],
+) -> Callable[[Sequence[jax.Array]], jax.Array]:
+    """The function that assembles an array from its pieces on the devices of the receiver."""
+    assemble: list[tuple[int, Callable[..., jax.Array]]] = []
+    for box, pieces in plan.targets:
+        starts = tuple(
+            tuple(a - base for (a, _), (base, _) in zip(piece.box, box, strict=True)) for piece in pieces
+        )
+        whole = len(pieces) == 1 and pieces[0].box == box
+        size = tuple(end - start for start, end in box)
+        assemble.append((len(pieces), _only if whole else assembler(size, starts)))
+
+    def join(parts: Sequence[jax.Array]) -> jax.Array:
+        made, start = [], 0
+        with jax.enable_x64(True):
+            for count, make in assemble:
+                made.append(make(*parts[start : start + count]))
+                start += count
+        return finish(jax.make_array_from_single_device_arrays(shape, sharding, made))
+
+    return join
+
+
+def _only(part: jax.Array) -> jax.Array:
+    return part

@@ -1,0 +1,113 @@
+"""Watches the other processes: who is alive, who has ended, and where a failure began.
+
+Each process writes a beat several times a second.  Time is counted in polls of the watching process itself,
+so that a machine that stops all processes for a while ends none.  There are three kinds of failures:
+
+* a process reports one, with its cause;
+* several report fragments that failed: the first in the order of the program is the cause, unless a process
+  has ended or is silent, whose messages then failed in the others;
+* a process is silent for long, or has ended while this one waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+
+from mpmd import jax_compat
+from mpmd.runtime.processes.world import Failure, World
+
+_POLL_SECONDS = 0.2
+_SILENT_POLLS = 6
+"""Polls without a beat after which a process is the likely cause of failures elsewhere."""
+_END_POLLS = 4
+"""Polls after which a process that has ended is missed by one that waits for it."""
+_CAUSE_POLLS = 10
+"""Polls that processes have to report failures after the first one."""
+
+
+class Monitor:
+    """The thread that watches the others."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="mpmd-processes", daemon=True)
+        self._beats: dict[int, str] = {}
+        self._silent: dict[int, int] = {}  # polls since the last beat
+        self._since_failure = self._since_end = self._turn = 0
+
+    def start(self) -> None:
+        """Starts to watch."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._ended.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(2.0)
+
+    def _watch(self) -> None:
+        world = self._world
+        while not self._ended.wait(_POLL_SECONDS):
+            try:
+                self._turn += 1
+                world.beat(f"poll {self._turn}")
+                state = world.state()
+                self._read_beats(state)
+                cause = self._cause(state)
+                if cause is not None:
+                    world.report(cause)
+                    state = world.state()
+            except jax_compat.JaxRuntimeError as error:
+                lines = str(error).splitlines() or [""]
+                world.fail(Failure(0, f"does not answer as the coordinator: {lines[0]}"))
+                return
+            if "failure" in state:
+                self._read_beats(state)
+                world.fail(Failure(**json.loads(state["failure"])))
+                return
+
+    def _read_beats(self, state: Mapping[str, str]) -> None:
+        world = self._world
+        for process in range(world.count):
+            text = state.get(f"beat/{process}")
+            if process == world.index or text is None:
+                continue
+            if text != self._beats.get(process):
+                self._beats[process], self._silent[process] = text, 0
+                beat = json.loads(text)
+                world.hosts[process], world.steps_of[process] = beat["host"], beat["steps"]
+            else:
+                self._silent[process] += 1
+
+    def _cause(self, state: Mapping[str, str]) -> Failure | None:
+        """Where a failure began; None if there is none, or it is not known yet."""
+        if "failure" in state:
+            return None
+        world = self._world
+        ended = [process for process in range(world.count) if f"left/{process}" in state]
+        running = {process: polls for process, polls in self._silent.items() if process not in ended}
+        limit = world.peer_timeout / _POLL_SECONDS
+        for process, polls in running.items():
+            if polls >= limit:
+                return Failure(process, f"has not answered for {world.peer_timeout:g} s")
+        early = [process for process in ended if int(state[f"left/{process}"]) <= world.turns]
+        self._since_end = self._since_end + 1 if early and world.waits else 0
+        if self._since_end >= _END_POLLS:
+            return Failure(early[0], "has ended, and another process waits for it")
+        failed = {p: state[f"failed/{p}"] for p in range(world.count) if f"failed/{p}" in state}
+        if not failed:
+            return None
+        self._since_failure += 1
+        first = json.loads(min(failed.values(), key=lambda text: json.loads(text)["order"]))
+        reported = Failure(first["process"], first["text"], first["mesh"])
+        if len(failed) == world.count:
+            return reported
+        lost = [p for p, polls in running.items() if polls >= _SILENT_POLLS and p not in failed]
+        if lost:
+            return Failure(lost[0], "has ended, or does not answer")
+        if ended and self._since_failure >= _CAUSE_POLLS // 2:
+            return Failure(ended[0], "has ended before the others")
+        return reported if self._since_failure >= _CAUSE_POLLS else None

@@ -1,0 +1,111 @@
+"""This process's part of a program: its streams run here, and failures of any process end the step here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from mpmd import jax_compat
+from mpmd.errors import FragmentError, SignatureError
+from mpmd.runtime.channels.protocol import Stopped
+from mpmd.runtime.decode import ArrayEngine
+from mpmd.runtime.executor import Executor, RuntimeOptions
+from mpmd.runtime.instructions import Feed
+from mpmd.runtime.interpreter import FragmentExecutable, Observer
+from mpmd.runtime.processes.world import World
+from mpmd.runtime.program import Program
+
+
+class Part:
+    """Runs the streams of this process; a step returns when they are done.
+
+    So an error of any process is raised by the step in which it occurred.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        executables: Mapping[tuple[str, str], FragmentExecutable],
+        engine: ArrayEngine,
+        options: RuntimeOptions,
+        workspace: Mapping[tuple[str, str], int],
+        world: World,
+    ) -> None:
+        """See `Executor`; all processes must make the same parts in the same order."""
+        waiting = dataclasses.replace(options, blocking=True)
+        self.program, self._world = program, world
+        self._executor = Executor(program, executables, engine, waiting, workspace, world.index)
+        self._paths = {spec.index: spec.path for spec in program.inputs}
+        self._fed = sorted(
+            {
+                (op.input, stream.mesh)
+                for stream in program.part(world.index).streams
+                for op in stream.instructions
+                if isinstance(op, Feed)
+            }
+        )
+        world.on_failure(self._executor.stop)
+
+    def run(
+        self, inputs: Sequence[Any], *, observers: Iterable[Observer] = (), one_by_one: bool = False
+    ) -> list[Any]:
+        """Runs one step; see `Executor.run`.
+
+        Args:
+            inputs: the user's flat arguments; this process reads those of its own meshes only.
+            observers: see `Executor.run`.
+            one_by_one: see `Executor.run`.
+
+        Returns:
+            The flat results; None for those of other processes.
+
+        Raises:
+            PeerError: another process failed.
+            FragmentError: a fragment failed here.
+            SignatureError: the arguments do not fit the program.
+        """
+        world = self._world
+        world.check()
+        self._refuse_absent(inputs)
+        world.waits = True
+        try:
+            results = self._executor.run(inputs, observers=observers, one_by_one=one_by_one)
+            for result in results:
+                if result is not None:
+                    result.block_until_ready()
+        except FragmentError as error:
+            world.explain(error, error.mesh, error.position)
+            raise
+        except (Stopped, jax_compat.JaxRuntimeError) as error:
+            world.explain(error)
+            raise
+        finally:
+            world.waits = False
+        world.check()
+        world.completed += 1
+        world.turns += 1
+        world.beat(f"step {world.completed}")
+        return results
+
+    def synchronize(self) -> None:
+        """Does nothing but report failures: every step that returned is done."""
+        self._world.check()
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._executor.close()
+
+    def _refuse_absent(self, inputs: Sequence[Any]) -> None:
+        """Arguments are read in the process of their own mesh, which must hold them."""
+        absent = [
+            f"{self._paths[k]}, which mesh {mesh!r} reads, is in another process"
+            for k, mesh in self._fed
+            if not getattr(inputs[k], "is_fully_addressable", True)
+        ]
+        if absent:
+            more = f"\n  and {len(absent) - 1} more" if len(absent) > 1 else ""
+            raise SignatureError(
+                f"{absent[0]}{more}\n  bring it here with mpmd.fetch, which all processes must call, or "
+                "assign the argument, and the result it was, to one mesh (input_meshes, output_meshes)"
+            )

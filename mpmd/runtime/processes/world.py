@@ -1,0 +1,234 @@
+"""This process among the others of a program: the key-value store of `jax.distributed`, and what happened.
+
+The store carries control only, never arrays.  Each process writes under its own index; a failure is written
+once, by the first process that knows its cause, and read by all.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import functools
+import itertools
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mpmd import jax_compat
+from mpmd.errors import ConfigError, PeerError
+
+_STATE = "mpmd/state/"
+_WAIT_MILLISECONDS = 200
+_CAUSE_SECONDS = 5.0
+"""How long the cause of a failure is waited for, beyond the time after which a process is silent."""
+_COORDINATOR_SECONDS = 0.2
+"""How long the process that runs the coordinator outlives the others: JAX ends those that lose it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """Why the processes cannot go on.
+
+    Attributes:
+        process: index of the process in which it began.
+        text: what happened there.
+        mesh: where, if a fragment failed; "" else.
+    """
+
+    process: int
+    text: str
+    mesh: str = ""
+
+
+class World:
+    """The processes of a program.
+
+    Attributes:
+        index, count: this process's index, and how many there are.
+        failure: why they cannot go on; None while they can.
+        meshes: the meshes of each process, for messages.
+        completed: how many steps this process has completed.
+        turns: how many steps and exchanges it has completed.
+        waits: whether it runs a step or waits for others now.
+        exit_code: of this process, if it has failed.
+        peer_timeout: seconds after which a process that does not answer has failed.
+    """
+
+    def __init__(self, store: Any, index: int, count: int) -> None:
+        self.store, self.index, self.count = store, index, count
+        self.failure: Failure | None = None
+        self.meshes: dict[int, list[str]] = {}
+        self.completed, self.turns, self.waits, self.peer_timeout = 0, 0, False, 8.0
+        self.exit_code = 1
+        self.hosts: dict[int, str] = {index: socket.gethostname()}
+        self.steps_of: dict[int, int] = {}
+        self._stop_work: list[Callable[[], None]] = []
+        self._gathered: dict[str, itertools.count[int]] = {}
+
+    def on_failure(self, stop: Callable[[], None]) -> None:
+        """Calls `stop`, from another thread, when the processes cannot go on."""
+        self._stop_work.append(stop)
+
+    def publish(self, name: str, text: str, *, once: bool = False) -> None:
+        """Writes an entry of the shared state; with `once` only if it is not there."""
+        try:
+            self.store.key_value_set(_STATE + name, text, allow_overwrite=not once)
+        except jax_compat.JaxRuntimeError as error:
+            if "ALREADY_EXISTS" not in str(error):
+                raise
+
+    def state(self) -> dict[str, str]:
+        """The shared state: `failure`, and `beat/0`, `failed/0`, `left/0` for each process."""
+        return {key.removeprefix(_STATE): text for key, text in self.store.key_value_dir_get(_STATE)}
+
+    def beat(self, turn: str) -> None:
+        """Writes that this process is alive, and how far it is; `turn` differs from that of the last beat."""
+        beat = {"turn": turn, "steps": self.completed, "host": self.hosts[self.index]}
+        self.publish(f"beat/{self.index}", json.dumps(beat))
+
+    def gather(self, name: str, text: str) -> list[str]:
+        """Exchanges a text with all processes; all must call it, in the same order for each name.
+
+        Raises:
+            PeerError: a process failed or ended meanwhile.
+        """
+        turn = next(self._gathered.setdefault(name, itertools.count()))
+        self.store.key_value_set(f"mpmd/{name}/{turn}/{self.index}", text)
+        found = [self._wait_for(f"mpmd/{name}/{turn}/{process}") for process in range(self.count)]
+        self.turns += 1
+        if turn:  # every process has read the entries before these
+            self.store.key_value_delete(f"mpmd/{name}/{turn - 1}/{self.index}")
+        return found
+
+    def _wait_for(self, key: str) -> str:
+        self.waits = True
+        try:
+            while True:
+                self.check()
+                try:
+                    return str(self.store.blocking_key_value_get(key, _WAIT_MILLISECONDS))
+                except jax_compat.JaxRuntimeError as error:
+                    if "DEADLINE_EXCEEDED" not in str(error):
+                        raise
+        finally:
+            self.waits = False
+
+    def check(self) -> None:
+        """Raises a PeerError if the processes cannot go on."""
+        if self.failure is not None:
+            raise self.error(self.failure)
+
+    def error(self, failure: Failure) -> PeerError:
+        """The error of the other processes for a failure."""
+        host = self.hosts.get(failure.process, "")
+        of_process = self.meshes.get(failure.process, [])
+        meshes = [failure.mesh] if failure.mesh else of_process
+        where = [f"host {host!r}"] if host else []
+        where += [f"mesh{'es' if len(meshes) > 1 else ''} {', '.join(map(repr, meshes))}"] if meshes else []
+        place = f" ({', '.join(where)})" if where else ""
+        done = min([self.completed, *(self.steps_of.get(i, 0) for i in range(self.count) if i != self.index)])
+        last = f"step {done - 1} is the last one completed" if done else "no step was completed"
+        return PeerError(
+            f"process {failure.process}{place} {failure.text}\n"
+            f"  {last} by all processes\n"
+            "  the processes cannot go on: start all of them again, from a checkpoint"
+        )
+
+    def explain(self, error: Exception, mesh: str = "", position: int = 1 << 60) -> None:
+        """Raises a PeerError if a failure here began in another process; waits until the cause is known.
+
+        Args:
+            error: the exception raised here.
+            mesh: where, if a fragment failed.
+            position: of the fragment in the order of the program: the first of several failures is the cause.
+
+        Raises:
+            PeerError: it began in another process.
+        """
+        if self.failure is None:
+            lines = (str(error).strip() or type(error).__name__).splitlines()
+            report = (
+                "\n    ".join(lines) if len(lines) < 12 else "\n    ".join([*lines[:4], "[...]", *lines[-6:]])
+            )
+            text = f"failed in step {self.completed}:\n    {report}"
+            order = [self.completed, position]
+            found = {"process": self.index, "text": text, "mesh": mesh, "order": order}
+            self.publish(f"failed/{self.index}", json.dumps(found))
+        until = time.monotonic() + self.peer_timeout + _CAUSE_SECONDS
+        while self.failure is None and time.monotonic() < until:
+            time.sleep(0.01)
+        if self.failure is not None and self.failure.process != self.index:
+            raise self.error(self.failure) from error
+
+    def fail(self, failure: Failure) -> None:
+        """Ends the work of this process: called once the cause is known."""
+        if self.failure is None:
+            self.failure = failure
+            for stop in self._stop_work:
+                stop()
+
+    def report(self, failure: Failure) -> None:
+        """Writes a failure for all processes, unless there is one."""
+        self.publish("failure", json.dumps(dataclasses.asdict(failure)), once=True)
+
+
+@functools.cache
+def world() -> World | None:
+    """The processes that `jax.distributed` has joined; None if there is one.
+
+    The first call starts a thread that watches the other processes, and registers what happens at exit.
+
+    Raises:
+        ConfigError: this version of JAX has no key-value store.
+    """
+    index, count = jax_compat.place_of_process()
+    if count == 1:
+        return None
+    from mpmd.runtime.processes.monitor import Monitor
+
+    store = jax_compat.coordination_client()
+    if store is None:
+        raise ConfigError("there are several processes, but this version of JAX hides its key-value store")
+    joined = World(store, index, count)
+    monitor = Monitor(joined)
+    monitor.start()
+    atexit.register(_leave, joined, monitor.stop)
+    _report_exceptions(joined)
+    return joined
+
+
+def _report_exceptions(joined: World) -> None:
+    """An exception that ends this process is reported to the others."""
+    show = sys.excepthook
+
+    def report(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if not isinstance(error, PeerError) and joined.failure is None:
+            lines = str(error).splitlines() or [""]
+            joined.report(Failure(joined.index, f"ended with {kind.__name__}: {lines[0]}"))
+        show(kind, error, trace)
+
+    sys.excepthook = report
+
+
+def _leave(joined: World, stop_watching: Callable[[], None]) -> None:
+    """Waits for the other processes, which may still read sent arrays, unless one has failed."""
+    joined.publish(f"left/{joined.index}", str(joined.turns))
+    while joined.failure is None and not _all_left(joined.state(), joined.count):
+        time.sleep(0.02)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    stop_watching()
+    if joined.failure is not None:  # JAX would wait for processes that do not answer
+        if joined.index == 0:
+            time.sleep(_COORDINATOR_SECONDS)
+        os._exit(joined.exit_code)
+    if joined.index == 0:
+        time.sleep(_COORDINATOR_SECONDS)
+
+
+def _all_left(state: Mapping[str, str], count: int) -> bool:
+    return all(f"left/{process}" in state for process in range(count))

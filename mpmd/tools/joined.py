@@ -1,0 +1,50 @@
+"""One process of `mpmd-run`: joins the others, and runs the script."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from pathlib import Path
+
+import jax
+
+from mpmd import jax_compat
+from mpmd.runtime.processes.world import Failure, world
+
+_HEARTBEAT_SECONDS = 30
+
+
+def main(arguments: list[str]) -> None:
+    """Takes the address of the coordinator, the count, the index, devices, cores, and the command."""
+    address, count, index, devices, cores, *command = arguments
+    if cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+    jax.config.update("jax_num_cpu_devices", int(devices))
+    if int(count) > 1:
+        jax_compat.join_world(address, int(count), int(index), _HEARTBEAT_SECONDS)
+        world()
+    try:
+        _run(command)
+    except SystemExit as ended:
+        joined = world()
+        if ended.code not in (None, 0) and joined is not None:
+            joined.exit_code = ended.code if isinstance(ended.code, int) else 1
+            joined.report(Failure(joined.index, f"ended with exit code {joined.exit_code}"))
+        raise
+
+
+def _run(command: list[str]) -> None:
+    """Runs the script or module as Python does."""
+    if command[0] == "-m":
+        sys.argv = command[1:]
+        sys.path[0] = str(Path.cwd())
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = command
+        sys.path[0] = str(Path(command[0]).resolve().parent)
+        runpy.run_path(command[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,42 @@
+"""Training in several processes is that of one process, bit by bit."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from tests.support.launching import launch, output
+from tests.support.models import MODELS
+from tests.support.training_in_processes import train
+
+SCHEDULES = ("1f1b", "zb_h1", "interleaved_1f1b")
+PROGRAM = "tests.support.training_in_processes"
+
+
+@pytest.mark.optimized
+def test_two_processes_train_as_one_and_notice_that_one_was_killed():
+    case = "mlp:1f1b"
+    code, found = launch(2, PROGRAM, "2", "2", case, "kill:1")
+    want = train(case, 2, 2)
+    (left,) = found
+    assert {key: left[key] for key in ("losses", "state")} == {key: want[key] for key in ("losses", "state")}
+    assert code == 137
+    assert left["error"].startswith("process 1 (host ") and "mesh 'm1'" in left["error"].splitlines()[0]
+    assert "step 1 is the last one completed by all processes" in left["error"]
+    assert left["after"] < 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("meshes", [2, 4])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_under_every_schedule(name, meshes):
+    cases = [f"{name}:{schedule}" for schedule in SCHEDULES]
+    alone = output([sys.executable, "-m", PROGRAM, str(meshes), "2", *cases], 250)
+    want = {line["case"]: line for line in map(json.loads, alone.stdout.splitlines())}
+    code, found = launch(meshes, PROGRAM, str(meshes), "2", *cases, seconds=250)
+    assert code == 0 and sorted(line["process"] for line in found) == sorted([*range(meshes)] * 3)
+    for line in found:
+        for key in ("losses", "state"):
+            assert line[key] == want[line["case"]][key], line["case"]

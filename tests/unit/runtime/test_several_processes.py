@@ -1,0 +1,136 @@
+"""Programs whose meshes are in several processes, without any process."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from mpmd.errors import PeerError
+from mpmd.runtime.instructions import Copy, Feed, Fetch, Recv, Run, Send
+from mpmd.runtime.linearize import linearize
+from mpmd.runtime.processes.agreement import agree
+from mpmd.runtime.processes.world import Failure, World
+from tests.support.pipeline_graphs import GraphBuilder
+
+TWO = {"a": 0, "b": 1}
+
+
+def ops(program, mesh, *kinds):
+    stream = next(s for s in program.streams if s.mesh == mesh)
+    return [op for op in stream.instructions if isinstance(op, kinds)]
+
+
+def test_an_argument_is_read_by_one_process_and_sent_to_the_other():
+    b = GraphBuilder()
+    x = b.input("a", donated=True)
+    b.output(*b.call("f", "a", [x], donated=(0,)))
+    b.output(*b.call("f", "b", [b.transfer(x, "b")], donated=(0,)))
+    program = linearize(b.graph(), processes=TWO)
+    assert program.between_processes == {0}
+    (feed,) = ops(program, "a", Feed)
+    assert feed.fresh, "the user's array may be deleted before the other process has read it"
+    assert len(ops(program, "a", Send)) == len(ops(program, "a", Copy)) == 1
+    assert ops(program, "b", Feed) == [] and len(ops(program, "b", Recv)) == 1
+    assert [stream.process for stream in program.streams] == [0, 1]
+    assert [stream.mesh for stream in program.part(1).streams] == ["b"]
+
+
+def test_meshes_of_one_process_share_arguments_and_channels():
+    b = GraphBuilder()
+    x = b.input("a")
+    (y,) = b.call("f", "a", [b.transfer(b.transfer(x, "b"), "a")])
+    (z,) = b.call("f", "c", [b.transfer(y, "c")])
+    b.output(*b.call("g", "b", [b.transfer(z, "b"), b.transfer(x, "b")]))
+    program = linearize(b.graph(), processes={"a": 0, "b": 0, "c": 1})
+    between = [(c.source, c.target) for c in program.channels]
+    assert between == [("a", "c"), ("c", "b")] and program.between_processes == {0, 1}
+    assert len(ops(program, "b", Feed)) == 1
+    assert linearize(b.graph()).between_processes == frozenset()
+
+
+def test_every_process_gets_the_scalar_results_and_no_sent_buffer_is_a_result():
+    b = GraphBuilder()
+    loss = b.value("b", shape=())
+    call = b.call("f", "b", [b.transfer(b.input("a"), "b")])
+    b.ops[-1] = type(b.ops[-1])("f", "b", b.ops[-1].inputs, (call[0], loss))
+    b.output(call[0])
+    b.output(loss)
+    program = linearize(b.graph(), processes=TWO)
+    assert [op.output for op in ops(program, "a", Fetch)] == [1]
+    assert [op.output for op in ops(program, "b", Fetch)] == [0, 1]
+    assert len(program.outputs) == 2
+    sent = {op.buffer for op in ops(program, "b", Send)}
+    assert len(sent) == 1 and sent.isdisjoint(op.buffer for op in ops(program, "b", Fetch))
+    assert {k: process for k, (process, _) in program.results.items()} == {0: 1, 1: 1}
+    assert len(ops(program, "b", Run)) == 1
+    assert "mesh b in process 1:" in program.as_text()
+
+
+class KeyValueTable:
+    """The key-value store of JAX, as far as worlds use it."""
+
+    def __init__(self):
+        self.entries, self.changed = {}, threading.Condition()
+
+    def key_value_set(self, key, value, allow_overwrite=False):
+        with self.changed:
+            self.entries[key] = value
+            self.changed.notify_all()
+
+    def blocking_key_value_get(self, key, milliseconds):
+        with self.changed:
+            assert self.changed.wait_for(lambda: key in self.entries, milliseconds / 1000)
+            return self.entries[key]
+
+    def key_value_delete(self, key):
+        with self.changed:
+            del self.entries[key]
+
+
+def in_two(work):
+    """Runs `work` in two worlds of one store, each in a thread; what it raised or returned."""
+    store, found = KeyValueTable(), {}
+
+    def run(index):
+        try:
+            found[index] = work(World(store, index, 2))
+        except PeerError as error:
+            found[index] = str(error)
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5)
+    return [found[0], found[1]]
+
+
+def test_texts_are_exchanged_in_turns_and_forgotten():
+    got = in_two(lambda world: [world.gather("x", f"{turn} {world.index}") for turn in range(3)])
+    assert got == [[["0 0", "0 1"], ["1 0", "1 1"], ["2 0", "2 1"]]] * 2
+
+
+def test_programs_that_differ_are_refused_by_all():
+    assert in_two(lambda world: agree(world, "one\ntwo\n")) == [None, None]
+    for page in in_two(lambda world: agree(world, f"one\ntwo {world.index}\nthree\n")):
+        assert page.splitlines()[:4] == [
+            "process 1 runs another program than process 0",
+            "  the first line that differs is line 2",
+            "    process 0: two 0",
+            "    process 1: two 1",
+        ]
+
+
+def test_a_failure_stops_work_and_names_process_host_mesh_and_step():
+    stopped = []
+    world = World(KeyValueTable(), 0, 2)
+    world.on_failure(lambda: stopped.append(True))
+    world.meshes, world.hosts[1], world.completed, world.steps_of = {1: ["b", "c"]}, "far", 7, {1: 6}
+    world.check()
+    world.fail(Failure(1, "has not answered for 8 s"))
+    world.fail(Failure(0, "is a later one"))
+    assert stopped == [True]
+    with pytest.raises(PeerError, match="process 1 \\(host 'far', meshes 'b', 'c'\\) has not answered") as e:
+        world.check()
+    assert str(e.value).splitlines()[1] == "  step 5 is the last one completed by all processes"

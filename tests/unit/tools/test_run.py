@@ -1,0 +1,58 @@
+"""`mpmd-run`: its command line, and what it does with processes and their output."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+
+from mpmd.tools.run import parse, shares
+from tests.support.launching import output
+
+
+def test_the_command_line(tmp_path):
+    script = tmp_path / "train.py"
+    script.touch()
+    plan = parse(["-n", "2", "--devices", "3", "--max-restarts", "1", str(script), "--steps", "5", "-n", "7"])
+    assert (plan.processes, plan.devices, plan.restarts) == (2, 3, 1)
+    assert plan.command == (str(script), "--steps", "5", "-n", "7")
+    assert parse(["-n", "2", "-m", "package.train", "-m"]).command == ("-m", "package.train", "-m")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["-n", "2"], "no script was given"),
+        (["-n", "0", "-m", "x"], "-n must be at least 1"),
+        (["-n", "2", "--devices", "0", "-m", "x"], "--devices must be at least 1"),
+        (["-n", "2", "absent.py"], "there is no file 'absent.py'"),
+    ],
+)
+def test_a_wrong_command_line_is_a_usage_message(arguments, says, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(arguments)
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+def test_cores_are_divided_evenly_or_shared():
+    assert shares(2, [0, 1, 2, 3, 4]) == [[0, 1], [2, 3]]
+    assert shares(3, [4, 5]) == [[4, 5]] * 3
+
+
+@pytest.mark.slow
+def test_the_first_failure_ends_all_gives_the_exit_code_and_restarts(tmp_path):
+    script = tmp_path / "fail.py"
+    script.write_text(
+        "import sys, time, jax\n"
+        "print('argument', sys.argv[1], jax.process_index(), jax.process_count(), flush=True)\n"
+        "if jax.process_index() == 1: sys.exit(7)\n"
+        "time.sleep(60)\n"
+    )
+    start = time.monotonic()
+    command = [sys.executable, "-m", "mpmd.tools.run", "-n", "2", "--grace", "0.5", "--max-restarts", "1"]
+    done = output([*command, str(script), "a b"], 55)
+    assert done.returncode == 7 and time.monotonic() - start < 50
+    assert sorted(done.stdout.splitlines()) == [*["[0] argument a b 0 2"] * 2, *["[1] argument a b 1 2"] * 2]
+    assert "mpmd-run: exit code 7; starting again, 1 left" in done.stderr
