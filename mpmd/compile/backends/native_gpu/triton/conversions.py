@@ -1,9 +1,11 @@
-"""Conversions between dtypes in Triton, those of narrow types by integers.
+"""Conversions between dtypes in Triton.
 
-to integers   towards zero, saturating; NaN gives 0
-to bf16, f16  to the nearest, ties to even
-f8… -> f32    exact;   f32 -> f8…   to the nearest, ties to even, once
-s4 -> s8      exact;   s8 -> s4     the low bits
+    to integers   towards zero, saturating; NaN gives 0
+    to bf16, f16  to the nearest, ties to even
+    f8… -> f32    exact;   f32 -> f8…   to the nearest, ties to even, once
+    s4 -> s8      exact;   s8 -> s4     the low bits
+
+Those of types of a byte or less are done with integers: not every GPU has instructions for them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """From a plan to the Triton kernels that compute it: one, or two with partial sums in between.
 
-tile        each program computes one tile; rows that it reduces are in it as a whole
-long rows   each program iterates over the pieces of its rows, once per stage of reductions
-sums        each program iterates over rows and adds them up; several programs that share a column leave
-partial sums in scratch memory, and a second kernel adds those
+    tile        each program computes one tile; rows that it reduces are in it as a whole
+    long rows   each program iterates over the pieces of its rows, once per stage of reductions
+    sums        each program iterates over rows and adds them up
+
+Where several programs share a column, they leave partial sums in scratch memory; a second kernel adds those.
 """
 
 from __future__ import annotations
