@@ -195,9 +195,12 @@ def test_meshes_of_several_devices_with_sharded_layers():
     optimizer = optax.sgd(0.1, momentum=0.9)
     model = params, loss, batch, pattern
     _, (params, _) = check(
-        model, optimizer, mesh={"data": 2, "model": 2}, in_shardings=(specs, None, PartitionSpec("data")),
+        model,
+        optimizer,
+        mesh={"data": 2, "model": 2},
+        in_shardings=(specs, None, PartitionSpec("data"), PartitionSpec("data")),
         out_shardings=(specs, None, None),
-    )  # fmt: skip
+    )
     for part in params["layers"]["w"].parts:
         assert part.sharding.shard_shape(part.shape)[2] == part.shape[2] // 2
 
@@ -213,7 +216,7 @@ def test_parts_of_another_division_and_the_compiled_step_take_either():
     again, _, _ = uneven(once, state, *batch)
     compiled = halves.compiled(params, state, *batch)
     assert halves.compiled(again, state, *batch) is compiled
-    third, _, loss_of_parts = compiled(again, state, *batch)
+    third, _, loss_of_parts = compiled(copied(again), state, *batch)
     _, _, loss_of_whole = compiled(whole(again), state, *batch)
     assert float(loss_of_parts) == float(loss_of_whole)
     assert third["layers"]["w"].lengths == (2, 2)

@@ -46,6 +46,7 @@ class PartwiseInterpreter:
         self.joined: dict[str, None] = {}
         self._broadcasts: dict[int, tuple[Any, Any, Any]] = {}  # id → the value, its equation, its operand
         self._whole: dict[int, tuple[Stacked, Any]] = {}
+        self._place = ""  # of the equation around those that are evaluated
 
     def run(self, jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
         """The results of a jaxpr; stacks in them have arrays as parts."""
@@ -67,8 +68,10 @@ class PartwiseInterpreter:
         rule = self.rules.get(equation.primitive.name)
         has_stacks = any(isinstance(value, Stacked) for value in operands)
         if rule is not None and (has_stacks or equation.primitive.name in self.from_arrays):
+            around, self._place = self._place, place_of(equation) or self._place
             with as_of(equation):
                 made = rule(self, equation, operands)
+            self._place = around
             if made is not None:
                 return made
         if not has_stacks:
@@ -111,7 +114,7 @@ class PartwiseInterpreter:
 
     def _note_join(self, equation: Any, operands: Sequence[Any]) -> None:
         stack = next(value for value in operands if isinstance(value, Stacked))
-        place = place_of(equation)
+        place = place_of(equation) or self._place
         sizes = ",".join(map(str, stack.shape))
         self.joined[
             f"{equation.primitive.name} cannot be computed in parts: the {len(stack.parts)} parts of a stack "

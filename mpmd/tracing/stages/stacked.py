@@ -68,6 +68,8 @@ class Stacked:
         return np.asarray(self.whole(), dtype)
 
     def __repr__(self) -> str:
+        if not all(hasattr(part, "shape") for part in self.parts):  # JAX puts placeholders into pytrees
+            return f"Stacked({list(self.parts)}, dim {self.dim})"
         sizes = ",".join(map(str, self.shape))
         along = " + ".join(map(str, self.lengths))
         return f"Stacked({self.dtype}[{sizes}] in {len(self.parts)} parts, {along} along dim {self.dim})"
