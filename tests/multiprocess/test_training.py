@@ -28,15 +28,25 @@ def test_two_processes_train_as_one_and_notice_that_one_was_killed():
     assert left["after"] < 10
 
 
+def check_equal(cases, meshes, devices=1):
+    """The cases give the same bits in one process and in one for each mesh."""
+    alone = output([sys.executable, "-m", PROGRAM, str(meshes), "2", *cases], 250)
+    want = {line["case"]: line for line in map(json.loads, alone.stdout.splitlines())}
+    code, found = launch(meshes, PROGRAM, str(meshes), "2", *cases, seconds=250, devices=devices)
+    assert code == 0 and sorted(line["process"] for line in found) == sorted([*range(meshes)] * len(cases))
+    for line in found:
+        for key in ("losses", "state"):
+            assert line[key] == want[line["case"]][key], line["case"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("meshes", [2, 4])
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_under_every_schedule(name, meshes):
-    cases = [f"{name}:{schedule}" for schedule in SCHEDULES]
-    alone = output([sys.executable, "-m", PROGRAM, str(meshes), "2", *cases], 250)
-    want = {line["case"]: line for line in map(json.loads, alone.stdout.splitlines())}
-    code, found = launch(meshes, PROGRAM, str(meshes), "2", *cases, seconds=250)
-    assert code == 0 and sorted(line["process"] for line in found) == sorted([*range(meshes)] * 3)
-    for line in found:
-        for key in ("losses", "state"):
-            assert line[key] == want[line["case"]][key], line["case"]
+    check_equal([f"{name}:{schedule}" for schedule in SCHEDULES], meshes)
+
+
+@pytest.mark.slow
+def test_meshes_of_several_devices_and_of_different_sizes():
+    """Shards are sent to equal shards; what is sharded otherwise is sent in pieces."""
+    check_equal(["mlp:sharded", "mlp:sizes"], 2, devices=2)
