@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup train test fast-tests test-slow lint docs clean
+.PHONY: help setup train test fast-tests test-slow test-gpu lint docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -27,6 +27,20 @@ fast-tests: $(READY)
 
 test-slow: $(READY) ## the long property tests too
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+# Triton is kept beside the environment, where only these tests find it.
+TRITON := $(VENV)/triton
+CHECKED := tests/unit/compile/backends tests/unit/compile/kernels tests/property/test_native_hlo.py \
+	tests/property/test_reference_hlo.py tests/differential/test_reference.py
+
+test-gpu: $(READY) $(TRITON)/.ready ## what can be tested of the GPU target on a CPU: 300 MB to download, a few minutes
+	PYTHONPATH=$(TRITON) $(BIN)/python -m pytest -n 2 tests/unit/compile/backends/native_gpu \
+		tests/differential/test_gpu_launches.py tests/benchmarks/gpu $(ARGS)
+	PYTHONPATH=$(TRITON) $(BIN)/python -m pytest -m "not slow" -p tests.support.every_plan_in_triton $(CHECKED) $(ARGS)
+
+$(TRITON)/.ready: pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(TRITON) 'triton>=3.6,<3.10'
+	@touch $@
 
 lint: $(READY) ## style, types, layers
 	$(BIN)/ruff check .

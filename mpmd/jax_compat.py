@@ -434,6 +434,46 @@ def without_dead_code(jaxpr: Any) -> Any:
     return jaxpr if eliminate is None else eliminate(jaxpr, [True] * len(jaxpr.outvars))[0]
 
 
+def rebind(equation: Any, values: Sequence[Any], **changed: Any) -> list[Any]:
+    """The results of an equation of a jaxpr for other operands; some of its parameters may be changed.
+
+    Operations get the name stack of the equation after the current one, in which `transpose(jvp(...))`
+    distinguishes backward from forward work, its place in the source, and its context.
+    """
+    with as_of(equation):
+        given = equation.primitive.get_bind_params({**equation.params, **changed})
+        made = equation.primitive.bind(*values, **given)
+    return list(made) if equation.primitive.multiple_results else [made]
+
+
+@contextlib.contextmanager
+def as_of(equation: Any) -> Iterator[None]:
+    """Operations that are traced inside have the name stack, place and context of an equation."""
+    from jax._src import source_info_util
+
+    scope = source_info_util.current_name_stack() + equation.source_info.name_stack
+    place = source_info_util.user_context(equation.source_info.traceback, name_stack=scope)
+    with place, equation.ctx.manager:
+        yield
+
+
+def place_of(equation: Any) -> str:
+    """The place of an equation in the user's source, `file:line (function)`; "" if it is not known."""
+    from jax._src import source_info_util
+
+    summarize = getattr(source_info_util, "summarize", None)
+    found = "" if summarize is None else str(summarize(equation.source_info))
+    return "" if found == "unknown" else found
+
+
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """How many operands of a scan are constants, and how many carried; JAX 0.11 stores pytrees of them."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    constants, carried, _ = params["ft_in"].unpack()
+    return len(constants), len(carried)
+
+
 def place_of_process() -> tuple[int, int]:
     """The index of this process, and how many `jax.distributed` has joined; initializes no devices."""
     from jax._src import distributed

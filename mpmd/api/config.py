@@ -11,6 +11,7 @@ from mpmd.errors import ConfigError, close_to, collect
 from mpmd.options import PipelineOptions
 from mpmd.passes.import_.assignment import NamePlacement
 from mpmd.scheduling.schedule import PipelineSchedule, get_schedule
+from mpmd.tracing.stages.selectors import Selector
 
 PlaceLike = str | tuple[str, int]
 """How a user writes a `NamePlacement`: a mesh, `"m0"` or `"m0#pinned_host"`, or with a stage, `("m0", 0)`."""
@@ -30,6 +31,7 @@ class Config:
     out_shardings: Any = None
     backend: str | None = None
     options: PipelineOptions | None = None
+    stages: Selector | None = None
 
     @property
     def pipeline_schedule(self) -> PipelineSchedule:
@@ -39,8 +41,9 @@ class Config:
 
 def make_config(
     topology: Topology,
-    assignment: Mapping[str, PlaceLike],
+    assignment: Mapping[str, PlaceLike] | None = None,
     *,
+    stages: Selector | None = None,
     schedule: Any = None,
     input_meshes: Any = None,
     output_meshes: Any = None,
@@ -56,6 +59,8 @@ def make_config(
         topology: the meshes, in pipeline order.
         assignment: for each named computation or tensor its mesh, such as `"m1"`, `("m1", 1)` with a
             pipeline stage, or `"m1#pinned_host"` for a tensor in host memory.
+        stages: stages of a loss without names, made by `mpmd.by_parameters` or `mpmd.split`; the
+            assignment is then only for other names, and usually left out.
         schedule: name of a pipeline schedule, or a schedule of your own; None for `"1f1b"` where there are
             microbatches.
         input_meshes: pytree prefix of the arguments: mesh names, or None where inference decides.
@@ -73,9 +78,13 @@ def make_config(
         ConfigError: an unknown mesh or memory, or a bad stage; all problems at once.
         ScheduleError: an unknown schedule.
     """
-    problems = _kind_problems(topology, assignment, backend, options, constraints)
-    if problems:
+    assignment = {} if assignment is None and stages is not None else assignment
+    problems = _kind_problems(topology, assignment, stages, backend, options, constraints)
+    if problems or assignment is None:
         raise collect(ConfigError, problems, "the configuration cannot be used:")
+    if stages is not None:
+        stages = stages.on(list(topology))
+        assignment = {**stages.places, **assignment}
     placed = {}
     for name, place in assignment.items():
         found = _placement(name, place, topology, problems)
@@ -90,17 +99,21 @@ def make_config(
         raise collect(ConfigError, problems, "the configuration cannot be used:")
     return Config(
         topology, placed, schedule, input_meshes, output_meshes, tuple(constraints), in_shardings,
-        out_shardings, backend, options,
+        out_shardings, backend, options, stages,
     )  # fmt: skip
 
 
-def _kind_problems(topology: Any, assignment: Any, backend: Any, options: Any, constraints: Any) -> list[str]:
+def _kind_problems(
+    topology: Any, assignment: Any, stages: Any, backend: Any, options: Any, constraints: Any
+) -> list[str]:
     """Problems of arguments that have the wrong type."""
     problems = []
     if not isinstance(topology, Topology):
         problems.append(f"the topology is {topology!r}; make one with mpmd.make_topology")
     if not isinstance(assignment, Mapping):
         problems.append(f"the assignment is {assignment!r}; it must map names to meshes: {{'encode': 'm0'}}")
+    if stages is not None and not isinstance(stages, Selector):
+        problems.append(f"the stages are {stages!r}; make them with mpmd.by_parameters or mpmd.split")
     if backend is not None and not isinstance(backend, str):
         problems.append(f"the backend is {backend!r}; it must be a name such as 'xla', or None")
     if options is not None and not isinstance(options, PipelineOptions):

@@ -12,9 +12,11 @@ import jax
 from mpmd.api.ambient import refuse_within_jit
 from mpmd.api.config import Config
 from mpmd.api.signature import ArgumentRules, Arguments, check_leaves, flatten, paths
+from mpmd.api.stacked_arguments import fitted, in_wholes
 from mpmd.api.staging import bind_step
 from mpmd.errors import ConfigError
 from mpmd.jax_compat import closed_over, is_staging, trace_context
+from mpmd.support.garbage import garbage_kept
 from mpmd.support.memoisation import forget_results
 
 if TYPE_CHECKING:
@@ -101,9 +103,10 @@ class Jitted:
         arguments = flatten(self._rules, args, kwargs)
         if is_staging():
             traced = self._trace(arguments.without_arrays(), args, kwargs)
-            leaves = [*closed_over(traced.jax_traced), *arguments.leaves]
+            leaves = [*closed_over(traced.jax_traced), *_leaves_for(traced, arguments)]
             return jax.tree.unflatten(traced.out_tree, bind_step(leaves, traced.jaxpr))
-        return self._compiled_for(arguments, args, kwargs).run_flat(arguments.leaves)
+        compiled = self._compiled_for(arguments, args, kwargs)
+        return compiled.run_flat(_leaves_for(compiled.lowered.traced, arguments))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A method, where a class has it: the object is then the first argument, and usually a static one."""
@@ -138,13 +141,30 @@ class Jitted:
             raise
         found = self._compiled.get(key)
         if found is None:
-            found = self._compiled[key] = self._trace(arguments, args, kwargs).lower().compile()
+            found = self._compiled[key] = self._compile(arguments, args, kwargs)
         return found
 
-    def _trace(self, arguments: Arguments, args: Any, kwargs: Any) -> Traced:
-        from mpmd.api.tracing import trace  # brings the compiler: as many modules as the rest
+    def _compile(self, arguments: Arguments, args: Any, kwargs: Any) -> Compiled:
+        """What a new signature runs; with stacks in parts it is the program of whole arrays."""
+        if self._config.stages is not None and self._config.stages.stacked:
+            wholes = flatten(self._rules, *in_wholes(args, kwargs))
+            if wholes.tree != arguments.tree:
+                return self._compiled_for(wholes, *in_wholes(args, kwargs))
+        return self._trace(arguments, args, kwargs).lower().compile()
 
-        return trace(self._fn, self._config, self._rules, arguments, args, kwargs)
+    def _trace(self, arguments: Arguments, args: Any, kwargs: Any) -> Traced:
+        with garbage_kept():
+            from mpmd.api.tracing import trace  # brings the compiler: as many modules as the rest
+
+            return trace(self._fn, self._config, self._rules, arguments, args, kwargs)
 
     def __repr__(self) -> str:
         return f"<mpmd.jit of {getattr(self._fn, '__name__', self._fn)!r} on {self._config.topology}>"
+
+
+def _leaves_for(traced: Traced, arguments: Arguments) -> list[Any]:
+    """The leaves of a call as the program takes them: stacks in parts, if it divides some."""
+    if not traced.takes_parts:
+        return arguments.leaves
+    given = jax.tree.unflatten(arguments.tree, arguments.leaves)
+    return jax.tree.leaves(fitted(traced.arguments, *given))

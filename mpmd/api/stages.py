@@ -25,6 +25,7 @@ from mpmd.api.processes import (
     with_absent,
 )
 from mpmd.api.signature import Arguments, check_leaves, describe, structure_problem
+from mpmd.api.stacked_arguments import fitted
 from mpmd.api.timeline import Scratch, measured_timeline, predicted_timeline, recorder_of, warn_of_unseen
 from mpmd.api.weak_types import weak_positions, weakly_typed
 from mpmd.compile.compiler import compile_fragments, programs
@@ -45,8 +46,9 @@ from mpmd.scheduling.render import render_text
 from mpmd.scheduling.timeline import Timeline
 from mpmd.support.user_warnings import warn_user
 from mpmd.tracing.live import live_names
+from mpmd.tracing.stages.staged import StagePlan
 
-DIALECTS = ("stablehlo", "mpmd", "program", "schedule")
+DIALECTS = ("stages", "stablehlo", "mpmd", "program", "schedule")
 
 
 @dataclasses.dataclass
@@ -60,6 +62,7 @@ class Traced:
         argument_paths: what the user calls each flat argument.
         names: names that were called.
         known_names: names that were called for these or for other static arguments.
+        plan: the stages that `stages=` of the configuration gave its losses; None without it.
     """
 
     jax_traced: Any
@@ -68,6 +71,24 @@ class Traced:
     argument_paths: list[str]
     names: frozenset[str] = frozenset()
     known_names: frozenset[str] = frozenset()
+    plan: StagePlan | None = None
+
+    @property
+    def stages_text(self) -> str:
+        """The stages that `stages=` of the configuration gave the losses of the function."""
+        if self.plan is None:
+            return "the stages are named in the function itself"
+        return "\n\n".join(self.plan.texts)
+
+    @property
+    def warnings(self) -> list[str]:
+        """The warnings of tracing."""
+        return [] if self.plan is None else list(self.plan.warnings)
+
+    @property
+    def takes_parts(self) -> bool:
+        """Whether stacked arguments and results are in parts, as `mpmd.split` makes them."""
+        return self.plan is not None and self.plan.selector.stacked
 
     @property
     def jaxpr(self) -> Any:
@@ -92,9 +113,10 @@ class Traced:
         platform = next(iter(self.config.topology.values())).devices.flat[0].platform
         lowered = self.jax_traced.lower(lowering_platforms=(platform,))
         partitioned = self.partition(lowered, observer)
+        made = Lowered(self, lowered, partitioned)
         if jax.process_index() == 0:
-            warn_user(partitioned.warnings)
-        return Lowered(self, lowered, partitioned)
+            warn_user(made.warnings)
+        return made
 
     def partition(self, lowered: Any, observer: LoweringObserver | None = None) -> Partitioned:
         """Takes the step as JAX lowered it through the passes."""
@@ -124,8 +146,8 @@ class Lowered:
 
     @property
     def warnings(self) -> list[str]:
-        """All warnings of lowering: of passes, schedule and checks."""
-        return self.partitioned.warnings
+        """All warnings of tracing and lowering: of passes, schedule and checks."""
+        return [*self.traced.warnings, *self.partitioned.warnings]
 
     @property
     def notices(self) -> list[str]:
@@ -136,12 +158,15 @@ class Lowered:
         """The program as text.
 
         Args:
-            dialect: `"stablehlo"` as JAX lowers it, `"mpmd"` after all passes, `"program"` for the
-                instruction streams, `"schedule"` for the order of tasks on each mesh.
+            dialect: `"stages"` for the stages that `stages=` of the configuration found, `"stablehlo"` as JAX
+                lowers it, `"mpmd"` after all passes, `"program"` for the instruction streams, `"schedule"`
+                for the order of tasks on each mesh.
 
         Raises:
             ConfigError: another word.
         """
+        if dialect == "stages":
+            return self.traced.stages_text
         if dialect == "stablehlo":
             return str(self.jax_lowered.as_text())
         if dialect == "mpmd":
@@ -280,6 +305,8 @@ class Compiled:
         """
         traced = self.lowered.traced
         expected, names = traced.arguments, traced.argument_paths
+        if traced.takes_parts:
+            args, kwargs = fitted(expected, args, kwargs)
         leaves, tree = jax.tree.flatten((args, kwargs))
         if tree != expected.tree:
             raise SignatureError(structure_problem(tree, expected.tree, names))

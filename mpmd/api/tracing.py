@@ -11,12 +11,14 @@ import jax
 
 from mpmd.api.ambient import without_ambient_mesh
 from mpmd.api.config import Config
-from mpmd.api.signature import ArgumentRules, Arguments, abstract, check_leaves, paths
+from mpmd.api.signature import ArgumentRules, Arguments, abstract, check_leaves, flatten, paths
 from mpmd.api.stages import Traced
 from mpmd.errors import PlacementError, SignatureError
 from mpmd.jax_compat import closed_over, created_by, is_staging, ordered_effects
 from mpmd.tracing.live import names_in
 from mpmd.tracing.names import decode, names_called
+from mpmd.tracing.stages.staged import StagePlan, planned
+from mpmd.tracing.stages.step import over_parts
 
 
 @without_ambient_mesh
@@ -46,16 +48,32 @@ def trace(
         pass
     found = paths(rules, args, kwargs)
     check_leaves(arguments, found)
-    dynamic, named = jax.tree.unflatten(arguments.tree, [abstract(leaf) for leaf in arguments.leaves])
-    values = iter(dynamic)
-    positional = [args[i] if i in rules.static_argnums else next(values) for i in range(len(args))]
-    keywords = {k: kwargs[k] if k in rules.static_argnames else named[k] for k in kwargs}
-    jitted = jax.jit(
-        fn, keep_unused=True, static_argnums=rules.static_argnums, static_argnames=rules.static_argnames
-    )
+
+    def with_statics(dynamic: Any, named: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        values = iter(dynamic)
+        positional = tuple(args[i] if i in rules.static_argnums else next(values) for i in range(len(args)))
+        return positional, {k: kwargs[k] if k in rules.static_argnames else named[k] for k in kwargs}
+
+    given = jax.tree.unflatten(arguments.tree, [abstract(leaf) for leaf in arguments.leaves])
     names: set[str] = set()
-    with jax.sharding.use_abstract_mesh(config.topology.abstract_mesh), names_called(names):
-        traced = jitted.trace(*positional, **keywords)
+    plan = None if config.stages is None else StagePlan(config.stages)
+    with jax.sharding.use_abstract_mesh(config.topology.abstract_mesh), names_called(names), planned(plan):
+        if plan is not None and plan.selector.stacked:
+            of_parts, given = over_parts(fn, plan, given, lambda wholes: _call(fn, *with_statics(*wholes)))
+            traced = jax.jit(of_parts, keep_unused=True).trace(given)
+            arguments = flatten(rules, *with_statics(*given))
+            found = paths(rules, *with_statics(*given))
+        else:
+            jitted = jax.jit(
+                fn,
+                keep_unused=True,
+                static_argnums=rules.static_argnums,
+                static_argnames=rules.static_argnames,
+            )
+            positional, keywords = with_statics(*given)
+            traced = jitted.trace(*positional, **keywords)
+    if plan is not None:
+        plan.check_used()
     if not is_staging():  # or its closed-over values may belong to the function around it
         _refuse_leaked(closed_over(traced))
     ordered = ordered_effects(traced)
@@ -67,8 +85,13 @@ def trace(
         )
     called = _called(traced.jaxpr, names)
     return Traced(
-        traced, config, arguments.without_arrays(), found, frozenset(called), _ever_called(fn, called)
-    )
+        traced, config, arguments.without_arrays(), found, frozenset(called), _ever_called(fn, called),
+        plan,
+    )  # fmt: skip
+
+
+def _call(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    return fn(*args, **kwargs)
 
 
 _called_by: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()

@@ -20,7 +20,6 @@ from mpmd.compile.kernels.planning.plan_cache import caching_plans
 from mpmd.compile.options import DEFAULTS, CompileOptions
 from mpmd.compile.thunks.miscompiled import write_report
 from mpmd.errors import CompileError, MiscompiledError
-from mpmd.support.garbage import garbage_kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,9 +143,7 @@ def compile_fragments(
         CompileError: one cannot be compiled.
     """
     chosen = get_backend(backend, options)
-    # one more than there are cores: Python prepares a fragment while LLVM generates the code of others
-    workers = 1 + (os.cpu_count() or 1)
-    with garbage_kept(), caching_plans(), ThreadPoolExecutor(max_workers=workers) as pool:
+    with caching_plans(), ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         here = contextvars.copy_context()
         groups = pool.map(
             lambda names: here.copy().run(_compile_alike, chosen, [fragments[n] for n in names], meshes),

@@ -84,7 +84,7 @@ def prepare_fragment(
     def assign() -> BufferAssignment:
         plans.plan_all(CallGraph(module).sequential())
         return assign_buffers(
-            module, plans.may_share, lambda i: target.scratch_bytes(plans.plan_of(i)), target.memory
+            module, plans.may_share, lambda i: target.scratch_bytes(plans.planned(i)), target.memory
         )
 
     memory = options.memory_bytes

@@ -14,7 +14,6 @@ from mpmd.compile.buffers.packing import DeviceMemory
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.cost.device import Device
-from mpmd.compile.kernels.plan import KernelPlan
 from mpmd.compile.kernels.planning.kernels import PlannedKernel
 from mpmd.compile.options import CompileOptions
 from mpmd.compile.thunks.thunk import Thunk
@@ -80,8 +79,8 @@ class Target(Protocol):
         messages for an opcode, this is where they are refused.
         """
 
-    def scratch_bytes(self, plan: KernelPlan | None) -> int:
-        """Bytes that the kernels of a plan need while they run, beside operands and results."""
+    def scratch_bytes(self, planned: PlannedKernel | None) -> int:
+        """Bytes that a kernel needs while it runs, beside operands and results."""
 
     def program(self, name: str, thunks: Sequence[Thunk], assignment: BufferAssignment) -> ThunkProgram:
         """The `ThunkProgram` of a sequence of thunks.

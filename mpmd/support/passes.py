@@ -36,7 +36,8 @@ class Pass(abc.ABC):
     """Whether the result of `run` is exact; else True may also mean no change."""
 
     def __init_subclass__(cls) -> None:
-        dataclasses.dataclass(frozen=True)(cls)
+        if "__annotations__" in vars(cls):  # one without options of its own is the record that its base is
+            dataclasses.dataclass(frozen=True)(cls)
         if "name" not in vars(cls):
             cls.name = cls.prefix + re.sub(r"\B(?=[A-Z])", "-", cls.__name__).lower()
 

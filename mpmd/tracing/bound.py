@@ -29,7 +29,7 @@ def taking_anything(
 
     def call(*args: Any, **kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten((args, kwargs))
-        bound = {i: leaf for i, leaf in enumerate(leaves) if _is_bound(leaf)}
+        bound = {i: leaf for i, leaf in enumerate(leaves) if is_bound(leaf)}
         if not bound:
             return plain(*args, **kwargs)
         arrays = [leaf for i, leaf in enumerate(leaves) if i not in bound]
@@ -53,7 +53,8 @@ def _with_bound(fn: Callable[..., Any], tree: Any, bound: dict[int, Any]) -> Cal
     return of_arrays
 
 
-def _is_bound(leaf: Any) -> bool:
+def is_bound(leaf: Any) -> bool:
+    """Whether an argument is not an array, but is bound to the function."""
     if isinstance(leaf, bool):
         return True
     if isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float, complex)):

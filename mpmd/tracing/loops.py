@@ -12,6 +12,7 @@ import numpy as np
 
 from mpmd.errors import SignatureError
 from mpmd.tracing.names import MICROBATCHES, carrier
+from mpmd.tracing.stages.staged import staged
 
 _MAX_REPORTED = 8
 """How many leaves that cannot be split are named in an error."""
@@ -180,7 +181,7 @@ def accumulate_gradients(
     _check_split(num_microbatches, axis)
     given = _positions(argnums)
     value_and_grad = jax.value_and_grad(
-        loss_fn, argnums=given[0] if _is_count(argnums) else given, has_aux=has_aux
+        staged(loss_fn, argnums=given), argnums=given[0] if _is_count(argnums) else given, has_aux=has_aux
     )
 
     def loss_and_grads(*args: Any, **more: Any) -> Any:

@@ -20,7 +20,7 @@ from mpmd.errors import HloError
 _PAIR = re.compile(r"\((?:[^()]|\([^()]*\))*\)|[^\s,()]+")
 _PAYLOAD = re.compile(r"(-?)nan(?:\(0x([0-9a-fA-F]+)\))?$")
 _BITS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
-_MANTISSA = {"f8e3m4": 4, "f8e4m3": 3, "f8e5m2": 2, "bf16": 7, "f16": 10, "f32": 23, "f64": 52}
+MANTISSA = {"f8e3m4": 4, "f8e4m3": 3, "f8e5m2": 2, "bf16": 7, "f16": 10, "f32": 23, "f64": 52}
 """Bits of the mantissa of types whose NaNs have a payload."""
 _LONE_NAN = {
     "f8e4m3fn": (0x7F, 0xFF),
@@ -161,7 +161,7 @@ def _set_nan(out: np.ndarray, position: int, token: str, dtype: str) -> None:
     found = _PAYLOAD.match(token)
     if found is None:
         raise ValueError(f"expected nan or nan(0x...), got {token!r}")
-    bits, mantissa = DTYPES[dtype].bits, _MANTISSA.get(dtype)
+    bits, mantissa = DTYPES[dtype].bits, MANTISSA.get(dtype)
     if mantissa is None:
         if found.group(2) or dtype not in _LONE_NAN:
             raise ValueError(f"{dtype} has no {token}")
@@ -236,7 +236,7 @@ def _number(value: object) -> str:
 def _nan_text(value: np.ndarray, dtype: str) -> str:
     bits = int(value.view(_BITS[DTYPES[dtype].bits])[0])
     sign = "-" if bits >> (DTYPES[dtype].bits - 1) and dtype != "f8e8m0fnu" else ""
-    mantissa = _MANTISSA.get(dtype)
+    mantissa = MANTISSA.get(dtype)
     if mantissa is None:
         return f"{sign}nan"
     payload = bits & ((1 << mantissa) - 1)

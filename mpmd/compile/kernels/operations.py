@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mpmd.compile.hlo.dtypes import DTYPES
+from mpmd.compile.hlo.evaluator.reducers import identity_of
 from mpmd.compile.kernels.narrow import NARROW
 
 FLOATS = ("bf16", "f16", "f32", "f64")
@@ -118,19 +119,8 @@ class Reduction:
 
     def identity(self, dtype: str) -> float | int | bool:
         """The identity of the reduction."""
-        if self.name == "add":
-            return False if dtype == "pred" else 0
-        if self.name == "multiply":
-            return True if dtype == "pred" else 1
-        if self.name in ("and", "or", "xor"):
-            return (True if dtype == "pred" else -1) if self.name == "and" else 0
-        largest = self.name == "minimum"
-        if dtype == "pred":
-            return largest
-        if dtype in FLOATS:
-            return float("inf") if largest else float("-inf")
-        info = np.iinfo(NUMPY_DTYPE[dtype])
-        return int(info.max if largest else info.min)
+        found = identity_of(self.name, dtype)
+        return float(found) if dtype in FLOATS else found.item()
 
 
 REDUCTIONS: dict[str, Reduction] = {

@@ -21,6 +21,7 @@ from mpmd.errors import CompileError
 
 _EFFORT = 2  # of LLVM's code generation, 0 to 3
 _LIBRARY_NUMBERS = itertools.count()
+_LIBRARIES_PER_JIT_COMPILER = 16
 
 
 @cache
@@ -91,8 +92,15 @@ def assembly_of(text: str, target: CpuTarget) -> str:
 
 
 @lru_cache(maxsize=1)
-def jit_compiler() -> Any:
-    """LLVM's JIT compiler of this process, which holds the code that is loaded."""
+def _jit_compiler(number: int) -> Any:
+    """LLVM's JIT compiler for the next libraries; the code that it loads keeps it alive.
+
+    LLVM keeps 9 KB of each unloaded library until the compiler itself is freed: a process that compiles for
+    ever new shapes would grow.  A compiler takes 150 KB and a millisecond.
+
+    Args:
+        number: of the compiler; the cache drops the one before.
+    """
     _initialize(binding.get_process_triple())
     target = binding.Target.from_default_triple()
     machine = target.create_target_machine(
@@ -156,8 +164,9 @@ def load_object(
     imports = dict(sorted((imports or {}).items()))
     for name, code in imports.items():
         builder.import_symbol(name, code.address(name))
+    number = next(_LIBRARY_NUMBERS)
     try:
-        tracker = builder.link(jit_compiler(), f"mpmd.{next(_LIBRARY_NUMBERS)}")
+        tracker = builder.link(_jit_compiler(number // _LIBRARIES_PER_JIT_COMPILER), f"mpmd.{number}")
     except RuntimeError as error:
         raise CompileError(
             f"cannot load compiled code: {str(error).strip()}\n"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from mpmd.compile.hlo.computation import HloComputation
-from mpmd.compile.hlo.evaluator.reducers import simple_opcode
+from mpmd.compile.hlo.evaluator.reducers import SIMPLE, identity_of, simple_opcode
 from mpmd.compile.hlo.instruction import HloInstruction
 
 _SPLAT_LIMIT = 1024
@@ -76,34 +75,12 @@ def reducer(computation: HloComputation) -> str | None:
     return simple_opcode(computation)
 
 
-IDENTITY: dict[str, Callable[[np.dtype], Any]] = {
-    "add": lambda dtype: np.zeros((), dtype)[()],
-    "multiply": lambda dtype: np.ones((), dtype)[()],
-    "or": lambda dtype: np.zeros((), dtype)[()],
-    "xor": lambda dtype: np.zeros((), dtype)[()],
-    "and": lambda dtype: np.ones((), dtype)[()] if dtype == np.bool_ else np.array(-1).astype(dtype)[()],
-}
-"""The identity of a reducer."""
-
-
 def is_identity(opcode: str, value: HloInstruction) -> bool:
     """True if combining with `value` changes nothing (but the sign of a zero, for add)."""
     found = splat(value)
-    if found is None:
+    if found is None or opcode not in SIMPLE:
         return False
-    dtype = value.shape.numpy_dtype
-    if opcode in IDENTITY:
-        return bool(found == IDENTITY[opcode](dtype))
-    if opcode in ("maximum", "minimum"):
-        info = value.shape.info
-        if info.kind == "float":
-            return bool(found == (-np.inf if opcode == "maximum" else np.inf))
-        if info.is_integral:
-            signed = info.kind == "signed"
-            low = -(1 << (info.bits - 1)) if signed else 0
-            high = (1 << (info.bits - signed)) - 1
-            return int(found) == (low if opcode == "maximum" else high)
-    return False
+    return bool(found == identity_of(opcode, value.shape.dtype))
 
 
 def inverse(permutation: tuple[int, ...]) -> tuple[int, ...]:

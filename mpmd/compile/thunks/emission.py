@@ -13,11 +13,9 @@ from mpmd.compile.analysis.dataflow import FORWARDING
 from mpmd.compile.buffers.assignment import BufferAssignment, Slice
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.kernels.plan import KernelPlan
 from mpmd.compile.kernels.planning.attention import PlannedAttention
 from mpmd.compile.kernels.planning.collectives import CollectivePlan
 from mpmd.compile.kernels.planning.dots import DotPlan
-from mpmd.compile.kernels.planning.groups import GroupPlan
 from mpmd.compile.kernels.planning.kernels import PlannedKernel, plan_instruction
 from mpmd.compile.kernels.planning.trace import NoPlan
 from mpmd.compile.kernels.planning.updates import UpdatePlan
@@ -96,10 +94,9 @@ class KernelPlans:
                     self._read[instruction] = operands
                 self.of(instruction)
 
-    def plan_of(self, instruction: HloInstruction) -> KernelPlan | None:
-        """The plan of an instruction's kernel; None if it has none, or one of another kind."""
-        planned = self._plans.get(instruction)
-        return planned.plan if isinstance(planned, GroupPlan | UpdatePlan) else None
+    def planned(self, instruction: HloInstruction) -> PlannedKernel | None:
+        """The kernel of an instruction; None if it has none."""
+        return self._plans.get(instruction)
 
     def may_share(self, instruction: HloInstruction, operand: int, result: int) -> bool:
         """Whether a result may be written over an operand."""
@@ -196,7 +193,8 @@ class Emitter:
             if planned.plan.epilogue is None:
                 return [MatmulThunk(instruction.name, planned.plan, a, b, {0: slices[0]})]
             numbers = [k for k in range(len(planned.plan.epilogue.operands)) if k != planned.plan.sums]
-            return [MatmulThunk(instruction.name, planned.plan, a, b, dict(zip(numbers, slices)))]
+            scratch = self.assignment.scratch.get(instruction)
+            return [MatmulThunk(instruction.name, planned.plan, a, b, dict(zip(numbers, slices)), scratch)]
         if isinstance(planned, PlannedAttention):
             return [_attention(instruction.name, planned, place)]
         results = [place.result(r, k) for k, r in enumerate(planned.results)]

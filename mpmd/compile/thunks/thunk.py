@@ -59,6 +59,7 @@ class MatmulThunk:
         plan: its computation.
         a, b: slices of the factors' arrays.
         operands: by number of the epilogue's operand; without an epilogue 0 is the result.
+        scratch: memory for the sums, where the epilogue is a kernel of its own; None if it is not.
     """
 
     name: str
@@ -66,13 +67,15 @@ class MatmulThunk:
     a: Slice
     b: Slice
     operands: Mapping[int, Slice]
+    scratch: Slice | None = None
 
     @property
     def writes(self) -> tuple[Slice, ...]:
         """Slices that change."""
         if self.plan.epilogue is None:
             return tuple(self.operands.values())
-        return tuple(self.operands[k] for k in self.plan.epilogue.results)
+        scratch = (self.scratch,) if self.scratch is not None else ()
+        return tuple(self.operands[k] for k in self.plan.epilogue.results) + scratch
 
     @property
     def reads(self) -> tuple[Slice, ...]:

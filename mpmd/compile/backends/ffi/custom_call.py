@@ -24,7 +24,7 @@ import numpy as np
 
 from mpmd.compile.backends.ffi.frame import EXECUTE_STAGE, INSTANTIATE_STAGE, FfiFrame
 from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.engine import LoadedCode, compile_module, jit_compiler
+from mpmd.compile.llvm.engine import LoadedCode, compile_module
 from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.target import host_target
 from mpmd.compile.llvm.types import Value
@@ -106,7 +106,7 @@ def capsule(address: int) -> Any:
 def _table() -> _Table:
     """The table of this process: XLA destroys executables, and calls the deleter, after Python's modules."""
     table = _Table()
-    for used in (table.rows, table.code, jit_compiler()):
+    for used in (table.rows, table.code):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(used))
     return table
 

@@ -14,9 +14,10 @@ from mpmd.compile.buffers.assignment import BufferAssignment
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.cost.device import HOST
-from mpmd.compile.kernels.plan import KernelPlan
+from mpmd.compile.kernels.planning.groups import GroupPlan
 from mpmd.compile.kernels.planning.kernels import PlannedKernel
 from mpmd.compile.kernels.planning.trace import PAIRS
+from mpmd.compile.kernels.planning.updates import UpdatePlan
 from mpmd.compile.llvm.engine import assembly_of
 from mpmd.compile.llvm.target import MEMORY, CpuTarget, host_target
 from mpmd.compile.options import CompileOptions
@@ -59,9 +60,11 @@ class NativeCpu:
                 return f"native code has no values of type {shape.dtype}"
         return ""
 
-    def scratch_bytes(self, plan: KernelPlan | None) -> int:
+    def scratch_bytes(self, planned: PlannedKernel | None) -> int:
         """Partial sums that the threads of a kernel keep; see `Target`."""
-        return PlanCode(self.cpu).scratch_bytes(plan)
+        if not isinstance(planned, GroupPlan | UpdatePlan):
+            return 0
+        return PlanCode(self.cpu).scratch_bytes(planned.plan)
 
     def program(self, name: str, thunks: Sequence[Thunk], assignment: BufferAssignment) -> NativeProgram:
         """Thunks as steps; see `Target`."""

@@ -81,9 +81,9 @@ class PlanCode:
             sequence = self._sequences[key] = plan_kernels(named, self.target, in_place)
         return sequence
 
-    def scratch_bytes(self, plan: KernelPlan | None) -> int:
+    def scratch_bytes(self, plan: KernelPlan) -> int:
         """Bytes that the kernels of a plan share while they run."""
-        if plan is None or plan.kind in ("loop", "row"):
+        if plan.kind in ("loop", "row"):
             return 0
         sequence = plan_kernels(plan, self.target)
         places = scratch_places(sequence)

@@ -15,7 +15,6 @@ from mpmd.compile.buffers.packing import DeviceMemory
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.cost.device import HOST, Device
-from mpmd.compile.kernels.plan import KernelPlan
 from mpmd.compile.kernels.planning.kernels import PlannedKernel
 from mpmd.compile.options import CompileOptions
 from mpmd.compile.pipelines import optimization_pipeline, scheduling_pipeline
@@ -95,7 +94,7 @@ class Reference:
         """Every plan has a meaning."""
         return ""
 
-    def scratch_bytes(self, plan: KernelPlan | None) -> int:
+    def scratch_bytes(self, planned: PlannedKernel | None) -> int:
         """The meaning of a plan needs no memory of the fragment."""
         return 0
 

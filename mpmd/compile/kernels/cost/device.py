@@ -144,19 +144,63 @@ def cpu_device(
     )
 
 
-# NVIDIA H200 SXM.  Source: the vendor's data sheet (dense rates) and the CUDA programming guide.
-H200 = Device(
-    name="H200",
-    units=132,
-    vector_bytes=512,
-    registers=255,
-    cycles_per_second=1.98e9,
-    vector_ops_per_cycle=1.0,
-    matmul_flops=(("f32", 67e12), ("bf16", 989e12), ("f16", 989e12), ("f64", 67e12)),
-    levels=((132 * 227 * 1024, 33e12), (50 * 1024 * 1024, 10e12), (float("inf"), 4.8e12)),
-    line_bytes=32,
-    start_seconds=1e-6,
-)
+def gpu_device(
+    name: str,
+    *,
+    units: int,
+    clock: float,
+    f32_flops: float,
+    bf16_flops: float,
+    f64_flops: float,
+    shared_bytes: int,
+    l2: tuple[int, float],
+    memory_bandwidth: float,
+) -> Device:
+    """A GPU of NVIDIA's from its data sheet.
+
+    Args:
+        name: what to call it.
+        units: multiprocessors.
+        clock: cycles per second of one.
+        f32_flops: peak of products in f32.
+        bf16_flops: in bf16 and f16, dense.
+        f64_flops: in f64.
+        shared_bytes: shared memory of a multiprocessor.
+        l2: bytes of the second level, and bytes per second from it.
+        memory_bandwidth: bytes per second.
+    """
+    return Device(
+        name=name,
+        units=units,
+        vector_bytes=512,
+        registers=255,
+        cycles_per_second=clock,
+        vector_ops_per_cycle=1.0,
+        matmul_flops=(("f32", f32_flops), ("bf16", bf16_flops), ("f16", bf16_flops), ("f64", f64_flops)),
+        levels=((units * shared_bytes, units * 128 * clock), l2, (float("inf"), memory_bandwidth)),
+        line_bytes=32,
+        start_seconds=1e-6,
+    )
+
+
+# NVIDIA's SXM modules.  Source: the vendor's data sheets and the CUDA programming guide; rates of L2 are
+# estimates.
+A100 = gpu_device(
+    "A100", units=108, clock=1.41e9, f32_flops=19.5e12, bf16_flops=312e12, f64_flops=19.5e12,
+    shared_bytes=163 << 10, l2=(40 << 20, 5e12), memory_bandwidth=2.04e12,
+)  # fmt: skip
+H100 = gpu_device(
+    "H100", units=132, clock=1.98e9, f32_flops=67e12, bf16_flops=989e12, f64_flops=67e12,
+    shared_bytes=227 << 10, l2=(50 << 20, 10e12), memory_bandwidth=3.35e12,
+)  # fmt: skip
+H200 = gpu_device(
+    "H200", units=132, clock=1.98e9, f32_flops=67e12, bf16_flops=989e12, f64_flops=67e12,
+    shared_bytes=227 << 10, l2=(50 << 20, 10e12), memory_bandwidth=4.8e12,
+)  # fmt: skip
+B200 = gpu_device(
+    "B200", units=148, clock=1.97e9, f32_flops=75e12, bf16_flops=2250e12, f64_flops=37e12,
+    shared_bytes=227 << 10, l2=(126 << 20, 20e12), memory_bandwidth=8e12,
+)  # fmt: skip
 
 # A core of a server CPU with AVX-512, rounded: for choices that must be the same on every machine.
 HOST = cpu_device(
@@ -170,7 +214,7 @@ HOST = cpu_device(
     caches=(32 << 10, 1 << 20, 16 << 20),
 )
 
-DEVICES = {device.name: device for device in (HOST, H200)}
+DEVICES = {device.name: device for device in (HOST, A100, H100, H200, B200)}
 """Name → device."""
 
 OF_PLATFORM = {"cpu": HOST, "gpu": H200}

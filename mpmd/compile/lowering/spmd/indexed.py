@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mpmd.compile.hlo.attributes import GatherDims, ScatterDims
 from mpmd.compile.hlo.builder import HloBuilder
-from mpmd.compile.hlo.evaluator.reducers import simple_opcode
+from mpmd.compile.hlo.evaluator.reducers import identity_of, simple_opcode
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import array
 from mpmd.compile.lowering.program import Axis, Sharding
@@ -15,7 +15,6 @@ from mpmd.compile.lowering.site import LoweringSite, Rule
 from mpmd.compile.lowering.spmd.devices import parts
 from mpmd.compile.lowering.spmd.movement import Made, with_attributes
 from mpmd.compile.lowering.spmd.moves import begin, own_place
-from mpmd.compile.lowering.spmd.partial import neutral_of
 
 
 @dataclass(frozen=True)
@@ -165,8 +164,10 @@ def scatter(site: LoweringSite, plain: Rule) -> Made | None:
 
 def _once(build: HloBuilder, value: HloInstruction, opcode: str, axes: Sequence[Axis]) -> HloInstruction:
     """A value that counts once: the first device has it, the others the identity of the reduction."""
-    neutral = neutral_of(opcode, value.shape.dtype)
-    if neutral is None or _is_all(value, neutral):
+    if opcode not in ("add", "multiply"):
+        return value
+    neutral = identity_of(opcode, value.shape.dtype)
+    if _is_all(value, neutral):
         return value
     first = build.compare(own_place(build, axes), build.constant(0, "s32"), "EQ")
     nothing = build.full(neutral, value.shape.dtype, value.shape.dims)

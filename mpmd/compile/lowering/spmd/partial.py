@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from mpmd.compile.hlo.computation import HloComputation
-from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.hlo.evaluator.reducers import simple_opcode
 from mpmd.compile.hlo.instruction import HloInstruction
 
@@ -32,13 +31,3 @@ def reduces_to(computation: HloComputation, init: HloInstruction) -> str | None:
         return None
     neutral = 1 if opcode == "multiply" else 0
     return opcode if np.all(np.asarray(literal) == neutral) else None
-
-
-def neutral_of(opcode: str, dtype: str) -> float | bool | None:
-    """The identity of a reduction; None if there is none."""
-    kind = DTYPES[dtype].kind
-    if opcode == "add":
-        return False if kind == "pred" else 0
-    if opcode == "multiply":
-        return 1
-    return None

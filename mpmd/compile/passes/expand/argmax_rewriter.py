@@ -9,8 +9,8 @@ import numpy as np
 from mpmd.compile.hlo.builder import scalar_computation
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.evaluator import Evaluator
+from mpmd.compile.hlo.evaluator.reducers import identity_of
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.hlo.shape import Shape
 from mpmd.compile.passes.expand.pointwise import applied
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
@@ -50,31 +50,19 @@ def _rewrite(site: RewriteSite) -> HloInstruction | None:
         return None
     build, dims, module = site.build, site.at.dimensions, site.build.computation.module
     better = scalar_computation(module, opcode, x.shape.dtype)
-    best = build.reduce([x], [build.constant(_worst(opcode, x.shape))], dims, better)
+    best = build.reduce([x], [build.constant(np.asarray(identity_of(opcode, x.shape.dtype)))], dims, better)
     kept = [d for d in range(x.shape.rank) if d not in dims]
     hit = build.compare(x, build.broadcast(best, x.shape.dims, kept), "EQ")
     if x.shape.info.kind == "float":
         hit = build.add("or", hit, build.compare(x, x, "NE"))
     dtype = places.shape.dtype
-    last = build.constant(_worst("minimum", places.shape))
+    last = build.constant(np.asarray(identity_of("minimum", places.shape.dtype)))
     candidates = build.select(hit, places, build.broadcast(last, places.shape.dims))
     smallest = scalar_computation(module, "minimum", dtype)
     place = build.reduce([candidates], [last], dims, smallest)
     out = best.shape.dims
     begin = [build.broadcast(first, out), build.broadcast(start, out)]
     return build.tuple(applied(build, site.at.to_apply, [*begin, best, place]))
-
-
-def _worst(opcode: str, shape: Shape) -> np.ndarray:
-    """The initial value of the reduction of values."""
-    info, largest = shape.info, opcode == "minimum"
-    if info.kind == "float":
-        return np.asarray(np.inf if largest else -np.inf).astype(shape.numpy_dtype)
-    if info.kind == "pred":
-        return np.asarray(largest)
-    low = -(1 << (info.bits - 1)) if info.kind == "signed" else 0
-    high = (1 << (info.bits - (info.kind == "signed"))) - 1
-    return np.asarray(high if largest else low, dtype=object).astype(shape.numpy_dtype)
 
 
 def _meaning(computation: HloComputation) -> str | None:

@@ -11,7 +11,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
-from mpmd.compile.passes.values import IDENTITY, reducer
+from mpmd.compile.passes.values import reducer
 
 
 class SelectAndScatterExpander(ComputationPass):
@@ -99,7 +99,7 @@ def _sum(site: RewriteSite, winner: HloInstruction) -> HloInstruction:
     """The sum over a window's elements of the sources that they won, each where it came from."""
     build = site.build
     x, source, init = site.operands
-    zero = build.constant(IDENTITY["add"](source.shape.numpy_dtype))
+    zero = build.constant(0, source.shape.dtype)
     zeros = build.broadcast(zero, source.shape.dims)
     padding = _padding(site)
     sizes = [p.padded(n) for p, n in zip(padding, x.shape.dims)]

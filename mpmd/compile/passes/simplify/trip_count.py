@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.literals import integer_range
 from mpmd.compile.passes.values import integer
 
 _FLIPPED = {"EQ": "EQ", "NE": "NE", "GE": "LE", "GT": "LT", "LE": "GE", "LT": "GT"}
@@ -51,8 +52,7 @@ def counter_of(loop: HloInstruction) -> Counter | None:
     if trips is None:
         return None
     info = a.shape.info
-    low = -(1 << (info.bits - 1)) if info.kind == "signed" else 0
-    high = (1 << (info.bits - (info.kind == "signed"))) - 1
+    low, high = integer_range(info.name)
     return Counter(index, start, step, trips) if low <= start + trips * step <= high else None
 
 

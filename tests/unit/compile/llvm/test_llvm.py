@@ -17,6 +17,7 @@ from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.target import host_target, named_target
 from mpmd.compile.llvm.types import constant, suffix, vector, vector_constant
 from mpmd.errors import CompileError, ConfigError
+from mpmd.runtime import host_memory
 
 POINTER, INTEGER = ctypes.c_void_p, ctypes.c_int64
 
@@ -65,6 +66,24 @@ def test_objects_reload_and_code_outlives_its_handle():
     x = np.zeros(3, np.float32)
     function(x.ctypes.data, x.ctypes.data, 3)
     assert (x == 0.5).all()
+
+
+def test_unloaded_code_leaves_nothing_behind():
+    """LLVM keeps 9 KB of each library that is unloaded, until the JIT compiler that loaded it goes."""
+    if host_memory.freed_memory() is None:
+        pytest.skip("this C library does not say what it has given out")
+    data = emit_object(clamp_kernel(host_target()))
+    first = load_object(data, ["clamp"])
+    given_out = []
+    for _ in range(3):
+        for _ in range(32):
+            load_object(data, ["clamp"])
+        gc.collect()
+        given_out.append(host_memory.given_out())
+    assert abs(given_out[-1] - given_out[-2]) / 32 < 1000
+    x = np.zeros(3, np.float32)
+    first.function("clamp", POINTER, POINTER, INTEGER)(x.ctypes.data, x.ctypes.data, 3)
+    assert (x == 0.5).all(), "code lives on when the compiler that loaded it is replaced"
 
 
 def test_code_calls_other_loaded_code_and_libm():

@@ -5,29 +5,18 @@ All are exact: a conversion is dropped only if it kept every value.
 
 from __future__ import annotations
 
+import ml_dtypes
+
 from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.literals import MANTISSA
 from mpmd.compile.passes.rewriter import RewriteSite, Rule
 
-_FLOATS = {
-    # stored mantissa bits, smallest and largest exponent of normal numbers
-    "f8e5m2": (2, -14, 15),
-    "f8e4m3": (3, -6, 7),
-    "f8e3m4": (4, -2, 3),
-    "bf16": (7, -126, 127),
-    "f16": (10, -14, 15),
-    "f32": (23, -126, 127),
-    "f64": (52, -1022, 1023),
-}
 
-_FINITE = {
-    # the same of floats without infinities: only their own numbers convert to one of them without loss
-    "f4e2m1fn": (1, 0, 2),
-    "f8e4m3b11fnuz": (3, -10, 4),
-    "f8e4m3fn": (3, -6, 8),
-    "f8e4m3fnuz": (3, -7, 7),
-    "f8e5m2fnuz": (2, -15, 15),
-}
+def _format(dtype: str) -> tuple[int, int, int]:
+    """Stored mantissa bits of a float, smallest and largest exponent of its normal numbers."""
+    info = ml_dtypes.finfo(DTYPES[dtype].numpy)
+    return info.nmant, info.minexp, info.maxexp - 1
 
 
 def is_lossless(source: str, target: str) -> bool:
@@ -42,16 +31,17 @@ def is_lossless(source: str, target: str) -> bool:
         if a.kind == b.kind:
             return a.bits <= b.bits
         return a.kind == "unsigned" and a.bits < b.bits
-    if a.is_integral and target in _FLOATS:
+    if target not in MANTISSA:  # infinities become something else
+        return False
+    if a.is_integral:
         digits = a.bits - (a.kind == "signed")
-        mantissa, _, largest = _FLOATS[target]
+        mantissa, _, largest = _format(target)
         return digits <= mantissa + 1 and digits <= largest
-    if (source in _FLOATS or source in _FINITE) and target in _FLOATS:
-        m, low, high = _FLOATS.get(source) or _FINITE[source]
-        wide, lowest, highest = _FLOATS[target]
-        # Numbers below the smallest normal one need room, too.
-        return m <= wide and high <= highest and low - m >= lowest - wide and (low >= lowest)
-    return False
+    if not a.is_floating:
+        return False
+    (m, low, high), (wide, lowest, highest) = _format(source), _format(target)
+    # Numbers below the smallest normal one need room, too.
+    return m <= wide and high <= highest and low - m >= lowest - wide and low >= lowest
 
 
 def convert_twice(site: RewriteSite) -> HloInstruction | None:
@@ -84,8 +74,8 @@ def convert_iota(site: RewriteSite) -> HloInstruction | None:
     if target.is_integral:
         fits = top < 1 << (target.bits - 1)
     else:
-        fits = site.shape.dtype in _FLOATS and top <= 2 << _FLOATS[site.shape.dtype][0]
-        fits = fits and top < 1 << _FLOATS[site.shape.dtype][2]
+        fits = site.shape.dtype in MANTISSA and top <= 2 << MANTISSA[site.shape.dtype]
+        fits = fits and top < 1 << _format(site.shape.dtype)[2]
     if not fits or top >= 1 << (inner.shape.info.bits - 1):
         return None
     return site.build.iota(site.shape.dtype, site.shape.dims, inner.iota_dimension)

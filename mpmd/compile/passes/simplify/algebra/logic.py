@@ -6,6 +6,7 @@ All are exact.
 from __future__ import annotations
 
 from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.literals import integer_range
 from mpmd.compile.passes.rewriter import RewriteSite, Rule
 from mpmd.compile.passes.simplify.algebra.arithmetic import (
     constant_to_the_right,
@@ -70,8 +71,7 @@ def compare_bounded(site: RewriteSite) -> HloInstruction | None:
 
 def _range(x: HloInstruction) -> tuple[int, int]:
     info = x.shape.info
-    low = -(1 << (info.bits - 1)) if info.kind == "signed" else 0
-    high = (1 << (info.bits - (info.kind == "signed"))) - 1
+    low, high = integer_range(info.name)
     if x.opcode == "iota" and x.shape.dims[x.iota_dimension] - 1 <= high:
         return 0, x.shape.dims[x.iota_dimension] - 1
     if x.opcode == "convert" and x.operands[0].shape.dtype == "pred":

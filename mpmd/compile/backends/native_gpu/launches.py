@@ -1,0 +1,307 @@
+"""The launch program of a fragment: what a GPU is given, in order, on one stream.
+
+    launch    a kernel: how many programs run it, and the memory of its arguments
+    product   a call of the matrix library: a descriptor, and the memory of its matrices
+    copy      bytes from one place to another
+    fill      a word, repeated
+    repeat    steps, while a flag in memory is set after those of its condition
+    choose    one of several sequences, by a number in memory
+
+Memory is slices of the allocations of buffer assignment.  The program prints, and `tests/support` executes it
+on NumPy arrays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+from mpmd.compile.backends.native_gpu.products import (
+    ProductDescriptor,
+    as_row_sums,
+    dense_sums,
+    library_calls,
+    stored_sums,
+)
+from mpmd.compile.backends.native_gpu.triton.kernels import PrintedKernel, plan_kernels
+from mpmd.compile.buffers.assignment import Allocation, BufferAssignment, Slice
+from mpmd.compile.kernels.matmul import View
+from mpmd.compile.kernels.operations import DTYPE_BYTES
+from mpmd.compile.kernels.plan import KernelPlan
+from mpmd.compile.thunks.thunk import (
+    ConditionalThunk,
+    CopyThunk,
+    DeviceThunk,
+    KernelThunk,
+    MatmulThunk,
+    Thunk,
+    WhileThunk,
+)
+from mpmd.errors import CompileError
+
+_ALIGNED = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelLaunch:
+    """A kernel: its name among those of the program, its arguments, and how many programs run it."""
+
+    name: str
+    kernel: str
+    arguments: tuple[Slice, ...]
+    grid: int
+
+    def line(self) -> str:
+        """One line of a listing."""
+        return f"launch {self.kernel} x{self.grid} ({_list(self.arguments)})  // {self.name}"
+
+
+@dataclasses.dataclass(frozen=True)
+class ProductLaunch:
+    """A call of the matrix library; each slice begins with the first element of its matrix."""
+
+    name: str
+    descriptor: ProductDescriptor
+    a: Slice
+    b: Slice
+    d: Slice
+
+    def line(self) -> str:
+        """One line of a listing."""
+        return f"product {self.descriptor} ({_list((self.a, self.b, self.d))})  // {self.name}"
+
+
+@dataclasses.dataclass(frozen=True)
+class CopyLaunch:
+    """Bytes from one slice to another."""
+
+    name: str
+    source: Slice
+    target: Slice
+
+    def line(self) -> str:
+        """One line of a listing."""
+        return f"copy ({self.source}, {self.target})  // {self.name}"
+
+
+@dataclasses.dataclass(frozen=True)
+class FillLaunch:
+    """A word of 32 bits in a slice."""
+
+    name: str
+    target: Slice
+    word: int
+
+    def line(self) -> str:
+        """One line of a listing."""
+        return f"fill {self.word} ({self.target})  // {self.name}"
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopLaunch:
+    """The condition's steps; while the flag is set, those of the body and of the condition again."""
+
+    name: str
+    condition: tuple[Step, ...]
+    flag: Slice
+    body: tuple[Step, ...]
+
+    def line(self) -> str:
+        """One line of a listing."""
+        return f"repeat while {self.flag}  // {self.name}"
+
+
+@dataclasses.dataclass(frozen=True)
+class BranchLaunch:
+    """The steps of one branch; a selector outside means the last."""
+
+    name: str
+    selector: Slice
+    branches: tuple[tuple[Step, ...], ...]
+
+    def line(self) -> str:
+        """One line of a listing."""
+        return f"choose by {self.selector}  // {self.name}"
+
+
+SimpleStep = KernelLaunch | ProductLaunch | CopyLaunch | FillLaunch
+Step = SimpleStep | LoopLaunch | BranchLaunch
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchProgram:
+    """A fragment as launches: a `ThunkProgram`.
+
+    Attributes:
+        name: its symbol.
+        steps: in order.
+        kernels: by name, each once however often it is launched.
+        allocations: the memory of a call; those of the parameters come first.
+        results: where the results are at the end.
+        constants: the content of the allocation of constants.
+    """
+
+    name: str
+    steps: tuple[Step, ...]
+    kernels: Mapping[str, PrintedKernel]
+    allocations: tuple[Allocation, ...]
+    results: tuple[Slice, ...]
+    constants: bytes
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of temporaries and constants."""
+        return sum(a.size for a in self.allocations if a.kind in ("arena", "constant"))
+
+    def text(self) -> str:
+        """The allocations and steps, one to a line."""
+        lines = [f"program {self.name}", *map(str, self.allocations), *_listing(self.steps, "")]
+        return "\n".join(lines) + "\n"
+
+    def triton(self) -> str:
+        """The source of its kernels."""
+        return "\n\n".join(kernel.source for kernel in self.kernels.values())
+
+    @property
+    def descriptors(self) -> tuple[ProductDescriptor, ...]:
+        """Its distinct products."""
+        found = [step.descriptor for step in self.launches() if isinstance(step, ProductLaunch)]
+        return tuple(dict.fromkeys(found))
+
+    def launches(self) -> Iterator[SimpleStep]:
+        """All steps that a call may run, those of loops and branches once."""
+        return _simple(self.steps)
+
+
+def launch_program(
+    name: str, thunks: Sequence[Thunk], assignment: BufferAssignment, programs: int
+) -> LaunchProgram:
+    """The launches of a sequence of thunks.
+
+    Args:
+        name: symbol of the program.
+        thunks: what it does.
+        assignment: where its values are.
+        programs: how many keep the device busy.
+
+    Raises:
+        CompileError: a thunk has no launches.
+    """
+    lowering = _LaunchLowering(programs)
+    steps = tuple(lowering.steps(thunks))
+    constants = bytearray(assignment.constant_bytes)
+    for value in assignment.constants:
+        literal, at = value.instruction.literal, assignment.slices[value].offset
+        assert literal is not None and not isinstance(literal, tuple)
+        data = literal.tobytes()
+        constants[at : at + len(data)] = data
+    return LaunchProgram(
+        name, steps, lowering.kernels, assignment.allocations, assignment.results, bytes(constants)
+    )
+
+
+class _LaunchLowering:
+    """The work on one program.
+
+    Attributes:
+        kernels: those so far, by name.
+    """
+
+    def __init__(self, programs: int) -> None:
+        self.programs = programs
+        self.kernels: dict[str, PrintedKernel] = {}
+
+    def steps(self, thunks: Sequence[Thunk]) -> Iterator[Step]:
+        for thunk in thunks:
+            if isinstance(thunk, KernelThunk):
+                yield from self._kernels(thunk.name, thunk.plan, thunk.operands, thunk.scratch)
+            elif isinstance(thunk, MatmulThunk):
+                yield from self._product(thunk)
+            elif isinstance(thunk, CopyThunk):
+                yield CopyLaunch(thunk.name, thunk.source, thunk.target)
+            elif isinstance(thunk, DeviceThunk):
+                yield FillLaunch(thunk.name, thunk.target, 0)  # programs run on one device
+            elif isinstance(thunk, WhileThunk):
+                condition, body = (tuple(self.steps(t)) for t in (thunk.condition, thunk.body))
+                yield LoopLaunch(thunk.name, condition, thunk.flag, body)
+            elif isinstance(thunk, ConditionalThunk):
+                branches = tuple(tuple(self.steps(branch)) for branch in thunk.branches)
+                yield BranchLaunch(thunk.name, thunk.selector, branches)
+            else:
+                raise CompileError(f"a GPU has no launch for {thunk.line()}")
+
+    def _kernels(
+        self, name: str, plan: KernelPlan, operands: Sequence[Slice], scratch: Slice | None = None
+    ) -> Iterator[Step]:
+        made = plan_kernels(plan, self.programs)
+        places = list(operands)
+        for at in made.scratch:
+            assert scratch is not None
+            places.append(_from(scratch, at))
+        for kernel in made.kernels:
+            arguments = tuple(places[k] for k in kernel.operands)
+            kernel = kernel.with_alignment([s.offset % _ALIGNED == 0 for s in arguments])
+            self.kernels[kernel.name] = kernel
+            yield KernelLaunch(name, kernel.name, arguments, kernel.grid)
+
+    def _product(self, thunk: MatmulThunk) -> Iterator[Step]:
+        stored = stored_sums(thunk.plan)
+        if stored is not None:
+            operand, view = stored
+            yield from self._sums(thunk, thunk.operands[operand], view)
+            return
+        epilogue = thunk.plan.epilogue
+        assert epilogue is not None and thunk.scratch is not None
+        yield from self._sums(thunk, thunk.scratch, dense_sums(thunk.plan))
+        places = {**thunk.operands, thunk.plan.sums: thunk.scratch}
+        yield from self._kernels(thunk.name, epilogue, [places[k] for k in range(len(epilogue.operands))])
+
+    def _sums(self, thunk: MatmulThunk, target: Slice, view: View) -> Iterator[Step]:
+        plan = thunk.plan
+        calls = library_calls(plan, view)
+        if not calls:
+            yield from self._kernels(thunk.name, as_row_sums(plan, view), [thunk.a, thunk.b, target])
+        for call in calls:
+            a, b, d = (
+                _from(place, at * DTYPE_BYTES[matrix.dtype])
+                for place, at, matrix in (
+                    (thunk.a, call.a, plan.a),
+                    (thunk.b, call.b, plan.b),
+                    (target, call.d, view),
+                )
+            )
+            yield ProductLaunch(thunk.name, call.descriptor, a, b, d)
+
+
+def _from(place: Slice, offset: int) -> Slice:
+    """The rest of a slice."""
+    return Slice(place.allocation, place.offset + offset, place.size - offset)
+
+
+def _list(places: Sequence[Slice]) -> str:
+    return ", ".join(map(str, places))
+
+
+def _listing(steps: Sequence[Step], indent: str) -> Iterator[str]:
+    for step in steps:
+        yield indent + step.line()
+        if isinstance(step, LoopLaunch):
+            yield f"{indent} condition:"
+            yield from _listing(step.condition, indent + "  ")
+            yield f"{indent} body:"
+            yield from _listing(step.body, indent + "  ")
+        elif isinstance(step, BranchLaunch):
+            for number, branch in enumerate(step.branches):
+                yield f"{indent} branch {number}:"
+                yield from _listing(branch, indent + "  ")
+
+
+def _simple(steps: Sequence[Step]) -> Iterator[SimpleStep]:
+    for step in steps:
+        if isinstance(step, LoopLaunch):
+            yield from _simple((*step.condition, *step.body))
+        elif isinstance(step, BranchLaunch):
+            for branch in step.branches:
+                yield from _simple(branch)
+        else:
+            yield step

@@ -1,0 +1,187 @@
+"""StoredMatrix products as descriptors of the library's, and as kernels where it has none for their strides.
+
+A descriptor has what cuBLASLt needs: sizes, element types, and for each matrix its pitch, whether it is
+stored transposed, and its distance from one batch index to the next.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+from mpmd.compile.kernels.builder import PlanBuilder
+from mpmd.compile.kernels.index import Index, constant, dim, linear, strides_of
+from mpmd.compile.kernels.matmul import MatmulPlan, View
+from mpmd.compile.kernels.nodes import Apply, Load
+from mpmd.compile.kernels.plan import KernelPlan
+
+LIBRARY_DTYPES = ("f16", "bf16", "f32", "f64")
+_MAX_CALLS = 64
+"""Calls of the library for one product, where one stride does not describe its batch."""
+
+
+@dataclass(frozen=True)
+class StoredMatrix:
+    """A matrix in memory, or one per batch index.
+
+    Attributes:
+        dtype: of its elements.
+        pitch: elements from one stored row to the next.
+        transposed: its columns are contiguous, not its rows.
+        stride: elements from one batch index to the next.
+    """
+
+    dtype: str
+    pitch: int
+    transposed: bool
+    stride: int
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{self.stride}:{self.pitch}]{'ᵀ' if self.transposed else ''}"
+
+
+@dataclass(frozen=True)
+class ProductDescriptor:
+    """d[b, m, n] = sum over k of a[b, m, k] · b[b, k, n].
+
+    Attributes:
+        batch, m, n, k: sizes.
+        a, b, d: the matrices.
+        sums: the type in which products are added.
+    """
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    a: StoredMatrix
+    b: StoredMatrix
+    d: StoredMatrix
+    sums: str
+
+    def __str__(self) -> str:
+        return f"{self.batch}x{self.m}x{self.n}x{self.k} {self.a} · {self.b} -> {self.d} in {self.sums}"
+
+
+@dataclass(frozen=True)
+class ProductCall:
+    """A call of the library: a descriptor, and where its matrices begin, in elements."""
+
+    descriptor: ProductDescriptor
+    a: int
+    b: int
+    d: int
+
+
+def library_calls(plan: MatmulPlan, result: View) -> tuple[ProductCall, ...]:
+    """The calls that compute a product; none if the library has none for its types or strides.
+
+    Args:
+        plan: the product; its epilogue and its own result are left out.
+        result: where the sums go.
+    """
+    if plan.a.dtype != plan.b.dtype or plan.a.dtype not in LIBRARY_DTYPES:
+        return ()
+    if result.dtype not in (plan.a.dtype, "f32") or not plan.m * plan.n * plan.k * math.prod(plan.batch):
+        return ()
+    single, many = _batch(plan, result)
+    sums = "f64" if plan.a.dtype == "f64" else "f32"
+    matrices = [
+        _matrix(plan.a, plan.m, plan.k, single),
+        _matrix(plan.b, plan.k, plan.n, single),
+        _matrix(result, plan.m, plan.n, single),
+    ]
+    a, b, d = matrices
+    if a is None or b is None or d is None or math.prod(plan.batch[i] for i in many) > _MAX_CALLS:
+        return ()
+    count = math.prod(plan.batch[i] for i in range(len(plan.batch)) if i not in many)
+    descriptor = ProductDescriptor(count, plan.m, plan.n, plan.k, a, b, d, sums)
+    calls = []
+    for index in itertools.product(*(range(plan.batch[i]) for i in many)):
+        a_at, b_at, d_at = (
+            view.offset + sum(view.batch[i] * at for i, at in zip(many, index))
+            for view in (plan.a, plan.b, result)
+        )
+        calls.append(ProductCall(descriptor, a_at, b_at, d_at))
+    return tuple(calls)
+
+
+def _batch(plan: MatmulPlan, result: View) -> tuple[int, tuple[int, ...]]:
+    """The batch dim whose stride is that of a call, or -1; and those dims that need calls of their own."""
+    dims = [i for i, extent in enumerate(plan.batch) if extent > 1]
+    views = (plan.a, plan.b, result)
+    if not dims:
+        return -1, ()
+    last = dims[-1]
+    pairs = [(v.batch[i], v.batch[j] * plan.batch[j]) for v in views for i, j in itertools.pairwise(dims)]
+    if all(outer == inner for outer, inner in pairs):
+        return last, ()
+    largest = max(dims, key=lambda i: plan.batch[i])
+    return largest, tuple(i for i in dims if i != largest)
+
+
+def _matrix(view: View, rows: int, columns: int, batch: int) -> StoredMatrix | None:
+    stride = view.batch[batch] if batch >= 0 else 0
+    if (view.column == 1 or columns == 1) and (view.row >= columns or rows == 1):
+        return StoredMatrix(view.dtype, max(view.row, columns) if rows > 1 else columns, False, stride)
+    if (view.row == 1 or rows == 1) and (view.column >= rows or columns == 1):
+        return StoredMatrix(view.dtype, max(view.column, rows) if columns > 1 else rows, True, stride)
+    return None
+
+
+def dense_sums(plan: MatmulPlan) -> View:
+    """The sums of a product as a dense array, for its epilogue."""
+    assert plan.epilogue is not None
+    strides = strides_of((*plan.batch, plan.m, plan.n))
+    return View(plan.epilogue.operands[plan.sums].dtype, 0, strides[-2], strides[-1], strides[:-2])
+
+
+def stored_sums(plan: MatmulPlan) -> tuple[int, View] | None:
+    """The operand and the view of a result that is the sums themselves, or the sums converted.
+
+    None if the epilogue computes.
+    """
+    epilogue = plan.epilogue
+    if epilogue is None:
+        return 0, plan.c
+    if len(epilogue.stores) != 1 or epilogue.extents != (*plan.batch, plan.m, plan.n):
+        return None
+    (store,), rank = epilogue.stores, epilogue.rank
+    dense = linear([dim(d) for d in range(rank)], strides_of(epilogue.extents))
+    node = epilogue.nodes[store.node]
+    if isinstance(node, Apply) and node.op == "convert":
+        node = epilogue.nodes[node.args[0]]
+    if not isinstance(node, Load) or (node.operand, node.index, node.where) != (plan.sums, dense, -1):
+        return None
+    index = store.index
+    if store.combine or store.where >= 0 or any(atom.kind != "dim" for atom, _ in index.terms):
+        return None
+    factors = [index.factor(d) for d in range(rank)]
+    dtype = epilogue.operands[store.operand].dtype
+    return store.operand, View(dtype, index.constant, factors[-2], factors[-1], tuple(factors[:-2]))
+
+
+def as_row_sums(plan: MatmulPlan, result: View) -> KernelPlan:
+    """A product as a kernel: a row of k products for each element; its operands are a, b and the result."""
+    batch = len(plan.batch)
+    build = PlanBuilder(plan.name, (*plan.batch, plan.m, plan.n, plan.k), row_dims=1)
+    m, n, k = batch, batch + 1, batch + 2
+    wide = "f64" if plan.a.dtype == "f64" else "f32"
+    factors = []
+    for view, dims in ((plan.a, (m, k)), (plan.b, (k, n))):
+        place, size = _place(view, plan, dims)
+        factors.append(build.convert(build.load(build.operand("", view.dtype, size), place), wide))
+    total = build.reduce_row("add", build.apply("multiply", *factors))
+    place, size = _place(result, plan, (m, n))
+    build.store(build.operand("", result.dtype, size), place, build.convert(total, result.dtype))
+    return build.finish()
+
+
+def _place(view: View, plan: MatmulPlan, dims: tuple[int, int]) -> tuple[Index, int]:
+    """The position of an element over the dims of rows and columns, and the elements up to the last."""
+    steps = [*enumerate(view.batch), (dims[0], view.row), (dims[1], view.column)]
+    index = constant(view.offset)
+    for number, step in steps:
+        index = index + dim(number) * step
+    return index, index.bounds((*plan.batch, plan.m, plan.n, plan.k))[1] + 1

@@ -1,0 +1,144 @@
+"""GPUs of one kind as a target of the driver: thunks become launches, plans Triton kernels, these cubins."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from mpmd.compile.backends.native_gpu.devices import GPUS, GpuModel
+from mpmd.compile.backends.native_gpu.handler import emit_handler
+from mpmd.compile.backends.native_gpu.launches import LaunchProgram, launch_program
+from mpmd.compile.backends.native_gpu.products import dense_sums, stored_sums
+from mpmd.compile.backends.native_gpu.triton.cubin import Cubin, compile_kernel
+from mpmd.compile.backends.native_gpu.triton.kernels import ALIGNMENT, plan_kernels, refusal
+from mpmd.compile.backends.native_gpu.triton.source import PRELUDE
+from mpmd.compile.buffers.assignment import BufferAssignment
+from mpmd.compile.buffers.packing import DeviceMemory
+from mpmd.compile.fragment import FragmentModule
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.kernels.cost.device import Device
+from mpmd.compile.kernels.operations import DTYPE_BYTES
+from mpmd.compile.kernels.planning.collectives import CollectivePlan
+from mpmd.compile.kernels.planning.dots import DotPlan
+from mpmd.compile.kernels.planning.groups import GroupPlan
+from mpmd.compile.kernels.planning.kernels import PlannedKernel
+from mpmd.compile.kernels.planning.updates import UpdatePlan
+from mpmd.compile.llvm.target import host_target
+from mpmd.compile.options import CompileOptions
+from mpmd.compile.pipelines import optimization_pipeline, scheduling_pipeline
+from mpmd.compile.thunks.thunk import Thunk
+from mpmd.errors import CompileError
+from mpmd.support.passes import Pass
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuCode:
+    """A launch program, its handler, and the machine code of its kernels.
+
+    Attributes:
+        program: the launches.
+        cubins: by the name of the kernel.
+        handler: the LLVM assembly of what XLA calls.
+    """
+
+    program: LaunchProgram
+    cubins: Mapping[str, Cubin]
+    handler: str
+
+    @property
+    def size(self) -> int:
+        """Bytes of machine code."""
+        return sum(len(cubin.code) for cubin in self.cubins.values())
+
+    def to_bytes(self) -> bytes:
+        """See `Code`."""
+        return pickle.dumps((self.program, dict(self.cubins), self.handler))
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuTarget:
+    """GPUs of one kind; see `Target`.  Nothing here needs one.
+
+    Attributes:
+        gpu: which.
+    """
+
+    gpu: GpuModel = dataclasses.field(default_factory=lambda: GPUS["H200"])
+
+    code_texts: ClassVar[Mapping[str, str]] = {
+        "launches": "launches.txt",
+        "triton": "kernels.py",
+        "ptx": "kernels.ptx",
+        "llvm": "handler.ll",
+    }
+    memory: ClassVar[DeviceMemory] = DeviceMemory(ALIGNMENT)
+
+    @property
+    def device(self) -> Device:
+        """What kernels are priced for."""
+        return self.gpu.device
+
+    def key(self) -> str:
+        """The kind of GPU, and what its kernels call."""
+        return f"gpu {self.gpu} {PRELUDE}"
+
+    def passes(self, devices: int, options: CompileOptions) -> list[Pass]:
+        """Those of the CPU, priced for the GPU, with attention product by product; see `Target`."""
+        return optimization_pipeline(devices, "off", options.float_jitter, self.device)
+
+    def schedule(self, devices: int) -> list[Pass]:
+        """The passes that order instructions."""
+        return scheduling_pipeline()
+
+    def refuses(self, instruction: HloInstruction, planned: PlannedKernel | None) -> str:
+        """Collectives, and plans without a kernel; see `Target`."""
+        if isinstance(planned, GroupPlan | UpdatePlan):
+            return refusal(planned.plan)
+        if isinstance(planned, DotPlan):
+            return refusal(planned.plan.epilogue) if planned.plan.epilogue is not None else ""
+        return "GPU programs run on one device" if isinstance(planned, CollectivePlan) else ""
+
+    def scratch_bytes(self, planned: PlannedKernel | None) -> int:
+        """Partial sums, and the sums of a product whose epilogue is a kernel of its own; see `Target`."""
+        if isinstance(planned, GroupPlan | UpdatePlan):
+            return plan_kernels(planned.plan, self.gpu.programs).scratch_bytes
+        if isinstance(planned, DotPlan) and stored_sums(planned.plan) is None:
+            assert planned.plan.epilogue is not None
+            size = planned.plan.epilogue.operands[planned.plan.sums].size
+            return int(size * DTYPE_BYTES[dense_sums(planned.plan).dtype])
+        return 0
+
+    def program(self, name: str, thunks: Sequence[Thunk], assignment: BufferAssignment) -> LaunchProgram:
+        """Thunks as launches; see `Target`."""
+        return launch_program(name, thunks, assignment, self.gpu.programs)
+
+    def compile(self, program: LaunchProgram, fragment: FragmentModule, options: CompileOptions) -> GpuCode:
+        """The kernels as machine code; see `Target`.
+
+        Raises:
+            CompileError: Triton is not installed, or a kernel does not compile or needs too much memory.
+        """
+        if options.kernel_overrides is not None:
+            raise CompileError("GPUs have no kernels of LLVM that files could replace")
+        cubins = {name: compile_kernel(k, self.gpu.capability) for name, k in program.kernels.items()}
+        for name, cubin in cubins.items():
+            if cubin.shared_bytes > self.gpu.shared_bytes:
+                raise CompileError(f"kernel {name} needs {cubin.shared_bytes} bytes of shared memory")
+        return GpuCode(program, cubins, emit_handler(program, host_target()).text())
+
+    def code_from_bytes(self, data: bytes) -> GpuCode:
+        """What `GpuCode.to_bytes` wrote; see `Target`."""
+        try:
+            return GpuCode(*pickle.loads(data))
+        except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, TypeError) as error:
+            raise ValueError(f"no program: {error}") from error
+
+    def code_text(self, code: GpuCode, what: str) -> str:
+        """The launches, the kernels' source or PTX, or the handler."""
+        if what == "llvm":
+            return code.handler
+        if what == "ptx":
+            return "\n".join(cubin.ptx for cubin in code.cubins.values())
+        return code.program.text() if what == "launches" else code.program.triton()

@@ -1,0 +1,13 @@
+"""Kernel plans as Triton source.
+
+| file | what it holds |
+|---|---|
+| `dtypes.py` | element types in memory and in registers |
+| `operations.py` | a cell for each operation and reduction |
+| `conversions.py` | between types, those of a byte or less by integers |
+| `tiling.py` | the iteration space of a plan as tiles and programs |
+| `emit.py` | values and stores of a tile, line by line |
+| `kernels.py` | a plan as one kernel, or two with partial sums in between |
+| `source.py` | the functions that kernels call |
+| `cubin.py` | kernels as machine code |
+"""

@@ -1,0 +1,273 @@
+"""From a plan to the Triton kernels that compute it: one, or two with partial sums in between.
+
+tile        each program computes one tile; rows that it reduces are in it as a whole
+long rows   each program iterates over the pieces of its rows, once per stage of reductions
+sums        each program iterates over rows and adds them up; several programs that share a column leave
+partial sums in scratch memory, and a second kernel adds those
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import math
+from collections.abc import Sequence
+
+from mpmd.compile.backends.native_gpu.triton.dtypes import HALF, pointer_type
+from mpmd.compile.backends.native_gpu.triton.emit import TileWriter, unsupported
+from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, tiling_of
+from mpmd.compile.kernels.builder import PlanBuilder, renumbered
+from mpmd.compile.kernels.cancellation import without_cancellation
+from mpmd.compile.kernels.index import Index, dim, linear, strides_of
+from mpmd.compile.kernels.nodes import (
+    COLUMN,
+    ELEMENT,
+    ROW,
+    IndexValue,
+    Load,
+    ReduceNode,
+    Store,
+    store_arguments,
+)
+from mpmd.compile.kernels.normalise import normalise
+from mpmd.compile.kernels.operations import DTYPE_BYTES
+from mpmd.compile.kernels.plan import KernelPlan, store_level
+from mpmd.errors import CompileError
+
+ALIGNMENT = 256
+"""Bytes: where arrays of scratch memory begin."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PrintedKernel:
+    """A kernel.
+
+    Attributes:
+        kind: of its plan.
+        body: the text of its function, from the parameters on.
+        pointers: the type of each argument, `*fp32`.
+        aligned: whether each argument is a multiple of 16 bytes, so that loads and stores are wide.
+        operands: the arguments: numbers of operands of the plan, then of its scratch arrays.
+        grid: how many programs run it.
+        warps: of each program.
+    """
+
+    kind: str
+    body: str
+    pointers: tuple[str, ...]
+    aligned: tuple[bool, ...]
+    operands: tuple[int, ...]
+    grid: int
+    warps: int
+
+    @functools.cached_property
+    def name(self) -> str:
+        """Equal for kernels with equal machine code."""
+        code = f"{self.body} {self.pointers} {self.aligned} {self.warps}"
+        return f"{self.kind}_{hashlib.sha256(code.encode()).hexdigest()[:8]}"
+
+    @property
+    def source(self) -> str:
+        """Its text."""
+        return f"@triton.jit\ndef {self.name}{self.body}"
+
+    def with_alignment(self, aligned: Sequence[bool]) -> PrintedKernel:
+        """The same kernel for arguments of which only some are aligned."""
+        return self if self.aligned == tuple(aligned) else dataclasses.replace(self, aligned=tuple(aligned))
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanKernels:
+    """The kernels of a plan, each finished before the next.
+
+    Attributes:
+        kernels: in order.
+        scratch: offsets of the scratch arrays, whose numbers follow those of the plan's operands.
+        scratch_bytes: of all of them.
+    """
+
+    kernels: tuple[PrintedKernel, ...]
+    scratch: tuple[int, ...] = ()
+    scratch_bytes: int = 0
+
+
+@functools.lru_cache(maxsize=4096)
+def plan_kernels(plan: KernelPlan, programs: int) -> PlanKernels:
+    """The kernels of a plan.
+
+    Args:
+        plan: the plan.
+        programs: how many keep the device busy.
+
+    Raises:
+        CompileError: there is no kernel for it.
+    """
+    reason = refusal(plan)
+    if reason:
+        raise CompileError(reason)
+    plan = _prepared(plan)
+    if plan.kind == "loop" and not plan.size:
+        return PlanKernels(())
+    tiling = tiling_of(plan, programs)
+    if not tiling.sums_columns:
+        return PlanKernels((_long_rows(tiling) if tiling.looped else _tile(tiling),))
+    if tiling.chunks == 1:
+        return PlanKernels((_sums(tiling, ()),))
+    partial, combined = _combination(plan, tiling.chunks)
+    sizes = [-(-size * DTYPE_BYTES[dtype] // ALIGNMENT) * ALIGNMENT for dtype, size in partial]
+    places = tuple(sum(sizes[:k]) for k in range(len(sizes)))
+    last = dataclasses.replace(tiling_of(combined, 1), chunks=1)
+    return PlanKernels((_sums(tiling, partial), _sums(last, ())), places, sum(sizes))
+
+
+def refusal(plan: KernelPlan) -> str:
+    """Why there is no kernel for a plan, or ""."""
+    plan = _prepared(plan)
+    if plan.kind == "mixed" and tiling_of(plan, 1).looped:
+        return f"no GPU kernel adds up rows of {plan.row_size} elements that it also reduces"
+    return unsupported(plan)
+
+
+def _prepared(plan: KernelPlan) -> KernelPlan:
+    return without_cancellation(normalise(plan))
+
+
+def _tile(tiling: PlanTiling) -> PrintedKernel:
+    write = TileWriter(tiling)
+    below = _program(write, tiling)
+    write.rows(f"{below} * {tiling.height}")
+    write.columns(f"cb * {tiling.width}" if tiling.column_blocks > 1 else "")
+    write.stores(tiling.plan.stores)
+    return _finished(write, tiling)
+
+
+def _long_rows(tiling: PlanTiling) -> PrintedKernel:
+    """A pass for each stage of reductions, and one that stores; values of a row are kept."""
+    write, plan = TileWriter(tiling), tiling.plan
+    _program(write, tiling)
+    write.rows(f"pid * {tiling.height}")
+    pieces = f"for c0 in range(0, {tiling.size(tiling.columns)}, {tiling.width}):"
+    reductions = [k for k, n in enumerate(plan.nodes) if isinstance(n, ReduceNode)]
+    for stage in sorted({plan.stages[k] for k in reductions}):
+        now = [k for k in reductions if plan.stages[k] == stage]
+        _hoist(write, [a for k in now for a in plan.uses[k]], tiling.columns)
+        for number in now:
+            write.accumulator(number)
+        with write.repeated(pieces):
+            write.columns("c0")
+            for number in now:
+                write.accumulate(number)
+        for number in now:
+            node = plan.nodes[number]
+            assert isinstance(node, ReduceNode)
+            write.define(number, write.reduced(node, f"a{number}", 1))
+    wide = [s for s in plan.stores if store_level(plan, s) == ELEMENT]
+    _hoist(write, [n for s in wide for n in store_arguments(s)], tiling.columns)
+    if wide:
+        with write.repeated(pieces):
+            write.columns("c0")
+            write.stores(wide)
+    write.stores([s for s in plan.stores if s not in wide])
+    return _finished(write, tiling)
+
+
+def _hoist(write: TileWriter, needed: Sequence[int], dims: Sequence[int]) -> None:
+    """Computes what does not change along some dims before the loop over them."""
+    plan, reached = write.plan, set(needed)
+    for number in reversed(range(len(plan.nodes))):
+        if number in reached and not write.is_known(number):
+            reached |= set(plan.uses[number])
+    for number in sorted(reached):
+        if not plan.depends[number] & set(dims):
+            write.value(number)
+
+
+def _sums(tiling: PlanTiling, partial: Sequence[tuple[str, int]]) -> PrintedKernel:
+    """Rows added up; with partial sums, they are stored and the finished values are another kernel's."""
+    write, plan = TileWriter(tiling), tiling.plan
+    sums = [k for k, n in enumerate(plan.nodes) if isinstance(n, ReduceNode) and n.axis == COLUMN]
+    inside = [s for s in plan.stores if store_level(plan, s) in (ELEMENT, ROW)]
+    finished = [s for s in plan.stores if s not in inside]
+    below = _program(write, tiling)
+    write.line(f"chunk = {below} % {tiling.chunks}")
+    write.batch(f"{below} // {tiling.chunks}")
+    write.columns(f"cb * {tiling.width}" if tiling.column_blocks > 1 else "")
+    needed = [n for s in inside for n in store_arguments(s)] + [a for k in sums for a in plan.uses[k]]
+    _hoist(write, needed, tiling.rows)
+    for number in sums:
+        write.accumulator(number)
+    with write.repeated(f"for r0 in range(0, {tiling.chunk_rows}, {tiling.height}):"):
+        write.rows(f"chunk * {tiling.chunk_rows} + r0")
+        write.prepare(inside)
+        for number in sums:
+            write.accumulate(number)
+        write.stores(inside)
+    write.leave_rows()
+    for place, number in enumerate(sums):
+        node = plan.nodes[number]
+        assert isinstance(node, ReduceNode)
+        if partial:
+            write.partial(number, node, len(plan.operands) + place)
+        else:
+            write.define(number, write.reduced(node, f"a{number}", 0))
+    if not partial:
+        write.stores(finished)
+    return _finished(write, tiling, partial)
+
+
+def _combination(plan: KernelPlan, chunks: int) -> tuple[list[tuple[str, int]], KernelPlan]:
+    """The arrays of partial sums, and the plan that finishes them: its operands follow those of `plan`."""
+    batch, row = tuple(range(plan.batch_dims)), tuple(plan.row)
+    extents = [*(plan.extents[d] for d in batch), chunks, *(plan.extents[d] for d in row)]
+    build = PlanBuilder(plan.name, extents, batch_dims=len(batch), row_dims=len(row))
+    for operand in plan.operands:
+        build.operand(operand.name, operand.dtype, operand.size)
+    moved = {d: dim(d) for d in batch} | {d: dim(len(batch) + 1 + k) for k, d in enumerate(row)}
+    partial, numbers = [], dict[int, int]()
+    for number, node in enumerate(plan.nodes):
+        if isinstance(node, ReduceNode) and node.axis == COLUMN:
+            wide = bool(plan.depends[node.arg] & set(row))
+            dims = [*range(len(batch) + 1), *(range(len(batch) + 1, len(extents)) if wide else ())]
+            shape = [extents[d] for d in dims]
+            dtype = "f32" if node.dtype in HALF else node.dtype
+            size = math.prod(shape)
+            place = linear([dim(d) for d in dims], strides_of(shape))
+            load = build.load(build.operand("", dtype, size), place)
+            partial.append((dtype, size))
+            numbers[number] = build.convert(build.reduce_column(node.op, load), node.dtype)
+        elif not plan.depends[number] & set(plan.outer) and all(a in numbers for a in plan.uses[number]):
+            if isinstance(node, Load | IndexValue):
+                node = dataclasses.replace(node, index=node.index.substitute(moved, extents))
+            numbers[number] = build.node(renumbered(node, numbers))
+    for store in plan.stores:
+        if store_level(plan, store) not in (ELEMENT, ROW):
+            _add_store(build, store, store.index.substitute(moved, extents), numbers)
+    return partial, build.finish()
+
+
+def _add_store(build: PlanBuilder, store: Store, index: Index, numbers: dict[int, int]) -> None:
+    where = numbers[store.where] if store.where >= 0 else -1
+    place = index.renumber(numbers)
+    build.store(store.operand, place, numbers[store.node], combine=store.combine, where=where)
+
+
+def _program(write: TileWriter, tiling: PlanTiling) -> str:
+    """Writes the number of the program and its column block; returns its number without the block."""
+    wide = ".to(tl.int64)" if tiling.index_type == "int64" else ""
+    write.line(f"pid = tl.program_id(0){wide}")
+    if tiling.column_blocks <= 1:
+        return "pid"
+    write.line(f"cb = pid % {tiling.column_blocks}")
+    return f"pid // {tiling.column_blocks}"
+
+
+def _finished(
+    write: TileWriter, tiling: PlanTiling, partial: Sequence[tuple[str, int]] = ()
+) -> PrintedKernel:
+    dtypes = [*(o.dtype for o in tiling.plan.operands), *(dtype for dtype, _ in partial)]
+    operands = tuple(sorted(write.operands))
+    body = f"({', '.join(f'p{k}' for k in operands)}):\n{write.text()}"
+    pointers = tuple(pointer_type(dtypes[k]) for k in operands)
+    aligned = (True,) * len(operands)
+    return PrintedKernel(tiling.plan.kind, body, pointers, aligned, operands, tiling.grid, tiling.warps)

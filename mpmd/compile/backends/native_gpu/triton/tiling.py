@@ -1,0 +1,149 @@
+"""How the iteration space of a plan is divided among programs: tiles of `height` × `width` points.
+
+    columns   the row dims of the plan, or its last dim if it has none
+    rows      the others; of a plan with sums over its outer dims, the outer ones
+    batch     of such a plan, the batch dims: each index has programs of its own
+
+Both sides are powers of two, as Triton requires; points outside of the space are masked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+from mpmd.compile.kernels.plan import ROW, KernelPlan, Load, ReduceNode
+
+MAX_ROW = 16384
+"""Elements of a row up to which one tile holds it."""
+_POINTS, _SUM_POINTS, _LONG = 1024, 4096, 4096
+_SIDE, _MIN_SIDE = 64, 16
+"""Of a tile that is transposed."""
+_SUM_WIDTH = 128
+_MAX_WARPS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanTiling:
+    """The tiles of one kernel.
+
+    Attributes:
+        plan: the plan.
+        batch, rows, columns: its dims, each group outermost first.
+        height, width: of a tile.
+        chunks: programs that share the rows of one column block; 1 without sums over the outer dims.
+        looped: a row is longer than a tile: programs iterate over its pieces.
+    """
+
+    plan: KernelPlan
+    batch: tuple[int, ...]
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    height: int
+    width: int
+    chunks: int = 1
+    looped: bool = False
+
+    def size(self, dims: Iterable[int]) -> int:
+        """Points over some dims."""
+        return math.prod(self.plan.extents[d] for d in dims)
+
+    @property
+    def sums_columns(self) -> bool:
+        """Whether programs add up rows."""
+        return self.plan.kind in ("column", "mixed")
+
+    @property
+    def column_blocks(self) -> int:
+        """Programs beside each other along a row."""
+        return 1 if self.looped else -(-self.size(self.columns) // self.width)
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows that one program adds up, a multiple of the height."""
+        blocks = -(-self.size(self.rows) // self.height)
+        return -(-blocks // self.chunks) * self.height
+
+    @property
+    def row_blocks(self) -> int:
+        """Programs below each other."""
+        return self.chunks if self.sums_columns else -(-self.size(self.rows) // self.height)
+
+    @property
+    def grid(self) -> int:
+        """Programs in all."""
+        return self.size(self.batch) * self.row_blocks * max(self.column_blocks, 1)
+
+    @property
+    def warps(self) -> int:
+        """Of each program."""
+        per_warp = 512 if self.sums_columns else 256
+        return max(1, min(_MAX_WARPS, self.height * self.width // per_warp))
+
+    @property
+    def index_type(self) -> str:
+        """The integers of positions."""
+        largest = max([o.size for o in self.plan.operands] + [self.plan.size])
+        return "int64" if largest >= 1 << 31 else "int32"
+
+    def shape(self, dims: Iterable[int]) -> tuple[int, int]:
+        """The part of a tile that a value has that depends on some dims."""
+        dims = set(dims)
+        return (self.height if dims & set(self.rows) else 1, self.width if dims & set(self.columns) else 1)
+
+
+def power_of_two(number: int) -> int:
+    """The next one."""
+    return 1 << max(0, number - 1).bit_length()
+
+
+def tiling_of(plan: KernelPlan, programs: int) -> PlanTiling:
+    """The tiles of a normalised plan.
+
+    Args:
+        plan: the plan.
+        programs: how many keep the device busy.
+    """
+    if plan.kind in ("column", "mixed"):
+        return _for_sums(plan, programs)
+    columns = tuple(plan.row) if plan.row_dims or plan.kind == "row" else tuple(range(plan.rank))[-1:]
+    rows = tuple(d for d in range(plan.rank) if d not in columns)
+    tiling = PlanTiling(plan, (), rows, columns, 1, 1)
+    height, width = power_of_two(tiling.size(rows)), power_of_two(tiling.size(columns))
+    if plan.kind == "row" and width > MAX_ROW:
+        return dataclasses.replace(tiling, width=_LONG, looped=True)
+    strided = _strided_dim(plan, rows, columns)
+    if strided is not None:
+        rows = (*(d for d in rows if d != strided), strided)
+        return dataclasses.replace(tiling, rows=rows, height=min(_SIDE, height), width=min(_SIDE, width))
+    width = width if plan.kind == "row" else min(width, _POINTS)
+    return dataclasses.replace(tiling, height=min(height, max(1, _POINTS // width)), width=width)
+
+
+def _for_sums(plan: KernelPlan, programs: int) -> PlanTiling:
+    tiling = PlanTiling(plan, tuple(range(plan.batch_dims)), tuple(plan.outer), tuple(plan.row), 1, 1)
+    height, width = (power_of_two(tiling.size(dims)) for dims in (tiling.rows, tiling.columns))
+    if not any(isinstance(n, ReduceNode) and n.axis == ROW for n in plan.nodes):
+        width = min(width, _SUM_WIDTH)
+    tiling = dataclasses.replace(
+        tiling, height=min(height, max(1, _SUM_POINTS // width)), width=width, looped=width > MAX_ROW
+    )
+    blocks = -(-tiling.size(tiling.rows) // tiling.height)
+    others = max(1, tiling.column_blocks * tiling.size(tiling.batch))
+    chunks = max(1, min(blocks, -(-programs // others)))
+    per_chunk = -(-blocks // chunks)
+    return dataclasses.replace(tiling, chunks=max(1, -(-blocks // max(1, per_chunk))))
+
+
+def _strided_dim(plan: KernelPlan, rows: tuple[int, ...], columns: tuple[int, ...]) -> int | None:
+    """A dim along which an array is contiguous that is not along the columns."""
+    if plan.kind != "loop" or plan.row_dims or not columns or plan.extents[columns[0]] < _MIN_SIDE:
+        return None
+    last = columns[0]
+    indices = [n.index for n in plan.nodes if isinstance(n, Load)] + [s.index for s in plan.stores]
+    for index in indices:
+        for d in rows:
+            if abs(index.factor(d)) == 1 and abs(index.factor(last)) > 1 and plan.extents[d] >= _MIN_SIDE:
+                return d
+    return None

@@ -1,0 +1,161 @@
+"""The stage of each item, from those of the parameters.
+
+1. An item that reads parameters of a stage, and data, is of this stage, or of a later one that it reads.
+2. Other items that read a stage are of the latest that they read.
+3. Between two stages the division moves to where the fewest bytes cross.
+4. Everything else that only one stage reads is of this stage: embeddings, casts of parameters, targets.
+
+Items that remain have no stage: mesh inference places them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from mpmd.errors import ConfigError, collect
+from mpmd.tracing.stages.items import FlatFunction, Item, numbers
+
+
+def place(flat: FlatFunction, parameters: Sequence[int], stage_of: Mapping[int, int], count: int) -> None:
+    """Sets the stages of all items that have none so far.
+
+    Args:
+        flat: items with a stage keep it, or get a later one.
+        parameters: the inputs that are parameters.
+        stage_of: the stages of some of them.
+        count: how many stages there are.
+    """
+    owned = _owners(flat, parameters, stage_of)
+    fixed = {id(item) for item in flat.items if item.stage is not None}
+    for item in flat.items:
+        owners = owned.get(id(item))
+        if owners and item.stage is None:
+            item.stage = max(owners)
+            fixed.add(id(item))
+    movable = [item for item in flat.items if id(item) not in fixed and not item.stays_out]
+    _follow_inputs(flat)
+    for stage in range(count - 1):
+        _move_division(flat, stage, {id(item) for item in movable})
+    _follow_inputs(flat)
+    _follow_readers(flat)
+
+
+def _owners(
+    flat: FlatFunction, parameters: Sequence[int], stage_of: Mapping[int, int]
+) -> dict[int, set[int]]:
+    """The stages whose parameters each item reads; of items that read data, and not only parameters."""
+    sources: dict[int, set[int]] = {v: {stage_of[v]} if v in stage_of else set() for v in parameters}
+    found = {}
+    for item in flat.items:
+        owners = set().union(*(sources.get(v, ()) for v in item.reads))
+        if all(v in sources for v in item.reads):
+            sources.update(dict.fromkeys(item.outputs, owners))
+        else:
+            found[id(item)] = owners
+    return found
+
+
+def _follow_inputs(flat: FlatFunction) -> None:
+    """Items that read a stage have this stage or a later one."""
+    stage_of: dict[int, int] = {}
+    for item in flat.items:
+        read = [stage_of[v] for v in item.reads if v in stage_of]
+        if item.stays_out:
+            continue
+        if read:
+            item.stage = max(read) if item.stage is None else max(item.stage, *read)
+        if item.stage is not None:
+            stage_of.update(dict.fromkeys(item.outputs, item.stage))
+
+
+def _move_division(flat: FlatFunction, stage: int, movable: set[int]) -> None:
+    """Moves the last items of a stage, which read none of its parameters, if fewer bytes cross then."""
+    staged = [item for item in flat.items if item.stage is not None]
+    own = [item for item in staged if item.stage == stage]
+    first = len(own)
+    while first and id(own[first - 1]) in movable:
+        first -= 1
+    later = [item for item in staged if item.stage == stage + 1 and id(item) not in movable]
+    if not later or any(item in own[first:] for item in staged[staged.index(later[0]) :]):
+        return
+    readers, results = flat.readers(), set(numbers(flat.outputs))
+
+    def crossing(begin: int) -> int:
+        """Bytes of this stage's values that later ones read, if its items from `begin` are of the next."""
+        moved = set(map(id, own[begin:]))
+        return sum(
+            size(flat.avals[v])
+            for item in own[:begin]
+            for v in item.outputs
+            if v in results or any(id(r) in moved or (r.stage or 0) > stage for r in readers[v])
+        )
+
+    best = min(range(first, len(own) + 1), key=lambda begin: (crossing(begin), begin))
+    for item in own[best:]:
+        item.stage = stage + 1
+
+
+def _follow_readers(flat: FlatFunction) -> None:
+    """Items without a stage that only one stage reads have this stage."""
+    results = set(numbers(flat.outputs))
+    readers = flat.readers()
+    for item in reversed(flat.items):
+        if item.stage is None and not item.stays_out and results.isdisjoint(item.outputs):
+            stages = {reader.stage for v in item.outputs for reader in readers[v]}
+            if len(stages) == 1:
+                item.stage = stages.pop()
+
+
+def check_order(flat: FlatFunction, stage_of: Mapping[int, int], paths: Mapping[int, str]) -> None:
+    """Checks that the parameters of every stage are read in their stage.
+
+    Args:
+        flat: with the stages of all items.
+        stage_of: the stages of parameters.
+        paths: what the user calls each of them.
+
+    Raises:
+        ConfigError: parameters are read in later stages only: layers run in another order.
+    """
+    readers = flat.readers()
+    problems = []
+    for parameter, stage in stage_of.items():
+        found = _final_readers(parameter, readers)
+        stages = sorted({item.stage for item in found if item.stage is not None})
+        if stages and stage not in stages:
+            item = next(item for item in found if item.stage == stages[0])
+            problems.append(
+                f"{paths[parameter]} is a parameter of stage {stage}, but {item.where} reads it in stage "
+                f"{stages[0]}"
+            )
+    if problems:
+        problems = problems[:_REPORTED]
+        raise collect(
+            ConfigError,
+            [f"{p}\n  layers run in another order than their paths say" for p in problems],
+            "the layers run in another order than their paths say:",
+        )
+
+
+_REPORTED = 4
+"""How many parameters that are read in the wrong stage an error shows."""
+
+
+def _final_readers(parameter: int, readers: Mapping[int, Sequence[Item]]) -> list[Item]:
+    """The items with a stage that read a parameter, or what items without a stage compute from it."""
+    found, todo, seen = [], [parameter], {parameter}
+    while todo:
+        for item in readers[todo.pop()]:
+            if item.stage is not None:
+                found.append(item)
+                continue
+            todo += [v for v in item.outputs if v not in seen]
+            seen.update(item.outputs)
+    return found
+
+
+def size(aval: object) -> int:
+    """Bytes of a value."""
+    itemsize = getattr(getattr(aval, "dtype", None), "itemsize", 0)
+    return int(math.prod(getattr(aval, "shape", ())) * itemsize)

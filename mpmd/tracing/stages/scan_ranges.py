@@ -1,0 +1,145 @@
+"""A scan over stacked layers as one scan per stage, each over its own range of the layers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from mpmd.errors import ConfigError
+from mpmd.jax_compat import rebind, scan_counts
+from mpmd.tracing.stages.items import FlatFunction, Item, numbers
+from mpmd.tracing.stages.selectors import Selector
+
+
+def divide_scans(flat: FlatFunction, paths: Mapping[int, str], selector: Selector) -> dict[str, list[int]]:
+    """Divides the scans over the parameters that a selector matches.
+
+    Args:
+        flat: its items have no stages.
+        paths: the path of each value that is a parameter.
+        selector: its patterns are those of stacked parameters.
+
+    Returns:
+        The path of each stacked parameter, and the lengths of its parts.
+
+    Raises:
+        ConfigError: a pattern matches nothing, or no scan runs over what it matches.
+    """
+    selector.check_matches(list(paths.values()))
+    scans = _scans_over(flat, {v for v, path in paths.items() if selector.matches(path)}, set(paths))
+    if not scans:
+        raise ConfigError(_no_scan(flat, paths, selector))
+    stages = selector.stages_of(sum(scan.equation.params["length"] for scan in scans))
+    lengths: dict[str, list[int]] = {}
+    for scan, sources in scans.items():
+        length = scan.equation.params["length"]
+        own, stages = stages[:length], stages[length:]
+        ranges = _ranges(own, scan.equation.params["reverse"])
+        _replace(flat, scan, ranges)
+        for v in sorted(sources):
+            lengths[paths[v]] = [end - begin for _, begin, end in sorted(ranges, key=lambda r: r[1])]
+    return lengths
+
+
+def _scans_over(flat: FlatFunction, stacks: set[int], parameters: set[int]) -> dict[Item, set[int]]:
+    """The scans whose rows are rows of stacked parameters, and which parameters these are."""
+    sources = {v: {v} for v in stacks}
+    constant = set(parameters)
+    found: dict[Item, set[int]] = {}
+    for item in flat.items:
+        if item.equation.primitive.name == "scan":
+            rows = numbers(item.inputs[sum(scan_counts(item.equation.params)) :])
+            read = set().union(*(sources.get(v, ()) for v in rows))
+            if read:
+                found[item] = read
+        if constant.issuperset(item.reads):
+            constant.update(item.outputs)
+            read = set().union(*(sources.get(v, ()) for v in item.reads))
+            lengths = {flat.avals[v].shape[0] for v in item.reads if v in sources}
+            for v in item.outputs:
+                if read and flat.avals[v].shape[:1] in {(n,) for n in lengths}:
+                    sources[v] = read
+    return found
+
+
+def _no_scan(flat: FlatFunction, paths: Mapping[int, str], selector: Selector) -> str:
+    """The message for stacked parameters that no scan runs over."""
+    readers = flat.readers()
+    found = [
+        f"{path} is read by {readers[v][0].where}"
+        for v, path in paths.items()
+        if selector.matches(path) and readers[v]
+    ]
+    return "\n  ".join(
+        [
+            f"{selector} divides a scan over stacked parameters, but no scan has rows of what it matches",
+            *found[:4],
+            "for layers that are separate parameters use mpmd.by_parameters",
+        ]
+    )
+
+
+def _ranges(stages: Sequence[int], reverse: bool) -> list[tuple[int, int, int]]:
+    """(stage, first row, end) of each stage, in the order in which they run.
+
+    Args:
+        stages: the stage of each iteration, in the order in which they run.
+        reverse: whether the last row runs first.
+    """
+    found, begin = [], 0
+    for stage, run in itertools.groupby(stages):
+        end = begin + len(list(run))
+        first, last = (len(stages) - end, len(stages) - begin) if reverse else (begin, end)
+        found.append((stage, first, last))
+        begin = end
+    return found
+
+
+def _replace(flat: FlatFunction, scan: Item, ranges: Sequence[tuple[int, int, int]]) -> None:
+    """Replaces a scan by the slices of its rows, a scan for each range, and its stacked results."""
+    constants, carried = scan_counts(scan.equation.params)
+    carry = list(scan.inputs[constants : constants + carried])
+    rows, stacked = scan.inputs[constants + carried :], scan.outputs[carried:]
+    made: list[Item] = []
+    parts: list[tuple[int, list[int]]] = []
+    for number, (stage, begin, end) in enumerate(ranges):
+        slices = []
+        for row in rows:
+            aval = flat.avals[row] if isinstance(row, int) else row.aval
+            slices.append(_with_rows(flat, aval, end - begin))
+            compute = _slicing(begin, end)
+            made.append(Item(compute, [row], slices[-1:], scan.equation, stays_out=True, rows=(begin, end)))
+        last = number == len(ranges) - 1
+        states = (
+            scan.outputs[:carried] if last else [flat.value(flat.avals[v]) for v in scan.outputs[:carried]]
+        )
+        own = [_with_rows(flat, flat.avals[v], end - begin) for v in stacked]
+        inputs, outputs = [*scan.inputs[:constants], *carry, *slices], [*states, *own]
+        compute = _scanning(scan.equation, end - begin)
+        made.append(
+            Item(compute, inputs, outputs, scan.equation, scan.checkpoints, stage, iterations=end - begin)
+        )
+        carry = list(states)
+        parts.append((begin, own))
+    readers = flat.readers()
+    in_order = [own for _, own in sorted(parts)]
+    for v, of_ranges in zip(stacked, zip(*in_order)):
+        compute = lambda *values: [jax.lax.concatenate(values, 0)]  # noqa: E731
+        made.append(Item(compute, of_ranges, [v], scan.equation, stays_out=not readers[v]))
+    at = flat.items.index(scan)
+    flat.items[at : at + 1] = made
+
+
+def _with_rows(flat: FlatFunction, aval: Any, rows: int) -> int:
+    return flat.value(aval.update(shape=(rows, *aval.shape[1:])))
+
+
+def _slicing(begin: int, end: int) -> Callable[..., Sequence[Any]]:
+    return lambda rows: [jax.lax.slice_in_dim(rows, begin, end)]
+
+
+def _scanning(equation: Any, length: int) -> Callable[..., Sequence[Any]]:
+    return lambda *values: rebind(equation, values, length=length)

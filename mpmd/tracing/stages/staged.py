@@ -1,0 +1,159 @@
+"""A loss with stages from outside: traced before it is differentiated, and written again in named stages."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from mpmd.errors import ConfigError
+from mpmd.tracing.bound import is_bound
+from mpmd.tracing.stages.emit import emit
+from mpmd.tracing.stages.items import FlatFunction
+from mpmd.tracing.stages.layers import stages_by_paths
+from mpmd.tracing.stages.placement import check_order, place
+from mpmd.tracing.stages.report import describe_stages
+from mpmd.tracing.stages.scan_ranges import divide_scans
+from mpmd.tracing.stages.selectors import Selector
+
+
+class StagePlan:
+    """The stages of one trace of a step: how they are selected, and which were found.
+
+    Attributes:
+        selector: the user's.
+        texts: a description of the stages of each function that has some.
+        divisions: path of each stacked parameter of these functions → the lengths of its parts.
+        warnings: for the user.
+    """
+
+    def __init__(self, selector: Selector) -> None:
+        self.selector = selector
+        self.texts: dict[str, None] = {}
+        self.divisions: dict[str, list[int]] = {}
+        self.warnings: dict[str, None] = {}
+        self._found: set[str] = set()
+
+    def lengths_of(self, path: str, shape: Sequence[int]) -> list[int] | None:
+        """The lengths of the parts of an argument of the step: a stacked parameter, or state shaped like one.
+
+        Its path ends with that of the parameter, as the paths of moments do.
+        """
+        for parameter, lengths in self.divisions.items():
+            if f"/{path}".endswith(f"/{parameter}") and tuple(shape[:1]) == (sum(lengths),):
+                self._found.add(parameter)
+                return lengths
+        return None
+
+    def warn_of_whole_stacks(self, name: str) -> None:
+        """Warns of stacked parameters that are not arguments of the step, and so are not in parts."""
+        for parameter in self.divisions:
+            if parameter not in self._found:
+                self.warnings[
+                    f"no argument of {name} has a path that ends with {parameter}, a stacked parameter of "
+                    "its loss: the whole stack is on one mesh, and rows of it are sent to the others"
+                ] = None
+
+    def check_used(self) -> None:
+        """Checks that a function with stages was traced.
+
+        Raises:
+            ConfigError: none was.
+        """
+        if not self.texts:
+            raise ConfigError(
+                f"the configuration has stages={self.selector}, but no loss to divide is in the step\n"
+                "  mpmd.accumulate_gradients(loss, ...) is one; for a gradient of your own write "
+                "jax.value_and_grad(mpmd.staged(loss))"
+            )
+
+
+_plan = jax.make_user_context(None)
+"""The plan of the step that is traced: a part of the key of JAX's caches."""
+
+
+@contextlib.contextmanager
+def planned(plan: StagePlan | None) -> Iterator[None]:
+    """Functions that are traced inside have the stages of a plan."""
+    with _plan(plan):
+        yield
+
+
+def staged(fn: Callable[..., Any], *, argnums: int | Sequence[int] = 0) -> Callable[..., Any]:
+    """A loss, or a model, with the stages that `stages=` of `mpmd.make_config` describes.
+
+        loss, grads = jax.value_and_grad(mpmd.staged(loss_fn))(params, batch)
+
+    It computes the same.  `mpmd.accumulate_gradients` does this by itself.  Without `stages=`, and outside
+    of `mpmd.jit`, it is `fn`.
+
+    Args:
+        fn: a function of pytrees.
+        argnums: the positions of its parameters, whose paths the patterns match.
+    """
+    if getattr(fn, _MARK, None) is fn:
+        return fn
+    several = tuple(argnums) if isinstance(argnums, Sequence) else (argnums,)
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        plan = _plan.value
+        return fn(*args, **kwargs) if plan is None else _in_stages(plan, fn, several, args, kwargs)
+
+    setattr(call, _MARK, call)
+    return call
+
+
+_MARK = "__mpmd_staged__"
+"""Attribute of a function that `staged` returned: itself, because wrappers of it copy its attributes."""
+
+
+def _in_stages(plan: StagePlan, fn: Callable[..., Any], argnums: Any, args: Any, kwargs: Any) -> Any:
+    """Calls a function, with its work in the stages of the plan."""
+    flat, tree = tree_flatten_with_path((args, kwargs))
+    arrays = [i for i, (_, leaf) in enumerate(flat) if not is_bound(leaf)]
+    values = [flat[i][1] for i in arrays]
+
+    def of_arrays(*given: Any) -> Any:
+        leaves = [leaf for _, leaf in flat]
+        for i, value in zip(arrays, given, strict=True):
+            leaves[i] = value
+        positional, keywords = jax.tree.unflatten(tree, leaves)
+        return fn(*positional, **keywords)
+
+    closed, shapes = jax.make_jaxpr(of_arrays, return_shape=True)(*values)
+    function = FlatFunction(closed)
+    positions = {i % len(args) for i in argnums}
+    paths = {
+        value: keystr(flat[i][0][2:], simple=True, separator="/")
+        for value, i in zip(function.inputs, arrays, strict=True)
+        if flat[i][0][0].idx == 0 and flat[i][0][1].idx in positions
+    }
+    name = getattr(fn, "__name__", "")
+    _choose(plan, function, paths, name if name.isidentifier() else "the function")
+    return jax.tree.unflatten(jax.tree.structure(shapes), emit(function, values, plan.selector.names))
+
+
+def _choose(plan: StagePlan, function: FlatFunction, paths: dict[int, str], name: str) -> None:
+    """Gives the items of a function their stages.
+
+    Args:
+        plan: gets a description of them.
+        function: its items have no stages.
+        paths: the path of each value that is a parameter.
+        name: of the function.
+    """
+    selector = plan.selector
+    if selector.stacked:
+        plan.divisions.update(divide_scans(function, paths, selector))
+        found = [None if path in plan.divisions else selector.pinned(path) for path in paths.values()]
+    else:
+        found = stages_by_paths(selector, list(paths.values()))
+    stage_of = {value: stage for value, stage in zip(paths, found, strict=True) if stage is not None}
+    place(function, list(paths), stage_of, len(selector.over))
+    check_order(function, stage_of, paths)
+    plan.texts[describe_stages(function, paths, selector, name)] = None

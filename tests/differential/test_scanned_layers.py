@@ -1,0 +1,260 @@
+"""Models whose layers are stacked, with a part of the stack on each mesh: numbers, messages, bytes."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec
+
+import mpmd
+from mpmd.runtime.memory import predict_memory
+from tests.support.comparing import copied, pipelined, relative_difference
+from tests.support.layered_models import LAYERS, SCANNED, block, block_params, entropy, scanned
+from tests.support.models import normal
+
+pytestmark = pytest.mark.usefixtures("plain_xla")
+
+MICROBATCHES = 4
+
+
+def training(loss, optimizer):
+    """`step(params, state, *batch) -> (params, state, loss)`."""
+
+    def step(params, state, *batch):
+        value, grads = mpmd.accumulate_gradients(loss, MICROBATCHES)(params, *batch)
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    return step
+
+
+def divided(step, pattern, meshes=2, mesh=1, **options):
+    topology = mpmd.make_topology({f"m{s}": mesh for s in range(meshes)})
+    config = mpmd.make_config(topology, stages=mpmd.split(pattern, **options.pop("split", {})), **options)
+    return mpmd.jit(step, config, donate_argnums=(0, 1))
+
+
+def whole(tree):
+    return jax.tree.map(np.asarray, tree, is_leaf=lambda leaf: isinstance(leaf, mpmd.Stacked))
+
+
+def sent(program):
+    """The shapes of all messages."""
+    return [kind.shape for channel in program.channels for kind in channel.types]
+
+
+def check(model, optimizer, tolerance=1e-5, **options):
+    """Two steps give the numbers of `jax.jit`, and no rows of stacked parameters are sent."""
+    params, loss, batch, pattern = model
+    step, state = training(loss, optimizer), optimizer.init(params)
+    ours = divided(step, pattern, **options)
+    lowered = ours.lower(params, state, *batch)
+    rows = {leaf.shape[1:] for leaf in jax.tree.leaves(params.get("layers", ()))}
+    assert not [shape for shape in sent(lowered.program) if len(shape) > 1 and shape[1:] in rows]
+    want, got = (params, state), copied((params, state))
+    for _ in range(2):
+        *want, want_loss = jax.jit(step)(*want, *batch)
+        *got, got_loss = ours(*got, *batch)
+        assert relative_difference(whole(got), want) <= tolerance
+        assert relative_difference(got_loss, want_loss) <= tolerance
+    return lowered, got
+
+
+ADAM = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-2, eps=1e-3))
+
+
+@pytest.mark.slow
+def test_training_is_that_of_jit_and_every_mesh_has_its_own_rows():
+    """Three layers on two meshes; the first step takes whole arrays, the second the parts of the first."""
+    lowered, (params, state) = check(scanned(layers=3), ADAM)
+    assert lowered.warnings == []
+    moments = [state[1][0].mu["layers"]["w"], state[1][0].nu["layers"]["w"]]
+    assert [stack.lengths for stack in (params["layers"]["w"], *moments)] == [(2, 1)] * 3
+    first, second = params["layers"]["w"].parts
+    assert first.sharding.mesh.devices.tolist() != second.sharding.mesh.devices.tolist() or (
+        first.devices().pop().client is not second.devices().pop().client
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb_h1"])
+@pytest.mark.parametrize("name", SCANNED)
+def test_models_under_every_schedule(name, schedule):
+    lowered, _ = check(SCANNED[name](), ADAM, tolerance=2e-5, schedule=schedule)
+    assert lowered.warnings == []
+
+
+MUON = optax.contrib.MuonDimensionNumbers
+OPTIMIZERS = {
+    "momentum": optax.sgd(0.05, momentum=0.9, nesterov=True),
+    "adamw": optax.adamw(
+        optax.cosine_decay_schedule(1e-2, 100),
+        mask=lambda params: jax.tree.map(lambda leaf: leaf.ndim > 2, params),
+        eps=1e-3,
+    ),
+    "bfloat16": optax.adam(1e-2, eps=1e-3, mu_dtype=jnp.bfloat16),
+    "lion": optax.chain(optax.clip_by_block_rms(1.0), optax.lion(1e-3)),
+    "lamb": optax.lamb(1e-2, eps=1e-3),
+    "adafactor": optax.adafactor(1e-2),
+    "factored": optax.adafactor(1e-2, min_dim_size_to_factor=4),
+    "muon": optax.contrib.muon(
+        1e-3,
+        muon_weight_dimension_numbers=lambda params: {
+            **dict.fromkeys(params),
+            "layers": {"w": MUON(1, 2), "b": None, "scale": None},
+            "head": MUON(0, 1),
+        },
+    ),
+    "clipped": optax.chain(optax.adaptive_grad_clip(0.1), optax.zero_nans(), optax.sgd(0.05)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_compute_part_by_part(name):
+    lowered, _ = check(scanned(), OPTIMIZERS[name], tolerance=5e-5)
+    assert lowered.warnings == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["apply_if_finite", "multi_steps"])
+def test_optimizers_with_conditionals_give_the_numbers_of_jit(name):
+    params, loss, batch, pattern = scanned()
+    adam = optax.adam(1e-2, eps=1e-3)
+    optimizer = optax.apply_if_finite(adam, 3) if name == "apply_if_finite" else optax.MultiSteps(adam, 2)
+    step, state = training(loss, optimizer), optimizer.init(params)
+    want = jax.jit(step)(params, state, *batch)
+    got = divided(step, pattern)(*copied((params, state)), *batch)
+    assert relative_difference(whole(got), want) <= 1e-5
+
+
+def by_hand(params, ids, targets):
+    """The loss of `scanned` with a stack and a name for each of two stages."""
+
+    def run(x, layers):
+        return jax.lax.scan(lambda x, p: (block(p, x), None), x, layers)[0]
+
+    def first(params, layers, ids):
+        return run(params["embed"][ids] + params["pos"], layers)
+
+    def last(params, layers, x, targets):
+        return entropy(run(x, layers) @ params["head"], targets)
+
+    x = mpmd.named_computation(first, name="stage0")(params, params["layers0"], ids)
+    return mpmd.named_computation(last, name="stage1")(params, params["layers1"], x, targets)
+
+
+@pytest.mark.slow
+def test_messages_and_bytes_are_those_of_the_model_written_by_hand():
+    params, loss, batch, pattern = scanned()
+    half = LAYERS // 2
+    halves = [jax.tree.map(lambda a, s=s: a[s : s + half], params["layers"]) for s in (0, half)]
+    rest = {name: leaf for name, leaf in params.items() if name != "layers"}
+    rewritten = {**rest, "layers0": halves[0], "layers1": halves[1]}
+    found = divided(training(loss, ADAM), pattern).lower(params, ADAM.init(params), *batch)
+    wanted = pipelined(training(by_hand, ADAM), 2, donate_argnums=(0, 1)).lower(
+        rewritten, ADAM.init(rewritten), *batch
+    )
+    assert sorted(sent(found.program)) == sorted(sent(wanted.program))
+    peaks = [[mesh.peak_bytes for mesh in predict_memory(low.program)] for low in (found, wanted)]
+    assert peaks[0] == peaks[1]
+
+
+@pytest.mark.slow
+def test_uneven_lengths_several_stages_per_mesh_and_two_scans():
+    def loss(params, ids, targets):
+        def run(x, layers):
+            return jax.lax.scan(lambda x, p: (block(p, x), None), x, layers)[0]
+
+        x = run(params["embed"][ids], params["encoder"])
+        return entropy(run(x, params["decoder"]) @ params["head"], targets)
+
+    params, _, batch, _ = scanned()
+    params = {
+        "embed": params["embed"],
+        "head": params["head"],
+        "encoder": block_params(3, 3),
+        "decoder": block_params(4, 5),
+    }
+    model = params, loss, batch, "coder"
+    _, (params, _) = check(model, ADAM, split={"lengths": [2, 3, 3]}, meshes=3)
+    assert params["encoder"]["w"].lengths == (2, 1) and params["decoder"]["w"].lengths == (2, 3)
+    looped = {"split": {"over": ["m0", "m1", "m0", "m1"]}, "schedule": "interleaved_1f1b"}
+    _, (params, _) = check(scanned(), ADAM, **looped)
+    assert params["layers"]["w"].lengths == (1, 1, 1, 1)
+
+
+@pytest.mark.slow
+def test_meshes_of_several_devices_with_sharded_layers():
+    params, loss, batch, pattern = scanned()
+    shard = {"w": PartitionSpec(None, None, "model"), "b": PartitionSpec(), "scale": PartitionSpec()}
+    specs = {"embed": PartitionSpec(), "pos": PartitionSpec(), "layers": shard, "head": PartitionSpec()}
+    optimizer = optax.sgd(0.1, momentum=0.9)
+    model = params, loss, batch, pattern
+    _, (params, _) = check(
+        model, optimizer, mesh={"data": 2, "model": 2}, in_shardings=(specs, None, PartitionSpec("data")),
+        out_shardings=(specs, None, None),
+    )  # fmt: skip
+    for part in params["layers"]["w"].parts:
+        assert part.sharding.shard_shape(part.shape)[2] == part.shape[2] // 2
+
+
+@pytest.mark.slow
+def test_parts_of_another_division_and_the_compiled_step_take_either():
+    params, loss, batch, pattern = scanned()
+    optimizer = optax.sgd(0.1)
+    step, state = training(loss, optimizer), optimizer.init(params)
+    halves = divided(step, pattern)
+    once, state, _ = halves(copied(params), state, *batch)
+    uneven = divided(step, pattern, split={"lengths": [1, 3]})
+    again, _, _ = uneven(once, state, *batch)
+    compiled = halves.compiled(params, state, *batch)
+    assert halves.compiled(again, state, *batch) is compiled
+    third, _, loss_of_parts = compiled(again, state, *batch)
+    _, _, loss_of_whole = compiled(whole(again), state, *batch)
+    assert float(loss_of_parts) == float(loss_of_whole)
+    assert third["layers"]["w"].lengths == (2, 2)
+
+
+@pytest.mark.slow
+def test_what_cannot_be_computed_in_parts_is_joined_once_with_a_warning():
+    params, loss, batch, pattern = scanned()
+
+    def step(params, *batch):
+        value, grads = mpmd.accumulate_gradients(loss, MICROBATCHES)(params, *batch)
+        order = jnp.argsort(params["layers"]["w"], axis=0)
+        params = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+        return params, value, order
+
+    ours = divided(lambda params, _, *batch: step(params, *batch), pattern)
+    with pytest.warns(
+        UserWarning, match=r"sort cannot be computed in parts: .* float32\[4,16,16\] .* joined"
+    ):
+        lowered = ours.lower(params, None, *batch)
+    assert len([text for text in lowered.warnings if "joined" in text]) == 1
+    got, want = ours(copied(params), None, *batch), jax.jit(step)(params, *batch)
+    np.testing.assert_array_equal(got[2], want[2])
+    assert relative_difference(whole(got[:2]), want[:2]) <= 1e-5
+
+
+def test_a_gradient_of_ones_own_takes_whole_arrays_and_consumes_parts():
+    params = {"layers": jnp.asarray(normal(1, 2, 4, 4))}
+
+    def loss(params, x):
+        return jnp.mean(jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params["layers"])[0] ** 2)
+
+    def step(params, _, x):
+        return jax.tree.map(jnp.subtract, params, jax.grad(mpmd.staged(loss))(params, x)), None
+
+    ours = divided(step, "layers", schedule=None)
+    shapes = jax.eval_shape(ours, params, None, np.ones((2, 4), np.float32))
+    assert shapes[0]["layers"].shape == (2, 4, 4)
+    want = params["layers"] - jax.grad(loss)(params, np.ones((2, 4), np.float32))["layers"]
+    once, _ = ours(params, None, np.ones((2, 4), np.float32))
+    assert params["layers"].is_deleted() and once["layers"].lengths == (1, 1)
+    np.testing.assert_allclose(once["layers"], want, 1e-5)
+    ours(once, None, np.ones((2, 4), np.float32))
+    assert all(part.is_deleted() for part in once["layers"].parts)

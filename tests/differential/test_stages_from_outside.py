@@ -1,0 +1,107 @@
+"""Models without names, in stages by the paths of their parameters: numbers, messages and programs."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mpmd
+from mpmd.runtime.memory import predict_memory
+from tests.support.comparing import (
+    check_training,
+    copied,
+    messages,
+    messages_by_route,
+    pipelined,
+    relative_difference,
+    sgd_momentum,
+    training_step,
+)
+from tests.support.layered_models import LAYERS, SEPARATE, block, entropy, separate
+
+pytestmark = pytest.mark.usefixtures("plain_xla")
+
+STAGES = 2
+MICROBATCHES = 4
+
+
+def from_outside(step, pattern, schedule="1f1b", **options):
+    topology = mpmd.make_topology({f"m{s}": 1 for s in range(STAGES)})
+    config = mpmd.make_config(topology, stages=mpmd.by_parameters(pattern), schedule=schedule)
+    return mpmd.jit(step, config, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SEPARATE)
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb_h1"])
+def test_training_is_that_of_jit_with_one_message_per_microbatch_and_direction(name, schedule):
+    params, loss, batch, pattern = SEPARATE[name]()
+    init, update = sgd_momentum()
+    step = training_step(loss, MICROBATCHES, update)
+    ours = from_outside(step, pattern, schedule, donate_argnums=0)
+    check_training(ours, jax.jit(step), init(params), batch)
+    program = ours.compiled(copied(init(params)), *batch).program
+    assert messages_by_route(program) == {(0, 1): MICROBATCHES, (1, 0): MICROBATCHES}
+
+
+def sent(program):
+    """The texts of all messages, in order."""
+    return [line for line in program.as_text().splitlines() if "message " in line and ":" in line]
+
+
+def with_names(params, ids, targets):
+    """The loss of `separate` with names by hand."""
+
+    def first(params, ids):
+        x = params["embed"][ids] + params["pos"]
+        for p in params["layers"][: LAYERS // 2]:
+            x = block(p, x)
+        return x
+
+    def last(params, x, targets):
+        for p in params["layers"][LAYERS // 2 :]:
+            x = block(p, x)
+        return entropy(x @ params["head"], targets)
+
+    x = mpmd.named_computation(first, name="stage0")(params, ids)
+    return mpmd.named_computation(last, name="stage1")(params, x, targets)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", pytest.param("gpipe", marks=pytest.mark.slow)])
+def test_programs_are_those_of_names_by_hand(schedule):
+    """The same tasks in the same order, the same messages, and as many bytes on every mesh."""
+    params, loss, batch, pattern = separate()
+    init, update = sgd_momentum()
+    found = from_outside(training_step(loss, MICROBATCHES, update), pattern, schedule).lower(
+        init(params), *batch
+    )
+    wanted = pipelined(training_step(with_names, MICROBATCHES, update), STAGES, schedule).lower(
+        init(params), *batch
+    )
+    assert found.as_text("schedule") == wanted.as_text("schedule")
+    assert sent(found.program) == sent(wanted.program)
+    peaks = [[mesh.peak_bytes for mesh in predict_memory(low.program)] for low in (found, wanted)]
+    assert peaks[0] == peaks[1]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:schedule .* has nothing to order")
+def test_a_gradient_of_ones_own_and_an_auxiliary_result():
+    params, loss, batch, pattern = separate()
+
+    def with_aux(params, ids, targets, *, scale):
+        value = loss(params, ids, targets)
+        return value * scale, {"perplexity": jnp.exp(value)}
+
+    def step(params, ids, targets, scale):
+        (value, aux), grads = jax.value_and_grad(mpmd.staged(with_aux), has_aux=True)(
+            params, ids, targets, scale=scale
+        )
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value, aux
+
+    scale = np.float32(0.5)
+    got = from_outside(step, pattern)(params, *batch, scale)
+    assert relative_difference(got, jax.jit(step)(params, *batch, scale)) < 1e-5
+    assert messages(from_outside(step, pattern).lower(params, *batch, scale).program) == 2

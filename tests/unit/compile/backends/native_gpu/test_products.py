@@ -1,0 +1,126 @@
+"""StoredMatrix products as descriptors: executed as the library would, against the meaning of the plan."""
+
+import numpy as np
+import pytest
+
+from mpmd.compile.backends.native_gpu.launches import LaunchProgram, ProductLaunch
+from mpmd.compile.backends.native_gpu.products import as_row_sums, dense_sums, library_calls, stored_sums
+from mpmd.compile.buffers.assignment import Allocation, Slice
+from mpmd.compile.kernels.builder import PlanBuilder
+from mpmd.compile.kernels.evaluate import evaluate
+from mpmd.compile.kernels.evaluate_products import evaluate_product
+from mpmd.compile.kernels.matmul import MatmulPlan, View
+from mpmd.compile.kernels.operations import NUMPY_DTYPE
+from tests.support.gpu_launches import StandInGpu
+
+M, N, K = 4, 6, 5
+ROWS = {"a": View("f32", 0, K, 1), "b": View("f32", 0, N, 1), "c": View("f32", 0, N, 1)}
+COLUMNS = {"a": View("f32", 0, 1, M), "b": View("f32", 0, 1, K), "c": View("f32", 0, 1, M)}
+
+
+def product(a, b, c, batch=(), m=M, n=N, k=K):
+    return MatmulPlan("product", batch, m, n, k, a, b, c)
+
+
+def heads(rows, width, dtype="f32", count=3, images=2):
+    """One matrix per image and head inside of `[images, rows, heads, width]`."""
+    return View(dtype, 2, count * width, 1, (rows * count * width, width))
+
+
+def size(view, batch, rows, columns):
+    steps = zip((*batch, rows, columns), (*view.batch, view.row, view.column))
+    return view.offset + sum((extent - 1) * step for extent, step in steps) + 1
+
+
+def multiplied(plan, calls):
+    """The arrays of a product after its calls, and after the plan's meaning."""
+    rng = np.random.default_rng(0)
+    views = (plan.a, plan.b, plan.c)
+    shapes = ((plan.m, plan.k), (plan.k, plan.n), (plan.m, plan.n))
+    arrays = [
+        rng.standard_normal(size(view, plan.batch, *shape)).astype(NUMPY_DTYPE[view.dtype])
+        for view, shape in zip(views, shapes)
+    ]
+    allocations = [Allocation(k, "parameter", a.nbytes) for k, a in enumerate(arrays)]
+    allocations += [Allocation(3, "constant", 0), Allocation(4, "arena", 0)]
+
+    def place(number, at):
+        skipped = at * arrays[number].itemsize
+        return Slice(number, skipped, arrays[number].nbytes - skipped)
+
+    steps = [ProductLaunch("p", c.descriptor, place(0, c.a), place(1, c.b), place(2, c.d)) for c in calls]
+    gpu = StandInGpu(LaunchProgram("products", tuple(steps), {}, tuple(allocations), (place(2, 0),), b""))
+    (made,) = gpu.call([a.view(np.uint8) for a in arrays])
+    evaluate_product(plan, arrays[0], arrays[1], {0: arrays[2]})
+    return made.view(arrays[2].dtype), arrays[2]
+
+
+@pytest.mark.parametrize("result", ["rows", "columns"])
+@pytest.mark.parametrize("right", ["rows", "columns"])
+@pytest.mark.parametrize("left", ["rows", "columns"])
+def test_every_order_of_rows_and_columns_is_one_call(left, right, result):
+    views = {"rows": ROWS, "columns": COLUMNS}
+    plan = product(views[left]["a"], views[right]["b"], views[result]["c"])
+    (call,) = library_calls(plan, plan.c)
+    made = (call.descriptor.a.transposed, call.descriptor.b.transposed, call.descriptor.d.transposed)
+    assert made == (left == "columns", right == "columns", result == "columns")
+    np.testing.assert_array_equal(*multiplied(plan, [call]))
+
+
+def test_batches_are_one_call_where_one_stride_describes_them():
+    dense = [View("bf16", 0, c, 1, (3 * r * c, r * c)) for r, c in ((M, K), (K, N), (M, N))]
+    plan = product(*dense, batch=(2, 3))
+    (call,) = library_calls(plan, plan.c)
+    assert call.descriptor.batch == 6 and call.descriptor.sums == "f32"
+    np.testing.assert_array_equal(*multiplied(plan, [call]))
+
+
+def test_batches_of_two_strides_are_a_call_for_each_index_of_the_shorter_dim():
+    plan = product(heads(M, K), heads(K, N), heads(M, N), batch=(2, 3))
+    calls = library_calls(plan, plan.c)
+    assert [call.descriptor.batch for call in calls] == [3, 3] and calls[0].a == 2 != calls[1].a
+    np.testing.assert_array_equal(*multiplied(plan, calls))
+
+
+@pytest.mark.parametrize("shape", [(1, N, K), (M, 1, K), (M, N, 1), (1, 1, 1)])
+def test_vectors(shape):
+    m, n, k = shape
+    plan = product(View("f32", 0, k, 1), View("f32", 0, n, 1), View("f32", 0, n, 1), m=m, n=n, k=k)
+    np.testing.assert_array_equal(*multiplied(plan, library_calls(plan, plan.c)))
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (View("f32", 0, 2 * K, 2), ROWS["b"]),  # neither rows nor columns are contiguous
+        (View("bf16", 0, K, 1), ROWS["b"]),  # two types
+        (View("f32", 0, 0, 1), ROWS["b"]),  # one row, m times
+    ],
+)
+def test_other_products_are_rows_of_a_kernel(a, b):
+    plan = product(a, b, ROWS["c"])
+    assert library_calls(plan, plan.c) == ()
+    rng = np.random.default_rng(0)
+    arrays = [
+        rng.standard_normal(o.size).astype(NUMPY_DTYPE[o.dtype]) for o in as_row_sums(plan, plan.c).operands
+    ]
+    wanted = arrays[2].copy()
+    evaluate(as_row_sums(plan, plan.c), arrays)
+    evaluate_product(plan, arrays[0], arrays[1], {0: wanted})
+    np.testing.assert_allclose(arrays[2], wanted, rtol=1e-5, atol=1e-5)
+
+
+def with_epilogue(op):
+    """An epilogue that converts to bf16 and writes the transpose, after an operation if there is one."""
+    b = PlanBuilder("epilogue", (M, N))
+    sums = b.load_dense(b.operand("sums", "f32", M * N))
+    made = b.apply(op, sums) if op else sums
+    b.store(b.operand("y", "bf16", M * N), b.dense((1, 0)), b.convert(made, "bf16"))
+    return MatmulPlan("product", (), M, N, K, ROWS["a"], ROWS["b"], ROWS["c"], b.finish(), 0)
+
+
+def test_an_epilogue_that_only_converts_is_the_library_s():
+    operand, view = stored_sums(with_epilogue(""))
+    assert (operand, view) == (1, View("bf16", 0, 1, M))
+    assert stored_sums(with_epilogue("tanh")) is None
+    assert dense_sums(with_epilogue("tanh")) == View("f32", 0, N, 1)

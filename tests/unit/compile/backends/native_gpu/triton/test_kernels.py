@@ -1,0 +1,170 @@
+"""Plans as Triton source: its text, which needs no Triton, and what it computes, by Triton's interpreter."""
+
+import dataclasses
+import importlib.util
+
+import numpy as np
+import pytest
+
+from mpmd.compile.backends.native_gpu.triton.kernels import plan_kernels, refusal
+from mpmd.compile.backends.native_gpu.triton.operations import has_cell
+from mpmd.compile.backends.native_gpu.triton.tiling import MAX_ROW, tiling_of
+from mpmd.compile.kernels.builder import PlanBuilder
+from mpmd.compile.kernels.evaluate import evaluate
+from mpmd.compile.kernels.index import constant, dim, value
+from mpmd.compile.kernels.operations import NUMPY_DTYPE, OPERATIONS
+from mpmd.errors import CompileError
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed: make test-gpu"
+)
+
+
+def softmax(rows, width, dtype="f32"):
+    b = PlanBuilder("softmax", (rows, width), row_dims=1)
+    x, y = b.operand("x", dtype, rows * width), b.operand("y", dtype, rows * width)
+    v = b.convert(b.load_dense(x), "f32")
+    e = b.apply("exponential", b.apply("subtract", v, b.reduce_row("maximum", v)))
+    b.store_dense(y, b.convert(b.apply("divide", e, b.reduce_row("add", e)), dtype))
+    return b.finish()
+
+
+def transposed(rows, columns, dtype="f32"):
+    b = PlanBuilder("transpose", (rows, columns))
+    n = rows * columns
+    b.store_dense(b.operand("y", dtype, n), b.load(b.operand("x", dtype, n), dim(1) * rows + dim(0)))
+    return b.finish()
+
+
+def column_sums(rows, width, dtype="f32", op="add", batch=1):
+    """Sums over rows, their square, and a total, beside a store at every point."""
+    b = PlanBuilder("sums", (batch, rows, width), batch_dims=1, row_dims=1)
+    v = b.load_dense(b.operand("x", dtype, batch * rows * width))
+    total = b.reduce_column(op, v)
+    b.store_dense(b.operand("sums", dtype, batch * width), b.apply("multiply", total, total), (0, 2))
+    b.store_dense(b.operand("minus", dtype, batch * rows * width), b.apply("negate", v))
+    row = b.reduce_column(op, b.load(b.operand("r", dtype, batch * rows), dim(0) * rows + dim(1)))
+    b.store_dense(b.operand("total", dtype, batch), row, (0,))
+    return b.finish()
+
+
+def scatter(dtype, combine="add", points=50, places=20):
+    b = PlanBuilder("scatter", (points,))
+    at = b.load(b.operand("ids", "s32", points), dim(0))
+    inside = b.apply("compare-ge", at, b.constant(0, "s32"))
+    b.store(b.operand("y", dtype, places), value(at), b.load_dense(b.operand("x", dtype, points)),
+            combine=combine, where=inside)  # fmt: skip
+    return b.finish()
+
+
+def test_equal_kernels_have_equal_names_and_others_have_not():
+    first, again = (plan_kernels(softmax(5, 33), 8).kernels[0] for _ in range(2))
+    renamed = plan_kernels(dataclasses.replace(softmax(5, 33), name="other"), 8).kernels[0]
+    assert first.source == again.source == renamed.source and first.name in first.source
+    assert first.grid == 1 and first.warps == 2 and first.pointers == ("*fp32", "*fp32")
+    others = (softmax(5, 34), softmax(5, 33, "bf16"))
+    assert len({first.name, *(plan_kernels(p, 8).kernels[0].name for p in others)}) == 3
+    assert first.with_alignment([True, False]).name != first.name
+    assert first.with_alignment([True, True]) is first
+
+
+def test_spaces_that_tiles_fill_have_no_masks():
+    (whole,), (ragged,) = (plan_kernels(softmax(64, width), 8).kernels for width in (512, 500))
+    assert "mask" not in whole.source and "mask=cm" in ragged.source
+
+
+def test_tiles_follow_the_plan():
+    assert (tiling_of(softmax(64, 512), 8).height, tiling_of(softmax(64, 512), 8).width) == (2, 512)
+    turned = tiling_of(transposed(100, 200), 8)
+    assert (turned.height, turned.width, turned.grid) == (64, 64, 8)
+    flat = tiling_of(transposed(4, 200), 8)  # too few rows for a square
+    assert (flat.height, flat.width) == (4, 256)
+    long = tiling_of(softmax(3, MAX_ROW + 1), 8)
+    assert long.looped and long.grid == 3
+    shared = tiling_of(column_sums(1000, 100), 64)
+    assert (shared.chunks, shared.chunk_rows, shared.grid) == (32, 32, 32)
+
+
+def test_sums_over_many_rows_are_two_kernels_with_partial_sums_between():
+    made = plan_kernels(column_sums(1000, 100), 64)
+    first, last = made.kernels
+    assert made.scratch == (0, 12800) and made.scratch_bytes == 12800 + 256  # 32 chunks of 100 and of one f32
+    assert "tl.reduce" in last.source and last.grid == 1
+    assert set(first.operands) == {0, 2, 3, 5, 6} and set(last.operands) == {1, 4, 5, 6}
+    (alone,) = plan_kernels(column_sums(20, 100), 64).kernels
+    assert not plan_kernels(column_sums(20, 100), 64).scratch_bytes and "p1" in alone.source
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        (scatter("bf16", "maximum"), "GPUs do not combine values of bf16 by maximum at one place"),
+        (scatter("u8"), "GPUs do not combine values of u8 by add at one place"),
+    ],
+)
+def test_plans_without_a_kernel_are_refused_in_words(plan, reason):
+    assert refusal(plan) == reason
+    with pytest.raises(CompileError, match=reason):
+        plan_kernels(plan, 8)
+
+
+def test_long_rows_that_are_also_added_up_are_refused():
+    b = PlanBuilder("both", (4, MAX_ROW + 1), row_dims=1)
+    v = b.load_dense(b.operand("x", "f32", 4 * (MAX_ROW + 1)))
+    b.store(b.operand("y", "f32", 1), constant(0), b.reduce_column("add", b.reduce_row("add", v)))
+    assert refusal(b.finish()) == "no GPU kernel adds up rows of 16385 elements that it also reduces"
+
+
+def test_every_operation_has_a_cell():
+    missing = [
+        (name, dtype) for name, row in OPERATIONS.items() for dtype in row.dtypes if not has_cell(name, dtype)
+    ]
+    assert missing == []
+
+
+def check(plan, arrays=None, programs=8):
+    """A plan's kernels against its evaluator; what no store writes keeps its canary."""
+    from tests.support.triton_interpreter import differences, run_plan
+
+    rng = np.random.default_rng(0)
+    given = []
+    for number, operand in enumerate(plan.operands):
+        kind = NUMPY_DTYPE[operand.dtype]
+        if arrays and operand.name in arrays:
+            given.append(np.asarray(arrays[operand.name]).astype(kind))
+        elif number in plan.results:
+            given.append(np.full(operand.size, 99).astype(kind))
+        else:
+            given.append((rng.standard_normal(operand.size) * 3).astype(kind))
+    found, wanted = [a.copy() for a in given], [a.copy() for a in given]
+    run_plan(plan, found, programs)
+    evaluate(plan, wanted)
+    assert differences(plan, found, wanted) == []
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    "plan",
+    [
+        softmax(5, 33),
+        softmax(7, 70, "bf16"),
+        softmax(2, MAX_ROW + 3),
+        transposed(70, 130),
+        transposed(33, 65, "u8"),
+        column_sums(300, 100),
+        column_sums(40, 290, "bf16", batch=3),
+        column_sums(64, 5, "s32", "maximum", batch=2),
+        column_sums(0, 5),
+    ],
+    ids=lambda plan: f"{plan.name} {'x'.join(map(str, plan.extents))} {plan.operands[0].dtype}",
+)
+def test_kernels_compute_what_their_plan_means(plan):
+    for programs in (1, 8, 64):
+        check(plan, programs=programs)
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16", "s32", "u64"])
+def test_values_of_one_place_are_added_up(dtype):
+    ids = np.random.default_rng(1).integers(-3, 20, 50)
+    check(scatter(dtype), {"ids": ids, "x": np.arange(50) % 5, "y": np.zeros(20)})
