@@ -25,7 +25,6 @@ from tests.support.comparing import sgd_momentum, training_step
 from tests.support.models import MODELS
 from tests.support.scheduled_steps import jitted, placement
 
-
 SIZES = {"sharded": (2, 2), "sizes": (2, 1)}
 """In place of a schedule: the devices of each mesh, over which the batch is sharded."""
 
