@@ -13,8 +13,8 @@ from mpmd import jax_compat
 from mpmd.runtime.processes.world import Failure, world
 
 HEARTBEAT_SECONDS = 3600
-"""JAX ends a process without an exception once the coordinator has missed it for so long, as after the machine
-was suspended.  Lost processes are noticed by `processes.monitor` long before."""
+"""JAX ends a process without an exception once the coordinator has missed it for so long, as after the
+machine was suspended.  Lost processes are noticed by `processes.monitor` long before."""
 
 
 def main(arguments: list[str]) -> None:
