@@ -12,7 +12,9 @@ import jax
 from mpmd import jax_compat
 from mpmd.runtime.processes.world import Failure, world
 
-_HEARTBEAT_SECONDS = 30
+HEARTBEAT_SECONDS = 3600
+"""JAX ends a process without an exception once the coordinator has missed it for so long, as after the
+machine was suspended.  Lost processes are noticed by `processes.monitor` long before."""
 
 
 def main(arguments: list[str]) -> None:
@@ -22,7 +24,7 @@ def main(arguments: list[str]) -> None:
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     jax.config.update("jax_num_cpu_devices", int(devices))
     if int(count) > 1:
-        jax_compat.join_world(address, int(count), int(index), _HEARTBEAT_SECONDS)
+        jax_compat.join_world(address, int(count), int(index), HEARTBEAT_SECONDS)
         world()
     try:
         _run(command)

@@ -26,8 +26,8 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 from mpmd import jax_compat
+from mpmd.tools.joined import HEARTBEAT_SECONDS
 
-_HEARTBEAT_SECONDS = 30
 _POLL_SECONDS = 0.05
 _END_SECONDS = 3.0
 _NOISE = re.compile(r"\[Gloo\] Rank \d+ is connected")
@@ -161,7 +161,7 @@ def _coordinator(processes: int) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    service: Any = jax_compat.coordination_service(address, processes, _HEARTBEAT_SECONDS)
+    service: Any = jax_compat.coordination_service(address, processes, HEARTBEAT_SECONDS)
     if service is None:
         raise SystemExit("mpmd-run: this version of jaxlib cannot start a coordinator")
     try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -28,15 +30,44 @@ def test_two_processes_train_as_one_and_notice_that_one_was_killed():
     assert left["after"] < 10
 
 
+def check_equal(cases, meshes, devices=1):
+    """The cases give the same bits in one process and in one for each mesh."""
+    alone = output([sys.executable, "-m", PROGRAM, str(meshes), "2", *cases], 250)
+    want = {line["case"]: line for line in map(json.loads, alone.stdout.splitlines())}
+    code, found = launch(meshes, PROGRAM, str(meshes), "2", *cases, seconds=250, devices=devices)
+    assert code == 0 and sorted(line["process"] for line in found) == sorted([*range(meshes)] * len(cases))
+    for line in found:
+        for key in ("losses", "state"):
+            assert line[key] == want[line["case"]][key], line["case"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("meshes", [2, 4])
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_under_every_schedule(name, meshes):
-    cases = [f"{name}:{schedule}" for schedule in SCHEDULES]
-    alone = output([sys.executable, "-m", PROGRAM, str(meshes), "2", *cases], 250)
-    want = {line["case"]: line for line in map(json.loads, alone.stdout.splitlines())}
-    code, found = launch(meshes, PROGRAM, str(meshes), "2", *cases, seconds=250)
-    assert code == 0 and sorted(line["process"] for line in found) == sorted([*range(meshes)] * 3)
-    for line in found:
-        for key in ("losses", "state"):
-            assert line[key] == want[line["case"]][key], line["case"]
+    check_equal([f"{name}:{schedule}" for schedule in SCHEDULES], meshes)
+
+
+@pytest.mark.slow
+def test_meshes_of_several_devices_and_of_different_sizes():
+    """Shards are sent to equal shards; what is sharded otherwise is sent in pieces."""
+    check_equal(["mlp:sharded", "mlp:sizes"], 2, devices=2)
+
+
+@pytest.mark.slow
+def test_processes_that_the_script_joins_itself():
+    """`jax.distributed.initialize`, as on a cluster, in place of `mpmd-run`."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    code = (
+        "import sys, jax; jax.config.update('jax_num_cpu_devices', 1)\n"
+        "jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2])); sys.argv[1:] = sys.argv[3:]\n"
+        f"from {PROGRAM} import main; main()"
+    )
+    commands = [[sys.executable, "-c", code, address, str(k), "2", "2", "mlp:1f1b"] for k in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(output, commands))
+    assert [process.returncode for process in done] == [0, 0], done[0].stderr + done[1].stderr
+    first, second = (json.loads(process.stdout.splitlines()[-1]) for process in done)
+    assert (first["losses"], first["state"]) == (second["losses"], second["state"])

@@ -11,9 +11,11 @@ from typing import Any
 from tests.repo.tree import ROOT
 
 
-def launch(processes: int, module: str, *arguments: str, seconds: float = 120) -> tuple[int, list[Any]]:
+def launch(
+    processes: int, module: str, *arguments: str, seconds: float = 120, devices: int = 1
+) -> tuple[int, list[Any]]:
     """The exit code, and the JSON lines that the processes printed; all end after some seconds."""
-    count = ["-n", str(processes)]
+    count = ["-n", str(processes), "--devices", str(devices)]
     command = [sys.executable, "-m", "mpmd.tools.run", *count, "-m", module, *arguments]
     done = output(command, seconds)
     lines = [line.partition("] ")[2] for line in done.stdout.splitlines()]

@@ -18,22 +18,39 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec
 
 import mpmd
 from tests.support.comparing import sgd_momentum, training_step
 from tests.support.models import MODELS
 from tests.support.scheduled_steps import jitted, placement
 
+SIZES = {"sharded": (2, 2), "sizes": (2, 1)}
+"""In place of a schedule: the devices of each mesh, over which the batch is sharded."""
+
+
+def sharded(step: Any, kind: str) -> Any:
+    """`step` on two meshes of several devices."""
+    topology = mpmd.make_topology({f"m{m}": {"data": size} for m, size in enumerate(SIZES[kind])})
+    config = mpmd.make_config(
+        topology,
+        {"stage0": "m0", "stage1": "m1"},
+        schedule="1f1b",
+        in_shardings=(None, PartitionSpec("data"), PartitionSpec("data")),
+    )
+    return mpmd.jit(step, config, donate_argnums=0)
+
 
 def train(case: str, meshes: int, steps: int, kill: int = -1) -> dict[str, Any]:
     """Losses and a digest of the final state of one case."""
     name, _, schedule = case.partition(":")
-    on = placement(schedule, meshes)
+    on = [0, 1] if schedule in SIZES else placement(schedule, meshes)
     params, loss, batch = MODELS[name].build(len(on))
     init, update = sgd_momentum()
     state = init(params)
     start = time.perf_counter()
-    step = jitted(training_step(loss, 4, update), schedule, on)
+    step = training_step(loss, 4, update)
+    step = sharded(step, schedule) if schedule in SIZES else jitted(step, schedule, on)
     losses = []
     for _ in range(steps):
         state, value = step(state, *batch)
@@ -61,7 +78,7 @@ def after_a_kill(step: Any, process: int) -> dict[str, Any]:
 def main() -> None:
     meshes, steps, *cases = sys.argv[1:]
     if not jax.distributed.is_initialized():
-        jax.config.update("jax_num_cpu_devices", int(meshes))
+        jax.config.update("jax_num_cpu_devices", 2 * int(meshes))
     kill = int(cases.pop().partition(":")[2]) if cases[-1].startswith("kill:") else -1
     for number, case in enumerate(cases, 1):
         found = train(case, int(meshes), int(steps), kill if number == len(cases) else -1)

@@ -155,7 +155,7 @@ class NativeCpuBackend:
             CompileError: the code does not load.
         """
         assert isinstance(made.code, CompiledProgram)
-        devices = [device.local_hardware_id for device in mesh.devices.flat]
+        devices = [device.id for device in mesh.devices.flat]
         cores = self.options.cores.get(name, ())
         threads = threads_for(made.costs, (len(cores) or self.threads) // len(devices))
         return register(
