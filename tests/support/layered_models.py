@@ -182,7 +182,7 @@ def half_precision_stack() -> Any:
 
 
 def shared_and_auxiliary() -> Any:
-    """A weight that all layers read, a result of each layer, and a sum over the whole stack."""
+    """A weight that all layers read, and a result of each layer."""
 
     def loss(params, ids, targets):
         def body(x, p):
@@ -190,8 +190,7 @@ def shared_and_auxiliary() -> Any:
             return x, jnp.mean(x**2)
 
         x, sizes = jax.lax.scan(body, params["embed"][ids], params["layers"])
-        decay = sum(jnp.sum(w**2) for w in jax.tree.leaves(params["layers"]))
-        return entropy(x @ params["head"], targets) + 1e-2 * sizes.mean() + 1e-3 * decay
+        return entropy(x @ params["head"], targets) + 1e-2 * sizes.mean()
 
     params = token_params(block_params(20, LAYERS)) | {"shared": normal(4, D, D)}
     return params, loss, token_batch(), "layers"

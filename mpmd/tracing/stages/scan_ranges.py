@@ -58,6 +58,7 @@ def _scans_over(flat: FlatFunction, stacks: set[int], parameters: set[int]) -> d
         if constant.issuperset(item.reads):
             constant.update(item.outputs)
             read = set().union(*(sources.get(v, ()) for v in item.reads))
+            item.stays_out = bool(read)  # computed from the parts on their meshes
             lengths = {flat.avals[v].shape[0] for v in item.reads if v in sources}
             for v in item.outputs:
                 if read and flat.avals[v].shape[:1] in {(n,) for n in lengths}:
