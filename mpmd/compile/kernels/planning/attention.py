@@ -104,7 +104,7 @@ def plan_attention(
     )
     if len(set(made.inner)) != len(before) + len({rows.factor_of(d) for d in after}):
         raise NoPlan("a product is not read by the rows")
-    return PlannedAttention(
+    planned = PlannedAttention(
         made,
         tuple(s[3] for s in scores),
         tuple(m.array for m in mixtures),
@@ -112,6 +112,10 @@ def plan_attention(
         tuple(kept),
         tuple(outputs[d] for d in after),
     )
+    for array in (*sum(planned.factors, ()), *planned.values, *planned.arrays):
+        if array in inside:
+            raise NoPlan("{0} is computed and read as an array by one kernel", array)
+    return planned
 
 
 def _alike(a: HloInstruction, b: HloInstruction) -> bool:

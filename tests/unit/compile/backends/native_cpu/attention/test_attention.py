@@ -208,6 +208,18 @@ def test_without_a_softmax():
     check(linear, [floats(2, 30, 8) for _ in range(3)], count=1)
 
 
+def test_rows_that_read_a_product_of_rows_are_a_kernel_of_their_own():
+    def two_layers_backwards(x, v, w, y, h):
+        s = x @ v
+        n = s - s.mean(1, keepdims=True) + y
+        o = (n * h) @ w
+        r = n + o - (o * h).mean(1, keepdims=True)
+        return n * h, o, r, y.T @ r
+
+    sizes = [(2, 16), (16, 16), (16, 16), (2, 16), (2, 16)]
+    check(two_layers_backwards, [floats(*size) for size in sizes], count=2)
+
+
 # -- the switch
 def test_off_computes_product_by_product():
     x, w = inputs(2, 30, 16)
