@@ -51,11 +51,21 @@ class CompileError(MpmdError, RuntimeError):
 
 
 class MiscompiledError(CompileError):
-    """Native code that its own check refused before it ran; `report` is the text of the program."""
+    """Native code that its own check refused before it ran, or on which the compiler itself failed.
 
-    def __init__(self, message: str, report: str = "") -> None:
+    Attributes:
+        reason: what happened, for the user.
+        report: the text of the program.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        report: str = "",
+        reason: str = "a check found a mistake in the native code before it ran",
+    ) -> None:
         super().__init__(message)
-        self.report = report
+        self.report, self.reason = report, reason
 
 
 class FragmentError(MpmdError, RuntimeError):

@@ -18,8 +18,8 @@ from mpmd.compile.executable import Backend, Executable
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.kernels.planning.plan_cache import caching_plans
 from mpmd.compile.options import DEFAULTS, CompileOptions
-from mpmd.compile.thunks.miscompiled import write_report
-from mpmd.errors import CompileError, MiscompiledError
+from mpmd.compile.thunks.miscompiled import compiler_failure, write_report
+from mpmd.errors import CompileError, HloError, MiscompiledError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ class FallbackBackend:
         if unfit:
             return self._by_xla(fragment, mesh, (unfit,))
         try:
-            return self.first.compile(fragment, mesh)
+            return _compiled(self.first, fragment, mesh)
         except MiscompiledError as error:
             return self._miscompiled(fragment, mesh, error)
         except CompileError as error:
@@ -52,7 +52,7 @@ class FallbackBackend:
         if mesh.size > 1 or not isinstance(self.first, TracedTargetBackend):
             return self._by_xla(fragment, mesh, tuple(str(refused).splitlines()[:1]))
         try:
-            return MixedBackend(self.first).compile(fragment, mesh)
+            return _compiled(MixedBackend(self.first), fragment, mesh)
         except MiscompiledError as error:
             return self._miscompiled(fragment, mesh, error)
         except CompileError as error:
@@ -60,10 +60,10 @@ class FallbackBackend:
             return self._by_xla(fragment, mesh, tuple(reasons))
 
     def _miscompiled(self, fragment: FragmentModule, mesh: Any, error: MiscompiledError) -> XlaExecutable:
-        """Reports a fault of the native backend that a check found; the code is not run."""
+        """Reports a fault of the native backend; no code of it is run."""
         path = write_report(fragment, error, self.first.options.dump)
         reasons = (
-            "a check found a mistake in the native code before it ran; the results of XLA are right",
+            f"{error.reason}; the results of XLA are right",
             f"please report this; the text of the program is in {path}",
         )
         return self._by_xla(fragment, mesh, reasons)
@@ -79,6 +79,19 @@ class FallbackBackend:
         if isinstance(executable, XlaExecutable):
             return XlaBackend().relocate(executable, fragment, mesh)
         return self.first.relocate(executable, fragment, mesh)
+
+
+def _compiled(backend: Backend, fragment: FragmentModule, mesh: Any) -> Executable:
+    """Compiles a fragment.
+
+    Raises:
+        CompileError: the backend does not support it.
+        MiscompiledError: the compiler itself is at fault.
+    """
+    try:
+        return backend.compile(fragment, mesh)
+    except (HloError, ArithmeticError, AssertionError, AttributeError, LookupError, TypeError) as failure:
+        raise compiler_failure(fragment) from failure
 
 
 @dataclasses.dataclass(frozen=True)

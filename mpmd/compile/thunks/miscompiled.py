@@ -1,4 +1,4 @@
-"""The text of a program that the check of its memory refuses, for a report."""
+"""The text of a program whose memory is wrong, or on which the compiler failed, for a report."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.metadata
 import os
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mpmd.compile.buffers.assignment import BufferAssignment
 from mpmd.compile.buffers.report import assignment_report
@@ -35,22 +35,37 @@ def check_program(
         cause, problems = error, str(error)
     except Exception as failure:  # a program that cannot be checked is not run, either
         cause, problems = CompileError(f"the check failed: {failure}"), traceback.format_exc()
-    parts = {
-        "what is wrong": problems,
-        "versions": ", ".join(
-            f"{name} {importlib.metadata.version(name)}" for name in ("mpmd", "jax", "jaxlib")
-        ),
-        "fragment": f"{fragment.name} on {fragment.mesh}",
+    texts = {
         "thunks": listing(thunks),
         "buffers": assignment_report(assignment),
         "HLO": print_module(module),
-        "StableHLO": fragment.text,
     }
-    report = "\n\n".join(f"==== {title}\n{text.rstrip()}" for title, text in parts.items())
     raise MiscompiledError(
         f"fragment {fragment.name} on {fragment.mesh}: the native compiler gave its values the wrong memory",
-        report + "\n",
+        _report(fragment, problems, texts),
     ) from cause
+
+
+def compiler_failure(fragment: FragmentModule) -> MiscompiledError:
+    """The error for an exception of the compiler itself, which is being handled."""
+    return MiscompiledError(
+        f"fragment {fragment.name} on {fragment.mesh}: the native compiler failed",
+        _report(fragment, traceback.format_exc(), {}),
+        "the native compiler failed on it",
+    )
+
+
+def _report(fragment: FragmentModule, problems: str, texts: Mapping[str, str]) -> str:
+    """The text of a report."""
+    names = ("mpmd", "jax", "jaxlib")
+    parts = {
+        "what is wrong": problems,
+        "versions": ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names),
+        "fragment": f"{fragment.name} on {fragment.mesh}",
+        **texts,
+        "StableHLO": fragment.text,
+    }
+    return "\n\n".join(f"==== {title}\n{text.rstrip()}" for title, text in parts.items()) + "\n"
 
 
 def write_report(fragment: FragmentModule, error: MiscompiledError, dump: Dump | None) -> str:

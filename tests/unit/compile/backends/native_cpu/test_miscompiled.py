@@ -16,7 +16,7 @@ from mpmd.compile.dump import Dump
 from mpmd.compile.options import CompileOptions
 from mpmd.compile.thunks import miscompiled
 from mpmd.compile.thunks.emission import Emitter
-from mpmd.errors import MiscompiledError
+from mpmd.errors import HloError, MiscompiledError
 from tests.support.native_fragments import compiled, fragment_of
 
 MESH = Mesh(np.array(jax.devices()[:1]), ("d",))
@@ -55,6 +55,21 @@ def test_the_user_is_asked_for_a_report_and_gets_the_right_numbers(broken, monke
     titles = ["what is wrong", "versions", "fragment", "thunks", "buffers", "HLO", "StableHLO"]
     assert re.findall("^==== (.*)$", text, re.MULTILINE) == titles
     assert "should hold" in text and "HloModule" in text and "func.func public @main" in text
+
+
+def test_a_failure_of_the_compiler_is_reported_and_xla_compiles(monkeypatch, tmp_path):
+    def fails(emitter):
+        raise HloError("dot has no attribute 'x'")
+
+    monkeypatch.setattr(Emitter, "program", fails)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    made = by_native()
+    (file,) = tmp_path.glob("mpmd-*-miscompiled.txt")
+    assert made.reasons == (
+        "the native compiler failed on it; the results of XLA are right",
+        f"please report this; the text of the program is in {file}",
+    )
+    assert "HloError: dot has no attribute 'x'" in file.read_text()
 
 
 def test_with_a_dump_the_report_is_in_it(broken, tmp_path):
