@@ -115,7 +115,8 @@ OPTIMIZERS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_compute_part_by_part(name):
-    lowered, _ = check(scanned(), OPTIMIZERS[name], tolerance=5e-5)
+    rounded = name == "bfloat16"  # a sum in another order may round a moment to the next number of 8 bits
+    lowered, _ = check(scanned(), OPTIMIZERS[name], tolerance=5e-3 if rounded else 5e-5)
     assert lowered.warnings == []
 
 
