@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import linecache
 from typing import Any
 
@@ -87,7 +88,7 @@ def _prelude() -> dict[str, Any]:
 
 def _defined(text: str, scope: dict[str, Any]) -> dict[str, Any]:
     """Triton reads the source of a function: it is in the cache of lines instead of a file."""
-    name = f"<kernels {hash(text):x}>"
+    name = f"<kernels {hashlib.sha256(text.encode()).hexdigest()[:16]}>"  # it is in the code's debug lines
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     scope = dict(scope)
     exec(compile(text, name, "exec"), scope)
