@@ -1,6 +1,6 @@
 """Programs for AArch64 run in an emulator, on machines of another kind.
 
-`qemu-user` and `gcc-aarch64-linux-gnu` are Debian's packages of the emulator, and of a linker and a C library.
+Debian's packages `qemu-user` and `gcc-aarch64-linux-gnu` are the emulator, and a linker with a C library.
 """
 
 from __future__ import annotations
@@ -65,9 +65,8 @@ def run(function: Any, arguments: Sequence[np.ndarray], folder: Path) -> list[np
     memory.append(prepared.program.constants.ljust(prepared.program.arena_bytes, b"\0"))
     memory += [bytes(max(LINE_BYTES, program.workspace_bytes)), bytes(MEETING_BYTES)]
     sizes = [str(len(data)) for data in memory]
-    done = subprocess.run(
-        [EMULATOR, _linked(program, folder), *sizes], input=b"".join(memory), stdout=subprocess.PIPE, check=True
-    )
+    command = [EMULATOR, _linked(program, folder), *sizes]
+    done = subprocess.run(command, input=b"".join(memory), stdout=subprocess.PIPE, check=True)
     written = done.stdout[sum(map(len, memory[: len(arguments)])) :]
     for result in results:
         data, written = written[: result.nbytes], written[result.nbytes :]

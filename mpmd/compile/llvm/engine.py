@@ -1,8 +1,8 @@
 """From LLVM assembly to an object file, and from an object file to functions in this process.
 
 Compiling and loading are apart, so that a compile cache can keep the object file and skip the first half.
-No LLVM optimisation pipeline runs: the emitters write vectors, loops and addresses as they should be, and code
-generation does instruction selection, scheduling and registers.
+No LLVM optimisation pipeline runs: the emitters write vectors, loops and addresses as they should be, and
+code generation does instruction selection, scheduling and registers.
 """
 
 from __future__ import annotations
