@@ -3,14 +3,14 @@
     python benchmarks/processes.py [--faults 200] [--steps 8] [--only efficiency,example,faults]
 
 * `equal`: the example, in four processes and in one, gives the same losses and parameters, bit by bit.
-* `efficiency_4`: in four processes, stages sleep 20 ms in a forward and 40 ms in a backward, and messages have
-  4 MB: the part of a step, of the median of `--steps`, that ideal 1F1B takes, in which nothing but the sleep
-  costs anything.  Measured under `1f1b`, whose tasks wait for each message, and under `eager_1f1b`, which leaves
-  a message the time of a task.  `efficiency_4` is the last of the three that are printed.
-* `example_over_one_process`: seconds of the example's step in four processes, over those in one process, on the
-  same cores.  The two take turns; of each the least median of the rounds counts.
-* `detect_s`, `faults`, `hangs`: `tests/support/fault_campaign.py`; `detect_s` is the longest time from a fault
-  to the error of another process.
+* `efficiency_4`: in four processes, stages sleep 20 ms in a forward and 40 ms in a backward, and messages
+  have 4 MB: the part of a step, of the median of `--steps`, that ideal 1F1B takes, in which nothing but the
+  sleep costs anything.  Measured under `1f1b`, whose tasks wait for each message, and under `eager_1f1b`,
+  which leaves a message the time of a task.  `efficiency_4` is the last of the three that are printed.
+* `example_over_one_process`: seconds of the example's step in four processes, over those in one process, on
+  the same cores.  The two take turns; of each the least median of the rounds counts.
+* `detect_s`, `faults`, `hangs`: `tests/support/fault_campaign.py`; `detect_s` is the longest time from a
+  fault to the error of another process.
 
 The last line is one JSON object.
 """

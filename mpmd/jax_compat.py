@@ -7,9 +7,7 @@ import `jax._src`, `jaxlib` or an experimental module.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
-import signal
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, cast
 
@@ -541,20 +539,6 @@ def join_world(address: str, processes: int, index: int, heartbeat_seconds: int)
     client.connect()
     state.coordinator_address, state.process_id, state.num_processes = address, index, processes
     state.client = client
-
-
-def delay_aborts() -> None:
-    """Gives this process some seconds between a fatal error of JAX's coordination client and its end.
-
-    The client calls `abort` as soon as it has lost the coordinator, and takes no Python callback.  The thread
-    that aborts sleeps first, as many seconds as SIGABRT has for a number (6), in which Python can raise an
-    exception and leave.  Nothing happens on systems without a C library of POSIX.
-    """
-    try:
-        library = ctypes.CDLL(None)
-        library.signal(signal.SIGABRT, ctypes.cast(library.sleep, ctypes.c_void_p))
-    except (OSError, AttributeError, TypeError):
-        return
 
 
 def start_transfer_server(client: Any, host: str) -> Any | None:

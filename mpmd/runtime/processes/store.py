@@ -7,7 +7,9 @@ polls of this process, so that one that was stopped for a while loses nothing.
 
 from __future__ import annotations
 
+import ctypes
 import queue
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -59,7 +61,7 @@ class _Caller:
                 self._answers.put((None, error))
 
 
-class Store:
+class BoundedStore:
     """The methods of JAX's client that are used here, with the same names."""
 
     def __init__(self, client: Any, polls: int = 20) -> None:
@@ -96,3 +98,17 @@ class Store:
             caller = self._of_thread.caller = _Caller(self._polls)
             self._callers.append(caller)
         return caller.call(function)
+
+
+def delay_aborts() -> None:
+    """Gives this process some seconds between a fatal error of JAX's coordination client and its end.
+
+    The client calls `abort` as soon as it has lost the coordinator, and takes no Python callback.  The thread
+    that aborts sleeps first, as many seconds as SIGABRT has for a number (6), in which Python can raise an
+    exception and leave.  Nothing happens on systems without a C library of POSIX.
+    """
+    try:
+        library = ctypes.CDLL(None)
+        library.signal(signal.SIGABRT, ctypes.cast(library.sleep, ctypes.c_void_p))
+    except (OSError, AttributeError, TypeError):
+        return

@@ -21,13 +21,13 @@ from typing import Any
 
 from mpmd import jax_compat
 from mpmd.errors import ConfigError, PeerError
-from mpmd.runtime.processes.store import NoAnswer, Store
+from mpmd.runtime.processes.store import BoundedStore, NoAnswer, delay_aborts
 
 _STATE = "mpmd/state/"
 _WAIT_MILLISECONDS = 200
 _CAUSE_SECONDS = 5.0
 """How long the cause of a failure is waited for, beyond the time after which a process is silent."""
-_REMEMBERED = 32
+_COMPARED = 32
 """Steps and exchanges whose order is compared: no process is ahead of another by more."""
 _COORDINATOR_SECONDS = 0.2
 """How long the process that runs the coordinator outlives the others: JAX ends those that lose it."""
@@ -106,7 +106,7 @@ class World:
     def begin(self, what: str) -> None:
         """Records that a step or an exchange begins: all processes must begin the same, in the same order."""
         before, last = self.begun
-        surplus = max(0, len(last) + 1 - _REMEMBERED)
+        surplus = max(0, len(last) + 1 - _COMPARED)
         self.begun = before + surplus, (*last[surplus:], what)
 
     def beat(self, turn: str) -> None:
@@ -230,8 +230,8 @@ def world() -> World | None:
     store = jax_compat.coordination_client()
     if store is None:
         raise ConfigError("there are several processes, but this version of JAX hides its key-value store")
-    joined = World(Store(store), index, count)
-    jax_compat.delay_aborts()
+    joined = World(BoundedStore(store), index, count)
+    delay_aborts()
     joined.beat("joined")
     monitor = Monitor(joined)
     monitor.start()

@@ -11,7 +11,7 @@ from mpmd.runtime.instructions import Copy, Feed, Fetch, Recv, Run, Send
 from mpmd.runtime.linearize import linearize
 from mpmd.runtime.processes.agreement import agree
 from mpmd.runtime.processes.monitor import first_difference
-from mpmd.runtime.processes.store import Store
+from mpmd.runtime.processes.store import BoundedStore
 from mpmd.runtime.processes.world import Failure, World
 from tests.support.pipeline_graphs import GraphBuilder
 
@@ -176,7 +176,7 @@ class Silent:
 
 def test_a_coordinator_that_does_not_answer_ends_the_work():
     stopped, client = [], Silent()
-    store = Store(client, polls=1)
+    store = BoundedStore(client, polls=1)
     world = World(store, 1, 2)
     world.on_failure(lambda: stopped.append(True))
     with pytest.raises(PeerError, match="^the coordinator at .* does not answer: no answer for 0.2 s"):
