@@ -25,7 +25,7 @@ html_css_files = ["site.css"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 nb_render_markdown_format = "gfm"
 myst_heading_anchors = 3
-# Pages of the repository that are no pages of the site are linked where they are.
+# Links to files of the repository that the site does not hold.
 suppress_warnings = ["myst.xref_missing"]
 
 nb_execution_mode = "force"

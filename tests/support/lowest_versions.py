@@ -1,4 +1,4 @@
-"""Prints a requirement `NAME==LOWEST` for each lower bound of pyproject.toml that users install: `make test JAX=lowest`."""
+"""Prints `NAME==LOWEST` for each lower bound of pyproject.toml that users meet: `make test JAX=lowest`."""
 
 from __future__ import annotations
 
