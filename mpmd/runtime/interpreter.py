@@ -133,7 +133,9 @@ class PendingCalls:
             unfinished.popleft()
 
     def make_room(self, frame: StepState, unfinished: int) -> None:
-        """Waits while so many calls have not ended.
+        """Waits while so many calls have not ended; a wait lasts until more than a quarter of them have.
+
+        Each wait takes a core from a fragment for a moment: a long queue needs few.
 
         Raises:
             CallFailed: a call failed on its device.

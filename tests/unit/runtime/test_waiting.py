@@ -3,9 +3,12 @@ from __future__ import annotations
 import signal
 import threading
 import time
+import types
 
 import pytest
 
+from mpmd.runtime.channels.protocol import Stopped
+from mpmd.runtime.interpreter import PendingCalls, Unfinished
 from mpmd.runtime.waiting import failure_of, wait_for
 
 
@@ -75,3 +78,20 @@ def test_a_signal_ends_a_wait(array):
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert not array.ready.is_set()
+
+
+@pytest.mark.parametrize(("limit", "left"), [(1, 0), (3, 2), (4, 2), (16, 11)])
+def test_a_full_queue_waits_for_a_quarter_of_its_calls(limit, left):
+    pending, arrays = PendingCalls("m"), [Array() for _ in range(limit)]
+    pending.unfinished.extend(Unfinished(0, None, array) for array in arrays)
+    frame = types.SimpleNamespace(stopped=False)
+    ready = threading.Thread(target=lambda: [a.ready.set() for a in arrays[: limit - left]])
+    ready.start()
+    pending.make_room(frame, limit)
+    ready.join()
+    assert len(pending.unfinished) == left
+    pending.make_room(frame, limit)  # there is room
+    frame.stopped = True
+    if left:
+        with pytest.raises(Stopped):
+            pending.make_room(frame, left)
