@@ -120,16 +120,34 @@ def test_optimizers_compute_part_by_part(name):
     assert lowered.warnings == []
 
 
+CONDITIONAL = {
+    "apply_if_finite": optax.apply_if_finite(ADAM, 3),
+    "multi_steps": optax.MultiSteps(ADAM, 2),
+    "both": optax.MultiSteps(optax.apply_if_finite(ADAM, 3), 2),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["apply_if_finite", "multi_steps"])
-def test_optimizers_with_conditionals_give_the_numbers_of_jit(name):
-    params, loss, batch, pattern = scanned()
-    adam = optax.adam(1e-2, eps=1e-3)
-    optimizer = optax.apply_if_finite(adam, 3) if name == "apply_if_finite" else optax.MultiSteps(adam, 2)
-    step, state = training(loss, optimizer), optimizer.init(params)
-    want = jax.jit(step)(params, state, *batch)
-    got = divided(step, pattern)(*copied((params, state)), *batch)
-    assert relative_difference(whole(got), want) <= 1e-5
+@pytest.mark.parametrize("name", CONDITIONAL)
+@pytest.mark.parametrize("model", ["scanned", "shared_and_auxiliary"])
+def test_conditionals_over_the_whole_state_are_split_by_mesh(name, model):
+    """The second step takes the other branch of `MultiSteps`."""
+    lowered, _ = check(SCANNED[model](), CONDITIONAL[name])
+    assert lowered.warnings == []
+
+
+@pytest.mark.slow
+def test_a_step_that_is_not_finite_is_skipped_on_every_mesh():
+    params, loss, (ids, targets), pattern = scanned()
+    optimizer = optax.apply_if_finite(ADAM, 3)
+    step, state = training(lambda p, scale, *b: loss(p, *b) * scale.mean(), optimizer), optimizer.init(params)
+    ours, want, got = divided(step, pattern), (params, state), copied((params, state))
+    for scale in (1.0, np.inf, 1.0):
+        batch = np.full((len(ids),), scale, np.float32), ids, targets
+        *want, _ = jax.jit(step)(*want, *batch)
+        *got, _ = ours(*got, *batch)
+        assert relative_difference(whole(got), want) <= 1e-5
+    assert int(got[1].total_notfinite) == 1
 
 
 def by_hand(params, ids, targets):
