@@ -556,7 +556,9 @@ def start_transfer_server(client: Any, host: str) -> Any | None:
     except ImportError:
         return None
     at = f"{host}:0"
-    return transfer.start_transfer_server(client, at, [at], max_num_parallel_copies=2, transfer_size=4 << 20)
+    return transfer.start_transfer_server(
+        client, at, [at], max_num_parallel_copies=8, transfer_size=512 << 10
+    )
 
 
 def poison(connection: Any) -> None:
