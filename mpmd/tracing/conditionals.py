@@ -167,7 +167,7 @@ def _free_values(flat: FlatFunction) -> set[int]:
 
 
 @dataclasses.dataclass(eq=False)
-class _Branch:
+class _BranchState:
     """A branch while it is computed.
 
     Attributes:
@@ -208,7 +208,7 @@ class _Conditional:
         for b, flat in enumerate(branches):
             env = {**flat.constants, **dict(zip(flat.inputs, operands, strict=True))}
             group = {item: groups.of(b, flat, item) for item in flat.items}
-            self.branches.append(_Branch(flat, group, _levels(flat, group), env))
+            self.branches.append(_BranchState(flat, group, _levels(flat, group), env))
         self.results: list[Any] = [None] * len(branches[0].outputs)
 
     def run(self) -> list[Any]:
@@ -270,7 +270,7 @@ class _Conditional:
             branch.env.update({v: next(rest) for v in later})
 
     def _branch_function(
-        self, branch: _Branch, items: Any, names: list[int], ends: list[Any], later: Any, kept: Any
+        self, branch: _BranchState, items: Any, names: list[int], ends: list[Any], later: Any, kept: Any
     ) -> Callable[..., list[Any]]:
         """What one branch computes; zeros in place of what others compute for later levels."""
         number = self.branches.index(branch)
@@ -290,7 +290,7 @@ class _Conditional:
 
         return function
 
-    def _read_later(self, branch: _Branch, items: Sequence[Item]) -> list[int]:
+    def _read_later(self, branch: _BranchState, items: Sequence[Item]) -> list[int]:
         """The values of items that items of other groups or levels read, or that are results later."""
         own = set(items)
         wanted = {v for item in branch.flat.items if item not in own for v in item.reads}
@@ -300,7 +300,7 @@ class _Conditional:
                 wanted.add(v)
         return [v for item in items for v in item.outputs if v in wanted]
 
-    def _value(self, branch: _Branch, operand: Any) -> Any:
+    def _value(self, branch: _BranchState, operand: Any) -> Any:
         return branch.env[operand] if isinstance(operand, int) else operand.val
 
 

@@ -24,7 +24,7 @@ Range = tuple[int, int, int]
 def divide_terms(
     flat: FlatFunction, computed: Collection[Item], stacks: Mapping[int, Sequence[Range]]
 ) -> tuple[dict[int, int], dict[str, None]]:
-    """Divides what is computed of stacks, and is not a stack itself.
+    """Divides values that are computed of stacks, and are not stacks themselves.
 
     Args:
         flat: gets the terms of the parts in place of those of the stacks.
@@ -47,7 +47,7 @@ def divide_terms(
 
 
 _OF_OTHER_DERIVATIVES = ("custom_jvp_call", "custom_vjp_call")
-"""Calls that the rules of parts inline, which only what is differentiated already may be."""
+"""Calls that the rules of parts inline, which is right after differentiation only."""
 
 
 def _results(flat: FlatFunction, computed: Collection[Item], stacks: Mapping[int, Any]) -> list[int]:

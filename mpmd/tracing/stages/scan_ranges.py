@@ -33,7 +33,7 @@ class Division:
 
 
 def divide_scans(flat: FlatFunction, paths: Mapping[int, str], selector: Selector) -> Division:
-    """Divides the scans over the parameters that a selector matches, and what is computed from these alone.
+    """Divides scans over the parameters that a selector matches, and what follows from these alone.
 
     Args:
         flat: its items have no stages.
@@ -70,7 +70,7 @@ def divide_scans(flat: FlatFunction, paths: Mapping[int, str], selector: Selecto
 def _stack_values(
     flat: FlatFunction, stacks: set[int], parameters: set[int]
 ) -> tuple[dict[int, set[int]], dict[Item, None]]:
-    """What is computed from stacked parameters, and from parameters alone.
+    """The values and items that follow from stacked parameters, and from parameters alone.
 
     Returns:
         Values that have the rows of stacks → these stacks; the items that compute of stacks.

@@ -67,7 +67,15 @@ def conditionals(jaxpr):
 
 @pytest.mark.parametrize(
     ("fn", "count"),
-    [(unrelated, 2), (with_a_norm, 4), (with_zeros, 2), (with_flags, 4), (nested, 1), (of_three, 2), (swapped, 1)],
+    [
+        (unrelated, 2),
+        (with_a_norm, 4),
+        (with_zeros, 2),
+        (with_flags, 4),
+        (nested, 1),
+        (of_three, 2),
+        (swapped, 1),
+    ],
 )
 def test_groups_are_split_and_the_results_are_the_same(fn, count):
     closed = jax.make_jaxpr(fn)(True, A, B)
