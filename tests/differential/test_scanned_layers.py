@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import mpmd
+from mpmd.errors import PlacementError
 from mpmd.runtime.memory import predict_memory
 from tests.support.comparing import copied, pipelined, relative_difference
 from tests.support.layered_models import LAYERS, SCANNED, block, block_params, entropy, scanned
@@ -239,6 +240,53 @@ def test_parts_of_another_division_and_the_compiled_step_take_either():
     _, _, loss_of_whole = compiled(whole(again), state, *batch)
     assert float(loss_of_parts) == float(loss_of_whole)
     assert third["layers"]["w"].lengths == (2, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("each", [1, 2])
+def test_parts_of_one_client_are_one_array_over_an_axis_of_stages_without_a_copy(each):
+    """The step takes it as it takes parts, and consumes the same buffers."""
+    params, loss, batch, pattern = scanned()
+    step = training(loss, optimizer := optax.sgd(0.1, momentum=0.9))
+    devices = jax.devices()
+    topology = mpmd.make_topology({"m0": devices[:each], "m1": devices[each : 2 * each]})
+    specs = {k: jax.tree.map(lambda _: PartitionSpec(), v) for k, v in params.items()}
+    specs["layers"]["w"] = PartitionSpec(None, None, "data")
+    placed = {"in_shardings": (specs, None, None, None), "out_shardings": (specs, None, None)}
+    config = mpmd.make_config(topology, stages=mpmd.split(pattern), **(placed if each > 1 else {}))
+    ours = mpmd.jit(step, config, donate_argnums=(0, 1))
+    once, state, _ = ours(*copied((params, optimizer.init(params))), *batch)
+    want, want_loss = whole(once), jax.jit(step)(whole(once), whole(state), *batch)[2]
+    stack = once["layers"]["w"]
+    array = stack.over_axis("stage")
+    np.testing.assert_array_equal(array, want["layers"]["w"])
+    assert array.sharding.spec == PartitionSpec("stage", None, "data" if each > 1 else None)
+    assert {shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards} == {
+        shard.data.unsafe_buffer_pointer() for part in stack.parts for shard in part.addressable_shards
+    }
+    once["layers"]["w"] = array
+    again, _, got_loss = ours(once, state, *batch)
+    assert relative_difference(got_loss, want_loss) <= 1e-5
+    assert again["layers"]["w"].lengths == (2, 2) and array.is_deleted()
+
+
+@pytest.mark.slow
+def test_parts_that_cannot_be_one_array_are_refused_with_the_reason():
+    uneven = mpmd.Stacked([jnp.zeros((1, 4)), jnp.zeros((3, 4))])
+    with pytest.raises(
+        PlacementError, match=r"axis 'stage': they have different shapes, \(1, 4\) and \(3, 4\)"
+    ):
+        uneven.over_axis()
+    with pytest.raises(PlacementError, match="their meshes share devices\n  use .whole"):
+        mpmd.Stacked([jnp.zeros((2, 4)), jnp.ones((2, 4))]).over_axis()
+    with pytest.raises(PlacementError, match="they are not arrays on meshes"):
+        mpmd.Stacked([np.zeros((2, 4))] * 2).over_axis()
+    topology = mpmd.make_topology({"m0": 1, "m1": 1})
+    config = mpmd.make_config(topology, stages=mpmd.split("layers"), schedule=None)
+    params, loss, batch, _ = scanned()
+    made = mpmd.jit(lambda p, *b: mpmd.accumulate_gradients(loss, 4)(p, *b)[1], config)(params, *batch)
+    with pytest.raises(PlacementError, match="each mesh has a client of its own; with pinning='never'"):
+        made["layers"]["w"].over_axis()
 
 
 @pytest.mark.slow
