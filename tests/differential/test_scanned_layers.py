@@ -151,6 +151,43 @@ def test_a_step_that_is_not_finite_is_skipped_on_every_mesh():
     assert int(got[1].total_notfinite) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["scanned", "half_precision_stack"])
+def test_a_step_with_loss_scaling_an_average_of_the_weights_and_labels_sends_no_rows(model):
+    """The loss closes over a scale that is halved where gradients are not finite."""
+    params, loss, batch, pattern = SCANNED[model]()
+    labels = {k: jax.tree.map(lambda _, k=k: "head" if k == "head" else "rest", v) for k, v in params.items()}
+    kinds = {"rest": optax.masked(optax.adamw(1e-2, eps=1e-3), labels_of_matrices), "head": optax.sgd(0.1)}
+    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.multi_transform(kinds, labels))
+
+    def step(state, *batch):
+        params, moments, average, scale = state
+        scaled = lambda params, *batch: loss(params, *batch) * scale  # noqa: E731
+        value, grads = mpmd.accumulate_gradients(scaled, MICROBATCHES)(params, *batch)
+        grads = jax.tree.map(lambda g: g / scale, grads)
+        fine = jnp.all(jnp.array([jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(grads)]))
+        updates, after = optimizer.update(grads, moments, params)
+        kept = lambda new, old: jax.tree.map(lambda n, o: jnp.where(fine, n, o), new, old)  # noqa: E731
+        params = kept(optax.apply_updates(params, updates), params)
+        average = optax.incremental_update(params, average, 0.01)
+        return (params, kept(after, moments), average, jnp.where(fine, 2 * scale, scale / 2)), value / scale
+
+    topology = mpmd.make_topology({"m0": 1, "m1": 1})
+    ours = mpmd.jit(step, mpmd.make_config(topology, stages=mpmd.split(pattern)), donate_argnums=0)
+    want = got = params, optimizer.init(params), params, np.float32(1024)
+    lowered = ours.lower(got, *batch)
+    rows = {leaf.shape[1:] for leaf in jax.tree.leaves(params["layers"]) if leaf.ndim > 2}
+    assert lowered.warnings == [] and not [s for s in sent(lowered.program) if s[1:] in rows]
+    for _ in range(2):
+        want, want_loss = jax.jit(step)(want, *batch)
+        got, got_loss = ours(jax.tree.map(np.array, got), *batch)
+        assert relative_difference(whole((got, got_loss)), (want, want_loss)) <= 1e-5
+
+
+def labels_of_matrices(params):
+    return jax.tree.map(lambda leaf: jnp.ndim(leaf) > 1, params)
+
+
 def by_hand(params, ids, targets):
     """The loss of `scanned` with a stack and a name for each of two stages."""
 
