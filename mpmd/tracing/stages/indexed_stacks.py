@@ -19,23 +19,19 @@ from mpmd.tracing.stages.emit import ItemEmission
 from mpmd.tracing.stages.items import FlatFunction, Item
 
 
-def scan_rows_of_indexed_stacks(flat: FlatFunction, sources: Mapping[int, set[int]]) -> bool:
+def scan_rows_of_indexed_stacks(flat: FlatFunction, sources: Mapping[int, set[int]]) -> None:
     """Writes loops that index stacks as scans over their rows.
 
     Args:
         flat: a function before its scans are divided.
         sources: values that are stacks, or have their rows → the stacks.
-
-    Returns:
-        Whether there was such a loop.
     """
-    found = False
     for item in list(flat.items):
         if item.equation.primitive.name == "scan":
             constants = item.inputs[: scan_counts(item.equation.params)[0]]
             stacks = [p for p, v in enumerate(constants) if isinstance(v, int) and v in sources]
-            found |= bool(stacks) and _Loop(flat, item).take_rows(stacks)
-    return found
+            if stacks:
+                _Loop(flat, item).take_rows(stacks)
 
 
 class _Loop:
@@ -47,7 +43,7 @@ class _Loop:
         self.body = FlatFunction(self.params["jaxpr"])
         self.has_rows = len(scan.inputs) > self.constants + self.carried or len(scan.outputs) > self.carried
 
-    def take_rows(self, stacks: list[int]) -> bool:
+    def take_rows(self, stacks: list[int]) -> None:
         """Replaces the loop, if its iterations read a row each of some of its constants."""
         read = self._indices({self.body.inputs[p]: p for p in stacks})
         length = self.params["length"]
@@ -64,7 +60,6 @@ class _Loop:
                 chosen[p] = list(rows)
         if chosen:
             self._replace(chosen, reverse)
-        return bool(chosen)
 
     def _indices(self, stacks: dict[int, int]) -> dict[int, dict[Item, list[int]]]:
         """For each stack that is only indexed: its slices, and the row that each takes in every iteration."""

@@ -35,16 +35,16 @@ def place(flat: FlatFunction, parameters: Sequence[int], stage_of: Mapping[int, 
             item.stage = max(owners)
             fixed.add(id(item))
     movable = [item for item in flat.items if id(item) not in fixed and not item.stays_out]
-    _follow_inputs(flat)
+    follow_inputs(flat)
     for stage in range(count - 1):
         _move_division(flat, stage, {id(item) for item in movable})
-    _follow_inputs(flat)
+    follow_inputs(flat)
     terms = _terms(flat, parameters)
-    _follow_readers(flat, terms)
+    follow_readers(flat, terms)
     if terms:
         _place_terms(flat, terms, stage_of)
-        _follow_inputs(flat)
-        _follow_readers(flat, {})
+        follow_inputs(flat)
+        follow_readers(flat)
 
 
 _SMALL = 8
@@ -100,7 +100,7 @@ def _owners(
     return found
 
 
-def _follow_inputs(flat: FlatFunction) -> None:
+def follow_inputs(flat: FlatFunction) -> None:
     """Items that read a stage have this stage or a later one."""
     stage_of: dict[int, int] = {}
     for item in flat.items:
@@ -140,7 +140,7 @@ def _move_division(flat: FlatFunction, stage: int, movable: set[int]) -> None:
         item.stage = stage + 1
 
 
-def _follow_readers(flat: FlatFunction, besides: Container[Item]) -> None:
+def follow_readers(flat: FlatFunction, besides: Container[Item] = ()) -> None:
     """Items without a stage that only one stage reads have this stage, besides some."""
     results = set(numbers(flat.outputs))
     readers = flat.readers()

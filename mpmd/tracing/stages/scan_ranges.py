@@ -45,22 +45,19 @@ def divide_scans(flat: FlatFunction, paths: Mapping[int, str], selector: Selecto
     """
     selector.check_matches(list(paths.values()))
     stacks = {v for v, path in paths.items() if selector.matches(path)}
-    sources, computed = _stack_values(flat, stacks, set(paths))
-    if scan_rows_of_indexed_stacks(flat, sources):
-        sources, computed = _stack_values(flat, stacks, set(paths))
-    scans = _scans_over(flat, sources)
+    scan_rows_of_indexed_stacks(flat, _stack_values(flat, stacks, set(paths))[0])
+    scans = scans_over(flat, stacks, set(paths))
     if not scans:
         raise ConfigError(_no_scan(flat, paths, selector))
+    computed = _stack_values(flat, stacks, set(paths))[1]
     terms = {item: None for item in computed if item not in scans}
-    for item in computed:
-        item.stays_out = True  # computed from the parts on their meshes
     stages = selector.stages_of(sum(scan.equation.params["length"] for scan in scans))
     divided: dict[int, list[tuple[int, int, int]]] = {}
     for scan, of_scan in scans.items():
         length = scan.equation.params["length"]
         own, stages = stages[:length], stages[length:]
-        ranges = _ranges(own, scan.equation.params["reverse"])
-        _replace(flat, scan, ranges)
+        ranges = ranges_of(own, scan.equation.params["reverse"])
+        replace_scan(flat, scan, ranges)
         for v in sorted(of_scan):
             divided[v] = sorted((begin, end, stage) for stage, begin, end in ranges)
     lengths = {paths[v]: [end - begin for begin, end, _ in ranges] for v, ranges in divided.items()}
@@ -93,8 +90,14 @@ def _stack_values(
     return sources, computed
 
 
-def _scans_over(flat: FlatFunction, sources: Mapping[int, set[int]]) -> dict[Item, set[int]]:
-    """The scans whose rows are rows of stacked parameters, and which parameters these are."""
+def scans_over(flat: FlatFunction, stacks: set[int], parameters: set[int]) -> dict[Item, set[int]]:
+    """The scans whose rows are rows of stacked parameters, and which parameters these are.
+
+    What follows from stacks alone gets no stage: it is computed from the parts on their meshes.
+    """
+    sources, computed = _stack_values(flat, stacks, parameters)
+    for item in computed:
+        item.stays_out = True
     found: dict[Item, set[int]] = {}
     for item in flat.items:
         if item.equation.primitive.name == "scan":
@@ -122,7 +125,7 @@ def _no_scan(flat: FlatFunction, paths: Mapping[int, str], selector: Selector) -
     )
 
 
-def _ranges(stages: Sequence[int], reverse: bool) -> list[tuple[int, int, int]]:
+def ranges_of(stages: Sequence[int], reverse: bool) -> list[tuple[int, int, int]]:
     """(stage, first row, end) of each stage, in the order in which they run.
 
     Args:
@@ -138,7 +141,7 @@ def _ranges(stages: Sequence[int], reverse: bool) -> list[tuple[int, int, int]]:
     return found
 
 
-def _replace(flat: FlatFunction, scan: Item, ranges: Sequence[tuple[int, int, int]]) -> None:
+def replace_scan(flat: FlatFunction, scan: Item, ranges: Sequence[tuple[int, int, int]]) -> None:
     """Replaces a scan by the slices of its rows, a scan for each range, and its stacked results."""
     constants, carried = scan_counts(scan.equation.params)
     carry = list(scan.inputs[constants : constants + carried])
