@@ -1,5 +1,6 @@
 """MPMD pipeline parallelism for JAX: one train step in, one program per device group out."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from mpmd import errors
@@ -18,13 +19,22 @@ from mpmd.tracing.stages.stacked import Stacked
 from mpmd.tracing.stages.staged import staged
 
 if TYPE_CHECKING:
+    from mpmd.api.planning.plan import plan
+    from mpmd.api.planning.result import Plan
     from mpmd.api.stages import Compiled, Lowered, Traced
+
+_LAZY = {
+    "Compiled": "mpmd.api.stages",
+    "Lowered": "mpmd.api.stages",
+    "Traced": "mpmd.api.stages",
+    "Plan": "mpmd.api.planning.result",
+    "plan": "mpmd.api.planning.plan",
+}
+"""What imports the compiler, and where it is."""
 
 
 def __getattr__(name: str) -> Any:
-    """The classes of a step's stages, which import the compiler: imported on first access."""
-    if name not in ("Compiled", "Lowered", "Traced"):
+    """What imports the compiler: imported on first access."""
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from mpmd.api import stages
-
-    return getattr(stages, name)
+    return getattr(importlib.import_module(_LAZY[name]), name)

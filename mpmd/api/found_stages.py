@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpmd.api.topology import Topology
-from mpmd.compile.kernels.cost.device import HOST, OF_PLATFORM, Device
 from mpmd.errors import ConfigError
 from mpmd.tracing.stages.automatic import AutomaticSelector, by_cost
 from mpmd.tracing.stages.costs import DeviceRates
 from mpmd.tracing.stages.selectors import Selector
+
+if TYPE_CHECKING:
+    from mpmd.compile.kernels.cost.device import Device
 
 _LONG_NAMES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64"}
 
@@ -48,6 +50,8 @@ def on_topology(stages: Any, topology: Topology) -> Selector:
     placed: Selector = stages.on(list(topology))
     if not isinstance(placed, AutomaticSelector) or any(mesh not in topology for mesh in placed.over):
         return placed  # the assignment of an unknown mesh is reported with the others
+    from mpmd.compile.kernels.cost.device import HOST, OF_PLATFORM  # brings much of the compiler
+
     platform = next(iter(topology.values())).devices.flat[0].platform
     sizes = {name: mesh.size for name, mesh in topology.items()}
     return placed.on_devices(sizes, rates_of(OF_PLATFORM.get(platform, HOST)))

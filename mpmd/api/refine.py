@@ -15,8 +15,9 @@ from mpmd.api.signature import Arguments, describe
 from mpmd.api.stages import Compiled, Traced
 from mpmd.errors import ConfigError
 from mpmd.jax_compat import as_key, is_key
+from mpmd.runtime.costs import ProgramCosts
 from mpmd.runtime.instructions import Run
-from mpmd.tracing.stages.automatic import AutomaticSelector, CutChoice
+from mpmd.tracing.stages.automatic import AutomaticSelector, DivisionChoice
 
 _PARTS_OF_A_STAGE = 4
 """How many smaller stages each stage becomes, to be measured."""
@@ -62,21 +63,21 @@ def measure_blocks(
         seconds = stage_seconds(compiled, len(blocks.over))
     finally:
         compiled.close()
-    ends = (*choice.division.cuts, len(choice.units.chain))
+    ends = (*choice.division.starts, len(choice.units.chain))
     return tuple(
         (end, measured / estimated if estimated else 1.0)
         for end, measured, estimated in zip(ends, seconds, choice.division.seconds, strict=True)
     )
 
 
-def _only_choice(traced: Traced) -> CutChoice:
+def _only_choice(traced: Traced) -> DivisionChoice:
     """The division of the only function of a step that has stages.
 
     Raises:
         ConfigError: several functions have stages.
     """
     found = [] if traced.plan is None else traced.plan.choices
-    if len({choice.division.cuts for choice in found}) != 1:
+    if len({choice.division.starts for choice in found}) != 1:
         raise ConfigError(
             f"refine=True chooses the stages of one loss, but this step divides {len(found)} functions\n"
             "  leave refine out"
@@ -86,9 +87,7 @@ def _only_choice(traced: Traced) -> CutChoice:
 
 def stage_seconds(compiled: Compiled, stages: int) -> list[float]:
     """Seconds of the tasks of one microbatch of each stage, each fragment measured alone, on zeros."""
-    arguments = compiled.lowered.traced.arguments
-    for _ in range(2):  # the first run touches its memory for the first time
-        _, costs = compiled.costs(*_zeros(arguments)[0], **_zeros(arguments)[1])
+    costs = measured_fragments(compiled)
     totals, microbatches = [0.0] * stages, set()
     meshes = list(compiled.lowered.config.topology)
     for stream in compiled.program.streams:
@@ -98,6 +97,14 @@ def stage_seconds(compiled: Compiled, stages: int) -> list[float]:
                 totals[stage] += costs.fragments[op.executable]
                 microbatches.add(op.microbatch)
     return [total / max(1, len(microbatches)) for total in totals]
+
+
+def measured_fragments(compiled: Compiled) -> ProgramCosts:
+    """Seconds of each fragment alone, and of each kind of message, on zeros."""
+    for _ in range(2):  # the first run touches its memory for the first time
+        positional, keywords = _zeros(compiled.lowered.traced.arguments)
+        _, costs = compiled.costs(*positional, **keywords)
+    return costs
 
 
 def _zeros(arguments: Arguments) -> Any:

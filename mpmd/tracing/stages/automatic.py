@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from mpmd.errors import ConfigError
 from mpmd.tracing.stages.chains import UnitChain, chain_of
 from mpmd.tracing.stages.costs import HOST_RATES, DeviceRates
-from mpmd.tracing.stages.cuts import (
+from mpmd.tracing.stages.division import (
     Division,
     Meshes,
     Segments,
@@ -39,7 +39,7 @@ class AutomaticSelector(Selector):
         refine: whether fragments are measured, and the stages chosen again by what they took.
         rematerialise: whether each stage is under a checkpoint.
         measured: (end, factor) of ranges of units: measured seconds in units of the estimate.
-        cuts: the first units of all stages but the first, if they are chosen already.
+        starts: the first units of all stages but the first, if they are chosen already.
     """
 
     count: int | None = None
@@ -49,7 +49,7 @@ class AutomaticSelector(Selector):
     refine: bool = False
     rematerialise: bool = False
     measured: tuple[tuple[int, float], ...] = ()
-    cuts: tuple[int, ...] = ()
+    starts: tuple[int, ...] = ()
 
     def on(self, meshes: Sequence[str]) -> AutomaticSelector:
         """The same with a mesh for each stage: the meshes in order, again and again.
@@ -63,7 +63,7 @@ class AutomaticSelector(Selector):
         if count < len(meshes):
             raise ConfigError(
                 f"{self} is {count} stage{'s' * (count != 1)} for {len(meshes)} meshes: "
-                f"{', '.join(meshes[count:])} would have none\n  ask for at least as many stages as meshes, "
+                f"{', '.join(meshes[count:])} would have none\n  use at least as many stages as meshes, "
                 "or say with over= which meshes have some"
             )
         return dataclasses.replace(self, over=tuple(meshes[s % len(meshes)] for s in range(count)))
@@ -74,7 +74,7 @@ class AutomaticSelector(Selector):
 
     @property
     def meshes(self) -> Meshes:
-        """What the stages run on, for the choice of cuts."""
+        """What the stages run on, for the choice of the division."""
         devices = self.devices or (1,) * len(self.over)
         wire = 2 / self.rates.link_bandwidth  # the value, and its gradient back
         return Meshes(devices, wire, self.memory)
@@ -129,7 +129,7 @@ def by_cost(
 
 def choose_by_cost(
     flat: FlatFunction, paths: Mapping[int, str], selector: AutomaticSelector, name: str
-) -> tuple[CutChoice, dict[str, list[int]], str]:
+) -> tuple[DivisionChoice, dict[str, list[int]], str]:
     """Gives the items of a function their stages.
 
     Args:
@@ -145,7 +145,8 @@ def choose_by_cost(
         ConfigError: there are fewer places than stages, or nothing fits the memory.
     """
     units = chain_of(flat, list(paths), selector.rates, selector.measured)
-    choice = CutChoice(units, selector, name)
+    choice = DivisionChoice(units, selector, name)
+    choice.parameters = {path: size(flat.avals[v]) for v, path in paths.items()}
     text = choice.explain(flat, paths)
     divisions = _assign(flat, units, choice.division, paths)
     follow_inputs(flat)
@@ -157,22 +158,30 @@ def choose_by_cost(
     return choice, divisions, f"{describe_stages(flat, paths, selector, name)}\n{text}"
 
 
-class CutChoice:
-    """The division of a chain that a selector asks for, and its alternatives."""
+class DivisionChoice:
+    """The division of a chain for a selector, and its alternatives.
+
+    Attributes:
+        units: the chain.
+        places: the candidates.
+        division: the best one.
+        parameters: path and bytes of each parameter.
+    """
 
     def __init__(self, units: UnitChain, selector: AutomaticSelector, name: str) -> None:
         self.units, self.selector = units, selector
+        self.parameters: dict[str, int] = {}
         self.stages = len(selector.over)
         self.segments = Segments(units.chain, selector.meshes)
         count = len(units.chain)
         if count < self.stages:
             raise ConfigError(
                 f"{name} cannot be divided into {self.stages} stages: it has {count} operation"
-                f"{'s' * (count != 1)} that use parameters and data\n  ask for fewer stages"
+                f"{'s' * (count != 1)} that use parameters and data\n  use fewer stages"
             )
         found, self.places = choose(self.segments, self.stages)
-        if selector.cuts:
-            found = divided_at(self.segments, selector.cuts)
+        if selector.starts:
+            found = divided_at(self.segments, selector.starts)
         if found is None:
             raise ConfigError(self._too_large(name))
         self.division: Division = found
@@ -183,7 +192,7 @@ class CutChoice:
         unlimited = Segments(self.units.chain, dataclasses.replace(self.segments.meshes, limit=None))
         found, _ = choose(unlimited, self.stages)
         assert found is not None  # without a limit every division is allowed
-        ends = [0, *found.cuts, len(self.units.chain)]
+        ends = [0, *found.starts, len(self.units.chain)]
         held = [unlimited.held(s, a, b) for s, (a, b) in enumerate(itertools.pairwise(ends))]
         return (
             f"no division of {name} into {self.stages} stages fits {bytes_text(limit or 0)} for each device\n"
@@ -193,7 +202,7 @@ class CutChoice:
         )
 
     def explain(self, flat: FlatFunction, paths: Mapping[int, str]) -> str:
-        """A paragraph for each cut: where, why there, and the next best.  Before the items have stages."""
+        """Where each stage starts, why there, and the next best; the items have no stages yet."""
         units, division, segments = self.units, self.division, self.segments
         measured = "measured" if self.selector.measured else "estimated"
         lines = [
@@ -201,14 +210,14 @@ class CutChoice:
             f"one device of {self.selector.rates.name}; by stage "
             f"{', '.join(map(seconds_text, division.seconds))}"
         ]
-        ends = [0, *division.cuts, len(units.chain)]
-        for number, cut in enumerate(division.cuts):
+        ends = [0, *division.starts, len(units.chain)]
+        for number, start in enumerate(division.starts):
             names = f"{self.selector.names[number]} and {self.selector.names[number + 1]}"
             crossing = division.crossing[number]
             near = [p for p in self.places if ends[number] < p < ends[number + 2]]
             around = ends[number + 2] - ends[number] - 1
             lines.append(
-                f"between {names}: {self._place(cut, flat, paths)}\n"
+                f"between {names}: {self._place(start, flat, paths)}\n"
                 f"  {bytes_text(crossing)} cross; {len(near)} of {around} places there are candidates; "
                 f"the heaviest stage takes {seconds_text(division.heaviest)}"
             )
@@ -218,12 +227,12 @@ class CutChoice:
     def _next_best(
         self, number: int, near: Sequence[int], flat: FlatFunction, paths: Mapping[int, str]
     ) -> str:
-        """The best of the other candidates between the neighbouring cuts."""
-        cuts = self.division.cuts
+        """The best of the other candidates between the starts of the neighbouring stages."""
+        starts = self.division.starts
         options = []
         for place in near:
-            if place != cuts[number]:
-                other = divided_at(self.segments, (*cuts[:number], place, *cuts[number + 1 :]))
+            if place != starts[number]:
+                other = divided_at(self.segments, (*starts[:number], place, *starts[number + 1 :]))
                 options.append((other.heaviest, other.crossing[number], place))
         if not options:
             return "there is no other candidate nearby"
@@ -259,13 +268,13 @@ def _assign(
     divided: dict[Item, list[int]] = {}
     for item, first in zip(units.items, units.first, strict=True):
         length = item.equation.params["length"] if item in units.scans else 1
-        stages = [bisect.bisect_right(division.cuts, unit) for unit in range(first, first + length)]
+        stages = [bisect.bisect_right(division.starts, unit) for unit in range(first, first + length)]
         if stages[0] == stages[-1]:
             item.stage = stages[0]
         else:
             divided[item] = stages
     stacks = frozenset[int]().union(*(units.scans[scan] for scan in divided))
-    scans_over(flat, set(stacks), set(paths))  # marks what is computed from the parts
+    scans_over(flat, set(stacks), set(paths))  # marks items that are computed from the parts
     lengths: dict[str, list[int]] = {}
     for scan, stages in divided.items():
         ranges = ranges_of(stages, scan.equation.params["reverse"])

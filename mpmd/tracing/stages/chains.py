@@ -14,7 +14,7 @@ from mpmd.tracing.stages.costs import (
     saved_bytes,
     work_factor,
 )
-from mpmd.tracing.stages.cuts import Chain
+from mpmd.tracing.stages.division import Chain
 from mpmd.tracing.stages.items import FlatFunction, Item, numbers
 from mpmd.tracing.stages.placement import size
 from mpmd.tracing.stages.scan_ranges import scans_over
@@ -67,13 +67,16 @@ def chain_of(
     counts = [item.equation.params["length"] if item in scans else 1 for item in items]
     first = (0, *itertools.accumulate(counts))
     seconds: list[float] = []
+    forward: list[float] = []
     residuals: list[int] = []
     for item, count in zip(items, counts, strict=True):
         seconds += [item_seconds(item, rates) * work_factor(item) / count] * count
+        forward += [item_seconds(item, rates) / count] * count
         residuals += [saved_bytes(item, flat.avals, constant) // count] * count
     begin = 0
     for end, factor in measured:
-        seconds[begin:end] = [s * factor for s in seconds[begin:end]]
+        for of in (seconds, forward):
+            of[begin:end] = [s * factor for s in of[begin:end]]
         begin = end
     units = _parameter_units(flat, parameters, items, first, scans)
     owned = []
@@ -85,7 +88,7 @@ def chain_of(
         for readers_of_part in parts or [readers]:
             owned.append((nbytes, gradient_seconds(nbytes, rates), readers_of_part))
     crossing = _crossing(flat, items, first, scans)
-    chain = Chain(seconds, crossing, residuals, owned, _fused(items, first))
+    chain = Chain(seconds, crossing, residuals, owned, _fused(items, first), forward)
     return UnitChain(chain, tuple(items), first[:-1], scans, units)
 
 
@@ -139,7 +142,7 @@ def _parameter_units(
     first: Sequence[int],
     scans: Mapping[Item, frozenset[int]],
 ) -> dict[int, tuple[int, ...]]:
-    """The units that read each parameter, or what is computed from it alone, in order."""
+    """The units that read each parameter, or values computed from it alone, in order."""
     sources = {v: frozenset((v,)) for v in parameters}
     position = {id(item): at for at, item in enumerate(items)}
     found: dict[int, set[int]] = {v: set() for v in parameters}

@@ -12,7 +12,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from mpmd.errors import ConfigError
 from mpmd.tracing.bound import is_bound
-from mpmd.tracing.stages.automatic import AutomaticSelector, CutChoice, choose_by_cost
+from mpmd.tracing.stages.automatic import AutomaticSelector, DivisionChoice, choose_by_cost
 from mpmd.tracing.stages.emit import emit
 from mpmd.tracing.stages.items import FlatFunction
 from mpmd.tracing.stages.layers import stages_by_paths
@@ -38,7 +38,7 @@ class StagePlan:
         self.texts: dict[str, None] = {}
         self.divisions: dict[str, list[int]] = {}
         self.warnings: dict[str, None] = {}
-        self.choices: list[CutChoice] = []
+        self.choices: list[DivisionChoice] = []
         self._found: set[str] = set()
 
     def lengths_of(self, path: str, shape: Sequence[int]) -> list[int] | None:

@@ -11,7 +11,7 @@ import pytest
 
 import mpmd
 from mpmd.errors import ConfigError
-from mpmd.tracing.stages.cuts import Chain, Meshes, Segments, best_division, choose, divided_at
+from mpmd.tracing.stages.division import Chain, Meshes, Segments, best_division, choose, divided_at
 from tests.support.layered_models import SEPARATE, scanned, separate
 
 
@@ -55,11 +55,11 @@ def test_the_heaviest_stage_is_as_light_as_in_any_division_and_the_bytes_are_few
     segments = Segments(chain(rng), meshes)
     places = range(1, 9)
     allowed = [
-        divided_at(segments, cuts)
-        for cuts in itertools.combinations(places, stages - 1)
+        divided_at(segments, starts)
+        for starts in itertools.combinations(places, stages - 1)
         if all(
             segments.held(s, a, b) <= (meshes.limit or 1e9)
-            for s, (a, b) in enumerate(itertools.pairwise((0, *cuts, 9)))
+            for s, (a, b) in enumerate(itertools.pairwise((0, *starts, 9)))
         )
     ]
     found = best_division(segments, stages, list(places))
@@ -75,8 +75,8 @@ def test_more_bytes_cross_only_where_the_step_is_clearly_shorter():
     """Few bytes cross only near the ends, as in networks with skip connections."""
     crossing = [0, 1, 2, 3, 4, 4, 3, 2, 1, 0]
     of = lambda wire: choose(Segments(Chain([1.0] * 9, crossing, [0] * 9, []), Meshes((1, 1), wire)), 2)[0]  # noqa: E731
-    assert of(0.01).cuts in ((4,), (5,))
-    assert of(5.0).cuts in ((1,), (8,))
+    assert of(0.01).starts in ((4,), (5,))
+    assert of(5.0).starts in ((1,), (8,))
 
 
 @pytest.mark.fast_cases("separate", "scanned")

@@ -45,6 +45,7 @@ class Chain:
         residuals: bytes that each unit keeps for its backward.
         parameters: for each parameter its bytes, the seconds of its gradient, and the units that read it.
         fused: units that belong into one kernel with the unit before.
+        forward: seconds of the forward of each unit.
     """
 
     seconds: Sequence[float]
@@ -52,6 +53,7 @@ class Chain:
     residuals: Sequence[int]
     parameters: Sequence[tuple[int, float, Sequence[int]]]
     fused: frozenset[int] = frozenset()
+    forward: Sequence[float] = ()
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -62,12 +64,12 @@ class Division:
     """A chain in stages.
 
     Attributes:
-        cuts: the first unit of every stage but the first.
+        starts: the first unit of every stage but the first.
         seconds: work of each stage for one microbatch on its devices.
-        crossing: bytes at each cut.
+        crossing: bytes that cross before each of them.
     """
 
-    cuts: tuple[int, ...]
+    starts: tuple[int, ...]
     seconds: tuple[float, ...]
     crossing: tuple[int, ...]
 
@@ -204,49 +206,44 @@ class _RangeMinimum:
         return min(row[begin], row[end - (1 << power)])
 
 
-def best_division(
-    segments: Segments, stages: int, places: Sequence[int], forbidden: tuple[int, int] | None = None
-) -> Division | None:
+def best_division(segments: Segments, stages: int, places: Sequence[int]) -> Division | None:
     """The best division; None if no division is within the limit of bytes.
 
     Args:
         segments: of the chain.
         stages: how many.
         places: candidates, in order.
-        forbidden: (number of a cut, place) that is not allowed, to find the next best.
     """
     ends = [0, *places, len(segments.chain)]
-    weights = _Table(segments, stages, ends, forbidden)
+    weights = _DivisionTable(segments, stages, ends)
     heaviest = weights.smallest_maximum()
     if math.isinf(heaviest):
         return None
-    cuts = weights.fewest_bytes(heaviest * _BALANCED)
-    return divided_at(segments, cuts)
+    starts = weights.fewest_bytes(heaviest * _BALANCED)
+    return divided_at(segments, starts)
 
 
-def divided_at(segments: Segments, cuts: Sequence[int]) -> Division:
+def divided_at(segments: Segments, starts: Sequence[int]) -> Division:
     """The division at given places."""
-    ends = [0, *cuts, len(segments.chain)]
+    ends = [0, *starts, len(segments.chain)]
     seconds = [segments.seconds(s, a, b) for s, (a, b) in enumerate(itertools.pairwise(ends))]
-    return Division(tuple(cuts), tuple(seconds), tuple(segments.chain.crossing[cut] for cut in cuts))
+    return Division(tuple(starts), tuple(seconds), tuple(segments.chain.crossing[start] for start in starts))
 
 
-class _Table:
+class _DivisionTable:
     """Dynamic programming over (stage, end of the stage)."""
 
-    def __init__(
-        self, segments: Segments, stages: int, ends: Sequence[int], forbidden: tuple[int, int] | None
-    ) -> None:
-        self.segments, self.stages, self.ends, self.forbidden = segments, stages, ends, forbidden
+    def __init__(self, segments: Segments, stages: int, ends: Sequence[int]) -> None:
+        self.segments, self.stages, self.ends = segments, stages, ends
         self._cost: dict[tuple[int, int, int], float] = {}
 
     def cost(self, stage: int, begin: int, end: int) -> float:
-        """Seconds of a stage between two places, by their numbers; infinite if it must not be."""
+        """Seconds of a stage between two places, by their numbers; infinite if it does not fit."""
         key = stage, begin, end
         if key not in self._cost:
             a, b = self.ends[begin], self.ends[end]
-            allowed = self.segments.fits(stage, a, b) and self.forbidden != (stage, b)
-            self._cost[key] = self.segments.seconds(stage, a, b) if allowed else math.inf
+            fits = self.segments.fits(stage, a, b)
+            self._cost[key] = self.segments.seconds(stage, a, b) if fits else math.inf
         return self._cost[key]
 
     def _reach(self, stage: int) -> range:
@@ -274,7 +271,7 @@ class _Table:
         return best.get(len(self.ends) - 1, math.inf)
 
     def fewest_bytes(self, heaviest: float) -> list[int]:
-        """The cuts at which the fewest bytes cross, if no stage has more work than that."""
+        """Where stages start if the fewest bytes cross and no stage has more work than that."""
         best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, ())}
         for stage in range(self.stages):
             following = {}
@@ -287,8 +284,8 @@ class _Table:
                     if own > heaviest:
                         break
                     if begin in best:
-                        so_far, most, cuts = best[begin]
-                        options.append((so_far + sent, max(most, own), (*cuts, place)))
+                        so_far, most, starts = best[begin]
+                        options.append((so_far + sent, max(most, own), (*starts, place)))
                 if options:
                     following[end] = min(options)
             best = following
