@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,9 @@ from mpmd.jax_compat import as_key, is_key
 from mpmd.runtime.costs import ProgramCosts
 from mpmd.runtime.instructions import Run
 from mpmd.tracing.stages.automatic import AutomaticSelector, DivisionChoice
+
+_RUNS = 4
+"""How often fragments are measured: other work on the machine makes some runs longer."""
 
 _PARTS_OF_A_STAGE = 4
 """How many smaller stages each stage becomes, to be measured."""
@@ -53,9 +55,12 @@ def measure_blocks(
         parts: into how many each.
         trace: traces the step under a configuration.
     """
-    spread = lambda of: tuple(itertools.chain.from_iterable([x] * parts for x in of))  # noqa: E731
     blocks = dataclasses.replace(
-        selector, over=spread(selector.over), devices=spread(selector.devices), count=None, memory=None
+        selector,
+        over=tuple(mesh for mesh in selector.over for _ in range(parts)),
+        devices=tuple(devices for devices in selector.devices for _ in range(parts)),
+        count=None,
+        memory=None,
     )
     compiled = trace(with_stages(config, blocks)).lower().compile()
     try:
@@ -100,14 +105,18 @@ def stage_seconds(compiled: Compiled, stages: int) -> list[float]:
 
 
 def measured_fragments(compiled: Compiled) -> ProgramCosts:
-    """Seconds of each fragment alone, and of each kind of message, on zeros."""
-    for _ in range(2):  # the first run touches its memory for the first time
-        positional, keywords = _zeros(compiled.lowered.traced.arguments)
-        _, costs = compiled.costs(*positional, **keywords)
-    return costs
+    """Seconds of each fragment alone, and of each kind of message, on zeros: the least of some runs."""
+    runs = []
+    for _ in range(_RUNS):
+        positional, keywords = zeros(compiled.lowered.traced.arguments)
+        runs.append(compiled.costs(*positional, **keywords)[1])
+    return ProgramCosts(
+        {name: min(run.fragments[name] for run in runs) for name in runs[0].fragments},
+        {kinds: min(run.transfers[kinds] for run in runs) for kinds in runs[0].transfers},
+    )
 
 
-def _zeros(arguments: Arguments) -> Any:
+def zeros(arguments: Arguments) -> Any:
     """Positional and keyword arguments like those, of zeros."""
     return jax.tree.unflatten(arguments.tree, [_zero(leaf) for leaf in arguments.leaves])
 

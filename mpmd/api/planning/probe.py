@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import inspect
 import itertools
@@ -98,8 +99,24 @@ class StepProbe:
     def state(self, loss: DivisionChoice) -> float:
         """Bytes of parameters and of the optimizer's state, in units of the parameters."""
         total = sum(loss.parameters.values()) or 1
-        held = sum(leaf.size * leaf.dtype.itemsize for path, leaf in self.leaves if _belongs(path, loss))
+        mine = self._state_of(loss)
+        held = sum(leaf.size * leaf.dtype.itemsize for path, leaf in self.leaves if _text(path) in mine)
         return max(1.0, held / total)
+
+    def _state_of(self, loss: DivisionChoice) -> set[str]:
+        """The paths of the parameters, and of the optimizer's state for them.
+
+        They end with paths of parameters, and at least half of the parameters are together with them.
+        """
+        texts = {_text(path) for path, _ in self.leaves}
+        prefixes = collections.Counter(
+            text.removesuffix(f"/{name}")
+            for name in loss.parameters
+            for text in texts
+            if text.endswith(f"/{name}")
+        )
+        whole = [prefix for prefix, count in prefixes.items() if 2 * count >= len(loss.parameters)]
+        return texts & {f"{prefix}/{name}" for prefix in whole for name in loss.parameters}
 
     def sizes(
         self, loss: DivisionChoice, microbatches: Iterable[int], axes: dict[str, int]
@@ -108,7 +125,7 @@ class StepProbe:
         devices = 1
         for size in axes.values():
             devices *= size
-        shards, found = 1, set[str]()
+        shards, found, mine = 1, set[str](), self._state_of(loss)
         for (path, leaf), spec in zip(self.leaves, self.specs, strict=True):
             dims = [] if spec is None else axes_of_dims(spec, leaf.ndim)
             for dim, names in enumerate(dims):
@@ -116,7 +133,7 @@ class StepProbe:
                 for name in names:
                     parts *= axes.get(name, 1)
                 found.update(names)
-                if _belongs(path, loss):
+                if _text(path) in mine:
                     shards = max(shards, parts)
                     rows = leaf.shape[dim]
                 else:
@@ -129,11 +146,9 @@ class StepProbe:
         return StepSizes(self.state(loss), shards)
 
 
-def _belongs(path: Any, loss: DivisionChoice) -> bool:
-    """Whether an argument is a parameter, or state of the optimizer for one."""
-    text = "/" + keystr(path, simple=True, separator="/")
-    parts = text.split("/")
-    return any("/".join(parts[k:]) in loss.parameters for k in range(1, len(parts)))
+def _text(path: Any) -> str:
+    """The path of a leaf of the arguments: `/0/params/layers/1/w`."""
+    return "/" + keystr(path, simple=True, separator="/")
 
 
 def _microbatches(jaxpr: Any) -> int:
@@ -150,7 +165,7 @@ def _microbatches(jaxpr: Any) -> int:
 
 def _is_microbatch(equation: Any) -> bool:
     found = decode(str(equation.params.get("name", "")))
-    return bool(found) and tuple(found[:2]) == ("callee", "microbatch")
+    return found is not None and tuple(found[:2]) == ("callee", "microbatch")
 
 
 def axes_for(devices: int, names: Sequence[str]) -> list[dict[str, int]]:

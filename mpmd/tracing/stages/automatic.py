@@ -123,8 +123,9 @@ def by_cost(
     if stages is not None and meshes and len(meshes) != stages:
         raise ConfigError(f"stages is {stages}, but over names {len(meshes)} meshes\n  give one of them")
     return AutomaticSelector(
-        (), meshes, (), (), (), True, stages, memory=memory, refine=refine, rematerialise=rematerialise
-    )
+        patterns=(), over=meshes, lengths=(), first=(), last=(), stacked=True, count=stages, memory=memory,
+        refine=refine, rematerialise=rematerialise,
+    )  # fmt: skip
 
 
 def choose_by_cost(

@@ -10,6 +10,8 @@ from mpmd.errors import PeerError
 from mpmd.runtime.instructions import Copy, Feed, Fetch, Recv, Run, Send
 from mpmd.runtime.linearize import linearize
 from mpmd.runtime.processes.agreement import agree
+from mpmd.runtime.processes.monitor import first_difference
+from mpmd.runtime.processes.store import BoundedStore
 from mpmd.runtime.processes.world import Failure, World
 from tests.support.pipeline_graphs import GraphBuilder
 
@@ -65,6 +67,24 @@ def test_every_process_gets_the_scalar_results_and_no_sent_buffer_is_a_result():
     assert {k: process for k, (process, _) in program.results.items()} == {0: 1, 1: 1}
     assert len(ops(program, "b", Run)) == 1
     assert "mesh b in process 1:" in program.as_text()
+
+
+def test_a_receive_from_another_process_is_posted_a_task_before_its_use():
+    b = GraphBuilder()
+    x, w = b.input("a"), b.input("b")
+    (one,) = b.call("f", "a", [x], microbatch=0)
+    (two,) = b.call("f", "a", [x], microbatch=1)
+    (got,) = b.call("g", "b", [w, b.transfer(one, "b")], microbatch=0)
+    (sliced,) = b.call("slice", "b", [w])
+    b.output(*b.call("g", "b", [sliced, b.transfer(two, "b")], microbatch=1))
+    b.output(*b.call("h", "a", [b.transfer(got, "a")]))
+    graph = b.graph()
+    names = [type(op).__name__ for op in ops(linearize(graph, TWO), "b", Recv, Run, Send)]
+    assert names == ["Recv", "Recv", "Run", "Send", "Run", "Run"], (
+        "the second receive is before the first task"
+    )
+    names = [type(op).__name__ for op in ops(linearize(graph), "b", Recv, Run, Send)]
+    assert names == ["Recv", "Run", "Send", "Run", "Recv", "Run"], "within a process a receive waits"
 
 
 class KeyValueTable:
@@ -134,3 +154,33 @@ def test_a_failure_stops_work_and_names_process_host_mesh_and_step():
     with pytest.raises(PeerError, match="process 1 \\(host 'far', meshes 'b', 'c'\\) has not answered") as e:
         world.check()
     assert str(e.value).splitlines()[1] == "  step 5 is the last one completed by all processes"
+
+
+def test_processes_that_begin_different_steps_are_noticed():
+    same = {0: (0, ["step 0", "fetch 0"]), 1: (0, ["step 0"]), 2: (1, ["fetch 0", "step 1"])}
+    assert first_difference(same) is None, "one is ahead, and forgot the first"
+    found = first_difference({**same, 1: (0, ["step 0", "step 1"])})
+    assert (found.process, found.known) == (1, False)
+    assert found.text == "began step 1, where process 0 began fetch 0"
+
+
+class Silent:
+    """The client of a coordinator that is lost."""
+
+    def __init__(self):
+        self.ended = threading.Event()
+
+    def key_value_set(self, key, value, allow_overwrite):
+        self.ended.wait()
+
+
+def test_a_coordinator_that_does_not_answer_ends_the_work():
+    stopped, client = [], Silent()
+    store = BoundedStore(client, polls=1)
+    world = World(store, 1, 2)
+    world.on_failure(lambda: stopped.append(True))
+    with pytest.raises(PeerError, match="^the coordinator at .* does not answer: no answer for 0.2 s"):
+        world.beat("one")
+    assert stopped == [True]
+    client.ended.set()
+    store.close()

@@ -127,7 +127,7 @@ def test_memory_that_no_division_fits(topology):
 
 
 def test_rematerialised_stages_are_under_a_checkpoint_each(topology):
-    params, loss, batch, _ = separate()
+    params, loss, batch = chained_products(4)
     count = {}
     for remat in (False, True):
         config = mpmd.make_config(topology, stages=mpmd.by_cost(rematerialise=remat))
