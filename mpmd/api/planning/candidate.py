@@ -48,7 +48,7 @@ class PlanCandidate:
     """A choice with its prediction.
 
     Attributes:
-        choice: what is chosen.
+        choice: stages, meshes and schedule.
         step_s: predicted seconds of a step; infinite where nothing can be predicted.
         bubble: the part of the step in which meshes wait, over all meshes.
         peak_bytes: for each mesh, the bytes that each of its devices holds at most.

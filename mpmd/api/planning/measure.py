@@ -84,6 +84,8 @@ def measured_candidates(
 ) -> list[PlanCandidate]:
     """The candidates, of which the best are predicted from measured fragments.
 
+    The estimates of the others are scaled by the median ratio of prediction to estimate.
+
     Args:
         candidates: with estimates.
         count: how many to measure.
@@ -107,7 +109,10 @@ def measured_candidates(
             measured.append(_measured(candidate, compiled, *factors.predict(compiled, costs)))
         finally:
             compiled.close()
-    return [*measured, *ranked[count:], *(c for c in candidates if c.refused)]
+    ratios = [found.step_s / estimate.step_s for found, estimate in zip(measured, ranked)]
+    scale = statistics.median(ratios) if ratios else 1.0
+    others = [dataclasses.replace(c, step_s=c.step_s * scale) for c in ranked[count:]]
+    return [*measured, *others, *(c for c in candidates if c.refused)]
 
 
 def _measured(

@@ -57,10 +57,6 @@ class DeviceRates:
         """Seconds of matrix products of a dtype."""
         return flops / dict(self.matmul).get(str(dtype), self.matmul[0][1])
 
-    def message_s(self, nbytes: float) -> float:
-        """Seconds of a message between two devices."""
-        return self.link_s + nbytes / self.link_bandwidth
-
 
 HOST_RATES = DeviceRates()
 """About those of a core of a CPU."""
@@ -101,11 +97,6 @@ def work_factor(item: Item) -> float:
 def gradient_seconds(nbytes: float, rates: DeviceRates) -> float:
     """Seconds to write the gradient of a parameter of that size and to add it, for each microbatch."""
     return _GRADIENT_TRAFFIC * nbytes / rates.bandwidth
-
-
-def is_float(aval: Any) -> bool:
-    """Whether a value has a gradient."""
-    return getattr(getattr(aval, "dtype", None), "kind", "") in "fcV"
 
 
 def saved_bytes(item: Item, avals: Any, constant: set[int]) -> int:
