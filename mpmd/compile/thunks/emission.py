@@ -196,7 +196,8 @@ class Emitter:
             scratch = self.assignment.scratch.get(instruction)
             return [MatmulThunk(instruction.name, planned.plan, a, b, dict(zip(numbers, slices)), scratch)]
         if isinstance(planned, PlannedAttention):
-            return [_attention(instruction.name, planned, place)]
+            scratch = self.assignment.scratch.get(instruction)
+            return [_attention(instruction.name, planned, place, scratch)]
         results = [place.result(r, k) for k, r in enumerate(planned.results)]
         operands = (*(place.array(a) for a in planned.arrays), *results)
         return [
@@ -228,7 +229,7 @@ class Emitter:
         return ConditionalThunk(conditional.name, at(conditional.operands[0]), tuple(branches))
 
 
-def _attention(name: str, planned: PlannedAttention, place: _Places) -> AttentionThunk:
+def _attention(name: str, planned: PlannedAttention, place: _Places, scratch: Slice | None) -> AttentionThunk:
     inputs, outputs = {}, {}
     for k, (a, b) in enumerate(planned.factors):
         inputs[f"a{k}"], inputs[f"b{k}"] = place.array(a), place.array(b)
@@ -239,7 +240,7 @@ def _attention(name: str, planned: PlannedAttention, place: _Places) -> Attentio
         inputs[f"p{number}"] = place.array(array)
     for result, number in zip(planned.kept, numbers):
         outputs[f"p{number}"] = place.result(result)
-    return AttentionThunk(name, planned.plan, inputs, outputs)
+    return AttentionThunk(name, planned.plan, inputs, outputs, scratch)
 
 
 class _Places:

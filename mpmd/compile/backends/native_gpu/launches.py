@@ -23,12 +23,18 @@ from mpmd.compile.backends.native_gpu.products import (
     library_calls,
     stored_sums,
 )
-from mpmd.compile.backends.native_gpu.triton.kernels import PrintedKernel, plan_kernels
+from mpmd.compile.backends.native_gpu.triton.attention import (
+    argument_names,
+    attention_kernels,
+    first_scratch,
+)
+from mpmd.compile.backends.native_gpu.triton.kernels import PlanKernels, PrintedKernel, plan_kernels
 from mpmd.compile.buffers.assignment import Allocation, BufferAssignment, Slice
 from mpmd.compile.kernels.matmul import View
 from mpmd.compile.kernels.operations import DTYPE_BYTES
 from mpmd.compile.kernels.plan import KernelPlan
 from mpmd.compile.thunks.thunk import (
+    AttentionThunk,
     ConditionalThunk,
     CopyThunk,
     DeviceThunk,
@@ -217,6 +223,8 @@ class _LaunchLowering:
                 yield from self._kernels(thunk.name, thunk.plan, thunk.operands, thunk.scratch)
             elif isinstance(thunk, MatmulThunk):
                 yield from self._product(thunk)
+            elif isinstance(thunk, AttentionThunk):
+                yield from self._attention(thunk)
             elif isinstance(thunk, CopyThunk):
                 yield CopyLaunch(thunk.name, thunk.source, thunk.target)
             elif isinstance(thunk, DeviceThunk):
@@ -234,10 +242,23 @@ class _LaunchLowering:
         self, name: str, plan: KernelPlan, operands: Sequence[Slice], scratch: Slice | None = None
     ) -> Iterator[Step]:
         made = plan_kernels(plan, self.programs)
-        places = list(operands)
-        for at in made.scratch:
+        yield from self._launches(name, made, dict(enumerate(operands)), scratch, len(plan.operands))
+
+    def _attention(self, thunk: AttentionThunk) -> Iterator[Step]:
+        arrays = {**thunk.inputs, **thunk.outputs}
+        names = argument_names(thunk.plan).items()
+        places = {number: arrays[array] for number, array in names if array in arrays}
+        made = attention_kernels(thunk.plan)
+        yield from self._launches(thunk.name, made, places, thunk.scratch, first_scratch(thunk.plan))
+
+    def _launches(
+        self, name: str, made: PlanKernels, operands: Mapping[int, Slice], scratch: Slice | None, first: int
+    ) -> Iterator[Step]:
+        """The kernels of a plan; `first` is the number of the first scratch array."""
+        places = dict(operands)
+        for number, at in enumerate(made.scratch, first):
             assert scratch is not None
-            places.append(_from(scratch, at))
+            places[number] = _from(scratch, at)
         for kernel in made.kernels:
             arguments = tuple(places[k] for k in kernel.operands)
             kernel = kernel.with_alignment([s.offset % _ALIGNED == 0 for s in arguments])
