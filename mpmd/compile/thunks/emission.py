@@ -56,10 +56,14 @@ class KernelPlans:
 
     Args:
         refuses: of the target; by default everything that has a plan has code.
+        stores_last: see `may_share`.
     """
 
-    def __init__(self, refuses: Refuses = lambda instruction, planned: "") -> None:
+    def __init__(
+        self, refuses: Refuses = lambda instruction, planned: "", *, stores_last: bool = False
+    ) -> None:
         self._refuses = refuses
+        self._stores_last = stores_last
         self._plans: dict[HloInstruction, PlannedKernel] = {}
         self._read: dict[HloInstruction, tuple[HloInstruction, ...]] = {}
 
@@ -122,7 +126,8 @@ class KernelPlans:
                 return False
             order = [k for k in range(len(planned.plan.epilogue.operands)) if k != planned.plan.sums]
             return may_share(planned.plan.epilogue, order[number], order[len(planned.arrays) + result])
-        return may_share(planned.plan, number, len(planned.arrays) + result)
+        place = len(planned.arrays) + result
+        return may_share(planned.plan, number, place, stores_last=self._stores_last)
 
 
 class Emitter:

@@ -20,6 +20,7 @@ from mpmd.compile.backends.native_gpu.products import (
     ProductDescriptor,
     as_row_sums,
     dense_sums,
+    in_one_kernel,
     library_calls,
     stored_sums,
 )
@@ -29,6 +30,7 @@ from mpmd.compile.backends.native_gpu.triton.attention import (
     first_scratch,
 )
 from mpmd.compile.backends.native_gpu.triton.kernels import PlanKernels, PrintedKernel, plan_kernels
+from mpmd.compile.backends.native_gpu.triton.products import operands_of, product_kernel
 from mpmd.compile.buffers.assignment import Allocation, BufferAssignment, Slice
 from mpmd.compile.kernels.matmul import View
 from mpmd.compile.kernels.operations import DTYPE_BYTES
@@ -266,6 +268,11 @@ class _LaunchLowering:
             yield KernelLaunch(name, kernel.name, arguments, kernel.grid)
 
     def _product(self, thunk: MatmulThunk) -> Iterator[Step]:
+        if in_one_kernel(thunk.plan):
+            made, first = product_kernel(thunk.plan, self.programs // 2), operands_of(thunk.plan)
+            places = {**thunk.operands, first: thunk.a, first + 1: thunk.b}
+            yield from self._launches(thunk.name, made, places, None, first + 2)
+            return
         stored = stored_sums(thunk.plan)
         if stored is not None:
             operand, view = stored
@@ -274,8 +281,8 @@ class _LaunchLowering:
         epilogue = thunk.plan.epilogue
         assert epilogue is not None and thunk.scratch is not None
         yield from self._sums(thunk, thunk.scratch, dense_sums(thunk.plan))
-        places = {**thunk.operands, thunk.plan.sums: thunk.scratch}
-        yield from self._kernels(thunk.name, epilogue, [places[k] for k in range(len(epilogue.operands))])
+        arrays = {**thunk.operands, thunk.plan.sums: thunk.scratch}
+        yield from self._kernels(thunk.name, epilogue, [arrays[k] for k in range(len(epilogue.operands))])
 
     def _sums(self, thunk: MatmulThunk, target: Slice, view: View) -> Iterator[Step]:
         plan = thunk.plan

@@ -10,7 +10,7 @@ from typing import ClassVar
 from mpmd.compile.backends.native_gpu.devices import GPUS, GpuModel
 from mpmd.compile.backends.native_gpu.handler import emit_handler
 from mpmd.compile.backends.native_gpu.launches import LaunchProgram, launch_program
-from mpmd.compile.backends.native_gpu.products import dense_sums, stored_sums
+from mpmd.compile.backends.native_gpu.products import dense_sums, in_one_kernel, stored_sums
 from mpmd.compile.backends.native_gpu.triton import attention
 from mpmd.compile.backends.native_gpu.triton.cubin import Cubin, compile_kernel
 from mpmd.compile.backends.native_gpu.triton.kernels import ALIGNMENT, plan_kernels, refusal
@@ -111,6 +111,8 @@ class GpuTarget:
         if isinstance(planned, PlannedAttention):
             return attention.attention_kernels(planned.plan).scratch_bytes
         if isinstance(planned, DotPlan) and stored_sums(planned.plan) is None:
+            if in_one_kernel(planned.plan):
+                return 0
             assert planned.plan.epilogue is not None
             size = planned.plan.epilogue.operands[planned.plan.sums].size
             return int(size * DTYPE_BYTES[dense_sums(planned.plan).dtype])

@@ -19,6 +19,7 @@ class KernelLimits:
             work only if there are several matrices.
         attention_matrices: of large ones, what gives each thread some, where sums go over queries.
         attention_width: columns of the widest factor of attention.
+        stores_last: kernels compute all finished values of a place before they store the first.
     """
 
     sort_prefix: int = 128
@@ -27,6 +28,7 @@ class KernelLimits:
     attention_flops: int = 10**8
     attention_matrices: int = 4
     attention_width: int = 1 << 30
+    stores_last: bool = False
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,11 @@ def cpu_device(
 
 # Programs read factors through L2, sum over queries by blocks of keys, and hold a factor's columns.
 _GPU_LIMITS = KernelLimits(
-    attention_factor_bytes=1 << 30, attention_flops=1 << 60, attention_matrices=1, attention_width=256
+    attention_factor_bytes=1 << 30,
+    attention_flops=1 << 60,
+    attention_matrices=1,
+    attention_width=256,
+    stores_last=True,
 )
 
 

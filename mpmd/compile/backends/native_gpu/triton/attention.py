@@ -21,12 +21,12 @@ from mpmd.compile.backends.native_gpu.triton.dtypes import (
     HALF,
     MEMORY,
     from_memory,
-    pointer_type,
     rounded,
     to_memory,
 )
-from mpmd.compile.backends.native_gpu.triton.emit import TileWriter, identity, unsupported
+from mpmd.compile.backends.native_gpu.triton.emit import identity, unsupported
 from mpmd.compile.backends.native_gpu.triton.kernels import ALIGNMENT, PlanKernels, PrintedKernel
+from mpmd.compile.backends.native_gpu.triton.matrices import SMALLEST_SIDE, MatrixWriter, pieces_of
 from mpmd.compile.backends.native_gpu.triton.online import RowPass, RowReductions, factored
 from mpmd.compile.backends.native_gpu.triton.operations import accumulator_type, combine, reduce
 from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, power_of_two
@@ -38,8 +38,8 @@ from mpmd.compile.kernels.operations import DTYPE_BYTES
 from mpmd.compile.kernels.plan import KernelPlan, store_level
 from mpmd.errors import CompileError
 
-_SMALLEST, _WIDEST = 16, 256
-"""Sides of the matrices that Triton multiplies, and of the widest factor."""
+_WIDEST = 256
+"""Columns of the widest factor."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,24 +187,11 @@ def _blocks(this: _Attention, over: str) -> _Blocks:
     else:
         outer, inner, warps = (64, 32, 8)
     positions = (plan.queries, plan.keys) if over == KEYS else (plan.keys, plan.queries)
-    outer, inner = (min(b, max(_SMALLEST, power_of_two(n))) for b, n in zip((outer, inner), positions))
+    outer, inner = (min(b, max(SMALLEST_SIDE, power_of_two(n))) for b, n in zip((outer, inner), positions))
     return _Blocks(outer, inner, warps)
 
 
-def _pieces(width: int) -> list[tuple[int, int, bool]]:
-    """A width as powers of two: (first, size, whether the size is more than is left)."""
-    found, at = [], 0
-    while at < width:
-        left = width - at
-        size = 1 << (left.bit_length() - 1)
-        if size < _SMALLEST:
-            size = _SMALLEST
-        found.append((at, size, size > left))
-        at += size
-    return found
-
-
-class _Writer(TileWriter):
+class _Writer(MatrixWriter):
     """Writes a kernel of attention.
 
     Args:
@@ -216,34 +203,6 @@ class _Writer(TileWriter):
     def __init__(self, this: _Attention, tiling: PlanTiling, blocks: _Blocks) -> None:
         super().__init__(tiling)
         self.this, self.blocks = this, blocks
-        self.flops = 0.0
-
-    # -- factors
-    def _origin(self, view: View, operand: int) -> str:
-        """Where the matrix of the program's batch index begins."""
-        steps = [f"d{d} * {step}" for d, step in enumerate(view.batch) if step]
-        return " + ".join([f"p{operand}", *([str(view.offset)] if view.offset else []), *steps])
-
-    def factor(
-        self, name: str, view: View, operand: int, sides: tuple[str, str], masks: Iterable[str]
-    ) -> None:
-        """Loads a matrix `[rows, columns]`; `sides` are the positions along both, as columns and as a row."""
-        self.reads.add(operand)
-        place = f"{self._origin(view, operand)} + {sides[0]} * {view.row} + {sides[1]} * {view.column}"
-        mask = " & ".join(filter(None, masks))
-        rest = f", mask={mask}, other=0.0" if mask else ""
-        self.line(f"{name} = tl.load({place}{rest})")
-
-    def dot(self, name: str, pairs: list[tuple[str, str]], dtypes: tuple[str, str], start: str = "") -> None:
-        """`name` = the sum of products, from `start` on."""
-        one = dtypes[0] == dtypes[1]
-        for left, right in pairs:
-            if not one:
-                left, right = f"{left}.to(tl.float32)", f"{right}.to(tl.float32)"
-            exact = ', input_precision="ieee"' if not one or dtypes[0] == "f32" else ""
-            before = f", {start}" if start else ""
-            self.line(f"{name} = tl.dot({left}, {right}{before}{exact})")
-            start = name
 
     def needed(self, numbers: Iterable[int]) -> set[int]:
         """The nodes that must be computed for some."""
@@ -266,7 +225,7 @@ class _Writer(TileWriter):
             own, other = ("b", "a") if swapped else ("a", "b")
             operand = self.this.numbers[f"{other}{k}"]
             pairs = []
-            for at, (first, size, padded) in enumerate(_pieces(score.depth)):
+            for at, (first, size, padded) in enumerate(pieces_of(score.depth)):
                 along = f"({first} + tl.arange(0, {size})[:, None])"
                 masks = [f"({along} < {score.depth})" if padded else "", self.masks[1]]
                 view = _turned(right) if swapped else right
@@ -281,7 +240,7 @@ class _Writer(TileWriter):
         """The left factors of the products, which stay."""
         for k, score in scores:
             view, name = (_turned(score.b), "b") if swapped else (score.a, "a")
-            for at, (first, size, padded) in enumerate(_pieces(score.depth)):
+            for at, (first, size, padded) in enumerate(pieces_of(score.depth)):
                 along = f"({first} + tl.arange(0, {size})[None, :])"
                 masks = [self.masks[0], f"({along} < {score.depth})" if padded else ""]
                 self.factor(f"{name}{k}_{at}", view, self.this.numbers[f"{name}{k}"], ("r", along), masks)
@@ -289,7 +248,7 @@ class _Writer(TileWriter):
     def mixture_sums(self, mixtures: Iterable[tuple[int, Mixture]]) -> None:
         """Accumulators of mixtures."""
         for k, mixture in mixtures:
-            for at, (_, size, _) in enumerate(_pieces(mixture.width)):
+            for at, (_, size, _) in enumerate(pieces_of(mixture.width)):
                 self.line(f"m{k}_{at} = tl.full([{self.blocks.outer}, {size}], 0.0, tl.float32)")
 
     def mix(self, mixtures: Iterable[tuple[int, Mixture]], inner: str) -> None:
@@ -302,7 +261,7 @@ class _Writer(TileWriter):
                 tile = f"tl.where({self.masks[1]}, {tile}, 0.0)"
             dtype = self.plan.nodes[number].dtype
             self.line(f"x{k} = {tile}.to(tl.{MEMORY[dtype]})")
-            for at, (first, size, padded) in enumerate(_pieces(mixture.width)):
+            for at, (first, size, padded) in enumerate(pieces_of(mixture.width)):
                 along = f"({first} + tl.arange(0, {size})[None, :])"
                 masks = [inner, f"({along} < {mixture.width})" if padded else ""]
                 self.factor(f"w{k}_{at}", mixture.w, self.this.numbers[f"w{k}"], ("t", along), masks)
@@ -316,7 +275,7 @@ class _Writer(TileWriter):
             self.writes.add(operand)
             after = self.this.after.get(mixture.factor)
             times = f" * {self.value(self.this.factor(after))}" if after is not None else ""
-            for at, (first, size, padded) in enumerate(_pieces(mixture.width)):
+            for at, (first, size, padded) in enumerate(pieces_of(mixture.width)):
                 along = f"({first} + tl.arange(0, {size})[None, :])"
                 place = f"{self._origin(view, operand)} + r * {view.row} + {along} * {view.column}"
                 mask = " & ".join(
@@ -344,21 +303,8 @@ class _Writer(TileWriter):
         first = first_scratch(this.plan)
         for k, (dtype, count) in enumerate(_scratch(this)):
             arrays[first + k] = (dtype, DTYPE_BYTES[dtype] * count)
-        operands = tuple(sorted(self.reads | self.writes))
-        return PrintedKernel(
-            kind="attention",
-            body=f"({', '.join(f'p{k}' for k in operands)}):\n{self.text()}",
-            pointers=tuple(pointer_type(arrays[k][0]) for k in operands),
-            aligned=(True,) * len(operands),
-            operands=operands,
-            sizes=tuple(arrays[k][1] for k in operands),
-            reads=frozenset(self.reads),
-            writes=frozenset(self.writes),
-            grid=grid,
-            warps=self.blocks.warps,
-            flops=self.flops,
-            factors=this.plan.scores[0].a.dtype,
-        )
+        factors = this.plan.scores[0].a.dtype
+        return self.printed("attention", arrays, grid, self.blocks.warps, factors)
 
 
 class _QueryKernel:
@@ -474,7 +420,7 @@ class _QueryKernel:
                 write.line(f"a{number} = {combine(node.op, node.dtype, before, tile)}")
             if mixes:
                 for k, mixture in self.mixtures:
-                    for at in range(len(_pieces(mixture.width))):
+                    for at in range(len(pieces_of(mixture.width))):
                         write.line(f"m{k}_{at} = m{k}_{at} * fade")
                 write.mix(self.mixtures, inner)
             if each.top >= 0:
