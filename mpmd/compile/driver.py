@@ -94,7 +94,7 @@ def prepare_fragment(
     thunks = Emitter(assignment, plans, poison=poison).program()
     clock("thunks")
 
-    check_program(fragment, module, thunks, assignment)
+    check_program(fragment, module, thunks, assignment, stores_last=target.device.limits.stores_last)
     clock("check")
 
     program = target.program(f"f{fragment.fingerprint[:16]}", thunks, assignment)

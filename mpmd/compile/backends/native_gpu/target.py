@@ -10,6 +10,7 @@ from typing import ClassVar
 from mpmd.compile.backends.native_gpu.devices import GPUS, GpuModel
 from mpmd.compile.backends.native_gpu.handler import emit_handler
 from mpmd.compile.backends.native_gpu.launches import LaunchProgram, launch_program
+from mpmd.compile.backends.native_gpu.pipeline import gpu_pipeline
 from mpmd.compile.backends.native_gpu.products import dense_sums, in_one_kernel, stored_sums
 from mpmd.compile.backends.native_gpu.triton import attention
 from mpmd.compile.backends.native_gpu.triton.cubin import Cubin, compile_kernel
@@ -29,7 +30,7 @@ from mpmd.compile.kernels.planning.kernels import PlannedKernel
 from mpmd.compile.kernels.planning.updates import UpdatePlan
 from mpmd.compile.llvm.target import host_target
 from mpmd.compile.options import CompileOptions
-from mpmd.compile.pipelines import optimization_pipeline, scheduling_pipeline
+from mpmd.compile.pipelines import scheduling_pipeline
 from mpmd.compile.thunks.thunk import Thunk
 from mpmd.errors import CompileError
 from mpmd.support.passes import Pass
@@ -87,8 +88,8 @@ class GpuTarget:
         return f"gpu {self.gpu} {PRELUDE}"
 
     def passes(self, devices: int, options: CompileOptions) -> list[Pass]:
-        """Those of the CPU, priced for the GPU; see `Target`."""
-        return optimization_pipeline(devices, options.attention_stitching, options.float_jitter, self.device)
+        """The list of `pipeline.py`; see `Target`."""
+        return gpu_pipeline(devices, options, self.device)
 
     def schedule(self, devices: int) -> list[Pass]:
         """The passes that order instructions."""

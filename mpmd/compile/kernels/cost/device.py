@@ -19,6 +19,7 @@ class KernelLimits:
             work only if there are several matrices.
         attention_matrices: of large ones, what gives each thread some, where sums go over queries.
         attention_width: columns of the widest factor of attention.
+        mixed_row: elements of a row in a kernel that reduces rows and adds up columns.
         stores_last: kernels compute all finished values of a place before they store the first.
     """
 
@@ -28,6 +29,7 @@ class KernelLimits:
     attention_flops: int = 10**8
     attention_matrices: int = 4
     attention_width: int = 1 << 30
+    mixed_row: int = 1 << 60
     stores_last: bool = False
 
 
@@ -154,6 +156,7 @@ _GPU_LIMITS = KernelLimits(
     attention_flops=1 << 60,
     attention_matrices=1,
     attention_width=256,
+    mixed_row=16384,
     stores_last=True,
 )
 
