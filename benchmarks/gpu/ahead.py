@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.gpu.driver import GpuError
@@ -42,7 +43,8 @@ H200 = (
 
 def why_not() -> str:
     """Why nothing can be compiled ahead here; empty if it can."""
-    if not (importlib.util.find_spec("jax_plugins") and importlib.util.find_spec("jax_plugins.xla_cuda13")):
+    plugins = [f"jax_plugins.xla_cuda{version}" for version in (12, 13)]
+    if not (importlib.util.find_spec("jax_plugins") and any(map(importlib.util.find_spec, plugins))):
         return "JAX's CUDA plugin is not installed"
     try:
         devices()
@@ -81,11 +83,14 @@ def arguments(*shapes: Any) -> list[Any]:
     return [jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=whole) for shape in shapes]
 
 
-def compile_program(function: Any, *shapes: Any, options: dict[str, Any] | None = None) -> Any:
+def compile_program(
+    function: Any, *shapes: Any, options: dict[str, Any] | None = None, donated: Sequence[int] = ()
+) -> Any:
     """`jax.jit(function)` compiled for the described device."""
     import jax
 
-    return jax.jit(function).lower(*arguments(*shapes)).compile(compiler_options=options or None)
+    lowered = jax.jit(function, donate_argnums=tuple(donated)).lower(*arguments(*shapes))
+    return lowered.compile(compiler_options=options or None)
 
 
 def kernel_count(compiled: Any) -> int:

@@ -10,7 +10,9 @@ from typing import ClassVar
 from mpmd.compile.backends.native_gpu.devices import GPUS, GpuModel
 from mpmd.compile.backends.native_gpu.handler import emit_handler
 from mpmd.compile.backends.native_gpu.launches import LaunchProgram, launch_program
-from mpmd.compile.backends.native_gpu.products import dense_sums, stored_sums
+from mpmd.compile.backends.native_gpu.pipeline import gpu_pipeline
+from mpmd.compile.backends.native_gpu.products import dense_sums, in_one_kernel, stored_sums
+from mpmd.compile.backends.native_gpu.triton import attention
 from mpmd.compile.backends.native_gpu.triton.cubin import Cubin, compile_kernel
 from mpmd.compile.backends.native_gpu.triton.kernels import ALIGNMENT, plan_kernels, refusal
 from mpmd.compile.backends.native_gpu.triton.source import PRELUDE
@@ -20,6 +22,7 @@ from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.cost.device import Device
 from mpmd.compile.kernels.operations import DTYPE_BYTES
+from mpmd.compile.kernels.planning.attention import PlannedAttention
 from mpmd.compile.kernels.planning.collectives import CollectivePlan
 from mpmd.compile.kernels.planning.dots import DotPlan
 from mpmd.compile.kernels.planning.groups import GroupPlan
@@ -27,7 +30,7 @@ from mpmd.compile.kernels.planning.kernels import PlannedKernel
 from mpmd.compile.kernels.planning.updates import UpdatePlan
 from mpmd.compile.llvm.target import host_target
 from mpmd.compile.options import CompileOptions
-from mpmd.compile.pipelines import optimization_pipeline, scheduling_pipeline
+from mpmd.compile.pipelines import scheduling_pipeline
 from mpmd.compile.thunks.thunk import Thunk
 from mpmd.errors import CompileError
 from mpmd.support.passes import Pass
@@ -85,8 +88,8 @@ class GpuTarget:
         return f"gpu {self.gpu} {PRELUDE}"
 
     def passes(self, devices: int, options: CompileOptions) -> list[Pass]:
-        """Those of the CPU, priced for the GPU, with attention product by product; see `Target`."""
-        return optimization_pipeline(devices, "off", options.float_jitter, self.device)
+        """The list of `pipeline.py`; see `Target`."""
+        return gpu_pipeline(devices, options, self.device)
 
     def schedule(self, devices: int) -> list[Pass]:
         """The passes that order instructions."""
@@ -96,6 +99,8 @@ class GpuTarget:
         """Collectives, and plans without a kernel; see `Target`."""
         if isinstance(planned, GroupPlan | UpdatePlan):
             return refusal(planned.plan)
+        if isinstance(planned, PlannedAttention):
+            return attention.refusal(planned.plan)
         if isinstance(planned, DotPlan):
             return refusal(planned.plan.epilogue) if planned.plan.epilogue is not None else ""
         return "GPU programs run on one device" if isinstance(planned, CollectivePlan) else ""
@@ -104,7 +109,11 @@ class GpuTarget:
         """Partial sums, and the sums of a product whose epilogue is a kernel of its own; see `Target`."""
         if isinstance(planned, GroupPlan | UpdatePlan):
             return plan_kernels(planned.plan, self.gpu.programs).scratch_bytes
+        if isinstance(planned, PlannedAttention):
+            return attention.attention_kernels(planned.plan).scratch_bytes
         if isinstance(planned, DotPlan) and stored_sums(planned.plan) is None:
+            if in_one_kernel(planned.plan):
+                return 0
             assert planned.plan.epilogue is not None
             size = planned.plan.epilogue.operands[planned.plan.sums].size
             return int(size * DTYPE_BYTES[dense_sums(planned.plan).dtype])
