@@ -27,7 +27,7 @@ from mpmd.compile.backends.arrays import value_spec
 from mpmd.compile.backends.native_gpu.devices import GPUS
 from mpmd.compile.backends.native_gpu.launches import KernelLaunch, LaunchProgram, ProductLaunch
 from mpmd.compile.backends.native_gpu.target import GpuTarget
-from mpmd.compile.backends.native_gpu.triton.cubin import compile_kernel
+from mpmd.compile.backends.native_gpu.triton.compiler import TritonCompiler
 from mpmd.compile.compilation import Prepared
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.fragment import FragmentModule, ValueSpec
@@ -68,7 +68,7 @@ def kernel_facts(program: LaunchProgram, capability: int) -> list[KernelFacts]:
     found = []
     for kernel in program.kernels.values():
         started = time.perf_counter()
-        cubin = compile_kernel(kernel, capability)
+        cubin = TritonCompiler().compile({kernel.name: kernel}, capability)[kernel.name]
         seconds = time.perf_counter() - started
         used = _resources(cubin.code)
         spilled = used["STACK"] + used["LOCAL"]

@@ -2,9 +2,10 @@
 
     XLA_FFI_Error* handler(XLA_FFI_CallFrame* frame)
 
-reads the stream and the data pointers of all arguments and results, the last of which is the arena, and calls
-the driver and the matrix library through a table of functions: the code is the same with and without a GPU.
-The rest of what it needs is in a state block, whose words are listed in `STATE`.
+reads the stream and the data pointers of all arguments and results, the last of which is the arena with the
+workspace of products after it, and calls the driver and the matrix library through a table of functions: the
+code is the same with and without a GPU.  The rest of what it needs is in a state block, whose words are
+listed in `STATE`.
 
     for a kernel    its function, and the shared memory that it needs
     for a product   the words of `PRODUCT_RECORD`, pointers to objects of the library
@@ -41,22 +42,26 @@ ENTRIES = (
     "cuMemsetD32Async",
     "cuMemcpyDtoHAsync_v2",
     "cuStreamSynchronize",
+    "cuGetErrorName",
     "cublasLtMatmul",
+    "cublasLtGetStatusName",
 )
-"""The functions that a handler calls, in the order of its table."""
+"""The functions that a handler calls, in the order of its table; without products the last two are null."""
 
 STATE = ("table", "kernels", "products", "context", "constants", "failed_status")
 """The words of the state block; the handler writes the last one alone."""
 
 KERNEL_RECORD = ("function", "shared_bytes")
-PRODUCT_RECORD = (
-    "handle", "descriptor", "alpha", "a", "b", "beta", "c", "d", "algorithm", "workspace", "workspace_bytes",
-)  # fmt: skip
-"""The library is column-major: its `a` is the layout of our b, transposed, and the reverse."""
+PRODUCT_RECORD = ("handle", "descriptor", "alpha", "a", "b", "beta", "c", "d", "algorithm", "workspace_bytes")
+"""`a` and `b` are the library's: for a row-major result our b and our a; see `cublaslt.py`."""
+
+WORKSPACE_ALIGNMENT = 256
+"""Bytes: where the workspace of products begins; the arena itself may begin anywhere."""
 
 _TRITON_POINTERS = 2  # that each kernel takes after its own: memory of Triton's, which none of ours needs
 _WARP = 32
 _STREAM_GET_BYTES = 32
+_MESSAGE_BYTES = 512
 _NULL = Value("null", "ptr")
 
 
@@ -76,7 +81,7 @@ def emit_handler(program: LaunchProgram, target: CpuTarget) -> Module:
 
 
 class _HandlerEmitter:
-    """Emission of one handler."""
+    """Emission of one handler: it collects addresses; a function that takes them issues the steps."""
 
     def __init__(self, module: Module, program: LaunchProgram) -> None:
         self.module, self.program = module, program
@@ -84,24 +89,26 @@ class _HandlerEmitter:
         self.kernels = {name: number for number, name in enumerate(program.kernels)}
         self.products = {descriptor: number for number, descriptor in enumerate(program.descriptors)}
         self.state = Value(f"@{self.name}_words", "ptr")
-        self._messages = 0
+        self._texts: dict[str, str] = {}
+        self._calls = 0
 
     def emit(self) -> None:
+        self._emit_failure()
+        self._emit_issue()
         with FunctionBuilder(self.module, f"{self.name}_handler", [("frame", "ptr")], result="ptr") as f:
             self.f, self.frame = f, FfiFrame(self.module, f)
             self.frame.begin()
             counts = {"arg_count": self._count("parameter"), "ret_count": self._count("result", "arena")}
             for field, count in counts.items():
                 wrong = f.compare("ne", self.frame.count(field), constant(count, "i64"))
-                self._fail_if(wrong, f"the call has another {field} than {count}")
-            self.stream = self.frame.ask("stream_get", _STREAM_GET_BYTES, "ptr")
-            self.table = self._word("table")
-            self._call("cuCtxSetCurrent", [self._word("context")], "the call")
-            self.memory = self._allocations()
-            self.host = f.stack("i64")
-            self._take_parameters()
-            self._steps(self.program.steps)
-            f.ret(_NULL)
+                text = f"GPU program {self.name}: the call has another {field} than {count}"
+                self.frame.fail_if(wrong, f"{self.name}_{field}", text)
+            stream = self.frame.ask("stream_get", _STREAM_GET_BYTES, "ptr")
+            memory = f.stack("ptr", len(self.program.allocations))
+            for number, pointer in enumerate(self._allocations()):
+                f.store(pointer, memory, number)
+            made = f.call(f"{self.name}_issue", self.frame.address, stream, memory, result="ptr")
+            f.ret(made)
 
     def _count(self, *kinds: str) -> int:
         return sum(a.kind in kinds for a in self.program.allocations)
@@ -115,6 +122,22 @@ class _HandlerEmitter:
         *results, arena = self.frame.buffers("rets", self._count("result", "arena"))
         return [*arguments, *results, self._word("constants"), arena]
 
+    def _emit_issue(self) -> None:
+        """`issue(frame, stream, memory)`: all steps; the error of the first that fails, or null."""
+        arguments = [("frame", "ptr"), ("stream", "ptr"), ("memory", "ptr")]
+        name = f"{self.name}_issue"
+        with FunctionBuilder(self.module, name, arguments, result="ptr", internal=True, plain=True) as f:
+            self.f = f
+            self.stream, self.table = f.arguments["stream"], self._word("table")
+            count = len(self.program.allocations)
+            self.memory = [f.load(f.arguments["memory"], "ptr", number) for number in range(count)]
+            self._call("cuCtxSetCurrent", [self._word("context")], "the call")
+            self.host = f.stack("i64")
+            self._take_parameters()
+            self.workspace = self._workspace() if self.products else _NULL
+            self._steps(self.program.steps)
+            f.ret(_NULL)
+
     def _take_parameters(self) -> None:
         """Memory for the arguments of a kernel, which the driver copies: all launches share it."""
         steps = [step for step in self.program.launches() if isinstance(step, KernelLaunch)]
@@ -122,6 +145,12 @@ class _HandlerEmitter:
         self.values, self.pointers = self.f.stack("ptr", most), self.f.stack("ptr", most)
         for number in range(most):
             self.f.store(self.f.offset(self.values, 8 * number), self.pointers, number)
+
+    def _workspace(self) -> Value:
+        """The first aligned address after the arena."""
+        f, arena = self.f, self.program.allocations[-1]
+        end = f.offset(self.memory[-1], arena.size + WORKSPACE_ALIGNMENT - 1)
+        return f.intrinsic("llvm.ptrmask.p0.i64", "ptr", end, constant(-WORKSPACE_ALIGNMENT, "i64"))
 
     def _at(self, place: Slice) -> Value:
         return self.f.offset(self.memory[place.allocation], place.offset)
@@ -160,12 +189,13 @@ class _HandlerEmitter:
         f = self.f
         number = self.products[step.descriptor]
         record = f.offset(self._word("products"), 8 * len(PRODUCT_RECORD) * number)
-        words = {name: f.load(record, "ptr", place) for place, name in enumerate(PRODUCT_RECORD)}
+        words = {name: f.load(record, "ptr", place) for place, name in enumerate(PRODUCT_RECORD[:-1])}
         size = f.load(record, "i64", PRODUCT_RECORD.index("workspace_bytes"))
         a, b, d = map(self._at, (step.a, step.b, step.d))
-        factors = [words["alpha"], b, words["a"], a, words["b"]]
+        first, second = (a, b) if step.descriptor.d.transposed else (b, a)
+        factors = [words["alpha"], first, words["a"], second, words["b"]]
         results = [words["beta"], d, words["c"], d, words["d"]]
-        rest = [words["algorithm"], words["workspace"], size, self.stream]
+        rest = [words["algorithm"], self.workspace, size, self.stream]
         given = [words["handle"], words["descriptor"], *factors, *results, *rest]
         self._call("cublasLtMatmul", given, step.name)
 
@@ -194,16 +224,47 @@ class _HandlerEmitter:
 
     # -- calls
     def _call(self, entry: str, values: Sequence[Value], where: str) -> None:
-        """Calls an entry of the table; another status than 0 ends the handler with an error."""
+        """Calls an entry of the table; another status than 0 ends the function with an error."""
+        f = self.f
+        status = self._enter(entry, values, "i32")
+        text = self._text(f"GPU program {self.name}: {entry} failed in {where}")
+        library = constant(int(entry.startswith("cublasLt")), "i1")
+        given = ", ".join(v.typed for v in (f.arguments["frame"], text, status, library))
+        self._calls += 1
+        error = Value(f"%error{self._calls}", "ptr")
+        with f.when(f.compare("ne", status, constant(0, "i32")), returns=True, value=error):
+            f.emit(f"{error} = call ptr @{self.name}_failure({given})")
+
+    def _enter(self, entry: str, values: Sequence[Value], result: str) -> Value:
         f = self.f
         function = f.load(self.table, "ptr", ENTRIES.index(entry))
-        status = f.op(f"call i32 {function}({', '.join(value.typed for value in values)})", "i32")
-        failed = f.compare("ne", status, constant(0, "i32"))
-        with f.when(failed):
-            f.store(f.cast("sext", status, "i64"), self.state, STATE.index("failed_status"))
-        self._fail_if(failed, f"{entry} failed in {where}")
+        return f.op(f"call {result} {function}({', '.join(value.typed for value in values)})", result)
 
-    def _fail_if(self, condition: Value, message: str) -> None:
-        self._messages += 1
-        symbol = f"{self.name}_message{self._messages}"
-        self.frame.fail_if(condition, symbol, f"GPU program {self.name}: {message}")
+    def _text(self, message: str) -> Value:
+        """The address of a message; equal ones are in the module once."""
+        symbol = self._texts.setdefault(message, f"{self.name}_message{len(self._texts)}")
+        return FfiFrame(self.module, self.f).text(symbol, message)
+
+    def _emit_failure(self) -> None:
+        """`failure(frame, text, status, library)`: an error with the text and the status in words."""
+        arguments = [("frame", "ptr"), ("text", "ptr"), ("status", "i32"), ("library", "i1")]
+        symbol = f"{self.name}_failure"
+        with FunctionBuilder(self.module, symbol, arguments, result="ptr", internal=True, plain=True) as f:
+            self.f, status = f, f.arguments["status"]
+            f.store(f.cast("sext", status, "i64"), self.state, STATE.index("failed_status"))
+            self.table, name = self._word("table"), f.stack("ptr")
+            f.store(_NULL, name)
+            of_library = f.arguments["library"]
+            with f.when(of_library):
+                f.store(self._enter("cublasLtGetStatusName", [status], "ptr"), name)
+            with f.when(f.op(f"xor {of_library.typed}, true", "i1")):
+                self._enter("cuGetErrorName", [status, name], "i32")
+            message, size = f.stack("i8", _MESSAGE_BYTES), constant(_MESSAGE_BYTES, "i64")
+            words, format_ = f.load(name, "ptr"), self._text("%s: %s (status %d)")
+            unknown = f.op(f"icmp eq ptr {words}, null", "i1")
+            words = f.select(unknown, self._text("unknown error"), words)
+            given = [message, size, format_, f.arguments["text"], words, status]
+            self.module.declare("snprintf", "i32", ("ptr", "i64", "ptr", "..."))
+            listed = ", ".join(value.typed for value in given)
+            f.op(f"call i32 (ptr, i64, ptr, ...) @snprintf({listed})", "i32")
+            f.ret(FfiFrame(self.module, f).error(message))
