@@ -150,7 +150,8 @@ class Jitted:
             wholes = flatten(self._rules, *in_wholes(args, kwargs))
             if wholes.tree != arguments.tree:
                 return self._compiled_for(wholes, *in_wholes(args, kwargs))
-        return self._trace(arguments, args, kwargs).lower().compile()
+        with garbage_kept():
+            return self._trace(arguments, args, kwargs).lower().compile()
 
     def _trace(self, arguments: Arguments, args: Any, kwargs: Any) -> Traced:
         with garbage_kept():
