@@ -13,7 +13,7 @@ from mpmd.runtime.executor import RuntimeOptions
 from mpmd.tracing.loops import accumulate_gradients, fori_loop, microbatch_loop, split_microbatches
 from mpmd.tracing.names import broadcast, call, named_computation, named_tensor, reduce
 from mpmd.tracing.stages.automatic import by_cost
-from mpmd.tracing.stages.selectors import by_parameters, split
+from mpmd.tracing.stages.selectors import by_parameters, by_scopes, split
 from mpmd.tracing.stages.stacked import Stacked
 from mpmd.tracing.stages.staged import staged
 

@@ -77,7 +77,7 @@ def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None 
         return functools.partial(named_computation, name=name)
     if not callable(fn):
         raise ConfigError(f"named_computation takes a function, got {fn!r}")
-    chosen = name or getattr(fn, "__name__", "")
+    chosen = name or _name_of(fn)
     if not chosen:
         raise ConfigError("named_computation needs a name: the function has none\n  write name='...'")
     _check_name(chosen, "named_computation")
@@ -103,6 +103,13 @@ def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None 
         return made
 
     return functools.wraps(fn)(call)
+
+
+def _name_of(fn: Any) -> str:
+    """The name of a function, as of `jax.jit`: of a `functools.partial` that of its function."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return str(getattr(fn, "__name__", ""))
 
 
 _UNWRITABLE = '"\\'

@@ -14,8 +14,8 @@ from mpmd.errors import ConfigError
 from mpmd.tracing.bound import is_bound
 from mpmd.tracing.stages.automatic import AutomaticSelector, CutChoice, choose_by_cost
 from mpmd.tracing.stages.emit import emit
-from mpmd.tracing.stages.items import FlatFunction
-from mpmd.tracing.stages.layers import stages_by_paths
+from mpmd.tracing.stages.items import FlatFunction, Item
+from mpmd.tracing.stages.layers import check_scopes, stages_by_paths, stages_by_scopes
 from mpmd.tracing.stages.placement import check_order, place
 from mpmd.tracing.stages.report import describe_stages
 from mpmd.tracing.stages.scan_ranges import divide_scans
@@ -157,12 +157,20 @@ def _choose(plan: StagePlan, function: FlatFunction, paths: dict[int, str], name
         plan.divisions.update(divisions)
         plan.texts[text] = None
         return
+    scoped: dict[Item, int] = {}
     if selector.stacked:
         plan.divisions.update(divide_scans(function, paths, selector))
         found = [None if path in plan.divisions else selector.pinned(path) for path in paths.values()]
+    elif selector.scoped:
+        scoped = stages_by_scopes(selector, function)
+        selector.check_pinned(list(paths.values()))
+        found = [selector.pinned(path) for path in paths.values()]
+        for item, stage in scoped.items():
+            item.stage = stage
     else:
         found = stages_by_paths(selector, list(paths.values()))
     stage_of = {value: stage for value, stage in zip(paths, found, strict=True) if stage is not None}
     place(function, list(paths), stage_of, len(selector.over))
     check_order(function, stage_of, paths)
+    check_scopes(scoped)
     plan.texts[describe_stages(function, paths, selector, name)] = None
