@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 from jax.tree_util import keystr, tree_flatten_with_path
@@ -20,6 +20,9 @@ from mpmd.tracing.stages.placement import check_order, place
 from mpmd.tracing.stages.report import describe_stages
 from mpmd.tracing.stages.scan_ranges import divide_scans
 from mpmd.tracing.stages.selectors import Selector
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class StagePlan:
@@ -86,7 +89,7 @@ def planned(plan: StagePlan | None) -> Iterator[None]:
         yield
 
 
-def staged(fn: Callable[..., Any], *, argnums: int | Sequence[int] = 0) -> Callable[..., Any]:
+def staged(fn: Callable[P, R], *, argnums: int | Sequence[int] = 0) -> Callable[P, R]:
     """A loss, or a model, with the stages that `stages=` of `mpmd.make_config` describes.
 
         loss, grads = jax.value_and_grad(mpmd.staged(loss_fn))(params, batch)
