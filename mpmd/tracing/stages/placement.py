@@ -34,11 +34,11 @@ def place(flat: FlatFunction, parameters: Sequence[int], stage_of: Mapping[int, 
             item.stage = max(owners)
             fixed.add(id(item))
     movable = [item for item in flat.items if id(item) not in fixed and not item.stays_out]
-    _follow_inputs(flat)
+    follow_inputs(flat)
     for stage in range(count - 1):
         _move_division(flat, stage, {id(item) for item in movable})
-    _follow_inputs(flat)
-    _follow_readers(flat)
+    follow_inputs(flat)
+    follow_readers(flat)
 
 
 def _owners(
@@ -56,7 +56,7 @@ def _owners(
     return found
 
 
-def _follow_inputs(flat: FlatFunction) -> None:
+def follow_inputs(flat: FlatFunction) -> None:
     """Items that read a stage have this stage or a later one."""
     stage_of: dict[int, int] = {}
     for item in flat.items:
@@ -96,7 +96,7 @@ def _move_division(flat: FlatFunction, stage: int, movable: set[int]) -> None:
         item.stage = stage + 1
 
 
-def _follow_readers(flat: FlatFunction) -> None:
+def follow_readers(flat: FlatFunction) -> None:
     """Items without a stage that only one stage reads have this stage."""
     results = set(numbers(flat.outputs))
     readers = flat.readers()

@@ -29,7 +29,7 @@ def divide_scans(flat: FlatFunction, paths: Mapping[int, str], selector: Selecto
         ConfigError: a pattern matches nothing, or no scan runs over what it matches.
     """
     selector.check_matches(list(paths.values()))
-    scans = _scans_over(flat, {v for v, path in paths.items() if selector.matches(path)}, set(paths))
+    scans = scans_over(flat, {v for v, path in paths.items() if selector.matches(path)}, set(paths))
     if not scans:
         raise ConfigError(_no_scan(flat, paths, selector))
     stages = selector.stages_of(sum(scan.equation.params["length"] for scan in scans))
@@ -37,14 +37,14 @@ def divide_scans(flat: FlatFunction, paths: Mapping[int, str], selector: Selecto
     for scan, sources in scans.items():
         length = scan.equation.params["length"]
         own, stages = stages[:length], stages[length:]
-        ranges = _ranges(own, scan.equation.params["reverse"])
-        _replace(flat, scan, ranges)
+        ranges = ranges_of(own, scan.equation.params["reverse"])
+        replace_scan(flat, scan, ranges)
         for v in sorted(sources):
             lengths[paths[v]] = [end - begin for _, begin, end in sorted(ranges, key=lambda r: r[1])]
     return lengths
 
 
-def _scans_over(flat: FlatFunction, stacks: set[int], parameters: set[int]) -> dict[Item, set[int]]:
+def scans_over(flat: FlatFunction, stacks: set[int], parameters: set[int]) -> dict[Item, set[int]]:
     """The scans whose rows are rows of stacked parameters, and which parameters these are."""
     sources = {v: {v} for v in stacks}
     constant = set(parameters)
@@ -83,7 +83,7 @@ def _no_scan(flat: FlatFunction, paths: Mapping[int, str], selector: Selector) -
     )
 
 
-def _ranges(stages: Sequence[int], reverse: bool) -> list[tuple[int, int, int]]:
+def ranges_of(stages: Sequence[int], reverse: bool) -> list[tuple[int, int, int]]:
     """(stage, first row, end) of each stage, in the order in which they run.
 
     Args:
@@ -99,7 +99,7 @@ def _ranges(stages: Sequence[int], reverse: bool) -> list[tuple[int, int, int]]:
     return found
 
 
-def _replace(flat: FlatFunction, scan: Item, ranges: Sequence[tuple[int, int, int]]) -> None:
+def replace_scan(flat: FlatFunction, scan: Item, ranges: Sequence[tuple[int, int, int]]) -> None:
     """Replaces a scan by the slices of its rows, a scan for each range, and its stacked results."""
     constants, carried = scan_counts(scan.equation.params)
     carry = list(scan.inputs[constants : constants + carried])
