@@ -20,9 +20,9 @@ from mpmd.compile.thunks.poison import POISON
 from tests.support.stand_in_gpu import STREAM, StandInCompiler, StandInGpu
 
 
-def code_of(program: LaunchProgram, **options: bool) -> GpuCode:
+def code_of(program: LaunchProgram) -> GpuCode:
     """A program with code that a stand-in runs."""
-    return gpu_code(program, StandInCompiler().compile(program.kernels, 90, None), **options)
+    return gpu_code(program, StandInCompiler().compile(program.kernels, 90, None))
 
 
 class CalledProgram:
@@ -35,7 +35,7 @@ class CalledProgram:
 
     def __init__(self, program: LaunchProgram, gpu: StandInGpu | None = None, **options: bool) -> None:
         self.program, self.gpu = program, gpu or StandInGpu()
-        self.loaded = LoadedGpuProgram(code_of(program, **options), OpenGpu(self.gpu, 0))
+        self.loaded = LoadedGpuProgram(code_of(program), OpenGpu(self.gpu, 0), **options)
         self.function = self.loaded.function
         self.gpu.calls.clear()
         self._addresses: list[int] = []
@@ -68,7 +68,7 @@ class CalledProgram:
 
     def move(self) -> None:
         """The next call has its arguments and results elsewhere."""
-        self._kept, self.gpu.buffers = self.gpu.buffers, []
+        self.kept, self.gpu.buffers = self.gpu.buffers, []
 
 
 def _aligned(size: int) -> np.ndarray:

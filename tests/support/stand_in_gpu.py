@@ -107,6 +107,7 @@ class StandInGpu:
         self._contexts: dict[int, int] = {}
         self._context = threading.local()
         self._shims: list[Any] = []
+        self._capturing: list[Callable[[], Any]] | None = None
         self.driver = _Functions(self, DRIVER)
         self.cublaslt = _Functions(self, CUBLASLT)
 
@@ -143,6 +144,8 @@ class StandInGpu:
         def called(*given: int | None) -> int:
             self.calls.append(name)
             if len(self.calls) == self.fail_at and not name.endswith(_RELEASING):
+                if name == "cuStreamEndCapture":
+                    self._capturing = None
                 return LIBRARY_FAILED if name.startswith("cublas") else FAILED
             try:
                 status = function(*(argument or 0 for argument in given))
@@ -248,31 +251,69 @@ class StandInGpu:
         kernel = made["kernel"]
         assert sizes[1:] == [1, 1, 32 * kernel.warps, 1, 1]
         assert 32 * kernel.warps <= _CAPACITY and SHARED == shared <= made["shared"] and stream == STREAM
+        assert sizes[0] < 1 << 31
         pointers = ctypes.cast(parameters, ctypes.POINTER(_P))
         values = [ctypes.cast(pointers[k], ctypes.POINTER(_P))[0] for k in range(len(kernel.pointers) + 2)]
         assert values[-2:] == [None, None] and not extra
         for aligned, at in zip(kernel.aligned, values):
             assert not aligned or (at or 0) % 16 == 0, "an argument is not aligned"
-        # Triton is imported where there are kernels: programs of products alone run without it
-        interpreter = importlib.import_module("tests.support.triton_interpreter")
-        interpreter.run_kernel(kernel, values[:-2], grid=sizes[0])
-        self.launched.append(kernel.name)
-        return 0
+
+        def run() -> None:
+            # Triton is imported where there are kernels: programs of products alone run without it
+            interpreter = importlib.import_module("tests.support.triton_interpreter")
+            interpreter.run_kernel(kernel, values[:-2], grid=sizes[0])
+            self.launched.append(kernel.name)
+
+        return self._start(run)
 
     def _cuMemcpyDtoDAsync_v2(self, target: int, source: int, size: int, stream: int) -> None:
         assert stream == STREAM
-        ctypes.memmove(self._memory(target, size), self._memory(source, size), size)
+        places = self._memory(target, size), self._memory(source, size)
+        self._start(lambda: ctypes.memmove(*places, size))
 
     def _cuMemsetD32Async(self, target: int, word: int, count: int, stream: int) -> None:
         assert stream == STREAM and target % 4 == 0
-        _array(self._memory(target, 4 * count), np.uint32, count)[:] = word
+        filled = _array(self._memory(target, 4 * count), np.uint32, count)
+        self._start(lambda: filled.fill(word))
 
     def _cuMemcpyDtoHAsync_v2(self, host: int, source: int, size: int, stream: int) -> None:
-        assert stream == STREAM
+        assert stream == STREAM and self._capturing is None
         ctypes.memmove(host, self._memory(source, size), size)
 
     def _cuStreamSynchronize(self, stream: int) -> None:
-        assert stream == STREAM
+        assert stream == STREAM and self._capturing is None
+
+    def _start(self, work: Callable[[], Any]) -> int:
+        """Runs what is launched, or captures it."""
+        if self._capturing is None:
+            work()
+        else:
+            self._capturing.append(work)
+        return 0
+
+    def _cuStreamBeginCapture_v2(self, stream: int, mode: int) -> None:
+        assert stream == STREAM and mode == 1 and self._capturing is None
+        self._capturing = []
+
+    def _cuStreamEndCapture(self, stream: int, where: int) -> None:
+        assert stream == STREAM and self._capturing is not None
+        self._create("graph", where, self._capturing)
+        self._capturing = None
+
+    def _cuGraphInstantiateWithFlags(self, where: int, graph: int, flags: int) -> None:
+        assert flags == 0
+        self._create("executable graph", where, list(self._get("graph", graph)))
+
+    def _cuGraphLaunch(self, executable: int, stream: int) -> None:
+        assert stream == STREAM and self._capturing is None
+        for work in self._get("executable graph", executable):
+            work()
+
+    def _cuGraphDestroy(self, graph: int) -> None:
+        self._drop("graph", graph)
+
+    def _cuGraphExecDestroy(self, executable: int) -> None:
+        self._drop("executable graph", executable)
 
     def _cuGetErrorName(self, status: int, where: int) -> int:
         if status != FAILED:
@@ -374,9 +415,12 @@ class StandInGpu:
         x, y, z = (self._matrices(at, made) for at, made in ((a_at, a), (b_at, b), (d_at, d)))
         x = x.swapaxes(1, 2) if transposed[3] else x
         y = y.swapaxes(1, 2) if transposed[4] else y
-        with np.errstate(all="ignore"):
-            z[...] = np.matmul(x.astype(np.float64), y.astype(np.float64)).astype(z.dtype)
-        return 0
+
+        def run() -> None:
+            with np.errstate(all="ignore"):
+                z[...] = np.matmul(x.astype(np.float64), y.astype(np.float64)).astype(z.dtype)
+
+        return self._start(run)
 
     def _matrices(self, at: int, made: int) -> np.ndarray:
         """The column-major matrices of a layout."""

@@ -8,6 +8,8 @@
 | `products.py` | matrix products as descriptors |
 | `launches.py` | thunks as a list of launches |
 | `handler.py` | this list as LLVM IR, which XLA calls |
+| `calls.py` | its calls through a table of functions, and their errors |
+| `capture.py` | what a call issues as a CUDA graph, replayed |
 | `functions.py` | the functions of the CUDA driver and of cuBLASLt, with their types |
 | `libraries.py` | where these libraries are |
 | `driver.py` | the driver with one GPU: kernels, memory, errors in words |

@@ -204,14 +204,16 @@ class NativeGpuBackend:
         gpu = gpu_at(self.libraries, ordinal_of(mesh))
 
         def load() -> ProgramLoad[RegisteredGpuProgram]:
-            loaded = LoadedGpuProgram(code, gpu)
+            loaded = LoadedGpuProgram(code, gpu, command_buffers=self.options.command_buffers)
 
             def program(index: int) -> RegisteredGpuProgram:
                 return RegisteredGpuProgram(index, loaded.arena_bytes, loaded.kept_bytes)
 
             return ProgramLoad(loaded.handler, program, loaded)
 
-        return _programs(self.libraries).named(f"{code.fingerprint}.{gpu.driver.ordinal}", load)
+        captured = ".captured" if self.options.command_buffers else ""
+        name = f"{code.fingerprint}.{gpu.driver.ordinal}{captured}"
+        return _programs(self.libraries).named(name, load)
 
 
 def ordinal_of(mesh: Mesh) -> int:

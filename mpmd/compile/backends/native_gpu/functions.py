@@ -33,6 +33,12 @@ DRIVER: dict[str, tuple[Any, ...]] = {
     "cuMemsetD32Async": (_Q, _U, _S, _P),
     "cuMemcpyDtoHAsync_v2": (_P, _Q, _S, _P),
     "cuStreamSynchronize": (_P,),
+    "cuStreamBeginCapture_v2": (_P, _I),
+    "cuStreamEndCapture": (_P, _P),
+    "cuGraphInstantiateWithFlags": (_P, _P, ctypes.c_ulonglong),
+    "cuGraphLaunch": (_P, _P),
+    "cuGraphDestroy": (_P,),
+    "cuGraphExecDestroy": (_P,),
     "cuGetErrorName": (_I, _P),
     "cuGetErrorString": (_I, _P),
 }

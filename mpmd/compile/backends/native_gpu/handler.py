@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpmd.compile.backends.ffi.frame import FfiFrame
+from mpmd.compile.backends.native_gpu.calls import NULL, CallEmitter
+from mpmd.compile.backends.native_gpu.capture import emit_capture
 from mpmd.compile.backends.native_gpu.launches import (
     BranchLaunch,
     CopyLaunch,
@@ -35,22 +37,6 @@ from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.target import CpuTarget
 from mpmd.compile.llvm.types import Value, constant
 
-ENTRIES = (
-    "cuCtxSetCurrent",
-    "cuLaunchKernel",
-    "cuMemcpyDtoDAsync_v2",
-    "cuMemsetD32Async",
-    "cuMemcpyDtoHAsync_v2",
-    "cuStreamSynchronize",
-    "cuGetErrorName",
-    "cublasLtMatmul",
-    "cublasLtGetStatusName",
-)
-"""The functions that a handler calls, in the order of its table; without products the last two are null."""
-
-STATE = ("table", "kernels", "products", "context", "constants", "failed_status")
-"""The words of the state block; the handler writes the last one alone."""
-
 KERNEL_RECORD = ("function", "shared_bytes")
 PRODUCT_RECORD = ("handle", "descriptor", "alpha", "a", "b", "beta", "c", "d", "algorithm", "workspace_bytes")
 """`a` and `b` are the library's: for a row-major result our b and our a; see `cublaslt.py`."""
@@ -61,8 +47,6 @@ WORKSPACE_ALIGNMENT = 256
 _TRITON_POINTERS = 2  # that each kernel takes after its own: memory of Triton's, which none of ours needs
 _WARP = 32
 _STREAM_GET_BYTES = 32
-_MESSAGE_BYTES = 512
-_NULL = Value("null", "ptr")
 
 
 def emit_handler(program: LaunchProgram, target: CpuTarget) -> Module:
@@ -73,9 +57,6 @@ def emit_handler(program: LaunchProgram, target: CpuTarget) -> Module:
         target: the CPU of the host.
     """
     module = Module(target)
-    module.add_global(f"{program.name}_words", f"internal global [{len(STATE)} x i64] zeroinitializer")
-    with FunctionBuilder(module, f"{program.name}_state", [], result="ptr") as f:
-        f.ret(Value(f"@{program.name}_words", "ptr"))
     _HandlerEmitter(module, program).emit()
     return module
 
@@ -88,14 +69,17 @@ class _HandlerEmitter:
         self.name = program.name
         self.kernels = {name: number for number, name in enumerate(program.kernels)}
         self.products = {descriptor: number for number, descriptor in enumerate(program.descriptors)}
-        self.state = Value(f"@{self.name}_words", "ptr")
-        self._texts: dict[str, str] = {}
-        self._calls = 0
+        self.calls = CallEmitter(module, program.name)
 
     def emit(self) -> None:
-        self._emit_failure()
+        with FunctionBuilder(self.module, f"{self.name}_state", [], result="ptr") as f:
+            f.ret(self.calls.state)
         self._emit_issue()
-        with FunctionBuilder(self.module, f"{self.name}_handler", [("frame", "ptr")], result="ptr") as f:
+        if self.program.is_capturable:
+            emit_capture(self.calls, len(self.program.allocations))
+        with FunctionBuilder(
+            self.module, f"{self.name}_handler", [("frame", "ptr")], result="ptr", plain=True
+        ) as f:
             self.f, self.frame = f, FfiFrame(self.module, f)
             self.frame.begin()
             counts = {"arg_count": self._count("parameter"), "ret_count": self._count("result", "arena")}
@@ -107,14 +91,18 @@ class _HandlerEmitter:
             memory = f.stack("ptr", len(self.program.allocations))
             for number, pointer in enumerate(self._allocations()):
                 f.store(pointer, memory, number)
-            made = f.call(f"{self.name}_issue", self.frame.address, stream, memory, result="ptr")
+            issue = "issue_or_replay" if self.program.is_capturable else "issue"
+            made = f.call(f"{self.name}_{issue}", self.frame.address, stream, memory, result="ptr")
             f.ret(made)
 
     def _count(self, *kinds: str) -> int:
         return sum(a.kind in kinds for a in self.program.allocations)
 
     def _word(self, which: str) -> Value:
-        return self.f.load(self.state, "ptr", STATE.index(which))
+        return self.calls.word(self.f, which)
+
+    def _call(self, entry: str, values: Sequence[Value], where: str) -> None:
+        self.calls.call(self.f, entry, values, where)
 
     def _allocations(self) -> list[Value]:
         """The address of each allocation: arguments, results, constants, the arena."""
@@ -124,19 +112,16 @@ class _HandlerEmitter:
 
     def _emit_issue(self) -> None:
         """`issue(frame, stream, memory)`: all steps; the error of the first that fails, or null."""
-        arguments = [("frame", "ptr"), ("stream", "ptr"), ("memory", "ptr")]
-        name = f"{self.name}_issue"
-        with FunctionBuilder(self.module, name, arguments, result="ptr", internal=True, plain=True) as f:
-            self.f = f
-            self.stream, self.table = f.arguments["stream"], self._word("table")
+        with self.calls.function("issue", "stream", "memory") as f:
+            self.f, self.stream = f, f.arguments["stream"]
             count = len(self.program.allocations)
             self.memory = [f.load(f.arguments["memory"], "ptr", number) for number in range(count)]
             self._call("cuCtxSetCurrent", [self._word("context")], "the call")
             self.host = f.stack("i64")
             self._take_parameters()
-            self.workspace = self._workspace() if self.products else _NULL
+            self.workspace = self._workspace() if self.products else NULL
             self._steps(self.program.steps)
-            f.ret(_NULL)
+            f.ret(NULL)
 
     def _take_parameters(self) -> None:
         """Memory for the arguments of a kernel, which the driver copies: all launches share it."""
@@ -176,13 +161,13 @@ class _HandlerEmitter:
 
     def _launch(self, step: KernelLaunch) -> None:
         f, kernel = self.f, self.program.kernels[step.kernel]
-        arguments = [*map(self._at, step.arguments), *[_NULL] * _TRITON_POINTERS]
+        arguments = [*map(self._at, step.arguments), *[NULL] * _TRITON_POINTERS]
         for number, argument in enumerate(arguments):
             f.store(argument, self.values, number)
         record = f.offset(self._word("kernels"), 8 * len(KERNEL_RECORD) * self.kernels[step.kernel])
         function, shared = f.load(record, "ptr"), f.load(f.offset(record, 8), "i32")
         sizes = [constant(n, "i32") for n in (step.grid, 1, 1, _WARP * kernel.warps, 1, 1)]
-        given = [function, *sizes, shared, self.stream, self.pointers, _NULL]
+        given = [function, *sizes, shared, self.stream, self.pointers, NULL]
         self._call("cuLaunchKernel", given, f"{step.name} ({step.kernel})")
 
     def _multiply(self, step: ProductLaunch) -> None:
@@ -221,50 +206,3 @@ class _HandlerEmitter:
         self._call("cuMemcpyDtoHAsync_v2", [self.host, self._at(place), size, self.stream], name)
         self._call("cuStreamSynchronize", [self.stream], name)
         return self.f.load(self.host, type_)
-
-    # -- calls
-    def _call(self, entry: str, values: Sequence[Value], where: str) -> None:
-        """Calls an entry of the table; another status than 0 ends the function with an error."""
-        f = self.f
-        status = self._enter(entry, values, "i32")
-        text = self._text(f"GPU program {self.name}: {entry} failed in {where}")
-        library = constant(int(entry.startswith("cublasLt")), "i1")
-        given = ", ".join(v.typed for v in (f.arguments["frame"], text, status, library))
-        self._calls += 1
-        error = Value(f"%error{self._calls}", "ptr")
-        with f.when(f.compare("ne", status, constant(0, "i32")), returns=True, value=error):
-            f.emit(f"{error} = call ptr @{self.name}_failure({given})")
-
-    def _enter(self, entry: str, values: Sequence[Value], result: str) -> Value:
-        f = self.f
-        function = f.load(self.table, "ptr", ENTRIES.index(entry))
-        return f.op(f"call {result} {function}({', '.join(value.typed for value in values)})", result)
-
-    def _text(self, message: str) -> Value:
-        """The address of a message; equal ones are in the module once."""
-        symbol = self._texts.setdefault(message, f"{self.name}_message{len(self._texts)}")
-        return FfiFrame(self.module, self.f).text(symbol, message)
-
-    def _emit_failure(self) -> None:
-        """`failure(frame, text, status, library)`: an error with the text and the status in words."""
-        arguments = [("frame", "ptr"), ("text", "ptr"), ("status", "i32"), ("library", "i1")]
-        symbol = f"{self.name}_failure"
-        with FunctionBuilder(self.module, symbol, arguments, result="ptr", internal=True, plain=True) as f:
-            self.f, status = f, f.arguments["status"]
-            f.store(f.cast("sext", status, "i64"), self.state, STATE.index("failed_status"))
-            self.table, name = self._word("table"), f.stack("ptr")
-            f.store(_NULL, name)
-            of_library = f.arguments["library"]
-            with f.when(of_library):
-                f.store(self._enter("cublasLtGetStatusName", [status], "ptr"), name)
-            with f.when(f.op(f"xor {of_library.typed}, true", "i1")):
-                self._enter("cuGetErrorName", [status, name], "i32")
-            message, size = f.stack("i8", _MESSAGE_BYTES), constant(_MESSAGE_BYTES, "i64")
-            words, format_ = f.load(name, "ptr"), self._text("%s: %s (status %d)")
-            unknown = f.op(f"icmp eq ptr {words}, null", "i1")
-            words = f.select(unknown, self._text("unknown error"), words)
-            given = [message, size, format_, f.arguments["text"], words, status]
-            self.module.declare("snprintf", "i32", ("ptr", "i64", "ptr", "..."))
-            listed = ", ".join(value.typed for value in given)
-            f.op(f"call i32 (ptr, i64, ptr, ...) @snprintf({listed})", "i32")
-            f.ret(FfiFrame(self.module, f).error(message))

@@ -13,16 +13,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mpmd.compile.backends.native_gpu.calls import ENTRIES, STATE
+from mpmd.compile.backends.native_gpu.capture import EXECUTABLE, HEADER_WORDS, ROW_WORDS, block_words
 from mpmd.compile.backends.native_gpu.cublaslt import PreparedProduct
 from mpmd.compile.backends.native_gpu.driver import DeviceError, GpuDriver
 from mpmd.compile.backends.native_gpu.functions import address
 from mpmd.compile.backends.native_gpu.gpu import OpenGpu
-from mpmd.compile.backends.native_gpu.handler import (
-    ENTRIES,
-    PRODUCT_RECORD,
-    STATE,
-    WORKSPACE_ALIGNMENT,
-)
+from mpmd.compile.backends.native_gpu.handler import PRODUCT_RECORD, WORKSPACE_ALIGNMENT
 from mpmd.compile.backends.native_gpu.launches import LaunchProgram, ProductLaunch
 from mpmd.compile.backends.native_gpu.products import ProductDescriptor
 from mpmd.compile.backends.native_gpu.target import GpuCode
@@ -38,6 +35,7 @@ class LoadedGpuProgram:
     Args:
         code: the program.
         gpu: the GPU.
+        command_buffers: whether calls are captured as graphs, if they can be.
 
     Attributes:
         function: its XLA FFI handler, a ctypes function of a frame.
@@ -49,7 +47,7 @@ class LoadedGpuProgram:
         CompileError: a call failed, or cuBLASLt is missing; names the program.
     """
 
-    def __init__(self, code: GpuCode, gpu: OpenGpu) -> None:
+    def __init__(self, code: GpuCode, gpu: OpenGpu, *, command_buffers: bool = False) -> None:
         program = code.program
         self._undo = contextlib.ExitStack()
         with contextlib.ExitStack() as undo:
@@ -59,6 +57,8 @@ class LoadedGpuProgram:
                 products = _prepared(program, gpu, undo)
                 constants = gpu.driver.memory(program.constants, undo) if program.constants else 0
                 table = _table(program, gpu)
+                graphs = _words([0] * block_words(len(program.allocations)))
+                undo.callback(_destroy_graphs, graphs, len(program.allocations), gpu.driver)
             except DeviceError as error:
                 raise DeviceError(f"GPU program {program.name}: {error}") from error
             self._undo = undo.pop_all()
@@ -74,7 +74,8 @@ class LoadedGpuProgram:
         self.state = (ctypes.c_int64 * len(STATE)).from_address(
             host.function(state, result=ctypes.c_void_p)()
         )
-        self.state[:] = [*(b.ctypes.data for b in blocks), gpu.driver.context, constants, 0]
+        captured = graphs.ctypes.data if command_buffers and program.is_capturable else 0
+        self.state[:] = [*(b.ctypes.data for b in blocks), gpu.driver.context, constants, captured, 0]
         self.function = host.function(handler, ctypes.c_void_p, result=ctypes.c_void_p)
         self.handler = gpu.libraries.entry(host.address(handler))
         self._kept = [blocks, products, host, code]  # the handler has their addresses
@@ -113,6 +114,14 @@ def _table(program: LaunchProgram, gpu: OpenGpu) -> list[int]:
         else:
             found.append(address(gpu.cublaslt.function(name)) if program.descriptors else 0)
     return found
+
+
+def _destroy_graphs(block: np.ndarray, allocations: int, driver: GpuDriver) -> None:
+    """Destroys the graphs that a program has captured."""
+    rows = block[HEADER_WORDS:].reshape(-1, ROW_WORDS + allocations)
+    for executable in rows[:, EXECUTABLE]:
+        if executable:
+            driver.function("cuGraphExecDestroy")(int(executable))
 
 
 def _words(values: Sequence[int]) -> np.ndarray:

@@ -1,5 +1,6 @@
 """The handler of a launch program: its calls, in order, with their arguments; errors that name the call."""
 
+import gc
 import importlib.util
 
 import jax
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu.frame import CallFrame
-from mpmd.compile.backends.native_gpu.handler import ENTRIES, STATE
+from mpmd.compile.backends.native_gpu.calls import ENTRIES, STATE
+from mpmd.compile.backends.native_gpu.capture import ROWS
 from mpmd.compile.backends.native_gpu.target import GpuTarget
 from mpmd.compile.driver import prepare_fragment
 from tests.support.gpu_launches import CalledProgram
@@ -87,8 +89,8 @@ def test_every_call_fails_once():
     made = CalledProgram(program_of(control, X, np.int32(2)))
     made.call(as_bytes(X, np.int32(2)))
     whole = list(made.gpu.calls)
-    unused = {"cuMemcpyDtoDAsync_v2", "cuMemsetD32Async", "cuGetErrorName", "cublasLtGetStatusName"}
-    assert set(whole) >= set(ENTRIES) - unused
+    assert {"cuLaunchKernel", "cuMemcpyDtoHAsync_v2", "cuStreamSynchronize", "cublasLtMatmul"} <= set(whole)
+    assert set(whole) <= set(ENTRIES)
     for number, entry in enumerate(whole, 1):
         made.gpu.calls.clear()
         made.gpu.fail_at = number
@@ -97,3 +99,70 @@ def test_every_call_fails_once():
     made.gpu.fail_at = 0
     (got,) = made.call(as_bytes(X, np.int32(2)))
     np.testing.assert_allclose(got.view(np.float32).reshape(8, 8), control(X, 2), rtol=1e-5, atol=1e-6)
+
+
+CAPTURED = [
+    "cuStreamBeginCapture_v2",
+    "cuCtxSetCurrent",
+    "cublasLtMatmul",
+    "cublasLtMatmul",
+    "cuStreamEndCapture",
+]
+CAPTURED += ["cuGraphInstantiateWithFlags", "cuGraphDestroy", "cuGraphLaunch"]
+ISSUED = ["cuCtxSetCurrent", "cuCtxSetCurrent", "cublasLtMatmul", "cublasLtMatmul"]
+
+
+def check(made, x):
+    made.gpu.calls.clear()
+    (got,) = made.call(as_bytes(x, X))
+    np.testing.assert_allclose(got.view(np.float32).reshape(8, 8), products(x, X), rtol=1e-5, atol=1e-6)
+    return list(made.gpu.calls)
+
+
+def test_a_call_is_captured_when_its_addresses_come_again():
+    made = CalledProgram(program_of(products, X, X), command_buffers=True)
+    assert check(made, X) == ISSUED
+    assert check(made, X + 1) == ["cuCtxSetCurrent", *CAPTURED]
+    for change in (2, 3):
+        assert check(made, X + change) == ["cuCtxSetCurrent", "cuGraphLaunch"]
+    kept = []
+    for number in range(ROWS + 1):  # other addresses: the oldest graph makes room
+        made.move()
+        kept.append(made.kept)
+        made_room = ["cuGraphExecDestroy"] * (number >= ROWS - 1)
+        assert check(made, X - number) == [ISSUED[0], *made_room, *ISSUED[1:]]
+        if number in (0, ROWS):
+            assert check(made, X) == ["cuCtxSetCurrent", *CAPTURED]
+    assert made.gpu.live["executable graph"] == 1 and not made.gpu.live["graph"]
+    del made.loaded, made.function
+    gc.collect()
+    assert not made.gpu.live
+
+
+def test_every_call_of_a_capture_fails_once():
+    program = program_of(products, X, X)
+    for number, entry in enumerate(["cuCtxSetCurrent", *CAPTURED], 1):
+        made = CalledProgram(program, command_buffers=True)
+        check(made, X)
+        if entry == "cuGraphDestroy":
+            continue
+        made.gpu.calls.clear()
+        made.gpu.fail_at = number
+        with pytest.raises(RuntimeError, match=f"{entry} failed in "):
+            made.call(as_bytes(X, X))
+        made.gpu.fail_at = 0
+        assert not made.gpu.live["graph"] and made.gpu.live["executable graph"] <= 1
+        wanted = [
+            "cuCtxSetCurrent",
+            *([] if made.gpu.live["executable graph"] else CAPTURED[:-1]),
+            "cuGraphLaunch",
+        ]
+        assert check(made, X) == wanted
+
+
+@needs_triton
+def test_programs_that_wait_for_a_flag_are_not_captured():
+    made = CalledProgram(program_of(control, X, np.int32(2)), command_buffers=True)
+    for _ in range(3):
+        made.call(as_bytes(X, np.int32(2)))
+    assert not [name for name in made.gpu.calls if "Graph" in name or "Capture" in name]
