@@ -17,22 +17,16 @@ import re
 import subprocess
 import tempfile
 import time
-from typing import Any
-
-import jax
 
 from benchmarks.fragments import cases
+from benchmarks.gpu.target import fragment_of
 from benchmarks.script import run
-from mpmd.compile.backends.arrays import value_spec
 from mpmd.compile.backends.native_gpu.devices import GPUS
 from mpmd.compile.backends.native_gpu.launches import KernelLaunch, LaunchProgram, ProductLaunch
 from mpmd.compile.backends.native_gpu.target import GpuTarget
 from mpmd.compile.backends.native_gpu.triton.compiler import TritonCompiler
 from mpmd.compile.compilation import Prepared
 from mpmd.compile.driver import prepare_fragment
-from mpmd.compile.fragment import FragmentModule, ValueSpec
-from mpmd.compile.hlo.dtypes import dtype_of
-from mpmd.compile.hlo.shape import array
 from mpmd.compile.thunks.costs import fragment_costs
 
 SIZE = {"batch": 8, "tokens": 1024, "width": 768, "heads": 12, "vocabulary": 50257}
@@ -48,19 +42,6 @@ class KernelFacts:
     spilled_bytes: int
     shared_bytes: int
     seconds: float
-
-
-def fragment_of(name: str, function: Any, arguments: list[Any]) -> FragmentModule:
-    """A function as a fragment on a mesh of one device."""
-
-    def spec(value: Any) -> ValueSpec:
-        dtype = value_spec(array(dtype_of(value.dtype))).dtype
-        return ValueSpec(tuple(value.shape), dtype, ((),) * len(value.shape))
-
-    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arguments]
-    text = jax.jit(function).lower(*shapes).as_text()
-    results = jax.tree.leaves(jax.eval_shape(function, *shapes))
-    return FragmentModule(name, "mesh", text, tuple(map(spec, shapes)), tuple(map(spec, results)), ())
 
 
 def kernel_facts(program: LaunchProgram, capability: int) -> list[KernelFacts]:

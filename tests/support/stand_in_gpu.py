@@ -27,6 +27,7 @@ from mpmd.compile.backends.native_gpu.triton.kernels import PrintedKernel
 from mpmd.compile.cache import DiskCache
 
 STREAM, FAILED, LIBRARY_FAILED = 0x77, 719, 13
+STREAMS = (STREAM, 0)  # that of XLA, and the driver's own
 SHARED = 64 << 10  # more than a kernel may have without leave
 WORKSPACE = 1 << 10
 _P = ctypes.c_void_p
@@ -250,7 +251,7 @@ class StandInGpu:
         made = self._get("function", function)
         kernel = made["kernel"]
         assert sizes[1:] == [1, 1, 32 * kernel.warps, 1, 1]
-        assert 32 * kernel.warps <= _CAPACITY and SHARED == shared <= made["shared"] and stream == STREAM
+        assert 32 * kernel.warps <= _CAPACITY and SHARED == shared <= made["shared"] and stream in STREAMS
         assert sizes[0] < 1 << 31
         pointers = ctypes.cast(parameters, ctypes.POINTER(_P))
         values = [ctypes.cast(pointers[k], ctypes.POINTER(_P))[0] for k in range(len(kernel.pointers) + 2)]
@@ -267,21 +268,21 @@ class StandInGpu:
         return self._start(run)
 
     def _cuMemcpyDtoDAsync_v2(self, target: int, source: int, size: int, stream: int) -> None:
-        assert stream == STREAM
+        assert stream in STREAMS
         places = self._memory(target, size), self._memory(source, size)
         self._start(lambda: ctypes.memmove(*places, size))
 
     def _cuMemsetD32Async(self, target: int, word: int, count: int, stream: int) -> None:
-        assert stream == STREAM and target % 4 == 0
+        assert stream in STREAMS and target % 4 == 0
         filled = _array(self._memory(target, 4 * count), np.uint32, count)
         self._start(lambda: filled.fill(word))
 
     def _cuMemcpyDtoHAsync_v2(self, host: int, source: int, size: int, stream: int) -> None:
-        assert stream == STREAM and self._capturing is None
+        assert stream in STREAMS and self._capturing is None
         ctypes.memmove(host, self._memory(source, size), size)
 
     def _cuStreamSynchronize(self, stream: int) -> None:
-        assert stream == STREAM and self._capturing is None
+        assert stream in STREAMS and self._capturing is None
 
     def _start(self, work: Callable[[], Any]) -> int:
         """Runs what is launched, or captures it."""
@@ -292,11 +293,11 @@ class StandInGpu:
         return 0
 
     def _cuStreamBeginCapture_v2(self, stream: int, mode: int) -> None:
-        assert stream == STREAM and mode == 1 and self._capturing is None
+        assert stream in STREAMS and mode == 1 and self._capturing is None
         self._capturing = []
 
     def _cuStreamEndCapture(self, stream: int, where: int) -> None:
-        assert stream == STREAM and self._capturing is not None
+        assert stream in STREAMS and self._capturing is not None
         self._create("graph", where, self._capturing)
         self._capturing = None
 
@@ -305,7 +306,7 @@ class StandInGpu:
         self._create("executable graph", where, list(self._get("graph", graph)))
 
     def _cuGraphLaunch(self, executable: int, stream: int) -> None:
-        assert stream == STREAM and self._capturing is None
+        assert stream in STREAMS and self._capturing is None
         for work in self._get("executable graph", executable):
             work()
 
@@ -404,7 +405,7 @@ class StandInGpu:
             given
         )
         self._get("library", handle)
-        assert c == d and c_at == d_at and stream == STREAM
+        assert c == d and c_at == d_at and stream in STREAMS
         assert list((ctypes.c_uint64 * 5).from_address(algorithm)) == [descriptor, a, b, c, d]
         assert size == WORKSPACE and work % 256 == 0
         self._memory(work, size)

@@ -55,7 +55,7 @@ def run_them(entries, out, budget=600.0):
     out.mkdir(exist_ok=True)
     findings = {"experiments": {}}
     with (out / "log").open("w") as file:
-        run.run_all(entries, False, budget, out, run.Log(file), findings)
+        run.run_all(entries, run.Mode.NO_GPU, budget, out, run.Log(file), findings)
     return findings, json.loads((out / "gpu.json").read_text())["experiments"]
 
 
