@@ -45,7 +45,7 @@ class ListedExperiment:
         needs: packages besides the base.
         beside: on the CPU only; runs beside the others where there are cores for it.
         package: that its module is in.
-        stand_in: whether it runs on a stand-in.
+        simulated: whether it runs on a stand-in.
     """
 
     name: str
@@ -53,17 +53,17 @@ class ListedExperiment:
     needs: tuple[str, ...] = ()
     beside: bool = False
     package: str = "benchmarks.gpu"
-    stand_in: bool = False
+    simulated: bool = False
 
 
 # The most useful first: the budget may end before the list does.
 EXPERIMENTS = (
     ListedExperiment("environment", 60),
-    ListedExperiment("target_launches", 60, ("triton",), stand_in=True),
-    ListedExperiment("target_models", 120, ("triton", "absl-py"), stand_in=True),
-    ListedExperiment("target_gpt2", 150, ("triton",), stand_in=True),
-    ListedExperiment("target_kernels", 60, ("triton",), stand_in=True),
-    ListedExperiment("target_example", 120, ("triton", "absl-py", "flax", "optax"), stand_in=True),
+    ListedExperiment("target_launches", 60, ("triton",), simulated=True),
+    ListedExperiment("target_models", 120, ("triton", "absl-py"), simulated=True),
+    ListedExperiment("target_gpt2", 150, ("triton",), simulated=True),
+    ListedExperiment("target_kernels", 60, ("triton",), simulated=True),
+    ListedExperiment("target_example", 120, ("triton", "absl-py", "flax", "optax"), simulated=True),
     ListedExperiment("cublaslt_epilogues", 60),
     ListedExperiment("flash_attention", 100, ("triton",)),
     ListedExperiment("shared_device", 50, ("absl-py",)),
@@ -78,7 +78,7 @@ class Mode(enum.Enum):
 
     GPU = ()
     NO_GPU = ("--no_gpu",)
-    STAND_IN = ("--stand-in",)
+    SIMULATED = ("--stand-in",)
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -217,9 +217,9 @@ def run_all(
         for entry in (*first, *(e for e in entries if e not in first)):
             lacking = [n for n in (*_BASE, *entry.needs) if not prepare.PACKAGES[n].is_here]
             why = f"needs {', '.join(lacking)}" if lacking else ""
-            if mode is Mode.STAND_IN and not entry.stand_in:
+            if mode is Mode.SIMULATED and not entry.simulated:
                 why = "it needs a GPU"
-            if mode is Mode.NO_GPU and entry.stand_in:
+            if mode is Mode.NO_GPU and entry.simulated:
                 why = "it needs a GPU, or --stand-in"
             if left() < MIN_SECONDS:
                 why = "the budget is used up"
@@ -263,7 +263,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="names, separated by commas")
     parser.add_argument("--wheels", type=Path, help="folder with wheels of packages that are missing")
     parser.add_argument("--no_gpu", action="store_true", help="do not use a GPU that is here")
-    parser.add_argument("--stand-in", action="store_true", help="use a stand-in instead of a GPU")
+    parser.add_argument("--stand-in", dest="simulated", action="store_true", help="use a stand-in GPU")
     args = parser.parse_args()
     known = {entry.name: entry for entry in EXPERIMENTS}
     names = [name for name in args.only.split(",") if name] or list(known)
@@ -272,9 +272,9 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     with (args.out / "gpu.log").open("w") as file:
         log = Log(file)
-        unwanted = args.no_gpu or args.stand_in
+        unwanted = args.no_gpu or args.simulated
         here, what = (False, "not requested") if unwanted else gpu_is_here()
-        mode = Mode.STAND_IN if args.stand_in else Mode.GPU if here else Mode.NO_GPU
+        mode = Mode.SIMULATED if args.simulated else Mode.GPU if here else Mode.NO_GPU
         log.say(f"GPU: {what}")
         findings: dict[str, Any] = {
             "gpu": what if here else None,

@@ -24,11 +24,11 @@ from mpmd.compile.options import DEFAULTS, CompileOptions
 
 
 @functools.cache
-def libraries(stand_in: bool) -> GpuLibraries:
+def libraries(simulated: bool) -> GpuLibraries:
     """The driver and cuBLASLt; with a stand-in `backend="native"` on CPU is this target, too."""
-    if not stand_in:
+    if not simulated:
         return CudaLibraries()
-    from tests.support.stand_in_gpu import StandInGpu
+    from tests.support.simulated_gpu import StandInGpu
 
     gpu = StandInGpu(count=8)
     native: Any = targets.NATIVE
@@ -43,7 +43,7 @@ def mesh() -> Mesh:
 
 def gpu_of(run: Experiment) -> OpenGpu:
     """The first GPU."""
-    return gpu_at(libraries(run.stand_in), 0)
+    return gpu_at(libraries(run.simulated), 0)
 
 
 def fragment_of(
@@ -69,7 +69,7 @@ def compiled(run: Experiment, fragment: FragmentModule, options: CompileOptions 
     Raises:
         CompileError: it is not; says why.
     """
-    return NativeGpuBackend.of(mesh(), options, libraries(run.stand_in)).compile(fragment, mesh())
+    return NativeGpuBackend.of(mesh(), options, libraries(run.simulated)).compile(fragment, mesh())
 
 
 def chained(

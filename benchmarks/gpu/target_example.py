@@ -28,7 +28,7 @@ def measure(run: Experiment) -> None:
 
     from benchmarks.gpu.target import libraries
 
-    libraries(run.stand_in)
+    libraries(run.simulated)
     warnings.filterwarnings("ignore", "meshes .* share")
     for stages in (2, 4) if run.gpu else (2,):
         name = f"{stages} meshes"

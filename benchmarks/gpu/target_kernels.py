@@ -20,7 +20,7 @@ from benchmarks.gpu.experiment import Experiment, run_experiment
 SIZE = {"batch": 8, "tokens": 1024, "width": 768, "heads": 12, "vocabulary": 50257}
 SMALL = {"batch": 1, "tokens": 8, "width": 16, "heads": 2, "vocabulary": 32}
 NAMES = ("block forward+backward", "head forward+backward", "adam")
-LARGEST, GOOD = 10, 0.85
+MAX_NAMED, GOOD = 10, 0.85
 COPIED = 1 << 28  # words
 ZERO_BYTES = 4
 
@@ -76,8 +76,8 @@ def _kernels(run: Experiment, name: str, function: Any, arguments: list[Any], ce
         for moved, seconds, step in found
     ]  # fmt: skip
     run.figure(f"kernels.{label}", rows)
-    good = sum(row["share"] >= GOOD for row in rows[:LARGEST])
-    run.figure(f"{label}.good_of_the_largest", f"{good} of {len(rows[:LARGEST])}")
+    good = sum(row["share"] >= GOOD for row in rows[:MAX_NAMED])
+    run.figure(f"{label}.good_of_the_largest", f"{good} of {len(rows[:MAX_NAMED])}")
     worst = {step.kernel: code.program.kernels[step.kernel].source for _, _, step in found[:3]}
     run.figure(f"{label}.texts_of_the_largest", worst)
     run.check(f"{name}: all kernels run by themselves", bool(rows), f"{len(rows)} kernels")

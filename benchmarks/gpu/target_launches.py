@@ -95,7 +95,7 @@ def _counted(run: Experiment, made: Any) -> None:
     from benchmarks.gpu.target import libraries
     from mpmd.compile.backends.ffi.custom_call import is_called
 
-    counted = is_called(made.program.index, libraries(run.stand_in).platform)
+    counted = is_called(made.program.index, libraries(run.simulated).platform)
     run.check("XLA counts the executables of a program", counted)
 
 

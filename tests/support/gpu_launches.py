@@ -17,7 +17,7 @@ from mpmd.compile.backends.native_gpu.loading import LoadedGpuProgram
 from mpmd.compile.backends.native_gpu.target import GpuCode, gpu_code
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.thunks.poison import POISON
-from tests.support.stand_in_gpu import STREAM, StandInCompiler, StandInGpu
+from tests.support.simulated_gpu import STREAM, StandInCompiler, StandInGpu
 
 
 def code_of(program: LaunchProgram) -> GpuCode:

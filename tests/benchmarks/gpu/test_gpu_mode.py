@@ -28,7 +28,7 @@ def found(experiment, tmp_path, gpu, expected_errors=()):
     return written
 
 
-TARGET = [entry.name for entry in runner.EXPERIMENTS if entry.stand_in]
+TARGET = [entry.name for entry in runner.EXPERIMENTS if entry.simulated]
 
 
 @pytest.mark.slow

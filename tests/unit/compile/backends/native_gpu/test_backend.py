@@ -24,7 +24,7 @@ from mpmd.compile.options import CompileOptions
 from mpmd.errors import CompileError
 from tests.support.gpu_launches import code_of
 from tests.support.native_fragments import fragment_of
-from tests.support.stand_in_gpu import StandInGpu
+from tests.support.simulated_gpu import StandInGpu
 
 X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
 HAS_TRITON = importlib.util.find_spec("triton") is not None
