@@ -15,6 +15,7 @@ import ctypes
 import time
 from typing import Any
 
+from benchmarks.gpu.driver import kernel_facts
 from benchmarks.gpu.experiment import Experiment, run_experiment
 
 SIZE = {"batch": 8, "tokens": 1024, "width": 768, "heads": 12, "vocabulary": 50257}
@@ -57,14 +58,16 @@ def _kernels(run: Experiment, name: str, function: Any, arguments: list[Any], ce
     for step in code.program.launches():
         if isinstance(step, KernelLaunch):
             launches.setdefault((step.kernel, step.grid, tuple(s.size for s in step.arguments)), step)
-    found = []
+    found, facts = [], []
     with contextlib.ExitStack() as undo:
         gpu.driver.enter()
         memory = [_zeros(gpu.driver, a.size, undo) for a in code.program.allocations]
         for step in launches.values():
             cubin = code.cubins[step.kernel]
             at = [memory[s.allocation] + s.offset for s in step.arguments]
-            seconds = _seconds(run, gpu.driver, gpu.driver.kernel(cubin, undo), cubin, step.grid, at)
+            kernel = gpu.driver.kernel(cubin, undo)
+            facts.append(kernel_facts(gpu.driver, kernel))
+            seconds = _seconds(run, gpu.driver, kernel, cubin, step.grid, at)
             moved = sum({(s.allocation, s.offset): s.size for s in step.arguments}.values())
             found.append((moved, seconds, step))
     found.sort(key=lambda row: row[:2], reverse=True)
@@ -78,6 +81,8 @@ def _kernels(run: Experiment, name: str, function: Any, arguments: list[Any], ce
     run.figure(f"kernels.{label}", rows)
     good = sum(row["share"] >= GOOD for row in rows[:MAX_NAMED])
     run.figure(f"{label}.good_of_the_largest", f"{good} of {len(rows[:MAX_NAMED])}")
+    run.figure(f"{label}.spilling_kernels", sum(fact["spilled_bytes"] > 0 for fact in facts))
+    run.figure(f"{label}.max_registers", max((fact["registers"] for fact in facts), default=0))
     worst = {step.kernel: code.program.kernels[step.kernel].source for _, _, step in found[:3]}
     run.figure(f"{label}.texts_of_the_largest", worst)
     run.check(f"{name}: all kernels run by themselves", bool(rows), f"{len(rows)} kernels")

@@ -45,7 +45,7 @@ class Gpu:
 
     # -- what the driver offers
     def facts(self):
-        return DeviceFacts("stand-in", "sm_90", 132, 60 << 20, 1 << 30, 227 << 10, 13000)
+        return DeviceFacts("stand-in", "sm_90", 132, 60 << 20, 227 << 10, 13000)
 
     def context(self):
         return 0xCC

@@ -230,6 +230,10 @@ class StandInGpu:
         assert attribute == 8
         self._get("function", function)["shared"] = value
 
+    def _cuFuncGetAttribute(self, where: int, attribute: int, function: int) -> None:
+        assert attribute in (3, 4) and self._get("function", function)
+        _store(where, ctypes.c_int(0))
+
     def _cuMemAlloc_v2(self, where: int, size: int) -> None:
         self._here()
         assert size > 0

@@ -11,8 +11,9 @@ import pytest
 from benchmarks.gpu import cublaslt_epilogues, flash_attention
 from benchmarks.gpu import run as runner
 from benchmarks.gpu.cublaslt import Product
-from benchmarks.gpu.driver import GpuError, nvidia_library
 from benchmarks.gpu.experiment import Experiment
+from mpmd.compile.backends.native_gpu.libraries import CudaLibraries
+from mpmd.errors import CompileError
 from tests.support.gpu_stand_in import install
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -51,10 +52,9 @@ def test_the_command_on_a_stand_in(tmp_path):
 
 def _has_cublaslt():
     try:
-        nvidia_library("libcublasLt.so")
-    except GpuError:
+        return CudaLibraries().cublaslt is not None
+    except CompileError:
         return False
-    return True
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ DRIVER: dict[str, tuple[Any, ...]] = {
     "cuModuleUnload": (_P,),
     "cuModuleGetFunction": (_P, _P, _P),
     "cuFuncSetAttribute": (_P, _I, _I),
+    "cuFuncGetAttribute": (_P, _I, _P),
     "cuMemAlloc_v2": (_P, _S),
     "cuMemFree_v2": (_Q,),
     "cuMemcpyHtoD_v2": (_Q, _P, _S),
