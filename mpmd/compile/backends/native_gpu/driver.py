@@ -143,6 +143,8 @@ class GpuDriver:
         self.call("cuMemAlloc_v2", ctypes.byref(found), len(data), what=what)
         undo.callback(self._release, "cuMemFree_v2", found.value)
         self.call("cuMemcpyHtoD_v2", found.value, data, len(data), what=what)
+        # it may return before the copy is on the GPU, and XLA's stream does not wait for the driver's own
+        self.call("cuStreamSynchronize", None, what=what)
         return found.value
 
     def _release(self, name: str, handle: Any) -> None:

@@ -118,4 +118,5 @@ def _environment() -> dict[str, str]:
 @functools.cache
 def shared_workers() -> CompilerProcesses:
     """The processes of this process."""
-    return CompilerProcesses(os.cpu_count() or 1)
+    affinity = getattr(os, "sched_getaffinity", None)
+    return CompilerProcesses(len(affinity(0)) if affinity is not None else os.cpu_count() or 1)
