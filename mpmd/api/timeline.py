@@ -18,8 +18,9 @@ from mpmd.runtime.executor import Executor
 from mpmd.runtime.instructions import Recv, Run, Send, donated_buffers, ended_buffers, reads, writes
 from mpmd.runtime.memory import buffer_categories
 from mpmd.runtime.order import Node, messages
+from mpmd.runtime.processes.part import Part
 from mpmd.runtime.program import Program, Stream
-from mpmd.runtime.trace import MeasuredSpan, StepRecorder, TraceRecorder, stamped_types
+from mpmd.runtime.trace import MeasuredSpan, StepRecorder, TraceRecorder, spans_of, stamped_types
 from mpmd.runtime.verify import verify
 from mpmd.runtime.watchers import WatchingRecorder
 from mpmd.scheduling.task import Phase, Task
@@ -116,7 +117,7 @@ def _known(costs: Any) -> ProgramCosts:
 
 
 def measured_timeline(
-    executor: Executor,
+    executor: Executor | Part,
     devices: MeshDevices,
     leaves: Sequence[Any],
     meshes: Sequence[str],
@@ -124,23 +125,35 @@ def measured_timeline(
 ) -> tuple[list[Any], Timeline]:
     """Runs one step with a recorder; its flat results and its spans.
 
-    The previous step is waited for: its tail would be charged to this one.
+    The previous step is waited for: its tail would be charged to this one.  In several processes, which must
+    all call it, the spans are those of all, by the clock of process 0.
 
     Raises:
         FragmentError: a fragment failed.
+        PeerError: another process failed.
     """
-    jax.block_until_ready(leaves)
+    wait_for(leaves)
     recorder = recorder_of(executor, devices)
     with recorder:
         results = executor.run(leaves, observers=[recorder])
     executor.synchronize()
     warn_of_unseen(recorder)
-    return results, timeline_of(executor.program, recorder.spans, meshes, scratch)
-
-
-def recorder_of(executor: Executor, devices: MeshDevices) -> StepRecorder:
-    """An observer of a step of a program on its devices; compiled, so that it takes no time later."""
     program = executor.program
+    if not isinstance(executor, Part):
+        return results, timeline_of(program, recorder.spans, meshes, scratch)
+    times, error = executor.gathered_times(recorder.times)
+    note = f", clocks of {jax.process_count()} processes aligned within {error * 1e3:.2f} ms"
+    return results, timeline_of(program, spans_of(program, times), meshes, scratch, note)
+
+
+def wait_for(leaves: Sequence[Any]) -> None:
+    """Waits for the arrays that are in this process."""
+    jax.block_until_ready([leaf for leaf in leaves if getattr(leaf, "is_fully_addressable", True)])
+
+
+def recorder_of(executor: Executor | Part, devices: MeshDevices) -> StepRecorder:
+    """An observer of a step of a program on its devices; compiled, so that it takes no time later."""
+    program = executor.own_program
     if {device.platform for mesh in devices.meshes.values() for device in mesh.devices.flat} != {"cpu"}:
         devices.prepare_tokens(program)
         return WatchingRecorder(program, devices.token)
@@ -165,15 +178,16 @@ def timeline_of(
     measured: Sequence[MeasuredSpan],
     meshes: Sequence[str],
     scratch: Scratch,
+    note: str = "",
 ) -> Timeline:
-    """The measured spans of one step as a timeline that begins at 0."""
+    """The measured spans of one step as a timeline that begins at 0; `note` ends its title."""
     begin = min((span.start_s for span in measured), default=0.0)
     number = {stream.mesh: s for s, stream in enumerate(program.streams)}
     times = _Times()
     for span in measured:
         table = times.runs if span.kind == "run" else times.messages
         table[number[span.mesh], span.at] = (span.start_s - begin, span.end_s - begin)
-    return _timeline(program, times, meshes, f"{program.name}, measured", scratch)
+    return _timeline(program, times, meshes, f"{program.name}, measured{note}", scratch)
 
 
 def _timeline(
