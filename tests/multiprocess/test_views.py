@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
@@ -23,7 +24,7 @@ def test_timeline_costs_and_memory_are_those_of_all_processes():
         runs = [span for span in first["spans"] if span[0] == mesh and "calls" in span[1]]
         times = sorted((start, end) for _, _, kind, start, end in runs if kind == "compute")
         assert len(times) == calls
-        assert all(end <= start for (_, end), (start, _) in zip(times, times[1:], strict=False))
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(times))
     messages = [span for span in first["spans"] if span[2] == "transfer"]
     assert len(messages) >= 6 and all(start <= end for *_, start, end in messages)
     slept = {name: seconds for name, seconds in first["costs"].items() if "stage" in name}
