@@ -194,25 +194,55 @@ def _timeline(
     program: Program, times: _Times, meshes: Sequence[str], title: str, scratch: Scratch
 ) -> Timeline:
     used = {stream.mesh for stream in program.streams}
-    spans = [span for s in range(len(program.streams)) for span in _mesh_spans(program, s, times)]
-    memory = [
-        _memory(stream, {at: t for (n, at), t in times.runs.items() if n == s}, s, times, scratch)
-        for s, stream in enumerate(program.streams)
+    sources = _Sources.of(program)
+    last = max((end for _, end in times.runs.values()), default=0.0)
+    spans = [
+        span for s in range(len(program.streams)) for span in _mesh_spans(program, s, times, sources, last)
     ]
+    runs: list[dict[int, Interval]] = [{} for _ in program.streams]
+    for (s, at), interval in times.runs.items():
+        runs[s][at] = interval
+    memory = [_memory(stream, runs[s], s, times, scratch) for s, stream in enumerate(program.streams)]
     return Timeline(tuple(spans), tuple(mesh for mesh in meshes if mesh in used), title, tuple(memory))
 
 
-def _mesh_spans(program: Program, s: int, times: _Times) -> list[Span]:
-    """The runs and receives of a mesh, and why it was idle in between."""
+@dataclasses.dataclass(frozen=True)
+class _Sources:
+    """Where messages come from: the send of every receive, and the runs that produce buffers."""
+
+    sends: Mapping[Node, Node]
+    makers: Mapping[tuple[int, int], Run]
+
+    @staticmethod
+    def of(program: Program) -> _Sources:
+        makers = {
+            (s, buffer): op
+            for s, stream in enumerate(program.streams)
+            for op in stream.instructions
+            if isinstance(op, Run)
+            for buffer in op.outputs
+        }
+        return _Sources(_sends(program), makers)
+
+    def maker(self, program: Program, send: Node) -> tuple[int, Run | None]:
+        """The stream of a send, and the run that produced its value."""
+        s, at = send
+        op = program.streams[s].instructions[at]
+        assert isinstance(op, Send)
+        return s, self.makers.get((s, op.buffer))
+
+
+def _mesh_spans(program: Program, s: int, times: _Times, sources: _Sources, last: float) -> list[Span]:
+    """The runs and receives of a mesh, and why it was idle in between; `last` is the end of the step."""
     stream = program.streams[s]
-    sends = _sends(program)
+    sends = sources.sends
     made = {b: at for at, op in enumerate(stream.instructions) for b in writes(op)}
     spans: list[Span] = []
     clock = 0.0
     for at, op in enumerate(stream.instructions):
         if isinstance(op, Recv) and (s, at) in times.messages:
             start, end = times.messages[s, at]
-            sender, maker = _maker(program, sends[s, at])
+            sender, maker = sources.maker(program, sends[s, at])
             size = stream.buffers[op.buffer].type.bytes
             name = f"{_label(maker) if maker else 'value'} to {stream.mesh}"
             task = _task(maker) if maker else None
@@ -223,12 +253,11 @@ def _mesh_spans(program: Program, s: int, times: _Times) -> list[Span]:
             start, end = times.runs[s, at]
             received = [made[b] for b in op.inputs if isinstance(stream.instructions[made[b]], Recv)]
             arrivals = {(s, k): sends[s, k] for k in received if (s, k) in times.messages}
-            for begin, stop, what, peer in _waits(program, arrivals, times, clock, start):
+            for begin, stop, what, peer in _waits(program, sources, arrivals, times, clock, start):
                 note = f"{_label(op)} waits for {what}"
                 spans.append(Span(stream.mesh, "idle", None, begin, stop, IDLE, peer, note=note))
             spans.append(Span(stream.mesh, op.executable, _task(op), start, end, COMPUTE))
             clock = end
-    last = max((end for _, end in times.runs.values()), default=0.0)
     if last > clock:
         note = "has done its part of the step"
         spans.append(Span(stream.mesh, "idle", None, clock, last, IDLE, note=note))
@@ -236,7 +265,12 @@ def _mesh_spans(program: Program, s: int, times: _Times) -> list[Span]:
 
 
 def _waits(
-    program: Program, arrivals: Mapping[Node, Node], times: _Times, free: float, start: float
+    program: Program,
+    sources: _Sources,
+    arrivals: Mapping[Node, Node],
+    times: _Times,
+    free: float,
+    start: float,
 ) -> Iterator[tuple[float, float, str, str]]:
     """The waits of a run that begins at `start` on a mesh that is free since `free`, one after the other.
 
@@ -247,7 +281,7 @@ def _waits(
     clock = free
     last = max(arrivals, key=lambda recv: (times.messages[recv][1], recv), default=None)
     if last is not None:
-        sender, maker = _maker(program, arrivals[last])
+        sender, maker = sources.maker(program, arrivals[last])
         label, mesh = _label(maker) if maker else "a value", program.streams[sender].mesh
         waits = ((f"{label} on {mesh}", ""), (f"the transfer of {label} from {mesh}", mesh))
         for end, (what, peer) in zip(times.messages[last], waits, strict=True):
@@ -261,15 +295,6 @@ def _waits(
 def _sends(program: Program) -> dict[Node, Node]:
     """The send of every receive."""
     return {message.recv: message.send for channel in messages(program) for message in channel}
-
-
-def _maker(program: Program, send: Node) -> tuple[int, Run | None]:
-    """The stream of a send, and the run that produced its value."""
-    s, at = send
-    op = program.streams[s].instructions[at]
-    assert isinstance(op, Send)
-    runs = [r for r in program.streams[s].instructions[:at] if isinstance(r, Run) and op.buffer in r.outputs]
-    return s, runs[0] if runs else None
 
 
 def _memory(
