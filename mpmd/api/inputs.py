@@ -62,7 +62,7 @@ class InputPart:
         return self.finished(absent_array(kind.shape, np.dtype(kind.dtype), self.sharding, self.weak))
 
     def finished(self, stored: jax.Array) -> jax.Array:
-        """The array, from what is stored."""
+        """The array, from the one that its mesh stores."""
         if is_key(self.dtype):
             return as_key(stored, self.dtype)
         return weakly_typed(stored) if self.weak and self.is_here else stored

@@ -76,6 +76,7 @@ def test_a_reader_or_an_initialization_of_something_else_is_named(compiled):
         compiled.init(init, KEY, argnum=5)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_divided_is_computed_whole_with_a_warning():
     def sorted_init(key):
         state = init(key)

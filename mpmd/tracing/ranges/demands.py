@@ -67,7 +67,7 @@ class DemandedJaxpr:
     """The equations of a jaxpr that wanted results need, each for the ranges that are needed.
 
     Attributes:
-        inputs: for each argument what is needed of it; nothing for one that is not.
+        inputs: for each argument the ranges that are needed; none for one that is not.
         constants: likewise for each constant.
         whole: operations that compute more than is wanted.
     """
@@ -112,7 +112,7 @@ class DemandedJaxpr:
             self._demands.setdefault(variable, {})[demand] = None
 
     def _step(self, equation: Any, demands: list[list[Demand]]) -> Step:
-        """How an equation is computed; notes what it needs."""
+        """How an equation is computed; notes its operands."""
         name = equation.primitive.name
         if name == "sharding_constraint":  # the shardings of the step decide
             return self._forwarding(equation, demands[0])
@@ -181,7 +181,7 @@ class DemandedJaxpr:
         return step
 
     def _scan(self, equation: Any, demands: list[list[Demand]]) -> Step | None:
-        """Iterations of a scan whose rows are wanted; those before only compute what is carried."""
+        """Iterations of a scan whose rows are wanted; those before only compute the carried values."""
         params = equation.params
         constants, carried = scan_counts(params)
         ranges = {demand for of_result in demands for demand in of_result if demand is not None}
@@ -228,7 +228,7 @@ class _ScanBody:
         self._length, self._reverse = params["length"], params["reverse"]
         self._first_carried, self._first_scanned = constants, constants + carried
         wanted = set(rows)
-        while True:  # until what is carried needs nothing more that is carried
+        while True:  # until the carried values need no further ones
             results = range(len(body.jaxpr.outvars))
             self._body = DemandedJaxpr(body.jaxpr, [[None] if k in wanted else [] for k in results])
             needed = [k for k, of_input in enumerate(self._body.inputs) if of_input]
