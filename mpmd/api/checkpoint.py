@@ -30,7 +30,7 @@ Folder = str | os.PathLike[str]
 
 
 class Restored(NamedTuple):
-    """A checkpoint: its step, its state, and what was saved with it."""
+    """A checkpoint: its step, its state, and the values that were saved with it."""
 
     step: int
     state: Any

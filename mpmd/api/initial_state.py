@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from mpmd.api.inputs import Argument, InputLeaf, InputPart
+from mpmd.api.inputs import InputLeaf, InputPart, PlacedArgument
 from mpmd.errors import SignatureError, collect
 from mpmd.jax_compat import as_key, default_memory_kind, is_key
 from mpmd.support.user_warnings import warn_user
@@ -29,7 +29,7 @@ _MIN_WARNED_BYTES = 1 << 20
 
 
 def initialized(
-    argument: Argument, meshes: Mapping[str, Mesh], init_fn: Callable[..., Any], args: Sequence[Any]
+    argument: PlacedArgument, meshes: Mapping[str, Mesh], init_fn: Callable[..., Any], args: Sequence[Any]
 ) -> Any:
     """`init_fn(*args)` as an argument of a step; every mesh of this process computes its own leaves.
 
@@ -150,7 +150,7 @@ def _warnings(notes: Iterable[ComputedWhole]) -> list[str]:
     ]
 
 
-def loaded(argument: Argument, reader: Reader) -> Any:
+def loaded(argument: PlacedArgument, reader: Reader) -> Any:
     """An argument of a step, read leaf by leaf; every process reads what its own devices hold.
 
     Args:
@@ -196,7 +196,7 @@ def _read(leaf: InputLeaf, part: InputPart, reader: Reader) -> jax.Array:
     return jax.make_array_from_callback(stored.shape, part.sharding, shard)
 
 
-def check(argument: Argument, shapes: Any, who: str) -> None:
+def check(argument: PlacedArgument, shapes: Any, who: str) -> None:
     """Compares a pytree with an argument, by the paths, shapes and dtypes of its leaves.
 
     Raises:

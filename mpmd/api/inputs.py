@@ -98,7 +98,7 @@ class InputLeaf:
 
 
 @dataclasses.dataclass(frozen=True)
-class Argument:
+class PlacedArgument:
     """One argument of a compiled step: its leaves, and how to make the pytree from all their parts."""
 
     leaves: tuple[InputLeaf, ...]
@@ -110,7 +110,7 @@ class Argument:
         return jax.tree.unflatten(self.tree, made)
 
 
-def argument(lowered: Lowered, devices: MeshDevices, position: int) -> Argument:
+def argument(lowered: Lowered, devices: MeshDevices, position: int) -> PlacedArgument:
     """An argument of a step, by its position among those that are not static.
 
     Raises:
@@ -137,7 +137,7 @@ def argument(lowered: Lowered, devices: MeshDevices, position: int) -> Argument:
             parts.append(part(index, start))
             start += known.leaves[index].shape[slot.dim]
         leaves.append(InputLeaf(keystr(path), tuple(parts), slot.dim))
-    return Argument(tuple(leaves), jax.tree.structure(positional[position]))
+    return PlacedArgument(tuple(leaves), jax.tree.structure(positional[position]))
 
 
 def _part(leaf: Any, kind: BufferType, devices: MeshDevices, start: int = 0) -> InputPart:

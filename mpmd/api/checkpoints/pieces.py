@@ -139,9 +139,7 @@ def writers(
             what = (
                 "no process holds all" if size < math.prod(kind.shape) else "processes hold different parts"
             )
-            raise CheckpointError(
-                f"{what} of {kind}\n  give the state that a step returned in every process"
-            )
+            raise CheckpointError(f"{what} of {kind}\n  give the state that a step returned in every process")
     return found
 
 

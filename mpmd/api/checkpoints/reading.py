@@ -71,6 +71,6 @@ class CheckpointReader:
             except files.FILE_ERRORS as error:
                 raise folder.damaged(self._root, self._step, f"{kind}: {files.reason(error)}") from error
             if files.digest(found) != digest:
-                raise folder.damaged(self._root, self._step, f"{kind} is not what was saved")
+                raise folder.damaged(self._root, self._step, f"{kind} has other bytes than were saved")
             self._known[process, name] = found
         return self._known[process, name]
