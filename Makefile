@@ -4,16 +4,21 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup train test fast-tests test-slow test-gpu lint docs clean
+.PHONY: help setup train test fast-tests test-slow test-gpu lint docs wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
 setup: $(READY) ## create .venv with everything the project needs
 
+# JAX=VERSION tests another one than pip chooses; `lowest` takes the lowest of everything that pyproject.toml allows.
+JAX     ?=
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[example,plot,test]'
+	$(INSTALL) -e '.[example,plot,test]' $(if $(filter-out lowest newest,$(JAX)),'jax==$(JAX)')
+	$(if $(filter lowest,$(JAX)),$(INSTALL) $$($(BIN)/python -m tests.support.lowest_versions))
 	@touch $@
 
 train: $(READY) ## train the pipelined transformer on real text: two to three minutes
@@ -39,7 +44,7 @@ test-gpu: $(READY) $(TRITON)/.ready ## what can be tested of the GPU target on a
 	PYTHONPATH=$(TRITON) $(BIN)/python -m pytest -m "not slow" -p tests.support.every_plan_in_triton $(CHECKED) $(ARGS)
 
 $(TRITON)/.ready: pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(TRITON) 'triton>=3.6,<3.10'
+	$(INSTALL) --no-deps --upgrade --target $(TRITON) 'triton>=3.6,<3.10'
 	@touch $@
 
 lint: $(READY) ## style, types, layers
@@ -47,8 +52,17 @@ lint: $(READY) ## style, types, layers
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
-docs: $(READY) ## regenerate docs/passes.md, docs/hlo_passes.md and docs/flags.md
+docs: $(VENV)/.docs-ready ## the site in out/site, whose notebooks run; the pages that are made from docstrings
 	$(BIN)/python -m mpmd.tools.docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going -q -b html docs out/site
+
+$(VENV)/.docs-ready: $(READY)
+	$(INSTALL) -e '.[docs]'
+	@touch $@
+
+wheel: $(READY) ## what is uploaded, in out/dist
+	$(BIN)/python -m build --outdir out/dist
+	$(BIN)/python -m twine check --strict out/dist/*
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache out *.egg-info

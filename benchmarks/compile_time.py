@@ -26,6 +26,7 @@ log(partition) over log(microbatches) by least squares as `exponent`, the same o
 Then the whole way to machine code: tracing, partitioning, generating code, of a step of width 768 with 8
 microbatches, against `jax.jit` of the same step, each `--whole` times in turn, in a new process without a
 compile cache.  `whole_s` and `whole_jit_s` are the best wall seconds, `whole_over_jit` is their ratio.
+Modules are imported from bytecode, as those of an installed package are: the first process writes it.
 """
 
 from __future__ import annotations
@@ -219,6 +220,7 @@ def in_a_process_of_its_own(*one: str) -> Any:
     """What this script measures when it is called with these arguments."""
     command = [sys.executable, __file__, *sys.argv[1:], *one]
     quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1"}  # the peer logs every fragment
+    quiet.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its bytecode, as JAX has
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=quiet)
     return json.loads(done.stdout.splitlines()[-1])
 

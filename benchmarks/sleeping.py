@@ -159,6 +159,27 @@ def sleeping_layer(durations: Durations) -> Any:
     return lambda w, x: jnp.tanh(product(w, x))
 
 
+def sleeping_scale(durations: Durations) -> Any:
+    """`layer(w, x) -> x * w` that sleeps in each direction: large arrays cost little to compute.
+
+    The gradient of `w` is that of the first row alone.
+    """
+
+    @jax.custom_vjp
+    def product(w: Any, x: Any) -> Any:
+        return x * (w + sleep(durations.forward, x))
+
+    def backward(saved: Any, g: Any) -> Any:
+        w, x = saved
+        slept = sleep(durations.input_gradient, g)
+        dx = g * (w + slept)
+        dw = x[0] * g[0] + sleep(durations.weight_gradient, slept)
+        return dw, dx
+
+    product.defvjp(lambda w, x: (product(w, x), (w, x)), backward)
+    return product
+
+
 @dataclasses.dataclass(frozen=True)
 class Stages:
     """A pipelined train step of sleeping stages.
@@ -170,6 +191,7 @@ class Stages:
         folded: stages go up the meshes and come down again, in turns; otherwise they go round.
         width: of the arrays: large enough that XLA dispatches a fragment without waiting for it.
         devices: of each mesh.
+        rows: of the arrays between stages; if given, layers scale their input, in place of products.
     """
 
     durations: tuple[Durations, ...]
@@ -178,6 +200,7 @@ class Stages:
     folded: bool = False
     width: int = 16
     devices: int = 1
+    rows: int = 0
 
     def mesh_of(self, stage: int) -> int:
         """The mesh of a stage."""
@@ -192,7 +215,10 @@ class Stages:
     def loss(self, params: Any, x: Any) -> Any:
         """The loss of a microbatch, one name per stage."""
         for s, durations in enumerate(self.durations):
-            layer = sleeping_layer(durations)
+            layer = (sleeping_scale if self.rows else sleeping_layer)(durations)
+            if self.rows and not s:
+                scale = layer
+                layer = lambda w, x, scale=scale: scale(w, jnp.tile(x, (self.rows, 1)))  # noqa: E731
             if s == len(self.durations) - 1:
                 last = lambda w, x, layer=layer: jnp.mean(layer(w, x) ** 2)  # noqa: E731
                 return mpmd.named_computation(last, name=f"stage{s}")(params[s], x)
@@ -203,8 +229,9 @@ class Stages:
         """Parameters and a batch."""
         rng = np.random.default_rng(0)
         draw = lambda *shape: rng.normal(size=shape).astype(np.float32) / 4  # noqa: E731
-        params = [draw(self.width, self.width) for _ in self.durations]
-        return params, draw(self.width * self.microbatches, self.width)
+        of_layer = (self.width,) if self.rows else (self.width, self.width)
+        params = [draw(*of_layer) for _ in self.durations]
+        return params, draw((1 if self.rows else self.width) * self.microbatches, self.width)
 
     def ideal_1f1b_s(self) -> float:
         """Seconds of a step in which nothing costs anything but the stages, if all of them cost the same."""

@@ -13,18 +13,58 @@ from mpmd.options import PipelineOptions
 from mpmd.runtime.executor import RuntimeOptions
 from mpmd.tracing.loops import accumulate_gradients, fori_loop, microbatch_loop, split_microbatches
 from mpmd.tracing.names import broadcast, call, named_computation, named_tensor, reduce
-from mpmd.tracing.stages.selectors import by_parameters, split
+from mpmd.tracing.stages.selectors import by_parameters, by_scopes, split
 from mpmd.tracing.stages.stacked import Stacked
 from mpmd.tracing.stages.staged import staged
+from mpmd.version import __version__
 
 if TYPE_CHECKING:
     from mpmd.api.stages import Compiled, Lowered, Traced
 
+__all__ = [
+    "Compiled",
+    "Config",
+    "Jitted",
+    "Lowered",
+    "PeerError",
+    "PipelineOptions",
+    "RuntimeOptions",
+    "Stacked",
+    "Topology",
+    "Traced",
+    "__version__",
+    "accumulate_gradients",
+    "broadcast",
+    "by_parameters",
+    "by_scopes",
+    "call",
+    "errors",
+    "fetch",
+    "fori_loop",
+    "jit",
+    "make_config",
+    "make_topology",
+    "microbatch_loop",
+    "named_computation",
+    "named_tensor",
+    "reduce",
+    "split",
+    "split_microbatches",
+    "staged",
+]
 
-def __getattr__(name: str) -> Any:
-    """The classes of a step's stages, which import the compiler: imported on first access."""
-    if name not in ("Compiled", "Lowered", "Traced"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from mpmd.api import stages
 
-    return getattr(stages, name)
+def __dir__() -> list[str]:
+    """The public names: what begins here with a module's name is of the implementation."""
+    return __all__
+
+
+if not TYPE_CHECKING:  # a type checker would take any name for one of the module
+
+    def __getattr__(name: str) -> Any:
+        """The classes of a step's stages, which import the compiler: imported on first access."""
+        if name not in ("Compiled", "Lowered", "Traced"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from mpmd.api import stages
+
+        return getattr(stages, name)

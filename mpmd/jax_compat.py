@@ -466,6 +466,11 @@ def place_of(equation: Any) -> str:
     return "" if found == "unknown" else found
 
 
+def scope_of(equation: Any) -> str:
+    """The name stack of an equation within its jaxpr, such as `Model/layers_0/Dense_0`, or ""."""
+    return str(getattr(equation.source_info, "name_stack", ""))
+
+
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     """How many operands of a scan are constants, and how many carried; JAX 0.11 stores pytrees of them."""
     if "num_consts" in params:
@@ -551,7 +556,9 @@ def start_transfer_server(client: Any, host: str) -> Any | None:
     except ImportError:
         return None
     at = f"{host}:0"
-    return transfer.start_transfer_server(client, at, [at], max_num_parallel_copies=2, transfer_size=4 << 20)
+    return transfer.start_transfer_server(
+        client, at, [at], max_num_parallel_copies=8, transfer_size=512 << 10
+    )
 
 
 def poison(connection: Any) -> None:

@@ -70,8 +70,8 @@ class PipelineOptions:
             override the options of the pipeline.
         attention_stitching: `auto` lets native code compute attention, forward and backward, in one kernel
             each that keeps scores in the cache, skips everything that a causal mask hides, and computes
-                scores again in the backward fragment instead of keeping them; `off` computes product by
-                product.
+            scores again in the backward fragment instead of keeping them; `off` computes product by
+            product.
         float_jitter: regular expression on opcodes, names and sources of values whose floats the native
             backend perturbs slightly, such as `dot|exponential`: to find numerically fragile programs.
         kernel_overrides: folder with kernels in LLVM's assembly, `FRAGMENT/KERNEL.ll`, that replace those of

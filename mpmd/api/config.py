@@ -127,7 +127,7 @@ def _kind_problems(
     return problems
 
 
-def _placement(name: str, place: PlaceLike, topology: Topology, problems: list[str]) -> NamePlacement | None:
+def _placement(name: Any, place: Any, topology: Topology, problems: list[str]) -> NamePlacement | None:
     if not isinstance(name, str) or not name:
         problems.append(f"{name!r} is assigned to {place!r}, but it is not a name")
         return None

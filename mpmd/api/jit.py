@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Hashable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
 
@@ -21,6 +21,43 @@ from mpmd.support.memoisation import forget_results
 
 if TYPE_CHECKING:
     from mpmd.api.stages import Compiled, Lowered, Traced
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def jit(
+    fn: Callable[P, R],
+    config: Config,
+    *,
+    static_argnums: int | Iterable[int] = (),
+    static_argnames: str | Iterable[str] = (),
+    donate_argnums: int | Iterable[int] = (),
+    donate_argnames: str | Iterable[str] = (),
+) -> Jitted[P, R]: ...
+
+
+@overload
+def jit(
+    fn: Config,
+    *,
+    static_argnums: int | Iterable[int] = (),
+    static_argnames: str | Iterable[str] = (),
+    donate_argnums: int | Iterable[int] = (),
+    donate_argnames: str | Iterable[str] = (),
+) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
+
+
+@overload
+def jit(
+    *,
+    config: Config,
+    static_argnums: int | Iterable[int] = (),
+    static_argnames: str | Iterable[str] = (),
+    donate_argnums: int | Iterable[int] = (),
+    donate_argnames: str | Iterable[str] = (),
+) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
 
 
 def jit(
@@ -74,21 +111,21 @@ def jit(
         "donate_argnames": donate_argnames,
     }
     if fn is None:
-        return functools.partial(jit, config=config, **options)  # type: ignore[arg-type]
+        return functools.partial(jit, config=config, **options)
     if not callable(fn):
         raise ConfigError(f"mpmd.jit compiles a function, got {fn!r}")
     return Jitted(fn, config, ArgumentRules.of(fn, **options))  # type: ignore[arg-type]
 
 
-class Jitted:
+class Jitted(Generic[P, R]):
     """A function that runs on several meshes.  Call it, or take it through its stages."""
 
-    def __init__(self, fn: Callable[..., Any], config: Config, rules: ArgumentRules) -> None:
+    def __init__(self, fn: Callable[P, R], config: Config, rules: ArgumentRules) -> None:
         functools.update_wrapper(self, fn)
         self._fn, self._config, self._rules = fn, config, rules
         self._compiled: dict[Hashable, Compiled] = {}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs one step; returns before it is done, as `jax.jit` does.
 
         Under `jax.disable_jit` it runs op by op on one device, as a function under `jax.jit` does.  Within
@@ -150,7 +187,8 @@ class Jitted:
             wholes = flatten(self._rules, *in_wholes(args, kwargs))
             if wholes.tree != arguments.tree:
                 return self._compiled_for(wholes, *in_wholes(args, kwargs))
-        return self._trace(arguments, args, kwargs).lower().compile()
+        with garbage_kept():
+            return self._trace(arguments, args, kwargs).lower().compile()
 
     def _trace(self, arguments: Arguments, args: Any, kwargs: Any) -> Traced:
         with garbage_kept():

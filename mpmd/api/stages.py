@@ -46,6 +46,7 @@ from mpmd.runtime.observe import FiniteCheck
 from mpmd.runtime.program import Program
 from mpmd.scheduling.render import render_text
 from mpmd.scheduling.timeline import Timeline
+from mpmd.support.garbage import garbage_kept
 from mpmd.support.user_warnings import warn_user
 from mpmd.tracing.live import live_names
 from mpmd.tracing.stages.staged import StagePlan
@@ -102,6 +103,7 @@ class Traced:
         """The pytree of the results."""
         return jax.tree.structure(self.jax_traced.out_info)
 
+    @garbage_kept()
     @without_ambient_mesh
     def lower(self, observer: LoweringObserver | None = None) -> Lowered:
         """Partitions, schedules and linearizes; `observer` is called with the program after every pass.
@@ -216,6 +218,7 @@ class Lowered:
         """
         return estimate_costs(self.program, self.fragments, self.config.topology, speed or DeviceSpeed())
 
+    @garbage_kept()
     @without_ambient_mesh
     def compile(self, *, runtime: RuntimeOptions | None = None) -> Compiled:
         """Compiles the fragments and makes the program ready to run.

@@ -15,7 +15,7 @@ from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.channels.stamps import Stamps
 from mpmd.runtime.costs import ProgramCosts
 from mpmd.runtime.executor import Executor
-from mpmd.runtime.instructions import Recv, Run, Send, donated_buffers, ended_buffers, writes
+from mpmd.runtime.instructions import Recv, Run, Send, donated_buffers, ended_buffers, reads, writes
 from mpmd.runtime.memory import buffer_categories
 from mpmd.runtime.order import Node, messages
 from mpmd.runtime.program import Program, Stream
@@ -75,22 +75,29 @@ def predicted_timeline(
     times = _Times()
     ready: dict[tuple[int, int], float] = {}
     device = [0.0] * len(program.streams)
+    posted: dict[tuple[int, int], Node] = {}  # received buffers whose arrival is not known yet
+
+    def receive(s: int, at: int) -> None:
+        sender, position = sends[s, at]
+        op, sent = program.streams[s].instructions[at], program.streams[sender].instructions[position]
+        assert isinstance(op, Recv) and isinstance(sent, Send)
+        kinds = program.streams[sender].buffers[sent.buffer].type, program.streams[s].buffers[op.buffer].type
+        start = ready.get((sender, sent.buffer), 0.0)
+        end = ready[s, op.buffer] = start + costs.transfers.get(kinds, 0.0)
+        times.messages[s, at] = (start, end)
+
     for s, at in order.nodes:
-        stream = program.streams[s]
-        op = stream.instructions[at]
+        op = program.streams[s].instructions[at]
+        for b in reads(op):
+            if (s, b) in posted:
+                receive(*posted.pop((s, b)))
         if isinstance(op, Run):
             start = max([device[s], *(ready.get((s, b), 0.0) for b in op.inputs)])
             end = device[s] = start + costs.fragments.get(op.executable, 1.0)
             ready.update({(s, b): end for b in op.outputs})
             times.runs[s, at] = (start, end)
         elif isinstance(op, Recv):
-            sender, position = sends[s, at]
-            sent = program.streams[sender].instructions[position]
-            assert isinstance(sent, Send)
-            kinds = program.streams[sender].buffers[sent.buffer].type, stream.buffers[op.buffer].type
-            start = ready.get((sender, sent.buffer), 0.0)
-            end = ready[s, op.buffer] = start + costs.transfers.get(kinds, 0.0)
-            times.messages[s, at] = (start, end)
+            posted[s, op.buffer] = s, at
     return _timeline(program, times, meshes, f"{program.name}, predicted", scratch or Scratch())
 
 

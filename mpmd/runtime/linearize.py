@@ -4,7 +4,7 @@ Per mesh the fragments keep their order in the graph.  Around them are:
 
 * `Feed` for every argument the mesh uses, before everything else, so that arguments are placed before
   anything can consume them.  A transferred argument is fed to another mesh of the process directly.
-* `Recv` right before the first use.
+* `Recv` right before the first use; one from another process a task earlier, so that it arrives during it.
 * `Send` right after the buffer is defined, in the order of the transfers.
 * `Copy` where a fragment consumes a buffer that is needed afterwards, or that another process may still read.
 * `Free` right after the last use; nothing for a consumed buffer.
@@ -201,7 +201,30 @@ class _StreamLayout:
 
     def _ordered(self, mesh: str) -> list[Instruction]:
         feeds = sorted(self.feeds[mesh].values(), key=lambda feed: (feed.input, feed.buffer))
-        return [*feeds, *self.bodies[mesh]]
+        return [*feeds, *self._posted_early(self.bodies[mesh])]
+
+    def _posted_early(self, body: Sequence[Instruction]) -> list[Instruction]:
+        """Moves each receive from another process before the task that precedes its use.
+
+        Such a receive does not wait, so no order of them can stop the program.  It costs the memory of one
+        message more: a receive is not moved further.
+        """
+        remote = {
+            number
+            for (source, target), number in self.numbers.items()
+            if self.processes.get(source, 0) != self.processes.get(target, 0)
+        }
+        result: list[Instruction] = []
+        task = -1  # position of the last task in the result
+        for op in body:
+            if isinstance(op, Recv) and op.channel in remote and task >= 0:
+                result.insert(task, op)
+                task += 1
+                continue
+            if isinstance(op, Run) and op.microbatch is not None:
+                task = len(result)
+            result.append(op)
+        return result
 
     def _call(self, op: CallNode) -> None:
         for value in op.inputs:

@@ -3,18 +3,19 @@
 Streams have no branches and each receive names its message, so whether a program stops does not depend
 on timing: it stops in every execution or in none, and it stops exactly if the edges below have a cycle.
 
-Edges: program order; each send to its receive.  In-order devices, in-order issue and bounds on run-ahead
-only add edges along program order, so they never make a cycle.
+Edges: program order; each send to its receive.  A receive from another process does not wait: it posts the
+request, and the first instruction that reads the buffer waits for the send.  In-order devices, in-order issue
+and bounds on run-ahead only add edges along program order, so they never make a cycle.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections import deque
 
-from mpmd.runtime.instructions import Recv, Run, Send
-from mpmd.runtime.program import Program
+from mpmd.runtime.instructions import Recv, Run, Send, reads
+from mpmd.runtime.program import Program, Stream
 
 Node = tuple[int, int]
 """(number of the stream, position in it)."""
@@ -66,9 +67,30 @@ def messages(program: Program) -> list[list[Message]]:
     ]
 
 
-def waits_for(pairs: list[list[Message]]) -> dict[Node, list[Node]]:
+def waits_for(program: Program, pairs: list[list[Message]]) -> dict[Node, list[Node]]:
     """The edges between streams: for an instruction, those of other streams that must come first."""
-    return {message.recv: [message.send] for pair in pairs for message in pair}
+    readers: dict[int, dict[int, int]] = {}  # of the streams that receive from other processes
+    before: dict[Node, list[Node]] = {}
+    for pair in pairs:
+        for message in pair:
+            s, at = message.recv
+            if message.channel in program.between_processes:
+                stream = program.streams[s]
+                first = readers[s] if s in readers else readers.setdefault(s, _first_readers(stream))
+                op = stream.instructions[at]
+                assert isinstance(op, Recv)
+                at = max(at, first.get(op.buffer, at))
+            before.setdefault((s, at), []).append(message.send)
+    return before
+
+
+def _first_readers(stream: Stream) -> dict[int, int]:
+    """Per buffer the position of the first instruction that reads it."""
+    first: dict[int, int] = {}
+    for at, op in enumerate(stream.instructions):
+        for buffer in reads(op):
+            first.setdefault(buffer, at)
+    return first
 
 
 def linear_order(program: Program, before: dict[Node, list[Node]]) -> tuple[list[Node], dict[int, int]]:
@@ -121,13 +143,12 @@ def occupancy(
             snapshots[s, at] = own.copy()
     worst = []
     for pair in pairs:
-        received = sorted(message.recv[1] for message in pair)
-        worst.append(
-            max(
-                (k + 1 - bisect_right(received, snapshots[m.send][m.recv[0]]) for k, m in enumerate(pair)),
-                default=0,
-            )
-        )
+        most, receives = 0, list[int]()  # positions of the receives of the messages sent so far
+        for message in pair:
+            insort(receives, message.recv[1])
+            happened = bisect_right(receives, snapshots[message.send][message.recv[0]])
+            most = max(most, len(receives) - happened)
+        worst.append(most)
     return tuple(worst)
 
 

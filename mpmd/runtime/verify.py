@@ -49,7 +49,7 @@ def verify(program: Program) -> InstructionOrder:
     findings += message_findings(program)
     findings += signature_findings(program)
     pairs = messages(program)
-    before = waits_for(pairs)
+    before = waits_for(program, pairs)
     nodes, blocked = linear_order(program, before)
     findings += _deadlock_findings(program, nodes, blocked, before)
     if findings:

@@ -7,9 +7,15 @@ import gc
 import threading
 from collections.abc import Iterator
 
+MIN_AGED = 10_000
+"""Objects: fewer are left to the next collection, which takes less than a millisecond."""
+MAX_AGED = 1_000_000
+"""Objects that may become old without a collection: it bounds the memory of cycles among them."""
+
 _LOCK = threading.Lock()
 _inside = 0
 _was_enabled = False
+_aged = 0
 
 
 @contextlib.contextmanager
@@ -17,7 +23,8 @@ def garbage_kept() -> Iterator[None]:
     """Pauses the collection of reference cycles, as long as any thread is inside.
 
     Passes create few cycles but many objects, and each collection traverses everything that JAX holds.  The
-    user's setting is restored when the last thread leaves.
+    user's setting is restored when the last thread leaves; the objects built until then are old: the
+    collections of young objects do not traverse them.
     """
     global _inside, _was_enabled
     with _LOCK:
@@ -31,4 +38,23 @@ def garbage_kept() -> Iterator[None]:
         with _LOCK:
             _inside -= 1
             if not _inside and _was_enabled:
+                _age()
                 gc.enable()
+
+
+def _age() -> None:
+    """Makes all objects old if many are young, or collects after many have become old so.
+
+    To freeze and unfreeze is the way to do so that `gc` has; what the user froze would be unfrozen by it.
+    """
+    global _aged
+    young = gc.get_count()[0]
+    if young < MIN_AGED or gc.get_freeze_count():
+        return
+    _aged += young
+    if _aged > MAX_AGED:
+        gc.collect()
+        _aged = 0
+    else:
+        gc.freeze()
+        gc.unfreeze()

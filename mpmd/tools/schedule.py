@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -189,7 +189,7 @@ def _write_files(options: argparse.Namespace, entries: Sequence[_ComparedSchedul
     if not entries:
         return
     fastest = min(entries, key=lambda entry: entry.timeline.makespan_s)
-    contents = {
+    contents: dict[Path | None, Callable[[], str]] = {
         options.svg: lambda: render_svg(fastest.timeline),
         options.html: lambda: render_html(fastest.timeline),
         options.csv: lambda: fastest.table.as_csv(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +14,14 @@ from mpmd.errors import SignatureError
 from mpmd.tracing.names import MICROBATCHES, carrier
 from mpmd.tracing.stages.staged import staged
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 _MAX_REPORTED = 8
 """How many leaves that cannot be split are named in an error."""
 
 
-def fori_loop(num_iterations: int, body: Callable[[jax.Array, Any], Any], init: Any) -> Any:
+def fori_loop(num_iterations: int, body: Callable[[jax.Array, T], T], init: T) -> T:
     """`body(i, x)` applied `num_iterations` times, as `jax.lax.fori_loop`, with names allowed inside.
 
     Under `mpmd.jit` each iteration is one microbatch.
@@ -38,8 +41,8 @@ def fori_loop(num_iterations: int, body: Callable[[jax.Array, Any], Any], init: 
 
 
 def microbatch_loop(
-    body: Callable[..., tuple[Any, Any]], init: Any, *batches: Any, num_microbatches: int, axis: int = 0
-) -> tuple[Any, Any]:
+    body: Callable[..., tuple[T, Any]], init: T, *batches: Any, num_microbatches: int, axis: int = 0
+) -> tuple[T, Any]:
     """Runs `body(carry, *microbatches) -> (carry, out)` over the microbatches of a batch, in order.
 
     The general loop beneath `accumulate_gradients`: reductions go through the carry, results for each
@@ -72,7 +75,7 @@ def one_microbatch(body: Callable[..., Any]) -> Callable[..., Any]:
     return carrier(body, "callee", "microbatch")
 
 
-def split_microbatches(batches: Any, num_microbatches: int, axis: int = 0) -> Any:
+def split_microbatches(batches: T, num_microbatches: int, axis: int = 0) -> T:
     """The leaves with dim `axis` of size `m * n` reshaped so that a first dim counts the `m` microbatches.
 
     Raises:
@@ -146,13 +149,13 @@ def _check_split(num_microbatches: Any, axis: Any) -> None:
 
 
 def accumulate_gradients(
-    loss_fn: Callable[..., Any],
+    loss_fn: Callable[P, Any],
     num_microbatches: int,
     *,
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     axis: int = 0,
-) -> Callable[..., Any]:
+) -> Callable[P, Any]:
     """Mean loss and mean gradients over microbatches: `jax.value_and_grad(loss_fn)` in pieces.
 
     `accumulate_gradients(f, M)(params, *batch, **more)` splits every array of the arguments that are not

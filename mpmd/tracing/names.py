@@ -13,7 +13,7 @@ import functools
 import re
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, overload
 
 import jax
 
@@ -25,6 +25,9 @@ from mpmd.tracing.nnx import call_with_modules, has_modules
 
 MICROBATCHES = "microbatches"
 """The kind of a name that marks how a batch is split; the name itself is the batch dim."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _ESCAPED = re.compile(r"-([0-9a-f]+)-")
 
@@ -53,6 +56,14 @@ def carrier(fn: Callable[..., Any], kind: str, name: str) -> Callable[..., Any]:
     return jax.jit(call)
 
 
+@overload
+def named_computation(fn: Callable[P, R], *, name: str | None = None) -> Callable[P, R]: ...
+
+
+@overload
+def named_computation(*, name: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
 def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None = None) -> Callable[..., Any]:
     """Names a computation, so that it can be assigned to a mesh and a stage.
 
@@ -77,7 +88,7 @@ def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None 
         return functools.partial(named_computation, name=name)
     if not callable(fn):
         raise ConfigError(f"named_computation takes a function, got {fn!r}")
-    chosen = name or getattr(fn, "__name__", "")
+    chosen = name or _name_of(fn)
     if not chosen:
         raise ConfigError("named_computation needs a name: the function has none\n  write name='...'")
     _check_name(chosen, "named_computation")
@@ -103,6 +114,13 @@ def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None 
         return made
 
     return functools.wraps(fn)(call)
+
+
+def _name_of(fn: Any) -> str:
+    """The name of a function, as of `jax.jit`: of a `functools.partial` that of its function."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return str(getattr(fn, "__name__", ""))
 
 
 _UNWRITABLE = '"\\'
@@ -139,7 +157,7 @@ def _note(name: str) -> None:
         names.add(name)
 
 
-def named_tensor(x: Any, name: str) -> Any:
+def named_tensor(x: R, name: str) -> R:
     """Names the arrays of a pytree, so that they can be assigned to a mesh or memory; returns them.
 
     Raises:
@@ -150,7 +168,7 @@ def named_tensor(x: Any, name: str) -> Any:
     return carrier(jax.lax.optimization_barrier, "tensor", name)(x)
 
 
-def call(fn: Callable[..., Any], *, call_counter: int | None = None) -> Callable[..., Any]:
+def call(fn: Callable[P, R], *, call_counter: int | None = None) -> Callable[P, R]:
     """Calls of `fn` that stay calls: one microbatch's work each, partitioned once for all of them.
 
     Args:
@@ -167,7 +185,7 @@ def call(fn: Callable[..., Any], *, call_counter: int | None = None) -> Callable
     callee = _callee(fn)
     carried = callee if call_counter is None else carrier(callee, "call", str(call_counter))
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
         return carried(*args, **kwargs)
 
     return functools.wraps(fn)(call)  # and so holds `fn`, which the callee does not
@@ -195,11 +213,11 @@ class _Weakly:
         return fn(*args, **kwargs)
 
 
-def broadcast(x: Any) -> Any:
+def broadcast(x: R) -> R:
     """Declares that the arrays of `x` may be sent to every mesh that uses them; returns them."""
     return carrier(jax.lax.optimization_barrier, "broadcast", "x")(x)
 
 
-def reduce(x: Any) -> Any:
+def reduce(x: R) -> R:
     """Declares that the arrays of `x` may be computed by a reduction across meshes; returns them."""
     return carrier(jax.lax.optimization_barrier, "reduce", "x")(x)

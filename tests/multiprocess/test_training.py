@@ -55,6 +55,13 @@ def test_meshes_of_several_devices_and_of_different_sizes():
 
 
 @pytest.mark.slow
+def test_a_message_that_is_not_computed_yet_stops_no_other():
+    """The large one depends on a small one that is asked for later, from the same process."""
+    code, found = launch(3, "tests.support.late_receiver", seconds=60)
+    assert code == 0 and [line["right"] for line in found] == [True] * 3
+
+
+@pytest.mark.slow
 def test_processes_that_the_script_joins_itself():
     """`jax.distributed.initialize`, as on a cluster, in place of `mpmd-run`."""
     with socket.socket() as probe:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mpmd.errors import ProgramError
 from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.graph import EntryGraph
-from mpmd.runtime.instructions import Recv, Run, Send
+from mpmd.runtime.instructions import Recv, Run, Send, reads
 from mpmd.runtime.linearize import linearize
 from mpmd.runtime.memory import predict_memory
 from mpmd.runtime.order import issue_order, linear_order, messages, waits_for
@@ -52,6 +52,7 @@ def random_graph(rng: random.Random) -> EntryGraph:
 
 
 graphs = st.integers(0, 2**32).map(lambda seed: random_graph(random.Random(seed)))
+processes = st.sampled_from([{}, {"m1": 1}, {"m1": 1, "m2": 2, "m3": 1}, {"m0": 2, "m1": 1, "m3": 1}])
 
 
 def results(program: Program, graph: EntryGraph, issue: str, rng: random.Random) -> list[str]:
@@ -108,11 +109,11 @@ def damaged(program: Program, rng: random.Random) -> Program:
 
 
 @settings(max_examples=80, deadline=None)
-@given(graphs, st.randoms(use_true_random=False))
-def test_deadlock_and_occupancy_agree_with_random_execution(graph, rng):
+@given(graphs, processes, st.randoms(use_true_random=False))
+def test_deadlock_and_occupancy_agree_with_random_execution(graph, processes, rng):
     """Receives moved at random."""
-    program = shuffled_receives(linearize(graph), rng)
-    _, blocked = linear_order(program, waits_for(messages(program)))
+    program = shuffled_receives(linearize(graph, processes), rng)
+    _, blocked = linear_order(program, waits_for(program, messages(program)))
     stuck = bool(blocked)
     runs = [random_execution(program, random.Random(rng.random())) for _ in range(5)]
     assert [run is None for run in runs] == [stuck] * 5
@@ -135,9 +136,14 @@ def shuffled_receives(program: Program, rng: random.Random) -> Program:
 
 
 def random_execution(program: Program, rng: random.Random) -> list[int] | None:
-    """Advances random streams that can go on; the most waiting messages per channel, None if stuck."""
+    """Advances random streams that can go on; the most waiting messages per channel, None if stuck.
+
+    A receive from another process only posts a request; a reader of its buffer waits.
+    """
     at = [0] * len(program.streams)
     waiting: list[set[int]] = [set() for _ in program.channels]
+    posted: list[set[int]] = [set() for _ in program.channels]
+    arriving: dict[tuple[int, int], tuple[int, int]] = {}  # (stream, buffer) -> (channel, message)
     worst = [0] * len(program.channels)
     while True:
         able = []
@@ -145,7 +151,11 @@ def random_execution(program: Program, rng: random.Random) -> list[int] | None:
             if at[s] == len(stream.instructions):
                 continue
             op = stream.instructions[at[s]]
-            if not isinstance(op, Recv) or op.sequence in waiting[op.channel]:
+            if isinstance(op, Recv) and op.channel not in program.between_processes:
+                if op.sequence not in waiting[op.channel]:
+                    continue
+            needed = [arriving[s, b] for b in reads(op) if (s, b) in arriving]
+            if all(k not in posted[channel] for channel, k in needed):
                 able.append(s)
         if not able:
             done = all(k == len(stream.instructions) for k, stream in zip(at, program.streams, strict=True))
@@ -153,10 +163,17 @@ def random_execution(program: Program, rng: random.Random) -> list[int] | None:
         s = rng.choice(able)
         op = program.streams[s].instructions[at[s]]
         if isinstance(op, Send):
-            waiting[op.channel].add(op.sequence)
+            if op.sequence in posted[op.channel]:
+                posted[op.channel].remove(op.sequence)
+            else:
+                waiting[op.channel].add(op.sequence)
             worst[op.channel] = max(worst[op.channel], len(waiting[op.channel]))
         elif isinstance(op, Recv):
-            waiting[op.channel].remove(op.sequence)
+            if op.sequence in waiting[op.channel]:
+                waiting[op.channel].remove(op.sequence)
+            else:
+                posted[op.channel].add(op.sequence)
+                arriving[s, op.buffer] = op.channel, op.sequence
         at[s] += 1
 
 

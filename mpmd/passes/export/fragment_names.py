@@ -29,8 +29,8 @@ def fragment_name(number: int, sites: Sequence[FragmentInfo], transposed: bool) 
 
 def site_text(site: FragmentInfo, transposed: bool) -> str:
     """`origins [f(fwd), g(fwd)], stage 1, call counter 0`."""
-    suffix = (lambda o: f"({_phase(o.transpose_count)})") if transposed else (lambda o: "")
-    text = f"origins [{', '.join(o.name + suffix(o) for o in site.origins)}]"
+    names = [f"{o.name}({_phase(o.transpose_count)})" if transposed else o.name for o in site.origins]
+    text = f"origins [{', '.join(names)}]"
     if site.stage is not None:
         text += f", stage {site.stage}"
     if site.call_counter is not None:

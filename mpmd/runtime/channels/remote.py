@@ -1,8 +1,8 @@
 """Messages between meshes of different processes.
 
 An array whose shards are equal on both meshes is sent whole, shard to shard.  Any other is sent as the pieces
-that `reshard` plans: the sender slices them, the receiver assembles them.  The server keeps a reference to a
-sent array until the receiver has pulled it.
+that `reshard` plans: the sender slices them, the receiver assembles them.  An array is offered once it is
+computed, and the server keeps a reference to it until the receiver has pulled it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from mpmd import jax_compat
 from mpmd.errors import ProgramError
 from mpmd.runtime.channels.links import MESSAGE_BITS, Links, message_number
 from mpmd.runtime.channels.mesh_devices import LocalChannels, MeshDevices
+from mpmd.runtime.channels.outbox import Outbox
 from mpmd.runtime.channels.protocol import Channel
 from mpmd.runtime.channels.reshard import (
     ReshardPlan,
@@ -56,16 +57,25 @@ class RemoteChannel:
     """One direction between meshes of two processes, for one step; this process has one of them."""
 
     def __init__(
-        self, links: Links, sender: int, messages: Mapping[int, RemoteMessage], number: Callable[[int], int]
+        self,
+        links: Links,
+        sender: int,
+        outbox: Outbox | None,
+        messages: Mapping[int, RemoteMessage],
+        number: Callable[[int], int],
     ) -> None:
-        """Takes the index of the sending process, the messages, and the numbers of this step."""
-        self._links, self._sender, self._messages, self._number = links, sender, messages, number
+        """Takes the index of the sending process, its outbox if that is this one, the messages, and the
+        numbers of this step.
+        """
+        self._links, self._sender, self._outbox = links, sender, outbox
+        self._messages, self._number = messages, number
 
     def send(self, sequence: int, array: jax.Array) -> None:
-        """Offers `array`, which may still be computed."""
+        """Offers `array` when it is computed."""
         message = self._messages[sequence]
         if message.types:
-            self._links.offer(self._number(message.number), message.split(array))
+            assert self._outbox is not None
+            self._outbox.put(self._number(message.number), message.split(array))
 
     def recv(self, sequence: int) -> jax.Array:
         """RemoteMessage `sequence`, which may not have been sent yet."""
@@ -86,6 +96,11 @@ class WorldDevices(MeshDevices):
         super().__init__(meshes)
         self._processes, self._links = dict(processes), links
         self._process = jax.process_index()
+        self._outboxes = {
+            mesh: Outbox(mesh, links.offer)
+            for mesh, process in self._processes.items()
+            if process == self._process
+        }
 
     def channels(self, program: Program) -> Callable[[], Sequence[Channel]]:
         """The function that creates the channels of each step.
@@ -108,9 +123,11 @@ class WorldDevices(MeshDevices):
 
             made: list[Channel] = []
             for at, (channel, within) in enumerate(zip(program.channels, local(), strict=True)):
-                sender = self._processes[channel.source]
-                remote = at in messages
-                made.append(RemoteChannel(self._links, sender, messages[at], number_of) if remote else within)
+                if at not in messages:
+                    made.append(within)
+                    continue
+                sender, outbox = self._processes[channel.source], self._outboxes.get(channel.source)
+                made.append(RemoteChannel(self._links, sender, outbox, messages[at], number_of))
             return made
 
         return make

@@ -109,7 +109,7 @@ def _shard_maker(
     sources = [piece.source for piece in pieces]
     default = default_memory_kind(target)
     in_memory = target.memory_kind in (None, default)
-    finish = (
+    finish: Callable[[jax.Array], jax.Array] = (
         (lambda a: a)
         if in_memory
         else array_copier(SingleDeviceSharding(device, memory_kind=target.memory_kind))

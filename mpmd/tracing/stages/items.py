@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from jax.extend.core import Literal
 
-from mpmd.jax_compat import place_of, rebind
+from mpmd.jax_compat import place_of, rebind, scope_of
 from mpmd.tracing.names import decode
 
 _CHECKPOINTS = ("checkpoint", "remat", "remat2")
@@ -47,6 +47,7 @@ class Item:
         iterations: how many iterations it runs of a scan that was divided.
         stays_out: whether it never gets a stage: it slices or joins a stack, which is in parts later.
         rows: the range of the rows that it slices from a stack.
+        scope: the `jax.named_scope`s, modules and transformations around it, separated by `/`.
     """
 
     compute: Callable[..., Sequence[Any]]
@@ -58,6 +59,7 @@ class Item:
     iterations: int | None = None
     stays_out: bool = False
     rows: tuple[int, int] | None = None
+    scope: str = ""
 
     @property
     def reads(self) -> list[int]:
@@ -93,7 +95,7 @@ class FlatFunction:
         self.constants: dict[int, Any] = {}
         self._checkpoints = itertools.count()
         self.inputs = [self.value(v.aval) for v in closed.jaxpr.invars]
-        self.outputs = self._inline(closed.jaxpr, closed.consts, self.inputs, ())
+        self.outputs = self._inline(closed.jaxpr, closed.consts, self.inputs, (), "")
         self._drop_dead_items()
 
     def value(self, aval: Any) -> int:
@@ -110,8 +112,22 @@ class FlatFunction:
         return found
 
     def _inline(
-        self, jaxpr: Any, constants: Sequence[Any], given: Sequence[Operand], around: tuple[Checkpoint, ...]
+        self,
+        jaxpr: Any,
+        constants: Sequence[Any],
+        given: Sequence[Operand],
+        around: tuple[Checkpoint, ...],
+        outside: str,
     ) -> list[Operand]:
+        """Adds the items of a jaxpr.
+
+        Args:
+            jaxpr: its equations have scopes relative to that of its call.
+            constants: the values of its constants.
+            given: its arguments.
+            around: the checkpoints around its call.
+            outside: the scope of its call.
+        """
         env: dict[Any, Operand] = dict(zip(jaxpr.invars, given, strict=True))
         for variable, constant in zip(jaxpr.constvars, constants, strict=True):
             number = self.value(variable.aval)
@@ -124,15 +140,17 @@ class FlatFunction:
         for equation in jaxpr.eqns:
             inputs = [read(atom) for atom in equation.invars]
             inner, checkpoint = _body(equation), around
+            scope = "/".join(filter(None, (outside, scope_of(equation))))
             if inner is None and equation.primitive.name in _CHECKPOINTS:
                 inner = equation.params["jaxpr"], ()
                 kept = equation.params["policy"], equation.params["prevent_cse"]
                 checkpoint = (*around, Checkpoint(next(self._checkpoints), *kept))
             if inner is not None:
-                outputs = self._inline(*inner, inputs, checkpoint)
+                outputs = self._inline(*inner, inputs, checkpoint, scope)
             else:
                 outputs = [self.value(v.aval) for v in equation.outvars]
-                self.items.append(Item(_computing(equation), inputs, numbers(outputs), equation, around))
+                item = Item(_computing(equation), inputs, numbers(outputs), equation, around, scope=scope)
+                self.items.append(item)
             env.update(zip(equation.outvars, outputs))
         return [read(atom) for atom in jaxpr.outvars]
 

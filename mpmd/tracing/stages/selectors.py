@@ -1,4 +1,4 @@
-"""What a user says about stages from outside of the model: patterns on the paths of parameters."""
+"""What a user says about stages from outside of the model: patterns on paths of parameters, or on scopes."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from typing import Any
 from mpmd.errors import ConfigError, close_to
 
 _SHOWN = 6
-"""How many parameters an error shows."""
+"""How many parameters or scopes an error shows."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Selector:
-    """Stages by the parameters that they read; made by `by_parameters` or `split`.
+    """Stages by the parameters that they read or by scopes; made by `by_parameters`, `by_scopes` or `split`.
 
     Attributes:
-        patterns: regular expressions, searched in the paths of parameters, such as `layers/0/w`.
+        patterns: regular expressions, searched in paths of parameters, such as `layers/0/w`, or in scopes.
         over: the mesh of each stage; empty for the meshes of the topology, in order.
         lengths: how many layers each stage has; empty for equal lengths.
         first: patterns of parameters that are read in the first stage.
         last: those that are read in the last stage.
         stacked: whether the layers are stacked along dim 0 of their parameters, and a scan runs them.
+        scoped: whether the patterns are of scopes.
     """
 
     patterns: tuple[str, ...]
@@ -31,7 +32,8 @@ class Selector:
     lengths: tuple[int, ...]
     first: tuple[str, ...]
     last: tuple[str, ...]
-    stacked: bool
+    stacked: bool = False
+    scoped: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -93,25 +95,47 @@ class Selector:
         """Whether a parameter is one of a layer."""
         return any(re.search(pattern, path) for pattern in self.patterns)
 
-    def check_matches(self, paths: Sequence[str]) -> None:
-        """Checks that every pattern matches the path of a parameter.
+    def check_matches(self, found: Sequence[str]) -> None:
+        """Checks that every pattern matches a parameter, or a scope.
+
+        Args:
+            found: the paths of the parameters, or the scopes.
+
+        Raises:
+            ConfigError: one does not; shows the nearest of them.
+        """
+        _check_each_matches(self.patterns, found, "scope" if self.scoped else "parameter")
+        if not self.scoped:
+            self.check_pinned(found)
+
+    def check_pinned(self, paths: Sequence[str]) -> None:
+        """Checks that the patterns of `first` and `last` match parameters.
 
         Raises:
             ConfigError: one does not; shows the nearest paths.
         """
-        for pattern in (*self.patterns, *self.first, *self.last):
-            if not any(re.search(pattern, path) for path in paths):
-                near = close_to(re.sub(r"\\d\+|[\\()\[\]^$?*+]", "", pattern), paths, 3)
-                more = f"\n  and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
-                raise ConfigError(
-                    f"no parameter matches {_literal(pattern)}{near}\n  parameters of the loss:\n  "
-                    + "\n  ".join(paths[:_SHOWN])
-                    + more
-                )
+        _check_each_matches((*self.first, *self.last), paths, "parameter")
 
     def __str__(self) -> str:
-        function = "split" if self.stacked else "by_parameters"
+        function = "split" if self.stacked else "by_scopes" if self.scoped else "by_parameters"
         return f"mpmd.{function}({', '.join(map(_literal, self.patterns))})"
+
+
+def _check_each_matches(patterns: Sequence[str], found: Sequence[str], what: str) -> None:
+    for pattern in patterns:
+        if any(re.search(pattern, text) for text in found):
+            continue
+        near = close_to(re.sub(r"\\d\+|[\\()\[\]^$?*+]", "", pattern), found, 3)
+        more = f"\n  and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        shown = f"\n  {what}s of the loss:\n  " + "\n  ".join(found[:_SHOWN]) + more if found else ""
+        raise ConfigError(f"no {what} matches {_literal(pattern)}{near}{shown or _NONE[what]}")
+
+
+_NONE = {
+    "parameter": "\n  the loss has no parameters",
+    "scope": "\n  the loss has no scopes: modules of nnx and equinox leave none; use mpmd.by_parameters",
+}
+"""The end of the message if there are no parameters or scopes at all."""
 
 
 def by_parameters(
@@ -143,7 +167,36 @@ def by_parameters(
     Raises:
         ConfigError: a pattern is not a regular expression, or the lengths are not one for each stage.
     """
-    return _selector(patterns, over, lengths, first, last, stacked=False)
+    return _selector(patterns, over, lengths, first, last)
+
+
+def by_scopes(
+    *patterns: str,
+    over: Sequence[str] = (),
+    lengths: Sequence[int] = (),
+    first: str | Sequence[str] = (),
+    last: str | Sequence[str] = (),
+) -> Selector:
+    r"""Stages of a model with separate layers, by the scopes that its code runs in.
+
+        mpmd.make_config(topology, stages=mpmd.by_scopes(r"layer_(\d+)"))
+
+    For models whose parameters have no telling paths, such as the variables of a keras model, a list.
+    Modules of linen, haiku and keras are scopes, such as `Net/layer_0/Dense_0`, and so is
+    `jax.named_scope`; modules of nnx and equinox leave none.
+
+    Args:
+        *patterns: regular expressions, searched in scopes, names separated by `/`.  A layer is one value of
+            the groups of a pattern (numbers in their order), or one pattern without groups.
+        over: the mesh of each stage, in order, as of `by_parameters`.
+        lengths: how many layers each stage has; by default they differ by at most 1.
+        first: a pattern, or several, of the paths of parameters that are read in the first stage.
+        last: likewise in the last stage.
+
+    Raises:
+        ConfigError: a pattern is not a regular expression, or the lengths are not one for each stage.
+    """
+    return _selector(patterns, over, lengths, first, last, scoped=True)
 
 
 def split(
@@ -177,13 +230,14 @@ def split(
 
 
 def _selector(
-    patterns: Sequence[Any], over: Any, lengths: Any, first: Any, last: Any, *, stacked: bool
+    patterns: Sequence[Any], over: Any, lengths: Any, first: Any, last: Any, **kind: bool
 ) -> Selector:
     made = Selector(
-        _several(patterns), _several(over), _several(lengths), _several(first), _several(last), stacked
+        _several(patterns), _several(over), _several(lengths), _several(first), _several(last), **kind
     )
     if not made.patterns:
-        raise ConfigError("stages need a pattern of the paths of parameters, such as r'layers/(\\d+)'")
+        of = "scopes" if made.scoped else "the paths of parameters"
+        raise ConfigError(f"stages need a pattern of {of}, such as r'layers/(\\d+)'")
     for pattern in (*made.patterns, *made.first, *made.last):
         if not isinstance(pattern, str):
             raise ConfigError(f"{pattern!r} is not a pattern: write a text such as r'layers/(\\d+)'")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 from jax.tree_util import keystr, tree_flatten_with_path
@@ -13,12 +13,15 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from mpmd.errors import ConfigError
 from mpmd.tracing.bound import is_bound
 from mpmd.tracing.stages.emit import emit
-from mpmd.tracing.stages.items import FlatFunction
-from mpmd.tracing.stages.layers import stages_by_paths
+from mpmd.tracing.stages.items import FlatFunction, Item
+from mpmd.tracing.stages.layers import check_scopes, stages_by_paths, stages_by_scopes
 from mpmd.tracing.stages.placement import check_order, place
 from mpmd.tracing.stages.report import describe_stages
 from mpmd.tracing.stages.scan_ranges import divide_scans
 from mpmd.tracing.stages.selectors import Selector
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class StagePlan:
@@ -83,7 +86,7 @@ def planned(plan: StagePlan | None) -> Iterator[None]:
         yield
 
 
-def staged(fn: Callable[..., Any], *, argnums: int | Sequence[int] = 0) -> Callable[..., Any]:
+def staged(fn: Callable[P, R], *, argnums: int | Sequence[int] = 0) -> Callable[P, R]:
     """A loss, or a model, with the stages that `stages=` of `mpmd.make_config` describes.
 
         loss, grads = jax.value_and_grad(mpmd.staged(loss_fn))(params, batch)
@@ -148,12 +151,20 @@ def _choose(plan: StagePlan, function: FlatFunction, paths: dict[int, str], name
         name: of the function.
     """
     selector = plan.selector
+    scoped: dict[Item, int] = {}
     if selector.stacked:
         plan.divisions.update(divide_scans(function, paths, selector))
         found = [None if path in plan.divisions else selector.pinned(path) for path in paths.values()]
+    elif selector.scoped:
+        scoped = stages_by_scopes(selector, function)
+        selector.check_pinned(list(paths.values()))
+        found = [selector.pinned(path) for path in paths.values()]
+        for item, stage in scoped.items():
+            item.stage = stage
     else:
         found = stages_by_paths(selector, list(paths.values()))
     stage_of = {value: stage for value, stage in zip(paths, found, strict=True) if stage is not None}
     place(function, list(paths), stage_of, len(selector.over))
     check_order(function, stage_of, paths)
+    check_scopes(scoped)
     plan.texts[describe_stages(function, paths, selector, name)] = None

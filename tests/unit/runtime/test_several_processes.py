@@ -67,6 +67,24 @@ def test_every_process_gets_the_scalar_results_and_no_sent_buffer_is_a_result():
     assert "mesh b in process 1:" in program.as_text()
 
 
+def test_a_receive_from_another_process_is_posted_a_task_before_its_use():
+    b = GraphBuilder()
+    x, w = b.input("a"), b.input("b")
+    (one,) = b.call("f", "a", [x], microbatch=0)
+    (two,) = b.call("f", "a", [x], microbatch=1)
+    (got,) = b.call("g", "b", [w, b.transfer(one, "b")], microbatch=0)
+    (sliced,) = b.call("slice", "b", [w])
+    b.output(*b.call("g", "b", [sliced, b.transfer(two, "b")], microbatch=1))
+    b.output(*b.call("h", "a", [b.transfer(got, "a")]))
+    graph = b.graph()
+    names = [type(op).__name__ for op in ops(linearize(graph, TWO), "b", Recv, Run, Send)]
+    assert names == ["Recv", "Recv", "Run", "Send", "Run", "Run"], (
+        "the second receive is before the first task"
+    )
+    names = [type(op).__name__ for op in ops(linearize(graph), "b", Recv, Run, Send)]
+    assert names == ["Recv", "Run", "Send", "Run", "Recv", "Run"], "within a process a receive waits"
+
+
 class KeyValueTable:
     """The key-value store of JAX, as far as worlds use it."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -126,6 +128,17 @@ def test_a_decorator_takes_the_functions_name():
 
     assert names_in(module_of(lambda x: decoder(encoder(x)), X)) == ['"encoder"', '"other"']
     assert encoder.__name__ == "encoder"
+
+
+def test_methods_partial_functions_and_keywords_are_named_as_by_jit():
+    class Encoder:
+        def encode(self, x, *, times):
+            return times * x
+
+    of_method = named_computation(Encoder().encode)
+    twice = named_computation(functools.partial(functools.partial(layer, x=X)))
+    module = module_of(lambda w, x: twice(w) + of_method(x, times=2), W, X)
+    assert names_in(module) == ['"layer"', '"encode"']
 
 
 def test_nested_names_stay_nested():

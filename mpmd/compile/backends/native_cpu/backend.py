@@ -24,7 +24,6 @@ from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.options import DEFAULTS, CompileOptions
 from mpmd.errors import CompileError
 from mpmd.jax_compat import direct_call
-from mpmd.support.garbage import garbage_kept
 
 
 class DirectCall:
@@ -108,7 +107,6 @@ class NativeCpuBackend:
     target: NativeCpu = dataclasses.field(default_factory=NativeCpu)
     name: str = "native"
 
-    @garbage_kept()
     def compile(self, fragment: FragmentModule, mesh: Mesh) -> NativeExecutable:
         """Compiles for the devices of `mesh`; see `Backend`.
 

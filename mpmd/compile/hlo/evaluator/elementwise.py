@@ -190,7 +190,9 @@ def _multiply_high(a: Array, b: Array, dtype: str) -> Array:
     )
 
 
-def _logical(booleans: Callable, integers: Callable) -> Callable[[Array, Array, str], Array]:
+def _logical(
+    booleans: Callable[..., Array], integers: Callable[..., Array]
+) -> Callable[[Array, Array, str], Array]:
     return lambda a, b, dtype: booleans(a, b) if dtype == "pred" else integers(a, b)
 
 

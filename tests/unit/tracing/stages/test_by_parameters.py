@@ -137,3 +137,42 @@ def test_staged_is_the_function_itself_outside_of_a_configured_step():
     once = mpmd.staged(loss)
     assert mpmd.staged(once) is once and once(1.0, True) == 2.0
     assert "mpmd" not in str(jax.make_jaxpr(lambda p: mpmd.staged(loss)(p, False))(1.0))
+
+
+def named_layers(order=(0, 1)):
+    """A loss with a scope around each layer, of parameters that have no names."""
+
+    def loss(params, x):
+        for i in order:
+            with jax.named_scope(f"layer_{i}"):
+                x = jax.checkpoint(jnp.tanh)(x @ params[i])
+        return jnp.mean(x @ params[2])
+
+    return loss, [np.eye(4, dtype=np.float32)] * 3, (np.ones((4, 4), np.float32),)
+
+
+def of_scopes(topology, loss, params, batch, pattern, **options):
+    config = mpmd.make_config(topology, stages=mpmd.by_scopes(pattern, **options))
+    step = mpmd.jit(lambda *a: mpmd.accumulate_gradients(loss, 2)(*a), config)
+    return step.trace(params, *batch).stages_text
+
+
+def test_scopes_select_stages_where_paths_cannot(topology):
+    loss, params, batch = named_layers()
+    text = of_scopes(topology, loss, params, batch, r"layer_(\d+)")
+    assert text.startswith("loss in 2 stages by mpmd.by_scopes(r'layer_(\\d+)')")
+    assert parameters(text) == {"stage0": ["0"], "stage1": ["1", "2"]}
+
+
+def test_scopes_that_nothing_has_or_that_run_in_another_order_are_refused(topology):
+    message = (
+        r"no scope matches r'layers_\(\\d\+\)'; did you mean 'layer_.*\n  scopes of the loss:\n  layer_0"
+    )
+    with pytest.raises(ConfigError, match=message):
+        of_scopes(topology, *named_layers(), r"layers_(\d+)")
+    with pytest.raises(ConfigError, match="layer_0 is of stage 0, but .* in it reads values of stage 1"):
+        of_scopes(topology, *named_layers((1, 0)), r"layer_(\d+)")
+    with pytest.raises(ConfigError, match="no parameter matches 'head'"):
+        of_scopes(topology, *named_layers(), r"layer_(\d+)", last="head")
+    with pytest.raises(ConfigError, match="no scope matches 'x'\n  the loss has no scopes"):
+        of_scopes(topology, lambda p, x: (x @ p).mean(), np.eye(4), (np.ones((4, 4)),), "x")

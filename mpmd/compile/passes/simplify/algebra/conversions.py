@@ -15,7 +15,7 @@ from mpmd.compile.passes.rewriter import RewriteSite, Rule
 
 def _format(dtype: str) -> tuple[int, int, int]:
     """Stored mantissa bits of a float, smallest and largest exponent of its normal numbers."""
-    info = ml_dtypes.finfo(DTYPES[dtype].numpy)
+    info = ml_dtypes.finfo(DTYPES[dtype].numpy)  # type: ignore[no-untyped-call]
     return info.nmant, info.minexp, info.maxexp - 1
 
 

@@ -1,0 +1,81 @@
+"""What is installed: the public names, their types, and the distributions that are uploaded."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import mpmd
+from tests.repo.tree import ROOT, text, tracked
+
+SAMPLES = "tests/support/typing/user_step.py", "tests/support/typing/wrong_calls.py"
+EXPECTED = {
+    (path, number)
+    for path in SAMPLES
+    for number, line in enumerate((ROOT / path).read_text().splitlines(), 1)
+    if line.endswith("# error")
+}
+CHECKERS = {
+    "pyright": ["pyright", "--pythonpath", sys.executable],
+    "mypy": ["mypy", "--follow-imports=silent", "--config-file=", "--cache-dir=/dev/null"],
+}
+
+
+def test_public_names_are_all_there_is():
+    assert dir(mpmd) == sorted(mpmd.__all__)
+    missing = [name for name in mpmd.__all__ if not hasattr(mpmd, name)]
+    assert missing == []
+    with pytest.raises(AttributeError, match="no attribute 'pmap'"):
+        mpmd.pmap  # noqa: B018
+
+
+def test_the_version_is_that_of_the_distribution_and_of_the_newest_changes():
+    assert re.fullmatch(r"\d+\.\d+\.\d+", mpmd.__version__)
+    newest = re.search(r"^## (\S+)", text(Path("CHANGELOG.md")), re.MULTILINE)
+    assert newest[1] == mpmd.__version__
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checker", CHECKERS)
+def test_type_checkers_find_the_wrong_calls_and_no_others(checker):
+    command = [sys.executable, "-m", *CHECKERS[checker], *SAMPLES]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280).stdout
+    found = {
+        (path, int(number))
+        for path in SAMPLES
+        for number in re.findall(rf"{re.escape(path)}:(\d+)\S* (?:- )?error", printed)
+    }
+    assert EXPECTED
+    assert found == EXPECTED, printed
+
+
+@pytest.mark.slow
+def test_distributions_are_complete_and_can_be_uploaded(tmp_path):
+    tree, made = tmp_path / "tree", tmp_path / "made"
+    for path in tracked():  # a copy, because building writes beside the sources
+        (tree / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, tree / path)
+    subprocess.run([sys.executable, "-m", "build", tree, "-o", made], check=True, capture_output=True)
+    files = sorted(made.iterdir())
+    checked = subprocess.run(
+        [sys.executable, "-m", "twine", "check", "--strict", *files], capture_output=True, text=True
+    )
+    assert checked.returncode == 0, checked.stdout
+    wheel, source = files
+    with zipfile.ZipFile(wheel) as opened:
+        inside = set(opened.namelist())
+        metadata = opened.read(next(n for n in inside if n.endswith("METADATA"))).decode()
+    ours = {str(p) for p in tracked(".py") if p.parts[0] == "mpmd"}
+    pages = {str(p) for p in tracked(".html", ".css", ".js") if p.parts[0] == "mpmd"}
+    assert ours | pages | {"mpmd/py.typed"} <= inside
+    assert f"Version: {mpmd.__version__}" in metadata
+    assert re.findall(r"\]\((?!https?://|#)[^)]*\)", metadata) == []
+    with tarfile.open(source) as opened_source:
+        assert any(n.endswith("mpmd/py.typed") for n in opened_source.getnames())
