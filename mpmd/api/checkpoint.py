@@ -49,7 +49,7 @@ def save(
 
     Args:
         folder: where the checkpoints of a run are; created if it does not exist.
-        step: its number; there must be no checkpoint of it.
+        step: its number; a checkpoint of the same number is replaced.
         state: a pytree of arrays on any meshes, `mpmd.Stacked`, or NumPy arrays.
         extra: what JSON can hold, to be saved with it; that of process 0.
         keep: how many of the newest checkpoints stay.
@@ -126,6 +126,17 @@ def restore(folder: Folder, like: Any, step: int | None = None) -> Restored:
     together("read", what, read)
     arrays, extra = found[0]
     return Restored(chosen, jax.tree.unflatten(jax.tree.structure(like), arrays), extra)
+
+
+def extra(folder: Folder, step: int | None = None) -> dict[str, Any]:
+    """The values that were saved with the state of a checkpoint, by default the newest.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    root = Path(folder).absolute()
+    found: dict[str, Any] = folders.read_manifest(root, _newest(root) if step is None else step)["extra"]
+    return found
 
 
 def _newest(root: Path) -> int:

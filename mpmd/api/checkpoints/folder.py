@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,7 @@ def steps(folder: Path) -> list[int]:
     """The steps there are complete checkpoints of, oldest first."""
     if not folder.is_dir():
         return []
-    names = [
-        entry.name for entry in folder.iterdir() if entry.name.isdigit() and (entry / MANIFEST).is_file()
-    ]
-    return sorted(map(int, names))
+    return sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdigit())
 
 
 def unfinished(folder: Path, step: int) -> Path:
@@ -39,26 +37,28 @@ def prepare(folder: Path, step: int) -> None:
     """Creates the folder of a checkpoint to be written; removes what a run that was killed left.
 
     Raises:
-        CheckpointError: there is a checkpoint of that step.
         OSError: it cannot be created.
     """
-    if (folder / str(step)).exists():
-        raise CheckpointError(
-            f"there is a checkpoint of step {step} in {folder}\n  remove it, or save to another folder"
-        )
     for left in folder.glob(f"*{_UNFINISHED}"):
         shutil.rmtree(left)
     unfinished(folder, step).mkdir(parents=True)
 
 
 def complete(folder: Path, step: int, manifest: dict[str, Any], keep: int) -> None:
-    """Gives a checkpoint that is whole its name, then removes all but the newest ones."""
+    """Gives a checkpoint that is whole its name, then removes all but the newest ones.
+
+    One of the same step is replaced: only between two renamings there is neither of them.
+    """
     part = unfinished(folder, step)
     with (part / MANIFEST).open("w") as file:
-        json.dump(manifest, file)
+        json.dump({**manifest, "digest": _digest(manifest)}, file)
         file.flush()
         os.fsync(file.fileno())
+    replaced = folder / f"{step}.replaced{_UNFINISHED}"
+    if (folder / str(step)).exists():
+        (folder / str(step)).rename(replaced)
     part.rename(folder / str(step))
+    shutil.rmtree(replaced, ignore_errors=True)
     with contextlib.suppress(OSError):  # some file systems cannot do it
         handle = os.open(folder, os.O_RDONLY)
         os.fsync(handle)
@@ -86,12 +86,18 @@ def read_manifest(folder: Path, step: int) -> dict[str, Any]:
     path = folder / str(step) / MANIFEST
     try:
         found = json.loads(path.read_text())
-        known = found["format"] == 1 and isinstance(found["leaves"], list) and "extra" in found
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        digest, known = found.pop("digest"), found["format"] == 1
+        if digest != _digest(found):
+            raise ValueError("it has other bytes than were saved")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise damaged(folder, step, f"{path.name}: {error}") from error
     if not known:
         raise damaged(folder, step, f"{path.name} has another format")
     return dict(found)
+
+
+def _digest(manifest: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(manifest, sort_keys=True).encode())
 
 
 def damaged(folder: Path, step: int, why: str) -> CheckpointError:
