@@ -79,7 +79,7 @@ def _checkpointer(ocp: Any) -> Any:
 
 @functools.cache
 def _handlers() -> Any:
-    """Orbax's handlers, of which that of NumPy arrays writes in every process: its own does in process 0 only."""
+    """Orbax's handlers, one of which writes NumPy arrays in every process: its own does in process 0 only."""
     import tensorstore
     from orbax.checkpoint import future, type_handlers
 
