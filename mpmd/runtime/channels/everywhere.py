@@ -29,6 +29,7 @@ def everywhere(leaves: Sequence[Any]) -> list[Any]:
     assert joined is not None
     connections = links()
     turn = next(_turns)
+    joined.begin(f"fetch {turn}")
     plain = [_numbers(leaf) for leaf in leaves]
     owners = {k: _owner(leaf) for k, leaf in enumerate(plain) if _is_absent(leaf)}
     wanted = [

@@ -26,7 +26,12 @@ FETCHES = (1 << PROGRAM_BITS) - 1
 
 
 class Links:
-    """This process's transfer server, and its connections to those of the other processes."""
+    """This process's transfer server, and its connections to those of the other processes.
+
+    Attributes:
+        addresses: of the servers of all processes.
+        begin: records a step or an exchange, see `World.begin`.
+    """
 
     def __init__(self, joined: World) -> None:
         """Starts the server and exchanges addresses; all processes must do so.
@@ -43,6 +48,7 @@ class Links:
         self.addresses = joined.gather("address", f"{host}:{port}")
         self._connections: dict[int, Any] = {}
         self._programs = itertools.count()
+        self.begin = joined.begin
         joined.on_failure(self.poison)
 
     def next_program(self) -> int:
