@@ -3,8 +3,8 @@
     python -m benchmarks.restarts [--runs 20] [--processes 2] [--seed 0]
 
 Every run is `mpmd-run --max-restarts 3` of a small training program that saves a checkpoint every third step.
-One of its processes gets SIGKILL at a random moment: while it starts, compiles, steps or saves.  The last line is
-one JSON object: `{"runs": 20, "killed": 20, "restarts_equal": 20, ...}`.
+One of its processes gets SIGKILL at a random moment: while it starts, compiles, steps or saves.  The last
+line is one JSON object: `{"runs": 20, "killed": 20, "restarts_equal": 20, ...}`.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from mpmd.runtime.processes.agreement import agree
 from mpmd.runtime.processes.part import Part
 from mpmd.runtime.processes.world import world
 from mpmd.runtime.program import Program
+from mpmd.support.pending_warning import PendingWarning
 
 
 def own_meshes(topology: Topology) -> dict[str, Any]:
@@ -66,6 +67,19 @@ def executor_of(
         return Executor(program, executables, devices, options, workspace)
     joined.peer_timeout = options.peer_timeout
     return Part(program, executables, devices, options, workspace, joined)
+
+
+def shared_warning(own: PendingWarning) -> PendingWarning:
+    """The warnings of all processes, in process 0, which shows them; none in the others.
+
+    Raises:
+        PeerError: another process failed.
+    """
+    joined = world()
+    if joined is None:
+        return own
+    texts = dict.fromkeys(text for text in joined.gather("warnings", own.text) if text)
+    return PendingWarning("\n".join(texts) if joined.index == 0 else "")
 
 
 def with_absent(

@@ -24,6 +24,7 @@ from mpmd.api.processes import (
     devices_of,
     executor_of,
     own_meshes,
+    shared_warning,
     with_absent,
 )
 from mpmd.api.signature import Arguments, check_leaves, describe, structure_problem
@@ -244,6 +245,7 @@ class Lowered:
             dataclasses.replace(self.partitioned.compile_options, cores=cores_of_meshes(meshes)),
         )
         made = Compiled(self, executables, runtime or RuntimeOptions())
+        made.fallbacks = shared_warning(made.fallbacks)
         made.fallbacks.show()
         return made
 

@@ -125,7 +125,7 @@ def make_topology(
     topology = Topology(made)
     if jax.process_count() > 1:
         check_processes(topology)
-    for device, names in topology.shared_devices.items():
+    for device, names in topology.shared_devices.items() if jax.process_index() == 0 else ():
         warnings.warn(
             f"meshes {', '.join(names)} share {device}: their fragments take turns on it", stacklevel=2
         )

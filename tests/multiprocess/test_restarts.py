@@ -1,4 +1,4 @@
-"""A run one of whose processes is killed goes on from its newest checkpoint, with an undisturbed loss curve."""
+"""A run one of whose processes is killed goes on from its newest checkpoint, with the same loss curve."""
 
 from __future__ import annotations
 

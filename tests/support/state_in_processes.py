@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 import jax
+import numpy as np
 
 import mpmd
 from tests.support.stacked_training import assert_equal, batch, init, jitted
@@ -31,7 +32,15 @@ def main(stages: int, devices: int, action: str, folder: str) -> None:
     if not jax.distributed.is_initialized():
         jax.config.update("jax_num_cpu_devices", stages * devices)
     key = jax.random.key(7)
-    compiled = jitted(stages, devices).compiled(jax.eval_shape(init, key), *batch())
+    everywhere = {
+        "params": {"inward": True, "layers": None, "outward": True},
+        "momenta": None,
+        "step": None,
+        "key": None,
+    }
+    compiled = jitted(stages, devices, replicate=(everywhere, None)).compiled(
+        jax.eval_shape(init, key), *batch()
+    )
     if action == "save":
         state = compiled.init(init, key)
         assert_equal(mpmd.fetch(state), jax.jit(init)(key), 2**-20)
@@ -52,7 +61,8 @@ def main(stages: int, devices: int, action: str, folder: str) -> None:
     for _ in range(2):
         state, value = compiled(state, x, y)
         losses.append(float(value).hex())
-    found = {"process": jax.process_index(), "losses": losses, "held": held, "used": used[1:]}
+    sums = [float(np.asarray(state["params"][name]).sum()).hex() for name in ("inward", "outward")]
+    found = {"process": jax.process_index(), "losses": losses, "held": held, "used": used[1:], "sums": sums}
     found["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(json.dumps(found), flush=True)
 
