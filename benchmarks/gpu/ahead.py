@@ -12,7 +12,7 @@ import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.gpu.driver import GpuError
+from mpmd.errors import CompileError
 
 _FACTS = {
     "threads_per_block_limit": 1024,
@@ -48,7 +48,7 @@ def why_not() -> str:
         return "JAX's CUDA plugin is not installed"
     try:
         devices()
-    except GpuError as error:
+    except CompileError as error:
         return str(error)
     return ""
 
@@ -58,7 +58,7 @@ def devices() -> tuple[Any, ...]:
     """One described H200, for shardings of programs that are only compiled.
 
     Raises:
-        GpuError: this JAX cannot compile so.
+        CompileError: this JAX cannot compile so.
     """
     import jax
     from jax.experimental import topologies
@@ -69,7 +69,7 @@ def devices() -> tuple[Any, ...]:
             platform="cuda", topology_name="described", topology="1x1x1", target_config=H200
         )
     except (RuntimeError, KeyError) as error:
-        raise GpuError(f"this JAX does not compile for a GPU that is not there: {error}") from error
+        raise CompileError(f"this JAX does not compile for a GPU that is not there: {error}") from error
     return tuple(made.devices)
 
 

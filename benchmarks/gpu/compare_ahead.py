@@ -30,8 +30,8 @@ import jax  # noqa: E402 - the root must be importable first
 from benchmarks.gpu import ahead  # noqa: E402
 from benchmarks.gpu.counting import CountedLaunch, own_launches, totals, xla_launches  # noqa: E402
 from benchmarks.gpu.kernel_facts import kernel_facts  # noqa: E402
-from benchmarks.gpu.launch_table import fragment_of  # noqa: E402
 from benchmarks.gpu.programs import ComparedProgram, ModelSize, programs  # noqa: E402
+from benchmarks.gpu.target import fragment_of  # noqa: E402
 from benchmarks.script import run  # noqa: E402
 from mpmd.compile.backends.native_gpu.target import GpuTarget  # noqa: E402
 from mpmd.compile.cache import DiskCache  # noqa: E402

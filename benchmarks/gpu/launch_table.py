@@ -12,41 +12,20 @@ import argparse
 import collections
 import json
 import time
-from typing import Any
-
-import jax
 
 from benchmarks.fragments import cases
 from benchmarks.gpu.kernel_facts import KernelFacts, kernel_facts
+from benchmarks.gpu.target import fragment_of
 from benchmarks.script import run
-from mpmd.compile.backends.arrays import value_spec
 from mpmd.compile.backends.native_gpu.devices import GPUS
 from mpmd.compile.backends.native_gpu.launches import KernelLaunch, ProductLaunch
 from mpmd.compile.backends.native_gpu.target import GpuTarget
-from mpmd.compile.backends.native_gpu.triton.cubin import compile_kernel
+from mpmd.compile.backends.native_gpu.triton.compiler import TritonCompiler
 from mpmd.compile.compilation import Prepared
 from mpmd.compile.driver import prepare_fragment
-from mpmd.compile.fragment import FragmentModule, ValueSpec
-from mpmd.compile.hlo.dtypes import dtype_of
-from mpmd.compile.hlo.shape import array
 from mpmd.compile.thunks.costs import fragment_costs
 
 SIZE = {"batch": 8, "tokens": 1024, "width": 768, "heads": 12, "vocabulary": 50257}
-
-
-def fragment_of(
-    name: str, function: Any, arguments: list[Any], donated: tuple[int, ...] = ()
-) -> FragmentModule:
-    """A function as a fragment on a mesh of one device."""
-
-    def spec(value: Any) -> ValueSpec:
-        dtype = value_spec(array(dtype_of(value.dtype))).dtype
-        return ValueSpec(tuple(value.shape), dtype, ((),) * len(value.shape))
-
-    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arguments]
-    text = jax.jit(function, keep_unused=True).lower(*shapes).as_text()
-    results = jax.tree.leaves(jax.eval_shape(function, *shapes))
-    return FragmentModule(name, "mesh", text, tuple(map(spec, shapes)), tuple(map(spec, results)), donated)
 
 
 def figures(made: Prepared, facts: list[KernelFacts]) -> dict[str, float]:
@@ -88,8 +67,7 @@ def main() -> None:
         facts = []
         started = time.perf_counter()
         for capability in given.capabilities:
-            made_of = [compile_kernel(kernel, capability) for kernel in made.program.kernels.values()]
-            facts += map(kernel_facts, made_of)
+            facts += map(kernel_facts, TritonCompiler().compile(made.program.kernels, capability).values())
         compile_s = time.perf_counter() - started
         for fact in facts if given.kernels else ():
             print(f"{name}: {fact}", flush=True)

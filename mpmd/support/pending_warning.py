@@ -6,10 +6,10 @@ issued before at the same line of this package.
 
 from __future__ import annotations
 
-import inspect
 import threading
 import warnings
-from types import FrameType
+
+from mpmd.support.user_warnings import place_of, user_frame
 
 
 class PendingWarning:
@@ -32,26 +32,13 @@ class PendingWarning:
         """
         if not self.waits:
             return
-        file, line, module = _caller()
+        file, line, module = place_of(user_frame())
         with self._lock:
             if not self.waits or _ignored(self.text, module, line):
                 return
             self.waits = False
         # a registry of its own: other programs with the same text do not silence this one
         warnings.warn_explicit(self.text, UserWarning, file, line, module, registry={})
-
-
-def _caller() -> tuple[str, int, str]:
-    """File, line and module of the innermost call from outside of this package."""
-    package = __name__.partition(".")[0]
-    frame: FrameType | None = inspect.currentframe()
-    while frame is not None and frame.f_back is not None:
-        name = str(frame.f_globals.get("__name__", ""))
-        if name != package and not name.startswith(f"{package}."):
-            break
-        frame = frame.f_back
-    assert frame is not None
-    return frame.f_code.co_filename, frame.f_lineno, str(frame.f_globals.get("__name__", "<unknown>"))
 
 
 def _ignored(text: str, module: str, line: int) -> bool:

@@ -214,11 +214,11 @@ def _function(source: str, name: str) -> Any:
     return _defined(source, _prelude())[name]
 
 
-def run_kernel(kernel: PrintedKernel, addresses: Sequence[int]) -> None:
+def run_kernel(kernel: PrintedKernel, addresses: Sequence[int], grid: int = 0) -> None:
     """Runs a kernel on arguments at some addresses."""
     tensors = [_Tensor(at, pointer) for at, pointer in zip(addresses, kernel.pointers, strict=True)]
     with np.errstate(all="ignore"), _ONE_AT_A_TIME:
-        _function(kernel.source, kernel.name).run(*tensors, grid=(kernel.grid,), warmup=False)
+        _function(kernel.source, kernel.name).run(*tensors, grid=(grid or kernel.grid,), warmup=False)
 
 
 def run_plan(plan: KernelPlan, arrays: Sequence[np.ndarray], programs: int = 8) -> PlanKernels:

@@ -3,7 +3,7 @@
 JAX's transfer server copies what it serves in a few turns, in the order of the requests, and an array that is
 still computed keeps its turn: a message behind it waits, even one that it depends on through another process.
 So a thread for each mesh waits for the arrays in the order of the stream, which is that of the device, and
-offers only what is ready.
+offers only those that are ready.
 """
 
 from __future__ import annotations

@@ -176,6 +176,11 @@ class LaunchProgram:
         found = [step.descriptor for step in self.launches() if isinstance(step, ProductLaunch)]
         return tuple(dict.fromkeys(found))
 
+    @property
+    def is_capturable(self) -> bool:
+        """Whether no step waits for a number on the device."""
+        return not any(isinstance(step, LoopLaunch | BranchLaunch) for step in self.steps)
+
     def launches(self) -> Iterator[SimpleStep]:
         """All steps that a call may run, those of loops and branches once."""
         return _simple(self.steps)

@@ -11,5 +11,7 @@
 | `matrices.py`, `products.py` | products of tiles, and a product with its epilogue as one kernel |
 | `kernels.py` | a plan as one kernel, or two with partial sums in between |
 | `source.py` | the functions that kernels call |
-| `cubin.py` | kernels as machine code |
+| `cubin.py` | machine code of a kernel |
+| `compiler.py` | kernels to machine code, each text once, kept on disk |
+| `workers.py`, `worker.py` | the processes in which Triton compiles |
 """

@@ -21,7 +21,7 @@ from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.evaluate_products import evaluate_product
 from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
-from tests.support.gpu_launches import StandInGpu
+from tests.support.gpu_launches import CalledProgram
 
 M, N, K = 4, 6, 5
 ROWS = {"a": View("f32", 0, K, 1), "b": View("f32", 0, N, 1), "c": View("f32", 0, N, 1)}
@@ -59,7 +59,7 @@ def multiplied(plan, calls):
         return Slice(number, skipped, arrays[number].nbytes - skipped)
 
     steps = [ProductLaunch("p", c.descriptor, place(0, c.a), place(1, c.b), place(2, c.d)) for c in calls]
-    gpu = StandInGpu(LaunchProgram("products", tuple(steps), {}, tuple(allocations), (place(2, 0),), b""))
+    gpu = CalledProgram(LaunchProgram("products", tuple(steps), {}, tuple(allocations), (place(2, 0),), b""))
     (made,) = gpu.call([a.view(np.uint8) for a in arrays])
     evaluate_product(plan, arrays[0], arrays[1], {0: arrays[2]})
     return made.view(arrays[2].dtype), arrays[2]
