@@ -24,7 +24,7 @@ from examples.pipelined_transformer.backends import step_seconds
 from examples.pipelined_transformer.check import Check, CheckError
 from examples.pipelined_transformer.checkpoint import Checkpoints
 from examples.pipelined_transformer.config import TrainConfig
-from examples.pipelined_transformer.train_step import make_state, make_train_step
+from examples.pipelined_transformer.train_step import make_state, make_train_step, whole_arrays
 from mpmd.errors import CheckpointError, ConfigError, DataError, ScheduleError
 from mpmd.scheduling.timeline import Timeline
 
@@ -36,8 +36,8 @@ _DEFINE = {
 }
 # Options that may differ in a resumed run: how it is computed, and what it reports.
 _NOT_FACTS = {
-    "steps", "schedule", "num_stages", "devices_per_mesh", "backend", "data", "max_megabytes", "check",
-    "check_steps", "compare_steps", "checkpoint_dir", "checkpoint_every", "resume", "output_dir",
+    "steps", "schedule", "num_stages", "stages", "devices_per_mesh", "backend", "data", "max_megabytes",
+    "check", "check_steps", "compare_steps", "checkpoint_dir", "checkpoint_every", "resume", "output_dir",
     "sample_tokens",
 }  # fmt: skip
 INTERRUPTED = 130
@@ -131,11 +131,11 @@ class TrainingRun:
             while self.step < self.config.steps - 1:
                 self._take_step()
                 if interrupt.wanted or (every and self.step % every == 0):
-                    self.checkpoints.save(self.step, self.state, self.losses)
+                    self.checkpoints.save(self.step, whole_arrays(self.state), self.losses)
                 if interrupt.wanted:
                     return None
             timeline = self._take_step(charted=True)
-            self.checkpoints.save(self.step, self.state, self.losses)
+            self.checkpoints.save(self.step, whole_arrays(self.state), self.losses)
         return timeline
 
     def _take_step(self, charted: bool = False) -> Timeline | None:
@@ -197,7 +197,9 @@ def train(config: TrainConfig) -> report.Outcome | None:
     if timeline is None:
         print(f"saved step {run.step} in {run.checkpoints.directory}; go on with --resume and the same flags")
         return None
-    text = sample.generate(config, jax.device_get(run.state.params), run.dataset.tokenizer, "def ")
+    text = sample.generate(
+        config, jax.device_get(whole_arrays(run.state.params)), run.dataset.tokenizer, "def "
+    )
     outcome = run.outcome(timeline)
     print(report.summary(outcome, timeline, text))
     for file in report.write_pictures(run.folder, run.losses, timeline):

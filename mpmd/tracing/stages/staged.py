@@ -155,14 +155,19 @@ def _choose(plan: StagePlan, function: FlatFunction, paths: dict[int, str], name
     """
     selector = plan.selector
     if isinstance(selector, AutomaticSelector):
-        choice, divisions, text = choose_by_cost(function, paths, selector, name)
+        choice, division, text = choose_by_cost(function, paths, selector, name)
         plan.choices.append(choice)
-        plan.divisions.update(divisions)
+        plan.divisions.update(division.lengths)
+        plan.warnings.update(division.joined)
         plan.texts[text] = None
         return
     scoped: dict[Item, int] = {}
+    parts: dict[int, int] = {}
     if selector.stacked:
-        plan.divisions.update(divide_scans(function, paths, selector))
+        division = divide_scans(function, paths, selector)
+        plan.divisions.update(division.lengths)
+        plan.warnings.update(division.joined)
+        parts = division.stage_of
         found = [None if path in plan.divisions else selector.pinned(path) for path in paths.values()]
     elif selector.scoped:
         scoped = stages_by_scopes(selector, function)
@@ -173,7 +178,7 @@ def _choose(plan: StagePlan, function: FlatFunction, paths: dict[int, str], name
     else:
         found = stages_by_paths(selector, list(paths.values()))
     stage_of = {value: stage for value, stage in zip(paths, found, strict=True) if stage is not None}
-    place(function, list(paths), stage_of, len(selector.over))
+    place(function, [*paths, *parts], stage_of | parts, len(selector.over))
     check_order(function, stage_of, paths)
     check_scopes(scoped)
     plan.texts[describe_stages(function, paths, selector, name)] = None
