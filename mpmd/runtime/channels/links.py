@@ -26,7 +26,12 @@ FETCHES = (1 << PROGRAM_BITS) - 1
 
 
 class Links:
-    """This process's transfer server, and its connections to those of the other processes."""
+    """This process's transfer server, and its connections to those of the other processes.
+
+    Attributes:
+        addresses: of the servers of all processes.
+        begin: records a step or an exchange, see `World.begin`.
+    """
 
     def __init__(self, joined: World) -> None:
         """Starts the server and exchanges addresses; all processes must do so.
@@ -43,6 +48,7 @@ class Links:
         self.addresses = joined.gather("address", f"{host}:{port}")
         self._connections: dict[int, Any] = {}
         self._programs = itertools.count()
+        self.begin = joined.begin
         joined.on_failure(self.poison)
 
     def next_program(self) -> int:
@@ -78,11 +84,19 @@ def message_number(program: int, step: int, message: int) -> int:
 
 
 def address_of_this_host() -> str:
-    """The address at which other processes reach this one: loopback if the coordinator is there."""
-    coordinator = jax_compat.coordinator_address()
-    if coordinator.rpartition(":")[0] in ("127.0.0.1", "localhost", "[::1]", ""):
+    """The address at which other processes reach this one: loopback if the coordinator is there.
+
+    Otherwise it is the address from which this host reaches the coordinator: its own name may stand for
+    another, such as 127.0.1.1.  Nothing is sent to find out.
+    """
+    host = jax_compat.coordinator_address().rpartition(":")[0].strip("[]")
+    if host in ("127.0.0.1", "localhost", "::1", ""):
         return "127.0.0.1"
-    return socket.gethostbyname(socket.gethostname())
+    (family, kind, _, _, address), *_ = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        found = str(probe.getsockname()[0])
+    return f"[{found}]" if family == socket.AF_INET6 else found
 
 
 @functools.cache

@@ -17,6 +17,7 @@ def agree(world: World, text: str) -> None:
     Raises:
         PeerError: they differ; names a process, and the first line that differs.
     """
+    world.begin("the compilation of a program")
     hashes = world.gather("program", hashlib.sha256(text.encode()).hexdigest())
     other = next((process for process, found in enumerate(hashes) if found != hashes[0]), None)
     if other is None:

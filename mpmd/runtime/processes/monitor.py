@@ -1,21 +1,22 @@
 """Watches the other processes: who is alive, who has ended, and where a failure began.
 
 Each process writes a beat several times a second.  Time is counted in polls of the watching process itself,
-so that a machine that stops all processes for a while ends none.  There are three kinds of failures:
+so that a machine that stops all processes for a while ends none.  There are four kinds of failures:
 
 * a process reports one, with its cause;
 * several report fragments that failed: the first in the order of the program is the cause, unless a process
   has ended or is silent, whose messages then failed in the others;
-* a process is silent for long, or has ended while this one waits for it.
+* a process is silent for long, or has ended while this one waits for it;
+* processes began different steps or exchanges: each then waits for messages that are never sent.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from mpmd import jax_compat
+from mpmd.errors import PeerError
 from mpmd.runtime.processes.world import Failure, World
 
 _POLL_SECONDS = 0.2
@@ -36,6 +37,7 @@ class Monitor:
         self._thread = threading.Thread(target=self._watch, name="mpmd-processes", daemon=True)
         self._beats: dict[int, str] = {}
         self._silent: dict[int, int] = {}  # polls since the last beat
+        self._begun: dict[int, tuple[int, tuple[str, ...]]] = {}
         self._since_failure = self._since_end = self._turn = 0
 
     def start(self) -> None:
@@ -60,9 +62,7 @@ class Monitor:
                 if cause is not None:
                     world.report(cause)
                     state = world.state()
-            except jax_compat.JaxRuntimeError as error:
-                lines = str(error).splitlines() or [""]
-                world.fail(Failure(0, f"does not answer as the coordinator: {lines[0]}"))
+            except PeerError:  # the coordinator is lost
                 return
             if "failure" in state:
                 self._read_beats(state)
@@ -79,6 +79,7 @@ class Monitor:
                 self._beats[process], self._silent[process] = text, 0
                 beat = json.loads(text)
                 world.hosts[process], world.steps_of[process] = beat["host"], beat["steps"]
+                self._begun[process] = beat["begun"][0], tuple(beat["begun"][1])
             else:
                 self._silent[process] += 1
 
@@ -92,7 +93,9 @@ class Monitor:
         limit = world.peer_timeout / _POLL_SECONDS
         for process, polls in running.items():
             if polls >= limit:
-                return Failure(process, f"has not answered for {world.peer_timeout:g} s")
+                return Failure(process, f"has not answered for {world.peer_timeout:g} s", known=False)
+        if (difference := first_difference({**self._begun, world.index: world.begun})) is not None:
+            return difference
         early = [process for process in ended if int(state[f"left/{process}"]) <= world.turns]
         self._since_end = self._since_end + 1 if early and world.waits else 0
         if self._since_end >= _END_POLLS:
@@ -111,3 +114,20 @@ class Monitor:
         if ended and self._since_failure >= _CAUSE_POLLS // 2:
             return Failure(ended[0], "has ended before the others")
         return reported if self._since_failure >= _CAUSE_POLLS else None
+
+
+def first_difference(begun: Mapping[int, tuple[int, Sequence[str]]]) -> Failure | None:
+    """The first process that began something else than the one of the lowest index.
+
+    Args:
+        begun: for each process the last steps and exchanges, and how many there were before them.
+    """
+    first = min(begun)
+    start, reference = begun[first]
+    for process, (before, last) in sorted(begun.items()):
+        for at in range(max(before, start), min(before + len(last), start + len(reference))):
+            ours, theirs = reference[at - start], last[at - before]
+            if ours != theirs:
+                text = f"began {theirs}, where process {first} began {ours}"
+                return Failure(process, text, known=False)
+    return None

@@ -7,6 +7,7 @@ once, by the first process that knows its cause, and read by all.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -16,15 +17,19 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from mpmd import jax_compat
 from mpmd.errors import ConfigError, PeerError
+from mpmd.runtime.processes.store import BoundedStore, NoAnswer, delay_aborts
 
 _STATE = "mpmd/state/"
 _WAIT_MILLISECONDS = 200
 _CAUSE_SECONDS = 5.0
 """How long the cause of a failure is waited for, beyond the time after which a process is silent."""
+_COMPARED = 32
+"""Steps and exchanges whose order is compared: no process is ahead of another by more."""
 _COORDINATOR_SECONDS = 0.2
 """How long the process that runs the coordinator outlives the others: JAX ends those that lose it."""
 
@@ -37,11 +42,15 @@ class Failure:
         process: index of the process in which it began.
         text: what happened there.
         mesh: where, if a fragment failed; "" else.
+        known: whether that process knows of it, and raises an error of its own.
+        where: what it is, if it is not in a process.
     """
 
     process: int
     text: str
     mesh: str = ""
+    known: bool = True
+    where: str = ""
 
 
 class World:
@@ -56,6 +65,8 @@ class World:
         waits: whether it runs a step or waits for others now.
         exit_code: of this process, if it has failed.
         peer_timeout: seconds after which a process that does not answer has failed.
+        cores: on which this process runs from `pin` on; empty for all.
+        begun: the last steps and exchanges that this process began, and how many there were before them.
     """
 
     def __init__(self, store: Any, index: int, count: int) -> None:
@@ -66,28 +77,60 @@ class World:
         self.exit_code = 1
         self.hosts: dict[int, str] = {index: socket.gethostname()}
         self.steps_of: dict[int, int] = {}
+        self.cores: tuple[int, ...] = ()
+        self.begun: tuple[int, tuple[str, ...]] = (0, ())
         self._stop_work: list[Callable[[], None]] = []
         self._gathered: dict[str, itertools.count[int]] = {}
+
+    def pin(self) -> None:
+        """Keeps all threads of this process on its cores; called when JAX has created its client.
+
+        A client that is created on one core has one thread, with which messages would wait for fragments.
+        """
+        if self.cores and (tasks := Path("/proc/self/task")).is_dir():
+            for task in tasks.iterdir():
+                with contextlib.suppress(ProcessLookupError):
+                    os.sched_setaffinity(int(task.name), self.cores)
 
     def on_failure(self, stop: Callable[[], None]) -> None:
         """Calls `stop`, from another thread, when the processes cannot go on."""
         self._stop_work.append(stop)
 
+    def known_hosts(self) -> dict[int, str]:
+        """The host of each process that has joined."""
+        beats = {name: text for name, text in self.state().items() if name.startswith("beat/")}
+        found = {int(name.removeprefix("beat/")): json.loads(text)["host"] for name, text in beats.items()}
+        return {**self.hosts, **found}
+
     def publish(self, name: str, text: str, *, once: bool = False) -> None:
-        """Writes an entry of the shared state; with `once` only if it is not there."""
+        """Writes an entry of the shared state; with `once` only if it is not there.
+
+        Raises:
+            PeerError: the coordinator is lost.
+        """
         try:
             self.store.key_value_set(_STATE + name, text, allow_overwrite=not once)
-        except jax_compat.JaxRuntimeError as error:
+        except (jax_compat.JaxRuntimeError, NoAnswer) as error:
             if "ALREADY_EXISTS" not in str(error):
-                raise
+                raise self.coordinator_lost(error) from error
 
     def state(self) -> dict[str, str]:
         """The shared state: `failure`, and `beat/0`, `failed/0`, `left/0` for each process."""
-        return {key.removeprefix(_STATE): text for key, text in self.store.key_value_dir_get(_STATE)}
+        try:
+            entries = self.store.key_value_dir_get(_STATE)
+        except (jax_compat.JaxRuntimeError, NoAnswer) as error:
+            raise self.coordinator_lost(error) from error
+        return {key.removeprefix(_STATE): text for key, text in entries}
+
+    def begin(self, what: str) -> None:
+        """Records that a step or an exchange begins: all processes must begin the same, in the same order."""
+        before, last = self.begun
+        surplus = max(0, len(last) + 1 - _COMPARED)
+        self.begun = before + surplus, (*last[surplus:], what)
 
     def beat(self, turn: str) -> None:
         """Writes that this process is alive, and how far it is; `turn` differs from that of the last beat."""
-        beat = {"turn": turn, "steps": self.completed, "host": self.hosts[self.index]}
+        beat = {"turn": turn, "steps": self.completed, "host": self.hosts[self.index], "begun": self.begun}
         self.publish(f"beat/{self.index}", json.dumps(beat))
 
     def gather(self, name: str, text: str) -> list[str]:
@@ -97,12 +140,39 @@ class World:
             PeerError: a process failed or ended meanwhile.
         """
         turn = next(self._gathered.setdefault(name, itertools.count()))
-        self.store.key_value_set(f"mpmd/{name}/{turn}/{self.index}", text)
-        found = [self._wait_for(f"mpmd/{name}/{turn}/{process}") for process in range(self.count)]
+        try:
+            self.store.key_value_set(f"mpmd/{name}/{turn}/{self.index}", text)
+            found = [self._wait_for(f"mpmd/{name}/{turn}/{process}") for process in range(self.count)]
+            if turn:  # every process has read the entries before these
+                self.store.key_value_delete(f"mpmd/{name}/{turn - 1}/{self.index}")
+        except (jax_compat.JaxRuntimeError, NoAnswer) as error:
+            raise self.coordinator_lost(error) from error
         self.turns += 1
-        if turn:  # every process has read the entries before these
-            self.store.key_value_delete(f"mpmd/{name}/{turn - 1}/{self.index}")
         return found
+
+    def put(self, name: str, text: str) -> None:
+        """Writes a text that one other process takes.
+
+        Raises:
+            PeerError: the coordinator is lost.
+        """
+        try:
+            self.store.key_value_set(f"mpmd/{name}", text)
+        except (jax_compat.JaxRuntimeError, NoAnswer) as error:
+            raise self.coordinator_lost(error) from error
+
+    def take(self, name: str) -> str:
+        """Waits for a text that another process puts, and removes it.
+
+        Raises:
+            PeerError: a process failed or ended meanwhile.
+        """
+        try:
+            text = self._wait_for(f"mpmd/{name}")
+            self.store.key_value_delete(f"mpmd/{name}")
+        except (jax_compat.JaxRuntimeError, NoAnswer) as error:
+            raise self.coordinator_lost(error) from error
+        return text
 
     def _wait_for(self, key: str) -> str:
         self.waits = True
@@ -111,7 +181,7 @@ class World:
                 self.check()
                 try:
                     return str(self.store.blocking_key_value_get(key, _WAIT_MILLISECONDS))
-                except jax_compat.JaxRuntimeError as error:
+                except (jax_compat.JaxRuntimeError, NoAnswer) as error:
                     if "DEADLINE_EXCEEDED" not in str(error):
                         raise
         finally:
@@ -121,6 +191,14 @@ class World:
         """Raises a PeerError if the processes cannot go on."""
         if self.failure is not None:
             raise self.error(self.failure)
+
+    def coordinator_lost(self, error: Exception) -> PeerError:
+        """The error of a store that does not answer; ends the work of this process."""
+        lines = str(error).splitlines() or [""]
+        where = f"the coordinator at {jax_compat.coordinator_address()}"
+        self.fail(Failure(-1, f"does not answer: {lines[0][:200]}", known=False, where=where))
+        assert self.failure is not None
+        return self.error(self.failure)
 
     def error(self, failure: Failure) -> PeerError:
         """The error of the other processes for a failure."""
@@ -132,8 +210,10 @@ class World:
         place = f" ({', '.join(where)})" if where else ""
         done = min([self.completed, *(self.steps_of.get(i, 0) for i in range(self.count) if i != self.index)])
         last = f"step {done - 1} is the last one completed" if done else "no step was completed"
+        last = f"as far as is known, {last}" if failure.process < 0 else last
+        what = failure.where or f"process {failure.process}{place}"
         return PeerError(
-            f"process {failure.process}{place} {failure.text}\n"
+            f"{what} {failure.text}\n"
             f"  {last} by all processes\n"
             "  the processes cannot go on: start all of them again, from a checkpoint"
         )
@@ -161,7 +241,7 @@ class World:
         until = time.monotonic() + self.peer_timeout + _CAUSE_SECONDS
         while self.failure is None and time.monotonic() < until:
             time.sleep(0.01)
-        if self.failure is not None and self.failure.process != self.index:
+        if self.failure is not None and (self.failure.process != self.index or not self.failure.known):
             raise self.error(self.failure) from error
 
     def fail(self, failure: Failure) -> None:
@@ -193,7 +273,9 @@ def world() -> World | None:
     store = jax_compat.coordination_client()
     if store is None:
         raise ConfigError("there are several processes, but this version of JAX hides its key-value store")
-    joined = World(store, index, count)
+    joined = World(BoundedStore(store), index, count)
+    delay_aborts()
+    joined.beat("joined")
     monitor = Monitor(joined)
     monitor.start()
     atexit.register(_leave, joined, monitor.stop)
@@ -208,7 +290,8 @@ def _report_exceptions(joined: World) -> None:
     def report(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         if not isinstance(error, PeerError) and joined.failure is None:
             lines = str(error).splitlines() or [""]
-            joined.report(Failure(joined.index, f"ended with {kind.__name__}: {lines[0]}"))
+            with contextlib.suppress(PeerError):
+                joined.report(Failure(joined.index, f"ended with {kind.__name__}: {lines[0]}"))
         show(kind, error, trace)
 
     sys.excepthook = report
@@ -216,9 +299,11 @@ def _report_exceptions(joined: World) -> None:
 
 def _leave(joined: World, stop_watching: Callable[[], None]) -> None:
     """Waits for the other processes, which may still read sent arrays, unless one has failed."""
-    joined.publish(f"left/{joined.index}", str(joined.turns))
-    while joined.failure is None and not _all_left(joined.state(), joined.count):
-        time.sleep(0.02)
+    with contextlib.suppress(PeerError):  # the coordinator is lost, which `failure` says too
+        joined.check()
+        joined.publish(f"left/{joined.index}", str(joined.turns))
+        while joined.failure is None and not _all_left(joined.state(), joined.count):
+            time.sleep(0.02)
     sys.stdout.flush()
     sys.stderr.flush()
     stop_watching()

@@ -10,6 +10,8 @@ from mpmd.errors import PeerError
 from mpmd.runtime.instructions import Copy, Feed, Fetch, Recv, Run, Send
 from mpmd.runtime.linearize import linearize
 from mpmd.runtime.processes.agreement import agree
+from mpmd.runtime.processes.monitor import first_difference
+from mpmd.runtime.processes.store import BoundedStore
 from mpmd.runtime.processes.world import Failure, World
 from tests.support.pipeline_graphs import GraphBuilder
 
@@ -152,3 +154,33 @@ def test_a_failure_stops_work_and_names_process_host_mesh_and_step():
     with pytest.raises(PeerError, match="process 1 \\(host 'far', meshes 'b', 'c'\\) has not answered") as e:
         world.check()
     assert str(e.value).splitlines()[1] == "  step 5 is the last one completed by all processes"
+
+
+def test_processes_that_begin_different_steps_are_noticed():
+    same = {0: (0, ["step 0", "fetch 0"]), 1: (0, ["step 0"]), 2: (1, ["fetch 0", "step 1"])}
+    assert first_difference(same) is None, "one is ahead, and forgot the first"
+    found = first_difference({**same, 1: (0, ["step 0", "step 1"])})
+    assert (found.process, found.known) == (1, False)
+    assert found.text == "began step 1, where process 0 began fetch 0"
+
+
+class Silent:
+    """The client of a coordinator that is lost."""
+
+    def __init__(self):
+        self.ended = threading.Event()
+
+    def key_value_set(self, key, value, allow_overwrite):
+        self.ended.wait()
+
+
+def test_a_coordinator_that_does_not_answer_ends_the_work():
+    stopped, client = [], Silent()
+    store = BoundedStore(client, polls=1)
+    world = World(store, 1, 2)
+    world.on_failure(lambda: stopped.append(True))
+    with pytest.raises(PeerError, match="^the coordinator at .* does not answer: no answer for 0.2 s"):
+        world.beat("one")
+    assert stopped == [True]
+    client.ended.set()
+    store.close()

@@ -1,0 +1,173 @@
+"""Several processes against one: equal numbers, overlap, cost, and how soon a fault is noticed.
+
+    python benchmarks/processes.py [--faults 200] [--steps 8] [--only efficiency,example,faults]
+
+* `equal`: the example, in four processes and in one, gives the same losses and parameters, bit by bit.
+* `efficiency_4`: in four processes, stages sleep 20 ms in a forward and 40 ms in a backward, and messages
+  have 4 MB: the part of a step, of the median of `--steps`, that ideal 1F1B takes, in which nothing but the
+  sleep costs anything.  Measured under `1f1b`, whose tasks wait for each message, and under `eager_1f1b`,
+  which leaves a message the time of a task.  `efficiency_4` is the last of the three that are printed.
+* `example_over_one_process`: seconds of the example's step in four processes, over those in one process, on
+  the same cores.  The two take turns; of each the least median of the rounds counts.
+* `detect_s`, `faults`, `hangs`: `tests/support/fault_campaign.py`; `detect_s` is the longest time from a
+  fault to the error of another process.
+
+The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+
+from benchmarks import script  # noqa: E402
+
+PROCESSES, ROWS, WIDTH = 4, 1024, 1024
+FORWARD_S, HALF_BACKWARD_S = 0.02, 0.02
+ROUND_SECONDS = 180
+
+
+def sleeping(schedule: str, microbatches: int, steps: int) -> dict[str, Any]:
+    """In each of the processes: seconds of steps of stages that sleep."""
+    from benchmarks.sleeping import Durations, Stages
+
+    durations = Durations(FORWARD_S, HALF_BACKWARD_S, HALF_BACKWARD_S)
+    stages = Stages((durations,) * PROCESSES, microbatches, PROCESSES, width=WIDTH, rows=ROWS)
+    jitted = stages.jitted(schedule)
+    params, batch = stages.arguments()
+    seconds = []
+    for number in range(steps + 2):  # the first compiles, the second takes fresh memory
+        start = time.perf_counter()
+        params, loss = jitted(params, batch)
+        float(loss)
+        if number > 1:
+            seconds.append(time.perf_counter() - start)
+    return {"ideal_s": stages.ideal_1f1b_s(), "seconds": seconds}
+
+
+def example(steps: int) -> dict[str, Any]:
+    """Seconds of steps of the pipelined transformer, its losses, and a digest of the parameters."""
+    import mpmd
+    from examples.pipelined_transformer.config import TrainConfig
+    from examples.pipelined_transformer.train_step import make_state, make_train_step
+
+    config = TrainConfig(num_stages=PROCESSES)
+    shape = config.batch_size, config.seq_len + 1
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, shape).astype(np.int32)
+    state = jax.device_get(make_state(config))
+    step = make_train_step(config)
+    seconds, losses = [], []
+    for number in range(steps + 2):
+        start = time.perf_counter()
+        state, loss = step(state, tokens)
+        losses.append(float(loss).hex())
+        jax.block_until_ready([leaf for leaf in jax.tree.leaves(state) if leaf.is_fully_addressable])
+        if number > 1:
+            seconds.append(time.perf_counter() - start)
+    leaves = jax.tree.leaves(mpmd.fetch(state.params))
+    digest = hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in leaves)).hexdigest()
+    return {"seconds": seconds, "losses": losses, "params": digest}
+
+
+def in_processes(count: int, *arguments: str) -> list[dict[str, Any]]:
+    """What each of `count` processes found, in a fresh start."""
+    own = [sys.executable] if count == 1 else [sys.executable, "-m", "mpmd.tools.run", "-n", str(count)]
+    command = [*own, "-m", "benchmarks.processes", "--child", *arguments]
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=ROUND_SECONDS
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+    lines = [line.rpartition("] {")[2] for line in done.stdout.splitlines() if "{" in line]
+    return [json.loads(line if line.startswith("{") else "{" + line) for line in lines]
+
+
+def efficiency(steps: int) -> dict[str, float]:
+    """For each schedule and number of microbatches the part of a step that the ideal one takes."""
+    found = {}
+    for schedule, microbatches in (("1f1b", 8), ("eager_1f1b", 8), ("eager_1f1b", 16)):
+        results = in_processes(PROCESSES, "sleeping", schedule, str(microbatches), str(steps))
+        measured = max(statistics.median(result["seconds"]) for result in results)
+        name = f"{schedule}, {microbatches} microbatches"
+        found[name] = results[0]["ideal_s"] / measured
+        print(f"{name}: {measured:.4f} s, ideal {results[0]['ideal_s']:.2f}: {found[name]:.4f}", flush=True)
+    return found
+
+
+def compared_example(steps: int, rounds: int) -> dict[str, Any]:
+    """Whether the example is equal in one and in several processes, and the ratio of their steps."""
+    one, several = [], []
+    for _ in range(rounds):
+        one += in_processes(1, "example", str(steps))
+        of_all = in_processes(PROCESSES, "example", str(steps))
+        several.append(of_all)
+    medians = [statistics.median(result["seconds"]) for result in one]
+    slowest = [max(statistics.median(result["seconds"]) for result in results) for results in several]
+    print(f"example: one process {medians}, {PROCESSES} processes {slowest}", flush=True)
+    numbers = {(tuple(r["losses"]), r["params"]) for r in [*one, *(r for of in several for r in of)]}
+    return {"equal": len(numbers) == 1, "example_over_one_process": min(slowest) / min(medians)}
+
+
+def injected_faults(count: int) -> dict[str, Any]:
+    """How soon the other processes notice that one has failed."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.fault_campaign", str(count)]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    print(done.stdout, end="", flush=True)
+    found = dict[str, Any](json.loads(done.stdout.splitlines()[-1]))
+    return {**found, "wrong": len(found["wrong"])}
+
+
+def child(arguments: list[str]) -> None:
+    """One process of a case."""
+    if not jax.distributed.is_initialized():
+        jax.config.update("jax_num_cpu_devices", PROCESSES)
+    what, *rest = arguments
+    if what == "sleeping":
+        found = sleeping(rest[0], int(rest[1]), int(rest[2]))
+    else:
+        found = example(int(rest[0]))
+    print(json.dumps(found), flush=True)
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=8, help="measured steps of each case")
+    parser.add_argument("--rounds", type=int, default=2, help="turns of the example")
+    parser.add_argument("--only", default="efficiency,example,faults", help="which parts")
+    parser.add_argument("--faults", type=int, default=200, help="how many are injected")
+    parser.add_argument("--child", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        child(args.child)
+        return
+    parts, result = args.only.split(","), dict[str, Any]()
+    if "efficiency" in parts:
+        found = efficiency(args.steps)
+        result |= {"efficiency_4": list(found.values())[-1], "efficiencies": found}
+    if "example" in parts:
+        result |= compared_example(args.steps, args.rounds)
+    if "faults" in parts:
+        result |= injected_faults(args.faults)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    script.run(main)

@@ -1,0 +1,118 @@
+"""The key-value store of `jax.distributed`, whose calls all end.
+
+JAX's client holds a lock when it finds the coordinator lost, so a call may never return.  Each thread's calls
+are made by a thread of their own, for which the caller waits a limited number of polls: time is counted in
+polls of this process, so that one that was stopped for a while loses nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import queue
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+_POLL_SECONDS = 0.2
+
+
+class NoAnswer(Exception):
+    """The store did not answer in time."""
+
+
+class _Caller:
+    """A thread that makes calls, one after the other."""
+
+    def __init__(self, polls: int, lost: threading.Event) -> None:
+        self._polls, self._lost = polls, lost
+        self._calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="mpmd-store", daemon=True)
+        self._thread.start()
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """The result of a call, or its exception.
+
+        Raises:
+            NoAnswer: it did not return in time.
+        """
+        self._calls.put(function)
+        for _ in range(self._polls):
+            try:
+                result, error = self._answers.get(timeout=_POLL_SECONDS)
+            except queue.Empty:
+                if self._lost.is_set():  # a call of another thread found that
+                    break
+                continue
+            if error is not None:
+                raise error
+            return result
+        self._lost.set()
+        raise NoAnswer(f"no answer for {self._polls * _POLL_SECONDS:g} s")
+
+    def close(self) -> None:
+        """Ends the thread, unless a call does not return."""
+        self._calls.put(None)
+        self._thread.join(_POLL_SECONDS)
+
+    def _work(self) -> None:
+        while (function := self._calls.get()) is not None:
+            try:
+                self._answers.put((function(), None))
+            except Exception as error:  # raised by the caller
+                self._answers.put((None, error))
+
+
+class BoundedStore:
+    """The methods of JAX's client that are used here, with the same names."""
+
+    def __init__(self, client: Any, polls: int = 15) -> None:
+        """Takes JAX's client, and the polls of 0.2 s without an answer after which it has none."""
+        self._client, self._polls = client, polls
+        self._of_thread = threading.local()
+        self._callers: list[_Caller] = []
+        self._lost = threading.Event()
+
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
+        """Writes an entry."""
+        self._call(lambda: self._client.key_value_set(key, value, allow_overwrite=allow_overwrite))
+
+    def key_value_dir_get(self, prefix: str) -> list[tuple[str, str]]:
+        """All entries whose keys begin with `prefix`."""
+        found: list[tuple[str, str]] = self._call(lambda: self._client.key_value_dir_get(prefix))
+        return found
+
+    def key_value_delete(self, key: str) -> None:
+        """Removes an entry."""
+        self._call(lambda: self._client.key_value_delete(key))
+
+    def blocking_key_value_get(self, key: str, milliseconds: int) -> str:
+        """An entry, which may be written within so many milliseconds."""
+        return str(self._call(lambda: self._client.blocking_key_value_get(key, milliseconds)))
+
+    def close(self) -> None:
+        """Ends the threads of all callers."""
+        for caller in self._callers:
+            caller.close()
+
+    def _call(self, function: Callable[[], Any]) -> Any:
+        caller: _Caller | None = getattr(self._of_thread, "caller", None)
+        if caller is None:
+            caller = self._of_thread.caller = _Caller(self._polls, self._lost)
+            self._callers.append(caller)
+        return caller.call(function)
+
+
+def delay_aborts() -> None:
+    """Gives this process some seconds between a fatal error of JAX's coordination client and its end.
+
+    The client calls `abort` as soon as it has lost the coordinator, and takes no Python callback.  The thread
+    that aborts sleeps first, as many seconds as SIGABRT has for a number (6), in which Python can raise an
+    exception and leave.  Nothing happens on systems without a C library of POSIX.
+    """
+    try:
+        library = ctypes.CDLL(None)
+        library.signal(signal.SIGABRT, ctypes.cast(library.sleep, ctypes.c_void_p))
+    except (OSError, AttributeError, TypeError):
+        return

@@ -1,0 +1,307 @@
+"""Faults in small worlds of processes: each other process must raise the right error soon, and none may hang.
+
+    python -m tests.support.fault_campaign 200 [--first 0] [--at-once 2] [--kinds kill,stop]
+
+The processes of a world are forked from this one, which has imported everything and used no device: a
+world costs a compilation only.  The coordinator is a process of its own, so that it can be killed.  Every
+world is bounded in time, and its processes are ended by their ids.  Each fault prints a line; the last line
+is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import dataclasses
+import itertools
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import mpmd
+from benchmarks.sleeping import OUT_OF_MEMORY, sleep
+from mpmd import jax_compat
+from mpmd.runtime.channels import remote
+from mpmd.runtime.processes.world import world
+from mpmd.tools.joined import HEARTBEAT_SECONDS
+from tests.support.models import chain, dense, dense_params, regression_batch
+
+WORLD_SECONDS, STEPS, MICROBATCHES = 60.0, 4, 4
+IN_A_FRAGMENT = ("kill", "stop", "fragment")
+SAYS = {
+    "kill": ("has ended, or does not answer",),
+    "stop": ("has not answered for 8 s",),
+    "fragment": ("failed in step {step}:",),
+    "memory": ("failed in step {step}:",),
+    "script": ("ended with ValueError: the fault of a script",),
+    "exit": ("has ended, and another process waits for it",),
+    "program": ("runs another program than process",),
+    "epoch": ("began step {next} of program 0", "began step {step} of program 0"),
+    "order": ("began fetch 0", "began step {step} of program 0"),
+    "coordinator": ("does not answer",),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """What happens: the kind, in which of how many processes, in which step and microbatch."""
+
+    kind: str
+    processes: int
+    process: int
+    step: int
+    microbatch: int = 0
+
+    def __str__(self) -> str:
+        place = f"process {self.process} of {self.processes}"
+        return f"{self.kind} in {place}, step {self.step}, microbatch {self.microbatch}"
+
+
+class SkippedNumber:
+    """In place of `itertools`: counters that leave out one number, as after a step that was lost."""
+
+    def __init__(self, left_out: int, happen: Callable[[], None]) -> None:
+        self.left_out, self.happen = left_out, happen
+
+    def count(self) -> Iterator[int]:
+        for number in itertools.count():
+            if number == self.left_out:
+                self.happen()
+            else:
+                yield number
+
+
+def faults() -> Iterator[Fault]:
+    """All kinds in all places, in an order in which every prefix has many of each."""
+    places = [(count, process) for count in (2, 3) for process in range(count)]
+    for turn in itertools.count():
+        for shift, kind in enumerate(SAYS):
+            count, process = places[(turn + shift) % len(places)]
+            step = (turn + turn // len(places) + shift) % STEPS
+            yield Fault(kind, count, process, step, (turn // 2 + shift) % MICROBATCHES)
+
+
+def train(fault: Fault, happen: Callable[[], None]) -> None:
+    """Steps in which the fault happens."""
+    here = jax.process_index() == fault.process
+    now = {"step": 0, "calls": 0}
+
+    def check(x: Any) -> Any:
+        now["calls"] += 1
+        if fault.kind in IN_A_FRAGMENT and here and now["step"] == fault.step:
+            if now["calls"] > fault.microbatch:
+                happen()
+        return np.asarray(x)
+
+    @jax.custom_vjp
+    def checked(x: Any) -> Any:
+        return jax.pure_callback(check, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    checked.defvjp(lambda x: (checked(x), None), lambda _, g: (g,))
+
+    def layer(p: Any, x: Any) -> Any:
+        return dense(p, checked(x)) + sleep(*map(jax.lax.stop_gradient, (p["pause"], x)))
+
+    loss = chain(fault.processes, layer)
+    rate = 0.25 if fault.kind == "program" and here else 0.125
+
+    def step(params: Any, x: Any, y: Any) -> Any:
+        value, grads = mpmd.accumulate_gradients(loss, MICROBATCHES)(params, x, y)
+        return jax.tree.map(lambda p, g: p - rate * g, params, grads), value
+
+    topology = mpmd.make_topology({f"m{m}": 1 for m in range(fault.processes)})
+    assignment = {f"stage{s}": f"m{s}" for s in range(fault.processes)}
+    jitted = mpmd.jit(step, mpmd.make_config(topology, assignment, schedule="1f1b"))
+    params = {f"s{s}": {**dense_params(s), "pause": np.float32(0)} for s in range(fault.processes)}
+    if fault.kind == "program":
+        happen()
+    if fault.kind == "epoch" and here:
+        remote.itertools = SkippedNumber(fault.step, happen)
+    for number in range(STEPS):
+        now.update(step=number, calls=0)
+        if here and number == fault.step:
+            if fault.kind in ("script", "exit", "coordinator"):
+                happen()
+            elif fault.kind == "order":
+                happen()
+                mpmd.fetch(params)
+            elif fault.kind == "memory":
+                happen()
+                params[f"s{fault.process}"]["pause"] = np.float32(OUT_OF_MEMORY)
+        params, value = jitted(params, *regression_batch())
+        float(value)
+    mpmd.fetch(params)
+
+
+def happening(fault: Fault, folder: Path, coordinator: int) -> Callable[[], None]:
+    """The fault itself; writes when it happened."""
+
+    def happen() -> None:
+        (folder / "time").write_text(str(time.time()))
+        if fault.kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif fault.kind == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif fault.kind == "exit":
+            sys.exit(0)
+        elif fault.kind == "coordinator":
+            os.kill(coordinator, signal.SIGKILL)
+        elif fault.kind in ("fragment", "script"):
+            raise ValueError(f"the fault of a {fault.kind}")
+
+    return happen
+
+
+class Trial:
+    """One world with a fault: its processes, until all of them have ended."""
+
+    def __init__(self, fault: Fault) -> None:
+        self.fault = fault
+        self.folder = Path(tempfile.mkdtemp(prefix="mpmd-fault-"))
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.begin = time.monotonic()
+        self.coordinator = self._forked(self._coordinate)
+        self.running = [self._forked(lambda k=k: self._run(k)) for k in range(fault.processes)]
+        self.members = list(self.running)
+
+    def _forked(self, run: Callable[[], None]) -> int:
+        sys.stdout.flush()
+        if pid := os.fork():
+            return pid
+        log = os.open(self.folder / f"log-{os.getpid()}", os.O_WRONLY | os.O_CREAT)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        code = 1
+        try:
+            run()
+            code = 0
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else 1
+        except BaseException as error:
+            sys.excepthook(type(error), error, error.__traceback__)
+        finally:
+            atexit._run_exitfuncs()
+            os._exit(code)
+
+    def _coordinate(self) -> None:
+        service = jax_compat.coordination_service(self.address, self.fault.processes, HEARTBEAT_SECONDS)
+        assert service is not None
+        signal.pause()
+
+    def _run(self, index: int) -> None:
+        """One process of the world."""
+        jax.config.update("jax_num_cpu_devices", 1)
+        jax_compat.join_world(self.address, self.fault.processes, index, HEARTBEAT_SECONDS)
+        world()
+        try:
+            train(self.fault, happening(self.fault, self.folder, self.coordinator))
+        except Exception as error:
+            seconds = time.time() - float((self.folder / "time").read_text())
+            found = {"error": type(error).__name__, "text": str(error), "seconds": seconds}
+            (self.folder / f"process-{index}").write_text(json.dumps(found))
+            raise
+
+    def ended(self) -> bool:
+        """Whether all processes have ended but one that was stopped."""
+        for pid in list(self.running):
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                self.running.remove(pid)
+        stopped = [self.members[self.fault.process]] if self.fault.kind == "stop" else []
+        return self.running == stopped or not self.running
+
+    def too_late(self) -> bool:
+        """Whether it has taken longer than any world may."""
+        return time.monotonic() - self.begin > WORLD_SECONDS
+
+    def end(self) -> None:
+        """Ends the processes that are left."""
+        for pid in (*self.running, self.coordinator):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+    def problems(self) -> list[str]:
+        """What is wrong with the errors of the processes."""
+        fault, found = self.fault, list[str]()
+        everyone = fault.kind in ("program", "epoch", "order", "coordinator")
+        for index in range(fault.processes):
+            path = self.folder / f"process-{index}"
+            if not path.exists():
+                if everyone or index != fault.process:
+                    found.append(f"process {index} raised nothing")
+                continue
+            error = json.loads(path.read_text())
+            if index == fault.process and not everyone:
+                continue
+            text = error["text"].splitlines()
+            said = [says.format(step=fault.step, next=fault.step + 1) for says in SAYS[fault.kind]]
+            if error["error"] != "PeerError" or not any(says in text[0] for says in said):
+                found.append(f"process {index} raised {error['error']}: {text[0]}")
+            elif not everyone and not text[0].startswith(f"process {fault.process} (host "):
+                found.append(f"process {index} blames another: {text[0]}")
+            elif not everyone and f"mesh 'm{fault.process}'" not in text[0]:
+                found.append(f"process {index} names no mesh: {text[0]}")
+            last = f"step {fault.step - 1} is the last one" if fault.step else "no step was completed"
+            if fault.kind not in ("program", "coordinator") and not any(last in line for line in text):
+                found.append(f"process {index} knows another last step: {text[1:2]}")
+            if error["seconds"] > 10:
+                found.append(f"process {index} raised it after {error['seconds']:.1f} s")
+        return found
+
+    def seconds(self) -> float:
+        """The longest time from the fault to the error of another process."""
+        others = [k for k in range(self.fault.processes) if k != self.fault.process]
+        paths = [self.folder / f"process-{k}" for k in others]
+        return max((json.loads(p.read_text())["seconds"] for p in paths if p.exists()), default=0.0)
+
+
+def campaign(chosen: list[Fault], at_once: int) -> dict[str, Any]:
+    """Runs faults, some worlds at a time; the figures."""
+    waiting, running = list(reversed(chosen)), list[Trial]()
+    wrong, hangs, longest = [], 0, 0.0
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                running.append(Trial(waiting.pop()))
+            time.sleep(0.02)
+            for trial in list(running):
+                hung = trial.too_late()
+                if not hung and not trial.ended():
+                    continue
+                running.remove(trial)
+                trial.end()
+                problems = (["it hung"] if hung else []) + trial.problems()
+                hangs, longest = hangs + hung, max(longest, trial.seconds())
+                wrong += [f"{trial.fault}: {problem} ({trial.folder})" for problem in problems]
+                print(f"{trial.fault}: {trial.seconds():.2f} s {'; '.join(problems) or 'right'}", flush=True)
+    finally:
+        for trial in running:
+            trial.end()
+    return {"faults": len(chosen), "hangs": hangs, "detect_s": round(longest, 2), "wrong": wrong}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("count", type=int)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--at-once", type=int, default=2)
+    parser.add_argument("--kinds", default=",".join(SAYS))
+    args = parser.parse_args()
+    of_kinds = (fault for fault in faults() if fault.kind in args.kinds.split(","))
+    chosen = list(itertools.islice(of_kinds, args.first, args.first + args.count))
+    print(json.dumps(campaign(chosen, args.at_once)))
+
+
+if __name__ == "__main__":
+    main()
