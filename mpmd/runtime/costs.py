@@ -14,11 +14,12 @@ from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.executor import Executor
 from mpmd.runtime.graph import BufferType
 from mpmd.runtime.instructions import Recv, Send
-from mpmd.runtime.interpreter import BoundCall, Observer, StepState, failure_of
+from mpmd.runtime.interpreter import BoundCall, Observer, StepState
 from mpmd.runtime.order import messages
 from mpmd.runtime.processes.part import Part
 from mpmd.runtime.program import Program
 from mpmd.runtime.trace import MeasuredSpan, StepRecorder, spans_of
+from mpmd.runtime.waiting import failure_of
 
 _REPEATS = 5
 

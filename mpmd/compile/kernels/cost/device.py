@@ -18,6 +18,9 @@ class KernelLimits:
         attention_flops: products of one matrix from which several threads are useful, for which attention has
             work only if there are several matrices.
         attention_matrices: of large ones, what gives each thread some, where sums go over queries.
+        attention_width: columns of the widest factor of attention.
+        mixed_row: elements of a row in a kernel that reduces rows and adds up columns.
+        stores_last: kernels compute all finished values of a place before they store the first.
     """
 
     sort_prefix: int = 128
@@ -25,6 +28,35 @@ class KernelLimits:
     attention_factor_bytes: int = 4 << 20
     attention_flops: int = 10**8
     attention_matrices: int = 4
+    attention_width: int = 1 << 30
+    mixed_row: int = 1 << 60
+    stores_last: bool = False
+
+
+@dataclass(frozen=True)
+class DispatchRates:
+    """By what programs are dispatched to threads: orders of magnitude, the same for every machine.
+
+    Attributes:
+        flops: per second and thread.
+        transcendental_flops: operations that a transcendental function counts as.
+        cache_bytes: per second and thread, from the shared caches.
+        small_operations: operations on elements, or bytes of a copy, that take less than a microsecond.
+        small_flops: the same of a product.
+        wake_seconds: work of one thread from which waking others costs less than it saves.
+        hand_over_seconds: work from which another thread than the issuing one runs it, where there are
+            several meshes.
+        hand_over_alone_seconds: the same where there is one: the hand-over costs less than a twentieth.
+    """
+
+    flops: float = 1e11
+    transcendental_flops: int = 10
+    cache_bytes: float = 4e10
+    small_operations: int = 1 << 14
+    small_flops: int = 1 << 15
+    wake_seconds: float = 1e-4
+    hand_over_seconds: float = 5e-5
+    hand_over_alone_seconds: float = 1e-3
 
 
 @dataclass(frozen=True)
@@ -61,6 +93,7 @@ class Device:
     row_end_cycles: float = 40
     spill_cycles: float = 2
     limits: KernelLimits = KernelLimits()
+    dispatch: DispatchRates = DispatchRates()
 
     @staticmethod
     def parse(name: str) -> Device:
@@ -144,6 +177,17 @@ def cpu_device(
     )
 
 
+# Programs read factors through L2, sum over queries by blocks of keys, and hold a factor's columns.
+_GPU_LIMITS = KernelLimits(
+    attention_factor_bytes=1 << 30,
+    attention_flops=1 << 60,
+    attention_matrices=1,
+    attention_width=256,
+    mixed_row=16384,
+    stores_last=True,
+)
+
+
 def gpu_device(
     name: str,
     *,
@@ -180,6 +224,7 @@ def gpu_device(
         levels=((units * shared_bytes, units * 128 * clock), l2, (float("inf"), memory_bandwidth)),
         line_bytes=32,
         start_seconds=1e-6,
+        limits=_GPU_LIMITS,
     )
 
 
