@@ -26,7 +26,7 @@ from examples.pipelined_transformer.backends import step_seconds
 from examples.pipelined_transformer.check import Check, CheckError
 from examples.pipelined_transformer.checkpoint import Checkpoints
 from examples.pipelined_transformer.config import TrainConfig
-from examples.pipelined_transformer.train_step import make_state, make_train_step
+from examples.pipelined_transformer.train_step import make_state, make_train_step, whole_arrays
 from mpmd.errors import CheckpointError, ConfigError, DataError, ScheduleError
 from mpmd.scheduling.timeline import Timeline
 
@@ -38,8 +38,8 @@ _DEFINE = {
 }
 # Options that may differ in a resumed run: how it is computed, and what it reports.
 _NOT_FACTS = {
-    "steps", "schedule", "num_stages", "devices_per_mesh", "backend", "data", "max_megabytes", "check",
-    "check_steps", "compare_steps", "checkpoint_dir", "checkpoint_every", "resume", "output_dir",
+    "steps", "schedule", "num_stages", "stages", "devices_per_mesh", "backend", "data", "max_megabytes",
+    "check", "check_steps", "compare_steps", "checkpoint_dir", "checkpoint_every", "resume", "output_dir",
     "sample_tokens",
 }  # fmt: skip
 INTERRUPTED = 130
@@ -93,7 +93,7 @@ class TrainingRun:
             f"{size:,} parameters in {config.num_stages} stages, {len(self.compiled.programs)} programs, "
             f"compiled in {self.compile_s:.1f} s"
         )
-        at_first = jax.device_get(self.state) if config.check else None
+        at_first = jax.device_get(whole_arrays(self.state)) if config.check else None
         self.check = Check(config, at_first, self.batch(self.step)) if config.check else None
         self.compare_until = self.step + config.check_steps
         self.progress = report.Progress(config)
@@ -199,7 +199,9 @@ def train(config: TrainConfig) -> report.Outcome | dict[str, Any] | None:
         return None
     if timeline is None:
         return several.finish(run)
-    text = sample.generate(config, jax.device_get(run.state.params), run.dataset.tokenizer, "def ")
+    text = sample.generate(
+        config, jax.device_get(whole_arrays(run.state.params)), run.dataset.tokenizer, "def "
+    )
     outcome = run.outcome(timeline)
     print(report.summary(outcome, timeline, text))
     for file in report.write_pictures(run.folder, run.losses, timeline):

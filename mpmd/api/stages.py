@@ -503,7 +503,7 @@ class Compiled:
         executor = self._in_one_process("costs")
         leaves = self._numbers(self._checked(args, kwargs))
         jax.block_until_ready(leaves)  # or the first fragments would be charged with the step before
-        recorder = recorder_of(executor, self._devices)
+        recorder = recorder_of(executor, self._devices, one_by_one=True)
         results, costs = measure_costs(executor, self._devices, leaves, recorder)
         warn_of_unseen(recorder)
         return self._results(results), costs

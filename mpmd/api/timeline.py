@@ -138,15 +138,18 @@ def measured_timeline(
     return results, timeline_of(executor.program, recorder.spans, meshes, scratch)
 
 
-def recorder_of(executor: Executor, devices: MeshDevices) -> StepRecorder:
-    """An observer of a step of a program on its devices; compiled, so that it takes no time later."""
+def recorder_of(executor: Executor, devices: MeshDevices, one_by_one: bool = False) -> StepRecorder:
+    """An observer of a step of a program on its devices; compiled, so that it takes no time later.
+
+    With `one_by_one` another observer waits for each call before the next instruction.
+    """
     program = executor.program
     if {device.platform for mesh in devices.meshes.values() for device in mesh.devices.flat} != {"cpu"}:
         devices.prepare_tokens(program)
         return WatchingRecorder(program, devices.token)
     stamps = Stamps(register_stamp()[0], devices)
     stamps.prepare(stamped_types(program, executor.executables))
-    return TraceRecorder(program, executor.executables, stamps)
+    return TraceRecorder(program, executor.executables, stamps, one_by_one)
 
 
 def warn_of_unseen(recorder: StepRecorder) -> None:

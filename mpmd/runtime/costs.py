@@ -14,9 +14,10 @@ from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.executor import Executor
 from mpmd.runtime.graph import BufferType
 from mpmd.runtime.instructions import Send
-from mpmd.runtime.interpreter import BoundCall, BoundInstruction, BoundRecv, Observer, StepState, failure_of
+from mpmd.runtime.interpreter import BoundCall, BoundInstruction, BoundRecv, Observer, StepState
 from mpmd.runtime.program import Program
 from mpmd.runtime.trace import StepRecorder
+from mpmd.runtime.waiting import failure_of
 
 _REPEATS = 5
 

@@ -16,10 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mpmd.runtime.instructions import Recv, Run, donated_buffers, reads
-from mpmd.runtime.interpreter import BoundCall, BoundInstruction, BoundRecv, Observer, StepState, failure_of
+from mpmd.runtime.interpreter import BoundCall, BoundInstruction, BoundRecv, Observer, StepState
 from mpmd.runtime.order import Node
 from mpmd.runtime.program import Program, Stream
 from mpmd.runtime.trace import Interval, MeasuredSpan, spans_of
+from mpmd.runtime.waiting import failure_of
 
 
 @dataclasses.dataclass(slots=True)

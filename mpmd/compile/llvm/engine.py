@@ -1,15 +1,17 @@
 """From LLVM assembly to an object file, and from an object file to functions in this process.
 
 Compiling and loading are apart, so that a compile cache can keep the object file and skip the first half.
-No LLVM optimisation pipeline runs: the emitters write vectors and loops as they should be, and code
-generation does instruction selection, scheduling and registers.
+No LLVM optimisation pipeline runs: the emitters write vectors, loops and addresses as they should be, and
+code generation does instruction selection, scheduling and registers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -22,6 +24,9 @@ from mpmd.errors import CompileError
 _EFFORT = 2  # of LLVM's code generation, 0 to 3
 _LIBRARY_NUMBERS = itertools.count()
 _LIBRARIES_PER_JIT_COMPILER = 16
+_MAX_LLVM = 22  # the last version known to have the option below: LLVM ends the process at one that it lacks
+_LOCK = threading.Lock()
+_generating = 0
 
 
 @cache
@@ -53,6 +58,29 @@ def _parse(text: str, target: CpuTarget) -> Any:
     return parsed
 
 
+@contextlib.contextmanager
+def _addresses_as_emitted() -> Iterator[None]:
+    """Code generation without loop strength reduction, for as long as any thread is inside.
+
+    The emitters write the addresses of a loop as they should be: the pass takes half of the time of code
+    generation, and the code is no faster with it (`docs/decisions/compile-time.md`).  It can only be disabled
+    for the process; others that use LLVM through llvmlite get it back.
+    """
+    global _generating
+    known = binding.llvm_version_info[0] <= _MAX_LLVM
+    with _LOCK:
+        if known and not _generating:
+            binding.set_option("mpmd", "-disable-lsr=true")
+        _generating += 1
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _generating -= 1
+            if known and not _generating:
+                binding.set_option("mpmd", "-disable-lsr=false")
+
+
 def emit_object(module: Module) -> bytes:
     """Machine code of a module as an object file; see `object_of`."""
     return object_of(module.text(), module.target)
@@ -71,7 +99,7 @@ def object_of(text: str, target: CpuTarget) -> bytes:
     lib = binding.ffi.lib
     # llvmlite's lock lets one thread at a time into LLVM.  Context and machine are this thread's own.
     generate = lib.LLVMPY_TargetMachineEmitToMemory._cfn
-    with binding.ffi.OutputString() as error:
+    with _addresses_as_emitted(), binding.ffi.OutputString() as error:
         memory = generate(_machine(target), _parse(text, target), True, error)
         if not memory:
             raise CompileError(f"LLVM cannot compile the generated code: {error}")
@@ -88,7 +116,8 @@ def emit_assembly(module: Module) -> str:
 
 def assembly_of(text: str, target: CpuTarget) -> str:
     """Machine code of LLVM assembly as the target's assembly; see `object_of`."""
-    return str(_machine(target).emit_assembly(_parse(text, target)))
+    with _addresses_as_emitted():
+        return str(_machine(target).emit_assembly(_parse(text, target)))
 
 
 @lru_cache(maxsize=1)

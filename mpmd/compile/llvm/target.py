@@ -7,7 +7,7 @@ that one process can emit for AVX2, AVX-512 and NEON alike, and so that a target
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -36,6 +36,25 @@ ELEMENT_BYTES = {
 
 
 @dataclass(frozen=True)
+class PrefetchDistances:
+    """How long before its use memory is prefetched: longer than the cache or memory that has it takes.
+
+    Attributes:
+        near_bytes: bytes of rows at computed places between a prefetch from the last cache, and the use.
+        far_bytes: the same from memory.
+        result_steps: steps along K before the end of a product at which fetching its result begins.
+        factor_steps: steps along K by which rows of the first factor are prefetched into L1.
+        column_steps: steps along K by which columns of a thin product are.
+    """
+
+    near_bytes: int = 2 << 10
+    far_bytes: int = 12 << 10
+    result_steps: int = 96
+    factor_steps: int = 24
+    column_steps: int = 8
+
+
+@dataclass(frozen=True)
 class CpuTarget:
     """What code generation knows of a CPU.
 
@@ -48,6 +67,7 @@ class CpuTarget:
         mask_registers: whether vector masks have registers of their own (AVX-512), so that a masked load or
             store costs what a plain one costs.
         bf16_dot: whether two bf16 products are added to an f32 accumulator by one instruction.
+        prefetch: its distances of prefetches.
         l1_bytes, l2_bytes, l3_bytes: data cache sizes; the first two per core, the last shared.
     """
 
@@ -58,6 +78,7 @@ class CpuTarget:
     vector_registers: int
     mask_registers: bool = False
     bf16_dot: bool = False
+    prefetch: PrefetchDistances = PrefetchDistances()
     l1_bytes: int = 32 << 10
     l2_bytes: int = 1 << 20
     l3_bytes: int = 16 << 20
@@ -83,7 +104,8 @@ class CpuTarget:
         """Text that differs whenever code for two targets may differ; part of cache keys."""
         caches = f"{self.l1_bytes}/{self.l2_bytes}/{self.l3_bytes}"
         vectors = f"v{self.vector_bytes}x{self.vector_registers}"
-        return f"{self.triple}|{self.cpu}|{self.features}|{vectors}|{caches}"
+        distances = "/".join(map(str, astuple(self.prefetch)))
+        return f"{self.triple}|{self.cpu}|{self.features}|{vectors}|{caches}|{distances}"
 
 
 _AVX2 = "+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt,+movbe,+sse4.2,+cx16,+sahf"
@@ -99,7 +121,7 @@ class Microarchitecture:
         needs: LLVM's features that a core of this kind has.
         cpu: LLVM's name of a generic one.
         features: LLVM's feature string of that.
-        vector_bytes, vector_registers, mask_registers, bf16_dot: see `CpuTarget`.
+        vector_bytes, vector_registers, mask_registers, bf16_dot, prefetch: see `CpuTarget`.
     """
 
     needs: tuple[str, ...]
@@ -109,11 +131,12 @@ class Microarchitecture:
     vector_registers: int
     mask_registers: bool = False
     bf16_dot: bool = False
+    prefetch: PrefetchDistances = PrefetchDistances()
 
     def target(self, triple: str, cpu: str = "", features: str = "") -> CpuTarget:
         """A CPU of this kind: a generic one, unless it is named; with usual caches."""
         vectors = (self.vector_bytes, self.vector_registers, self.mask_registers, self.bf16_dot)
-        return CpuTarget(triple, cpu or self.cpu, features or self.features, *vectors)
+        return CpuTarget(triple, cpu or self.cpu, features or self.features, *vectors, self.prefetch)
 
 
 MICROARCHITECTURES = {
@@ -125,7 +148,7 @@ MICROARCHITECTURES = {
     "avx2": Microarchitecture(("avx2", "fma"), "x86-64-v3", _AVX2, 32, 16),
     "neon": Microarchitecture(("neon",), "generic", "+neon,+fp-armv8", 16, 32),
 }
-"""By the vector extension, the widest first."""
+"""By the vector extension, the widest first.  Distances of prefetches were measured on Zen 4 alone."""
 
 
 def named_target(name: str) -> CpuTarget:

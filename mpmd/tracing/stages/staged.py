@@ -152,8 +152,12 @@ def _choose(plan: StagePlan, function: FlatFunction, paths: dict[int, str], name
     """
     selector = plan.selector
     scoped: dict[Item, int] = {}
+    parts: dict[int, int] = {}
     if selector.stacked:
-        plan.divisions.update(divide_scans(function, paths, selector))
+        division = divide_scans(function, paths, selector)
+        plan.divisions.update(division.lengths)
+        plan.warnings.update(division.joined)
+        parts = division.stage_of
         found = [None if path in plan.divisions else selector.pinned(path) for path in paths.values()]
     elif selector.scoped:
         scoped = stages_by_scopes(selector, function)
@@ -164,7 +168,7 @@ def _choose(plan: StagePlan, function: FlatFunction, paths: dict[int, str], name
     else:
         found = stages_by_paths(selector, list(paths.values()))
     stage_of = {value: stage for value, stage in zip(paths, found, strict=True) if stage is not None}
-    place(function, list(paths), stage_of, len(selector.over))
+    place(function, [*paths, *parts], stage_of | parts, len(selector.over))
     check_order(function, stage_of, paths)
     check_scopes(scoped)
     plan.texts[describe_stages(function, paths, selector, name)] = None

@@ -53,6 +53,21 @@ func.func @conflicts(%a: !m1, %b: !m2, %c: tensor<4xf32>) -> (tensor<4xf32>, ten
   return %2, %3, %6 : tensor<4xf32>, tensor<4xf32>, tensor<f32>
 }
 
+// An op with regions can be where what they capture can.
+// CHECK-LABEL: func @captured
+func.func @captured(%a: !m1, %which: tensor<i32>) -> tensor<4xf32> attributes {topology = #topology} {
+  %u = mpmd.unassign %a : (!m1) -> tensor<4xf32> // CHECK: unassign {{.*}}src_set = #mpmd.meshes_with_origins<"m1">
+  // CHECK: stablehlo.case
+  // CHECK: }) {mpmd.src_set = #mpmd.meshes_with_origins<"m1">}
+  %0 = "stablehlo.case"(%which) ({
+    stablehlo.return %u : tensor<4xf32>
+  }, {
+    %1 = stablehlo.negate %u : tensor<4xf32>
+    stablehlo.return %1 : tensor<4xf32>
+  }) : (tensor<i32>) -> tensor<4xf32>
+  return %0 : tensor<4xf32>
+}
+
 // An argument of a callee can be where all calls can give it.
 // CHECK-LABEL: func @caller
 func.func @caller(%a: !m1, %b: !m2) -> (tensor<4xf32>, tensor<4xf32>) attributes {topology = #topology} {

@@ -5,6 +5,7 @@ import threading
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,6 +13,7 @@ from benchmarks.sleeping import sleep
 from mpmd.compile.backends.ffi.stamp import register_stamp
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.channels.stamps import Stamps
+from mpmd.runtime.clients import own_clients
 from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.graph import BufferType
 from mpmd.runtime.instructions import Recv, Run
@@ -21,6 +23,7 @@ from mpmd.runtime.watchers import Sighting, WatchingRecorder, times_of
 from mpmd.support.execution_log import ENTRIES_AT, ENTRY_BYTES, ExecutionLog
 from tests.support.pipeline_graphs import (
     GraphBuilder,
+    X,
     compiled,
     devices,
     one_f_one_b,
@@ -69,6 +72,35 @@ def check_stream(stream, spans):
         buffer = stream.instructions[at].buffer
         readers = [s.start_s for s in runs if buffer in stream.instructions[s.at].inputs]
         assert span.start_s == span.end_s or span.end_s <= min(readers, default=span.end_s)
+
+
+def test_messages_leave_before_the_next_call():
+    """A recorded step overlaps as any other: the end of a call is stamped after its messages."""
+    b, nap = GraphBuilder(), 0.02
+    x = b.input("m0")
+    for microbatch in range(4):
+        (y,) = b.call("f", "m0", [x], microbatch=microbatch, phase="F", stage=0)
+        b.output(*b.call("h", "m1", [b.transfer(y, "m1")], microbatch=microbatch, phase="F", stage=1))
+    program = linearize(b.graph())
+    place = MeshDevices(own_clients({"m0": 1, "m1": 1}))
+    square = np.eye(32, dtype=np.float32)  # XLA runs programs of fewer operations when they are called
+
+    def body(x):
+        y = jax.lax.optimization_barrier(square) @ square
+        return (x + y[0, 0] + sleep(jnp.float32(nap), y),)
+
+    bodies = dict.fromkeys("fh", (body, ()))
+    executables = compiled(program, bodies)
+    with Executor(program, executables, place) as executor:
+        executor.run([X])
+        executor.synchronize()
+        recorder, _ = recorders(program, executables, place)
+        with recorder:
+            executor.run([X], observers=[recorder])
+    runs = [s for s in recorder.spans if s.kind == "run"]
+    assert len(runs) == 8
+    assert all(s.end_s - s.start_s > 0.9 * nap for s in runs)
+    assert min(s.start_s for s in runs if s.mesh == "m1") < max(s.start_s for s in runs if s.mesh == "m0")
 
 
 @pytest.mark.parametrize("count", [1, 2])

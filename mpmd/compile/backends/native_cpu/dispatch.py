@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from mpmd.compile.kernels.cost.device import HOST
 from mpmd.compile.thunks.thunk import (
     ConditionalThunk,
     CopyThunk,
@@ -22,20 +23,8 @@ from mpmd.compile.thunks.thunk import (
     WhileThunk,
 )
 
-_FLOPS = 1e11  # per second and thread, and the weight of transcendental functions
-_TRANSCENDENTAL_FLOPS = 10
-_BYTES = 4e10  # per second and thread, from the shared caches
-
-# A thunk up to here takes less than a microsecond: to divide it saves less than the barrier costs, and the
-# next one finds its operands in the cache of the same core.
-_SMALL_OPERATIONS = 1 << 14  # operations on elements, and bytes of a copy
-_SMALL_FLOPS = 1 << 15
-_LANES = 16
-
-# Seconds of work on one thread
-_WORTH_THREADS = 1e-4  # from where waking others costs less than it saves
-_WORTH_HANDING_OVER = 5e-5
-_WORTH_HANDING_OVER_ALONE = 1e-3  # from where it costs less than a twentieth
+_RATES = HOST.dispatch
+_LANES = HOST.vector_bytes // 4
 
 
 def seconds(costs: Mapping[str, float]) -> float:
@@ -44,13 +33,13 @@ def seconds(costs: Mapping[str, float]) -> float:
     Args:
         costs: its `flops`, `transcendentals` and `bytes accessed`.
     """
-    flops = costs["flops"] + _TRANSCENDENTAL_FLOPS * costs["transcendentals"]
-    return flops / _FLOPS + costs["bytes accessed"] / _BYTES
+    flops = costs["flops"] + _RATES.transcendental_flops * costs["transcendentals"]
+    return flops / _RATES.flops + costs["bytes accessed"] / _RATES.cache_bytes
 
 
 def threads_for(costs: Mapping[str, float], available: int) -> int:
     """The number of threads of a program, of so many available."""
-    return max(1, available) if seconds(costs) > _WORTH_THREADS else 1
+    return max(1, available) if seconds(costs) > _RATES.wake_seconds else 1
 
 
 def is_dispatched(costs: Mapping[str, float], meshes: int) -> bool:
@@ -60,21 +49,25 @@ def is_dispatched(costs: Mapping[str, float], meshes: int) -> bool:
         costs: of the program.
         meshes: the number of meshes in this process.
     """
-    worth = _WORTH_HANDING_OVER if meshes > 1 else _WORTH_HANDING_OVER_ALONE
-    return seconds(costs) > worth
+    least = _RATES.hand_over_seconds if meshes > 1 else _RATES.hand_over_alone_seconds
+    return seconds(costs) > least
 
 
 def is_small(thunk: Thunk) -> bool:
-    """Whether a thunk, and everything inside of it, is too short for a second thread."""
+    """Whether a thunk, and everything inside of it, is too short for a second thread.
+
+    To divide it saves less than the barrier costs, and the next one finds its operands in the cache of the
+    same core.
+    """
     if isinstance(thunk, KernelThunk):
         *outer, last = thunk.plan.extents or (1,)
         points = math.prod(outer) * -(-last // _LANES) * _LANES
-        return points * len(thunk.plan.nodes) <= _SMALL_OPERATIONS
+        return points * len(thunk.plan.nodes) <= _RATES.small_operations
     if isinstance(thunk, MatmulThunk):
         plan = thunk.plan
-        return 2 * plan.m * plan.n * plan.k * math.prod(plan.batch) <= _SMALL_FLOPS
+        return 2 * plan.m * plan.n * plan.k * math.prod(plan.batch) <= _RATES.small_flops
     if isinstance(thunk, CopyThunk):
-        return thunk.source.size <= _SMALL_OPERATIONS
+        return thunk.source.size <= _RATES.small_operations
     if isinstance(thunk, WhileThunk):
         return all(is_small(inner) for inner in (*thunk.condition, *thunk.body))
     if isinstance(thunk, ConditionalThunk):

@@ -28,6 +28,32 @@ class KernelLimits:
 
 
 @dataclass(frozen=True)
+class DispatchRates:
+    """By what programs are dispatched to threads: orders of magnitude, the same for every machine.
+
+    Attributes:
+        flops: per second and thread.
+        transcendental_flops: operations that a transcendental function counts as.
+        cache_bytes: per second and thread, from the shared caches.
+        small_operations: operations on elements, or bytes of a copy, that take less than a microsecond.
+        small_flops: the same of a product.
+        wake_seconds: work of one thread from which waking others costs less than it saves.
+        hand_over_seconds: work from which another thread than the issuing one runs it, where there are
+            several meshes.
+        hand_over_alone_seconds: the same where there is one: the hand-over costs less than a twentieth.
+    """
+
+    flops: float = 1e11
+    transcendental_flops: int = 10
+    cache_bytes: float = 4e10
+    small_operations: int = 1 << 14
+    small_flops: int = 1 << 15
+    wake_seconds: float = 1e-4
+    hand_over_seconds: float = 5e-5
+    hand_over_alone_seconds: float = 1e-3
+
+
+@dataclass(frozen=True)
 class Device:
     """Limits of one device.
 
@@ -61,6 +87,7 @@ class Device:
     row_end_cycles: float = 40
     spill_cycles: float = 2
     limits: KernelLimits = KernelLimits()
+    dispatch: DispatchRates = DispatchRates()
 
     @staticmethod
     def parse(name: str) -> Device:

@@ -16,9 +16,9 @@ class InferMeshPopulateSrcSet(ModulePass):
 
         u = unassign a@m1; s = add u b  -->  u = unassign a {src_set=m1}; s = add u b {src_set=m1}
 
-    Forward: an op can be where all its operands can.  Arguments of the program can be wherever they are
-    needed.  An op that adds up (or otherwise reduces) values that can nowhere be together becomes a
-    *cross-mesh reduction*: it is marked, and can be where any of its operands can.
+    Forward: an op can be where all values that it reads can, in its regions too.  Arguments of the program
+    can be wherever they are needed.  An op that adds up (or otherwise reduces) values that can nowhere be
+    together becomes a *cross-mesh reduction*: it is marked, and can be where any of its operands can.
 
     Requires: use sets.  Ensures: `mpmd.src_set` on values that are bound to some meshes; without it a value
         can be
@@ -42,6 +42,12 @@ class _SourceStep:
     op: ir.Op
     own: Cell
     operands: list[Cell | None]
+
+
+def _read(op: ir.Op) -> list[ir.Value]:
+    """What decides where an op can be: its operands, and what its regions capture, if it needs a mesh."""
+    captures = flow.is_meshless(op) and len(op.operation.regions)
+    return assigning.read_from_above(op) if captures else list(op.operands)
 
 
 class _SrcSets:
@@ -70,7 +76,7 @@ class _SrcSets:
     def _visit(self, body: ir.Op, is_entry: bool) -> None:
         if body not in self._steps:
             self._steps[body] = [
-                _SourceStep(op, self._sets.cell(op), [self._source(v) for v in op.operands])
+                _SourceStep(op, self._sets.cell(op), [self._source(v) for v in _read(op)])
                 for op in ir.ops(body)
                 if isinstance(op, (ir.Assign, ir.Unassign, ir.Call, ir.For)) or flow.is_meshless(op)
             ]

@@ -2,6 +2,7 @@ import ctypes
 import gc
 import math
 
+import llvmlite.binding as binding
 import numpy as np
 import pytest
 
@@ -55,6 +56,22 @@ def test_neon_code_is_emitted_without_an_arm_machine():
     assert target.lanes("float") == 4 and not target.runs_here()
     assembly = emit_assembly(clamp_kernel(target))
     assert ".4s" in assembly and "zmm" not in assembly
+
+
+def test_others_in_the_process_generate_code_as_before():
+    """Our code has its addresses as emitted; a pass of LLVM that changes them is disabled only meanwhile."""
+
+    def by_llvmlite():
+        machine = binding.Target.from_default_triple().create_target_machine(
+            cpu=target.cpu, features=target.features, opt=2, reloc="pic", codemodel="small", jit=True
+        )
+        return machine.emit_object(binding.parse_assembly(kernel.text(), binding.create_context()))
+
+    target = host_target()
+    kernel = clamp_kernel(target)
+    before = by_llvmlite()
+    assert emit_object(kernel) != before
+    assert by_llvmlite() == before
 
 
 def test_objects_reload_and_code_outlives_its_handle():

@@ -3,9 +3,11 @@
 A gather reads row after row, each somewhere else, which no hardware prefetcher foresees; but a row's place is
 known long before the row is read.  While one row is copied, the lines of a later one are prefetched:
 
-* into the first cache, some 2 KB ahead, where the last cache holds the arrays;
-* into the second cache beyond that, 12 KB ahead and once more at half the distance, since it drops prefetches
-  while too many are in flight.
+* into the first cache where the last cache holds the arrays;
+* into the second cache beyond that, and once more at half the distance, since it drops prefetches while too
+  many are in flight.
+
+The distances are data of the CPU (`PrefetchDistances`).
 
 This is the only prefetching that `benchmarks/ablation.py` found to be worth its code, beside that of matrix
 products (`gemm/fetch.py`): see `docs/decisions/ablation.md`.
@@ -27,7 +29,6 @@ from mpmd.compile.llvm.builder import Index as Position
 from mpmd.compile.llvm.target import LINE_BYTES, CpuTarget
 from mpmd.compile.llvm.types import Value
 
-_NEAR_BYTES, _FAR_BYTES = 2 << 10, 12 << 10  # between a prefetch and its use
 _MIN_FAR_ROWS, _MAX_FAR_ROWS = 4, 64
 _MAX_OPERATIONS = 16  # that compute a place: they are done once more for each prefetch
 _FIRST_CACHE, _SECOND_CACHE = 3, 2  # LLVM's localities
@@ -67,8 +68,8 @@ class RowPrefetch:
         if width < LINE_BYTES or _operations(plan, found) > _MAX_OPERATIONS:
             return None
         if sum(o.bytes for o in plan.operands) < target.l3_bytes:
-            return RowPrefetch(plan, found, (-(-_NEAR_BYTES // width),), _FIRST_CACHE)
-        rows = min(_MAX_FAR_ROWS, max(_MIN_FAR_ROWS, -(-_FAR_BYTES // width)))
+            return RowPrefetch(plan, found, (-(-target.prefetch.near_bytes // width),), _FIRST_CACHE)
+        rows = min(_MAX_FAR_ROWS, max(_MIN_FAR_ROWS, -(-target.prefetch.far_bytes // width)))
         return RowPrefetch(plan, found, (rows, rows // 2), _SECOND_CACHE)
 
     def rows(self, start: Scope, row: Position, end: Position) -> list[tuple[Value, int]]:

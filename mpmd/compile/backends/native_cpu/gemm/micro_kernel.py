@@ -22,8 +22,6 @@ from mpmd.compile.llvm.types import Value, constant, vector
 
 # Unrolling where every row has an address of its own makes LLVM load far ahead and spill.
 _UNROLL = {"rows": 4, "steps": 1}
-_AHEAD = 96  # steps before the end of K at which fetching the result begins: longer than memory takes
-_STEPS_AHEAD = 24  # of a step whose rows of A are fetched into L1: longer than the last cache takes
 _STEPS_PER_LINE = 2  # at most, of what comes next
 _STEPS_PER_ROW = 2  # at most, while rows of the result are fetched
 _ROWS_PER_BASE = 3  # base + {0, 1, 2}·stride are single addresses on x86 and cheap everywhere
@@ -120,15 +118,15 @@ class _Tile:
         self.vector_bytes = self.lanes * kernel.step_bytes
 
     def emit(self) -> None:
-        f, k = self.f, self.kernel
+        f, k, distances = self.f, self.kernel, self.f.target.prefetch
         depth, unroll = f.arguments["depth"], _UNROLL[k.adjacent]
         self.fetching = Fetching(f, f.arguments["fetch"])
         bases = self._a_bases(f.arguments["a"])
-        self.ahead = f.imul(f.arguments["a_stride"], _STEPS_AHEAD)
+        self.ahead = f.imul(f.arguments["a_stride"], distances.factor_steps)
         self.bases, zero = len(bases), constant(0.0, self.vector)
         state = [*bases, f.arguments["b"], *self.fetching.start, *([zero] * (k.rows * k.vectors))]
         # the tile's lines are fetched one row at a time, and so late that they stay in L1
-        before = f.index(f.floor_to(f.imax(f.isub(depth, _AHEAD), 0), unroll))
+        before = f.index(f.floor_to(f.imax(f.isub(depth, distances.result_steps), 0), unroll))
         state = self._run(0, before, unroll, state)
         spread = min(unroll, _STEPS_PER_ROW)
         rows = f.imin(f.idiv(f.isub(depth, before), spread), k.rows)

@@ -27,8 +27,6 @@ from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.target import LINE_BYTES, CpuTarget
 from mpmd.compile.llvm.types import Value, constant, lanes_of, vector
 
-_AHEAD = 8  # steps of K by which columns are fetched in advance
-
 
 @dataclass(frozen=True)
 class ThinKernel:
@@ -305,7 +303,7 @@ class _Thin:
         with f.loop(0, self.gemm.k, carried=[zero] * (items * form.group)) as k:
             at = f.offset(long, f.iadd(f.imul(k.i, form.long.step), first), element)
             for line in range(0, form.block * BYTES[form.long.dtype], LINE_BYTES):
-                f.prefetch(f.offset(at, _AHEAD * distance + line))
+                f.prefetch(f.offset(at, f.target.prefetch.column_steps * distance + line))
             vectors = [load(f, at, form.long.dtype, self.lanes, v * self.lanes) for v in range(form.group)]
             following = []
             for n in range(items):

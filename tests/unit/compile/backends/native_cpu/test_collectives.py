@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import jax
@@ -18,6 +19,7 @@ from mpmd.compile.backends.native_cpu.ffi import register
 from mpmd.compile.backends.native_cpu.meeting import MeshLayout
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import parse_module
+from mpmd.compile.kernels.cost.device import HOST
 from mpmd.compile.kernels.planning import NoPlan, plan_instruction
 from mpmd.compile.llvm.target import host_target
 from mpmd.errors import CompileError
@@ -119,7 +121,7 @@ def test_a_collective_of_one_device(name):
 
 
 def test_each_device_on_several_threads(monkeypatch):
-    monkeypatch.setattr(dispatch, "_WORTH_THREADS", 0.0)
+    monkeypatch.setattr(dispatch, "_RATES", dataclasses.replace(HOST.dispatch, wake_seconds=0.0))
 
     def function(a, b):
         return lax.psum(jnp.tanh(a @ b), "x") * 2

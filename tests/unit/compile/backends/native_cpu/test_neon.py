@@ -1,5 +1,8 @@
-"""Everything compiles for a machine that is not here: no x86 instruction, no missing case."""
+"""Everything compiles for a machine that is not here, and runs there: no x86 instruction, no missing case."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from benchmarks.direct import row_major
@@ -15,6 +18,7 @@ from mpmd.compile.kernels.planning.sorting import plan_sort_prefix
 from mpmd.compile.llvm.engine import emit_assembly
 from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.target import named_target
+from tests.support.emulated_arm import needs_emulator, run
 
 NEON = named_target("neon")
 
@@ -75,3 +79,44 @@ def test_threads_compile_for_neon():
     PoolWorker().emit(module)
     assembly = emit_assembly(module)
     assert "yield" in assembly and "fpcr" in assembly.lower()
+
+
+def layer(x, w1, w2, scale):
+    """A normalised layer with two products, a softmax and a residual."""
+    mean = x.mean(-1, keepdims=True)
+    normal = (x - mean) * jax.lax.rsqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 1e-5) * scale
+    return x + jax.nn.softmax(jax.nn.gelu(normal @ w1), axis=-1) @ w2, normal.sum(0)
+
+
+def attention(q, k, v):
+    """One head, causal."""
+    scores = jnp.where(jnp.tri(q.shape[0], dtype=bool), q @ k.T / 4, -1e9)
+    return (jax.nn.softmax(scores, axis=-1) @ v,)
+
+
+def integers(numbers, table):
+    """Rows by index, a sort, and a transpose, of integers."""
+    return table[numbers % table.shape[0]].T, jnp.sort(numbers)[:5], jnp.cumsum(numbers)
+
+
+def floats(*shapes, dtype="float32"):
+    rng = np.random.default_rng(0)
+    return [(rng.standard_normal(shape) / 3).astype(dtype) for shape in shapes]
+
+
+@needs_emulator
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("function", "arguments", "tolerance"),
+    [
+        (layer, floats((37, 50), (50, 70), (70, 50), (50,)), 2e-5),
+        (layer, floats((16, 64), (64, 64), (64, 64), (64,), dtype=jnp.bfloat16), 2e-2),
+        (attention, floats((33, 16), (33, 16), (33, 16)), 2e-5),
+        (integers, [np.arange(60, dtype=np.int32)[::-1] * 7, np.arange(40, dtype=np.int32).reshape(8, 5)], 0),
+    ],
+    ids=["f32", "bf16", "attention", "integers"],
+)
+def test_programs_run_in_an_emulator(function, arguments, tolerance, tmp_path):
+    wanted = jax.jit(function)(*arguments)
+    for got, expected in zip(run(function, arguments, tmp_path), wanted, strict=True):
+        np.testing.assert_allclose(got.astype("f8"), np.asarray(expected).astype("f8"), tolerance, tolerance)

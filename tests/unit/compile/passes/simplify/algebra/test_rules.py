@@ -68,6 +68,7 @@ KEPT = {
     "a third": (F, lambda b, x: b.add("divide", x, k(b, 3, x))),
     "a division into denormals": (F, lambda b, x: b.add("divide", x, k(b, 2.0**-127, x))),
     "rounding twice": (F, lambda b, x: b.convert(b.convert(x, "bf16"), "f32")),
+    "false in a type without a zero": ("pred[4]", lambda b, x: b.convert(b.convert(x, "f8e8m0fnu"), "f32")),
     "integers that a float cannot hold": ("s32[4]", lambda b, x: b.convert(b.convert(x, "f32"), "s32")),
     "comparisons with NaN": ((F, F), lambda b, x, y: b.add("not", b.compare(x, y, "LT"))),
     "a root of a negative number": (F, lambda b, x: b.add("power", x, k(b, 0.5, x))),
