@@ -289,6 +289,7 @@ def compile_options(options: PipelineOptions) -> CompileOptions:
         float_jitter=options.float_jitter,
         kernel_overrides=overrides,
         memory_bytes=options.device_memory_bytes,
+        command_buffers=options.command_buffers,
         pass_options=tuple(e for e in options.pass_options if e.startswith(_OVER_HLO)),
         disable_passes=tuple(n for n in options.disable_passes if n.startswith(_OVER_HLO)),
     )

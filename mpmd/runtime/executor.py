@@ -195,6 +195,11 @@ class Executor:
             self._delete_donated(frame)
             return frame.outputs
 
+    @property
+    def own_program(self) -> Program:
+        """The streams that run here."""
+        return self._own
+
     def stop(self) -> None:
         """Makes a step that another thread runs end at its next instruction."""
         if (frame := self._frame) is not None:

@@ -68,6 +68,7 @@ class Observer(Protocol):
 
     def issued(self, instruction: BoundInstruction, frame: StepState) -> None:
         """Any instruction was issued."""
+        return
 
 
 @dataclasses.dataclass(slots=True)

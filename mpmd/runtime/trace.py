@@ -39,6 +39,19 @@ Interval = tuple[float, float]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds of `time.perf_counter`, by (mesh, position).
+
+    Attributes:
+        runs: when each run began and ended.
+        arrivals: when each received message was ready.
+    """
+
+    runs: Mapping[tuple[str, int], Interval]
+    arrivals: Mapping[tuple[str, int], float]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class MeasuredSpan:
     """An interval of time on a mesh; seconds of `time.perf_counter`.
 
@@ -62,10 +75,12 @@ class StepRecorder(Observer, Protocol):
     """Observes one step: the one that runs inside its `with`.
 
     Attributes:
-        spans: the result, afterwards.
+        times: afterwards when each run began and ended, and when each message was ready.
+        spans: the same as spans, afterwards.
         unseen: executables without known times, afterwards.
     """
 
+    times: StepTimes
     spans: tuple[MeasuredSpan, ...]
     unseen: tuple[str, ...]
 
@@ -115,6 +130,7 @@ class TraceRecorder:
     ) -> None:
         """Takes the executor's arguments, the writer of stamps, and whether something waits for each call."""
         self.program = program
+        self.times = StepTimes({}, {})
         self.spans: tuple[MeasuredSpan, ...] = ()
         self.unseen: tuple[str, ...] = ()
         self._meshes = {s.mesh: _MeshRecord(s, executables, stamps, one_by_one) for s in program.streams}
@@ -151,14 +167,15 @@ class TraceRecorder:
         if kind is not None:
             _abandoned.extend(record.log for record in records)
             return
-        runs: dict[Node, Interval] = {}
-        arrivals: dict[Node, float] = {}
-        for s, record in enumerate(records):
+        runs: dict[tuple[str, int], Interval] = {}
+        arrivals: dict[tuple[str, int], float] = {}
+        for record in records:
             seen, arrived = record.times()
-            runs |= {(s, at): interval for at, interval in seen.items()}
-            arrivals |= {(s, at): time for at, time in arrived.items()}
+            runs |= {(record.mesh, at): interval for at, interval in seen.items()}
+            arrivals |= {(record.mesh, at): time for at, time in arrived.items()}
         self.unseen = tuple(dict.fromkeys(name for record in records for name in record.unseen))
-        self.spans = spans_of(self.program, runs, arrivals)
+        self.times = StepTimes(runs, arrivals)
+        self.spans = spans_of(self.program, self.times)
 
 
 class _MeshRecord:
@@ -331,9 +348,7 @@ def _latest(stamps: Mapping[int, list[Execution]]) -> float:
     return max(entry.end_s for of_device in stamps.values() for entry in of_device)
 
 
-def spans_of(
-    program: Program, runs: Mapping[Node, Interval], arrivals: Mapping[Node, float]
-) -> tuple[MeasuredSpan, ...]:
+def spans_of(program: Program, times: StepTimes) -> tuple[MeasuredSpan, ...]:
     """Spans of one step, sorted by begin.
 
     The runs of a mesh do not overlap: work that one of several devices begins before the others have ended
@@ -342,9 +357,11 @@ def spans_of(
 
     Args:
         program: the program that ran.
-        runs: when each run began and ended, by (stream, position).
-        arrivals: when each received message was ready.
+        times: of its runs and messages.
     """
+    number = {stream.mesh: s for s, stream in enumerate(program.streams)}
+    runs = {(number[mesh], at): interval for (mesh, at), interval in times.runs.items()}
+    arrivals = {(number[mesh], at): time for (mesh, at), time in times.arrivals.items()}
     sources = _message_sources(program)
     spans: list[MeasuredSpan] = []
     begins: dict[tuple[int, int], float] = {}  # of the first run that reads a buffer

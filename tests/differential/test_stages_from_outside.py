@@ -30,15 +30,19 @@ MICROBATCHES = 4
 
 def from_outside(step, pattern, schedule="1f1b", **options):
     topology = mpmd.make_topology({f"m{s}": 1 for s in range(STAGES)})
-    config = mpmd.make_config(topology, stages=mpmd.by_parameters(pattern), schedule=schedule)
+    stages = pattern if pattern == "auto" else mpmd.by_parameters(pattern)
+    config = mpmd.make_config(topology, stages=stages, schedule=schedule)
     return mpmd.jit(step, config, **options)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SEPARATE)
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb_h1"])
-def test_training_is_that_of_jit_with_one_message_per_microbatch_and_direction(name, schedule):
+@pytest.mark.parametrize(
+    ("schedule", "found"), [("gpipe", ""), ("1f1b", ""), ("zb_h1", ""), ("1f1b", "auto")]
+)
+def test_training_is_that_of_jit_with_one_message_per_microbatch_and_direction(name, schedule, found):
     params, loss, batch, pattern = SEPARATE[name]()
+    pattern = found or pattern
     init, update = sgd_momentum()
     step = training_step(loss, MICROBATCHES, update)
     ours = from_outside(step, pattern, schedule, donate_argnums=0)
@@ -70,10 +74,13 @@ def with_names(params, ids, targets):
     return mpmd.named_computation(last, name="stage1")(params, x, targets)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", pytest.param("gpipe", marks=pytest.mark.slow)])
-def test_programs_are_those_of_names_by_hand(schedule):
+@pytest.mark.parametrize(
+    ("schedule", "found"), [("1f1b", "auto"), pytest.param("gpipe", "", marks=pytest.mark.slow)]
+)
+def test_programs_are_those_of_names_by_hand(schedule, found):
     """The same tasks in the same order, the same messages, and as many bytes on every mesh."""
     params, loss, batch, pattern = separate()
+    pattern = found or pattern
     init, update = sgd_momentum()
     found = from_outside(training_step(loss, MICROBATCHES, update), pattern, schedule).lower(
         init(params), *batch

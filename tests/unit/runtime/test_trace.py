@@ -18,7 +18,7 @@ from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.graph import BufferType
 from mpmd.runtime.instructions import Recv, Run
 from mpmd.runtime.linearize import linearize
-from mpmd.runtime.trace import TraceRecorder, spans_of, stamped_types
+from mpmd.runtime.trace import StepTimes, TraceRecorder, spans_of, stamped_types
 from mpmd.runtime.watchers import Sighting, WatchingRecorder, times_of
 from mpmd.support.execution_log import ENTRIES_AT, ENTRY_BYTES, ExecutionLog
 from tests.support.pipeline_graphs import (
@@ -160,8 +160,8 @@ def two_meshes():
     return program, at
 
 
-def spans_in_short(program, runs, arrivals):
-    return [(s.mesh, s.name, s.kind, s.start_s, s.end_s) for s in spans_of(program, runs, arrivals)]
+def spans_in_short(program, times):
+    return [(s.mesh, s.name, s.kind, s.start_s, s.end_s) for s in spans_of(program, times)]
 
 
 def test_begins_are_computed_from_what_watchers_saw():
@@ -170,7 +170,7 @@ def test_begins_are_computed_from_what_watchers_saw():
         "m0": [Sighting(at["Runf"][1], 0.0, None, 2.0), Sighting(at["Rung"][1], 0.1, None, 5.0)],
         "m1": [Sighting(at["Recv"][1], 0.2, None, 3.0), Sighting(at["Runh"][1], 0.3, None, 4.5)],
     }
-    assert spans_in_short(program, *times_of(program, sightings)) == [
+    assert spans_in_short(program, times_of(program, sightings)) == [
         ("m0", "f", "run", 0.0, 2.0),
         ("m0", "g", "run", 2.0, 5.0),
         ("m1", "m0", "transfer", 2.0, 3.0),
@@ -180,17 +180,23 @@ def test_begins_are_computed_from_what_watchers_saw():
 
 def test_a_message_is_there_before_what_reads_it_and_runs_are_apart():
     program, at = two_meshes()
-    runs = {at["Runf"]: (1.0, 2.0), at["Rung"]: (1.9, 3.0), at["Runh"]: (2.5, 4.0)}
-    assert spans_in_short(program, runs, {at["Recv"]: 3.5}) == [
+    f, g, h, recv = (
+        ("m0", at["Runf"][1]),
+        ("m0", at["Rung"][1]),
+        ("m1", at["Runh"][1]),
+        ("m1", at["Recv"][1]),
+    )
+    runs = {f: (1.0, 2.0), g: (1.9, 3.0), h: (2.5, 4.0)}
+    assert spans_in_short(program, StepTimes(runs, {recv: 3.5})) == [
         ("m0", "f", "run", 1.0, 2.0),
         ("m0", "g", "run", 2.0, 3.0),
         ("m1", "m0", "transfer", 2.0, 2.5),
         ("m1", "h", "run", 2.5, 4.0),
     ]
-    without = spans_in_short(program, runs, {})  # where stamps have no order of their own
+    without = spans_in_short(program, StepTimes(runs, {}))  # where stamps have no order of their own
     assert ("m1", "m0", "transfer", 2.0, 2.5) in without
-    del runs[at["Runf"]]
-    assert [kind for _, _, kind, _, _ in spans_in_short(program, runs, {})] == ["run", "run"]
+    del runs[f]
+    assert [kind for _, _, kind, _, _ in spans_in_short(program, StepTimes(runs, {}))] == ["run", "run"]
 
 
 def test_a_token_is_ready_when_its_array_is():
