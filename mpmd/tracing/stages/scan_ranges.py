@@ -18,7 +18,7 @@ from mpmd.tracing.stages.selectors import Selector
 
 
 @dataclasses.dataclass(frozen=True)
-class StackDivision:
+class Division:
     """How the stacked parameters of a function are divided.
 
     Attributes:
@@ -32,7 +32,7 @@ class StackDivision:
     joined: dict[str, None]
 
 
-def divide_scans(flat: FlatFunction, paths: Mapping[int, str], selector: Selector) -> StackDivision:
+def divide_scans(flat: FlatFunction, paths: Mapping[int, str], selector: Selector) -> Division:
     """Divides scans over the parameters that a selector matches, and what follows from these alone.
 
     Args:
@@ -78,7 +78,7 @@ def divide_by_stages(
         for v in sorted(of_scan):
             divided[v] = sorted((begin, end, stage) for stage, begin, end in ranges)
     lengths = {paths[v]: [end - begin for begin, end, _ in ranges] for v, ranges in divided.items()}
-    return StackDivision(lengths, *divide_terms(flat, terms, divided))
+    return Division(lengths, *divide_terms(flat, terms, divided))
 
 
 def _stack_values(
