@@ -1,8 +1,10 @@
 """MPMD pipeline parallelism for JAX: one train step in, one program per device group out."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from mpmd import errors
+from mpmd.api import checkpoint
 from mpmd.api.config import Config, make_config
 from mpmd.api.fetch import fetch
 from mpmd.api.jit import Jitted, jit
@@ -12,13 +14,25 @@ from mpmd.options import PipelineOptions
 from mpmd.runtime.executor import RuntimeOptions
 from mpmd.tracing.loops import accumulate_gradients, fori_loop, microbatch_loop, split_microbatches
 from mpmd.tracing.names import broadcast, call, named_computation, named_tensor, reduce
+from mpmd.tracing.stages.automatic import by_cost
 from mpmd.tracing.stages.selectors import by_parameters, by_scopes, split
 from mpmd.tracing.stages.stacked import Stacked
 from mpmd.tracing.stages.staged import staged
 from mpmd.version import __version__
 
 if TYPE_CHECKING:
+    from mpmd.api.planning.plan import plan
+    from mpmd.api.planning.result import Plan
     from mpmd.api.stages import Compiled, Lowered, Traced
+
+_LAZY = {
+    "Compiled": "mpmd.api.stages",
+    "Lowered": "mpmd.api.stages",
+    "Plan": "mpmd.api.planning.result",
+    "Traced": "mpmd.api.stages",
+    "plan": "mpmd.api.planning.plan",
+}
+"""What imports the compiler, and where it is."""
 
 __all__ = [
     "Compiled",
@@ -27,6 +41,7 @@ __all__ = [
     "Lowered",
     "PeerError",
     "PipelineOptions",
+    "Plan",
     "RuntimeOptions",
     "Stacked",
     "Topology",
@@ -34,6 +49,7 @@ __all__ = [
     "__version__",
     "accumulate_gradients",
     "broadcast",
+    "by_cost",
     "by_parameters",
     "by_scopes",
     "call",
@@ -46,6 +62,7 @@ __all__ = [
     "microbatch_loop",
     "named_computation",
     "named_tensor",
+    "plan",
     "reduce",
     "split",
     "split_microbatches",
@@ -61,9 +78,7 @@ def __dir__() -> list[str]:
 if not TYPE_CHECKING:  # a type checker would take any name for one of the module
 
     def __getattr__(name: str) -> Any:
-        """The classes of a step's stages, which import the compiler: imported on first access."""
-        if name not in ("Compiled", "Lowered", "Traced"):
+        """What imports the compiler: imported on first access."""
+        if name not in _LAZY:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from mpmd.api import stages
-
-        return getattr(stages, name)
+        return getattr(importlib.import_module(_LAZY[name]), name)

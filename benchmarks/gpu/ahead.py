@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.gpu.driver import GpuError
+from mpmd.errors import CompileError
 
 _FACTS = {
     "threads_per_block_limit": 1024,
@@ -42,11 +43,12 @@ H200 = (
 
 def why_not() -> str:
     """Why nothing can be compiled ahead here; empty if it can."""
-    if not (importlib.util.find_spec("jax_plugins") and importlib.util.find_spec("jax_plugins.xla_cuda13")):
+    plugins = [f"jax_plugins.xla_cuda{version}" for version in (12, 13)]
+    if not (importlib.util.find_spec("jax_plugins") and any(map(importlib.util.find_spec, plugins))):
         return "JAX's CUDA plugin is not installed"
     try:
         devices()
-    except GpuError as error:
+    except CompileError as error:
         return str(error)
     return ""
 
@@ -56,7 +58,7 @@ def devices() -> tuple[Any, ...]:
     """One described H200, for shardings of programs that are only compiled.
 
     Raises:
-        GpuError: this JAX cannot compile so.
+        CompileError: this JAX cannot compile so.
     """
     import jax
     from jax.experimental import topologies
@@ -67,7 +69,7 @@ def devices() -> tuple[Any, ...]:
             platform="cuda", topology_name="described", topology="1x1x1", target_config=H200
         )
     except (RuntimeError, KeyError) as error:
-        raise GpuError(f"this JAX does not compile for a GPU that is not there: {error}") from error
+        raise CompileError(f"this JAX does not compile for a GPU that is not there: {error}") from error
     return tuple(made.devices)
 
 
@@ -81,11 +83,14 @@ def arguments(*shapes: Any) -> list[Any]:
     return [jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=whole) for shape in shapes]
 
 
-def compile_program(function: Any, *shapes: Any, options: dict[str, Any] | None = None) -> Any:
+def compile_program(
+    function: Any, *shapes: Any, options: dict[str, Any] | None = None, donated: Sequence[int] = ()
+) -> Any:
     """`jax.jit(function)` compiled for the described device."""
     import jax
 
-    return jax.jit(function).lower(*arguments(*shapes)).compile(compiler_options=options or None)
+    lowered = jax.jit(function, donate_argnums=tuple(donated)).lower(*arguments(*shapes))
+    return lowered.compile(compiler_options=options or None)
 
 
 def kernel_count(compiled: Any) -> int:

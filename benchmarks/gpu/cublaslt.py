@@ -11,7 +11,6 @@ import ctypes
 import dataclasses
 from typing import Any
 
-from benchmarks.gpu.driver import GpuError, nvidia_library
 from benchmarks.gpu.handler import (
     ALGORITHM,
     ALPHA,
@@ -27,6 +26,8 @@ from benchmarks.gpu.handler import (
     C,
     D,
 )
+from mpmd.compile.backends.native_gpu.libraries import CudaLibraries
+from mpmd.errors import CompileError
 
 WORKSPACE = 32 << 20
 _COMPUTE_F32, _F32, _BF16 = 68, 0, 14
@@ -81,24 +82,23 @@ class CublasLt:
     """The library; with `create` also its handle."""
 
     def __init__(self) -> None:
-        self.library = nvidia_library("libcublasLt.so")
-        self.library.cublasLtGetVersion.restype = ctypes.c_size_t
+        self.library = CudaLibraries().cublaslt
         self.handle = ctypes.c_void_p()
 
     @property
     def version(self) -> int:
         """Such as 130100 for 13.1."""
-        return int(self.library.cublasLtGetVersion())
+        return int(self.library.function("cublasLtGetVersion")())
 
     def create(self) -> None:
         """Makes the handle, in the current CUDA context."""
         self.call("cublasLtCreate", ctypes.byref(self.handle))
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Calls a function; raises a GpuError if it fails."""
-        status = getattr(self.library, name)(*arguments)
+        """Calls a function; raises a CompileError if it fails."""
+        status = self.library.function(name)(*arguments)
         if status:
-            raise GpuError(f"{name} failed: {_STATUS.get(status, 'unknown error')} (status {status})")
+            raise CompileError(f"{name} failed: {_STATUS.get(status, 'unknown error')} (status {status})")
 
 
 class Product:
@@ -152,7 +152,7 @@ class Product:
         """Asks the library for algorithms, best first by its own guess; how many there are.
 
         Raises:
-            GpuError: it has none for this problem.
+            CompileError: it has none for this problem.
         """
         self._found, count = (_Heuristic * most)(), ctypes.c_int()
         b, a, d = self._layouts
@@ -163,7 +163,7 @@ class Product:
         )  # fmt: skip
         self.algorithms = sum(self._found[i].state == 0 for i in range(count.value))
         if not self.algorithms:
-            raise GpuError(f"cuBLASLt has no algorithm for {self.problem}")
+            raise CompileError(f"cuBLASLt has no algorithm for {self.problem}")
         return self.algorithms
 
     def write(self, records: Any, number: int, algorithm: int = 0) -> None:

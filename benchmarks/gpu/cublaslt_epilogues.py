@@ -18,12 +18,13 @@ from typing import Any
 
 from benchmarks.gpu import ahead
 from benchmarks.gpu.cublaslt import WORKSPACE, CublasLt, MatmulProblem, Product, make_records
-from benchmarks.gpu.driver import GpuError, load_driver
+from benchmarks.gpu.driver import load_driver
 from benchmarks.gpu.experiment import COMPILED, Experiment, run_experiment
 from benchmarks.gpu.frame import CallFrame
 from benchmarks.gpu.handler import AUX_POINTER, BIAS_POINTER, GpuBuffer, Handler, Multiply
 from benchmarks.gpu.table import RecordingTable, real_table
 from mpmd.compile.llvm.target import host_target
+from mpmd.errors import CompileError
 
 SHAPES = ((8192, 768, 3072), (8192, 2048, 8192))  # tokens, width, inner width
 
@@ -126,7 +127,7 @@ def record(run: Experiment) -> None:
     """Makes all descriptors, and records what the handlers call."""
     try:
         lt = CublasLt()
-    except GpuError as error:
+    except CompileError as error:
         run.skip("descriptors", str(error).partition("\n")[0])
         lt = None
     for number, case in enumerate(cases(*SHAPES[0])):

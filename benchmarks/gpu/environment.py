@@ -22,7 +22,6 @@ from pathlib import Path
 from benchmarks.gpu.cublaslt import CublasLt
 from benchmarks.gpu.driver import load_driver
 from benchmarks.gpu.experiment import Experiment, run_experiment
-from benchmarks.gpu.kernels import find_ptxas
 
 PACKAGES = (
     "jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt", "numpy", "llvmlite", "triton", "torch", "flax",
@@ -39,12 +38,6 @@ def measure(run: Experiment) -> None:
             run.figure(f"packages.{name}", importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:
             run.figure(f"packages.{name}", None)
-    with run.part("tools"):
-        tool = find_ptxas()
-        run.figure("ptxas", str(tool))
-        if tool is not None:
-            said = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False).stdout
-            run.figure("ptxas_version", "".join(re.findall(r"release ([\d.]+)", said)))
     with run.part("cublaslt"):
         run.figure("cublaslt_version", CublasLt().version)
     with run.part("interface"):

@@ -53,7 +53,7 @@ def measure(run: Experiment) -> None:
             _compare(run, "wide", WIDE, exact=False)
 
 
-def _steps(fields: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
+def steps_of(fields: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
     """The configuration, both steps, and a batch."""
     import jax
     import numpy as np
@@ -81,7 +81,7 @@ def _ahead(run: Experiment) -> None:
     from examples.pipelined_transformer.train_step import make_state
     from mpmd.compile.backends.xla import XlaBackend
 
-    config, pipelined, _, batch = _steps(TINY)
+    config, pipelined, _, batch = steps_of(TINY)
     lowered = pipelined.lower(jax.eval_shape(lambda: make_state(config)), batch)
     mesh, backend = Mesh(np.array(ahead.devices()), ("data",)), XlaBackend()
     kernels = {
@@ -94,7 +94,7 @@ def _ahead(run: Experiment) -> None:
 
 
 @dataclasses.dataclass
-class _Runner:
+class Runner:
     """One way to take the step, with its state."""
 
     step: Any
@@ -122,7 +122,7 @@ def _compare(run: Experiment, name: str, fields: dict[str, Any], exact: bool) ->
 
     from examples.pipelined_transformer.train_step import make_state
 
-    config, pipelined, plain, batch = _steps(fields)
+    config, pipelined, plain, batch = steps_of(fields)
     first = jax.device_get(make_state(config))
     run.figure(f"{name}.parameters", sum(leaf.size for leaf in jax.tree.leaves(first.params)))
     begin = time.perf_counter()
@@ -133,7 +133,7 @@ def _compare(run: Experiment, name: str, fields: dict[str, Any], exact: bool) ->
     run.figure(f"{name}.programs", len(compiled.programs))
     by_xla = {executable.backend for executable in compiled.executables.values()} == {"xla"}
     run.check(f"{name}: every fragment is compiled by XLA", by_xla)
-    ours, jit = _Runner(compiled, first), _Runner(plain, first)
+    ours, jit = Runner(compiled, first), Runner(plain, first)
     begin = time.perf_counter()
     jit.take(batch, 1, timed=False)
     run.figure(f"{name}.jit_first_call_s", time.perf_counter() - begin, "s")
@@ -157,7 +157,7 @@ def _compare(run: Experiment, name: str, fields: dict[str, Any], exact: bool) ->
     compiled.close()
 
 
-def _equal(run: Experiment, name: str, config: Any, ours: _Runner, jit: _Runner, exact: bool) -> None:
+def _equal(run: Experiment, name: str, config: Any, ours: Runner, jit: Runner, exact: bool) -> None:
     """After three steps from one state."""
     import jax
     import numpy as np

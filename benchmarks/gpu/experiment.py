@@ -3,7 +3,7 @@
 An experiment is a module with a docstring (question, method, what the answer means) and a function that is
 given an `Experiment`.  It runs in a process of its own:
 
-    python -m benchmarks.gpu.<name> --result FILE [--seconds N] [--no_gpu]
+    python -m benchmarks.gpu.<name> --result FILE [--seconds N] [--no_gpu | --stand-in]
 
 Its findings are written after each one, so that a crash or a time limit loses nothing that was found.
 """
@@ -30,10 +30,13 @@ class Experiment:
 
     Attributes:
         gpu: whether there is a GPU; without one everything up to the launch is done.
+        simulated: whether a stand-in that computes on the CPU takes its place.
     """
 
-    def __init__(self, name: str, question: str, result: Path, gpu: bool, seconds: float) -> None:
-        self.gpu = gpu
+    def __init__(
+        self, name: str, question: str, result: Path, gpu: bool, seconds: float, simulated: bool = False
+    ) -> None:
+        self.gpu, self.simulated = gpu, simulated
         self._result, self._start, self._seconds = result, time.monotonic(), seconds
         self._found: dict[str, Any] = {
             "experiment": name,
@@ -131,8 +134,10 @@ def run_experiment(name: str, document: str | None, measure: Callable[[Experimen
     parser.add_argument("--result", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--seconds", type=float, default=300.0, help="time limit")
     parser.add_argument("--no_gpu", action="store_true", help="do everything up to the launch")
+    parser.add_argument("--stand-in", dest="simulated", action="store_true", help="use a stand-in GPU")
     args = parser.parse_args()
-    run = Experiment(name, question, args.result, not args.no_gpu, args.seconds)
+    gpu = not (args.no_gpu or args.simulated)
+    run = Experiment(name, question, args.result, gpu, args.seconds, args.simulated)
     with run.part("experiment"):
         measure(run)
     sys.exit(1 if run.failures else 0)

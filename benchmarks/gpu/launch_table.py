@@ -10,82 +10,22 @@ from __future__ import annotations
 
 import argparse
 import collections
-import dataclasses
 import json
-import os
-import re
-import subprocess
-import tempfile
 import time
-from typing import Any
-
-import jax
 
 from benchmarks.fragments import cases
+from benchmarks.gpu.kernel_facts import KernelFacts, kernel_facts
+from benchmarks.gpu.target import fragment_of
 from benchmarks.script import run
-from mpmd.compile.backends.arrays import value_spec
 from mpmd.compile.backends.native_gpu.devices import GPUS
-from mpmd.compile.backends.native_gpu.launches import KernelLaunch, LaunchProgram, ProductLaunch
+from mpmd.compile.backends.native_gpu.launches import KernelLaunch, ProductLaunch
 from mpmd.compile.backends.native_gpu.target import GpuTarget
-from mpmd.compile.backends.native_gpu.triton.cubin import compile_kernel
+from mpmd.compile.backends.native_gpu.triton.compiler import TritonCompiler
 from mpmd.compile.compilation import Prepared
 from mpmd.compile.driver import prepare_fragment
-from mpmd.compile.fragment import FragmentModule, ValueSpec
-from mpmd.compile.hlo.dtypes import dtype_of
-from mpmd.compile.hlo.shape import array
 from mpmd.compile.thunks.costs import fragment_costs
 
 SIZE = {"batch": 8, "tokens": 1024, "width": 768, "heads": 12, "vocabulary": 50257}
-
-
-@dataclasses.dataclass(frozen=True)
-class KernelFacts:
-    """What ptxas made of one kernel: registers of a thread, bytes that it spills, shared memory."""
-
-    name: str
-    capability: int
-    registers: int
-    spilled_bytes: int
-    shared_bytes: int
-    seconds: float
-
-
-def fragment_of(name: str, function: Any, arguments: list[Any]) -> FragmentModule:
-    """A function as a fragment on a mesh of one device."""
-
-    def spec(value: Any) -> ValueSpec:
-        dtype = value_spec(array(dtype_of(value.dtype))).dtype
-        return ValueSpec(tuple(value.shape), dtype, ((),) * len(value.shape))
-
-    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arguments]
-    text = jax.jit(function).lower(*shapes).as_text()
-    results = jax.tree.leaves(jax.eval_shape(function, *shapes))
-    return FragmentModule(name, "mesh", text, tuple(map(spec, shapes)), tuple(map(spec, results)), ())
-
-
-def kernel_facts(program: LaunchProgram, capability: int) -> list[KernelFacts]:
-    """Compiles every kernel of a program."""
-    found = []
-    for kernel in program.kernels.values():
-        started = time.perf_counter()
-        cubin = compile_kernel(kernel, capability)
-        seconds = time.perf_counter() - started
-        used = _resources(cubin.code)
-        spilled = used["STACK"] + used["LOCAL"]
-        found.append(KernelFacts(kernel.name, capability, used["REG"], spilled, cubin.shared_bytes, seconds))
-    return found
-
-
-def _resources(code: bytes) -> dict[str, int]:
-    import triton
-
-    tool = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "cuobjdump")
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(code)
-        file.flush()
-        command = [tool, "--dump-resource-usage", file.name]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return {name: int(number) for name, number in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", said)}
 
 
 def figures(made: Prepared, facts: list[KernelFacts]) -> dict[str, float]:
@@ -104,7 +44,6 @@ def figures(made: Prepared, facts: list[KernelFacts]) -> dict[str, float]:
         "temp_bytes": made.program.arena_bytes,
         "modelled_ms": round(1e3 * sum(kernel.seconds for kernel in costs.kernels), 3),
         "prepare_s": round(sum(made.seconds.values()), 2),
-        "compile_s": round(sum(fact.seconds for fact in facts), 2),
     }
 
 
@@ -125,10 +64,14 @@ def main() -> None:
         if given.only and name not in given.only:
             continue
         made = prepare_fragment(fragment_of(name, function, arguments), GpuTarget(GPUS[given.gpu]))
-        facts = [f for capability in given.capabilities for f in kernel_facts(made.program, capability)]
+        facts = []
+        started = time.perf_counter()
+        for capability in given.capabilities:
+            facts += map(kernel_facts, TritonCompiler().compile(made.program.kernels, capability).values())
+        compile_s = time.perf_counter() - started
         for fact in facts if given.kernels else ():
             print(f"{name}: {fact}", flush=True)
-        table[name] = figures(made, facts)
+        table[name] = {**figures(made, facts), "compile_s": round(compile_s, 2)}
         print(f"{name}: {table[name]}", flush=True)
     print(json.dumps({"gpu": given.gpu, "size": size, "fragments": table}))
 

@@ -1,10 +1,11 @@
 """Everything that is to be learnt from a GPU, by one command:
 
-    python benchmarks/gpu/run.py --out DIR [--budget 460] [--only a,b] [--wheels DIR] [--no_gpu]
+    python benchmarks/gpu/run.py --out DIR [--budget 460] [--only a,b] [--wheels DIR] [--no_gpu | --stand-in]
 
 Runs each experiment in a process of its own with a time limit, so that a failure or a crash of one hides none
 of the others, and writes DIR/gpu.json after each one and DIR/gpu.log as it goes.  Without a GPU everything up
-to the launch is done.  The README beside this says what the figures mean.
+to the launch is done; with a stand-in, whose kernels NumPy and Triton's interpreter compute, those run that
+use our target.  The README beside this says what the figures mean.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
+import enum
 import json
 import os
 import signal
@@ -43,6 +45,7 @@ class ListedExperiment:
         needs: packages besides the base.
         beside: on the CPU only; runs beside the others where there are cores for it.
         package: that its module is in.
+        simulated: whether it runs on a stand-in.
     """
 
     name: str
@@ -50,21 +53,37 @@ class ListedExperiment:
     needs: tuple[str, ...] = ()
     beside: bool = False
     package: str = "benchmarks.gpu"
+    simulated: bool = False
 
 
 # The most useful first: the budget may end before the list does.
 EXPERIMENTS = (
-    ListedExperiment("environment", 90),
-    ListedExperiment("handler_launch", 75),
-    ListedExperiment("cublaslt_epilogues", 100),
+    ListedExperiment("environment", 60),
+    ListedExperiment("target_launches", 60, ("triton",), simulated=True),
+    ListedExperiment("target_models", 120, ("triton", "absl-py"), simulated=True),
+    ListedExperiment("target_gpt2", 150, ("triton",), simulated=True),
+    ListedExperiment("target_kernels", 60, ("triton",), simulated=True),
+    ListedExperiment("target_example", 120, ("triton", "absl-py", "flax", "optax"), simulated=True),
+    ListedExperiment("cublaslt_epilogues", 60),
+    ListedExperiment("flash_attention", 100, ("triton",)),
     ListedExperiment("shared_device", 50, ("absl-py",)),
-    ListedExperiment("example", 170, ("absl-py", "flax", "optax")),
-    ListedExperiment("flash_attention", 140, ("triton",)),
-    ListedExperiment("command_buffer", 60),
-    ListedExperiment("plan_kernels", 50),
+    ListedExperiment("example", 100, ("absl-py", "flax", "optax")),
     ListedExperiment("dlpack_export", 50),
     ListedExperiment("version_drift", 300, ("absl-py",), beside=True),
 )
+
+
+class Mode(enum.Enum):
+    """On what experiments run, and the flags that say so to them."""
+
+    GPU = ()
+    NO_GPU = ("--no_gpu",)
+    SIMULATED = ("--stand-in",)
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Of the experiment's command line."""
+        return self.value
 
 
 class Log:
@@ -85,17 +104,24 @@ class Child:
     """An experiment that runs."""
 
     def __init__(
-        self, entry: ListedExperiment, gpu: bool, seconds: float, folder: Path, log: Log, cores: set[int]
+        self,
+        entry: ListedExperiment,
+        mode: Mode,
+        seconds: float,
+        folder: Path,
+        log: Log,
+        cores: set[int],
     ) -> None:
         self.entry, self.seconds, self._log = entry, seconds, log
         self.result, self._begin = folder / f"{entry.name}.json", time.monotonic()
         self._last: collections.deque[str] = collections.deque(maxlen=60)
         command = [
             sys.executable, "-m", f"{entry.package}.{entry.name}", "--result", str(self.result),
-            "--seconds", str(seconds), *([] if gpu else ["--no_gpu"]),
+            "--seconds", str(seconds), *mode.flags,
         ]  # fmt: skip
+        variables = environment(mode is Mode.GPU and not entry.beside, folder)
         self._process = subprocess.Popen(
-            command, cwd=ROOT, env=environment(gpu and not entry.beside, folder), stdout=subprocess.PIPE,
+            command, cwd=ROOT, env=variables, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
         )  # fmt: skip
         if cores and hasattr(os, "sched_setaffinity"):
@@ -168,7 +194,7 @@ def environment(gpu: bool, folder: Path) -> dict[str, str]:
 
 
 def run_all(
-    entries: list[ListedExperiment], gpu: bool, budget: float, out: Path, log: Log, findings: dict[str, Any]
+    entries: list[ListedExperiment], mode: Mode, budget: float, out: Path, log: Log, findings: dict[str, Any]
 ) -> None:
     """Runs the experiments; `findings` is written after each."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
@@ -191,6 +217,10 @@ def run_all(
         for entry in (*first, *(e for e in entries if e not in first)):
             lacking = [n for n in (*_BASE, *entry.needs) if not prepare.PACKAGES[n].is_here]
             why = f"needs {', '.join(lacking)}" if lacking else ""
+            if mode is Mode.SIMULATED and not entry.simulated:
+                why = "it needs a GPU"
+            if mode is Mode.NO_GPU and entry.simulated:
+                why = "it needs a GPU, or --stand-in"
             if left() < MIN_SECONDS:
                 why = "the budget is used up"
             if why:
@@ -199,7 +229,7 @@ def run_all(
                 continue
             log.say(f"{entry.name:18} begins ({left():.0f} s left)")
             mine = apart if entry in first else set(cores) - apart
-            child = Child(entry, gpu, min(entry.seconds, left()), folder, log, mine)
+            child = Child(entry, mode, min(entry.seconds, left()), folder, log, mine)
             if entry in first:
                 beside.append(child)
             else:
@@ -233,6 +263,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="names, separated by commas")
     parser.add_argument("--wheels", type=Path, help="folder with wheels of packages that are missing")
     parser.add_argument("--no_gpu", action="store_true", help="do not use a GPU that is here")
+    parser.add_argument("--stand-in", dest="simulated", action="store_true", help="use a stand-in GPU")
     args = parser.parse_args()
     known = {entry.name: entry for entry in EXPERIMENTS}
     names = [name for name in args.only.split(",") if name] or list(known)
@@ -241,7 +272,9 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     with (args.out / "gpu.log").open("w") as file:
         log = Log(file)
-        here, what = (False, "not requested") if args.no_gpu else gpu_is_here()
+        unwanted = args.no_gpu or args.simulated
+        here, what = (False, "not requested") if unwanted else gpu_is_here()
+        mode = Mode.SIMULATED if args.simulated else Mode.GPU if here else Mode.NO_GPU
         log.say(f"GPU: {what}")
         findings: dict[str, Any] = {
             "gpu": what if here else None,
@@ -249,7 +282,7 @@ def main() -> None:
         }
         findings["installed"] = _install(args.wheels, here, log)
         findings["experiments"] = {}
-        run_all([known[name] for name in names], here, args.budget, args.out, log, findings)
+        run_all([known[name] for name in names], mode, args.budget, args.out, log, findings)
         log.say("\n" + summary(findings))
         log.say(f"wrote {args.out / 'gpu.json'} after {findings['seconds']} s")
     states = {found["status"].partition(":")[0] for found in findings["experiments"].values()}

@@ -19,7 +19,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.gpu.driver import Driver
+from benchmarks.gpu.driver import ExperimentDriver
 
 _P, _I, _U, _S = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint, ctypes.c_size_t
 SIGNATURES: dict[str, tuple[Any, ...]] = {
@@ -33,14 +33,14 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 ENTRIES = tuple(SIGNATURES)
 
 
-def real_table(driver: Driver, cublaslt: Any | None = None) -> Any:
+def real_table(driver: ExperimentDriver, cublaslt: Any | None = None) -> Any:
     """The table of a machine with a GPU; without cuBLASLt its entries are null."""
     addresses = []
     for name in ENTRIES:
         if name.startswith("cu") and not name.startswith("cublas"):
             addresses.append(driver.address(name))
         else:
-            addresses.append(_address(getattr(cublaslt, name)) if cublaslt is not None else None)
+            addresses.append(_address(cublaslt.function(name)) if cublaslt is not None else None)
     return (ctypes.c_void_p * len(ENTRIES))(*addresses)
 
 

@@ -11,7 +11,7 @@ import optax
 from flax.training.train_state import TrainState
 
 from examples.pipelined_transformer.config import TrainConfig
-from examples.pipelined_transformer.train_step import make_plain_step
+from examples.pipelined_transformer.train_step import make_plain_step, whole_arrays
 from mpmd.errors import MpmdError
 
 # Adam divides a gradient by its own size, so that rounding errors of elements whose gradient is almost
@@ -50,7 +50,7 @@ class Check:
         self.seconds.append(time.perf_counter() - start)
         found = {
             "loss": abs(float(loss) - float(plain_loss)) / abs(float(plain_loss)),
-            **parameter_differences(state.params, self._state),
+            **parameter_differences(whole_arrays(state.params), self._state),
         }
         worst = max(found, key=lambda name: _or_infinity(found[name]))
         self.max_rel_diff = max(self.max_rel_diff, _or_infinity(found[worst]))

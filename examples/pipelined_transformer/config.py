@@ -22,6 +22,8 @@ class TrainConfig:
 
     steps: int = _field(400, "train until this step")
     schedule: str = _field("1f1b", "pipeline schedule: gpipe or 1f1b")
+    stages: str = _field("", "names: by names in the model; layers: by its parameters; auto: by cost")
+    scan: bool = _field(False, "a model whose blocks are one scan over stacked parameters")
     num_stages: int = _field(4, "pipeline stages, each on a mesh of its own")
     num_microbatches: int = _field(8, "slices of a batch that go through the pipeline")
     devices_per_mesh: int = _field(1, "devices of each mesh; the batch is split over them")
@@ -55,6 +57,10 @@ class TrainConfig:
             for name, least in _AT_LEAST.items()
             if getattr(self, name) < least
         ]
+        if self.stages not in ("", "names", "layers", "auto"):
+            problems.append(f"--stages is {self.stages!r}; use names, layers or auto")
+        elif self.scan and self.stages == "names":
+            problems.append("--stages is names, but with --scan the blocks have none; use layers or auto")
         if self.dtype not in ("float32", "bfloat16"):
             problems.append(f"--dtype is {self.dtype!r}; use float32 or bfloat16")
         if not problems:
@@ -79,6 +85,11 @@ class TrainConfig:
                 f"--devices_per_mesh={self.devices_per_mesh} does not divide"
             )
         return problems
+
+    @property
+    def has_names(self) -> bool:
+        """Whether the stages are those that the model names."""
+        return self.stages == "names" or not (self.stages or self.scan)
 
     @property
     def meshes(self) -> tuple[str, ...]:

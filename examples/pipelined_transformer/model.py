@@ -67,12 +67,16 @@ class GPT(nn.Module):
         embed = functools.partial(nn.Embed, features=config.d_model, embedding_init=_normal())
         self.tokens = embed(config.vocab_size)
         self.positions = embed(config.seq_len)
-        self.blocks = [TransformerBlock(config, name=f"block_{index}") for index in range(config.layers)]
+        if config.scan:
+            self.blocks = TransformerBlock(config)
+        else:
+            self.blocks = [TransformerBlock(config, name=f"block_{i}") for i in range(config.layers)]
         self.final_norm = _layer_norm(config, None)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """`i32[batch, seq]` to logits `f32[batch, seq, vocab]`."""
-        return self.logits(self.run_blocks(self.embed(tokens), range(self.config.layers)))
+        run = self.scan_blocks if self.config.scan else self.run_blocks
+        return self.logits(run(self.embed(tokens), range(self.config.layers)))
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """`i32[batch, seq]` to `[batch, seq, d]`."""
@@ -83,6 +87,12 @@ class GPT(nn.Module):
         """`[batch, seq, d]` through some of the blocks."""
         for index in blocks:
             x = self.blocks[index](x)
+        return x
+
+    def scan_blocks(self, x: jax.Array, blocks: range) -> jax.Array:
+        """`[batch, seq, d]` through all blocks, whose parameters are stacked along dim 0."""
+        each = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}, "length": len(blocks)}
+        x, _ = nn.scan(lambda block, x: (block(x), None), **each)(self.blocks, x)
         return x
 
     def logits(self, x: jax.Array) -> jax.Array:

@@ -56,8 +56,20 @@ def make_pipeline_config(config: TrainConfig) -> Any:
     assignment = {f"stage{index}": mesh for index, mesh in enumerate(config.meshes)}
     split = (None, PartitionSpec("data")) if config.devices_per_mesh > 1 else None
     return mpmd.make_config(
-        topology, assignment, schedule=config.schedule, in_shardings=split, backend=config.backend or None
+        topology,
+        assignment if config.has_names else None,
+        stages=None if config.has_names else stages_from_outside(config),
+        schedule=config.schedule,
+        in_shardings=split,
+        backend=config.backend or None,
     )
+
+
+def stages_from_outside(config: TrainConfig) -> Any:
+    """The stages of a model without names: found by cost, or said by a pattern of its parameters."""
+    if config.stages == "auto":
+        return "auto"
+    return mpmd.split("blocks") if config.scan else mpmd.by_parameters(r"block_(\d+)")
 
 
 def _devices(config: TrainConfig) -> dict[str, Any]:
@@ -88,7 +100,7 @@ def pipelined_loss(config: TrainConfig) -> Callable[[Params, jax.Array], jax.Arr
 
 def make_train_step(config: TrainConfig) -> Any:
     """The step through the pipeline, as `mpmd.jit` gives it."""
-    loss_fn = pipelined_loss(config)
+    loss_fn = pipelined_loss(config) if config.has_names else functools.partial(loss_of, config)
 
     @mpmd.jit(make_pipeline_config(config), donate_argnums=0)
     def train_step(state: TrainState, batch: jax.Array) -> tuple[TrainState, jax.Array]:
@@ -97,6 +109,15 @@ def make_train_step(config: TrainConfig) -> Any:
         return state.apply_gradients(grads=grads), loss
 
     return train_step
+
+
+def whole_arrays(tree: Any) -> Any:
+    """A state with whole arrays for stacks in parts, for what knows no meshes."""
+
+    def is_stacked(value: Any) -> bool:
+        return isinstance(value, mpmd.Stacked)
+
+    return jax.tree.map(lambda v: v.whole() if is_stacked(v) else v, tree, is_leaf=is_stacked)
 
 
 def make_plain_step(config: TrainConfig) -> Any:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
+from mpmd.api.found_stages import from_shorthand, on_topology
 from mpmd.api.topology import Topology
 from mpmd.errors import ConfigError, close_to, collect
 from mpmd.options import PipelineOptions
@@ -32,18 +34,22 @@ class Config:
     backend: str | None = None
     options: PipelineOptions | None = None
     stages: Selector | None = None
+    replicate: Any = None
 
     @property
     def pipeline_schedule(self) -> PipelineSchedule:
-        """The schedule: the user's, or 1F1B."""
-        return get_schedule("1f1b" if self.schedule is None else self.schedule)
+        """The schedule: the user's, or 1F1B; interleaved, if stages are given that come to a mesh again."""
+        if self.schedule is not None:
+            return get_schedule(self.schedule)
+        over = () if self.stages is None else [mesh for mesh, _ in itertools.groupby(self.stages.over)]
+        return get_schedule("1f1b" if len(set(over)) == len(over) else "interleaved_1f1b")
 
 
 def make_config(
     topology: Topology,
     assignment: Mapping[str, PlaceLike] | None = None,
     *,
-    stages: Selector | None = None,
+    stages: Selector | str | int | None = None,
     schedule: Any = None,
     input_meshes: Any = None,
     output_meshes: Any = None,
@@ -52,6 +58,7 @@ def make_config(
     out_shardings: Any = None,
     backend: str | None = None,
     options: PipelineOptions | None = None,
+    replicate: Any = None,
 ) -> Config:
     """Says where the named parts of a step run.
 
@@ -59,8 +66,9 @@ def make_config(
         topology: the meshes, in pipeline order.
         assignment: for each named computation or tensor its mesh, such as `"m1"`, `("m1", 1)` with a
             pipeline stage, or `"m1#pinned_host"` for a tensor in host memory.
-        stages: stages of a loss without names, made by `mpmd.by_parameters` or `mpmd.split`; the
-            assignment is then only for other names, and usually left out.
+        stages: stages of a loss without names: `"auto"` or a number, found by cost as `mpmd.by_cost` does,
+            or made by `mpmd.by_parameters`, `mpmd.split` or `mpmd.by_cost`; the assignment is then only for
+            other names, and usually left out.
         schedule: name of a pipeline schedule, or a schedule of your own; None for `"1f1b"` where there are
             microbatches.
         input_meshes: pytree prefix of the arguments: mesh names, or None where inference decides.
@@ -73,17 +81,20 @@ def make_config(
             (native on CPUs, XLA elsewhere), or `"reference"` (what `"native"` compiles, run by NumPy, slowly,
             on any platform); None for that of the options.
         options: pass options; None for those of the flags, read when a function is first traced.
+        replicate: pytree prefix of the results: True for those that every process gets, where there are
+            several.  Scalars are in every process anyway.
 
     Raises:
         ConfigError: an unknown mesh or memory, or a bad stage; all problems at once.
         ScheduleError: an unknown schedule.
     """
     assignment = {} if assignment is None and stages is not None else assignment
+    stages = from_shorthand(stages)
     problems = _kind_problems(topology, assignment, stages, backend, options, constraints)
     if problems or assignment is None:
         raise collect(ConfigError, problems, "the configuration cannot be used:")
     if stages is not None:
-        stages = stages.on(list(topology))
+        stages = on_topology(stages, topology)
         assignment = {**stages.places, **assignment}
     placed = {}
     for name, place in assignment.items():
@@ -99,8 +110,22 @@ def make_config(
         raise collect(ConfigError, problems, "the configuration cannot be used:")
     return Config(
         topology, placed, schedule, input_meshes, output_meshes, tuple(constraints), in_shardings,
-        out_shardings, backend, options, stages,
+        out_shardings, backend, options, stages, replicate,
     )  # fmt: skip
+
+
+def with_stages(config: Config, stages: Selector) -> Config:
+    """The configuration with other stages, whose meshes are given."""
+    own = set() if config.stages is None else set(config.stages.names)
+    problems: list[str] = []
+    places = {
+        name: _placement(name, place, config.topology, problems) for name, place in stages.places.items()
+    }
+    others = {name: place for name, place in config.assignment.items() if name not in own}
+    placed = {name: place for name, place in places.items() if place is not None}
+    if problems:
+        raise collect(ConfigError, problems, "the stages cannot be used:")
+    return dataclasses.replace(config, stages=stages, assignment={**placed, **others})
 
 
 def _kind_problems(
@@ -113,7 +138,9 @@ def _kind_problems(
     if not isinstance(assignment, Mapping):
         problems.append(f"the assignment is {assignment!r}; it must map names to meshes: {{'encode': 'm0'}}")
     if stages is not None and not isinstance(stages, Selector):
-        problems.append(f"the stages are {stages!r}; make them with mpmd.by_parameters or mpmd.split")
+        problems.append(
+            f"the stages are {stages!r}; use 'auto', a number, mpmd.by_cost, mpmd.by_parameters or mpmd.split"
+        )
     if backend is not None and not isinstance(backend, str):
         problems.append(f"the backend is {backend!r}; it must be a name such as 'xla', or None")
     if options is not None and not isinstance(options, PipelineOptions):

@@ -124,6 +124,7 @@ class Jitted(Generic[P, R]):
         functools.update_wrapper(self, fn)
         self._fn, self._config, self._rules = fn, config, rules
         self._compiled: dict[Hashable, Compiled] = {}
+        self._refined: dict[Hashable, Config] = {}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs one step; returns before it is done, as `jax.jit` does.
@@ -194,7 +195,16 @@ class Jitted(Generic[P, R]):
         with garbage_kept():
             from mpmd.api.tracing import trace  # brings the compiler: as many modules as the rest
 
-            return trace(self._fn, self._config, self._rules, arguments, args, kwargs)
+            def under(config: Config) -> Traced:
+                return trace(self._fn, config, self._rules, arguments, args, kwargs)
+
+            if not getattr(self._config.stages, "refine", False):
+                return under(self._config)
+            from mpmd.api.refine import refined
+
+            if arguments.key not in self._refined:
+                self._refined[arguments.key] = refined(self._config, under)
+            return under(self._refined[arguments.key])
 
     def __repr__(self) -> str:
         return f"<mpmd.jit of {getattr(self._fn, '__name__', self._fn)!r} on {self._config.topology}>"

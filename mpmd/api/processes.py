@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax
 
 from mpmd import ir
 from mpmd.api.lowering import Partitioned
+from mpmd.api.timeline import Scratch
 from mpmd.api.topology import Topology
 from mpmd.errors import AbsentValueError
 from mpmd.jax_compat import explain_absent_arrays
@@ -21,6 +23,7 @@ from mpmd.runtime.processes.agreement import agree
 from mpmd.runtime.processes.part import Part
 from mpmd.runtime.processes.world import world
 from mpmd.runtime.program import Program
+from mpmd.support.pending_warning import PendingWarning
 
 
 def own_meshes(topology: Topology) -> dict[str, Any]:
@@ -66,6 +69,37 @@ def executor_of(
         return Executor(program, executables, devices, options, workspace)
     joined.peer_timeout = options.peer_timeout
     return Part(program, executables, devices, options, workspace, joined)
+
+
+def merged(executor: Executor | Part, figures: Mapping[str, int]) -> dict[str, int]:
+    """Figures of the meshes of this process and of all others, which must call it too."""
+    if not isinstance(executor, Part):
+        return dict(figures)
+    return {mesh: figure for of in executor.gathered(dict(figures)) for mesh, figure in of.items()}
+
+
+def merged_scratch(scratch: Scratch) -> Scratch:
+    """The temporaries of the fragments of all processes, which must all call it."""
+    joined = world()
+    if joined is None:
+        return scratch
+    own = [[(*key, size) for key, size in scratch.workspace.items()], dict(scratch.kept)]
+    found = [json.loads(text) for text in joined.gather("scratch", json.dumps(own))]
+    workspace = {(mesh, name): size for of, _ in found for mesh, name, size in of}
+    return Scratch(workspace, {mesh: size for _, of in found for mesh, size in of.items()})
+
+
+def shared_warning(own: PendingWarning) -> PendingWarning:
+    """The warnings of all processes, in process 0, which shows them; none in the others.
+
+    Raises:
+        PeerError: another process failed.
+    """
+    joined = world()
+    if joined is None:
+        return own
+    texts = dict.fromkeys(text for text in joined.gather("warnings", own.text) if text)
+    return PendingWarning("\n".join(texts) if joined.index == 0 else "")
 
 
 def with_absent(

@@ -8,6 +8,7 @@ import jax
 
 from mpmd.api.signature import Arguments
 from mpmd.tracing.stages.stacked import Stacked, in_parts, is_stacked
+from mpmd.tracing.stages.stage_axis import of_axis
 
 
 def in_wholes(args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -55,6 +56,9 @@ def _fitted(value: Any, slot: Any, leaves: list[Any], donated: set[int]) -> Any:
         value = value.whole()
     if not hasattr(value, "shape") or value.shape[slot.dim : slot.dim + 1] != (sum(lengths),):
         return value  # reported later
+    shards = of_axis(value, slot.dim, len(lengths)) if len(set(lengths)) == 1 else None
+    if shards is not None:
+        return Stacked(shards, slot.dim)
     parts = in_parts(value, lengths, slot.dim)
     is_array = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
     if is_array and len(lengths) > 1 and slot.parts[0] in donated:

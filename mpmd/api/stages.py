@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -15,18 +15,30 @@ from mpmd.api.ambient import refuse_within_jit, without_ambient_mesh
 from mpmd.api.bounds import StepBounds, step_bounds
 from mpmd.api.config import Config
 from mpmd.api.estimate import DeviceSpeed, estimate_costs
+from mpmd.api.initial_state import Reader, initialized, loaded
+from mpmd.api.inputs import argument, structs, used
 from mpmd.api.lowering import LoweringObserver, Partitioned, partition
 from mpmd.api.names import CalledNames
 from mpmd.api.processes import (
     agree_on,
     devices_of,
     executor_of,
+    merged,
+    merged_scratch,
     own_meshes,
+    shared_warning,
     with_absent,
 )
 from mpmd.api.signature import Arguments, check_leaves, describe, structure_problem
 from mpmd.api.stacked_arguments import fitted
-from mpmd.api.timeline import Scratch, measured_timeline, predicted_timeline, recorder_of, warn_of_unseen
+from mpmd.api.timeline import (
+    Scratch,
+    measured_timeline,
+    predicted_timeline,
+    recorder_of,
+    wait_for,
+    warn_of_unseen,
+)
 from mpmd.api.weak_types import weak_positions, weakly_typed
 from mpmd.compile.compiler import compile_fragments, programs
 from mpmd.compile.executable import TEXTS, Executable, MemoryStats
@@ -37,7 +49,7 @@ from mpmd.jax_compat import as_key, host_callbacks, is_key
 from mpmd.runtime.clients import cores_of_meshes
 from mpmd.runtime.costs import ProgramCosts, measure_costs
 from mpmd.runtime.decode import unwatched_executables
-from mpmd.runtime.executor import Executor, RuntimeOptions
+from mpmd.runtime.executor import RuntimeOptions
 from mpmd.runtime.instructions import Run
 from mpmd.runtime.memory import MemoryMeter, MeshMemory, predict_memory
 from mpmd.runtime.observe import FiniteCheck
@@ -242,6 +254,7 @@ class Lowered:
             dataclasses.replace(self.partitioned.compile_options, cores=cores_of_meshes(meshes)),
         )
         made = Compiled(self, executables, runtime or RuntimeOptions())
+        made.fallbacks = shared_warning(made.fallbacks)
         made.fallbacks.show()
         return made
 
@@ -281,6 +294,69 @@ class Compiled:
         leaves = self._checked(args, kwargs)
         refuse_within_jit()
         return self.run_flat(leaves)
+
+    @without_ambient_mesh
+    def init(self, init_fn: Callable[..., Any], *args: Any, argnum: int = 0) -> Any:
+        """The argument that `init_fn(*args)` returns, each leaf computed on the mesh that uses it.
+
+            compiled = step.compiled(jax.eval_shape(init_fn, key), batch)
+            state = compiled.init(init_fn, key)
+
+        Every process computes the leaves of its own meshes, with the shardings of the step; stacks of
+        `mpmd.split` in parts.  The values are those of `jax.jit(init_fn)`, but for the rounding of another
+        fusion.
+
+        Args:
+            init_fn: traced, never called on arrays.
+            *args: small arrays, such as a random key, which are copied to every mesh.
+            argnum: the argument of the step, among those that are not static.
+
+        Raises:
+            SignatureError: it returns other leaves, shapes or dtypes than the argument has.
+        """
+        of = argument(self.lowered, self._devices, argnum)
+        return initialized(of, self._devices.meshes, init_fn, args)
+
+    def load(self, reader: Reader, *, argnum: int = 0) -> Any:
+        """An argument whose leaves are read, such as pretrained weights, each where it is used.
+
+            weights = np.load("weights.npz", mmap_mode="r")
+            state = compiled.load(lambda path, leaf, index: weights[path][index])
+
+        Args:
+            reader: is called with the path of a leaf, such as `['params']['w']`, its shape and dtype, and an
+                index of slices; returns that part of it.  Every process reads what its devices hold.
+            argnum: the argument of the step, among those that are not static.
+
+        Raises:
+            SignatureError: the reader returns another shape or dtype.
+        """
+        return loaded(argument(self.lowered, self._devices, argnum), reader)
+
+    @property
+    def abstract_args(self) -> tuple[Any, ...]:
+        """The positional arguments as `jax.ShapeDtypeStruct`s with the shardings that the step wants.
+
+        `mpmd.checkpoint.restore` takes one of them.  In several processes, and on several meshes, a leaf has
+        the sharding of its own mesh, from which it is sent to others.
+        """
+        return structs(self.lowered, self._devices)[0]
+
+    @property
+    def input_shardings(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The shardings of `(positional, keywords)`, as those of `jax.stages.Compiled`."""
+        found: tuple[tuple[Any, ...], dict[str, Any]] = jax.tree.map(
+            lambda leaf: leaf.sharding, structs(self.lowered, self._devices)
+        )
+        return found
+
+    @property
+    def inputs_used(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """For each leaf of `(positional, keywords)` whether this process reads it.
+
+        For the others `jax.ShapeDtypeStruct`s may be given.
+        """
+        return used(self.lowered, jax.process_index() if self.lowered.config.topology.processes else None)
 
     @without_ambient_mesh
     def run_flat(self, leaves: list[Any]) -> Any:
@@ -358,12 +434,15 @@ class Compiled:
     def cost_analysis(self) -> dict[str, Any]:
         """`flops` and `bytes accessed` of one step over all meshes, and the same for each fragment.
 
+        In several processes over the meshes of this one.
+
         `fallbacks` is the number of distinct fragments that the requested backend could not compile.
         `compute-bound seconds` and `memory-bound seconds` are projected by the cost models; the latter
         include calls and transfers, which `transfer seconds` counts alone.
         """
         fragments = {name: e.cost_analysis() for name, e in self.executables.items()}
-        runs = (op for stream in self.program.streams for op in stream.instructions if isinstance(op, Run))
+        streams = self._executor.own_program.streams
+        runs = (op for stream in streams for op in stream.instructions if isinstance(op, Run))
         calls = dict(collections.Counter(op.executable for op in runs))
         total = {
             key: sum(fragments[name].get(key, 0.0) * n for name, n in calls.items())
@@ -377,7 +456,7 @@ class Compiled:
         """The roofline of the step."""
         meshes = self.lowered.config.topology
         platforms = {name: mesh.devices.flat[0].platform for name, mesh in meshes.items()}
-        return step_bounds(self.program, self.executables, platforms)
+        return step_bounds(self._executor.own_program, self.executables, platforms)
 
     @functools.cached_property
     def _scratch(self) -> Scratch:
@@ -388,7 +467,7 @@ class Compiled:
             devices = self._devices.meshes[mesh].size
             workspace[mesh, name] = getattr(executable, "workspace_bytes", 0) * devices
             kept.setdefault(mesh, {}).update(getattr(executable, "kept_memory", {}))
-        return Scratch(workspace, {mesh: sum(of.values()) for mesh, of in kept.items()})
+        return merged_scratch(Scratch(workspace, {mesh: sum(of.values()) for mesh, of in kept.items()}))
 
     def memory_analysis(self) -> dict[str, MeshMemory]:
         """For each mesh the predicted peak in bytes over its devices, and which values are live there.
@@ -406,11 +485,11 @@ class Compiled:
 
         The scratch memory of fragments cannot be observed, and is not counted.
         """
-        executor = self._in_one_process("live_bytes")
-        meter = MemoryMeter(self.program)
+        executor = self._executor
+        meter = MemoryMeter(executor.own_program)
         leaves = self._numbers(self._checked(args, kwargs))
         results = executor.run(leaves, observers=[meter])
-        return self._results(results), dict(meter.peaks)
+        return self._results(results), merged(executor, meter.peaks)
 
     @property
     def programs(self) -> list[list[str]]:
@@ -432,11 +511,14 @@ class Compiled:
 
     @without_ambient_mesh
     def costs(self, *args: Any, **kwargs: Any) -> tuple[Any, ProgramCosts]:
-        """Runs one step fragment by fragment; returns its results and the seconds of each fragment."""
-        executor = self._in_one_process("costs")
+        """Runs one step fragment by fragment; returns its results and the seconds of each fragment.
+
+        In several processes, which must all call it, those of all fragments.
+        """
+        executor = self._executor
         leaves = self._numbers(self._checked(args, kwargs))
-        jax.block_until_ready(leaves)  # or the first fragments would be charged with the step before
-        recorder = recorder_of(executor, self._devices)
+        wait_for(leaves)  # or the first fragments would be charged with the step before
+        recorder = recorder_of(executor, self._devices, one_by_one=True)
         results, costs = measure_costs(executor, self._devices, leaves, recorder)
         warn_of_unseen(recorder)
         return self._results(results), costs
@@ -447,26 +529,18 @@ class Compiled:
 
         On CPUs begin and end are taken where a fragment runs: by native code itself, and for other fragments
         by stamps before and after it, which cost the host about 10 µs each.  On other devices one thread per
-        mesh waits for each result.
+        mesh waits for each result.  In several processes, which must all call it, every process gets the
+        timeline of all meshes; its title says how exactly their clocks were aligned.
 
         Raises:
             FragmentError: a fragment failed.
+            PeerError: another process failed.
         """
-        executor = self._in_one_process("timeline")
+        executor = self._executor
         leaves = self._numbers(self._checked(args, kwargs))
         meshes = list(self.lowered.config.topology)
         results, timeline = measured_timeline(executor, self._devices, leaves, meshes, self._scratch)
         return self._results(results), timeline
-
-    def _in_one_process(self, what: str) -> Executor:
-        """The executor of all streams.
-
-        Raises:
-            ConfigError: there are several processes.
-        """
-        if not isinstance(self._executor, Executor):
-            raise ConfigError(f"{what} works in one process only\n  run the script without mpmd-run for it")
-        return self._executor
 
     def _results(self, leaves: list[Any]) -> Any:
         """Flat results as the function gives them."""

@@ -18,8 +18,9 @@ from mpmd.runtime.executor import Executor
 from mpmd.runtime.instructions import Recv, Run, Send, donated_buffers, ended_buffers, reads, writes
 from mpmd.runtime.memory import buffer_categories
 from mpmd.runtime.order import Node, messages
+from mpmd.runtime.processes.part import Part
 from mpmd.runtime.program import Program, Stream
-from mpmd.runtime.trace import MeasuredSpan, StepRecorder, TraceRecorder, stamped_types
+from mpmd.runtime.trace import MeasuredSpan, StepRecorder, TraceRecorder, spans_of, stamped_types
 from mpmd.runtime.verify import verify
 from mpmd.runtime.watchers import WatchingRecorder
 from mpmd.scheduling.task import Phase, Task
@@ -116,7 +117,7 @@ def _known(costs: Any) -> ProgramCosts:
 
 
 def measured_timeline(
-    executor: Executor,
+    executor: Executor | Part,
     devices: MeshDevices,
     leaves: Sequence[Any],
     meshes: Sequence[str],
@@ -124,29 +125,44 @@ def measured_timeline(
 ) -> tuple[list[Any], Timeline]:
     """Runs one step with a recorder; its flat results and its spans.
 
-    The previous step is waited for: its tail would be charged to this one.
+    The previous step is waited for: its tail would be charged to this one.  In several processes, which must
+    all call it, the spans are those of all, by the clock of process 0.
 
     Raises:
         FragmentError: a fragment failed.
+        PeerError: another process failed.
     """
-    jax.block_until_ready(leaves)
+    wait_for(leaves)
     recorder = recorder_of(executor, devices)
     with recorder:
         results = executor.run(leaves, observers=[recorder])
     executor.synchronize()
     warn_of_unseen(recorder)
-    return results, timeline_of(executor.program, recorder.spans, meshes, scratch)
-
-
-def recorder_of(executor: Executor, devices: MeshDevices) -> StepRecorder:
-    """An observer of a step of a program on its devices; compiled, so that it takes no time later."""
     program = executor.program
+    if not isinstance(executor, Part):
+        return results, timeline_of(program, recorder.spans, meshes, scratch)
+    times, error = executor.gathered_times(recorder.times)
+    note = f", clocks of {jax.process_count()} processes aligned within {error * 1e3:.2f} ms"
+    return results, timeline_of(program, spans_of(program, times), meshes, scratch, note)
+
+
+def wait_for(leaves: Sequence[Any]) -> None:
+    """Waits for the arrays that are in this process."""
+    jax.block_until_ready([leaf for leaf in leaves if getattr(leaf, "is_fully_addressable", True)])
+
+
+def recorder_of(executor: Executor | Part, devices: MeshDevices, one_by_one: bool = False) -> StepRecorder:
+    """An observer of a step of a program on its devices; compiled, so that it takes no time later.
+
+    With `one_by_one` another observer waits for each call before the next instruction.
+    """
+    program = executor.own_program
     if {device.platform for mesh in devices.meshes.values() for device in mesh.devices.flat} != {"cpu"}:
         devices.prepare_tokens(program)
         return WatchingRecorder(program, devices.token)
     stamps = Stamps(register_stamp()[0], devices)
     stamps.prepare(stamped_types(program, executor.executables))
-    return TraceRecorder(program, executor.executables, stamps)
+    return TraceRecorder(program, executor.executables, stamps, one_by_one)
 
 
 def warn_of_unseen(recorder: StepRecorder) -> None:
@@ -165,40 +181,71 @@ def timeline_of(
     measured: Sequence[MeasuredSpan],
     meshes: Sequence[str],
     scratch: Scratch,
+    note: str = "",
 ) -> Timeline:
-    """The measured spans of one step as a timeline that begins at 0."""
+    """The measured spans of one step as a timeline that begins at 0; `note` ends its title."""
     begin = min((span.start_s for span in measured), default=0.0)
     number = {stream.mesh: s for s, stream in enumerate(program.streams)}
     times = _Times()
     for span in measured:
         table = times.runs if span.kind == "run" else times.messages
         table[number[span.mesh], span.at] = (span.start_s - begin, span.end_s - begin)
-    return _timeline(program, times, meshes, f"{program.name}, measured", scratch)
+    return _timeline(program, times, meshes, f"{program.name}, measured{note}", scratch)
 
 
 def _timeline(
     program: Program, times: _Times, meshes: Sequence[str], title: str, scratch: Scratch
 ) -> Timeline:
     used = {stream.mesh for stream in program.streams}
-    spans = [span for s in range(len(program.streams)) for span in _mesh_spans(program, s, times)]
-    memory = [
-        _memory(stream, {at: t for (n, at), t in times.runs.items() if n == s}, s, times, scratch)
-        for s, stream in enumerate(program.streams)
+    sources = _Sources.of(program)
+    last = max((end for _, end in times.runs.values()), default=0.0)
+    spans = [
+        span for s in range(len(program.streams)) for span in _mesh_spans(program, s, times, sources, last)
     ]
+    runs: list[dict[int, Interval]] = [{} for _ in program.streams]
+    for (s, at), interval in times.runs.items():
+        runs[s][at] = interval
+    memory = [_memory(stream, runs[s], s, times, scratch) for s, stream in enumerate(program.streams)]
     return Timeline(tuple(spans), tuple(mesh for mesh in meshes if mesh in used), title, tuple(memory))
 
 
-def _mesh_spans(program: Program, s: int, times: _Times) -> list[Span]:
-    """The runs and receives of a mesh, and why it was idle in between."""
+@dataclasses.dataclass(frozen=True)
+class _Sources:
+    """Where messages come from: the send of every receive, and the runs that produce buffers."""
+
+    sends: Mapping[Node, Node]
+    makers: Mapping[tuple[int, int], Run]
+
+    @staticmethod
+    def of(program: Program) -> _Sources:
+        makers = {
+            (s, buffer): op
+            for s, stream in enumerate(program.streams)
+            for op in stream.instructions
+            if isinstance(op, Run)
+            for buffer in op.outputs
+        }
+        return _Sources(_sends(program), makers)
+
+    def maker(self, program: Program, send: Node) -> tuple[int, Run | None]:
+        """The stream of a send, and the run that produced its value."""
+        s, at = send
+        op = program.streams[s].instructions[at]
+        assert isinstance(op, Send)
+        return s, self.makers.get((s, op.buffer))
+
+
+def _mesh_spans(program: Program, s: int, times: _Times, sources: _Sources, last: float) -> list[Span]:
+    """The runs and receives of a mesh, and why it was idle in between; `last` is the end of the step."""
     stream = program.streams[s]
-    sends = _sends(program)
+    sends = sources.sends
     made = {b: at for at, op in enumerate(stream.instructions) for b in writes(op)}
     spans: list[Span] = []
     clock = 0.0
     for at, op in enumerate(stream.instructions):
         if isinstance(op, Recv) and (s, at) in times.messages:
             start, end = times.messages[s, at]
-            sender, maker = _maker(program, sends[s, at])
+            sender, maker = sources.maker(program, sends[s, at])
             size = stream.buffers[op.buffer].type.bytes
             name = f"{_label(maker) if maker else 'value'} to {stream.mesh}"
             task = _task(maker) if maker else None
@@ -209,12 +256,11 @@ def _mesh_spans(program: Program, s: int, times: _Times) -> list[Span]:
             start, end = times.runs[s, at]
             received = [made[b] for b in op.inputs if isinstance(stream.instructions[made[b]], Recv)]
             arrivals = {(s, k): sends[s, k] for k in received if (s, k) in times.messages}
-            for begin, stop, what, peer in _waits(program, arrivals, times, clock, start):
+            for begin, stop, what, peer in _waits(program, sources, arrivals, times, clock, start):
                 note = f"{_label(op)} waits for {what}"
                 spans.append(Span(stream.mesh, "idle", None, begin, stop, IDLE, peer, note=note))
             spans.append(Span(stream.mesh, op.executable, _task(op), start, end, COMPUTE))
             clock = end
-    last = max((end for _, end in times.runs.values()), default=0.0)
     if last > clock:
         note = "has done its part of the step"
         spans.append(Span(stream.mesh, "idle", None, clock, last, IDLE, note=note))
@@ -222,7 +268,12 @@ def _mesh_spans(program: Program, s: int, times: _Times) -> list[Span]:
 
 
 def _waits(
-    program: Program, arrivals: Mapping[Node, Node], times: _Times, free: float, start: float
+    program: Program,
+    sources: _Sources,
+    arrivals: Mapping[Node, Node],
+    times: _Times,
+    free: float,
+    start: float,
 ) -> Iterator[tuple[float, float, str, str]]:
     """The waits of a run that begins at `start` on a mesh that is free since `free`, one after the other.
 
@@ -233,7 +284,7 @@ def _waits(
     clock = free
     last = max(arrivals, key=lambda recv: (times.messages[recv][1], recv), default=None)
     if last is not None:
-        sender, maker = _maker(program, arrivals[last])
+        sender, maker = sources.maker(program, arrivals[last])
         label, mesh = _label(maker) if maker else "a value", program.streams[sender].mesh
         waits = ((f"{label} on {mesh}", ""), (f"the transfer of {label} from {mesh}", mesh))
         for end, (what, peer) in zip(times.messages[last], waits, strict=True):
@@ -247,15 +298,6 @@ def _waits(
 def _sends(program: Program) -> dict[Node, Node]:
     """The send of every receive."""
     return {message.recv: message.send for channel in messages(program) for message in channel}
-
-
-def _maker(program: Program, send: Node) -> tuple[int, Run | None]:
-    """The stream of a send, and the run that produced its value."""
-    s, at = send
-    op = program.streams[s].instructions[at]
-    assert isinstance(op, Send)
-    runs = [r for r in program.streams[s].instructions[:at] if isinstance(r, Run) and op.buffer in r.outputs]
-    return s, runs[0] if runs else None
 
 
 def _memory(

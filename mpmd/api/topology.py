@@ -17,6 +17,7 @@ from mpmd import ir
 from mpmd.errors import ConfigError, collect
 from mpmd.jax_compat import world_devices
 from mpmd.runtime.clients import Pinning, divided, mesh_devices
+from mpmd.runtime.processes.world import world
 
 MeshLike: TypeAlias = int | Mesh | Mapping[str, int] | Sequence[Any]
 
@@ -43,15 +44,20 @@ class Topology(Mapping[str, Mesh]):
         return f"Topology({', '.join(f'{name}: {shape(mesh)}' for name, mesh in self.items())})"
 
     def __str__(self) -> str:
-        """In a world of several processes a table: mesh, process, devices."""
+        """In a world of several processes a table: mesh, process, host, devices."""
         if not self.processes:
             return repr(self)
-        rows = [("mesh", "process", "devices")]
+        joined = world()
+        assert joined is not None
+        hosts = joined.known_hosts()
+        rows = [("mesh", "process", "host", "devices")]
         for name, mesh in self.items():
-            devices = ", ".join(map(str, mesh.devices.flat))
-            rows.append((name, str(self.processes[name]), devices))
-        widths = [max(len(row[k]) for row in rows) for k in range(2)]
-        return "\n".join(f"{a:{widths[0]}}  {b:{widths[1]}}  {c}" for a, b, c in rows)
+            process = self.processes[name]
+            rows.append((name, str(process), hosts.get(process, "?"), ", ".join(map(str, mesh.devices.flat))))
+        widths = [max(len(row[k]) for row in rows) for k in range(3)]
+        return "\n".join(
+            "  ".join([*(f"{text:{width}}" for text, width in zip(row, widths)), row[3]]) for row in rows
+        )
 
     @functools.cached_property
     def processes(self) -> dict[str, int]:
@@ -123,9 +129,10 @@ def make_topology(
     chosen = _devices(counts, devices, pinning)
     made = {name: _mesh(spec, sizes[name], chosen.get(name, [])) for name, spec in meshes.items()}
     topology = Topology(made)
-    if jax.process_count() > 1:
+    if (joined := world()) is not None:
         check_processes(topology)
-    for device, names in topology.shared_devices.items():
+        joined.pin()
+    for device, names in topology.shared_devices.items() if jax.process_index() == 0 else ():
         warnings.warn(
             f"meshes {', '.join(names)} share {device}: their fragments take turns on it", stacklevel=2
         )

@@ -15,6 +15,7 @@ from mpmd.api.signature import ArgumentRules, Arguments, abstract, check_leaves,
 from mpmd.api.stages import Traced
 from mpmd.errors import PlacementError, SignatureError
 from mpmd.jax_compat import closed_over, created_by, is_staging, ordered_effects
+from mpmd.tracing.conditionals import has_wide_conditional, with_split_conditionals
 from mpmd.tracing.live import names_in
 from mpmd.tracing.names import decode, names_called
 from mpmd.tracing.stages.staged import StagePlan, planned
@@ -72,6 +73,8 @@ def trace(
             )
             positional, keywords = with_statics(*given)
             traced = jitted.trace(*positional, **keywords)
+        if len(config.topology) > 1 and not is_staging() and has_wide_conditional(traced.jaxpr.jaxpr):
+            traced = _with_split_conditionals(traced, given)
     if plan is not None:
         plan.check_used()
     if not is_staging():  # or its closed-over values may belong to the function around it
@@ -88,6 +91,17 @@ def trace(
         traced, config, arguments.without_arrays(), found, frozenset(called), _ever_called(fn, called),
         plan,
     )  # fmt: skip
+
+
+def _with_split_conditionals(traced: jax.stages.Traced, given: Any) -> jax.stages.Traced:
+    """The same step with its conditionals split, so that each part of them can be on a mesh of its own."""
+    split = with_split_conditionals(traced.jaxpr)
+    results = jax.tree.structure(traced.out_info)
+
+    def step(arguments: Any) -> Any:
+        return jax.tree.unflatten(results, split(*jax.tree.leaves(arguments)))
+
+    return jax.jit(step, keep_unused=True).trace(given)
 
 
 def _call(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

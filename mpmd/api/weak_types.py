@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax.sharding import Sharding
+
+from mpmd.support.memoisation import memoised
 
 
 def weak_positions(results: Sequence[Any]) -> tuple[int, ...]:
@@ -27,7 +28,7 @@ def weakly_typed(array: jax.Array) -> jax.Array:
     return weak
 
 
-@functools.lru_cache(256)
+@memoised(256)
 def _copier(shape: tuple[int, ...], dtype: Any, sharding: Sharding) -> Callable[[jax.Array], jax.Array]:
     """No function of JAX changes weakness alone, but a program keeps that of the type it was compiled for."""
     kind = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, weak_type=True)

@@ -25,7 +25,7 @@ from mpmd.compile.target import Code, Target
 from mpmd.errors import CompileError
 
 _FORMAT = 3
-_TEXTS = {
+TEXT_FILES = {
     "hlo": "after_optimizations.txt",
     "buffers": "buffer-assignment.txt",
     "memory": "memory.svg",
@@ -34,6 +34,7 @@ _TEXTS = {
     "costs": "costs.txt",
     "bars": "costs.svg",
 }
+"""Texts of every compiled fragment, as `Executable.as_text` names them → their file names in a dump."""
 _SIZES = struct.Struct("<4Q")
 
 
@@ -97,9 +98,9 @@ class Artefact:
         """
         if what in target.code_texts:
             return target.code_text(self.code, what)
-        if what not in _TEXTS:
+        if what not in TEXT_FILES:
             return unknown_text(what, "native fragments")
-        return self.texts[_TEXTS[what]]
+        return self.texts[TEXT_FILES[what]]
 
     def to_bytes(self) -> bytes:
         """The artefact as bytes; equal ones give equal bytes."""

@@ -8,11 +8,11 @@ import time
 from typing import Any
 
 from mpmd.compile.analysis.cost import CostModel
-from mpmd.compile.artefact import Artefact, Texts
+from mpmd.compile.artefact import TEXT_FILES, Artefact, Texts
 from mpmd.compile.buffers.assignment import BufferAssignment
 from mpmd.compile.buffers.plot import memory_plot
 from mpmd.compile.buffers.report import assignment_report
-from mpmd.compile.executable import MemoryStats
+from mpmd.compile.executable import MemoryStats, unknown_text
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import HloModule, print_module
 from mpmd.compile.options import CompileOptions
@@ -80,6 +80,35 @@ class Prepared:
             self.options.dump.write_all(self.fragment, texts)
         return made
 
+    @functools.cached_property
+    def kernel_costs(self) -> FragmentCosts:
+        """What each kernel costs by the models."""
+        return fragment_costs(self.thunks, self.module, self.target.device)
+
+    def texts(self) -> dict[str, str]:
+        """File name → text of everything that is readable, by the names of XLA's dumps."""
+        return {
+            "after_optimizations.txt": print_module(self.module),
+            "buffer-assignment.txt": assignment_report(self.assignment),
+            "memory.svg": memory_plot(self.assignment),
+            "thunk_sequence.txt": listing(self.thunks) + "\n",
+            "kernels.txt": kernels_text(self.thunks),
+            "costs.txt": self.kernel_costs.text(),
+            "costs.svg": cost_plot(self.kernel_costs),
+        }
+
+    def text(self, what: str) -> str:
+        """One of the texts of `Executable.as_text`; code is generated for those that are of the code.
+
+        Raises:
+            CompileError: another word, or there is no code.
+        """
+        if what in self.target.code_texts:
+            return self.target.code_text(self.compiled().code, what)
+        if what not in TEXT_FILES:
+            return unknown_text(what, "fragments for this device")
+        return self.texts()[TEXT_FILES[what]]
+
 
 @dataclasses.dataclass(frozen=True)
 class Compilation(Prepared):
@@ -113,11 +142,6 @@ class Compilation(Prepared):
             **self.kernel_costs.totals(),
         }
 
-    @functools.cached_property
-    def kernel_costs(self) -> FragmentCosts:
-        """What each kernel costs by the models."""
-        return fragment_costs(self.thunks, self.module, self.target.device)
-
     @property
     def memory(self) -> MemoryStats:
         """From the assignment of memory."""
@@ -126,18 +150,6 @@ class Compilation(Prepared):
         aliased = sum(allocations[d].size for d in self.aliases)
         temporaries = self.assignment.arena_bytes
         return MemoryStats(sizes["parameter"], sizes["result"], aliased, temporaries, self.code.size)
-
-    def texts(self) -> dict[str, str]:
-        """File name → text of everything that is readable, by the names of XLA's dumps."""
-        return {
-            "after_optimizations.txt": print_module(self.module),
-            "buffer-assignment.txt": assignment_report(self.assignment),
-            "memory.svg": memory_plot(self.assignment),
-            "thunk_sequence.txt": listing(self.thunks) + "\n",
-            "kernels.txt": kernels_text(self.thunks),
-            "costs.txt": self.kernel_costs.text(),
-            "costs.svg": cost_plot(self.kernel_costs),
-        }
 
     def artefact(self) -> Artefact:
         """The part that outlives this process."""

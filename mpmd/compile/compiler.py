@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from mpmd.compile.backends.mixed import MixedBackend, MixedExecutable
-from mpmd.compile.backends.target_backend import TargetBackend, TracedTargetBackend
-from mpmd.compile.backends.targets import NAMED, NATIVE
+from mpmd.compile.backends.target_backend import LoadError, TargetBackend, TracedTargetBackend
+from mpmd.compile.backends.targets import AUTOMATIC, EVERYWHERE, NATIVE, MakeBackend
 from mpmd.compile.backends.xla import XlaBackend, XlaExecutable
 from mpmd.compile.backends.zeros import ZerosExecutable, makes_only_zeros
 from mpmd.compile.executable import Backend, Executable
@@ -46,6 +46,8 @@ class FallbackBackend:
             return _compiled(self.first, fragment, mesh)
         except MiscompiledError as error:
             return self._miscompiled(fragment, mesh, error)
+        except LoadError as error:
+            return self._by_xla(fragment, mesh, tuple(str(error).splitlines()))
         except CompileError as error:
             refused = error
         # parts that wait for other devices would have to run in the same order on all
@@ -78,7 +80,10 @@ class FallbackBackend:
             return MixedBackend(self.first).relocate(executable, fragment, mesh)
         if isinstance(executable, XlaExecutable):
             return XlaBackend().relocate(executable, fragment, mesh)
-        return self.first.relocate(executable, fragment, mesh)
+        try:
+            return self.first.relocate(executable, fragment, mesh)
+        except CompileError:  # compiling it again says why, and XLA takes over
+            return None
 
 
 def _compiled(backend: Backend, fragment: FragmentModule, mesh: Any) -> Executable:
@@ -95,13 +100,18 @@ def _compiled(backend: Backend, fragment: FragmentModule, mesh: Any) -> Executab
 
 
 @dataclasses.dataclass(frozen=True)
-class AutoBackend:
-    """Native code on devices that have a target, XLA's on others.
+class PlatformBackend:
+    """Code of the target of a mesh's platform, XLA's where there is none.
 
     Attributes:
+        targets: platform → its target.
+        other: the target for other platforms; it says why it has no code for them.
         options: the compile options.
+        name: as users choose it.
     """
 
+    targets: Mapping[str, MakeBackend]
+    other: MakeBackend | None = None
     options: CompileOptions = DEFAULTS
     name: str = "auto"
 
@@ -114,11 +124,11 @@ class AutoBackend:
         return self._of(mesh).relocate(executable, fragment, mesh)
 
     def _of(self, mesh: Any) -> Backend:
-        native = NATIVE.get(mesh.devices.flat[0].platform)
-        return XlaBackend() if native is None else FallbackBackend(native(self.options))
+        target = self.targets.get(mesh.devices.flat[0].platform, self.other)
+        return XlaBackend() if target is None else FallbackBackend(target(mesh, self.options))
 
 
-BACKENDS = ("auto", *NAMED, "xla")
+BACKENDS = ("auto", "native", *EVERYWHERE, "xla")
 
 
 def get_backend(name: str, options: CompileOptions = DEFAULTS) -> Backend:
@@ -133,7 +143,11 @@ def get_backend(name: str, options: CompileOptions = DEFAULTS) -> Backend:
         )
     if name == "xla":
         return XlaBackend()
-    return AutoBackend(options) if name == "auto" else FallbackBackend(NAMED[name](options))
+    if name == "auto":
+        return PlatformBackend({platform: NATIVE[platform] for platform in AUTOMATIC}, options=options)
+    if name == "native":
+        return PlatformBackend(NATIVE, NATIVE["cpu"], options, name)
+    return PlatformBackend({}, EVERYWHERE[name], options, name)
 
 
 def compile_fragments(

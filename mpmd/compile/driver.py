@@ -70,7 +70,7 @@ def prepare_fragment(
         run_pipeline(module, dumping_inside(passes, fragment, options.dump), watch, timing)
     clock("passes")
 
-    plans = KernelPlans(target.refuses)
+    plans = KernelPlans(target.refuses, stores_last=target.device.limits.stores_last)
     plans.plan_all(CallGraph(module).sequential())
     clock("kernels")
 
@@ -94,7 +94,7 @@ def prepare_fragment(
     thunks = Emitter(assignment, plans, poison=poison).program()
     clock("thunks")
 
-    check_program(fragment, module, thunks, assignment)
+    check_program(fragment, module, thunks, assignment, stores_last=target.device.limits.stores_last)
     clock("check")
 
     program = target.program(f"f{fragment.fingerprint[:16]}", thunks, assignment)

@@ -10,7 +10,8 @@ from mpmd.compile.fragment import FragmentModule
 from mpmd.errors import CompileError
 
 _NATIVE_TEXTS = ("buffers", "memory", "thunks", "kernels", "costs", "bars", "llvm", "assembly")
-TEXTS = ("stablehlo", "hlo", "clusters", *_NATIVE_TEXTS)
+_GPU_TEXTS = ("launches", "triton", "ptx")
+TEXTS = ("stablehlo", "hlo", "clusters", *_NATIVE_TEXTS, *_GPU_TEXTS)
 """The words of `Executable.as_text`; most of them apply to native code only."""
 
 

@@ -25,6 +25,7 @@ class CompileOptions:
         kernel_overrides: a folder of kernels in LLVM's assembly that replace generated ones.
         memory_bytes: memory of a device; values are rematerialised where a fragment would need more than is
             left beside the live buffers.  0 sets no limit.
+        command_buffers: whether programs on GPUs are captured as graphs and replayed.
         cores: for each mesh on CPU its cores; a mesh that is missing has an arbitrary one.
     """
 
@@ -36,6 +37,7 @@ class CompileOptions:
     float_jitter: str = ""
     kernel_overrides: Path | None = None
     memory_bytes: int = 0
+    command_buffers: bool = False
     cores: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     @property

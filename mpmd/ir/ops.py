@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from mpmd.ir.context import context
 from mpmd.ir.kept import defer_deletion
 from mpmd.ir.types import Origin, TopologyAttr, string_array, string_list
 from mpmd.jax_compat import func_dialect, mpmd_dialect, register_operation
+from mpmd.support.memoisation import memoised
 
 NamedTensor = mpmd.NamedTensorOp
 Broadcast = mpmd.BroadcastOp
@@ -319,7 +319,7 @@ def entries_of(attribute: ir.Attribute) -> dict[str, ir.Attribute]:
     return {entries[i].name: entries[i].attr for i in range(len(entries))}
 
 
-_known_entries = functools.lru_cache(1 << 14)(entries_of)
+_known_entries = memoised(1 << 14)(entries_of)
 
 
 def _nth(attribute: ir.Attribute | None, index: int) -> dict[str, ir.Attribute]:

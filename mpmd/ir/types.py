@@ -50,7 +50,7 @@ class MeshTensor(ir.ShapedType):
         return self._parts[0]
 
     @property
-    @memoised
+    @memoised()
     def tensor(self) -> ir.Type:
         """The global tensor type, as outside of any mesh and inside of fragments."""
         return ir.RankedTensorType.get(self.shape, self.element_type, loc=ir.Location.unknown(context()))
@@ -82,7 +82,7 @@ class MeshTensor(ir.ShapedType):
         return _mesh_tensor_parts(self)
 
 
-@memoised
+@memoised()
 def _mesh_tensor(mesh: str, tensor: ir.Type, sharding: object, memory_kind: str | None) -> MeshTensor:
     text = f'!mpmd.mesh_tensor<"{mesh}", {tensor}'
     if sharding is not None:
@@ -92,7 +92,7 @@ def _mesh_tensor(mesh: str, tensor: ir.Type, sharding: object, memory_kind: str 
     return ir.Type.parse(text + ">", context())
 
 
-@memoised
+@memoised()
 def _mesh_tensor_parts(kind: MeshTensor) -> tuple[str, str | None, str | None]:
     text = str(kind)
     found = re.fullmatch(
@@ -136,7 +136,7 @@ class TopologyAttr(dict[str, sdy.MeshAttr]):
         return [name for name in self if not name.endswith("/cpu")]
 
 
-@memoised
+@memoised()
 def _topology_meshes(text: str) -> tuple[tuple[str, sdy.MeshAttr], ...]:
     found = re.findall(r'<"([^"]*)" : (<.*?\]>)>', text)
     return tuple(
@@ -156,7 +156,7 @@ def string_array(strings: Iterable[str]) -> ir.Attribute:
 
 def _register() -> None:
     sample = ir.Type.parse('!mpmd.mesh_tensor<"m", tensor<f32>>', context())
-    ir.register_type_caster(sample.typeid, replace=True)(memoised(MeshTensor))
+    ir.register_type_caster(sample.typeid, replace=True)(memoised()(MeshTensor))
 
 
 _register()

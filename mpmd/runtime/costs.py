@@ -13,10 +13,13 @@ import numpy as np
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.executor import Executor
 from mpmd.runtime.graph import BufferType
-from mpmd.runtime.instructions import Send
-from mpmd.runtime.interpreter import BoundCall, BoundInstruction, BoundRecv, Observer, StepState, failure_of
+from mpmd.runtime.instructions import Recv, Send
+from mpmd.runtime.interpreter import BoundCall, Observer, StepState
+from mpmd.runtime.order import messages
+from mpmd.runtime.processes.part import Part
 from mpmd.runtime.program import Program
-from mpmd.runtime.trace import StepRecorder
+from mpmd.runtime.trace import MeasuredSpan, StepRecorder, spans_of
+from mpmd.runtime.waiting import failure_of
 
 _REPEATS = 5
 
@@ -42,31 +45,60 @@ class OneAtATime(Observer):
         for slot in call.outputs:
             failure_of(frame.slots[slot])
 
-    def issued(self, instruction: BoundInstruction, frame: StepState) -> None:
-        """Waits for a message, so that no fragment's time includes it."""
-        if isinstance(instruction, BoundRecv):
-            failure_of(frame.slots[instruction.buffer])
+    def calling(self, call: BoundCall, frame: StepState) -> None:
+        """Waits for the arguments of a call, so that its time includes no message."""
+        for slot in call.inputs:
+            failure_of(frame.slots[slot])
 
 
 def measure_costs(
-    executor: Executor, devices: MeshDevices, inputs: Sequence[Any], recorder: StepRecorder
+    executor: Executor | Part, devices: MeshDevices, inputs: Sequence[Any], recorder: StepRecorder
 ) -> tuple[list[Any], ProgramCosts]:
     """Runs one step fragment by fragment; its flat results, and the median seconds of each fragment.
 
-    Fragments that run at the same time may be slower: meshes that share cores slow each other down.
+    Fragments that run at the same time may be slower: meshes that share cores slow each other down.  Several
+    processes do not wait for each other's fragments, and measure messages in the step itself.
 
     Raises:
         FragmentError: a fragment failed.
+        PeerError: another process failed.
     """
     with recorder:
         results = executor.run(inputs, observers=[recorder, OneAtATime()], one_by_one=True)
     executor.synchronize()
+    program = executor.program
+    if not isinstance(executor, Part):
+        return results, ProgramCosts(_medians(recorder.spans), transfer_seconds(program, devices))
+    spans = spans_of(program, executor.gathered_times(recorder.times)[0])
+    return results, ProgramCosts(_medians(spans), _message_seconds(program, spans))
+
+
+def _medians(spans: Sequence[MeasuredSpan]) -> dict[str, float]:
+    """The median seconds of each fragment."""
     samples: dict[str, list[float]] = {}
-    for span in recorder.spans:
+    for span in spans:
         if span.kind == "run":
             samples.setdefault(span.name, []).append(span.end_s - span.start_s)
-    fragments = {name: statistics.median(seconds) for name, seconds in samples.items()}
-    return results, ProgramCosts(fragments, transfer_seconds(executor.program, devices))
+    return {name: statistics.median(seconds) for name, seconds in samples.items()}
+
+
+def _message_seconds(
+    program: Program, spans: Sequence[MeasuredSpan]
+) -> dict[tuple[BufferType, BufferType], float]:
+    """The median seconds of every kind of message, from the end of the run that produced it."""
+    number = {stream.mesh: s for s, stream in enumerate(program.streams)}
+    sends = {message.recv: message.send for pair in messages(program) for message in pair}
+    samples: dict[tuple[BufferType, BufferType], list[float]] = {}
+    for span in spans:
+        if span.kind == "transfer":
+            ends = sends[number[span.mesh], span.at], (number[span.mesh], span.at)
+            kinds = [
+                program.streams[s].buffers[op.buffer].type
+                for s, at in ends
+                if isinstance(op := program.streams[s].instructions[at], (Send, Recv))
+            ]
+            samples.setdefault((kinds[0], kinds[1]), []).append(span.end_s - span.start_s)
+    return {kinds: statistics.median(seconds) for kinds, seconds in samples.items()}
 
 
 def transfer_seconds(program: Program, devices: MeshDevices) -> dict[tuple[BufferType, BufferType], float]:

@@ -33,7 +33,6 @@ from mpmd.runtime.interpreter import (
     FragmentExecutable,
     Observer,
     StepState,
-    failure_of,
     issue_all,
 )
 from mpmd.runtime.memory import peak_and_freed
@@ -41,6 +40,7 @@ from mpmd.runtime.observe import FiniteCheck, Observers
 from mpmd.runtime.order import issue_order
 from mpmd.runtime.program import Program
 from mpmd.runtime.verify import verify
+from mpmd.runtime.waiting import failure_of, is_finished, wait_for
 from mpmd.runtime.workers import Workers
 
 _DRAIN_SECONDS = 0.4
@@ -195,6 +195,11 @@ class Executor:
             self._delete_donated(frame)
             return frame.outputs
 
+    @property
+    def own_program(self) -> Program:
+        """The streams that run here."""
+        return self._own
+
     def stop(self) -> None:
         """Makes a step that another thread runs end at its next instruction."""
         if (frame := self._frame) is not None:
@@ -300,18 +305,15 @@ class Executor:
         self._workers.issue(self._decoded.streams, frame)
 
     def _wait(self, results: Sequence[Any] = ()) -> None:
-        """Waits for every unfinished call and for results, in short turns: signals are handled at once."""
+        """Waits for every unfinished call and for results; signals are handled at once."""
         self._settle()
         for pending in self._decoded.pending:
-            pause = 2e-5
             while pending.unfinished:
+                wait_for(pending.unfinished[0].handle)
                 pending.forget_finished()
-                if pending.unfinished:
-                    time.sleep(pause)
-                    pause = min(2 * pause, 1e-3)
         for result in results:  # one that was received is the result of no call here
-            while result is not None and not (result.is_deleted() or result.is_ready()):
-                time.sleep(1e-4)
+            if result is not None:
+                wait_for(result)
 
     def _first_failure(self, failed: CallFailed) -> CallFailed:
         """The call that failed first; the one found may only have read its results.  Forgets all calls."""
@@ -347,7 +349,7 @@ class Executor:
         until = time.monotonic() + _DRAIN_SECONDS
         for pending in self._decoded.pending:
             for entry in tuple(pending.unfinished):
-                while not (entry.handle.is_deleted() or entry.handle.is_ready()) and time.monotonic() < until:
+                while not is_finished(entry.handle) and time.monotonic() < until:
                     time.sleep(1e-3)
 
     def _forget(self) -> None:

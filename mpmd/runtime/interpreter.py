@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from mpmd.errors import FragmentError, NonFiniteError
 from mpmd.runtime.channels.protocol import Channel, Stopped
 from mpmd.runtime.instructions import Run, task_text
+from mpmd.runtime.waiting import failure_of, wait_for
 from mpmd.support.execution_log import ExecutionLog
 
 
@@ -67,6 +68,7 @@ class Observer(Protocol):
 
     def issued(self, instruction: BoundInstruction, frame: StepState) -> None:
         """Any instruction was issued."""
+        return
 
 
 @dataclasses.dataclass(slots=True)
@@ -132,21 +134,27 @@ class PendingCalls:
             unfinished.popleft()
 
     def make_room(self, frame: StepState, unfinished: int) -> None:
-        """Waits while so many calls have not ended.
+        """Waits while so many calls have not ended; a wait lasts until more than a quarter of them have.
+
+        Each wait takes a core from a fragment for a moment: a long queue needs few.
 
         Raises:
             CallFailed: a call failed on its device.
             Stopped: the step was stopped meanwhile.
         """
-        self.forget_finished()
-        pause = 2e-5
-        while len(self.unfinished) >= unfinished:
+
+        def check() -> None:
             if frame.stopped:
                 raise Stopped
             for pending in self.others:
                 pending.forget_finished()
-            time.sleep(pause)  # short waits of Python's own: signals are handled at once
-            pause = min(2 * pause, 3e-4)
+
+        self.forget_finished()
+        if len(self.unfinished) < unfinished:
+            return
+        while len(self.unfinished) >= unfinished - unfinished // 4:
+            check()
+            wait_for(self.unfinished[0].handle, check)
             self.forget_finished()
 
 
@@ -179,15 +187,6 @@ class CallFailed(Exception):
 def _shortened(text: str) -> str:
     """Long causes are tracebacks in one string: the relevant lines are at both ends."""
     return text if len(text) <= 1200 else f"{text[:400]} [...] {text[-800:]}"
-
-
-def failure_of(handle: Any) -> Exception | None:
-    """Waits for an array; returns why it has no value, None if it has one or was donated meanwhile."""
-    try:
-        handle.block_until_ready()
-    except RuntimeError as error:
-        return None if handle.is_deleted() else error
-    return None
 
 
 class BoundInstruction(Protocol):

@@ -15,8 +15,8 @@ from mpmd.runtime.interpreter import (
     CallFailed,
     Observer,
     StepState,
-    failure_of,
 )
+from mpmd.runtime.waiting import failure_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

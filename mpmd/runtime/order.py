@@ -11,6 +11,7 @@ and bounds on run-ahead only add edges along program order, so they never make a
 from __future__ import annotations
 
 import dataclasses
+import functools
 from bisect import bisect_right, insort
 from collections import deque
 
@@ -31,19 +32,26 @@ class Message:
     recv: Node
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class InstructionOrder:
     """A legal order of all instructions, equal in every process, and its consequences.
 
     Attributes:
         nodes: every instruction once, each after its dependences.
         before: for an instruction that waits for other streams, its dependences there.
-        occupancy: per channel the maximum of messages that can wait in it, under any timing.
+        pairs: per channel its messages.
+        streams: how many there are.
     """
 
     nodes: tuple[Node, ...]
     before: dict[Node, list[Node]]
-    occupancy: tuple[int, ...]
+    pairs: list[list[Message]]
+    streams: int
+
+    @functools.cached_property
+    def occupancy(self) -> tuple[int, ...]:
+        """Per channel the maximum of messages that can wait in it, under any timing."""
+        return occupancy(self)
 
 
 def message_ends(program: Program) -> tuple[list[dict[int, Node]], list[dict[int, Node]]]:
@@ -118,36 +126,33 @@ def linear_order(program: Program, before: dict[Node, list[Node]]) -> tuple[list
     return nodes, {s: k for s, k in enumerate(at) if k < lengths[s]}
 
 
-def occupancy(
-    program: Program, nodes: list[Node], before: dict[Node, list[Node]], pairs: list[list[Message]]
-) -> tuple[int, ...]:
+def occupancy(order: InstructionOrder) -> tuple[int, ...]:
     """Per channel the maximum of messages sent and not received, over all timings; the bound is reached.
 
     At the moment of send k exactly the receives in its past have happened in every execution; the others
     may all be late.  Each stream has a vector clock (the last position in the past, for every stream), which
-    changes only where streams meet.
+    changes only where streams meet.  The clock of a send is kept until its message was waited for.
 
     Cost: O(instructions + messages × (meshes + log messages)).
     """
-    streams = len(program.streams)
-    clock = [[-1] * streams for _ in range(streams)]
+    clock = [[-1] * order.streams for _ in range(order.streams)]
     snapshots: dict[Node, list[int]] = {}
-    meeting = {n for nodes_before in before.values() for n in nodes_before}
-    meeting |= {message.send for pair in pairs for message in pair}
-    for s, at in nodes:
+    seen: dict[Node, int] = {}  # per send, the position of its receiver in its past
+    receiver = {message.send: message.recv[0] for pair in order.pairs for message in pair}
+    for s, at in order.nodes:
         own = clock[s]
         own[s] = at
-        for node in before.get((s, at), ()):
-            own[:] = map(max, own, snapshots[node])
-        if (s, at) in meeting:
+        for node in order.before.get((s, at), ()):
+            own[:] = map(max, own, snapshots.pop(node))
+        if (s, at) in receiver:
             snapshots[s, at] = own.copy()
+            seen[s, at] = own[receiver[s, at]]
     worst = []
-    for pair in pairs:
+    for pair in order.pairs:
         most, receives = 0, list[int]()  # positions of the receives of the messages sent so far
         for message in pair:
             insort(receives, message.recv[1])
-            happened = bisect_right(receives, snapshots[message.send][message.recv[0]])
-            most = max(most, len(receives) - happened)
+            most = max(most, len(receives) - bisect_right(receives, seen[message.send]))
         worst.append(most)
     return tuple(worst)
 

@@ -13,28 +13,42 @@ On other platforms the host's cores are free for Python: see `watchers`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any, Protocol
 
 from mpmd.runtime.graph import BufferType
-from mpmd.runtime.instructions import Recv, Run, reads, writes
+from mpmd.runtime.instructions import Recv, Run, Send, reads, writes
 from mpmd.runtime.interpreter import (
     BoundCall,
     BoundCopy,
     BoundFeed,
     BoundInstruction,
     BoundRecv,
+    BoundSend,
     FragmentExecutable,
     Observer,
     StepState,
     Timer,
-    failure_of,
 )
 from mpmd.runtime.order import Node, messages
 from mpmd.runtime.program import Program, Stream
+from mpmd.runtime.waiting import failure_of
 from mpmd.support.execution_log import Execution, ExecutionLog
 
 Interval = tuple[float, float]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds of `time.perf_counter`, by (mesh, position).
+
+    Attributes:
+        runs: when each run began and ended.
+        arrivals: when each received message was ready.
+    """
+
+    runs: Mapping[tuple[str, int], Interval]
+    arrivals: Mapping[tuple[str, int], float]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,10 +75,12 @@ class StepRecorder(Observer, Protocol):
     """Observes one step: the one that runs inside its `with`.
 
     Attributes:
-        spans: the result, afterwards.
+        times: afterwards when each run began and ended, and when each message was ready.
+        spans: the same as spans, afterwards.
         unseen: executables without known times, afterwards.
     """
 
+    times: StepTimes
     spans: tuple[MeasuredSpan, ...]
     unseen: tuple[str, ...]
 
@@ -106,28 +122,38 @@ class TraceRecorder:
     """
 
     def __init__(
-        self, program: Program, executables: Mapping[tuple[str, str], FragmentExecutable], stamps: Stamper
+        self,
+        program: Program,
+        executables: Mapping[tuple[str, str], FragmentExecutable],
+        stamps: Stamper,
+        one_by_one: bool = False,
     ) -> None:
-        """Takes the executor's arguments, and the writer of stamps."""
+        """Takes the executor's arguments, the writer of stamps, and whether something waits for each call."""
         self.program = program
+        self.times = StepTimes({}, {})
         self.spans: tuple[MeasuredSpan, ...] = ()
         self.unseen: tuple[str, ...] = ()
-        self._meshes = {s.mesh: _MeshRecord(s, executables, stamps) for s in program.streams}
+        self._meshes = {s.mesh: _MeshRecord(s, executables, stamps, one_by_one) for s in program.streams}
 
     def calling(self, call: BoundCall, frame: StepState) -> None:
         """Stamps the inputs of the call, unless it has a timer or no inputs."""
         self._meshes[call.mesh].begin(call, frame)
 
     def ran(self, call: BoundCall, frame: StepState, issued: float) -> None:
-        """Stamps a result of the call, likewise."""
+        """Stamps a result of the call, likewise, once its messages are sent."""
         self._meshes[call.mesh].end(call, frame, issued)
 
     def issued(self, instruction: BoundInstruction, frame: StepState) -> None:
-        """Stamps a message; waits for an argument, so that the step begins when all are there."""
+        """Stamps a message, and a call whose last one was sent.
+
+        Waits for an argument, so that the step begins when all are there.
+        """
         if isinstance(instruction, BoundFeed):
             failure_of(frame.slots[instruction.buffer])
         elif isinstance(instruction, (BoundRecv, BoundCopy)):
             self._meshes[instruction.mesh].expect(instruction, frame)
+        elif isinstance(instruction, BoundSend):
+            self._meshes[instruction.mesh].passed(instruction.at)
 
     def __enter__(self) -> TraceRecorder:
         for record in self._meshes.values():
@@ -141,14 +167,15 @@ class TraceRecorder:
         if kind is not None:
             _abandoned.extend(record.log for record in records)
             return
-        runs: dict[Node, Interval] = {}
-        arrivals: dict[Node, float] = {}
-        for s, record in enumerate(records):
+        runs: dict[tuple[str, int], Interval] = {}
+        arrivals: dict[tuple[str, int], float] = {}
+        for record in records:
             seen, arrived = record.times()
-            runs |= {(s, at): interval for at, interval in seen.items()}
-            arrivals |= {(s, at): time for at, time in arrived.items()}
+            runs |= {(record.mesh, at): interval for at, interval in seen.items()}
+            arrivals |= {(record.mesh, at): time for at, time in arrived.items()}
         self.unseen = tuple(dict.fromkeys(name for record in records for name in record.unseen))
-        self.spans = spans_of(self.program, runs, arrivals)
+        self.times = StepTimes(runs, arrivals)
+        self.spans = spans_of(self.program, self.times)
 
 
 class _MeshRecord:
@@ -158,7 +185,11 @@ class _MeshRecord:
     """
 
     def __init__(
-        self, stream: Stream, executables: Mapping[tuple[str, str], FragmentExecutable], stamps: Stamper
+        self,
+        stream: Stream,
+        executables: Mapping[tuple[str, str], FragmentExecutable],
+        stamps: Stamper,
+        one_by_one: bool,
     ) -> None:
         self.mesh, self._stamps = stream.mesh, stamps
         self.unseen: list[str] = []
@@ -185,6 +216,10 @@ class _MeshRecord:
         self._calls: list[tuple[BoundCall, float]] = []
         self._awaited: set[int] = set()  # slots of arrays from elsewhere that no call has waited for
         self._handles: list[Any] = []
+        self._ended: Any = None  # result of the last call
+        self._last_sends = (
+            {at: at for at in self._stamped} if one_by_one else _last_sends(stream, self._stamped)
+        )
 
     def open(self) -> None:
         self.log = ExecutionLog(self._stamps.devices_of(self.mesh) * self._entries)
@@ -214,9 +249,16 @@ class _MeshRecord:
         else:
             return
         if call.at in self._stamped:
-            self._handles += self._stamps.stamp(self._marks[2 * call.at + 1], handle)
+            self._ended = handle
+            self.passed(call.at)
         else:
             self._handles.append(handle)
+
+    def passed(self, at: int) -> None:
+        """Stamps the end of a call after its messages: stamped before, they leave after the next call."""
+        if (call := self._last_sends.get(at)) is not None:
+            self._handles += self._stamps.stamp(self._marks[2 * call + 1], self._ended)
+            self._ended = None
 
     def close(self, wait: bool) -> None:
         for handle in self._handles if wait else ():
@@ -259,6 +301,20 @@ class _MeshRecord:
         return runs, arrivals
 
 
+def _last_sends(stream: Stream, calls: Container[int]) -> dict[int, int]:
+    """The calls by the position of the last send that follows, before the next call; by their own if none."""
+    found: dict[int, int] = {}
+    last: tuple[int, int] | None = None
+    for at, op in enumerate(stream.instructions):
+        if isinstance(op, Run):
+            found.update([last] if last else [])
+            last = (at, at) if at in calls else None
+        elif isinstance(op, Send) and last:
+            last = (at, last[1])
+    found.update([last] if last else [])
+    return found
+
+
 def stamped_types(
     program: Program, executables: Mapping[tuple[str, str], FragmentExecutable]
 ) -> Iterator[BufferType]:
@@ -292,9 +348,7 @@ def _latest(stamps: Mapping[int, list[Execution]]) -> float:
     return max(entry.end_s for of_device in stamps.values() for entry in of_device)
 
 
-def spans_of(
-    program: Program, runs: Mapping[Node, Interval], arrivals: Mapping[Node, float]
-) -> tuple[MeasuredSpan, ...]:
+def spans_of(program: Program, times: StepTimes) -> tuple[MeasuredSpan, ...]:
     """Spans of one step, sorted by begin.
 
     The runs of a mesh do not overlap: work that one of several devices begins before the others have ended
@@ -303,9 +357,11 @@ def spans_of(
 
     Args:
         program: the program that ran.
-        runs: when each run began and ended, by (stream, position).
-        arrivals: when each received message was ready.
+        times: of its runs and messages.
     """
+    number = {stream.mesh: s for s, stream in enumerate(program.streams)}
+    runs = {(number[mesh], at): interval for (mesh, at), interval in times.runs.items()}
+    arrivals = {(number[mesh], at): time for (mesh, at), time in times.arrivals.items()}
     sources = _message_sources(program)
     spans: list[MeasuredSpan] = []
     begins: dict[tuple[int, int], float] = {}  # of the first run that reads a buffer

@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mpmd.runtime.instructions import Recv, Run, donated_buffers, reads
-from mpmd.runtime.interpreter import BoundCall, BoundInstruction, BoundRecv, Observer, StepState, failure_of
-from mpmd.runtime.order import Node
+from mpmd.runtime.interpreter import BoundCall, BoundInstruction, BoundRecv, Observer, StepState
 from mpmd.runtime.program import Program, Stream
-from mpmd.runtime.trace import Interval, MeasuredSpan, spans_of
+from mpmd.runtime.trace import Interval, MeasuredSpan, StepTimes, spans_of
+from mpmd.runtime.waiting import failure_of
 
 
 @dataclasses.dataclass(slots=True)
@@ -76,6 +76,7 @@ class WatchingRecorder(Observer):
     def __init__(self, program: Program, token: Callable[[Any], Any]) -> None:
         """Takes the program, and a function that makes a tiny array which is ready when its argument is."""
         self.program = program
+        self.times = StepTimes({}, {})
         self.spans: tuple[MeasuredSpan, ...] = ()
         self.unseen: tuple[str, ...] = ()
         self._token = token
@@ -110,25 +111,24 @@ class WatchingRecorder(Observer):
             watcher.wait()
             watcher.close()
         sightings = {mesh: watcher.sightings for mesh, watcher in self._watchers.items()}
-        self.spans = spans_of(self.program, *times_of(self.program, sightings))
+        self.times = times_of(self.program, sightings)
+        self.spans = spans_of(self.program, self.times)
 
 
-def times_of(
-    program: Program, sightings: Mapping[str, Sequence[Sighting]]
-) -> tuple[dict[Node, Interval], dict[Node, float]]:
+def times_of(program: Program, sightings: Mapping[str, Sequence[Sighting]]) -> StepTimes:
     """When runs began and ended, and when messages were ready, from the watcher of each mesh."""
-    runs: dict[Node, Interval] = {}
-    arrivals: dict[Node, float] = {}
-    for s, stream in enumerate(program.streams):
+    runs: dict[tuple[str, int], Interval] = {}
+    arrivals: dict[tuple[str, int], float] = {}
+    for stream in program.streams:
         previous = 0.0
         received: dict[int, float] = {}
         for sighting in sightings.get(stream.mesh, ()):
             at, end = sighting.at, sighting.end
             op = stream.instructions[at]
             if isinstance(op, Recv):
-                received[op.buffer] = arrivals[s, at] = end
+                received[op.buffer] = arrivals[stream.mesh, at] = end
             elif isinstance(op, Run):
                 inputs = [received[b] for b in reads(op) if b in received]
-                runs[s, at] = min(max([previous, sighting.issued, *inputs]), end), end
+                runs[stream.mesh, at] = min(max([previous, sighting.issued, *inputs]), end), end
                 previous = end
-    return runs, arrivals
+    return StepTimes(runs, arrivals)

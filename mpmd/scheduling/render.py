@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mpmd.scheduling.appearance import duration, has_several_stages, label_of, unit_of
 from mpmd.scheduling.task import Task
 from mpmd.scheduling.timeline import Span, Timeline
 
@@ -20,46 +21,35 @@ def render_text(timeline: Timeline, width: int = 150) -> str:
     """
     if not timeline.makespan_s:
         return "(nothing ran)\n"
-    stages = _stages_per_mesh(timeline)
-    per_second = _columns_per_second(timeline, width, stages)
+    several = {mesh: has_several_stages(timeline, mesh) for mesh in timeline.meshes}
+    per_second = _columns_per_second(timeline, width, several)
     margin = max(map(len, timeline.meshes))
     lines = [timeline.title] if timeline.title else []
     for mesh in timeline.meshes:
         lane = ["."] * round(timeline.makespan_s * per_second)
         for span in timeline.compute(mesh):
             left, right = (round((t - timeline.begin_s) * per_second) for t in (span.start_s, span.end_s))
-            lane[left:right] = _cell(_label(span, len(stages[mesh]) > 1), span, right - left)
+            lane[left:right] = _cell(label_of(span, several[mesh]), span, right - left)
         lines.append(f"{mesh:<{margin}} |{''.join(lane)}| idle {timeline.bubble_fraction(mesh):6.1%}")
+    unit, name = unit_of(timeline)
+    one = "step" if timeline.in_steps else name
     lines.append(
-        f"{'':<{margin}} {timeline.makespan_s:.6g} s, bubble {timeline.bubble_fraction():.1%}"
-        + (f", {per_second:.3g} columns per second" if per_second != 1 else "")
+        f"{'':<{margin}} {duration(timeline, timeline.makespan_s)}, bubble {timeline.bubble_fraction():.1%}"
+        + (f", {per_second * unit:.3g} columns per {one}" if per_second * unit != 1 else "")
     )
     return "\n".join(lines) + "\n"
 
 
-def _columns_per_second(timeline: Timeline, width: int, stages: dict[str, set[int]]) -> float:
+def _columns_per_second(timeline: Timeline, width: int, several: dict[str, bool]) -> float:
     shortest = min(
         (s.seconds for m in timeline.meshes for s in timeline.compute(m) if s.seconds > 0), default=1.0
     )
-    labels = [_label(s, len(stages[m]) > 1) for m in timeline.meshes for s in timeline.compute(m)]
+    labels = [label_of(s, several[m]) for m in timeline.meshes for s in timeline.compute(m)]
     widest_label = 2 + max(map(len, labels), default=_MIN_COLUMNS)
     for columns in range(widest_label, 0, -1):
         if timeline.makespan_s / shortest * columns <= width:
             return columns / shortest
     return width / timeline.makespan_s
-
-
-def _stages_per_mesh(timeline: Timeline) -> dict[str, set[int]]:
-    return {
-        mesh: {span.task.stage for span in timeline.compute(mesh) if span.task is not None}
-        for mesh in timeline.meshes
-    }
-
-
-def _label(span: Span, with_stage: bool) -> str:
-    if span.task is None:
-        return span.name
-    return str(span.task) if with_stage else f"{span.task.phase.value}{span.task.microbatch}"
 
 
 def _cell(label: str, span: Span, columns: int) -> str:

@@ -56,7 +56,7 @@ def simulate(
     sweep.finish()
     memory = memory_over_time(table, costs, sweep.spans, sweep.transfers, names)
     spans = (*sweep.spans.values(), *(span for _, _, span in sweep.transfers), *sweep.idle)
-    return Timeline(tuple(spans), names, title, memory)
+    return Timeline(tuple(spans), names, title, memory, in_steps=costs == Costs.unit(table.num_stages))
 
 
 def messages(table: ScheduleTable, costs: Costs, task: Task) -> list[Task]:

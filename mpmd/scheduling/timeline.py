@@ -108,12 +108,14 @@ class Timeline:
         meshes: names, in the order to show them.
         title: of the timeline.
         memory: bytes over time, per mesh, if known.
+        in_steps: whether times are multiples of the unit cost, a forward, rather than seconds.
     """
 
     spans: tuple[Span, ...]
     meshes: tuple[str, ...]
     title: str = ""
     memory: tuple[MemoryCurve, ...] = field(default=())
+    in_steps: bool = False
 
     @functools.cached_property
     def makespan_s(self) -> float:

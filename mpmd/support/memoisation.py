@@ -8,17 +8,22 @@ from typing import Any, TypeVar
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_MAX_RESULTS = 1 << 12
-"""Per function: enough for programs with thousands of values."""
-
 _caches: list[Any] = []
 
 
-def memoised(function: _Function) -> _Function:
-    """A function that caches its last results, until `forget_results`."""
-    cached = functools.lru_cache(_MAX_RESULTS)(function)
-    _caches.append(cached)
-    return cached  # type: ignore[return-value]
+def memoised(max_results: int = 1 << 12) -> Callable[[_Function], _Function]:
+    """Makes a function cache its last results, until `forget_results`.
+
+    Args:
+        max_results: how many; by default enough for programs with thousands of values.
+    """
+
+    def cached(function: _Function) -> _Function:
+        found = functools.lru_cache(max_results)(function)
+        _caches.append(found)
+        return found  # type: ignore[return-value]
+
+    return cached
 
 
 def forget_results() -> None:

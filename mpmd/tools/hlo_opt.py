@@ -16,6 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mpmd.compile import hlo
+from mpmd.compile.backends.arrays import value_spec
+from mpmd.compile.backends.targets import DESCRIBED
+from mpmd.compile.driver import prepare_fragment
+from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.passes import PASSES, make_pass
 from mpmd.compile.passes.groups import GROUPS
 from mpmd.errors import ConfigError, MpmdError, close_to
@@ -48,6 +52,10 @@ usage: mpmd-hlo-opt [FILE] [-PASS[='OPTION=VALUE ...'] | -GROUP | SWITCH] ...
   -print-ir-after-all         print the module after each pass, to standard error
   -print-ir-after-change      likewise, but only after passes that changed it
   -metadata                   print the metadata of instructions
+  -target=DEVICE              compile the module, after the passes, for cpu, A100, H100, H200, B200, sm_80,
+                              sm_90 or sm_100, which need not be here, and print a text of it
+  -text=WHAT                  which: costs (the default), hlo, kernels, buffers, thunks, memory, bars; for a
+                              CPU llvm, assembly; for a GPU launches, triton, ptx, llvm, which need Triton
   -timing                     print the seconds of each pass, to standard error
   -list-passes                print the names of all passes and groups
   -help                       print this
@@ -67,6 +75,8 @@ class HloCommand(TextCommand):
 
     passes: list[Pass] = dataclasses.field(default_factory=list)
     metadata: bool = False
+    target: str = ""
+    what: str = "costs"
 
 
 def run() -> None:
@@ -97,6 +107,12 @@ def read_command(argv: Sequence[str]) -> HloCommand:
             for part in split_outside_brackets(value or next(following, ""), ", \n\t"):
                 stem, _, options = part.partition("{")
                 command.passes += passes_named(stem, options.removesuffix("}"))
+        elif name == "target":
+            if value not in DESCRIBED:
+                raise ConfigError(f"unknown target {value!r}\n  there are {', '.join(DESCRIBED)}")
+            command.target = value
+        elif name == "text":
+            command.what = value
         elif not set_switch(command, _SWITCHES, name, value):
             command.passes += passes_named(name, value)
 
@@ -152,7 +168,24 @@ def _run_passes(text: str, command: HloCommand, timing: Timing) -> str:
         suffix=".hlo",
     )
     run_pipeline(module, command.passes, watch, timing)
-    return printed(module)
+    return text_for(module, command.target, command.what) if command.target else printed(module)
+
+
+def text_for(module: hlo.HloModule, target: str, what: str) -> str:
+    """A module compiled for a kind of device, as one of the texts of `Executable.as_text`.
+
+    Raises:
+        CompileError: something in it has no code there, or there is no such text.
+    """
+    arguments, results = module.entry.parameters, [s for _, s in module.entry.root.shape.leaves()]
+    fragment = FragmentModule(
+        name=module.name,
+        mesh="mesh",
+        text=hlo.print_module(module),
+        arguments=tuple(value_spec(p.shape) for p in arguments),
+        results=tuple(value_spec(shape) for shape in results),
+    )
+    return prepare_fragment(fragment, DESCRIBED[target](), module=module).text(what)
 
 
 def _after(

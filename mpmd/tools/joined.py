@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import runpy
 import sys
 from pathlib import Path
@@ -20,12 +19,12 @@ machine was suspended.  Lost processes are noticed by `processes.monitor` long b
 def main(arguments: list[str]) -> None:
     """Takes the address of the coordinator, the count, the index, devices, cores, and the command."""
     address, count, index, devices, cores, *command = arguments
-    if cores and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     jax.config.update("jax_num_cpu_devices", int(devices))
     if int(count) > 1:
         jax_compat.join_world(address, int(count), int(index), HEARTBEAT_SECONDS)
-        world()
+        joined = world()
+        assert joined is not None
+        joined.cores = tuple(int(core) for core in cores.split(",") if core)
     try:
         _run(command)
     except SystemExit as ended:

@@ -8,12 +8,15 @@ mpmd-schedule --stages 4 --microbatches 8 --forward 7,10,12,9 --limit 4 --search
 from __future__ import annotations
 
 import argparse
+import collections
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mpmd.errors import ScheduleError
+from mpmd.scheduling.appearance import unit_of
 from mpmd.scheduling.chrome_trace import chrome_trace
 from mpmd.scheduling.costs import Costs, Link, StageCosts
 from mpmd.scheduling.definition import PipelineShape
@@ -39,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prints the requested tables and files; returns 0, or 1 after an error."""
     options = _parser().parse_args(argv)
     try:
+        if options.list:
+            _list(options)
+            return 0
         costs = _costs(options)
         link = Link(latency_s=options.latency)
         entries, problems = _compare(options, costs, link)
@@ -58,6 +64,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if entries else 1
 
 
+def _list(options: argparse.Namespace) -> None:
+    """A line for each schedule: idle time, activations and weights on the fullest mesh, and what it does.
+
+    Both are in units of a mesh's part of the model, whether it has one stage or two.
+    """
+    meshes = options.meshes or options.stages
+    if meshes < 1 or options.microbatches < 1:
+        raise ScheduleError(
+            f"{meshes} meshes and {options.microbatches} microbatches; expected at least one of each"
+        )
+    print(f"{meshes} meshes, {options.microbatches} microbatches; a backward takes as long as two forwards\n")
+    print(f"{'schedule':<17}{'idle':>5}{'activations':>13}{'weights':>9}  what it does")
+    for name in sorted(SCHEDULES):
+        table = _smallest_table(get_schedule(name), meshes, options.microbatches)
+        summary = (SCHEDULES[name].__doc__ or "").strip().splitlines()[0].replace("``", "").rstrip(".")
+        held, weights = max(peak_activations(table)) * meshes / table.num_stages, _copies_of_weights(table)
+        idle = simulate(table).bubble_fraction()
+        print(f"{name:<17}{idle:>5.0%}{held:>13.3g}{weights:>9.3g}  {summary}")
+
+
+def _smallest_table(schedule: PipelineSchedule, meshes: int, microbatches: int) -> ScheduleTable:
+    """Its order for one stage on each mesh, or for two where one has nothing to order."""
+    with contextlib.suppress(ScheduleError):
+        placement = schedule.placement(meshes, meshes)
+        if not schedule.remarks(PipelineShape(meshes, microbatches, placement)):
+            return schedule.table(meshes, meshes, microbatches)
+    return schedule.table(2 * meshes, meshes, microbatches)
+
+
+def _copies_of_weights(table: ScheduleTable) -> float:
+    """Weights on the fullest mesh, in units of a mesh's part of the model."""
+    held = collections.Counter(table.stage_to_mesh)
+    if table.mirror is not None:
+        held.update(table.mirror.stage_to_mesh)
+    return max(held.values()) * table.num_meshes / table.num_stages
+
+
 def run() -> None:
     """The console script."""
     run_script(main)
@@ -68,9 +111,10 @@ def _parser() -> argparse.ArgumentParser:
         prog="mpmd-schedule",
         description="Compare pipeline schedules by prediction: step time, idle time, memory.",
     )
-    parser.add_argument("--stages", type=int, required=True, help="stages of the program")
+    parser.add_argument("--list", action="store_true", help="list the schedules, and what each costs")
+    parser.add_argument("--stages", type=int, default=4, help="stages of the program; by default 4")
     parser.add_argument("--meshes", type=int, help="meshes; by default as many as stages")
-    parser.add_argument("--microbatches", type=int, required=True, help="microbatches of one step")
+    parser.add_argument("--microbatches", type=int, default=8, help="microbatches of one step; by default 8")
     parser.add_argument(
         "--schedules", default="all", help="names and CSV files, with commas; by default all for training"
     )
@@ -175,12 +219,14 @@ def _searched(options: argparse.Namespace, costs: Costs, link: Link) -> _Compare
 
 def _print_table(entries: Sequence[_ComparedSchedule]) -> None:
     wide = max([len(entry.name) for entry in entries] + [8])
-    print(f"{'schedule':<{wide}} {'step s':>10} {'idle':>7} {'activations':>12} {'residual bytes':>15}")
+    unit, unit_name = unit_of(entries[0].timeline) if entries else (1.0, "s")
+    step = f"step, {unit_name}"
+    print(f"{'schedule':<{wide}} {step:>12} {'idle':>7} {'activations':>12} {'residual bytes':>15}")
     for entry in sorted(entries, key=lambda e: e.timeline.makespan_s):
         line = entry.timeline
         most = max((memory.peak_bytes for memory in line.memory), default=0)
         print(
-            f"{entry.name:<{wide}} {line.makespan_s:>10.6g} {line.bubble_fraction():>7.1%} "
+            f"{entry.name:<{wide}} {line.makespan_s / unit:>12.6g} {line.bubble_fraction():>7.1%} "
             f"{max(peak_activations(entry.table)):>12} {most:>15,}"
         )
 

@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import mpmd
+from mpmd.errors import PlacementError
 from mpmd.runtime.memory import predict_memory
 from tests.support.comparing import copied, pipelined, relative_difference
 from tests.support.layered_models import LAYERS, SCANNED, block, block_params, entropy, scanned
@@ -120,16 +121,71 @@ def test_optimizers_compute_part_by_part(name):
     assert lowered.warnings == []
 
 
+CONDITIONAL = {
+    "apply_if_finite": optax.apply_if_finite(ADAM, 3),
+    "multi_steps": optax.MultiSteps(ADAM, 2),
+    "both": optax.MultiSteps(optax.apply_if_finite(ADAM, 3), 2),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["apply_if_finite", "multi_steps"])
-def test_optimizers_with_conditionals_give_the_numbers_of_jit(name):
-    params, loss, batch, pattern = scanned()
-    adam = optax.adam(1e-2, eps=1e-3)
-    optimizer = optax.apply_if_finite(adam, 3) if name == "apply_if_finite" else optax.MultiSteps(adam, 2)
-    step, state = training(loss, optimizer), optimizer.init(params)
-    want = jax.jit(step)(params, state, *batch)
-    got = divided(step, pattern)(*copied((params, state)), *batch)
-    assert relative_difference(whole(got), want) <= 1e-5
+@pytest.mark.parametrize("name", CONDITIONAL)
+@pytest.mark.parametrize("model", ["scanned", "shared_and_auxiliary"])
+def test_conditionals_over_the_whole_state_are_split_by_mesh(name, model):
+    """The second step takes the other branch of `MultiSteps`."""
+    lowered, _ = check(SCANNED[model](), CONDITIONAL[name])
+    assert lowered.warnings == []
+
+
+@pytest.mark.slow
+def test_a_step_that_is_not_finite_is_skipped_on_every_mesh():
+    params, loss, (ids, targets), pattern = scanned()
+    optimizer = optax.apply_if_finite(ADAM, 3)
+    step, state = training(lambda p, scale, *b: loss(p, *b) * scale.mean(), optimizer), optimizer.init(params)
+    ours, want, got = divided(step, pattern), (params, state), copied((params, state))
+    for scale in (1.0, np.inf, 1.0):
+        batch = np.full((len(ids),), scale, np.float32), ids, targets
+        *want, _ = jax.jit(step)(*want, *batch)
+        *got, _ = ours(*got, *batch)
+        assert relative_difference(whole(got), want) <= 1e-5
+    assert int(got[1].total_notfinite) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["scanned", "half_precision_stack"])
+def test_a_step_with_loss_scaling_an_average_of_the_weights_and_labels_sends_no_rows(model):
+    """The loss closes over a scale that is halved where gradients are not finite."""
+    params, loss, batch, pattern = SCANNED[model]()
+    labels = {k: jax.tree.map(lambda _, k=k: "head" if k == "head" else "rest", v) for k, v in params.items()}
+    kinds = {"rest": optax.masked(optax.adamw(1e-2, eps=1e-3), labels_of_matrices), "head": optax.sgd(0.1)}
+    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.multi_transform(kinds, labels))
+
+    def step(state, *batch):
+        params, moments, average, scale = state
+        scaled = lambda params, *batch: loss(params, *batch) * scale  # noqa: E731
+        value, grads = mpmd.accumulate_gradients(scaled, MICROBATCHES)(params, *batch)
+        grads = jax.tree.map(lambda g: g / scale, grads)
+        fine = jnp.all(jnp.array([jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(grads)]))
+        updates, after = optimizer.update(grads, moments, params)
+        kept = lambda new, old: jax.tree.map(lambda n, o: jnp.where(fine, n, o), new, old)  # noqa: E731
+        params = kept(optax.apply_updates(params, updates), params)
+        average = optax.incremental_update(params, average, 0.01)
+        return (params, kept(after, moments), average, jnp.where(fine, 2 * scale, scale / 2)), value / scale
+
+    topology = mpmd.make_topology({"m0": 1, "m1": 1})
+    ours = mpmd.jit(step, mpmd.make_config(topology, stages=mpmd.split(pattern)), donate_argnums=0)
+    want = got = params, optimizer.init(params), params, np.float32(1024)
+    lowered = ours.lower(got, *batch)
+    rows = {leaf.shape[1:] for leaf in jax.tree.leaves(params["layers"]) if leaf.ndim > 2}
+    assert lowered.warnings == [] and not [s for s in sent(lowered.program) if s[1:] in rows]
+    for _ in range(2):
+        want, want_loss = jax.jit(step)(want, *batch)
+        got, got_loss = ours(jax.tree.map(np.array, got), *batch)
+        assert relative_difference(whole((got, got_loss)), (want, want_loss)) <= 1e-5
+
+
+def labels_of_matrices(params):
+    return jax.tree.map(lambda leaf: jnp.ndim(leaf) > 1, params)
 
 
 def by_hand(params, ids, targets):
@@ -221,6 +277,53 @@ def test_parts_of_another_division_and_the_compiled_step_take_either():
     _, _, loss_of_whole = compiled(whole(again), state, *batch)
     assert float(loss_of_parts) == float(loss_of_whole)
     assert third["layers"]["w"].lengths == (2, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("each", [1, 2])
+def test_parts_of_one_client_are_one_array_over_an_axis_of_stages_without_a_copy(each):
+    """The step takes it as it takes parts, and consumes the same buffers."""
+    params, loss, batch, pattern = scanned()
+    step = training(loss, optimizer := optax.sgd(0.1, momentum=0.9))
+    devices = jax.devices()
+    topology = mpmd.make_topology({"m0": devices[:each], "m1": devices[each : 2 * each]})
+    specs = {k: jax.tree.map(lambda _: PartitionSpec(), v) for k, v in params.items()}
+    specs["layers"]["w"] = PartitionSpec(None, None, "data")
+    placed = {"in_shardings": (specs, None, None, None), "out_shardings": (specs, None, None)}
+    config = mpmd.make_config(topology, stages=mpmd.split(pattern), **(placed if each > 1 else {}))
+    ours = mpmd.jit(step, config, donate_argnums=(0, 1))
+    once, state, _ = ours(*copied((params, optimizer.init(params))), *batch)
+    want, want_loss = whole(once), jax.jit(step)(whole(once), whole(state), *batch)[2]
+    stack = once["layers"]["w"]
+    array = stack.over_axis("stage")
+    np.testing.assert_array_equal(array, want["layers"]["w"])
+    assert array.sharding.spec == PartitionSpec("stage", None, "data" if each > 1 else None)
+    assert {shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards} == {
+        shard.data.unsafe_buffer_pointer() for part in stack.parts for shard in part.addressable_shards
+    }
+    once["layers"]["w"] = array
+    again, _, got_loss = ours(once, state, *batch)
+    assert relative_difference(got_loss, want_loss) <= 1e-5
+    assert again["layers"]["w"].lengths == (2, 2) and array.is_deleted()
+
+
+@pytest.mark.slow
+def test_parts_that_cannot_be_one_array_are_refused_with_the_reason():
+    uneven = mpmd.Stacked([jnp.zeros((1, 4)), jnp.zeros((3, 4))])
+    with pytest.raises(
+        PlacementError, match=r"axis 'stage': they have different shapes, \(1, 4\) and \(3, 4\)"
+    ):
+        uneven.over_axis()
+    with pytest.raises(PlacementError, match="their meshes share devices\n  use .whole"):
+        mpmd.Stacked([jnp.zeros((2, 4)), jnp.ones((2, 4))]).over_axis()
+    with pytest.raises(PlacementError, match="they are not arrays on meshes"):
+        mpmd.Stacked([np.zeros((2, 4))] * 2).over_axis()
+    topology = mpmd.make_topology({"m0": 1, "m1": 1})
+    config = mpmd.make_config(topology, stages=mpmd.split("layers"), schedule=None)
+    params, loss, batch, _ = scanned()
+    made = mpmd.jit(lambda p, *b: mpmd.accumulate_gradients(loss, 4)(p, *b)[1], config)(params, *batch)
+    with pytest.raises(PlacementError, match="each mesh has a client of its own; with pinning='never'"):
+        made["layers"]["w"].over_axis()
 
 
 @pytest.mark.slow

@@ -54,6 +54,26 @@ def test_a_run_reports_and_draws_what_it_did(tiny, tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "how", [{"stages": "layers"}, {"scan": True}, {"scan": True, "stages": "layers"}], ids=str
+)
+def test_a_model_without_names_learns_and_resumes(tiny, tmp_path, how):
+    """The checkpoint has whole arrays: a run in stages of another division goes on from it."""
+    options = {"check": True, "layers": 4, "checkpoint_dir": str(tmp_path / "saved"), **how}
+    first = train(tiny(steps=3, check_steps=3, **options))
+    assert 0 <= first.max_rel_diff < 1e-3 and first.check_steps == 3
+    again = train(tiny(steps=5, check_steps=2, resume=True, num_stages=4, **options))
+    assert again.steps == 5 and 0 <= again.max_rel_diff < 1e-3
+
+
+def test_stages_that_do_not_fit_the_model_are_refused(tiny):
+    with pytest.raises(ConfigError, match="--stages is 'blocks'; use names, layers or auto"):
+        tiny(stages="blocks")
+    with pytest.raises(ConfigError, match="with --scan the blocks have none"):
+        tiny(stages="names", scan=True)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["", "native", "xla"])
 def test_both_backends_are_timed_at_the_end(tiny, backend, capsys):
     outcome = train(tiny(steps=2, backend=backend, compare_steps=1 if backend else 0))

@@ -12,6 +12,7 @@ import pytest
 from tests.support.launching import launch, output
 from tests.support.models import MODELS
 from tests.support.training_in_processes import train
+from tests.support.two_hosts import ADDRESSES, NoNamespaces, two_hosts
 
 SCHEDULES = ("1f1b", "zb_h1", "interleaved_1f1b")
 PROGRAM = "tests.support.training_in_processes"
@@ -49,6 +50,25 @@ def test_every_model_under_every_schedule(name, meshes):
 
 
 @pytest.mark.slow
+@pytest.mark.optimized
+def test_no_message_is_read_after_its_memory_was_freed_or_given_away(monkeypatch):
+    """Freed memory is overwritten, and every message has one digest at both of its ends."""
+    monkeypatch.setenv("MALLOC_PERTURB_", "165")
+    cases = ["checkpointed_whole:interleaved_1f1b", "mlp:zb_h1"]
+    code, found = launch(4, "tests.support.checked_messages", "4", "6", *cases, seconds=280)
+    ends = [line for line in found if "sent" in line]
+    assert code == 0 and len(ends) == 4
+    sent = {number: digest for line in ends for number, digest in line["sent"].items()}
+    received = {number: digest for line in ends for number, digest in line["received"].items()}
+    assert len(sent) > 500 and received == sent
+    for case in cases:
+        want = train(case, 4, 6)
+        for line in found:
+            if line.get("case") == case:
+                assert (line["losses"], line["state"]) == (want["losses"], want["state"]), case
+
+
+@pytest.mark.slow
 def test_meshes_of_several_devices_and_of_different_sizes():
     """Shards are sent to equal shards; what is sharded otherwise is sent in pieces."""
     check_equal(["mlp:sharded", "mlp:sizes"], 2, devices=2)
@@ -61,20 +81,43 @@ def test_a_message_that_is_not_computed_yet_stops_no_other():
     assert code == 0 and [line["right"] for line in found] == [True] * 3
 
 
-@pytest.mark.slow
-def test_processes_that_the_script_joins_itself():
-    """`jax.distributed.initialize`, as on a cluster, in place of `mpmd-run`."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    code = (
-        "import sys, jax; jax.config.update('jax_num_cpu_devices', 1)\n"
-        "jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2])); sys.argv[1:] = sys.argv[3:]\n"
-        f"from {PROGRAM} import main; main()"
-    )
-    commands = [[sys.executable, "-c", code, address, str(k), "2", "2", "mlp:1f1b"] for k in range(2)]
+JOINING = (
+    "import sys, jax; jax.config.update('jax_num_cpu_devices', 1)\n"
+    "jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2])); sys.argv[1:] = sys.argv[3:]\n"
+    f"from {PROGRAM} import main; main()"
+)
+"""A script that joins two processes itself, as on a cluster, in place of `mpmd-run`."""
+
+
+def joined(address, case, hosts=((), ())):
+    """What two processes print that join each other; each command may begin with that of a host."""
+    arguments = ["2", "2", case]
+    commands = [[*hosts[k], sys.executable, "-c", JOINING, address, str(k), *arguments] for k in range(2)]
     with ThreadPoolExecutor(2) as pool:
         done = list(pool.map(output, commands))
     assert [process.returncode for process in done] == [0, 0], done[0].stderr + done[1].stderr
-    first, second = (json.loads(process.stdout.splitlines()[-1]) for process in done)
+    return [json.loads(process.stdout.splitlines()[-1]) for process in done]
+
+
+@pytest.mark.slow
+def test_processes_that_the_script_joins_itself():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    first, second = joined(address, "mlp:1f1b")
     assert (first["losses"], first["state"]) == (second["losses"], second["state"])
+
+
+@pytest.mark.slow
+@pytest.mark.optimized
+def test_two_hosts_train_as_one_process():
+    """Each host is a network namespace: neither reaches the other by loopback, or by its own name."""
+    case = "mlp:1f1b"
+    try:
+        with two_hosts() as hosts:
+            found = joined(f"{ADDRESSES[0]}:8476", case, hosts)
+    except NoNamespaces as error:
+        pytest.skip(f"network namespaces: {error}")
+    want = train(case, 2, 2)
+    for line in found:
+        assert (line["losses"], line["state"]) == (want["losses"], want["state"])

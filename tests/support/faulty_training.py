@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import jax
@@ -20,6 +21,7 @@ import numpy as np
 import pytest
 
 import mpmd
+from benchmarks.script import COMPILER_FAULT
 from mpmd.errors import AbsentValueError
 from tests.support.models import chain, dense, dense_params, regression_batch
 
@@ -88,6 +90,7 @@ def read(params, process):
 
 if __name__ == "__main__":
     kind, process, at, path = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+    warnings.filterwarnings("error", COMPILER_FAULT, UserWarning)
     try:
         main(kind, process, at, path)
     except Exception as error:

@@ -16,8 +16,6 @@ import numpy as np
 from benchmarks.gpu import handler
 from benchmarks.gpu.driver import DeviceFacts
 from benchmarks.gpu.table import ENTRIES, SIGNATURES
-from mpmd.compile.kernels.evaluate import evaluate
-from mpmd.compile.kernels.operations import NUMPY_DTYPE
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 P, I, F = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
@@ -34,13 +32,12 @@ class Gpu:
     """Stands for the driver and for cuBLASLt.
 
     Attributes:
-        plans: plans by the name of their kernel.
         shapes: of attention, by the number of positions.
         broken: errors of launches.
     """
 
     def __init__(self):
-        self.names, self.plans, self.products, self.attributes, self.broken = [], {}, {}, {}, []
+        self.names, self.products, self.attributes, self.broken = [], {}, {}, []
         self._callbacks = [
             ctypes.CFUNCTYPE(I, *SIGNATURES[name])(getattr(self, f"_{name}")) for name in ENTRIES
         ]
@@ -48,7 +45,7 @@ class Gpu:
 
     # -- what the driver offers
     def facts(self):
-        return DeviceFacts("stand-in", "sm_90", 132, 60 << 20, 1 << 30, 227 << 10, 13000)
+        return DeviceFacts("stand-in", "sm_90", 132, 60 << 20, 227 << 10, 13000)
 
     def context(self):
         return 0xCC
@@ -73,10 +70,7 @@ class Gpu:
             return 1
         name = self.names[kernel - 1]
         try:
-            launched = getattr(self, f"_run_{name}", None)
-            if launched is None:
-                launched = self._run_plan(self.plans[name])
-            launched(ctypes.cast(parameters, ctypes.POINTER(P)))
+            getattr(self, f"_run_{name}")(ctypes.cast(parameters, ctypes.POINTER(P)))
         except Exception as error:
             self.broken.append(f"{name}: {error!r}")
             return 700
@@ -109,20 +103,6 @@ class Gpu:
     @staticmethod
     def _values(parameters, kinds):
         return [ctypes.cast(parameters[n], ctypes.POINTER(kind))[0] for n, kind in enumerate(kinds)]
-
-    def _run_scale_add(self, parameters):
-        x, y, out, count, alpha = self._values(parameters, [P, P, P, I, F])
-        scaled = np.float32(alpha) * array(x, (count,), np.float32)
-        array(out, (count,), np.float32)[:] = scaled + array(y, (count,), np.float32)
-
-    def _run_plan(self, plan):
-        def run(parameters):
-            addresses = self._values(parameters, [P] * len(plan.operands))
-            evaluate(
-                plan, [array(a, (o.size,), NUMPY_DTYPE[o.dtype]) for a, o in zip(addresses, plan.operands)]
-            )
-
-        return run
 
     def _attention(self, positions, heads, row, image):
         """The arrays' shape: [images, positions, heads, dim]; images are told by who set up the run."""

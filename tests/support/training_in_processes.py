@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 import mpmd
+from benchmarks.script import COMPILER_FAULT
 from tests.support.comparing import sgd_momentum, training_step
 from tests.support.models import MODELS
 from tests.support.scheduled_steps import jitted, placement
@@ -76,6 +78,7 @@ def after_a_kill(step: Any, process: int) -> dict[str, Any]:
 
 
 def main() -> None:
+    warnings.filterwarnings("error", COMPILER_FAULT, UserWarning)
     meshes, steps, *cases = sys.argv[1:]
     if not jax.distributed.is_initialized():
         jax.config.update("jax_num_cpu_devices", 2 * int(meshes))

@@ -1,8 +1,8 @@
 """Kernels of the GPU target on NumPy arrays, by Triton's interpreter: on CPU, without torch.
 
 The text that runs is the text that is compiled.  Replaced is what the interpreter lacks or has wrong:
-functions of `libdevice`, rounding to bf16, atomics on values that are broadcast, and reductions, which it
-computes element by element and some of which lose NaN.
+functions of `libdevice`, rounding to bf16, products of bf16, atomics on values that are broadcast, and
+reductions, which it computes element by element and some of which lose NaN.
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ def _reduce(self: Any, given: Any) -> Any:
     (tile,) = given
     step = _REDUCE[self.combine_fn.fn.__name__]
     with np.errstate(all="ignore"):
-        data = step.reduce(tile.handle.data, axis=self.axis, keepdims=True, dtype=tile.handle.data.dtype)
+        values = tile.handle.data
+        data = step.reduce(values, axis=self.axis, keepdims=self.keep_dims, dtype=values.dtype)
     return [self.to_tensor(data, tile.dtype)]
 
 
@@ -150,6 +151,15 @@ def _cast(self: Any, source: Any, target: Any) -> Any:
         else:
             data = data.astype(_numpy_dtype(kind))
     return interpreter.TensorHandle(data, kind)
+
+
+def _dot(self: Any, a: Any, b: Any, start: Any, *rest: Any) -> Any:
+    """A product, exact to f64 and rounded once; bf16 is held as its bits."""
+    left, right = (
+        (x.data.view(_BF16) if x.dtype.scalar == tl.bfloat16 else x.data).astype(np.float64) for x in (a, b)
+    )
+    made = (np.matmul(left, right) + start.data).astype(start.data.dtype)
+    return interpreter.TensorHandle(made, start.dtype.scalar)
 
 
 def _atomic(original: Any) -> Any:
@@ -177,6 +187,7 @@ def _patched() -> None:
     interpreter.ReduceOps.apply_impl = _reduce
     for name in ("create_si_to_fp", "create_ui_to_fp", "create_fp_ext", "create_fp_trunc"):
         setattr(builder, name, _cast)
+    builder.create_dot = _dot
     builder.create_atomic_rmw = _atomic(builder.create_atomic_rmw)
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
 
@@ -203,11 +214,11 @@ def _function(source: str, name: str) -> Any:
     return _defined(source, _prelude())[name]
 
 
-def run_kernel(kernel: PrintedKernel, addresses: Sequence[int]) -> None:
+def run_kernel(kernel: PrintedKernel, addresses: Sequence[int], grid: int = 0) -> None:
     """Runs a kernel on arguments at some addresses."""
     tensors = [_Tensor(at, pointer) for at, pointer in zip(addresses, kernel.pointers, strict=True)]
     with np.errstate(all="ignore"), _ONE_AT_A_TIME:
-        _function(kernel.source, kernel.name).run(*tensors, grid=(kernel.grid,), warmup=False)
+        _function(kernel.source, kernel.name).run(*tensors, grid=(grid or kernel.grid,), warmup=False)
 
 
 def run_plan(plan: KernelPlan, arrays: Sequence[np.ndarray], programs: int = 8) -> PlanKernels:

@@ -109,6 +109,13 @@ def jax_function(
     return compiled_function(call, as_given, mesh)
 
 
+class DirectCall:
+    """Its instances hold the object that is called, so that a call enters no Python frame before it."""
+
+    __slots__ = ("__call__",)
+    __call__: Callable[..., Sequence[Any]]
+
+
 _BYTES = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8", "float4_e2m1fn": "uint8"}
 """XLA's arrays of less than a byte lie packed; native code has one to a byte, the first bits unused."""
 

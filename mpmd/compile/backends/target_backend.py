@@ -13,6 +13,11 @@ from mpmd.compile.executable import Backend
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.options import CompileOptions
 from mpmd.compile.target import Target
+from mpmd.errors import CompileError
+
+
+class LoadError(CompileError):
+    """Code was generated, but its device or a library of it does not take it."""
 
 
 class TargetBackend(Backend, Protocol):

@@ -5,20 +5,38 @@ A new target is a line here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 
+from jax.sharding import Mesh
+
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
+from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+from mpmd.compile.backends.native_gpu.backend import NativeGpuBackend
+from mpmd.compile.backends.native_gpu.devices import GPUS
+from mpmd.compile.backends.native_gpu.target import GpuTarget
 from mpmd.compile.backends.reference.backend import ReferenceBackend
 from mpmd.compile.backends.target_backend import TargetBackend
 from mpmd.compile.options import CompileOptions
+from mpmd.compile.target import Target
 
-NATIVE: Mapping[str, Callable[[CompileOptions], TargetBackend]] = {
-    "cpu": lambda options: NativeCpuBackend(options=options),
+MakeBackend = Callable[[Mesh, CompileOptions], TargetBackend]
+
+NATIVE: Mapping[str, MakeBackend] = {
+    "cpu": lambda mesh, options: NativeCpuBackend(options=options),
+    "gpu": lambda mesh, options: NativeGpuBackend.of(mesh, options),
 }
 """Platform of a mesh, as JAX names it → the target that generates code for it."""
 
-NAMED: Mapping[str, Callable[[CompileOptions], TargetBackend]] = {
-    "native": NATIVE["cpu"],
-    "reference": lambda options: ReferenceBackend(options),
+AUTOMATIC = ("cpu",)
+"""The platforms of which the backend `auto` uses the target; that of GPUs has not been seen to run on one."""
+
+EVERYWHERE: Mapping[str, MakeBackend] = {"reference": lambda mesh, options: ReferenceBackend(options)}
+"""The name of a backend in the options → the target, for meshes of every platform."""
+
+DESCRIBED: Mapping[str, Callable[[], Target]] = {
+    "cpu": NativeCpu,
+    **{name: functools.partial(GpuTarget, gpu) for name, gpu in GPUS.items()},
+    **{f"sm_{gpu.capability}": functools.partial(GpuTarget, gpu) for gpu in GPUS.values()},
 }
-"""The name of a backend in the options → the target."""
+"""The name of a kind of device → its target; the device need not be here."""

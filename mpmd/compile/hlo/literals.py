@@ -5,7 +5,6 @@ Text is exact: printing and reading a literal gives the same bits, NaN payloads 
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 
@@ -16,6 +15,7 @@ from mpmd.compile.hlo.instruction import Literal
 from mpmd.compile.hlo.shape import Shape, array, tuple_of
 from mpmd.compile.hlo.text import TextError, blank_comments, split_top
 from mpmd.errors import HloError
+from mpmd.support.memoisation import memoised
 
 _PAIR = re.compile(r"\((?:[^()]|\([^()]*\))*\)|[^\s,()]+")
 _PAYLOAD = re.compile(r"(-?)nan(?:\(0x([0-9a-fA-F]+)\))?$")
@@ -77,7 +77,7 @@ def parse_literal(text: str, shape: Shape) -> Literal:
     return _parse_array(text, shape)
 
 
-@functools.lru_cache(1 << 12)
+@memoised()
 def _parse_scalar(text: str, shape: Shape) -> np.ndarray:
     return _parse_array(text, shape)
 

@@ -16,7 +16,9 @@ from mpmd.compile.kernels.plan import (
 )
 
 
-def may_share(plan: KernelPlan, source: int, result: int, *, row: bool = False) -> bool:
+def may_share(
+    plan: KernelPlan, source: int, result: int, *, row: bool = False, stores_last: bool = False
+) -> bool:
     """Whether a result may use the memory of an operand without later readers.
 
     True if every element of the operand is read before its place is written: the result is written where the
@@ -28,6 +30,7 @@ def may_share(plan: KernelPlan, source: int, result: int, *, row: bool = False) 
         source: number of the operand that is read.
         result: number of the operand that is written.
         row: both hold one row, which is dead when the next one begins.
+        stores_last: kernels compute all finished values of a place before they store the first.
     """
     if source == result or plan.operands[source].bytes != plan.operands[result].bytes:
         return source == result
@@ -45,7 +48,7 @@ def may_share(plan: KernelPlan, source: int, result: int, *, row: bool = False) 
     if any(node.index != place for _, node in loads):
         return False
     if any(store_level(plan, s) != ELEMENT for s in stores) and plan.row_dims:
-        return _only_finishes(plan, [k for k, _ in loads], stores)
+        return _only_finishes(plan, [k for k, _ in loads], stores, stores_last)
     if any(e > 1 and d not in place.dims() for d, e in enumerate(plan.extents) if not row or d in plan.row):
         return False  # written once more, by a point that reads it then
     written_in = min(max(plan.stages[n] for n in store_arguments(s)) for s in stores)
@@ -53,10 +56,11 @@ def may_share(plan: KernelPlan, source: int, result: int, *, row: bool = False) 
     return all(last[number] <= written_in for number, _ in loads)
 
 
-def _only_finishes(plan: KernelPlan, loads: list[int], stores: list[Store]) -> bool:
+def _only_finishes(plan: KernelPlan, loads: list[int], stores: list[Store], stores_last: bool) -> bool:
     """Whether loads are used for nothing but one store of a finished column or batch value.
 
-    Such a store happens after all outer iterations, each place by itself.
+    Such a store happens after all outer iterations, each place by itself.  Where all values of a place come
+    before its first store, other stores may use the loads, too.
     """
     if len(stores) != 1 or store_level(plan, stores[0]) not in (COLUMN, BATCH):
         return False
@@ -66,7 +70,9 @@ def _only_finishes(plan: KernelPlan, loads: list[int], stores: list[Store]) -> b
             if isinstance(node, ReduceNode):
                 return False
             reached.add(number)
-    return all(s is stores[0] or not reached & set(store_arguments(s)) for s in plan.stores)
+    others = [s for s in plan.stores if s is not stores[0] and reached & set(store_arguments(s))]
+    final = store_level(plan, stores[0])
+    return all(stores_last and (store_level(plan, s), s.index) == (final, stores[0].index) for s in others)
 
 
 def _last_passes(plan: KernelPlan) -> list[int]:

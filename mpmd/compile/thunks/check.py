@@ -45,6 +45,8 @@ def check_thunks(
     where: Where,
     allocations: Sequence[Allocation],
     results: Sequence[Slice],
+    *,
+    stores_last: bool = False,
 ) -> None:
     """Execute a program of thunks on names; linear in their number.
 
@@ -54,12 +56,13 @@ def check_thunks(
         where: the slice of a value.
         allocations: by number.
         results: where the results must be at the end.
+        stores_last: what kernels of the target do; see `may_share`.
 
     Raises:
         CompileError: a read finds other bytes than it should, a parameter that is not donated is written,
             or a result is not in its place; all of them are named.
     """
-    check = _ThunkCheck(module, where, allocations)
+    check = _ThunkCheck(module, where, allocations, stores_last)
     check.begin()
     check.follow(module.entry, thunks)
     check.end(results)
@@ -181,7 +184,10 @@ class _Memory:
 class _ThunkCheck:
     """One check."""
 
-    def __init__(self, module: HloModule, where: Where, allocations: Sequence[Allocation]) -> None:
+    def __init__(
+        self, module: HloModule, where: Where, allocations: Sequence[Allocation], stores_last: bool
+    ) -> None:
+        self.stores_last = stores_last
         self.module = module
         self.where = where
         self.allocations = allocations
@@ -280,7 +286,7 @@ class _ThunkCheck:
         for place, index in made:
             if index in changed:
                 self._expect(thunk, place, changed[index], "before it, ")
-        for problem in _overlaps(thunk):
+        for problem in _overlaps(thunk, self.stores_last):
             self._report(thunk, problem)
         writes = thunk.writes
         for place in writes:
@@ -323,7 +329,7 @@ class _ThunkCheck:
             self.memory.write(place, origin(conditional, index))
 
 
-def _overlaps(thunk: Thunk) -> list[str]:
+def _overlaps(thunk: Thunk, stores_last: bool) -> list[str]:
     """Writes of a kernel over operands that it may still read."""
     if isinstance(thunk, KernelThunk):
         plan, operands = thunk.plan, dict(enumerate(thunk.operands))
@@ -357,7 +363,7 @@ def _overlaps(thunk: Thunk) -> list[str]:
         for source, place in operands.items():
             if source == result or result not in operands or not place.overlaps(operands[result]):
                 continue
-            if place != operands[result] or not may_share(plan, source, result):
+            if place != operands[result] or not may_share(plan, source, result, stores_last=stores_last):
                 found.append(f"writes {operands[result]} over {place}, which it may still read")
     return found
 

@@ -56,10 +56,14 @@ class KernelPlans:
 
     Args:
         refuses: of the target; by default everything that has a plan has code.
+        stores_last: see `may_share`.
     """
 
-    def __init__(self, refuses: Refuses = lambda instruction, planned: "") -> None:
+    def __init__(
+        self, refuses: Refuses = lambda instruction, planned: "", *, stores_last: bool = False
+    ) -> None:
         self._refuses = refuses
+        self._stores_last = stores_last
         self._plans: dict[HloInstruction, PlannedKernel] = {}
         self._read: dict[HloInstruction, tuple[HloInstruction, ...]] = {}
 
@@ -122,7 +126,8 @@ class KernelPlans:
                 return False
             order = [k for k in range(len(planned.plan.epilogue.operands)) if k != planned.plan.sums]
             return may_share(planned.plan.epilogue, order[number], order[len(planned.arrays) + result])
-        return may_share(planned.plan, number, len(planned.arrays) + result)
+        place = len(planned.arrays) + result
+        return may_share(planned.plan, number, place, stores_last=self._stores_last)
 
 
 class Emitter:
@@ -196,7 +201,8 @@ class Emitter:
             scratch = self.assignment.scratch.get(instruction)
             return [MatmulThunk(instruction.name, planned.plan, a, b, dict(zip(numbers, slices)), scratch)]
         if isinstance(planned, PlannedAttention):
-            return [_attention(instruction.name, planned, place)]
+            scratch = self.assignment.scratch.get(instruction)
+            return [_attention(instruction.name, planned, place, scratch)]
         results = [place.result(r, k) for k, r in enumerate(planned.results)]
         operands = (*(place.array(a) for a in planned.arrays), *results)
         return [
@@ -228,7 +234,7 @@ class Emitter:
         return ConditionalThunk(conditional.name, at(conditional.operands[0]), tuple(branches))
 
 
-def _attention(name: str, planned: PlannedAttention, place: _Places) -> AttentionThunk:
+def _attention(name: str, planned: PlannedAttention, place: _Places, scratch: Slice | None) -> AttentionThunk:
     inputs, outputs = {}, {}
     for k, (a, b) in enumerate(planned.factors):
         inputs[f"a{k}"], inputs[f"b{k}"] = place.array(a), place.array(b)
@@ -239,7 +245,7 @@ def _attention(name: str, planned: PlannedAttention, place: _Places) -> Attentio
         inputs[f"p{number}"] = place.array(array)
     for result, number in zip(planned.kept, numbers):
         outputs[f"p{number}"] = place.result(result)
-    return AttentionThunk(name, planned.plan, inputs, outputs)
+    return AttentionThunk(name, planned.plan, inputs, outputs, scratch)
 
 
 class _Places:

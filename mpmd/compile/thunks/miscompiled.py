@@ -21,15 +21,28 @@ _FILE = "miscompiled.txt"
 
 
 def check_program(
-    fragment: FragmentModule, module: HloModule, thunks: Sequence[Thunk], assignment: BufferAssignment
+    fragment: FragmentModule,
+    module: HloModule,
+    thunks: Sequence[Thunk],
+    assignment: BufferAssignment,
+    *,
+    stores_last: bool = False,
 ) -> None:
     """Check the memory of a fragment's program before code generation.
+
+    Args:
+        fragment: the source.
+        module: the scheduled HLO.
+        thunks: its work.
+        assignment: its memory.
+        stores_last: what kernels of the target do; see `may_share`.
 
     Raises:
         MiscompiledError: it is wrong, or the check itself fails; holds the text of the program.
     """
     try:
-        check_thunks(module, thunks, assignment.at, assignment.allocations, assignment.results)
+        places = assignment.allocations, assignment.results
+        check_thunks(module, thunks, assignment.at, *places, stores_last=stores_last)
         return
     except CompileError as error:
         cause, problems = error, str(error)

@@ -102,17 +102,19 @@ class AttentionThunk:
         inputs: slices of the arrays: factors `a0`, `b0` ... of the scores, `w0` ... of the mixtures, `p0` ...
             of the rows.
         outputs: likewise for `c0` ... of the mixtures, and the results of the rows.
+        scratch: memory that it uses while it runs; None if it needs none.
     """
 
     name: str
     plan: AttentionPlan
     inputs: Mapping[str, Slice]
     outputs: Mapping[str, Slice]
+    scratch: Slice | None = None
 
     @property
     def writes(self) -> tuple[Slice, ...]:
         """Slices that change."""
-        return tuple(self.outputs.values())
+        return (*self.outputs.values(), *((self.scratch,) if self.scratch is not None else ()))
 
     @property
     def reads(self) -> tuple[Slice, ...]:

@@ -27,9 +27,9 @@ def everywhere(leaves: Sequence[Any]) -> list[Any]:
     """
     joined = world()
     assert joined is not None
-    connections = links()
     turn = next(_turns)
     joined.begin(f"fetch {turn}")
+    connections = links()
     plain = [_numbers(leaf) for leaf in leaves]
     owners = {k: _owner(leaf) for k, leaf in enumerate(plain) if _is_absent(leaf)}
     wanted = [

@@ -84,11 +84,19 @@ def message_number(program: int, step: int, message: int) -> int:
 
 
 def address_of_this_host() -> str:
-    """The address at which other processes reach this one: loopback if the coordinator is there."""
-    coordinator = jax_compat.coordinator_address()
-    if coordinator.rpartition(":")[0] in ("127.0.0.1", "localhost", "[::1]", ""):
+    """The address at which other processes reach this one: loopback if the coordinator is there.
+
+    Otherwise it is the address from which this host reaches the coordinator: its own name may stand for
+    another, such as 127.0.1.1.  Nothing is sent to find out.
+    """
+    host = jax_compat.coordinator_address().rpartition(":")[0].strip("[]")
+    if host in ("127.0.0.1", "localhost", "::1", ""):
         return "127.0.0.1"
-    return socket.gethostbyname(socket.gethostname())
+    (family, kind, _, _, address), *_ = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        found = str(probe.getsockname()[0])
+    return f"[{found}]" if family == socket.AF_INET6 else found
 
 
 @functools.cache

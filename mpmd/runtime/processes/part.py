@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,8 +14,10 @@ from mpmd.runtime.decode import ArrayEngine
 from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.instructions import Feed
 from mpmd.runtime.interpreter import FragmentExecutable, Observer
+from mpmd.runtime.processes.clocks import compare_clocks
 from mpmd.runtime.processes.world import World
 from mpmd.runtime.program import Program
+from mpmd.runtime.trace import StepTimes
 
 
 class Part:
@@ -87,6 +90,43 @@ class Part:
         world.turns += 1
         world.beat(f"step {world.completed}")
         return results
+
+    @property
+    def own_program(self) -> Program:
+        """The streams of this process."""
+        return self._executor.own_program
+
+    @property
+    def executables(self) -> Mapping[tuple[str, str], FragmentExecutable]:
+        """The executables of this process, by (mesh, name)."""
+        return self._executor.executables
+
+    def gathered_times(self, times: StepTimes) -> tuple[StepTimes, float]:
+        """The times of all processes by the clock of process 0; all processes must call it.
+
+        Returns:
+            The times, and the largest error of a clock, in seconds.
+
+        Raises:
+            PeerError: a process failed meanwhile.
+        """
+        offset = compare_clocks(self._world)
+        runs = [(*key, *(time + offset.seconds for time in of)) for key, of in times.runs.items()]
+        arrivals = [(*key, time + offset.seconds) for key, time in times.arrivals.items()]
+        found = self.gathered([runs, arrivals, offset.error_s])
+        merged = StepTimes(
+            {(mesh, at): (start, end) for of, _, _ in found for mesh, at, start, end in of},
+            {(mesh, at): time for _, of, _ in found for mesh, at, time in of},
+        )
+        return merged, max(error for _, _, error in found)
+
+    def gathered(self, value: Any) -> list[Any]:
+        """A value that JSON can express, of every process; all processes must call it.
+
+        Raises:
+            PeerError: a process failed meanwhile.
+        """
+        return [json.loads(text) for text in self._world.gather("value", json.dumps(value))]
 
     def synchronize(self) -> None:
         """Does nothing but report failures: every step that returned is done."""

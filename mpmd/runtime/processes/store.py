@@ -24,8 +24,8 @@ class NoAnswer(Exception):
 class _Caller:
     """A thread that makes calls, one after the other."""
 
-    def __init__(self, polls: int) -> None:
-        self._polls = polls
+    def __init__(self, polls: int, lost: threading.Event) -> None:
+        self._polls, self._lost = polls, lost
         self._calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="mpmd-store", daemon=True)
@@ -42,10 +42,13 @@ class _Caller:
             try:
                 result, error = self._answers.get(timeout=_POLL_SECONDS)
             except queue.Empty:
+                if self._lost.is_set():  # a call of another thread found that
+                    break
                 continue
             if error is not None:
                 raise error
             return result
+        self._lost.set()
         raise NoAnswer(f"no answer for {self._polls * _POLL_SECONDS:g} s")
 
     def close(self) -> None:
@@ -64,11 +67,12 @@ class _Caller:
 class BoundedStore:
     """The methods of JAX's client that are used here, with the same names."""
 
-    def __init__(self, client: Any, polls: int = 20) -> None:
+    def __init__(self, client: Any, polls: int = 15) -> None:
         """Takes JAX's client, and the polls of 0.2 s without an answer after which it has none."""
         self._client, self._polls = client, polls
         self._of_thread = threading.local()
         self._callers: list[_Caller] = []
+        self._lost = threading.Event()
 
     def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
         """Writes an entry."""
@@ -95,7 +99,7 @@ class BoundedStore:
     def _call(self, function: Callable[[], Any]) -> Any:
         caller: _Caller | None = getattr(self._of_thread, "caller", None)
         if caller is None:
-            caller = self._of_thread.caller = _Caller(self._polls)
+            caller = self._of_thread.caller = _Caller(self._polls, self._lost)
             self._callers.append(caller)
         return caller.call(function)
 

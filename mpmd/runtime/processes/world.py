@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from mpmd import jax_compat
@@ -64,6 +65,7 @@ class World:
         waits: whether it runs a step or waits for others now.
         exit_code: of this process, if it has failed.
         peer_timeout: seconds after which a process that does not answer has failed.
+        cores: on which this process runs from `pin` on; empty for all.
         begun: the last steps and exchanges that this process began, and how many there were before them.
     """
 
@@ -75,13 +77,30 @@ class World:
         self.exit_code = 1
         self.hosts: dict[int, str] = {index: socket.gethostname()}
         self.steps_of: dict[int, int] = {}
+        self.cores: tuple[int, ...] = ()
         self.begun: tuple[int, tuple[str, ...]] = (0, ())
         self._stop_work: list[Callable[[], None]] = []
         self._gathered: dict[str, itertools.count[int]] = {}
 
+    def pin(self) -> None:
+        """Keeps all threads of this process on its cores; called when JAX has created its client.
+
+        A client that is created on one core has one thread, with which messages would wait for fragments.
+        """
+        if self.cores and (tasks := Path("/proc/self/task")).is_dir():
+            for task in tasks.iterdir():
+                with contextlib.suppress(ProcessLookupError):
+                    os.sched_setaffinity(int(task.name), self.cores)
+
     def on_failure(self, stop: Callable[[], None]) -> None:
         """Calls `stop`, from another thread, when the processes cannot go on."""
         self._stop_work.append(stop)
+
+    def known_hosts(self) -> dict[int, str]:
+        """The host of each process that has joined."""
+        beats = {name: text for name, text in self.state().items() if name.startswith("beat/")}
+        found = {int(name.removeprefix("beat/")): json.loads(text)["host"] for name, text in beats.items()}
+        return {**self.hosts, **found}
 
     def publish(self, name: str, text: str, *, once: bool = False) -> None:
         """Writes an entry of the shared state; with `once` only if it is not there.
@@ -130,6 +149,30 @@ class World:
             raise self.coordinator_lost(error) from error
         self.turns += 1
         return found
+
+    def put(self, name: str, text: str) -> None:
+        """Writes a text that one other process takes.
+
+        Raises:
+            PeerError: the coordinator is lost.
+        """
+        try:
+            self.store.key_value_set(f"mpmd/{name}", text)
+        except (jax_compat.JaxRuntimeError, NoAnswer) as error:
+            raise self.coordinator_lost(error) from error
+
+    def take(self, name: str) -> str:
+        """Waits for a text that another process puts, and removes it.
+
+        Raises:
+            PeerError: a process failed or ended meanwhile.
+        """
+        try:
+            text = self._wait_for(f"mpmd/{name}")
+            self.store.key_value_delete(f"mpmd/{name}")
+        except (jax_compat.JaxRuntimeError, NoAnswer) as error:
+            raise self.coordinator_lost(error) from error
+        return text
 
     def _wait_for(self, key: str) -> str:
         self.waits = True
@@ -249,6 +292,7 @@ def _report_exceptions(joined: World) -> None:
             lines = str(error).splitlines() or [""]
             with contextlib.suppress(PeerError):
                 joined.report(Failure(joined.index, f"ended with {kind.__name__}: {lines[0]}"))
+        error.add_note(f"in process {joined.index} of {joined.count}, host {joined.hosts[joined.index]!r}")
         show(kind, error, trace)
 
     sys.excepthook = report

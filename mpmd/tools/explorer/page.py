@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from mpmd.scheduling.appearance import COLOURS
 from mpmd.tools.explorer.changes import CHANGED, MOVED_HERE, NEW
 from mpmd.tools.explorer.graph import Graph
 
@@ -57,10 +58,20 @@ def page_of(title: str, findings: Sequence[str], steps: Sequence[PassRun], timin
     page = _part("page.html")
     script = "\n".join(_part(f"page_{name}.js") for name in ("steps", "text", "graph", "controls"))
     # The data must not contain the end of its element, or the begin of another one.
-    parts = {"style": _part("page.css"), "script": script, "data": text.replace("<", "\\u003c")}
+    parts = {
+        "style": _phase_colours() + _part("page.css"),
+        "script": script,
+        "data": text.replace("<", "\\u003c"),
+    }
     for name, part in parts.items():
         page = page.replace(f"@@{name}@@", part, 1)
     return page
+
+
+def _phase_colours() -> str:
+    """The colours of phases, the same in light and dark: variables for the style sheet."""
+    named = {"forward": COLOURS["F"], "backward": COLOURS["B"], "unnamed": COLOURS[""]}
+    return ":root { " + " ".join(f"--{name}: {colour};" for name, colour in named.items()) + " }\n"
 
 
 def _part(name: str) -> str:

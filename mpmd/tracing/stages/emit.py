@@ -20,7 +20,7 @@ def emit(flat: FlatFunction, arguments: Sequence[Any], names: Sequence[str]) -> 
         arguments: the values of its inputs.
         names: of the stages, in order.
     """
-    emission = _ItemEmission(flat)
+    emission = ItemEmission(flat)
     env: dict[int, Any] = {**flat.constants, **dict(zip(flat.inputs, arguments, strict=True))}
     unnamed = [item for item in flat.items if item.stage is None]
     for stage, name in enumerate(names):
@@ -48,7 +48,7 @@ def outside_of(
     return list(inputs), outputs
 
 
-class _ItemEmission:
+class ItemEmission:
     """Computes items over an environment, which has the values by number."""
 
     def __init__(self, flat: FlatFunction) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from jax.extend.core import Literal
@@ -110,6 +110,33 @@ class FlatFunction:
             for v in dict.fromkeys(item.reads):
                 found[v].append(item)
         return found
+
+    def inlined(
+        self, closed: Any, given: Sequence[Operand], around: tuple[Checkpoint, ...], scope: str
+    ) -> tuple[list[Item], list[Operand]]:
+        """The items and the results of another jaxpr; its items are not yet in `items`.
+
+        Args:
+            closed: the jaxpr.
+            given: its arguments.
+            around: the checkpoints around it.
+            scope: its scope.
+        """
+        items, self.items = self.items, []
+        outputs = self._inline(closed.jaxpr, closed.consts, given, around, scope)
+        made, self.items = self.items, items
+        return made, outputs
+
+    def replace(self, values: Mapping[int, Operand]) -> None:
+        """Items and results read other values in place of some; unneeded items are dropped."""
+
+        def new(operand: Operand) -> Operand:
+            return values.get(operand, operand) if isinstance(operand, int) else operand
+
+        for item in self.items:
+            item.inputs = list(map(new, item.inputs))
+        self.outputs = list(map(new, self.outputs))
+        self._drop_dead_items()
 
     def _inline(
         self,

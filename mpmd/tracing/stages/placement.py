@@ -4,6 +4,7 @@
 2. Other items that read a stage are of the latest that they read.
 3. Between two stages the division moves to where the fewest bytes cross.
 4. Everything else that only one stage reads is of this stage: embeddings, casts of parameters, targets.
+5. Small values of parameters alone, such as sums for a decay of weights, are of the stage of these.
 
 Items that remain have no stage: mesh inference places them.
 """
@@ -11,7 +12,7 @@ Items that remain have no stage: mesh inference places them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from mpmd.errors import ConfigError, collect
 from mpmd.tracing.stages.items import FlatFunction, Item, numbers
@@ -34,11 +35,53 @@ def place(flat: FlatFunction, parameters: Sequence[int], stage_of: Mapping[int, 
             item.stage = max(owners)
             fixed.add(id(item))
     movable = [item for item in flat.items if id(item) not in fixed and not item.stays_out]
-    _follow_inputs(flat)
+    follow_inputs(flat)
     for stage in range(count - 1):
         _move_division(flat, stage, {id(item) for item in movable})
-    _follow_inputs(flat)
-    _follow_readers(flat)
+    follow_inputs(flat)
+    terms = _terms(flat, parameters)
+    follow_readers(flat, terms)
+    if terms:
+        _place_terms(flat, terms, stage_of)
+        follow_inputs(flat)
+        follow_readers(flat)
+
+
+_SMALL = 8
+"""How many times smaller than its parameters a value is that is sent instead, for each microbatch."""
+
+
+def _terms(flat: FlatFunction, parameters: Sequence[int]) -> dict[Item, set[int]]:
+    """The items without a stage that compute small values of parameters alone → these parameters."""
+    sources = {v: {v} for v in parameters}
+    found: dict[Item, set[int]] = {}
+    for item in flat.items:
+        if item.reads and all(v in sources for v in item.reads):
+            read = set().union(*(sources[v] for v in item.reads))
+            for v in item.outputs:
+                sources.setdefault(v, read)
+            read_bytes = sum(size(flat.avals[v]) for v in read)
+            own_bytes = sum(size(flat.avals[v]) for v in item.outputs)
+            if item.stage is None and not item.stays_out and _SMALL * own_bytes <= read_bytes:
+                found[item] = read
+    return found
+
+
+def _place_terms(flat: FlatFunction, terms: Mapping[Item, set[int]], stage_of: Mapping[int, int]) -> None:
+    """Gives items of which all parameters are of one stage this stage, if their readers are not before it."""
+    readers = flat.readers()
+
+    def stage(parameter: int) -> int | None:
+        others = [i for i in _final_readers(parameter, readers, terms) if i.stage is not None]
+        return stage_of.get(parameter, min((i.stage or 0 for i in others), default=None))
+
+    own = {parameter: stage(parameter) for parameter in set().union(*terms.values())}
+    for item, parameters in terms.items():
+        stages = {own[parameter] for parameter in parameters}
+        after = [reader.stage for v in item.outputs for reader in _final_readers(v, readers)]
+        first = next(iter(stages)) if len(stages) == 1 else None
+        if first is not None and all(first <= (later or 0) for later in after):
+            item.stage = first
 
 
 def _owners(
@@ -50,13 +93,14 @@ def _owners(
     for item in flat.items:
         owners = set().union(*(sources.get(v, ()) for v in item.reads))
         if all(v in sources for v in item.reads):
-            sources.update(dict.fromkeys(item.outputs, owners))
+            for v in item.outputs:
+                sources.setdefault(v, owners)
         else:
             found[id(item)] = owners
     return found
 
 
-def _follow_inputs(flat: FlatFunction) -> None:
+def follow_inputs(flat: FlatFunction) -> None:
     """Items that read a stage have this stage or a later one."""
     stage_of: dict[int, int] = {}
     for item in flat.items:
@@ -96,12 +140,13 @@ def _move_division(flat: FlatFunction, stage: int, movable: set[int]) -> None:
         item.stage = stage + 1
 
 
-def _follow_readers(flat: FlatFunction) -> None:
-    """Items without a stage that only one stage reads have this stage."""
+def follow_readers(flat: FlatFunction, besides: Container[Item] = ()) -> None:
+    """Items without a stage that only one stage reads have this stage, besides some."""
     results = set(numbers(flat.outputs))
     readers = flat.readers()
     for item in reversed(flat.items):
-        if item.stage is None and not item.stays_out and results.isdisjoint(item.outputs):
+        free = item.stage is None and not item.stays_out and item not in besides
+        if free and results.isdisjoint(item.outputs):
             stages = {reader.stage for v in item.outputs for reader in readers[v]}
             if len(stages) == 1:
                 item.stage = stages.pop()
@@ -142,11 +187,15 @@ _REPORTED = 4
 """How many parameters that are read in the wrong stage an error shows."""
 
 
-def _final_readers(parameter: int, readers: Mapping[int, Sequence[Item]]) -> list[Item]:
-    """The items with a stage that read a parameter, or what items without a stage compute from it."""
-    found, todo, seen = [], [parameter], {parameter}
+def _final_readers(
+    value: int, readers: Mapping[int, Sequence[Item]], besides: Container[Item] = ()
+) -> list[Item]:
+    """The items, besides some, with a stage that read a value, or what others compute from it."""
+    found, todo, seen = [], [value], {value}
     while todo:
         for item in readers[todo.pop()]:
+            if item in besides:
+                continue
             if item.stage is not None:
                 found.append(item)
                 continue

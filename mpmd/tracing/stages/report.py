@@ -34,7 +34,7 @@ def describe_stages(flat: FlatFunction, paths: Mapping[int, str], selector: Sele
         own = [item for item in flat.items if item.stage == stage]
         total = sum(_row_bytes(flat.avals[v], rows) for v, rows in read[stage])
         flops = _amount(sum(map(item_flops, own)), "FLOP")
-        lines.append(f"{stage_name} on {mesh}: {flops}, {_bytes(total)} of parameters")
+        lines.append(f"{stage_name} on {mesh}: {flops}, {bytes_text(total)} of parameters")
         for v, rows in sorted(read[stage], key=lambda found: found[0]):
             others = [
                 selector.names[s] for s in range(len(selector.over)) if s != stage and (v, rows) in read[s]
@@ -47,7 +47,7 @@ def describe_stages(flat: FlatFunction, paths: Mapping[int, str], selector: Sele
             stages = sorted({r.stage for r in readers[v] if r.stage is not None and r.stage != stage})
             to = ", ".join(selector.names[s] for s in stages) or "the results"
             aval = flat.avals[v]
-            lines.append(f"  sends {_shape(aval)} ({_bytes(size(aval))}) of {makers[v].where} to {to}")
+            lines.append(f"  sends {_shape(aval)} ({bytes_text(size(aval))}) of {makers[v].where} to {to}")
     return "\n".join([*lines, *_without_stage(flat)])
 
 
@@ -122,9 +122,18 @@ def _amount(number: float, unit: str) -> str:
     raise AssertionError(number)
 
 
-def _bytes(number: float) -> str:
+def bytes_text(number: float) -> str:
+    """A number of bytes, with a prefix."""
     for prefix in ("", "Ki", "Mi", "Gi"):
         if number < 1024 or prefix == "Gi":
             return f"{number:.1f} {prefix}B" if prefix else f"{number:.0f} B"
         number /= 1024
     raise AssertionError(number)
+
+
+def seconds_text(seconds: float) -> str:
+    """Seconds, with a prefix."""
+    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
+        if seconds * factor >= 1 or unit == "us":
+            return f"{seconds * factor:.3g} {unit}"
+    raise AssertionError(seconds)

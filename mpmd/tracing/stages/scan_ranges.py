@@ -2,52 +2,119 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from mpmd.errors import ConfigError
 from mpmd.jax_compat import rebind, scan_counts
+from mpmd.tracing.stages.indexed_stacks import scan_rows_of_indexed_stacks
 from mpmd.tracing.stages.items import FlatFunction, Item, numbers
+from mpmd.tracing.stages.parameter_terms import divide_terms
 from mpmd.tracing.stages.selectors import Selector
 
 
-def divide_scans(flat: FlatFunction, paths: Mapping[int, str], selector: Selector) -> dict[str, list[int]]:
-    """Divides the scans over the parameters that a selector matches.
+@dataclasses.dataclass(frozen=True)
+class Division:
+    """How the stacked parameters of a function are divided.
+
+    Attributes:
+        lengths: the path of each stacked parameter → the lengths of its parts.
+        stage_of: values that have the rows of one part, and are computed from parameters alone → its stage.
+        joined: a text for each equation that joins parts of parameters.
+    """
+
+    lengths: dict[str, list[int]]
+    stage_of: dict[int, int]
+    joined: dict[str, None]
+
+
+def divide_scans(flat: FlatFunction, paths: Mapping[int, str], selector: Selector) -> Division:
+    """Divides scans over the parameters that a selector matches, and what follows from these alone.
 
     Args:
         flat: its items have no stages.
         paths: the path of each value that is a parameter.
         selector: its patterns are those of stacked parameters.
 
-    Returns:
-        The path of each stacked parameter, and the lengths of its parts.
-
     Raises:
         ConfigError: a pattern matches nothing, or no scan runs over what it matches.
     """
     selector.check_matches(list(paths.values()))
-    scans = _scans_over(flat, {v for v, path in paths.items() if selector.matches(path)}, set(paths))
+    stacks = {v for v, path in paths.items() if selector.matches(path)}
+    scan_rows_of_indexed_stacks(flat, _stack_values(flat, stacks, set(paths))[0])
+    scans = scans_over(flat, stacks, set(paths))
     if not scans:
         raise ConfigError(_no_scan(flat, paths, selector))
-    stages = selector.stages_of(sum(scan.equation.params["length"] for scan in scans))
-    lengths: dict[str, list[int]] = {}
-    for scan, sources in scans.items():
-        length = scan.equation.params["length"]
-        own, stages = stages[:length], stages[length:]
-        ranges = _ranges(own, scan.equation.params["reverse"])
-        _replace(flat, scan, ranges)
-        for v in sorted(sources):
-            lengths[paths[v]] = [end - begin for _, begin, end in sorted(ranges, key=lambda r: r[1])]
-    return lengths
+    stages = iter(selector.stages_of(sum(scan.equation.params["length"] for scan in scans)))
+    own = {scan: list(itertools.islice(stages, scan.equation.params["length"])) for scan in scans}
+    return divide_by_stages(flat, paths, scans, own)
 
 
-def _scans_over(flat: FlatFunction, stacks: set[int], parameters: set[int]) -> dict[Item, set[int]]:
-    """The scans whose rows are rows of stacked parameters, and which parameters these are."""
+def divide_by_stages(
+    flat: FlatFunction,
+    paths: Mapping[int, str],
+    scans: Mapping[Item, Collection[int]],
+    stages: Mapping[Item, Sequence[int]],
+) -> Division:
+    """Divides scans over stacked parameters, and what follows from these alone.
+
+    Args:
+        flat: has the scans.
+        paths: the path of each value that is a parameter.
+        scans: the stacked parameters of each scan.
+        stages: the stage of each iteration, in the order in which they run.
+    """
+    stacks = set[int]().union(*scans.values())
+    computed = _stack_values(flat, stacks, set(paths))[1]
+    terms = {item: None for item in computed if item not in scans}
+    divided: dict[int, list[tuple[int, int, int]]] = {}
+    for scan, of_scan in scans.items():
+        ranges = ranges_of(stages[scan], scan.equation.params["reverse"])
+        replace_scan(flat, scan, ranges)
+        for v in sorted(of_scan):
+            divided[v] = sorted((begin, end, stage) for stage, begin, end in ranges)
+    lengths = {paths[v]: [end - begin for begin, end, _ in ranges] for v, ranges in divided.items()}
+    return Division(lengths, *divide_terms(flat, terms, divided))
+
+
+def _stack_values(
+    flat: FlatFunction, stacks: set[int], parameters: set[int]
+) -> tuple[dict[int, set[int]], dict[Item, None]]:
+    """The values and items that follow from stacked parameters, and from parameters alone.
+
+    Returns:
+        Values that have the rows of stacks → these stacks; the items that compute of stacks.
+    """
     sources = {v: {v} for v in stacks}
+    derived = dict(sources)
     constant = set(parameters)
+    computed: dict[Item, None] = {}
+    for item in flat.items:
+        if not constant.issuperset(item.reads):
+            continue
+        constant.update(item.outputs)
+        read = set().union(*(derived.get(v, ()) for v in item.reads))
+        lengths = {flat.avals[v].shape[0] for v in item.reads if v in sources}
+        if read:
+            computed[item] = None
+            derived.update(dict.fromkeys(item.outputs, read))
+            own = [v for v in item.outputs if flat.avals[v].shape[:1] in {(n,) for n in lengths}]
+            sources.update(dict.fromkeys(own, read))
+    return sources, computed
+
+
+def scans_over(flat: FlatFunction, stacks: set[int], parameters: set[int]) -> dict[Item, set[int]]:
+    """The scans whose rows are rows of stacked parameters, and which parameters these are.
+
+    What follows from stacks alone gets no stage: it is computed from the parts on their meshes.
+    """
+    sources, computed = _stack_values(flat, stacks, parameters)
+    for item in computed:
+        item.stays_out = True
     found: dict[Item, set[int]] = {}
     for item in flat.items:
         if item.equation.primitive.name == "scan":
@@ -55,14 +122,6 @@ def _scans_over(flat: FlatFunction, stacks: set[int], parameters: set[int]) -> d
             read = set().union(*(sources.get(v, ()) for v in rows))
             if read:
                 found[item] = read
-        if constant.issuperset(item.reads):
-            constant.update(item.outputs)
-            read = set().union(*(sources.get(v, ()) for v in item.reads))
-            item.stays_out = bool(read)  # computed from the parts on their meshes
-            lengths = {flat.avals[v].shape[0] for v in item.reads if v in sources}
-            for v in item.outputs:
-                if read and flat.avals[v].shape[:1] in {(n,) for n in lengths}:
-                    sources[v] = read
     return found
 
 
@@ -83,7 +142,7 @@ def _no_scan(flat: FlatFunction, paths: Mapping[int, str], selector: Selector) -
     )
 
 
-def _ranges(stages: Sequence[int], reverse: bool) -> list[tuple[int, int, int]]:
+def ranges_of(stages: Sequence[int], reverse: bool) -> list[tuple[int, int, int]]:
     """(stage, first row, end) of each stage, in the order in which they run.
 
     Args:
@@ -99,7 +158,7 @@ def _ranges(stages: Sequence[int], reverse: bool) -> list[tuple[int, int, int]]:
     return found
 
 
-def _replace(flat: FlatFunction, scan: Item, ranges: Sequence[tuple[int, int, int]]) -> None:
+def replace_scan(flat: FlatFunction, scan: Item, ranges: Sequence[tuple[int, int, int]]) -> None:
     """Replaces a scan by the slices of its rows, a scan for each range, and its stacked results."""
     constants, carried = scan_counts(scan.equation.params)
     carry = list(scan.inputs[constants : constants + carried])

@@ -11,6 +11,8 @@ import jax
 import numpy as np
 from jax.tree_util import GetAttrKey, register_pytree_with_keys_class
 
+from mpmd.tracing.stages import stage_axis
+
 
 @register_pytree_with_keys_class
 class Stacked:
@@ -63,6 +65,17 @@ class Stacked:
         if any(isinstance(part, jax.core.Tracer) for part in self.parts):
             return jax.lax.concatenate(self.parts, self.dim)
         return np.concatenate([np.asarray(part) for part in self.parts], self.dim)
+
+    def over_axis(self, axis: str = "stage") -> jax.Array:
+        """The parts as one `jax.Array`, split along the dim over an axis of stages; nothing is copied.
+
+        A step takes such an array as it takes the parts.
+
+        Raises:
+            PlacementError: parts differ in shape or sharding, or meshes have a client each, as on CPUs by
+                default.
+        """
+        return stage_axis.over_axis(self.parts, self.dim, axis)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return np.asarray(self.whole(), dtype)

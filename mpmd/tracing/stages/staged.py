@@ -12,6 +12,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from mpmd.errors import ConfigError
 from mpmd.tracing.bound import is_bound
+from mpmd.tracing.stages.automatic import AutomaticSelector, DivisionChoice, choose_by_cost
 from mpmd.tracing.stages.emit import emit
 from mpmd.tracing.stages.items import FlatFunction, Item
 from mpmd.tracing.stages.layers import check_scopes, stages_by_paths, stages_by_scopes
@@ -32,6 +33,7 @@ class StagePlan:
         texts: a description of the stages of each function that has some.
         divisions: path of each stacked parameter of these functions → the lengths of its parts.
         warnings: for the user.
+        choices: the divisions by cost, with their alternatives.
     """
 
     def __init__(self, selector: Selector) -> None:
@@ -39,6 +41,7 @@ class StagePlan:
         self.texts: dict[str, None] = {}
         self.divisions: dict[str, list[int]] = {}
         self.warnings: dict[str, None] = {}
+        self.choices: list[DivisionChoice] = []
         self._found: set[str] = set()
 
     def lengths_of(self, path: str, shape: Sequence[int]) -> list[int] | None:
@@ -151,9 +154,20 @@ def _choose(plan: StagePlan, function: FlatFunction, paths: dict[int, str], name
         name: of the function.
     """
     selector = plan.selector
+    if isinstance(selector, AutomaticSelector):
+        choice, division, text = choose_by_cost(function, paths, selector, name)
+        plan.choices.append(choice)
+        plan.divisions.update(division.lengths)
+        plan.warnings.update(division.joined)
+        plan.texts[text] = None
+        return
     scoped: dict[Item, int] = {}
+    parts: dict[int, int] = {}
     if selector.stacked:
-        plan.divisions.update(divide_scans(function, paths, selector))
+        division = divide_scans(function, paths, selector)
+        plan.divisions.update(division.lengths)
+        plan.warnings.update(division.joined)
+        parts = division.stage_of
         found = [None if path in plan.divisions else selector.pinned(path) for path in paths.values()]
     elif selector.scoped:
         scoped = stages_by_scopes(selector, function)
@@ -164,7 +178,7 @@ def _choose(plan: StagePlan, function: FlatFunction, paths: dict[int, str], name
     else:
         found = stages_by_paths(selector, list(paths.values()))
     stage_of = {value: stage for value, stage in zip(paths, found, strict=True) if stage is not None}
-    place(function, list(paths), stage_of, len(selector.over))
+    place(function, [*paths, *parts], stage_of | parts, len(selector.over))
     check_order(function, stage_of, paths)
     check_scopes(scoped)
     plan.texts[describe_stages(function, paths, selector, name)] = None

@@ -33,6 +33,8 @@ def over_parts(
     closed, shapes = jax.make_jaxpr(
         lambda *leaves: whole_call(jax.tree.unflatten(tree, leaves)), return_shape=True
     )(*[leaf for _, leaf in flat])
+    if not plan.divisions:
+        return whole_call, wholes
     lengths = [plan.lengths_of(keystr(path, simple=True, separator="/"), leaf.shape) for path, leaf in flat]
     plan.warn_of_whole_stacks(getattr(fn, "__name__", "the step"))
     interpreter = PartwiseInterpreter(RULES, FROM_ARRAYS, list(plan.divisions.values()))

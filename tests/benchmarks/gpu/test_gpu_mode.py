@@ -1,16 +1,22 @@
-"""Experiments in their GPU mode, on a stand-in: the first GPU that they meet must not find a slip of
-theirs."""
+"""Experiments in their GPU mode, on stand-ins: the first GPU that they meet must find no slip of theirs."""
 
 import importlib.util
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import command_buffer, cublaslt_epilogues, flash_attention, handler_launch, plan_kernels
+from benchmarks.gpu import cublaslt_epilogues, flash_attention
+from benchmarks.gpu import run as runner
 from benchmarks.gpu.cublaslt import Product
-from benchmarks.gpu.driver import GpuError, nvidia_library
 from benchmarks.gpu.experiment import Experiment
+from mpmd.compile.backends.native_gpu.libraries import CudaLibraries
+from mpmd.errors import CompileError
 from tests.support.gpu_stand_in import install
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def found(experiment, tmp_path, gpu, expected_errors=()):
@@ -23,46 +29,32 @@ def found(experiment, tmp_path, gpu, expected_errors=()):
     return written
 
 
-@pytest.mark.slow
-def test_handler_launch(monkeypatch, tmp_path):
-    gpu = install(monkeypatch, handler_launch)
-    monkeypatch.setattr(handler_launch, "LARGE", 1 << 16)
-    monkeypatch.setattr(handler_launch, "CHECKED", 1 << 12)
-    written = found(handler_launch.measure, tmp_path, gpu)
-    assert "boundary_us" in written["figures"]
-    assert written["checks"]["calls are in order with XLA's work"]["state"] == "passed"
+TARGET = [entry.name for entry in runner.EXPERIMENTS if entry.simulated]
 
 
 @pytest.mark.slow
-def test_command_buffer(monkeypatch, tmp_path):
-    gpu = install(monkeypatch, command_buffer)
-    written = found(command_buffer.measure, tmp_path, gpu)
-    assert written["figures"]["captured"]["loop"] is False
-    assert set(written["figures"]["us_per_launch"]) == {*command_buffer.VARIANTS, "xla", "xla_without_graphs"}
-
-
-@pytest.mark.slow
-def test_plan_kernels(monkeypatch, tmp_path):
-    gpu = install(monkeypatch, plan_kernels)
-    monkeypatch.setattr(plan_kernels, "SIZE", 1 << 16)
-    printed = plan_kernels.print_plan
-
-    def remember(plan, arch):
-        kernel = printed(plan, arch)
-        gpu.plans[plan.name] = kernel.plan
-        return kernel
-
-    monkeypatch.setattr(plan_kernels, "print_plan", remember)
-    written = found(plan_kernels.measure, tmp_path, gpu)
-    assert written["figures"]["gelu_f32"]["speed"] > 0
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_the_command_on_a_stand_in(tmp_path):
+    """Every experiment on our target, as on a GPU, small: nothing fails, breaks off or is late."""
+    command = [sys.executable, "benchmarks/gpu/run.py", "--out", str(tmp_path), "--stand-in"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    written = json.loads((tmp_path / "gpu.json").read_text())["experiments"]
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert {name for name, found in written.items() if found["status"] == "compiled"} == {*TARGET}
+    others = {found["status"] for name, found in written.items() if name not in TARGET}
+    assert others == {"skipped: it needs a GPU"}
+    for name in TARGET:
+        assert written[name]["checks"] and not written[name]["errors"], name
+        assert {check["state"] for check in written[name]["checks"].values()} == {"recorded"}, name
+    assert written["target_kernels"]["figures"]["kernels"]["adam"][0]["bytes"] > 0
+    assert written["target_gpt2"]["figures"]["step"]["launches"] > 50
 
 
 def _has_cublaslt():
     try:
-        nvidia_library("libcublasLt.so")
-    except GpuError:
+        return CudaLibraries().cublaslt is not None
+    except CompileError:
         return False
-    return True
 
 
 @pytest.mark.slow

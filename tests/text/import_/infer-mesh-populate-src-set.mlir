@@ -31,6 +31,15 @@ func.func @argument(%a: tensor<4xf32> {mpmd.use_set = #mpmd.meshes_with_origins<
   return %0 : tensor<4xf32>
 }
 
+// A scalar can be anywhere, such as the scale of a loss by which gradients of all meshes are divided.
+// CHECK-LABEL: func @scalar
+// CHECK-SAME: %arg0: tensor<f32> {mpmd.use_set
+func.func @scalar(%a: tensor<f32> {mpmd.use_set = #mpmd.meshes_with_origins<"m2"["f"]>}) -> tensor<f32>
+    attributes {topology = #topology} {
+  %0 = stablehlo.negate %a : tensor<f32> // CHECK: negate
+  return %0 : tensor<f32>
+}
+
 // A sum of values that can nowhere be together is one across meshes, a difference is impossible.
 // CHECK-LABEL: func @conflicts
 func.func @conflicts(%a: !m1, %b: !m2, %c: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>, tensor<f32>)
@@ -51,6 +60,21 @@ func.func @conflicts(%a: !m1, %b: !m2, %c: tensor<4xf32>) -> (tensor<4xf32>, ten
   // CHECK: stablehlo.reduce{{.*}}{mpmd.src_set = #mpmd.meshes_with_origins<"m1", "m2">}
   %6 = stablehlo.reduce(%5 init: %c0) applies stablehlo.minimum across dimensions = [0] : (tensor<4xf32>, tensor<f32>) -> tensor<f32>
   return %2, %3, %6 : tensor<4xf32>, tensor<4xf32>, tensor<f32>
+}
+
+// An op with regions can be where what they capture can.
+// CHECK-LABEL: func @captured
+func.func @captured(%a: !m1, %which: tensor<i32>) -> tensor<4xf32> attributes {topology = #topology} {
+  %u = mpmd.unassign %a : (!m1) -> tensor<4xf32> // CHECK: unassign {{.*}}src_set = #mpmd.meshes_with_origins<"m1">
+  // CHECK: stablehlo.case
+  // CHECK: }) {mpmd.src_set = #mpmd.meshes_with_origins<"m1">}
+  %0 = "stablehlo.case"(%which) ({
+    stablehlo.return %u : tensor<4xf32>
+  }, {
+    %1 = stablehlo.negate %u : tensor<4xf32>
+    stablehlo.return %1 : tensor<4xf32>
+  }) : (tensor<i32>) -> tensor<4xf32>
+  return %0 : tensor<4xf32>
 }
 
 // An argument of a callee can be where all calls can give it.

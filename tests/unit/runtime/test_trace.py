@@ -5,6 +5,7 @@ import threading
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,15 +13,17 @@ from benchmarks.sleeping import sleep
 from mpmd.compile.backends.ffi.stamp import register_stamp
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.channels.stamps import Stamps
+from mpmd.runtime.clients import own_clients
 from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.graph import BufferType
 from mpmd.runtime.instructions import Recv, Run
 from mpmd.runtime.linearize import linearize
-from mpmd.runtime.trace import TraceRecorder, spans_of, stamped_types
+from mpmd.runtime.trace import StepTimes, TraceRecorder, spans_of, stamped_types
 from mpmd.runtime.watchers import Sighting, WatchingRecorder, times_of
 from mpmd.support.execution_log import ENTRIES_AT, ENTRY_BYTES, ExecutionLog
 from tests.support.pipeline_graphs import (
     GraphBuilder,
+    X,
     compiled,
     devices,
     one_f_one_b,
@@ -69,6 +72,35 @@ def check_stream(stream, spans):
         buffer = stream.instructions[at].buffer
         readers = [s.start_s for s in runs if buffer in stream.instructions[s.at].inputs]
         assert span.start_s == span.end_s or span.end_s <= min(readers, default=span.end_s)
+
+
+def test_messages_leave_before_the_next_call():
+    """A recorded step overlaps as any other: the end of a call is stamped after its messages."""
+    b, nap = GraphBuilder(), 0.02
+    x = b.input("m0")
+    for microbatch in range(4):
+        (y,) = b.call("f", "m0", [x], microbatch=microbatch, phase="F", stage=0)
+        b.output(*b.call("h", "m1", [b.transfer(y, "m1")], microbatch=microbatch, phase="F", stage=1))
+    program = linearize(b.graph())
+    place = MeshDevices(own_clients({"m0": 1, "m1": 1}))
+    square = np.eye(32, dtype=np.float32)  # XLA runs programs of fewer operations when they are called
+
+    def body(x):
+        y = jax.lax.optimization_barrier(square) @ square
+        return (x + y[0, 0] + sleep(jnp.float32(nap), y),)
+
+    bodies = dict.fromkeys("fh", (body, ()))
+    executables = compiled(program, bodies)
+    with Executor(program, executables, place) as executor:
+        executor.run([X])
+        executor.synchronize()
+        recorder, _ = recorders(program, executables, place)
+        with recorder:
+            executor.run([X], observers=[recorder])
+    runs = [s for s in recorder.spans if s.kind == "run"]
+    assert len(runs) == 8
+    assert all(s.end_s - s.start_s > 0.9 * nap for s in runs)
+    assert min(s.start_s for s in runs if s.mesh == "m1") < max(s.start_s for s in runs if s.mesh == "m0")
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -128,8 +160,8 @@ def two_meshes():
     return program, at
 
 
-def spans_in_short(program, runs, arrivals):
-    return [(s.mesh, s.name, s.kind, s.start_s, s.end_s) for s in spans_of(program, runs, arrivals)]
+def spans_in_short(program, times):
+    return [(s.mesh, s.name, s.kind, s.start_s, s.end_s) for s in spans_of(program, times)]
 
 
 def test_begins_are_computed_from_what_watchers_saw():
@@ -138,7 +170,7 @@ def test_begins_are_computed_from_what_watchers_saw():
         "m0": [Sighting(at["Runf"][1], 0.0, None, 2.0), Sighting(at["Rung"][1], 0.1, None, 5.0)],
         "m1": [Sighting(at["Recv"][1], 0.2, None, 3.0), Sighting(at["Runh"][1], 0.3, None, 4.5)],
     }
-    assert spans_in_short(program, *times_of(program, sightings)) == [
+    assert spans_in_short(program, times_of(program, sightings)) == [
         ("m0", "f", "run", 0.0, 2.0),
         ("m0", "g", "run", 2.0, 5.0),
         ("m1", "m0", "transfer", 2.0, 3.0),
@@ -148,17 +180,23 @@ def test_begins_are_computed_from_what_watchers_saw():
 
 def test_a_message_is_there_before_what_reads_it_and_runs_are_apart():
     program, at = two_meshes()
-    runs = {at["Runf"]: (1.0, 2.0), at["Rung"]: (1.9, 3.0), at["Runh"]: (2.5, 4.0)}
-    assert spans_in_short(program, runs, {at["Recv"]: 3.5}) == [
+    f, g, h, recv = (
+        ("m0", at["Runf"][1]),
+        ("m0", at["Rung"][1]),
+        ("m1", at["Runh"][1]),
+        ("m1", at["Recv"][1]),
+    )
+    runs = {f: (1.0, 2.0), g: (1.9, 3.0), h: (2.5, 4.0)}
+    assert spans_in_short(program, StepTimes(runs, {recv: 3.5})) == [
         ("m0", "f", "run", 1.0, 2.0),
         ("m0", "g", "run", 2.0, 3.0),
         ("m1", "m0", "transfer", 2.0, 2.5),
         ("m1", "h", "run", 2.5, 4.0),
     ]
-    without = spans_in_short(program, runs, {})  # where stamps have no order of their own
+    without = spans_in_short(program, StepTimes(runs, {}))  # where stamps have no order of their own
     assert ("m1", "m0", "transfer", 2.0, 2.5) in without
-    del runs[at["Runf"]]
-    assert [kind for _, _, kind, _, _ in spans_in_short(program, runs, {})] == ["run", "run"]
+    del runs[f]
+    assert [kind for _, _, kind, _, _ in spans_in_short(program, StepTimes(runs, {}))] == ["run", "run"]
 
 
 def test_a_token_is_ready_when_its_array_is():

@@ -140,3 +140,27 @@ def test_standard_input_and_an_output_file(tmp_path, monkeypatch):
     out = tmp_path / "out.hlo"
     assert hlo_opt.main(["-", "-hlo-cse", "-o", str(out)]) == 0
     assert out.read_text().count("negate") == 1
+
+
+def test_a_module_is_compiled_for_a_described_device(run):
+    """The device need not be here; costs are those of the device, code needs a compiler for it."""
+    code, out, err = run(PLAIN, "-target=sm_90", "-hlo-cse")
+    assert (code, err) == (0, "") and out.startswith("on H200:") and "memory-bound: 1 of 1 kernels" in out
+    assert (
+        run(PLAIN, "-target=cpu", "-text=assembly")[1].count("f")
+        and "ENTRY main" in run(PLAIN, "-target=A100", "-text=hlo")[1]
+    )
+    assert "allocation 0: parameter 0" in run(PLAIN, "-target=B200", "-text=buffers")[1]
+    assert run(PLAIN, "-target=cpu", "-text=ptx")[1] == "// fragments for this device have no text 'ptx'\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-target=sm_91"], "unknown target 'sm_91'\n  there are cpu, A100, H100, H200, B200, sm_80, sm_90"),
+        (["-target=H100", "-text=word"], "there is no text 'word' of a fragment\n  there are 'stablehlo'"),
+    ],
+)
+def test_targets_and_texts_that_do_not_exist(run, arguments, message):
+    code, out, err = run(PLAIN, *arguments)
+    assert code == 1 and not out and message in err

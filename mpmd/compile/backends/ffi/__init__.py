@@ -6,6 +6,7 @@ Handlers run on the host, whatever device they launch work on: their code is the
 |---|---|
 | `frame.py` | the frame of a call, as a handler reads it; the version of the interface |
 | `custom_call.py` | the custom call, and the table of the programs that it enters |
+| `loaded.py` | the programs in memory, and when they are unloaded |
 | `timing.py` | entries of the log of executions |
 | `stamp.py` | a custom call that writes when it runs |
 """

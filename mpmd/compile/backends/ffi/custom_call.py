@@ -1,7 +1,7 @@
 """The one custom call target of all native programs, and which of them may be unloaded.
 
-XLA keeps target names and handlers for the life of the process.  The only handler that it is given here lives
-as long; an attribute of the call says which program to enter, as an index into a table:
+XLA keeps target names and handlers for the life of the process.  The only handler that it is given here, one
+for each platform, lives as long; an attribute of the call says which program to enter, an index of a table:
 
     mpmd_native(frame):        table[frame.attribute].handler(frame)
     instantiate(frame):        table[frame.attribute].executables += 1
@@ -41,16 +41,16 @@ _MAX_PROGRAMS = 1 << 16
 
 
 class _Table:
-    """Programs that are loaded, by index; indices are used again."""
+    """Programs of a platform that are loaded, by index; indices are used again."""
 
-    def __init__(self) -> None:
+    def __init__(self, platform: str) -> None:
         self.rows = np.zeros((_MAX_PROGRAMS, _ENTRY), np.int64)
-        self.code = _compile(self.rows.ctypes.data, *_state_type())
+        self.code = _compile(platform, self.rows.ctypes.data, *_state_type())
         self._free: list[int] = []
         self._used = 0
         stages = ("instantiate", "execute")
         handlers = {stage: capsule(self.code.address(f"mpmd_{stage}")) for stage in stages}
-        jax.ffi.register_ffi_target(TARGET_NAME, handlers, platform="cpu")
+        jax.ffi.register_ffi_target(TARGET_NAME, handlers, platform=platform)
 
     def add(self, handler: int) -> int:
         if not self._free and self._used == _MAX_PROGRAMS:
@@ -70,11 +70,12 @@ class _Table:
         self._free.append(index)
 
 
-def add_program(handler: int) -> int:
+def add_program(handler: int, platform: str = "cpu") -> int:
     """Makes a handler callable by the custom call; callers hold a lock.
 
     Args:
         handler: the address of an `XLA_FFI_Handler`.
+        platform: as XLA names it, `"cpu"` or `"CUDA"`.
 
     Returns:
         The program's index, the value of `ATTRIBUTE` in its calls.
@@ -82,17 +83,17 @@ def add_program(handler: int) -> int:
     Raises:
         CompileError: too many programs are loaded.
     """
-    return _table().add(handler)
+    return _table(platform).add(handler)
 
 
-def is_called(index: int) -> bool:
+def is_called(index: int, platform: str = "cpu") -> bool:
     """Whether XLA has an executable that calls the program."""
-    return bool(_table().rows[index, _EXECUTABLES])
+    return bool(_table(platform).rows[index, _EXECUTABLES])
 
 
-def remove_program(index: int) -> None:
+def remove_program(index: int, platform: str = "cpu") -> None:
     """Forgets a program that no executable calls; callers hold a lock."""
-    _table().remove(index)
+    _table(platform).remove(index)
 
 
 def capsule(address: int) -> Any:
@@ -103,9 +104,9 @@ def capsule(address: int) -> Any:
 
 
 @functools.cache
-def _table() -> _Table:
-    """The table of this process: XLA destroys executables, and calls the deleter, after Python's modules."""
-    table = _Table()
+def _table(platform: str) -> _Table:
+    """The table of a platform: XLA destroys executables, and calls the deleter, after Python's modules."""
+    table = _Table(platform)
     for used in (table.rows, table.code):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(used))
     return table
@@ -118,7 +119,7 @@ def _state_type() -> tuple[np.ndarray, np.ndarray]:
     return number, info
 
 
-def _compile(table: int, type_number: np.ndarray, type_info: np.ndarray) -> LoadedCode:
+def _compile(platform: str, table: int, type_number: np.ndarray, type_info: np.ndarray) -> LoadedCode:
     """The handlers of the target, with the type of its state registered."""
     module = Module(host_target())
     _emit_execute(module, table)
@@ -128,7 +129,7 @@ def _compile(table: int, type_number: np.ndarray, type_info: np.ndarray) -> Load
     code = compile_module(module, ["mpmd_execute", "mpmd_instantiate", "mpmd_deleter"])
     type_info[2] = code.address("mpmd_deleter")
     kind = {"type_id": capsule(type_number.ctypes.data), "type_info": capsule(type_info.ctypes.data)}
-    jax.ffi.register_ffi_type("mpmd_native_executables", kind, platform="cpu")
+    jax.ffi.register_ffi_type("mpmd_native_executables", kind, platform=platform)
     code.state_type = type_number, type_info  # type: ignore[attr-defined]  # XLA keeps their addresses
     return code
 

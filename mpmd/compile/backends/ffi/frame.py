@@ -149,7 +149,7 @@ class FfiFrame:
     def fail_if(self, condition: Value, symbol: str, message: str) -> None:
         """End the handler with an error; `symbol` names its text in the module."""
         with self.f.branch_value(condition, _NULL) as branch:
-            branch.value = self._error(symbol, message)
+            branch.value = self.error(self.text(symbol, message))
         self.return_if(condition, branch.result())
 
     def return_if(self, condition: Value, error: Value) -> None:
@@ -177,15 +177,19 @@ class FfiFrame:
         api = self.f.load(self._at("api"), "ptr")
         return self.f.load(self.f.offset(api, API[name]), "ptr")
 
-    def _error(self, symbol: str, message: str) -> Value:
-        """A new `XLA_FFI_Error*`."""
-        f = self.f
+    def text(self, symbol: str, message: str) -> Value:
+        """The address of a text that ends with a zero byte."""
         text = message.encode()
         escaped = "".join(chr(c) if 32 <= c < 127 and chr(c) not in '"\\' else f"\\{c:02X}" for c in text)
         self.module.add_global(symbol, f'internal constant [{len(text) + 1} x i8] c"{escaped}\\00"')
+        return Value(f"@{symbol}", "ptr")
+
+    def error(self, text: Value) -> Value:
+        """A new `XLA_FFI_Error*`, with a copy of a text."""
+        f = self.f
         request = f.stack("i64", 4)
         f.store(constant(_ERROR_BYTES, "i64"), request)
         f.store(_NULL, request, 1)
-        f.store(Value(f"@{symbol}", "ptr"), request, 2)
+        f.store(text, request, 2)
         f.store(constant(_FAILED_PRECONDITION, "i32"), f.offset(request, 24))
         return f.op(f"call ptr {self._service('error_create')}(ptr {request})", "ptr")

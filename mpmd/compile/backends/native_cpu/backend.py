@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
 
 from jax.sharding import Mesh
 
 from mpmd.compile.artefact import Artefact
 from mpmd.compile.backends.compiled import CompiledFragment
-from mpmd.compile.backends.jax_function import ArgumentOrder, jax_function
+from mpmd.compile.backends.jax_function import ArgumentOrder, DirectCall, jax_function
 from mpmd.compile.backends.native_cpu.compilation import NativeCpu
 from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram
 from mpmd.compile.backends.native_cpu.dispatch import is_dispatched, threads_for
@@ -24,13 +22,6 @@ from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.options import DEFAULTS, CompileOptions
 from mpmd.errors import CompileError
 from mpmd.jax_compat import direct_call
-
-
-class DirectCall:
-    """Its instances hold the object that is called, so that a call enters no Python frame before it."""
-
-    __slots__ = ("__call__",)
-    __call__: Callable[..., Sequence[Any]]
 
 
 @dataclasses.dataclass

@@ -7,8 +7,6 @@ touched for the first time in every call would cost more than many a kernel.
 from __future__ import annotations
 
 import ctypes
-import threading
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,14 +14,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from mpmd.compile.backends.ffi.custom_call import (
-    ATTRIBUTE,
-    TARGET_NAME,
-    add_program,
-    is_called,
-    remove_program,
-)
+from mpmd.compile.backends.ffi.custom_call import ATTRIBUTE, TARGET_NAME
 from mpmd.compile.backends.ffi.frame import check_version
+from mpmd.compile.backends.ffi.loaded import LoadedPrograms, ProgramLoad
 from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram
 from mpmd.compile.backends.native_cpu.meeting import (
     BACK_OFF_LIMIT,
@@ -110,33 +103,7 @@ def _ballast() -> Any:
     return jax.lax.dot(hidden, numbers.reshape(columns, rows))
 
 
-_LOCK = threading.Lock()
-
-_REGISTERED: weakref.WeakValueDictionary[str, RegisteredProgram] = weakref.WeakValueDictionary()
-"""Programs that are referred to, by their content and whose memory and threads they have."""
-
-_RETIRED: list[tuple[int, Any]] = []
-"""Programs that are not: the index, and the code and memory of each.  XLA may still call some."""
-
-
-def _retire(index: int, owned: Any) -> None:
-    """Called when the last reference to a program goes, at any point of any thread: it waits for no lock."""
-    _RETIRED.append((index, owned))
-    if _LOCK.acquire(blocking=False):
-        try:
-            _unload_retired()
-        finally:
-            _LOCK.release()
-
-
-def _unload_retired() -> None:
-    """Unloads the programs that nothing refers to and no executable calls; under the lock."""
-    for _ in range(len(_RETIRED)):
-        index, owned = _RETIRED.pop(0)
-        if is_called(index):
-            _RETIRED.append((index, owned))
-        else:
-            remove_program(index)
+_PROGRAMS: LoadedPrograms[RegisteredProgram] = LoadedPrograms()
 
 
 def register(
@@ -180,11 +147,8 @@ def register(
     if len(devices) > 1:
         name += f".{'_'.join(map(str, devices))}"
         slots = len(devices)
-    with _LOCK:
-        _unload_retired()
-        found = _REGISTERED.get(name)
-        if found is not None:
-            return found
+
+    def load() -> ProgramLoad[RegisteredProgram]:
         code = compiled.load(target, cache)
         try:
             memory, kept = _slots(compiled, arena_bytes, constants, slots, pools)
@@ -199,10 +163,13 @@ def register(
             kept.append(_join(compiled, memory, kept, devices, max_back_offs))
         bind = code.function(f"{compiled.name}_bind", ctypes.c_void_p, ctypes.c_int64)
         bind(memory.ctypes.data, slots)
-        index = add_program(code.address(f"{compiled.name}_handler"))
-        program = _REGISTERED[name] = RegisteredProgram(index, compiled, slots, memory, kept_bytes)
-        weakref.finalize(program, _retire, index, (code, memory, kept)).atexit = False
-        return program
+
+        def program(index: int) -> RegisteredProgram:
+            return RegisteredProgram(index, compiled, slots, memory, kept_bytes)
+
+        return ProgramLoad(code.address(f"{compiled.name}_handler"), program, (code, memory, kept))
+
+    return _PROGRAMS.named(name, load)
 
 
 def _slots(

@@ -1,11 +1,21 @@
-"""The GPU target: fragments as launches of Triton kernels and matrix products.  Nothing needs a GPU.
+"""The GPU target: fragments as launches of Triton kernels and matrix products; only `loading.py` needs a GPU.
 
 | file | what it holds |
 |---|---|
 | `target.py` | GPUs of one kind as a target of the driver |
 | `devices.py` | GPUs as data |
 | `triton/` | plans as Triton source, and this as machine code |
+| `pipeline.py` | the list of its passes |
 | `products.py` | matrix products as descriptors |
 | `launches.py` | thunks as a list of launches |
 | `handler.py` | this list as LLVM IR, which XLA calls |
+| `calls.py` | its calls through a table of functions, and their errors |
+| `capture.py` | what a call issues as a CUDA graph, replayed |
+| `functions.py` | the functions of the CUDA driver and of cuBLASLt, with their types |
+| `libraries.py` | where these libraries are |
+| `driver.py` | the driver with one GPU: kernels, memory, errors in words |
+| `cublaslt.py` | products as objects of cuBLASLt, with an algorithm |
+| `gpu.py` | the GPUs that this process can use |
+| `loading.py` | a program on a GPU: everything that its handler needs |
+| `backend.py` | fragments as executables |
 """

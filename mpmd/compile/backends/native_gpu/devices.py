@@ -6,8 +6,10 @@ Source: the vendor's data sheets and the CUDA programming guide.
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from mpmd.compile.kernels.cost.device import A100, B200, H100, H200, Device
+from mpmd.errors import CompileError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,3 +42,23 @@ GPUS = {
     )
 }
 """Name → GPU."""
+
+
+def gpu_model(name: str, capability: int) -> GpuModel:
+    """The kind of a GPU.
+
+    Args:
+        name: as the driver gives it: "NVIDIA H100 80GB HBM3".
+        capability: its compute capability, without a dot.
+
+    Raises:
+        CompileError: it is none of `GPUS`.
+    """
+    words = re.split(r"[ -]", name)
+    for model in GPUS.values():
+        if model.device.name in words and model.capability == capability:
+            return model
+    raise CompileError(
+        f"there is no description of GPU {name!r} of compute capability {capability / 10}; "
+        f"there are {', '.join(GPUS)}"
+    )

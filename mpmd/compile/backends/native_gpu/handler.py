@@ -2,9 +2,10 @@
 
     XLA_FFI_Error* handler(XLA_FFI_CallFrame* frame)
 
-reads the stream and the data pointers of all arguments and results, the last of which is the arena, and calls
-the driver and the matrix library through a table of functions: the code is the same with and without a GPU.
-The rest of what it needs is in a state block, whose words are listed in `STATE`.
+reads the stream and the data pointers of all arguments and results, the last of which is the arena with the
+workspace of products after it, and calls the driver and the matrix library through a table of functions: the
+code is the same with and without a GPU.  The rest of what it needs is in a state block, whose words are
+listed in `STATE`.
 
     for a kernel    its function, and the shared memory that it needs
     for a product   the words of `PRODUCT_RECORD`, pointers to objects of the library
@@ -18,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpmd.compile.backends.ffi.frame import FfiFrame
+from mpmd.compile.backends.native_gpu.calls import NULL, CallEmitter
+from mpmd.compile.backends.native_gpu.capture import emit_capture
 from mpmd.compile.backends.native_gpu.launches import (
     BranchLaunch,
     CopyLaunch,
@@ -34,30 +37,16 @@ from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.target import CpuTarget
 from mpmd.compile.llvm.types import Value, constant
 
-ENTRIES = (
-    "cuCtxSetCurrent",
-    "cuLaunchKernel",
-    "cuMemcpyDtoDAsync_v2",
-    "cuMemsetD32Async",
-    "cuMemcpyDtoHAsync_v2",
-    "cuStreamSynchronize",
-    "cublasLtMatmul",
-)
-"""The functions that a handler calls, in the order of its table."""
-
-STATE = ("table", "kernels", "products", "context", "constants", "failed_status")
-"""The words of the state block; the handler writes the last one alone."""
-
 KERNEL_RECORD = ("function", "shared_bytes")
-PRODUCT_RECORD = (
-    "handle", "descriptor", "alpha", "a", "b", "beta", "c", "d", "algorithm", "workspace", "workspace_bytes",
-)  # fmt: skip
-"""The library is column-major: its `a` is the layout of our b, transposed, and the reverse."""
+PRODUCT_RECORD = ("handle", "descriptor", "alpha", "a", "b", "beta", "c", "d", "algorithm", "workspace_bytes")
+"""`a` and `b` are the library's: for a row-major result our b and our a; see `cublaslt.py`."""
+
+WORKSPACE_ALIGNMENT = 256
+"""Bytes: where the workspace of products begins; the arena itself may begin anywhere."""
 
 _TRITON_POINTERS = 2  # that each kernel takes after its own: memory of Triton's, which none of ours needs
 _WARP = 32
 _STREAM_GET_BYTES = 32
-_NULL = Value("null", "ptr")
 
 
 def emit_handler(program: LaunchProgram, target: CpuTarget) -> Module:
@@ -68,52 +57,71 @@ def emit_handler(program: LaunchProgram, target: CpuTarget) -> Module:
         target: the CPU of the host.
     """
     module = Module(target)
-    module.add_global(f"{program.name}_words", f"internal global [{len(STATE)} x i64] zeroinitializer")
-    with FunctionBuilder(module, f"{program.name}_state", [], result="ptr") as f:
-        f.ret(Value(f"@{program.name}_words", "ptr"))
     _HandlerEmitter(module, program).emit()
     return module
 
 
 class _HandlerEmitter:
-    """Emission of one handler."""
+    """Emission of one handler: it collects addresses; a function that takes them issues the steps."""
 
     def __init__(self, module: Module, program: LaunchProgram) -> None:
         self.module, self.program = module, program
         self.name = program.name
         self.kernels = {name: number for number, name in enumerate(program.kernels)}
         self.products = {descriptor: number for number, descriptor in enumerate(program.descriptors)}
-        self.state = Value(f"@{self.name}_words", "ptr")
-        self._messages = 0
+        self.calls = CallEmitter(module, program.name)
 
     def emit(self) -> None:
-        with FunctionBuilder(self.module, f"{self.name}_handler", [("frame", "ptr")], result="ptr") as f:
+        with FunctionBuilder(self.module, f"{self.name}_state", [], result="ptr") as f:
+            f.ret(self.calls.state)
+        self._emit_issue()
+        if self.program.is_capturable:
+            emit_capture(self.calls, len(self.program.allocations))
+        with FunctionBuilder(
+            self.module, f"{self.name}_handler", [("frame", "ptr")], result="ptr", plain=True
+        ) as f:
             self.f, self.frame = f, FfiFrame(self.module, f)
             self.frame.begin()
             counts = {"arg_count": self._count("parameter"), "ret_count": self._count("result", "arena")}
             for field, count in counts.items():
                 wrong = f.compare("ne", self.frame.count(field), constant(count, "i64"))
-                self._fail_if(wrong, f"the call has another {field} than {count}")
-            self.stream = self.frame.ask("stream_get", _STREAM_GET_BYTES, "ptr")
-            self.table = self._word("table")
-            self._call("cuCtxSetCurrent", [self._word("context")], "the call")
-            self.memory = self._allocations()
-            self.host = f.stack("i64")
-            self._take_parameters()
-            self._steps(self.program.steps)
-            f.ret(_NULL)
+                text = f"GPU program {self.name}: the call has another {field} than {count}"
+                self.frame.fail_if(wrong, f"{self.name}_{field}", text)
+            stream = self.frame.ask("stream_get", _STREAM_GET_BYTES, "ptr")
+            memory = f.stack("ptr", len(self.program.allocations))
+            for number, pointer in enumerate(self._allocations()):
+                f.store(pointer, memory, number)
+            issue = "issue_or_replay" if self.program.is_capturable else "issue"
+            made = f.call(f"{self.name}_{issue}", self.frame.address, stream, memory, result="ptr")
+            f.ret(made)
 
     def _count(self, *kinds: str) -> int:
         return sum(a.kind in kinds for a in self.program.allocations)
 
     def _word(self, which: str) -> Value:
-        return self.f.load(self.state, "ptr", STATE.index(which))
+        return self.calls.word(self.f, which)
+
+    def _call(self, entry: str, values: Sequence[Value], where: str) -> None:
+        self.calls.call(self.f, entry, values, where)
 
     def _allocations(self) -> list[Value]:
         """The address of each allocation: arguments, results, constants, the arena."""
         arguments = list(self.frame.buffers("args", self._count("parameter")))
         *results, arena = self.frame.buffers("rets", self._count("result", "arena"))
         return [*arguments, *results, self._word("constants"), arena]
+
+    def _emit_issue(self) -> None:
+        """`issue(frame, stream, memory)`: all steps; the error of the first that fails, or null."""
+        with self.calls.function("issue", "stream", "memory") as f:
+            self.f, self.stream = f, f.arguments["stream"]
+            count = len(self.program.allocations)
+            self.memory = [f.load(f.arguments["memory"], "ptr", number) for number in range(count)]
+            self._call("cuCtxSetCurrent", [self._word("context")], "the call")
+            self.host = f.stack("i64")
+            self._take_parameters()
+            self.workspace = self._workspace() if self.products else NULL
+            self._steps(self.program.steps)
+            f.ret(NULL)
 
     def _take_parameters(self) -> None:
         """Memory for the arguments of a kernel, which the driver copies: all launches share it."""
@@ -122,6 +130,12 @@ class _HandlerEmitter:
         self.values, self.pointers = self.f.stack("ptr", most), self.f.stack("ptr", most)
         for number in range(most):
             self.f.store(self.f.offset(self.values, 8 * number), self.pointers, number)
+
+    def _workspace(self) -> Value:
+        """The first aligned address after the arena."""
+        f, arena = self.f, self.program.allocations[-1]
+        end = f.offset(self.memory[-1], arena.size + WORKSPACE_ALIGNMENT - 1)
+        return f.intrinsic("llvm.ptrmask.p0.i64", "ptr", end, constant(-WORKSPACE_ALIGNMENT, "i64"))
 
     def _at(self, place: Slice) -> Value:
         return self.f.offset(self.memory[place.allocation], place.offset)
@@ -147,25 +161,26 @@ class _HandlerEmitter:
 
     def _launch(self, step: KernelLaunch) -> None:
         f, kernel = self.f, self.program.kernels[step.kernel]
-        arguments = [*map(self._at, step.arguments), *[_NULL] * _TRITON_POINTERS]
+        arguments = [*map(self._at, step.arguments), *[NULL] * _TRITON_POINTERS]
         for number, argument in enumerate(arguments):
             f.store(argument, self.values, number)
         record = f.offset(self._word("kernels"), 8 * len(KERNEL_RECORD) * self.kernels[step.kernel])
         function, shared = f.load(record, "ptr"), f.load(f.offset(record, 8), "i32")
         sizes = [constant(n, "i32") for n in (step.grid, 1, 1, _WARP * kernel.warps, 1, 1)]
-        given = [function, *sizes, shared, self.stream, self.pointers, _NULL]
+        given = [function, *sizes, shared, self.stream, self.pointers, NULL]
         self._call("cuLaunchKernel", given, f"{step.name} ({step.kernel})")
 
     def _multiply(self, step: ProductLaunch) -> None:
         f = self.f
         number = self.products[step.descriptor]
         record = f.offset(self._word("products"), 8 * len(PRODUCT_RECORD) * number)
-        words = {name: f.load(record, "ptr", place) for place, name in enumerate(PRODUCT_RECORD)}
+        words = {name: f.load(record, "ptr", place) for place, name in enumerate(PRODUCT_RECORD[:-1])}
         size = f.load(record, "i64", PRODUCT_RECORD.index("workspace_bytes"))
         a, b, d = map(self._at, (step.a, step.b, step.d))
-        factors = [words["alpha"], b, words["a"], a, words["b"]]
+        first, second = (a, b) if step.descriptor.d.transposed else (b, a)
+        factors = [words["alpha"], first, words["a"], second, words["b"]]
         results = [words["beta"], d, words["c"], d, words["d"]]
-        rest = [words["algorithm"], words["workspace"], size, self.stream]
+        rest = [words["algorithm"], self.workspace, size, self.stream]
         given = [words["handle"], words["descriptor"], *factors, *results, *rest]
         self._call("cublasLtMatmul", given, step.name)
 
@@ -191,19 +206,3 @@ class _HandlerEmitter:
         self._call("cuMemcpyDtoHAsync_v2", [self.host, self._at(place), size, self.stream], name)
         self._call("cuStreamSynchronize", [self.stream], name)
         return self.f.load(self.host, type_)
-
-    # -- calls
-    def _call(self, entry: str, values: Sequence[Value], where: str) -> None:
-        """Calls an entry of the table; another status than 0 ends the handler with an error."""
-        f = self.f
-        function = f.load(self.table, "ptr", ENTRIES.index(entry))
-        status = f.op(f"call i32 {function}({', '.join(value.typed for value in values)})", "i32")
-        failed = f.compare("ne", status, constant(0, "i32"))
-        with f.when(failed):
-            f.store(f.cast("sext", status, "i64"), self.state, STATE.index("failed_status"))
-        self._fail_if(failed, f"{entry} failed in {where}")
-
-    def _fail_if(self, condition: Value, message: str) -> None:
-        self._messages += 1
-        symbol = f"{self.name}_message{self._messages}"
-        self.frame.fail_if(condition, symbol, f"GPU program {self.name}: {message}")

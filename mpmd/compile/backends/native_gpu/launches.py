@@ -20,15 +20,23 @@ from mpmd.compile.backends.native_gpu.products import (
     ProductDescriptor,
     as_row_sums,
     dense_sums,
+    in_one_kernel,
     library_calls,
     stored_sums,
 )
-from mpmd.compile.backends.native_gpu.triton.kernels import PrintedKernel, plan_kernels
+from mpmd.compile.backends.native_gpu.triton.attention import (
+    argument_names,
+    attention_kernels,
+    first_scratch,
+)
+from mpmd.compile.backends.native_gpu.triton.kernels import PlanKernels, PrintedKernel, plan_kernels
+from mpmd.compile.backends.native_gpu.triton.products import operands_of, product_kernel
 from mpmd.compile.buffers.assignment import Allocation, BufferAssignment, Slice
 from mpmd.compile.kernels.matmul import View
 from mpmd.compile.kernels.operations import DTYPE_BYTES
 from mpmd.compile.kernels.plan import KernelPlan
 from mpmd.compile.thunks.thunk import (
+    AttentionThunk,
     ConditionalThunk,
     CopyThunk,
     DeviceThunk,
@@ -168,6 +176,11 @@ class LaunchProgram:
         found = [step.descriptor for step in self.launches() if isinstance(step, ProductLaunch)]
         return tuple(dict.fromkeys(found))
 
+    @property
+    def is_capturable(self) -> bool:
+        """Whether no step waits for a number on the device."""
+        return not any(isinstance(step, LoopLaunch | BranchLaunch) for step in self.steps)
+
     def launches(self) -> Iterator[SimpleStep]:
         """All steps that a call may run, those of loops and branches once."""
         return _simple(self.steps)
@@ -217,6 +230,8 @@ class _LaunchLowering:
                 yield from self._kernels(thunk.name, thunk.plan, thunk.operands, thunk.scratch)
             elif isinstance(thunk, MatmulThunk):
                 yield from self._product(thunk)
+            elif isinstance(thunk, AttentionThunk):
+                yield from self._attention(thunk)
             elif isinstance(thunk, CopyThunk):
                 yield CopyLaunch(thunk.name, thunk.source, thunk.target)
             elif isinstance(thunk, DeviceThunk):
@@ -234,10 +249,23 @@ class _LaunchLowering:
         self, name: str, plan: KernelPlan, operands: Sequence[Slice], scratch: Slice | None = None
     ) -> Iterator[Step]:
         made = plan_kernels(plan, self.programs)
-        places = list(operands)
-        for at in made.scratch:
+        yield from self._launches(name, made, dict(enumerate(operands)), scratch, len(plan.operands))
+
+    def _attention(self, thunk: AttentionThunk) -> Iterator[Step]:
+        arrays = {**thunk.inputs, **thunk.outputs}
+        names = argument_names(thunk.plan).items()
+        places = {number: arrays[array] for number, array in names if array in arrays}
+        made = attention_kernels(thunk.plan)
+        yield from self._launches(thunk.name, made, places, thunk.scratch, first_scratch(thunk.plan))
+
+    def _launches(
+        self, name: str, made: PlanKernels, operands: Mapping[int, Slice], scratch: Slice | None, first: int
+    ) -> Iterator[Step]:
+        """The kernels of a plan; `first` is the number of the first scratch array."""
+        places = dict(operands)
+        for number, at in enumerate(made.scratch, first):
             assert scratch is not None
-            places.append(_from(scratch, at))
+            places[number] = _from(scratch, at)
         for kernel in made.kernels:
             arguments = tuple(places[k] for k in kernel.operands)
             kernel = kernel.with_alignment([s.offset % _ALIGNED == 0 for s in arguments])
@@ -245,6 +273,11 @@ class _LaunchLowering:
             yield KernelLaunch(name, kernel.name, arguments, kernel.grid)
 
     def _product(self, thunk: MatmulThunk) -> Iterator[Step]:
+        if in_one_kernel(thunk.plan):
+            made, first = product_kernel(thunk.plan, self.programs // 2), operands_of(thunk.plan)
+            places = {**thunk.operands, first: thunk.a, first + 1: thunk.b}
+            yield from self._launches(thunk.name, made, places, None, first + 2)
+            return
         stored = stored_sums(thunk.plan)
         if stored is not None:
             operand, view = stored
@@ -253,8 +286,8 @@ class _LaunchLowering:
         epilogue = thunk.plan.epilogue
         assert epilogue is not None and thunk.scratch is not None
         yield from self._sums(thunk, thunk.scratch, dense_sums(thunk.plan))
-        places = {**thunk.operands, thunk.plan.sums: thunk.scratch}
-        yield from self._kernels(thunk.name, epilogue, [places[k] for k in range(len(epilogue.operands))])
+        arrays = {**thunk.operands, thunk.plan.sums: thunk.scratch}
+        yield from self._kernels(thunk.name, epilogue, [arrays[k] for k in range(len(epilogue.operands))])
 
     def _sums(self, thunk: MatmulThunk, target: Slice, view: View) -> Iterator[Step]:
         plan = thunk.plan

@@ -10,6 +10,7 @@ import itertools
 import math
 from dataclasses import dataclass
 
+from mpmd.compile.backends.native_gpu.triton import products as triton_products
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import Index, constant, dim, linear, strides_of
 from mpmd.compile.kernels.matmul import MatmulPlan, View
@@ -17,6 +18,7 @@ from mpmd.compile.kernels.nodes import Apply, Load
 from mpmd.compile.kernels.plan import KernelPlan
 
 LIBRARY_DTYPES = ("f16", "bf16", "f32", "f64")
+_NARROW = ("bf16", "f16")
 _MAX_CALLS = 64
 """Calls of the library for one product, where one stride does not describe its batch."""
 
@@ -160,6 +162,22 @@ def stored_sums(plan: MatmulPlan) -> tuple[int, View] | None:
     factors = [index.factor(d) for d in range(rank)]
     dtype = epilogue.operands[store.operand].dtype
     return store.operand, View(dtype, index.constant, factors[-2], factors[-1], tuple(factors[:-2]))
+
+
+def in_one_kernel(plan: MatmulPlan) -> bool:
+    """Whether a product and its epilogue are one kernel of ours, not a call of the library.
+
+    A call takes a product whose epilogue at most converts.  Products of f32 with another epilogue are a call
+    and a kernel: without tensor cores the library's code is far better than Triton's.
+    """
+    stored = stored_sums(plan)
+    calls = library_calls(plan, dense_sums(plan) if stored is None else stored[1])
+    narrow = plan.a.dtype in _NARROW and plan.b.dtype in _NARROW
+    if triton_products.refusal(plan):
+        return False
+    if not calls or not narrow:
+        return not calls
+    return stored is None or len(calls) > 1
 
 
 def as_row_sums(plan: MatmulPlan, result: View) -> KernelPlan:

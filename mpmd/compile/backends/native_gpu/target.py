@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 import pickle
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from mpmd.compile.backends.native_gpu.devices import GPUS, GpuModel
 from mpmd.compile.backends.native_gpu.handler import emit_handler
 from mpmd.compile.backends.native_gpu.launches import LaunchProgram, launch_program
-from mpmd.compile.backends.native_gpu.products import dense_sums, stored_sums
-from mpmd.compile.backends.native_gpu.triton.cubin import Cubin, compile_kernel
+from mpmd.compile.backends.native_gpu.pipeline import gpu_pipeline
+from mpmd.compile.backends.native_gpu.products import dense_sums, in_one_kernel, stored_sums
+from mpmd.compile.backends.native_gpu.triton import attention
+from mpmd.compile.backends.native_gpu.triton.compiler import KernelCompiler, TritonCompiler
+from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
 from mpmd.compile.backends.native_gpu.triton.kernels import ALIGNMENT, plan_kernels, refusal
 from mpmd.compile.backends.native_gpu.triton.source import PRELUDE
 from mpmd.compile.buffers.assignment import BufferAssignment
@@ -20,14 +26,16 @@ from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.cost.device import Device
 from mpmd.compile.kernels.operations import DTYPE_BYTES
+from mpmd.compile.kernels.planning.attention import PlannedAttention
 from mpmd.compile.kernels.planning.collectives import CollectivePlan
 from mpmd.compile.kernels.planning.dots import DotPlan
 from mpmd.compile.kernels.planning.groups import GroupPlan
 from mpmd.compile.kernels.planning.kernels import PlannedKernel
 from mpmd.compile.kernels.planning.updates import UpdatePlan
+from mpmd.compile.llvm.engine import object_of
 from mpmd.compile.llvm.target import host_target
 from mpmd.compile.options import CompileOptions
-from mpmd.compile.pipelines import optimization_pipeline, scheduling_pipeline
+from mpmd.compile.pipelines import scheduling_pipeline
 from mpmd.compile.thunks.thunk import Thunk
 from mpmd.errors import CompileError
 from mpmd.support.passes import Pass
@@ -40,21 +48,38 @@ class GpuCode:
     Attributes:
         program: the launches.
         cubins: by the name of the kernel.
-        handler: the LLVM assembly of what XLA calls.
+        handler: what XLA calls, as an object file of the host.
+        listing: the LLVM assembly that it was compiled from, compressed.
     """
 
     program: LaunchProgram
     cubins: Mapping[str, Cubin]
-    handler: str
+    handler: bytes
+    listing: bytes
 
     @property
     def size(self) -> int:
-        """Bytes of machine code."""
+        """Bytes of machine code on the GPU."""
         return sum(len(cubin.code) for cubin in self.cubins.values())
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A name for the content: equal for equal code."""
+        digest = hashlib.sha256(self.handler + self.program.text().encode() + self.program.constants)
+        for cubin in self.cubins.values():
+            digest.update(cubin.code)
+        return digest.hexdigest()[:16]
 
     def to_bytes(self) -> bytes:
         """See `Code`."""
-        return pickle.dumps((self.program, dict(self.cubins), self.handler))
+        return pickle.dumps((self.program, dict(self.cubins), self.handler, self.listing))
+
+
+def gpu_code(program: LaunchProgram, cubins: Mapping[str, Cubin]) -> GpuCode:
+    """A program with its kernels' code and a handler for this host."""
+    host = host_target()
+    text = emit_handler(program, host).text()
+    return GpuCode(program, cubins, object_of(text, host), zlib.compress(text.encode(), 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +88,11 @@ class GpuTarget:
 
     Attributes:
         gpu: which.
+        compiler: compiles kernels.
     """
 
     gpu: GpuModel = dataclasses.field(default_factory=lambda: GPUS["H200"])
+    compiler: KernelCompiler = dataclasses.field(default_factory=TritonCompiler)
 
     code_texts: ClassVar[Mapping[str, str]] = {
         "launches": "launches.txt",
@@ -81,12 +108,12 @@ class GpuTarget:
         return self.gpu.device
 
     def key(self) -> str:
-        """The kind of GPU, and what its kernels call."""
-        return f"gpu {self.gpu} {PRELUDE}"
+        """The kind of GPU, what its kernels call, and the CPU of the handler."""
+        return f"gpu {self.gpu} {self.compiler.key()} {PRELUDE} {host_target().key()}"
 
     def passes(self, devices: int, options: CompileOptions) -> list[Pass]:
-        """Those of the CPU, priced for the GPU, with attention product by product; see `Target`."""
-        return optimization_pipeline(devices, "off", options.float_jitter, self.device)
+        """The list of `pipeline.py`; see `Target`."""
+        return gpu_pipeline(devices, options, self.device)
 
     def schedule(self, devices: int) -> list[Pass]:
         """The passes that order instructions."""
@@ -96,6 +123,8 @@ class GpuTarget:
         """Collectives, and plans without a kernel; see `Target`."""
         if isinstance(planned, GroupPlan | UpdatePlan):
             return refusal(planned.plan)
+        if isinstance(planned, PlannedAttention):
+            return attention.refusal(planned.plan)
         if isinstance(planned, DotPlan):
             return refusal(planned.plan.epilogue) if planned.plan.epilogue is not None else ""
         return "GPU programs run on one device" if isinstance(planned, CollectivePlan) else ""
@@ -104,7 +133,11 @@ class GpuTarget:
         """Partial sums, and the sums of a product whose epilogue is a kernel of its own; see `Target`."""
         if isinstance(planned, GroupPlan | UpdatePlan):
             return plan_kernels(planned.plan, self.gpu.programs).scratch_bytes
+        if isinstance(planned, PlannedAttention):
+            return attention.attention_kernels(planned.plan).scratch_bytes
         if isinstance(planned, DotPlan) and stored_sums(planned.plan) is None:
+            if in_one_kernel(planned.plan):
+                return 0
             assert planned.plan.epilogue is not None
             size = planned.plan.epilogue.operands[planned.plan.sums].size
             return int(size * DTYPE_BYTES[dense_sums(planned.plan).dtype])
@@ -122,11 +155,11 @@ class GpuTarget:
         """
         if options.kernel_overrides is not None:
             raise CompileError("GPUs have no kernels of LLVM that files could replace")
-        cubins = {name: compile_kernel(k, self.gpu.capability) for name, k in program.kernels.items()}
+        cubins = self.compiler.compile(program.kernels, self.gpu.capability, options.cache)
         for name, cubin in cubins.items():
             if cubin.shared_bytes > self.gpu.shared_bytes:
                 raise CompileError(f"kernel {name} needs {cubin.shared_bytes} bytes of shared memory")
-        return GpuCode(program, cubins, emit_handler(program, host_target()).text())
+        return gpu_code(program, cubins)
 
     def code_from_bytes(self, data: bytes) -> GpuCode:
         """What `GpuCode.to_bytes` wrote; see `Target`."""
@@ -138,7 +171,7 @@ class GpuTarget:
     def code_text(self, code: GpuCode, what: str) -> str:
         """The launches, the kernels' source or PTX, or the handler."""
         if what == "llvm":
-            return code.handler
+            return zlib.decompress(code.listing).decode()
         if what == "ptx":
             return "\n".join(cubin.ptx for cubin in code.cubins.values())
         return code.program.text() if what == "launches" else code.program.triton()

@@ -18,6 +18,9 @@ class KernelLimits:
         attention_flops: products of one matrix from which several threads are useful, for which attention has
             work only if there are several matrices.
         attention_matrices: of large ones, what gives each thread some, where sums go over queries.
+        attention_width: columns of the widest factor of attention.
+        mixed_row: elements of a row in a kernel that reduces rows and adds up columns.
+        stores_last: kernels compute all finished values of a place before they store the first.
     """
 
     sort_prefix: int = 128
@@ -25,6 +28,9 @@ class KernelLimits:
     attention_factor_bytes: int = 4 << 20
     attention_flops: int = 10**8
     attention_matrices: int = 4
+    attention_width: int = 1 << 30
+    mixed_row: int = 1 << 60
+    stores_last: bool = False
 
 
 @dataclass(frozen=True)
@@ -171,6 +177,17 @@ def cpu_device(
     )
 
 
+# Programs read factors through L2, sum over queries by blocks of keys, and hold a factor's columns.
+_GPU_LIMITS = KernelLimits(
+    attention_factor_bytes=1 << 30,
+    attention_flops=1 << 60,
+    attention_matrices=1,
+    attention_width=256,
+    mixed_row=16384,
+    stores_last=True,
+)
+
+
 def gpu_device(
     name: str,
     *,
@@ -207,6 +224,7 @@ def gpu_device(
         levels=((units * shared_bytes, units * 128 * clock), l2, (float("inf"), memory_bandwidth)),
         line_bytes=32,
         start_seconds=1e-6,
+        limits=_GPU_LIMITS,
     )
 
 

@@ -302,6 +302,8 @@ class Search:
 def _loss(plan: AttentionPlan, limits: KernelLimits) -> str:
     """Why a kernel would be slower than its parts; empty if it would not."""
     widths = [s.depth for s in plan.scores] + [m.width for m in plan.mixtures]
+    if max(widths) > limits.attention_width:
+        return f"a factor of {max(widths)} columns is more than a kernel holds"
     size = 4 * plan.keys * max(widths)
     if size > limits.attention_factor_bytes:
         return f"a factor of {size >> 10} KiB for all keys is read for every block of queries"

@@ -35,10 +35,13 @@ class Fusion(HloPass):
     Attributes:
         most: instructions in one group.
         device: what groups are priced for.
+        narrow_products: a product is stored in its own type where all that follows only widens it: its
+            readers widen it then, and the array is half as large.
     """
 
     most: int = 96
     device: Device = HOST
+    narrow_products: bool = False
 
     @caching_plans()
     def rewrite(self, module: HloModule) -> bool:
@@ -46,8 +49,8 @@ class Fusion(HloPass):
         changed = False
         for computation in CallGraph(module).sequential():
             changed |= _reshapes_are_bitcasts(computation)
-            grouping = Grouping(computation)
-            merge_groups(grouping, self.most, Prices(self.device))
+            grouping = Grouping(computation, self.device.limits)
+            merge_groups(grouping, self.most, Prices(self.device), narrow_products=self.narrow_products)
             changed |= outline(grouping)
         return changed
 

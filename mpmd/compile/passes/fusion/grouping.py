@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.kernels.cost.device import HOST, KernelLimits
 from mpmd.compile.kernels.planning.dots import is_product, plan_dot
 from mpmd.compile.kernels.planning.groups import GroupPlan
 from mpmd.compile.kernels.planning.kernels import PlannedKernel, plan_members
@@ -65,14 +66,16 @@ class Grouping:
 
     Attributes:
         computation: the computation.
+        limits: of the device.
         order: its instructions, operands before users.
         position: number of each instruction in that order.
         group_of: the group of each grouped instruction.
         repeated: members that other groups compute again instead of reading them.
     """
 
-    def __init__(self, computation: HloComputation) -> None:
+    def __init__(self, computation: HloComputation, limits: KernelLimits = HOST.limits) -> None:
         self.computation = computation
+        self.limits = limits
         self.order = computation.post_order()
         self.position = {i: k for k, i in enumerate(self.order)}
         self.group_of: dict[HloInstruction, FusionGroup] = {}
@@ -187,6 +190,9 @@ class Grouping:
             planned = plan_members("kernel", needed_of(self.closure(members), results), results)
         except NoPlan as reason:
             return str(reason)
+        plan = planned.plan if isinstance(planned, GroupPlan) else None
+        if plan is not None and plan.kind == "mixed" and plan.row_size > self.limits.mixed_row:
+            return f"a kernel that reduces rows of {plan.row_size} elements does not add up columns, too"
         products = [m for m in members if m.opcode == "dot" and is_product(m)]
         if products and isinstance(planned, GroupPlan):
             return f"the product {products[0].name} would be sums over elements that are not contiguous"

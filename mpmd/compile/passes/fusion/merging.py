@@ -15,15 +15,16 @@ from mpmd.compile.passes.fusion.repeating import repeat_cheap_results
 from mpmd.support import diagnostics
 
 
-def merge_groups(grouping: Grouping, most: int, prices: Prices) -> None:
+def merge_groups(grouping: Grouping, most: int, prices: Prices, *, narrow_products: bool = False) -> None:
     """Join groups until no two more should.
 
     Args:
         grouping: the groups, changed in place.
         most: members of one group.
         prices: the cost model.
+        narrow_products: see `Fusion`.
     """
-    merging = _Merging(grouping, most, prices)
+    merging = _Merging(grouping, most, prices, narrow_products)
     merging.epilogues()
     merging.along_arrays()
     merging.neighbours()
@@ -34,7 +35,8 @@ def merge_groups(grouping: Grouping, most: int, prices: Prices) -> None:
 class _Merging:
     """The state of merging one computation."""
 
-    def __init__(self, grouping: Grouping, most: int, prices: Prices) -> None:
+    def __init__(self, grouping: Grouping, most: int, prices: Prices, narrow_products: bool) -> None:
+        self.narrow_products = narrow_products
         self.grouping = grouping
         self.most = most
         self.prices = prices
@@ -80,6 +82,8 @@ class _Merging:
         if other.reduces or other.updates:
             return False
         if any(m.shape.size != dot.shape.size for m in other.members):
+            return False
+        if self.narrow_products and all(_widens(m) for m in other.members):
             return False
         grouping, mine = self.grouping, {*group.members, *other.members}
         for member in group.members:
@@ -180,6 +184,15 @@ class _Merging:
                 return None
             total += price
         return total
+
+
+def _widens(member: HloInstruction) -> bool:
+    """Whether a value is another one in a wider type."""
+    return (
+        member.opcode == "convert"
+        and member.shape.info.kind == member.operands[0].shape.info.kind == "float"
+        and member.shape.byte_size > member.operands[0].shape.byte_size
+    )
 
 
 def _is_expensive(member: HloInstruction) -> bool:

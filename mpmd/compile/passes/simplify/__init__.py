@@ -9,6 +9,7 @@ from mpmd.compile.passes.simplify.constant_folding import ConstantFolding
 from mpmd.compile.passes.simplify.cse import Cse
 from mpmd.compile.passes.simplify.dce import Dce
 from mpmd.compile.passes.simplify.flatten_call_graph import FlattenCallGraph
+from mpmd.compile.passes.simplify.one_per_row_rewriter import OnePerRowRewriter
 from mpmd.compile.passes.simplify.sort_simplifier import SortSimplifier
 from mpmd.compile.passes.simplify.tuple_simplifier import TupleSimplifier
 from mpmd.compile.passes.simplify.while_invariant_code_motion import WhileInvariantCodeMotion

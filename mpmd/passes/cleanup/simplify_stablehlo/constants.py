@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 from mpmd import ir
 from mpmd.passes.cleanup.simplify_stablehlo.facts import Facts, integer_kind, is_constant, make
 from mpmd.passes.constants import constant_text
+from mpmd.support.memoisation import memoised
 
 _MAX_ELEMENTS = 1 << 16
 _ELEMENTWISE = tuple(
@@ -73,7 +73,7 @@ def _options(op: ir.Op) -> str:
     return ", ".join(f"{name} = {a}" for name, a in op.attributes.items() if "." not in name)
 
 
-@functools.lru_cache(1 << 12)
+@memoised()
 def _computed(
     name: str, options: str, values: tuple[str, ...], types: tuple[str, ...], kind: str
 ) -> ir.Attribute:

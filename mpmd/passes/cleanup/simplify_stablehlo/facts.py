@@ -76,7 +76,7 @@ class Facts:
         return self._offsets[op]
 
 
-@memoised
+@memoised()
 def integer_kind(kind: ir.Type) -> tuple[bool, int] | None:
     """Whether integers of a tensor type are signed, and their bits; None for other elements."""
     found = _INTEGER.fullmatch(str(kind.element_type))

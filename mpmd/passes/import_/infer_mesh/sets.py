@@ -7,13 +7,13 @@ on which a value can be without a new transfer; a missing one means: on any.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mpmd import ir
 from mpmd.passes.import_ import assigning
+from mpmd.support.memoisation import memoised
 
 USE_SET = "mpmd.use_set"
 SRC_SET = "mpmd.src_set"
@@ -76,7 +76,7 @@ class MeshSet:
         return ", ".join(f"{mesh}[{','.join(why)}]" if why else mesh for mesh, why in self.meshes)
 
 
-@functools.lru_cache(maxsize=1 << 14)
+@memoised(1 << 14)
 def _union(a: MeshSet, b: MeshSet) -> MeshSet:
     if not b:
         return a
@@ -86,7 +86,7 @@ def _union(a: MeshSet, b: MeshSet) -> MeshSet:
     return _made(meshes, [*a.any_other, *b.any_other])
 
 
-@functools.lru_cache(maxsize=1 << 14)
+@memoised(1 << 14)
 def _intersection(a: MeshSet, b: MeshSet) -> MeshSet:
     left, right = dict(a.meshes), dict(b.meshes)
     meshes: dict[str, Iterable[str]] = {}
@@ -117,7 +117,7 @@ _ENTRY = re.compile(r'"((?:[^"\\]|\\.)*)"(?:\[((?:"(?:[^"\\]|\\.)*"(?:, )?)*)\])
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
-@functools.lru_cache(maxsize=1 << 14)
+@memoised(1 << 14)
 def _parsed(attribute: ir.Attribute) -> MeshSet:
     """The set in a `#mpmd.meshes_with_origins<...>`."""
     meshes: dict[str, list[str]] = {}
@@ -128,7 +128,7 @@ def _parsed(attribute: ir.Attribute) -> MeshSet:
     return _made(meshes, any_other)
 
 
-@functools.lru_cache(maxsize=1 << 14)
+@memoised(1 << 14)
 def _attribute(s: MeshSet) -> ir.Attribute:
     entries = [*s.meshes, *([(_ANY_OTHER, s.any_other)] if s.any_other else [])]
     parts = (_quoted(mesh) + (f"[{', '.join(map(_quoted, why))}]" if why else "") for mesh, why in entries)

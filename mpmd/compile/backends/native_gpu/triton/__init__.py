@@ -7,7 +7,11 @@
 | `conversions.py` | between types, those of a byte or less by integers |
 | `tiling.py` | the iteration space of a plan as tiles and programs |
 | `emit.py` | values and stores of a tile, line by line |
+| `attention.py`, `online.py` | attention's kernels, and what one iteration over keys computes |
+| `matrices.py`, `products.py` | products of tiles, and a product with its epilogue as one kernel |
 | `kernels.py` | a plan as one kernel, or two with partial sums in between |
 | `source.py` | the functions that kernels call |
-| `cubin.py` | kernels as machine code |
+| `cubin.py` | machine code of a kernel |
+| `compiler.py` | kernels to machine code, each text once, kept on disk |
+| `workers.py`, `worker.py` | the processes in which Triton compiles |
 """

@@ -1,22 +1,13 @@
-"""Triton kernels to machine code of NVIDIA GPUs, without one: ptxas comes with Triton.
-
-Triton is imported here alone, and when a kernel is compiled.
-"""
+"""Machine code of one kernel, and the messages to and from the process that compiles it."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import hashlib
-import linecache
 from typing import Any
 
 from mpmd.compile.backends.native_gpu.triton.kernels import PrintedKernel
 from mpmd.compile.backends.native_gpu.triton.source import PRELUDE
 from mpmd.errors import CompileError
-
-_ALIGNED = [["tt.divisibility", 16]]
-_WARP = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,58 +29,37 @@ class Cubin:
     threads: int
 
 
-def compile_kernel(kernel: PrintedKernel, capability: int) -> Cubin:
-    """The machine code of a kernel.
+def request_of(kernel: PrintedKernel, capability: int) -> dict[str, Any]:
+    """What the process is sent for a kernel.
 
     Args:
         kernel: the kernel.
         capability: of the GPU: 80, 90, 100.
+    """
+    names = [f"p{k}" for k in kernel.operands]
+    return {
+        "name": kernel.name,
+        "source": kernel.source,
+        "prelude": PRELUDE,
+        "signature": dict(zip(names, kernel.pointers, strict=True)),
+        "aligned": kernel.aligned,
+        "warps": kernel.warps,
+        "capability": capability,
+    }
+
+
+def cubin_of(kernel: PrintedKernel, answer: dict[str, Any]) -> Cubin:
+    """The machine code in an answer.
 
     Raises:
-        CompileError: Triton is not installed, or does not compile it.
+        CompileError: Triton does not compile the kernel, or its code needs memory that no launch gives.
     """
-    try:
-        import triton
-        from triton.backends.compiler import GPUTarget
-        from triton.compiler import ASTSource
-    except ImportError as error:
-        raise CompileError('GPU kernels are compiled by Triton: pip install "mpmd[gpu]"') from error
-    names = [f"p{k}" for k in kernel.operands]
-    aligned = {(k,): _ALIGNED for k, wide in enumerate(kernel.aligned) if wide}
-    try:
-        source = ASTSource(
-            fn=_functions(kernel.source)[kernel.name],
-            signature=dict(zip(names, kernel.pointers, strict=True)),
-            constexprs={},
-            attrs=aligned,
+    if "error" in answer:
+        raise CompileError(
+            f"Triton does not compile kernel {kernel.name}: {answer['error']}\n{kernel.source}"
         )
-        options = {"num_warps": kernel.warps, "enable_fp_fusion": True}
-        made = triton.compile(source, target=GPUTarget("cuda", capability, _WARP), options=options)
-    except Exception as error:
-        text = f"Triton does not compile kernel {kernel.name}: {error}\n{kernel.source}"
-        raise CompileError(text) from error
-    threads = _WARP * made.metadata.num_warps
-    return Cubin(made.metadata.name, made.asm["cubin"], made.asm["ptx"], made.metadata.shared, threads)
-
-
-def _functions(text: str) -> dict[str, Any]:
-    """The functions of a text, which can call those of the prelude."""
-    return _defined(text, _prelude())
-
-
-@functools.cache
-def _prelude() -> dict[str, Any]:
-    import triton
-    import triton.language as tl
-    from triton.language.extra import libdevice
-
-    return _defined(PRELUDE, {"triton": triton, "tl": tl, "libdevice": libdevice, "__name__": __name__})
-
-
-def _defined(text: str, scope: dict[str, Any]) -> dict[str, Any]:
-    """Triton reads the source of a function: it is in the cache of lines instead of a file."""
-    name = f"<kernels {hashlib.sha256(text.encode()).hexdigest()[:16]}>"  # it is in the code's debug lines
-    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    scope = dict(scope)
-    exec(compile(text, name, "exec"), scope)
-    return scope
+    if answer["scratch_bytes"]:
+        raise CompileError(
+            f"kernel {kernel.name} needs {answer['scratch_bytes']} bytes of Triton's own memory"
+        )
+    return Cubin(*(answer[field.name] for field in dataclasses.fields(Cubin)))

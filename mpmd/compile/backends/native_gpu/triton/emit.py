@@ -49,13 +49,14 @@ class TileWriter:
         tiling: its tiles.
 
     Attributes:
-        operands: numbers of the operands that the kernel uses so far.
+        reads, writes: numbers of the operands that the kernel reads and writes so far.
     """
 
     def __init__(self, tiling: PlanTiling) -> None:
         self.tiling = tiling
         self.plan: KernelPlan = tiling.plan
-        self.operands: set[int] = set()
+        self.reads: set[int] = set()
+        self.writes: set[int] = set()
         self._lines: list[str] = []
         self._depth = 1
         self._known: dict[int, str] = {}
@@ -101,6 +102,11 @@ class TileWriter:
         if self.tiling.batch:
             self.line(f"b = {number} + tl.full([1, 1], 0, tl.{self.tiling.index_type})")
             self._dims("b", self.tiling.batch)
+
+    @property
+    def masks(self) -> tuple[str, str]:
+        """The names of the conditions that rows and columns of the tile exist; empty where all do."""
+        return self._masks[0], self._masks[1]
 
     def leave_rows(self) -> None:
         """After the loop over rows: the following lines happen once per column block."""
@@ -170,6 +176,14 @@ class TileWriter:
         """Whether a value is computed already."""
         return number in self._known
 
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Values change: those that depend on some are computed anew where they are used."""
+        changed = set(numbers)
+        for number, used in enumerate(self.plan.uses):
+            if number in changed or changed.intersection(used):
+                changed.add(number)
+                self._known.pop(number, None)
+
     def define(self, number: int, text: str) -> None:
         """Writes the line that computes a value."""
         self.line(f"v{number} = {text}")
@@ -195,7 +209,7 @@ class TileWriter:
         return text if node.op in ("select", "negate", "abs") else rounded(text, node.dtype)
 
     def _load(self, number: int, node: Load) -> str:
-        self.operands.add(node.operand)
+        self.reads.add(node.operand)
         dims = self.plan.depends[number]
         shape = self.tiling.shape(dims)
         where = self.value(node.where) if node.where >= 0 else ""
@@ -219,7 +233,7 @@ class TileWriter:
         if kind != REGISTER[node.dtype]:
             text = f"{text}.to(tl.{kind})"
         mask = self._inside(dims)
-        return f"tl.where({mask}, {text}, {_identity(node)})" if mask else text
+        return f"tl.where({mask}, {text}, {identity(node)})" if mask else text
 
     def accumulator(self, number: int) -> None:
         """A tile `a<number>` that begins as the identity of a reduction."""
@@ -227,7 +241,7 @@ class TileWriter:
         assert isinstance(node, ReduceNode)
         shape = list(self.tiling.shape(self._reduced_dims(node)))
         kind = operations.accumulator_type(node.dtype)
-        self.line(f"a{number} = tl.full({shape}, {_identity(node)}, tl.{kind})")
+        self.line(f"a{number} = tl.full({shape}, {identity(node)}, tl.{kind})")
 
     def accumulate(self, number: int) -> None:
         """Combines the tile of a reduction's argument with its accumulator."""
@@ -256,7 +270,7 @@ class TileWriter:
 
     def partial(self, number: int, node: ReduceNode, operand: int) -> None:
         """Writes the sum of a chunk to scratch memory: `[batch, chunks, columns]`, or without columns."""
-        self.operands.add(operand)
+        self.writes.add(operand)
         tiling, wide = self.tiling, bool(self.plan.depends[node.arg] & set(self.tiling.columns))
         place = f"{'b' if tiling.batch else '0'} * {tiling.chunks} + chunk"
         place = f"({place}) * {tiling.size(tiling.columns)} + c" if wide else place
@@ -269,7 +283,9 @@ class TileWriter:
         self.line(f"tl.store(tl.broadcast_to(p{operand} + {place}, {shape}), {value}{rest})")
 
     def _store(self, store: Store) -> None:
-        self.operands.add(store.operand)
+        self.writes.add(store.operand)
+        if store.combine:
+            self.reads.add(store.operand)
         dims = stored_dims(self.plan, store)
         shape = self.tiling.shape(dims)
         where = self.value(store.where) if store.where >= 0 else ""
@@ -290,7 +306,7 @@ class TileWriter:
         self.line(f"tl.store({pointer}, {to_memory(value, dtype)}{rest})")
 
 
-def _identity(node: ReduceNode) -> str:
+def identity(node: ReduceNode) -> str:
     """The identity of a reduction, in the type in which values are combined."""
     number = REDUCTIONS[node.op].identity(node.dtype)
     if node.dtype[0] == "u" and int(number) < 0:

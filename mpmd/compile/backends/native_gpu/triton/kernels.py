@@ -50,8 +50,11 @@ class PrintedKernel:
         pointers: the type of each argument, `*fp32`.
         aligned: whether each argument is a multiple of 16 bytes, so that loads and stores are wide.
         operands: the arguments: numbers of operands of the plan, then of its scratch arrays.
+        sizes: bytes of each argument's array.
+        reads, writes: numbers of the operands that it reads, and of those that it writes.
         grid: how many programs run it.
         warps: of each program.
+        flops: of its matrix products; `factors` is the type of what they multiply.
     """
 
     kind: str
@@ -59,8 +62,13 @@ class PrintedKernel:
     pointers: tuple[str, ...]
     aligned: tuple[bool, ...]
     operands: tuple[int, ...]
+    sizes: tuple[int, ...]
+    reads: frozenset[int]
+    writes: frozenset[int]
     grid: int
     warps: int
+    flops: float = 0.0
+    factors: str = "f32"
 
     @functools.cached_property
     def name(self) -> str:
@@ -266,9 +274,18 @@ def _program(write: TileWriter, tiling: PlanTiling) -> str:
 def _finished(
     write: TileWriter, tiling: PlanTiling, partial: Sequence[tuple[str, int]] = ()
 ) -> PrintedKernel:
-    dtypes = [*(o.dtype for o in tiling.plan.operands), *(dtype for dtype, _ in partial)]
-    operands = tuple(sorted(write.operands))
+    arrays = [*((o.dtype, o.size) for o in tiling.plan.operands), *partial]
+    operands = tuple(sorted(write.reads | write.writes))
     body = f"({', '.join(f'p{k}' for k in operands)}):\n{write.text()}"
-    pointers = tuple(pointer_type(dtypes[k]) for k in operands)
-    aligned = (True,) * len(operands)
-    return PrintedKernel(tiling.plan.kind, body, pointers, aligned, operands, tiling.grid, tiling.warps)
+    return PrintedKernel(
+        kind=tiling.plan.kind,
+        body=body,
+        pointers=tuple(pointer_type(arrays[k][0]) for k in operands),
+        aligned=(True,) * len(operands),
+        operands=operands,
+        sizes=tuple(int(DTYPE_BYTES[arrays[k][0]] * arrays[k][1]) for k in operands),
+        reads=frozenset(write.reads),
+        writes=frozenset(write.writes),
+        grid=tiling.grid,
+        warps=tiling.warps,
+    )

@@ -1,5 +1,6 @@
 """The handler of a launch program: its calls, in order, with their arguments; errors that name the call."""
 
+import gc
 import importlib.util
 
 import jax
@@ -8,10 +9,11 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu.frame import CallFrame
-from mpmd.compile.backends.native_gpu.handler import ENTRIES, STATE
+from mpmd.compile.backends.native_gpu.calls import ENTRIES, STATE
+from mpmd.compile.backends.native_gpu.capture import ROWS
 from mpmd.compile.backends.native_gpu.target import GpuTarget
 from mpmd.compile.driver import prepare_fragment
-from tests.support.gpu_launches import StandInGpu
+from tests.support.gpu_launches import CalledProgram
 from tests.support.native_fragments import fragment_of
 
 X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
@@ -33,30 +35,37 @@ def products(x, w):
 
 
 def test_calls_are_those_of_the_list():
-    gpu = StandInGpu(program_of(products, X, X))
-    (got,) = gpu.call(as_bytes(X, X))
+    made = CalledProgram(program_of(products, X, X))
+    (got,) = made.call(as_bytes(X, X))
     np.testing.assert_allclose(got.view(np.float32).reshape(8, 8), products(X, X), rtol=1e-5)
-    assert gpu.calls == ["cuCtxSetCurrent", "cublasLtMatmul", "cublasLtMatmul"]
+    assert made.gpu.calls == ["cuCtxSetCurrent", "cublasLtMatmul", "cublasLtMatmul"]
 
 
-@pytest.mark.parametrize(("number", "entry"), [(1, "cuCtxSetCurrent"), (2, "cublasLtMatmul")])
+WORDS = {
+    "cuCtxSetCurrent": r"the call: CUDA_ERROR_LAUNCH_FAILED \(status 719\)",
+    "cublasLtMatmul": r"dot\.\d+: CUBLAS_STATUS_EXECUTION_FAILED \(status 13\)",
+}
+
+
+@pytest.mark.parametrize(("number", "entry"), list(enumerate(WORDS, 1)))
 def test_a_call_that_fails_is_named_and_ends_the_program(number, entry):
     program = program_of(products, X, X)
-    gpu = StandInGpu(program, fail_at=number)
-    with pytest.raises(RuntimeError, match=f"^GPU program {program.name}: {entry} failed in (the call|dot)"):
-        gpu.call(as_bytes(X, X))
-    assert len(gpu.calls) == number and gpu.state[STATE.index("failed_status")] == 700
-    (got,) = gpu.call(as_bytes(X, X))  # the next one works
+    made = CalledProgram(program)
+    made.gpu.fail_at = number
+    with pytest.raises(RuntimeError, match=f"^GPU program {program.name}: {entry} failed in {WORDS[entry]}$"):
+        made.call(as_bytes(X, X))
+    assert len(made.gpu.calls) == number and made.loaded.state[STATE.index("failed_status")] in (719, 13)
+    (got,) = made.call(as_bytes(X, X))  # the next one works
     np.testing.assert_allclose(got.view(np.float32).reshape(8, 8), products(X, X), rtol=1e-5)
 
 
 def test_a_call_with_other_buffers_is_refused():
-    gpu = StandInGpu(program_of(products, X, X))
+    made = CalledProgram(program_of(products, X, X))
     for arguments, results, field in (([0], [0, 0], "arg_count"), ([0, 0], [0], "ret_count")):
         frame = CallFrame(arguments, results)
-        assert not frame.run(gpu) and f"the call has another {field} than 2" in frame.errors[0]
-    assert gpu.calls == []
-    assert CallFrame([], []).metadata(gpu) == (0, 3, 0)
+        assert not frame.run(made) and f"the call has another {field} than 2" in frame.errors[0]
+    assert made.gpu.calls == []
+    assert CallFrame([], []).metadata(made) == (0, 3, 0)
 
 
 def control(x, n):
@@ -67,24 +76,93 @@ def control(x, n):
 @needs_triton
 @pytest.mark.parametrize("n", [0, 1, 2, 5, -3])
 def test_loops_and_branches_read_what_is_on_the_device(n):
-    gpu = StandInGpu(program_of(control, X, np.int32(n)))
-    (got,) = gpu.call(as_bytes(X, np.int32(n)))
+    made = CalledProgram(program_of(control, X, np.int32(n)))
+    (got,) = made.call(as_bytes(X, np.int32(n)))
     np.testing.assert_allclose(got.view(np.float32).reshape(8, 8), control(X, n), rtol=1e-5, atol=1e-6)
-    assert gpu.calls.count("cuStreamSynchronize") == gpu.calls.count("cuMemcpyDtoHAsync_v2") >= max(n, 0) + 2
+    calls = made.gpu.calls
+    assert calls.count("cuStreamSynchronize") == calls.count("cuMemcpyDtoHAsync_v2") >= max(n, 0) + 2
 
 
 @needs_triton
 def test_every_call_fails_once():
     """Each error names its call, and the call after it is as if there had been none."""
-    program = program_of(control, X, np.int32(2))
-    whole = StandInGpu(program)
-    whole.call(as_bytes(X, np.int32(2)))
-    assert set(whole.calls) >= set(ENTRIES) - {"cuMemcpyDtoDAsync_v2", "cuMemsetD32Async"}
-    gpu = StandInGpu(program)
-    for number, entry in enumerate(whole.calls, 1):
-        gpu.calls, gpu.fail_at = [], number
+    made = CalledProgram(program_of(control, X, np.int32(2)))
+    made.call(as_bytes(X, np.int32(2)))
+    whole = list(made.gpu.calls)
+    assert {"cuLaunchKernel", "cuMemcpyDtoHAsync_v2", "cuStreamSynchronize", "cublasLtMatmul"} <= set(whole)
+    assert set(whole) <= set(ENTRIES)
+    for number, entry in enumerate(whole, 1):
+        made.gpu.calls.clear()
+        made.gpu.fail_at = number
         with pytest.raises(RuntimeError, match=f"{entry} failed in "):
-            gpu.call(as_bytes(X, np.int32(2)))
-    gpu.calls, gpu.fail_at = [], 0
-    (got,) = gpu.call(as_bytes(X, np.int32(2)))
+            made.call(as_bytes(X, np.int32(2)))
+    made.gpu.fail_at = 0
+    (got,) = made.call(as_bytes(X, np.int32(2)))
     np.testing.assert_allclose(got.view(np.float32).reshape(8, 8), control(X, 2), rtol=1e-5, atol=1e-6)
+
+
+CAPTURED = [
+    "cuStreamBeginCapture_v2",
+    "cuCtxSetCurrent",
+    "cublasLtMatmul",
+    "cublasLtMatmul",
+    "cuStreamEndCapture",
+]
+CAPTURED += ["cuGraphInstantiateWithFlags", "cuGraphDestroy", "cuGraphLaunch"]
+ISSUED = ["cuCtxSetCurrent", "cuCtxSetCurrent", "cublasLtMatmul", "cublasLtMatmul"]
+
+
+def check(made, x):
+    made.gpu.calls.clear()
+    (got,) = made.call(as_bytes(x, X))
+    np.testing.assert_allclose(got.view(np.float32).reshape(8, 8), products(x, X), rtol=1e-5, atol=1e-6)
+    return list(made.gpu.calls)
+
+
+def test_a_call_is_captured_when_its_addresses_come_again():
+    made = CalledProgram(program_of(products, X, X), command_buffers=True)
+    assert check(made, X) == ISSUED
+    assert check(made, X + 1) == ["cuCtxSetCurrent", *CAPTURED]
+    for change in (2, 3):
+        assert check(made, X + change) == ["cuCtxSetCurrent", "cuGraphLaunch"]
+    kept = []
+    for number in range(ROWS + 1):  # other addresses: the oldest graph makes room
+        made.move()
+        kept.append(made.kept)
+        made_room = ["cuGraphExecDestroy"] * (number >= ROWS - 1)
+        assert check(made, X - number) == [ISSUED[0], *made_room, *ISSUED[1:]]
+        if number in (0, ROWS):
+            assert check(made, X) == ["cuCtxSetCurrent", *CAPTURED]
+    assert made.gpu.live["executable graph"] == 1 and not made.gpu.live["graph"]
+    del made.loaded, made.function
+    gc.collect()
+    assert not made.gpu.live
+
+
+def test_every_call_of_a_capture_fails_once():
+    program = program_of(products, X, X)
+    for number, entry in enumerate(["cuCtxSetCurrent", *CAPTURED], 1):
+        made = CalledProgram(program, command_buffers=True)
+        check(made, X)
+        if entry == "cuGraphDestroy":
+            continue
+        made.gpu.calls.clear()
+        made.gpu.fail_at = number
+        with pytest.raises(RuntimeError, match=f"{entry} failed in "):
+            made.call(as_bytes(X, X))
+        made.gpu.fail_at = 0
+        assert not made.gpu.live["graph"] and made.gpu.live["executable graph"] <= 1
+        wanted = [
+            "cuCtxSetCurrent",
+            *([] if made.gpu.live["executable graph"] else CAPTURED[:-1]),
+            "cuGraphLaunch",
+        ]
+        assert check(made, X) == wanted
+
+
+@needs_triton
+def test_programs_that_wait_for_a_flag_are_not_captured():
+    made = CalledProgram(program_of(control, X, np.int32(2)), command_buffers=True)
+    for _ in range(3):
+        made.call(as_bytes(X, np.int32(2)))
+    assert not [name for name in made.gpu.calls if "Graph" in name or "Capture" in name]

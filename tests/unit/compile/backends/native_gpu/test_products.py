@@ -1,17 +1,27 @@
 """StoredMatrix products as descriptors: executed as the library would, against the meaning of the plan."""
 
+import dataclasses
+import importlib.util
+
 import numpy as np
 import pytest
 
 from mpmd.compile.backends.native_gpu.launches import LaunchProgram, ProductLaunch
-from mpmd.compile.backends.native_gpu.products import as_row_sums, dense_sums, library_calls, stored_sums
+from mpmd.compile.backends.native_gpu.products import (
+    as_row_sums,
+    dense_sums,
+    in_one_kernel,
+    library_calls,
+    stored_sums,
+)
+from mpmd.compile.backends.native_gpu.triton.products import operands_of, product_kernel
 from mpmd.compile.buffers.assignment import Allocation, Slice
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.evaluate_products import evaluate_product
 from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
-from tests.support.gpu_launches import StandInGpu
+from tests.support.gpu_launches import CalledProgram
 
 M, N, K = 4, 6, 5
 ROWS = {"a": View("f32", 0, K, 1), "b": View("f32", 0, N, 1), "c": View("f32", 0, N, 1)}
@@ -49,7 +59,7 @@ def multiplied(plan, calls):
         return Slice(number, skipped, arrays[number].nbytes - skipped)
 
     steps = [ProductLaunch("p", c.descriptor, place(0, c.a), place(1, c.b), place(2, c.d)) for c in calls]
-    gpu = StandInGpu(LaunchProgram("products", tuple(steps), {}, tuple(allocations), (place(2, 0),), b""))
+    gpu = CalledProgram(LaunchProgram("products", tuple(steps), {}, tuple(allocations), (place(2, 0),), b""))
     (made,) = gpu.call([a.view(np.uint8) for a in arrays])
     evaluate_product(plan, arrays[0], arrays[1], {0: arrays[2]})
     return made.view(arrays[2].dtype), arrays[2]
@@ -124,3 +134,53 @@ def test_an_epilogue_that_only_converts_is_the_library_s():
     assert (operand, view) == (1, View("bf16", 0, 1, M))
     assert stored_sums(with_epilogue("tanh")) is None
     assert dense_sums(with_epilogue("tanh")) == View("f32", 0, N, 1)
+
+
+def narrow(plan):
+    """The product of bf16 factors."""
+    a, b = (dataclasses.replace(view, dtype="bf16") for view in (plan.a, plan.b))
+    return dataclasses.replace(plan, a=a, b=b)
+
+
+def test_products_of_narrow_factors_with_an_epilogue_are_one_kernel():
+    assert in_one_kernel(narrow(with_epilogue("tanh"))) and not in_one_kernel(with_epilogue("tanh"))
+    assert not in_one_kernel(narrow(with_epilogue("")))  # a call of the library converts
+    assert in_one_kernel(product(View("f32", 0, 2 * K, 2), ROWS["b"], ROWS["c"]))  # it has no such strides
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed: make test-gpu"
+)
+@pytest.mark.parametrize(
+    "plan",
+    [
+        narrow(with_epilogue("tanh")),
+        with_epilogue("tanh"),
+        product(View("f32", 3, 2 * K, 2), COLUMNS["b"], ROWS["c"]),
+        product(heads(M, K), heads(K, N), heads(M, N), batch=(2, 3)),
+        product(View("bf16", 0, 1, 200), View("bf16", 0, 150, 1), View("f32", 0, 1, 200), m=200, n=150, k=70),
+    ],
+)
+def test_kernels_of_products(plan):
+    from tests.support.triton_interpreter import run_kernel
+
+    made, first = product_kernel(plan, 4), operands_of(plan)
+    rng = np.random.default_rng(0)
+    sizes = {}
+    for (view, rows, columns), number in zip(
+        ((plan.a, plan.m, plan.k), (plan.b, plan.k, plan.n)), (first, first + 1)
+    ):
+        steps = zip((*plan.batch, rows, columns), (*view.batch, view.row, view.column))
+        sizes[number] = view.dtype, view.offset + sum((n - 1) * step for n, step in steps) + 1
+    result, dtype = (0, plan.c.dtype) if plan.epilogue is None else (1, "bf16")
+    steps = zip((*plan.batch, plan.m, plan.n), (*plan.c.batch, plan.c.row, plan.c.column))
+    sizes[result] = dtype, plan.c.offset + sum((n - 1) * step for n, step in steps) + 1
+    arrays = {k: rng.standard_normal(n).astype(NUMPY_DTYPE[kind]) for k, (kind, n) in sizes.items()}
+    wanted = {result: arrays[result].copy()}
+    (kernel,) = made.kernels
+    run_kernel(kernel, [arrays[k].ctypes.data for k in kernel.operands])
+    evaluate_product(plan, arrays[first], arrays[first + 1], wanted)
+    loose = 1e-2 if dtype == "bf16" else 1e-5
+    np.testing.assert_allclose(
+        arrays[result].astype(np.float32), wanted[result].astype(np.float32), rtol=loose, atol=loose
+    )

@@ -1,0 +1,162 @@
+"""How do our programs for a GPU compare with XLA's, on a machine without one?
+
+    python benchmarks/gpu/compare_ahead.py [--only step block] [--no_code] [--xla record|read]
+
+Both compilers are given the same programs for a described H200.  Ours go through the GPU target, machine
+code included; XLA's figures are read from `benchmarks/results/`, which `--xla record` writes where JAX's CUDA
+plugin is installed.  Launches and bytes are counted by one rule, and times are those of one model: see
+`counting.py`.  `--launches` lists our launches by kind and size.  The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import importlib.metadata
+import json
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT))
+
+import jax  # noqa: E402 - the root must be importable first
+
+from benchmarks.gpu import ahead  # noqa: E402
+from benchmarks.gpu.counting import CountedLaunch, own_launches, totals, xla_launches  # noqa: E402
+from benchmarks.gpu.kernel_facts import kernel_facts  # noqa: E402
+from benchmarks.gpu.programs import ComparedProgram, ModelSize, programs  # noqa: E402
+from benchmarks.gpu.target import fragment_of  # noqa: E402
+from benchmarks.script import run  # noqa: E402
+from mpmd.compile.backends.native_gpu.target import GpuTarget  # noqa: E402
+from mpmd.compile.cache import DiskCache  # noqa: E402
+from mpmd.compile.driver import compiled_or_kept, prepare_fragment  # noqa: E402
+from mpmd.compile.kernels.cost.device import H200  # noqa: E402
+from mpmd.compile.options import CompileOptions  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "results" / "xla_h200_ahead.json"
+COMPARED = {"launches": "launches", "bytes": "bytes", "temp": "temp_bytes", "modelled": "modelled_ms"}
+"""Ratio to XLA's → the figure."""
+
+
+def own_figures(program: ComparedProgram, *, code: bool, listed: bool) -> dict[str, float]:
+    """The figures of our program."""
+    target = GpuTarget()
+    fragment = fragment_of(program.name, program.function, list(program.arguments), program.donated)
+    started = time.perf_counter()
+    made = prepare_fragment(fragment, target)
+    prepared = time.perf_counter() - started
+    launches = own_launches(made.program)
+    if listed:
+        print(listing(launches), flush=True)
+    figures = {
+        **totals(launches, target.device),
+        "temp_bytes": made.program.arena_bytes,
+        "kernels": len(made.program.kernels),
+        "prepare_s": round(prepared, 2),
+    }
+    if code:
+        compiled = made.compiled()
+        figures["compile_s"] = round(time.perf_counter() - started, 2)
+        facts = [kernel_facts(cubin) for cubin in compiled.code.cubins.values()]
+        figures["spilling_kernels"] = sum(fact.spilled_bytes > 0 for fact in facts)
+        with tempfile.TemporaryDirectory() as folder:
+            options = CompileOptions(cache=DiskCache(Path(folder) / "kept"))
+            compiled_or_kept(fragment, target, options)
+            started = time.perf_counter()
+            _, found = compiled_or_kept(fragment, target, options)
+            figures["cached_compile_s"] = round(time.perf_counter() - started, 3)
+            assert found, "the artefact was not kept"
+    return figures
+
+
+def xla_figures(program: ComparedProgram) -> dict[str, float]:
+    """The figures of XLA's program; the plugin must be there."""
+    started = time.perf_counter()
+    made = ahead.compile_program(program.function, *program.arguments, donated=program.donated)
+    seconds = time.perf_counter() - started
+    return {
+        **totals(xla_launches(made.as_text()), H200),
+        "temp_bytes": made.memory_analysis().temp_size_in_bytes,
+        "compile_s": round(seconds, 2),
+    }
+
+
+def listing(launches: Sequence[CountedLaunch]) -> str:
+    """Launches by kind and by what they are called, those that move most first."""
+    sizes: collections.Counter[tuple[str, int, str]] = collections.Counter()
+    for launch in launches:
+        sizes[launch.kind, launch.bytes, launch.name.partition("[")[0].rstrip("0123456789.")] += 1
+    rows = sorted(sizes.items(), key=lambda row: -row[0][1] * row[1])
+    return "\n".join(
+        f"  {bytes_ * n / 1e6:10.2f} MB {n:4} x {kind:10} {name}" for (kind, bytes_, name), n in rows
+    )
+
+
+def against(ours: Mapping[str, float], theirs: Mapping[str, float]) -> dict[str, float]:
+    """Our figures over XLA's; XLA's temporaries of a program without any count as one byte."""
+    return {
+        f"{name}_over_xla": round(ours[figure] / (theirs[figure] or 1), 4)
+        for name, figure in COMPARED.items()
+    }
+
+
+def geomeans(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Geometric means; where neither program has temporaries there is no ratio."""
+    found = {}
+    for name in COMPARED:
+        ratios = [row[f"{name}_over_xla"] for row in rows if row[f"{name}_over_xla"] > 0]
+        found[f"{name}_over_xla"] = round(math.exp(sum(map(math.log, ratios)) / max(1, len(ratios))), 4)
+    return found
+
+
+def versions() -> dict[str, str]:
+    """Versions of what made XLA's programs."""
+    names = ("jax", "jaxlib", "jax-cuda12-pjrt", "jax-cuda13-pjrt")
+    found = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def main() -> None:
+    """Prints a line for each program, then the JSON."""
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
+    parser.add_argument("--only", nargs="*", help="names of programs; all by default")
+    parser.add_argument("--no_code", action="store_true", help="stop before machine code")
+    parser.add_argument("--launches", action="store_true", help="list our launches")
+    parser.add_argument("--xla", choices=("read", "record"), default="read", help="compile XLA's, or read")
+    given = parser.parse_args()
+    jax.config.update("jax_platforms", "cpu")
+    chosen = [p for p in programs(ModelSize()) if not given.only or p.name in given.only]
+    recorded: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"programs": {}}
+    if given.xla == "record":
+        if why := ahead.why_not():
+            sys.exit(f"XLA's programs cannot be compiled here: {why}")
+        recorded["versions"] = versions()
+        for program in chosen:
+            recorded["programs"][program.name] = xla_figures(program)
+            print(f"{program.name}: xla {recorded['programs'][program.name]}", flush=True)
+            RESULTS.parent.mkdir(exist_ok=True)
+            RESULTS.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n")
+        return
+    table: dict[str, Any] = {}
+    for program in chosen:
+        theirs = recorded["programs"][program.name]
+        ours = own_figures(program, code=not given.no_code, listed=given.launches)
+        table[program.name] = {**ours, **against(ours, theirs), "xla": theirs}
+        print(f"{program.name}: {table[program.name]}", flush=True)
+    print(json.dumps({"xla": recorded["versions"], "programs": table, **geomeans(list(table.values()))}))
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,129 @@
+"""Stages chosen again by what their operations take: a run of the step on zeros, in more, smaller stages."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from mpmd.api.config import Config, with_stages
+from mpmd.api.signature import Arguments, describe
+from mpmd.api.stages import Compiled, Traced
+from mpmd.errors import ConfigError
+from mpmd.jax_compat import as_key, is_key
+from mpmd.runtime.costs import ProgramCosts
+from mpmd.runtime.instructions import Run
+from mpmd.tracing.stages.automatic import AutomaticSelector, DivisionChoice
+
+_RUNS = 4
+"""How often fragments are measured: other work on the machine makes some runs longer."""
+
+_PARTS_OF_A_STAGE = 4
+"""How many smaller stages each stage becomes, to be measured."""
+
+
+def refined(config: Config, trace: Callable[[Config], Traced]) -> Config:
+    """The configuration with stages by measured seconds.
+
+    Args:
+        config: its stages are by cost.
+        trace: traces the step under a configuration.
+
+    Raises:
+        ConfigError: the step divides several functions, or none.
+    """
+    selector = config.stages
+    assert isinstance(selector, AutomaticSelector)
+    plain = dataclasses.replace(selector, refine=False)
+    whole = _only_choice(trace(with_stages(config, plain)))
+    parts = min(_PARTS_OF_A_STAGE, max(1, len(whole.places) // max(1, whole.stages)))
+    measured = measure_blocks(config, plain, parts, trace)
+    return with_stages(config, dataclasses.replace(plain, measured=measured))
+
+
+def measure_blocks(
+    config: Config, selector: AutomaticSelector, parts: int, trace: Callable[[Config], Traced]
+) -> tuple[tuple[int, float], ...]:
+    """Measured seconds of ranges of units, in units of their estimates.
+
+    Args:
+        config: of the step.
+        selector: whose stages are divided further.
+        parts: into how many each.
+        trace: traces the step under a configuration.
+    """
+    blocks = dataclasses.replace(
+        selector,
+        over=tuple(mesh for mesh in selector.over for _ in range(parts)),
+        devices=tuple(devices for devices in selector.devices for _ in range(parts)),
+        count=None,
+        memory=None,
+    )
+    compiled = trace(with_stages(config, blocks)).lower().compile()
+    try:
+        choice = _only_choice(compiled.lowered.traced)
+        seconds = stage_seconds(compiled, len(blocks.over))
+    finally:
+        compiled.close()
+    ends = (*choice.division.starts, len(choice.units.chain))
+    return tuple(
+        (end, measured / estimated if estimated else 1.0)
+        for end, measured, estimated in zip(ends, seconds, choice.division.seconds, strict=True)
+    )
+
+
+def _only_choice(traced: Traced) -> DivisionChoice:
+    """The division of the only function of a step that has stages.
+
+    Raises:
+        ConfigError: several functions have stages.
+    """
+    found = [] if traced.plan is None else traced.plan.choices
+    if len({choice.division.starts for choice in found}) != 1:
+        raise ConfigError(
+            f"refine=True chooses the stages of one loss, but this step divides {len(found)} functions\n"
+            "  leave refine out"
+        )
+    return found[0]
+
+
+def stage_seconds(compiled: Compiled, stages: int) -> list[float]:
+    """Seconds of the tasks of one microbatch of each stage, each fragment measured alone, on zeros."""
+    costs = measured_fragments(compiled)
+    totals, microbatches = [0.0] * stages, set()
+    meshes = list(compiled.lowered.config.topology)
+    for stream in compiled.program.streams:
+        for op in stream.instructions:
+            if isinstance(op, Run) and op.microbatch is not None:
+                stage = meshes.index(stream.mesh) if op.stage is None else op.stage
+                totals[stage] += costs.fragments[op.executable]
+                microbatches.add(op.microbatch)
+    return [total / max(1, len(microbatches)) for total in totals]
+
+
+def measured_fragments(compiled: Compiled) -> ProgramCosts:
+    """Seconds of each fragment alone, and of each kind of message, on zeros: the least of some runs."""
+    runs = []
+    for _ in range(_RUNS):
+        positional, keywords = zeros(compiled.lowered.traced.arguments)
+        runs.append(compiled.costs(*positional, **keywords)[1])
+    return ProgramCosts(
+        {name: min(run.fragments[name] for run in runs) for name in runs[0].fragments},
+        {kinds: min(run.transfers[kinds] for run in runs) for kinds in runs[0].transfers},
+    )
+
+
+def zeros(arguments: Arguments) -> Any:
+    """Positional and keyword arguments like those, of zeros."""
+    return jax.tree.unflatten(arguments.tree, [_zero(leaf) for leaf in arguments.leaves])
+
+
+def _zero(leaf: Any) -> Any:
+    shape, dtype, _ = describe(leaf)
+    if is_key(dtype):
+        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, dtype))
+        return as_key(jax.numpy.zeros(data.shape, data.dtype), dtype)
+    return np.zeros(shape, dtype)

@@ -1,0 +1,227 @@
+"""The backend for GPUs: fragments through our own pipeline, each entering JAX as one custom call.
+
+The arena is a result of the call, which XLA allocates: memory of a GPU costs nothing to take anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from mpmd.compile.artefact import Artefact
+from mpmd.compile.backends.compiled import CompiledFragment
+from mpmd.compile.backends.ffi.custom_call import ATTRIBUTE, TARGET_NAME
+from mpmd.compile.backends.ffi.frame import check_version
+from mpmd.compile.backends.ffi.loaded import LoadedPrograms, ProgramLoad
+from mpmd.compile.backends.jax_function import ArgumentOrder, DirectCall, jax_function
+from mpmd.compile.backends.native_gpu.gpu import GpuLibraries, gpu_at
+from mpmd.compile.backends.native_gpu.libraries import CudaLibraries
+from mpmd.compile.backends.native_gpu.loading import LoadedGpuProgram
+from mpmd.compile.backends.native_gpu.target import GpuCode, GpuTarget
+from mpmd.compile.backends.target_backend import unfit_for_targets
+from mpmd.compile.driver import compiled_or_kept
+from mpmd.compile.executable import MemoryStats
+from mpmd.compile.fragment import FragmentModule
+from mpmd.compile.options import DEFAULTS, CompileOptions
+from mpmd.errors import CompileError
+from mpmd.jax_compat import direct_call
+from mpmd.support.garbage import garbage_kept
+
+
+@dataclasses.dataclass(frozen=True)
+class RegisteredGpuProgram:
+    """A program that XLA can call; see `LoadedProgram`.
+
+    Attributes:
+        index: which of the loaded programs it is.
+        arena_bytes: of the arena that each call takes, workspace included.
+        kept_bytes: that it keeps on the GPU from call to call.
+    """
+
+    index: int
+    arena_bytes: int
+    kept_bytes: int
+
+    @property
+    def key(self) -> int:
+        """Its index."""
+        return self.index
+
+    def __call__(
+        self,
+        *arguments: Any,
+        results: Sequence[jax.ShapeDtypeStruct],
+        aliases: Mapping[int, int] | None = None,
+        large: bool = False,
+    ) -> Any:
+        """The custom call, inside of traced code; calls on GPUs are always asynchronous."""
+        arena = jax.ShapeDtypeStruct((self.arena_bytes,), np.uint8)
+        call = jax.ffi.ffi_call(
+            TARGET_NAME, [*results, arena], input_output_aliases=dict(aliases or {}), has_side_effect=False
+        )
+        *made, _ = call(*arguments, **{ATTRIBUTE: np.int64(self.index)})
+        return made
+
+
+@dataclasses.dataclass
+class GpuExecutable(DirectCall, CompiledFragment):
+    """A fragment as launches on a GPU.
+
+    Attributes:
+        made: the artefact.
+        program: it, loaded.
+        target: the kind of GPU.
+        kept: whether it was taken from the cache.
+    """
+
+    made: Artefact
+    program: RegisteredGpuProgram
+    target: GpuTarget
+    kept: bool = False
+    backend: str = "native"
+    asynchronous: bool = True
+
+    def __post_init__(self) -> None:
+        order = ArgumentOrder.of(self.made.aliases, self.fragment)
+        self.__call__ = order.around(direct_call(self.compiled))
+
+    @property
+    def kept_memory(self) -> dict[int, int]:
+        """Bytes of machine code and constants; fragments of one program on one GPU share them."""
+        return {self.program.key: self.program.kept_bytes}
+
+    @property
+    def workspace_bytes(self) -> int:
+        """The arena of a call."""
+        return self.program.arena_bytes
+
+    def as_text(self, what: str = "hlo") -> str:
+        """One of its texts.
+
+        Args:
+            what: `"stablehlo"` as given, `"hlo"` optimised, `"buffers"`, `"memory"` (an SVG of the arena),
+                `"thunks"`, `"kernels"` as plans, `"costs"` of each kernel, `"bars"` (an SVG of these),
+                `"launches"`, `"triton"`, `"ptx"`, `"llvm"` of the handler, or `"clusters"`.
+
+        Raises:
+            CompileError: another word.
+        """
+        if what == "clusters":
+            return "cluster 0: native, the whole fragment\n"
+        return self.fragment.text if what == "stablehlo" else self.made.text(what, self.target)
+
+    def cost_analysis(self) -> dict[str, float]:
+        """Our own count."""
+        return {**self.made.costs, "fallbacks": 0.0}
+
+    def memory_analysis(self) -> MemoryStats:
+        """From the assignment of memory, with the workspace of products."""
+        return dataclasses.replace(self.made.memory, temporaries=self.program.arena_bytes)
+
+
+@dataclasses.dataclass(frozen=True)
+class NativeGpuBackend:
+    """Compiles fragments for the GPU of a mesh.
+
+    Attributes:
+        options: what the user says about compiling.
+        libraries: the driver and cuBLASLt.
+        target: the kind of GPU.
+        problem: why no fragment of the mesh can be compiled, or "".
+    """
+
+    options: CompileOptions = DEFAULTS
+    libraries: GpuLibraries = dataclasses.field(default_factory=CudaLibraries)
+    target: GpuTarget = dataclasses.field(default_factory=GpuTarget)
+    problem: str = ""
+    name: str = "native"
+
+    @staticmethod
+    def of(
+        mesh: Mesh, options: CompileOptions = DEFAULTS, libraries: GpuLibraries | None = None
+    ) -> NativeGpuBackend:
+        """The backend for the kind of GPU that a mesh is of; with a `problem` if that cannot be used."""
+        libraries = libraries or CudaLibraries()
+        problem = libraries.compiler.problem()
+        if problem:
+            return NativeGpuBackend(options, libraries, problem=problem)
+        try:
+            model = gpu_at(libraries, ordinal_of(mesh)).model
+        except CompileError as error:
+            return NativeGpuBackend(options, libraries, problem=str(error).splitlines()[0])
+        return NativeGpuBackend(options, libraries, GpuTarget(model, libraries.compiler))
+
+    @garbage_kept()
+    def compile(self, fragment: FragmentModule, mesh: Mesh) -> GpuExecutable:
+        """Compiles for the device of `mesh`; see `Backend`.
+
+        Raises:
+            CompileError: it needs something for which there is no code; a call of the driver failed.
+        """
+        unfit = self.unfit(fragment, mesh)
+        if unfit:
+            raise CompileError(unfit)
+        made, kept = compiled_or_kept(fragment, self.target, self.options, axes=dict(mesh.shape))
+        return self.load(made, fragment, mesh, kept)
+
+    def unfit(self, fragment: FragmentModule, mesh: Mesh) -> str:
+        """Why no code for GPUs runs on a mesh, or not this fragment in any case; or ""."""
+        if mesh.size > 1:
+            return "native code for GPUs runs on meshes of one GPU"
+        return self.problem or unfit_for_targets(self.name, fragment, mesh)
+
+    def relocate(self, executable: GpuExecutable, fragment: FragmentModule, mesh: Mesh) -> GpuExecutable:
+        """The same machine code on another GPU of the same kind; compiled again for one of another."""
+        if executable.target != self.target:
+            return self.compile(fragment, mesh)
+        return self.load(executable.made, fragment, mesh, executable.kept)
+
+    def load(self, made: Artefact, fragment: FragmentModule, mesh: Mesh, kept: bool = False) -> GpuExecutable:
+        """Machine code as an executable of a mesh; `kept` says that it is from the cache."""
+        program = self.register(made, fragment.mesh, mesh)
+        function = jax_function(fragment, mesh, program, made.aliases, large=False)
+        return GpuExecutable(fragment, function, made, program, self.target, kept)
+
+    def is_large(self, made: Artefact) -> bool:
+        """False: no call on a GPU waits for its work."""
+        return False
+
+    def register(self, made: Artefact, name: str, mesh: Mesh) -> RegisteredGpuProgram:
+        """Machine code on the GPU of a mesh, as JAX calls it.
+
+        Raises:
+            CompileError: the code does not load.
+        """
+        check_version()
+        code = made.code
+        assert isinstance(code, GpuCode)
+        gpu = gpu_at(self.libraries, ordinal_of(mesh))
+
+        def load() -> ProgramLoad[RegisteredGpuProgram]:
+            loaded = LoadedGpuProgram(code, gpu, command_buffers=self.options.command_buffers)
+
+            def program(index: int) -> RegisteredGpuProgram:
+                return RegisteredGpuProgram(index, loaded.arena_bytes, loaded.kept_bytes)
+
+            return ProgramLoad(loaded.handler, program, loaded)
+
+        captured = ".captured" if self.options.command_buffers else ""
+        name = f"{code.fingerprint}.{gpu.driver.ordinal}{captured}"
+        return _programs(self.libraries).named(name, load)
+
+
+def ordinal_of(mesh: Mesh) -> int:
+    """The number of the GPU of a mesh among those that this process sees."""
+    return max(0, getattr(mesh.devices.flat[0], "local_hardware_id", None) or 0)
+
+
+@functools.cache
+def _programs(libraries: GpuLibraries) -> LoadedPrograms[RegisteredGpuProgram]:
+    """The programs that are loaded with some libraries."""
+    return LoadedPrograms(libraries.platform)

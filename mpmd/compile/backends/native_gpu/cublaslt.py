@@ -1,0 +1,229 @@
+"""CuBLASLt on one GPU: a handle, and for each product the library's objects and its algorithm.
+
+The library is column-major: a row-major array is to it the transposed one.  So a row-major d = a · b is its
+dᵀ = bᵀ · aᵀ, with the operands swapped and nothing moved; a column-major d is its d = a · b.
+
+Source: the cuBLAS documentation, "Using the cuBLASLt API"; the numbers are enums of cublasLt.h.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+from typing import Any
+
+from mpmd.compile.backends.native_gpu.driver import DeviceError
+from mpmd.compile.backends.native_gpu.functions import FunctionLibrary
+from mpmd.compile.backends.native_gpu.products import ProductDescriptor, StoredMatrix
+
+WORKSPACE_LIMIT = 32 << 20
+"""Bytes that an algorithm may use beside its operands; the library's advice for Hopper."""
+
+_DTYPES = {"f32": 0, "f64": 1, "f16": 2, "bf16": 14}  # cudaDataType
+_COMPUTE = {"f32": 68, "f64": 70}  # cublasComputeType_t, without tf32
+_TRANSPOSE_A, _TRANSPOSE_B = 3, 4  # cublasLtMatmulDescAttributes_t
+_BATCH_COUNT, _BATCH_STRIDE = 5, 6  # cublasLtMatrixLayoutAttribute_t
+_MAX_WORKSPACE, _ALIGNMENTS = 1, (5, 6, 7, 8)  # cublasLtMatmulPreferenceAttributes_t: bytes; of A, B, C, D
+_SUCCESS = 0
+
+
+class Heuristic(ctypes.Structure):
+    """`cublasLtMatmulHeuristicResult_t`: 96 bytes, of which the algorithm is the first 64."""
+
+    _fields_ = [
+        ("algorithm", ctypes.c_uint64 * 8),
+        ("workspace", ctypes.c_size_t),
+        ("state", ctypes.c_int),
+        ("waves", ctypes.c_float),
+        ("reserved", ctypes.c_int * 4),
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class PreparedProduct:
+    """A product that can be started.
+
+    Attributes:
+        words: the words of its record, by name; see `handler.PRODUCT_RECORD`.
+        workspace_bytes: that its algorithm needs.
+        kept: objects whose addresses are among the words.
+    """
+
+    words: dict[str, int]
+    workspace_bytes: int
+    kept: tuple[Any, ...] = dataclasses.field(repr=False)
+
+
+class MatrixLibrary:
+    """The library with a handle, which lives as long as the process.
+
+    Args:
+        library: its functions.
+
+    Raises:
+        DeviceError: it does not start; the context of the GPU must be that of the calling thread.
+    """
+
+    def __init__(self, library: FunctionLibrary) -> None:
+        self._library = library
+        handle = ctypes.c_void_p()
+        self.call("cublasLtCreate", ctypes.byref(handle), what="starting cuBLASLt")
+        self.handle = handle.value or 0
+
+    @property
+    def version(self) -> int:
+        """Such as 130100 for 13.1."""
+        return int(self.function("cublasLtGetVersion")())
+
+    def function(self, name: str) -> Any:
+        """A function of the library.
+
+        Raises:
+            DeviceError: it has none of that name.
+        """
+        try:
+            return self._library.function(name)
+        except AttributeError as error:
+            raise DeviceError(f"cuBLASLt has no function {name}; it is too old") from error
+
+    def call(self, name: str, *arguments: Any, what: str) -> None:
+        """Calls a function.
+
+        Raises:
+            DeviceError: its status is not 0.
+        """
+        status = self.function(name)(*arguments)
+        if status != _SUCCESS:
+            words = self.function("cublasLtGetStatusName")(status)
+            said = ctypes.string_at(words).decode() if words else "unknown error"
+            raise DeviceError(f"{what}: {name} failed: {said} (status {status})")
+
+    def prepare(
+        self, product: ProductDescriptor, alignment: int, undo: contextlib.ExitStack
+    ) -> PreparedProduct:
+        """Describes a product to the library, and has it choose an algorithm.
+
+        Args:
+            product: its sizes and matrices.
+            alignment: bytes; each matrix begins at a multiple of it in every call.
+            undo: releases the library's objects.
+
+        Raises:
+            DeviceError: a call failed, or the library has no algorithm.
+        """
+        return _Preparation(self, product, alignment, undo).prepared()
+
+
+class _Preparation:
+    """The work on one product."""
+
+    def __init__(
+        self, library: MatrixLibrary, product: ProductDescriptor, alignment: int, undo: contextlib.ExitStack
+    ) -> None:
+        self.library, self.product, self.alignment, self.undo = library, product, alignment, undo
+
+    def prepared(self) -> PreparedProduct:
+        this = self.product
+        compute, scale = _COMPUTE[this.sums], _DTYPES[this.sums]
+        a, b = self._factors()
+        descriptor = self._object("MatmulDesc", compute, scale)
+        for attribute, transposed in ((_TRANSPOSE_A, a.transposed), (_TRANSPOSE_B, b.transposed)):
+            self._set("MatmulDesc", descriptor, attribute, ctypes.c_int32(transposed))
+        layouts = {"a": self._layout(a), "b": self._layout(b), "d": self._layout(self._result())}
+        found = self._algorithm(descriptor, layouts)
+        number = ctypes.c_double if this.sums == "f64" else ctypes.c_float
+        one, zero = number(1.0), number(0.0)
+        words = {
+            "handle": self.library.handle,
+            "descriptor": descriptor.value or 0,
+            "alpha": ctypes.addressof(one),
+            "beta": ctypes.addressof(zero),
+            "c": layouts["d"].value or 0,
+            **{name: layout.value or 0 for name, layout in layouts.items()},
+            "algorithm": ctypes.addressof(found),
+            "workspace_bytes": found.workspace,
+        }
+        return PreparedProduct(words, found.workspace, (one, zero, found))
+
+    def _factors(self) -> tuple[_ColumnMajor, _ColumnMajor]:
+        """The library's A and B."""
+        this = self.product
+        a = _ColumnMajor.of(this.a, this.m, this.k, this.d.transposed)
+        b = _ColumnMajor.of(this.b, this.k, this.n, this.d.transposed)
+        return (a, b) if this.d.transposed else (b, a)
+
+    def _result(self) -> _ColumnMajor:
+        return _ColumnMajor.of(self.product.d, self.product.m, self.product.n, self.product.d.transposed)
+
+    def _layout(self, matrix: _ColumnMajor) -> ctypes.c_void_p:
+        found = self._object("MatrixLayout", matrix.dtype, matrix.rows, matrix.columns, matrix.pitch)
+        if self.product.batch > 1:
+            self._set("MatrixLayout", found, _BATCH_COUNT, ctypes.c_int32(self.product.batch))
+            self._set("MatrixLayout", found, _BATCH_STRIDE, ctypes.c_int64(matrix.stride))
+        return found
+
+    def _algorithm(self, descriptor: ctypes.c_void_p, layouts: dict[str, ctypes.c_void_p]) -> Heuristic:
+        """The library's first choice."""
+        with contextlib.ExitStack() as undo:
+            preference = self._object("MatmulPreference", undo=undo)
+            self._set("MatmulPreference", preference, _MAX_WORKSPACE, ctypes.c_uint64(WORKSPACE_LIMIT))
+            for attribute in _ALIGNMENTS:
+                self._set("MatmulPreference", preference, attribute, ctypes.c_uint32(self.alignment))
+            found, count, what = Heuristic(), ctypes.c_int(), self._what
+            a, b, d = layouts["a"], layouts["b"], layouts["d"]
+            self.library.call(
+                "cublasLtMatmulAlgoGetHeuristic", self.library.handle, descriptor, a, b, d, d, preference, 1,
+                ctypes.byref(found), ctypes.byref(count), what=what,
+            )  # fmt: skip
+        if count.value < 1 or found.state != _SUCCESS:
+            raise DeviceError(f"{what}: cuBLASLt has no algorithm for it")
+        return found
+
+    @property
+    def _what(self) -> str:
+        return f"preparing the product {self.product}"
+
+    def _object(
+        self, kind: str, *arguments: Any, undo: contextlib.ExitStack | None = None
+    ) -> ctypes.c_void_p:
+        """An object of the library, which is released with the product, or earlier."""
+        made = ctypes.c_void_p()
+        self.library.call(f"cublasLt{kind}Create", ctypes.byref(made), *arguments, what=self._what)
+        release = self.library.function(f"cublasLt{kind}Destroy")
+        (undo or self.undo).callback(release, made)
+        return made
+
+    def _set(self, kind: str, made: ctypes.c_void_p, attribute: int, value: Any) -> None:
+        self.library.call(
+            f"cublasLt{kind}SetAttribute", made, attribute, ctypes.byref(value), ctypes.sizeof(value),
+            what=self._what,
+        )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class _ColumnMajor:
+    """A matrix as the library describes it.
+
+    Attributes:
+        dtype: its number for the elements' type.
+        rows, columns: as stored, where columns are contiguous.
+        pitch: elements from one column to the next.
+        stride: elements from one batch index to the next.
+        transposed: whether the product takes it transposed.
+    """
+
+    dtype: int
+    rows: int
+    columns: int
+    pitch: int
+    stride: int
+    transposed: bool
+
+    @staticmethod
+    def of(matrix: StoredMatrix, rows: int, columns: int, straight: bool) -> _ColumnMajor:
+        """A matrix of `rows` by `columns`, in a product whose result is column-major if `straight`."""
+        if not matrix.transposed:
+            rows, columns = columns, rows
+        taken = matrix.transposed != straight
+        return _ColumnMajor(_DTYPES[matrix.dtype], rows, columns, matrix.pitch, matrix.stride, taken)

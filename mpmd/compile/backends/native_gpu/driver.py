@@ -1,0 +1,165 @@
+"""The CUDA driver on one GPU: contexts, kernels, memory.  A call that fails is an error in words.
+
+Everything that is created is released when the `ExitStack` is closed that was given for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from mpmd.compile.backends.native_gpu.functions import FunctionLibrary
+from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
+from mpmd.compile.backends.target_backend import LoadError
+
+_JIT_ERROR_LOG_BUFFER, _JIT_ERROR_LOG_BUFFER_BYTES = 5, 6  # of CUjit_option
+_LOG_BYTES = 8192
+_MAX_DYNAMIC_SHARED_BYTES = 8  # of CUfunction_attribute
+_PLAIN_SHARED_BYTES = 48 << 10
+"""Shared memory that every kernel may have; one that needs more must be given leave."""
+
+_CAPABILITY = (75, 76)  # of CUdevice_attribute: its major and minor number
+_NAME_BYTES = 256
+
+
+class DeviceError(LoadError):
+    """A call of the driver or of cuBLASLt failed."""
+
+
+class GpuDriver:
+    """The driver of a process, with one GPU.
+
+    Args:
+        library: its functions.
+        ordinal: number of the GPU among those that the process sees.
+
+    Raises:
+        DeviceError: a call failed.
+    """
+
+    def __init__(self, library: FunctionLibrary, ordinal: int) -> None:
+        self._library, self.ordinal = library, ordinal
+        self.call("cuInit", 0, what="starting the CUDA driver")
+        device = ctypes.c_int()
+        self.call("cuDeviceGet", ctypes.byref(device), ordinal, what=f"finding GPU {ordinal}")
+        self._device = device.value
+
+    def function(self, name: str) -> Any:
+        """A function of the driver.
+
+        Raises:
+            DeviceError: it has none of that name.
+        """
+        try:
+            return self._library.function(name)
+        except AttributeError as error:
+            raise DeviceError(f"the CUDA driver has no function {name}; it is too old") from error
+
+    def call(self, name: str, *arguments: Any, what: str) -> None:
+        """Calls a function.
+
+        Args:
+            name: of the function.
+            *arguments: of the call.
+            what: what it is called for: "loading kernel k".
+
+        Raises:
+            DeviceError: its status is not 0.
+        """
+        status = self.function(name)(*arguments)
+        if status:
+            raise DeviceError(f"{what}: {name} failed: {self.words(status)}")
+
+    def words(self, status: int) -> str:
+        """A status in words."""
+        texts = []
+        for name in ("cuGetErrorName", "cuGetErrorString"):
+            found = ctypes.c_char_p()
+            if self.function(name)(status, ctypes.byref(found)) == 0 and found.value:
+                texts.append(found.value.decode(errors="replace"))
+        return f"{': '.join(texts) or 'unknown error'} (status {status})"
+
+    # -- the device
+    @functools.cached_property
+    def name(self) -> str:
+        """Such as "NVIDIA H100 80GB HBM3"."""
+        text = ctypes.create_string_buffer(_NAME_BYTES)
+        self.call("cuDeviceGetName", text, _NAME_BYTES, self._device, what="naming the GPU")
+        return text.value.decode(errors="replace")
+
+    @functools.cached_property
+    def capability(self) -> int:
+        """Its compute capability without the dot: 90."""
+        major, minor = (ctypes.c_int() for _ in _CAPABILITY)
+        for number, value in zip(_CAPABILITY, (major, minor), strict=True):
+            self.call(
+                "cuDeviceGetAttribute", ctypes.byref(value), number, self._device, what="describing the GPU"
+            )
+        return 10 * major.value + minor.value
+
+    @functools.cached_property
+    def version(self) -> int:
+        """The newest version of CUDA that it knows: 13000 for 13.0."""
+        value = ctypes.c_int()
+        self.call("cuDriverGetVersion", ctypes.byref(value), what="the version of the driver")
+        return value.value
+
+    @functools.cached_property
+    def context(self) -> int:
+        """The primary context, which is also XLA's; it is kept for the life of the process."""
+        found = ctypes.c_void_p()
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(found), self._device, what="the GPU's context")
+        return found.value or 0
+
+    def enter(self) -> None:
+        """Makes the context that of the calling thread."""
+        self.call("cuCtxSetCurrent", self.context, what="the GPU's context")
+
+    # -- what it holds
+    def kernel(self, cubin: Cubin, undo: contextlib.ExitStack) -> int:
+        """Loads a kernel; its function."""
+        module, log = ctypes.c_void_p(), ctypes.create_string_buffer(_LOG_BYTES)
+        options = (ctypes.c_int * 2)(_JIT_ERROR_LOG_BUFFER, _JIT_ERROR_LOG_BUFFER_BYTES)
+        values = (ctypes.c_void_p * 2)(ctypes.addressof(log), _LOG_BYTES)
+        what = f"loading kernel {cubin.name}"
+        with _with_log(log):
+            self.call("cuModuleLoadDataEx", ctypes.byref(module), cubin.code, 2, options, values, what=what)
+        undo.callback(self._release, "cuModuleUnload", module)
+        found = ctypes.c_void_p()
+        self.call("cuModuleGetFunction", ctypes.byref(found), module, cubin.name.encode(), what=what)
+        if cubin.shared_bytes > _PLAIN_SHARED_BYTES:
+            self.call(
+                "cuFuncSetAttribute", found, _MAX_DYNAMIC_SHARED_BYTES, cubin.shared_bytes,
+                what=f"giving kernel {cubin.name} {cubin.shared_bytes} bytes of shared memory",
+            )  # fmt: skip
+        return found.value or 0
+
+    def memory(self, data: bytes, undo: contextlib.ExitStack) -> int:
+        """The address of a copy of some bytes on the GPU."""
+        found, what = ctypes.c_uint64(), f"copying {len(data)} bytes of constants to the GPU"
+        self.call("cuMemAlloc_v2", ctypes.byref(found), len(data), what=what)
+        undo.callback(self._release, "cuMemFree_v2", found.value)
+        self.call("cuMemcpyHtoD_v2", found.value, data, len(data), what=what)
+        # it may return before the copy is on the GPU, and XLA's stream does not wait for the driver's own
+        self.call("cuStreamSynchronize", None, what=what)
+        return found.value
+
+    def _release(self, name: str, handle: Any) -> None:
+        """Releases something; its status says nothing that a caller could act on."""
+        self.function("cuCtxSetCurrent")(self.context)
+        self.function(name)(handle)
+
+
+@contextlib.contextmanager
+def _with_log(log: Any) -> Iterator[None]:
+    """Adds what the driver wrote to the message of an error."""
+    try:
+        yield
+    except DeviceError as error:
+        said = log.value.decode(errors="replace").strip()
+        if not said:
+            raise
+        raise DeviceError(f"{error}\n  {said}") from error

@@ -1,0 +1,129 @@
+"""A compiled program on a GPU: kernels loaded, products prepared, constants copied, the handler bound.
+
+A call of the driver or of cuBLASLt that fails leaves nothing behind; kernels, objects and memory are
+released with the program that owns them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+
+from mpmd.compile.backends.native_gpu.calls import ENTRIES, STATE
+from mpmd.compile.backends.native_gpu.capture import EXECUTABLE, HEADER_WORDS, ROW_WORDS, block_words
+from mpmd.compile.backends.native_gpu.cublaslt import PreparedProduct
+from mpmd.compile.backends.native_gpu.driver import DeviceError, GpuDriver
+from mpmd.compile.backends.native_gpu.functions import address
+from mpmd.compile.backends.native_gpu.gpu import OpenGpu
+from mpmd.compile.backends.native_gpu.handler import PRODUCT_RECORD, WORKSPACE_ALIGNMENT
+from mpmd.compile.backends.native_gpu.launches import LaunchProgram, ProductLaunch
+from mpmd.compile.backends.native_gpu.products import ProductDescriptor
+from mpmd.compile.backends.native_gpu.target import GpuCode
+from mpmd.compile.llvm.engine import load_object
+
+BASE_ALIGNMENT = 128
+"""Bytes: where XLA's arrays begin on a GPU."""
+
+
+class LoadedGpuProgram:
+    """A program on one GPU.
+
+    Args:
+        code: the program.
+        gpu: the GPU.
+        command_buffers: whether calls are captured as graphs, if they can be.
+
+    Attributes:
+        function: its XLA FFI handler, a ctypes function of a frame.
+        handler: the address that XLA calls for it.
+        arena_bytes: of the last result of its call: temporaries, and the workspace of products.
+        kept_bytes: that it keeps on the GPU: machine code and constants.
+
+    Raises:
+        CompileError: a call failed, or cuBLASLt is missing; names the program.
+    """
+
+    def __init__(self, code: GpuCode, gpu: OpenGpu, *, command_buffers: bool = False) -> None:
+        program = code.program
+        self._undo = contextlib.ExitStack()
+        with contextlib.ExitStack() as undo:
+            try:
+                gpu.driver.enter()
+                kernels = _kernel_records(code, gpu.driver, undo)
+                products = _prepared(program, gpu, undo)
+                constants = gpu.driver.memory(program.constants, undo) if program.constants else 0
+                table = _table(program, gpu)
+                graphs = _words([0] * block_words(len(program.allocations)))
+                undo.callback(_destroy_graphs, graphs, len(program.allocations), gpu.driver)
+            except DeviceError as error:
+                raise DeviceError(f"GPU program {program.name}: {error}") from error
+            self._undo = undo.pop_all()
+        weakref.finalize(self, self._undo.close).atexit = False
+        needed = max((p.workspace_bytes for p in products), default=0)
+        arena = program.allocations[-1].size
+        self.arena_bytes = arena + needed + WORKSPACE_ALIGNMENT if products else max(1, arena)
+        self.kept_bytes = code.size + len(program.constants)
+        words = [word for p in products for word in map(p.words.__getitem__, PRODUCT_RECORD)]
+        blocks = [_words(table), _words(kernels), _words(words)]
+        handler, state = (f"{program.name}_{what}" for what in ("handler", "state"))
+        host = load_object(code.handler, [handler, state])
+        self.state = (ctypes.c_int64 * len(STATE)).from_address(
+            host.function(state, result=ctypes.c_void_p)()
+        )
+        captured = graphs.ctypes.data if command_buffers and program.is_capturable else 0
+        self.state[:] = [*(b.ctypes.data for b in blocks), gpu.driver.context, constants, captured, 0]
+        self.function = host.function(handler, ctypes.c_void_p, result=ctypes.c_void_p)
+        self.handler = gpu.libraries.entry(host.address(handler))
+        self._kept = [blocks, products, host, code]  # the handler has their addresses
+
+
+def _kernel_records(code: GpuCode, driver: GpuDriver, undo: contextlib.ExitStack) -> list[int]:
+    """The records of the kernels, in the order of the program's."""
+    found = []
+    for name in code.program.kernels:
+        cubin = code.cubins[name]
+        found += [driver.kernel(cubin, undo), cubin.shared_bytes]
+    return found
+
+
+def _prepared(program: LaunchProgram, gpu: OpenGpu, undo: contextlib.ExitStack) -> list[PreparedProduct]:
+    """The products, in the order of the program's descriptors."""
+    alignments: dict[ProductDescriptor, int] = {}
+    for step in program.launches():
+        if isinstance(step, ProductLaunch):
+            least = min(_alignment(place.offset) for place in (step.a, step.b, step.d))
+            alignments[step.descriptor] = min(least, alignments.get(step.descriptor, BASE_ALIGNMENT))
+    return [gpu.cublaslt.prepare(product, alignments[product], undo) for product in program.descriptors]
+
+
+def _alignment(offset: int) -> int:
+    """The largest power of two, up to `BASE_ALIGNMENT`, of which an offset is a multiple."""
+    return min(BASE_ALIGNMENT, offset & -offset or BASE_ALIGNMENT)
+
+
+def _table(program: LaunchProgram, gpu: OpenGpu) -> list[int]:
+    """The addresses of `ENTRIES`; without products those of cuBLASLt, which need not be here, are null."""
+    found = []
+    for name in ENTRIES:
+        if not name.startswith("cublasLt"):
+            found.append(address(gpu.driver.function(name)))
+        else:
+            found.append(address(gpu.cublaslt.function(name)) if program.descriptors else 0)
+    return found
+
+
+def _destroy_graphs(block: np.ndarray, allocations: int, driver: GpuDriver) -> None:
+    """Destroys the graphs that a program has captured."""
+    rows = block[HEADER_WORDS:].reshape(-1, ROW_WORDS + allocations)
+    for executable in rows[:, EXECUTABLE]:
+        if executable:
+            driver.function("cuGraphExecDestroy")(int(executable))
+
+
+def _words(values: Sequence[int]) -> np.ndarray:
+    """Words of 64 bits, at least one."""
+    return np.array(values or [0], np.uint64)

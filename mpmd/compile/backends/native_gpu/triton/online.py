@@ -1,0 +1,209 @@
+"""Which reductions of attention's rows one iteration over the keys makes, and what follows from them.
+
+A row's maximum is known after its last key only.  A sum of multiples of `exp(x - maximum)` is kept relative
+to the largest x so far: where that grows, the sum is multiplied by `exp(old - new)`.  Factors of a row leave
+its sums before that, so that sums which differ by such factors need no iteration of their own.
+
+Source: online softmax (Milakov and Gimelshein 2018), as in FlashAttention.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+
+from mpmd.compile.kernels.builder import PlanBuilder, renumbered
+from mpmd.compile.kernels.index import dim, linear, strides_of
+from mpmd.compile.kernels.nodes import ELEMENT, ROW, Apply, Constant, ReduceNode
+from mpmd.compile.kernels.plan import KernelPlan
+
+_WIDE = ("f32", "bf16")
+
+
+@dataclasses.dataclass(frozen=True)
+class RowPass:
+    """Reductions of one iteration over keys.
+
+    Attributes:
+        reductions: numbers of their nodes.
+        top: the maximum to which the others are relative; -1 if there is none.
+        shift: number of the value that exponentials subtract: the maximum, or made of it.
+    """
+
+    reductions: tuple[int, ...]
+    top: int = -1
+    shift: int = -1
+
+    @property
+    def relative(self) -> tuple[int, ...]:
+        """The reductions that are kept relative to the maximum."""
+        return tuple(k for k in self.reductions if k != self.top) if self.top >= 0 else ()
+
+
+@dataclasses.dataclass(frozen=True)
+class FactoredRows:
+    """Rows whose factors of a row have left sums and mixtures.
+
+    Attributes:
+        plan: the rows.
+        after: operand of a mixture's factor → operand of the row values by which its mixtures are multiplied;
+            it exists in the plan only.
+    """
+
+    plan: KernelPlan
+    after: dict[int, int]
+
+
+def factored(plan: KernelPlan, mixed: Collection[int]) -> FactoredRows:
+    """The rows with factors of a row outside of sums and mixtures.
+
+    Args:
+        plan: over `(batch..., queries | keys)`.
+        mixed: operands of factors that are mixed over keys alone.
+    """
+    work = _Factoring(plan)
+    after: dict[int, int] = {}
+    for store in plan.stores:
+        core, factor = work.split(store.node) if store.operand in mixed else (work.numbers[store.node], None)
+        build, where = work.build, work.numbers[store.where] if store.where >= 0 else -1
+        build.store(
+            store.operand, store.index.renumber(work.numbers), core, combine=store.combine, where=where
+        )
+        if factor is not None:
+            rows = tuple(range(plan.rank - 1))
+            place = linear([dim(d) for d in rows], strides_of([plan.extents[d] for d in rows]))
+            size = plan.size // max(1, plan.extents[-1])
+            after[store.operand] = build.operand("", build.dtype(factor), size)
+            build.store(after[store.operand], place, factor)
+    return FactoredRows(work.build.finish(), after)
+
+
+class _Factoring:
+    """A plan built again; `numbers` are the new ones of its nodes."""
+
+    def __init__(self, plan: KernelPlan) -> None:
+        self.plan = plan
+        self.build = PlanBuilder(plan.name, plan.extents, batch_dims=plan.batch_dims, row_dims=plan.row_dims)
+        for operand in plan.operands:
+            self.build.operand(operand.name, operand.dtype, operand.size)
+        self.numbers: dict[int, int] = {}
+        for number, node in enumerate(plan.nodes):
+            if isinstance(node, ReduceNode) and node.op == "add" and node.axis == ROW and node.dtype == "f32":
+                core, factor = self.split(node.arg)
+                self.numbers[number] = self._times(self.build.reduce_row("add", core), factor)
+            else:
+                self.numbers[number] = self.build.node(renumbered(node, self.numbers))
+
+    def split(self, number: int) -> tuple[int, int | None]:
+        """A value as one that changes along the row, and a factor of the row, if there is one."""
+        node, levels = self.plan.nodes[number], self.plan.levels
+        if isinstance(node, Apply) and levels[number] == ELEMENT and node.dtype in _WIDE:
+            rows = [levels[a] == ROW for a in node.args]
+            if node.op == "multiply":
+                parts = [(None, self.numbers[a]) if row else self.split(a) for a, row in zip(node.args, rows)]
+                cores = [core for core, _ in parts if core is not None]
+                factor = self._product([factor for _, factor in parts])
+                return (self.build.apply("multiply", *cores) if len(cores) == 2 else cores[0]), factor
+            if node.op == "divide" and rows == [False, True]:
+                core, factor = self.split(node.args[0])
+                over = self.numbers[node.args[1]]
+                one = self.build.constant(1.0, self.build.dtype(over)) if factor is None else factor
+                return core, self.build.apply("divide", one, over)
+            if node.op == "convert" and self.plan.nodes[node.args[0]].dtype in _WIDE:
+                core, factor = self.split(node.args[0])
+                return self.build.convert(core, node.dtype), factor
+        return self.numbers[number], None
+
+    def _product(self, factors: list[int | None]) -> int | None:
+        found = [self.build.convert(f, "f32") for f in factors if f is not None]
+        return None if not found else found[0] if len(found) == 1 else self.build.apply("multiply", *found)
+
+    def _times(self, number: int, factor: int | None) -> int:
+        if factor is None:
+            return number
+        return self.build.apply("multiply", number, self.build.convert(factor, self.build.dtype(number)))
+
+
+class RowReductions:
+    """The reductions of rows, in the order in which iterations make them.
+
+    Args:
+        plan: the rows.
+    """
+
+    def __init__(self, plan: KernelPlan) -> None:
+        self.plan = plan
+        self.needs: list[frozenset[int]] = []
+        """For each node the reductions that it needs; those that they need are not counted."""
+        for number, used in enumerate(plan.uses):
+            reduces = isinstance(plan.nodes[number], ReduceNode)
+            inside = frozenset[int]().union(*(self.needs[a] for a in used))
+            self.needs.append(frozenset([number]) if reduces else inside)
+
+    def passes(self) -> list[RowPass]:
+        """All iterations before that which makes factors."""
+        plan, known, found = self.plan, set[int](), list[RowPass]()
+        waiting = [k for k, n in enumerate(plan.nodes) if isinstance(n, ReduceNode)]
+        while waiting:
+            ready = [k for k in waiting if self._inputs(k) <= known]
+            made = RowPass(tuple(ready))
+            for top in ready:
+                node = plan.nodes[top]
+                assert isinstance(node, ReduceNode)
+                shift, relative = self._relative_to(top, waiting, known)
+                if node.op == "maximum" and shift >= 0:
+                    # the others of this pass wait for one of their own, unless they are sums that stay
+                    made = RowPass((top, *relative), top, shift)
+                    break
+            found.append(made)
+            known.update(made.reductions)
+            waiting = [k for k in waiting if k not in known]
+        return found
+
+    def _inputs(self, reduction: int) -> frozenset[int]:
+        node = self.plan.nodes[reduction]
+        assert isinstance(node, ReduceNode)
+        return self.needs[node.arg]
+
+    def _relative_to(self, top: int, waiting: list[int], known: set[int]) -> tuple[int, list[int]]:
+        shift, found = -1, []
+        for number in waiting:
+            node = self.plan.nodes[number]
+            assert isinstance(node, ReduceNode)
+            if number == top or node.op != "add" or node.dtype != "f32":
+                continue
+            if top in self._inputs(number) and self._inputs(number) <= known | {top}:
+                this = self.shift_of(node.arg, top)
+                if this >= 0 and shift in (-1, this):
+                    shift = this
+                    found.append(number)
+        return shift, found
+
+    def shift_of(self, number: int, top: int) -> int:
+        """What exponentials subtract in a value that is a sum of multiples of them; -1 if it is not one."""
+        node = self.plan.nodes[number]
+        if not isinstance(node, Apply) or node.dtype not in _WIDE:
+            return -1
+        if node.op == "exponential":
+            inner = self.plan.nodes[node.args[0]]
+            if not isinstance(inner, Apply) or inner.op != "subtract" or inner.dtype != "f32":
+                return -1
+            value, shift = inner.args
+            fits = top not in self.needs[value] and self.needs[shift] == {top}
+            return shift if fits and self.plan.levels[shift] == ROW else -1
+        free = [top not in self.needs[a] for a in node.args]
+        if node.op in ("convert", "negate") or (node.op == "divide" and free[1]):
+            return self.shift_of(node.args[0], top)
+        if node.op == "multiply" and any(free):
+            return self.shift_of(node.args[0 if free[1] else 1], top)
+        if node.op == "select" and free[0]:
+            return self._same([a for a in node.args[1:] if not self._is_zero(a)], top)
+        return self._same(list(node.args), top) if node.op in ("add", "subtract") else -1
+
+    def _same(self, numbers: list[int], top: int) -> int:
+        found = {self.shift_of(a, top) for a in numbers}
+        return found.pop() if len(found) == 1 else -1
+
+    def _is_zero(self, number: int) -> bool:
+        node = self.plan.nodes[number]
+        return isinstance(node, Constant) and float(node.value) == 0.0

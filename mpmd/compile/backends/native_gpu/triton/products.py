@@ -1,0 +1,159 @@
+"""From a product with an epilogue to one Triton kernel: each program sums a tile, and computes what follows.
+
+The sums of a tile are a value of the epilogue's plan, in registers.  Programs that run at the same time work
+on neighbouring tiles, which read the same rows and columns of the factors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+from mpmd.compile.backends.native_gpu.triton.emit import unsupported
+from mpmd.compile.backends.native_gpu.triton.kernels import PlanKernels
+from mpmd.compile.backends.native_gpu.triton.matrices import SMALLEST_SIDE, MatrixWriter
+from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, power_of_two
+from mpmd.compile.kernels.builder import PlanBuilder
+from mpmd.compile.kernels.index import constant, dim, linear, strides_of
+from mpmd.compile.kernels.matmul import MatmulPlan, View
+from mpmd.compile.kernels.nodes import Load
+from mpmd.compile.kernels.operations import DTYPE_BYTES
+from mpmd.compile.kernels.plan import KernelPlan
+
+FACTORS = ("bf16", "f16", "f32")
+_NEIGHBOURS = 8
+"""Tiles below each other whose programs have numbers next to each other."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tile:
+    """Sizes of a program's tile, and of a step of its sums."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+
+
+def refusal(plan: MatmulPlan) -> str:
+    """Why there is no kernel for a product, or ""."""
+    if plan.a.dtype not in FACTORS or plan.b.dtype not in FACTORS:
+        return f"GPUs do not multiply {plan.a.dtype} by {plan.b.dtype}"
+    if not plan.m * plan.n * plan.k * math.prod(plan.batch):
+        return "a product of nothing"
+    epilogue = _epilogue(plan)
+    if epilogue.extents != (*plan.batch, plan.m, plan.n):
+        return "the epilogue is over other dims than the product"
+    loads = [n for n in epilogue.nodes if isinstance(n, Load) and n.operand == _sums_of(plan)]
+    dense = _dense(epilogue)
+    if any((n.index, n.where) != (dense, -1) for n in loads):
+        return "the epilogue reads sums of other elements"
+    return unsupported(epilogue)
+
+
+def _dense(plan: KernelPlan) -> object:
+    return linear([dim(d) for d in range(plan.rank)], strides_of(plan.extents))
+
+
+@functools.lru_cache(maxsize=2048)
+def product_kernel(plan: MatmulPlan, units: int) -> PlanKernels:
+    """The kernel of a product: its operands are those of the epilogue, then both factors.
+
+    Args:
+        plan: the product.
+        units: processors of the device.
+    """
+    epilogue, tile = _epilogue(plan), _tile_of(plan, units)
+    rank = epilogue.rank
+    tiling = PlanTiling(
+        epilogue, tuple(range(rank - 2)), (rank - 2,), (rank - 1,), tile.rows, tile.columns, looped=True
+    )
+    write = MatrixWriter(tiling)
+    below, beside = -(-plan.m // tile.rows), -(-plan.n // tile.columns)
+    _place(write, tiling, below, beside, tile)
+    write.columns(f"column * {tile.columns}")
+    _sum(write, plan, tile, len(epilogue.operands))
+    for number, node in enumerate(epilogue.nodes):
+        if isinstance(node, Load) and node.operand == _sums_of(plan):
+            write.define(number, "acc")
+    write.stores(epilogue.stores)
+    write.flops = float(plan.flops)
+    arrays = {k: (o.dtype, o.bytes) for k, o in enumerate(epilogue.operands)}
+    sides = ((plan.a, plan.m, plan.k), (plan.b, plan.k, plan.n))
+    for k, (view, rows, columns) in enumerate(sides, len(epilogue.operands)):
+        arrays[k] = (view.dtype, _bytes(view, plan.batch, rows, columns))
+    grid = below * beside * math.prod(plan.batch)
+    return PlanKernels((write.printed("product", arrays, grid, tile.warps, plan.a.dtype),))
+
+
+def operands_of(plan: MatmulPlan) -> int:
+    """How many operands the epilogue has; the numbers of both factors follow."""
+    return len(_epilogue(plan).operands)
+
+
+def _sums_of(plan: MatmulPlan) -> int:
+    """The number of the epilogue's operand for the sums."""
+    return plan.sums if plan.epilogue is not None else 1
+
+
+@functools.lru_cache(maxsize=2048)
+def _epilogue(plan: MatmulPlan) -> KernelPlan:
+    """That of the plan, or one that stores the sums: its operand 0 is the result, 1 the sums."""
+    if plan.epilogue is not None:
+        return plan.epilogue
+    build = PlanBuilder(plan.name, (*plan.batch, plan.m, plan.n))
+    rank, view = len(plan.batch) + 2, plan.c
+    index = constant(view.offset)
+    for d, step in enumerate((*view.batch, view.row, view.column)):
+        index = index + dim(d) * step
+    result = build.operand("", view.dtype, index.bounds(build.extents)[1] + 1)
+    sums = build.operand("", "f32", math.prod(build.extents))
+    build.store(result, index, build.convert(build.load_dense(sums, range(rank)), view.dtype))
+    return build.finish()
+
+
+def _tile_of(plan: MatmulPlan, units: int) -> _Tile:
+    """A tile that does not spill; smaller ones where the device would not be busy."""
+    if "f32" in (plan.a.dtype, plan.b.dtype):
+        rows, columns, depth, warps = 64, 64, 32, 8
+    else:
+        rows, columns, depth, warps = 128, 128, 64, 8
+        many = math.prod(plan.batch) * -(-plan.m // rows) * -(-plan.n // columns)
+        if many < units:
+            rows, columns, warps = 64, 64, 4
+    fit = [max(SMALLEST_SIDE, power_of_two(side)) for side in (plan.m, plan.n, plan.k)]
+    return _Tile(min(rows, fit[0]), min(columns, fit[1]), min(depth, fit[2]), warps)
+
+
+def _place(write: MatrixWriter, tiling: PlanTiling, below: int, beside: int, tile: _Tile) -> None:
+    """The tile of the program: groups of rows, and columns of each."""
+    wide = ".to(tl.int64)" if tiling.index_type == "int64" else ""
+    write.line(f"pid = tl.program_id(0){wide}")
+    write.batch(f"pid // {below * beside}")
+    write.line(f"tile = pid % {below * beside}")
+    group = _NEIGHBOURS * beside
+    write.line(f"first = tile // {group} * {_NEIGHBOURS}")
+    write.line(f"high = tl.minimum({below} - first, {_NEIGHBOURS})")
+    write.line(f"row = first + tile % {group} % high")
+    write.line(f"column = tile % {group} // high")
+    write.rows(f"row * {tile.rows}")
+
+
+def _sum(write: MatrixWriter, plan: MatmulPlan, tile: _Tile, first: int) -> None:
+    """`acc` = the sums of the tile."""
+    write.line(f"acc = tl.full([{tile.rows}, {tile.columns}], 0.0, tl.float32)")
+    rows, columns = write.masks
+    ragged = plan.k % tile.depth
+    with write.repeated(f"for k0 in range(0, {plan.k}, {tile.depth}):"):
+        write.line(f"k = k0 + tl.arange(0, {tile.depth})")
+        inside = [f"(k[{side}] < {plan.k})" if ragged else "" for side in ("None, :", ":, None")]
+        write.factor("x", plan.a, first, ("r", "k[None, :]"), [rows, inside[0]])
+        write.factor("y", plan.b, first + 1, ("k[:, None]", "c"), [inside[1], columns])
+        write.dot("acc", [("x", "y")], (plan.a.dtype, plan.b.dtype), "acc")
+
+
+def _bytes(view: View, batch: tuple[int, ...], rows: int, columns: int) -> int:
+    """Bytes of the different elements of a factor."""
+    sizes = zip((*batch, rows, columns), (*view.batch, view.row, view.column))
+    return int(DTYPE_BYTES[view.dtype] * math.prod(size for size, step in sizes if step))

@@ -1,0 +1,50 @@
+"""Clocks of the processes, compared over the key-value store.
+
+Each process asks process 0 for its time, several times in turn.  The answer was written between the question
+and its arrival: half of the shortest round trip is the error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+from mpmd.runtime.processes.world import World
+
+_ROUNDS = 8
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ClockOffset:
+    """How this process's `time.perf_counter` differs from that of process 0.
+
+    Attributes:
+        seconds: to add to a time here to get that of process 0.
+        error_s: the largest error of it, in seconds.
+    """
+
+    seconds: float
+    error_s: float
+
+
+def compare_clocks(world: World) -> ClockOffset:
+    """Compares the clock of this process with that of process 0; all processes must call it.
+
+    Raises:
+        PeerError: a process failed meanwhile.
+    """
+    offset = ClockOffset(0.0, 0.0 if world.index == 0 else float("inf"))
+    for process in range(1, world.count):
+        for _ in range(_ROUNDS):
+            question, answer = f"clock/{process}/question", f"clock/{process}/answer"
+            if world.index == 0:
+                world.take(question)
+                world.put(answer, repr(time.perf_counter()))
+            elif world.index == process:
+                begin = time.perf_counter()
+                world.put(question, "")
+                there = float(world.take(answer))
+                half = (time.perf_counter() - begin) / 2
+                if half < offset.error_s:
+                    offset = ClockOffset(there - begin - half, half)
+    return offset

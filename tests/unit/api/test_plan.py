@@ -1,0 +1,133 @@
+"""Plans: what is searched, what is refused and why, and what comes out."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mpmd
+from mpmd.errors import ConfigError
+from tests.support.comparing import relative_difference
+
+D, ROWS, LAYERS = 256, 256, 6
+PARAMS = [jax.ShapeDtypeStruct((D, D), jnp.float32)] * LAYERS
+X = jax.ShapeDtypeStruct((ROWS, D), jnp.float32)
+
+
+def loss(params, x):
+    for w in params:
+        x = jnp.tanh(x @ w)
+    return jnp.mean(x)
+
+
+def step(params, x, *, num_microbatches):
+    value, grads = mpmd.accumulate_gradients(loss, num_microbatches)(params, x)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+
+def planned(*args, **options):
+    given = {"devices": 2, "microbatches": (4,), "schedules": ("1f1b", "gpipe")} | options
+    return mpmd.plan(step, *(args or (PARAMS, X)), **given)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return planned(microbatches=(2, 4, 7), device="H100")
+
+
+def test_candidates_are_ranked_and_the_same_again(found):
+    seconds = [candidate.step_s for candidate in found.candidates]
+    assert seconds == sorted(seconds) and len(seconds) > 6
+    assert {c.choice.microbatches for c in found.candidates} == {2, 4}  # 7 does not divide the rows
+    again = planned(microbatches=(2, 4, 7), device="H100")
+    assert str(again) == str(found) and again.as_svg() == found.as_svg()
+    header, first, *_ = str(found).splitlines()
+    assert header.split()[:3] == ["step", "bubble", "microbatches"] and first.split()[0] == "1"
+
+
+def test_predictions_follow_the_costs(found):
+    of = {
+        (c.choice.meshes, c.choice.schedule, c.choice.microbatches, c.choice.rematerialise): c
+        for c in found.candidates
+        if len(c.choice.placement) == c.choice.meshes
+    }
+    plain, again = of[2, "1f1b", 4, False], of[2, "1f1b", 4, True]
+    assert again.step_s > plain.step_s  # the forward is computed twice
+    assert again.held[0]["residuals"] < plain.held[0]["residuals"]
+    assert of[2, "gpipe", 4, False].held[0]["residuals"] > plain.held[0]["residuals"]
+    assert plain.sent_bytes == 2 * ROWS * D * 4  # each row forward, and its gradient back
+    assert sum(held["parameters"] for held in plain.held) == LAYERS * D * D * 4
+
+
+def test_what_does_not_fit_is_refused_with_what_holds_it():
+    limit = 9 * D * D * 4
+    found = planned(memory=limit)
+    assert all(max(candidate.peak_bytes) <= limit for candidate in found.candidates)
+    assert all(
+        "KiB" in c.refused or "MiB" in c.refused for c in found.refused if "on each device" in c.refused
+    )
+    assert any("on each device of m0, mostly residuals (" in c.refused for c in found.refused)
+    with pytest.raises(ConfigError, match="no plan can be used:\n  .*on each device of m0, mostly"):
+        planned(memory="10KB")
+
+
+def test_devices_of_a_mesh_need_sharded_arguments():
+    rows = jax.sharding.PartitionSpec("data")
+    alone, shared = planned(devices=4), planned(devices=4, in_shardings=(None, rows))
+    assert {c.choice.meshes for c in alone.candidates} == {4}
+    assert any("no argument is sharded over data" in c.refused for c in alone.refused)
+    assert {(c.choice.meshes, c.choice.devices) for c in shared.candidates} == {(4, 1), (2, 2), (1, 4)}
+    uneven = planned(devices=24, in_shardings=(None, rows), schedules=("1f1b",))
+    assert any("rows in a microbatch, for 3 devices" in c.refused for c in uneven.refused)
+
+
+def test_the_picture_shows_the_first_plans(found, tmp_path):
+    found.write_svg(tmp_path / "plan.svg")
+    texts = [e.text or "" for e in ElementTree.parse(tmp_path / "plan.svg").iter() if e.tag.endswith("text")]
+    assert [text[:2] for text in texts if "microbatches, meshes" in text] == ["1.", "2.", "3."]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"devices": 0}, "devices is 0; it must be a number from 1"),
+        ({"memory": "80 apples"}, "memory is '80 apples'; it must be bytes, or a text such as '80GiB'"),
+        ({"schedules": ("1g1b",)}, "schedules is .*; there are gpipe, 1f1b"),
+        ({"device": "H1000"}, "no description of a device 'H1000'.*H100"),
+        (
+            {"microbatches": (7, 9)},
+            "no number of microbatches can be used:\n  7 microbatches: a batch cannot",
+        ),
+    ],
+)
+def test_options_that_cannot_be_used(options, message):
+    with pytest.raises(ConfigError, match=message):
+        planned(**options)
+
+
+def test_the_number_of_microbatches_is_an_argument_of_the_step():
+    def fixed(params, x):
+        return mpmd.accumulate_gradients(loss, 4)(params, x)
+
+    with pytest.raises(ConfigError, match="fixed has no argument num_microbatches\n  write def fixed"):
+        mpmd.plan(fixed, PARAMS, X, devices=2, microbatches=(2, 4))
+    found = mpmd.plan(fixed, PARAMS, X, devices=2, schedules=("1f1b",))
+    assert {c.choice.microbatches for c in found.candidates} == {4}
+    with pytest.raises(ConfigError, match="no loss to divide is in <lambda>"):
+        mpmd.plan(lambda params, x: loss(params, x), PARAMS, X, devices=2)
+
+
+@pytest.mark.slow
+def test_the_best_plan_runs_and_is_measured():
+    params = [np.eye(D, dtype=np.float32)] * LAYERS
+    x = np.ones((ROWS, D), np.float32)
+    found = planned(params, x, microbatches=(2, 4), measure=2)
+    assert [c.is_measured for c in found.candidates[:3]] == [True, True, False]
+    assert all(c.choice.meshes == 2 for c in found.candidates[:1]) or found.best.choice.meshes == 1
+    for rank in range(3):
+        got = mpmd.jit(found.step_of(rank), found.config_of(rank))(params, x)
+        assert relative_difference(got, jax.jit(found.step_of(rank))(params, x)) < 1e-5

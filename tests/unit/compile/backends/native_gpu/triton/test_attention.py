@@ -1,0 +1,152 @@
+"""Attention as Triton kernels: what they compute, by Triton's interpreter, and when they go over all keys."""
+
+import importlib.util
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mpmd.compile.backends.native_gpu.target import GpuTarget
+from mpmd.compile.backends.native_gpu.triton.attention import argument_names, attention_kernels, first_scratch
+from mpmd.compile.driver import prepare_fragment
+from mpmd.compile.kernels.evaluate_products import evaluate_attention
+from mpmd.compile.kernels.operations import NUMPY_DTYPE
+from mpmd.compile.thunks.thunk import AttentionThunk
+from tests.support.native_fragments import fragment_of
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed: make test-gpu"
+)
+
+
+def causal(scores):
+    rows = jnp.arange(scores.shape[-2])[:, None]
+    return jnp.where(rows >= jnp.arange(scores.shape[-1]), scores, -1e9)
+
+
+def padded(scores):
+    return jnp.where(jnp.arange(scores.shape[-1]) < 21, scores, -jnp.inf)
+
+
+def attend(q, k, v, masked=causal, bias=None, kept=None):
+    scores = jnp.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
+    scores = masked(scores if bias is None else scores + bias)
+    weights = jax.nn.softmax(scores.astype(jnp.float32)).astype(q.dtype)
+    weights = weights if kept is None else jnp.where(kept, weights / 0.9, 0).astype(q.dtype)
+    return jnp.einsum("bhqk,bhkd->bhqd", weights, v)
+
+
+def plans_of(function, *arguments):
+    """The attention plans of a function and its gradients by its first three arguments."""
+
+    def both(*given):
+        value, pull = jax.vjp(lambda *a: function(*a, *given[3:]), *given[:3])
+        return value, pull(jnp.flip(value, 0))  # what the backward pass is given depends on the forward pass
+
+    fragment = fragment_of(both, *arguments)
+    thunks = prepare_fragment(fragment, GpuTarget()).thunks
+    return [t.plan for t in thunks if isinstance(t, AttentionThunk)]
+
+
+def arrays_of(plan, seed=0, scale=1.0):
+    """Arrays for every argument, those of results as NaN."""
+    rng, arrays = np.random.default_rng(seed), {}
+    for name, view in plan.views.items():
+        kind, k = name[0], int(name[1:])
+        if kind in "ab":
+            sides = (plan.queries, plan.scores[k].depth)
+            sides = sides if kind == "a" else (plan.scores[k].depth, plan.keys)
+        else:
+            over_keys, width = plan.mixtures[k].over == "keys", plan.mixtures[k].width
+            sides = (plan.keys if over_keys == (kind == "w") else plan.queries, width)
+        steps = zip((*plan.batch, *sides), (*view.batch, view.row, view.column))
+        size = view.offset + sum((n - 1) * step for n, step in steps) + 1
+        values = np.full(size, np.nan) if kind == "c" else rng.standard_normal(size) * scale
+        arrays[name] = values.astype(NUMPY_DTYPE[view.dtype])
+    for k in plan.outer:
+        operand = plan.rows.operands[k]
+        values = (
+            rng.standard_normal(operand.size) > 0 if operand.dtype == "pred" else rng.random(operand.size)
+        )
+        arrays[f"p{k}"] = np.asarray(values).astype(NUMPY_DTYPE[operand.dtype])
+    return arrays
+
+
+def check(plan, **how):
+    """Kernels and evaluator agree on every result."""
+    from tests.support.triton_interpreter import run_kernel
+
+    found, wanted = arrays_of(plan, **how), arrays_of(plan, **how)
+    evaluate_attention(plan, wanted)
+    made = attention_kernels(plan)
+    scratch = np.full(made.scratch_bytes, 0xFF, np.uint8)
+    places = {n: found[name] for n, name in argument_names(plan).items() if name in found}
+    places |= {n: scratch[at:] for n, at in enumerate(made.scratch, first_scratch(plan))}
+    for kernel in made.kernels:
+        run_kernel(kernel, [places[k].ctypes.data for k in kernel.operands])
+    results = {f"c{k}" for k in range(len(plan.mixtures))} | {f"p{k}" for k in plan.rows.results}
+    for name in results & found.keys():
+        a, b = found[name].astype(np.float64), wanted[name].astype(np.float64)
+        assert np.array_equal(np.isnan(a), np.isnan(b)), name
+        loose = 2e-2 if found[name].dtype.itemsize == 2 else 2e-5
+        scale = np.nanmax(np.abs(b), initial=1)
+        np.testing.assert_allclose(a, b, rtol=loose, atol=loose * scale, err_msg=name)
+
+
+def heads(width, dtype=np.float32, queries=40, keys=40, batch=(2, 2)):
+    rng = np.random.default_rng(1)
+    return [rng.standard_normal((*batch, n, width)).astype(dtype) for n in (queries, keys, keys)]
+
+
+def test_one_iteration_serves_the_forward_pass_and_two_the_backward_pass():
+    forward, backward = plans_of(attend, *heads(16))
+    (one,) = attention_kernels(forward).kernels
+    queries, keys = attention_kernels(backward).kernels
+    loops = [kernel.source.count("for c0 in") for kernel in (one, queries, keys)]
+    # those after a causal mask are a loop of their own, which rows without small scores do not enter
+    assert loops == [2, 3, 1]
+    assert one.flops == pytest.approx(2 * forward.share * 4 * 40 * 40 * 32)
+
+
+@needs_triton
+@pytest.mark.parametrize("width", [16, 80])
+def test_causal(width):
+    for plan in plans_of(attend, *heads(width)):
+        assert plan.triangle is not None
+        check(plan)
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [64, 96, 128, 256])
+def test_widths(width):
+    for plan in plans_of(attend, *heads(width, queries=70, keys=70)):
+        check(plan)
+
+
+@needs_triton
+def test_rows_whose_own_scores_are_as_small_as_the_filler():
+    """The first queries see large negative scores only: keys behind the mask count as much."""
+    for plan in plans_of(attend, *heads(16, queries=80, keys=80)):
+        check(plan, scale=2e5)
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+def test_padding_bias_dropout_and_cross_attention(dtype):
+    rng = np.random.default_rng(3)
+    bias = rng.standard_normal((2, 2, 40, 40)).astype(dtype)
+    kept = rng.random((2, 2, 40, 40)) > 0.1
+    many = [
+        plans_of(lambda q, k, v: attend(q, k, v, padded), *heads(32, dtype)),
+        plans_of(lambda q, k, v, b: attend(q, k, v, bias=b), *heads(32, dtype), bias),
+        plans_of(lambda q, k, v, m: attend(q, k, v, kept=m), *heads(32, dtype), kept),
+        plans_of(lambda q, k, v: attend(q, k, v, lambda s: s), *heads(32, dtype, queries=23, keys=57)),
+    ]
+    for plans in many:
+        assert plans
+        for plan in plans:
+            check(plan)
