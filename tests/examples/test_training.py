@@ -55,7 +55,9 @@ def test_a_run_reports_and_draws_what_it_did(tiny, tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "how", [{"stages": "layers"}, {"scan": True}, {"scan": True, "stages": "layers"}], ids=str
+    "how",
+    [{"stages": "layers"}, {"stages": "auto"}, {"scan": True}, {"scan": True, "stages": "auto"}],
+    ids=str,
 )
 def test_a_model_without_names_learns_and_resumes(tiny, tmp_path, how):
     """The checkpoint has whole arrays: a run in stages of another division goes on from it."""
