@@ -1,12 +1,13 @@
 """Predictions from measured fragments: each candidate is compiled, and its fragments are timed alone.
 
 Meshes that share a machine make each other slower, and the host takes time for each instruction.  Both are
-found once, from timelines of the first candidate: by how much fragments take longer than alone, and by how
-much the step then still is longer than simulated, for each instruction.
+found from timelines, and are the same for all candidates, the medians of them: by how much fragments take
+longer than alone, and by how much the step then still is longer than simulated, for each instruction.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import statistics
 from collections.abc import Callable, Sequence
@@ -96,19 +97,26 @@ def measured_candidates(
         show: reports progress.
     """
     ranked = sorted((c for c in candidates if not c.refused), key=lambda c: c.order)
-    measured: list[PlanCandidate] = []
-    factors = None
-    for number, candidate in enumerate(ranked[:count], 1):
-        show(f"measuring {number} of {min(count, len(ranked))}")
-        choice = candidate.choice
-        step = jit(bind(choice.microbatches), config_for(choice, options))
-        compiled = step.lower(*args, **kwargs).compile()
-        try:
+    with contextlib.ExitStack() as stack:
+        steps: list[tuple[PlanCandidate, Compiled, ProgramCosts]] = []
+        factors: list[MachineFactors] = []
+        for number, candidate in enumerate(ranked[:count], 1):
+            show(f"measuring {number} of {min(count, len(ranked))}")
+            choice = candidate.choice
+            step = jit(bind(choice.microbatches), config_for(choice, options))
+            compiled = step.lower(*args, **kwargs).compile()
+            stack.callback(compiled.close)
             costs = measured_fragments(compiled)
-            factors = factors or factors_of(compiled, costs)
-            measured.append(_measured(candidate, compiled, *factors.predict(compiled, costs)))
-        finally:
-            compiled.close()
+            steps.append((candidate, compiled, costs))
+            factors.append(factors_of(compiled, costs))
+        machine = MachineFactors(
+            statistics.median([of.contention for of in factors] or [1.0]),
+            statistics.median([of.instruction_s for of in factors] or [0.0]),
+        )
+        measured = [
+            _measured(candidate, compiled, *machine.predict(compiled, costs))
+            for candidate, compiled, costs in steps
+        ]
     ratios = [found.step_s / estimate.step_s for found, estimate in zip(measured, ranked)]
     scale = statistics.median(ratios) if ratios else 1.0
     others = [dataclasses.replace(c, step_s=c.step_s * scale) for c in ranked[count:]]
