@@ -15,6 +15,7 @@ import jax
 import mpmd
 from examples.pipelined_transformer import report, sample
 from examples.pipelined_transformer.config import TrainConfig
+from examples.pipelined_transformer.train_step import whole_arrays
 
 if TYPE_CHECKING:
     from examples.pipelined_transformer.main import TrainingRun
@@ -38,7 +39,7 @@ def finish(run: TrainingRun) -> dict[str, Any]:
     """Prints the end of a run; the figures of its last line."""
     config = run.config
     # The sample needs the whole model: this one is small enough for every process.
-    params = jax.device_get(mpmd.fetch(run.state.params))
+    params = jax.device_get(whole_arrays(mpmd.fetch(run.state.params)))
     step_s = statistics.median(run.progress.step_seconds)
     print(f"The model writes:\n\n{sample.generate(config, params, run.dataset.tokenizer, 'def ')}\n")
     if jax.process_index() == 0:
