@@ -50,7 +50,7 @@ def wait_for(array: Any, check: Callable[[], None] = lambda: None) -> None:
     """Waits until an array is finished; signals are handled at once.
 
     Args:
-        array: of any mesh.
+        array: an array that may still be computed.
         check: called from time to time; an exception of it ends the wait.
     """
     if is_finished(array):
