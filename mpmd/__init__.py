@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from mpmd import errors
+from mpmd.api import checkpoint
 from mpmd.api.config import Config, make_config
 from mpmd.api.fetch import fetch
 from mpmd.api.jit import Jitted, jit

@@ -1,6 +1,7 @@
 """Trains a transformer on real text as a pipeline over several meshes.
 
     python -m examples.pipelined_transformer.main [--steps=400] [--num_stages=4] [--schedule=1f1b] ...
+    mpmd-run -n 4 -m examples.pipelined_transformer.main ...
 
 `--help` lists all flags.  The last line of the output is one JSON object with the figures of the run.
 """
@@ -8,6 +9,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import signal
 import statistics
 import sys
@@ -19,7 +21,7 @@ import jax
 from absl import app, flags, logging
 
 import mpmd.flags  # noqa: F401 - defines --mpmd_... for every option of the library
-from examples.pipelined_transformer import data, report, sample
+from examples.pipelined_transformer import data, report, sample, several
 from examples.pipelined_transformer.backends import step_seconds
 from examples.pipelined_transformer.check import Check, CheckError
 from examples.pipelined_transformer.checkpoint import Checkpoints
@@ -51,7 +53,8 @@ class Interrupt:
         self._before: Any = None
 
     def __enter__(self) -> Interrupt:
-        self._before = signal.signal(signal.SIGINT, self._note)
+        together = jax.process_count() == 1  # several processes might not stop after the same step
+        self._before = signal.signal(signal.SIGINT, self._note if together else signal.default_int_handler)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -74,27 +77,24 @@ class TrainingRun:
     def __init__(self, config: TrainConfig) -> None:
         self.started = time.perf_counter()
         self.config = config
-        if jax.process_count() > 1:
-            raise ConfigError(
-                f"the example trains in one process, and there are {jax.process_count()}\n"
-                "  start it without mpmd-run; docs/guides/several-hosts.md shows what runs in several"
-            )
         self.folder = _writable(Path(config.output_dir))
         self.dataset = data.load(config.data, config.vocab_size, config.seq_len, config.max_megabytes << 20)
         print(f"{len(self.dataset.tokens):,} tokens of text from {self.dataset.source}")
         self.checkpoints = Checkpoints(
             Path(config.checkpoint_dir or self.folder / "checkpoints"), facts(config, self.dataset)
         )
-        self.state, self.losses = self._first_state()
         start = time.perf_counter()
-        self.compiled = make_train_step(config).lower(self.state, self.batch(self.step)).compile()
+        shapes = jax.eval_shape(functools.partial(make_state, config))
+        self.compiled = make_train_step(config).lower(shapes, self.batch(0)).compile()
         self.compile_s = time.perf_counter() - start
+        self.state, self.losses = self._first_state()
         size = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
         print(
             f"{size:,} parameters in {config.num_stages} stages, {len(self.compiled.programs)} programs, "
             f"compiled in {self.compile_s:.1f} s"
         )
-        self.check = Check(config, self.state, self.batch(self.step)) if config.check else None
+        at_first = jax.device_get(whole_arrays(self.state)) if config.check else None
+        self.check = Check(config, at_first, self.batch(self.step)) if config.check else None
         self.compare_until = self.step + config.check_steps
         self.progress = report.Progress(config)
 
@@ -108,11 +108,13 @@ class TrainingRun:
         return self.dataset.batch(step, self.config.batch_size, self.config.seq_len, self.config.seed)
 
     def _first_state(self) -> tuple[Any, list[float]]:
-        """What training begins with, on the host: both ways to take a step may then consume their copy."""
-        state = jax.device_get(make_state(self.config))
-        if not self.config.resume:
-            return state, []
-        state, losses = self.checkpoints.restore(state)
+        """What training begins with, each leaf on the mesh that uses it."""
+        if not self.config.resume and not self.checkpoints.of_this_start:
+            aside = self.checkpoints.set_aside()
+            if aside:
+                print(f"the checkpoints of the run before are now in {aside}")
+            return self.compiled.init(functools.partial(make_state, self.config)), []
+        state, losses = self.checkpoints.restore(self.compiled.abstract_args[0])
         print(f"resumed after step {len(losses)} from {self.checkpoints.directory}")
         if len(losses) >= self.config.steps:
             raise ConfigError(
@@ -122,20 +124,17 @@ class TrainingRun:
         return state, losses
 
     def train(self) -> Timeline | None:
-        """Trains to the end, or until Ctrl-C; the timeline of the last step, or None if interrupted."""
+        """Trains to the end, or until Ctrl-C; the timeline of the last step if one process took it."""
         every = self.config.checkpoint_every
-        aside = None if self.config.resume else self.checkpoints.set_aside()
-        if aside:
-            print(f"the checkpoints of the run before are now in {aside}")
         with Interrupt() as interrupt:
             while self.step < self.config.steps - 1:
                 self._take_step()
                 if interrupt.wanted or (every and self.step % every == 0):
-                    self.checkpoints.save(self.step, whole_arrays(self.state), self.losses)
+                    self.checkpoints.save(self.step, self.state, self.losses)
                 if interrupt.wanted:
                     return None
-            timeline = self._take_step(charted=True)
-            self.checkpoints.save(self.step, whole_arrays(self.state), self.losses)
+            timeline = self._take_step(charted=jax.process_count() == 1)
+            self.checkpoints.save(self.step, self.state, self.losses)
         return timeline
 
     def _take_step(self, charted: bool = False) -> Timeline | None:
@@ -190,13 +189,16 @@ class TrainingRun:
         )
 
 
-def train(config: TrainConfig) -> report.Outcome | None:
+def train(config: TrainConfig) -> report.Outcome | dict[str, Any] | None:
     """Trains, and prints and writes the report; None if it was interrupted."""
+    config = several.adapted(config)
     run = TrainingRun(config)
     timeline = run.train()
-    if timeline is None:
+    if run.step < config.steps:
         print(f"saved step {run.step} in {run.checkpoints.directory}; go on with --resume and the same flags")
         return None
+    if timeline is None:
+        return several.finish(run)
     text = sample.generate(
         config, jax.device_get(whole_arrays(run.state.params)), run.dataset.tokenizer, "def "
     )
@@ -227,7 +229,8 @@ def main(argv: list[str]) -> None:
         logging.set_verbosity(logging.WARNING)
     try:
         config = config_from_flags()
-        jax.config.update("jax_num_cpu_devices", config.num_stages * config.devices_per_mesh)
+        if not jax.distributed.is_initialized():
+            jax.config.update("jax_num_cpu_devices", config.num_stages * config.devices_per_mesh)
         outcome = train(config)
     except (ConfigError, ScheduleError, DataError, CheckpointError, CheckError) as error:
         sys.exit(f"{type(error).__name__}: {error}")

@@ -135,20 +135,21 @@ def _backends(outcome: Outcome) -> str:
 
 def write_pictures(folder: Path, losses: Sequence[float], timeline: Timeline) -> list[Path]:
     """Writes the loss curve, the timeline as a picture and as a trace for Perfetto; returns the files."""
-    files = [folder / "loss.png", folder / "timeline.svg", folder / "trace.json"]
-    _draw_losses(files[0], losses)
+    files = [write_losses(folder, losses), folder / "timeline.svg", folder / "trace.json"]
     files[1].write_text(render_svg(timeline))
     files[2].write_text(chrome_trace(timeline))
     return files
 
 
-def _draw_losses(file: Path, losses: Sequence[float]) -> None:
+def write_losses(folder: Path, losses: Sequence[float]) -> Path:
+    """Writes the loss curve as a picture; returns the file."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot(xlabel="step", ylabel="loss, nats per token", title="Training loss")
     axes.plot(range(1, len(losses) + 1), losses, linewidth=1)
     axes.grid(alpha=0.3)
-    figure.savefig(file, dpi=120)
+    figure.savefig(folder / "loss.png", dpi=120)
+    return folder / "loss.png"
 
 
 def _rounded(value: Any) -> Any:

@@ -34,6 +34,7 @@ class Config:
     backend: str | None = None
     options: PipelineOptions | None = None
     stages: Selector | None = None
+    replicate: Any = None
 
     @property
     def pipeline_schedule(self) -> PipelineSchedule:
@@ -57,6 +58,7 @@ def make_config(
     out_shardings: Any = None,
     backend: str | None = None,
     options: PipelineOptions | None = None,
+    replicate: Any = None,
 ) -> Config:
     """Says where the named parts of a step run.
 
@@ -79,6 +81,8 @@ def make_config(
             (native on CPUs, XLA elsewhere), or `"reference"` (what `"native"` compiles, run by NumPy, slowly,
             on any platform); None for that of the options.
         options: pass options; None for those of the flags, read when a function is first traced.
+        replicate: pytree prefix of the results: True for those that every process gets, where there are
+            several.  Scalars are in every process anyway.
 
     Raises:
         ConfigError: an unknown mesh or memory, or a bad stage; all problems at once.
@@ -106,7 +110,7 @@ def make_config(
         raise collect(ConfigError, problems, "the configuration cannot be used:")
     return Config(
         topology, placed, schedule, input_meshes, output_meshes, tuple(constraints), in_shardings,
-        out_shardings, backend, options, stages,
+        out_shardings, backend, options, stages, replicate,
     )  # fmt: skip
 
 

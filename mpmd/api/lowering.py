@@ -251,7 +251,8 @@ def _partition(
     phases.warn_of_unused_overrides()
     start = time.perf_counter()
     graph = read_entry(module, argument_paths, _result_paths(out_tree), arguments.donated)
-    program = linearize(graph, processes=config.topology.processes)
+    everywhere = _positions(config.replicate, out_tree)
+    program = linearize(graph, processes=config.topology.processes, replicated=everywhere)
     with phases.collecting():
         warn_of_idle_meshes(program, config)
     phases.seconds["linearize"] = time.perf_counter() - start
@@ -379,6 +380,19 @@ def _prepare(
         paths = argument_paths, _result_paths(out_tree)
         mark_shardings(module, inputs, results, config.topology.axes, paths)
         erase_batch_marks(module)
+
+
+def _positions(replicate: Any, out_tree: Any) -> frozenset[int]:
+    """Flat positions of the results that `replicate` names.
+
+    Raises:
+        ConfigError: it is not a prefix of the results, or has other values than True, False and None.
+    """
+    flat = flat_prefix(replicate, out_tree, "replicate")
+    wrong = [value for value in flat if value is not None and not isinstance(value, bool)]
+    if wrong:
+        raise ConfigError(f"replicate has {wrong[0]!r}; it must be True, False or None for each result")
+    return frozenset(k for k, value in enumerate(flat) if value)
 
 
 def _result_paths(out_tree: Any) -> list[str]:

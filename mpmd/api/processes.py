@@ -23,6 +23,7 @@ from mpmd.runtime.processes.agreement import agree
 from mpmd.runtime.processes.part import Part
 from mpmd.runtime.processes.world import world
 from mpmd.runtime.program import Program
+from mpmd.support.pending_warning import PendingWarning
 
 
 def own_meshes(topology: Topology) -> dict[str, Any]:
@@ -86,6 +87,19 @@ def merged_scratch(scratch: Scratch) -> Scratch:
     found = [json.loads(text) for text in joined.gather("scratch", json.dumps(own))]
     workspace = {(mesh, name): size for of, _ in found for mesh, name, size in of}
     return Scratch(workspace, {mesh: size for _, of in found for mesh, size in of.items()})
+
+
+def shared_warning(own: PendingWarning) -> PendingWarning:
+    """The warnings of all processes, in process 0, which shows them; none in the others.
+
+    Raises:
+        PeerError: another process failed.
+    """
+    joined = world()
+    if joined is None:
+        return own
+    texts = dict.fromkeys(text for text in joined.gather("warnings", own.text) if text)
+    return PendingWarning("\n".join(texts) if joined.index == 0 else "")
 
 
 def with_absent(

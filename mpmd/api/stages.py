@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -15,6 +15,8 @@ from mpmd.api.ambient import refuse_within_jit, without_ambient_mesh
 from mpmd.api.bounds import StepBounds, step_bounds
 from mpmd.api.config import Config
 from mpmd.api.estimate import DeviceSpeed, estimate_costs
+from mpmd.api.initial_state import Reader, initialized, loaded
+from mpmd.api.inputs import argument, structs, used
 from mpmd.api.lowering import LoweringObserver, Partitioned, partition
 from mpmd.api.names import CalledNames
 from mpmd.api.processes import (
@@ -24,6 +26,7 @@ from mpmd.api.processes import (
     merged,
     merged_scratch,
     own_meshes,
+    shared_warning,
     with_absent,
 )
 from mpmd.api.signature import Arguments, check_leaves, describe, structure_problem
@@ -251,6 +254,7 @@ class Lowered:
             dataclasses.replace(self.partitioned.compile_options, cores=cores_of_meshes(meshes)),
         )
         made = Compiled(self, executables, runtime or RuntimeOptions())
+        made.fallbacks = shared_warning(made.fallbacks)
         made.fallbacks.show()
         return made
 
@@ -290,6 +294,69 @@ class Compiled:
         leaves = self._checked(args, kwargs)
         refuse_within_jit()
         return self.run_flat(leaves)
+
+    @without_ambient_mesh
+    def init(self, init_fn: Callable[..., Any], *args: Any, argnum: int = 0) -> Any:
+        """The argument that `init_fn(*args)` returns, each leaf computed on the mesh that uses it.
+
+            compiled = step.compiled(jax.eval_shape(init_fn, key), batch)
+            state = compiled.init(init_fn, key)
+
+        Every process computes the leaves of its own meshes, with the shardings of the step; stacks of
+        `mpmd.split` in parts.  The values are those of `jax.jit(init_fn)`, but for the rounding of another
+        fusion.
+
+        Args:
+            init_fn: traced, never called on arrays.
+            *args: small arrays, such as a random key, which are copied to every mesh.
+            argnum: the argument of the step, among those that are not static.
+
+        Raises:
+            SignatureError: it returns other leaves, shapes or dtypes than the argument has.
+        """
+        of = argument(self.lowered, self._devices, argnum)
+        return initialized(of, self._devices.meshes, init_fn, args)
+
+    def load(self, reader: Reader, *, argnum: int = 0) -> Any:
+        """An argument whose leaves are read, such as pretrained weights, each where it is used.
+
+            weights = np.load("weights.npz", mmap_mode="r")
+            state = compiled.load(lambda path, leaf, index: weights[path][index])
+
+        Args:
+            reader: is called with the path of a leaf, such as `['params']['w']`, its shape and dtype, and an
+                index of slices; returns that part of it.  Every process reads what its devices hold.
+            argnum: the argument of the step, among those that are not static.
+
+        Raises:
+            SignatureError: the reader returns another shape or dtype.
+        """
+        return loaded(argument(self.lowered, self._devices, argnum), reader)
+
+    @property
+    def abstract_args(self) -> tuple[Any, ...]:
+        """The positional arguments as `jax.ShapeDtypeStruct`s with the shardings that the step wants.
+
+        `mpmd.checkpoint.restore` takes one of them.  In several processes, and on several meshes, a leaf has
+        the sharding of its own mesh, from which it is sent to others.
+        """
+        return structs(self.lowered, self._devices)[0]
+
+    @property
+    def input_shardings(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The shardings of `(positional, keywords)`, as those of `jax.stages.Compiled`."""
+        found: tuple[tuple[Any, ...], dict[str, Any]] = jax.tree.map(
+            lambda leaf: leaf.sharding, structs(self.lowered, self._devices)
+        )
+        return found
+
+    @property
+    def inputs_used(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """For each leaf of `(positional, keywords)` whether this process reads it.
+
+        For the others `jax.ShapeDtypeStruct`s may be given.
+        """
+        return used(self.lowered, jax.process_index() if self.lowered.config.topology.processes else None)
 
     @without_ambient_mesh
     def run_flat(self, leaves: list[Any]) -> Any:

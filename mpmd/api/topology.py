@@ -132,7 +132,7 @@ def make_topology(
     if (joined := world()) is not None:
         check_processes(topology)
         joined.pin()
-    for device, names in topology.shared_devices.items():
+    for device, names in topology.shared_devices.items() if jax.process_index() == 0 else ():
         warnings.warn(
             f"meshes {', '.join(names)} share {device}: their fragments take turns on it", stacklevel=2
         )

@@ -16,7 +16,7 @@ A value without a use is not moved.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from mpmd.errors import ProgramError, collect
@@ -34,12 +34,16 @@ from mpmd.runtime.instructions import (
     reads,
     writes,
 )
-from mpmd.runtime.processes.scalars import with_scalars_everywhere
+from mpmd.runtime.processes.scalars import with_results_everywhere
 from mpmd.runtime.program import Buffer, ChannelSpec, Program, Stream
 from mpmd.runtime.verify import verify
 
 
-def linearize(graph: EntryGraph, processes: Mapping[str, int] = MappingProxyType({})) -> Program:
+def linearize(
+    graph: EntryGraph,
+    processes: Mapping[str, int] = MappingProxyType({}),
+    replicated: Collection[int] = (),
+) -> Program:
     """Builds the program of the exported entry function and verifies it.
 
     Args:
@@ -47,12 +51,13 @@ def linearize(graph: EntryGraph, processes: Mapping[str, int] = MappingProxyType
         processes: for each mesh the index of its process; empty if there is one process.  An argument is
             read by the process of its own mesh only, and sent to meshes of others.  Every process gets the
             scalar results.
+        replicated: positions of other results that every process gets.
 
     Raises:
         ProgramError: the graph is not a program; every finding is listed.
     """
     check_graph(graph)
-    program = _StreamLayout(with_scalars_everywhere(graph, processes), processes).build()
+    program = _StreamLayout(with_results_everywhere(graph, processes, replicated), processes).build()
     program = dataclasses.replace(program, outputs=graph.outputs)
     verify(program)
     return program

@@ -7,6 +7,9 @@ Every process runs the script; `mpmd.make_topology` then takes the devices of al
 with the index of the process.  If one fails, the others have some seconds to report it, and are then ended;
 the exit code is that of the first that failed.  The coordinator of `jax.distributed` runs in this program
 and listens on loopback only.
+
+The script finds two environment variables: `MPMD_RUN_ID` is another for each `mpmd-run`, and
+`MPMD_RESTART_COUNT` counts how often all processes were started again because one failed.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from mpmd import jax_compat
@@ -99,7 +103,7 @@ def shares(processes: int, cores: Sequence[int]) -> list[Sequence[int]]:
 class _Children:
     """The processes of one start."""
 
-    def __init__(self, launch: LaunchPlan, address: str) -> None:
+    def __init__(self, launch: LaunchPlan, address: str, environment: Mapping[str, str]) -> None:
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         of_each = shares(launch.processes, cores) if launch.pin and cores else [cores] * launch.processes
         self.processes: list[subprocess.Popen[str]] = []
@@ -109,6 +113,7 @@ class _Children:
             chosen = ",".join(map(str, of_each[index]))
             child = subprocess.Popen(
                 [sys.executable, "-u", "-m", "mpmd.tools.joined", *place, chosen, *launch.command],
+                env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -170,10 +175,10 @@ def _coordinator(processes: int) -> Iterator[str]:
         service.shutdown()
 
 
-def launch_once(launch: LaunchPlan) -> int:
+def launch_once(launch: LaunchPlan, environment: Mapping[str, str]) -> int:
     """Starts all processes and waits for them; the exit code."""
     with _coordinator(launch.processes) as address:
-        children = _Children(launch, address)
+        children = _Children(launch, address, environment)
         try:
             return children.wait(launch.grace)
         finally:
@@ -184,9 +189,11 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the command line; the exit code."""
     launch = parse(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    run_id = uuid.uuid4().hex
     try:
         for left in range(launch.restarts, -1, -1):
-            code = launch_once(launch)
+            count = str(launch.restarts - left)
+            code = launch_once(launch, {"MPMD_RUN_ID": run_id, "MPMD_RESTART_COUNT": count})
             if code == 0 or left == 0:
                 return code
             print(f"mpmd-run: exit code {code}; starting again, {left} left", file=sys.stderr, flush=True)

@@ -67,7 +67,7 @@ def test_nothing_to_resume(tmp_path, state):
 
 
 def largest_array_file(folder):
-    return max((folder / "3" / "state").rglob("d/*"), key=lambda file: file.stat().st_size)
+    return max((folder / "3" / "process_0").rglob("d/*"), key=lambda file: file.stat().st_size)
 
 
 def flip_a_byte(file):
@@ -85,8 +85,8 @@ def truncate(file):
 def test_a_damaged_checkpoint(folder, state, which, damage):
     files = {
         "array": largest_array_file(folder),
-        "manifest": folder / "3" / "state" / "manifest.ocdbt",
-        "description": folder / "3" / "run" / "metadata",
+        "manifest": folder / "3" / "process_0" / "manifest.ocdbt",
+        "description": folder / "3" / "manifest.json",
     }
     damage(files[which])
     with pytest.raises(CheckpointError) as error:
@@ -97,7 +97,7 @@ def test_a_damaged_checkpoint(folder, state, which, damage):
 
 
 def test_a_description_of_something_else(folder, state):
-    (folder / "3" / "run" / "metadata").write_text('{"losses": []}')
+    (folder / "3" / "manifest.json").write_text('{"losses": []}')
     with pytest.raises(CheckpointError, match=rf"^the checkpoint of step 3 is damaged: {folder}/3\n"):
         Checkpoints(folder, FACTS).restore(zeros(state))
 

@@ -292,6 +292,7 @@ def _report_exceptions(joined: World) -> None:
             lines = str(error).splitlines() or [""]
             with contextlib.suppress(PeerError):
                 joined.report(Failure(joined.index, f"ended with {kind.__name__}: {lines[0]}"))
+        error.add_note(f"in process {joined.index} of {joined.count}, host {joined.hosts[joined.index]!r}")
         show(kind, error, trace)
 
     sys.excepthook = report

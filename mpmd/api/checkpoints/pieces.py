@@ -1,0 +1,154 @@
+"""Pieces: the boxes of the leaves of a pytree that processes hold, and who writes each of them.
+
+A leaf that is `Stacked` is one leaf, so that it may be restored whole, or in other parts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from mpmd.errors import CheckpointError
+from mpmd.jax_compat import is_key
+from mpmd.tracing.stages.stacked import Stacked, is_stacked
+
+MAX_PIECE_BYTES = 64 << 20
+"""Larger shards are written in several pieces: a reader holds one piece more than its own share."""
+
+Box = tuple[tuple[int, int], ...]
+"""For each dim of a leaf the first index, and the one after the last."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafKind:
+    """A leaf: its path, such as `['params']['w']`, its shape, and the name of its dtype."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def type_text(self) -> str:
+        """Its dtype and shape."""
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+    def __str__(self) -> str:
+        return f"{self.path or 'the state'}: {self.type_text}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """A leaf with the arrays that it consists of, and where each begins."""
+
+    kind: LeafKind
+    arrays: tuple[tuple[tuple[int, ...], Any], ...]
+
+
+def leaves_of(tree: Any) -> list[Leaf]:
+    """The leaves of a pytree of arrays, or of shapes and dtypes."""
+    return [_leaf(keystr(path), value) for path, value in tree_flatten_with_path(tree, is_leaf=is_stacked)[0]]
+
+
+def _leaf(path: str, value: Any) -> Leaf:
+    if not is_stacked(value):
+        if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+            value = np.asarray(value)
+            value = value.astype(jax.dtypes.canonicalize_dtype(value.dtype))
+        return Leaf(LeafKind(path, tuple(value.shape), str(value.dtype)), (((0,) * len(value.shape), value),))
+    stack: Stacked = value
+    starts, arrays = 0, []
+    for part in stack.parts:
+        offset = [0] * stack.ndim
+        offset[stack.dim] = starts
+        arrays.append((tuple(offset), part))
+        starts += part.shape[stack.dim]
+    return Leaf(LeafKind(path, tuple(stack.shape), str(stack.dtype)), tuple(arrays))
+
+
+def box_of(index: Sequence[slice], shape: Sequence[int], offset: Sequence[int]) -> Box:
+    """The box of an index of slices of an array that begins at `offset` of its leaf."""
+    ends = [of_dim.indices(size)[:2] for of_dim, size in zip(index, shape)]
+    return tuple((start + by, stop + by) for (start, stop), by in zip(ends, offset, strict=True))
+
+
+def held(leaf: Leaf) -> Iterator[tuple[Box, np.ndarray]]:
+    """The pieces of a leaf that this process holds, each once; random keys as integers."""
+    for offset, array in leaf.arrays:
+        for index, data in _shards(array):
+            box = box_of(index, array.shape, offset)
+            if math.prod(stop - start for start, stop in box):
+                yield from _divided(box, data)
+
+
+def _shards(array: Any) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
+    if not isinstance(array, jax.Array):
+        yield (slice(None),) * array.ndim, np.asarray(array)
+        return
+    if not array.sharding.has_addressable_devices:
+        return
+    keys = is_key(array.dtype)
+    for shard in (jax.random.key_data(array) if keys else array).addressable_shards:
+        if shard.replica_id == 0:
+            yield shard.index[: array.ndim], np.asarray(shard.data)
+
+
+def _divided(box: Box, data: np.ndarray) -> Iterator[tuple[Box, np.ndarray]]:
+    """A piece in rows of its first dim, each run of them as large as a piece may be."""
+    if data.nbytes <= MAX_PIECE_BYTES or not box:
+        yield box, data
+        return
+    first, stop = box[0]
+    step = max(1, MAX_PIECE_BYTES * (stop - first) // data.nbytes)
+    for begin in range(first, stop, step):
+        end = min(begin + step, stop)
+        yield ((begin, end), *box[1:]), data[begin - first : end - first]
+
+
+def as_box(ends: Sequence[Sequence[int]]) -> Box:
+    """A box from lists, as JSON has it."""
+    return tuple((start, stop) for start, stop in ends)
+
+
+def writers(
+    kinds: Sequence[LeafKind], claims: Sequence[Sequence[tuple[int, Box]]]
+) -> dict[tuple[int, Box], int]:
+    """The process that writes each piece: the first of those that hold it.
+
+    Args:
+        kinds: the leaves.
+        claims: for each process the pieces that it holds: position of the leaf, and box.
+
+    Raises:
+        CheckpointError: no process holds some of a leaf, or they hold different pieces of it.
+    """
+    found: dict[tuple[int, Box], int] = {}
+    for process, pieces in enumerate(claims):
+        for piece in pieces:
+            found.setdefault(piece, process)
+    sizes = [0] * len(kinds)
+    for leaf, box in found:
+        sizes[leaf] += math.prod(stop - start for start, stop in box)
+    for kind, size in zip(kinds, sizes, strict=True):
+        if size != math.prod(kind.shape):
+            what = (
+                "no process holds all" if size < math.prod(kind.shape) else "processes hold different parts"
+            )
+            raise CheckpointError(f"{what} of {kind}\n  give the state that a step returned in every process")
+    return found
+
+
+def intersection(one: Box, other: Box) -> Box | None:
+    """The common box; None if there is none."""
+    found = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+    return None if any(start >= stop for start, stop in found) else found
+
+
+def within(inner: Box, outer: Box) -> tuple[slice, ...]:
+    """The index of a box in an array that holds another."""
+    return tuple(slice(a - base, b - base) for (a, b), (base, _) in zip(inner, outer, strict=True))

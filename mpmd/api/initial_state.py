@@ -1,0 +1,218 @@
+"""An argument of a step, usually its state, created where the step reads it: computed, or read from files.
+
+No process and no device holds more of it than its own share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from mpmd.api.inputs import InputLeaf, InputPart, PlacedArgument
+from mpmd.errors import SignatureError, collect
+from mpmd.jax_compat import as_key, default_memory_kind, is_key
+from mpmd.support.user_warnings import warn_user
+from mpmd.tracing.ranges.demands import ComputedWhole, Demand, DemandedJaxpr
+from mpmd.tracing.ranges.range import Range
+from mpmd.tracing.stages.stacked import is_stacked
+
+Index: TypeAlias = tuple[slice, ...]
+Reader: TypeAlias = Callable[[str, jax.ShapeDtypeStruct, Index], Any]
+"""`reader(path, leaf, index)` returns `leaf[index]` as an array of NumPy."""
+
+_MIN_WARNED_BYTES = 1 << 20
+
+
+def initialized(
+    argument: PlacedArgument, meshes: Mapping[str, Mesh], init_fn: Callable[..., Any], args: Sequence[Any]
+) -> Any:
+    """`init_fn(*args)` as an argument of a step; every mesh of this process computes its own leaves.
+
+    Args:
+        argument: which argument.
+        meshes: all meshes of the step.
+        init_fn: is traced, and not called.
+        args: its arguments: small arrays, such as a random key, which are copied to every mesh.
+
+    Raises:
+        SignatureError: its result has another structure, or other shapes or dtypes.
+    """
+    closed, shapes = jax.make_jaxpr(init_fn, return_shape=True)(*args)
+    check(argument, shapes, "the initialization returns")
+    wanted: dict[str, list[tuple[int, InputPart]]] = {}
+    for k, leaf in enumerate(argument.leaves):
+        for part in leaf.parts:
+            wanted.setdefault(part.stored.mesh, []).append((k, part))
+    notes: list[ComputedWhole] = []
+    values: dict[tuple[str, int], jax.Array] = {}
+    for mesh, parts in wanted.items():
+        here = parts[0][1].is_here
+        if not here and jax.process_index() != 0:
+            continue
+        demands = [(k, _demand(argument.leaves[k], part)) for k, part in parts]
+        demanded = DemandedJaxpr(
+            closed.jaxpr, [[d for at, d in demands if at == k] for k in range(len(argument.leaves))]
+        )
+        notes += demanded.whole
+        if here:
+            given = [*closed.consts, *jax.tree.leaves(args)]
+            results = _computed(demanded, demands, meshes[mesh], given, [part for _, part in parts])
+            names = [(argument.leaves[k].path, part.start) for k, part in parts]
+            values |= zip(names, results, strict=True)
+    if jax.process_index() == 0:
+        warn_user(_warnings(notes))
+    return argument.of_parts(
+        lambda leaf, part: part.finished(values[leaf.path, part.start]) if part.is_here else part.absent()
+    )
+
+
+def _demand(leaf: InputLeaf, part: InputPart) -> Demand:
+    if leaf.dim is None:
+        return None
+    return Range(leaf.dim, part.start, part.start + part.shape[leaf.dim])
+
+
+def _computed(
+    demanded: DemandedJaxpr,
+    demands: Sequence[tuple[int, Demand]],
+    mesh: Mesh,
+    given: Sequence[Any],
+    parts: Sequence[InputPart],
+) -> list[jax.Array]:
+    """The arrays of one mesh, computed there by one program.
+
+    Args:
+        demanded: the initialization, for the arrays of this mesh.
+        demands: for each array its leaf, and the range of it.
+        mesh: where.
+        given: constants and arguments of the initialization.
+        parts: the arrays.
+    """
+    on_all = _replicated(mesh)
+    needed = [*demanded.constants, *demanded.inputs]
+    keys = [k for k, value in enumerate(given) if isinstance(value, jax.Array) and is_key(value.dtype)]
+    placed = [
+        {demand: jax.device_put(_host(value, demand), on_all) for demand in of_value}
+        for value, of_value in zip(given, needed, strict=True)
+    ]
+
+    def compute(values: list[dict[Demand, Any]]) -> list[Any]:
+        for k in keys:
+            values[k] = {demand: as_key(value, given[k].dtype) for demand, value in values[k].items()}
+        made = demanded.run(values[: len(demanded.constants)], values[len(demanded.constants) :])
+        results = [made[leaf][demand] for leaf, demand in demands]
+        return [jax.random.key_data(r) if is_key(r.dtype) else r for r in map(jax.numpy.asarray, results)]
+
+    flat, tree = jax.tree.flatten([list(of_value.values()) for of_value in placed])
+
+    def initialize(*values: Any) -> list[Any]:
+        lists = jax.tree.unflatten(tree, values)
+        return compute([dict(zip(of_value, list_)) for of_value, list_ in zip(needed, lists, strict=True)])
+
+    kinds = [default_memory_kind(part.sharding) for part in parts]
+    shardings = [part.sharding.with_memory_kind(kind) for part, kind in zip(parts, kinds, strict=True)]
+    results = jax.jit(initialize, out_shardings=shardings)(*flat)
+    return [
+        result if part.sharding.memory_kind in (None, kind) else jax.device_put(result, part.sharding)
+        for part, kind, result in zip(parts, kinds, results, strict=True)
+    ]
+
+
+def _replicated(mesh: Mesh) -> Sharding:
+    if mesh.size == 1:
+        return SingleDeviceSharding(mesh.devices.flat[0])
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def _host(value: Any, demand: Demand) -> np.ndarray:
+    """A range of an argument, as a copy in host memory; random keys as integers."""
+    keys = isinstance(value, jax.Array) and is_key(value.dtype)
+    array = np.asarray(jax.random.key_data(value) if keys else jax.numpy.asarray(value))
+    if demand is not None:
+        array = array[(slice(None),) * demand.dim + (slice(demand.start, demand.stop),)]
+    return array.copy()
+
+
+def _warnings(notes: Iterable[ComputedWhole]) -> list[str]:
+    """Values that are computed whole although a mesh needs a part of them."""
+    large = [note for note in notes if note.whole_bytes - note.range_bytes >= _MIN_WARNED_BYTES]
+    return [
+        f"the initialization computes {note.whole_bytes >> 20} MiB on a mesh that needs "
+        f"{note.range_bytes >> 20} MiB of them: {note.primitive!r}{f' at {note.place}' if note.place else ''}"
+        " is not divided\n"
+        "  compute each layer of a stack from a key of its own, as jax.vmap over jax.random.split does"
+        for note in large
+    ]
+
+
+def loaded(argument: PlacedArgument, reader: Reader) -> Any:
+    """An argument of a step, read leaf by leaf; every process reads what its own devices hold.
+
+    Args:
+        argument: which argument.
+        reader: returns `leaf[index]` for the path of a leaf, such as `['params']['w']`, its shape and dtype,
+            and an index of slices.  It is called for each distinct shard.
+
+    Raises:
+        SignatureError: what it returns has another shape or dtype.
+    """
+
+    def of_part(leaf: InputLeaf, part: InputPart) -> jax.Array:
+        return part.finished(_read(leaf, part, reader)) if part.is_here else part.absent()
+
+    return argument.of_parts(of_part)
+
+
+def _read(leaf: InputLeaf, part: InputPart, reader: Reader) -> jax.Array:
+    stored, struct = part.stored, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    dtype, rank = np.dtype(stored.dtype), len(part.shape)
+    known: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
+
+    def shard(index: Index) -> np.ndarray:
+        own = [of_dim.indices(size)[:2] for of_dim, size in zip(index[:rank], part.shape, strict=True)]
+        at = tuple((a, b) for a, b in own)
+        if at not in known:
+            if leaf.dim is not None:
+                own[leaf.dim] = (own[leaf.dim][0] + part.start, own[leaf.dim][1] + part.start)
+            found = reader(leaf.path, struct, tuple(slice(a, b) for a, b in own))
+            if is_key(part.dtype):
+                found = jax.random.key_data(found) if isinstance(found, jax.Array) else found
+            array = np.array(found)  # a copy: devices on CPUs may keep and reuse the memory
+            expected = (*(b - a for a, b in own), *stored.shape[rank:])
+            if array.shape != expected or array.dtype != dtype:
+                raise SignatureError(
+                    f"the reader returned {array.dtype}[{','.join(map(str, array.shape))}] for {leaf.path}\n"
+                    f"  expected {dtype}[{','.join(map(str, expected))}], which is "
+                    f"[{', '.join(f'{a}:{b}' for a, b in own)}] of {_text(leaf)}"
+                )
+            known[at] = array
+        return known[at]
+
+    return jax.make_array_from_callback(stored.shape, part.sharding, shard)
+
+
+def check(argument: PlacedArgument, shapes: Any, who: str) -> None:
+    """Compares a pytree with an argument, by the paths, shapes and dtypes of its leaves.
+
+    Raises:
+        SignatureError: they differ; names every leaf.
+    """
+    found = {keystr(path): leaf for path, leaf in tree_flatten_with_path(shapes, is_leaf=is_stacked)[0]}
+    wanted = {leaf.path: leaf for leaf in argument.leaves}
+    problems = [f"{path or 'it'} is missing" for path in wanted if path not in found]
+    problems += [f"{path or 'it'} is not part of the argument" for path in found if path not in wanted]
+    for path, leaf in wanted.items():
+        got = found.get(path, leaf)
+        if (tuple(got.shape), got.dtype) != (tuple(leaf.shape), leaf.dtype):
+            problems.append(f"{path or 'it'} is {_text(got)}, and the step takes {_text(leaf)}")
+    if problems:
+        raise collect(SignatureError, problems, f"{who} another argument than the step was compiled for:")
+
+
+def _text(leaf: Any) -> str:
+    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"

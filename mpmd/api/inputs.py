@@ -1,0 +1,162 @@
+"""The arguments of a compiled step: on which mesh each leaf is, with which sharding, and who reads it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from mpmd.api.weak_types import weakly_typed
+from mpmd.errors import SignatureError
+from mpmd.jax_compat import absent_array, as_key, is_key
+from mpmd.runtime.channels.mesh_devices import MeshDevices
+from mpmd.runtime.graph import BufferType
+from mpmd.runtime.instructions import Feed
+from mpmd.tracing.stages.stacked import is_stacked
+
+if TYPE_CHECKING:
+    from mpmd.api.stages import Lowered
+
+
+@dataclasses.dataclass(frozen=True)
+class InputPart:
+    """An array that a step takes: a leaf of an argument, or a part of a stacked one.
+
+    Attributes:
+        shape, dtype: of the array; the dtype may be that of random keys.
+        weak: whether it is weakly typed.
+        stored: its type on its mesh, where random keys are integers.
+        sharding: of `stored`.
+        start: where it begins in the leaf, along the dim of the stack.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    weak: bool
+    stored: BufferType
+    sharding: Sharding
+    start: int = 0
+
+    @property
+    def is_here(self) -> bool:
+        """Whether a device of this process holds some of it."""
+        return bool(self.sharding.has_addressable_devices)
+
+    @property
+    def struct(self) -> jax.ShapeDtypeStruct:
+        """Shape, dtype and sharding, as JAX knows them."""
+        sharding = self.sharding
+        if isinstance(sharding, NamedSharding) and len(sharding.spec) > len(self.shape):  # of random keys
+            spec = PartitionSpec(*sharding.spec[: len(self.shape)])
+            sharding = NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
+        return jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=sharding, weak_type=self.weak)
+
+    def absent(self) -> jax.Array:
+        """The array where other processes hold it."""
+        kind = self.stored
+        return self.finished(absent_array(kind.shape, np.dtype(kind.dtype), self.sharding, self.weak))
+
+    def finished(self, stored: jax.Array) -> jax.Array:
+        """The array, from the one that its mesh stores."""
+        if is_key(self.dtype):
+            return as_key(stored, self.dtype)
+        return weakly_typed(stored) if self.weak and self.is_here else stored
+
+
+@dataclasses.dataclass(frozen=True)
+class InputLeaf:
+    """A leaf of an argument: one array, or a stack in parts.
+
+    Attributes:
+        path: within the argument, such as `['params']['w']`.
+        parts: its arrays.
+        dim: along which parts follow one another; None for a leaf that is not in parts.
+    """
+
+    path: str
+    parts: tuple[InputPart, ...]
+    dim: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole leaf."""
+        first = self.parts[0].shape
+        if self.dim is None:
+            return first
+        size = sum(part.shape[self.dim] for part in self.parts)
+        return (*first[: self.dim], size, *first[self.dim + 1 :])
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the leaf."""
+        return self.parts[0].dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class PlacedArgument:
+    """One argument of a compiled step: its leaves, and how to make the pytree from all their parts."""
+
+    leaves: tuple[InputLeaf, ...]
+    tree: Any
+
+    def of_parts(self, value: Callable[[InputLeaf, InputPart], Any]) -> Any:
+        """The argument, with the value of a function for each of its arrays."""
+        made = [value(leaf, part) for leaf in self.leaves for part in leaf.parts]
+        return jax.tree.unflatten(self.tree, made)
+
+
+def argument(lowered: Lowered, devices: MeshDevices, position: int) -> PlacedArgument:
+    """An argument of a step, by its position among those that are not static.
+
+    Raises:
+        SignatureError: there is no such position.
+    """
+    known = lowered.traced.arguments
+    positional, _ = jax.tree.unflatten(known.tree, range(len(known.leaves)))
+    if not 0 <= position < len(positional):
+        count = len(positional)
+        raise SignatureError(f"there is no argument {position}; the step has {count} that are not static")
+    graph = lowered.partitioned.graph
+    stored = [graph.types[spec.value] for spec in graph.inputs]
+
+    def part(index: int, start: int = 0) -> InputPart:
+        return _part(known.leaves[index], stored[index], devices, start)
+
+    leaves = []
+    for path, slot in tree_flatten_with_path(positional[position], is_leaf=is_stacked)[0]:
+        if not is_stacked(slot):
+            leaves.append(InputLeaf(keystr(path), (part(slot),)))
+            continue
+        parts, start = [], 0
+        for index in slot.parts:
+            parts.append(part(index, start))
+            start += known.leaves[index].shape[slot.dim]
+        leaves.append(InputLeaf(keystr(path), tuple(parts), slot.dim))
+    return PlacedArgument(tuple(leaves), jax.tree.structure(positional[position]))
+
+
+def _part(leaf: Any, kind: BufferType, devices: MeshDevices, start: int = 0) -> InputPart:
+    return InputPart(leaf.shape, leaf.dtype, bool(leaf.weak_type), kind, devices.sharding(kind), start)
+
+
+def structs(lowered: Lowered, devices: MeshDevices) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """All arguments as shapes, dtypes and shardings: `(positional, keywords)`."""
+    known, graph = lowered.traced.arguments, lowered.partitioned.graph
+    leaves = zip(known.leaves, graph.inputs, strict=True)
+    made = [_part(leaf, graph.types[spec.value], devices).struct for leaf, spec in leaves]
+    positional, keywords = jax.tree.unflatten(known.tree, made)
+    return tuple(positional), keywords
+
+
+def used(lowered: Lowered, process: int | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """For each leaf of the arguments whether a process reads it: `(positional, keywords)`."""
+    program = lowered.program if process is None else lowered.program.part(process)
+    fed = {op.input for stream in program.streams for op in stream.instructions if isinstance(op, Feed)}
+    known = lowered.traced.arguments
+    positional, keywords = jax.tree.unflatten(known.tree, [k in fed for k in range(len(known.leaves))])
+    return tuple(positional), keywords

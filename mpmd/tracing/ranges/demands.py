@@ -1,0 +1,277 @@
+"""A jaxpr computed for wanted ranges of its results only."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+from jax.extend.core import Literal
+
+from mpmd.jax_compat import place_of, rebind, scan_counts
+from mpmd.tracing.ranges.range import Range, bytes_of, sliced
+from mpmd.tracing.ranges.rules import RULES
+
+Demand: TypeAlias = Range | None
+"""A range of a value, or None for all of it."""
+
+Given: TypeAlias = dict[Demand, Any]
+"""A value, and ranges of it, as far as they are needed."""
+
+CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "checkpoint")
+
+
+@dataclasses.dataclass(frozen=True)
+class ComputedWhole:
+    """A value of which a range is wanted, and which no rule divides.
+
+    Attributes:
+        primitive: name of the operation that computes it.
+        place: in the user's source.
+        whole_bytes, range_bytes: sizes of the value and of the range.
+    """
+
+    primitive: str
+    place: str
+    whole_bytes: int
+    range_bytes: int
+
+
+class Values:
+    """The values of the variables of a jaxpr, or of ranges of them."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, Demand], Any] = {}
+
+    def put(self, variable: Any, demand: Demand, value: Any) -> None:
+        """Keeps a value."""
+        self._known[variable, demand] = value
+
+    def get(self, variable: Any, demand: Demand) -> Any:
+        """A value; a range of one that is known whole is sliced."""
+        if isinstance(variable, Literal):
+            return variable.val
+        if (variable, demand) not in self._known:
+            assert demand is not None
+            self.put(variable, demand, sliced(self._known[variable, None], demand))
+        return self._known[variable, demand]
+
+
+Step = Callable[[Values], None]
+
+
+class DemandedJaxpr:
+    """The equations of a jaxpr that wanted results need, each for the ranges that are needed.
+
+    Attributes:
+        inputs: for each argument the ranges that are needed; none for one that is not.
+        constants: likewise for each constant.
+        whole: operations that compute more than is wanted.
+    """
+
+    def __init__(self, jaxpr: Any, wanted: Sequence[Sequence[Demand]]) -> None:
+        """Takes for each result the ranges that are wanted; none for one that is not."""
+        self._jaxpr = jaxpr
+        self._demands: dict[Any, dict[Demand, None]] = {}
+        self._steps: list[Step] = []
+        self.whole: list[ComputedWhole] = []
+        for variable, demands in zip(jaxpr.outvars, wanted, strict=True):
+            for demand in demands:
+                self._need(variable, demand)
+        self._wanted = wanted
+        for equation in reversed(jaxpr.eqns):
+            needed = [list(self._demands.get(v, ())) for v in equation.outvars]
+            if any(needed):
+                self._steps.append(self._step(equation, needed))
+        self._steps.reverse()
+        self.inputs = [list(self._demands.get(v, ())) for v in jaxpr.invars]
+        self.constants = [list(self._demands.get(v, ())) for v in jaxpr.constvars]
+
+    def run(self, constants: Sequence[Given], arguments: Sequence[Given]) -> list[Given]:
+        """Computes the wanted results.
+
+        Args:
+            constants: for each constant its value, or those of ranges.
+            arguments: likewise for each argument.
+        """
+        values = Values()
+        variables = (*self._jaxpr.constvars, *self._jaxpr.invars)
+        for variable, given in zip(variables, (*constants, *arguments), strict=True):
+            for demand, value in given.items():
+                values.put(variable, demand, value)
+        for step in self._steps:
+            step(values)
+        results = zip(self._jaxpr.outvars, self._wanted, strict=True)
+        return [{demand: values.get(v, demand) for demand in demands} for v, demands in results]
+
+    def _need(self, variable: Any, demand: Demand) -> None:
+        if not isinstance(variable, Literal):
+            self._demands.setdefault(variable, {})[demand] = None
+
+    def _step(self, equation: Any, demands: list[list[Demand]]) -> Step:
+        """How an equation is computed; notes its operands."""
+        name = equation.primitive.name
+        if name == "sharding_constraint":  # the shardings of the step decide
+            return self._forwarding(equation, demands[0])
+        if name in CALLS:
+            return self._call(equation, demands)
+        ranges = [demand for of_result in demands for demand in of_result]
+        if None not in ranges:
+            step = self._scan(equation, demands) if name == "scan" else self._in_ranges(equation, demands)
+            if step is not None:
+                return step
+            self._note(equation, demands)
+        for variable in equation.invars:
+            self._need(variable, None)
+        return functools.partial(_whole, equation)
+
+    def _forwarding(self, equation: Any, demands: list[Demand]) -> Step:
+        (operand,), (result,) = equation.invars, equation.outvars
+        for demand in demands:
+            self._need(operand, demand)
+
+        def step(values: Values) -> None:
+            for demand in demands:
+                values.put(result, demand, values.get(operand, demand))
+
+        return step
+
+    def _in_ranges(self, equation: Any, demands: list[list[Demand]]) -> Step | None:
+        """One computation for each wanted range of the only result."""
+        rule = RULES.get(equation.primitive.name)
+        if rule is None or len(equation.outvars) != 1:
+            return None
+        ranges = [demand for demand in demands[0] if demand is not None]
+        made = [rule(equation, wanted) for wanted in ranges]
+        if any(found is None for found in made):
+            return None
+        found = [one for one in made if one is not None]
+        for one in found:
+            for operand, demand in one.operands:
+                self._need(equation.invars[operand], demand)
+
+        def step(values: Values) -> None:
+            for wanted, one in zip(ranges, found, strict=True):
+                given = [values.get(equation.invars[k], demand) for k, demand in one.operands]
+                values.put(equation.outvars[0], wanted, one.compute(given))
+
+        return step
+
+    def _call(self, equation: Any, demands: list[list[Demand]]) -> Step:
+        """The body of a call, inlined."""
+        body = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
+        inner = DemandedJaxpr(getattr(body, "jaxpr", body), demands)
+        constants: list[Given] = [{None: value} for value in getattr(body, "consts", ())]
+        place = place_of(equation)
+        self.whole += [note if note.place else dataclasses.replace(note, place=place) for note in inner.whole]
+        for variable, needed in zip(equation.invars, inner.inputs, strict=True):
+            for demand in needed:
+                self._need(variable, demand)
+
+        def step(values: Values) -> None:
+            given = zip(equation.invars, inner.inputs, strict=True)
+            arguments = [{demand: values.get(v, demand) for demand in needed} for v, needed in given]
+            for variable, made in zip(equation.outvars, inner.run(constants, arguments), strict=True):
+                for demand, value in made.items():
+                    values.put(variable, demand, value)
+
+        return step
+
+    def _scan(self, equation: Any, demands: list[list[Demand]]) -> Step | None:
+        """Iterations of a scan whose rows are wanted; those before only compute the carried values."""
+        params = equation.params
+        constants, carried = scan_counts(params)
+        ranges = {demand for of_result in demands for demand in of_result if demand is not None}
+        if any(demands[:carried]) or any(wanted.dim for wanted in ranges):
+            return None
+        rows = [k for k, of_result in enumerate(demands) if of_result]
+        body = _ScanBody(params, constants, carried, rows)
+        for k in (*body.constants, *body.carried):
+            self._need(equation.invars[k], None)
+        for k in body.scanned:
+            for wanted in ranges:
+                for demand in body.rows_needed(wanted):
+                    self._need(equation.invars[k], demand)
+
+        def step(values: Values) -> None:
+            for wanted in ranges:
+                for k, made in zip(rows, body.run(equation, values, wanted), strict=True):
+                    if wanted in demands[k]:
+                        values.put(equation.outvars[k], wanted, made)
+
+        return step
+
+    def _note(self, equation: Any, demands: list[list[Demand]]) -> None:
+        for variable, ranges in zip(equation.outvars, demands, strict=True):
+            whole = bytes_of(variable.aval)
+            for wanted in ranges:
+                if wanted is not None and variable.aval.shape:
+                    share = wanted.size / max(1, variable.aval.shape[wanted.dim])
+                    name, place = equation.primitive.name, place_of(equation)
+                    self.whole.append(ComputedWhole(name, place, whole, math.ceil(whole * share)))
+
+
+def _whole(equation: Any, values: Values) -> None:
+    made = rebind(equation, [values.get(v, None) for v in equation.invars])
+    for variable, value in zip(equation.outvars, made, strict=True):
+        values.put(variable, None, value)
+
+
+class _ScanBody:
+    """The part of a scan that computes some of its stacked results."""
+
+    def __init__(self, params: dict[str, Any], constants: int, carried: int, rows: Sequence[int]) -> None:
+        body = params["jaxpr"]
+        self._length, self._reverse = params["length"], params["reverse"]
+        self._first_carried, self._first_scanned = constants, constants + carried
+        wanted = set(rows)
+        while True:  # until the carried values need no further ones
+            results = range(len(body.jaxpr.outvars))
+            self._body = DemandedJaxpr(body.jaxpr, [[None] if k in wanted else [] for k in results])
+            needed = [k for k, of_input in enumerate(self._body.inputs) if of_input]
+            more = {k - constants for k in needed if constants <= k < constants + carried} - wanted
+            if not more:
+                break
+            wanted |= more
+        self._rows = list(rows)
+        self.constants = [k for k in needed if k < constants]
+        self.carried = [constants + k for k in sorted(wanted) if k < carried]
+        self.scanned = [k for k in needed if k >= constants + carried]
+        self._inputs = len(body.jaxpr.invars)
+        self._body_constants: list[Given] = [{None: value} for value in body.consts]
+
+    def rows_needed(self, wanted: Range) -> list[Demand]:
+        """The ranges of scanned operands that a range of results needs."""
+        before = self._before(wanted)
+        return [wanted] if before is None or not self.carried else [wanted, before]
+
+    def _before(self, wanted: Range) -> Range | None:
+        """The iterations before those of a range; None if there are none."""
+        start, stop = (wanted.stop, self._length) if self._reverse else (0, wanted.start)
+        return Range(0, start, stop) if stop > start else None
+
+    def run(self, equation: Any, values: Values, wanted: Range) -> list[Any]:
+        """A range of the rows of every wanted result."""
+        state = [values.get(equation.invars[k], None) for k in self.carried]
+        before = self._before(wanted)
+        if self.carried and before is not None:
+            state, _ = self._scan(equation, values, state, before, rows=False)
+        return self._scan(equation, values, state, wanted, rows=True)[1]
+
+    def _scan(
+        self, equation: Any, values: Values, state: list[Any], of: Range, *, rows: bool
+    ) -> tuple[list[Any], list[Any]]:
+        fixed = {k: values.get(equation.invars[k], None) for k in self.constants}
+        scanned = [values.get(equation.invars[k], of) for k in self.scanned]
+
+        def iteration(now: list[Any], row: list[Any]) -> tuple[list[Any], list[Any]]:
+            given = {**fixed, **dict(zip(self.carried, now)), **dict(zip(self.scanned, row))}
+            arguments: list[Given] = [{None: given[k]} if k in given else {} for k in range(self._inputs)]
+            made = self._body.run(self._body_constants, arguments)
+            after = [made[k - self._first_carried][None] for k in self.carried]
+            return after, [made[k][None] for k in self._rows] if rows else []
+
+        return jax.lax.scan(iteration, state, scanned, of.size, self._reverse)

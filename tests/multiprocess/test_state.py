@@ -1,0 +1,54 @@
+"""State of several processes: created and restored by those that hold it, on any topology."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from tests.support.launching import launch, output
+
+PROGRAM = "tests.support.state_in_processes"
+
+
+def run(processes, stages, devices, action, folder):
+    """What each process printed."""
+    arguments = [str(stages), str(devices), action, str(folder)]
+    if processes == 1:
+        done = output([sys.executable, "-m", PROGRAM, *arguments], 250)
+        assert done.returncode == 0, done.stderr
+        return [json.loads(done.stdout.splitlines()[-1])]
+    code, found = launch(processes, PROGRAM, *arguments, seconds=250, devices=stages * devices // processes)
+    assert code == 0 and len(found) == processes
+    return sorted(found, key=lambda line: line["process"])
+
+
+@pytest.mark.slow
+def test_a_checkpoint_goes_on_in_other_processes_and_stages(tmp_path):
+    """2 stages in one process, then in 2; 4 stages in 4 processes; and back: the same losses, bit by bit."""
+    (alone,) = run(1, 2, 1, "save", tmp_path / "one")
+    saved_by_two = run(2, 2, 1, "save", tmp_path / "two")
+    for line in [
+        *saved_by_two,
+        *run(2, 2, 1, "load", tmp_path / "one"),
+        *run(4, 4, 1, "load", tmp_path / "two"),
+    ]:
+        assert (line["losses"], line["sums"]) == (alone["losses"], alone["sums"])
+    assert run(1, 1, 1, "load", tmp_path / "two")[0]["losses"] == alone["losses"]
+    assert run(2, 4, 1, "load", tmp_path / "two")[0]["losses"] == alone["losses"]
+    held = [line["held"] for line in saved_by_two]
+    assert sum(held) == alone["held"] and max(held) <= 0.52 * alone["held"]
+    assert [line["used"] for line in saved_by_two] == [[True, False], [False, True]]
+    pieces = json.loads((tmp_path / "two" / "3" / "manifest.json").read_text())["pieces"]
+    assert {process for process, *_ in pieces} == {0, 1}
+    boxes = [(leaf, str(box)) for _, leaf, box, *_ in pieces]
+    assert len(set(boxes)) == len(boxes)
+
+
+@pytest.mark.slow
+def test_sharded_leaves_are_saved_by_shards(tmp_path):
+    found = run(2, 2, 2, "save", tmp_path)
+    pieces = json.loads((tmp_path / "3" / "manifest.json").read_text())["pieces"]
+    assert [[0, 8], [0, 16]] in [box for _, _, box, *_ in pieces]
+    assert {line["losses"][0] for line in run(2, 2, 2, "load", tmp_path)} == {found[0]["losses"][0]}
