@@ -26,8 +26,8 @@ from mpmd.compile.backends.native_gpu.triton.dtypes import (
 )
 from mpmd.compile.backends.native_gpu.triton.emit import identity, unsupported
 from mpmd.compile.backends.native_gpu.triton.kernels import ALIGNMENT, PlanKernels, PrintedKernel
-from mpmd.compile.backends.native_gpu.triton.matrices import SMALLEST_SIDE, MatrixWriter, pieces_of
-from mpmd.compile.backends.native_gpu.triton.online import RowPass, RowReductions, factored
+from mpmd.compile.backends.native_gpu.triton.matrices import MIN_SIDE, MatrixWriter, pieces_of
+from mpmd.compile.backends.native_gpu.triton.online import RowIteration, RowReductions, factored
 from mpmd.compile.backends.native_gpu.triton.operations import accumulator_type, combine, reduce
 from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, power_of_two
 from mpmd.compile.kernels.attention import KEYS, QUERIES, AttentionPlan, Mixture, Scores
@@ -66,7 +66,7 @@ class _Attention:
     plan: AttentionPlan
     rows: KernelPlan
     after: dict[int, int]
-    passes: tuple[RowPass, ...]
+    passes: tuple[RowIteration, ...]
     triangle: Triangle | None
 
     @property
@@ -187,11 +187,11 @@ def _blocks(this: _Attention, over: str) -> _Blocks:
     else:
         outer, inner, warps = (64, 32, 8)
     positions = (plan.queries, plan.keys) if over == KEYS else (plan.keys, plan.queries)
-    outer, inner = (min(b, max(SMALLEST_SIDE, power_of_two(n))) for b, n in zip((outer, inner), positions))
+    outer, inner = (min(b, max(MIN_SIDE, power_of_two(n))) for b, n in zip((outer, inner), positions))
     return _Blocks(outer, inner, warps)
 
 
-class _Writer(MatrixWriter):
+class _AttentionWriter(MatrixWriter):
     """Writes a kernel of attention.
 
     Args:
@@ -322,7 +322,7 @@ class _QueryKernel:
             blocks.inner,
             looped=True,
         )
-        self.write = _Writer(this, tiling, blocks)
+        self.write = _AttentionWriter(this, tiling, blocks)
         self.mixtures = this.mixtures(KEYS)
         self.keys = this.plan.keys
         self.block_count = -(-this.plan.queries // blocks.outer)
@@ -368,7 +368,7 @@ class _QueryKernel:
         numbers = [this.factor(m.factor) for _, m in self.mixtures]
         return all(found.shift_of(n, top) == shift and found.needs[n] <= {top} for n in numbers)
 
-    def _reductions(self, each: RowPass, end: str, *, guarded: bool, mixes: bool) -> str:
+    def _reductions(self, each: RowIteration, end: str, *, guarded: bool, mixes: bool) -> str:
         """An iteration over keys; returns the end of those that follow."""
         write = self.write
         for number in each.reductions:
@@ -401,7 +401,7 @@ class _QueryKernel:
             write.define(number, self._reduced(number))
         return "last"
 
-    def _keys(self, each: RowPass, begin: str, end: str, mixes: bool) -> None:
+    def _keys(self, each: RowIteration, begin: str, end: str, mixes: bool) -> None:
         write = self.write
         write.forget(each.reductions)
         with write.repeated(f"for c0 in range({begin}, {end}, {self.blocks.inner}):"):
@@ -427,7 +427,7 @@ class _QueryKernel:
                 write.line(f"a{each.top} = {write.value(each.top)}")
                 write.line(f"old = {write.value(each.shift)}")
 
-    def _grown_maximum(self, each: RowPass) -> None:
+    def _grown_maximum(self, each: RowIteration) -> None:
         """The maximum with this tile, and what values relative to the old one are multiplied by."""
         write, node = self.write, self._node(each.top)
         tile = reduce(node.op, node.dtype, write.accumulated(node), 1)
@@ -495,7 +495,7 @@ class _KeyKernel:
             blocks.inner,
             looped=True,
         )
-        self.write = _Writer(this, tiling, blocks)
+        self.write = _AttentionWriter(this, tiling, blocks)
         self.mixtures = this.mixtures(QUERIES)
         self.block_count = -(-this.plan.keys // blocks.outer)
 

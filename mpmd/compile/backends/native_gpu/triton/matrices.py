@@ -10,7 +10,7 @@ from mpmd.compile.backends.native_gpu.triton.kernels import PrintedKernel
 from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling
 from mpmd.compile.kernels.matmul import View
 
-SMALLEST_SIDE = 16
+MIN_SIDE = 16
 """Of the matrices that Triton multiplies."""
 
 
@@ -20,8 +20,8 @@ def pieces_of(width: int) -> list[tuple[int, int, bool]]:
     while at < width:
         left = width - at
         size = 1 << (left.bit_length() - 1)
-        if size < SMALLEST_SIDE:
-            size = SMALLEST_SIDE
+        if size < MIN_SIDE:
+            size = MIN_SIDE
         found.append((at, size, size > left))
         at += size
     return found

@@ -21,7 +21,7 @@ _WIDE = ("f32", "bf16")
 
 
 @dataclasses.dataclass(frozen=True)
-class RowPass:
+class RowIteration:
     """Reductions of one iteration over keys.
 
     Attributes:
@@ -140,20 +140,20 @@ class RowReductions:
             inside = frozenset[int]().union(*(self.needs[a] for a in used))
             self.needs.append(frozenset([number]) if reduces else inside)
 
-    def passes(self) -> list[RowPass]:
-        """All iterations before that which makes factors."""
-        plan, known, found = self.plan, set[int](), list[RowPass]()
+    def passes(self) -> list[RowIteration]:
+        """All iterations before the one that makes factors."""
+        plan, known, found = self.plan, set[int](), list[RowIteration]()
         waiting = [k for k, n in enumerate(plan.nodes) if isinstance(n, ReduceNode)]
         while waiting:
             ready = [k for k in waiting if self._inputs(k) <= known]
-            made = RowPass(tuple(ready))
+            made = RowIteration(tuple(ready))
             for top in ready:
                 node = plan.nodes[top]
                 assert isinstance(node, ReduceNode)
                 shift, relative = self._relative_to(top, waiting, known)
                 if node.op == "maximum" and shift >= 0:
                     # the others of this pass wait for one of their own, unless they are sums that stay
-                    made = RowPass((top, *relative), top, shift)
+                    made = RowIteration((top, *relative), top, shift)
                     break
             found.append(made)
             known.update(made.reductions)

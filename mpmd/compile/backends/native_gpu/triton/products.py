@@ -12,7 +12,7 @@ import math
 
 from mpmd.compile.backends.native_gpu.triton.emit import unsupported
 from mpmd.compile.backends.native_gpu.triton.kernels import PlanKernels
-from mpmd.compile.backends.native_gpu.triton.matrices import SMALLEST_SIDE, MatrixWriter
+from mpmd.compile.backends.native_gpu.triton.matrices import MIN_SIDE, MatrixWriter
 from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, power_of_two
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import constant, dim, linear, strides_of
@@ -27,7 +27,7 @@ _NEIGHBOURS = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class _Tile:
+class _ProductTile:
     """Sizes of a program's tile, and of a step of its sums."""
 
     rows: int
@@ -113,7 +113,7 @@ def _epilogue(plan: MatmulPlan) -> KernelPlan:
     return build.finish()
 
 
-def _tile_of(plan: MatmulPlan, units: int) -> _Tile:
+def _tile_of(plan: MatmulPlan, units: int) -> _ProductTile:
     """A tile that does not spill; smaller ones where the device would not be busy."""
     if "f32" in (plan.a.dtype, plan.b.dtype):
         rows, columns, depth, warps = 64, 64, 32, 8
@@ -122,11 +122,11 @@ def _tile_of(plan: MatmulPlan, units: int) -> _Tile:
         many = math.prod(plan.batch) * -(-plan.m // rows) * -(-plan.n // columns)
         if many < units:
             rows, columns, warps = 64, 64, 4
-    fit = [max(SMALLEST_SIDE, power_of_two(side)) for side in (plan.m, plan.n, plan.k)]
-    return _Tile(min(rows, fit[0]), min(columns, fit[1]), min(depth, fit[2]), warps)
+    fit = [max(MIN_SIDE, power_of_two(side)) for side in (plan.m, plan.n, plan.k)]
+    return _ProductTile(min(rows, fit[0]), min(columns, fit[1]), min(depth, fit[2]), warps)
 
 
-def _place(write: MatrixWriter, tiling: PlanTiling, below: int, beside: int, tile: _Tile) -> None:
+def _place(write: MatrixWriter, tiling: PlanTiling, below: int, beside: int, tile: _ProductTile) -> None:
     """The tile of the program: groups of rows, and columns of each."""
     wide = ".to(tl.int64)" if tiling.index_type == "int64" else ""
     write.line(f"pid = tl.program_id(0){wide}")
@@ -140,7 +140,7 @@ def _place(write: MatrixWriter, tiling: PlanTiling, below: int, beside: int, til
     write.rows(f"row * {tile.rows}")
 
 
-def _sum(write: MatrixWriter, plan: MatmulPlan, tile: _Tile, first: int) -> None:
+def _sum(write: MatrixWriter, plan: MatmulPlan, tile: _ProductTile, first: int) -> None:
     """`acc` = the sums of the tile."""
     write.line(f"acc = tl.full([{tile.rows}, {tile.columns}], 0.0, tl.float32)")
     rows, columns = write.masks
