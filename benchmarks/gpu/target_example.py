@@ -20,6 +20,7 @@ from benchmarks.gpu.example import TINY, Runner
 from benchmarks.gpu.experiment import Experiment, run_experiment
 
 STEPS = 20
+LEAST = {**TINY, "layers": 2, "seq_len": 8, "batch_size": 4, "num_microbatches": 2, "vocab_size": 256}
 
 
 def measure(run: Experiment) -> None:
@@ -34,7 +35,7 @@ def measure(run: Experiment) -> None:
         name = f"{stages} meshes"
         if run.has_time(name, 20):
             with run.part(name), jax.default_matmul_precision("highest"):
-                train(run, name, {"num_stages": stages} if run.gpu else {**TINY, "num_stages": stages})
+                train(run, name, {"num_stages": stages} if run.gpu else {**LEAST, "num_stages": stages})
 
 
 def train(run: Experiment, name: str, fields: dict[str, Any]) -> None:

@@ -8,12 +8,28 @@ meanwhile.  So a thread of its own makes each wait, which costs 30 us.
 from __future__ import annotations
 
 import _thread
+import atexit
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 _CHECK_S = 0.05
 """Pause between the checks of a wait."""
+
+_EXIT_S = 10.0
+"""Timeout at exit for waits that were abandoned."""
+
+_waiting: set[threading.Lock] = set()
+"""The locks of native waits under way."""
+
+
+@atexit.register
+def _end_waits() -> None:
+    """Lets abandoned waits end: a thread that is in XLA when the interpreter ends aborts the process."""
+    until = time.monotonic() + _EXIT_S
+    for lock in tuple(_waiting):
+        lock.acquire(timeout=max(0.0, until - time.monotonic()))
 
 
 def is_finished(array: Any) -> bool:
@@ -34,20 +50,22 @@ def wait_for(array: Any, check: Callable[[], None] = lambda: None) -> None:
     """Waits until an array is finished; signals are handled at once.
 
     Args:
-        array: what is waited for.
+        array: of any mesh.
         check: called from time to time; an exception of it ends the wait.
     """
     if is_finished(array):
         return
-    waiting = threading.Lock()
-    waiting.acquire()
+    lock = threading.Lock()
+    lock.acquire()
+    _waiting.add(lock)
 
     def wait() -> None:
         try:
             failure_of(array)
         finally:
-            waiting.release()
+            _waiting.discard(lock)
+            lock.release()
 
     _thread.start_new_thread(wait, ())  # of `threading`, one costs three times as much
-    while not waiting.acquire(timeout=_CHECK_S):
+    while not lock.acquire(timeout=_CHECK_S):
         check()

@@ -70,6 +70,10 @@ def _list(options: argparse.Namespace) -> None:
     Both are in units of a mesh's part of the model, whether it has one stage or two.
     """
     meshes = options.meshes or options.stages
+    if meshes < 1 or options.microbatches < 1:
+        raise ScheduleError(
+            f"{meshes} meshes and {options.microbatches} microbatches; expected at least one of each"
+        )
     print(f"{meshes} meshes, {options.microbatches} microbatches; a backward takes as long as two forwards\n")
     print(f"{'schedule':<17}{'idle':>5}{'activations':>13}{'weights':>9}  what it does")
     for name in sorted(SCHEDULES):

@@ -47,7 +47,7 @@ def matrices(p, x):
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class ScanByHand:
     layer: Callable[..., Any] = block
     around: Callable[..., Any] = lambda body: body
     scan: Any = dataclasses.field(default_factory=dict)
@@ -101,30 +101,32 @@ class Case:
 
 POLICIES = jax.checkpoint_policies
 CASES = {
-    "plain": Case(),
-    "reverse": Case(scan={"reverse": True}, lengths=(1, 3)),
-    "unrolled": Case(scan={"unroll": 2}),
-    "unrolled unevenly": Case(scan={"unroll": 3}, lengths=(3, 1)),
-    "sizes": Case(returns_sizes=True),
-    "sizes in reverse": Case(returns_sizes=True, scan={"reverse": True}),
-    "shared weight": Case(shares_a_weight=True),
-    "rematerialised": Case(around=jax.checkpoint),
-    "matrices saved": Case(
+    "plain": ScanByHand(),
+    "reverse": ScanByHand(scan={"reverse": True}, lengths=(1, 3)),
+    "unrolled": ScanByHand(scan={"unroll": 2}),
+    "unrolled unevenly": ScanByHand(scan={"unroll": 3}, lengths=(3, 1)),
+    "sizes": ScanByHand(returns_sizes=True),
+    "sizes in reverse": ScanByHand(returns_sizes=True, scan={"reverse": True}),
+    "shared weight": ScanByHand(shares_a_weight=True),
+    "rematerialised": ScanByHand(around=jax.checkpoint),
+    "matrices saved": ScanByHand(
         layer=matrices, around=lambda body: jax.checkpoint(body, policy=POLICIES.dots_saveable)
     ),
-    "names saved": Case(
+    "names saved": ScanByHand(
         layer=named,
         around=lambda body: jax.checkpoint(body, policy=POLICIES.save_only_these_names("product")),
     ),
-    "nothing saved": Case(
+    "nothing saved": ScanByHand(
         layer=matrices, around=lambda body: jax.checkpoint(body, policy=POLICIES.nothing_saveable)
     ),
-    "nested": Case(layer=nested),
-    "nested and rematerialised": Case(layer=nested, around=jax.checkpoint, lengths=(1, 1, 2)),
-    "uneven": Case(lengths=(3, 1)),
-    "four stages": Case(lengths=(1, 1, 1, 1)),
-    "sharded layers": Case(mesh={"data": 2, "model": 2}),
-    "sharded and rematerialised": Case(mesh={"data": 1, "model": 2}, around=jax.checkpoint, lengths=(1, 3)),
+    "nested": ScanByHand(layer=nested),
+    "nested and rematerialised": ScanByHand(layer=nested, around=jax.checkpoint, lengths=(1, 1, 2)),
+    "uneven": ScanByHand(lengths=(3, 1)),
+    "four stages": ScanByHand(lengths=(1, 1, 1, 1)),
+    "sharded layers": ScanByHand(mesh={"data": 2, "model": 2}),
+    "sharded and rematerialised": ScanByHand(
+        mesh={"data": 1, "model": 2}, around=jax.checkpoint, lengths=(1, 3)
+    ),
 }
 
 

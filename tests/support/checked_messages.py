@@ -20,7 +20,7 @@ import numpy as np
 from mpmd.runtime.channels.links import Links
 from tests.support import training_in_processes
 
-_LONGEST_PAUSE = 0.004
+_MAX_PAUSE = 0.004
 sent: dict[int, list[str]] = {}
 waiting: list[tuple[int, list[jax.Array]]] = []
 
@@ -35,14 +35,14 @@ def check_messages() -> None:
     chance = random.Random()
 
     def checked_offer(self, number, arrays):
-        time.sleep(chance.random() * _LONGEST_PAUSE)
+        time.sleep(chance.random() * _MAX_PAUSE)
         sent[number] = digests(arrays)
         offer(self, number, arrays)
 
     def checked_pull(self, process, number, types):
         arrays = pull(self, process, number, types)
         waiting.append((number, [jnp.copy(array) for array in arrays]))  # the step may consume them
-        time.sleep(chance.random() * _LONGEST_PAUSE / 4)
+        time.sleep(chance.random() * _MAX_PAUSE / 4)
         return arrays
 
     Links.offer, Links.pull = checked_offer, checked_pull

@@ -11,16 +11,16 @@ from mpmd.errors import ConfigError
 from mpmd.tracing.stages.chains import UnitChain, chain_of
 from mpmd.tracing.stages.costs import HOST_RATES, DeviceRates
 from mpmd.tracing.stages.division import (
-    Division,
     Meshes,
     Segments,
+    StageDivision,
     choose,
     divided_at,
 )
 from mpmd.tracing.stages.items import Checkpoint, FlatFunction, Item
-from mpmd.tracing.stages.placement import follow_inputs, follow_readers, size
+from mpmd.tracing.stages.placement import place, size
 from mpmd.tracing.stages.report import bytes_text, describe_stages, seconds_text
-from mpmd.tracing.stages.scan_ranges import ranges_of, replace_scan, scans_over
+from mpmd.tracing.stages.scan_ranges import Division, divide_by_stages, scans_over
 from mpmd.tracing.stages.selectors import Selector
 
 _WHOLE_STAGE = -1
@@ -130,7 +130,7 @@ def by_cost(
 
 def choose_by_cost(
     flat: FlatFunction, paths: Mapping[int, str], selector: AutomaticSelector, name: str
-) -> tuple[DivisionChoice, dict[str, list[int]], str]:
+) -> tuple[DivisionChoice, Division, str]:
     """Gives the items of a function their stages.
 
     Args:
@@ -140,7 +140,7 @@ def choose_by_cost(
         name: of the function.
 
     Returns:
-        The choice, the lengths of the parts of stacked parameters, by path, and the text of the stages.
+        The choice, how stacked parameters are divided, and the text of the stages.
 
     Raises:
         ConfigError: there are fewer places than stages, or nothing fits the memory.
@@ -149,14 +149,13 @@ def choose_by_cost(
     choice = DivisionChoice(units, selector, name)
     choice.parameters = {path: size(flat.avals[v]) for v, path in paths.items()}
     text = choice.explain(flat, paths)
-    divisions = _assign(flat, units, choice.division, paths)
-    follow_inputs(flat)
-    follow_readers(flat)
+    division = _assign(flat, units, choice.division, paths)
+    place(flat, [*paths, *division.stage_of], division.stage_of, len(selector.over))
     if selector.rematerialise:
         for item in flat.items:
             if item.stage is not None:
                 item.checkpoints = (Checkpoint(_WHOLE_STAGE, None, True), *item.checkpoints)
-    return choice, divisions, f"{describe_stages(flat, paths, selector, name)}\n{text}"
+    return choice, division, f"{describe_stages(flat, paths, selector, name)}\n{text}"
 
 
 class DivisionChoice:
@@ -185,7 +184,7 @@ class DivisionChoice:
             found = divided_at(self.segments, selector.starts)
         if found is None:
             raise ConfigError(self._too_large(name))
-        self.division: Division = found
+        self.division: StageDivision = found
 
     def _too_large(self, name: str) -> str:
         """The message if nothing fits the memory."""
@@ -231,16 +230,16 @@ class DivisionChoice:
         """The best of the other candidates between the starts of the neighbouring stages."""
         starts = self.division.starts
         options = []
-        for place in near:
-            if place != starts[number]:
-                other = divided_at(self.segments, (*starts[:number], place, *starts[number + 1 :]))
-                options.append((other.heaviest, other.crossing[number], place))
+        for unit in near:
+            if unit != starts[number]:
+                other = divided_at(self.segments, (*starts[:number], unit, *starts[number + 1 :]))
+                options.append((other.heaviest, other.crossing[number], unit))
         if not options:
             return "there is no other candidate nearby"
-        heaviest, crossing, place = min(options)
+        heaviest, crossing, unit = min(options)
         more = heaviest / self.division.heaviest - 1
         return (
-            f"next best: {self._place(place, flat, paths)}: {bytes_text(crossing)} cross, the heaviest stage "
+            f"next best: {self._place(unit, flat, paths)}: {bytes_text(crossing)} cross, the heaviest stage "
             f"takes {seconds_text(heaviest)} ({more:+.1%})"
         )
 
@@ -263,8 +262,8 @@ class DivisionChoice:
 
 
 def _assign(
-    flat: FlatFunction, units: UnitChain, division: Division, paths: Mapping[int, str]
-) -> dict[str, list[int]]:
+    flat: FlatFunction, units: UnitChain, division: StageDivision, paths: Mapping[int, str]
+) -> Division:
     """Sets the stages of the items of a chain, and divides scans that are in several."""
     divided: dict[Item, list[int]] = {}
     for item, first in zip(units.items, units.first, strict=True):
@@ -274,12 +273,6 @@ def _assign(
             item.stage = stages[0]
         else:
             divided[item] = stages
-    stacks = frozenset[int]().union(*(units.scans[scan] for scan in divided))
-    scans_over(flat, set(stacks), set(paths))  # marks items that are computed from the parts
-    lengths: dict[str, list[int]] = {}
-    for scan, stages in divided.items():
-        ranges = ranges_of(stages, scan.equation.params["reverse"])
-        replace_scan(flat, scan, ranges)
-        for v in sorted(units.scans[scan]):
-            lengths[paths[v]] = [end - begin for _, begin, end in sorted(ranges, key=lambda r: r[1])]
-    return lengths
+    scans = {scan: units.scans[scan] for scan in divided}
+    scans_over(flat, set[int]().union(*scans.values()), set(paths))  # marks items that the parts compute
+    return divide_by_stages(flat, paths, scans, divided)

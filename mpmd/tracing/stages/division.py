@@ -60,7 +60,7 @@ class Chain:
 
 
 @dataclasses.dataclass(frozen=True)
-class Division:
+class StageDivision:
     """A chain in stages.
 
     Attributes:
@@ -137,7 +137,7 @@ class Segments:
         """Whether a stage of these units is within the limit."""
         return self.meshes.limit is None or self.held(stage, begin, end) <= self.meshes.limit
 
-    def busy_s(self, division: Division) -> float:
+    def busy_s(self, division: StageDivision) -> float:
         """Seconds of a microbatch on the slowest mesh, if it waits for its messages."""
         sent = (*division.crossing, 0)
         return max(s + nbytes * self.meshes.wire_s for s, nbytes in zip(division.seconds, sent, strict=True))
@@ -147,7 +147,7 @@ class Segments:
         return self._work[-1] + self.owned(0, len(self.chain))[1]
 
 
-def choose(segments: Segments, stages: int) -> tuple[Division | None, list[int]]:
+def choose(segments: Segments, stages: int) -> tuple[StageDivision | None, list[int]]:
     """The best division, and the candidates that it was chosen from; None if nothing is within the limit."""
     best, best_places = None, list[int]()
     for window in _WINDOWS:
@@ -206,7 +206,7 @@ class _RangeMinimum:
         return min(row[begin], row[end - (1 << power)])
 
 
-def best_division(segments: Segments, stages: int, places: Sequence[int]) -> Division | None:
+def best_division(segments: Segments, stages: int, places: Sequence[int]) -> StageDivision | None:
     """The best division; None if no division is within the limit of bytes.
 
     Args:
@@ -223,11 +223,13 @@ def best_division(segments: Segments, stages: int, places: Sequence[int]) -> Div
     return divided_at(segments, starts)
 
 
-def divided_at(segments: Segments, starts: Sequence[int]) -> Division:
+def divided_at(segments: Segments, starts: Sequence[int]) -> StageDivision:
     """The division at given places."""
     ends = [0, *starts, len(segments.chain)]
     seconds = [segments.seconds(s, a, b) for s, (a, b) in enumerate(itertools.pairwise(ends))]
-    return Division(tuple(starts), tuple(seconds), tuple(segments.chain.crossing[start] for start in starts))
+    return StageDivision(
+        tuple(starts), tuple(seconds), tuple(segments.chain.crossing[start] for start in starts)
+    )
 
 
 class _DivisionTable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -49,14 +49,31 @@ def divide_scans(flat: FlatFunction, paths: Mapping[int, str], selector: Selecto
     scans = scans_over(flat, stacks, set(paths))
     if not scans:
         raise ConfigError(_no_scan(flat, paths, selector))
+    stages = iter(selector.stages_of(sum(scan.equation.params["length"] for scan in scans)))
+    own = {scan: list(itertools.islice(stages, scan.equation.params["length"])) for scan in scans}
+    return divide_by_stages(flat, paths, scans, own)
+
+
+def divide_by_stages(
+    flat: FlatFunction,
+    paths: Mapping[int, str],
+    scans: Mapping[Item, Collection[int]],
+    stages: Mapping[Item, Sequence[int]],
+) -> Division:
+    """Divides scans over stacked parameters, and what follows from these alone.
+
+    Args:
+        flat: has the scans.
+        paths: the path of each value that is a parameter.
+        scans: the stacked parameters of each scan.
+        stages: the stage of each iteration, in the order in which they run.
+    """
+    stacks = set[int]().union(*scans.values())
     computed = _stack_values(flat, stacks, set(paths))[1]
     terms = {item: None for item in computed if item not in scans}
-    stages = selector.stages_of(sum(scan.equation.params["length"] for scan in scans))
     divided: dict[int, list[tuple[int, int, int]]] = {}
     for scan, of_scan in scans.items():
-        length = scan.equation.params["length"]
-        own, stages = stages[:length], stages[length:]
-        ranges = ranges_of(own, scan.equation.params["reverse"])
+        ranges = ranges_of(stages[scan], scan.equation.params["reverse"])
         replace_scan(flat, scan, ranges)
         for v in sorted(of_scan):
             divided[v] = sorted((begin, end, stage) for stage, begin, end in ranges)

@@ -155,9 +155,10 @@ def _choose(plan: StagePlan, function: FlatFunction, paths: dict[int, str], name
     """
     selector = plan.selector
     if isinstance(selector, AutomaticSelector):
-        choice, divisions, text = choose_by_cost(function, paths, selector, name)
+        choice, division, text = choose_by_cost(function, paths, selector, name)
         plan.choices.append(choice)
-        plan.divisions.update(divisions)
+        plan.divisions.update(division.lengths)
+        plan.warnings.update(division.joined)
         plan.texts[text] = None
         return
     scoped: dict[Item, int] = {}

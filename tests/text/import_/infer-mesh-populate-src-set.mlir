@@ -31,6 +31,15 @@ func.func @argument(%a: tensor<4xf32> {mpmd.use_set = #mpmd.meshes_with_origins<
   return %0 : tensor<4xf32>
 }
 
+// A scalar can be anywhere, such as the scale of a loss by which gradients of all meshes are divided.
+// CHECK-LABEL: func @scalar
+// CHECK-SAME: %arg0: tensor<f32> {mpmd.use_set
+func.func @scalar(%a: tensor<f32> {mpmd.use_set = #mpmd.meshes_with_origins<"m2"["f"]>}) -> tensor<f32>
+    attributes {topology = #topology} {
+  %0 = stablehlo.negate %a : tensor<f32> // CHECK: negate
+  return %0 : tensor<f32>
+}
+
 // A sum of values that can nowhere be together is one across meshes, a difference is impossible.
 // CHECK-LABEL: func @conflicts
 func.func @conflicts(%a: !m1, %b: !m2, %c: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>, tensor<f32>)

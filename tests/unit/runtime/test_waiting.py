@@ -1,15 +1,20 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 import time
 import types
+from pathlib import Path
 
 import pytest
 
 from mpmd.runtime.channels.protocol import Stopped
 from mpmd.runtime.interpreter import PendingCalls, Unfinished
 from mpmd.runtime.waiting import failure_of, wait_for
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class Array:
@@ -95,3 +100,30 @@ def test_a_full_queue_waits_for_a_quarter_of_its_calls(limit, left):
     if left:
         with pytest.raises(Stopped):
             pending.make_room(frame, left)
+
+
+@pytest.mark.slow
+def test_a_process_that_was_interrupted_ends_well():
+    """Its wait is still in XLA when it ends."""
+    code = """if True:
+        import signal
+        import jax.numpy as jnp
+        import numpy as np
+        import jax
+        from benchmarks.sleeping import sleep
+        from mpmd.runtime.waiting import wait_for
+        square = np.eye(64, dtype=np.float32)  # XLA runs programs of fewer operations when they are called
+        after = lambda x: (jax.lax.optimization_barrier(square) @ square)[0, 0] * x
+        f = jax.jit(lambda x: x + sleep(x[0], after(x)))
+        def interrupt(*_):
+            raise KeyboardInterrupt
+        signal.signal(signal.SIGALRM, interrupt)
+        slow = f(jnp.full(4, 1.0))
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        try:
+            wait_for(slow)
+        except KeyboardInterrupt:
+            print("interrupted", slow.is_ready())
+    """
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, "interrupted False\n"), ended.stderr

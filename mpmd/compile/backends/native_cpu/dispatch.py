@@ -49,7 +49,7 @@ def is_dispatched(costs: Mapping[str, float], meshes: int) -> bool:
         costs: of the program.
         meshes: the number of meshes in this process.
     """
-    least = _RATES.hand_over_seconds if meshes > 1 else _RATES.hand_over_alone_seconds
+    least = _RATES.dispatch_seconds if meshes > 1 else _RATES.dispatch_alone_seconds
     return seconds(costs) > least
 
 

@@ -44,9 +44,9 @@ class DispatchRates:
         small_operations: operations on elements, or bytes of a copy, that take less than a microsecond.
         small_flops: the same of a product.
         wake_seconds: work of one thread from which waking others costs less than it saves.
-        hand_over_seconds: work from which another thread than the issuing one runs it, where there are
+        dispatch_seconds: work from which another thread than the issuing one runs it, where there are
             several meshes.
-        hand_over_alone_seconds: the same where there is one: the hand-over costs less than a twentieth.
+        dispatch_alone_seconds: the same where there is one: the hand-over costs less than a twentieth.
     """
 
     flops: float = 1e11
@@ -55,8 +55,8 @@ class DispatchRates:
     small_operations: int = 1 << 14
     small_flops: int = 1 << 15
     wake_seconds: float = 1e-4
-    hand_over_seconds: float = 5e-5
-    hand_over_alone_seconds: float = 1e-3
+    dispatch_seconds: float = 5e-5
+    dispatch_alone_seconds: float = 1e-3
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ class InferMeshPopulateSrcSet(ModulePass):
         u = unassign a@m1; s = add u b  -->  u = unassign a {src_set=m1}; s = add u b {src_set=m1}
 
     Forward: an op can be where all values that it reads can, in its regions too.  Arguments of the program
-    can be wherever they are needed.  An op that adds up (or otherwise reduces) values that can nowhere be
-    together becomes a *cross-mesh reduction*: it is marked, and can be where any of its operands can.
+    can be wherever they are needed, and scalars anywhere.  An op that adds up (or otherwise reduces) values
+    that can nowhere be together becomes a *cross-mesh reduction*: it is marked, and can be where any of its
+    operands can.
 
     Requires: use sets.  Ensures: `mpmd.src_set` on values that are bound to some meshes; without it a value
         can be
@@ -44,6 +45,10 @@ class _SourceStep:
     operands: list[Cell | None]
 
 
+def _is_scalar(kind: ir.Type) -> bool:
+    return assigning.is_tensor(kind) and not kind.shape
+
+
 def _read(op: ir.Op) -> list[ir.Value]:
     """What decides where an op can be: its operands, and what its regions capture, if it needs a mesh."""
     captures = flow.is_meshless(op) and len(op.operation.regions)
@@ -63,7 +68,7 @@ class _SrcSets:
         """Goes forward over an entry function."""
         for i in range(len(f.args)):
             needed = self._use_sets.cell((f, "arg", i)).meshes
-            if needed:
+            if needed and not _is_scalar(f.args[i].type):
                 self._sets.cell((f, "arg", i)).put(_inferred(needed))
         self._visit(f, is_entry=True)
 

@@ -1,6 +1,7 @@
 """Which values take each other's memory: changes in place, loops and branches, and what is read last."""
 
 from mpmd.compile.buffers.assignment import assign_buffers
+from mpmd.compile.buffers.donation import pair_donations
 from mpmd.compile.hlo import parse_module
 from tests.support.assignment_check import check_assignment
 from tests.support.scheduled_loop import LOOP
@@ -87,3 +88,14 @@ def test_a_result_is_written_over_what_is_read_last_if_its_kernel_may():
     assert at("a") == at("b") == at("c")
     at = placed(LAST_READ)
     assert not at("a").overlaps(at("b")) and not at("b").overlaps(at("c"))
+
+
+def test_a_donated_parameter_becomes_the_result_that_is_computed_over_it():
+    module = parse_module(
+        "HloModule m\nENTRY e {\n  a = f32[4]{0} parameter(0)\n  b = f32[4]{0} parameter(1)\n"
+        "  x = f32[4]{0} negate(b)\n  y = f32[4]{0} negate(a)\n  ROOT t = tuple(x, y)\n}\n"
+    )
+    over = pair_donations(module, (0, 1), lambda made, operand, number: True)
+    in_order = pair_donations(module, (0, 1), lambda made, operand, number: False)
+    assert [(pair.output_index, pair.parameter) for pair in over] == [((0,), 1), ((1,), 0)]
+    assert [(pair.output_index, pair.parameter) for pair in in_order] == [((0,), 0), ((1,), 1)]

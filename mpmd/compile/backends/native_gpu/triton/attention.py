@@ -410,7 +410,7 @@ class _QueryKernel:
             wanted += [self.this.factor(m.factor) for _, m in self.mixtures] if mixes else []
             write.scores(write.needed(wanted), swapped=False)
             if each.top >= 0:
-                self._new_top(each)
+                self._grown_maximum(each)
             for number in each.reductions:
                 if number == each.top:
                     continue
@@ -427,7 +427,7 @@ class _QueryKernel:
                 write.line(f"a{each.top} = {write.value(each.top)}")
                 write.line(f"old = {write.value(each.shift)}")
 
-    def _new_top(self, each: RowPass) -> None:
+    def _grown_maximum(self, each: RowPass) -> None:
         """The maximum with this tile, and what values relative to the old one are multiplied by."""
         write, node = self.write, self._node(each.top)
         tile = reduce(node.op, node.dtype, write.accumulated(node), 1)

@@ -102,7 +102,7 @@ def test_a_part_of_a_fragment_that_is_wrong_leaves_all_of_it_to_xla(broken):
 
 
 def test_a_check_that_fails_itself_refuses_the_program(monkeypatch):
-    def check(*_):
+    def check(*_, **__):
         raise KeyError("surprise")
 
     monkeypatch.setattr(miscompiled, "check_thunks", check)
