@@ -173,6 +173,9 @@ def campaign(runs: int, processes: int, seed: int) -> dict[str, Any]:
                 flush=True,
             )
             if not good:
+                steps = f"{len(found['losses'])} of {STEPS} losses, equal as far as they go: "
+                steps += str(found["losses"] == alone["losses"][: len(found["losses"])])
+                print(f"exit code {found['code']}, left {found['left']}, {steps}", flush=True)
                 print(found["log"][-3000:], flush=True)
     seconds = round(time.perf_counter() - started)
     return {"runs": runs, "killed": killed, "restarts": restarts, "restarts_equal": equal, "seconds": seconds}
