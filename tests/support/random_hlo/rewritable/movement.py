@@ -184,6 +184,17 @@ def scatters(p: Pool) -> HloInstruction:
     return p.build.scatter(x, indices, updates, dims, p.reducer(p.choose("add", "maximum"), "f32"))
 
 
+def labels(p: Pool) -> HloInstruction:
+    """One element of each row, read or added to, at a place that may lie outside of the row."""
+    x = p.build.add("negate", p.pick("f32", 2))
+    n = x.shape.dims[0]
+    places = p.build.concatenate([p.build.iota("s32", (n, 1), 0), p.fresh("s32", (n, 1))], 1)
+    if p.choose("read", "add") == "read":
+        return p.build.gather(x, places, GatherDims((), (0, 1), (0, 1), 1), (1, 1))
+    dims = ScatterDims((), (0, 1), (0, 1), 1)
+    return p.build.scatter(p.full(0, x), places, p.fresh("f32", (n,)), dims, p.reducer("add", "f32"))
+
+
 def sorts(p: Pool) -> HloInstruction:
     from mpmd.compile.hlo.builder import HloBuilder
     from mpmd.compile.hlo.shape import array
@@ -257,6 +268,7 @@ PATTERNS = (
     joined_constants,
     dynamic,
     gathers,
+    labels,
     scatters,
     sorts,
     top,
