@@ -53,6 +53,7 @@ __all__ = [
     "by_parameters",
     "by_scopes",
     "call",
+    "checkpoint",
     "errors",
     "fetch",
     "fori_loop",
