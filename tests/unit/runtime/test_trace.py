@@ -76,7 +76,7 @@ def check_stream(stream, spans):
 
 def test_messages_leave_before_the_next_call():
     """A recorded step overlaps as any other: the end of a call is stamped after its messages."""
-    b, nap = GraphBuilder(), 0.02
+    b, pause_s = GraphBuilder(), 0.02
     x = b.input("m0")
     for microbatch in range(4):
         (y,) = b.call("f", "m0", [x], microbatch=microbatch, phase="F", stage=0)
@@ -87,7 +87,7 @@ def test_messages_leave_before_the_next_call():
 
     def body(x):
         y = jax.lax.optimization_barrier(square) @ square
-        return (x + y[0, 0] + sleep(jnp.float32(nap), y),)
+        return (x + y[0, 0] + sleep(jnp.float32(pause_s), y),)
 
     bodies = dict.fromkeys("fh", (body, ()))
     executables = compiled(program, bodies)
@@ -99,7 +99,7 @@ def test_messages_leave_before_the_next_call():
             executor.run([X], observers=[recorder])
     runs = [s for s in recorder.spans if s.kind == "run"]
     assert len(runs) == 8
-    assert all(s.end_s - s.start_s > 0.9 * nap for s in runs)
+    assert all(s.end_s - s.start_s > 0.9 * pause_s for s in runs)
     assert min(s.start_s for s in runs if s.mesh == "m1") < max(s.start_s for s in runs if s.mesh == "m0")
 
 
@@ -108,7 +108,7 @@ def test_stamps_wait_for_their_array_alone(count):
     """Behind a fragment that sleeps: of its result after it, of its argument at once, in an order apart."""
     place = MeshDevices({"m": jax.devices()[:count]})
     sharding = place.sharding(BufferType((4,), "float32", "m"))
-    nap = 0.05
+    pause_s = 0.05
     slow = jax.jit(
         jax.shard_map(
             lambda x: x + sleep(x[0], x),
@@ -118,7 +118,7 @@ def test_stamps_wait_for_their_array_alone(count):
             check_vma=False,
         )
     )
-    x = jax.device_put(np.full(4, nap, np.float32), sharding)
+    x = jax.device_put(np.full(4, pause_s, np.float32), sharding)
     log, stamps = ExecutionLog(8), Stamps(register_stamp()[0], place)
     jax.block_until_ready([slow(x), *stamps.stamp(stamps.marks("m", ExecutionLog(2), [0])[0], slow(x))])
     marks = stamps.marks("m", log, [7, 8])
@@ -129,7 +129,7 @@ def test_stamps_wait_for_their_array_alone(count):
     seen = {key: [e for e in log.entries() if e.key == key] for key in (7, 8)}
     assert [len(entries) for entries in seen.values()] == [count, count]
     assert len({e.device for e in seen[7]}) == count
-    assert all(e.begin_s == e.end_s >= begin + nap for e in seen[7])
+    assert all(e.begin_s == e.end_s >= begin + pause_s for e in seen[7])
     assert max(e.end_s for e in seen[8]) < min(e.end_s for e in seen[7])
 
 
