@@ -309,7 +309,9 @@ class Executor:
         self._settle()
         for pending in self._decoded.pending:
             while pending.unfinished:
-                wait_for(pending.unfinished[0].handle)
+                last, first = pending.unfinished[-1], pending.unfinished[0]
+                wait_for(last.handle, pending.forget_finished)  # one wait: calls of a mesh end in order
+                wait_for(first.handle)  # unless it is unknown when the last one ends
                 pending.forget_finished()
         for result in results:  # one that was received is the result of no call here
             if result is not None:
