@@ -17,7 +17,7 @@ class CompileOptions:
     Attributes:
         dump: where to write the text after every step of compilation; None writes nothing.
         cache: where native code is kept between processes; None keeps nothing.
-        pass_options: options of single passes over HLO, `"hlo-cse{constants=false}"`.
+        pass_options: options of single passes over HLO, `"hlo-algebraic-simplifier{layout-sensitive=true}"`.
         disable_passes: names of passes over HLO to leave out.
         attention_stitching: `auto` or `off`: whether native code computes attention in one kernel.
         float_jitter: regular expression on the values that are perturbed slightly, to find fragile programs;

@@ -1,6 +1,6 @@
 """mpmd-hlo-opt: runs passes over HLO text, with the conventions of `mpmd-opt`.
 
-    mpmd-hlo-opt FILE -hlo-cse='constants=false' -hlo-dce
+    mpmd-hlo-opt FILE -hlo-algebraic-simplifier='layout-sensitive=true' -hlo-dce
 
 Passes and groups of passes run in the order in which they are given; text after `=`, or in `{}`,
 are their options.  The module goes to stdout, findings go to stderr.

@@ -11,7 +11,7 @@ import pytest
 
 from mpmd.compile.hlo import HloModule, print_module, verify
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.passes import PASSES, expand, simplify
+from mpmd.compile.passes import PASSES, expand, layout, simplify
 from mpmd.compile.passes.groups import GROUPS
 from mpmd.support.passes import Pass
 from mpmd.support.pipeline import Watch, run_pipeline
@@ -28,6 +28,8 @@ CHANGED = 3
 SLOW = 200
 
 ELSEWHERE = {
+    "hlo-layout-assignment",  # these two need programs with layouts: see test_hlo_layouts.py
+    "hlo-layout-normalization",
     "hlo-async-expander",  # the random programs start nothing
     "hlo-float-jitter",  # it changes numbers
     "hlo-rng-bit-generator-expander",  # bits are no small numbers: see the expanders below
@@ -35,6 +37,7 @@ ELSEWHERE = {
     "hlo-argmax-rewriter",  # reductions of several arrays likewise
     "hlo-reduction-expander",
     "hlo-reduce-window-expander",
+    "hlo-layout-removal",  # they are row-major; see test_hlo_layouts
     "hlo-complex-to-pairs",  # nor do they have complex numbers
     "hlo-fft-expander",
     "hlo-cholesky-expander",
@@ -45,7 +48,7 @@ ELSEWHERE = {
     "hlo-narrow-type-expander",
     "hlo-stochastic-convert-expander",
 }
-LOCAL = sorted({k.name for family in (expand, simplify) for k in family.PASSES} - ELSEWHERE)
+LOCAL = sorted({k.name for family in (expand, simplify, layout) for k in family.PASSES} - ELSEWHERE)
 """Collectives have their own programs, fusion and copies come after these passes."""
 WATCH = Watch(verify=verify, text=print_module, verify_each=True, check_changed=True)
 

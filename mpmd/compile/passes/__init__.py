@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpmd.compile import schedule
-from mpmd.compile.passes import collectives, expand, fusion, layout, memory, simplify
+from mpmd.compile.passes import collectives, expand, fusion, layout, memory, simplify, spmd
 from mpmd.support.passes import Pass, pass_named
 
-FAMILIES = (expand, simplify, collectives, layout, fusion, memory, schedule)
+FAMILIES = (spmd, expand, simplify, collectives, layout, fusion, memory, schedule)
 
 PASSES: dict[str, type[Pass]] = {kind.name: kind for family in FAMILIES for kind in family.PASSES}
 
 
 def make_pass(name: str, options: str | Sequence[tuple[str, str]] = "") -> Pass:
-    """A pass by its name and its options, such as `"constants=false"`, or as pairs.
+    """A pass by its name and its options, such as `"layout-sensitive=true"`, or as pairs.
 
     Raises:
         ConfigError: no such pass or option.

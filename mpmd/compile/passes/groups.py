@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mpmd.compile.kernels.cost.device import HOST, KernelLimits
-from mpmd.compile.passes import collectives, expand, simplify
+from mpmd.compile.passes import collectives, expand, layout, simplify
 from mpmd.compile.passes.hlo_pass import Fixpoint
 from mpmd.support.passes import Pass
 
@@ -89,10 +89,30 @@ def communication() -> list[Pass]:
     ]
 
 
+def layouts() -> list[Pass]:
+    """Layouts, and their description by row-major arrays."""
+    return [
+        layout.BroadcastCanonicalizer(),  # before layouts: it makes transposes
+        layout.LayoutAssignment(),
+        layout.ReshapeDecomposer(),  # what moves data becomes copies, the rest bitcasts
+        layout.LayoutNormalization(),  # copies become transposes
+        Fixpoint(
+            "after-layouts",
+            (
+                simplify.AlgebraicSimplifier(layout_sensitive=True),  # bitcasts cancel
+                layout.ReshapeDecomposer(),  # of what it made
+                simplify.Cse(),
+                simplify.Dce(),
+            ),
+        ),
+    ]
+
+
 GROUPS: dict[str, Callable[[], list[Pass]]] = {
     "hlo-inlining": inlining,
     "hlo-expansion": expansion,
     "hlo-simplification": simplification,
     "hlo-communication": communication,
+    "hlo-layouts": layouts,
 }
 """By the name under which `mpmd-hlo-opt` runs them."""

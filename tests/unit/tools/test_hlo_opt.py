@@ -48,7 +48,7 @@ def test_passes_run_in_the_order_given(run):
 
 
 def test_a_pipeline_as_text(run):
-    text = "hlo-cse{constants=false},hlo-algebraic-simplifier,hlo-inlining"
+    text = "hlo-cse{constants=false},hlo-algebraic-simplifier{layout-sensitive=true},hlo-inlining"
     code, out, err = run(PLAIN, f"-pass-pipeline={text}", "-print-ir-after-change", "-verify-each=false")
     assert code == 0 and out.count("negate") == 1
     assert "HLO after hlo-cse{constants=false}" in err and "hlo-dce" not in err

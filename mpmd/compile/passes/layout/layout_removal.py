@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from mpmd.compile.hlo.attributes import Ints
 from mpmd.compile.hlo.builder import HloBuilder
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.layout import Layout
 from mpmd.compile.hlo.module import HloModule
-from mpmd.compile.hlo.shape import Shape, array, tuple_of
+from mpmd.compile.hlo.shape import Shape, tuple_of
 from mpmd.compile.passes.hlo_pass import HloPass
+from mpmd.compile.passes.layout.physical import order_of, physical
 from mpmd.compile.passes.values import inverse
 
 
@@ -55,16 +55,6 @@ class LayoutRemoval(HloPass):
         module.parameter_layouts = tuple(p.shape.filled() for p in module.entry.parameters)
         module.result_layout = module.entry.root.shape.filled()
         return True
-
-
-def physical(shape: Shape) -> Shape:
-    """The row-major array whose dims are those of this one from the outermost in memory inwards."""
-    return array(shape.dtype, shape.physical_dims)
-
-
-def order_of(shape: Shape) -> Ints:
-    """Dims from the outermost in memory inwards."""
-    return tuple(reversed(shape.minor_to_major))
 
 
 def _is_of_library(instruction: HloInstruction) -> bool:

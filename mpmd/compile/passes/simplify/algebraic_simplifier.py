@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.shape import Shape
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter
 from mpmd.compile.passes.simplify import algebra
@@ -21,12 +22,35 @@ class AlgebraicSimplifier(ComputationPass):
         sums.
     Cost: a worklist: linear in instructions and changes.
     Source: the rules that fire in transformer steps, as XLA's algebraic simplifier has them.
+
+    Attributes:
+        layout_sensitive: leave operations alone that have an operand or result that is not row-major; set
+            after
+            layout assignment.
     """
+
+    layout_sensitive: bool = False
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""
-        return Rewriter(computation).run(algebra.table(), _has_fixed_shapes)
+        return Rewriter(computation).run(algebra.table(), self._is_allowed)
+
+    def _is_allowed(self, instruction: HloInstruction) -> bool:
+        shapes = [instruction.shape, *(o.shape for o in instruction.operands)]
+        if any(s.dynamic for s in shapes):
+            return False
+        if not self.layout_sensitive or instruction.opcode in (
+            "bitcast",
+            "copy",
+            "tuple",
+            "get-tuple-element",
+        ):
+            return True
+        shapes += [p.shape for o in instruction.operands for p in o.operands]
+        return all(_is_plain(s) for s in shapes)
 
 
-def _has_fixed_shapes(instruction: HloInstruction) -> bool:
-    return not any(s.dynamic for s in [instruction.shape, *(o.shape for o in instruction.operands)])
+def _is_plain(shape: Shape) -> bool:
+    if not shape.is_array:
+        return True
+    return shape.layout is None or shape.layout.is_row_major

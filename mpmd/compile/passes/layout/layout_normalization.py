@@ -1,0 +1,196 @@
+"""hlo-layout-normalization."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mpmd.compile.hlo.attributes import SliceDims
+from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.opcodes import ELEMENTWISE, OPCODES
+from mpmd.compile.hlo.shape import Shape
+from mpmd.compile.passes.hlo_pass import ComputationPass
+from mpmd.compile.passes.layout.physical import is_bitcast, order_of, physical
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule
+
+
+class LayoutNormalization(ComputationPass):
+    """Describes arrays by their dims in memory, row-major.
+
+    add(x: f32[10,20,30]{2,0,1}, y)  ->  bitcast(add(bitcast(x): f32[20,10,30]{2,1,0}, bitcast(y)))
+
+    A copy that changes the layout becomes a transpose; one that need not move anything, and a transpose that
+    does not, a bitcast.  Products, indexed accesses, loops and calls keep their layouts: bitcasts separate
+    them.
+
+    Requires: layouts are assigned, reshapes are bitcasts; no schedule.
+    Ensures: elementwise work, data movement and reductions have row-major results and operands.
+    Cost: linear.
+    Source: XLA's layout normalisation.
+    """
+
+    def rewrite_computation(self, computation: HloComputation) -> bool:
+        """Rewrites one computation."""
+        return Rewriter(computation).run(_RULES, lambda i: i.shape.is_array and not i.shape.dynamic)
+
+
+def _is_plain(shape: Shape) -> bool:
+    return shape.layout is None or shape.layout.is_row_major
+
+
+def _normal(site: RewriteSite, value: HloInstruction) -> HloInstruction:
+    """An operand by its dims in memory."""
+    if _is_plain(value.shape):
+        return value
+    shape = physical(value.shape)
+    if value.opcode == "bitcast" and value.operands[0].shape is shape:
+        return value.operands[0]
+    return site.build.add("bitcast", value, shape=shape)
+
+
+def _back(site: RewriteSite, value: HloInstruction) -> HloInstruction:
+    """The replacement of a value by its dims in memory."""
+    return value if value.shape is site.shape else site.build.add("bitcast", value, shape=site.shape)
+
+
+def _needs(site: RewriteSite) -> bool:
+    """True if something here is not row-major."""
+    return not _is_plain(site.shape) or any(not _is_plain(o.shape) for o in site.operands)
+
+
+def _place(site: RewriteSite) -> dict[int, int]:
+    """Logical dim of the result → its position in memory."""
+    return {d: i for i, d in enumerate(order_of(site.shape))}
+
+
+def _elementwise(site: RewriteSite) -> HloInstruction | None:
+    layouts = {o.shape.layout for o in site.operands if not o.shape.is_scalar} | {site.shape.layout}
+    ranks = {o.shape.rank for o in site.operands if not o.shape.is_scalar}
+    if not _needs(site) or len(layouts) != 1 or ranks - {site.shape.rank}:
+        return None
+    made = site.same(*(_normal(site, o) for o in site.operands), shape=physical(site.shape))
+    return _back(site, made)
+
+
+def _reordered(change: Callable[[RewriteSite, dict[int, int]], dict[str, Any]]) -> Rule:
+    """A rule for movement whose operands have the result's layout: attributes follow the dims."""
+
+    def rule(site: RewriteSite) -> HloInstruction | None:
+        arrays = [o for o in site.operands if o.shape.rank == site.shape.rank]
+        if _is_plain(site.shape) or any(o.shape.layout is not site.shape.layout for o in arrays):
+            return None
+        attributes = change(site, _place(site))
+        operands = [_normal(site, o) for o in site.operands]
+        starts = {"dynamic-slice": 1, "dynamic-update-slice": 2}.get(site.at.opcode)
+        if starts is not None:
+            operands[starts:] = [operands[starts + d] for d in order_of(site.shape)]
+        return _back(site, site.same(*operands, shape=physical(site.shape), **attributes))
+
+    return rule
+
+
+def _dimensions(site: RewriteSite, place: dict[int, int]) -> dict[str, Any]:
+    return {"dimensions": tuple(sorted(place[d] for d in site.at.dimensions))}
+
+
+def _padding(site: RewriteSite, place: dict[int, int]) -> dict[str, Any]:
+    return {"padding": tuple(site.at.padding[d] for d in order_of(site.shape))}
+
+
+def _slice(site: RewriteSite, place: dict[int, int]) -> dict[str, Any]:
+    dims, order = site.at.slice_dims, order_of(site.shape)
+    parts = (tuple(values[d] for d in order) for values in (dims.starts, dims.limits, dims.strides))
+    return {"slice": SliceDims(*parts)}
+
+
+def _sizes(site: RewriteSite, place: dict[int, int]) -> dict[str, Any]:
+    return {"slice_sizes": tuple(site.at.slice_sizes[d] for d in order_of(site.shape))}
+
+
+def _nothing(site: RewriteSite, place: dict[int, int]) -> dict[str, Any]:
+    return {}
+
+
+def _iota(site: RewriteSite, place: dict[int, int]) -> dict[str, Any]:
+    return {"iota_dimension": place[site.at.iota_dimension]}
+
+
+def _constant(site: RewriteSite) -> HloInstruction | None:
+    literal = site.at.literal
+    if _is_plain(site.shape) or literal is None or isinstance(literal, tuple):
+        return None
+    return _back(site, site.build.constant(literal.transpose(order_of(site.shape))))
+
+
+def _transpose(site: RewriteSite) -> HloInstruction | None:
+    """A transpose by dims in memory; a bitcast where these do not move."""
+    (x,) = site.operands
+    order = site.at.dimensions
+    if not _needs(site):
+        return None
+    places = {d: i for i, d in enumerate(order_of(x.shape))}
+    moves = [places[order[d]] for d in order_of(site.shape)]
+    return _back(site, site.build.transpose(_normal(site, x), moves))
+
+
+def _copy(site: RewriteSite) -> HloInstruction | None:
+    """A copy to another layout → transpose."""
+    (x,) = site.operands
+    if x.shape.layout is site.shape.layout or x.shape.layout is None:
+        return None
+    if is_bitcast(x.shape, site.shape):
+        return site.build.add("bitcast", x, shape=site.shape)
+    places = {d: i for i, d in enumerate(order_of(x.shape))}
+    moves = [places[d] for d in order_of(site.shape)]
+    return _back(site, site.build.transpose(_normal(site, x), moves))
+
+
+def _broadcast(site: RewriteSite) -> HloInstruction | None:
+    if not _needs(site):
+        return None
+    (x,) = site.operands
+    place = _place(site)
+    dims = [place[site.at.dimensions[d]] for d in order_of(x.shape)]
+    value = _normal(site, x)
+    if dims != sorted(dims):
+        order = sorted(range(len(dims)), key=dims.__getitem__)
+        value, dims = site.build.transpose(value, order), sorted(dims)
+    return _back(site, site.build.broadcast(value, site.shape.physical_dims, dims))
+
+
+def _reduce(site: RewriteSite) -> HloInstruction | None:
+    """A reduction by dims in memory; its result is transposed if necessary."""
+    if not _needs(site) or len(site.operands) != 2:
+        return None
+    x, init = site.operands
+    order = order_of(x.shape)
+    dims = tuple(i for i, d in enumerate(order) if d in site.at.dimensions)
+    made = site.same(_normal(site, x), init, dimensions=dims)
+    left = [d for d in range(x.shape.rank) if d not in site.at.dimensions]
+    come = [left.index(d) for d in order if d in left]
+    moves = [come.index(d) for d in order_of(site.shape)]
+    return _back(site, site.build.transpose(made, moves))
+
+
+_MOVES: dict[str, Rule] = {
+    "concatenate": _reordered(_dimensions),
+    "reverse": _reordered(_dimensions),
+    "pad": _reordered(_padding),
+    "slice": _reordered(_slice),
+    "dynamic-slice": _reordered(_sizes),
+    "dynamic-update-slice": _reordered(_nothing),
+    "iota": _reordered(_iota),
+    "constant": _constant,
+    "transpose": _transpose,
+    "copy": _copy,
+    "broadcast": _broadcast,
+    "reduce": _reduce,
+}
+_ELEMENTWISE = [
+    name for name, info in OPCODES.items() if info.category in ELEMENTWISE and name not in ("copy", "map")
+]
+_RULES: dict[str, tuple[Rule, ...]] = {
+    **dict.fromkeys(_ELEMENTWISE, (_elementwise,)),
+    **{opcode: (rule,) for opcode, rule in _MOVES.items()},
+}
