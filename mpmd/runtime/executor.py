@@ -347,7 +347,7 @@ class Executor:
         for pending in self._decoded.pending:
             while pending.unfinished:
                 last, first = pending.unfinished[-1], pending.unfinished[0]
-                wait_for(last.handle, functools.partial(look, pending))  # one wait: calls of a mesh end in order
+                wait_for(last.handle, functools.partial(look, pending))  # one wait: calls end in order
                 wait_for(first.handle, check)  # unless it is unknown when the last one ends
                 pending.forget_finished()
         for result in () if frame is None else frame.outputs:
