@@ -16,6 +16,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from mpmd.api.inputs import InputLeaf, InputPart, PlacedArgument
 from mpmd.errors import SignatureError, collect
 from mpmd.jax_compat import as_key, default_memory_kind, is_key
+from mpmd.runtime.channels.partly_here import put
 from mpmd.support.user_warnings import warn_user
 from mpmd.tracing.ranges.demands import ComputedWhole, Demand, DemandedJaxpr
 from mpmd.tracing.ranges.range import Range
@@ -117,7 +118,7 @@ def _computed(
     needed = [*demanded.constants, *demanded.inputs]
     keys = [k for k, value in enumerate(given) if isinstance(value, jax.Array) and is_key(value.dtype)]
     placed = [
-        {demand: jax.device_put(_host(value, demand), on_all) for demand in of_value}
+        {demand: put(_host(value, demand), on_all) for demand in of_value}
         for value, of_value in zip(given, needed, strict=True)
     ]
 

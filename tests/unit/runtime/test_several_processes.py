@@ -18,7 +18,7 @@ from mpmd.runtime.processes.store import BoundedStore
 from mpmd.runtime.processes.world import Failure, World
 from tests.support.pipeline_graphs import GraphBuilder
 
-TWO = {"a": 0, "b": 1}
+TWO = {"a": (0,), "b": (1,)}
 
 
 def ops(program, mesh, *kinds):
@@ -37,7 +37,7 @@ def test_an_argument_is_read_by_one_process_and_sent_to_the_other():
     assert feed.fresh, "the user's array may be deleted before the other process has read it"
     assert len(ops(program, "a", Send)) == len(ops(program, "a", Copy)) == 1
     assert ops(program, "b", Feed) == [] and len(ops(program, "b", Recv)) == 1
-    assert [stream.process for stream in program.streams] == [0, 1]
+    assert [stream.processes for stream in program.streams] == [(0,), (1,)]
     assert [stream.mesh for stream in program.part(1).streams] == ["b"]
 
 
@@ -47,7 +47,7 @@ def test_meshes_of_one_process_share_arguments_and_channels():
     (y,) = b.call("f", "a", [b.transfer(b.transfer(x, "b"), "a")])
     (z,) = b.call("f", "c", [b.transfer(y, "c")])
     b.output(*b.call("g", "b", [b.transfer(z, "b"), b.transfer(x, "b")]))
-    program = linearize(b.graph(), processes={"a": 0, "b": 0, "c": 1})
+    program = linearize(b.graph(), processes={"a": (0,), "b": (0,), "c": (1,)})
     between = [(c.source, c.target) for c in program.channels]
     assert between == [("a", "c"), ("c", "b")] and program.between_processes == {0, 1}
     assert len(ops(program, "b", Feed)) == 1
@@ -67,7 +67,7 @@ def test_every_process_gets_the_scalar_results_and_no_sent_buffer_is_a_result():
     assert len(program.outputs) == 2
     sent = {op.buffer for op in ops(program, "b", Send)}
     assert len(sent) == 1 and sent.isdisjoint(op.buffer for op in ops(program, "b", Fetch))
-    assert {k: process for k, (process, _) in program.results.items()} == {0: 1, 1: 1}
+    assert {k: process for k, (process, _) in program.results.items()} == {0: (1,), 1: (1,)}
     assert len(ops(program, "b", Run)) == 1
     assert "mesh b in process 1:" in program.as_text()
 
