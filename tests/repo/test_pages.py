@@ -1,4 +1,4 @@
-"""The pages of the site: each is in the table of contents; decisions are one page of question, decision, figures."""
+"""The pages of the site: each is in the contents; a decision is one page with question, answer and figures."""
 
 from __future__ import annotations
 
