@@ -1,4 +1,4 @@
-"""The pages of the site: each is in the contents; a decision is one page with question, answer and figures."""
+"""The pages of the site: each is in the contents; a decision is one page of question, answer, figures."""
 
 from __future__ import annotations
 
