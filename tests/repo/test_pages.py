@@ -41,3 +41,18 @@ def test_a_decision_is_a_question_an_answer_and_a_table(page):
 
 def test_the_limit_is_of_all_decisions():
     assert len(DECISIONS) == len(list((ROOT / "docs" / "decisions").glob("*.md"))) - 1 > 20
+
+
+def test_rows_of_the_gpu_target_name_a_file_and_a_test():
+    """What is refused names the file that refuses it, and says why."""
+    lines = text(DOCS / "hlo_rows.md").splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    rows = [row for row in rows if len(row) == 5 and "GPU" in row[4]]
+    assert len(rows) >= 10
+    for number, _, *cells, state in rows:
+        for root, cell in zip(("mpmd", ""), cells):
+            named = re.findall(r"`([^`]+)`", cell)
+            assert named, f"{number} names no {'file' if root else 'test'}"
+            lost = [name for name in named if not (ROOT / root / name).exists()]
+            assert not lost, f"{number}: {lost}"
+        assert "refused" not in state or "because" in state or "refused as A" in state, number
