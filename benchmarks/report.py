@@ -242,20 +242,21 @@ def result_files() -> list[Path]:
 def described(f: ResultFigures) -> str:
     """When and on what the figures were measured, with all versions."""
     result = f.result
-    runs = len(next(iter(result["benchmarks"].values()))["runs"])
+    counts = sorted({len(entry["runs"]) for entry in result["benchmarks"].values()})
+    runs = " or ".join(map(str, counts)) + f" run{'s' * (counts[-1] > 1)}"
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     loads = [run["load_before"] for entry in result["benchmarks"].values() for run in entry["runs"]]
     busy = statistics.median(loads) > MAX_IDLE_LOAD * result["machine"]["cores"]
     load = "; **other programs ran beside them**" if busy else ""
     return (
         f"{f.machine}, {result['time'][:10]}, commit `{result['commit'][:12]}`; {versions}. Each figure is "
-        f"the median of {runs} run{'s' * (runs > 1)}, in which both sides take turns{load}."
+        f"the median of {runs}, in which both sides take turns{load}."
     )
 
 
 def table(f: ResultFigures) -> str:
     """All rows, with the command of each."""
-    lines = ["| | ours | instead | command |", "|---|---|---|---|"]
+    lines = [f"| | ours | others, jax {f.result['versions']['jax']} | command |", "|---|---|---|---|"]
     lines += [
         f"| {row.what} | {row.ours(f)} | {row.instead(f)} | `{f.command(row.benchmark)}` |" for row in ROWS
     ]

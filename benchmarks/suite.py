@@ -1,11 +1,12 @@
 """Runs the benchmarks whose figures are kept, and writes them to one file.
 
-    python benchmarks/suite.py [--only train_step,zero_bubble] [--rounds 2] [--quick]
+    python benchmarks/suite.py [--only train_step,zero_bubble] [--rounds 3] [--minutes 15] [--quick]
                                [--beside CHECKOUT] [--out benchmarks/results]
 
 Every round runs each benchmark once, as the command that the file shows, so that two runs of the same one
-are minutes apart: their difference is the noise that `compare.py` allows for.  `--beside` is another checkout
-of this repository, whose benchmarks take turns with these; it gets a file with its commit in the name.
+are minutes apart: their difference is the noise that `compare.py` allows for.  After the first round only
+those run that would end within `--minutes`.  `--beside` is another checkout of this repository, whose
+benchmarks take turns with these; it gets a file with its commit in the name.
 
 The file `DATE-MACHINE.json` has the versions of Python, JAX and XLA, the CPU, the commit, and of each
 benchmark its command, and for each round its seconds, the load of the machine before it, and its last line.
@@ -37,7 +38,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import report, script  # noqa: E402
 
-TIMEOUT_S = 400
+TIMEOUT_S = 600
 """Seconds after which a benchmark has failed."""
 PACKAGES = ("jax", "jaxlib", "numpy", "llvmlite", "flax", "optax")
 
@@ -73,9 +74,9 @@ SUITE = (
     SuiteEntry("zero_bubble", "--rounds 3 --svg docs/zero_bubble.svg", "--rounds 1"),
     SuiteEntry("plan_quality", "--rounds 6", "--rounds 1 --models separate --plans none --search 0"),
     SuiteEntry("fragment_speed", "--threads=1", "--threads=1 --sizes=small --only=mlp --rounds=1"),
-    SuiteEntry("timeline_accuracy", "--steps 10", "--steps 2 --d_model 64 --batch_size 16"),
+    SuiteEntry("timeline_accuracy", "--steps 5", "--steps 2 --d_model 64 --batch_size 16"),
     SuiteEntry("step_memory", "--steps 2", "--layers 4 --width 64 --vocabulary 64 --stages 2 --steps 1"),
-    SuiteEntry("processes", "--only efficiency,example", "--only efficiency --steps 1"),
+    SuiteEntry("processes", "--only efficiency,example --steps 5 --rounds 1", "--only efficiency --steps 1"),
 )
 
 
@@ -99,17 +100,22 @@ def run_once(command: str, checkout: Path) -> dict[str, Any]:
 
 
 def run_suite(
-    entries: list[SuiteEntry], checkouts: list[Path], rounds: int, quick: bool
+    entries: list[SuiteEntry], checkouts: list[Path], rounds: int, minutes: float, quick: bool
 ) -> list[dict[str, Any]]:
     """For each checkout the results of all benchmarks, by name; checkouts take turns."""
     found = [{e.name: {"command": e.command(quick), "runs": []} for e in entries} for _ in checkouts]
+    end, took = time.perf_counter() + 60 * minutes, dict[str, float]()
     for number in range(rounds):
         for entry in entries:
+            start = time.perf_counter()
+            if number and start + took[entry.name] > end:
+                continue
             for checkout, results in zip(checkouts, found, strict=True):
                 result = run_once(entry.command(quick), checkout)
                 results[entry.name]["runs"].append(result)
                 said = result.get("failed") or f"{result['seconds']:.0f} s"
                 print(f"round {number + 1}, {checkout.name}, {entry.name}: {said}", flush=True)
+            took[entry.name] = time.perf_counter() - start
     return found
 
 
@@ -195,7 +201,8 @@ def main() -> None:
     """Runs the suite."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", default="", help="names with commas")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=15)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--beside", type=Path, help="another checkout")
     parser.add_argument("--out", type=Path, default=report.RESULTS)
@@ -205,7 +212,9 @@ def main() -> None:
     if unknown := sorted(set(chosen) - set(known)):
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(known)}")
     checkouts = [ROOT, *([options.beside.resolve()] if options.beside else [])]
-    found = run_suite([known[name] for name in chosen], checkouts, options.rounds, options.quick)
+    found = run_suite(
+        [known[name] for name in chosen], checkouts, options.rounds, options.minutes, options.quick
+    )
     now = datetime.datetime.now(datetime.UTC)
     written = [write(options.out, *pair, now) for pair in zip(checkouts, found, strict=True)]
     if options.out == report.RESULTS and any(result["complete"] for result in written):
