@@ -1,4 +1,4 @@
-"""The pages of the site: each is in the contents; a decision is one page of question, answer, figures."""
+"""The pages of the site: each is in the table of contents; a decision is a question, an answer, a table."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import mpmd
 from tests.repo.tree import ROOT, text, tracked
 
 DOCS = Path("docs")
@@ -21,6 +22,12 @@ def test_every_page_is_in_the_table_of_contents():
     assert entries == {str(page) for page in pages if page.parts[0] != "decisions"} - {"index"} | {
         "decisions/index"
     }
+
+
+def test_every_public_name_is_in_the_reference():
+    entry = re.compile(r"^\.\. auto\w+:: (?:mpmd\.(?:api\.)?)?(\w+)$", re.MULTILINE)
+    listed = set(entry.findall(text(DOCS / "api.md")))
+    assert set(mpmd.__all__) - listed == {"__version__", "PeerError"}
 
 
 @pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
