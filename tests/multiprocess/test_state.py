@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
+import numpy as np
 import pytest
 
 from tests.support.launching import launch, output
@@ -52,3 +53,21 @@ def test_sharded_leaves_are_saved_by_shards(tmp_path):
     pieces = json.loads((tmp_path / "3" / "manifest.json").read_text())["pieces"]
     assert [[0, 8], [0, 16]] in [box for _, _, box, *_ in pieces]
     assert {line["losses"][0] for line in run(2, 2, 2, "load", tmp_path)} == {found[0]["losses"][0]}
+
+
+@pytest.mark.slow
+def test_state_of_meshes_over_several_processes(tmp_path):
+    """Each of two meshes is over two of four processes; its shards go on in one process, and in two."""
+    found = run(4, 2, 2, "save", tmp_path)
+    assert all(line["losses"] == found[0]["losses"] for line in found)
+    assert {line["held"] for line in found} == {3200, 3212}, "half of what a mesh holds"
+    pieces = json.loads((tmp_path / "3" / "manifest.json").read_text())["pieces"]
+    boxes = [(leaf, str(box)) for _, leaf, box, *_ in pieces]
+    assert len(set(boxes)) == len(boxes) and {process for process, *_ in pieces} == {0, 1, 2, 3}
+    for processes, stages, devices in [(4, 2, 2), (2, 1, 4), (2, 2, 2)]:
+        for line in run(processes, stages, devices, "load", tmp_path):
+            np.testing.assert_allclose(floats(line["losses"]), floats(found[0]["losses"]), rtol=1e-5)
+
+
+def floats(texts):
+    return [float.fromhex(text) for text in texts]
