@@ -18,9 +18,11 @@ from mpmd.jax_compat import explain_absent_arrays
 from mpmd.runtime.channels.links import links
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.channels.remote import WorldDevices
+from mpmd.runtime.clients import cores_of_meshes
 from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.interpreter import FragmentExecutable
 from mpmd.runtime.processes.agreement import agree
+from mpmd.runtime.processes.cores import own_cores
 from mpmd.runtime.processes.meeting import with_meetings
 from mpmd.runtime.processes.part import Part
 from mpmd.runtime.processes.world import world
@@ -35,6 +37,16 @@ def own_meshes(topology: Topology) -> dict[str, Any]:
     """The meshes of which this process has devices: all of them where there is one process."""
     here = jax.process_index()
     return {name: mesh for name, mesh in topology.items() if here in topology.processes.get(name, (here,))}
+
+
+def cores_of_own(meshes: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The cores of the meshes of this process; processes of one host divide its cores, and all must call it.
+
+    Raises:
+        PeerError: another process failed.
+    """
+    joined = world()
+    return cores_of_meshes(meshes, own_cores(joined) if joined is not None else ())
 
 
 def agree_on(partitioned: Partitioned, topology: Topology) -> None:

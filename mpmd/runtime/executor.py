@@ -35,6 +35,7 @@ from mpmd.runtime.interpreter import (
     CallFailed,
     FragmentExecutable,
     Observer,
+    PendingCalls,
     StepState,
     issue_all,
 )
@@ -68,7 +69,8 @@ class RuntimeOptions:
         keep_freed_memory: on CPU, let this process keep the memory that fragments free, so that the next step
             takes no page faults.  At the beginning of a step there is kept, at most, what a step takes and
             frees again, and a quarter of its predicted peak or 64 MiB; any more is returned to the
-            system.  Nothing happens with other C libraries than glibc (2.33 or later); see `host_memory`.
+            system every 10 s, and at once if it is twice as much.  Nothing happens with other C libraries
+            than glibc (2.33 or later); see `host_memory`.
         peer_timeout: in several processes, seconds after which one that does not answer has failed.
     """
 
@@ -338,10 +340,16 @@ class Executor:
             if frame is not None and frame.stopped:
                 raise Stopped
 
+        def look(pending: PendingCalls) -> None:
+            check()
+            pending.forget_finished()
+
         self._settle()
         for pending in self._decoded.pending:
             while pending.unfinished:
-                wait_for(pending.unfinished[0].handle, check)
+                last, first = pending.unfinished[-1], pending.unfinished[0]
+                wait_for(last.handle, functools.partial(look, pending))  # one wait: calls end in order
+                wait_for(first.handle, check)  # unless it is unknown when the last one ends
                 pending.forget_finished()
         for result in () if frame is None else frame.outputs:
             if result is not None:  # one that was received is the result of no call here

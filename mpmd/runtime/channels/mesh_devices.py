@@ -58,6 +58,9 @@ class MeshDevices:
     """The devices of every mesh, and the functions that move arrays there.
 
     None of these functions waits for an array to be computed.
+
+    Attributes:
+        programs: small programs that were compiled for arrays on these devices, by what they do and for what.
     """
 
     def __init__(self, meshes: Mapping[str, Mesh | Sequence[jax.Device]]) -> None:
@@ -68,6 +71,7 @@ class MeshDevices:
         }
         self._shardings: dict[BufferType, Sharding] = {}
         self._tokens: dict[Any, Callable[[jax.Array], jax.Array]] = {}
+        self.programs: dict[Any, Callable[..., jax.Array]] = {}
 
     @property
     def meshes(self) -> Mapping[str, Mesh]:

@@ -8,6 +8,7 @@ computed, and the server keeps a reference to it until the receiver has pulled i
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -148,8 +149,7 @@ class WorldDevices(MeshDevices):
 
     def absent(self, type_: BufferType, weak_type: bool) -> jax.Array:
         """The array of a result that another process holds."""
-        dtype = np.dtype(type_.dtype)
-        return jax_compat.absent_array(type_.shape, dtype, self.sharding(type_), weak_type)
+        return jax_compat.absent_array(_aval(type_, weak_type), self.sharding(type_))
 
     def _own_channels(self, program: Program) -> frozenset[int]:
         """The channels both of whose meshes are in this process."""
@@ -216,6 +216,11 @@ class WorldDevices(MeshDevices):
             types,
             _joiner(plan, shape, there, finish),
         )
+
+
+@functools.cache
+def _aval(type_: BufferType, weak_type: bool) -> jax_compat.ShapedArray:
+    return jax_compat.ShapedArray(type_.shape, np.dtype(type_.dtype), weak_type=weak_type)
 
 
 def _in_default_memory(sharding: Sharding) -> Sharding:

@@ -15,6 +15,7 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -66,6 +67,7 @@ class World:
         exit_code: of this process, if it has failed.
         peer_timeout: seconds after which a process that does not answer has failed.
         cores: on which this process runs from `pin` on; empty for all.
+        progress: set when a step is completed, so that the watching thread writes a beat.
         begun: the last steps and exchanges that this process began, and how many there were before them.
     """
 
@@ -78,6 +80,7 @@ class World:
         self.hosts: dict[int, str] = {index: socket.gethostname()}
         self.steps_of: dict[int, int] = {}
         self.cores: tuple[int, ...] = ()
+        self.progress = threading.Event()
         self.begun: tuple[int, tuple[str, ...]] = (0, ())
         self._stop_work: list[Callable[[], None]] = []
         self._gathered: dict[str, itertools.count[int]] = {}

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import threading
 
 import pytest
 
 from mpmd.errors import ConfigError, PeerError
+from mpmd.runtime.clients import available_cores
 from mpmd.runtime.decode import chosen_fetches
 from mpmd.runtime.graph import CallNode
 from mpmd.runtime.instructions import Copy, Feed, Fetch, Recv, Run, Send
 from mpmd.runtime.linearize import linearize
 from mpmd.runtime.processes.agreement import agree
-from mpmd.runtime.processes.monitor import first_difference
+from mpmd.runtime.processes.cores import own_cores, share_of
+from mpmd.runtime.processes.monitor import Monitor, first_difference
 from mpmd.runtime.processes.placing import placed
 from mpmd.runtime.processes.store import BoundedStore
 from mpmd.runtime.processes.world import Failure, World
@@ -188,6 +191,45 @@ def in_two(work):
 def test_texts_are_exchanged_in_turns_and_forgotten():
     got = in_two(lambda world: [world.gather("x", f"{turn} {world.index}") for turn in range(3)])
     assert got == [[["0 0", "0 1"], ["1 0", "1 1"], ["2 0", "2 1"]]] * 2
+
+
+def test_processes_of_a_machine_divide_the_cores_that_they_may_all_use():
+    both, far = ("here", (0, 1)), ("there", (0, 1))
+    assert [share_of(p, [both, far, both]) for p in range(3)] == [(0,), (0, 1), (1,)]
+    assert [share_of(p, [both] * 4) for p in range(4)] == [(0,), (1,), (0,), (1,)], "there are too few cores"
+    pinned = [("here", (0, 1)), ("here", (2, 3))]
+    assert [share_of(p, pinned) for p in range(2)] == [(0, 1), (2, 3)], "none is shared"
+    assert in_two(own_cores)[0] == share_of(0, [("here", available_cores())] * 2)
+
+
+class BeatLog(KeyValueTable):
+    """Remembers why each beat was written."""
+
+    def __init__(self):
+        super().__init__()
+        self.turns = []
+
+    def key_value_set(self, key, value, allow_overwrite=False):
+        if key.startswith("mpmd/state/beat"):
+            self.turns.append(json.loads(value)["turn"])
+        super().key_value_set(key, value, allow_overwrite)
+
+    def key_value_dir_get(self, prefix):
+        with self.changed:
+            return [(key, text) for key, text in self.entries.items() if key.startswith(prefix)]
+
+
+def test_every_step_is_made_known_by_the_thread_that_watches():
+    log = BeatLog()
+    world = World(log, 0, 1)
+    monitor = Monitor(world)
+    monitor.start()
+    for step in range(1, 20):
+        world.completed = step
+        world.progress.set()
+        with log.changed:
+            assert log.changed.wait_for(lambda: f"step {step}" in log.turns, 5)  # noqa: B023
+    monitor.stop()
 
 
 def test_programs_that_differ_are_refused_by_all():
