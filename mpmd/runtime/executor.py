@@ -25,6 +25,7 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 
 from mpmd.errors import ConfigError, ProgramError, SignatureError, collect
+from mpmd.runtime.channels.profiling import dispatch_annotations, step_annotation
 from mpmd.runtime.channels.protocol import Stopped
 from mpmd.runtime.decode import ArrayEngine, decode
 from mpmd.runtime.host_memory import freed_memory, limit_of
@@ -173,7 +174,8 @@ class Executor:
             self._check_arguments(inputs)
             if self._freed_memory is not None:
                 self._freed_memory.trim()
-            watching = [*observers, *([FiniteCheck()] if self.options.debug_nans else [])]
+            finite = [FiniteCheck()] if self.options.debug_nans else []
+            watching = [*observers, *finite, *dispatch_annotations()]
             frame = StepState(
                 number=self.steps,
                 slots=[None] * self._decoded.num_slots,
@@ -185,7 +187,8 @@ class Executor:
             self.steps += 1
             self._frame = frame
             try:
-                self._issue(frame, one_by_one or self.issues_from_one_thread)
+                with step_annotation(self.program.name, frame.number):
+                    self._issue(frame, one_by_one or self.issues_from_one_thread)
                 if self.options.blocking:
                     self._wait(frame)
             except CallFailed as failed:
