@@ -17,6 +17,7 @@ from mpmd.scheduling import (
     simulate,
 )
 from mpmd.scheduling.render_html import render_html
+from mpmd.scheduling.render_svg import ticks
 from mpmd.scheduling.timeline import IDLE, TRANSFER
 
 
@@ -49,6 +50,12 @@ def test_the_chart_of_1f1b() -> None:
 def test_the_chart_names_stages_where_a_mesh_has_several() -> None:
     line = simulate(get_schedule("interleaved_1f1b").table(4, 2, 2))
     assert "[0F0][0F1][2F0]" in render_text(line, 150)
+
+
+def test_ticks_are_at_the_times_that_they_name() -> None:
+    found = ticks(predicted())
+    assert found[0] == (0.0, "0 ms") and 5 <= len(found) <= 12
+    assert [round(seconds * 1e3, 9) for seconds, _ in found] == [float(text.split()[0]) for _, text in found]
 
 
 def test_a_narrow_chart_keeps_its_width() -> None:

@@ -96,6 +96,10 @@ WRONG = [
         r"padding value .* must be f32\[\]",
     ),
     (
+        [A, "v = f32[] constant(0)", "r = f32[2,3]{1,0} pad(a, v), padding=0_0"],
+        r"padding must name the 2 dims of f32\[2,3\], got 1",
+    ),
+    (
         [A, B, "r = f32[5,3]{1,0} concatenate(a, b), dimensions={0}"],
         r"must agree with f32\[2,3\] except in dim 0",
     ),
