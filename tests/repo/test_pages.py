@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
 import mpmd
+from mpmd.tools import hlo_opt, opt
 from tests.repo.tree import ROOT, text, tracked
 
 DOCS = Path("docs")
@@ -43,16 +45,20 @@ def test_the_limit_is_of_all_decisions():
     assert len(DECISIONS) == len(list((ROOT / "docs" / "decisions").glob("*.md"))) - 1 > 20
 
 
-def test_rows_of_the_gpu_target_name_a_file_and_a_test():
-    """What is refused names the file that refuses it, and says why."""
-    lines = text(DOCS / "hlo_rows.md").splitlines()
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    rows = [row for row in rows if len(row) == 5 and "GPU" in row[4]]
-    assert len(rows) >= 10
-    for number, _, *cells, state in rows:
-        for root, cell in zip(("mpmd", ""), cells):
-            named = re.findall(r"`([^`]+)`", cell)
-            assert named, f"{number} names no {'file' if root else 'test'}"
-            lost = [name for name in named if not (ROOT / root / name).exists()]
-            assert not lost, f"{number}: {lost}"
-        assert "refused" not in state or "because" in state or "refused as A" in state, number
+@pytest.mark.parametrize(
+    ("tool", "file", "name", "shown"),
+    [
+        (opt, "cleanup/fragment-dce.mlir", "mpmd-fragment-dce", '-    %0 = mpmd.fragment<mesh="m1"'),
+        (hlo_opt, "hlo/simplify/call-inliner.hlo", "hlo-call-inliner", "call("),
+        (opt, "export/validate-no-backward-deps.mlir", "mpmd-validate-no-backward-deps", "no program"),
+    ],
+    ids=["mlir", "hlo", "verifier"],
+)
+def test_a_pass_is_shown_before_and_after(tool, file, name, shown):
+    spec = importlib.util.spec_from_file_location("before_after", ROOT / DOCS / "before_after.py")
+    before_after = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(before_after)
+    path = ROOT / "tests" / "text" / file
+    entry = before_after.entry(tool.main, [path.read_text()], name, path.suffix)
+    assert shown in entry
+    assert ("```diff" in entry) == (shown != "no program")
