@@ -26,10 +26,11 @@ from benchmarks.gpu.handler import (
     C,
     D,
 )
+from mpmd.compile.backends.native_gpu.cublaslt import WORKSPACE_LIMIT as WORKSPACE
+from mpmd.compile.backends.native_gpu.cublaslt import Heuristic
 from mpmd.compile.backends.native_gpu.libraries import CudaLibraries
 from mpmd.errors import CompileError
 
-WORKSPACE = 32 << 20
 _COMPUTE_F32, _F32, _BF16 = 68, 0, 14
 _TRANSPOSE_A, _TRANSPOSE_B, _EPILOGUE, _AUX_LD = 3, 4, 7, 12
 _MAX_WORKSPACE = 1
@@ -46,18 +47,6 @@ _STATUS = {
     14: "INTERNAL_ERROR",
     15: "NOT_SUPPORTED",
 }
-
-
-class _Heuristic(ctypes.Structure):
-    """cublasLtMatmulHeuristicResult_t."""
-
-    _fields_ = [
-        ("algorithm", ctypes.c_uint64 * 8),
-        ("workspace", ctypes.c_size_t),
-        ("state", ctypes.c_int),
-        ("waves", ctypes.c_float),
-        ("reserved", ctypes.c_int * 4),
-    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +143,7 @@ class Product:
         Raises:
             CompileError: it has none for this problem.
         """
-        self._found, count = (_Heuristic * most)(), ctypes.c_int()
+        self._found, count = (Heuristic * most)(), ctypes.c_int()
         b, a, d = self._layouts
         self._lt.call(
             "cublasLtMatmulAlgoGetHeuristic",
