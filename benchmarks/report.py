@@ -52,9 +52,9 @@ class ResultFigures:
 
 
 def seconds(value: float) -> str:
-    """`2.4 s`, `94 ms`, `5.1 us`."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if value >= size or unit == "us":
+    """`2.4 s`, `94 ms`, `5.1 µs`."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if value >= size or unit == "µs":
             return f"{value / size:.{0 if value >= 100 * size else 2 if value < 10 * size else 1}f} {unit}"
     raise AssertionError
 

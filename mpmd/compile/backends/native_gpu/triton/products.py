@@ -17,11 +17,13 @@ from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, power_of_
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import constant, dim, linear, strides_of
 from mpmd.compile.kernels.matmul import MatmulPlan, View
-from mpmd.compile.kernels.nodes import Load
+from mpmd.compile.kernels.nodes import Apply, Load
 from mpmd.compile.kernels.operations import DTYPE_BYTES
 from mpmd.compile.kernels.plan import KernelPlan
 
 FACTORS = ("bf16", "f16", "f32")
+_MAX_OPERATIONS = 16
+"""Operations of an epilogue up to which the largest tile does not spill: more need more registers."""
 _NEIGHBOURS = 8
 """Tiles below each other whose programs have numbers next to each other."""
 
@@ -122,6 +124,8 @@ def _tile_of(plan: MatmulPlan, units: int) -> _ProductTile:
         many = math.prod(plan.batch) * -(-plan.m // rows) * -(-plan.n // columns)
         if many < units:
             rows, columns, warps = 64, 64, 4
+        elif sum(isinstance(n, Apply) for n in _epilogue(plan).nodes) > _MAX_OPERATIONS:
+            columns = 64
     fit = [max(MIN_SIDE, power_of_two(side)) for side in (plan.m, plan.n, plan.k)]
     return _ProductTile(min(rows, fit[0]), min(columns, fit[1]), min(depth, fit[2]), warps)
 
@@ -150,7 +154,7 @@ def _sum(write: MatrixWriter, plan: MatmulPlan, tile: _ProductTile, first: int) 
         inside = [f"(k[{side}] < {plan.k})" if ragged else "" for side in ("None, :", ":, None")]
         write.factor("x", plan.a, first, ("r", "k[None, :]"), [rows, inside[0]])
         write.factor("y", plan.b, first + 1, ("k[:, None]", "c"), [inside[1], columns])
-        write.dot("acc", [("x", "y")], (plan.a.dtype, plan.b.dtype), "acc")
+        write.dot("acc", [("x", "y")], (plan.a.dtype, plan.b.dtype), "acc", exact=plan.exact)
 
 
 def _bytes(view: View, batch: tuple[int, ...], rows: int, columns: int) -> int:

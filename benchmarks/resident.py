@@ -1,6 +1,6 @@
 """How much memory does a process of several take, beside one that uses JAX alone?
 
-    python benchmarks/memory_per_process.py [--processes 16]
+    python benchmarks.resident.py [--processes 16]
 
 A chain of small layers is trained in as many processes at once, one stage in each, and in as many by
 `jax.jit` of all of it.  `memory_over_jax` is the quotient of the means of a process: pages that several
@@ -92,7 +92,7 @@ def mean_memory(processes: int, ours: bool) -> dict[str, float]:
         "-n",
         str(processes),
         "-m",
-        "benchmarks.memory_per_process",
+        "benchmarks.resident",
     ]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
