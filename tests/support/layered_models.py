@@ -159,12 +159,11 @@ def sliced(how: str = "in order", order: Any = range(LAYERS)) -> Any:
         layers, x = params["layers"], params["embed"][ids] + params["pos"]
         if how == "cast":
             layers = jax.tree.map(lambda a: a.astype(jnp.bfloat16).astype(jnp.float32), layers)
-        if how == "decayed":
-            x = x + 1e-3 * sum((a**2).sum() for a in layers.values())
         rows = rows_of(layers)
         for i in order:
             x = (jax.checkpoint(block) if how == "unstacked" else block)(rows[i], x)
-        return entropy(x @ params["head"], targets)
+        decay = sum((a**2).sum() for a in layers.values()) if how == "decayed" else 0.0
+        return entropy(x @ params["head"], targets) + 1e-3 * decay
 
     return token_params(block_params(20, LAYERS)), loss, token_batch(), "layers"
 
