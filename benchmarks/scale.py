@@ -6,8 +6,8 @@
   simulated.
 * `partition`: a chain of small layers, stages x microbatches, is traced, partitioned, scheduled, linearized.
 
-Every size has a process of its own.  The last line is one JSON object: for each size seconds, the most memory
-of the process beyond that of its imports, in MiB, instructions or tasks, and both figures per one of them;
+Every size has a process of its own.  The last line is one JSON object: for each size CPU seconds, the most
+memory of the process beyond that of its imports, in MiB, instructions or tasks, and both per one of them;
 `streams_growth` and `partition_growth` are those per unit of the largest size over those of the smallest: 1
 where time (first) and memory (second) are linear.
 """
@@ -47,15 +47,15 @@ def peak_mib() -> float:
 
 
 def streams(meshes: int, microbatches: int) -> dict[str, float]:
-    """Seconds of each phase for a program of so many meshes."""
+    """CPU seconds of each phase for a program of so many meshes."""
     graph = one_f_one_b(meshes, microbatches)
-    before, start = peak_mib(), time.perf_counter()
+    before, start = peak_mib(), time.process_time()
     program = linearize(graph, {f"m{m}": (m,) for m in range(meshes)})
-    linearized = time.perf_counter()
+    linearized = time.process_time()
     order: InstructionOrder = verify(program)
-    verified = time.perf_counter()
+    verified = time.process_time()
     timeline = predicted_timeline(program, None, [f"m{m}" for m in range(meshes)])
-    simulated = time.perf_counter()
+    simulated = time.process_time()
     assert len(order.nodes) == program.num_instructions and timeline.makespan_s > microbatches
     return {
         "units": program.num_instructions,
@@ -68,7 +68,7 @@ def streams(meshes: int, microbatches: int) -> dict[str, float]:
 
 
 def partition(stages: int, microbatches: int) -> dict[str, float]:
-    """Seconds and memory of a step of so many tasks, up to its streams."""
+    """CPU seconds and memory of a step of so many tasks, up to its streams."""
     jax.config.update("jax_num_cpu_devices", stages)
 
     def loss(params: Any, x: Any) -> Any:
@@ -85,9 +85,9 @@ def partition(stages: int, microbatches: int) -> dict[str, float]:
     jitted = mpmd.jit(step, mpmd.make_config(topology, assignment, schedule="1f1b"), donate_argnums=0)
     params = [np.ones((WIDTH, WIDTH), np.float32) for _ in range(stages)]
     batch = np.ones((microbatches, WIDTH), np.float32)
-    before, start = peak_mib(), time.perf_counter()
+    before, start = peak_mib(), time.process_time()
     program = jitted.lower(params, batch).program
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     assert len(program.streams) == stages
     units = 2 * stages * microbatches
     return {"units": units, "seconds": seconds, "mib": peak_mib() - before}

@@ -16,6 +16,7 @@ A value without a use is not moved.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
@@ -121,6 +122,7 @@ class _StreamLayout:
     def __init__(self, graph: EntryGraph, processes: Mapping[str, tuple[int, ...]]) -> None:
         self.graph, self.processes = graph, processes
         self.types = dict(graph.types)
+        self.fresh = itertools.count(max(self.types, default=-1) + 1)
         self.names: dict[int, str] = {}
         self.argument: dict[int, InputSpec] = {}  # fed value -> its argument
         self.bodies: dict[str, list[Instruction]] = {}
@@ -294,7 +296,7 @@ class _StreamLayout:
         return [dataclasses.replace(op, fresh=shared(op)) if isinstance(op, Feed) else op for op in body]
 
     def _copied(self, value: int) -> int:
-        copy = max(self.types) + 1
+        copy = next(self.fresh)
         self.types[copy] = self.types[value]
         self.names[copy] = self.names.get(value, "")
         return copy

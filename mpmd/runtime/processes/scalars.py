@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 
 from mpmd.runtime.graph import EntryGraph, OutputSpec, TransferOp
@@ -26,18 +27,19 @@ def with_results_everywhere(
         The graph; results that are there twice have one index.
     """
     ops, outputs, types = list(graph.ops), list(graph.outputs), dict(graph.types)
+    fresh = itertools.count(max(types, default=-1) + 1)
     for spec in graph.outputs:
         kind = types[spec.value]
         if kind.shape != () and spec.index not in replicated:
             continue
         value, own = spec.value, processes.get(kind.mesh, ())
         if len(own) > 1 and kind.sharding is not None:  # whole in each of its processes
-            value = max(types) + 1
+            value = next(fresh)
             types[value] = dataclasses.replace(kind, sharding=None, memory_kind=None)
             ops.append(TransferOp(spec.value, value))
             outputs[outputs.index(spec)] = dataclasses.replace(spec, value=value)
         for mesh in _meshes_of_others(processes, own):
-            copy = max(types) + 1
+            copy = next(fresh)
             types[copy] = dataclasses.replace(kind, mesh=mesh, sharding=None, memory_kind=None)
             ops.append(TransferOp(spec.value, copy))
             outputs.append(OutputSpec(copy, spec.index, spec.path))
