@@ -25,7 +25,9 @@ from mpmd.options import USER_DEFAULTS, PipelineOptions
 from mpmd.support.passes import Pass, option_text
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-_CONTRACT = re.compile(r"(?:^|(?<=  ))(Requires|Ensures|Cost|Source|Error|Late error|Warning|Remark):\s", re.M)
+_CONTRACT = re.compile(
+    r"(?:^|(?<=  ))(Requires|Ensures|Cost|Source|Error|Late error|Warning|Remark):\s", re.MULTILINE
+)
 MADE = "<!-- made by `make docs`: change the docstrings instead -->\n\n"
 
 
