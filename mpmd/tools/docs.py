@@ -25,7 +25,9 @@ from mpmd.options import USER_DEFAULTS, PipelineOptions
 from mpmd.support.passes import Pass, option_text
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-_CONTRACT = re.compile(r"(?:^|(?<=  ))(Requires|Ensures|Cost|Source|Error|Late error|Warning|Remark): ", re.M)
+_CONTRACT = re.compile(
+    r"(?:^|(?<=  ))(Requires|Ensures|Cost|Source|Error|Late error|Warning|Remark):\s", re.MULTILINE
+)
 MADE = "<!-- made by `make docs`: change the docstrings instead -->\n\n"
 
 
@@ -88,8 +90,8 @@ def _families(families: Iterable[ModuleType]) -> list[str]:
 def _pass_entry(kind: type[Pass]) -> str:
     first, _, rest = inspect.cleandoc(kind.__doc__ or "").partition("\n")
     text = f"\n### {kind.name}\n\n{first}\n"
-    body = rest.partition("\nAttributes:\n")[0].strip("\n")
-    text += "".join(f"\n{_paragraph(part)}\n" for part in re.split(r"\n{2,}", body) if part.strip())
+    parts = [part for part in re.split(r"\n{2,}", rest.strip("\n")) if not part.startswith("Attributes:")]
+    text += "".join(f"\n{_paragraph(part)}\n" for part in parts if part.strip())
     fields, docs = dataclasses.fields(kind), option_docs(kind)
     if fields:
         text += "\n| option | default | meaning |\n|---|---|---|\n"

@@ -12,11 +12,24 @@ from mpmd.compile.passes import PASSES as HLO_PASSES
 from mpmd.flags import option_docs, options_from_flags, pass_flag, pipeline_flag
 from mpmd.options import USER_DEFAULTS, PipelineOptions
 from mpmd.passes import PASSES
-from mpmd.tools.docs import ROOT, flags_page, stale
+from mpmd.tools.docs import ROOT, flags_page, hlo_passes_page, passes_page, stale
 
 
 def test_the_generated_pages_are_current():
     assert [str(path.relative_to(ROOT)) for path in stale()] == [], "run `make docs`"
+
+
+@pytest.mark.parametrize("page", [passes_page, hlo_passes_page])
+def test_a_pass_has_its_contract_as_a_list_and_its_example_as_code(page):
+    text = page()
+    entries = [entry for entry in text.split("\n### ") if entry.partition("\n")[0] in {*PASSES, *HLO_PASSES}]
+    assert len(entries) >= 50
+    for entry in entries:
+        prose = "".join(entry.split("```")[::2])
+        assert {"Requires", "Ensures", "Cost", "Source"} <= set(
+            re.findall(r"^\* \*\*(\w+):\*\* \S", prose, re.MULTILINE)
+        )
+        assert "Attributes:" not in entry and " -> " not in re.sub(r"`[^`]*`", "", prose)
 
 
 def test_every_option_of_the_pipelines_is_documented():
