@@ -19,6 +19,7 @@ from mpmd.api.initial_state import Reader, initialized, loaded
 from mpmd.api.inputs import argument, structs, used
 from mpmd.api.lowering import LoweringObserver, Partitioned, partition
 from mpmd.api.names import CalledNames
+from mpmd.api.pictures import PICTURES, stacked
 from mpmd.api.processes import (
     agree_on,
     cores_of_own,
@@ -416,6 +417,7 @@ class Compiled:
         """Every distinct fragment after compilation; words of `Lowered.as_text` work too.
 
         `"costs"` begins with the roofline of the whole step: compute-bound and memory-bound seconds.
+        `"memory"` and `"bars"` are one SVG each, with a picture for each fragment.
 
         Raises:
             ConfigError: another word.
@@ -429,6 +431,8 @@ class Compiled:
             ours = [(name, e) for name, e in self.executables.items() if e.backend not in ("xla", "zeros")]
             tables = [f"// {name}\n{e.as_text(what)}" for name, e in ours]
             return "\n".join([f"// the step\n{self._bounds.text()}", *tables])
+        if what in PICTURES:
+            return stacked({name: e.as_text(what) for name, e in self.executables.items()})
         return "\n\n".join(f"// {name}\n{e.as_text(what)}" for name, e in self.executables.items())
 
     def cost_analysis(self) -> dict[str, Any]:

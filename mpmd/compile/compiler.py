@@ -20,6 +20,7 @@ from mpmd.compile.kernels.planning.plan_cache import caching_plans
 from mpmd.compile.options import DEFAULTS, CompileOptions
 from mpmd.compile.thunks.miscompiled import compiler_failure, write_report
 from mpmd.errors import CompileError, HloError, MiscompiledError
+from mpmd.support.progress import ProgressLine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,13 +171,17 @@ def compile_fragments(
         CompileError: one cannot be compiled.
     """
     chosen = get_backend(backend, options)
-    with caching_plans(), ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+    made: dict[str, Executable] = {}
+    workers = ThreadPoolExecutor(max_workers=os.cpu_count() or 1)
+    with caching_plans(), ProgressLine("compiling") as progress, workers as pool:
         here = contextvars.copy_context()
         groups = pool.map(
             lambda names: here.copy().run(_compile_alike, chosen, [fragments[n] for n in names], meshes),
             alike(fragments, meshes),
         )
-        made = {executable.name: executable for group in groups for executable in group}
+        for group in groups:
+            made.update((executable.name, executable) for executable in group)
+            progress.show("fragments", len(made), len(fragments))
     return {name: made[name] for name in fragments}
 
 

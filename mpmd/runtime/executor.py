@@ -25,6 +25,7 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 
 from mpmd.errors import ConfigError, ProgramError, SignatureError, collect
+from mpmd.runtime.channels.profiling import dispatch_annotations, step_annotation
 from mpmd.runtime.channels.protocol import Stopped
 from mpmd.runtime.decode import ArrayEngine, decode
 from mpmd.runtime.host_memory import freed_memory, limit_of
@@ -68,7 +69,7 @@ class RuntimeOptions:
         debug_nans: wait for every fragment and raise a NonFiniteError for the first that computes a NaN.
         keep_freed_memory: on CPU, let this process keep the memory that fragments free, so that the next step
             takes no page faults.  At the beginning of a step there is kept, at most, what a step takes and
-            frees again, and a quarter of its predicted peak or 64 MiB; any more is returned to the
+            frees again, and a quarter of its predicted peak or 128 MiB; any more is returned to the
             system every 10 s, and at once if it is twice as much.  Nothing happens with other C libraries
             than glibc (2.33 or later); see `host_memory`.
         peer_timeout: in several processes, seconds after which one that does not answer has failed.
@@ -173,7 +174,8 @@ class Executor:
             self._check_arguments(inputs)
             if self._freed_memory is not None:
                 self._freed_memory.trim()
-            watching = [*observers, *([FiniteCheck()] if self.options.debug_nans else [])]
+            finite = [FiniteCheck()] if self.options.debug_nans else []
+            watching = [*observers, *finite, *dispatch_annotations()]
             frame = StepState(
                 number=self.steps,
                 slots=[None] * self._decoded.num_slots,
@@ -185,7 +187,8 @@ class Executor:
             self.steps += 1
             self._frame = frame
             try:
-                self._issue(frame, one_by_one or self.issues_from_one_thread)
+                with step_annotation(self.program.name, frame.number):
+                    self._issue(frame, one_by_one or self.issues_from_one_thread)
                 if self.options.blocking:
                     self._wait(frame)
             except CallFailed as failed:

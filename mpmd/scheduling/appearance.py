@@ -12,6 +12,8 @@ from mpmd.scheduling.timeline import Span, Timeline
 
 COLOURS = {"F": "#56b4e9", "B": "#e69f00", "I": "#f0c860", "W": "#2fb389", "": "#c9a0c0"}
 """Fill per phase; the empty phase is for spans without a task, such as the optimizer."""
+CURVE_COLOUR = "#0072b2"
+"""Of a curve that is not of a phase, such as the loss."""
 TRANSFER_COLOUR, IDLE_COLOUR, INK = "#8a94a6", "#eef0f3", "#10151d"
 
 MEANING = {

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from mpmd.scheduling.list_schedule import Ordered
 from mpmd.scheduling.workload import BACKWARD, FORWARD, WEIGHTS, Step, Workload
+from mpmd.support.progress import ProgressLine
 
 _SEED = 20
 _MAX_MOVE = 6
@@ -22,7 +23,11 @@ class _Node:
 
 
 def improve(
-    workload: Workload, orders: Sequence[Sequence[Step]], limits: Sequence[int] | None, effort: int
+    workload: Workload,
+    orders: Sequence[Sequence[Step]],
+    limits: Sequence[int] | None,
+    effort: int,
+    progress: ProgressLine | None = None,
 ) -> Ordered | None:
     """Moves steps on the critical path forward in the order of their mesh, as long as it does not get longer.
 
@@ -35,6 +40,7 @@ def improve(
         orders: steps per mesh; legal.
         limits: per mesh, its memory limit; None: unlimited.
         effort: steps timed in all; each move costs as many as there are steps.
+        progress: is shown each change.
 
     Returns:
         A shorter order, the same for the same input; None if none was found.
@@ -45,7 +51,9 @@ def improve(
     timed = _Timing(workload, current)
     best: list[list[Step]] | None = None
     best_s = timed.makespan_s
-    for _ in range(effort // size):
+    for tried in range(effort // size):
+        if progress is not None:
+            progress.show("changes", tried, effort // size)
         moves = timed.moves()
         if not moves:
             break

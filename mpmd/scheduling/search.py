@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mpmd.errors import ScheduleError
+from mpmd.scheduling.appearance import duration
 from mpmd.scheduling.bounds import lower_bound
 from mpmd.scheduling.costs import Costs, Link, Transfer
 from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
@@ -29,6 +30,7 @@ from mpmd.scheduling.timeline import Timeline
 from mpmd.scheduling.validate import validate
 from mpmd.scheduling.workload import BACKWARD, FORWARD, WEIGHTS, Step, Workload, costed_workload, expand
 from mpmd.scheduling.zigzag import zigzag
+from mpmd.support.progress import ProgressLine
 
 _TOLERANCE = 1e-9
 _PRIORITIES = (backward_first, old_first, forward_first)
@@ -90,11 +92,12 @@ class SearchResult:
     def report(self) -> str:
         """The candidates and their results, as text."""
         lines = [
-            f"{c.name:<28} {c.makespan_s:.6g} s" if c.makespan_s is not None else f"{c.name:<28} {c.problem}"
+            f"{c.name:<28} {c.problem if c.makespan_s is None else duration(self.timeline, c.makespan_s)}"
             for c in self.candidates
         ]
         verdict = "optimal" if self.proved else f"at most {self.gap:.1%} longer than the best there can be"
-        lines.append(f"best: {self.origin}, {self.makespan_s:.6g} s, bound {self.bound_s:.6g} s, {verdict}")
+        found, bound = (duration(self.timeline, seconds) for seconds in (self.makespan_s, self.bound_s))
+        lines.append(f"best: {self.origin}, {found}, bound {bound}, {verdict}")
         return "\n".join(lines) + "\n"
 
 
@@ -162,13 +165,17 @@ def search(problem: SchedulingProblem, *, effort: int = 1_000_000) -> SearchResu
         ScheduleError: nothing fits the limits; names the closest candidate.
     """
     hunt = _Hunt(problem)
-    for name, kind in SCHEDULES.items():
-        hunt.try_named(name, kind)
-    for placement in hunt.placements():
-        for splits in (False, True) if problem.split_backward else (False,):
-            hunt.try_list_schedules(placement, splits)
-    hunt.finish(effort // 50)
-    hunt.improve_best(effort)
+    with ProgressLine("search") as progress:
+        for number, (name, kind) in enumerate(SCHEDULES.items()):
+            progress.show(name, number, len(SCHEDULES))
+            hunt.try_named(name, kind)
+        for placement in hunt.placements():
+            for splits in (False, True) if problem.split_backward else (False,):
+                progress.show("list schedules")
+                hunt.try_list_schedules(placement, splits)
+        progress.show("branch and bound")
+        hunt.finish(effort // 50)
+        hunt.improve_best(effort, progress)
     return hunt.result()
 
 
@@ -299,7 +306,7 @@ class _Hunt:
         validate(table, self.problem.num_microbatches)
         return table
 
-    def improve_best(self, effort: int) -> None:
+    def improve_best(self, effort: int, progress: ProgressLine) -> None:
         """Small changes to the best tables; under a limit of bytes, within the activations they hold."""
         if self.best is None or self.best[0] <= min(self.bounds) + _TOLERANCE:
             return
@@ -309,7 +316,7 @@ class _Hunt:
             limits = self.limit_activations
             if limits is None and self.limit_bytes is not None:
                 limits = peak_activations(table)
-            better = improve(workload, _steps(table), limits, effort // _IMPROVED)
+            better = improve(workload, _steps(table), limits, effort // _IMPROVED, progress)
             if better is not None:
                 improved = self._table(table.stage_to_mesh, workload, better.orders)
                 self.consider(f"{name}, improved", improved)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import os
+import platform
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from mpmd.errors import ConfigError, MpmdError
 from mpmd.support.pipeline import Timing
 from mpmd.tools.expected_diagnostics import Finding
+from mpmd.tools.pass_help import Described, pass_help, pass_list
+from mpmd.version import __version__
 
 SEPARATOR = "// -----"
 """A line between two pieces of a file."""
@@ -26,6 +30,7 @@ SWITCHES = {
     "list-passes": "list_passes",
     "help": "help",
     "h": "help",
+    "version": "version",
 }
 """Switch -> field of `TextCommand`."""
 
@@ -50,6 +55,9 @@ class TextCommand:
     timing: bool = False
     list_passes: bool = False
     help: bool = False
+    version: bool = False
+    named: list[str] = dataclasses.field(default_factory=list)
+    """Names of passes and groups, in the order in which they are given."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +131,12 @@ def _unwrapped(value: str) -> str:
     return value
 
 
+def version_text(tool: str) -> str:
+    """What `--version` prints: the versions that a report of an error needs."""
+    versions = (f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib"))
+    return f"{tool} {__version__}, {', '.join(versions)}, Python {platform.python_version()}"
+
+
 # -- running ------------------------------------------------------------------------------------------
 
 
@@ -141,7 +155,7 @@ def run_script(main: Callable[[], int]) -> NoReturn:
 def run_tool(
     tool: str,
     usage: str,
-    names: Collection[str],
+    described: Described,
     read: Callable[[], C],
     work: Callable[[C, str], tuple[bool, str]],
 ) -> int:
@@ -150,17 +164,20 @@ def run_tool(
     Args:
         tool: its name, as the prefix of messages about files and arguments.
         usage: what `-help` prints.
-        names: of the passes that `-list-passes` lists.
+        described: the passes that `-list-passes` lists, and `-PASS -help` describes.
         read: the command line.
         work: from the command and the input to the status and the output.
     """
     try:
         command = read()
         if command.help:
-            sys.stdout.write(usage)
+            sys.stdout.write(pass_help(described, command.named) if command.named else usage)
+            return 0
+        if command.version:
+            sys.stdout.write(f"{version_text(tool)}\n")
             return 0
         if command.list_passes:
-            sys.stdout.write("".join(f"-{name}\n" for name in sorted(names)))
+            sys.stdout.write(pass_list(described))
             return 0
         text = sys.stdin.read() if command.file == "-" else Path(command.file).read_text()
     except (MpmdError, OSError, UnicodeDecodeError) as e:

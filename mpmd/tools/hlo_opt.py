@@ -57,7 +57,9 @@ usage: mpmd-hlo-opt [FILE] [-PASS[='OPTION=VALUE ...'] | -GROUP | SWITCH] ...
   -text=WHAT                  which: costs (the default), hlo, kernels, buffers, thunks, memory, bars; for a
                               CPU llvm, assembly; for a GPU launches, triton, ptx, llvm, which need Triton
   -timing                     print the seconds of each pass, to standard error
-  -list-passes                print the names of all passes and groups
+  -list-passes                print the names of all passes and groups, each with a summary
+  -PASS -help                 print what a pass does, and its options
+  -version                    print the versions of this program, JAX and Python
   -help                       print this
 """
 _SWITCHES = {
@@ -91,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
         ok, printed, _ = run_pieces(command, text, lambda t, timing: run_text(t, command, timing))
         return ok, printed
 
-    return run_tool("mpmd-hlo-opt", USAGE, {*PASSES, *GROUPS}, lambda: read_command(argv), work)
+    return run_tool("mpmd-hlo-opt", USAGE, {**PASSES, **GROUPS}, lambda: read_command(argv), work)
 
 
 def read_command(argv: Sequence[str]) -> HloCommand:
@@ -114,6 +116,7 @@ def read_command(argv: Sequence[str]) -> HloCommand:
         elif name == "text":
             command.what = value
         elif not set_switch(command, _SWITCHES, name, value):
+            command.named.append(name)
             command.passes += passes_named(name, value)
 
     read_arguments(argv, command, take)

@@ -32,6 +32,7 @@ from mpmd.tools.command_line import Result, run_pieces, run_script, run_tool
 from mpmd.tools.expected_diagnostics import Finding, expectations, mismatches
 from mpmd.tools.explorer import PassRecorder
 from mpmd.tools.opt_arguments import FLAGS, OF_MLIR_OPT, USAGE, Command, read_command
+from mpmd.tools.pass_help import Described
 
 
 def run() -> None:
@@ -41,8 +42,8 @@ def run() -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the tool; 0 iff all went well, or with `-verify-diagnostics` iff all went as expected."""
-    names = {*PASSES, *pipeline.PIPELINES}
-    return run_tool("mpmd-opt", USAGE, names, lambda: read_command(argv), _run_file)
+    described: Described = {**PASSES, **pipeline.PIPELINES}
+    return run_tool("mpmd-opt", USAGE, described, lambda: read_command(argv), _run_file)
 
 
 def _run_file(command: Command, text: str) -> tuple[bool, str]:

@@ -41,7 +41,9 @@ usage: mpmd-opt [FILE] [-PASS[='OPTION=VALUE ...'] | -PIPELINE[='OPTION=VALUE ..
   -mlir-disable-diagnostic-notes   leave out notes
   -html=FILE                  write a page that steps through the passes: changes, and a graph by mesh
   -timing                     print the seconds of each pass, to standard error
-  -list-passes                print the names of all passes and pipelines
+  -list-passes                print the names of all passes and pipelines, each with a summary
+  -PASS -help                 print what a pass does, and its options
+  -version                    print the versions of this program, JAX and Python
   -help                       print this
 """
 _SWITCHES = {
@@ -138,6 +140,7 @@ def read_command(argv: Sequence[str]) -> Command:
         elif name in ("pass-pipeline", "p"):
             command.steps += steps_of_pipeline(value or next(following, ""))
         elif not _read_switch(command, name, value):
+            command.named.append(name)
             command.steps += steps_named(name, value)
 
     read_arguments(argv, command, take)

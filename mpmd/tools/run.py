@@ -30,6 +30,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from mpmd import jax_compat
+from mpmd.tools.command_line import version_text
 from mpmd.tools.joined import HEARTBEAT_SECONDS
 
 _POLL_SECONDS = 0.05
@@ -64,6 +65,7 @@ def parse(arguments: Sequence[str]) -> LaunchPlan:
     parser = argparse.ArgumentParser(
         prog="mpmd-run", description="Runs one script in several processes of this machine."
     )
+    parser.add_argument("--version", action="version", version=version_text("mpmd-run"))
     parser.add_argument("-n", dest="processes", type=int, required=True, help="how many processes")
     parser.add_argument("--devices", type=int, default=1, help="CPU devices of each process (default: 1)")
     parser.add_argument(

@@ -28,7 +28,7 @@ from mpmd.scheduling.schedule import SCHEDULES, PipelineSchedule, ScheduleTable,
 from mpmd.scheduling.search import SchedulingProblem, search
 from mpmd.scheduling.simulate import simulate
 from mpmd.scheduling.timeline import Timeline
-from mpmd.tools.command_line import run_script
+from mpmd.tools.command_line import run_script, version_text
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="mpmd-schedule",
         description="Compare pipeline schedules by prediction: step time, idle time, memory.",
     )
+    parser.add_argument("--version", action="version", version=version_text("mpmd-schedule"))
     parser.add_argument("--list", action="store_true", help="list the schedules, and what each costs")
     parser.add_argument("--stages", type=int, default=4, help="stages of the program; by default 4")
     parser.add_argument("--meshes", type=int, help="meshes; by default as many as stages")
@@ -213,7 +214,9 @@ def _searched(options: argparse.Namespace, costs: Costs, link: Link) -> _Compare
         limit_activations=options.limit,
     )
     result = search(problem)
-    print(result.report())
+    print(result.report(), end="")
+    weights = _copies_of_weights(result.table)
+    print(f"weights on its fullest mesh: {weights:.3g} times a mesh's part of the model\n")
     return _ComparedSchedule(f"search ({result.origin})", result.table, result.timeline)
 
 
@@ -221,13 +224,16 @@ def _print_table(entries: Sequence[_ComparedSchedule]) -> None:
     wide = max([len(entry.name) for entry in entries] + [8])
     unit, unit_name = unit_of(entries[0].timeline) if entries else (1.0, "s")
     step = f"step, {unit_name}"
-    print(f"{'schedule':<{wide}} {step:>12} {'idle':>7} {'activations':>12} {'residual bytes':>15}")
+    head = f"{step:>12} {'idle':>7} {'activations':>12} {'weights':>8} {'residual bytes':>15}"
+    print(f"{'schedule':<{wide}} {head}")
     for entry in sorted(entries, key=lambda e: e.timeline.makespan_s):
         line = entry.timeline
         most = max((memory.peak_bytes for memory in line.memory), default=0)
+        weights = _copies_of_weights(entry.table)
         print(
             f"{entry.name:<{wide}} {line.makespan_s / unit:>12.6g} {line.bubble_fraction():>7.1%} "
-            f"{max(peak_activations(entry.table)):>12} {most:>15,}"
+            f"{max(peak_activations(entry.table)):>12} {weights:>8.3g} "
+            f"{most:>15,}"
         )
 
 

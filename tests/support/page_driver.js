@@ -8,7 +8,7 @@ class Element {
   constructor(tag) {
     Object.assign(this, { tag, children: [], attributes: {}, style: {}, dataset: {}, text: "", listeners: {} });
     const classes = new Set();
-    this.classList = { add: c => classes.add(c), remove: c => classes.delete(c), has: c => classes.has(c) };
+    this.classList = { add: c => classes.add(c), remove: c => classes.delete(c), has: c => classes.has(c), contains: c => classes.has(c) };
   }
   set textContent(text) { this.text = String(text); this.children = []; }
   get textContent() { return this.text + this.children.map(c => (typeof c === "string" ? c : c.textContent)).join(""); }
@@ -25,7 +25,7 @@ class Element {
   addEventListener(name, listener) { this.listeners[name] = listener; }
   insertRow() { const row = new Element("tr"); this.append(row); return row; }
   insertCell() { const cell = new Element("td"); this.append(cell); return cell; }
-  getBoundingClientRect() { return { width: 100, height: 40 }; }
+  getBoundingClientRect() { return { width: 100, height: 40, top: 0 }; }
   scrollIntoView() {}
   click() { if (this.onclick) this.onclick({ shiftKey: false }); }
   focus() {}
@@ -60,7 +60,7 @@ const document = {
 };
 const shown = [];
 const world = {
-  document, console, JSON, Math, Number, Set, Map, CSS: { escape: text => text }, innerWidth: 1000, innerHeight: 800,
+  document, console, JSON, Math, Number, Set, Map, CSS: { escape: text => text }, requestAnimationFrame: done => done(), innerWidth: 1000, innerHeight: 800,
   matchMedia: () => ({ matches: true }), location: { hash: "" }, history: { replaceState: () => {} },
   addEventListener: (name, listener) => { listeners[name] = listener; },
 };

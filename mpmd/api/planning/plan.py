@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from mpmd.compile.kernels.cost.device import OF_PLATFORM, Device
 from mpmd.errors import ConfigError, SignatureError
 from mpmd.jax_compat import default_platform
 from mpmd.scheduling.schedule import SCHEDULES
+from mpmd.support.progress import ProgressLine
 from mpmd.tracing.stages.automatic import DivisionChoice
 from mpmd.tracing.stages.costs import DeviceRates
 
@@ -79,17 +79,17 @@ def plan(
     _check(devices, schedules, stages_per_mesh, axes, measure)
     bind = binder(step, microbatches)
     probe = StepProbe(args, kwargs, axes, in_shardings)
-    rates, progress, start = _rates(device), _Progress(), time.perf_counter()
-    losses = _losses(probe, bind, microbatches, rates, progress)
-    space = PlanSpace(
-        losses, _divisions(devices, axes, probe, losses), tuple(stages_per_mesh), tuple(schedules),
-        tuple(rematerialise), _bytes_of(memory), rates,
-    )  # fmt: skip
-    options = {"in_shardings": in_shardings, "out_shardings": out_shardings}
-    candidates = _search(space, progress)
-    if measure:
-        candidates = measured_candidates(candidates, measure, bind, options, args, kwargs, progress.show)
-    progress.end()
+    rates, start = _rates(device), time.perf_counter()
+    with ProgressLine("plan") as progress:
+        losses = _losses(probe, bind, microbatches, rates, progress)
+        space = PlanSpace(
+            losses, _divisions(devices, axes, probe, losses), tuple(stages_per_mesh), tuple(schedules),
+            tuple(rematerialise), _bytes_of(memory), rates,
+        )  # fmt: skip
+        options = {"in_shardings": in_shardings, "out_shardings": out_shardings}
+        candidates = _search(space, progress)
+        if measure:
+            candidates = measured_candidates(candidates, measure, bind, options, args, kwargs, progress.show)
     ranked = sorted(candidates, key=lambda c: c.order)
     usable = tuple(c for c in ranked if not c.refused)
     unusable = tuple(c for c in ranked if c.refused)
@@ -110,7 +110,11 @@ def _divisions(
 
 
 def _losses(
-    probe: StepProbe, bind: Any, microbatches: Sequence[int] | None, rates: DeviceRates, progress: _Progress
+    probe: StepProbe,
+    bind: Any,
+    microbatches: Sequence[int] | None,
+    rates: DeviceRates,
+    progress: ProgressLine,
 ) -> dict[int, DivisionChoice]:
     """The chain of the loss for each number of microbatches.
 
@@ -132,10 +136,10 @@ def _losses(
     return found
 
 
-def _search(space: PlanSpace, progress: _Progress) -> list[PlanCandidate]:
+def _search(space: PlanSpace, progress: ProgressLine) -> list[PlanCandidate]:
     found = []
     for number, candidate in enumerate(PlanSearch(space).candidates()):
-        progress.show(f"{number} of {len(space)} plans")
+        progress.show("plans", number, len(space))
         if candidate is not None:
             found.append(candidate)
     return found
@@ -184,25 +188,3 @@ def _check(devices: Any, schedules: Any, per_mesh: Any, axes: Any, measure: Any)
     numbers = [*per_mesh, measure + 1] if isinstance(measure, int) else [0]
     if not all(isinstance(n, int) and n > 0 for n in numbers):
         raise ConfigError("stages_per_mesh must be numbers from 1, and measure a number from 0")
-
-
-class _Progress:
-    """A line on the terminal that is overwritten; nothing elsewhere."""
-
-    def __init__(self) -> None:
-        self.shows = sys.stderr.isatty()
-        self._last = 0.0
-
-    def show(self, text: str) -> None:
-        """Shows a text, at most ten times a second."""
-        now = time.monotonic()
-        if self.shows and now - self._last > 0.1:
-            self._last = now
-            sys.stderr.write(f"\r\x1b[Kplan: {text}")
-            sys.stderr.flush()
-
-    def end(self) -> None:
-        """Removes the line."""
-        if self.shows:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()

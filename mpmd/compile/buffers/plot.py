@@ -8,25 +8,31 @@ from itertools import pairwise
 from mpmd.compile.buffers.assignment import BufferAssignment
 from mpmd.compile.buffers.report import Holding, bytes_in_use, holdings
 
-_WIDTH, _HEIGHT, _MARGIN = 960, 480, 40
-_COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#edc948", "#b07aa1", "#9c755f")
+_WIDTH, _HEIGHT, _MARGIN, _LEFT = 960, 480, 40, 90
+_LETTER, _LINE = 6.2, 12
+"""Pixels of a letter, and of a line of text, in a box."""
+_COLOURS = ("#56b4e9", "#e69f00", "#2fb389", "#c9a0c0", "#f0c860", "#7fb2d6", "#e08a5a", "#b0b7c3")
+"""Lightened colours of Okabe and Ito: text is written on them."""
 
 
 def memory_plot(assignment: BufferAssignment) -> str:
-    """An SVG of the default memory's arena; hovering over a box names its value."""
+    """An SVG of the default memory's arena: bytes over instants, the order of instructions.
+
+    A box has the name of its value if it is large enough; hovering shows the name, the shape and the place.
+    """
     arena = assignment.arenas[0]
     held = holdings(assignment, arena)
     length = assignment.occupancy.liveness.time.length + 1
     in_use = bytes_in_use(held)
     most = max(in_use.values())
     at = next(instant for instant, size in in_use.items() if size == most)
-    right, up = (_WIDTH - 2 * _MARGIN) / length, (_HEIGHT - 2 * _MARGIN) / max(1, arena.size)
+    right, up = (_WIDTH - _LEFT - _MARGIN) / length, (_HEIGHT - 2 * _MARGIN) / max(1, arena.size)
     floor = _HEIGHT - _MARGIN
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
         'font-family="sans-serif" font-size="11">',
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
-        f'<text x="{_MARGIN}" y="20">{arena.size:,} bytes; most in use: {most:,} at instant {at} '
+        f'<text x="{_LEFT}" y="20">{arena.size:,} bytes; most in use: {most:,} at instant {at} '
         f"of {length - 1}</text>",
     ]
     for number, holding in enumerate(held):
@@ -34,9 +40,9 @@ def memory_plot(assignment: BufferAssignment) -> str:
     points = []
     for instant, until in pairwise([*in_use, length]):
         y = floor - in_use[instant] * up
-        points += [f"{_MARGIN + instant * right:.1f},{y:.1f}", f"{_MARGIN + until * right:.1f},{y:.1f}"]
+        points += [f"{_LEFT + instant * right:.1f},{y:.1f}", f"{_LEFT + until * right:.1f},{y:.1f}"]
     lines.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="black" stroke-width="1.5"/>')
-    lines.append(f'<line x1="{_MARGIN}" y1="{floor}" x2="{_WIDTH - _MARGIN}" y2="{floor}" stroke="#888"/>')
+    lines += [*_bytes_axis(arena.size, up, floor), *_instants_axis(length - 1, right, floor)]
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
@@ -44,9 +50,51 @@ def _boxes(holding: Holding, colour: str, right: float, up: float, floor: float)
     """The boxes of one value: one for each of its spans."""
     place = holding.place
     title = escape(f"{holding.label} {holding.shape}: {place.size:,} bytes at {place.offset:,}")
-    return [
-        f'<rect x="{_MARGIN + s.start * right:.1f}" y="{floor - (place.offset + place.size) * up:.1f}" '
-        f'width="{(s.end - s.start + 1) * right:.1f}" height="{place.size * up:.1f}" fill="{colour}" '
-        f'fill-opacity="0.6" stroke="white" stroke-width="0.5"><title>{title}</title></rect>'
-        for s in holding.spans
-    ]
+    lines, high = [], place.size * up
+    for span in holding.spans:
+        x, wide = _LEFT + span.start * right, (span.end - span.start + 1) * right
+        y = floor - (place.offset + place.size) * up
+        lines.append(
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{high:.1f}" fill="{colour}" '
+            f'fill-opacity="0.8" stroke="white" stroke-width="0.5"><title>{title}</title></rect>'
+        )
+        if high >= _LINE and wide >= _LETTER * len(holding.label):
+            lines.append(
+                f'<text x="{x + 3:.1f}" y="{y + high / 2 + 4:.1f}" pointer-events="none">'
+                f"{escape(holding.label)}</text>"
+            )
+    return lines
+
+
+def _bytes_axis(size: int, up: float, floor: int) -> list[str]:
+    """The addresses of the arena, from below."""
+    lines = [f'<line x1="{_LEFT}" y1="{_MARGIN}" x2="{_LEFT}" y2="{floor}" stroke="#888"/>']
+    for value in _round_values(size, 6):
+        y = floor - value * up
+        lines.append(f'<line x1="{_LEFT - 4}" y1="{y:.1f}" x2="{_LEFT}" y2="{y:.1f}" stroke="#888"/>')
+        lines.append(f'<text x="{_LEFT - 7}" y="{y + 4:.1f}" text-anchor="end">{value:,}</text>')
+    middle = (_MARGIN + floor) // 2
+    turned = f'transform="rotate(-90 12 {middle})" text-anchor="middle"'
+    return [*lines, f'<text x="12" y="{middle}" {turned}>address, bytes</text>']
+
+
+def _instants_axis(last: int, right: float, floor: int) -> list[str]:
+    """The instants, from the left."""
+    lines = [f'<line x1="{_LEFT}" y1="{floor}" x2="{_WIDTH - _MARGIN}" y2="{floor}" stroke="#888"/>']
+    for value in _round_values(last, 12):
+        x = _LEFT + value * right
+        lines.append(f'<line x1="{x:.1f}" y1="{floor}" x2="{x:.1f}" y2="{floor + 4}" stroke="#888"/>')
+        lines.append(f'<text x="{x:.1f}" y="{floor + 15}" text-anchor="middle">{value:,}</text>')
+    middle = (_LEFT + _WIDTH - _MARGIN) // 2
+    label = "instant: position of the instruction that runs; the black line is the sum of bytes in use"
+    return [*lines, f'<text x="{middle}" y="{floor + 32}" text-anchor="middle">{label}</text>']
+
+
+def _round_values(last: int, count: int) -> range:
+    """At most about `count` multiples of 1, 2 or 5 times a power of ten, from 0 on."""
+    power = 1
+    while True:
+        for step in (power, 2 * power, 5 * power):
+            if step * count >= last:
+                return range(0, last + 1, step)
+        power *= 10

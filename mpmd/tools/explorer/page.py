@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +31,13 @@ class _NumberTable:
         return list(self._numbers)
 
 
-def page_of(title: str, findings: Sequence[str], steps: Sequence[PassRun], timing: bool) -> str:
-    """The page for these steps; with `timing` it says how long passes took."""
+def page_of(
+    title: str, findings: Sequence[str], steps: Sequence[PassRun], timing: bool, kernels: Mapping[str, Any]
+) -> str:
+    """The page for these steps; with `timing` it says how long passes took.
+
+    `kernels` are those of `kernels_of`, of the fragments that the last steps call.
+    """
     lines, nodes, abouts = _NumberTable(), _NumberTable(), _NumberTable()
     packed = []
     for step in steps:
@@ -53,10 +58,11 @@ def page_of(title: str, findings: Sequence[str], steps: Sequence[PassRun], timin
         "nodes": nodes.things(),
         "abouts": abouts.things(),
         "steps": packed,
+        "kernels": kernels,
     }
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
     page = _part("page.html")
-    script = "\n".join(_part(f"page_{name}.js") for name in ("steps", "text", "graph", "controls"))
+    script = "\n".join(_part(f"page_{name}.js") for name in ("steps", "text", "graph", "kernels", "controls"))
     # The data must not contain the end of its element, or the begin of another one.
     parts = {
         "style": _phase_colours() + _part("page.css"),

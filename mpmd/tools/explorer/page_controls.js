@@ -1,5 +1,7 @@
 // The list of steps, buttons and keys.
 
+const LONG_OPTIONS = 80;    // characters of options shown unasked
+
 function titleOf(step) {
   const [, name, options] = step.title.match(/^([^{]*)(\{[\s\S]*)?$/) || [, step.title, ""];
   return [name, options || ""];
@@ -38,14 +40,39 @@ function listSteps() {
   });
 }
 
-function show(i) {
-  state.step = Math.max(0, Math.min(data.steps.length - 1, i));
-  state.all = false;
-  const step = data.steps[state.step];
-  const [name, options] = titleOf(step);
+// Options that would take several lines are folded.
+function showTitle(name, options) {
   const rest = document.createElement("i");
   rest.textContent = options;
   el("title").replaceChildren(name, rest);
+  if (options.length <= LONG_OPTIONS) return;
+  const button = document.createElement("button");
+  const fold = folded => {
+    rest.textContent = folded ? "{…}" : options;
+    button.textContent = folded ? `${options.match(/=/g).length} options` : "fold";
+    button.setAttribute("aria-expanded", !folded);
+    button.onclick = () => fold(!folded);
+  };
+  button.type = "button";
+  fold(true);
+  el("title").append(button);
+}
+
+// Shows the next pass that the filter leaves in the list, or the one before; from the last, the first.
+function nextListed(by) {
+  const listed = [...el("steps").querySelectorAll("button")].map(button => button.step);
+  if (!listed.length) return;
+  const after = by > 0 ? listed.find(i => i > state.step) : listed.findLast(i => i < state.step);
+  show(after ?? (by > 0 ? listed[0] : listed[listed.length - 1]));
+}
+
+function show(i) {
+  state.step = Math.max(0, Math.min(data.steps.length - 1, i));
+  state.all = false;
+  state.wanted = "";
+  const step = data.steps[state.step];
+  const [name, options] = titleOf(step);
+  showTitle(name, options);
   const about = data.abouts[step.about];
   el("summary").textContent = about.split("\n", 1)[0];
   el("why").textContent = step.why || "";
@@ -63,6 +90,7 @@ function show(i) {
   if (!seen) { listSteps(); seen = el("steps").querySelector("[aria-current=true]"); }
   if (seen) seen.scrollIntoView({ block: "nearest" });
   showGraph(step);
+  showKernels(step);
   showText(step);
   el("main").scrollTop = 0;
   history.replaceState(null, "", "#" + state.step);
@@ -86,9 +114,18 @@ function theme() {
   root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
 }
 
+function searchKey(event) {
+  const by = event.shiftKey ? -1 : 1;
+  if (event.key === "Escape") event.target.blur();
+  else if (event.key === "Enter" && event.target.id === "filter") nextListed(by);
+  else if (event.key === "Enter") findText(event.target.value, by);
+  else return;
+  event.preventDefault();
+}
+
 const KEYS = {
   s: () => toggle("split"), t: () => toggle("short"), w: () => toggle("wrap"), d: theme, u: () => el("unfold").click(),
-  "/": () => el("filter").focus(), Home: () => show(0), End: () => show(data.steps.length - 1),
+  "/": () => el("filter").focus(), f: () => el("find").focus(), Home: () => show(0), End: () => show(data.steps.length - 1),
 };
 
 function begin() {
@@ -112,11 +149,12 @@ function begin() {
   el("back").onclick = event => walk(-1, event.shiftKey);
   el("next").onclick = event => walk(1, event.shiftKey);
   el("filter").oninput = el("all").onchange = listSteps;
+  el("find").oninput = () => findText(el("find").value, 0);
   el("unfold").onclick = () => { state.all = !state.all; showText(data.steps[state.step]); };
   el("zoom").oninput = () => { state.unit = Number(el("zoom").value); showGraph(data.steps[state.step]); };
   el("text").onclick = event => sameName(event.target);
   addEventListener("keydown", event => {
-    if (event.target.id === "filter") { if (event.key === "Escape") event.target.blur(); return; }
+    if (event.target.type === "search") { searchKey(event); return; }
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.type === "range") return;
     if (event.key === "ArrowRight") walk(1, event.shiftKey);
     else if (event.key === "ArrowLeft") walk(-1, event.shiftKey);

@@ -94,7 +94,11 @@ function picture(nodes, lanes, end, step) {
     mark.addEventListener("mouseenter", event => look(root, nodes, users, marks, node, event));
     mark.addEventListener("mousemove", moveTip);
     mark.addEventListener("mouseleave", () => lookAway(root, marks));
-    mark.addEventListener("click", () => { if (step && node.line >= 0) goTo(node.line); });
+    mark.addEventListener("click", () => {
+      const called = node.facts.find(([word]) => word === "calls");
+      if (called) { state.fragment = called[1].slice(1); showKernels(step); }
+      if (step && node.line >= 0) goTo(node.line);
+    });
   }
   return root;
 }
@@ -140,14 +144,18 @@ function look(root, nodes, users, marks, node, event) {
   for (const i of [...node.sources]) if (nodes[i].kind === "transfer") nodes[i].sources.forEach(s => near.add(s));
   for (const i of users[node.i]) if (nodes[i].kind === "transfer") users[i].forEach(u => near.add(u));
   for (const i of near) marks[i].classList.add("near");
+  showTip(node.label, node.facts, event);
+}
+
+function showTip(label, facts, event) {
   const table = document.createElement("table");
-  for (const [word, text] of node.facts) {
+  for (const [word, text] of facts) {
     const row = table.insertRow();
     row.insertCell().textContent = word;
     row.insertCell().textContent = text;
   }
   const title = document.createElement("b");
-  title.textContent = node.label;
+  title.textContent = label;
   el("tip").replaceChildren(title, table);
   el("tip").hidden = false;
   moveTip(event);

@@ -4,7 +4,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const el = id => document.getElementById(id);
 const state = {
-  step: 0, func: "", unit: 52, all: false,
+  step: 0, func: "", unit: 52, all: false, wanted: "", hit: null, fragment: "",
   split: false, short: true, wrap: true,
 };
 

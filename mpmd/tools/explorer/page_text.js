@@ -244,7 +244,35 @@ function goTo(line) {
   if (!row) return;
   for (const other of document.querySelectorAll(".found")) other.classList.remove("found");
   row.classList.add("found");
-  row.scrollIntoView({ block: "center" });
+  center(row);
+}
+
+// The height of a chunk that was never on the screen is an estimate, so a scroll lands near the row; drawing
+// there replaces the estimates around it.  Repeated until the row stays, which ends in a few frames.
+async function center(row) {
+  const frame = () => new Promise(requestAnimationFrame);
+  for (let tries = 0, last = NaN; tries < 30 && row.classList.contains("found"); tries++) {
+    row.scrollIntoView({ block: "center" });
+    await frame();
+    await frame();
+    const top = row.getBoundingClientRect().top;
+    if (Math.abs(top - last) < 1) return;
+    last = top;
+  }
+}
+
+// Shows the next line that contains a text, or the one before.
+function findText(wanted, by) {
+  const step = data.steps[state.step], small = wanted.toLowerCase();
+  const hits = [];
+  if (small) step.after.forEach((id, i) => { if (shown(id).toLowerCase().includes(small)) hits.push(i); });
+  if (state.wanted !== small) state.hit = null;
+  state.wanted = small;
+  el("hits").textContent = !small ? "" : hits.length ? `${hits.length} lines` : "not found";
+  if (!by || !hits.length) return;
+  state.hit = state.hit === null ? (by > 0 ? 0 : hits.length - 1) : (state.hit + by + hits.length) % hits.length;
+  el("hits").textContent = `${state.hit + 1} of ${hits.length}`;
+  goTo(hits[state.hit]);
 }
 
 // Sets which function or fragment each row stands in, as their names are their own; a head stands in two.

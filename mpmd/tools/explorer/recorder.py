@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 from mpmd import ir
 from mpmd.passes.bases import MlirPass
@@ -131,10 +133,16 @@ class PassRecorder:
         """The last module, with stable names."""
         return "\n".join(line for op in self._tree for line in op.lines()) + "\n"
 
-    def page(self, title: str, findings: Sequence[str], timing: bool = False) -> str:
+    def page(
+        self,
+        title: str,
+        findings: Sequence[str],
+        timing: bool = False,
+        kernels: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
         """The page, which needs no other file; `findings` are shown above the steps.
 
         With `timing` it says how long passes took; without, equal runs give equal pages.
         """
         self.finish()
-        return page_of(title, findings, self.steps, timing)
+        return page_of(title, findings, self.steps, timing, dict(kernels))

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from mpmd.errors import ConfigError, FragmentError, ProgramError, SignatureError
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.executor import Executor, RuntimeOptions
+from mpmd.runtime.instructions import Run, task_text
 from mpmd.runtime.linearize import linearize
 from tests.support.pipeline_graphs import (
     BODIES,
@@ -240,3 +241,26 @@ def test_meshes_of_several_devices_reshard_and_park_in_host_memory(issue):
             (result,) = executor.run([host])
             np.testing.assert_array_equal(np.asarray(result), host * 2 * (host * 2 + 1))
             assert result.sharding.is_equivalent_to(out, 2)
+
+
+@pytest.mark.parametrize("issue", ISSUES)
+def test_a_trace_of_the_profiler_names_fragment_mesh_and_microbatch(issue, tmp_path):
+    graph = one_f_one_b(2, 3)
+    with make(graph, issue=issue) as executor:
+        executor.run(random_inputs(graph))
+        with jax.profiler.trace(tmp_path):
+            executor.run(random_inputs(graph))
+            executor.synchronize()
+        streams = executor.program.streams
+    runs = [(s.mesh, op) for s in streams for op in s.instructions if isinstance(op, Run)]
+    (path,) = tmp_path.rglob("*.xplane.pb")
+    planes = jax.profiler.ProfileData.from_file(str(path)).planes
+    events = [(e.name, dict(e.stats)) for plane in planes for line in plane.lines for e in line.events]
+    found = [facts for _, facts in events if "fragment" in facts]
+    assert sorted((f["mesh"], f["fragment"], str(f.get("microbatch"))) for f in found) == sorted(
+        (mesh, op.executable, str(op.microbatch)) for mesh, op in runs
+    )
+    assert any(f.get("microbatch") for f in found)
+    assert {int(f["step"]) for f in found} == {1}
+    for mesh, op in runs:
+        assert f"{op.executable} {task_text(op)} on {mesh}" in {name for name, _ in events}

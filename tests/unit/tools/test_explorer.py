@@ -16,6 +16,9 @@ import pytest
 
 import mpmd
 from mpmd import ir, pipeline
+from mpmd.compile.backends.targets import DESCRIBED
+from mpmd.compile.driver import prepare_fragment
+from mpmd.compile.thunks.costs import fragment_costs
 from mpmd.errors import PassError
 from mpmd.options import DIALECT_DEFAULTS
 from mpmd.passes.bases import mlir_pass
@@ -320,6 +323,25 @@ def test_a_step_is_explored_from_tracing_to_export(explored):
     kinds = [data["nodes"][node[0]][2] for node in last["graphs"][0]["nodes"]]
     assert kinds.count("forward") == kinds.count("both") == kinds.count("backward") == 4
     assert kinds.count("transfer") == lowered.as_text("mpmd").count("mpmd.transfer ") >= 8
+
+
+def test_the_page_has_the_kernels_of_each_fragment(explored):
+    path, lowered = explored
+    kernels = data_of(path.read_text(encoding="utf-8"))["kernels"]
+    assert set(kernels) == set(lowered.fragments)
+    made = prepare_fragment(lowered.fragments["p3_second_fwd_bwd_calls0to3.step"], DESCRIBED["cpu"]())
+    nodes = kernels["p3_second_fwd_bwd_calls0to3.step"]
+    assert [node[0] for node in nodes] == [thunk.name for thunk in made.thunks]
+    total = sum(k.seconds for k in fragment_costs(made.thunks, made.module, made.target.device).kernels)
+    assert sum(node[3] for node in nodes) == pytest.approx(total) and total > 0
+    for i, (*_, reads, writes, sources) in enumerate(nodes):
+        assert writes and all(source < i for source in sources)
+        written = {name for buffer, _ in reads for name in buffer.partition("written by ")[2].split(", ")} - {
+            ""
+        }
+        assert {nodes[source][0] for source in sources} == written
+    assert any(node[-1] for node in nodes)
+    assert any(buffer.startswith("argument 0") and size == 64 for buffer, size in nodes[0][6])
 
 
 def test_a_step_that_cannot_be_lowered_leaves_a_page(tmp_path):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+import mpmd
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.passes import make_pass
 from mpmd.errors import ConfigError, PassError
@@ -128,7 +130,11 @@ def test_a_missing_file_is_an_error(capsys):
 
 def test_lists_and_help(capsys):
     assert hlo_opt.main(["-list-passes"]) == 0
-    assert "-hlo-cse\n" in capsys.readouterr().out
+    assert re.search("(?m)^-hlo-cse  +[A-Z].*[.]$", capsys.readouterr().out)
+    assert hlo_opt.main(["-hlo-algebraic-simplifier", "-help"]) == 0
+    assert re.search("layout-sensitive +default false", capsys.readouterr().out)
+    assert hlo_opt.main(["--version"]) == 0
+    assert mpmd.__version__ in capsys.readouterr().out
     assert hlo_opt.main(["-help"]) == 0
     assert "usage: mpmd-hlo-opt" in capsys.readouterr().out
 

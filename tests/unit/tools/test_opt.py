@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import re
 from pathlib import Path
+from types import ModuleType
 
+import jax
 import pytest
 
-from mpmd.tools import opt
+import mpmd
+from mpmd import pipeline
+from mpmd.passes import PASSES
+from mpmd.tools import opt, schedule
+from mpmd.tools import run as launcher
 from mpmd.tools.expected_diagnostics import Finding, expectations, mismatches
 
 PLAIN = """func.func @f(%a: tensor<4xf32>) -> tensor<4xf32> {
@@ -186,7 +195,29 @@ def test_files_that_are_not_there(capsys: pytest.CaptureFixture[str], tmp_path: 
 def test_help_and_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert opt.main(["-help"]) == 0 and opt.main(["-list-passes"]) == 0
     out = capsys.readouterr().out
-    assert "-split-input-file" in out and "-mpmd-fragment-dce\n" in out and "-mpmd-import-pipeline\n" in out
+    assert "-split-input-file" in out and re.search("(?m)^-mpmd-fragment-dce  +[A-Z].*[.]$", out)
+    for kind in (*PASSES.values(), *pipeline.PIPELINES.values()):
+        assert (kind.__doc__ or "").splitlines()[0] in out
+
+
+def test_help_of_passes_names_their_options(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, kind in PASSES.items():
+        assert opt.main([f"-{name}", "-help"]) == 0
+        out = capsys.readouterr().out
+        assert out.startswith(f"-{name}\n  {(kind.__doc__ or '').splitlines()[0]}")
+        for field in dataclasses.fields(kind):
+            assert re.search(rf"(?m)^    {field.name.replace('_', '-')} +default \S", out), (name, field.name)
+    assert opt.main(["-mpmd-export-pipeline", "-cse", "-help"]) == 0
+    out = capsys.readouterr().out
+    assert "-mpmd-export-pipeline\n" in out and "-cse\n  a pass of MLIR" in out
+
+
+@pytest.mark.parametrize("tool", (opt, schedule, launcher))
+def test_every_tool_has_a_version(capsys: pytest.CaptureFixture[str], tool: ModuleType) -> None:
+    with contextlib.suppress(SystemExit):
+        assert tool.main(["--version"]) == 0
+    out = capsys.readouterr().out
+    assert mpmd.__version__ in out and f"jax {jax.__version__}" in out
 
 
 def test_output_to_a_file(run, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ def test_the_table_is_sorted_by_step_time(capsys: pytest.CaptureFixture[str]) ->
     times = [float(row[1]) for row in rows]
     assert times == sorted(times) and len(times) == 14
     found = {row[0]: row[1:] for row in rows}
-    assert found["zb_v"] == ["51", "5.9%", "8", "0"]
+    assert found["zb_v"] == ["51", "5.9%", "8", "1", "0"]
     assert "forward_only" not in found
 
 
@@ -35,7 +35,7 @@ def test_search_with_costs(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--stages", "4", "--microbatches", "8", "--forward", "7,10,12,9", "--latency", "1"]
     assert main([*arguments, "--limit", "4", "--search", "--schedules", "1f1b,zb_h1"]) == 0
     printed = capsys.readouterr().out
-    assert "307 s, bound 307 s, optimal" in printed
+    assert "307 s, bound 307 s, optimal\nweights on its fullest mesh: 1 times a" in printed
     rows = printed.splitlines()[-3:]
     assert rows[0].startswith("search (") and rows[1].startswith("zb_h1") and rows[2].startswith("1f1b")
 

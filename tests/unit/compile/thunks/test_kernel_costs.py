@@ -107,4 +107,9 @@ def test_a_step_says_what_bounds_it():
     assert costs["memory-bound seconds"] == pytest.approx(memory)
     assert text.startswith("// the step\n") and "transfer m0 to m1" in text
     assert all(f"// {name}\n" in text for name in fragments)
-    assert "<svg" in made.as_text("bars")
+    for word, count in (("bars", len(made.executables)), ("memory", len(made.executables))):
+        picture = ElementTree.fromstring(made.as_text(word))
+        inner = picture.findall("{http://www.w3.org/2000/svg}svg")
+        tops = [float(svg.get("y")) for svg in inner]
+        assert len(inner) == count and tops == sorted(set(tops))
+        assert all(name in made.as_text(word) for name in fragments)

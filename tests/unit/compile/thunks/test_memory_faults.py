@@ -1,6 +1,7 @@
 """Both checkers and poison see memory that is wrong; temporaries borrow memory; spaces stay apart."""
 
 import dataclasses
+from xml.etree import ElementTree
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from mpmd.compile.buffers.output_reuse import reuse_outputs
 from mpmd.compile.buffers.packing import DeviceMemory, LiveBlock, Room, bits
 from mpmd.compile.buffers.plot import memory_plot
 from mpmd.compile.buffers.ranges import merged
-from mpmd.compile.buffers.report import assignment_report
+from mpmd.compile.buffers.report import assignment_report, holdings
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.llvm.target import host_target
@@ -301,3 +302,8 @@ def test_the_report_says_who_holds_the_peak_and_the_plot_shows_it():
     assert picture.startswith("<svg")
     assert picture.count("<title>") >= 3
     assert f"{held:,} bytes; most in use: {held:,}" in picture
+    assert "address, bytes" in picture and "instant: position of the instruction" in picture
+    drawn = ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")
+    labels = [element.text for element in drawn]
+    names = {h.label for h in holdings(assignment, assignment.arenas[0])}
+    assert names & set(labels) and "0" in labels
