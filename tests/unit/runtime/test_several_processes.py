@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
+import time
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from mpmd.errors import ConfigError, PeerError
@@ -16,10 +19,12 @@ from mpmd.runtime.instructions import Copy, Feed, Fetch, Recv, Run, Send
 from mpmd.runtime.linearize import linearize
 from mpmd.runtime.processes.agreement import agree
 from mpmd.runtime.processes.cores import own_cores, share_of
+from mpmd.runtime.processes.meeting import MeetingCall, with_meetings
 from mpmd.runtime.processes.monitor import Monitor, first_difference
 from mpmd.runtime.processes.placing import placed
 from mpmd.runtime.processes.store import BoundedStore
 from mpmd.runtime.processes.world import Failure, World
+from tests.support.fake_engine import FakeArray
 from tests.support.pipeline_graphs import GraphBuilder
 
 TWO = {"a": (0,), "b": (1,)}
@@ -126,6 +131,7 @@ def fetch_at(program, mesh, at):
 class NumberedDevice:
     process_index: int
     number: int
+    platform: str = "cpu"
 
 
 def processes_of_meshes(sizes, counts):
@@ -263,6 +269,44 @@ def test_processes_that_begin_different_steps_are_noticed():
     found = first_difference({**same, 1: (0, ["step 0", "step 1"])})
     assert (found.process, found.known) == (1, False)
     assert found.text == "began step 1, where process 0 began fetch 0"
+
+
+class Collective:
+    """A fragment that waits for other processes; it writes when it is called."""
+
+    name, waits_for_processes = "f", True
+
+    def __init__(self, events):
+        self.events = events
+
+    def __call__(self, *arrays):
+        self.events.append("called")
+        return [array.value for array in arrays]
+
+
+@pytest.mark.parametrize(("devices", "together"), [(256, True), (1, False)])
+def test_collectives_that_could_hold_all_threads_begin_in_all_processes_together(devices, together):
+    b = GraphBuilder()
+    b.output(*b.call("f", "a", [b.transfer(b.input("c"), "a")]))
+    program = linearize(b.graph(), processes={"a": (0, 1), "c": (0,)})
+    of_mesh = [NumberedDevice(process, k) for process in range(2) for k in range(devices)]
+    meshes = {"a": SimpleNamespace(devices=np.array(of_mesh, object))}
+    events = []
+
+    def work(world):
+        made = with_meetings(program, {("a", "f"): Collective(events)}, meshes, world, 0)["a", "f"]
+        found = []
+        for turn in range(3):
+            if world.index == 1:
+                time.sleep(0.02)
+                events.append("arrived")
+            found += made(FakeArray(f"{world.index}{turn}"))
+        return found, isinstance(made, MeetingCall)
+
+    assert in_two(work) == [(["00", "01", "02"], together), (["10", "11", "12"], together)]
+    assert (events[0] == "arrived") == together
+    if together:
+        assert all(events[: k + 1].count("called") <= 2 * events[:k].count("arrived") for k in range(9))
 
 
 class Silent:
