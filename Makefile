@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup train test fast-tests test-slow test-gpu lint docs wheel clean
+.PHONY: help setup train test fast-tests test-slow test-gpu lint docs bench wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -59,6 +59,9 @@ docs: $(VENV)/.docs-ready ## the site in out/site, whose notebooks run; the page
 $(VENV)/.docs-ready: $(READY)
 	$(INSTALL) -e '.[docs]'
 	@touch $@
+
+bench: $(READY) ## all benchmarks, in a new file of benchmarks/results: at most 15 minutes on two idle cores
+	$(BIN)/python benchmarks/suite.py $(ARGS)
 
 wheel: $(READY) ## what is uploaded, in out/dist
 	$(BIN)/python -m build --outdir out/dist

@@ -59,12 +59,19 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     def of(dtype: str, name: str = "") -> float | None:
         return geomean([r for r in rows if r["dtype"] == dtype and name in r["name"]])
 
+    def milliseconds(side: str) -> dict[str, float]:
+        blocks = [r for r in rows if r["name"] == "gpt2 block forward+backward"]
+        return {r["dtype"]: round(r[side], 2) for r in blocks}
+
     worst = min(rows, key=lambda r: r["speed"], default=None)
     return {
+        "fragments": len({r["name"] for r in rows}),
         "geomean_f32": of("f32"),
         "geomean_bf16": of("bf16"),
         "block_f32": of("f32", "block forward+backward"),
         "block_bf16": of("bf16", "block forward+backward"),
+        "block_native_ms": milliseconds("native"),
+        "block_xla_ms": milliseconds("xla"),
         "worst": worst and [worst["name"], worst["dtype"], worst["threads"], worst["speed"]],
         "compile": geomean([{"speed": r["compile"]} for r in rows]),
         "fallbacks": sum(r["fallback"] for r in rows),

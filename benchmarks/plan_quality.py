@@ -3,19 +3,21 @@
     python benchmarks/plan_quality.py [--rounds 12] [--models separate,scanned] [--plans scanned]
 
 Two meshes of one device each.  Each of the models runs with stages by hand and with `stages="auto"`, in
-turns; the shortest step of each counts.  Then a plan is searched for some of the models, its first three
-candidates run in turns, and their median steps are compared with their predictions.  The order is right if no
-candidate that is predicted to be faster is slower than a later one by more than the spread of the
-measurement.  Last, a model of 48 layers is planned for 8 described devices.  The last line is one JSON
-object: `auto_over_hand` is the geometric mean of the ratios of steps, `predicted_over_measured` the one
-furthest from 1, `order_right` whether all orders are right, `search_s` the seconds of the last search,
-and `stack_bytes_crossing` the bytes of rows of stacked parameters in messages.
+turns; the shortest step of each counts.  Then a plan is searched for some of the models.  Its first
+candidates are predicted from their measured fragments, and the median steps of the three that are predicted
+to be fastest are compared with that; all of it is measured in turns.  The order is right if no candidate that
+is predicted to be faster is slower than a later one, but for noise, which is printed.  Last, a model of 48
+layers is planned for 8 described devices.  The last line is one JSON object: `auto_over_hand` is the
+geometric mean of the ratios of steps, `predicted_over_measured` the one furthest from 1, `order_right`
+whether all orders are right, `search_s` the seconds of the last search, and `stack_bytes_crossing` the bytes
+of rows of stacked parameters in messages.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import math
 import statistics
@@ -33,9 +35,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import mpmd
 from benchmarks import script
 from benchmarks.plan_models import MODELS, Model
+from mpmd.api.planning.measure import CandidateSteps
 
 MICROBATCHES = (4, 8, 16)
 PLANNED = "separate,scanned"
+MEASURED = 4
 
 
 def train_step(loss: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,11 +76,12 @@ class TimedStep:
 
 def in_turns(steps: Sequence[TimedStep], rounds: int) -> None:
     """Runs the steps one after the other, again and again; the first round does not count."""
+    counted = [len(step.seconds) for step in steps]
     for _ in range(rounds + 1):
         for step in steps:
             step.run()
-    for step in steps:
-        del step.seconds[0]
+    for step, begin in zip(steps, counted, strict=True):
+        del step.seconds[begin]
 
 
 def compare_with_hand(name: str, rounds: int) -> tuple[float, int]:
@@ -101,27 +106,58 @@ def stack_bytes(model: Model, program: Any) -> int:
 
 
 def compare_with_measured(name: str, rounds: int) -> tuple[list[float], bool]:
-    """Ratios of predicted to measured seconds of the first three plans, and whether their order is right."""
+    """Ratios of predicted to measured seconds of the first three plans, and whether their order is right.
+
+    In every round the fragments of each candidate are measured alone and in a timeline, from which it is
+    predicted, and then whole steps are timed: the machine may be slower a minute later.
+    """
     model = MODELS[name]()
     step = train_step(model[1])
-    plan = mpmd.plan(step, model[0], *model[2], devices=2, microbatches=MICROBATCHES, measure=4)
-    print(f"{plan}\nin {plan.seconds:.1f} s")
-    steps = [TimedStep(plan.step_of(k), plan.config_of(k), model) for k in range(3)]
-    in_turns(steps, 2 * rounds)
-    found = [statistics.median(timed.seconds) for timed in steps]
-    spread = max(
-        (statistics.quantiles(t.seconds, n=4)[2] - statistics.quantiles(t.seconds, n=4)[0]) / median
-        for t, median in zip(steps, found, strict=True)
-    )
-    ratios = [plan.candidates[k].step_s / seconds for k, seconds in enumerate(found)]
-    right = all(found[a] <= found[b] * (1 + spread) for a in range(3) for b in range(a + 1, 3))
-    for k, seconds in enumerate(found):
-        predicted = plan.candidates[k].step_s
-        print(
-            f"  {k + 1}: predicted {predicted * 1e3:.2f} ms, measured {seconds * 1e3:.2f} ms, {ratios[k]:.3f}"
-        )
-    print(f"  spread of a step: {spread:.1%}; order {'right' if right else 'wrong'}")
-    return ratios, right
+    plan = mpmd.plan(step, model[0], *model[2], devices=2, microbatches=MICROBATCHES)
+    count = min(MEASURED, len(plan.candidates))
+    timed = [TimedStep(plan.step_of(k), plan.config_of(k), model) for k in range(count)]
+    arguments = (model[0], *model[2])
+    with CandidateSteps(plan.candidates[:count], plan.bind, plan.options, arguments, {}) as candidates:
+        for _ in range(rounds):
+            candidates.measure()
+            in_turns(timed, 1)
+        predicted = candidates.predicted()
+    ranked = sorted(range(count), key=lambda k: predicted[k].order)[:3]
+    print(dataclasses.replace(plan, candidates=tuple(predicted[k] for k in ranked), refused=()))
+    ratios = [predicted[k].step_s / statistics.median(timed[k].seconds) for k in ranked]
+    for rank, (k, ratio) in enumerate(zip(ranked, ratios, strict=True), 1):
+        ms = predicted[k].step_s * 1e3
+        print(f"  {rank}: predicted {ms:.2f} ms, measured {ms / ratio:.2f} ms, {ratio:.3f}")
+    return ratios, order_is_right([timed[k].seconds for k in ranked])
+
+
+def order_is_right(seconds: Sequence[Sequence[float]]) -> bool:
+    """Whether no step is slower than a later one, but for noise.
+
+    Steps of one round ran one after the other.  A pair is in the wrong order if the median of the ratios of
+    its rounds is below 1 with 97.5 % confidence; otherwise it is right, or a tie.
+
+    Args:
+        seconds: of the rounds of each step, in the order of the predictions.
+    """
+    right = True
+    for a, b in itertools.combinations(range(len(seconds)), 2):
+        low, high = median_interval([y / x for x, y in zip(seconds[a], seconds[b], strict=True)])
+        found = "right" if low > 1 else "wrong" if high < 1 else "a tie"
+        print(f"  {b + 1} over {a + 1}: {low:.3f} to {high:.3f}, {found}")
+        right &= high >= 1
+    return right
+
+
+def median_interval(samples: Sequence[float]) -> tuple[float, float]:
+    """The 95 % confidence interval of the median, from order statistics: no distribution is assumed."""
+    ordered, count = sorted(samples), len(samples)
+    tail, skipped = 0.0, -1
+    while tail <= 0.025 and skipped < count // 2:
+        skipped += 1
+        tail += math.comb(count, skipped) / 2**count
+    first = max(0, skipped - 1)
+    return ordered[first], ordered[count - 1 - first]
 
 
 def search_seconds() -> float:

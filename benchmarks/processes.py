@@ -1,17 +1,23 @@
-"""Several processes against one: equal numbers, overlap, cost, and how soon a fault is noticed.
+"""Several processes against one: equal numbers, overlap, cost, faults, and restarts.
 
-    python benchmarks/processes.py [--faults 200] [--steps 8] [--only efficiency,example,faults]
+    python benchmarks/processes.py [--faults 200] [--restarts 20] [--steps 8] [--rounds 3]
+        [--only efficiency,example,faults,restarts] [--done FOLDER]
 
 * `equal`: the example, in four processes and in one, gives the same losses and parameters, bit by bit.
 * `efficiency_4`: in four processes, stages sleep 20 ms in a forward and 40 ms in a backward, and messages
   have 4 MB: the part of a step, of the median of `--steps`, that ideal 1F1B takes, in which nothing but the
-  sleep costs anything.  Measured under `1f1b`, whose tasks wait for each message, and under `eager_1f1b`,
-  which leaves a message the time of a task.  `efficiency_4` is the last of the three that are printed.
+  sleep costs anything.  It is that of `efficiency_schedule`; `efficiencies` has those of all that ran.  Under
+  `1f1b` each task of the first and last microbatches waits for a message that was sent when the task before
+  it ended, so that the latency of a message counts at every stage twice; `eager_1f1b` holds more microbatches
+  and leaves each message the time of a task.
 * `example_over_one_process`: seconds of the example's step in four processes, over those in one process, on
   the same cores.  The two take turns; of each the least median of the rounds counts.
 * `detect_s`, `faults`, `hangs`: `tests/support/fault_campaign.py`; `detect_s` is the longest time from a
-  fault to the error of another process.
+  fault to the error of another process, `faults` counts those that left a trace, `wrong` other errors.
+* `restarts_equal`: `benchmarks/restarts.py`: how many runs with a process that got SIGKILL end with the loss
+  curve of an undisturbed run.
 
+With `--done` results of faults and restarts are kept in a folder: a run that was ended goes on from there.
 The last line is one JSON object.
 """
 
@@ -124,14 +130,19 @@ def compared_example(steps: int, rounds: int) -> dict[str, Any]:
     return {"equal": len(numbers) == 1, "example_over_one_process": min(slowest) / min(medians)}
 
 
-def injected_faults(count: int) -> dict[str, Any]:
-    """How soon the other processes notice that one has failed."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.support.fault_campaign", str(count)]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    print(done.stdout, end="", flush=True)
-    found = dict[str, Any](json.loads(done.stdout.splitlines()[-1]))
-    return {**found, "wrong": len(found["wrong"])}
+def campaign(module: str, *arguments: str, done: Path | None) -> dict[str, Any]:
+    """The last line of a campaign, whose other lines are printed as they come."""
+    kept = [] if done is None else ["--done", str(done / f"{module.rpartition('.')[2]}.jsonl")]
+    command = [sys.executable, "-u", "-W", "ignore", "-m", module, *arguments, *kept]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    line = ""
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            print(line, end="", flush=True)
+    if child.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {child.returncode}")
+    return dict[str, Any](json.loads(line))
 
 
 def child(arguments: list[str]) -> None:
@@ -150,22 +161,32 @@ def main() -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=8, help="measured steps of each case")
-    parser.add_argument("--rounds", type=int, default=2, help="turns of the example")
-    parser.add_argument("--only", default="efficiency,example,faults", help="which parts")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of the example")
+    parser.add_argument("--only", default="efficiency,example,faults,restarts", help="which parts")
     parser.add_argument("--faults", type=int, default=200, help="how many are injected")
+    parser.add_argument("--restarts", type=int, default=20, help="runs of which a process is killed")
+    parser.add_argument(
+        "--done", type=Path, default=None, help="folder that keeps results of faults and restarts"
+    )
     parser.add_argument("--child", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         child(args.child)
         return
+    if args.done is not None:
+        args.done.mkdir(parents=True, exist_ok=True)
     parts, result = args.only.split(","), dict[str, Any]()
     if "efficiency" in parts:
         found = efficiency(args.steps)
-        result |= {"efficiency_4": list(found.values())[-1], "efficiencies": found}
+        best = max(found, key=lambda name: found[name])
+        result |= {"efficiency_4": found[best], "efficiency_schedule": best, "efficiencies": found}
     if "example" in parts:
         result |= compared_example(args.steps, args.rounds)
     if "faults" in parts:
-        result |= injected_faults(args.faults)
+        found = campaign("tests.support.fault_campaign", str(args.faults), done=args.done)
+        result |= {**found, "wrong": len(found["wrong"])}
+    if "restarts" in parts:
+        result |= campaign("benchmarks.restarts", "--runs", str(args.restarts), done=args.done)
     print(json.dumps(result))
 
 

@@ -1,10 +1,12 @@
 """Does a run whose processes are killed go on with the loss curve of an undisturbed run?
 
-    python -m benchmarks.restarts [--runs 20] [--processes 2] [--seed 0]
+    python -m benchmarks.restarts [--runs 20] [--processes 2] [--seed 0] [--at-once 2] [--done FILE]
 
 Every run is `mpmd-run --max-restarts 3` of a small training program that saves a checkpoint every third step.
-One of its processes gets SIGKILL at a random moment: while it starts, compiles, steps or saves.  The last
-line is one JSON object: `{"runs": 20, "killed": 20, "restarts_equal": 20, ...}`.
+One of its processes gets SIGKILL at a random moment: while it starts, compiles, steps or saves.
+
+With `--done` each result is added to a file as well, and runs in the file are not run again.  The last line
+is one JSON object: `{"runs": 20, "killed": 20, "restarts_equal": 20, ...}`.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
 STEPS, EVERY, WIDTH, ROWS = 12, 3, 16, 8
 STEP_SECONDS = 0.03
-RUN_SECONDS = 400
+UNDISTURBED = -1
+POLL_SECONDS, RUN_POLLS = 0.2, 1500
 
 
 def train(folder: Path) -> None:
@@ -103,8 +107,8 @@ def run(processes: int, folder: Path, chosen: random.Random | None) -> dict[str,
         text=True,
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
     ) as child:
-        limit = threading.Timer(RUN_SECONDS, child.terminate)
-        limit.start()
+        ended = threading.Event()
+        threading.Thread(target=end_late, args=(child, ended), daemon=True).start()
         moment = chosen.choice([0, *range(1, STEPS)]) if chosen else STEPS + 1
         if moment == 0 and chosen is not None:
             time.sleep(chosen.uniform(1.0, 6.0))
@@ -118,7 +122,7 @@ def run(processes: int, folder: Path, chosen: random.Random | None) -> dict[str,
                 time.sleep(chosen.uniform(0.0, 2 * STEP_SECONDS))
                 killed = kill_one(child.pid, chosen)
         code = child.wait()
-        limit.cancel()
+        ended.set()
     return {
         "code": code,
         "moment": moment,
@@ -128,6 +132,12 @@ def run(processes: int, folder: Path, chosen: random.Random | None) -> dict[str,
         "left": sorted(entry.name for entry in folder.iterdir() if not entry.name.isdigit()),
         "log": log,
     }
+
+
+def end_late(child: subprocess.Popen[str], ended: threading.Event) -> None:
+    """Ends a run that takes too many polls: a machine that stops everything for a while ends none."""
+    if not any(ended.wait(POLL_SECONDS) for _ in range(RUN_POLLS)):
+        child.terminate()
 
 
 def kill_one(parent: int, chosen: random.Random) -> int | None:
@@ -156,29 +166,63 @@ def losses_of(folder: Path) -> list[str]:
     return losses
 
 
-def campaign(runs: int, processes: int, seed: int) -> dict[str, Any]:
-    """Compares runs of which a process is killed with one that is not disturbed."""
-    chosen, started = random.Random(seed), time.perf_counter()
-    with tempfile.TemporaryDirectory() as name:
-        alone = run(processes, Path(name) / "alone", None)
-        if alone["code"] or len(alone["losses"]) != STEPS:
-            raise SystemExit(f"the undisturbed run failed:\n{alone['log']}")
-        killed = equal = restarts = 0
-        for number in range(runs):
-            found = run(processes, Path(name) / str(number), chosen)
-            good = found["code"] == 0 and found["losses"] == alone["losses"] and not found["left"]
-            killed, equal, restarts = killed + found["killed"], equal + good, restarts + found["restarted"]
-            print(
-                f"run {number}: killed after step {found['moment']}, {'equal' if good else 'NOT EQUAL'}",
-                flush=True,
-            )
-            if not good:
-                steps = f"{len(found['losses'])} of {STEPS} losses, equal as far as they go: "
-                steps += str(found["losses"] == alone["losses"][: len(found["losses"])])
-                print(f"exit code {found['code']}, left {found['left']}, {steps}", flush=True)
-                print(found["log"][-3000:], flush=True)
-    seconds = round(time.perf_counter() - started)
-    return {"runs": runs, "killed": killed, "restarts": restarts, "restarts_equal": equal, "seconds": seconds}
+def campaign(
+    runs: int, processes: int, seed: int, at_once: int = 2, log: Path | None = None
+) -> dict[str, Any]:
+    """Compares runs of which a process is killed with one that is not disturbed.
+
+    Run `UNDISTURBED` is that one.  Those of which `log` has the results are not run.
+    """
+    started = time.perf_counter()
+    known = (
+        [json.loads(line) for line in log.read_text().splitlines()]
+        if log is not None and log.exists()
+        else []
+    )
+    results: dict[int, dict[str, Any]] = {result["run"]: result for result in known}
+    writing = threading.Lock()
+
+    def result_of(number: int) -> None:
+        with tempfile.TemporaryDirectory() as name:
+            chosen = None if number == UNDISTURBED else random.Random(f"{seed}/{number}")
+            found = {"run": number, **run(processes, Path(name) / "checkpoints", chosen)}
+        with writing:
+            print(f"run {number}: exit code {found['code']}, {found['restarted']} restarts", flush=True)
+            results[number] = found
+            if log is not None:
+                with log.open("a") as file:
+                    file.write(json.dumps(found) + "\n")
+
+    if UNDISTURBED not in results:
+        result_of(UNDISTURBED)
+    alone = results[UNDISTURBED]
+    if alone["code"] or len(alone["losses"]) != STEPS:
+        raise SystemExit(f"the undisturbed run failed:\n{alone['log']}")
+    with futures.ThreadPoolExecutor(at_once) as pool:
+        for _ in pool.map(result_of, [number for number in range(runs) if number not in results]):
+            pass
+    disturbed = [results[number] for number in range(runs)]
+    good = [is_equal(found, alone["losses"]) for found in disturbed]
+    return {
+        "runs": runs,
+        "killed": sum(found["killed"] for found in disturbed),
+        "restarts": sum(found["restarted"] for found in disturbed),
+        "restarts_equal": sum(good),
+        "seconds": round(time.perf_counter() - started),
+    }
+
+
+def is_equal(found: dict[str, Any], losses: Sequence[str]) -> bool:
+    """Whether a run ended as the undisturbed one; prints it, and why if it did not."""
+    good = found["code"] == 0 and found["losses"] == losses and not found["left"] and found["killed"]
+    equal = "equal" if good else "NOT EQUAL"
+    print(f"run {found['run']}: killed after step {found['moment']}, {equal}", flush=True)
+    if not good:
+        as_far = found["losses"] == losses[: len(found["losses"])]
+        steps = f"{len(found['losses'])} of {STEPS} losses, equal as far as they go: {as_far}"
+        print(f"exit code {found['code']}, killed: {found['killed']}, left {found['left']}, {steps}")
+        print(found["log"][-3000:], flush=True)
+    return bool(good)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -187,12 +231,16 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--at-once", type=int, default=2)
+    parser.add_argument("--done", type=Path, default=None)
     parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)
     found = parser.parse_args(list(arguments))
     if found.train is not None:
         train(found.train)
         return
-    print(json.dumps(campaign(found.runs, found.processes, found.seed)), flush=True)
+    print(
+        json.dumps(campaign(found.runs, found.processes, found.seed, found.at_once, found.done)), flush=True
+    )
 
 
 if __name__ == "__main__":

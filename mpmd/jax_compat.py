@@ -568,14 +568,13 @@ def poison(connection: Any) -> None:
         stop()
 
 
-def absent_array(shape: tuple[int, ...], dtype: Any, sharding: Sharding, weak_type: bool) -> jax.Array:
+def absent_array(aval: ShapedArray, sharding: Sharding) -> jax.Array:
     """An array all of whose devices belong to other processes: it has a type, and no data here."""
     from jax._src import array
 
     make = getattr(array, "ArrayImpl", None)
     if make is None:
-        return jax.make_array_from_single_device_arrays(shape, sharding, [], dtype=dtype)
-    aval = ShapedArray(shape, dtype, weak_type=weak_type)
+        return jax.make_array_from_single_device_arrays(aval.shape, sharding, [], dtype=aval.dtype)
     return cast("jax.Array", make(aval, sharding, [], committed=True, _skip_checks=True))
 
 

@@ -73,7 +73,7 @@ def own_launches(program: LaunchProgram) -> list[CountedLaunch]:
             for numbers in (kernel.reads, kernel.writes):
                 used = [k for k, number in enumerate(kernel.operands) if number in numbers]
                 places = {
-                    (step.arguments[k].allocation, step.arguments[k].offset): kernel.sizes[k] for k in used
+                    (step.arguments[k].allocation, step.arguments[k].offset): step.sizes[k] for k in used
                 }
                 moved += sum(places.values())
             found.append(CountedLaunch(step.name, kernel.kind, moved, kernel.flops, kernel.factors))

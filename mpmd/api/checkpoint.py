@@ -88,7 +88,7 @@ def save(
     pieces = {(k, box): data for k, leaf in enumerate(leaves) for box, data in held(leaf)}
     try:
         owners = writers([leaf.kind for leaf in leaves], _claims(together("begin", what, begin)))
-        own = {piece: data for piece, data in pieces.items() if owners[piece] == jax.process_index()}
+        own = {piece: data for piece, data in pieces.items() if owners.get(piece) == jax.process_index()}
         written = together("write", what, lambda: _write(root, step, leaves, own))
         together("complete", what, finish)
     except BaseException:

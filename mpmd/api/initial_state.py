@@ -16,6 +16,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from mpmd.api.inputs import InputLeaf, InputPart, PlacedArgument
 from mpmd.errors import SignatureError, collect
 from mpmd.jax_compat import as_key, default_memory_kind, is_key
+from mpmd.runtime.channels.partly_here import put
 from mpmd.support.user_warnings import warn_user
 from mpmd.tracing.ranges.demands import ComputedWhole, Demand, DemandedJaxpr
 from mpmd.tracing.ranges.range import Range
@@ -26,6 +27,9 @@ Reader: TypeAlias = Callable[[str, jax.ShapeDtypeStruct, Index], Any]
 """`reader(path, leaf, index)` returns `leaf[index]` as an array of NumPy."""
 
 _MIN_WARNED_BYTES = 1 << 20
+_PROGRAM_SHARE, _PROGRAM_BYTES = 16, 16 << 20
+"""One program computes 1/16 of the arrays of a mesh, or so many bytes, whichever is more: random bits take as
+much memory as the numbers made of them, and XLA holds those of a whole program at once."""
 
 
 def initialized(
@@ -54,21 +58,38 @@ def initialized(
         here = parts[0][1].is_here
         if not here and jax.process_index() != 0:
             continue
-        demands = [(k, _demand(argument.leaves[k], part)) for k, part in parts]
-        demanded = DemandedJaxpr(
-            closed.jaxpr, [[d for at, d in demands if at == k] for k in range(len(argument.leaves))]
-        )
-        notes += demanded.whole
-        if here:
-            given = [*closed.consts, *jax.tree.leaves(args)]
-            results = _computed(demanded, demands, meshes[mesh], given, [part for _, part in parts])
-            names = [(argument.leaves[k].path, part.start) for k, part in parts]
-            values |= zip(names, results, strict=True)
+        given = [*closed.consts, *jax.tree.leaves(args)]
+        for group in _groups(parts):
+            demands = [(k, _demand(argument.leaves[k], part)) for k, part in group]
+            demanded = DemandedJaxpr(
+                closed.jaxpr, [[d for at, d in demands if at == k] for k in range(len(argument.leaves))]
+            )
+            notes += demanded.whole
+            if here:
+                results = _computed(demanded, demands, meshes[mesh], given, [part for _, part in group])
+                jax.block_until_ready(results)  # the next program would take its memory beside this one's
+                names = [(argument.leaves[k].path, part.start) for k, part in group]
+                values |= zip(names, results, strict=True)
     if jax.process_index() == 0:
         warn_user(_warnings(notes))
     return argument.of_parts(
         lambda leaf, part: part.finished(values[leaf.path, part.start]) if part.is_here else part.absent()
     )
+
+
+def _groups(parts: Sequence[tuple[int, InputPart]]) -> list[list[tuple[int, InputPart]]]:
+    """The arrays of a mesh, in order, in runs that one program computes."""
+    sizes = [part.stored.bytes for _, part in parts]
+    limit = max(_PROGRAM_BYTES, sum(sizes) // _PROGRAM_SHARE)
+    groups: list[list[tuple[int, InputPart]]] = []
+    left = 0
+    for part, size in zip(parts, sizes, strict=True):
+        if not groups or size > left:
+            groups.append([])
+            left = limit
+        groups[-1].append(part)
+        left -= size
+    return groups
 
 
 def _demand(leaf: InputLeaf, part: InputPart) -> Demand:
@@ -97,7 +118,7 @@ def _computed(
     needed = [*demanded.constants, *demanded.inputs]
     keys = [k for k, value in enumerate(given) if isinstance(value, jax.Array) and is_key(value.dtype)]
     placed = [
-        {demand: jax.device_put(_host(value, demand), on_all) for demand in of_value}
+        {demand: put(_host(value, demand), on_all) for demand in of_value}
         for value, of_value in zip(given, needed, strict=True)
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -17,19 +18,35 @@ from mpmd.jax_compat import explain_absent_arrays
 from mpmd.runtime.channels.links import links
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.channels.remote import WorldDevices
+from mpmd.runtime.clients import cores_of_meshes
 from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.interpreter import FragmentExecutable
 from mpmd.runtime.processes.agreement import agree
+from mpmd.runtime.processes.cores import own_cores
+from mpmd.runtime.processes.meeting import with_meetings
 from mpmd.runtime.processes.part import Part
 from mpmd.runtime.processes.world import world
 from mpmd.runtime.program import Program
 from mpmd.support.pending_warning import PendingWarning
 
+_programs = itertools.count()
+"""Numbers of programs, the same in all processes: they compile the same ones in one order."""
+
 
 def own_meshes(topology: Topology) -> dict[str, Any]:
-    """The meshes of this process: all of them where there is one process."""
+    """The meshes of which this process has devices: all of them where there is one process."""
     here = jax.process_index()
-    return {name: mesh for name, mesh in topology.items() if topology.processes.get(name, here) == here}
+    return {name: mesh for name, mesh in topology.items() if here in topology.processes.get(name, (here,))}
+
+
+def cores_of_own(meshes: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The cores of the meshes of this process; processes of one host divide its cores, and all must call it.
+
+    Raises:
+        PeerError: another process failed.
+    """
+    joined = world()
+    return cores_of_meshes(meshes, own_cores(joined) if joined is not None else ())
 
 
 def agree_on(partitioned: Partitioned, topology: Topology) -> None:
@@ -41,9 +58,10 @@ def agree_on(partitioned: Partitioned, topology: Topology) -> None:
     joined = world()
     if joined is None:
         return
-    for name, process in topology.processes.items():
-        meshes = joined.meshes.setdefault(process, [])
-        meshes += [] if name in meshes else [name]
+    for name, of_mesh in topology.processes.items():
+        for process in of_mesh:
+            meshes = joined.meshes.setdefault(process, [])
+            meshes += [] if name in meshes else [name]
     versions = f"jax {jax.__version__}, backend {partitioned.backend}, processes {topology.processes}\n"
     agree(joined, versions + partitioned.program.as_text() + ir.to_text(partitioned.module))
 
@@ -68,6 +86,8 @@ def executor_of(
     if joined is None:
         return Executor(program, executables, devices, options, workspace)
     joined.peer_timeout = options.peer_timeout
+    assert isinstance(devices, WorldDevices)
+    executables = with_meetings(program, executables, devices.meshes, joined, next(_programs))
     return Part(program, executables, devices, options, workspace, joined)
 
 

@@ -22,6 +22,7 @@ from mpmd.api.names import CalledNames
 from mpmd.api.pictures import PICTURES, stacked
 from mpmd.api.processes import (
     agree_on,
+    cores_of_own,
     devices_of,
     executor_of,
     merged,
@@ -47,7 +48,6 @@ from mpmd.compile.fallbacks import fallback_warning
 from mpmd.compile.fragment import fragment_modules
 from mpmd.errors import ConfigError, SignatureError
 from mpmd.jax_compat import as_key, host_callbacks, is_key
-from mpmd.runtime.clients import cores_of_meshes
 from mpmd.runtime.costs import ProgramCosts, measure_costs
 from mpmd.runtime.decode import unwatched_executables
 from mpmd.runtime.executor import RuntimeOptions
@@ -252,7 +252,7 @@ class Lowered:
             fragments,
             meshes,
             self.partitioned.backend,
-            dataclasses.replace(self.partitioned.compile_options, cores=cores_of_meshes(meshes)),
+            dataclasses.replace(self.partitioned.compile_options, cores=cores_of_own(meshes)),
         )
         made = Compiled(self, executables, runtime or RuntimeOptions())
         made.fallbacks = shared_warning(made.fallbacks)

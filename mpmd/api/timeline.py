@@ -30,6 +30,9 @@ Interval = tuple[float, float]
 _BUFFERS = ("argument", "received", "activation", "gradient", "result", "copy", "other")
 _CATEGORIES = (*_BUFFERS, "kept", "workspace")
 
+WAITS_FOR_HOST = "the host to enqueue it"
+"""Ends the note of the idle time of a mesh between when a run could begin and when it did."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Scratch:
@@ -84,7 +87,7 @@ def predicted_timeline(
         assert isinstance(op, Recv) and isinstance(sent, Send)
         kinds = program.streams[sender].buffers[sent.buffer].type, program.streams[s].buffers[op.buffer].type
         start = ready.get((sender, sent.buffer), 0.0)
-        end = ready[s, op.buffer] = start + costs.transfers.get(kinds, 0.0)
+        end = ready[s, op.buffer] = start + costs.message_s(kinds)
         times.messages[s, at] = (start, end)
 
     for s, at in order.nodes:
@@ -94,7 +97,7 @@ def predicted_timeline(
                 receive(*posted.pop((s, b)))
         if isinstance(op, Run):
             start = max([device[s], *(ready.get((s, b), 0.0) for b in op.inputs)])
-            end = device[s] = start + costs.fragments.get(op.executable, 1.0)
+            end = device[s] = start + costs.run_s(op.executable)
             ready.update({(s, b): end for b in op.outputs})
             times.runs[s, at] = (start, end)
         elif isinstance(op, Recv):
@@ -292,7 +295,7 @@ def _waits(
                 yield clock, min(end, start), what, peer
                 clock = min(end, start)
     if clock < start:
-        yield clock, start, "the host to enqueue it", ""
+        yield clock, start, WAITS_FOR_HOST, ""
 
 
 def _sends(program: Program) -> dict[Node, Node]:

@@ -17,7 +17,9 @@ from mpmd import ir
 from mpmd.errors import ConfigError, collect
 from mpmd.jax_compat import world_devices
 from mpmd.runtime.clients import Pinning, divided, mesh_devices
+from mpmd.runtime.processes.placing import placed
 from mpmd.runtime.processes.world import world
+from mpmd.runtime.program import processes_text
 
 MeshLike: TypeAlias = int | Mesh | Mapping[str, int] | Sequence[Any]
 
@@ -52,19 +54,23 @@ class Topology(Mapping[str, Mesh]):
         hosts = joined.known_hosts()
         rows = [("mesh", "process", "host", "devices")]
         for name, mesh in self.items():
-            process = self.processes[name]
-            rows.append((name, str(process), hosts.get(process, "?"), ", ".join(map(str, mesh.devices.flat))))
+            of_mesh = self.processes[name]
+            places = ", ".join(dict.fromkeys(hosts.get(process, "?") for process in of_mesh))
+            rows.append((name, ", ".join(map(str, of_mesh)), places, ", ".join(map(str, mesh.devices.flat))))
         widths = [max(len(row[k]) for row in rows) for k in range(3)]
         return "\n".join(
             "  ".join([*(f"{text:{width}}" for text, width in zip(row, widths)), row[3]]) for row in rows
         )
 
     @functools.cached_property
-    def processes(self) -> dict[str, int]:
-        """For each mesh the index of its process, in pipeline order; empty if there is one process."""
+    def processes(self) -> dict[str, tuple[int, ...]]:
+        """For each mesh the indices of its processes, in pipeline order; empty if there is one process."""
         if jax.process_count() == 1:
             return {}
-        return {name: mesh.devices.flat[0].process_index for name, mesh in self.items()}
+        return {
+            name: tuple(sorted({device.process_index for device in mesh.devices.flat}))
+            for name, mesh in self.items()
+        }
 
     def ir(self) -> ir.TopologyAttr:
         """The topology as an attribute of the IR."""
@@ -104,7 +110,8 @@ def make_topology(
             called `"data"`), or axis sizes such as `{"data": 2, "model": 2}`.  Numbers take devices in
             order from `devices`.
         devices: where numbers take devices from; by default `runtime.clients` chooses them in one process,
-            and several processes take all their devices in order.
+            and several processes take all their devices in order: a mesh lies in one process where it fits,
+            and is over whole processes where it does not.
         pinning: on CPU, whether each mesh gets a client of its own: `"auto"`, `"always"` or `"never"`.
 
     Raises:
@@ -141,28 +148,19 @@ def make_topology(
 
 
 def check_processes(topology: Topology) -> None:
-    """Refuses meshes over several processes, and processes without a mesh.
+    """Refuses processes without a mesh.
 
     Raises:
-        ConfigError: all problems at once.
+        ConfigError: there are some.
     """
-    problems = []
-    for name, mesh in topology.items():
-        indices = sorted({device.process_index for device in mesh.devices.flat})
-        if len(indices) > 1:
-            problems.append(
-                f"mesh {name!r} is over processes {', '.join(map(str, indices))}; a mesh must lie in one "
-                "process: give each process as many devices as its meshes need, such as mpmd-run --devices"
-            )
     used = {device.process_index for mesh in topology.values() for device in mesh.devices.flat}
     idle = [index for index in range(jax.process_count()) if index not in used]
     if idle:
-        problems.append(
-            f"process{'es' if len(idle) > 1 else ''} {', '.join(map(str, idle))} of {jax.process_count()} "
-            "would have no mesh: start fewer processes, with more devices each, or use more meshes"
+        raise ConfigError(
+            f"the topology does not fit the processes: {processes_text(idle)} of {jax.process_count()} "
+            "would have no mesh\n"
+            "  start fewer processes, with more devices each, or use more or larger meshes"
         )
-    if problems:
-        raise collect(ConfigError, problems, "the topology does not fit the processes:")
 
 
 # Characters that the text of programs can hold: XLA ends the process on axes with others.
@@ -242,6 +240,7 @@ def _devices(counts: dict[str, int], devices: Sequence[Any] | None, pinning: Pin
         return {}
     if devices is None and jax.process_count() == 1:
         return mesh_devices(counts, pinning=pinning)
-    devices = world_devices(jax.default_backend()) if devices is None else devices
+    if devices is None:
+        return placed(world_devices(jax.default_backend()), counts)
     advice = "give more devices, smaller meshes, or lists of devices, which meshes may share"
     return divided(devices, counts, f"{len(devices)} were given\n  {advice}")

@@ -50,20 +50,25 @@ def scheduling_pipeline() -> list[Pass]:
     return [MemorySchedule()]  # memory is assigned for one order
 
 
-def preparation(devices: int = 1, limits: KernelLimits = HOST.limits) -> list[Pass]:
+def preparation(
+    devices: int = 1, limits: KernelLimits = HOST.limits, *, unit_dims: bool = True
+) -> list[Pass]:
     """The passes after which kernels can compute each instruction by itself.
 
     Args:
         devices: how many run the program together.
         limits: of the device.
+        unit_dims: whether dims of extent 1 stay.
     """
     together = groups.communication() if devices > 1 else []
+    narrowed = [] if unit_dims else groups.without_unit_dims()
     return [
         LayoutRemoval(),  # no later pass need know of layouts
         *groups.inlining(),  # everything later looks at one computation at a time
         *groups.expansion(limits),  # only operations that kernels have
         *groups.simplification(),  # fewer and simpler ones
         *together,  # constants are folded: values that depend on the device alone are known
+        *narrowed,  # before products are decomposed: their dims of 1 are between others
         DotDecomposer(),  # kernels sum over one run of elements
         FlattenCallGraph(),  # buffers are assigned to each loop and branch by itself
     ]

@@ -75,8 +75,8 @@ class Target(Protocol):
     def refuses(self, instruction: HloInstruction, planned: PlannedKernel | None) -> str:
         """Why there is no code for an instruction and its kernel, if it has one; "" if there is.
 
-        Collectives are kernels, too: on devices that do not address each other's memory, and that exchange no
-        messages for an opcode, this is where they are refused.
+        Collectives are kernels, too: a plan says what each device gets; a target that cannot get it there
+        refuses the plan.
         """
 
     def scratch_bytes(self, planned: PlannedKernel | None) -> int:

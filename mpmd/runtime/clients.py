@@ -140,27 +140,33 @@ def divided(devices: Sequence[Any], counts: Mapping[str, int], problem: str) -> 
     return {mesh: [next(left) for _ in range(count)] for mesh, count in counts.items()}
 
 
-def cores_of(device: Any) -> tuple[int, ...]:
+def cores_of(device: Any, default: tuple[int, ...] = ()) -> tuple[int, ...]:
     """The cores of the client of a CPU device: as many as its threads.
 
-    Of a client whose threads may run on any core it is an arbitrary one.
+    Of a client whose threads may run on any core it is an arbitrary one; of the default client it is
+    `default`, or all cores of this process.
     """
     with _clients_lock:
         for (_, cores, _), client in _clients.items():
             if client is device.client:
                 return cores
-    return available_cores()
+    return default or available_cores()
 
 
-def cores_of_meshes(topology: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The cores of each mesh of CPU devices; meshes of one client divide its cores."""
+def cores_of_meshes(topology: Mapping[str, Any], own: tuple[int, ...] = ()) -> dict[str, tuple[int, ...]]:
+    """The cores of each mesh of CPU devices; meshes of one client divide its cores.
+
+    Args:
+        topology: the meshes.
+        own: cores of the default client; empty for all of this process.
+    """
     sharing: dict[int, list[str]] = {}
     for name, mesh in topology.items():
         if mesh.devices.flat[0].platform == "cpu":
             sharing.setdefault(id(mesh.devices.flat[0].client), []).append(name)
     found: dict[str, tuple[int, ...]] = {}
     for names in sharing.values():
-        cores = cores_of(topology[names[0]].devices.flat[0])
+        cores = cores_of(topology[names[0]].devices.flat[0], own)
         for number, name in enumerate(names):
             found[name] = cores[number :: len(names)] or cores[:1]
     return found

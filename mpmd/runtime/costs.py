@@ -36,6 +36,14 @@ class ProgramCosts:
     fragments: Mapping[str, float]
     transfers: Mapping[tuple[BufferType, BufferType], float] = dataclasses.field(default_factory=dict)
 
+    def run_s(self, fragment: str) -> float:
+        """Seconds of one run of a fragment; 1 if it is not known."""
+        return self.fragments.get(fragment, 1.0)
+
+    def message_s(self, kinds: tuple[BufferType, BufferType]) -> float:
+        """Seconds of one message; 0 if its kind is not known."""
+        return self.transfers.get(kinds, 0.0)
+
 
 class OneAtATime(Observer):
     """Observes a step that one thread issues, and waits for everything: each fragment runs alone."""

@@ -86,6 +86,7 @@ def decode(
     streams: list[tuple[BoundInstruction, ...]] = []
     pending_calls: list[PendingCalls] = []
     paths = {spec.index: spec.path for spec in program.inputs}
+    fetches = chosen_fetches(program)
     base = 0
     for stream in program.streams:
         pending = PendingCalls(stream.mesh)
@@ -93,13 +94,29 @@ def decode(
         watched |= _tokens(stream, watched, executables)
         unwatched = unwatched_sources(stream, watched)
         limits = unfinished_calls(stream, run_ahead)
-        binder = _Binder(stream, base, executables, engine, pending, watched, unwatched, paths, limits)
+        binder = _Binder(
+            stream, base, executables, engine, pending, watched, unwatched, paths, limits, fetches
+        )
         bound = [binder.bind(at) for at in range(len(stream.instructions))]
         feeds += [i for i in bound if isinstance(i, BoundFeed)]
         streams.append(tuple(i for i in bound if not isinstance(i, BoundFeed)))
         pending_calls.append(pending)
         base += len(stream.buffers)
     return Decoded(tuple(feeds), tuple(streams), tuple(pending_calls), base)
+
+
+def chosen_fetches(program: Program) -> frozenset[tuple[str, int]]:
+    """For each result the `Fetch` that gives it, by mesh and position.
+
+    Meshes over several processes may overlap: a process then has a result and a copy that it received.
+    """
+    found: dict[int, tuple[str, int]] = {}
+    for stream in program.streams:
+        received = {op.buffer for op in stream.instructions if isinstance(op, Recv)}
+        for at, op in enumerate(stream.instructions):
+            if isinstance(op, Fetch) and (op.output not in found or op.buffer not in received):
+                found[op.output] = stream.mesh, at
+    return frozenset(found.values())
 
 
 def watched_results(stream: Stream) -> dict[int, int]:
@@ -173,6 +190,7 @@ class _Binder:
     unwatched: dict[int, tuple[str, ...]]
     paths: dict[int, str]
     limits: dict[int, int]
+    fetches: frozenset[tuple[str, int]]
 
     def bind(self, at: int) -> BoundInstruction:
         op, mesh, base = self.stream.instructions[at], self.stream.mesh, self.base
@@ -206,6 +224,8 @@ class _Binder:
                 place = self.engine.placer(self.type(op.buffer), self.paths[op.input], fresh=op.fresh)
                 return BoundFeed(mesh, at, base + op.buffer, op.input, place, self.paths[op.input])
             case Fetch():
+                if (mesh, at) not in self.fetches:
+                    return BoundFree(mesh, at, ())
                 return BoundFetch(mesh, at, base + op.buffer, op.output)
 
     def type(self, number: int) -> BufferType:

@@ -8,7 +8,9 @@ JAX's own error.  `RuntimeOptions(blocking=True)` waits in every step and names 
 
 Threads: one thread issues for all meshes, in the order in which everything could begin, if every call returns
 before its work is done and none waits for memory; otherwise one thread per mesh, so that no mesh waits for
-another's call.
+another's call.  Where a mesh is over several processes, a call waits for the same call of these: every
+process issues its part of one order, from one thread, and the user's thread is free to report a process that
+is lost.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from mpmd.errors import ConfigError, ProgramError, SignatureError, collect
 from mpmd.runtime.channels.profiling import dispatch_annotations, step_annotation
+from mpmd.runtime.channels.protocol import Stopped
 from mpmd.runtime.decode import ArrayEngine, decode
 from mpmd.runtime.host_memory import freed_memory, limit_of
 from mpmd.runtime.instructions import Feed, Fetch
@@ -33,6 +36,7 @@ from mpmd.runtime.interpreter import (
     CallFailed,
     FragmentExecutable,
     Observer,
+    PendingCalls,
     StepState,
     issue_all,
 )
@@ -56,7 +60,8 @@ class RuntimeOptions:
     """How programs are run.
 
     Attributes:
-        issue: the threads: "one-thread", "thread-per-mesh", or "auto", the rule of this module.
+        issue: the threads: "one-thread", "thread-per-mesh", or "auto", the rule of this module.  A process
+            that has some of a mesh over several processes cannot use a thread per mesh.
         run_ahead: the maximum of unfinished calls of a mesh; bounds how long an interrupt takes.  There are
             fewer where their results would need much more memory than the mesh is predicted to need; see
             `run_ahead`.
@@ -65,7 +70,8 @@ class RuntimeOptions:
         keep_freed_memory: on CPU, let this process keep the memory that fragments free, so that the next step
             takes no page faults.  At the beginning of a step there is kept, at most, what a step takes and
             frees again, and a quarter of its predicted peak or 64 MiB; any more is returned to the
-            system.  Nothing happens with other C libraries than glibc (2.33 or later); see `host_memory`.
+            system every 10 s, and at once if it is twice as much.  Nothing happens with other C libraries
+            than glibc (2.33 or later); see `host_memory`.
         peer_timeout: in several processes, seconds after which one that does not answer has failed.
     """
 
@@ -115,6 +121,7 @@ class Executor:
 
         Raises:
             ProgramError: the program breaks a rule, or an executable is missing.
+            ConfigError: the options require threads that the program cannot have.
         """
         self.program, self.options, self.executables = program, options, executables
         self.order = verify(program)
@@ -124,6 +131,7 @@ class Executor:
             self._freed_memory.allow(self, limit_of(*peak_and_freed(own, workspace)))
         self._decoded = decode(own, executables, engine, options.run_ahead)
         self._make_channels = engine.channels(program)
+        self._spans = self._has_meshes_over_processes()
         self.issues_from_one_thread = self._needs_one_thread(executables)
         if self.issues_from_one_thread:
             for pending in self._decoded.pending:
@@ -182,7 +190,7 @@ class Executor:
                 with step_annotation(self.program.name, frame.number):
                     self._issue(frame, one_by_one or self.issues_from_one_thread)
                 if self.options.blocking:
-                    self._wait(frame.outputs)
+                    self._wait(frame)
             except CallFailed as failed:
                 first = self._first_failure(failed)
                 frame.forget()
@@ -258,7 +266,18 @@ class Executor:
                     f"pass a copy"
                 )
 
+    def _has_meshes_over_processes(self) -> bool:
+        meshes = [stream.mesh for stream in self._own.streams if len(stream.processes) > 1]
+        if meshes and len(self._own.streams) > 1 and self.options.issue == "thread-per-mesh":
+            raise ConfigError(
+                f"issue is 'thread-per-mesh', but mesh {meshes[0]!r} is over several processes, which must "
+                "issue their calls in one order\n  use 'auto' or 'one-thread'"
+            )
+        return bool(meshes)
+
     def _needs_one_thread(self, executables: Mapping[tuple[str, str], FragmentExecutable]) -> bool:
+        if self._spans:
+            return True
         if self.options.issue != "auto":
             return self.options.issue == "one-thread"
         if len(self._own.streams) == 1:
@@ -298,25 +317,46 @@ class Executor:
 
     def _issue(self, frame: StepState, one_thread: bool) -> None:
         self._settle()
+        if self._spans:
+            self._use_threads(["all meshes"]).issue([(*self._decoded.feeds, *self._issue_order)], frame)
+            return
         issue_all(self._decoded.feeds, frame)
         if one_thread:
             issue_all(self._issue_order, frame)
             return
-        if self._workers is None:
-            self._workers = Workers([stream.mesh for stream in self._own.streams])
-            self._closer = weakref.finalize(self, self._workers.close)
-        self._workers.issue(self._decoded.streams, frame)
+        self._use_threads([stream.mesh for stream in self._own.streams]).issue(self._decoded.streams, frame)
 
-    def _wait(self, results: Sequence[Any] = ()) -> None:
-        """Waits for every unfinished call and for results; signals are handled at once."""
+    def _use_threads(self, names: Sequence[str]) -> Workers:
+        if self._workers is None:
+            self._workers = Workers(names)
+            self._closer = weakref.finalize(self, self._workers.close)
+        return self._workers
+
+    def _wait(self, frame: StepState | None = None) -> None:
+        """Waits for every unfinished call, and for the results of a step; signals are handled at once.
+
+        Raises:
+            Stopped: the step was stopped meanwhile: a call may wait for another process for ever.
+        """
+
+        def check() -> None:
+            if frame is not None and frame.stopped:
+                raise Stopped
+
+        def look(pending: PendingCalls) -> None:
+            check()
+            pending.forget_finished()
+
         self._settle()
         for pending in self._decoded.pending:
             while pending.unfinished:
-                wait_for(pending.unfinished[0].handle)
+                last, first = pending.unfinished[-1], pending.unfinished[0]
+                wait_for(last.handle, functools.partial(look, pending))  # one wait: calls end in order
+                wait_for(first.handle, check)  # unless it is unknown when the last one ends
                 pending.forget_finished()
-        for result in results:  # one that was received is the result of no call here
-            if result is not None:
-                wait_for(result)
+        for result in () if frame is None else frame.outputs:
+            if result is not None:  # one that was received is the result of no call here
+                wait_for(result, check)
 
     def _first_failure(self, failed: CallFailed) -> CallFailed:
         """The call that failed first; the one found may only have read its results.  Forgets all calls."""

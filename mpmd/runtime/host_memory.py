@@ -8,7 +8,8 @@ fragment.
 Unlimited, glibc keeps much more than a step needs: memory freed in the heap of one thread serves no other
 threads, an aligned block does not fit where an equal one was, and host arrays freed after they were copied to
 their meshes stay as well.  So between steps `FreedMemory.trim` compares the kept memory with a limit, and
-returns all of it to the system above the limit.
+returns all of it to the system above the limit: every ten seconds at most, since the next step takes a page
+fault for each page again, but at once if twice the limit is kept.
 
     kept = growth of anonymous resident memory - growth of allocated memory,  since the last trim
 
@@ -35,6 +36,9 @@ _MAX_BLOCK, _NEVER = 1 << 30, (1 << 31) - 1
 _INTERVAL_SECONDS, _CHECK_SHARE = 0.1, 100
 """Reading both sizes takes 0.1 to 10 ms: they are read so often at most, and in 1/100 of the time at most."""
 
+_RETURN_SECONDS, _AT_ONCE = 10.0, 2
+"""Kept memory is returned so often at most, unless it is so many times the limit."""
+
 SLACK_SHARE, SLACK_BYTES = 4, 64 << 20
 """Limit of kept memory beside the memory that a step frees itself: 1/4 of its peak, or so many bytes."""
 
@@ -56,7 +60,7 @@ class FreedMemory:
         self._lock = threading.Lock()
         self._limits: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._anonymous = self._given_out = 0
-        self._next_check = 0.0
+        self._next_check = self._next_return = 0.0
         self._return_all()
 
     def kept(self) -> int:
@@ -72,7 +76,8 @@ class FreedMemory:
     def trim(self) -> bool:
         """Returns freed memory to the system if more of it is kept than is allowed.
 
-        Looks at most every 0.1 s, and less often where looking takes more than 1 ms.
+        Looks at most every 0.1 s, and less often where looking takes more than 1 ms.  Returns at most every
+        10 s, unless twice as much is kept.
 
         Returns:
             Whether it did.
@@ -83,9 +88,11 @@ class FreedMemory:
         try:
             kept = self.kept()
             self._next_check = now + max(_INTERVAL_SECONDS, _CHECK_SHARE * (time.monotonic() - now))
-            if kept <= max(self._limits.values(), default=0):
+            limit = max(self._limits.values(), default=0)
+            if kept <= limit or (now < self._next_return and kept <= _AT_ONCE * limit):
                 return False
             self._return_all()
+            self._next_return = now + _RETURN_SECONDS
             return True
         finally:
             self._lock.release()

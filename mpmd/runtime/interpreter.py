@@ -146,15 +146,18 @@ class PendingCalls:
         def check() -> None:
             if frame.stopped:
                 raise Stopped
-            for pending in self.others:
+            for pending in (self, *self.others):
                 pending.forget_finished()
 
         self.forget_finished()
         if len(self.unfinished) < unfinished:
             return
-        while len(self.unfinished) >= unfinished - unfinished // 4:
+        room = unfinished - unfinished // 4
+        while (surplus := len(self.unfinished) - room) >= 0:
             check()
-            wait_for(self.unfinished[0].handle, check)
+            last, first = self.unfinished[surplus], self.unfinished[0]
+            wait_for(last.handle, check)  # calls of a mesh end in order
+            wait_for(first.handle, check)  # unless it is unknown when the last one ends
             self.forget_finished()
 
 

@@ -41,16 +41,16 @@ from mpmd.runtime.verify import verify
 
 def linearize(
     graph: EntryGraph,
-    processes: Mapping[str, int] = MappingProxyType({}),
+    processes: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
     replicated: Collection[int] = (),
 ) -> Program:
     """Builds the program of the exported entry function and verifies it.
 
     Args:
         graph: the exported entry function.
-        processes: for each mesh the index of its process; empty if there is one process.  An argument is
-            read by the process of its own mesh only, and sent to meshes of others.  Every process gets the
-            scalar results.
+        processes: for each mesh the indices of its processes; empty if there is one process.  An argument
+            is read by the processes of its own mesh only, and sent to meshes of others.  Every process gets
+            the scalar results.
         replicated: positions of other results that every process gets.
 
     Raises:
@@ -118,7 +118,7 @@ def _call_problems(op: CallNode, where: str, types: dict[int, BufferType]) -> li
 class _StreamLayout:
     """Lays out the streams of one graph; until the last step instructions name graph values."""
 
-    def __init__(self, graph: EntryGraph, processes: Mapping[str, int]) -> None:
+    def __init__(self, graph: EntryGraph, processes: Mapping[str, tuple[int, ...]]) -> None:
         self.graph, self.processes = graph, processes
         self.types = dict(graph.types)
         self.names: dict[int, str] = {}
@@ -138,8 +138,12 @@ class _StreamLayout:
         self._sort_transfers()
 
     def _same_process(self, op: TransferOp) -> bool:
+        """Whether both meshes of a transfer are in one process."""
         source, target = self.types[op.source].mesh, self.types[op.target].mesh
-        return self.processes.get(source, 0) == self.processes.get(target, 0)
+        return len({*self._processes_of(source), *self._processes_of(target)}) == 1
+
+    def _processes_of(self, mesh: str) -> tuple[int, ...]:
+        return self.processes.get(mesh, (0,))
 
     def _leaves_process(self, value: int) -> bool:
         """Whether a value is sent to another process, which may read it after the step has ended."""
@@ -193,7 +197,7 @@ class _StreamLayout:
         streams = [
             dataclasses.replace(
                 _number(mesh, _free_after_last_use(self._freshened(body)), self.types, self.names),
-                process=self.processes.get(mesh, 0),
+                processes=self._processes_of(mesh),
             )
             for mesh, body in laid.items()
             if body
@@ -209,7 +213,7 @@ class _StreamLayout:
         return [*feeds, *self._posted_early(self.bodies[mesh])]
 
     def _posted_early(self, body: Sequence[Instruction]) -> list[Instruction]:
-        """Moves each receive from another process before the task that precedes its use.
+        """Moves each receive from other processes before the task that precedes its use.
 
         Such a receive does not wait, so no order of them can stop the program.  It costs the memory of one
         message more: a receive is not moved further.
@@ -217,7 +221,7 @@ class _StreamLayout:
         remote = {
             number
             for (source, target), number in self.numbers.items()
-            if self.processes.get(source, 0) != self.processes.get(target, 0)
+            if not set(self._processes_of(source)) & set(self._processes_of(target))
         }
         result: list[Instruction] = []
         task = -1  # position of the last task in the result

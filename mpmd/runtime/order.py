@@ -3,9 +3,9 @@
 Streams have no branches and each receive names its message, so whether a program stops does not depend
 on timing: it stops in every execution or in none, and it stops exactly if the edges below have a cycle.
 
-Edges: program order; each send to its receive.  A receive from another process does not wait: it posts the
-request, and the first instruction that reads the buffer waits for the send.  In-order devices, in-order issue
-and bounds on run-ahead only add edges along program order, so they never make a cycle.
+Edges: program order; each send to its receive.  A receive from other processes only does not wait: it posts
+the request, and the first instruction that reads the buffer waits for the send.  In-order devices, in-order
+issue and bounds on run-ahead only add edges along program order, so they never make a cycle.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def waits_for(program: Program, pairs: list[list[Message]]) -> dict[Node, list[N
     for pair in pairs:
         for message in pair:
             s, at = message.recv
-            if message.channel in program.between_processes:
+            if message.channel in program.posted:
                 stream = program.streams[s]
                 first = readers[s] if s in readers else readers.setdefault(s, _first_readers(stream))
                 op = stream.instructions[at]

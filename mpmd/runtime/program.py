@@ -34,13 +34,13 @@ class Buffer:
 class Stream:
     """The work of one mesh in one step; `buffers[i]` describes buffer number i.
 
-    `process` is the index of the process that runs it, 0 where there is one only.
+    `processes` are the indices of those that run it: several where its mesh has devices in several.
     """
 
     mesh: str
     buffers: tuple[Buffer, ...]
     instructions: tuple[Instruction, ...]
-    process: int = 0
+    processes: tuple[int, ...] = (0,)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,28 +83,39 @@ class Program:
 
     def part(self, process: int) -> Program:
         """The streams of one process.  The messages of others are missing: it cannot be verified."""
-        own = tuple(stream for stream in self.streams if stream.process == process)
+        own = tuple(stream for stream in self.streams if process in stream.processes)
         return dataclasses.replace(self, streams=own)
 
     @functools.cached_property
     def between_processes(self) -> frozenset[int]:
-        """The channels between meshes of different processes: the receiver may read a buffer later."""
-        of_mesh = {stream.mesh: stream.process for stream in self.streams}
-        return frozenset(
-            number
-            for number, channel in enumerate(self.channels)
-            if of_mesh.get(channel.source) != of_mesh.get(channel.target)
-        )
+        """The channels that are not within one process: the receiver may read a buffer later."""
+        return frozenset(k for k, (sources, targets) in self._channel_ends if len(sources | targets) > 1)
 
     @functools.cached_property
-    def results(self) -> dict[int, tuple[int, BufferType]]:
-        """For each flat result its process, and its type on the mesh that computes it."""
-        found: dict[int, tuple[int, BufferType]] = {}
+    def posted(self) -> frozenset[int]:
+        """The channels between meshes without a common process: a receive there does not wait."""
+        return frozenset(k for k, (sources, targets) in self._channel_ends if not sources & targets)
+
+    @functools.cached_property
+    def _channel_ends(self) -> list[tuple[int, tuple[frozenset[int], frozenset[int]]]]:
+        """For each channel the processes of both its meshes."""
+        of_mesh = {stream.mesh: frozenset(stream.processes) for stream in self.streams}
+        nowhere = frozenset({-1})
+        ends = [
+            (of_mesh.get(channel.source, nowhere), of_mesh.get(channel.target, nowhere))
+            for channel in self.channels
+        ]
+        return list(enumerate(ends))
+
+    @functools.cached_property
+    def results(self) -> dict[int, tuple[tuple[int, ...], BufferType]]:
+        """For each flat result its processes, and its type on the mesh that computes it."""
+        found: dict[int, tuple[tuple[int, ...], BufferType]] = {}
         for stream in self.streams:
             received = {op.buffer for op in stream.instructions if isinstance(op, Recv)}
             for op in stream.instructions:
                 if isinstance(op, Fetch) and (op.output not in found or op.buffer not in received):
-                    found[op.output] = stream.process, stream.buffers[op.buffer].type
+                    found[op.output] = stream.processes, stream.buffers[op.buffer].type
         return found
 
     @functools.cached_property
@@ -127,7 +138,7 @@ class Program:
         return f"program {self.name} fingerprint {self.fingerprint}\n{self._listing()}"
 
     def _listing(self) -> str:
-        several = any(stream.process for stream in self.streams)
+        several = len({process for stream in self.streams for process in stream.processes}) > 1
         lines = [f"  input {s.index} {s.path}{' donated' if s.donated else ''}" for s in self.inputs]
         lines += [f"  output {s.index} {s.path}" for s in self.outputs]
         for number, channel in enumerate(self.channels):
@@ -135,7 +146,7 @@ class Program:
             lines.append(f"channel {number}: {channel.source} -> {channel.target} tagged{between}")
             lines += [f"  message {k}: {type_}" for k, type_ in enumerate(channel.types)]
         for stream in self.streams:
-            where = f" in process {stream.process}" if several else ""
+            where = f" in {processes_text(stream.processes)}" if several else ""
             lines.append(f"mesh {stream.mesh}{where}: {len(stream.instructions)} instructions")
             width = len(str(len(stream.instructions)))
             lines += [
@@ -143,6 +154,11 @@ class Program:
                 for at, op in enumerate(stream.instructions)
             ]
         return "\n".join(lines) + "\n"
+
+
+def processes_text(processes: Sequence[int]) -> str:
+    """Some processes by their indices: `process 0`, `processes 0, 1`."""
+    return f"process{'es' if len(processes) > 1 else ''} {', '.join(map(str, processes))}"
 
 
 def instruction_text(op: Instruction, buffers: Sequence[Buffer] = ()) -> str:

@@ -157,9 +157,10 @@ def edge_findings(program: Program) -> list[str]:
     """The user's side: feeds first, known arguments, every result exactly once."""
     findings: list[str] = []
     arguments = {spec.index: spec for spec in program.inputs}
-    fetched: dict[tuple[int, int], str] = {}  # (process, output)
+    fetched: dict[tuple[int | str, int], str] = {}  # (process, output); of a received one (mesh, output)
     for stream in program.streams:
         started = False
+        received = {op.buffer for op in stream.instructions if isinstance(op, Recv)}
         for at, op in enumerate(stream.instructions):
             if isinstance(op, Feed):
                 if started:
@@ -169,10 +170,12 @@ def edge_findings(program: Program) -> list[str]:
             else:
                 started = True
             if isinstance(op, Fetch):
-                key = stream.process, op.output
-                if key in fetched:
-                    findings.append(f"{_place(stream, at)}: output {op.output} was fetched by {fetched[key]}")
-                fetched.setdefault(key, f"{stream.mesh}[{at}]")
+                places = (stream.mesh,) if op.buffer in received else stream.processes
+                for key in [(place, op.output) for place in places]:
+                    if key in fetched:
+                        problem = f"output {op.output} was fetched by {fetched[key]}"
+                        findings.append(f"{_place(stream, at)}: {problem}")
+                    fetched.setdefault(key, f"{stream.mesh}[{at}]")
     named = {spec.index: spec.path for spec in program.outputs}
     found = {k for _, k in fetched}
     findings += [f"output {k} ({path}) is never fetched" for k, path in named.items() if k not in found]

@@ -61,6 +61,7 @@ class Workers:
 
         Raises:
             Exception: the first failure of any thread.
+            Stopped: the step was stopped, and a thread did not end.
             KeyboardInterrupt: the user interrupted; the threads were stopped.
         """
         self.wait()
@@ -68,7 +69,9 @@ class Workers:
         try:
             self._last = job
             self._hand_out(job, streams)
-            job.done.wait()
+            while not job.done.wait(_STOP_SECONDS):
+                if frame.stopped and not job.failures and not job.done.wait(_STOP_SECONDS):
+                    raise Stopped  # a thread is in a call that may never return
         except BaseException:  # a signal arrived: stop the threads, then raise it again
             frame.stop()
             # it may have arrived before every thread had its stream: those end without one

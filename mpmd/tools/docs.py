@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
+import re
 import sys
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +25,7 @@ from mpmd.options import USER_DEFAULTS, PipelineOptions
 from mpmd.support.passes import Pass, option_text
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+_CONTRACT = re.compile(r"(?:^|(?<=  ))(Requires|Ensures|Cost|Source|Error|Late error|Warning|Remark): ", re.M)
 MADE = "<!-- made by `make docs`: change the docstrings instead -->\n\n"
 
 
@@ -39,7 +42,8 @@ def passes_page() -> str:
     """Every pass by family, and the pipelines."""
     parts = [
         MADE,
-        "# Passes\n\nThe docstring of each pass; then the order in which they run.\n",
+        "# Passes\n\nThe docstring of each pass; then the order in which they run.\n"
+        "[Before and after](pass-examples.md) shows what `mpmd-opt` prints for each.\n",
     ]
     parts += _families(passes.FAMILIES)
     parts.append(
@@ -56,7 +60,8 @@ def hlo_passes_page() -> str:
     parts = [
         MADE,
         "# Passes over HLO\n\nThe docstring of each pass; then the groups that run.\n"
-        "`mpmd-hlo-opt FILE -PASS='OPTION=VALUE' -GROUP` runs them on HLO text.\n",
+        "`mpmd-hlo-opt FILE -PASS='OPTION=VALUE' -GROUP` runs them on HLO text;\n"
+        "[before and after](pass-examples-hlo.md) shows what it prints for each.\n",
     ]
     parts += _families(hlo_passes.FAMILIES)
     parts.append("\n## Groups\n")
@@ -83,13 +88,33 @@ def _families(families: Iterable[ModuleType]) -> list[str]:
 def _pass_entry(kind: type[Pass]) -> str:
     first, _, rest = inspect.cleandoc(kind.__doc__ or "").partition("\n")
     text = f"\n### {kind.name}\n\n{first}\n"
-    if rest.strip():
-        text += f"\n```text\n{rest.strip()}\n```\n"
-    fields = dataclasses.fields(kind)
+    body = rest.partition("\nAttributes:\n")[0].strip("\n")
+    text += "".join(f"\n{_paragraph(part)}\n" for part in re.split(r"\n{2,}", body) if part.strip())
+    fields, docs = dataclasses.fields(kind), option_docs(kind)
     if fields:
-        text += "\n| option | default |\n|---|---|\n"
-        text += "".join(f"| `{f.name.replace('_', '-')}` | {_shown(f.default)} |\n" for f in fields)
+        text += "\n| option | default | meaning |\n|---|---|---|\n"
+        for f in fields:
+            meaning = _cell(docs.get(f.name, ""))
+            text += f"| `{f.name.replace('_', '-')}` | {_shown(f.default)} | {meaning} |\n"
     return text
+
+
+def _paragraph(text: str) -> str:
+    """A paragraph of a docstring: an example as code, its contract as a list, anything else as it is."""
+    if text.startswith("    ") or "->" in text:
+        return f"```text\n{textwrap.dedent(text)}\n```"
+    if not _CONTRACT.match(text):
+        return _escaped(text)
+    _, *parts = _CONTRACT.split(text)
+    entries = zip(parts[::2], parts[1::2], strict=True)
+    return "\n".join(f"* **{word}:** {_escaped(' '.join(said.split()))}" for word, said in entries)
+
+
+def _escaped(text: str) -> str:
+    """Text in which Markdown finds nothing to format outside of backquotes."""
+    pieces = text.split("`")
+    pieces[::2] = [re.sub(r"([<*\[])", r"\\\1", piece) for piece in pieces[::2]]
+    return "`".join(pieces)
 
 
 def _everything() -> PipelineOptions:

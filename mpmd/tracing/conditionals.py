@@ -87,7 +87,8 @@ def _split(equation: Any, which: Any, *operands: Any) -> list[Any]:
         inside = jax.make_jaxpr(with_split_conditionals(closed))(*map(_shape, shapes))
         branches.append(FlatFunction(inside))
     groups = _Groups(branches)
-    if groups.count < 2 or any(_is_fixed(item) for flat in branches for item in flat.items):
+    items = ((item, groups.of(b, flat, item)) for b, flat in enumerate(branches) for item in flat.items)
+    if groups.count < 2 or any(_is_fixed(item, group) for item, group in items):
         return rebind(equation, [which, *operands])
     with as_of(equation):
         return _Conditional(which, operands, branches, groups).run()
@@ -97,11 +98,20 @@ def _shape(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
-def _is_fixed(item: Item) -> bool:
-    """Whether an item must not run unless its branch is taken, or cannot be computed by itself."""
-    loop = item.equation.primitive.name == "while" and not any(map(_is_array, _avals(item)))
-    keys = any(jnp.issubdtype(aval.dtype, jax.dtypes.extended) for aval in _avals(item))
-    return bool(item.equation.effects) or loop or keys
+def _is_fixed(item: Item, group: Any) -> bool:
+    """Whether an item cannot be computed by itself, or must not run unless its branch is taken.
+
+    Outside of its branch a loop of unknown length may not end, and items of no group are computed there.
+    """
+    if item.equation.effects or (group in (None, FREE) and _has_while(item.equation)):
+        return True
+    return any(jnp.issubdtype(aval.dtype, jax.dtypes.extended) for aval in _avals(item))
+
+
+def _has_while(equation: Any) -> bool:
+    """Whether an operation is a loop of unknown length, or has one inside."""
+    inside = (inner for jaxpr in inner_jaxprs(equation) for inner in jaxpr.eqns)
+    return equation.primitive.name == "while" or any(map(_has_while, inside))
 
 
 def _avals(item: Item) -> list[Any]:

@@ -15,3 +15,11 @@ def test_stages_and_plans_are_compared(monkeypatch):
     assert 0.2 < ratio < 5 and sent == 0
     ratios, _ = plan_quality.compare_with_measured("skips", 2)
     assert len(ratios) == 3 and all(0.1 < of < 10 for of in ratios)
+
+
+def test_a_pair_is_in_the_wrong_order_only_beyond_the_noise():
+    slow, fast = [1.0, 1.1, 1.05] * 4, [0.9, 1.0, 0.95] * 4
+    noisy = [0.9, 1.3, 1.0] * 4
+    assert plan_quality.order_is_right([fast, slow]) and not plan_quality.order_is_right([slow, fast])
+    assert plan_quality.order_is_right([slow, noisy]) and plan_quality.order_is_right([noisy, slow])
+    assert plan_quality.median_interval(range(1, 13)) == (3, 10)  # 96.1 %, the table of the sign test

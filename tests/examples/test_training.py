@@ -33,7 +33,7 @@ def ctrl_c_after():
 
 
 def test_a_run_reports_and_draws_what_it_did(tiny, tmp_path, capsys):
-    wanted = {"check": True, "check_steps": 3, "compare_steps": 1}
+    wanted = {"check": True, "check_steps": 3}
     outcome = train(tiny(steps=12, learning_rate=1e-2, output_dir=str(tmp_path), **wanted))
     assert outcome.backend == "native" and outcome.fallbacks == 0
     assert outcome.steps == 12 and outcome.check_steps == 3
@@ -42,8 +42,6 @@ def test_a_run_reports_and_draws_what_it_did(tiny, tmp_path, capsys):
     assert 0 < outcome.bubble_measured < 1
     assert set(outcome.peak_bytes) == {"m0", "m1"} and min(outcome.peak_bytes.values()) > 0
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("one step: native ") for line in lines)
-    assert outcome.native_step_ms > 0 and outcome.xla_step_ms > 0
     last = json.loads(lines[-1])
     assert last["steps"] == 12 and last["loss_last"] == pytest.approx(outcome.loss_last, rel=1e-5)
     assert any(line.startswith("step  1/12   loss ") for line in lines)

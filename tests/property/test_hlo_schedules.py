@@ -1,4 +1,6 @@
-"""Random programs in order, and with values computed again: valid, of the same meaning, and within bounds."""
+"""Random programs in order, with equal instructions side by side, and with values computed again: valid, of
+the same meaning, and within bounds.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from mpmd.compile.passes.groups import inlining
 from mpmd.compile.schedule.heap import peak_of
 from mpmd.compile.schedule.memory_schedule import SCHEDULERS, MemorySchedule
 from mpmd.compile.schedule.rematerialization import Rematerialization
+from mpmd.compile.schedule.side_by_side import SideBySide
 from mpmd.support import diagnostics
 from tests.support.hlo_meaning import evaluate
 from tests.support.random_hlo import differences
@@ -56,6 +59,10 @@ def test_orders_and_repetitions_keep_values(seed):
     assert MemorySchedule().run(module)
     verify(module)
     assert peak_of(module) <= min(single.values())
+    before = peak_of(module)
+    SideBySide().run(module)
+    verify(module)
+    assert peak_of(module) <= before + before // 16
     before = peak_of(module)
     with diagnostics.collecting():
         Rematerialization(limit=max(1, before * 6 // 10)).run(module)

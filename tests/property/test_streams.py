@@ -52,7 +52,15 @@ def random_graph(rng: random.Random) -> EntryGraph:
 
 
 graphs = st.integers(0, 2**32).map(lambda seed: random_graph(random.Random(seed)))
-processes = st.sampled_from([{}, {"m1": 1}, {"m1": 1, "m2": 2, "m3": 1}, {"m0": 2, "m1": 1, "m3": 1}])
+processes = st.sampled_from(
+    [
+        {},
+        {"m1": (1,)},
+        {"m1": (1,), "m2": (2,), "m3": (1,)},
+        {"m0": (2,), "m1": (1,), "m3": (1,)},
+        {"m0": (0, 1), "m1": (1, 2), "m2": (3,)},
+    ]
+)
 
 
 def results(program: Program, graph: EntryGraph, issue: str, rng: random.Random) -> list[str]:
@@ -151,7 +159,7 @@ def random_execution(program: Program, rng: random.Random) -> list[int] | None:
             if at[s] == len(stream.instructions):
                 continue
             op = stream.instructions[at[s]]
-            if isinstance(op, Recv) and op.channel not in program.between_processes:
+            if isinstance(op, Recv) and op.channel not in program.posted:
                 if op.sequence not in waiting[op.channel]:
                     continue
             needed = [arriving[s, b] for b in reads(op) if (s, b) in arriving]

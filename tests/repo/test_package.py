@@ -77,5 +77,6 @@ def test_distributions_are_complete_and_can_be_uploaded(tmp_path):
     assert ours | pages | {"mpmd/py.typed"} <= inside
     assert f"Version: {mpmd.__version__}" in metadata
     assert re.findall(r"\]\((?!https?://|#)[^)]*\)", metadata) == []
+    assert len(re.findall(r"!\[[^]]*\]\(https?://\S*/raw/", metadata)) == metadata.count("![") > 0
     with tarfile.open(source) as opened_source:
         assert any(n.endswith("mpmd/py.typed") for n in opened_source.getnames())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from absl import flags
@@ -18,13 +21,21 @@ from tests.repo.tree import ROOT, text, tracked
 SNIPPET = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
 
-PAGES = [path for path in tracked(".md") if SNIPPET.search(text(path))]
+RECIPES = Path("docs/guides/recipes.md")
+PAGES = [path for path in tracked(".md") if SNIPPET.search(text(path)) and path != RECIPES]
 GUIDES = "docs/guides"
 QUICK = ("README.md", *(f"{GUIDES}/{n}.md" for n in ("look-inside", "when-it-fails")))
 
 
 def snippets(page) -> str:
     return "\n".join(SNIPPET.findall(text(page)))
+
+
+def recipes() -> dict[str, str]:
+    """Heading → its recipe, after the common part of the page."""
+    common, *sections = text(RECIPES).split("\n## ")
+    found = {section.partition("\n")[0]: SNIPPET.findall(section) for section in sections}
+    return {name: "\n".join(SNIPPET.findall(common) + own) for name, own in found.items() if own}
 
 
 def test_readme_shows_code():
@@ -34,8 +45,27 @@ def test_readme_shows_code():
 @pytest.mark.fast_cases(*QUICK)
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_snippets_run(page, tmp_path):
-    program = "import jax\njax.config.update('jax_num_cpu_devices', 8)\n" + snippets(page)
-    environment = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "PATH": "", "HOME": str(tmp_path)}
+    run(snippets(page), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", recipes())
+def test_recipes_run(name, tmp_path):
+    library = re.findall(r"^(?:import|from) (\w+)", recipes()[name], re.MULTILINE)[-1]
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+    run(recipes()[name], tmp_path)
+
+
+def test_each_recipe_is_of_a_library():
+    assert list(recipes()) == ["flax linen", "flax nnx, functional", "equinox", "haiku", "keras"]
+
+
+def run(snippet, tmp_path):
+    """Runs a program of several devices in a process of its own, with the packages that this one has."""
+    program = "import jax\njax.config.update('jax_num_cpu_devices', 8)\n" + snippet
+    path = os.pathsep.join([str(ROOT), *(folder for folder in sys.path if folder)])
+    environment = {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "PATH": "", "HOME": str(tmp_path)}
     environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # for the time they take
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -1,11 +1,14 @@
 """Faults in small worlds of processes: each other process must raise the right error soon, and none may hang.
 
-    python -m tests.support.fault_campaign 200 [--first 0] [--at-once 2] [--kinds kill,stop]
+    python -m tests.support.fault_campaign 200 [--first 0] [--at-once 3] [--kinds kill,stop] [--done FILE]
 
 The processes of a world are forked from this one, which has imported everything and used no device: a
 world costs a compilation only.  The coordinator is a process of its own, so that it can be killed.  Every
-world is bounded in time, and its processes are ended by their ids.  Each fault prints a line; the last line
-is one JSON object.
+world is bounded in time, and its processes are ended by their ids.  A fault counts only with a trace of it:
+the signal that ended a process, or the injected text in the error of the process where it was injected.
+
+Each fault prints a line; the last line is one JSON object.  With `--done` each result is added to a file as
+well, and those in the file are not run again.
 """
 
 from __future__ import annotations
@@ -36,8 +39,14 @@ from mpmd.runtime.processes.world import world
 from mpmd.tools.joined import HEARTBEAT_SECONDS
 from tests.support.models import chain, dense, dense_params, regression_batch
 
-WORLD_SECONDS, STEPS, MICROBATCHES = 60.0, 4, 4
+STEPS, MICROBATCHES = 4, 4
+POLL_SECONDS, WORLD_POLLS, STOPPED_SECONDS = 0.02, 3000, 5.0
 IN_A_FRAGMENT = ("kill", "stop", "fragment")
+INJECTED = {
+    "fragment": "the fault of a fragment",
+    "memory": "injected: the device has no memory",
+    "script": "the fault of a script",
+}
 SAYS = {
     "kill": ("has ended, or does not answer",),
     "stop": ("has not answered for 8 s",),
@@ -82,12 +91,12 @@ class SkippedNumber:
 
 
 def faults() -> Iterator[Fault]:
-    """All kinds in all places, in an order in which every prefix has many of each."""
+    """All kinds in all places and steps, every prefix has many of each: 200, then again."""
     places = [(count, process) for count in (2, 3) for process in range(count)]
     for turn in itertools.count():
         for shift, kind in enumerate(SAYS):
             count, process = places[(turn + shift) % len(places)]
-            step = (turn + turn // len(places) + shift) % STEPS
+            step = (turn // len(places) + shift) % STEPS
             yield Fault(kind, count, process, step, (turn // 2 + shift) % MICROBATCHES)
 
 
@@ -135,9 +144,11 @@ def train(fault: Fault, happen: Callable[[], None]) -> None:
             elif fault.kind == "order":
                 happen()
                 mpmd.fetch(params)
-            elif fault.kind == "memory":
+        if fault.kind == "memory" and number == fault.step:
+            if here:
                 happen()
-                params[f"s{fault.process}"]["pause"] = np.float32(OUT_OF_MEMORY)
+            # in every process: another one may hold the leaf, and send it to the mesh of the fragment
+            params[f"s{fault.process}"]["pause"] = np.float32(OUT_OF_MEMORY)
         params, value = jitted(params, *regression_batch())
         float(value)
     mpmd.fetch(params)
@@ -171,10 +182,12 @@ class Trial:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.address = f"127.0.0.1:{probe.getsockname()[1]}"
-        self.begin = time.monotonic()
+        self.polls = 0
         self.coordinator = self._forked(self._coordinate)
         self.running = [self._forked(lambda k=k: self._run(k)) for k in range(fault.processes)]
         self.members = list(self.running)
+        self.ended_by: dict[int, int] = {}
+        """By process the signal that ended it; 0 for none."""
 
     def _forked(self, run: Callable[[], None]) -> int:
         sys.stdout.flush()
@@ -208,32 +221,57 @@ class Trial:
         try:
             train(self.fault, happening(self.fault, self.folder, self.coordinator))
         except Exception as error:
-            seconds = time.time() - float((self.folder / "time").read_text())
+            began = self.folder / "time"
+            seconds = time.time() - float(began.read_text()) if began.exists() else 0.0
             found = {"error": type(error).__name__, "text": str(error), "seconds": seconds}
             (self.folder / f"process-{index}").write_text(json.dumps(found))
             raise
 
     def ended(self) -> bool:
-        """Whether all processes have ended but one that was stopped."""
+        """Whether all processes have ended but one that was stopped; one poll."""
+        self.polls += 1
         for pid in list(self.running):
-            if os.waitpid(pid, os.WNOHANG)[0]:
+            if self._has_ended(pid):
                 self.running.remove(pid)
         stopped = [self.members[self.fault.process]] if self.fault.kind == "stop" else []
         return self.running == stopped or not self.running
 
+    def _has_ended(self, pid: int, options: int = os.WNOHANG) -> bool:
+        found, status = os.waitpid(pid, options)
+        if found:
+            self.ended_by[pid] = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        return found != 0
+
     def too_late(self) -> bool:
         """Whether it has taken longer than any world may."""
-        return time.monotonic() - self.begin > WORLD_SECONDS
+        return self.polls > WORLD_POLLS
 
     def end(self) -> None:
-        """Ends the processes that are left."""
-        for pid in (*self.running, self.coordinator):
+        """Notes which processes are stopped, or ended by a signal, and ends those that are left."""
+        self.stopped = [pid for pid in self.running if _state(pid) == "T"]
+        if not self._has_ended(self.coordinator):
+            self.running.append(self.coordinator)
+        for pid in self.running:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
 
+    def happened(self) -> bool:
+        """Whether the fault left its trace."""
+        kind, pid = self.fault.kind, self.members[self.fault.process]
+        if not (self.folder / "time").exists():
+            return False
+        if kind in INJECTED:
+            own = self.folder / f"process-{self.fault.process}"
+            return own.exists() and INJECTED[kind] in json.loads(own.read_text())["text"]
+        if kind == "stop":
+            return pid in self.stopped
+        ended = {"kill": pid, "coordinator": self.coordinator}.get(kind)
+        return ended is None or self.ended_by.get(ended) == signal.SIGKILL
+
     def problems(self) -> list[str]:
         """What is wrong with the errors of the processes."""
-        fault, found = self.fault, list[str]()
+        fault = self.fault
+        found = [] if self.happened() else ["the fault did not happen"]
         everyone = fault.kind in ("program", "epoch", "order", "coordinator")
         for index in range(fault.processes):
             path = self.folder / f"process-{index}"
@@ -248,6 +286,8 @@ class Trial:
             said = [says.format(step=fault.step, next=fault.step + 1) for says in SAYS[fault.kind]]
             if error["error"] != "PeerError" or not any(says in text[0] for says in said):
                 found.append(f"process {index} raised {error['error']}: {text[0]}")
+            elif INJECTED.get(fault.kind, "") not in error["text"]:
+                found.append(f"process {index} does not know the cause: {text}")
             elif not everyone and not text[0].startswith(f"process {fault.process} (host "):
                 found.append(f"process {index} blames another: {text[0]}")
             elif not everyone and f"mesh 'm{fault.process}'" not in text[0]:
@@ -259,6 +299,21 @@ class Trial:
                 found.append(f"process {index} raised it after {error['seconds']:.1f} s")
         return found
 
+    def result(self) -> dict[str, Any]:
+        """Ends the world; what happened in it."""
+        hung = bool(self.running) and self.too_late()
+        self.end()
+        problems = [*(["it hung"] if hung else []), *self.problems()]
+        if problems:
+            problems.append(f"see {self.folder}")
+        return {
+            "fault": str(self.fault),
+            "happened": self.happened(),
+            "hung": hung,
+            "seconds": self.seconds(),
+            "problems": problems,
+        }
+
     def seconds(self) -> float:
         """The longest time from the fault to the error of another process."""
         others = [k for k in range(self.fault.processes) if k != self.fault.process]
@@ -266,41 +321,62 @@ class Trial:
         return max((json.loads(p.read_text())["seconds"] for p in paths if p.exists()), default=0.0)
 
 
-def campaign(chosen: list[Fault], at_once: int) -> dict[str, Any]:
-    """Runs faults, some worlds at a time; the figures."""
-    waiting, running = list(reversed(chosen)), list[Trial]()
-    wrong, hangs, longest = [], 0, 0.0
+def _state(pid: int) -> str:
+    """The state of a process: T if it is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def campaign(chosen: list[Fault], at_once: int, log: Path | None = None) -> dict[str, Any]:
+    """Runs faults, some worlds at a time; the figures.  Those of which `log` has the results are not run."""
+    results = {}
+    if log is not None and log.exists():
+        known = [json.loads(line) for line in log.read_text().splitlines()]
+        names = {str(fault) for fault in chosen}
+        results = {result["fault"]: result for result in known if result["fault"] in names}
+    waiting = [fault for fault in reversed(chosen) if str(fault) not in results]
+    running = list[Trial]()
     try:
         while waiting or running:
             while waiting and len(running) < at_once:
                 running.append(Trial(waiting.pop()))
-            time.sleep(0.02)
+            before = time.monotonic()
+            time.sleep(POLL_SECONDS)
+            if time.monotonic() - before > STOPPED_SECONDS:  # so were the processes: they begin again
+                for trial in running:
+                    trial.end()
+                    waiting.append(trial.fault)
+                running.clear()
             for trial in list(running):
-                hung = trial.too_late()
-                if not hung and not trial.ended():
-                    continue
-                running.remove(trial)
-                trial.end()
-                problems = (["it hung"] if hung else []) + trial.problems()
-                hangs, longest = hangs + hung, max(longest, trial.seconds())
-                wrong += [f"{trial.fault}: {problem} ({trial.folder})" for problem in problems]
-                print(f"{trial.fault}: {trial.seconds():.2f} s {'; '.join(problems) or 'right'}", flush=True)
+                if trial.ended() or trial.too_late():
+                    running.remove(trial)
+                    results[str(trial.fault)] = result = trial.result()
+                    if log is not None:
+                        with log.open("a") as file:
+                            file.write(json.dumps(result) + "\n")
+                    said = "; ".join(result["problems"]) or "right"
+                    print(f"{trial.fault}: {result['seconds']:.2f} s {said}", flush=True)
     finally:
         for trial in running:
             trial.end()
-    return {"faults": len(chosen), "hangs": hangs, "detect_s": round(longest, 2), "wrong": wrong}
+    return {
+        "faults": sum(result["happened"] for result in results.values()),
+        "hangs": sum(result["hung"] for result in results.values()),
+        "detect_s": round(max((result["seconds"] for result in results.values()), default=0.0), 2),
+        "wrong": [f"{r['fault']}: {problem}" for r in results.values() for problem in r["problems"]],
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("count", type=int)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--at-once", type=int, default=2)
+    parser.add_argument("--at-once", type=int, default=3)
     parser.add_argument("--kinds", default=",".join(SAYS))
+    parser.add_argument("--done", type=Path, default=None)
     args = parser.parse_args()
     of_kinds = (fault for fault in faults() if fault.kind in args.kinds.split(","))
     chosen = list(itertools.islice(of_kinds, args.first, args.first + args.count))
-    print(json.dumps(campaign(chosen, args.at_once)))
+    print(json.dumps(campaign(chosen, args.at_once, args.done)))
 
 
 if __name__ == "__main__":

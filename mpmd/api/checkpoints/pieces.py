@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -120,6 +120,9 @@ def writers(
 ) -> dict[tuple[int, Box], int]:
     """The process that writes each piece: the first of those that hold it.
 
+    A leaf that every process gets may be whole in one and sharded in another: the first process that holds
+    all of it then writes it.
+
     Args:
         kinds: the leaves.
         claims: for each process the pieces that it holds: position of the leaf, and box.
@@ -127,20 +130,25 @@ def writers(
     Raises:
         CheckpointError: no process holds some of a leaf, or they hold different pieces of it.
     """
-    found: dict[tuple[int, Box], int] = {}
+    held: list[list[list[Box]]] = [[[] for _ in claims] for _ in kinds]
     for process, pieces in enumerate(claims):
-        for piece in pieces:
-            found.setdefault(piece, process)
-    sizes = [0] * len(kinds)
-    for leaf, box in found:
-        sizes[leaf] += math.prod(stop - start for start, stop in box)
-    for kind, size in zip(kinds, sizes, strict=True):
-        if size != math.prod(kind.shape):
-            what = (
-                "no process holds all" if size < math.prod(kind.shape) else "processes hold different parts"
-            )
+        for leaf, box in pieces:
+            held[leaf][process].append(box)
+    found: dict[tuple[int, Box], int] = {}
+    for leaf, (kind, of_leaf) in enumerate(zip(kinds, held, strict=True)):
+        together = {box: process for process in reversed(range(len(claims))) for box in of_leaf[process]}
+        alone = (dict.fromkeys(boxes, process) for process, boxes in enumerate(of_leaf))
+        whole, size = math.prod(kind.shape), _elements(together)
+        chosen = next((boxes for boxes in (together, *alone) if _elements(boxes) == whole), None)
+        if chosen is None:
+            what = "no process holds all" if size < whole else "processes hold different parts"
             raise CheckpointError(f"{what} of {kind}\n  give the state that a step returned in every process")
+        found |= {(leaf, box): process for box, process in chosen.items()}
     return found
+
+
+def _elements(boxes: Collection[Box]) -> int:
+    return sum(math.prod(stop - start for start, stop in box) for box in boxes)
 
 
 def intersection(one: Box, other: Box) -> Box | None:

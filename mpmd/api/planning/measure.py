@@ -1,8 +1,6 @@
-"""Predictions from measured fragments: each candidate is compiled, and its fragments are timed alone.
+"""Predictions from measured fragments: candidates are compiled, and their fragments are timed alone.
 
-Meshes that share a machine make each other slower, and the host takes time for each instruction.  Both are
-found from timelines, and are the same for all candidates, the medians of them: by how much fragments take
-longer than alone, and by how much the step then still is longer than simulated, for each instruction.
+A machine is not equally fast from one second to the next, so all candidates are measured in turns.
 """
 
 from __future__ import annotations
@@ -10,68 +8,114 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+
 from mpmd.api.jit import jit
 from mpmd.api.planning.candidate import PlanCandidate
+from mpmd.api.planning.machine import HostFactors, StepSamples
 from mpmd.api.planning.result import config_for
-from mpmd.api.refine import measured_fragments, zeros
+from mpmd.api.refine import zeros
 from mpmd.api.stages import Compiled
 from mpmd.runtime.costs import ProgramCosts
 from mpmd.scheduling.timeline import Timeline
 
-_TIMELINES = 7
+_ROUNDS = 7
 
 
-@dataclasses.dataclass(frozen=True)
-class MachineFactors:
-    """What fragments measured alone do not show.
+class CandidateSteps:
+    """Compiled candidates with their measurements; a context, which closes them.
 
     Attributes:
-        contention: seconds of fragments that run while other meshes do, in units of those alone.
-        instruction_s: seconds of the host for an instruction of a stream.
+        candidates: with estimates.
+        compiled: the step of each.
     """
 
-    contention: float
-    instruction_s: float
-
-    def predict(self, compiled: Compiled, costs: ProgramCosts) -> tuple[Timeline, float]:
-        """The simulated timeline of a step, and the seconds of the step.
+    def __init__(
+        self,
+        candidates: Sequence[PlanCandidate],
+        bind: Callable[[int], Any],
+        options: dict[str, Any],
+        args: Any,
+        kwargs: Any,
+        show: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """Compiles the candidates.
 
         Args:
-            compiled: the step.
-            costs: of its fragments alone.
+            candidates: with estimates.
+            bind: the step with a number of microbatches.
+            options: of `make_config`.
+            args: positional arguments of the step; zeros are used if some have only shapes.
+            kwargs: keyword arguments.
+            show: reports progress.
         """
-        slower = {name: seconds * self.contention for name, seconds in costs.fragments.items()}
-        timeline = compiled.schedule(ProgramCosts(slower, costs.transfers))
-        return timeline, timeline.makespan_s + _instructions(compiled) * self.instruction_s
+        self.candidates, self._show = candidates, show
+        self.compiled: list[Compiled] = []
+        with contextlib.ExitStack() as opened:
+            for number, candidate in enumerate(candidates, 1):
+                show(f"compiling {number} of {len(candidates)}")
+                choice = candidate.choice
+                step = jit(bind(choice.microbatches), config_for(choice, options))
+                self.compiled.append(step.lower(*args, **kwargs).compile())
+                opened.callback(self.compiled[-1].close)
+            self._opened = opened.pop_all()
+        self._inputs = [_inputs(compiled, args, kwargs) for compiled in self.compiled]
+        self._costs: list[list[ProgramCosts]] = [[] for _ in candidates]
+        self._timelines: list[list[Timeline]] = [[] for _ in candidates]
+        self._seconds: list[list[float]] = [[] for _ in candidates]
+
+    def measure(self) -> None:
+        """Measures all of them once: the fragments alone, a timeline, and a call without a recorder."""
+        for k, compiled in enumerate(self.compiled):
+            self._show(f"measuring {k + 1} of {len(self.compiled)}")
+            positional, keywords = self._inputs[k]
+            self._costs[k].append(compiled.costs(*positional, **keywords)[1])
+            self._timelines[k].append(compiled.timeline(*positional, **keywords)[1])
+            start = time.perf_counter()
+            jax.block_until_ready(compiled(*positional, **keywords))
+            self._seconds[k].append(time.perf_counter() - start)
+
+    def predicted(self) -> list[PlanCandidate]:
+        """The candidates with predictions from all measurements."""
+        steps = [
+            StepSamples(_median_costs(costs), timelines, seconds)
+            for costs, timelines, seconds in zip(self._costs, self._timelines, self._seconds, strict=True)
+        ]
+        host = HostFactors.of(steps)
+        return [
+            _measured(candidate, compiled, *host.predict(compiled, step))
+            for candidate, compiled, step in zip(self.candidates, self.compiled, steps, strict=True)
+        ]
+
+    def __enter__(self) -> CandidateSteps:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._opened.close()
 
 
-def factors_of(compiled: Compiled, costs: ProgramCosts) -> MachineFactors:
-    """The factors, from timelines of a step on zeros.
-
-    Args:
-        compiled: the step.
-        costs: of its fragments alone.
-    """
-    timelines = []
-    for _ in range(_TIMELINES):
-        positional, keywords = zeros(compiled.lowered.traced.arguments)
-        timelines.append(compiled.timeline(*positional, **keywords)[1])
-    ratios = []
-    for timeline in timelines:
-        spans = [span for mesh in timeline.meshes for span in timeline.compute(mesh)]
-        alone = sum(costs.fragments.get(span.name, span.seconds) for span in spans)
-        ratios.append(sum(span.seconds for span in spans) / alone if alone else 1.0)
-    together = MachineFactors(max(1.0, statistics.median(ratios)), 0.0)
-    rest = statistics.median(t.makespan_s for t in timelines) - together.predict(compiled, costs)[1]
-    return dataclasses.replace(together, instruction_s=max(0.0, rest) / _instructions(compiled))
+def _inputs(compiled: Compiled, args: Any, kwargs: Any) -> Any:
+    """Positional and keyword arguments, where the step needs them."""
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves((args, kwargs))):
+        args, kwargs = zeros(compiled.lowered.traced.arguments)
+    return jax.tree.map(_placed, (tuple(args), kwargs), compiled.input_shardings)
 
 
-def _instructions(compiled: Compiled) -> int:
-    """Instructions of the longest stream."""
-    return max(len(stream.instructions) for stream in compiled.program.streams)
+def _placed(leaf: Any, sharding: Any) -> Any:
+    """An array on its mesh; the parts of a stack are placed by the step."""
+    return jax.device_put(leaf, sharding) if isinstance(sharding, jax.sharding.Sharding) else leaf
+
+
+def _median_costs(runs: Sequence[ProgramCosts]) -> ProgramCosts:
+    """The median seconds of each fragment and kind of message."""
+    return ProgramCosts(
+        {name: statistics.median(run.fragments[name] for run in runs) for name in runs[0].fragments},
+        {kinds: statistics.median(run.transfers[kinds] for run in runs) for kinds in runs[0].transfers},
+    )
 
 
 def measured_candidates(
@@ -97,28 +141,15 @@ def measured_candidates(
         show: reports progress.
     """
     ranked = sorted((c for c in candidates if not c.refused), key=lambda c: c.order)
-    with contextlib.ExitStack() as stack:
-        steps: list[tuple[PlanCandidate, Compiled, ProgramCosts]] = []
-        factors: list[MachineFactors] = []
-        for number, candidate in enumerate(ranked[:count], 1):
-            show(f"measuring {number} of {min(count, len(ranked))}")
-            choice = candidate.choice
-            step = jit(bind(choice.microbatches), config_for(choice, options))
-            compiled = step.lower(*args, **kwargs).compile()
-            stack.callback(compiled.close)
-            costs = measured_fragments(compiled)
-            steps.append((candidate, compiled, costs))
-            factors.append(factors_of(compiled, costs))
-        machine = MachineFactors(
-            statistics.median([of.contention for of in factors] or [1.0]),
-            statistics.median([of.instruction_s for of in factors] or [0.0]),
-        )
-        measured = [
-            _measured(candidate, compiled, *machine.predict(compiled, costs))
-            for candidate, compiled, costs in steps
-        ]
-    ratios = [found.step_s / estimate.step_s for found, estimate in zip(measured, ranked)]
-    scale = statistics.median(ratios) if ratios else 1.0
+    if not ranked:
+        return list(candidates)
+    with CandidateSteps(ranked[:count], bind, options, args, kwargs, show) as steps:
+        for _ in range(_ROUNDS):
+            steps.measure()
+        measured = steps.predicted()
+    scale = statistics.median(
+        found.step_s / estimate.step_s for found, estimate in zip(measured, ranked, strict=False)
+    )
     others = [dataclasses.replace(c, step_s=c.step_s * scale) for c in ranked[count:]]
     return [*measured, *others, *(c for c in candidates if c.refused)]
 

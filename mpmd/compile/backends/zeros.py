@@ -26,7 +26,12 @@ _ZEROS = ("0.000000e+00", "0", "false", "(0.000000e+00,0.000000e+00)")
 
 
 def makes_only_zeros(fragment: FragmentModule, mesh: Mesh) -> bool:
-    """Whether the fragment has no arguments, and all its results are zero, in the memory of CPU devices."""
+    """Whether the fragment has no arguments, and all its results are zero, in the memory of CPU devices.
+
+    The devices must be of one process.
+    """
+    if len({device.process_index for device in mesh.devices.flat}) > 1:
+        return False
     if fragment.arguments or fragment.token or any(r.memory_kind for r in fragment.results):
         return False
     if mesh.devices.flat[0].platform != "cpu":

@@ -76,6 +76,17 @@ def simplification() -> list[Pass]:
     ]
 
 
+def without_unit_dims() -> list[Pass]:
+    """No dims of extent 1: attention of one query head per group has them, and is found without."""
+    return [
+        simplify.UnitDimRemoval(),
+        Fixpoint(
+            "after-unit-dims",
+            (simplify.AlgebraicSimplifier(), simplify.Cse(), simplify.Dce()),  # its reshapes cancel
+        ),
+    ]
+
+
 def communication() -> list[Pass]:
     """Less communication, in fewer and larger pieces."""
     return [

@@ -17,6 +17,8 @@ from mpmd.compile.kernels.cost.device import Device
 from mpmd.compile.kernels.cost.models import Estimate, combined, projected, speed_of_light
 from mpmd.compile.kernels.cost.products import attention_workloads, product_workloads
 from mpmd.compile.kernels.cost.workload import KernelWorkload, plan_workload
+from mpmd.compile.kernels.operations import DTYPE_BYTES
+from mpmd.compile.kernels.planning.collectives import CollectiveArray, CollectivePlan
 from mpmd.compile.thunks.thunk import (
     AttentionThunk,
     CollectiveThunk,
@@ -226,6 +228,17 @@ def thunk_workloads(thunk: SimpleThunk) -> list[KernelWorkload]:
         size = float(thunk.source.size)
         return [KernelWorkload("copy", 0.0, 0.0, size, 0.0, size, parts=max(1, thunk.source.size // 8192))]
     if isinstance(thunk, CollectiveThunk):
-        return [plan_workload(piece.plan) for piece in thunk.plan.pieces if piece.plan.size]
+        return [_collective_workload(thunk.plan, a) for a in thunk.plan.arrays if a.size]
     assert isinstance(thunk, DeviceThunk)
     return []
+
+
+def _collective_workload(plan: CollectivePlan, array: CollectiveArray) -> KernelWorkload:
+    """The work of the device that gets most: to read all parts, and to write them or their reduction."""
+    parts = max(map(len, plan.sources))
+    part = float(array.rows * array.elements * DTYPE_BYTES[array.dtype])
+    if array.reduction is None:
+        return KernelWorkload("copy", 0.0, 0.0, parts * part, 0.0, parts * part, max(1, int(part) // 8192))
+    pair = plan_workload(array.reduction)
+    flops, vector_bytes = (parts - 1) * pair.flops, (parts - 1) * pair.vector_bytes
+    return KernelWorkload("loop", flops, vector_bytes, parts * part, 0.0, part, pair.parts)

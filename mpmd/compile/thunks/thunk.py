@@ -153,11 +153,11 @@ class CopyThunk:
 
 @dataclass(frozen=True)
 class CollectiveThunk:
-    """Devices that meet and work on each other's arrays.
+    """Devices that exchange parts of their arrays.
 
     Attributes:
         name: of the instruction that it computes.
-        plan: the work of the devices.
+        plan: what each device gets.
         arrays: slices of this device's operands and results.
     """
 
@@ -167,13 +167,13 @@ class CollectiveThunk:
 
     @property
     def writes(self) -> tuple[Slice, ...]:
-        """Slices that change, by any device."""
-        return self.arrays[self.plan.operands :]
+        """Slices that change."""
+        return self.arrays[len(self.plan.arrays) :]
 
     @property
     def reads(self) -> tuple[Slice, ...]:
-        """Slices that are read, by any device."""
-        return self.arrays[: self.plan.operands]
+        """Slices that are read, by other devices too."""
+        return self.arrays[: len(self.plan.arrays)]
 
     def line(self) -> str:
         """One line of a listing."""

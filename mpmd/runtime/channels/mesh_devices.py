@@ -11,8 +11,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from mpmd.errors import ProgramError, SignatureError
-from mpmd.jax_compat import array_copier, default_memory_kind, in_order
+from mpmd.jax_compat import default_memory_kind, in_order
 from mpmd.runtime.channels.local import LocalChannel
+from mpmd.runtime.channels.partly_here import copier_of, putter, within_mesh
 from mpmd.runtime.channels.protocol import Channel
 from mpmd.runtime.channels.reshard import boxes, resharder
 from mpmd.runtime.graph import BufferType
@@ -57,6 +58,9 @@ class MeshDevices:
     """The devices of every mesh, and the functions that move arrays there.
 
     None of these functions waits for an array to be computed.
+
+    Attributes:
+        programs: small programs that were compiled for arrays on these devices, by what they do and for what.
     """
 
     def __init__(self, meshes: Mapping[str, Mesh | Sequence[jax.Device]]) -> None:
@@ -67,6 +71,7 @@ class MeshDevices:
         }
         self._shardings: dict[BufferType, Sharding] = {}
         self._tokens: dict[Any, Callable[[jax.Array], jax.Array]] = {}
+        self.programs: dict[Any, Callable[..., jax.Array]] = {}
 
     @property
     def meshes(self) -> Mapping[str, Mesh]:
@@ -105,7 +110,7 @@ class MeshDevices:
         for a value of another shape or element type.
         """
         target, shape, dtype = self.sharding(type_), type_.shape, np.dtype(type_.dtype)
-        copy = array_copier(target)
+        copy, put = copier_of(target), putter(target, path)
         equal: list[Sharding] = [target]  # shardings seen before that are equivalent to the target
         on_cpu = next(iter(target.device_set)).platform == "cpu"
         ordered = in_order(len(shape)) if on_cpu and len(shape) > 1 else None
@@ -128,14 +133,14 @@ class MeshDevices:
             if not isinstance(value, jax.Array):
                 value = np.array(value, dtype=None if isinstance(value, np.ndarray) else dtype)
                 _check_signature(value.shape, jax.dtypes.canonicalize_dtype(value.dtype), type_, path)
-                return jax.device_put(value.astype(dtype, copy=False), target)
+                return put(value.astype(dtype, copy=False))
             if value.shape != shape or value.dtype != dtype:
                 _check_signature(value.shape, value.dtype, type_, path)
             if ordered is not None:
                 value = ordered(value)
             if is_there(value.sharding):
                 return copy(value) if fresh else value
-            moved = jax.device_put(value, target)
+            moved = put(value)
             return copy(moved) if fresh and value.sharding.device_set & target.device_set else moved
 
         return place
@@ -147,8 +152,10 @@ class MeshDevices:
         """
         here, there = self.sharding(source), self.sharding(target)
         if boxes(here, source.shape)[1] == boxes(there, target.shape)[1]:
-            return array_copier(there)
-        return resharder(here, there, source.shape)
+            return copier_of(there)
+        if here.is_fully_addressable:
+            return resharder(here, there, source.shape)
+        return within_mesh(there)
 
     def token(self, array: jax.Array) -> jax.Array:
         """A tiny array that is ready when `array` is, and that no call consumes."""

@@ -10,35 +10,53 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
-from mpmd.runtime.interpreter import failure_of
+from mpmd.runtime.waiting import wait_for
 
 Offer = Callable[[int, Sequence[Any]], None]
+Message: TypeAlias = tuple[int, Sequence[Any]]
 
 
 class Outbox:
     """Offers the arrays of one mesh, in order, each once it is computed.
 
-    An array that failed is offered too: its receiver gets the failure.
+    An array that failed is offered too: its receiver gets the failure.  The thread ends with the outbox, once
+    all that it was given is offered.
     """
 
     def __init__(self, mesh: str, offer: Offer) -> None:
         """Takes the mesh, and the function that offers arrays under a number."""
-        self._offer = offer
-        self._queue: queue.SimpleQueue[tuple[int, Sequence[Any]]] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name=f"mpmd-send-{mesh}", daemon=True)
-        self._thread.start()
+        self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._failures: list[Exception] = []
+        work = self._queue, offer, self._failures
+        threading.Thread(target=_offer_all, args=work, name=f"mpmd-send-{mesh}", daemon=True).start()
+        weakref.finalize(self, self._queue.put, None)
 
     def put(self, number: int, arrays: Sequence[Any]) -> None:
-        """Offers `arrays` under `number` when all of them are computed; returns at once."""
+        """Offers `arrays` under `number` when all of them are computed; returns at once.
+
+        Raises:
+            Exception: an earlier message could not be offered; its receiver waits for it in vain.
+        """
+        if self._failures:
+            raise self._failures[0]
         self._queue.put((number, arrays))
 
-    def _work(self) -> None:
-        while True:
-            number, arrays = self._queue.get()
-            for array in arrays:
-                failure_of(array)
-            self._offer(number, arrays)
-            del arrays  # the server holds them until they are pulled
+
+def _offer_all(messages: queue.SimpleQueue[Message | None], offer: Offer, failures: list[Exception]) -> None:
+    """Offers messages until there is None, or until one cannot be offered."""
+    try:
+        while (message := messages.get()) is not None:
+            _offer_computed(*message, offer)
+            del message  # the server holds the arrays until they are pulled
+    except Exception as error:  # raised by the thread that issues the mesh
+        failures.append(error)
+
+
+def _offer_computed(number: int, arrays: Sequence[Any], offer: Offer) -> None:
+    for array in arrays:
+        wait_for(array)
+    offer(number, arrays)

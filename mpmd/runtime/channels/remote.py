@@ -8,6 +8,7 @@ computed, and the server keeps a reference to it until the receiver has pulled i
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,13 +16,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, Sharding, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from mpmd import jax_compat
 from mpmd.errors import ProgramError
 from mpmd.runtime.channels.links import MESSAGE_BITS, Links, message_number
 from mpmd.runtime.channels.mesh_devices import LocalChannels, MeshDevices
 from mpmd.runtime.channels.outbox import Outbox
+from mpmd.runtime.channels.partly_here import has_parts_for
 from mpmd.runtime.channels.protocol import Channel
 from mpmd.runtime.channels.reshard import (
     ReshardPlan,
@@ -31,6 +33,7 @@ from mpmd.runtime.channels.reshard import (
     slice_of,
     to_default_memory,
 )
+from mpmd.runtime.channels.spanning import SpanningChannel, SpanningMessage, SpanningMessages
 from mpmd.runtime.graph import BufferType
 from mpmd.runtime.instructions import Send
 from mpmd.runtime.program import Program
@@ -91,15 +94,17 @@ class RemoteChannel:
 class WorldDevices(MeshDevices):
     """The devices of every mesh in a world of several processes; arrays are placed on this process's only."""
 
-    def __init__(self, meshes: Mapping[str, Mesh], processes: Mapping[str, int], links: Links) -> None:
-        """Takes the meshes, for each the index of its process, and the connections to the others."""
+    def __init__(
+        self, meshes: Mapping[str, Mesh], processes: Mapping[str, tuple[int, ...]], links: Links
+    ) -> None:
+        """Takes the meshes, for each the indices of its processes, and the connections to the others."""
         super().__init__(meshes)
         self._processes, self._links = dict(processes), links
         self._process = jax.process_index()
         self._outboxes = {
             mesh: Outbox(mesh, links.offer)
-            for mesh, process in self._processes.items()
-            if process == self._process
+            for mesh, of_mesh in self._processes.items()
+            if self._process in of_mesh
         }
 
     def channels(self, program: Program) -> Callable[[], Sequence[Channel]]:
@@ -127,23 +132,30 @@ class WorldDevices(MeshDevices):
                 if at not in messages:
                     made.append(within)
                     continue
-                sender, outbox = self._processes[channel.source], self._outboxes.get(channel.source)
-                made.append(RemoteChannel(self._links, sender, outbox, messages[at], number_of))
+                outbox, of_channel = self._outboxes.get(channel.source), messages[at]
+                if isinstance(of_channel, SpanningMessages):
+                    made.append(SpanningChannel(self._links, outbox, of_channel, number_of))
+                    continue
+                (sender,) = self._processes[channel.source]
+                made.append(RemoteChannel(self._links, sender, outbox, of_channel, number_of))
             return made
 
         return make
 
+    def can_place(self, value: Any, mesh: str) -> bool:
+        """Whether this process has what its devices of a mesh need of an argument, or what moves it there."""
+        return has_parts_for(value, NamedSharding(self.meshes[mesh], PartitionSpec()))
+
     def absent(self, type_: BufferType, weak_type: bool) -> jax.Array:
         """The array of a result that another process holds."""
-        dtype = np.dtype(type_.dtype)
-        return jax_compat.absent_array(type_.shape, dtype, self.sharding(type_), weak_type)
+        return jax_compat.absent_array(_aval(type_, weak_type), self.sharding(type_))
 
     def _own_channels(self, program: Program) -> frozenset[int]:
-        """The channels both of whose meshes are of this process."""
-        ends = [(self._processes[c.source], self._processes[c.target]) for c in program.channels]
-        return frozenset(k for k, end in enumerate(ends) if end == (self._process, self._process))
+        """The channels both of whose meshes are in this process."""
+        ends = [{*self._processes[c.source], *self._processes[c.target]} for c in program.channels]
+        return frozenset(k for k, end in enumerate(ends) if end == {self._process})
 
-    def _messages(self, program: Program) -> dict[int, dict[int, RemoteMessage]]:
+    def _messages(self, program: Program) -> dict[int, dict[int, RemoteMessage] | SpanningMessages]:
         """The messages of every channel between processes, one end of which is here."""
         sources = {
             (op.channel, op.sequence): stream.buffers[op.buffer].type
@@ -151,21 +163,30 @@ class WorldDevices(MeshDevices):
             for op in stream.instructions
             if isinstance(op, Send)
         }
-        found: dict[int, dict[int, RemoteMessage]] = {}
+        found: dict[int, dict[int, RemoteMessage] | SpanningMessages] = {}
         count = 0
         for number, channel in enumerate(program.channels):
-            ends = self._processes[channel.source], self._processes[channel.target]
-            if ends[0] == ends[1]:
+            senders, receivers = self._processes[channel.source], self._processes[channel.target]
+            if len({*senders, *receivers}) == 1:
                 continue
-            if self._process in ends:
+            pairs = len(senders) * len(receivers)
+            if self._process in (*senders, *receivers) and pairs == 1:
                 found[number] = {
                     k: self._message(count + k, sources[number, k], target)
                     for k, target in enumerate(channel.types)
                 }
-            count += len(channel.types)
+            elif self._process in (*senders, *receivers):
+                found[number] = SpanningMessages(
+                    (k, self._spanning(count + k * pairs, sources[number, k], target))
+                    for k, target in enumerate(channel.types)
+                )
+            count += len(channel.types) * pairs
         if count >= 1 << MESSAGE_BITS:
             raise ProgramError(f"a step has {count} messages between processes; {1 << MESSAGE_BITS} fit")
         return found
+
+    def _spanning(self, number: int, source: BufferType, target: BufferType) -> SpanningMessage:
+        return SpanningMessage(self.sharding(source), self.sharding(target), target, number, self._process)
 
     def _message(self, number: int, source: BufferType, target: BufferType) -> RemoteMessage:
         here, there = self.sharding(source), self.sharding(target)
@@ -194,6 +215,11 @@ class WorldDevices(MeshDevices):
             types,
             _joiner(plan, shape, there, finish),
         )
+
+
+@functools.cache
+def _aval(type_: BufferType, weak_type: bool) -> jax_compat.ShapedArray:
+    return jax_compat.ShapedArray(type_.shape, np.dtype(type_.dtype), weak_type=weak_type)
 
 
 def _in_default_memory(sharding: Sharding) -> Sharding:

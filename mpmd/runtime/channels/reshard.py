@@ -37,23 +37,28 @@ class ReshardPlan:
     targets: tuple[tuple[Box, tuple[ShardPiece, ...]], ...]
 
 
-def plan_reshard(source: Sequence[Box], target: Sequence[Box]) -> ReshardPlan:
+def plan_reshard(
+    source: Sequence[Box],
+    target: Sequence[Box],
+    near: Callable[[int, int], bool] = lambda source, target: True,
+) -> ReshardPlan:
     """Plans from the boxes on the source devices, in device order, to those on the target devices.
 
-    Where several source devices hold one box, its readers are spread over them.  A box without elements has
-    an empty piece, for its type.
+    Where several source devices hold one box, its readers are spread over those that are `near` the reader,
+    if there are any.  A box without elements has an empty piece, for its type.
     """
     holders: dict[Box, list[int]] = {}
     for device, box in enumerate(source):
         holders.setdefault(box, []).append(device)
     turns = dict.fromkeys(holders, 0)
     targets = []
-    for wanted in target:
+    for reader, wanted in enumerate(target):
         pieces = []
         for box, devices in holders.items():
             part = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, wanted, strict=True))
             if all(start < end for start, end in part):
-                pieces.append(ShardPiece(devices[turns[box] % len(devices)], box, part))
+                close = [device for device in devices if near(device, reader)] or devices
+                pieces.append(ShardPiece(close[turns[box] % len(close)], box, part))
                 turns[box] += 1
         if not pieces:
             box, devices = next(iter(holders.items()))

@@ -33,8 +33,7 @@ class Stamps:
     """
 
     def __init__(self, target: str, devices: MeshDevices) -> None:
-        self._target, self._devices = target, devices
-        self._programs: dict[Any, Callable[..., jax.Array]] = {}
+        self._target, self._devices, self._programs = target, devices, devices.programs
 
     def devices_of(self, mesh: str) -> int:
         """How many devices a mesh has."""
@@ -76,7 +75,7 @@ class Stamps:
         """The stamp of arrays of one device."""
         (device,) = sharding.device_set
         memory = sharding.memory_kind or default_memory_kind(sharding)
-        key = shape, dtype, device, memory
+        key = self._target, shape, dtype, device, memory
         if key not in self._programs:
             write = jax.ffi.ffi_call(self._target, jax.ShapeDtypeStruct((), np.int8))
             here = SingleDeviceSharding(device)

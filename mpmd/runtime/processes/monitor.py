@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Mapping, Sequence
 
 from mpmd.errors import PeerError
@@ -47,13 +48,15 @@ class Monitor:
     def stop(self) -> None:
         """Ends the thread."""
         self._ended.set()
+        self._world.progress.set()
         if self._thread is not threading.current_thread():
             self._thread.join(2.0)
 
     def _watch(self) -> None:
         world = self._world
-        while not self._ended.wait(_POLL_SECONDS):
+        while not self._ended.is_set():
             try:
+                self._write_progress()
                 self._turn += 1
                 world.beat(f"poll {self._turn}")
                 state = world.state()
@@ -68,6 +71,15 @@ class Monitor:
                 self._read_beats(state)
                 world.fail(Failure(**json.loads(state["failure"])))
                 return
+
+    def _write_progress(self) -> None:
+        """Writes a beat whenever a step is completed, for the time of a poll: no step waits for the store."""
+        progress, until = self._world.progress, time.monotonic() + _POLL_SECONDS
+        while (left := until - time.monotonic()) > 0 and not self._ended.is_set():
+            if progress.wait(left):
+                progress.clear()
+                if not self._ended.is_set():
+                    self._world.beat(f"step {self._world.completed}")
 
     def _read_beats(self, state: Mapping[str, str]) -> None:
         world = self._world

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from mpmd import jax_compat
 from mpmd.errors import FragmentError, SignatureError
@@ -20,6 +20,13 @@ from mpmd.runtime.program import Program
 from mpmd.runtime.trace import StepTimes
 
 
+class WorldEngine(ArrayEngine, Protocol):
+    """Moves arrays in a world of several processes."""
+
+    def can_place(self, value: Any, mesh: str) -> bool:
+        """Whether an argument can be placed on a mesh of this process."""
+
+
 class Part:
     """Runs the streams of this process; a step returns when they are done.
 
@@ -30,14 +37,14 @@ class Part:
         self,
         program: Program,
         executables: Mapping[tuple[str, str], FragmentExecutable],
-        engine: ArrayEngine,
+        engine: WorldEngine,
         options: RuntimeOptions,
         workspace: Mapping[tuple[str, str], int],
         world: World,
     ) -> None:
         """See `Executor`; all processes must make the same parts in the same order."""
         waiting = dataclasses.replace(options, blocking=True)
-        self.program, self._world = program, world
+        self.program, self._world, self._engine = program, world, engine
         self._executor = Executor(program, executables, engine, waiting, workspace, world.index)
         self._paths = {spec.index: spec.path for spec in program.inputs}
         self._fed = sorted(
@@ -88,7 +95,7 @@ class Part:
         world.check()
         world.completed += 1
         world.turns += 1
-        world.beat(f"step {world.completed}")
+        world.progress.set()
         return results
 
     @property
@@ -141,7 +148,7 @@ class Part:
         absent = [
             f"{self._paths[k]}, which mesh {mesh!r} reads, is in another process"
             for k, mesh in self._fed
-            if not getattr(inputs[k], "is_fully_addressable", True)
+            if not self._engine.can_place(inputs[k], mesh)
         ]
         if absent:
             more = f"\n  and {len(absent) - 1} more" if len(absent) > 1 else ""

@@ -15,8 +15,9 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ class World:
         exit_code: of this process, if it has failed.
         peer_timeout: seconds after which a process that does not answer has failed.
         cores: on which this process runs from `pin` on; empty for all.
+        progress: set when a step is completed, so that the watching thread writes a beat.
         begun: the last steps and exchanges that this process began, and how many there were before them.
     """
 
@@ -78,6 +80,7 @@ class World:
         self.hosts: dict[int, str] = {index: socket.gethostname()}
         self.steps_of: dict[int, int] = {}
         self.cores: tuple[int, ...] = ()
+        self.progress = threading.Event()
         self.begun: tuple[int, tuple[str, ...]] = (0, ())
         self._stop_work: list[Callable[[], None]] = []
         self._gathered: dict[str, itertools.count[int]] = {}
@@ -174,8 +177,23 @@ class World:
             raise self.coordinator_lost(error) from error
         return text
 
+    def meet(self, name: str, turn: int, others: Collection[int]) -> None:
+        """Waits until other processes have come to the same turn; they call it with this one.
+
+        Raises:
+            PeerError: a process failed or ended meanwhile.
+        """
+        try:
+            self.store.key_value_set(f"mpmd/{name}/{turn}/{self.index}", "")
+            for process in others:
+                self._wait_for(f"mpmd/{name}/{turn}/{process}")
+            if turn:  # all have come to this turn, and read the entries of the one before
+                self.store.key_value_delete(f"mpmd/{name}/{turn - 1}/{self.index}")
+        except (jax_compat.JaxRuntimeError, NoAnswer) as error:
+            raise self.coordinator_lost(error) from error
+
     def _wait_for(self, key: str) -> str:
-        self.waits = True
+        before, self.waits = self.waits, True
         try:
             while True:
                 self.check()
@@ -185,7 +203,7 @@ class World:
                     if "DEADLINE_EXCEEDED" not in str(error):
                         raise
         finally:
-            self.waits = False
+            self.waits = before
 
     def check(self) -> None:
         """Raises a PeerError if the processes cannot go on."""

@@ -188,3 +188,18 @@ def test_a_killed_save_is_complete_or_not_there(where, newest, tmp_path):
     assert (back.step, back.state["w"][0]) == (newest, newest - 1)
     mpmd.checkpoint.save(tmp_path, 3, {"w": np.zeros(3)})
     assert {entry.name for entry in tmp_path.iterdir()} == ({"1", "3"} if newest == 1 else {"2", "3"})
+
+
+def test_a_piece_is_written_once_by_a_process_that_holds_all_of_it():
+    kind = pieces.LeafKind("['w']", (4, 2), "float32")
+    top, bottom, whole = ((0, 2), (0, 2)), ((2, 4), (0, 2)), ((0, 4), (0, 2))
+    both = {(0, top): 0, (0, bottom): 0}
+    assert pieces.writers([kind], [[(0, top), (0, bottom)], [(0, whole)]]) == both, (
+        "sharded here, whole there"
+    )
+    assert pieces.writers([kind], [[(0, top)], [(0, whole)]]) == {(0, whole): 1}
+    assert pieces.writers([kind], [[(0, top)], [(0, top), (0, bottom)]]) == both | {(0, bottom): 1}
+    with pytest.raises(CheckpointError, match="no process holds all of"):
+        pieces.writers([kind], [[(0, top)], [(0, top)]])
+    with pytest.raises(CheckpointError, match="processes hold different parts of"):
+        pieces.writers([kind], [[(0, ((0, 3), (0, 2)))], [(0, ((1, 4), (0, 2)))]])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import mpmd
+from mpmd.api.planning.measure import CandidateSteps
 from mpmd.errors import ConfigError
 from tests.support.comparing import relative_difference
 
@@ -131,3 +132,15 @@ def test_the_best_plan_runs_and_is_measured():
     for rank in range(3):
         got = mpmd.jit(found.step_of(rank), found.config_of(rank))(params, x)
         assert relative_difference(got, jax.jit(found.step_of(rank))(params, x)) < 1e-5
+
+
+@pytest.mark.slow
+def test_predictions_draw_from_what_was_observed(unpoisoned):
+    params, x = [np.eye(D, dtype=np.float32)] * LAYERS, np.ones((ROWS, D), np.float32)
+    found = planned(params, x)
+    with CandidateSteps(found.candidates[:2], found.bind, found.options, (params, x), {}) as steps:
+        for _ in range(3):
+            steps.measure()
+        first, again = steps.predicted(), steps.predicted()
+    assert [c.step_s for c in first] == [c.step_s for c in again]
+    assert all(c.timeline.makespan_s <= c.step_s < 20 * c.timeline.makespan_s for c in first)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
 import pytest
 
 from mpmd.errors import PeerError
+from mpmd.runtime.clients import available_cores
 from mpmd.runtime.instructions import Copy, Feed, Fetch, Recv, Run, Send
 from mpmd.runtime.linearize import linearize
 from mpmd.runtime.processes.agreement import agree
-from mpmd.runtime.processes.monitor import first_difference
+from mpmd.runtime.processes.cores import own_cores, share_of
+from mpmd.runtime.processes.monitor import Monitor, first_difference
 from mpmd.runtime.processes.store import BoundedStore
 from mpmd.runtime.processes.world import Failure, World
 from tests.support.pipeline_graphs import GraphBuilder
 
-TWO = {"a": 0, "b": 1}
+TWO = {"a": (0,), "b": (1,)}
 
 
 def ops(program, mesh, *kinds):
@@ -34,7 +37,7 @@ def test_an_argument_is_read_by_one_process_and_sent_to_the_other():
     assert feed.fresh, "the user's array may be deleted before the other process has read it"
     assert len(ops(program, "a", Send)) == len(ops(program, "a", Copy)) == 1
     assert ops(program, "b", Feed) == [] and len(ops(program, "b", Recv)) == 1
-    assert [stream.process for stream in program.streams] == [0, 1]
+    assert [stream.processes for stream in program.streams] == [(0,), (1,)]
     assert [stream.mesh for stream in program.part(1).streams] == ["b"]
 
 
@@ -44,7 +47,7 @@ def test_meshes_of_one_process_share_arguments_and_channels():
     (y,) = b.call("f", "a", [b.transfer(b.transfer(x, "b"), "a")])
     (z,) = b.call("f", "c", [b.transfer(y, "c")])
     b.output(*b.call("g", "b", [b.transfer(z, "b"), b.transfer(x, "b")]))
-    program = linearize(b.graph(), processes={"a": 0, "b": 0, "c": 1})
+    program = linearize(b.graph(), processes={"a": (0,), "b": (0,), "c": (1,)})
     between = [(c.source, c.target) for c in program.channels]
     assert between == [("a", "c"), ("c", "b")] and program.between_processes == {0, 1}
     assert len(ops(program, "b", Feed)) == 1
@@ -64,7 +67,7 @@ def test_every_process_gets_the_scalar_results_and_no_sent_buffer_is_a_result():
     assert len(program.outputs) == 2
     sent = {op.buffer for op in ops(program, "b", Send)}
     assert len(sent) == 1 and sent.isdisjoint(op.buffer for op in ops(program, "b", Fetch))
-    assert {k: process for k, (process, _) in program.results.items()} == {0: 1, 1: 1}
+    assert {k: process for k, (process, _) in program.results.items()} == {0: (1,), 1: (1,)}
     assert len(ops(program, "b", Run)) == 1
     assert "mesh b in process 1:" in program.as_text()
 
@@ -129,6 +132,45 @@ def in_two(work):
 def test_texts_are_exchanged_in_turns_and_forgotten():
     got = in_two(lambda world: [world.gather("x", f"{turn} {world.index}") for turn in range(3)])
     assert got == [[["0 0", "0 1"], ["1 0", "1 1"], ["2 0", "2 1"]]] * 2
+
+
+def test_processes_of_a_machine_divide_the_cores_that_they_may_all_use():
+    both, far = ("here", (0, 1)), ("there", (0, 1))
+    assert [share_of(p, [both, far, both]) for p in range(3)] == [(0,), (0, 1), (1,)]
+    assert [share_of(p, [both] * 4) for p in range(4)] == [(0,), (1,), (0,), (1,)], "there are too few cores"
+    pinned = [("here", (0, 1)), ("here", (2, 3))]
+    assert [share_of(p, pinned) for p in range(2)] == [(0, 1), (2, 3)], "none is shared"
+    assert in_two(own_cores)[0] == share_of(0, [("here", available_cores())] * 2)
+
+
+class BeatLog(KeyValueTable):
+    """Remembers why each beat was written."""
+
+    def __init__(self):
+        super().__init__()
+        self.turns = []
+
+    def key_value_set(self, key, value, allow_overwrite=False):
+        if key.startswith("mpmd/state/beat"):
+            self.turns.append(json.loads(value)["turn"])
+        super().key_value_set(key, value, allow_overwrite)
+
+    def key_value_dir_get(self, prefix):
+        with self.changed:
+            return [(key, text) for key, text in self.entries.items() if key.startswith(prefix)]
+
+
+def test_every_step_is_made_known_by_the_thread_that_watches():
+    log = BeatLog()
+    world = World(log, 0, 1)
+    monitor = Monitor(world)
+    monitor.start()
+    for step in range(1, 20):
+        world.completed = step
+        world.progress.set()
+        with log.changed:
+            assert log.changed.wait_for(lambda: f"step {step}" in log.turns, 5)  # noqa: B023
+    monitor.stop()
 
 
 def test_programs_that_differ_are_refused_by_all():

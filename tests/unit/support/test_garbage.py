@@ -10,7 +10,7 @@ from mpmd.support.garbage import garbage_kept
 
 @pytest.fixture
 def collections(monkeypatch):
-    """The generations that were collected, as long as few objects are many."""
+    """The generations that were collected, as long as few objects are many and nothing is frozen."""
     monkeypatch.setattr(garbage, "MIN_AGED", 100)
     monkeypatch.setattr(garbage, "MAX_AGED", 10_000)
     monkeypatch.setattr(garbage, "_aged", 0)
@@ -20,10 +20,12 @@ def collections(monkeypatch):
         if phase == "start":
             found.append(info["generation"])
 
-    gc.collect()
+    gc.unfreeze()
+    gc.collect(1)
     gc.callbacks.append(note)
     yield found
     gc.callbacks.remove(note)
+    gc.freeze()
 
 
 def test_objects_become_old_without_a_collection(collections):

@@ -88,10 +88,25 @@ def test_groups_are_split_and_the_results_are_the_same(fn, count):
             np.testing.assert_array_equal(got, want)
 
 
-def test_a_branch_with_a_loop_of_unknown_length_stays_whole():
+def halvings(x):
+    return jax.lax.while_loop(lambda n: jnp.max(n) > 1.0, lambda n: n / 2, x)
+
+
+@pytest.mark.parametrize(
+    "looped",
+    [
+        halvings,
+        lambda n: jax.lax.cond(n > 3.0, halvings, lambda n: n, n),
+        lambda n: jnp.sum(halvings(jnp.full(4, n))),  # an array of no other, and a scalar of it
+    ],
+    ids=["a scalar", "inside of a conditional", "an array"],
+)
+def test_a_branch_with_a_loop_of_unknown_length_stays_whole(looped):
+    """It may not end where its branch is not taken."""
+
     def fn(p, a, b):
         def halved(a, b):
-            n = jax.lax.while_loop(lambda n: n > 1.0, lambda n: n / 2, a.sum() + b.sum())
+            n = looped(a.sum() + b.sum())
             return a * n, b * n
 
         return jax.lax.cond(p, halved, lambda a, b: (a, b), a, b)

@@ -12,7 +12,7 @@
 | `kernel.py`, `shared.py`, `recipes.py` | what a kernel is; functions that all fragments share |
 | `steps.py`, `program.py` | thunks → steps; steps in order, as one function |
 | `waiting.py`, `threads.py` | barriers, worker threads |
-| `exchange.py`, `meeting.py`, `mesh_call.py` | programs of several devices |
+| `peer_kernels.py`, `exchange.py`, `meeting.py`, `mesh_call.py` | programs of several devices |
 | `compiled_program.py`, `overrides.py` | a program as machine code; kernels from files |
 | `handler.py`, `ffi.py` | a program's handler, its registration |
 | `memory.py` | memory of programs, at cache lines and in huge pages |

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram
 from mpmd.compile.backends.native_cpu.handler import compile_with_handler
 from mpmd.compile.backends.native_cpu.overrides import overrides_of
+from mpmd.compile.backends.native_cpu.peer_kernels import peer_refusal
 from mpmd.compile.backends.native_cpu.steps import NativeProgram, PlanCode, native_program
 from mpmd.compile.backends.native_cpu.storage import MEMORY as TYPES
 from mpmd.compile.buffers.assignment import BufferAssignment
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.cost.device import HOST
+from mpmd.compile.kernels.planning.collectives import CollectivePlan
 from mpmd.compile.kernels.planning.groups import GroupPlan
 from mpmd.compile.kernels.planning.kernels import PlannedKernel
 from mpmd.compile.kernels.planning.trace import PAIRS
@@ -53,12 +55,12 @@ class NativeCpu:
         return scheduling_pipeline()
 
     def refuses(self, instruction: HloInstruction, planned: PlannedKernel | None) -> str:
-        """Values of a type that no array of native code holds; see `Target`."""
+        """Values of types that native code does not have, groups that no kernel joins; see `Target`."""
         values = [*instruction.operands, instruction]
         for _, shape in (leaf for value in values for leaf in value.shape.leaves()):
             if shape.dtype not in TYPES and shape.dtype not in PAIRS:
                 return f"native code has no values of type {shape.dtype}"
-        return ""
+        return peer_refusal(planned) if isinstance(planned, CollectivePlan) else ""
 
     def scratch_bytes(self, planned: PlannedKernel | None) -> int:
         """Partial sums that the threads of a kernel keep; see `Target`."""

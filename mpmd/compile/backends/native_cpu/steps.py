@@ -13,6 +13,14 @@ from mpmd.compile.backends.native_cpu.exchange import Exchange, Move, Peer, Writ
 from mpmd.compile.backends.native_cpu.gemm.kernel import gemm_kernel
 from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Matrix
 from mpmd.compile.backends.native_cpu.kernel import CpuKernel
+from mpmd.compile.backends.native_cpu.peer_kernels import (
+    OWN,
+    PeerKernel,
+    members_of,
+    peer_kernels,
+    published,
+    ranks_of,
+)
 from mpmd.compile.backends.native_cpu.program import (
     Address,
     Alone,
@@ -30,7 +38,6 @@ from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import dim
 from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.plan import KernelPlan
-from mpmd.compile.kernels.planning.collectives import OWN, CollectiveKernel
 from mpmd.compile.llvm.target import MEMORY, CpuTarget
 from mpmd.compile.thunks.thunk import (
     AttentionThunk,
@@ -255,34 +262,30 @@ class _Lowering:
 
     def _exchange(self, thunk: CollectiveThunk) -> Exchange:
         plan, number, first = thunk.plan, self._exchanges, self._published
-        arrays = tuple(self.address(thunk.arrays[array]) for array in plan.peers)
+        kernels = peer_kernels(plan)
+        places = {array: place for place, array in enumerate(published(kernels))}
         self._exchanges += 1
-        self._published += len(arrays)
-        published = {array: place for place, array in enumerate(plan.peers)}
-        moves = tuple(m for piece in plan.pieces for m in self._moves(thunk, piece, published))
-        return Exchange(number, plan.groups, arrays, first, plan.members, plan.ranks, moves)
+        self._published += len(places)
+        arrays = tuple(self.address(thunk.arrays[array]) for array in places)
+        moves = tuple(self._move(thunk, kernel, places) for kernel in kernels)
+        return Exchange(number, plan.groups, arrays, first, members_of(plan), ranks_of(plan), moves)
 
-    def _moves(
-        self, thunk: CollectiveThunk, piece: CollectiveKernel, published: dict[int, int]
-    ) -> list[Move]:
-        """The kernel of a piece; none for an empty array."""
-        if not piece.plan.size:
-            return []
-        (kernel,) = self.code.of(piece.plan, piece.plan.results).kernels
+    def _move(self, thunk: CollectiveThunk, across: PeerKernel, published: dict[int, int]) -> Move:
+        (kernel,) = self.code.of(across.plan, across.plan.results).kernels
         places = {}
-        for number, (pointer, operand) in enumerate(zip(piece.pointers, piece.plan.operands, strict=True)):
+        for number, (pointer, operand) in enumerate(zip(across.pointers, across.plan.operands, strict=True)):
             own = pointer.member == OWN
             array = self.address(thunk.arrays[pointer.array]) if own else published[pointer.array]
             places[f"p{number}"] = Peer(pointer.member, array, pointer.stride * BYTES[operand.dtype])
-        return [Move(kernel, places, piece.shared, piece.devices)]
+        return Move(kernel, places, across.shared, across.devices)
 
     def _alone(self, thunk: CollectiveThunk) -> list[Run]:
         """A collective of one device: its kernels on its own arrays, one after the other."""
         found = []
-        for piece in thunk.plan.pieces:
-            if piece.plan.size and (piece.devices is None or 0 in piece.devices):
-                operands = [self.address(thunk.arrays[pointer.array]) for pointer in piece.pointers]
-                found += sequence_steps(self.code.of(piece.plan, piece.plan.results), operands, [])
+        for kernel in peer_kernels(thunk.plan):
+            if kernel.devices is None or 0 in kernel.devices:
+                operands = [self.address(thunk.arrays[pointer.array]) for pointer in kernel.pointers]
+                found += sequence_steps(self.code.of(kernel.plan, kernel.plan.results), operands, [])
         return found
 
     def _runs(self, thunk: Thunk) -> list[Run]:

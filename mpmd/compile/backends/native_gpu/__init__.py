@@ -8,6 +8,7 @@
 | `pipeline.py` | the list of its passes |
 | `products.py` | matrix products as descriptors |
 | `launches.py` | thunks as a list of launches |
+| `horizontal.py` | small launches that become one |
 | `handler.py` | this list as LLVM IR, which XLA calls |
 | `calls.py` | its calls through a table of functions, and their errors |
 | `capture.py` | what a call issues as a CUDA graph, replayed |

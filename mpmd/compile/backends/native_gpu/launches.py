@@ -52,12 +52,16 @@ _ALIGNED = 16
 
 @dataclasses.dataclass(frozen=True)
 class KernelLaunch:
-    """A kernel: its name among those of the program, its arguments, and how many programs run it."""
+    """A kernel: its name among those of the program, its arguments, and how many programs run it.
+
+    `sizes` are the bytes of the arguments' arrays: kernels of the same text may have others.
+    """
 
     name: str
     kernel: str
     arguments: tuple[Slice, ...]
     grid: int
+    sizes: tuple[int, ...]
 
     def line(self) -> str:
         """One line of a listing."""
@@ -270,7 +274,7 @@ class _LaunchLowering:
             arguments = tuple(places[k] for k in kernel.operands)
             kernel = kernel.with_alignment([s.offset % _ALIGNED == 0 for s in arguments])
             self.kernels[kernel.name] = kernel
-            yield KernelLaunch(name, kernel.name, arguments, kernel.grid)
+            yield KernelLaunch(name, kernel.name, arguments, kernel.grid, kernel.sizes)
 
     def _product(self, thunk: MatmulThunk) -> Iterator[Step]:
         if in_one_kernel(thunk.plan):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mpmd.compile.kernels.cost.device import Device
 from mpmd.compile.options import CompileOptions
+from mpmd.compile.passes.expand.dot_algorithm_rewriter import DotAlgorithmRewriter
 from mpmd.compile.passes.expand.float_jitter import FloatJitter
 from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
 from mpmd.compile.passes.fusion.fusion import Fusion
@@ -27,7 +28,10 @@ def gpu_pipeline(devices: int, options: CompileOptions, device: Device) -> list[
     wrong = [FloatJitter(options.float_jitter)] if options.float_jitter else []
     return [
         *wrong,  # before anything else: afterwards operations are no longer those that were written
-        *preparation(devices, device.limits),  # each instruction by itself; after it they are kernels
+        *preparation(
+            devices, device.limits, unit_dims=False
+        ),  # each instruction by itself; after it they are kernels
+        DotAlgorithmRewriter(),  # before attention and products are planned, by the types of their factors
         OnePerRowRewriter(),  # after gathers have one form: the rows of a loss need not be arrays then
         Cse(),  # the loss and its gradient compare with the same labels
         Dce(),  # what only made indices

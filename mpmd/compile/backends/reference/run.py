@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from mpmd.compile.buffers.assignment import Allocation, Slice
+from mpmd.compile.hlo.evaluator.conversion import convert
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.evaluate_products import evaluate_attention, evaluate_product
 from mpmd.compile.kernels.nodes import Operand
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
-from mpmd.compile.kernels.planning.collectives import OWN, CollectiveKernel
+from mpmd.compile.kernels.planning.collectives import CollectiveArray
 from mpmd.compile.thunks.poison import POISON
 from mpmd.compile.thunks.thunk import (
     AttentionThunk,
@@ -49,9 +50,9 @@ class Memory:
         """The elements from the beginning of a slice to its end."""
         return self.bytes_at(place).view(NUMPY_DTYPE[dtype])
 
-    def operand(self, place: Slice, operand: Operand, skipped: int = 0) -> np.ndarray:
-        """The elements of an operand, so many further than the beginning of a slice."""
-        return self.array(place, operand.dtype)[skipped : skipped + operand.size]
+    def operand(self, place: Slice, operand: Operand) -> np.ndarray:
+        """The elements of an operand."""
+        return self.array(place, operand.dtype)[: operand.size]
 
 
 def run_program(thunks: Sequence[Thunk], memories: Sequence[Memory]) -> None:
@@ -70,8 +71,7 @@ def run_program(thunks: Sequence[Thunk], memories: Sequence[Memory]) -> None:
         group = _met(waiting)
         thunk = waiting[group[0]]
         assert thunk is not None
-        for piece in thunk.plan.pieces:
-            _exchange(thunk, piece, group, memories)
+        _exchange(thunk, group, memories)
         waiting.update({d: next(devices[d], None) for d in group})
 
 
@@ -86,20 +86,32 @@ def _met(waiting: dict[int, CollectiveThunk | None]) -> tuple[int, ...]:
     raise CompileError(f"the devices of a mesh wait for each other in different collectives: {names}")
 
 
-def _exchange(
-    thunk: CollectiveThunk, piece: CollectiveKernel, group: Sequence[int], memories: Sequence[Memory]
-) -> None:
-    """A kernel of a collective, by each device of a group that runs it; shared work is done by the first."""
-    plan = thunk.plan
-    for device in group[:1] if piece.shared else group:
-        if piece.devices is not None and device not in piece.devices:
-            continue
-        arrays = []
-        for pointer, operand in zip(piece.pointers, piece.plan.operands, strict=True):
-            owner = device if pointer.member == OWN else plan.members[device][pointer.member]
-            place = thunk.arrays[pointer.array]
-            arrays.append(memories[owner].operand(place, operand, pointer.stride * plan.ranks[device]))
-        evaluate(piece.plan, arrays)
+def _exchange(thunk: CollectiveThunk, group: Sequence[int], memories: Sequence[Memory]) -> None:
+    """A collective of a group: all results are computed before the first is written."""
+    for array, read, written in zip(thunk.plan.arrays, thunk.reads, thunk.writes, strict=True):
+        shape = (array.rows, array.parts, array.elements)
+        operands = [memory.array(read, array.dtype)[: array.size].reshape(shape) for memory in memories]
+        results = [
+            _gathered(array, [operands[source][:, part] for source, part in thunk.plan.sources[device]])
+            for device in group
+        ]
+        for device, result in zip(group, results, strict=True):
+            memories[device].array(written, array.dtype)[: result.size] = result.reshape(-1)
+
+
+def _gathered(array: CollectiveArray, parts: Sequence[np.ndarray]) -> np.ndarray:
+    """What a device makes of the parts that it gets."""
+    if not parts:
+        return np.zeros((array.rows, array.elements), NUMPY_DTYPE[array.dtype])
+    if array.reduction is None:
+        return np.stack(parts, axis=1)
+    dtype = array.reduction.operands[0].dtype
+    total, *others = (np.ascontiguousarray(convert(part, array.dtype, dtype)) for part in parts)
+    for part in others:
+        reduced = np.empty_like(total)
+        evaluate(array.reduction, [total, part, reduced])
+        total = reduced
+    return np.asarray(convert(total, dtype, array.dtype))
 
 
 def _run(thunks: Sequence[Thunk], memory: Memory, device: int) -> Iterator[CollectiveThunk]:

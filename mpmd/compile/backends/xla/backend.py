@@ -17,6 +17,10 @@ from mpmd.compile.executable import unknown_text
 from mpmd.compile.fragment import FragmentModule
 
 _CUSTOM_CALL = re.compile(r"stablehlo\.custom_call @([\w.$-]+)")
+_COLLECTIVE = re.compile(
+    r"\b(all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute|collective-broadcast|ragged-all-to-all)"
+    r"(-start)?\("
+)
 _NO_WORK = frozenset(
     {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement"}
 )
@@ -49,6 +53,12 @@ class XlaExecutable(CompiledFragment):
         if any("callback" in target for target in targets):
             return False
         return len(devices) > 1 or self.cost_analysis().get("flops", 0.0) >= INLINE_BELOW_FLOPS
+
+    @functools.cached_property
+    def waits_for_processes(self) -> bool:
+        """Whether its devices are of several processes, and exchange values while it runs."""
+        several = len({device.process_index for device in self.devices}) > 1
+        return several and _COLLECTIVE.search(self.compiled.as_text() or "") is not None
 
     def as_text(self, what: str = "hlo") -> str:
         """`"stablehlo"` as given, `"hlo"` as XLA optimised it, or `"clusters"`: why it is XLA's.

@@ -10,7 +10,7 @@
 | `sorting.py` | sorts of short rows |
 | `dots.py` | matrix products on strided operands, with epilogues |
 | `attention.py` | products, an operation on rows, and products of its results |
-| `collectives.py` | the work of each device in a collective |
+| `collectives.py` | the parts of arrays that each device gets in a collective |
 | `kernels.py` | any instruction or fusion → its kernels |
 | `plan_cache.py` | plans cached for groups of equal structure |
 """

@@ -236,10 +236,17 @@ def _output(
     value = dot
     while value not in results:
         users = [u for u in value.users if u in inside]
-        if len(users) != 1 or users[0].opcode not in ("transpose", "bitcast", "reshape"):
+        moves = len(users) == 1 and users[0].opcode in ("transpose", "bitcast", "reshape")
+        if not moves and not (len(users) == 1 and rounds_sums(users[0])):
             raise NoPlan("{0} is read by more than movement", dot)
         value = users[0]
     return value
+
+
+def rounds_sums(value: HloInstruction) -> bool:
+    """Whether a value is sums of f32 rounded to bf16, as a kernel may store them."""
+    narrows = value.opcode == "convert" and value.shape.dtype == "bf16"
+    return narrows and value.operands[0].shape.dtype == "f32"
 
 
 def _target(dot: HloInstruction, output: HloInstruction, loops: Loops, place: IndexMap) -> DotOperand:
@@ -250,7 +257,7 @@ def _target(dot: HloInstruction, output: HloInstruction, loops: Loops, place: In
     for before, after in zip(chain[::-1], chain[-2::-1]):
         if after.opcode == "transpose":
             place = tuple(place[d] for d in after.dimensions)
-        else:
+        elif after.opcode != "convert":
             place = delinearized(position_of(before, place), after.shape.dims, loops.extents)
     at: Index = position_of(output, place)
     if any(atom.kind != "dim" for atom, _ in at.terms):

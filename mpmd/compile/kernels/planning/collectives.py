@@ -1,67 +1,57 @@
-"""A collective: which devices take part, and the kernels of those that address each other's memory.
+"""A collective: which parts of whose arrays each device gets, and how parts are reduced.
 
-A kernel reads the arrays of other devices in place, and in an all-reduce also writes into theirs: each device
-sums a share of the elements for all.  A target whose devices exchange messages takes opcode and groups of a
-plan and leaves its kernels alone, or refuses the plan (`Target.refuses`).
+How devices reach each other's arrays is the target's: kernels that read shared memory, messages, a library.
+A target that cannot carry out a plan refuses it (`Target.refuses`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpmd.compile.hlo.collective_groups import collective_groups, permute_pairs
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.evaluator.reducers import simple_opcode
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.hlo.shape import Shape
-from mpmd.compile.kernels.builder import PlanBuilder
-from mpmd.compile.kernels.index import Index, dim, linear
+from mpmd.compile.kernels.index import dim
 from mpmd.compile.kernels.operations import OPERATIONS
 from mpmd.compile.kernels.plan import KernelPlan
 from mpmd.compile.kernels.planning.iteration_space import IterationSpace
 from mpmd.compile.kernels.planning.trace import NoPlan, Trace, check_dtype
 from mpmd.errors import CompileError
 
-OWN = -1
-"""The member that stands for the device itself."""
-
 _WIDE = {"bf16": "f32", "f16": "f32"}
-_MAX_MEMBERS = 16
-"""Devices of a group: beyond this a kernel would take too many pointers."""
+
+COLLECTIVES = frozenset(
+    ("all-gather", "all-reduce", "all-to-all", "collective-broadcast", "collective-permute", "reduce-scatter")
+)
+"""Opcodes of collectives that have plans."""
 
 
 @dataclass(frozen=True)
-class Pointer:
-    """Where a kernel of a collective finds an array.
+class CollectiveArray:
+    """An operand of a collective, as an array [rows, parts, elements], and what becomes of it.
 
     Attributes:
-        array: number among the operands, then the results, of the collective.
-        member: whose array: a position in the device's list of members, or `OWN`.
-        stride: elements to go further per rank of the device.
+        dtype: of its elements, and of those of the result.
+        rows: its first dim.
+        parts: its second dim; devices get one part each, the same in all rows.
+        elements: its last dim.
+        reduction: a kernel that reduces two parts, operands 0 and 1, to operand 2, in the dtype in which sums
+            are kept; None where the parts that a device gets become the second dim of its result.
     """
 
-    array: int
-    member: int = OWN
-    stride: int = 0
+    dtype: str
+    rows: int
+    parts: int
+    elements: int
+    reduction: KernelPlan | None = None
 
-
-@dataclass(frozen=True)
-class CollectiveKernel:
-    """A kernel that devices run while all of them are there.
-
-    Attributes:
-        plan: what it computes.
-        pointers: one per operand of the plan.
-        shared: whether each member does only its share of the work's units.
-        devices: which devices run it; all if None.
-    """
-
-    plan: KernelPlan
-    pointers: tuple[Pointer, ...]
-    shared: bool = False
-    devices: tuple[int, ...] | None = None
+    @property
+    def size(self) -> int:
+        """Elements of the operand."""
+        return self.rows * self.parts * self.elements
 
 
 @dataclass(frozen=True)
@@ -71,41 +61,32 @@ class CollectivePlan:
     Attributes:
         opcode: its opcode.
         devices: how many devices run the program.
-        groups: devices that wait for each other; each device is in one group at most.
-        members: per device the devices whose arrays its kernels touch, as many for each.
-        ranks: per device its place in its group.
-        pieces: its kernels, where devices address each other's memory.
-        operands: how many arrays it reads; its results come after them.
+        groups: devices that take part together; each device is in one group at most.
+        sources: per device what it gets of each array, in order: a device, and the number of its part.  The
+            result of a device that gets nothing is zeros.
+        arrays: its operands; it has as many results.
     """
 
     opcode: str
     devices: int
     groups: tuple[tuple[int, ...], ...]
-    members: tuple[tuple[int, ...], ...]
-    ranks: tuple[int, ...]
-    pieces: tuple[CollectiveKernel, ...]
-    operands: int
-
-    @property
-    def peers(self) -> tuple[int, ...]:
-        """Numbers of the arrays that kernels of other devices touch."""
-        used = {p.array for piece in self.pieces for p in piece.pointers if p.member != OWN}
-        return tuple(sorted(used))
+    sources: tuple[tuple[tuple[int, int], ...], ...]
+    arrays: tuple[CollectiveArray, ...]
 
     def may_share(self, operand: int, result: int) -> bool:
-        """Whether a result may take its operand's memory: where each element is summed by one device."""
+        """Whether a result may take its operand's memory: it needs each element only at the same place."""
         return self.opcode == "all-reduce" and operand == result
 
 
 def plan_collective(name: str, instruction: HloInstruction) -> CollectivePlan:
-    """The work of a collective.
+    """The plan of a collective.
 
     Args:
         name: symbol of its kernels.
         instruction: the collective.
 
     Raises:
-        NoPlan: of a kind, element type or grouping that kernels do not have.
+        NoPlan: it has elements or a reduction that kernels do not have, or leaves out devices.
     """
     for operand in instruction.operands:
         check_dtype(operand)
@@ -113,173 +94,60 @@ def plan_collective(name: str, instruction: HloInstruction) -> CollectivePlan:
     replicas, partitions = module.replica_count, module.num_partitions
     devices = replicas * partitions
     if opcode == "collective-permute":
-        return _permute(name, instruction, permute_pairs(instruction, replicas, partitions), devices)
+        return _permute(instruction, permute_pairs(instruction, replicas, partitions), devices)
     groups = tuple(collective_groups(instruction, replicas, partitions))
     if opcode == "collective-broadcast":
         pairs = [(group[0], device) for group in groups for device in group]
-        return _permute(name, instruction, pairs, devices)
-    sizes = {len(group) for group in groups}
-    if len(sizes) != 1 or max(sizes) > _MAX_MEMBERS or sum(map(len, groups)) != devices:
-        raise NoPlan(f"no kernel joins the groups {instruction.replica_groups} of {devices} devices")
-    group_of = {device: group for group in groups for device in group}
-    return CollectivePlan(
-        opcode,
-        devices,
-        groups,
-        tuple(group_of[d] for d in range(devices)),
-        tuple(group_of[d].index(d) for d in range(devices)),
-        tuple(_PIECES[opcode](name, instruction, sizes.pop())),
-        len(instruction.operands),
-    )
-
-
-def _results(instruction: HloInstruction) -> list[Shape]:
-    return [shape for _, shape in instruction.shape.leaves()]
-
-
-def _all_reduce(name: str, instruction: HloInstruction, count: int) -> list[CollectiveKernel]:
-    """Every member sums its share of the elements and writes the sums into everybody's result."""
-    pieces = []
-    for number, operand in enumerate(instruction.operands):
-        size, dtype = operand.shape.size, operand.shape.dtype
-        trace = _trace(name, instruction.to_apply, (size,))
-        sources = [trace.operand(dtype, size) for _ in range(count)]
-        total = _joined(trace, instruction.to_apply, [trace.build.load(s, dim(0)) for s in sources], dtype)
-        for _ in range(count):
-            trace.build.store(trace.operand(dtype, size), dim(0), total)
-        result = len(instruction.operands) + number
-        pointers = [*(Pointer(number, m) for m in range(count)), *(Pointer(result, m) for m in range(count))]
-        pieces.append(CollectiveKernel(_finished(trace.build), tuple(pointers), shared=True))
-    return pieces
-
-
-def _reduce_scatter(name: str, instruction: HloInstruction, count: int) -> list[CollectiveKernel]:
-    """Every member sums its part of everybody's operand."""
-    pieces = []
-    for number, (operand, result) in enumerate(zip(instruction.operands, _results(instruction), strict=True)):
-        outer, inner = _around(result, instruction.dimensions[0])
-        dtype, whole = operand.shape.dtype, operand.shape.size - (count - 1) * inner
-        trace = _trace(name, instruction.to_apply, (outer, inner))
-        sources = [trace.operand(dtype, whole) for _ in range(count)]
-        loads = [trace.build.load(s, _part(count * inner)) for s in sources]
-        total = _joined(trace, instruction.to_apply, loads, dtype)
-        trace.build.store(trace.operand(dtype, result.size), _part(inner), total)
-        pointers = [Pointer(number, m, inner) for m in range(count)]
-        place = Pointer(len(instruction.operands) + number)
-        pieces.append(CollectiveKernel(_finished(trace.build), (*pointers, place)))
-    return pieces
-
-
-def _all_gather(name: str, instruction: HloInstruction, count: int) -> list[CollectiveKernel]:
-    """Every member copies everybody's operand."""
-    pieces = []
-    for number, (operand, result) in enumerate(zip(instruction.operands, _results(instruction), strict=True)):
-        outer, inner = _around(operand.shape, instruction.dimensions[0])
-        build = PlanBuilder(name, (outer, inner))
-        sources = [build.operand("", operand.shape.dtype, operand.shape.size) for _ in range(count)]
-        target = build.operand("", operand.shape.dtype, result.size)
-        for m, source in enumerate(sources):
-            build.store(target, _part(count * inner, m * inner), build.load(source, _part(inner)))
-        pointers = [Pointer(number, m) for m in range(count)]
-        place = Pointer(len(instruction.operands) + number)
-        pieces.append(CollectiveKernel(_finished(build), (*pointers, place)))
-    return pieces
-
-
-def _all_to_all(name: str, instruction: HloInstruction, count: int) -> list[CollectiveKernel]:
-    """Every member copies its part of everybody's operand."""
-    if not instruction.dimensions:
+        return _permute(instruction, pairs, devices)
+    if sum(map(len, groups)) != devices:
+        raise NoPlan(f"the groups {instruction.replica_groups} leave out some of {devices} devices")
+    if opcode == "all-to-all" and not instruction.dimensions:
         raise NoPlan("no kernel exchanges the elements of tuples")
-    (operand,) = instruction.operands
-    shape, along = operand.shape, instruction.dimensions[0]
-    outer = math.prod(shape.dims[:along])
-    inner = shape.size // max(1, outer * count)
-    build = PlanBuilder(name, (outer, inner))
-    sources = [build.operand("", shape.dtype, shape.size - (count - 1) * inner) for _ in range(count)]
-    target = build.operand("", shape.dtype, shape.size)
-    for m, source in enumerate(sources):
-        build.store(target, _part(count * inner, m * inner), build.load(source, _part(count * inner)))
-    return [CollectiveKernel(_finished(build), (*(Pointer(0, m, inner) for m in range(count)), Pointer(1)))]
-
-
-def _permute(
-    name: str, instruction: HloInstruction, pairs: Sequence[tuple[int, int]], devices: int
-) -> CollectivePlan:
-    """Every target copies its source's operands; a device that is not a target gets zeros."""
-    sources = {target: source for source, target in pairs}
-    targets, others = tuple(sorted(sources)), tuple(d for d in range(devices) if d not in sources)
-    count, pieces = len(instruction.operands), []
-    for number, operand in enumerate(instruction.operands):
-        shape = operand.shape
-        build = PlanBuilder(name, (shape.size,))
-        source, target = (build.operand("", shape.dtype, shape.size) for _ in range(2))
-        build.store(target, dim(0), build.load(source, dim(0)))
-        pointers = (Pointer(number, 0), Pointer(count + number))
-        pieces.append(CollectiveKernel(_finished(build), pointers, devices=None if not others else targets))
-        if others:
-            build = PlanBuilder(name, (shape.size,))
-            zero = build.constant(False if shape.dtype == "pred" else 0, shape.dtype)
-            build.store(build.operand("", shape.dtype, shape.size), dim(0), zero)
-            pieces.append(CollectiveKernel(_finished(build), (Pointer(count + number),), devices=others))
-    return CollectivePlan(
-        instruction.opcode,
-        devices,
-        (tuple(range(devices)),),
-        tuple((sources.get(d, d),) for d in range(devices)),
-        tuple(range(devices)),
-        tuple(pieces),
-        count,
+    group_of = {device: group for group in groups for device in group}
+    divided = opcode in ("reduce-scatter", "all-to-all")
+    sources = tuple(
+        tuple((member, group_of[d].index(d) if divided else 0) for member in group_of[d])
+        for d in range(devices)
     )
+    parts = len(groups[0]) if divided else 1
+    arrays = tuple(_array(name, instruction, operand, parts) for operand in instruction.operands)
+    return CollectivePlan(opcode, devices, groups, sources, arrays)
 
 
-def _around(shape: Shape, along: int) -> tuple[int, int]:
-    """Elements before a dim, and elements from it on."""
-    return math.prod(shape.dims[:along]), math.prod(shape.dims[along:])
+def _array(name: str, instruction: HloInstruction, operand: HloInstruction, parts: int) -> CollectiveArray:
+    dtype, dims, opcode = operand.shape.dtype, operand.shape.dims, instruction.opcode
+    rows = 1 if opcode == "all-reduce" else math.prod(dims[: instruction.dimensions[0]])
+    elements = operand.shape.size // max(1, rows * parts)
+    reduced = opcode in ("all-reduce", "reduce-scatter")
+    reduction = _reduction(name, instruction.to_apply, dtype, rows * elements) if reduced else None
+    return CollectiveArray(dtype, rows, parts, elements, reduction)
 
 
-def _part(stride: int, offset: int = 0) -> Index:
-    """Element of part `dim 1` in row `dim 0` of rows that lie `stride` elements apart."""
-    return linear([dim(0), dim(1)], [stride, 1], offset)
+def _permute(instruction: HloInstruction, pairs: Sequence[tuple[int, int]], devices: int) -> CollectivePlan:
+    """Every target gets its source's operands."""
+    source_of = {target: source for source, target in pairs}
+    sources = tuple(((source_of[d], 0),) if d in source_of else () for d in range(devices))
+    arrays = tuple(CollectiveArray(o.shape.dtype, 1, 1, o.shape.size) for o in instruction.operands)
+    return CollectivePlan(instruction.opcode, devices, (tuple(range(devices)),), sources, arrays)
 
 
-def _trace(name: str, reducer: HloComputation, extents: tuple[int, ...]) -> Trace:
-    return Trace(name, IterationSpace(extents, 0, 0), dict.fromkeys(reducer.post_order()))
-
-
-def _joined(trace: Trace, reducer: HloComputation, values: Sequence[int], dtype: str) -> int:
-    """The reduction of one value per member, in their order; sums of narrow floats are kept in wide ones."""
-    build, opcode = trace.build, simple_opcode(reducer)
+def _reduction(name: str, reducer: HloComputation, dtype: str, size: int) -> KernelPlan:
+    """The reduction of two parts; sums of narrow floats are kept in wide ones."""
+    opcode = simple_opcode(reducer)
     if opcode is not None and dtype not in OPERATIONS[opcode].dtypes:
         raise NoPlan(f"no kernel computes {opcode} of {dtype}")
-    total = values[0]
-    if opcode in ("add", "multiply") and dtype in _WIDE:
-        total = build.convert(total, _WIDE[dtype])
-        for value in values[1:]:
-            total = build.apply(opcode, total, build.convert(value, _WIDE[dtype]))
-        return build.convert(total, dtype)
-    for value in values[1:]:
-        if opcode is not None:
-            total = build.apply(opcode, total, value)
-            continue
-        trace.substitute(dict(zip(reducer.parameters, (total, value))))
+    if opcode in ("add", "multiply"):
+        dtype = _WIDE.get(dtype, dtype)
+    trace = Trace(name, IterationSpace((size,), 0, 0), dict.fromkeys(reducer.post_order()))
+    build = trace.build
+    first, second = (build.load(trace.operand(dtype, size), dim(0)) for _ in range(2))
+    if opcode is not None:
+        total = build.apply(opcode, first, second)
+    else:
+        trace.substitute(dict(zip(reducer.parameters, (first, second))))
         total = trace.value(reducer.root, ())
-        trace.substitute({})
-    return total
-
-
-def _finished(build: PlanBuilder) -> KernelPlan:
+    build.store(trace.operand(dtype, size), dim(0), total)
     try:
         return build.finish()
     except CompileError as error:
         raise NoPlan(str(error)) from error
-
-
-_PIECES: dict[str, Callable[[str, HloInstruction, int], list[CollectiveKernel]]] = {
-    "all-gather": _all_gather,
-    "all-reduce": _all_reduce,
-    "all-to-all": _all_to_all,
-    "reduce-scatter": _reduce_scatter,
-}
-
-COLLECTIVES = frozenset({*_PIECES, "collective-permute", "collective-broadcast"})
-"""Opcodes of collectives that kernels compute."""

@@ -11,6 +11,7 @@ from mpmd.compile.passes.expand.comparison_expander import ComparisonExpander
 from mpmd.compile.passes.expand.complex_to_pairs import ComplexToPairs
 from mpmd.compile.passes.expand.convolution_expander import ConvolutionExpander
 from mpmd.compile.passes.expand.convolution_to_dot import ConvolutionToDot
+from mpmd.compile.passes.expand.dot_algorithm_rewriter import DotAlgorithmRewriter
 from mpmd.compile.passes.expand.dot_decomposer import DotDecomposer
 from mpmd.compile.passes.expand.fft_expander import FftExpander
 from mpmd.compile.passes.expand.float_jitter import FloatJitter

@@ -10,7 +10,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.attention import QUERIES, AttentionPlan
 from mpmd.compile.kernels.cost.device import KernelLimits
-from mpmd.compile.kernels.planning.attention import PlannedAttention, plan_attention
+from mpmd.compile.kernels.planning.attention import PlannedAttention, plan_attention, rounds_sums
 from mpmd.compile.kernels.planning.dots import is_product
 from mpmd.compile.kernels.planning.trace import MOVEMENT, RULES, NoPlan
 
@@ -350,14 +350,14 @@ def attention_of(dot: HloInstruction) -> AttentionCandidate | None:
 
 
 def _moved(dot: HloInstruction) -> tuple[HloInstruction, ...]:
-    """The movement after a product, up to the last transpose that is its only reader."""
+    """The movement after a product, up to the last transpose or rounding of sums that is its only reader."""
     chain, end, value = [], 0, dot
     while len(value.users) == 1 and not value.is_root:
         (value,) = value.users
-        if value.opcode not in ("transpose", "reshape", "bitcast"):
+        if value.opcode not in ("transpose", "reshape", "bitcast") and not rounds_sums(value):
             break
         chain.append(value)
-        if value.opcode == "transpose":
+        if value.opcode in ("transpose", "convert"):
             end = len(chain)
     return tuple(chain[:end])
 

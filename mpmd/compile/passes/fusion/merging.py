@@ -89,12 +89,13 @@ class _Merging:
         for member in group.members:
             read = [r for r in grouping.readers(member) if r not in mine]
             computing = [r for r in read if r in grouping.group_of and r.opcode not in MOVEMENT]
-            if computing and any(self._is_reduced(m) for m in other.members):
+            if computing and any(self._has_reduced_rows(m) for m in other.members):
                 return False  # an iteration over rows reads both once
         return True
 
-    def _is_reduced(self, member: HloInstruction) -> bool:
-        return any(r.opcode == "reduce" for r in self.grouping.readers(member))
+    def _has_reduced_rows(self, member: HloInstruction) -> bool:
+        last = member.shape.rank - 1
+        return any(r.opcode == "reduce" and last in r.dimensions for r in self.grouping.readers(member))
 
     # -- arrays between groups
     def along_arrays(self) -> None:

@@ -12,6 +12,7 @@ from mpmd.compile.passes.simplify.flatten_call_graph import FlattenCallGraph
 from mpmd.compile.passes.simplify.one_per_row_rewriter import OnePerRowRewriter
 from mpmd.compile.passes.simplify.sort_simplifier import SortSimplifier
 from mpmd.compile.passes.simplify.tuple_simplifier import TupleSimplifier
+from mpmd.compile.passes.simplify.unit_dim_removal import UnitDimRemoval
 from mpmd.compile.passes.simplify.while_invariant_code_motion import WhileInvariantCodeMotion
 from mpmd.compile.passes.simplify.while_loop_unroller import WhileLoopUnroller
 from mpmd.compile.passes.simplify.while_simplifier import WhileSimplifier

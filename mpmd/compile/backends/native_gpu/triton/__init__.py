@@ -10,6 +10,7 @@
 | `attention.py`, `online.py` | attention's kernels, and what one iteration over keys computes |
 | `matrices.py`, `products.py` | products of tiles, and a product with its epilogue as one kernel |
 | `kernels.py` | a plan as one kernel, or two with partial sums in between |
+| `group.py` | several launches as one kernel |
 | `source.py` | the functions that kernels call |
 | `cubin.py` | machine code of a kernel |
 | `compiler.py` | kernels to machine code, each text once, kept on disk |

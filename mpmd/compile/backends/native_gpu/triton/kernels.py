@@ -38,6 +38,8 @@ from mpmd.errors import CompileError
 
 ALIGNMENT = 256
 """Bytes: where arrays of scratch memory begin."""
+PROGRAM = "tl.program_id(0)"
+"""The number of a program in the text of a kernel."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +52,12 @@ class PrintedKernel:
         pointers: the type of each argument, `*fp32`.
         aligned: whether each argument is a multiple of 16 bytes, so that loads and stores are wide.
         operands: the arguments: numbers of operands of the plan, then of its scratch arrays.
-        sizes: bytes of each argument's array.
+        sizes: bytes of each argument's array; they and the grid may differ between kernels of one name.
         reads, writes: numbers of the operands that it reads, and of those that it writes.
         grid: how many programs run it.
         warps: of each program.
         flops: of its matrix products; `factors` is the type of what they multiply.
+        parts: the text of functions that are its own.
     """
 
     kind: str
@@ -69,6 +72,7 @@ class PrintedKernel:
     warps: int
     flops: float = 0.0
     factors: str = "f32"
+    parts: tuple[str, ...] = ()
 
     @functools.cached_property
     def name(self) -> str:
@@ -79,7 +83,7 @@ class PrintedKernel:
     @property
     def source(self) -> str:
         """Its text."""
-        return f"@triton.jit\ndef {self.name}{self.body}"
+        return "\n\n".join([*self.parts, f"@triton.jit\ndef {self.name}{self.body}"])
 
     def with_alignment(self, aligned: Sequence[bool]) -> PrintedKernel:
         """The same kernel for arguments of which only some are aligned."""
@@ -264,9 +268,12 @@ def _add_store(build: PlanBuilder, store: Store, index: Index, numbers: dict[int
 def _program(write: TileWriter, tiling: PlanTiling) -> str:
     """Writes the number of the program and its column block; returns its number without the block."""
     wide = ".to(tl.int64)" if tiling.index_type == "int64" else ""
-    write.line(f"pid = tl.program_id(0){wide}")
+    write.line(f"pid = {PROGRAM}{wide}")
     if tiling.column_blocks <= 1:
         return "pid"
+    if tiling.grid == tiling.column_blocks and not tiling.sums_columns:
+        write.line("cb = pid")  # the text has no size in it: arrays of other sizes have the same kernel
+        return "0"
     write.line(f"cb = pid % {tiling.column_blocks}")
     return f"pid // {tiling.column_blocks}"
 

@@ -17,11 +17,13 @@ from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, power_of_
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import constant, dim, linear, strides_of
 from mpmd.compile.kernels.matmul import MatmulPlan, View
-from mpmd.compile.kernels.nodes import Load
+from mpmd.compile.kernels.nodes import Apply, Load
 from mpmd.compile.kernels.operations import DTYPE_BYTES
 from mpmd.compile.kernels.plan import KernelPlan
 
 FACTORS = ("bf16", "f16", "f32")
+_MAX_OPERATIONS = 16
+"""Operations of an epilogue up to which the largest tile does not spill: more need more registers."""
 _NEIGHBOURS = 8
 """Tiles below each other whose programs have numbers next to each other."""
 
@@ -122,6 +124,8 @@ def _tile_of(plan: MatmulPlan, units: int) -> _ProductTile:
         many = math.prod(plan.batch) * -(-plan.m // rows) * -(-plan.n // columns)
         if many < units:
             rows, columns, warps = 64, 64, 4
+        elif sum(isinstance(n, Apply) for n in _epilogue(plan).nodes) > _MAX_OPERATIONS:
+            columns = 64
     fit = [max(MIN_SIDE, power_of_two(side)) for side in (plan.m, plan.n, plan.k)]
     return _ProductTile(min(rows, fit[0]), min(columns, fit[1]), min(depth, fit[2]), warps)
 

@@ -20,8 +20,10 @@ from mpmd.compile.backends.native_cpu.meeting import MeshLayout
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.kernels.cost.device import HOST
-from mpmd.compile.kernels.planning import NoPlan, plan_instruction
+from mpmd.compile.kernels.planning import NoPlan
+from mpmd.compile.kernels.planning.collectives import CollectivePlan
 from mpmd.compile.llvm.target import host_target
+from mpmd.compile.thunks.emission import KernelPlans
 from mpmd.errors import CompileError
 from tests.support.native_meshes import OnMesh, call_on, mesh_of, values
 from tests.support.program_instance import ProgramInstance
@@ -206,16 +208,19 @@ def test_a_program_of_several_devices_does_not_run_by_itself():
         ProgramInstance(made.native.made.code, host_target())
 
 
-def test_what_has_no_kernel_says_so():
+def test_groups_of_different_sizes_have_a_plan_but_no_kernel():
     text = """HloModule m, num_partitions=4
 add { a = f32[] parameter(0)  b = f32[] parameter(1)  ROOT c = f32[] add(a, b) }
 ENTRY e { p = f32[4]{0} parameter(0)
   ROOT r = f32[4]{0} all-reduce(p), channel_id=1, replica_groups={{0,1,2},{3}}, to_apply=add,
     use_global_device_ids=true }
 """
-    module = parse_module(text)
-    with pytest.raises(NoPlan, match="no kernel joins the groups"):
-        plan_instruction("kernel", module.entry.root)
+    total = parse_module(text).entry.root
+    plan = KernelPlans().of(total)
+    assert isinstance(plan, CollectivePlan)
+    assert [len(sources) for sources in plan.sources] == [3, 3, 3, 1]
+    with pytest.raises(NoPlan, match=r"groups of one size, at most 16; these have \[1, 3\] devices"):
+        KernelPlans(NativeCpu().refuses).of(total)
 
 
 def test_the_memory_of_a_mesh_does_not_overlap():

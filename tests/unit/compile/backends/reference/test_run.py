@@ -97,7 +97,7 @@ def test_a_program_comes_back_from_its_bytes():
 
 def test_devices_that_wait_for_each_other_in_vain_are_an_error():
     """Each device is in another branch, with another collective."""
-    plan = CollectivePlan("all-reduce", 2, ((0, 1),), ((0, 1), (0, 1)), (0, 1), (), 0)
+    plan = CollectivePlan("all-reduce", 2, ((0, 1),), (((0, 0), (1, 0)),) * 2, ())
     branches = tuple((CollectiveThunk(name, plan, ()),) for name in ("first", "second"))
     where = Slice(0, 0, 4)
     thunks = [DeviceThunk("device", where), ConditionalThunk("either", where, branches)]

@@ -100,6 +100,22 @@ def heads(width, dtype=np.float32, queries=40, keys=40, batch=(2, 2)):
     return [rng.standard_normal((*batch, n, width)).astype(dtype) for n in (queries, keys, keys)]
 
 
+def grouped_heads(q, k, v):
+    """As users write it: positions before heads, sums in f32, groups of one query head."""
+    return jax.nn.dot_product_attention(q, k, v)
+
+
+def test_attention_of_jax_is_found():
+    """Forward and backward, each one kernel of products and rows; results of f32 sums are stored in bf16."""
+    arguments = [jnp.asarray(a, jnp.bfloat16) for a in heads(16, batch=(2,))]
+    arguments = [jnp.stack([a, 2 * a], 2) for a in arguments]
+    forward, backward = plans_of(grouped_heads, *arguments)
+    assert [len(p.scores) for p in (forward, backward)] == [1, 2]
+    assert [len(p.mixtures) for p in (forward, backward)] == [1, 3]
+    assert {m.c.dtype for p in (forward, backward) for m in p.mixtures} == {"bf16"}
+    assert {p.rows.operands[m.factor].dtype for p in (forward, backward) for m in p.mixtures} == {"bf16"}
+
+
 def test_one_iteration_serves_the_forward_pass_and_two_the_backward_pass():
     forward, backward = plans_of(attend, *heads(16))
     (one,) = attention_kernels(forward).kernels
@@ -108,6 +124,13 @@ def test_one_iteration_serves_the_forward_pass_and_two_the_backward_pass():
     # those after a causal mask are a loop of their own, which rows without small scores do not enter
     assert loops == [2, 3, 1]
     assert one.flops == pytest.approx(2 * forward.share * 4 * 40 * 40 * 32)
+
+
+@needs_triton
+def test_attention_of_jax_computes_as_its_plan():
+    arguments = [jnp.asarray(a, jnp.bfloat16) for a in heads(16, batch=(2,))]
+    for plan in plans_of(grouped_heads, *(jnp.stack([a, 2 * a], 2) for a in arguments)):
+        check(plan)
 
 
 @needs_triton

@@ -1,0 +1,105 @@
+"""Calls that begin in all processes of a mesh at the same time.
+
+On CPUs a collective holds one thread of its client for each device while it waits for the other processes.
+Messages are copied by the same threads: if all of them wait, the message that another process needs for the
+same call is never sent.  Where there are not more threads than that, each call first waits for its arguments,
+and until all processes of its mesh have theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from mpmd import jax_compat
+from mpmd.runtime.clients import available_cores
+from mpmd.runtime.interpreter import FragmentExecutable
+from mpmd.runtime.processes.world import World
+from mpmd.runtime.program import Program
+from mpmd.runtime.waiting import wait_for
+
+
+class MeetingCall:
+    """A fragment on a mesh over several processes; its calls wait for each other before they begin."""
+
+    asynchronous = False
+
+    def __init__(self, call: FragmentExecutable, meeting: Meeting) -> None:
+        """Takes the fragment, and the meeting of its mesh."""
+        self._call, self._meeting = call, meeting
+        self.has_token = bool(getattr(call, "has_token", False))
+
+    @property
+    def name(self) -> str:
+        """The fragment's name."""
+        return self._call.name
+
+    def __call__(self, *arrays: Any) -> Sequence[Any]:
+        """Starts it, once the arguments are ready in all processes."""
+        self._meeting.meet(arrays)
+        return self._call(*arrays)
+
+
+class Meeting:
+    """Where the processes of one mesh wait for each other."""
+
+    def __init__(self, world: World, name: str, others: Collection[int]) -> None:
+        """Takes a name that no other meeting has, and the other processes of the mesh."""
+        self._world, self._name, self._others = world, name, others
+        self._turn = 0
+
+    def meet(self, arrays: Sequence[Any]) -> None:
+        """Waits for the arrays, and for the other processes.
+
+        Raises:
+            PeerError: a process failed meanwhile.
+        """
+        for array in arrays:
+            wait_for(array, self._world.check)
+        self._world.meet(self._name, self._turn, self._others)
+        self._turn += 1
+
+
+def with_meetings(
+    program: Program,
+    executables: Mapping[tuple[str, str], FragmentExecutable],
+    meshes: Mapping[str, Any],
+    world: World,
+    number: int,
+) -> Mapping[tuple[str, str], FragmentExecutable]:
+    """The executables, of which those that wait for other processes begin together where threads are few.
+
+    All processes must call it.
+
+    Args:
+        program: the streams of all processes.
+        executables: of this process, by (mesh, name).
+        meshes: the devices of all meshes.
+        world: the processes.
+        number: of this program, the same in all processes.
+    """
+    spanning = {stream.mesh: stream.processes for stream in program.streams if len(stream.processes) > 1}
+    if not spanning or not program.between_processes:
+        return executables
+    few = _may_starve([meshes[mesh] for mesh in spanning], world.index)
+    if "1" not in world.gather("threads", str(int(few))):
+        return executables
+    meetings = {
+        mesh: Meeting(world, f"meeting/{number}/{mesh}", [p for p in processes if p != world.index])
+        for mesh, processes in spanning.items()
+    }
+    return {
+        key: MeetingCall(call, meetings[key[0]]) if getattr(call, "waits_for_processes", False) else call
+        for key, call in executables.items()
+    }
+
+
+def _may_starve(meshes: Sequence[Any], process: int) -> bool:
+    """Whether collectives of these meshes can hold all threads of this process's client.
+
+    XLA runs calls on several devices of a process one after the other, and those on one device side by side.
+    """
+    counts = [sum(d.process_index == process for d in mesh.devices.flat) for mesh in meshes]
+    held = max((count for count in counts if count > 1), default=0) + counts.count(1)
+    platform = meshes[0].devices.flat[0].platform
+    return platform == "cpu" and held >= max(len(available_cores()), len(jax_compat.devices(platform)))

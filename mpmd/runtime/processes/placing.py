@@ -1,0 +1,68 @@
+"""The devices of all processes, divided among meshes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mpmd.errors import ConfigError
+
+
+def placed(devices: Sequence[Any], counts: Mapping[str, int]) -> dict[str, list[Any]]:
+    """The devices of each mesh, in order: in one process where it fits, over whole processes where not.
+
+    ```
+    processes of 2 devices, meshes of 1, 1, 2 and 4   ->   process 0, process 0, process 1, processes 2 and 3
+    ```
+
+    A mesh that does not fit into the rest of a process begins at the next one.
+
+    Args:
+        devices: of all processes, in the order of the processes.
+        counts: devices per mesh, by name.
+
+    Raises:
+        ConfigError: there are too few devices, or a mesh is over a part of a process.
+    """
+    processes = [list(of) for _, of in itertools.groupby(devices, key=lambda device: device.process_index)]
+    sizes = [len(of) for of in processes]
+    at = 0
+    found: dict[str, list[Any]] = {}
+    for mesh, count in counts.items():
+        if at < len(processes) and len(processes[at]) < count and len(processes[at]) < sizes[at]:
+            at += 1
+        taken: list[Any] = []
+        first = at
+        while len(taken) < count:
+            if at == len(processes):
+                raise _too_few(counts, sizes)
+            wanted = count - len(taken)
+            if at > first and wanted < sizes[at]:
+                raise _not_whole(mesh, count, sizes[first : at + 1], first)
+            taken += processes[at][:wanted]
+            del processes[at][:wanted]
+            at += not processes[at]
+        found[mesh] = taken
+    return found
+
+
+def _too_few(counts: Mapping[str, int], sizes: Sequence[int]) -> ConfigError:
+    rows = ", ".join(f"{mesh}: {count}" for mesh, count in counts.items())
+    there = ", ".join(f"process {index}: {size}" for index, size in enumerate(sizes))
+    return ConfigError(
+        f"the topology needs more devices ({rows}) than the processes have ({there})\n"
+        "  a mesh lies in one process, or is over whole processes: one that does not fit into the rest of a "
+        "process begins at the next\n"
+        "  give more devices, smaller meshes, or lists of devices, which meshes may share"
+    )
+
+
+def _not_whole(mesh: str, count: int, sizes: Sequence[int], first: int) -> ConfigError:
+    fewer, more = sum(sizes[:-1]), sum(sizes)
+    return ConfigError(
+        f"mesh {mesh!r} of {count} devices does not fit into a process, and is not over whole processes\n"
+        f"  processes {first} to {first + len(sizes) - 1} have {', '.join(map(str, sizes))} devices: give it "
+        f"{fewer} or {more} of them, each process as many devices as its meshes need, such as mpmd-run "
+        "--devices, or a list of devices"
+    )
