@@ -50,7 +50,7 @@ def streams(meshes: int, microbatches: int) -> dict[str, float]:
     """Seconds of each phase for a program of so many meshes."""
     graph = one_f_one_b(meshes, microbatches)
     before, start = peak_mib(), time.perf_counter()
-    program = linearize(graph, {f"m{m}": m for m in range(meshes)})
+    program = linearize(graph, {f"m{m}": (m,) for m in range(meshes)})
     linearized = time.perf_counter()
     order: InstructionOrder = verify(program)
     verified = time.perf_counter()

@@ -62,9 +62,8 @@ def taking_packed(compiled: jax.stages.Compiled) -> jax.stages.Compiled:
     """A call that takes arrays of elements smaller than a byte, such as `int4`.
 
     JAX compares the layouts of arguments with those compiled for, where only the latter say that elements are
-    packed: it refuses every such array with a default layout, its own results too.  Here the order of the
-        dims
-    in an unspecified layout is the default; any other is still compared.
+    packed: it refuses every such array with a default layout, its own results too.  Here the order of dims in
+    an unspecified layout is the default; any other is still compared.
     """
     executable: Any = getattr(compiled, "_executable", None)
     layouts = getattr(executable, "_xla_in_layouts", None)
@@ -311,8 +310,7 @@ def _batched_copy() -> tuple[Callable[..., Any], Callable[..., Any], Any] | None
 def _devices_in_order(sharding: Sharding) -> tuple[Any, ...]:
     """The devices of a sharding in the order of its shards in JAX."""
     mesh = getattr(sharding, "mesh", None)
-    devices: Sequence[Any] = tuple(mesh.devices.flat) if mesh is not None else tuple(sharding.device_set)
-    return tuple(devices)
+    return tuple(sharding.device_set if mesh is None else mesh.devices.flat)
 
 
 def host_callbacks(lowered: Any) -> tuple[Any, ...] | None:
@@ -580,7 +578,7 @@ def absent_array(aval: ShapedArray, sharding: Sharding) -> jax.Array:
 
 @functools.cache
 def explain_absent_arrays(explain: Callable[[Any], Exception]) -> None:
-    """Makes reading an array without data here raise `explain(array)` instead of JAX's own error.
+    """Makes reading an array that is not whole here raise `explain(array)` instead of JAX's own error.
 
     JAX reads arrays by one property; where it has another name, JAX's own error stays.
     """
@@ -592,7 +590,9 @@ def explain_absent_arrays(explain: Callable[[Any], Exception]) -> None:
         return
 
     def value(self: Any) -> Any:
-        if not self.sharding.has_addressable_devices and not self.is_deleted():
+        sharding = self.sharding
+        copied = sharding.is_fully_replicated and sharding.has_addressable_devices
+        if not (sharding.is_fully_addressable or copied or self.is_deleted()):
             raise explain(self) from None
         return read(self)
 

@@ -53,7 +53,7 @@ def programs(size: ModelSize) -> list[ComparedProgram]:
     donated = tuple(k for k in range(len(moments)) if k % 4 < 3)
     loss, labels = _f32(), jax.ShapeDtypeStruct((b, t), jnp.int32)
     return [
-        _step(size),
+        training_step(size),
         ComparedProgram("block", gradients(layer, 13), (x, *weights, x)),
         ComparedProgram("mlp", gradients(mlp, 5), (x, *weights[8:], x)),
         ComparedProgram("head", gradients(head, 2), (x, _bf16(v, d), labels, loss)),
@@ -74,7 +74,7 @@ def _layer_shapes(d: int, kind: Callable[..., Any]) -> list[Any]:
     return [kind(d), kind(d), kind(d, 3 * d), kind(3 * d), kind(d, d), kind(d), kind(d), kind(d), *inner]
 
 
-def _step(size: ModelSize) -> ComparedProgram:
+def training_step(size: ModelSize) -> ComparedProgram:
     """A training step: bf16 activations, f32 weights and Adam."""
     shapes = parameter_shapes(size)
     count = len(shapes)

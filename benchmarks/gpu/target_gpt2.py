@@ -10,85 +10,54 @@ kernels and code from the cache on disk.
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.experiment import Experiment, run_experiment
+from benchmarks.gpu.programs import ComparedProgram, ModelSize, training_step
 
-SIZE = {"batch": 8, "tokens": 1024, "width": 768, "heads": 12, "vocabulary": 50257, "layers": 12}
-SMALL = {"batch": 1, "tokens": 8, "width": 16, "heads": 2, "vocabulary": 32, "layers": 1}
-RATE, EPSILON = 6e-4, 1e-8
+SMALL = ModelSize(batch=1, tokens=8, width=16, heads=2, layers=1, vocabulary=32)
 CLOSE = {"block": 3e-2, "step": 1e-1}
 """The relative difference that rounding to bf16 makes; a second moment doubles that of its gradient."""
 
 
 def measure(run: Experiment) -> None:
     """Finds it out."""
-    size = SIZE if run.gpu else SMALL
+    size = ModelSize() if run.gpu else SMALL
     with run.part("block"):
         from benchmarks.fragments import cases
 
         name = "block forward+backward"
-        function, arguments = next(c[1:] for c in cases(size, "bf16") if c[0] == name)
+        function, arguments = next(c[1:] for c in cases(dataclasses.asdict(size), "bf16") if c[0] == name)
         compare(run, "block", function, arguments, 0)
     if run.has_time("step", 60 if run.gpu else 5):
         with run.part("step"):
             state, step = training(size)
-            compare(run, "step", step, state, len(state) - 2)
+            compare(run, "step", step.function, state, len(step.donated))
 
 
-def training(size: dict[str, int]) -> tuple[list[Any], Callable[..., list[Any]]]:
+def training(size: ModelSize) -> tuple[list[Any], ComparedProgram]:
     """The arrays of a step (parameters, both moments, count; tokens, labels), and the step."""
-    import jax
-    import jax.numpy as jnp
     import numpy as np
 
-    from benchmarks.fragments import block, head, norm
+    rng, program = np.random.default_rng(0), training_step(size)
+    *state, _, tokens, labels = program.arguments
+    count = len(state) // 3
 
-    rng, d, half = np.random.default_rng(0), size["width"], jnp.bfloat16
+    def weights(shape: tuple[int, ...]) -> np.ndarray:
+        matrix = len(shape) > 1
+        return (
+            rng.standard_normal(shape, np.float32) * np.float32(0.02)
+            if matrix
+            else np.ones(shape, np.float32)
+        )
 
-    def weights(*shape: int) -> np.ndarray:
-        return rng.standard_normal(shape, np.float32) * np.float32(0.02)
-
-    def layer() -> list[np.ndarray]:
-        ones, zeros = np.ones(d, np.float32), np.zeros(d, np.float32)
-        attention = [weights(d, 3 * d), weights(3 * d), weights(d, d), weights(d)]
-        inner = [weights(d, 4 * d), weights(4 * d), weights(4 * d, d), weights(d)]
-        return [ones, zeros, *attention, ones.copy(), zeros.copy(), *inner]
-
-    params = {
-        "table": weights(size["vocabulary"], d),
-        "places": weights(size["tokens"], d),
-        "norm": [np.ones(d, np.float32), np.zeros(d, np.float32)],
-        "layers": [layer() for _ in range(size["layers"])],
-    }
-    leaves, tree = jax.tree.flatten(params)
-    count = len(leaves)
-
-    def loss(params: Any, tokens: Any, labels: Any) -> Any:
-        params = jax.tree.map(lambda a: a.astype(half), params)
-        x = params["table"][tokens] + params["places"]
-        for p in params["layers"]:
-            x = block(size["heads"], x, *p)
-        return head(norm(x, *params["norm"]), params["table"], labels)
-
-    def step(*given: Any) -> list[Any]:
-        p, m, v = (given[k * count : (k + 1) * count] for k in range(3))
-        number, tokens, labels = given[3 * count :]
-        value, gradients = jax.value_and_grad(loss)(jax.tree.unflatten(tree, p), tokens, labels)
-        g, number = jax.tree.leaves(gradients), number + 1
-        m = [0.9 * a + 0.1 * b for a, b in zip(m, g)]
-        v = [0.999 * a + 0.001 * b * b for a, b in zip(v, g)]
-        c1, c2 = 1 - 0.9**number, 1 - 0.999**number
-        p = [a - RATE * (b / c1) / (jnp.sqrt(c / c2) + EPSILON) for a, b, c in zip(p, m, v)]
-        return [*p, *m, *v, number, value]
-
-    tokens = rng.integers(0, size["vocabulary"], (2, size["batch"], size["tokens"])).astype(np.int32)
-    moments = [np.zeros_like(a) for a in leaves]
-    return [*leaves, *moments, *[a.copy() for a in moments], np.float32(0), *tokens], step
+    moments = [np.zeros(a.shape, np.float32) for a in state[count:]]
+    words = [rng.integers(0, size.vocabulary, a.shape).astype(np.int32) for a in (tokens, labels)]
+    return [*(weights(a.shape) for a in state[:count]), *moments, np.float32(0), *words], program
 
 
 def compare(run: Experiment, name: str, function: Any, arguments: list[Any], donated: int) -> None:

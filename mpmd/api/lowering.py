@@ -7,7 +7,7 @@ import dataclasses
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -309,7 +309,6 @@ def _options(config: Config, arguments: Arguments, out_tree: Any) -> PipelineOpt
     _check_one_order(config, options)
     backend = config.backend or options.backend
     platforms = {mesh.devices.flat[0].platform for mesh in config.topology.values()}
-    native = backend != "xla" and platforms == {"cpu"}
     mirrored, assignment = mirrored_places(config), _text(config.assignment)
     if mirrored:
         copies = {f"{name}{SUFFIX}": place for name, place in mirrored.items()}
@@ -322,11 +321,22 @@ def _options(config: Config, arguments: Arguments, out_tree: Any) -> PipelineOpt
         output_assignment=_meshes(config.output_meshes, out_tree, config, "output_meshes"),
         constraints=tuple(f"{i}:{o}" for i, o in config.constraints),
         backend=backend,
-        attention_stitching=options.attention_stitching if native else "off",
+        attention_stitching=options.attention_stitching if stitches_attention(backend, platforms) else "off",
         split_bwd_fragments=options.split_bwd_fragments or config.pipeline_schedule.splits_backward,
         fail_on_impossible_order=options.fail_on_impossible_order
         or not isinstance(config.schedule, str | None),
     )
+
+
+def stitches_attention(backend: str, platforms: Collection[str]) -> bool:
+    """Whether fragments are compiled by a target of ours, which stitches attention.
+
+    Args:
+        backend: the configured one.
+        platforms: of the devices of all meshes.
+    """
+    ours = {"cpu": backend != "xla", "gpu": backend == "native"}
+    return all(ours.get(platform, False) for platform in platforms)
 
 
 def _check_one_order(config: Config, options: PipelineOptions) -> None:

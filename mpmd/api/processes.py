@@ -26,7 +26,7 @@ from mpmd.runtime.processes.cores import own_cores
 from mpmd.runtime.processes.meeting import with_meetings
 from mpmd.runtime.processes.part import Part
 from mpmd.runtime.processes.world import world
-from mpmd.runtime.program import Program
+from mpmd.runtime.program import Program, processes_text
 from mpmd.support.pending_warning import PendingWarning
 
 _programs = itertools.count()
@@ -135,12 +135,12 @@ def with_absent(
 
 
 def absent_value(array: jax.Array) -> AbsentValueError:
-    """The error of reading an array that is in other processes."""
+    """The error of reading an array that is in other processes, or some of it."""
+    here, shape = jax.process_index(), ",".join(map(str, array.shape))
     processes = sorted({device.process_index for device in array.sharding.device_set})
-    shape = ",".join(map(str, array.shape))
+    ours = f", of which process {here} has a part" if here in processes else f", not in process {here}"
     return AbsentValueError(
-        f"the value of an array {array.dtype}[{shape}] is in process {', '.join(map(str, processes))}, "
-        f"not in process {jax.process_index()}\n"
+        f"the value of an array {array.dtype}[{shape}] is in {processes_text(processes)}{ours}\n"
         "  mpmd.fetch(tree) brings arrays to every process, if all processes call it\n"
         "  scalar results of a step are in every process"
     )

@@ -16,7 +16,7 @@ from mpmd.errors import ConfigError
 from mpmd.jax_compat import as_key, is_key
 from mpmd.runtime.costs import ProgramCosts
 from mpmd.runtime.instructions import Run
-from mpmd.tracing.stages.automatic import AutomaticSelector, DivisionChoice
+from mpmd.tracing.stages.automatic import AutomaticSelector, DivisionChoice, MeasuredRanges
 
 _RUNS = 4
 """How often fragments are measured: other work on the machine makes some runs longer."""
@@ -33,21 +33,27 @@ def refined(config: Config, trace: Callable[[Config], Traced]) -> Config:
         trace: traces the step under a configuration.
 
     Raises:
-        ConfigError: the step divides several functions, or none.
+        ConfigError: the step divides no function.
     """
     selector = config.stages
     assert isinstance(selector, AutomaticSelector)
     plain = dataclasses.replace(selector, refine=False)
-    whole = _only_choice(trace(with_stages(config, plain)))
-    parts = min(_PARTS_OF_A_STAGE, max(1, len(whole.places) // max(1, whole.stages)))
-    measured = measure_blocks(config, plain, parts, trace)
+    choices = _choices(trace(with_stages(config, plain)))
+    if not choices:
+        raise ConfigError(
+            "refine=True chooses the stages of a loss, but this step divides none\n  leave refine out"
+        )
+    fewest = min(len(choice.places) // max(1, choice.stages) for choice in choices)
+    measured = measure_blocks(config, plain, min(_PARTS_OF_A_STAGE, max(1, fewest)), trace)
     return with_stages(config, dataclasses.replace(plain, measured=measured))
 
 
 def measure_blocks(
     config: Config, selector: AutomaticSelector, parts: int, trace: Callable[[Config], Traced]
-) -> tuple[tuple[int, float], ...]:
-    """Measured seconds of ranges of units, in units of their estimates.
+) -> MeasuredRanges:
+    """Measured seconds of ranges of units of each function, in units of their estimates.
+
+    Where a step divides several functions, a stage of a mesh has a share of each: they have one factor there.
 
     Args:
         config: of the step.
@@ -64,30 +70,22 @@ def measure_blocks(
     )
     compiled = trace(with_stages(config, blocks)).lower().compile()
     try:
-        choice = _only_choice(compiled.lowered.traced)
+        choices = _choices(compiled.lowered.traced)
         seconds = stage_seconds(compiled, len(blocks.over))
     finally:
         compiled.close()
-    ends = (*choice.division.starts, len(choice.units.chain))
+    estimated = [sum(of_stage) for of_stage in zip(*(c.division.seconds for c in choices), strict=True)]
+    factors = [found / guess if guess else 1.0 for found, guess in zip(seconds, estimated, strict=True)]
     return tuple(
-        (end, measured / estimated if estimated else 1.0)
-        for end, measured, estimated in zip(ends, seconds, choice.division.seconds, strict=True)
+        (choice.key, tuple(zip((*choice.division.starts, len(choice.units.chain)), factors, strict=True)))
+        for choice in choices
     )
 
 
-def _only_choice(traced: Traced) -> DivisionChoice:
-    """The division of the only function of a step that has stages.
-
-    Raises:
-        ConfigError: several functions have stages.
-    """
+def _choices(traced: Traced) -> list[DivisionChoice]:
+    """The divisions of the functions of a step, each once, though JAX may trace it several times."""
     found = [] if traced.plan is None else traced.plan.choices
-    if len({choice.division.starts for choice in found}) != 1:
-        raise ConfigError(
-            f"refine=True chooses the stages of one loss, but this step divides {len(found)} functions\n"
-            "  leave refine out"
-        )
-    return found[0]
+    return list({choice.key: choice for choice in found}.values())
 
 
 def stage_seconds(compiled: Compiled, stages: int) -> list[float]:

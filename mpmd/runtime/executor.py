@@ -69,7 +69,7 @@ class RuntimeOptions:
         debug_nans: wait for every fragment and raise a NonFiniteError for the first that computes a NaN.
         keep_freed_memory: on CPU, let this process keep the memory that fragments free, so that the next step
             takes no page faults.  At the beginning of a step there is kept, at most, what a step takes and
-            frees again, and a quarter of its predicted peak or 64 MiB; any more is returned to the
+            frees again, and a quarter of its predicted peak or 128 MiB; any more is returned to the
             system every 10 s, and at once if it is twice as much.  Nothing happens with other C libraries
             than glibc (2.33 or later); see `host_memory`.
         peer_timeout: in several processes, seconds after which one that does not answer has failed.

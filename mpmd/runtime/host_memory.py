@@ -39,7 +39,7 @@ _INTERVAL_SECONDS, _CHECK_SHARE = 0.1, 100
 _RETURN_SECONDS, _AT_ONCE = 10.0, 2
 """Kept memory is returned so often at most, unless it is so many times the limit."""
 
-SLACK_SHARE, SLACK_BYTES = 4, 64 << 20
+SLACK_SHARE, SLACK_BYTES = 4, 128 << 20
 """Limit of kept memory beside the memory that a step frees itself: 1/4 of its peak, or so many bytes."""
 
 

@@ -193,10 +193,12 @@ class _StreamLayout:
                 body.append(Copy(spec.value, value))
             fetched.add(value)
             body.append(Fetch(value, spec.index))
-        laid = {mesh: self._copy_before_donation(self._ordered(mesh)) for mesh in self.bodies}
+        remote = self._channels_between_processes()
+        laid = {mesh: self._copy_before_donation(self._ordered(mesh, remote)) for mesh in self.bodies}
+        consumed = {self.argument[value].index for value in self.consumed}
         streams = [
             dataclasses.replace(
-                _number(mesh, _free_after_last_use(self._freshened(body)), self.types, self.names),
+                _number(mesh, _free_after_last_use(self._freshened(body, consumed)), self.types, self.names),
                 processes=self._processes_of(mesh),
             )
             for mesh, body in laid.items()
@@ -208,32 +210,14 @@ class _StreamLayout:
         )
         return Program(self.graph.name, tuple(streams), channels, self.graph.inputs, self.graph.outputs)
 
-    def _ordered(self, mesh: str) -> list[Instruction]:
+    def _channels_between_processes(self) -> frozenset[int]:
+        """The numbers of channels whose meshes share no process."""
+        of = {mesh: frozenset(self._processes_of(mesh)) for ends in self.numbers for mesh in ends}
+        return frozenset(number for (a, b), number in self.numbers.items() if not of[a] & of[b])
+
+    def _ordered(self, mesh: str, remote: frozenset[int]) -> list[Instruction]:
         feeds = sorted(self.feeds[mesh].values(), key=lambda feed: (feed.input, feed.buffer))
-        return [*feeds, *self._posted_early(self.bodies[mesh])]
-
-    def _posted_early(self, body: Sequence[Instruction]) -> list[Instruction]:
-        """Moves each receive from other processes before the task that precedes its use.
-
-        Such a receive does not wait, so no order of them can stop the program.  It costs the memory of one
-        message more: a receive is not moved further.
-        """
-        remote = {
-            number
-            for (source, target), number in self.numbers.items()
-            if not set(self._processes_of(source)) & set(self._processes_of(target))
-        }
-        result: list[Instruction] = []
-        task = -1  # position of the last task in the result
-        for op in body:
-            if isinstance(op, Recv) and op.channel in remote and task >= 0:
-                result.insert(task, op)
-                task += 1
-                continue
-            if isinstance(op, Run) and op.microbatch is not None:
-                task = len(result)
-            result.append(op)
-        return result
+        return [*feeds, *_posted_early(self.bodies[mesh], remote)]
 
     def _call(self, op: CallNode) -> None:
         for value in op.inputs:
@@ -291,13 +275,13 @@ class _StreamLayout:
             result.append(op)
         return result
 
-    def _freshened(self, body: Sequence[Instruction]) -> list[Instruction]:
+    def _freshened(self, body: Sequence[Instruction], consumed: Collection[int]) -> list[Instruction]:
         """Separates buffers that a fragment consumes from those that the user or another mesh still reads.
 
         Only the argument's own mesh may consume the user's array itself, and only if the user donated it;
-        every other feed of a consumed argument is a buffer of its own.  All feeds are issued before any run.
+        every other feed of an argument in `consumed` is a buffer of its own.  All feeds are issued before any
+        run.
         """
-        consumed_inputs = {self.argument[value].index for value in self.consumed}
 
         def shared(op: Feed) -> bool:
             spec = self.argument[op.buffer]
@@ -305,7 +289,7 @@ class _StreamLayout:
                 return True
             if op.buffer == spec.value:
                 return op.buffer in self.consumed and not spec.donated
-            return spec.index in consumed_inputs
+            return spec.index in consumed
 
         return [dataclasses.replace(op, fresh=shared(op)) if isinstance(op, Feed) else op for op in body]
 
@@ -314,6 +298,25 @@ class _StreamLayout:
         self.types[copy] = self.types[value]
         self.names[copy] = self.names.get(value, "")
         return copy
+
+
+def _posted_early(body: Sequence[Instruction], remote: frozenset[int]) -> list[Instruction]:
+    """Moves each receive on channels from other processes before the task that precedes its use.
+
+    Such a receive does not wait, so no order of them can stop the program.  It costs the memory of one
+    message more: a receive is not moved further.
+    """
+    result: list[Instruction] = []
+    task = -1  # position of the last task in the result
+    for op in body:
+        if isinstance(op, Recv) and op.channel in remote and task >= 0:
+            result.insert(task, op)
+            task += 1
+            continue
+        if isinstance(op, Run) and op.microbatch is not None:
+            task = len(result)
+        result.append(op)
+    return result
 
 
 def _last_use(body: Sequence[Instruction]) -> dict[int, int]:

@@ -227,7 +227,9 @@ class _Conditional:
         for level in range(last + 1):
             for branch in self.branches:
                 scalars = branch.with_free([i for i, group in branch.group.items() if group is None], ())
-                branch.compute([i for i in scalars if branch.level[i] == level], branch.env)
+                items = [i for i in scalars if branch.level[i] == level]
+                branch.compute(items, branch.env)
+                self._zero_unless_taken(branch, items)
             found = (branch.group[i] for branch in self.branches for i in branch.flat.items)
             groups = dict.fromkeys([*found, *map(self._group, range(len(self.results)))])
             for group in groups:
@@ -238,6 +240,18 @@ class _Conditional:
                 values = [self._value(branch, branch.flat.outputs[position]) for branch in self.branches]
                 self.results[position] = _selected(self.which, values)
         return self.results
+
+    def _zero_unless_taken(self, branch: _BranchState, items: Sequence[Item]) -> None:
+        """Makes the scalars zero that conditionals read, unless their branch is taken.
+
+        Else they could be NaN, such as the mean of nothing, and be reported where NaNs are looked for.
+        """
+        taken = self.which == self.branches.index(branch)
+        in_groups = (item for item, group in branch.group.items() if group not in (None, FREE))
+        read = {v for item in in_groups for v in item.reads}
+        for v in (v for item in items for v in item.outputs if v in read):
+            if not _is_array(aval := branch.flat.avals[v]) and jnp.issubdtype(aval.dtype, jnp.inexact):
+                branch.env[v] = jnp.where(taken, branch.env[v], jnp.zeros((), aval.dtype))
 
     def _group(self, position: int) -> Any:
         output = self.branches[0].flat.outputs[position]

@@ -23,7 +23,8 @@ import re
 
 from mpmd import ir
 from mpmd.passes import regions
-from mpmd.tracing.inline import body_copy, inline_all, inline_call
+from mpmd.passes.calls.inlining import inline_call
+from mpmd.tracing.inline import body_copy, inline_all
 from mpmd.tracing.names import MICROBATCHES, decode
 from mpmd.tracing.scans import counted_loop, make_for, unroll
 

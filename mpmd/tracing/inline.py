@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from mpmd import ir
+from mpmd.passes.calls.inlining import inline_call
 
 
 def body_copy(f: ir.Func) -> ir.Func:
     """A copy of a function, beside it, whose body may be taken apart; erase it afterwards."""
     return ir.clone(f, ir.before(f))
-
-
-def inline_call(call: ir.FuncCall, callee: ir.Func) -> list[ir.Op]:
-    """Replaces a call by the body of `callee`; returns the inlined ops."""
-    copy = body_copy(callee)
-    inner = ir.ops(copy)
-    returned = ir.move_body(copy, list(call.operands), call)
-    ir.replace(call, returned)
-    ir.erase(copy)
-    return inner
 
 
 def inline_all(block: ir.Block, symbols: dict[str, ir.Func]) -> None:

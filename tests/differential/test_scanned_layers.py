@@ -13,7 +13,7 @@ import mpmd
 from mpmd.errors import PlacementError
 from mpmd.runtime.memory import predict_memory
 from tests.support.comparing import copied, pipelined, relative_difference
-from tests.support.layered_models import LAYERS, SCANNED, block, block_params, entropy, scanned
+from tests.support.layered_models import LAYERS, SCANNED, block, block_params, entropy, scanned, sliced
 from tests.support.models import normal
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
@@ -86,6 +86,13 @@ def test_training_is_that_of_jit_and_every_mesh_has_its_own_rows():
 def test_models_under_every_schedule(name, schedule):
     lowered, _ = check(SCANNED[name](), ADAM, tolerance=2e-5, schedule=schedule)
     assert lowered.warnings == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["in order", "unstacked", "cast", "decayed"])
+def test_stacks_whose_rows_a_loop_of_python_slices(how):
+    lowered, (params, *_) = check(sliced(how), ADAM, tolerance=2e-5, split={"lengths": (1, 3)})
+    assert lowered.warnings == [] and params["layers"]["w"].lengths == (1, 3)
 
 
 MUON = optax.contrib.MuonDimensionNumbers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
+import numpy as np
 import pytest
 
 from tests.support.launching import launch, output
@@ -52,3 +53,38 @@ def test_sharded_leaves_are_saved_by_shards(tmp_path):
     pieces = json.loads((tmp_path / "3" / "manifest.json").read_text())["pieces"]
     assert [[0, 8], [0, 16]] in [box for _, _, box, *_ in pieces]
     assert {line["losses"][0] for line in run(2, 2, 2, "load", tmp_path)} == {found[0]["losses"][0]}
+
+
+@pytest.mark.slow
+def test_state_of_meshes_over_several_processes(tmp_path):
+    """Each of two meshes is over two of four processes; its shards go on in one process, and in two."""
+    found = run(4, 2, 2, "save", tmp_path)
+    assert all(line["losses"] == found[0]["losses"] for line in found)
+    assert {line["held"] for line in found} == {3200, 3212}, "half of what a mesh holds"
+    pieces = json.loads((tmp_path / "3" / "manifest.json").read_text())["pieces"]
+    boxes = [(leaf, str(box)) for _, leaf, box, *_ in pieces]
+    assert len(set(boxes)) == len(boxes) and {process for process, *_ in pieces} == {0, 1, 2, 3}
+    for processes, stages, devices in [(4, 2, 2), (2, 1, 4), (2, 2, 2)]:
+        for line in run(processes, stages, devices, "load", tmp_path):
+            np.testing.assert_allclose(floats(line["losses"]), floats(found[0]["losses"]), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_arguments_and_results_of_a_mesh_over_two_processes():
+    """Host arrays, rows of each process, arrays on the mesh; a result of which each process has a part."""
+    code, found = launch(2, "tests.support.global_arrays", devices=2)
+    assert code == 0 and sorted(line.pop("process") for line in found) == [0, 1]
+    for process, line in enumerate(sorted(found, key=lambda line: line["page"])):
+        assert len(line["totals"]) == 6 and len(set(line["totals"].values())) == 1
+        first, *rest = line.pop("page").splitlines()
+        assert first == (
+            f"the value of an array float32[8,4] is in processes 0, 1, of which process {process} has a part"
+        )
+        assert "mpmd.fetch(tree)" in rest[0]
+        assert "mpmd.fetch" in line["refused"] and line["spans"] and line["costs"]
+        assert line["table"].splitlines()[1].split()[:3] == ["m0", "0,", "1"]
+    assert found[0] == found[1], "timeline and costs are those of both processes"
+
+
+def floats(texts):
+    return [float.fromhex(text) for text in texts]

@@ -20,26 +20,39 @@ PROGRAM = "tests.support.training_in_processes"
 
 @pytest.mark.optimized
 def test_two_processes_train_as_one_and_notice_that_one_was_killed():
-    case = "mlp:1f1b"
-    code, found = launch(2, PROGRAM, "2", "2", case, "kill:1")
-    want = train(case, 2, 2)
-    (left,) = found
-    assert {key: left[key] for key in ("losses", "state")} == {key: want[key] for key in ("losses", "state")}
+    """One mesh over both first, then one in each."""
+    spanning, case = "mlp:pair:xla", "mlp:1f1b"
+    code, found = launch(2, PROGRAM, "2", "2", spanning, case, "kill:1")
+    (left,) = [line for line in found if line["case"] == case]
+    compared = [left, *(line for line in found if line["case"] == spanning)]
+    assert len(compared) == 3
+    want = {name: train(name, 2, 2) for name in (spanning, case)}
+    for line in compared:
+        assert [line[key] for key in ("losses", "state")] == [
+            want[line["case"]][key] for key in ("losses", "state")
+        ]
+    assert want[spanning]["difference"] < 1e-6
     assert code == 137
-    assert left["error"].startswith("process 1 (host ") and "mesh 'm1'" in left["error"].splitlines()[0]
-    assert "step 1 is the last one completed by all processes" in left["error"]
+    assert left["error"].startswith("process 1 (host ") and "'m1'" in left["error"].splitlines()[0]
+    assert "step 3 is the last one completed by all processes" in left["error"]
     assert left["after"] < 10
 
 
-def check_equal(cases, meshes, devices=1):
-    """The cases give the same bits in one process and in one for each mesh."""
+def check_equal(cases, meshes, devices=1, processes=None):
+    """The cases give the same bits in one process and in several, by default one for each mesh.
+
+    Returns:
+        What one process printed.
+    """
     alone = output([sys.executable, "-m", PROGRAM, str(meshes), "2", *cases], 250)
     want = {line["case"]: line for line in map(json.loads, alone.stdout.splitlines())}
-    code, found = launch(meshes, PROGRAM, str(meshes), "2", *cases, seconds=250, devices=devices)
-    assert code == 0 and sorted(line["process"] for line in found) == sorted([*range(meshes)] * len(cases))
+    count = meshes if processes is None else processes
+    code, found = launch(count, PROGRAM, str(meshes), "2", *cases, seconds=250, devices=devices)
+    assert code == 0 and sorted(line["process"] for line in found) == sorted([*range(count)] * len(cases))
     for line in found:
         for key in ("losses", "state"):
             assert line[key] == want[line["case"]][key], line["case"]
+    return want.values()
 
 
 @pytest.mark.slow
@@ -72,6 +85,35 @@ def test_no_message_is_read_after_its_memory_was_freed_or_given_away(monkeypatch
 def test_meshes_of_several_devices_and_of_different_sizes():
     """Shards are sent to equal shards; what is sharded otherwise is sent in pieces."""
     check_equal(["mlp:sharded", "mlp:sizes"], 2, devices=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("processes", "devices", "kinds"),
+    [(2, 2, ("whole", "crossed", "inside")), (4, 1, ("whole", "sharded"))],
+)
+def test_meshes_over_several_processes(processes, devices, kinds):
+    """One mesh over all, meshes that share processes, one within another's process, each over two of four."""
+    cases = [f"{name}:{kind}:xla" for name in ("mlp", "tied", "skip") for kind in kinds]
+    for line in check_equal(cases, 2, devices, processes):
+        assert line["difference"] < 1e-5, line["case"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_on_meshes_over_two_processes(name):
+    for line in check_equal([f"{name}:sharded:xla"], 2, 1, 4):
+        assert line["difference"] <= MODELS[name].tolerance
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["kill:1", "stop:1"])
+def test_a_collective_does_not_wait_for_a_process_that_is_lost(fault):
+    code, found = launch(4, PROGRAM, "2", "2", "mlp:sharded:xla", fault)
+    assert code == (137 if fault == "kill:1" else 1)
+    assert len(found) == 3
+    for line in found:
+        assert line["error"].startswith("process 1 (host ") and line["after"] < 10
 
 
 @pytest.mark.slow

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
 import mpmd
+from mpmd.tools import hlo_opt, opt
 from tests.repo.tree import ROOT, text, tracked
 
 DOCS = Path("docs")
@@ -41,3 +43,22 @@ def test_a_decision_is_a_question_an_answer_and_a_table(page):
 
 def test_the_limit_is_of_all_decisions():
     assert len(DECISIONS) == len(list((ROOT / "docs" / "decisions").glob("*.md"))) - 1 > 20
+
+
+@pytest.mark.parametrize(
+    ("tool", "file", "name", "shown"),
+    [
+        (opt, "cleanup/fragment-dce.mlir", "mpmd-fragment-dce", '-    %0 = mpmd.fragment<mesh="m1"'),
+        (hlo_opt, "hlo/simplify/call-inliner.hlo", "hlo-call-inliner", "call("),
+        (opt, "export/validate-no-backward-deps.mlir", "mpmd-validate-no-backward-deps", "no program"),
+    ],
+    ids=["mlir", "hlo", "verifier"],
+)
+def test_a_pass_is_shown_before_and_after(tool, file, name, shown):
+    spec = importlib.util.spec_from_file_location("before_after", ROOT / DOCS / "before_after.py")
+    before_after = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(before_after)
+    path = ROOT / "tests" / "text" / file
+    entry = before_after.entry(tool.main, [path.read_text()], name, path.suffix)
+    assert shown in entry
+    assert ("```diff" in entry) == (shown != "no program")

@@ -147,6 +147,28 @@ def scanned(around: Any = lambda f: f, *, layer: Any = block, layers: int = LAYE
     return token_params(block_params(20, layers)), loss, token_batch(), "layers"
 
 
+def sliced(how: str = "in order", order: Any = range(LAYERS)) -> Any:
+    """Stacked layers, whose rows a loop of Python slices."""
+
+    def rows_of(layers):
+        if how == "unstacked":
+            return [dict(zip(layers, of)) for of in zip(*(jnp.unstack(a) for a in layers.values()))]
+        return [{k: a[i] for k, a in layers.items()} for i in range(LAYERS)]
+
+    def loss(params, ids, targets):
+        layers, x = params["layers"], params["embed"][ids] + params["pos"]
+        if how == "cast":
+            layers = jax.tree.map(lambda a: a.astype(jnp.bfloat16).astype(jnp.float32), layers)
+        if how == "decayed":
+            x = x + 1e-3 * sum((a**2).sum() for a in layers.values())
+        rows = rows_of(layers)
+        for i in order:
+            x = (jax.checkpoint(block) if how == "unstacked" else block)(rows[i], x)
+        return entropy(x @ params["head"], targets)
+
+    return token_params(block_params(20, LAYERS)), loss, token_batch(), "layers"
+
+
 def rematerialised_scan() -> Any:
     params, loss, batch, pattern = scanned(jax.checkpoint)
     return params, jax.checkpoint(loss), batch, pattern

@@ -352,7 +352,7 @@ class StandInGpu:
         self._create("library", where, None)
 
     def _cublasLtMatmulDescCreate(self, where: int, compute: int, scale: int) -> None:
-        assert (compute, scale) in ((68, 0), (70, 1))
+        assert (compute, scale) in ((68, 0), (77, 0), (70, 1))
         self._create("descriptor", where, {"scale": scale})
 
     def _cublasLtMatmulDescDestroy(self, made: int) -> None:

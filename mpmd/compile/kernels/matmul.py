@@ -42,6 +42,7 @@ class MatmulPlan:
         a, b, c: views of the factors and the result; c is not used with an epilogue.
         epilogue: a plan of kind `loop` over `batch, m, n`; None stores the sums into c.
         sums: number of the epilogue's operand for the sums.
+        exact: factors of f32 are multiplied with all of their digits: the highest precision was requested.
     """
 
     name: str
@@ -54,6 +55,7 @@ class MatmulPlan:
     c: View
     epilogue: KernelPlan | None = None
     sums: int = 0
+    exact: bool = False
 
     @property
     def flops(self) -> int:
@@ -63,7 +65,7 @@ class MatmulPlan:
     def text(self) -> str:
         """The plan in a readable form."""
         sizes = "x".join(map(str, (*self.batch, self.m, self.n, self.k)))
-        lines = [f"matmul {self.name} {sizes}"]
+        lines = [f"matmul {self.name} {sizes}{' exact' * self.exact}"]
         for name, view in (("a", self.a), ("b", self.b), ("c", self.c)):
             strides = ":".join(map(str, (*view.batch, view.row, view.column)))
             lines.append(f"  {name}: {view.dtype}+{view.offset} [{strides}]")

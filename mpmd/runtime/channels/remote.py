@@ -28,6 +28,7 @@ from mpmd.runtime.channels.protocol import Channel
 from mpmd.runtime.channels.reshard import (
     ReshardPlan,
     assembler,
+    assembling,
     boxes,
     plan_reshard,
     slice_of,
@@ -272,7 +273,7 @@ def _joiner(
 
     def join(parts: Sequence[jax.Array]) -> jax.Array:
         made, start = [], 0
-        with jax.enable_x64(True):
+        with assembling():
             for count, make in assemble:
                 made.append(make(*parts[start : start + count]))
                 start += count

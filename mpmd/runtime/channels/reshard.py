@@ -7,15 +7,16 @@ source's devices, copies between single devices, and an assembly on the target's
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 from jax import lax
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from mpmd.jax_compat import array_copier, default_memory_kind
+from mpmd.jax_compat import array_copier, default_memory_kind, execution_order
 
 Box = tuple[tuple[int, int], ...]
 """Per dim the start and the end of a part of a global array."""
@@ -140,6 +141,22 @@ def slice_of(piece: ShardPiece) -> Callable[[jax.Array], jax.Array]:
     end = tuple(b - base for (_, b), (base, _) in zip(piece.box, piece.shard, strict=True))
     slice_: Callable[[jax.Array], jax.Array] = jax.jit(lambda shard: lax.slice(shard, start, end))
     return slice_
+
+
+_ASSEMBLY_ORDER = 1 << 30
+"""No program of another kind is started in this order."""
+
+
+@contextlib.contextmanager
+def assembling() -> Iterator[None]:
+    """Inside, received pieces are assembled: programs that wait for messages which are not there yet.
+
+    A device runs the programs of a thread in their order.  A fragment that was issued after an assembly must
+    not wait for it: the message may depend on the fragment.  So assemblies have an order of their own, that
+    of the receives.
+    """
+    with execution_order(_ASSEMBLY_ORDER), jax.enable_x64(True):  # values of a step may have 64 bits
+        yield
 
 
 def assembler(shape: tuple[int, ...], starts: tuple[tuple[int, ...], ...]) -> Callable[..., jax.Array]:

@@ -23,6 +23,7 @@ from mpmd.runtime.channels.reshard import (
     Box,
     ShardPiece,
     assembler,
+    assembling,
     boxes,
     plan_reshard,
     slice_of,
@@ -126,7 +127,7 @@ class SpanningMessage:
         if not self.has_elements:
             empty = np.zeros(self._shape, self._dtype)
             return jax.make_array_from_callback(self._shape, self._target, lambda index: empty[index])
-        with jax.enable_x64(True):  # values inside of a step may have 64 bits whatever the user's setting
+        with assembling():
             made = [make(parts) for make in self._shard_makers]
         return jax.make_array_from_single_device_arrays(self._shape, self._target, made)
 

@@ -36,13 +36,16 @@ class Stamps:
         self._target, self._devices, self._programs = target, devices, devices.programs
 
     def devices_of(self, mesh: str) -> int:
-        """How many devices a mesh has."""
-        return int(self._devices.meshes[mesh].size)
+        """How many devices a mesh has in this process."""
+        return len(self._own(mesh))
+
+    def _own(self, mesh: str) -> list[Any]:
+        return list(self._devices.meshes[mesh].local_mesh.devices.flat)
 
     def marks(self, mesh: str, log: ExecutionLog, keys: list[int]) -> dict[int, Mark]:
         """The marks with which stamps of a mesh write these keys."""
         words = [np.array([log.address, key], np.uint64) for key in keys]
-        devices = list(self._devices.meshes[mesh].devices.flat)
+        devices = self._own(mesh)
         with jax.enable_x64(True):
             placed = jax.block_until_ready([jax.device_put(words, device) for device in devices])
         return {key: dict(zip(devices, of, strict=True)) for key, of in zip(keys, zip(*placed), strict=True)}
@@ -52,12 +55,12 @@ class Stamps:
         for kind in dict.fromkeys(types):
             sharding = self._devices.sharding(kind)
             part = sharding.shard_shape(kind.shape), np.dtype(kind.dtype)
-            for device in self._devices.meshes[kind.mesh].devices.flat:
+            for device in self._own(kind.mesh):
                 self._program(*part, SingleDeviceSharding(device, memory_kind=sharding.memory_kind))
 
     def stamp(self, mark: Mark, array: jax.Array) -> list[jax.Array]:
         """Starts the stamps of an array that is ready or on its way; their results, of one element each."""
-        if len(mark) == 1:
+        if len(mark) == 1 and array.is_fully_addressable:
             (only,) = mark.values()
             return [self._program(array.shape, array.dtype, array.sharding)(only, array)]
         parts = [(shard.device, shard.data) for shard in array.addressable_shards]

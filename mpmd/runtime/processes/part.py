@@ -121,11 +121,7 @@ class Part:
         runs = [(*key, *(time + offset.seconds for time in of)) for key, of in times.runs.items()]
         arrivals = [(*key, time + offset.seconds) for key, time in times.arrivals.items()]
         found = self.gathered([runs, arrivals, offset.error_s])
-        merged = StepTimes(
-            {(mesh, at): (start, end) for of, _, _ in found for mesh, at, start, end in of},
-            {(mesh, at): time for _, of, _ in found for mesh, at, time in of},
-        )
-        return merged, max(error for _, _, error in found)
+        return merged_times(found), max(error for _, _, error in found)
 
     def gathered(self, value: Any) -> list[Any]:
         """A value that JSON can express, of every process; all processes must call it.
@@ -156,3 +152,19 @@ class Part:
                 f"{absent[0]}{more}\n  bring it here with mpmd.fetch, which all processes must call, or "
                 "assign the argument, and the result it was, to one mesh (input_meshes, output_meshes)"
             )
+
+
+def merged_times(of_processes: Sequence[tuple[list[Any], list[Any], float]]) -> StepTimes:
+    """The times of all processes: runs and arrivals, each with its mesh and position.
+
+    What several processes of a mesh ran lasts from the first begin to the last end.
+    """
+    intervals: dict[tuple[str, int], tuple[float, float]] = {}
+    times: dict[tuple[str, int], float] = {}
+    for runs, arrivals, _ in of_processes:
+        for mesh, at, start, end in runs:
+            known = intervals.get((mesh, at), (start, end))
+            intervals[mesh, at] = min(start, known[0]), max(end, known[1])
+        for mesh, at, time in arrivals:
+            times[mesh, at] = max(time, times.get((mesh, at), time))
+    return StepTimes(intervals, times)

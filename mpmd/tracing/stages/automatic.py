@@ -6,6 +6,7 @@ import bisect
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 from mpmd.errors import ConfigError
 from mpmd.tracing.stages.chains import UnitChain, chain_of
@@ -27,6 +28,12 @@ _WHOLE_STAGE = -1
 """Number of the checkpoint around all items of a stage."""
 
 
+FunctionKey: TypeAlias = tuple[str, int]
+"""The name of a function, and how many operations it has."""
+
+MeasuredRanges: TypeAlias = tuple[tuple[FunctionKey, tuple[tuple[int, float], ...]], ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class AutomaticSelector(Selector):
     """Stages by cost; made by `by_cost`.
@@ -38,7 +45,8 @@ class AutomaticSelector(Selector):
         memory: bytes that a device may hold; None for no limit.
         refine: whether fragments are measured, and the stages chosen again by what they took.
         rematerialise: whether each stage is under a checkpoint.
-        measured: (end, factor) of ranges of units: measured seconds in units of the estimate.
+        measured: for each function, by its key: (end, factor) of ranges of units, which are measured seconds
+            in units of the estimate.
         starts: the first units of all stages but the first, if they are chosen already.
     """
 
@@ -48,7 +56,7 @@ class AutomaticSelector(Selector):
     memory: int | None = None
     refine: bool = False
     rematerialise: bool = False
-    measured: tuple[tuple[int, float], ...] = ()
+    measured: MeasuredRanges = ()
     starts: tuple[int, ...] = ()
 
     def on(self, meshes: Sequence[str]) -> AutomaticSelector:
@@ -145,8 +153,10 @@ def choose_by_cost(
     Raises:
         ConfigError: there are fewer places than stages, or nothing fits the memory.
     """
-    units = chain_of(flat, list(paths), selector.rates, selector.measured)
-    choice = DivisionChoice(units, selector, name)
+    key = name, len(flat.items)
+    measured = dict(selector.measured).get(key, ())
+    choice = DivisionChoice(chain_of(flat, list(paths), selector.rates, measured), selector, key)
+    units = choice.units
     choice.parameters = {path: size(flat.avals[v]) for v, path in paths.items()}
     text = choice.explain(flat, paths)
     division = _assign(flat, units, choice.division, paths)
@@ -163,13 +173,15 @@ class DivisionChoice:
 
     Attributes:
         units: the chain.
+        key: of the function.
         places: the candidates.
         division: the best one.
         parameters: path and bytes of each parameter.
     """
 
-    def __init__(self, units: UnitChain, selector: AutomaticSelector, name: str) -> None:
-        self.units, self.selector = units, selector
+    def __init__(self, units: UnitChain, selector: AutomaticSelector, key: FunctionKey) -> None:
+        self.units, self.selector, self.key = units, selector, key
+        name = key[0]
         self.parameters: dict[str, int] = {}
         self.stages = len(selector.over)
         self.segments = Segments(units.chain, selector.meshes)

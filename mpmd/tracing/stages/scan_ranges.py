@@ -15,6 +15,7 @@ from mpmd.tracing.stages.indexed_stacks import scan_rows_of_indexed_stacks
 from mpmd.tracing.stages.items import FlatFunction, Item, numbers
 from mpmd.tracing.stages.parameter_terms import divide_terms
 from mpmd.tracing.stages.selectors import Selector
+from mpmd.tracing.stages.sliced_stacks import SlicedStacks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,12 +47,34 @@ def divide_scans(flat: FlatFunction, paths: Mapping[int, str], selector: Selecto
     selector.check_matches(list(paths.values()))
     stacks = {v for v, path in paths.items() if selector.matches(path)}
     scan_rows_of_indexed_stacks(flat, _stack_values(flat, stacks, set(paths))[0])
+    if found := _divided_slices(flat, paths, stacks, selector):
+        return found
     scans = scans_over(flat, stacks, set(paths))
     if not scans:
         raise ConfigError(_no_scan(flat, paths, selector))
     stages = iter(selector.stages_of(sum(scan.equation.params["length"] for scan in scans)))
     own = {scan: list(itertools.islice(stages, scan.equation.params["length"])) for scan in scans}
     return divide_by_stages(flat, paths, scans, own)
+
+
+def _divided_slices(
+    flat: FlatFunction, paths: Mapping[int, str], stacks: set[int], selector: Selector
+) -> Division | None:
+    """Divides stacks whose rows a loop of Python slices; None if there are scans over them, or no slices."""
+    sources, computed = _stack_values(flat, stacks, set(paths))
+    if _rows_scanned(flat, sources):
+        return None
+    sliced = SlicedStacks(flat, sources, computed)
+    if not sliced.slices:
+        return None
+    ranges, stage_of, of_parts = sliced.divide(selector)
+    terms = {item: None for item in flat.items if item in computed and item not in of_parts}
+    for item in terms:
+        item.stays_out = True
+    divided = dict.fromkeys(sorted(sliced.stacks), ranges)
+    own, joined = divide_terms(flat, terms, divided)
+    lengths = {paths[v]: [end - begin for begin, end, _ in ranges] for v in divided}
+    return Division(lengths, stage_of | own, joined)
 
 
 def divide_by_stages(
@@ -115,6 +138,11 @@ def scans_over(flat: FlatFunction, stacks: set[int], parameters: set[int]) -> di
     sources, computed = _stack_values(flat, stacks, parameters)
     for item in computed:
         item.stays_out = True
+    return _rows_scanned(flat, sources)
+
+
+def _rows_scanned(flat: FlatFunction, sources: Mapping[int, set[int]]) -> dict[Item, set[int]]:
+    """The scans that have rows of stacks, and these."""
     found: dict[Item, set[int]] = {}
     for item in flat.items:
         if item.equation.primitive.name == "scan":

@@ -47,7 +47,7 @@ def test_the_command_on_a_stand_in(tmp_path):
         assert written[name]["checks"] and not written[name]["errors"], name
         assert {check["state"] for check in written[name]["checks"].values()} == {"recorded"}, name
     assert written["target_kernels"]["figures"]["kernels"]["adam"][0]["bytes"] > 0
-    assert written["target_gpt2"]["figures"]["step"]["launches"] > 50
+    assert written["target_gpt2"]["figures"]["step"]["launches"] > 20
 
 
 def _has_cublaslt():

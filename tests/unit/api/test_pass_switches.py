@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import mpmd
+from mpmd.api.lowering import stitches_attention
 from mpmd.options import USER_DEFAULTS
 
 
@@ -30,3 +31,11 @@ def test_a_pass_that_is_left_out_does_not_run(name, tmp_path):
     assert name in stems(tmp_path / "with")
     lowered(dump_to=str(tmp_path / "without"), disable_passes=(name,))
     assert name not in stems(tmp_path / "without")
+
+
+def test_attention_is_stitched_where_fragments_are_ours():
+    """On GPUs on request, as the backend is; never where one mesh is XLA's."""
+    assert stitches_attention("auto", {"cpu"}) and stitches_attention("native", {"cpu", "gpu"})
+    assert stitches_attention("native", {"gpu"})
+    others = [("xla", {"cpu"}), ("auto", {"gpu"}), ("auto", {"cpu", "gpu"}), ("native", {"tpu"})]
+    assert not any(stitches_attention(*other) for other in others)

@@ -144,3 +144,19 @@ def test_predictions_draw_from_what_was_observed(unpoisoned):
         first, again = steps.predicted(), steps.predicted()
     assert [c.step_s for c in first] == [c.step_s for c in again]
     assert all(c.timeline.makespan_s <= c.step_s < 20 * c.timeline.makespan_s for c in first)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("meshes", [1, 2])
+def test_a_plan_with_several_devices_for_each_mesh_runs(meshes):
+    """The batch is divided over the devices of a mesh, and the gradients are added over them."""
+    random = np.random.default_rng(0)
+    params = [random.standard_normal((D, D)).astype(np.float32) / 16 for _ in range(LAYERS)]
+    x = random.standard_normal((ROWS, D)).astype(np.float32)
+    rows = jax.sharding.PartitionSpec("data")
+    options = {"in_shardings": (None, rows), "schedules": ("1f1b",), "rematerialise": (False,)}
+    found = planned(params, x, devices=4, stages_per_mesh=(1,), **options)
+    rank = next(k for k, c in enumerate(found.candidates) if c.choice.meshes == meshes)
+    assert found.candidates[rank].choice.devices == 4 // meshes
+    got = mpmd.jit(found.step_of(rank), found.config_of(rank))(params, x)
+    assert relative_difference(got, jax.jit(found.step_of(rank))(params, x)) < 1e-5

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 
 import pytest
 
-from mpmd.errors import PeerError
+from mpmd.errors import ConfigError, PeerError
 from mpmd.runtime.clients import available_cores
+from mpmd.runtime.decode import chosen_fetches
+from mpmd.runtime.graph import CallNode
 from mpmd.runtime.instructions import Copy, Feed, Fetch, Recv, Run, Send
 from mpmd.runtime.linearize import linearize
 from mpmd.runtime.processes.agreement import agree
 from mpmd.runtime.processes.cores import own_cores, share_of
 from mpmd.runtime.processes.monitor import Monitor, first_difference
+from mpmd.runtime.processes.placing import placed
 from mpmd.runtime.processes.store import BoundedStore
 from mpmd.runtime.processes.world import Failure, World
 from tests.support.pipeline_graphs import GraphBuilder
@@ -88,6 +92,61 @@ def test_a_receive_from_another_process_is_posted_a_task_before_its_use():
     )
     names = [type(op).__name__ for op in ops(linearize(graph), "b", Recv, Run, Send)]
     assert names == ["Recv", "Run", "Send", "Run", "Recv", "Run"], "within a process a receive waits"
+
+
+def test_a_mesh_over_several_processes_has_a_stream_and_messages_in_each():
+    b = GraphBuilder()
+    x, y = b.input("a"), b.input("c")
+    (z,) = b.call("f", "a", [x])
+    b.output(*b.call("g", "b", [b.transfer(z, "b"), b.transfer(y, "b")]))
+    loss = b.value("a", shape=())
+    b.ops.append(CallNode("h", "a", (x,), (loss,)))
+    b.output(loss)
+    program = linearize(b.graph(), processes={"a": (0, 1), "b": (1, 2), "c": (3,)})
+    assert [stream.mesh for stream in program.part(1).streams] == ["a", "b"]
+    ends = {(c.source, c.target): k for k, c in enumerate(program.channels)}
+    assert program.between_processes == set(ends.values())
+    assert program.posted == {ends["c", "b"], ends["a", "c"]}, "the others wait for their own process"
+    fetching = {mesh for mesh in "abc" for op in ops(program, mesh, Fetch) if op.output == 1}
+    assert fetching == {"a", "b", "c"}, "processes 2 and 3 have no device of its mesh"
+    mesh_of_loss = {
+        process: {mesh for mesh, at in chosen_fetches(own) if fetch_at(own, mesh, at).output == 1}
+        for process in range(4)
+        for own in [program.part(process)]
+    }
+    assert mesh_of_loss == {0: {"a"}, 1: {"a"}, 2: {"b"}, 3: {"c"}}, "process 1 received a copy, too"
+    assert "mesh b in processes 1, 2:" in program.as_text()
+
+
+def fetch_at(program, mesh, at):
+    return next(stream for stream in program.streams if stream.mesh == mesh).instructions[at]
+
+
+@dataclasses.dataclass(frozen=True)
+class NumberedDevice:
+    process_index: int
+    number: int
+
+
+def processes_of_meshes(sizes, counts):
+    devices = [NumberedDevice(process, k) for process, size in enumerate(sizes) for k in range(size)]
+    found = placed(devices, {f"m{k}": count for k, count in enumerate(counts)})
+    assert [len(of) for of in found.values()] == list(counts)
+    taken = [device for of in found.values() for device in of]
+    assert taken == [device for device in devices if device in taken], "each once, in order"
+    return [sorted({device.process_index for device in of}) for of in found.values()]
+
+
+def test_a_mesh_is_in_one_process_where_it_fits_and_over_whole_ones_else():
+    assert processes_of_meshes([2, 2, 2, 2], [1, 1, 2, 4]) == [[0], [0], [1], [2, 3]]
+    assert processes_of_meshes([2, 2, 2], [1, 4]) == [[0], [1, 2]], "it begins at the next process"
+    assert processes_of_meshes([1, 1, 1, 1], [2, 2]) == [[0, 1], [2, 3]]
+    assert processes_of_meshes([4, 4], [3, 3]) == [[0], [1]]
+    with pytest.raises(ConfigError, match="mesh 'm0' of 3 devices does not fit into a process") as raised:
+        processes_of_meshes([2, 2, 2], [3])
+    assert "give it 2 or 4 of them" in str(raised.value)
+    with pytest.raises(ConfigError, match=r"needs more devices \(m0: 3, m1: 3\) than .*process 1: 2\)"):
+        processes_of_meshes([4, 2], [3, 3])
 
 
 class KeyValueTable:

@@ -113,3 +113,26 @@ def test_a_branch_with_a_loop_of_unknown_length_stays_whole(looped):
 
     closed = jax.make_jaxpr(fn)(True, A, B)
     assert conditionals(jax.make_jaxpr(with_split_conditionals(closed))(True, A, B).jaxpr) == 1
+
+
+def test_scalars_of_a_branch_that_is_not_taken_are_not_nan_elsewhere(monkeypatch):
+    def fn(count, a, b):
+        def averaged(count, a, b):
+            mean = count / count
+            return a * mean, b * mean
+
+        return jax.lax.cond(count > 0, averaged, lambda count, a, b: (a, b), count, a, b)
+
+    read = []
+
+    def switch(which, branches, operands, original=jax.lax.switch):
+        read.extend(jax.tree.leaves(operands))
+        return original(which, branches, operands)
+
+    closed = jax.make_jaxpr(fn)(1.0, A, B)
+    monkeypatch.setattr(jax.lax, "switch", switch)
+    for count in (0.0, 2.0):
+        for got, want in zip(with_split_conditionals(closed)(count, A, B), fn(count, A, B), strict=True):
+            np.testing.assert_array_equal(got, want)
+    assert any(operand.shape == () for operand in read)
+    assert not any(np.isnan(operand).any() for operand in read)

@@ -21,7 +21,7 @@ WORKSPACE_LIMIT = 32 << 20
 """Bytes that an algorithm may use beside its operands; the library's advice for Hopper."""
 
 _DTYPES = {"f32": 0, "f64": 1, "f16": 2, "bf16": 14}  # cudaDataType
-_COMPUTE = {"f32": 68, "f64": 70}  # cublasComputeType_t, without tf32
+_COMPUTE = {"f32": 68, "tf32": 77, "f64": 70}  # cublasComputeType_t
 _TRANSPOSE_A, _TRANSPOSE_B = 3, 4  # cublasLtMatmulDescAttributes_t
 _BATCH_COUNT, _BATCH_STRIDE = 5, 6  # cublasLtMatrixLayoutAttribute_t
 _MAX_WORKSPACE, _ALIGNMENTS = 1, (5, 6, 7, 8)  # cublasLtMatmulPreferenceAttributes_t: bytes; of A, B, C, D
@@ -125,7 +125,7 @@ class _Preparation:
 
     def prepared(self) -> PreparedProduct:
         this = self.product
-        compute, scale = _COMPUTE[this.sums], _DTYPES[this.sums]
+        compute, scale = _COMPUTE[this.sums], _DTYPES["f64" if this.sums == "f64" else "f32"]
         a, b = self._factors()
         descriptor = self._object("MatmulDesc", compute, scale)
         for attribute, transposed in ((_TRANSPOSE_A, a.transposed), (_TRANSPOSE_B, b.transposed)):

@@ -50,7 +50,7 @@ class ProductDescriptor:
     Attributes:
         batch, m, n, k: sizes.
         a, b, d: the matrices.
-        sums: the type in which products are added.
+        sums: the type in which products are added; `tf32` multiplies factors of f32 rounded to 11 digits.
     """
 
     batch: int
@@ -88,7 +88,7 @@ def library_calls(plan: MatmulPlan, result: View) -> tuple[ProductCall, ...]:
     if result.dtype not in (plan.a.dtype, "f32") or not plan.m * plan.n * plan.k * math.prod(plan.batch):
         return ()
     single, many = _batch(plan, result)
-    sums = "f64" if plan.a.dtype == "f64" else "f32"
+    sums = {"f64": "f64", "f32": "f32" if plan.exact else "tf32"}.get(plan.a.dtype, "f32")
     matrices = [
         _matrix(plan.a, plan.m, plan.k, single),
         _matrix(plan.b, plan.k, plan.n, single),

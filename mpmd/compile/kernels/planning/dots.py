@@ -188,7 +188,10 @@ def plan_dot(name: str, group: Sequence[HloInstruction], results: Sequence[HloIn
     place = position_of(dot, at_dot)
     steps = [place.factor(d) for d in range(len(space))]
     c = View(dot.shape.dtype, 0, steps[count], steps[count + 1] or 1, tuple(steps[:count]))
-    plan = MatmulPlan(name, tuple(sizes[:count]), sizes[count], sizes[count + 1], sizes[count + 2], a, b, c)
+    precision = dot.attributes.get("operand_precision")
+    exact = isinstance(precision, tuple) and "highest" in precision
+    m, n, k = sizes[count : count + 3]
+    plan = MatmulPlan(name, tuple(sizes[:count]), m, n, k, a, b, c, exact=exact)
     factors = (lhs.array, rhs.array)
     if list(results) == [dot] and all(a.kind == "dim" for a, _ in place.terms):
         return DotPlan(plan, factors, (), (dot,))

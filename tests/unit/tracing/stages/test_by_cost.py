@@ -12,6 +12,7 @@ import pytest
 import mpmd
 from mpmd.errors import ConfigError
 from mpmd.tracing.stages.division import Chain, Meshes, Segments, best_division, choose, divided_at
+from tests.support.comparing import relative_difference
 from tests.support.layered_models import SEPARATE, scanned, separate
 
 
@@ -176,3 +177,24 @@ def test_measured_seconds_choose_the_stages(topology):
     assert len(parameters(text(False))[0]) > 2
     refined = text(True)
     assert "measured" in refined and len(parameters(refined)[0]) == 1
+
+
+@pytest.mark.slow
+def test_several_losses_are_measured_together(topology):
+    """The larger loss and the smaller one have stages of their own, chosen from one measurement."""
+
+    def loss(params, x):
+        for w in params:
+            x = jnp.tanh(x @ w)
+        return jnp.mean(x)
+
+    def step(params, head, x):
+        first = mpmd.accumulate_gradients(loss, 2)(params, x)
+        return first, mpmd.accumulate_gradients(lambda p, x: loss(p, x) ** 2, 2)(head, x)
+
+    params, head = [np.eye(D, dtype=np.float32)] * 8, [np.eye(D, dtype=np.float32)] * 6
+    x = np.ones((64, D), np.float32)
+    ours = mpmd.jit(step, mpmd.make_config(topology, stages=mpmd.by_cost(refine=True)))
+    text = ours.trace(params, head, x).stages_text
+    assert text.count("backward, measured: ") == 2 and "in 2 stages" in text
+    assert relative_difference(ours(params, head, x), jax.jit(step)(params, head, x)) < 1e-5

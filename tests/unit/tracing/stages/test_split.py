@@ -12,7 +12,7 @@ from mpmd.errors import ConfigError
 from mpmd.tracing.stages.interpreter import PartwiseInterpreter
 from mpmd.tracing.stages.part_rules import FROM_ARRAYS, RULES
 from mpmd.tracing.stages.stacked import in_parts
-from tests.support.layered_models import scanned, separate
+from tests.support.layered_models import scanned, separate, sliced
 from tests.support.models import normal
 
 
@@ -40,6 +40,19 @@ def test_each_stage_has_a_range_of_the_rows(topology, how, options, rows):
     text = stages_text(topology, scanned(**how), **options)
     found = [line.split("[")[-1].rstrip("]") for line in text.splitlines() if " layers/w[" in line]
     assert found == rows
+
+
+@pytest.mark.parametrize(
+    ("model", "rows"), [(sliced(), ["0:1", "1:4"]), (sliced("unstacked", (3, 2, 1, 0)), ["3:4", "0:3"])]
+)
+def test_rows_that_a_loop_of_python_slices_are_divided_like_those_of_a_scan(topology, model, rows):
+    text = stages_text(topology, model, lengths=[1, 3])
+    assert [line.split("[")[-1].rstrip("]") for line in text.splitlines() if " layers/w[" in line] == rows
+
+
+def test_sliced_rows_in_another_order_are_refused(topology):
+    with pytest.raises(ConfigError, match=r"next to each other in the stack.*the order 0, 2, 1, 3"):
+        stages_text(topology, sliced(order=(0, 2, 1, 3)))
 
 
 def test_parameters_that_no_scan_runs_over_are_refused(topology):

@@ -53,15 +53,24 @@ class MatrixWriter(TileWriter):
         rest = f", mask={mask}, other=0.0" if mask else ""
         self.line(f"{name} = tl.load({place}{rest})")
 
-    def dot(self, name: str, pairs: list[tuple[str, str]], dtypes: tuple[str, str], start: str = "") -> None:
-        """`name` = the sum of products, from `start` on."""
+    def dot(
+        self,
+        name: str,
+        pairs: list[tuple[str, str]],
+        dtypes: tuple[str, str],
+        start: str = "",
+        *,
+        exact: bool = True,
+    ) -> None:
+        """`name` = the sum of products, from `start` on; those of f32 by tf32 unless they are exact."""
         one = dtypes[0] == dtypes[1]
         for left, right in pairs:
             if not one:
                 left, right = f"{left}.to(tl.float32)", f"{right}.to(tl.float32)"
-            exact = ', input_precision="ieee"' if not one or dtypes[0] == "f32" else ""
+            digits = "ieee" if exact or not one else "tf32"
+            how = f', input_precision="{digits}"' if not one or dtypes[0] == "f32" else ""
             before = f", {start}" if start else ""
-            self.line(f"{name} = tl.dot({left}, {right}{before}{exact})")
+            self.line(f"{name} = tl.dot({left}, {right}{before}{how})")
             start = name
 
     def printed(

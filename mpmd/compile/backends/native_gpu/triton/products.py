@@ -154,7 +154,7 @@ def _sum(write: MatrixWriter, plan: MatmulPlan, tile: _ProductTile, first: int) 
         inside = [f"(k[{side}] < {plan.k})" if ragged else "" for side in ("None, :", ":, None")]
         write.factor("x", plan.a, first, ("r", "k[None, :]"), [rows, inside[0]])
         write.factor("y", plan.b, first + 1, ("k[:, None]", "c"), [inside[1], columns])
-        write.dot("acc", [("x", "y")], (plan.a.dtype, plan.b.dtype), "acc")
+        write.dot("acc", [("x", "y")], (plan.a.dtype, plan.b.dtype), "acc", exact=plan.exact)
 
 
 def _bytes(view: View, batch: tuple[int, ...], rows: int, columns: int) -> int:

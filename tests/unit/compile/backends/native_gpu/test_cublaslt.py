@@ -48,7 +48,8 @@ def library():
 
 @pytest.mark.parametrize("straight", [False, True])
 @pytest.mark.parametrize(
-    ("dtype", "result", "sums"), [("bf16", "f32", "f32"), ("f16", "f16", "f32"), ("f64", "f64", "f64")]
+    ("dtype", "result", "sums"),
+    [("bf16", "f32", "f32"), ("f16", "f16", "f32"), ("f32", "f32", "tf32"), ("f64", "f64", "f64")],
 )
 def test_the_library_keeps_what_it_was_told(library, dtype, result, sums, straight):
     m, n, k = 4, 6, 5

@@ -35,7 +35,7 @@ def test_a_kernel_is_in_the_program_once(unpoisoned):
     assert len(program.kernels) == 1 and program.steps[1].kernel == program.steps[3].kernel
     again = prepared(mlp, X, X).program
     assert again.text() == program.text() and again.triton() == program.triton()
-    assert "product 1x8x8x8 f32[0:8] · f32[0:8] -> f32[0:8] in f32 (" in program.text()
+    assert "product 1x8x8x8 f32[0:8] · f32[0:8] -> f32[0:8] in tf32 (" in program.text()
     assert f"launch {program.steps[1].kernel} x1 (" in program.text() and "libdevice.tanh" in program.triton()
 
 
@@ -45,6 +45,18 @@ def test_the_sums_before_an_epilogue_are_scratch_memory(unpoisoned):
     assert first.scratch in first.writes and first.scratch.size == X.nbytes
     assert made.program.steps[0].d == first.scratch
     assert prepared(lambda x, w: x @ w, X, X).thunks[0].scratch is None
+
+
+def test_products_of_f32_have_the_digits_that_were_asked_for(unpoisoned):
+    """TF32 by default, as XLA has it; what no descriptor describes is a kernel with the same choice."""
+    for precision, how in ((None, "tf32"), ("high", "tf32"), ("highest", "f32")):
+
+        def product(x, w, precision=precision):
+            return jnp.dot(x, w, precision=precision)
+
+        assert f" in {how} (" in prepared(product, X, X).program.text()
+        kernel = prepared(lambda x, w: product(x[:, ::2], w[::2]), X, X).program.triton()
+        assert f'input_precision="{ {"f32": "ieee"}.get(how, how) }"' in kernel
 
 
 def test_loops_and_branches_keep_their_steps():
