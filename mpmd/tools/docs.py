@@ -28,6 +28,23 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 _CONTRACT = re.compile(
     r"(?:^|(?<=  ))(Requires|Ensures|Cost|Source|Error|Late error|Warning|Remark):\s", re.MULTILINE
 )
+_IN_A_SCRIPT = """\
+A script with `absl.app.run(main)` needs the import alone. In any other, whatever reads its own options:
+
+```py
+import sys
+
+from absl import flags
+
+import mpmd.flags
+
+arguments = flags.FLAGS(sys.argv, known_only=True)  # the rest is left to the script, such as to argparse
+```
+
+A flag has the name of the option in `mpmd.options.PipelineOptions`, which `make_config(options=...)` takes:
+`--mpmd_backend=xla` is `dataclasses.replace(USER_DEFAULTS, backend="xla")`.
+
+"""
 MADE = "<!-- made by `make docs`: change the docstrings instead -->\n\n"
 
 
@@ -135,7 +152,8 @@ def flags_page() -> str:
     parts = [
         MADE,
         "# Flags\n\nRead when a function is first traced; `import mpmd.flags` defines them. "
-        "A configuration with `options` ignores them.\n\n"
+        "A configuration with `options` ignores them; the environment is not read.\n\n",
+        _IN_A_SCRIPT,
         "## Pipelines\n\n| flag | default | meaning |\n|---|---|---|\n",
     ]
     for field in flagged_options():
