@@ -111,6 +111,7 @@ def measured_fragments(compiled: Compiled) -> ProgramCosts:
     return ProgramCosts(
         {name: min(run.fragments[name] for run in runs) for name in runs[0].fragments},
         {kinds: min(run.transfers[kinds] for run in runs) for kinds in runs[0].transfers},
+        min(run.call_s for run in runs),
     )
 
 

@@ -78,7 +78,7 @@ def predicted_timeline(
     sends = _sends(program)
     times = _Times()
     ready: dict[tuple[int, int], float] = {}
-    device = [0.0] * len(program.streams)
+    device, host = [0.0] * len(program.streams), 0.0
     posted: dict[tuple[int, int], Node] = {}  # received buffers whose arrival is not known yet
 
     def receive(s: int, at: int) -> None:
@@ -96,7 +96,8 @@ def predicted_timeline(
             if (s, b) in posted:
                 receive(*posted.pop((s, b)))
         if isinstance(op, Run):
-            start = max([device[s], *(ready.get((s, b), 0.0) for b in op.inputs)])
+            host += costs.call_s
+            start = max([device[s], host, *(ready.get((s, b), 0.0) for b in op.inputs)])
             end = device[s] = start + costs.run_s(op.executable)
             ready.update({(s, b): end for b in op.outputs})
             times.runs[s, at] = (start, end)

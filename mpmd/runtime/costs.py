@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,8 @@ import numpy as np
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.executor import Executor
 from mpmd.runtime.graph import BufferType
-from mpmd.runtime.instructions import Recv, Send
-from mpmd.runtime.interpreter import BoundCall, Observer, StepState
+from mpmd.runtime.instructions import Recv, Run, Send
+from mpmd.runtime.interpreter import BoundCall, BoundInstruction, Observer, StepState
 from mpmd.runtime.order import messages
 from mpmd.runtime.processes.part import Part
 from mpmd.runtime.program import Program
@@ -31,10 +31,13 @@ class ProgramCosts:
     Attributes:
         fragments: of each fragment, by name.
         transfers: of each kind of message: from one buffer type to another.
+        call_s: of the host for one call of a fragment and its messages.  The threads of all meshes share one
+            interpreter, so that the calls of a step come one after the other.
     """
 
     fragments: Mapping[str, float]
     transfers: Mapping[tuple[BufferType, BufferType], float] = dataclasses.field(default_factory=dict)
+    call_s: float = 0.0
 
     def run_s(self, fragment: str) -> float:
         """Seconds of one run of a fragment; 1 if it is not known."""
@@ -59,6 +62,52 @@ class OneAtATime(Observer):
             failure_of(frame.slots[slot])
 
 
+class HostClock:
+    """CPU seconds of the issuing thread, those of observers left out.
+
+    Attributes:
+        stop: the first observer of the step.
+        go: the last one.
+    """
+
+    def __init__(self) -> None:
+        """Starts at 0; time before the first instruction does not count."""
+        self.stop, self.go = _EachTime(self._stop), _EachTime(self._go)
+        self._samples: dict[tuple[str, str], list[float]] = {}
+        self._since: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """From the first instruction to the last.
+
+        Each kind counts with its median: the first of a kind takes several times as long.
+        """
+        return sum(len(samples) * statistics.median(samples) for samples in self._samples.values())
+
+    def _stop(self, event: str, kind: str) -> None:
+        if self._since is not None:
+            self._samples.setdefault((event, kind), []).append(time.thread_time() - self._since)
+
+    def _go(self, event: str, kind: str) -> None:
+        self._since = time.thread_time()
+
+
+class _EachTime(Observer):
+    """Calls a function with each event and the kind of its instruction."""
+
+    def __init__(self, function: Callable[[str, str], None]) -> None:
+        self._function = function
+
+    def calling(self, call: BoundCall, frame: StepState) -> None:
+        self._function("calling", "call")
+
+    def ran(self, call: BoundCall, frame: StepState, issued: float) -> None:
+        self._function("ran", "call")
+
+    def issued(self, instruction: BoundInstruction, frame: StepState) -> None:
+        self._function("issued", type(instruction).__name__)
+
+
 def measure_costs(
     executor: Executor | Part, devices: MeshDevices, inputs: Sequence[Any], recorder: StepRecorder
 ) -> tuple[list[Any], ProgramCosts]:
@@ -71,12 +120,16 @@ def measure_costs(
         FragmentError: a fragment failed.
         PeerError: another process failed.
     """
+    clock = HostClock()
     with recorder:
-        results = executor.run(inputs, observers=[recorder, OneAtATime()], one_by_one=True)
+        observers = [clock.stop, recorder, OneAtATime(), clock.go]
+        results = executor.run(inputs, observers=observers, one_by_one=True)
     executor.synchronize()
     program = executor.program
     if not isinstance(executor, Part):
-        return results, ProgramCosts(_medians(recorder.spans), transfer_seconds(program, devices))
+        runs = sum(isinstance(op, Run) for stream in program.streams for op in stream.instructions)
+        call_s = clock.seconds / max(1, runs)
+        return results, ProgramCosts(_medians(recorder.spans), transfer_seconds(program, devices), call_s)
     spans = spans_of(program, executor.gathered_times(recorder.times)[0])
     return results, ProgramCosts(_medians(spans), _message_seconds(program, spans))
 

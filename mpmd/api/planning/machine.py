@@ -116,7 +116,9 @@ class _DrawnCosts(ProgramCosts):
     def of(step: StepSamples, host: HostFactors) -> _DrawnCosts:
         """The costs of a step, with the delays of the host."""
         weights, ratios = zip(*step.contention(), strict=True)
-        return _DrawnCosts(step.costs.fragments, step.costs.transfers, ratios, weights, host)
+        return _DrawnCosts(
+            step.costs.fragments, step.costs.transfers, ratios=ratios, weights=weights, host=host
+        )
 
     def run_s(self, fragment: str) -> float:
         """Seconds of a run, and of its start."""

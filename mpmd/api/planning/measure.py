@@ -115,6 +115,7 @@ def _median_costs(runs: Sequence[ProgramCosts]) -> ProgramCosts:
     return ProgramCosts(
         {name: statistics.median(run.fragments[name] for run in runs) for name in runs[0].fragments},
         {kinds: statistics.median(run.transfers[kinds] for run in runs) for kinds in runs[0].transfers},
+        statistics.median(run.call_s for run in runs),
     )
 
 

@@ -7,7 +7,7 @@ from html import escape
 from mpmd.compile.thunks.costs import COMPUTE, MEMORY, FragmentCosts
 
 _WIDTH, _MARGIN, _ROW, _LABELS, _FIGURES = 960, 20, 18, 360, 150
-_COLOURS = {COMPUTE: "#4e79a7", MEMORY: "#f28e2b"}
+_COLOURS = {COMPUTE: "#0072b2", MEMORY: "#d55e00"}  # of Okabe and Ito; no phase has these
 _MAX_ROWS = 40
 
 

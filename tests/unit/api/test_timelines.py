@@ -12,9 +12,10 @@ import pytest
 import mpmd
 from benchmarks.sleeping import BROKEN, Durations, Stages
 from mpmd.api.estimate import DeviceSpeed
-from mpmd.api.timeline import recorder_of, warn_of_unseen
+from mpmd.api.timeline import WAITS_FOR_HOST, recorder_of, warn_of_unseen
 from mpmd.compile.backends.native_cpu.mesh_call import SLOT
 from mpmd.errors import FragmentError
+from mpmd.runtime.costs import ProgramCosts
 from mpmd.runtime.instructions import Run
 from mpmd.scheduling.chrome_trace import chrome_trace
 from mpmd.scheduling.render import render_text
@@ -73,6 +74,17 @@ def test_the_prediction_is_the_measured_step_in_kind(step):
         assert len(timeline.transfers) == 2 * 3
         assert {(t.mesh, t.peer) for t in timeline.transfers} == {("m0", "m1"), ("m1", "m0")}
         assert all(t.nbytes == 4 * 16 * 16 for t in timeline.transfers)
+
+
+def test_the_host_bounds_steps_of_short_fragments(step):
+    compiled, costs, _ = step
+    assert 0 < costs.call_s < EACH
+    short = ProgramCosts(dict.fromkeys(costs.fragments, 1e-9), call_s=1e-3)
+    predicted = compiled.schedule(short)
+    runs = sum(len(predicted.compute(mesh)) for mesh in predicted.meshes)
+    assert predicted.makespan_s == pytest.approx(runs * 1e-3, rel=1e-3)
+    notes = [span.note for mesh in predicted.meshes for span in predicted.idle(mesh)]
+    assert any(note.endswith(WAITS_FOR_HOST) for note in notes)
 
 
 def test_idle_meshes_say_what_they_wait_for(step):
