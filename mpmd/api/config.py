@@ -11,8 +11,8 @@ from mpmd.api.found_stages import from_shorthand, on_topology
 from mpmd.api.topology import Topology
 from mpmd.errors import ConfigError, close_to, collect
 from mpmd.options import PipelineOptions
-from mpmd.passes.import_.assignment import NamePlacement
 from mpmd.scheduling.schedule import PipelineSchedule, get_schedule
+from mpmd.support.assignment import NamePlacement
 from mpmd.tracing.stages.selectors import Selector
 
 PlaceLike = str | tuple[str, int]

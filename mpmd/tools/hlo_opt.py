@@ -12,16 +12,16 @@ import dataclasses
 import functools
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mpmd.compile import hlo
 from mpmd.compile.backends.arrays import value_spec
-from mpmd.compile.backends.targets import DESCRIBED
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.passes import PASSES, make_pass
 from mpmd.compile.passes.groups import GROUPS
+from mpmd.compile.target import Target
 from mpmd.errors import ConfigError, MpmdError, close_to
 from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Severity
@@ -110,8 +110,8 @@ def read_command(argv: Sequence[str]) -> HloCommand:
                 stem, _, options = part.partition("{")
                 command.passes += passes_named(stem, options.removesuffix("}"))
         elif name == "target":
-            if value not in DESCRIBED:
-                raise ConfigError(f"unknown target {value!r}\n  there are {', '.join(DESCRIBED)}")
+            if value not in (known := _targets()):
+                raise ConfigError(f"unknown target {value!r}\n  there are {', '.join(known)}")
             command.target = value
         elif name == "text":
             command.what = value
@@ -188,7 +188,14 @@ def text_for(module: hlo.HloModule, target: str, what: str) -> str:
         arguments=tuple(value_spec(p.shape) for p in arguments),
         results=tuple(value_spec(shape) for shape in results),
     )
-    return prepare_fragment(fragment, DESCRIBED[target](), module=module).text(what)
+    return prepare_fragment(fragment, _targets()[target](), module=module).text(what)
+
+
+def _targets() -> Mapping[str, Callable[[], Target]]:
+    """The targets by name; their code generators take a third of a second to import: on first use."""
+    from mpmd.compile.backends.targets import DESCRIBED
+
+    return DESCRIBED
 
 
 def _after(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.import_.assignment import Constraint
 from mpmd.support import diagnostics
+from mpmd.support.assignment import Constraint
 
 
 class EnforceInputOutputEquisharding(FunctionPass):

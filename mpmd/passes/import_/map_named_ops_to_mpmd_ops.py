@@ -5,8 +5,8 @@ from __future__ import annotations
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.import_ import assigning
-from mpmd.passes.import_.assignment import NOTHING, Assignment, NamePlacement
 from mpmd.support import diagnostics
+from mpmd.support.assignment import NOTHING, Assignment, NamePlacement
 
 
 class MapNamedOpsToMpmdOps(FunctionPass):

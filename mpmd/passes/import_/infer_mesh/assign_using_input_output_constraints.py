@@ -5,11 +5,11 @@ from __future__ import annotations
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.import_ import assigning
-from mpmd.passes.import_.assignment import Constraint
 from mpmd.passes.import_.enforce_input_output_equisharding import fits
 from mpmd.passes.import_.infer_mesh import flow, sets
 from mpmd.passes.import_.infer_mesh.sets import MeshSet
 from mpmd.support import diagnostics
+from mpmd.support.assignment import Constraint
 
 
 class InferMeshAssignUsingInputOutputConstraints(FunctionPass):

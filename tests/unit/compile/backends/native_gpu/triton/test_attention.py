@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.gpu.kernel_facts import kernel_facts
+from mpmd.compile.backends.native_gpu.devices import GPUS
 from mpmd.compile.backends.native_gpu.target import GpuTarget
 from mpmd.compile.backends.native_gpu.triton.attention import argument_names, attention_kernels, first_scratch
 from mpmd.compile.driver import prepare_fragment
@@ -154,6 +156,27 @@ def test_rows_whose_own_scores_are_as_small_as_the_filler():
     """The first queries see large negative scores only: keys behind the mask count as much."""
     for plan in plans_of(attend, *heads(16, queries=80, keys=80)):
         check(plan, scale=2e5)
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("gpu", ["A100", "H100", "B200"])
+@pytest.mark.parametrize("depth", [64, 80, 96, 128, 256])
+def test_heads_of_every_width_fit_into_a_program(depth, gpu):
+    shape = jax.ShapeDtypeStruct((4, 8, 1024, depth), jnp.bfloat16)
+    target = GpuTarget(GPUS[gpu])
+
+    def both(q, k, v, g):
+        value, pull = jax.vjp(attend, q, k, v)
+        return value, pull(g)
+
+    for function, arguments in ((attend, [shape] * 3), (both, [shape] * 4)):
+        kernels = prepare_fragment(fragment_of(function, *arguments), target).program.kernels
+        found = {name: kernel for name, kernel in kernels.items() if "attention" in name}
+        assert found
+        for cubin in target.compiler.compile(found, target.gpu.capability).values():
+            assert cubin.shared_bytes <= target.gpu.shared_bytes
+            assert kernel_facts(cubin).spilled_bytes <= 16, cubin.name
 
 
 @needs_triton
