@@ -15,9 +15,9 @@ setup: $(READY) ## create .venv with everything the project needs
 JAX     ?=
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) -e '.[example,plot,test]' $(if $(filter-out lowest newest,$(JAX)),'jax==$(JAX)')
+	$(INSTALL) --constraint constraints.txt -e '.[example,plot,test]' $(if $(filter-out lowest newest,$(JAX)),'jax==$(JAX)')
 	$(if $(filter lowest,$(JAX)),$(INSTALL) $$($(BIN)/python -m tests.support.lowest_versions))
 	@touch $@
 
@@ -57,7 +57,7 @@ docs: $(VENV)/.docs-ready ## the site in out/site, whose notebooks run; the page
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going -q -b html docs out/site
 
 $(VENV)/.docs-ready: $(READY)
-	$(INSTALL) -e '.[docs]'
+	$(INSTALL) --constraint constraints.txt -e '.[docs]'
 	@touch $@
 
 bench: $(READY) ## all benchmarks, in a new file of benchmarks/results: at most 15 minutes on two idle cores

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -80,3 +81,12 @@ def test_distributions_are_complete_and_can_be_uploaded(tmp_path):
     assert len(re.findall(r"!\[[^]]*\]\(https?://\S*/raw/", metadata)) == metadata.count("![") > 0
     with tarfile.open(source) as opened_source:
         assert any(n.endswith("mpmd/py.typed") for n in opened_source.getnames())
+
+
+def test_the_development_tools_are_locked():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    wanted = {re.split(r"[>=<~]", entry)[0] for entry in (*extras["test"], *extras["docs"])} - {"dm-haiku"}
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    locked = {name.lower(): version for name, _, version in (ln.partition("==") for ln in lines if "==" in ln)}
+    assert wanted == set(locked)
+    assert all(locked.values())
