@@ -4,7 +4,7 @@
 
 Files of `suite.py` hold each benchmark several times, minutes apart.  A figure has changed if its runs in A
 and its runs in B do not overlap, and if its medians differ by more than the runs of either file do among
-themselves.  With one run in a file there is no noise to compare with, and nothing is said to have changed.
+themselves.  With one run in a file the noise is unknown, and nothing is reported as changed.
 Two checkouts are best measured in turns, by `suite.py --beside`: runs of different hours differ by more.
 
 Prints what differs in the machine, versions and commands, each changed figure with both medians, and the
