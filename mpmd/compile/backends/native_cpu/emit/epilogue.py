@@ -73,7 +73,6 @@ class PlanEpilogue:
         """Emit the plan's code for some vectors of sums."""
         plan = self._written
         scopes: list[Scope] = []
-        rows: list[int] = []  # how many vectors of each
         pointers = {k: f.arguments[f"p{k}"] for k in range(len(plan.operands)) if k != self.sums}
         for sums, at in parts:
             dims = dict(enumerate((*at.batch, at.row)))
@@ -82,8 +81,5 @@ class PlanEpilogue:
             for number, node in enumerate(plan.nodes):
                 if isinstance(node, Load) and node.operand == self.sums:
                     scope.define(number, sums)
-            if not scopes or at.row is not parts[len(scopes) - 1][1].row:
-                rows.append(0)
             scopes.append(scope)
-            rows[-1] += 1
-        store_all(scopes, rows)
+        store_all(scopes)

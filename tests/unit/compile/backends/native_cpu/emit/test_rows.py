@@ -292,7 +292,7 @@ def test_bf16_go_past_the_caches_line_by_line(width, shift):
         sequence.kernels[0].emit(module)
         if target.bf16_dot:
             assembly = emit_assembly(module)
-            assert "vmovnt" in assembly and "vcvtne2ps2bf16" in assembly
+            assert "vmovnt" in assembly and "vcvtneps2bf16" in assembly
         check(plan, "bf16", targets=[target], shift=shift)
 
 
