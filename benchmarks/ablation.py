@@ -94,7 +94,6 @@ SWITCHES: dict[str, Sequence[Off]] = {
     "several vectors at once": [
         Off(f"emit.{m}:vectors_at_once", returns(1)) for m in ("loop", "epilogue", "row", "scatter")
     ],
-    "pairs of vectors rounded to bf16": [Off("emit.scope:Scope.rounded_when_stored", returns(None))],
     # -- transposes
     "transposes": [Off("emit.kernels:strided_dim", returns(None))],
     "transposes: rows of tiles from registers": [Off("emit.tiles:TileKernel._in_registers", gives(False))],

@@ -10,7 +10,7 @@ from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten, vecto
 from mpmd.compile.backends.native_cpu.emit.places import Lanes
 from mpmd.compile.backends.native_cpu.emit.plan_kernel import PlanKernel
 from mpmd.compile.backends.native_cpu.emit.prefetch import RowPrefetch
-from mpmd.compile.backends.native_cpu.emit.scope import Scope, store_run
+from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.emit.streaming import emit_streaming
 from mpmd.compile.backends.native_cpu.emit.together import evaluate, vectors_at_once
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
@@ -140,19 +140,13 @@ def stored_nodes(stores: Sequence[Store]) -> list[int]:
     return [number for item in stores for number in store_arguments(item)]
 
 
-def store_all(scopes: Sequence[Scope], runs: Sequence[int] = ()) -> None:
-    """Everything that the plan stores at some points, all values before the first store.
-
-    Args:
-        scopes: a point or vector each.
-        runs: how many of them follow each other along the last dim, run by run; all, if nothing is said.
-    """
-    stores, first = scopes[0].plan.stores, 0
+def store_all(scopes: Sequence[Scope]) -> None:
+    """Everything that the plan stores at some points, or vectors, all values before the first store."""
+    stores = scopes[0].plan.stores
     evaluate(scopes, stored_nodes(stores))
-    for count in runs or [len(scopes)]:
-        for item in stores:
-            store_run(scopes[first : first + count], item)
-        first += count
+    for item in stores:
+        for scope in scopes:
+            scope.store(item)
 
 
 def meets_itself(plan: KernelPlan) -> bool:
