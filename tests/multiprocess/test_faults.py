@@ -24,6 +24,16 @@ def test_every_other_process_names_the_one_that_failed():
 
 
 @pytest.mark.slow
+def test_a_message_that_cannot_be_sent_is_an_error_of_its_step_in_every_process():
+    """In place of one of the last four of a step; no process waits for the next step, or a time limit."""
+    program = ["-m", "tests.support.fault_campaign", "10", "--kinds", "unsent"]
+    done = output([sys.executable, "-W", "ignore", *program], 100)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["faults"] == 10 and found["wrong"] == [] and 0 < found["detect_s"] < 4
+
+
+@pytest.mark.slow
 def test_the_first_line_that_differs_is_named(tmp_path):
     code, found = launch(2, PROGRAM, "program", "1", "0", str(tmp_path / "time"))
     assert code == 1 and len(found) == 2

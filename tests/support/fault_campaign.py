@@ -35,6 +35,8 @@ import mpmd
 from benchmarks.sleeping import OUT_OF_MEMORY, sleep
 from mpmd import jax_compat
 from mpmd.runtime.channels import remote
+from mpmd.runtime.channels.links import Links
+from mpmd.runtime.instructions import Send
 from mpmd.runtime.processes.world import world
 from mpmd.tools.joined import HEARTBEAT_SECONDS
 from tests.support.models import chain, dense, dense_params, regression_batch
@@ -46,6 +48,7 @@ INJECTED = {
     "fragment": "the fault of a fragment",
     "memory": "injected: the device has no memory",
     "script": "the fault of a script",
+    "unsent": "the fault of a message",
 }
 SAYS = {
     "kill": ("has ended, or does not answer",),
@@ -53,6 +56,7 @@ SAYS = {
     "fragment": ("failed in step {step}:",),
     "memory": ("failed in step {step}:",),
     "script": ("ended with ValueError: the fault of a script",),
+    "unsent": ("failed in step {step}:",),
     "exit": ("has ended, and another process waits for it",),
     "program": ("runs another program than process",),
     "epoch": ("began step {next} of program 0", "began step {step} of program 0"),
@@ -63,7 +67,10 @@ SAYS = {
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What happens: the kind, in which of how many processes, in which step and microbatch."""
+    """What happens: the kind, in which of how many processes, in which step and microbatch.
+
+    Of messages that are not sent, microbatch 0 is the last one of a step.
+    """
 
     kind: str
     processes: int
@@ -136,6 +143,10 @@ def train(fault: Fault, happen: Callable[[], None]) -> None:
         happen()
     if fault.kind == "epoch" and here:
         remote.itertools = SkippedNumber(fault.step, happen)
+    if fault.kind == "unsent" and here:
+        own = jitted.lower(params, *regression_batch()).program.part(fault.process)
+        sends = [op for stream in own.streams for op in stream.instructions if isinstance(op, Send)]
+        refuse_message(len(sends) * fault.step + len(sends) - fault.microbatch, happen)
     for number in range(STEPS):
         now.update(step=number, calls=0)
         if here and number == fault.step:
@@ -154,6 +165,18 @@ def train(fault: Fault, happen: Callable[[], None]) -> None:
     mpmd.fetch(params)
 
 
+def refuse_message(position: int, happen: Callable[[], None]) -> None:
+    """Calls `happen` in place of offering the message of this process at a position, counted from 1."""
+    offer, positions = Links.offer, itertools.count(1)
+
+    def refusing(links: Links, number: int, arrays: Any) -> None:
+        if next(positions) == position:
+            happen()
+        offer(links, number, arrays)
+
+    Links.offer = refusing  # type: ignore[method-assign]
+
+
 def happening(fault: Fault, folder: Path, coordinator: int) -> Callable[[], None]:
     """The fault itself; writes when it happened."""
 
@@ -167,8 +190,8 @@ def happening(fault: Fault, folder: Path, coordinator: int) -> Callable[[], None
             sys.exit(0)
         elif fault.kind == "coordinator":
             os.kill(coordinator, signal.SIGKILL)
-        elif fault.kind in ("fragment", "script"):
-            raise ValueError(f"the fault of a {fault.kind}")
+        elif fault.kind in ("fragment", "script", "unsent"):
+            raise ValueError(INJECTED[fault.kind])
 
     return happen
 
