@@ -80,7 +80,6 @@ def gives(value: Any) -> property:
 SWITCHES: dict[str, Sequence[Off]] = {
     # -- prefetching
     "prefetch: all": [Off("..llvm.builder:FunctionBuilder.prefetch", returns(None))],
-    "prefetch: gathered rows": [Off("emit.prefetch:RowPrefetch.of", staticmethod(returns(None)))],
     "prefetch: operands of products": [
         Off("gemm.operands:Operands._fetch_strip", returns(None)),
         Off("gemm.operands:Operands._fetch_rows", returns(None)),

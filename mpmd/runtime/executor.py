@@ -69,7 +69,7 @@ class RuntimeOptions:
         debug_nans: wait for every fragment and raise a NonFiniteError for the first that computes a NaN.
         keep_freed_memory: on CPU, let this process keep the memory that fragments free, so that the next step
             takes no page faults.  At the beginning of a step there is kept, at most, what a step takes and
-            frees again, and a quarter of its predicted peak or 128 MiB; any more is returned to the
+            frees again, and a quarter of its predicted peak or 256 MiB; any more is returned to the
             system every 10 s, and at once if it is twice as much.  Nothing happens with other C libraries
             than glibc (2.33 or later); see `host_memory`.
         peer_timeout: in several processes, seconds after which one that does not answer has failed.
@@ -172,17 +172,18 @@ class Executor:
                     f"program {self.program.name!r} was closed and cannot run again\n  compile the step anew"
                 )
             self._check_arguments(inputs)
+            observers = tuple(observers)
             if self._freed_memory is not None:
-                self._freed_memory.trim()
+                self._freed_memory.trim(postpone=bool(observers))
             finite = [FiniteCheck()] if self.options.debug_nans else []
-            watching = [*observers, *finite, *dispatch_annotations()]
+            watching = (*observers, *finite, *dispatch_annotations())
             frame = StepState(
                 number=self.steps,
                 slots=[None] * self._decoded.num_slots,
                 channels=self._make_channels(),
                 inputs=inputs,
                 outputs=[None] * len(self.program.outputs),
-                observer=Observers(tuple(watching)) if watching else None,
+                observer=Observers(watching) if watching else None,
             )
             self.steps += 1
             self._frame = frame
