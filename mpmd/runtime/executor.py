@@ -29,7 +29,7 @@ from mpmd.runtime.channels.profiling import dispatch_annotations, step_annotatio
 from mpmd.runtime.channels.protocol import Stopped
 from mpmd.runtime.decode import ArrayEngine, decode
 from mpmd.runtime.host_memory import freed_memory, limit_of
-from mpmd.runtime.instructions import Feed, Fetch
+from mpmd.runtime.instructions import Feed, Fetch, Run
 from mpmd.runtime.interpreter import (
     BoundCall,
     BoundInstruction,
@@ -289,6 +289,17 @@ class Executor:
         return all(getattr(executables[e], "asynchronous", True) for e in self._own.executables)
 
     @functools.cached_property
+    def moved_results(self) -> tuple[int, ...]:
+        """The results that no call here computes: they were received, copied, or given as arguments."""
+        found = set[int]()
+        for stream in self._own.streams:
+            runs = (op for op in stream.instructions if isinstance(op, Run))
+            called = {buffer for run in runs for buffer in run.outputs}
+            fetches = (op for op in stream.instructions if isinstance(op, Fetch))
+            found.update(op.output for op in fetches if op.buffer not in called)
+        return tuple(sorted(found))
+
+    @functools.cached_property
     def _issue_order(self) -> tuple[BoundInstruction, ...]:
         """All streams as one, for one thread."""
         bound = {(i.mesh, i.at): i for stream in self._decoded.streams for i in stream}
@@ -355,8 +366,10 @@ class Executor:
                 wait_for(last.handle, functools.partial(look, pending))  # one wait: calls end in order
                 wait_for(first.handle, check)  # unless it is unknown when the last one ends
                 pending.forget_finished()
-        for result in () if frame is None else frame.outputs:
-            if result is not None:  # one that was received is the result of no call here
+        if frame is None:
+            return
+        for result in (frame.outputs[k] for k in self.moved_results):
+            if result is not None:
                 wait_for(result, check)
 
     def _first_failure(self, failed: CallFailed) -> CallFailed:

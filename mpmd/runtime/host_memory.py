@@ -142,10 +142,16 @@ def freed_memory() -> FreedMemory | None:
 
 def given_out() -> int:
     """Bytes that glibc (2.33 or later) has given out and that were not freed."""
-    libc = ctypes.CDLL(None)
-    libc.mallinfo2.restype = _Mallinfo2
-    info = libc.mallinfo2()
+    info = _mallinfo2()()
     return int(info.uordblks + info.hblkhd)
+
+
+@functools.cache
+def _mallinfo2() -> Any:
+    """The function of glibc; a library that is opened takes a millisecond."""
+    function = ctypes.CDLL(None).mallinfo2
+    function.restype = _Mallinfo2
+    return function
 
 
 def limit_of(peak: int, freed: int) -> int:

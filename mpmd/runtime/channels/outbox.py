@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from mpmd.errors import TransferError
-from mpmd.runtime.waiting import wait_for
+from mpmd.runtime.waiting import wait_natively
 
 Offer = Callable[[int, Sequence[Any]], None]
 Message: TypeAlias = tuple[int, Sequence[Any]]
@@ -90,7 +90,7 @@ class _Offered:
     def offer(self, number: int, arrays: Sequence[Any]) -> None:
         """Offers arrays once they are computed."""
         for array in arrays:
-            wait_for(array)
+            wait_natively(array)
         self._offer(number, arrays)
         with self.changed:
             self.count += 1

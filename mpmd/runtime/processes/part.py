@@ -88,9 +88,9 @@ class Part:
         world.waits = True
         try:
             results = self._executor.run(inputs, observers=observers, one_by_one=one_by_one)
-            for result in results:
-                if result is not None:
-                    result.block_until_ready()
+            for k in self._executor.moved_results:  # the executor has looked at those of calls
+                if results[k] is not None:
+                    results[k].block_until_ready()
             self._engine.wait_for_messages(self._stop_if_failed)
         except FragmentError as error:
             world.explain(error, error.mesh, error.position)
