@@ -103,7 +103,7 @@ SWITCHES: dict[str, Sequence[Off]] = {
     # -- products
     "thin products": [Off("gemm.kernel:thin_form", returns(None)), Off("steps:as_reduction", returns(None))],
     "thin products as reductions": [Off("steps:as_reduction", returns(None))],
-    "thin products by dots and columns": [Off("gemm.kernel:thin_form", returns(None))],
+    "thin products by dots": [Off("gemm.kernel:thin_form", returns(None))],
     "packing of several strips": [Off("gemm.packing:Pack.many_strips", returns(False))],
     "products in parts of rows": [Off("gemm.tiling:_part_rows", returns(0))],
     "factors read in place": [

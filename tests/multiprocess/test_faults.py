@@ -24,9 +24,10 @@ def test_every_other_process_names_the_one_that_failed():
 
 
 @pytest.mark.slow
-def test_a_message_that_cannot_be_sent_is_an_error_of_its_step_in_every_process():
-    """In place of one of the last four of a step; no process waits for the next step, or a time limit."""
-    program = ["-m", "tests.support.fault_campaign", "10", "--kinds", "unsent"]
+@pytest.mark.parametrize("kind", ["unsent", "interrupt"])
+def test_a_step_that_cannot_go_on_is_an_error_in_every_process_at_once(kind):
+    """Of the last four messages of a step one is not sent; or it is interrupted.  None waits for a limit."""
+    program = ["-m", "tests.support.fault_campaign", "10", "--kinds", kind]
     done = output([sys.executable, "-W", "ignore", *program], 100)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])

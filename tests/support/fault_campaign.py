@@ -43,7 +43,9 @@ from tests.support.models import chain, dense, dense_params, regression_batch
 
 STEPS, MICROBATCHES = 4, 4
 POLL_SECONDS, WORLD_POLLS, STOPPED_SECONDS = 0.02, 3000, 5.0
-IN_A_FRAGMENT = ("kill", "stop", "fragment")
+INTERRUPTED_SECONDS = 0.5
+"""How long a fragment goes on after an interrupt, so that it is noticed within the step."""
+IN_A_FRAGMENT = ("kill", "stop", "fragment", "interrupt")
 INJECTED = {
     "fragment": "the fault of a fragment",
     "memory": "injected: the device has no memory",
@@ -57,6 +59,7 @@ SAYS = {
     "memory": ("failed in step {step}:",),
     "script": ("ended with ValueError: the fault of a script",),
     "unsent": ("failed in step {step}:",),
+    "interrupt": ("failed in step {step}:",),
     "exit": ("has ended, and another process waits for it",),
     "program": ("runs another program than process",),
     "epoch": ("began step {next} of program 0", "began step {step} of program 0"),
@@ -115,7 +118,8 @@ def train(fault: Fault, happen: Callable[[], None]) -> None:
     def check(x: Any) -> Any:
         now["calls"] += 1
         if fault.kind in IN_A_FRAGMENT and here and now["step"] == fault.step:
-            if now["calls"] > fault.microbatch:
+            late = now["calls"] - fault.microbatch
+            if late == 1 or (late > 1 and fault.kind != "interrupt"):  # one interrupt is handled at a time
                 happen()
         return np.asarray(x)
 
@@ -141,6 +145,8 @@ def train(fault: Fault, happen: Callable[[], None]) -> None:
     params = {f"s{s}": {**dense_params(s), "pause": np.float32(0)} for s in range(fault.processes)}
     if fault.kind == "program":
         happen()
+    if fault.kind == "interrupt":  # a shell ignores it in what runs in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if fault.kind == "epoch" and here:
         remote.itertools = SkippedNumber(fault.step, happen)
     if fault.kind == "unsent" and here:
@@ -186,6 +192,9 @@ def happening(fault: Fault, folder: Path, coordinator: int) -> Callable[[], None
             os.kill(os.getpid(), signal.SIGKILL)
         elif fault.kind == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
+        elif fault.kind == "interrupt":
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(INTERRUPTED_SECONDS)
         elif fault.kind == "exit":
             sys.exit(0)
         elif fault.kind == "coordinator":

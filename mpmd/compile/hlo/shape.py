@@ -2,7 +2,7 @@
 
 Shapes are interned: equal shapes are one object, so `is` compares them and hashing is free.  The table
 refers to them weakly, so that shapes of programs that are gone do not collect.  Fragments are compiled by
-several threads, and `setdefault` of a weak dictionary is not atomic, so a lock is held while a shape is added.
+several threads, and `setdefault` of a weak dictionary is not atomic: a lock is held while a shape is added.
 Two shapes that differ only in layout are different objects with the same `logical` shape.
 """
 

@@ -42,12 +42,10 @@ class PrefetchDistances:
     Attributes:
         result_steps: steps along K before the end of a product at which fetching its result begins.
         factor_steps: steps along K by which rows of the first factor are prefetched into L1.
-        column_steps: steps along K by which columns of a thin product are.
     """
 
     result_steps: int = 96
     factor_steps: int = 24
-    column_steps: int = 8
 
 
 @dataclass(frozen=True)

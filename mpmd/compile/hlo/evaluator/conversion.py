@@ -52,29 +52,9 @@ def _convert(instruction: HloInstruction, operands: Sequence[Value], engine: Eva
 
 
 def _bitcast_convert(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
-    source, target = instruction.operands[0].shape, instruction.shape
-    if min(source.info.bits, target.info.bits) < 8 and source.info.bits != target.info.bits:
-        return _repack(operands[0], source.info.bits, target.info.bits, target.dtype).reshape(target.dims)
-    raw = np.ascontiguousarray(operands[0])
-    if source.info.bits == target.info.bits:
-        return raw.view(target.numpy_dtype).reshape(operands[0].shape)  # may represent many scalars
-    return raw.reshape(-1).view(target.numpy_dtype).reshape(target.dims)
-
-
-def _repack(array: Array, old: int, new: int, dtype: str) -> Array:
-    """Between sub-byte elements, least significant first, and bytes or wider."""
-    flat = array.reshape(-1)
-    if old < new:
-        parts = flat.view(np.uint8).astype(np.uint64).reshape(-1, new // old) & np.uint64((1 << old) - 1)
-        places = np.arange(new // old, dtype=np.uint64) * np.uint64(old)
-        joined = (parts << places).sum(axis=1, dtype=np.uint64)
-        return joined.astype(f"u{new // 8}").view(DTYPES[dtype].numpy)
-    wide = flat.view(f"u{old // 8}").astype(np.uint64)
-    places = np.arange(old // new, dtype=np.uint64) * np.uint64(new)
-    split = (wide[:, None] >> places) & np.uint64((1 << new) - 1)
-    if DTYPES[dtype].is_integral:
-        return narrow(split.astype(np.int64), dtype)
-    return split.astype(np.uint8).view(DTYPES[dtype].numpy)
+    """Between types of one width; `hlo-bitcast-convert-expander` has expanded the others."""
+    raw = np.ascontiguousarray(operands[0])  # may represent many scalars
+    return raw.view(instruction.shape.numpy_dtype).reshape(operands[0].shape)
 
 
 RULES: dict[str, Rule] = {

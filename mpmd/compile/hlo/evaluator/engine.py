@@ -22,6 +22,8 @@ RULES: dict[str, Rule] = {
 
 def is_evaluable(instruction: HloInstruction) -> bool:
     """Whether there is a rule for an instruction."""
+    if instruction.opcode == "bitcast-convert":
+        return instruction.shape.info.bits == instruction.operands[0].shape.info.bits
     return instruction.opcode in RULES
 
 
