@@ -566,13 +566,8 @@ def poison(connection: Any) -> None:
         stop()
 
 
-def absent_array(aval: ShapedArray, sharding: Sharding) -> jax.Array:
-    """An array all of whose devices belong to other processes: it has a type, and no data here."""
-    return absent_array_maker(aval, sharding)()
-
-
 def absent_array_maker(aval: ShapedArray, sharding: Sharding) -> Callable[[], jax.Array]:
-    """The function that makes an `absent_array`, for types of which each step makes one."""
+    """What makes arrays all of whose devices belong to other processes: with a type, and no data here."""
     from jax._src import array
 
     make: Any = getattr(array, "ArrayImpl", None)
