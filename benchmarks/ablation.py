@@ -80,7 +80,6 @@ def gives(value: Any) -> property:
 SWITCHES: dict[str, Sequence[Off]] = {
     # -- prefetching
     "prefetch: all": [Off("..llvm.builder:FunctionBuilder.prefetch", returns(None))],
-    "prefetch: gathered rows": [Off("emit.prefetch:RowPrefetch.of", staticmethod(returns(None)))],
     "prefetch: operands of products": [
         Off("gemm.operands:Operands._fetch_strip", returns(None)),
         Off("gemm.operands:Operands._fetch_rows", returns(None)),
@@ -94,7 +93,6 @@ SWITCHES: dict[str, Sequence[Off]] = {
     "several vectors at once": [
         Off(f"emit.{m}:vectors_at_once", returns(1)) for m in ("loop", "epilogue", "row", "scatter")
     ],
-    "pairs of vectors rounded to bf16": [Off("emit.scope:Scope.rounded_when_stored", returns(None))],
     # -- transposes
     "transposes": [Off("emit.kernels:strided_dim", returns(None))],
     "transposes: rows of tiles from registers": [Off("emit.tiles:TileKernel._in_registers", gives(False))],
@@ -105,7 +103,7 @@ SWITCHES: dict[str, Sequence[Off]] = {
     # -- products
     "thin products": [Off("gemm.kernel:thin_form", returns(None)), Off("steps:as_reduction", returns(None))],
     "thin products as reductions": [Off("steps:as_reduction", returns(None))],
-    "thin products by dots and columns": [Off("gemm.kernel:thin_form", returns(None))],
+    "thin products by dots": [Off("gemm.kernel:thin_form", returns(None))],
     "packing of several strips": [Off("gemm.packing:Pack.many_strips", returns(False))],
     "products in parts of rows": [Off("gemm.tiling:_part_rows", returns(0))],
     "factors read in place": [

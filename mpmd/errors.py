@@ -88,6 +88,10 @@ class PeerError(MpmdError, RuntimeError):
     """Another process of the program failed, ended, stopped, or runs another program; names it."""
 
 
+class TransferError(MpmdError, RuntimeError):
+    """An array could not be sent to another process."""
+
+
 class AbsentValueError(MpmdError, RuntimeError):
     """The value of an array was read in a process that does not hold it."""
 

@@ -1,15 +1,15 @@
 """For every test: eight virtual CPU devices, Ctrl-C interrupts, poison, short compiles, little garbage."""
 
 import gc
-import inspect
 import signal
 
 import jax
 import pytest
 
-from mpmd.compile.driver import prepare_fragment
+from mpmd.compile import driver
 from mpmd.compile.llvm import engine
 from tests.support.fast_cases import mark_slow_cases
+from tests.support.poison import PoisoningEmitter, poison
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_disable_most_optimizations", True)
@@ -18,8 +18,7 @@ jax.config.update("jax_disable_most_optimizations", True)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-_DEFAULTS = inspect.unwrap(prepare_fragment).__kwdefaults__
-_DEFAULTS["poison"] = True  # native code overwrites memory as soon as it is free: wrong reads give NaN or -1
+driver.Emitter = PoisoningEmitter  # native code overwrites memory as soon as it is free
 
 
 gc.disable()  # until the tests are collected: they are many objects, and none of them is garbage
@@ -35,9 +34,8 @@ def pytest_collection_finish():
 @pytest.fixture
 def unpoisoned():
     """Native code as users get it, for tests of its text, its size or its speed."""
-    _DEFAULTS["poison"] = False
-    yield
-    _DEFAULTS["poison"] = True
+    with poison(False):
+        yield
 
 
 _USERS_EFFORT = engine._EFFORT

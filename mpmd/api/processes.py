@@ -13,6 +13,7 @@ from mpmd import ir
 from mpmd.api.lowering import Partitioned
 from mpmd.api.timeline import Scratch
 from mpmd.api.topology import Topology
+from mpmd.compile.llvm.code_pages import unmap_compiler_code
 from mpmd.errors import AbsentValueError
 from mpmd.jax_compat import explain_absent_arrays
 from mpmd.runtime.channels.links import links
@@ -87,6 +88,7 @@ def executor_of(
         return Executor(program, executables, devices, options, workspace)
     joined.peer_timeout = options.peer_timeout
     assert isinstance(devices, WorldDevices)
+    unmap_compiler_code()
     executables = with_meetings(program, executables, devices.meshes, joined, next(_programs))
     return Part(program, executables, devices, options, workspace, joined)
 

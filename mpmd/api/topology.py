@@ -158,8 +158,9 @@ def check_processes(topology: Topology) -> None:
     if idle:
         raise ConfigError(
             f"the topology does not fit the processes: {processes_text(idle)} of {jax.process_count()} "
-            "would have no mesh\n"
-            "  start fewer processes, with more devices each, or use more or larger meshes"
+            f"would have no mesh; this process has {jax.local_device_count()} devices\n"
+            "  start fewer processes, or use more or larger meshes; with virtual devices, do not set "
+            "jax_num_cpu_devices, which is of each process"
         )
 
 

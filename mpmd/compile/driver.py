@@ -41,7 +41,6 @@ def prepare_fragment(
     module: HloModule | None = None,
     *,
     axes: Mapping[str, int] | None = None,
-    poison: bool = False,
 ) -> Prepared:
     """From StableHLO to steps with addresses: everything but code, which `Prepared.compiled` generates.
 
@@ -51,7 +50,6 @@ def prepare_fragment(
         options: the compile options.
         module: the lowered fragment, if there is one; the passes change it.
         axes: the axes of its mesh and their sizes; None for one device.
-        poison: overwrite memory as soon as it is free, so that wrong reads show.
 
     Raises:
         CompileError: the target has no code for something in it.
@@ -91,7 +89,7 @@ def prepare_fragment(
     assignment = fit(module, fragment, memory, assign) if memory else assign()
     clock("buffers")
 
-    thunks = Emitter(assignment, plans, poison=poison).program()
+    thunks = Emitter(assignment, plans).program()
     clock("thunks")
 
     check_program(fragment, module, thunks, assignment, stores_last=target.device.limits.stores_last)

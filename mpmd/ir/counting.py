@@ -1,20 +1,20 @@
-"""Counts edits, so that the caller of a pass knows whether it changed anything."""
+"""Counts the edits of each thread, so that the caller of a pass knows whether it changed anything."""
 
-_edits = 0
+import threading
+
+_count = threading.local()
 
 
 def note_edit() -> None:
     """Called by every function of `mpmd.ir` that changes a program."""
-    global _edits
-    _edits += 1
+    _count.edits = edits() + 1
 
 
 def edits() -> int:
-    """Edits made so far in this process; compare two readings."""
-    return _edits
+    """Edits made so far by this thread; compare two readings."""
+    return getattr(_count, "edits", 0)
 
 
 def forget_edits(since: int) -> None:
     """Discards the edits since `edits()` returned `since`: they have undone each other."""
-    global _edits
-    _edits = since
+    _count.edits = since

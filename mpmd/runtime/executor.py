@@ -29,7 +29,7 @@ from mpmd.runtime.channels.profiling import dispatch_annotations, step_annotatio
 from mpmd.runtime.channels.protocol import Stopped
 from mpmd.runtime.decode import ArrayEngine, decode
 from mpmd.runtime.host_memory import freed_memory, limit_of
-from mpmd.runtime.instructions import Feed, Fetch
+from mpmd.runtime.instructions import Feed, Fetch, Run
 from mpmd.runtime.interpreter import (
     BoundCall,
     BoundInstruction,
@@ -69,7 +69,7 @@ class RuntimeOptions:
         debug_nans: wait for every fragment and raise a NonFiniteError for the first that computes a NaN.
         keep_freed_memory: on CPU, let this process keep the memory that fragments free, so that the next step
             takes no page faults.  At the beginning of a step there is kept, at most, what a step takes and
-            frees again, and a quarter of its predicted peak or 128 MiB; any more is returned to the
+            frees again, and a quarter of its predicted peak or 256 MiB; any more is returned to the
             system every 10 s, and at once if it is twice as much.  Nothing happens with other C libraries
             than glibc (2.33 or later); see `host_memory`.
         peer_timeout: in several processes, seconds after which one that does not answer has failed.
@@ -172,17 +172,18 @@ class Executor:
                     f"program {self.program.name!r} was closed and cannot run again\n  compile the step anew"
                 )
             self._check_arguments(inputs)
+            observers = tuple(observers)
             if self._freed_memory is not None:
-                self._freed_memory.trim()
+                self._freed_memory.trim(postpone=bool(observers))
             finite = [FiniteCheck()] if self.options.debug_nans else []
-            watching = [*observers, *finite, *dispatch_annotations()]
+            watching = (*observers, *finite, *dispatch_annotations())
             frame = StepState(
                 number=self.steps,
                 slots=[None] * self._decoded.num_slots,
                 channels=self._make_channels(),
                 inputs=inputs,
                 outputs=[None] * len(self.program.outputs),
-                observer=Observers(tuple(watching)) if watching else None,
+                observer=Observers(watching) if watching else None,
             )
             self.steps += 1
             self._frame = frame
@@ -288,6 +289,17 @@ class Executor:
         return all(getattr(executables[e], "asynchronous", True) for e in self._own.executables)
 
     @functools.cached_property
+    def moved_results(self) -> tuple[int, ...]:
+        """The results that no call here computes: they were received, copied, or given as arguments."""
+        found = set[int]()
+        for stream in self._own.streams:
+            runs = (op for op in stream.instructions if isinstance(op, Run))
+            called = {buffer for run in runs for buffer in run.outputs}
+            fetches = (op for op in stream.instructions if isinstance(op, Fetch))
+            found.update(op.output for op in fetches if op.buffer not in called)
+        return tuple(sorted(found))
+
+    @functools.cached_property
     def _issue_order(self) -> tuple[BoundInstruction, ...]:
         """All streams as one, for one thread."""
         bound = {(i.mesh, i.at): i for stream in self._decoded.streams for i in stream}
@@ -354,8 +366,10 @@ class Executor:
                 wait_for(last.handle, functools.partial(look, pending))  # one wait: calls end in order
                 wait_for(first.handle, check)  # unless it is unknown when the last one ends
                 pending.forget_finished()
-        for result in () if frame is None else frame.outputs:
-            if result is not None:  # one that was received is the result of no call here
+        if frame is None:
+            return
+        for result in (frame.outputs[k] for k in self.moved_results):
+            if result is not None:
                 wait_for(result, check)
 
     def _first_failure(self, failed: CallFailed) -> CallFailed:

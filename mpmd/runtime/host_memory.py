@@ -3,15 +3,17 @@
 A fragment on CPU allocates its results and its scratch space when it starts and frees them when it ends.
 glibc maps large blocks from the system and unmaps them when they are freed, so that every fragment of every
 step takes a page fault for each 4 KiB that it touches.  If the memory is kept, the same pages serve the next
-fragment.
+fragment.  Two thresholds of glibc keep it, and a third one keeps empty heaps of threads, 64 MiB each: glibc
+would unmap them, and a fragment whose scratch space is alone in a heap would take page faults in each call.
 
 Unlimited, glibc keeps much more than a step needs: memory freed in the heap of one thread serves no other
 threads, an aligned block does not fit where an equal one was, and host arrays freed after they were copied to
 their meshes stay as well.  So between steps `FreedMemory.trim` compares the kept memory with a limit, and
 returns all of it to the system above the limit: every ten seconds at most, since the next step takes a page
-fault for each page again, but at once if twice the limit is kept.
+fault for each page again, but at once if twice the limit is kept.  `malloc_trim` returns no memory at the end
+of a thread's last heap: so empty heaps are unmapped when they are freed, until the next look.
 
-    kept = growth of anonymous resident memory - growth of allocated memory,  since the last trim
+    kept = growth of (anonymous resident memory - allocated memory) since the last trim
 
 Memory that grows beside malloc counts as kept, too: it causes a trim that returns little, once per limit.
 Allocated blocks that were not touched yet hide as much kept memory.
@@ -30,8 +32,12 @@ from pathlib import Path
 from typing import Any
 
 # From <malloc.h>; glibc allows half of a thread's heap at most for the first, and an int for the second.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 _MAX_BLOCK, _NEVER = 1 << 30, (1 << 31) - 1
+
+_DEFAULT_PAD, _HEAP_BYTES = 128 << 10, 64 << 20
+"""glibc unmaps an empty heap of a thread if so much of the heap before it is free, the top pad: never if that
+is the size of a heap."""
 
 _INTERVAL_SECONDS, _CHECK_SHARE = 0.1, 100
 """Reading both sizes takes 0.1 to 10 ms: they are read so often at most, and in 1/100 of the time at most."""
@@ -39,7 +45,7 @@ _INTERVAL_SECONDS, _CHECK_SHARE = 0.1, 100
 _RETURN_SECONDS, _AT_ONCE = 10.0, 2
 """Kept memory is returned so often at most, unless it is so many times the limit."""
 
-SLACK_SHARE, SLACK_BYTES = 4, 128 << 20
+SLACK_SHARE, SLACK_BYTES = 4, 256 << 20
 """Limit of kept memory beside the memory that a step frees itself: 1/4 of its peak, or so many bytes."""
 
 
@@ -59,25 +65,29 @@ class FreedMemory:
         self._libc = libc
         self._lock = threading.Lock()
         self._limits: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._anonymous = self._given_out = 0
+        self._returned = 0
+        self._unmaps_heaps = True
         self._next_check = self._next_return = 0.0
         self._return_all()
 
     def kept(self) -> int:
         """Bytes that were freed and are resident, from those that changed since the last trim."""
-        grown = _anonymous_bytes() - self._anonymous
-        return max(0, grown - (given_out() - self._given_out))
+        return max(0, _unallocated_bytes() - self._returned)
 
     def allow(self, owner: Any, limit: int) -> None:
         """Lets so many bytes be kept while `owner` lives; of several owners the largest limit counts."""
         with self._lock:
             self._limits[owner] = limit
 
-    def trim(self) -> bool:
+    def trim(self, postpone: bool = False) -> bool:
         """Returns freed memory to the system if more of it is kept than is allowed.
 
         Looks at most every 0.1 s, and less often where looking takes more than 1 ms.  Returns at most every
         10 s, unless twice as much is kept.
+
+        Args:
+            postpone: only if twice as much is kept: the step is measured, and its first fragments would show
+                the page faults.
 
         Returns:
             Whether it did.
@@ -86,10 +96,14 @@ class FreedMemory:
         if now < self._next_check or not self._lock.acquire(blocking=False):  # another thread looks
             return False
         try:
+            if self._unmaps_heaps:
+                self._returned = min(self._returned, _unallocated_bytes())
+                self._unmap_heaps(False)
             kept = self.kept()
             self._next_check = now + max(_INTERVAL_SECONDS, _CHECK_SHARE * (time.monotonic() - now))
             limit = max(self._limits.values(), default=0)
-            if kept <= limit or (now < self._next_return and kept <= _AT_ONCE * limit):
+            soon = postpone or now < self._next_return
+            if kept <= (_AT_ONCE * limit if soon else limit):
                 return False
             self._return_all()
             self._next_return = now + _RETURN_SECONDS
@@ -98,8 +112,14 @@ class FreedMemory:
             self._lock.release()
 
     def _return_all(self) -> None:
+        self._unmap_heaps(True)
         self._libc.malloc_trim(0)
-        self._anonymous, self._given_out = _anonymous_bytes(), given_out()
+        self._returned = _unallocated_bytes()
+
+    def _unmap_heaps(self, unmap: bool) -> None:
+        """Whether glibc unmaps the heaps that are empty when a block is freed."""
+        self._unmaps_heaps = unmap
+        self._libc.mallopt(_TOP_PAD, _DEFAULT_PAD if unmap else _HEAP_BYTES)
 
 
 @functools.cache
@@ -122,10 +142,16 @@ def freed_memory() -> FreedMemory | None:
 
 def given_out() -> int:
     """Bytes that glibc (2.33 or later) has given out and that were not freed."""
-    libc = ctypes.CDLL(None)
-    libc.mallinfo2.restype = _Mallinfo2
-    info = libc.mallinfo2()
+    info = _mallinfo2()()
     return int(info.uordblks + info.hblkhd)
+
+
+@functools.cache
+def _mallinfo2() -> Any:
+    """The function of glibc; a library that is opened takes a millisecond."""
+    function = ctypes.CDLL(None).mallinfo2
+    function.restype = _Mallinfo2
+    return function
 
 
 def limit_of(peak: int, freed: int) -> int:
@@ -138,7 +164,7 @@ def limit_of(peak: int, freed: int) -> int:
     return freed + max(peak // SLACK_SHARE, SLACK_BYTES)
 
 
-def _anonymous_bytes() -> int:
-    """Resident bytes of this process that are not those of files."""
+def _unallocated_bytes() -> int:
+    """Resident bytes of this process, those of files left out, less those that glibc has given out."""
     resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
-    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE") - given_out()

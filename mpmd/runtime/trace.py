@@ -284,7 +284,7 @@ class _MeshRecord:
                 interval = (max(clock, issued),) * 2
             elif call.at in self._stamped:
                 begun, ended = found.get(2 * call.at), found.get(2 * call.at + 1)
-                interval = _between(begun, ended, max(clock, issued))
+                interval = _between(begun, ended, max(clock, issued) if begun is None else issued)
             else:
                 key = self._timers[call.at].key
                 devices = list(found.get(key, {}).values())
@@ -335,13 +335,16 @@ def stamped_types(
 
 
 def _between(
-    begun: Mapping[int, list[Execution]] | None, ended: Mapping[int, list[Execution]] | None, earliest: float
+    begun: Mapping[int, list[Execution]] | None, ended: Mapping[int, list[Execution]] | None, issued: float
 ) -> Interval | None:
-    """From the first device that could begin to the last that had ended; a fragment may have no inputs."""
+    """From the first device that could begin, once it was issued, to the last that had ended.
+
+    A fragment may have no inputs.  The stamps of an idle device run at once, before the call is issued.
+    """
     if not ended:
         return None
-    begin = min((max(e.begin_s for e in of) for of in begun.values()), default=0.0) if begun else earliest
-    return begin, _latest(ended)
+    begin = min((max(e.begin_s for e in of) for of in begun.values()), default=0.0) if begun else 0.0
+    return max(begin, issued), _latest(ended)
 
 
 def _latest(stamps: Mapping[int, list[Execution]]) -> float:

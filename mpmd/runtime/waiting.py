@@ -2,7 +2,7 @@
 
 A thread that looks at an array every 0.3 ms takes the core from a fragment each time: where all cores are
 busy, an eighth of its time.  A native wait takes nothing, but Python handles no signal in its main thread
-meanwhile.  So a thread of its own makes each wait, which costs 30 us.
+meanwhile.  So a thread of its own makes each wait, which costs 30 us; other threads wait natively themselves.
 """
 
 from __future__ import annotations
@@ -55,17 +55,29 @@ def wait_for(array: Any, check: Callable[[], None] = lambda: None) -> None:
     """
     if is_finished(array):
         return
+    lock = _begun()
+    _thread.start_new_thread(_wait, (array, lock))  # of `threading`, one costs three times as much
+    while not lock.acquire(timeout=_CHECK_S):
+        check()
+
+
+def wait_natively(array: Any) -> None:
+    """Waits until an array is finished, in this thread: not for the main one, which must handle signals."""
+    if not is_finished(array):
+        _wait(array, _begun())
+
+
+def _begun() -> threading.Lock:
+    """The lock of a native wait that begins: it is released when the wait ends."""
     lock = threading.Lock()
     lock.acquire()
     _waiting.add(lock)
+    return lock
 
-    def wait() -> None:
-        try:
-            failure_of(array)
-        finally:
-            _waiting.discard(lock)
-            lock.release()
 
-    _thread.start_new_thread(wait, ())  # of `threading`, one costs three times as much
-    while not lock.acquire(timeout=_CHECK_S):
-        check()
+def _wait(array: Any, lock: threading.Lock) -> None:
+    try:
+        failure_of(array)
+    finally:
+        _waiting.discard(lock)
+        lock.release()

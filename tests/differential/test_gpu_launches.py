@@ -33,7 +33,7 @@ def test_models_step_as_with_jit(name):
 
     arguments = [np.asarray(a) for a in (*leaves, *batch)]
     fragment = fragment_of(step, *arguments, donated=tuple(range(count)))
-    program = prepare_fragment(fragment, GpuTarget(), poison=True).program
+    program = prepare_fragment(fragment, GpuTarget()).program
     assert isinstance(program, LaunchProgram)
     wanted = jax.jit(step)(*arguments)
     for got, want in zip(run_program(program, fragment, arguments), wanted, strict=True):

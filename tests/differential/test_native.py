@@ -20,7 +20,7 @@ from tests.support.models import MODELS
 from tests.support.sharded_layers import CASES, two_layers
 from tests.support.sharded_models import MESHES, SHARDED_MODELS, STAGES, UNLIKE, pipelined_on, shardings
 
-pytestmark = pytest.mark.usefixtures("plain_xla", "poison")
+pytestmark = pytest.mark.usefixtures("plain_xla")
 
 ALL = MODELS | FLAX_MODELS
 QUICK = ("uneven", "scanned_layers", "half_precision")

@@ -24,6 +24,17 @@ def test_every_other_process_names_the_one_that_failed():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["unsent", "interrupt"])
+def test_a_step_that_cannot_go_on_is_an_error_in_every_process_at_once(kind):
+    """Of the last four messages of a step one is not sent; or it is interrupted.  None waits for a limit."""
+    program = ["-m", "tests.support.fault_campaign", "10", "--kinds", kind]
+    done = output([sys.executable, "-W", "ignore", *program], 100)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["faults"] == 10 and found["wrong"] == [] and 0 < found["detect_s"] < 4
+
+
+@pytest.mark.slow
 def test_the_first_line_that_differs_is_named(tmp_path):
     code, found = launch(2, PROGRAM, "program", "1", "0", str(tmp_path / "time"))
     assert code == 1 and len(found) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -45,6 +46,16 @@ def test_a_checkpoint_goes_on_in_other_processes_and_stages(tmp_path):
     assert {process for process, *_ in pieces} == {0, 1}
     boxes = [(leaf, str(box)) for _, leaf, box, *_ in pieces]
     assert len(set(boxes)) == len(boxes)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux only")
+def test_no_more_memory_than_the_share_of_a_process_is_taken_to_create_it():
+    """Random numbers have no temporaries, so that 16 MiB take no more beside them; compiling takes some."""
+    done = output([sys.executable, "-m", "tests.support.initial_peak"])
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["share"] == 128 and 100 < found["peak"] < 128 + 28
 
 
 @pytest.mark.slow

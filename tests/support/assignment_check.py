@@ -6,7 +6,7 @@ from itertools import combinations
 
 from mpmd.compile.analysis.dataflow import HloValue
 from mpmd.compile.analysis.in_place import overwritten_pairs
-from mpmd.compile.analysis.liveness import LiveRange, done_of, is_start
+from mpmd.compile.analysis.liveness import LiveRange
 from mpmd.compile.buffers.assignment import BufferAssignment
 from mpmd.compile.buffers.ranges import Occupancy
 from mpmd.compile.buffers.sharing import MayShare
@@ -17,8 +17,7 @@ def check_assignment(assignment: BufferAssignment, may_share: MayShare) -> None:
     """Compare all pairs of values; slow, and for tests.
 
     Two values may touch at one instant: where an operation may write its result over an operand, or where a
-    loop or a branch forwards a value.  The result of an asynchronous start may touch its operand until the
-    done.
+    loop or a branch forwards a value.
 
     Args:
         assignment: the assignment to check.
@@ -60,6 +59,5 @@ def _may_touch_at(a: HloValue, b: HloValue, occupancy: Occupancy, may_share: May
         if operand.shape.is_array and occupancy.dataflow.value_at(operand) is before:
             result = results.index(after.index)
             if (number, after.index) in pairs or may_share(instruction, number, result):
-                ended = done_of(instruction) if is_start(instruction) else instruction
-                return LiveRange(occupancy.first(after), occupancy.instants[ended])
+                return LiveRange(occupancy.first(after), occupancy.instants[instruction])
     return None

@@ -35,17 +35,22 @@ import mpmd
 from benchmarks.sleeping import OUT_OF_MEMORY, sleep
 from mpmd import jax_compat
 from mpmd.runtime.channels import remote
+from mpmd.runtime.channels.links import Links
+from mpmd.runtime.instructions import Send
 from mpmd.runtime.processes.world import world
 from mpmd.tools.joined import HEARTBEAT_SECONDS
 from tests.support.models import chain, dense, dense_params, regression_batch
 
 STEPS, MICROBATCHES = 4, 4
 POLL_SECONDS, WORLD_POLLS, STOPPED_SECONDS = 0.02, 3000, 5.0
-IN_A_FRAGMENT = ("kill", "stop", "fragment")
+INTERRUPTED_SECONDS = 0.5
+"""How long a fragment goes on after an interrupt, so that it is noticed within the step."""
+IN_A_FRAGMENT = ("kill", "stop", "fragment", "interrupt")
 INJECTED = {
     "fragment": "the fault of a fragment",
     "memory": "injected: the device has no memory",
     "script": "the fault of a script",
+    "unsent": "the fault of a message",
 }
 SAYS = {
     "kill": ("has ended, or does not answer",),
@@ -53,6 +58,8 @@ SAYS = {
     "fragment": ("failed in step {step}:",),
     "memory": ("failed in step {step}:",),
     "script": ("ended with ValueError: the fault of a script",),
+    "unsent": ("failed in step {step}:",),
+    "interrupt": ("failed in step {step}:",),
     "exit": ("has ended, and another process waits for it",),
     "program": ("runs another program than process",),
     "epoch": ("began step {next} of program 0", "began step {step} of program 0"),
@@ -63,7 +70,10 @@ SAYS = {
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What happens: the kind, in which of how many processes, in which step and microbatch."""
+    """What happens: the kind, in which of how many processes, in which step and microbatch.
+
+    Of messages that are not sent, microbatch 0 is the last one of a step.
+    """
 
     kind: str
     processes: int
@@ -108,7 +118,8 @@ def train(fault: Fault, happen: Callable[[], None]) -> None:
     def check(x: Any) -> Any:
         now["calls"] += 1
         if fault.kind in IN_A_FRAGMENT and here and now["step"] == fault.step:
-            if now["calls"] > fault.microbatch:
+            late = now["calls"] - fault.microbatch
+            if late == 1 or (late > 1 and fault.kind != "interrupt"):  # one interrupt is handled at a time
                 happen()
         return np.asarray(x)
 
@@ -134,8 +145,14 @@ def train(fault: Fault, happen: Callable[[], None]) -> None:
     params = {f"s{s}": {**dense_params(s), "pause": np.float32(0)} for s in range(fault.processes)}
     if fault.kind == "program":
         happen()
+    if fault.kind == "interrupt":  # a shell ignores it in what runs in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if fault.kind == "epoch" and here:
         remote.itertools = SkippedNumber(fault.step, happen)
+    if fault.kind == "unsent" and here:
+        own = jitted.lower(params, *regression_batch()).program.part(fault.process)
+        sends = [op for stream in own.streams for op in stream.instructions if isinstance(op, Send)]
+        refuse_message(len(sends) * fault.step + len(sends) - fault.microbatch, happen)
     for number in range(STEPS):
         now.update(step=number, calls=0)
         if here and number == fault.step:
@@ -154,6 +171,18 @@ def train(fault: Fault, happen: Callable[[], None]) -> None:
     mpmd.fetch(params)
 
 
+def refuse_message(position: int, happen: Callable[[], None]) -> None:
+    """Calls `happen` in place of offering the message of this process at a position, counted from 1."""
+    offer, positions = Links.offer, itertools.count(1)
+
+    def refusing(links: Links, number: int, arrays: Any) -> None:
+        if next(positions) == position:
+            happen()
+        offer(links, number, arrays)
+
+    Links.offer = refusing  # type: ignore[method-assign]
+
+
 def happening(fault: Fault, folder: Path, coordinator: int) -> Callable[[], None]:
     """The fault itself; writes when it happened."""
 
@@ -163,12 +192,15 @@ def happening(fault: Fault, folder: Path, coordinator: int) -> Callable[[], None
             os.kill(os.getpid(), signal.SIGKILL)
         elif fault.kind == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
+        elif fault.kind == "interrupt":
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(INTERRUPTED_SECONDS)
         elif fault.kind == "exit":
             sys.exit(0)
         elif fault.kind == "coordinator":
             os.kill(coordinator, signal.SIGKILL)
-        elif fault.kind in ("fragment", "script"):
-            raise ValueError(f"the fault of a {fault.kind}")
+        elif fault.kind in ("fragment", "script", "unsent"):
+            raise ValueError(INJECTED[fault.kind])
 
     return happen
 

@@ -16,7 +16,7 @@ from mpmd.compile.backends.native_gpu.launches import LaunchProgram
 from mpmd.compile.backends.native_gpu.loading import LoadedGpuProgram
 from mpmd.compile.backends.native_gpu.target import GpuCode, gpu_code
 from mpmd.compile.fragment import FragmentModule
-from mpmd.compile.thunks.poison import POISON
+from tests.support.poison import POISON
 from tests.support.simulated_gpu import STREAM, StandInCompiler, StandInGpu
 
 

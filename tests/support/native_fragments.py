@@ -21,6 +21,7 @@ from mpmd.compile.options import CompileOptions
 from mpmd.compile.thunks.check import check_thunks
 from mpmd.compile.thunks.emission import KernelPlans
 from tests.support.assignment_check import check_assignment
+from tests.support.poison import poison as poisoning
 from tests.support.program_instance import ProgramInstance
 
 POISON = 0xA5
@@ -50,7 +51,8 @@ def compiled(
 ) -> Compilation:
     """A fragment compiled for this machine; with poison it overwrites memory as soon as it is free."""
     options = CompileOptions(attention_stitching=attention, pass_options=passes)
-    return prepare_fragment(fragment, NativeCpu(), options, poison=poison).compiled()
+    with poisoning(poison):
+        return prepare_fragment(fragment, NativeCpu(), options).compiled()
 
 
 def check_memory(made: Compilation) -> None:

@@ -18,6 +18,7 @@ from mpmd.compile.hlo import HloModule
 from mpmd.compile.llvm import engine
 from mpmd.compile.schedule import exchange
 from tests.support import native_fragments
+from tests.support.poison import poison as poisoning
 
 
 def fragment_of_module(module: HloModule, donated: tuple[int, ...] = ()) -> FragmentModule:
@@ -32,8 +33,8 @@ def compile_module(
 ) -> tuple[FragmentModule, Compilation]:
     """A module compiled for this machine; the passes work on a copy."""
     fragment = fragment_of_module(module, donated)
-    prepared = prepare_fragment(fragment, NativeCpu(), module=module.clone(), poison=poison)
-    return fragment, prepared.compiled()
+    with poisoning(poison):
+        return fragment, prepare_fragment(fragment, NativeCpu(), module=module.clone()).compiled()
 
 
 def run_module(

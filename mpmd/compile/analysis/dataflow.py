@@ -74,12 +74,6 @@ FORWARDING = frozenset(
         "opt-barrier",
         "domain",
         "add-dependency",
-        "copy-done",
-        "async-done",
-        "async-update",
-        "all-reduce-done",
-        "all-gather-done",
-        "collective-permute-done",
         "call",
     ]
 )
@@ -89,8 +83,9 @@ FORWARDING = frozenset(
 class Dataflow:
     """Values of all instructions that run as part of the program.
 
-    Requires that each computation has one caller (see `CallGraph.is_flat`) for exact answers; values that
-    reach a computation from several callers are joined by a phi.
+    Requires that each computation has one caller (see `CallGraph.is_flat`) for exact answers, and that no
+    operation is asynchronous (`hlo-async-expander`); values that reach a computation from several callers are
+    joined by a phi.
     """
 
     def __init__(self, module: HloModule) -> None:
@@ -287,62 +282,12 @@ def _from_callee(instruction: HloInstruction, index: ShapeIndex) -> Position | N
     return instruction.to_apply.root, index
 
 
-def _second_element(instruction: HloInstruction, index: ShapeIndex) -> Position | None:
-    return instruction.operands[0], (1, *index)
-
-
-def _first_element(instruction: HloInstruction, index: ShapeIndex) -> Position | None:
-    return instruction.operands[0], (0, *index)
-
-
-def _async_start(instruction: HloInstruction, index: ShapeIndex) -> Position | None:
-    """Operands at 0, the result of the computation at 1, contexts of its own after."""
-    if index[0] == 0:
-        return instruction.operands[index[1]], index[2:]
-    return (instruction.to_apply.root, index[1:]) if index[0] == 1 else None
-
-
-def _collective_start(instruction: HloInstruction, index: ShapeIndex) -> Position | None:
-    """Operands at 0, the result at 1."""
-    if index[:1] != (0,):
-        return None
-    rest = index[1:]
-    return (instruction.operands[rest[0]], rest[1:]) if rest else (instruction.operands[0], ())
-
-
-def _copy_start(instruction: HloInstruction, index: ShapeIndex) -> Position | None:
-    """The copy at 0, the source at 1, a context at 2."""
-    return (instruction.operands[0], ()) if index == (1,) else None
-
-
-def _send(instruction: HloInstruction, index: ShapeIndex) -> Position | None:
-    """The data at 0, a context and a token after."""
-    return (instruction.operands[0], index[1:]) if index[0] == 0 else None
-
-
-def _recv_done(instruction: HloInstruction, index: ShapeIndex) -> Position | None:
-    """The data at 0, a token at 1."""
-    return (instruction.operands[0], index) if index[:1] == (0,) else None
-
-
 _FORWARD: dict[str, Forward] = {
     "add-dependency": _same_place,
-    "all-gather-done": _second_element,
-    "all-gather-start": _collective_start,
-    "all-reduce-done": _same_place,
-    "async-done": _second_element,
-    "async-start": _async_start,
-    "async-update": _same_place,
     "bitcast": _same_place,
     "call": _from_callee,
-    "collective-permute-done": _second_element,
-    "collective-permute-start": _collective_start,
-    "copy-done": _first_element,
-    "copy-start": _copy_start,
     "domain": _same_place,
     "get-tuple-element": _from_element,
     "opt-barrier": _same_place,
-    "recv-done": _recv_done,
-    "send": _send,
     "tuple": _from_tuple,
 }

@@ -51,7 +51,7 @@ class LogicalTime:
         first = self.length
         order = list(computation) if computation.module.is_scheduled else computation.post_order()
         for instruction in order:
-            if instruction.opcode in ("call", "while", "conditional", "async-start"):
+            if instruction.opcode in ("call", "while", "conditional"):
                 for callee in instruction.called:
                     self._visit(callee)
                     if instruction.opcode == "conditional":
@@ -59,33 +59,6 @@ class LogicalTime:
             self.instants[instruction] = self.length
             self.length += 1
         self.spans[computation] = LiveRange(first, self.length)
-
-
-STARTS = frozenset(
-    [
-        "all-gather-start",
-        "all-reduce-start",
-        "async-start",
-        "collective-permute-start",
-        "copy-start",
-        "recv",
-        "send",
-    ]
-)
-"""Opcodes of asynchronous starts; their `-done` ends them."""
-
-
-def is_start(instruction: HloInstruction) -> bool:
-    """Whether an instruction is an asynchronous start."""
-    return instruction.opcode in STARTS
-
-
-def done_of(start: HloInstruction) -> HloInstruction:
-    """The done instruction of an asynchronous start."""
-    done = start
-    while not done.opcode.endswith("-done"):
-        done = next(iter(done.users))
-    return done
 
 
 class Liveness:
@@ -121,13 +94,9 @@ class Liveness:
         """
         time = self.time
         for use in value.uses:
-            # an asynchronous operation reads its operands until it is done
-            reader = done_of(use.instruction) if is_start(use.instruction) else use.instruction
-            yield use.instruction, time.instants[reader]
+            yield use.instruction, time.instants[use.instruction]
         for instruction, _ in value.positions:
             computation = instruction.parent
-            if instruction.opcode.endswith("-done"):  # until then others may write it
-                yield instruction, time.instants[instruction]
             condition = any(
                 c.opcode == "while" and c.while_condition is computation for c in computation.callers
             )
@@ -144,8 +113,6 @@ class Liveness:
         if user.opcode == "conditional":
             taken = [c for c, o in zip(user.called, user.operands[1:]) if o is instruction]
             return max((spans[c].start for c in taken), default=instants[user])
-        if user.opcode == "async-start":
-            return instants[done_of(user)]
         return -1
 
     def _aliased(self, value: HloValue) -> bool:

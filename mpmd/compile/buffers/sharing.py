@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from mpmd.compile.analysis.dataflow import Dataflow, HloValue
 from mpmd.compile.analysis.in_place import overwritten_pairs
-from mpmd.compile.analysis.liveness import LiveRange, done_of, is_start
+from mpmd.compile.analysis.liveness import LiveRange
 from mpmd.compile.buffers.ranges import Occupancy, loop_of
 from mpmd.compile.hlo.instruction import HloInstruction
 
@@ -155,24 +155,15 @@ class Sharing:
                 if not operand.shape.is_array:
                     continue
                 source = self.dataflow.value_at(operand)
-                begins = instants[instruction]
-                ends = instants[done_of(instruction)] if is_start(instruction) else begins
-                if self.occupancy.last(source) != ends or not self._is_read_once(instruction, number):
-                    continue
-                if ends > begins and not _has_one_reader(source):
+                now = instants[instruction]
+                if self.occupancy.last(source) != now or not self._is_read_once(instruction, number):
                     continue
                 for result, index in enumerate(leaves):
                     value = self.dataflow.value_at(instruction, index)
                     if value.instruction is not instruction or value.byte_size != source.byte_size:
                         continue
                     if may_share(instruction, number, result):
-                        yield CoalescingCandidate(source, value, LiveRange(begins, ends))
-
-
-def _has_one_reader(value: HloValue) -> bool:
-    """Whether one instruction reads a value, and no loop or branch takes it."""
-    users = [u for instruction, _ in value.positions for u in instruction.users]
-    return len(value.uses) == 1 and not any(u.opcode in ("while", "conditional", "call") for u in users)
+                        yield CoalescingCandidate(source, value, _at(now))
 
 
 def _at(instant: int) -> LiveRange:

@@ -1,14 +1,16 @@
 """Shapes of values: arrays, tuples of shapes, tokens.
 
-Shapes are interned: equal shapes are one object, so `is` compares them and hashing is free.  The tables
-refer to them weakly, so that shapes of programs that are gone do not collect.  Two shapes that differ only in
-layout are different objects with the same `logical` shape.
+Shapes are interned: equal shapes are one object, so `is` compares them and hashing is free.  The table
+refers to them weakly, so that shapes of programs that are gone do not collect.  Fragments are compiled by
+several threads, and `setdefault` of a weak dictionary is not atomic: a lock is held while a shape is added.
+Two shapes that differ only in layout are different objects with the same `logical` shape.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
@@ -25,6 +27,8 @@ ShapeIndex = tuple[int, ...]
 
 _ARRAY = re.compile(r"([a-z][a-z0-9]*)\[([^\]]*)\](?:\{([^{}]*)\})?")
 _SCALAR_LAYOUT = Layout(())
+_ADDING = threading.RLock()
+"""Held while a shape is added, and with it its logical shape."""
 
 
 class Shape:
@@ -67,10 +71,25 @@ class Shape:
         """
         if not dims and layout is None and dtype in DTYPES:
             layout = _SCALAR_LAYOUT
-        key = (dtype, dims, layout, elements, dynamic)
+        key = dtype, dims, layout, elements, dynamic
         found = cls._pool.get(key)
         if found is not None:
             return found
+        with _ADDING:
+            found = cls._pool.get(key)  # another thread may have added it meanwhile
+            if found is None:
+                found = cls._pool[key] = cls._create(*key)
+            return found
+
+    @classmethod
+    def _create(
+        cls,
+        dtype: str,
+        dims: tuple[int, ...],
+        layout: Layout | None,
+        elements: tuple[Shape, ...],
+        dynamic: tuple[bool, ...],
+    ) -> Shape:
         if dims and dtype in DTYPES:
             _check_bytes(dtype, dims)
         self = object.__new__(cls)
@@ -90,7 +109,7 @@ class Shape:
             self.logical = self
         else:
             self.logical = Shape(dtype, dims, None, (), dynamic)
-        return cls._pool.setdefault(key, self)
+        return self
 
     def __reduce__(self) -> tuple[object, ...]:
         return Shape, (self.dtype, self.dims, self.layout, self.elements, self.dynamic)

@@ -6,4 +6,5 @@
 | `types.py`, `arithmetic.py`, `indices.py`, `squares.py` | values and operations on them |
 | `builder.py`, `module.py` | functions and modules as text |
 | `engine.py` | text to object files, object files to functions in this process |
+| `code_pages.py` | LLVM's own code, unmapped when nothing is compiled |
 """

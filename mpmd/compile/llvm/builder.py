@@ -82,7 +82,6 @@ class FunctionBuilder(IndexArithmetic):
         self._lines: list[str] = []
         self._entry: list[str] = []
         self._narrow: dict[str, Value] = {}
-        self._unrounded: dict[str, Value] = {}
         self._known: dict[str, Value] = {}
         self._block = ".entry"  # a name that no argument has
         self._count = 0
@@ -142,15 +141,6 @@ class FunctionBuilder(IndexArithmetic):
     def narrow_of(self, wide: Value) -> Value | None:
         """The value that this one was widened from, if that was noted."""
         return self._narrow.get(wide.text)
-
-    def record_unrounded(self, rounded: Value, value: Value) -> Value:
-        """Note what a value was rounded from; returns the rounded one."""
-        self._unrounded[rounded.text] = value
-        return rounded
-
-    def unrounded(self, rounded: Value) -> Value | None:
-        """The value that this one was rounded from, if that was noted."""
-        return self._unrounded.get(rounded.text)
 
     def load(self, pointer: Value, type_: str, index: Index = 0, *, align: int = 0) -> Value:
         """Load a scalar or vector whose first element is element `index` of the array at `pointer`."""

@@ -40,18 +40,12 @@ class PrefetchDistances:
     """How long before its use memory is prefetched: longer than the cache or memory that has it takes.
 
     Attributes:
-        near_bytes: bytes of rows at computed places between a prefetch from the last cache, and the use.
-        far_bytes: the same from memory.
         result_steps: steps along K before the end of a product at which fetching its result begins.
         factor_steps: steps along K by which rows of the first factor are prefetched into L1.
-        column_steps: steps along K by which columns of a thin product are.
     """
 
-    near_bytes: int = 2 << 10
-    far_bytes: int = 12 << 10
     result_steps: int = 96
     factor_steps: int = 24
-    column_steps: int = 8
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 from mpmd.compile.analysis.dataflow import FORWARDING, Dataflow, HloValue
 from mpmd.compile.analysis.in_place import overwritten_pairs
-from mpmd.compile.analysis.liveness import is_start
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
@@ -108,23 +107,13 @@ class Heap:
             traffic = self.traffic[instruction] = HeapEffect()
             if instruction.opcode not in ("parameter", "constant"):
                 traffic.defines = [v for v in self.dataflow.defined_by(instruction) if v in self.sizes]
-            if instruction.opcode == "async-start":  # its callee computes the result, and nothing else
-                inner = instruction.to_apply.root
-                traffic.defines = list(dict.fromkeys(at(inner, index) for index, _ in inner.shape.leaves()))
-                self.sizes.update((v, v.byte_size) for v in traffic.defines)
             if instruction.opcode in ("while", "conditional", "call"):
                 traffic.callees = tuple(dict.fromkeys(instruction.called))
-            if instruction.opcode.endswith("-done"):
-                operands = list(_start_of(instruction).operands)  # read until they have arrived
-                if instruction.opcode == "all-reduce-done":  # unless sums are computed in their place
-                    operands = [o for o in operands if len(o.users) > 1]
-            elif instruction.opcode in FORWARDING and instruction.opcode != "call":
+            if instruction.opcode in FORWARDING and instruction.opcode != "call":
                 continue
-            else:
-                operands = list(instruction.operands)
             read = [
                 (number, index, at(operand, index))
-                for number, operand in enumerate(operands)
+                for number, operand in enumerate(instruction.operands)
                 for index, _ in operand.shape.leaves()
             ]
             traffic.reads = list(dict.fromkeys(v for _, _, v in read if v in self.sizes))
@@ -211,14 +200,6 @@ def peak_of(module: HloModule) -> int:
     for computation in heap.computations:
         heap.settle(computation, list(computation))
     return heap.inside[module.entry]
-
-
-def _start_of(done: HloInstruction) -> HloInstruction:
-    """The start of an asynchronous done."""
-    start = done
-    while not is_start(start):
-        start = start.operands[0]
-    return start
 
 
 def may_take(instruction: HloInstruction, operand: int, index: tuple[int, ...], value: HloValue) -> bool:

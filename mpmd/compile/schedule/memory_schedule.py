@@ -31,7 +31,7 @@ class MemorySchedule(Pass):
     Callees come first.  Each scheduler orders the computation, the simulated heap gives the peak of each
     order, and the one with the lowest peak is taken; `exchange` then searches near it.
 
-    Requires: nothing.
+    Requires: nothing; of asynchronous operations the bytes are not known exactly.
     Ensures: the module is scheduled, and operands come before users.
     Cost: n log n for each scheduler; the exchange a bounded number of simulations.
     Source: XLA's memory schedulers, of which it also takes the best.

@@ -20,7 +20,6 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.shape import ShapeIndex
 from mpmd.compile.kernels.sharing import may_share
-from mpmd.compile.thunks.poison import is_poison
 from mpmd.compile.thunks.thunk import (
     AttentionThunk,
     CollectiveThunk,
@@ -223,9 +222,9 @@ class _ThunkCheck:
             instruction = named.get(thunk.name)
             if isinstance(thunk, CopyThunk):
                 self._copy(thunk)
-            elif is_poison(thunk):
+            elif instruction is None and not thunk.reads:  # what it writes over is lost
                 for place in thunk.writes:
-                    self.memory.write(place, None)
+                    self._write(thunk, place, None)
             elif instruction is None:
                 self._report(thunk, f"no instruction of {computation.name} has this name")
             elif isinstance(thunk, WhileThunk):
@@ -246,7 +245,7 @@ class _ThunkCheck:
             names = ", ".join(sorted(_text(n) for n in found))
             self._report(thunk, f"{when}{place} should hold {_text(name)}, and holds {names}")
 
-    def _write(self, thunk: Thunk, place: Slice, name: Name) -> None:
+    def _write(self, thunk: Thunk, place: Slice, name: Name | None) -> None:
         allocation = self.allocations[place.allocation]
         if place.allocation in self.closed:
             self._report(thunk, f"writes to {allocation}")

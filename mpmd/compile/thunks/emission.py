@@ -20,7 +20,6 @@ from mpmd.compile.kernels.planning.kernels import PlannedKernel, plan_instructio
 from mpmd.compile.kernels.planning.trace import NoPlan
 from mpmd.compile.kernels.planning.updates import UpdatePlan
 from mpmd.compile.kernels.sharing import may_share
-from mpmd.compile.thunks.poison import Poison
 from mpmd.compile.thunks.thunk import (
     AttentionThunk,
     CollectiveThunk,
@@ -136,12 +135,10 @@ class Emitter:
     Args:
         assignment: the slices of values.
         plans: the kernels.
-        poison: overwrite free memory, for tests.
     """
 
-    def __init__(self, assignment: BufferAssignment, plans: KernelPlans, *, poison: bool = False) -> None:
+    def __init__(self, assignment: BufferAssignment, plans: KernelPlans) -> None:
         self.assignment = assignment
-        self.poison = Poison(assignment) if poison else None
         self.plans = plans
         self.dataflow = assignment.occupancy.dataflow
 
@@ -155,23 +152,17 @@ class Emitter:
 
     def sequence(self, computation: HloComputation) -> list[Thunk]:
         """The thunks of one computation, in the order of its schedule."""
-        thunks: list[Thunk] = []
-        since = self.assignment.occupancy.liveness.time.spans[computation].start - 1
-        for instruction in computation:
-            if instruction.opcode in SILENT:
-                continue
-            if instruction.opcode == "while":
-                thunks += self._while(instruction)
-            elif instruction.opcode == "conditional":
-                thunks.append(self._conditional(instruction))
-            elif is_device_number(instruction):
-                thunks.append(DeviceThunk(instruction.name, self.assignment.at(instruction)))
-            else:
-                thunks += self._kernel(instruction)
-            if self.poison is not None:
-                thunks += self.poison.after(instruction, since)
-                since = self.assignment.occupancy.instants[instruction]
-        return thunks
+        return [t for i in computation if i.opcode not in SILENT for t in self.thunks_of(i)]
+
+    def thunks_of(self, instruction: HloInstruction) -> list[Thunk]:
+        """The thunks of one instruction; a loop, or a conditional, holds those of its computations."""
+        if instruction.opcode == "while":
+            return self._while(instruction)
+        if instruction.opcode == "conditional":
+            return [self._conditional(instruction)]
+        if is_device_number(instruction):
+            return [DeviceThunk(instruction.name, self.assignment.at(instruction))]
+        return self._kernel(instruction)
 
     def _copy(self, name: str, source: Slice, target: Slice) -> list[Thunk]:
         same = (source.allocation, source.offset) == (target.allocation, target.offset)

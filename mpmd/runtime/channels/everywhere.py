@@ -42,6 +42,9 @@ def everywhere(leaves: Sequence[Any]) -> list[Any]:
     except jax_compat.JaxRuntimeError as error:
         joined.explain(error)
         raise
+    except BaseException as error:  # the others would wait for this process
+        joined.fail_here(error)
+        raise
     joined.gather("fetched", "")  # all offers were pulled: the arrays may be donated again
     return [
         leaf if new is None else jax_compat.as_key(new, leaf.dtype) if _is_key(leaf) else new

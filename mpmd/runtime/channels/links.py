@@ -31,6 +31,7 @@ class Links:
     Attributes:
         addresses: of the servers of all processes.
         begin: records a step or an exchange, see `World.begin`.
+        fail: ends the work of all processes, see `World.fail_here`.
     """
 
     def __init__(self, joined: World) -> None:
@@ -48,7 +49,7 @@ class Links:
         self.addresses = joined.gather("address", f"{host}:{port}")
         self._connections: dict[int, Any] = {}
         self._programs = itertools.count()
-        self.begin = joined.begin
+        self.begin, self.fail = joined.begin, joined.fail_here
         joined.on_failure(self.poison)
 
     def next_program(self) -> int:

@@ -103,7 +103,7 @@ class WorldDevices(MeshDevices):
         self._processes, self._links = dict(processes), links
         self._process = jax.process_index()
         self._outboxes = {
-            mesh: Outbox(mesh, links.offer)
+            mesh: Outbox(mesh, links.offer, functools.partial(links.fail, mesh=mesh))
             for mesh, of_mesh in self._processes.items()
             if self._process in of_mesh
         }
@@ -150,6 +150,16 @@ class WorldDevices(MeshDevices):
     def absent(self, type_: BufferType, weak_type: bool) -> jax.Array:
         """The array of a result that another process holds."""
         return jax_compat.absent_array(_aval(type_, weak_type), self.sharding(type_))
+
+    def check_messages(self) -> None:
+        """Raises the TransferError of a message that could not be offered to its receiver."""
+        for outbox in self._outboxes.values():
+            outbox.check()
+
+    def wait_for_messages(self, check: Callable[[], None]) -> None:
+        """Returns when all messages are offered to their receivers; see `Outbox.wait`."""
+        for outbox in self._outboxes.values():
+            outbox.wait(check)
 
     def _own_channels(self, program: Program) -> frozenset[int]:
         """The channels both of whose meshes are in this process."""

@@ -56,10 +56,7 @@ class Monitor:
         world = self._world
         while not self._ended.is_set():
             try:
-                self._write_progress()
-                self._turn += 1
-                world.beat(f"poll {self._turn}")
-                state = world.state()
+                state = self._poll()
                 self._read_beats(state)
                 cause = self._cause(state)
                 if cause is not None:
@@ -72,14 +69,28 @@ class Monitor:
                 world.fail(Failure(**json.loads(state["failure"])))
                 return
 
-    def _write_progress(self) -> None:
-        """Writes a beat whenever a step is completed, for the time of a poll: no step waits for the store."""
+    def _poll(self) -> dict[str, str]:
+        """The shared state, once this process has written that it is alive."""
+        if not self._write_progress():
+            self._turn += 1
+            self._world.beat(f"poll {self._turn}")
+        return self._world.state()
+
+    def _write_progress(self) -> bool:
+        """Writes a beat whenever a step is completed, for the time of a poll: no step waits for the store.
+
+        Returns:
+            Whether it wrote any: this process is then known to be alive.
+        """
         progress, until = self._world.progress, time.monotonic() + _POLL_SECONDS
+        written = False
         while (left := until - time.monotonic()) > 0 and not self._ended.is_set():
             if progress.wait(left):
                 progress.clear()
                 if not self._ended.is_set():
                     self._world.beat(f"step {self._world.completed}")
+                    written = True
+        return written
 
     def _read_beats(self, state: Mapping[str, str]) -> None:
         world = self._world

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from mpmd import jax_compat
-from mpmd.errors import FragmentError, SignatureError
+from mpmd.errors import FragmentError, PeerError, SignatureError
 from mpmd.runtime.channels.protocol import Stopped
 from mpmd.runtime.decode import ArrayEngine
 from mpmd.runtime.executor import Executor, RuntimeOptions
@@ -25,6 +25,12 @@ class WorldEngine(ArrayEngine, Protocol):
 
     def can_place(self, value: Any, mesh: str) -> bool:
         """Whether an argument can be placed on a mesh of this process."""
+
+    def check_messages(self) -> None:
+        """Raises the TransferError of a message that could not be offered to its receiver."""
+
+    def wait_for_messages(self, check: Callable[[], None]) -> None:
+        """Returns when all messages are offered to their receivers; `check` may raise meanwhile."""
 
 
 class Part:
@@ -73,22 +79,32 @@ class Part:
         Raises:
             PeerError: another process failed.
             FragmentError: a fragment failed here.
+            TransferError: a message to another process could not be sent.
             SignatureError: the arguments do not fit the program.
         """
-        world = self._world
+        world, begun = self._world, self._executor.steps
         world.check()
         self._refuse_absent(inputs)
         world.waits = True
         try:
             results = self._executor.run(inputs, observers=observers, one_by_one=one_by_one)
-            for result in results:
-                if result is not None:
-                    result.block_until_ready()
+            for k in self._executor.moved_results:  # the executor has looked at those of calls
+                if results[k] is not None:
+                    results[k].block_until_ready()
+            self._engine.wait_for_messages(self._stop_if_failed)
         except FragmentError as error:
             world.explain(error, error.mesh, error.position)
+            self._engine.check_messages()
             raise
         except (Stopped, jax_compat.JaxRuntimeError) as error:
             world.explain(error)
+            self._engine.check_messages()
+            raise
+        except PeerError:
+            raise
+        except BaseException as error:
+            if self._executor.steps > begun:  # the others would wait for the messages of this step
+                world.fail_here(error)
             raise
         finally:
             world.waits = False
@@ -138,6 +154,10 @@ class Part:
     def close(self) -> None:
         """Ends the threads."""
         self._executor.close()
+
+    def _stop_if_failed(self) -> None:
+        if self._world.failure is not None:
+            raise Stopped
 
     def _refuse_absent(self, inputs: Sequence[Any]) -> None:
         """Arguments are read in the process of their own mesh, which must hold them."""

@@ -248,11 +248,7 @@ class World:
             PeerError: it began in another process.
         """
         if self.failure is None:
-            lines = (str(error).strip() or type(error).__name__).splitlines()
-            report = (
-                "\n    ".join(lines) if len(lines) < 12 else "\n    ".join([*lines[:4], "[...]", *lines[-6:]])
-            )
-            text = f"failed in step {self.completed}:\n    {report}"
+            text = self._failed(error)
             order = [self.completed, position]
             found = {"process": self.index, "text": text, "mesh": mesh, "order": order}
             self.publish(f"failed/{self.index}", json.dumps(found))
@@ -261,6 +257,18 @@ class World:
             time.sleep(0.01)
         if self.failure is not None and (self.failure.process != self.index or not self.failure.known):
             raise self.error(self.failure) from error
+
+    def _failed(self, error: BaseException) -> str:
+        """Describes an error of this process to the others."""
+        lines = (str(error).strip() or type(error).__name__).splitlines()
+        shown = lines if len(lines) < 12 else [*lines[:4], "[...]", *lines[-6:]]
+        return f"failed in step {self.completed}:\n    " + "\n    ".join(shown)
+
+    def fail_here(self, error: BaseException, mesh: str = "") -> None:
+        """Ends the work of all processes: an error of this one, after which the others would wait for it."""
+        with contextlib.suppress(PeerError):  # the coordinator is lost, which ends the work as well
+            self.report(Failure(self.index, self._failed(error), mesh))
+            self.fail(Failure(**json.loads(self.state()["failure"])))
 
     def fail(self, failure: Failure) -> None:
         """Ends the work of this process: called once the cause is known."""

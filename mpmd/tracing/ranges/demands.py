@@ -12,7 +12,8 @@ import jax
 from jax.extend.core import Literal
 
 from mpmd.jax_compat import place_of, rebind, scan_counts
-from mpmd.tracing.ranges.range import Range, bytes_of, sliced
+from mpmd.tracing.ranges.random_bits import random_bits
+from mpmd.tracing.ranges.range import Range, RangeComputation, bytes_of, sliced
 from mpmd.tracing.ranges.rules import RULES
 
 Demand: TypeAlias = Range | None
@@ -126,6 +127,8 @@ class DemandedJaxpr:
             self._note(equation, demands)
         for variable in equation.invars:
             self._need(variable, None)
+        if name == "random_bits" and (bits := random_bits(equation, None)) is not None:
+            return functools.partial(_whole_bits, equation, bits)
         return functools.partial(_whole, equation)
 
     def _forwarding(self, equation: Any, demands: list[Demand]) -> Step:
@@ -218,6 +221,10 @@ def _whole(equation: Any, values: Values) -> None:
     made = rebind(equation, [values.get(v, None) for v in equation.invars])
     for variable, value in zip(equation.outvars, made, strict=True):
         values.put(variable, None, value)
+
+
+def _whole_bits(equation: Any, bits: RangeComputation, values: Values) -> None:
+    values.put(equation.outvars[0], None, bits.compute([values.get(equation.invars[0], None)]))
 
 
 class _ScanBody:

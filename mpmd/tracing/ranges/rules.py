@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from mpmd.jax_compat import rebind
-from mpmd.tracing.ranges.random_bits import leading_rows
+from mpmd.tracing.ranges.random_bits import random_bits
 from mpmd.tracing.ranges.range import Range, RangeComputation
 from mpmd.tracing.stages.part_rules import ELEMENTWISE, REDUCTIONS
 
@@ -124,7 +124,7 @@ def _of_keys(equation: Any, wanted: Range) -> RangeComputation | None:
 
 
 def _random_bits(equation: Any, wanted: Range) -> RangeComputation | None:
-    return _of_keys(equation, wanted) or leading_rows(equation, wanted)
+    return random_bits(equation, wanted) or _of_keys(equation, wanted)
 
 
 RULES: dict[str, Rule] = {

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpmd.compile.hlo.evaluator.sorting import top_k
 from mpmd.compile.hlo.evaluator.values import Rule, Value
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.errors import HloError
 from tests.support.hlo_meaning import lapack
+from tests.support.hlo_meaning.sorting import top_k
 
 if TYPE_CHECKING:
     from mpmd.compile.hlo.evaluator.engine import Evaluator

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.evaluator import Evaluator
-from mpmd.compile.hlo.evaluator.values import Value, check_value
+from mpmd.compile.hlo.evaluator.values import Array, Value, check_value
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.errors import HloError
-from tests.support.hlo_meaning import control, custom_calls, random
+from tests.support.hlo_meaning import (
+    control,
+    custom_calls,
+    indexed,
+    memory,
+    pointwise,
+    products,
+    random,
+    reductions,
+    rounding,
+    sorting,
+)
 from tests.support.hlo_meaning.collectives import GROUP_RULES, GroupRule, Rows
 
 
@@ -23,12 +35,25 @@ class Meaning(Evaluator):
         random_state: the program's counter for rng-get-and-update-state.
     """
 
-    rules = {**Evaluator.rules, **control.RULES, **random.RULES, **custom_calls.RULES}
+    rules = {
+        **Evaluator.rules,
+        **control.RULES,
+        **custom_calls.RULES,
+        **indexed.RULES,
+        **memory.RULES,
+        **pointwise.RULES,
+        **products.RULES,
+        **random.RULES,
+        **reductions.RULES,
+        **rounding.RULES,
+        **sorting.RULES,
+    }
     joint_rules: Mapping[str, GroupRule] = {**control.CONTROL_RULES, **GROUP_RULES}
 
     def __init__(self, replicas: int = 1, partitions: int = 1) -> None:
         super().__init__(replicas, partitions)
         self.random_state = 1
+        self._pointwise: dict[HloComputation, bool] = {}
         self._ticks = 0
 
     def tick(self) -> int:
@@ -82,3 +107,21 @@ class Meaning(Evaluator):
             self.device = device
             out.append(rule(instruction, row, self))
         return [np.asarray(v) if isinstance(v, np.generic) else v for v in out]
+
+    def apply(self, computation: HloComputation, arguments: Sequence[Array], dims: tuple[int, ...]) -> Any:
+        """A computation on scalars, for each element of arrays of these dims: an array or tuple of arrays."""
+        at_once = self._pointwise.get(computation)
+        if at_once is None:
+            at_once = self._pointwise[computation] = pointwise.is_pointwise(computation)
+        if at_once:
+            made = self.run(computation, arguments, checked=False)
+            return pointwise.spread(made, dims)
+        rows = [np.broadcast_to(a, dims) for a in arguments]
+        results = [self.run(computation, [np.asarray(a[index]) for a in rows]) for index in np.ndindex(*dims)]
+        shape = computation.root.shape
+        if shape.is_tuple:
+            return tuple(
+                np.array([r[i] for r in results], s.numpy_dtype).reshape(dims)
+                for i, s in enumerate(shape.elements)
+            )
+        return np.array(results, shape.numpy_dtype).reshape(dims)

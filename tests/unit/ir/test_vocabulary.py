@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from mpmd import ir
@@ -173,3 +175,19 @@ def test_infos_are_equal_whatever_the_order_of_origins() -> None:
     assert info == FragmentInfo.parse(str(info).replace('"g"(1),"f"', '"f","g"(1)'))
     assert info.origins == (ir.Origin("g", 1), ir.Origin("f"))
     assert info != FragmentInfo.parse(text.replace("2)", "3)"))
+
+
+def test_edits_of_another_thread_are_not_counted():
+    """Two steps may be compiled at once, and a pass may discard the edits that it made."""
+    ir.counting.note_edit()
+    before = ir.edits()
+
+    def of_another_thread():
+        since = ir.edits()
+        ir.counting.note_edit()
+        ir.forget_edits(since)
+        return ir.edits()
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(of_another_thread).result() == 0
+    assert ir.edits() == before

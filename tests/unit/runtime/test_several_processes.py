@@ -238,6 +238,18 @@ def test_every_step_is_made_known_by_the_thread_that_watches():
     monitor.stop()
 
 
+def test_a_poll_writes_no_beat_beside_that_of_a_step(monkeypatch):
+    monkeypatch.setattr("mpmd.runtime.processes.monitor._POLL_SECONDS", 0.01)
+    log = BeatLog()
+    world = World(log, 0, 1)
+    monitor = Monitor(world)
+    world.progress.set()
+    monitor._poll()
+    assert log.turns == ["step 0"]
+    monitor._poll()
+    assert log.turns == ["step 0", "poll 1"]
+
+
 def test_programs_that_differ_are_refused_by_all():
     assert in_two(lambda world: agree(world, "one\ntwo\n")) == [None, None]
     for page in in_two(lambda world: agree(world, f"one\ntwo {world.index}\nthree\n")):

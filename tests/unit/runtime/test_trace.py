@@ -17,6 +17,7 @@ from mpmd.runtime.clients import own_clients
 from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.graph import BufferType
 from mpmd.runtime.instructions import Recv, Run
+from mpmd.runtime.interpreter import Observer
 from mpmd.runtime.linearize import linearize
 from mpmd.runtime.trace import StepTimes, TraceRecorder, spans_of, stamped_types
 from mpmd.runtime.watchers import Sighting, WatchingRecorder, times_of
@@ -101,6 +102,30 @@ def test_messages_leave_before_the_next_call():
     assert len(runs) == 8
     assert all(s.end_s - s.start_s > 0.9 * pause_s for s in runs)
     assert min(s.start_s for s in runs if s.mesh == "m1") < max(s.start_s for s in runs if s.mesh == "m0")
+
+
+class SlowHost(Observer):
+    """Takes a while before each call."""
+
+    def __init__(self):
+        self.times = {}
+
+    def calling(self, call, frame):
+        time.sleep(0.01)
+        self.times[call.mesh, call.at] = time.perf_counter()
+
+
+def test_a_call_begins_once_it_is_issued():
+    """An idle device writes the stamp of the inputs at once."""
+    graph = one_f_one_b(2, 2)
+    program, place = linearize(graph), devices(2)
+    executables, host = compiled(program), SlowHost()
+    recorder, _ = recorders(program, executables, place)
+    with Executor(program, executables, place) as executor, recorder:
+        executor.run(random_inputs(graph), observers=[recorder, host])
+    runs = {(s.mesh, s.at): s.start_s for s in recorder.spans if s.kind == "run"}
+    assert runs.keys() == host.times.keys()
+    assert all(start >= host.times[call] for call, start in runs.items())
 
 
 @pytest.mark.parametrize("count", [1, 2])

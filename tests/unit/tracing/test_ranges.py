@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.random import threefry2x32_p
 
 from mpmd.tracing.ranges.demands import DemandedJaxpr
 from mpmd.tracing.ranges.range import Range
@@ -75,6 +76,65 @@ def test_a_range_of_every_result_is_that_of_the_whole(start, stop):
         close = TOLERANCE.get(str(want.dtype), 0)
         np.testing.assert_allclose(np.float64(got), np.float64(want), close, close, err_msg=path)
     assert {note.primitive for note in demanded.whole} == {"sort"}
+
+
+def bits_of(key_count, shape, dtype, demand):
+    """Random bits as `DemandedJaxpr` computes them, and the whole of them as JAX does."""
+
+    def bits(key):
+        keys = jax.random.split(key, key_count)
+        return (
+            jax.vmap(lambda k: jax.random.bits(k, shape, dtype))(keys)
+            if key_count > 1
+            else (jax.random.bits(key, shape, dtype))
+        )
+
+    key = jax.random.key(5)
+    demanded = DemandedJaxpr(jax.make_jaxpr(bits)(key).jaxpr, [[demand]])
+    return demanded.run([], [{None: key}])[0][demand], bits(key)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("key_count", "shape", "dtype", "demand"),
+    [
+        (1, (5, 3), "uint32", None),
+        (1, (), "uint32", None),
+        (1, (7, 2, 3), "uint16", Range(0, 2, 5)),
+        (4, (3, 2), "uint8", None),
+        (4, (), "uint32", Range(0, 1, 3)),
+        (4, (6, 2), "uint32", Range(0, 3, 4)),
+        (4, (6, 2), "uint32", Range(1, 3, 5)),
+        (1, (3, 4), "uint32", Range(1, 0, 2)),
+    ],
+)
+def test_random_bits_are_those_of_jax(key_count, shape, dtype, demand):
+    got, want = bits_of(key_count, shape, dtype, demand)
+    if demand is not None:
+        want = jax.lax.slice_in_dim(want, demand.start, demand.stop, axis=demand.dim)
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.slow
+def test_the_position_of_random_bits_has_64_bits():
+    rows, row = 1 << 21, 1 << 13
+    closed = jax.make_jaxpr(lambda key: jax.random.bits(key, (rows, row)))(jax.random.key(5))
+    demand = Range(0, rows - 1, rows)
+    got = DemandedJaxpr(closed.jaxpr, [[demand]]).run([], [{None: jax.random.key(5)}])[0][demand]
+    position = np.uint64(rows - 1) * np.uint64(row) + np.arange(row, dtype=np.uint64)
+    halves = (position >> np.uint64(32)).astype(np.uint32), position.astype(np.uint32)
+    first, second = threefry2x32_p.bind(*jax.random.key_data(jax.random.key(5)), *halves)
+    np.testing.assert_array_equal(got[0], first ^ second)
+
+
+@pytest.mark.optimized
+def test_random_numbers_are_computed_without_temporaries():
+    key = jax.random.key(5)
+    closed = jax.make_jaxpr(lambda key: jax.random.bits(key, (64, 4096)) >> 8)(key)
+    demanded = DemandedJaxpr(closed.jaxpr, [[None]])
+    compiled = jax.jit(lambda key: demanded.run([], [{None: key}])[0][None]).lower(key).compile()
+    np.testing.assert_array_equal(compiled(key), jax.random.bits(key, (64, 4096)) >> 8)
+    assert compiled.memory_analysis().temp_size_in_bytes < 64 * 4096
 
 
 def test_what_is_not_wanted_is_not_computed():

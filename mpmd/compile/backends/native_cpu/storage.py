@@ -100,34 +100,6 @@ def store(
         f.masked_store(raw, pointer, mask, index)
 
 
-def store_pair(
-    f: FunctionBuilder,
-    low: Value,
-    high: Value,
-    pointer: Value,
-    index: Index,
-    *,
-    streams: bool = False,
-) -> None:
-    """Store two vectors of floats as bf16, rounded by one instruction (AVX-512).
-
-    Args:
-        f: where the code goes.
-        low: the first elements.
-        high: the elements that follow them.
-        pointer: start of an array.
-        index: number of the first element.
-        streams: see `FunctionBuilder.store`.
-    """
-    lanes = lanes_of(low.type)
-    both = vector("bfloat", 2 * lanes)
-    name = f"llvm.x86.avx512bf16.cvtne2ps2bf16.{f.target.vector_bytes * 8}"
-    raw = f.cast("bitcast", f.intrinsic(name, both, high, low), with_element(both, "i16"))
-    if streams:
-        raw = f.sealed(raw)
-    f.store(raw, pointer, index, streams=streams)
-
-
 def widen(f: FunctionBuilder, raw: Value, dtype: str) -> Value:
     """Elements as loaded from memory, as register values."""
     if dtype == "pred":
@@ -175,9 +147,6 @@ def _bf16_bits(f: FunctionBuilder, value: Value) -> Value:
 
 def round_to(f: FunctionBuilder, value: Value, dtype: str) -> Value:
     """A register value rounded to what `dtype` can hold, still in the register type."""
-    if dtype == "bf16" and f.target.bf16_dot and lanes_of(value.type) == f.target.lanes():
-        raw = narrow(f, value, dtype)
-        return f.record_unrounded(f.record_narrow(_upper_halves(f, raw), raw), value)
     if dtype in ("bf16", "f16") and element_of(value.type) == "float":
         return widen(f, narrow(f, value, dtype), dtype)
     return value

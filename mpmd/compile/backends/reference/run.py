@@ -17,7 +17,6 @@ from mpmd.compile.kernels.evaluate_products import evaluate_attention, evaluate_
 from mpmd.compile.kernels.nodes import Operand
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
 from mpmd.compile.kernels.planning.collectives import CollectiveArray
-from mpmd.compile.thunks.poison import POISON
 from mpmd.compile.thunks.thunk import (
     AttentionThunk,
     CollectiveThunk,
@@ -31,6 +30,9 @@ from mpmd.compile.thunks.thunk import (
 )
 from mpmd.errors import CompileError
 
+_UNWRITTEN = 0xFF
+"""In every byte: NaN in all floating-point types, -1 in integers."""
+
 
 class Memory:
     """The buffers of one device, one array of bytes per allocation; they begin as NaN or -1.
@@ -40,7 +42,7 @@ class Memory:
     """
 
     def __init__(self, allocations: Sequence[Allocation]) -> None:
-        self.buffers = [np.full(a.size, POISON, np.uint8) for a in allocations]
+        self.buffers = [np.full(a.size, _UNWRITTEN, np.uint8) for a in allocations]
 
     def bytes_at(self, place: Slice) -> np.ndarray:
         """The bytes of a slice, as they are in the buffer."""

@@ -1,7 +1,7 @@
 """The semantics of opcodes on values known at compile time, in NumPy: slow and simple.
 
-Those of control flow, collectives, random numbers and libraries are in the tests, which also use it as
-the oracle.
+Only of those that are still in programs when constants are folded, and that constants come from: elementwise
+operations, conversions, movement.  The tests have the others, for their oracle.
 """
 
 from mpmd.compile.hlo.evaluator.engine import Evaluator, is_evaluable

@@ -1,9 +1,9 @@
-"""Semantics of changes of the element type: convert, bitcast-convert, reduce-precision."""
+"""Semantics of changes of the element type: convert, bitcast-convert."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,13 +11,9 @@ from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.hlo.evaluator.values import Array, Rule, Value, narrow, widen
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.literals import integer_range
-from mpmd.errors import HloError
 
 if TYPE_CHECKING:
     from mpmd.compile.hlo.evaluator.engine import Evaluator
-
-_LAYOUT = {"bf16": (8, 7), "f16": (5, 10), "f32": (8, 23), "f64": (11, 52)}
-"""Exponent and mantissa bits of the IEEE-like types."""
 
 
 def convert(array: Array, source: str, target: str) -> Array:
@@ -56,86 +52,12 @@ def _convert(instruction: HloInstruction, operands: Sequence[Value], engine: Eva
 
 
 def _bitcast_convert(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
-    source, target = instruction.operands[0].shape, instruction.shape
-    if min(source.info.bits, target.info.bits) < 8 and source.info.bits != target.info.bits:
-        return _repack(operands[0], source.info.bits, target.info.bits, target.dtype).reshape(target.dims)
-    raw = np.ascontiguousarray(operands[0])
-    if source.info.bits == target.info.bits:
-        return raw.view(target.numpy_dtype).reshape(operands[0].shape)  # may represent many scalars
-    return raw.reshape(-1).view(target.numpy_dtype).reshape(target.dims)
-
-
-def _repack(array: Array, old: int, new: int, dtype: str) -> Array:
-    """Between sub-byte elements, least significant first, and bytes or wider."""
-    flat = array.reshape(-1)
-    if old < new:
-        parts = flat.view(np.uint8).astype(np.uint64).reshape(-1, new // old) & np.uint64((1 << old) - 1)
-        places = np.arange(new // old, dtype=np.uint64) * np.uint64(old)
-        joined = (parts << places).sum(axis=1, dtype=np.uint64)
-        return joined.astype(f"u{new // 8}").view(DTYPES[dtype].numpy)
-    wide = flat.view(f"u{old // 8}").astype(np.uint64)
-    places = np.arange(old // new, dtype=np.uint64) * np.uint64(new)
-    split = (wide[:, None] >> places) & np.uint64((1 << new) - 1)
-    if DTYPES[dtype].is_integral:
-        return narrow(split.astype(np.int64), dtype)
-    return split.astype(np.uint8).view(DTYPES[dtype].numpy)
-
-
-def reduce_precision(array: Array, dtype: str, exponent: int, mantissa: int) -> Array:
-    """Round to a float with fewer exponent and mantissa bits, kept in the old type.
-
-    To nearest, ties to even; overflow becomes infinite, underflow becomes zero; NaN stays.
-
-    Raises:
-        HloError: the element type is not a float of this kind.
-    """
-    if dtype not in _LAYOUT:
-        raise HloError(f"reduce-precision of {dtype} is not supported; it takes {', '.join(_LAYOUT)}")
-    own_exponent, own_mantissa = _LAYOUT[dtype]
-    bits = 1 + own_exponent + own_mantissa
-    unsigned = np.dtype(f"u{bits // 8}")
-    raw = np.ascontiguousarray(array).view(unsigned).reshape(array.shape).astype(np.uint64)
-    sign = raw & np.uint64(1 << (bits - 1))
-    rest = raw ^ sign
-    if mantissa < own_mantissa:
-        dropped = own_mantissa - mantissa
-        half = np.uint64((1 << (dropped - 1)) - 1)
-        last = (rest >> np.uint64(dropped)) & np.uint64(1)
-        rest = (rest + half + last) & ~np.uint64((1 << dropped) - 1)
-    if exponent < own_exponent:
-        bias = (1 << (own_exponent - 1)) - 1
-        limit = (1 << (exponent - 1)) - 1
-        field = rest >> np.uint64(own_mantissa)
-        infinite = np.uint64(((1 << own_exponent) - 1) << own_mantissa)
-        rest = np.where(field > np.uint64(bias + limit), infinite, rest)
-        rest = np.where(field <= np.uint64(bias - limit), np.uint64(0), rest)
-    made = (sign | rest).astype(unsigned).view(DTYPES[dtype].numpy).reshape(array.shape)
-    quiet = array if mantissa > 0 else np.copysign(np.array(np.inf, array.dtype), array)
-    return np.where(np.isnan(array), quiet, made)
-
-
-def _reduce_precision(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
-    exponent, mantissa = (cast(int, instruction.attributes[k]) for k in ("exponent_bits", "mantissa_bits"))
-    return reduce_precision(operands[0], instruction.shape.dtype, exponent, mantissa)
-
-
-def _stochastic_convert(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
-    """Round away from zero with the probability of the fraction: if the random bits are below it."""
-    target = instruction.shape.dtype
-    if not DTYPES[target].is_integral:
-        raise HloError(f"stochastic-convert to {target} is not supported; it takes integers")
-    values = operands[0].astype(np.float64)
-    bits = instruction.operands[1].shape.info.bits
-    whole = np.trunc(values)
-    fraction = np.floor(np.abs(values - whole) * 2.0**bits)
-    up = operands[1].astype(np.float64) < fraction
-    finite = np.isfinite(values)
-    return _float_to_integer(np.where(finite & up, whole + np.sign(values), values), target)
+    """Between types of one width; `hlo-bitcast-convert-expander` has expanded the others."""
+    raw = np.ascontiguousarray(operands[0])  # may represent many scalars
+    return raw.view(instruction.shape.numpy_dtype).reshape(operands[0].shape)
 
 
 RULES: dict[str, Rule] = {
     "bitcast-convert": _bitcast_convert,
     "convert": _convert,
-    "reduce-precision": _reduce_precision,
-    "stochastic-convert": _stochastic_convert,
 }

@@ -301,15 +301,10 @@ def _compare(instruction: HloInstruction, operands: Sequence[Value], engine: Eva
     return np.asarray(direction(widen(operands[0], dtype), widen(operands[1], dtype)))
 
 
-def _map(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
-    return engine.apply(instruction.to_apply, operands, instruction.shape.dims)
-
-
 RULES: dict[str, Rule] = {
     **dict.fromkeys([*_EXACT, *_PLAIN, *_OF_BITS, *_BINARY, *_BINARY_EXACT], _elementwise),
     **dict.fromkeys(["power", "clamp", "select"], _elementwise),
     "compare": _compare,
     "complex": _complex,
     "copy": _copy,
-    "map": _map,
 }

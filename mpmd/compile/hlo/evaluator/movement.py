@@ -9,10 +9,8 @@ import numpy as np
 
 from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.hlo.evaluator.conversion import convert
-from mpmd.compile.hlo.evaluator.values import Array, Rule, Value
+from mpmd.compile.hlo.evaluator.values import Rule, Value
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.hlo.shape import Shape
-from mpmd.errors import HloError
 
 if TYPE_CHECKING:
     from mpmd.compile.hlo.evaluator.engine import Evaluator
@@ -42,26 +40,6 @@ def _broadcast(instruction: HloInstruction, operands: Sequence[Value], engine: E
     for d, size in zip(instruction.dimensions, value.shape):
         along[d] = size
     return np.broadcast_to(value.transpose(order).reshape(along), shape.dims)
-
-
-def physical(value: Array, shape: Shape) -> Array:
-    """The elements in the order of memory."""
-    return value.transpose(tuple(reversed(shape.minor_to_major)))
-
-
-def from_physical(flat: Array, shape: Shape) -> Array:
-    """The inverse of `physical`."""
-    order = tuple(reversed(shape.minor_to_major))
-    return flat.reshape(shape.physical_dims).transpose(tuple(int(i) for i in np.argsort(order)))
-
-
-def _bitcast(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
-    """The same memory with another shape, layouts included."""
-    source, target = instruction.operands[0].shape, instruction.shape
-    if not source.is_array or not target.is_array:
-        return operands[0]
-    flat = np.ascontiguousarray(physical(operands[0], source)).reshape(-1)
-    return from_physical(flat.view(target.numpy_dtype), target)
 
 
 def _reshape(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
@@ -118,20 +96,6 @@ def _dynamic_update_slice(instruction: HloInstruction, operands: Sequence[Value]
     return value
 
 
-def _dimension_size(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
-    return np.asarray(operands[0].shape[instruction.dimensions[0]], np.int32)
-
-
-def _set_dimension_size(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
-    value, size = operands
-    if int(size) != value.shape[instruction.dimensions[0]]:
-        raise HloError(
-            f"{instruction.name}: arrays with run-time sizes are not supported: size {int(size)} of "
-            f"{value.shape}"
-        )
-    return value
-
-
 def _partition_id(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     return np.asarray(engine.device % engine.partitions, np.uint32)
 
@@ -149,20 +113,17 @@ def _element(instruction: HloInstruction, operands: Sequence[Value], engine: Eva
 
 
 RULES: dict[str, Rule] = {
-    "bitcast": _bitcast,
     "broadcast": _broadcast,
     "concatenate": _concatenate,
     "constant": _constant,
     "dynamic-slice": _dynamic_slice,
     "dynamic-update-slice": _dynamic_update_slice,
-    "get-dimension-size": _dimension_size,
     "iota": _iota,
     "pad": _pad,
     "partition-id": _partition_id,
     "replica-id": _replica_id,
     "reshape": _reshape,
     "reverse": _reverse,
-    "set-dimension-size": _set_dimension_size,
     "slice": _slice,
     "transpose": _transpose,
     "get-tuple-element": _element,

@@ -1,4 +1,4 @@
-"""Computations on scalars, applied to whole arrays at once where that is equivalent."""
+"""Reductions by one operation: its name, and the value that changes nothing."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import numpy as np
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.hlo.literals import integer_range
-from mpmd.compile.hlo.opcodes import ELEMENTWISE, OPCODES
 
 SIMPLE = frozenset(["add", "multiply", "maximum", "minimum", "and", "or", "xor"])
-_TRANSPARENT = frozenset(["parameter", "constant", "tuple", "get-tuple-element"])
 
 
 def simple_opcode(computation: HloComputation) -> str | None:
@@ -37,18 +35,3 @@ def identity_of(opcode: str, dtype: str) -> Any:
         else:
             value = largest if kind == "pred" else np.inf if largest else -np.inf
     return np.asarray(value).astype(DTYPES[dtype].numpy)[()]
-
-
-def is_pointwise(computation: HloComputation) -> bool:
-    """True if it may be applied to arrays: every operation is elementwise."""
-    for instruction in computation:
-        opcode = instruction.opcode
-        if opcode == "call" or opcode == "fusion":
-            if not is_pointwise(instruction.to_apply):
-                return False
-        elif opcode not in _TRANSPARENT and OPCODES[opcode].category not in ELEMENTWISE:
-            return False
-        arrays = [shape for _, shape in instruction.shape.leaves()]
-        if not all(shape.is_scalar for shape in arrays):
-            return False
-    return True

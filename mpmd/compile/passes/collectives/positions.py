@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from mpmd.compile.hlo.collective_groups import collective_groups
-from mpmd.compile.hlo.evaluator import Evaluator
+from mpmd.compile.hlo.evaluator import Evaluator, is_evaluable
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
-from mpmd.compile.hlo.opcodes import Category
 
-_KNOWN = frozenset({Category.UNARY, Category.BINARY, Category.TERNARY, Category.SHAPE, Category.INDEX})
 _MAX_NEEDED = 64
 
 
@@ -23,8 +21,7 @@ def per_device(value: HloInstruction) -> list[int] | None:
         if found in needed:
             continue
         needed[found] = None
-        leaf = found.opcode in ("constant", "iota", "partition-id", "replica-id")
-        if len(needed) > _MAX_NEEDED or not (leaf or found.info.category in _KNOWN) or found.called:
+        if len(needed) > _MAX_NEEDED or not is_evaluable(found):
             return None
         waiting += found.operands
     if not value.shape.is_scalar or not value.shape.info.is_integral:

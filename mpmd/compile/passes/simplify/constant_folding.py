@@ -7,56 +7,33 @@ import numpy as np
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.evaluator import Evaluator, is_evaluable
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.hlo.opcodes import Category
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, TrackingBuilder
 
 _NEVER = frozenset(
-    [
-        "parameter",
-        "constant",
-        "iota",
-        "broadcast",
-        "tuple",
-        "get-tuple-element",
-        "partition-id",
-        "replica-id",
-        "while",
-        "conditional",
-        "call",
-        "fusion",
-        "opt-barrier",
-        "after-all",
-        "add-dependency",
-        "domain",
-        "copy",
-    ]
+    ["constant", "iota", "broadcast", "tuple", "get-tuple-element", "partition-id", "replica-id", "copy"]
 )
-_OUTSIDE = frozenset({Category.COLLECTIVE, Category.ASYNC, Category.EXTERNAL, Category.RANDOM})
-_CHEAP = frozenset({Category.UNARY, Category.BINARY, Category.TERNARY, Category.SHAPE})
 
 
 class ConstantFolding(ComputationPass):
-    """Evaluates operations with constant operands at compile time.
+    """Evaluates elementwise operations, conversions and movement of constants at compile time.
 
     add(constant(1), constant(2))  ->  constant(3)
 
-    Broadcasts and iotas stay symbolic: they need no memory, their values do.
+    Broadcasts and iotas stay symbolic: they need no memory, their values do.  Reductions, products, gathers
+    and sorts of constants stay kernels.
 
     Requires: no schedule.
     Ensures: no operation with constant operands is left whose result is small enough: no larger than the
         operands, or than `max_bytes`.
-    Cost: that of the evaluator, which computes at most `max_elements` elements per operation.
+    Cost: that of the evaluator, linear in elements.
     Source: the evaluator defines the result; denormals are kept.
 
     Attributes:
         max_bytes: largest result that is folded although it is larger than its operands, in bytes.
-        max_elements: maximum of elements that the evaluator may compute for one operation that is not
-            elementwise.
     """
 
     max_bytes: int = 1 << 20
-    max_elements: int = 1 << 16
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Folds in post-order, so that chains fold at once."""
@@ -68,21 +45,15 @@ class ConstantFolding(ComputationPass):
         return rewriter.changed
 
     def _is_foldable(self, instruction: HloInstruction) -> bool:
-        info = instruction.info
-        if instruction.opcode in _NEVER or info.category in _OUTSIDE or info.side_effect:
+        if instruction.opcode in _NEVER or not is_evaluable(instruction) or instruction.has_control_edges:
             return False
         if not instruction.operands or any(o.opcode != "constant" for o in instruction.operands):
             return False
         shape = instruction.shape
         if not shape.is_array or shape.dynamic or (shape.layout and not shape.layout.is_row_major):
             return False
-        if instruction.has_control_edges or not is_evaluable(instruction):
-            return False
         read = sum(o.shape.byte_size for o in instruction.operands)
-        if instruction.shape.byte_size > max(read, self.max_bytes):
-            return False
-        touched = max(instruction.shape.size, *(o.shape.size for o in instruction.operands))
-        return info.category in _CHEAP or touched <= self.max_elements
+        return shape.byte_size <= max(read, self.max_bytes)
 
 
 def _folded(instruction: HloInstruction, build: TrackingBuilder) -> HloInstruction:

@@ -1,6 +1,8 @@
 """Shapes and layouts: interning, text, sizes."""
 
 import pickle
+import sys
+import threading
 
 import numpy as np
 import pytest
@@ -8,6 +10,8 @@ import pytest
 from mpmd.compile.hlo import TOKEN, Layout, Shape, array, parse_shape, tuple_of
 from mpmd.compile.hlo.dtypes import DTYPES, dtype_of
 from mpmd.errors import HloError
+
+THREADS, SIZES = 4, 300
 
 
 @pytest.mark.parametrize(
@@ -36,6 +40,30 @@ def test_equal_shapes_are_one_object():
     assert tuple_of([array("f32")]) is tuple_of([Shape("f32")])
     nested = tuple_of([array("f32", (2,)), TOKEN])
     assert pickle.loads(pickle.dumps(nested)) is nested
+
+
+def test_equal_shapes_of_several_threads_are_one_object():
+    """Fragments are compiled by several threads at once; the compiler compares shapes with `is`."""
+    together = threading.Barrier(THREADS)
+    made = [[] for _ in range(THREADS)]
+
+    def create(found):
+        for size in range(SIZES):
+            together.wait()
+            found.append(tuple_of([array("f32", (size, 7919)), array("s8", (7919, size), (0, 1))]))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # seconds that a thread may run while others wait
+    try:
+        threads = [threading.Thread(target=create, args=(found,)) for found in made]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    for first, *others in zip(*made, strict=True):
+        assert all(other is first and other.logical is first.logical for other in others)
 
 
 def test_layout_lists_dims_from_minor_to_major():

@@ -1,6 +1,7 @@
 import ctypes
 import gc
 import math
+from pathlib import Path
 
 import llvmlite.binding as binding
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from mpmd.compile.llvm import target
 from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.code_pages import unmap_compiler_code
 from mpmd.compile.llvm.engine import (
     compile_module,
     emit_assembly,
@@ -183,3 +185,27 @@ def test_a_machine_without_vectors_is_refused(monkeypatch):
     monkeypatch.setattr(target.binding, "get_host_cpu_features", lambda: {"sse4.2": True, "avx2": False})
     with pytest.raises(ConfigError, match="the native backend needs AVX2 with FMA, AVX-512 or NEON"):
         host_target.__wrapped__()
+
+
+def resident_code():
+    """Resident KiB of the code of LLVM's library; each of them was read from its file."""
+    sizes, of_code = [], False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        key, *rest = line.split()
+        if "-" in key:
+            of_code = rest[0] == "r-xp" and "libllvmlite" in line
+        elif of_code and key == "Rss:":
+            sizes.append(int(rest[0]))
+        elif of_code and key == "Anonymous:":
+            assert int(rest[0]) == 0
+    return sum(sizes)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="Linux only")
+def test_the_code_of_llvm_is_not_resident_between_compilations():
+    assert unmap_compiler_code() > 10 << 20 and resident_code() < 1 << 10
+    x, y = np.zeros(8, np.float32), np.zeros(8, np.float32)
+    compile_module(clamp_kernel(host_target()), ["clamp"]).function("clamp", POINTER, POINTER, INTEGER)(
+        x.ctypes.data, y.ctypes.data, 8
+    )
+    assert (y == 0.5).all() and resident_code() > 4 << 10

@@ -23,10 +23,10 @@ from mpmd.compile.hlo import parse_module
 from mpmd.compile.llvm.target import host_target
 from mpmd.compile.thunks.check import check_thunks
 from mpmd.compile.thunks.emission import Emitter, KernelPlans
-from mpmd.compile.thunks.poison import is_poison
 from mpmd.compile.thunks.thunk import CopyThunk, KernelThunk, WhileThunk
 from mpmd.errors import CompileError
 from tests.support.native_fragments import check_memory, compiled, fragment_of, run
+from tests.support.poison import is_poison
 
 
 def ones(*shape):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import queue
 import threading
 import time
 import weakref
 
 import pytest
 
+from mpmd.errors import TransferError
 from mpmd.runtime.channels.outbox import Outbox
 
 _TIMEOUT_S = 10.0
@@ -46,7 +48,7 @@ def test_messages_are_offered_in_order_once_they_are_computed_and_are_not_held()
         offered.append((number, all(array.is_ready() for array in arrays)))
         sent.release()
 
-    outbox = Outbox("m", offer)
+    outbox = Outbox("m", offer, never)
     first, second = ArrayToCome(), ArrayToCome()
     outbox.put(1, [first])
     outbox.put(2, [second])
@@ -62,17 +64,38 @@ def test_messages_are_offered_in_order_once_they_are_computed_and_are_not_held()
     assert gone.wait(_TIMEOUT_S)
 
 
-def test_a_message_that_cannot_be_offered_is_reported_by_the_next():
-    failed = threading.Event()
+def never(failure):
+    raise AssertionError(failure)
+
+
+def test_a_wait_ends_when_all_messages_are_offered_or_when_it_is_stopped():
+    offered = []
+    outbox = Outbox("m", lambda number, arrays: offered.append(number), never)
+    outbox.wait(lambda: None)
+    late = ArrayToCome()
+    outbox.put(1, [late])
+    with pytest.raises(InterruptedError):
+        outbox.wait(raise_interrupted)
+    assert offered == []
+    late.computed.set()
+    outbox.wait(lambda: None)
+    assert offered == [1]
+
+
+def raise_interrupted():
+    raise InterruptedError
+
+
+def test_a_message_that_cannot_be_offered_is_reported_at_once_and_raised_by_every_later_call():
+    reported = queue.SimpleQueue()
 
     def offer(number, arrays):
-        failed.set()
         raise ValueError("no connection")
 
-    outbox = Outbox("m", offer)
+    outbox = Outbox("m", offer, reported.put)
     outbox.put(1, [])
-    assert failed.wait(_TIMEOUT_S)
-    with pytest.raises(ValueError, match="no connection"):
-        for number in range(2, 1000):  # until the thread has ended
-            outbox.put(number, [])
-            time.sleep(1e-3)
+    for call in (lambda: outbox.wait(lambda: None), lambda: outbox.put(2, []), outbox.check):
+        with pytest.raises(TransferError, match="^mesh 'm' could not send an array to another") as raised:
+            call()
+        assert "ValueError: no connection" in str(raised.value)
+    assert reported.get(timeout=_TIMEOUT_S) is raised.value and reported.empty()

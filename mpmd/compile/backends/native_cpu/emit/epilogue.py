@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from mpmd.compile.backends.native_cpu.emit.loop import store_all, stored_nodes
 from mpmd.compile.backends.native_cpu.emit.places import Lanes
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.emit.together import vectors_at_once
 from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Position
-from mpmd.compile.kernels.cancellation import without_cancellation
 from mpmd.compile.kernels.index import dim, linear, strides_of
 from mpmd.compile.kernels.plan import KernelPlan, Load
 from mpmd.compile.llvm.builder import FunctionBuilder
@@ -60,20 +58,14 @@ class PlanEpilogue:
                 f"they are {gemm.accumulator}"
             )
 
-    @cached_property
-    def _written(self) -> KernelPlan:
-        """The scope of emission."""
-        return without_cancellation(self.plan)
-
     def vectors_at_once(self, target: CpuTarget) -> int:
         """How many vectors of sums are best given to `emit` together."""
-        return vectors_at_once(self._written, target, stored_nodes(self._written.stores))
+        return vectors_at_once(self.plan, target, stored_nodes(self.plan.stores))
 
     def emit(self, f: FunctionBuilder, parts: Sequence[tuple[Value, Position]]) -> None:
         """Emit the plan's code for some vectors of sums."""
-        plan = self._written
+        plan = self.plan
         scopes: list[Scope] = []
-        rows: list[int] = []  # how many vectors of each
         pointers = {k: f.arguments[f"p{k}"] for k in range(len(plan.operands)) if k != self.sums}
         for sums, at in parts:
             dims = dict(enumerate((*at.batch, at.row)))
@@ -82,8 +74,5 @@ class PlanEpilogue:
             for number, node in enumerate(plan.nodes):
                 if isinstance(node, Load) and node.operand == self.sums:
                     scope.define(number, sums)
-            if not scopes or at.row is not parts[len(scopes) - 1][1].row:
-                rows.append(0)
             scopes.append(scope)
-            rows[-1] += 1
-        store_all(scopes, rows)
+        store_all(scopes)

@@ -17,7 +17,6 @@ from mpmd.compile.backends.native_cpu.emit.streaming import streamed_operands
 from mpmd.compile.backends.native_cpu.emit.tiles import TileKernel, strided_dim
 from mpmd.compile.backends.native_cpu.kernel import CpuKernel
 from mpmd.compile.backends.native_cpu.storage import check_dtype
-from mpmd.compile.kernels.cancellation import without_cancellation
 from mpmd.compile.kernels.normalise import normalise
 from mpmd.compile.kernels.plan import ELEMENT, ROW, KernelPlan, Load, ReduceNode, store_level
 from mpmd.compile.kernels.sorting import sorting_of
@@ -77,7 +76,7 @@ def plan_kernels(plan: KernelPlan, target: CpuTarget, in_place: Collection[int] 
         return KernelSequence(plan, (SelectionKernel(plan.name, plan, target, sorting),))
     if sorting is not None and plan.row_size > _MIN_MERGED:
         return KernelSequence(plan, (MergeSortKernel(plan.name, plan, target, sorting),))
-    plan = without_cancellation(normalise(plan))
+    plan = normalise(plan)
     streamed = streamed_operands(plan, target, in_place)
     if plan.kind == "loop":
         strided = strided_dim(plan)

@@ -9,8 +9,7 @@ from functools import cached_property
 from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten, vector_loop
 from mpmd.compile.backends.native_cpu.emit.places import Lanes
 from mpmd.compile.backends.native_cpu.emit.plan_kernel import PlanKernel
-from mpmd.compile.backends.native_cpu.emit.prefetch import RowPrefetch
-from mpmd.compile.backends.native_cpu.emit.scope import Scope, store_run
+from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.emit.streaming import emit_streaming
 from mpmd.compile.backends.native_cpu.emit.together import evaluate, vectors_at_once
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
@@ -63,7 +62,7 @@ class LoopKernel(PlanKernel):
     @cached_property
     def _writer(self) -> RowWriter:
         fitting = vectors_at_once(self.plan, self.target, stored_nodes(self.plan.stores))
-        return RowWriter(self.plan, self.target.lanes(), fitting, RowPrefetch.of(self.plan, self.target))
+        return RowWriter(self.plan, self.target.lanes(), fitting)
 
     def emit(self, module: Module) -> Sequence[SharedFunction]:
         """Add the kernel to a module."""
@@ -92,7 +91,7 @@ class LoopKernel(PlanKernel):
             scope.hoist(range(len(plan.nodes)), lanes)
             low = f.imul(f.irem(unit.i, self._pieces), self._piece)
             high = f.imin(f.iadd(low, self._piece), plan.extents[last])
-            writer.write(scope, writer.later_rows(start, flat, self._outer), low, high)
+            writer.write(scope, low, high)
 
 
 @dataclass(frozen=True)
@@ -103,32 +102,23 @@ class RowWriter:
         plan: the computation.
         lanes: of a vector.
         unroll: vectors of a round; pieces of a row start at multiples of them.
-        prefetch: the accesses of later rows that are prefetched.
     """
 
     plan: KernelPlan
     lanes: int
     unroll: int
-    prefetch: RowPrefetch | None
 
-    def later_rows(self, start: Scope, row: Position, end: int) -> list[tuple[Value, int]]:
-        """Addresses of the rows that are prefetched; see `RowPrefetch.rows`."""
-        return self.prefetch.rows(start, row, end) if self.prefetch else []
-
-    def write(self, scope: Scope, later: Sequence[tuple[Value, int]], low: Position, high: Position) -> None:
+    def write(self, scope: Scope, low: Position, high: Position) -> None:
         """Everything in `[low, high)` of a row.
 
         Args:
             scope: knows the row.
-            later: addresses of the rows that are prefetched.
             low: the first element, a multiple of a round's.
             high: the element after the last one: another multiple, or the row's end.
         """
         f, last, extent = scope.f, self.plan.rank - 1, self.plan.extents[-1]
 
         def body(parts: list[Lanes], values: list[Value]) -> list[Value]:
-            if self.prefetch:
-                self.prefetch.emit(f, later, parts)
             store_all([scope.inside(lanes=part) for part in parts])
             return values
 
@@ -140,19 +130,13 @@ def stored_nodes(stores: Sequence[Store]) -> list[int]:
     return [number for item in stores for number in store_arguments(item)]
 
 
-def store_all(scopes: Sequence[Scope], runs: Sequence[int] = ()) -> None:
-    """Everything that the plan stores at some points, all values before the first store.
-
-    Args:
-        scopes: a point or vector each.
-        runs: how many of them follow each other along the last dim, run by run; all, if nothing is said.
-    """
-    stores, first = scopes[0].plan.stores, 0
+def store_all(scopes: Sequence[Scope]) -> None:
+    """Everything that the plan stores at some points, or vectors, all values before the first store."""
+    stores = scopes[0].plan.stores
     evaluate(scopes, stored_nodes(stores))
-    for count in runs or [len(scopes)]:
-        for item in stores:
-            store_run(scopes[first : first + count], item)
-        first += count
+    for item in stores:
+        for scope in scopes:
+            scope.store(item)
 
 
 def meets_itself(plan: KernelPlan) -> bool:

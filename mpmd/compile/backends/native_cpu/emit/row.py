@@ -19,7 +19,7 @@ from mpmd.compile.backends.native_cpu.emit.partials import Partials
 from mpmd.compile.backends.native_cpu.emit.passes import RowPass, plan_passes
 from mpmd.compile.backends.native_cpu.emit.places import Lanes
 from mpmd.compile.backends.native_cpu.emit.plan_kernel import PlanKernel
-from mpmd.compile.backends.native_cpu.emit.scope import Scope, store_run
+from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.emit.streaming import emit_streaming
 from mpmd.compile.backends.native_cpu.emit.together import evaluate, needed_nodes, vectors_at_once
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
@@ -200,7 +200,8 @@ class _Rows:
                 dtype, at = sum_dtype(nodes[number].dtype), f.iadd(line, part.start)
                 store(f, scope.wide(number), self._scratch(number), dtype, at)
         for item_ in item.stores:
-            store_run(scopes, item_)
+            for scope in scopes:
+                scope.store(item_)
         for number in item.column_sums:
             assert unit is not None and self.parts is not None
             node, start = reduce_node(self.plan, number), f.iadd(self.parts.place(f, unit), line)

@@ -14,7 +14,6 @@ from functools import cached_property
 from mpmd.compile.backends.native_cpu.emit.loop import RowWriter, store_all, stored_nodes
 from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten
 from mpmd.compile.backends.native_cpu.emit.plan_kernel import PlanKernel
-from mpmd.compile.backends.native_cpu.emit.prefetch import RowPrefetch
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.emit.together import vectors_at_once
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
@@ -42,9 +41,9 @@ class ScatterKernel(PlanKernel):
     def _writer(self) -> RowWriter:
         (_, plan), target = self._guarded, self.target
         if not self.apart:
-            return RowWriter(plan, target.lanes(), 1, None)
+            return RowWriter(plan, target.lanes(), 1)
         fitting = vectors_at_once(plan, target, stored_nodes(plan.stores))
-        return RowWriter(plan, target.lanes(), fitting, RowPrefetch.of(plan, target))
+        return RowWriter(plan, target.lanes(), fitting)
 
     @cached_property
     def _guarded(self) -> tuple[int, KernelPlan]:
@@ -96,12 +95,11 @@ class ScatterKernel(PlanKernel):
         with f.loop(0, rows) as row:
             scope = start.inside(unflatten(f, row.i, outer, plan.extents))
             scope.hoist(range(len(plan.nodes)), lanes)
-            later = writer.later_rows(start, row.i, rows)
             if guard < 0:
-                writer.write(scope, later, low, high)
+                writer.write(scope, low, high)
             else:
                 with f.when(scope.value(guard)):
-                    writer.write(scope, later, low, high)
+                    writer.write(scope, low, high)
 
 
 def pieces_apart(plan: KernelPlan, in_place: Collection[int] = ()) -> bool:

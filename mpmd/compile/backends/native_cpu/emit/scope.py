@@ -7,7 +7,7 @@ a scope knows is computed in that scope, once, and splat into vectors there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from mpmd.compile.backends.native_cpu.emit.operations import emit_combine, emit_operation
 from mpmd.compile.backends.native_cpu.emit.places import Lanes, Places
@@ -18,7 +18,6 @@ from mpmd.compile.backends.native_cpu.storage import (
     narrow,
     register_constant,
     store,
-    store_pair,
     widen,
 )
 from mpmd.compile.kernels.index import Index
@@ -242,21 +241,6 @@ class Scope(Places):
         old = load(f, pointer, dtype, lanes_of(value.type), at, mask)
         return emit_combine(f, item.combine, old, value, dtype)
 
-    def rounded_when_stored(self, item: Store) -> tuple[Value, Position] | None:
-        """A whole vector that a store has yet to round to bf16, and its place; None if the store differs."""
-        f, lanes = self.f, self.lanes
-        if not f.target.bf16_dot or self.plan.operands[item.operand].dtype != "bf16" or lanes is None:
-            return None
-        whole = lanes.mask is None and item.where < 0 and lanes.count == f.target.lanes()
-        if not whole or not self.varies(item.index) or self.steps_by(item.index) != 1:
-            return None
-        at, pointer = self.first(item.index), self.pointers[item.operand]
-        value = self._combined(item, self.wide(item.node), pointer, at, None)
-        if f.narrow_of(value) is None:
-            return value, at
-        source = f.unrounded(value)  # without one it was loaded as it is
-        return None if source is None else (source, at)
-
     def _put_lane_by_lane(self, item: Store, value: Value, pointer: Value, mask: Value | None) -> None:
         """One lane after the other: lanes may meet in the same place."""
         f = self.f
@@ -268,22 +252,3 @@ class Scope(Places):
                 continue
             with f.when(f.extract(mask, lane)):
                 self._put(item, one, pointer, at, None)
-
-
-def store_run(scopes: Sequence[Scope], item: Store) -> None:
-    """Write one of the plan's stores for vectors that follow each other along the last dim.
-
-    Two vectors are rounded to bf16 by one instruction, and written by one.
-    """
-    left = list(scopes)
-    streams = bool(left) and item.operand in left[0].streamed
-    while len(left) > 1 and not (streams and len(scopes) % 2):  # by an odd number lines would be torn
-        low, high = left[:2]
-        first, second = low.rounded_when_stored(item), high.rounded_when_stored(item)
-        if first is None or second is None:
-            break
-        pointer = low.pointers[item.operand]
-        store_pair(low.f, first[0], second[0], pointer, first[1], streams=streams)
-        left = left[2:]
-    for scope in left:
-        scope.store(item)

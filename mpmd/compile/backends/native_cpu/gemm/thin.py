@@ -1,15 +1,9 @@
 """Products with hardly any rows or columns.
 
-A register tile has rows and whole vectors of columns, and such a product leaves most of it empty.  Its
-factors are a long one and one of a few rows or columns:
-
-    dots      the long factor is contiguous along K: vectors along K of some of its rows, times the same of
-              each of the few; the lanes of each sum are added up at the end
-    columns   it is contiguous along its rows: vectors of rows, times one number of each of the few, and so on
-              for all of K
-
-For dots the few are copied first unless they are contiguous along K too.  Sums go through a tile in the
-workspace, so that whatever follows a product can follow these.
+A register tile has rows and whole vectors of columns, and such a product leaves most of it empty.  Here
+its factors, a long one and one of a few rows or columns, are contiguous along K: vectors along K of some rows
+of the long one are multiplied by the same of each of the few, and the lanes of each sum are added up at the
+end.  Sums go through a tile in the workspace, so that whatever follows a product can follow these.
 """
 
 from __future__ import annotations
@@ -24,7 +18,7 @@ from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, load
 from mpmd.compile.llvm.builder import FunctionBuilder, Index
 from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import LINE_BYTES, CpuTarget
+from mpmd.compile.llvm.target import CpuTarget
 from mpmd.compile.llvm.types import Value, constant, lanes_of, vector
 
 
@@ -73,29 +67,14 @@ class ThinKernel:
 
     @property
     def step(self) -> int:
-        """Elements of K in a vector of dots."""
+        """Elements of K in a vector."""
         return 2 * self.lanes if self.form.pairs else self.lanes
 
     @property
-    def copy_length(self) -> int:
-        """Elements of a row of the copied few: whole vectors."""
-        return -(-self.gemm.k // self.step) * self.step
-
-    @property
-    def spaces(self) -> tuple[int, int, int]:
-        """Bytes of the workspace for the copied few, for the tile, and for sums that wait to be turned."""
-        form, sums = self.form, BYTES[self.gemm.accumulator]
-        element = 2 if form.pairs else sums
-        copy = form.few.items * self.copy_length * element if form.copied else 0
-        tile = (form.few.items if form.swapped else form.block) * self.width * sums
-        turned = form.few.items * form.block * sums if form.kind == "columns" else 0
-        whole = [-(-size // LINE_BYTES) * LINE_BYTES for size in (copy, tile, turned)]
-        return whole[0], whole[1], whole[2]
-
-    @property
     def workspace_bytes(self) -> int:
-        """Size of a thread's workspace."""
-        return sum(self.spaces)
+        """Size of a thread's workspace, which is the tile."""
+        rows = self.form.few.items if self.form.swapped else self.form.block
+        return rows * self.width * BYTES[self.gemm.accumulator]
 
     def emit(self, module: Module) -> list[SharedFunction]:
         """Add the kernel to a module; it calls no shared functions."""
@@ -126,10 +105,7 @@ class _Thin:
         arguments = [(p, "ptr") for p in (*kernel.pointers, "workspace")]
         with FunctionBuilder(self.module, kernel.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
             self.f = f
-            copy, tile, _ = kernel.spaces
-            workspace = f.arguments["workspace"]
-            self.copy, self.tile = workspace, f.offset(workspace, copy)
-            self.turned = f.offset(workspace, copy + tile)
+            self.tile = f.arguments["workspace"]
             with each_batch(f, kernel.units_per_batch, self.gemm.batch_size) as (batch, units):
                 self._product(batch, units)
 
@@ -140,14 +116,8 @@ class _Thin:
             offset = f.imul(batch_offset(f, gemm, matrix, batch), BYTES[matrix.dtype])
             bases[name] = f.offset(f.arguments[name], offset)
         long, few = bases[form.long.name], bases[form.few.name]
-        if form.copied:
-            self._copy(few)
         with f.loop(units[0], units[1]) as unit:
-            start = f.index(f.imul(unit.i, form.block))
-            if form.kind == "dots":
-                self._dots(batch, long, self.copy if form.copied else few, start)
-            else:
-                self._columns(batch, long, few, start)
+            self._dots(batch, long, few, f.index(f.imul(unit.i, form.block)))
 
     def _finish(self, batch: Index, tile: Value, rows: Index, row: Index, column: Index) -> None:
         """Call what follows on some rows of the tile, at a place of the result."""
@@ -162,23 +132,6 @@ class _Thin:
             f.call(self.finish.name(edge=False), *given)
         with f.when(f.not_(whole)):
             f.call(self.finish.name(edge=True), *given)
-
-    # -- dots ------------------------------------------------------------------------------------------------
-    def _copy(self, few: Value) -> None:
-        """The few, K adjacent, with zeros up to a whole vector."""
-        f, form, length = self.f, self.form, self.kernel.copy_length
-        stored = "i16" if form.pairs else self.element
-        with f.loop(0, self.gemm.k) as k:
-            for n in range(form.few.items):
-                at = f.iadd(f.imul(k.i, form.few.step), n * form.few.item)
-                if form.pairs:
-                    value = f.load(few, "i16", at)
-                else:
-                    value = load(f, few, form.few.dtype, 1, at)
-                f.store(value, self.copy, f.iadd(k.i, n * length))
-        with f.loop(self.gemm.k, length) as k:
-            for n in range(form.few.items):
-                f.store(constant(0, stored), self.copy, f.iadd(k.i, n * length))
 
     def _dots(self, batch: Index, long: Value, few: Value, start: Value) -> None:
         f, form, width = self.f, self.form, self.kernel.width
@@ -237,11 +190,7 @@ class _Thin:
         following = list(sums)
         factors = [self._load(row, form.long.dtype, k, mask) for row in rows]
         for n in range(form.few.items):
-            if form.copied:
-                at = self.f.iadd(k, n * self.kernel.copy_length)
-                other = self._load(few, self.gemm.accumulator if not form.pairs else "bf16", at, None)
-            else:
-                other = self._load(few, form.few.dtype, self.f.iadd(k, n * form.few.item), mask)
+            other = self._load(few, form.few.dtype, self.f.iadd(k, n * form.few.item), mask)
             for r, factor in enumerate(factors):
                 following[n * count + r] = self._multiply_add(factor, other, sums[n * count + r])
         return following
@@ -291,33 +240,3 @@ class _Thin:
 
     def _picked(self, a: Value, b: Value, order: list[int]) -> Value:
         return self.f.extract(a, order[0]) if len(order) == 1 else self.f.shuffle(a, b, order)
-
-    # -- columns ---------------------------------------------------------------------------------------------
-    def _columns(self, batch: Index, long: Value, few: Value, start: Value) -> None:
-        """All of K for some vectors of rows; the last block begins so early that it is whole."""
-        f, form, width = self.f, self.form, self.kernel.width
-        first = f.imin(start, form.long.items - form.block)
-        items = form.few.items
-        zero = constant(0.0, self.vector)
-        element, distance = MEMORY[form.long.dtype], form.long.step * BYTES[form.long.dtype]
-        with f.loop(0, self.gemm.k, carried=[zero] * (items * form.group)) as k:
-            at = f.offset(long, f.iadd(f.imul(k.i, form.long.step), first), element)
-            for line in range(0, form.block * BYTES[form.long.dtype], LINE_BYTES):
-                f.prefetch(f.offset(at, f.target.prefetch.column_steps * distance + line))
-            vectors = [load(f, at, form.long.dtype, self.lanes, v * self.lanes) for v in range(form.group)]
-            following = []
-            for n in range(items):
-                place = f.iadd(f.imul(k.i, form.few.step), n * form.few.item)
-                number = f.splat(load(f, few, form.few.dtype, 1, place), self.lanes)
-                for v, value in enumerate(vectors):
-                    following.append(f.fma(value, number, k.carried[n * form.group + v]))
-            k.carry(following)
-        for place, value in enumerate(k.carried):
-            f.store(value, self.turned, place * self.lanes)
-        with f.loop(0, form.block) as row:
-            for n in range(items):
-                value = f.load(self.turned, self.element, f.iadd(row.i, n * form.block))
-                f.store(value, self.tile, f.iadd(f.imul(row.i, width), n))
-        done = f.isub(start, first)
-        tile = f.offset(self.tile, f.imul(done, width * self.sum_bytes))
-        self._finish(batch, tile, f.isub(form.block, done), start, 0)

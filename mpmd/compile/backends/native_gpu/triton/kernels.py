@@ -19,7 +19,6 @@ from mpmd.compile.backends.native_gpu.triton.dtypes import HALF, pointer_type
 from mpmd.compile.backends.native_gpu.triton.emit import TileWriter, unsupported
 from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, tiling_of
 from mpmd.compile.kernels.builder import PlanBuilder, renumbered
-from mpmd.compile.kernels.cancellation import without_cancellation
 from mpmd.compile.kernels.index import Index, dim, linear, strides_of
 from mpmd.compile.kernels.nodes import (
     COLUMN,
@@ -119,7 +118,7 @@ def plan_kernels(plan: KernelPlan, programs: int) -> PlanKernels:
     reason = refusal(plan)
     if reason:
         raise CompileError(reason)
-    plan = _prepared(plan)
+    plan = normalise(plan)
     if plan.kind == "loop" and not plan.size:
         return PlanKernels(())
     tiling = tiling_of(plan, programs)
@@ -136,14 +135,10 @@ def plan_kernels(plan: KernelPlan, programs: int) -> PlanKernels:
 
 def refusal(plan: KernelPlan) -> str:
     """Why there is no kernel for a plan, or ""."""
-    plan = _prepared(plan)
+    plan = normalise(plan)
     if plan.kind == "mixed" and tiling_of(plan, 1).looped:
         return f"no GPU kernel adds up rows of {plan.row_size} elements that it also reduces"
     return unsupported(plan)
-
-
-def _prepared(plan: KernelPlan) -> KernelPlan:
-    return without_cancellation(normalise(plan))
 
 
 def _tile(tiling: PlanTiling) -> PrintedKernel:

@@ -1,4 +1,4 @@
-"""Rules of arithmetic: neutral constants, negation, order of operands, simple powers.
+"""Rules of arithmetic: neutral constants, order of operands, simple powers.
 
 Exact for every value but where a rule says otherwise.  `x + 0` gives x, so that -0 + 0 becomes -0, not 0.
 """
@@ -26,16 +26,6 @@ def add_zero(site: RewriteSite) -> HloInstruction | None:
     return a if is_splat(b, 0) else None
 
 
-def add_negation(site: RewriteSite) -> HloInstruction | None:
-    """X + -y → x - y, -x + y → y - x."""
-    a, b = site.operands
-    if b.opcode == "negate":
-        return site.build.add("subtract", a, b.operands[0])
-    if a.opcode == "negate":
-        return site.build.add("subtract", b, a.operands[0])
-    return None
-
-
 def subtract_zero(site: RewriteSite) -> HloInstruction | None:
     """X - 0 → x; 0 - x → -x, of integers."""
     a, b = site.operands
@@ -52,14 +42,6 @@ def multiply_one(site: RewriteSite) -> HloInstruction | None:
     if site.shape.info.kind == "complex":
         return None
     return a if is_splat(b, 1) else None
-
-
-def multiply_minus_one(site: RewriteSite) -> HloInstruction | None:
-    """X * -1 → -x, x / -1 → -x."""
-    a, b = site.operands
-    if site.shape.info.kind not in ("float", "signed") or not is_splat(b, -1):
-        return None
-    return site.build.add("negate", a)
 
 
 def divide_by_power_of_two(site: RewriteSite) -> HloInstruction | None:
@@ -102,9 +84,9 @@ def zeros(site: RewriteSite) -> HloInstruction:
 
 
 RULES: dict[str, tuple[Rule, ...]] = {
-    "add": (constant_to_the_right, add_negation, add_zero),
+    "add": (constant_to_the_right, add_zero),
     "subtract": (subtract_zero,),
-    "multiply": (constant_to_the_right, multiply_one, multiply_minus_one),
-    "divide": (multiply_one, multiply_minus_one, divide_by_power_of_two),
+    "multiply": (constant_to_the_right, multiply_one),
+    "divide": (multiply_one, divide_by_power_of_two),
     "power": (power_of_simple_exponent,),
 }

@@ -1,4 +1,4 @@
-"""Rules of broadcasts and iotas: compose them, and do elementwise work before them.
+"""Rules of broadcasts: compose them, and do elementwise work before them.
 
 All are exact: they compute fewer copies of the same numbers.
 """
@@ -10,7 +10,6 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.opcodes import ELEMENTWISE, OPCODES
 from mpmd.compile.hlo.shape import array
 from mpmd.compile.passes.rewriter import RewriteSite, Rule
-from mpmd.compile.passes.values import splat
 
 
 def broadcast_nothing(site: RewriteSite) -> HloInstruction | None:
@@ -27,64 +26,6 @@ def broadcast_twice(site: RewriteSite) -> HloInstruction | None:
         return None
     dims = tuple(site.at.dimensions[d] for d in inner.dimensions)
     return site.build.broadcast(inner.operands[0], site.shape.dims, dims)
-
-
-def broadcast_of_reshape(site: RewriteSite) -> HloInstruction | None:
-    """broadcast(reshape(x)) → broadcast(x), where the reshape only adds dims of size 1."""
-    (inner,) = site.operands
-    if inner.opcode != "reshape" or inner.operands[0].shape.rank >= inner.shape.rank:
-        return None
-    places = places_of_dims(inner.operands[0].shape.dims, inner.shape.dims)
-    if places is None:
-        return None
-    dims = tuple(site.at.dimensions[p] for p in places)
-    return site.build.broadcast(inner.operands[0], site.shape.dims, dims)
-
-
-def places_of_dims(small: Ints, large: Ints) -> Ints | None:
-    """The dims of `large` that correspond to those of `small`, if the others of `large` have size 1."""
-    places: list[int] = []
-    for d, size in enumerate(large):
-        # A dim of size 1 is matched only where the small shape has one as well.
-        if len(places) < len(small) and small[len(places)] == size:
-            places.append(d)
-        elif size != 1:
-            return None
-    return tuple(places) if len(places) == len(small) else None
-
-
-def broadcast_of_iota(site: RewriteSite) -> HloInstruction | None:
-    """broadcast(iota) → iota."""
-    (inner,) = site.operands
-    if inner.opcode != "iota" or not inner.shape.rank:
-        return None
-    dim = site.at.dimensions[inner.iota_dimension]
-    return site.build.iota(site.shape.dtype, site.shape.dims, dim)
-
-
-def iota_of_one(site: RewriteSite) -> HloInstruction | None:
-    """Iota along a dim of size 1 → 0."""
-    if site.shape.rank and site.shape.dims[site.at.iota_dimension] != 1:
-        return None
-    return site.build.full(0, site.shape.dtype, site.shape.dims)
-
-
-def reshape_of_broadcast(site: RewriteSite) -> HloInstruction | None:
-    """reshape(broadcast(x)) → broadcast(x), of scalars and where only dims of size 1 come or go."""
-    (inner,) = site.operands
-    if inner.opcode != "broadcast":
-        return None
-    (x,) = inner.operands
-    if x.shape.is_scalar:
-        return site.build.broadcast(x, site.shape.dims)
-    places = places_of_dims(inner.shape.dims, site.shape.dims)
-    if places is not None:
-        dims = tuple(places[d] for d in inner.dimensions)
-        return site.build.broadcast(x, site.shape.dims, dims)
-    places = places_of_dims(site.shape.dims, inner.shape.dims)
-    if places is None or any(d not in places for d in inner.dimensions):
-        return None
-    return site.build.broadcast(x, site.shape.dims, tuple(places.index(d) for d in inner.dimensions))
 
 
 def sink(site: RewriteSite) -> HloInstruction | None:
@@ -125,18 +66,6 @@ def _source(site: RewriteSite, operand: HloInstruction, dims: Ints) -> HloInstru
     return site.build.broadcast(x, dims)
 
 
-def reverse_nothing(site: RewriteSite) -> HloInstruction | None:
-    """Reverse of dims of size 1, or of equal elements → its operand; reverse(reverse(x)) → x."""
-    (x,) = site.operands
-    if all(site.shape.dims[d] <= 1 for d in site.at.dimensions) or splat(x) is not None:
-        return x
-    if x.opcode == "broadcast" and not set(x.dimensions) & set(site.at.dimensions):
-        return x
-    if x.opcode == "reverse" and sorted(x.dimensions) == sorted(site.at.dimensions):
-        return x.operands[0]
-    return None
-
-
 _SINKABLE = [
     name
     for name, info in OPCODES.items()
@@ -146,8 +75,5 @@ _SINKABLE = [
 
 RULES: dict[str, tuple[Rule, ...]] = {
     **dict.fromkeys(_SINKABLE, (sink,)),
-    "broadcast": (broadcast_nothing, broadcast_twice, broadcast_of_reshape, broadcast_of_iota),
-    "iota": (iota_of_one,),
-    "reshape": (reshape_of_broadcast,),
-    "reverse": (reverse_nothing,),
+    "broadcast": (broadcast_nothing, broadcast_twice),
 }

@@ -57,32 +57,6 @@ def convert_twice(site: RewriteSite) -> HloInstruction | None:
     return site.build.convert(x, site.shape.dtype)
 
 
-def convert_broadcast(site: RewriteSite) -> HloInstruction | None:
-    """convert(broadcast(x)) → broadcast(convert(x))."""
-    (inner,) = site.operands
-    if inner.opcode != "broadcast" or inner.operands[0].shape.size >= inner.shape.size:
-        return None
-    x = site.build.convert(inner.operands[0], site.shape.dtype)
-    return site.build.broadcast(x, site.shape.dims, inner.dimensions)
-
-
-def convert_iota(site: RewriteSite) -> HloInstruction | None:
-    """convert(iota) → iota, where all its values exist in both types."""
-    (inner,) = site.operands
-    if inner.opcode != "iota" or not inner.shape.info.is_integral:
-        return None
-    top = inner.shape.dims[inner.iota_dimension] - 1
-    target = site.shape.info
-    if target.is_integral:
-        fits = top < 1 << (target.bits - 1)
-    else:
-        fits = site.shape.dtype in MANTISSA and top <= 2 << MANTISSA[site.shape.dtype]
-        fits = fits and top < 1 << _format(site.shape.dtype)[2]
-    if not fits or top >= 1 << (inner.shape.info.bits - 1):
-        return None
-    return site.build.iota(site.shape.dtype, site.shape.dims, inner.iota_dimension)
-
-
 def copy_nothing(site: RewriteSite) -> HloInstruction | None:
     """A copy to the same layout → its operand; a copy of a copy → one copy."""
     (x,) = site.operands
@@ -94,6 +68,6 @@ def copy_nothing(site: RewriteSite) -> HloInstruction | None:
 
 
 RULES: dict[str, tuple[Rule, ...]] = {
-    "convert": (convert_twice, convert_broadcast, convert_iota),
+    "convert": (convert_twice,),
     "copy": (copy_nothing,),
 }

@@ -15,6 +15,7 @@ from mpmd.compile.backends.native_gpu.target import GpuTarget
 from mpmd.compile.driver import prepare_fragment
 from tests.support.gpu_launches import CalledProgram
 from tests.support.native_fragments import fragment_of
+from tests.support.poison import poison
 
 X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
 needs_triton = pytest.mark.skipif(
@@ -23,7 +24,8 @@ needs_triton = pytest.mark.skipif(
 
 
 def program_of(function, *arguments):
-    return prepare_fragment(fragment_of(function, *arguments), GpuTarget(), poison=False).program
+    with poison(False):
+        return prepare_fragment(fragment_of(function, *arguments), GpuTarget()).program
 
 
 def as_bytes(*arrays):

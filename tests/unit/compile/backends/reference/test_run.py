@@ -17,6 +17,7 @@ from mpmd.compile.thunks.thunk import CollectiveThunk, ConditionalThunk, CopyThu
 from mpmd.errors import CompileError
 from tests.support import reference_runs
 from tests.support.native_fragments import fragment_of
+from tests.support.poison import poison
 
 X = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32) / 3
 
@@ -33,7 +34,8 @@ def loop(x, w):
 
 def made(function, donated=()):
     fragment = fragment_of(function, X, X, donated=donated)
-    return fragment, prepare_fragment(fragment, Reference(), poison=False)
+    with poison(False):
+        return fragment, prepare_fragment(fragment, Reference())
 
 
 def run(fragment, program):

@@ -5,12 +5,13 @@ import numpy as np
 import pytest
 
 from mpmd.compile.hlo import parse_module
-from mpmd.compile.hlo.evaluator.conversion import convert, reduce_precision
+from mpmd.compile.hlo.evaluator.conversion import convert
 from mpmd.compile.hlo.evaluator.values import narrow
 from mpmd.compile.hlo.opcodes import OPCODES
 from mpmd.errors import HloError
 from tests.support.hlo_meaning import evaluate, evaluate_devices
 from tests.support.hlo_meaning.meaning import Meaning
+from tests.support.hlo_meaning.rounding import reduce_precision
 
 SUM = """sum {
   x = f32[] parameter(0)

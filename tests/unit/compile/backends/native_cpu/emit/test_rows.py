@@ -10,11 +10,9 @@ from benchmarks.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.memory import aligned_empty
 from mpmd.compile.kernels.builder import PlanBuilder
-from mpmd.compile.kernels.cancellation import without_cancellation
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.index import constant, dim
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
-from mpmd.compile.kernels.plan import Apply
 from mpmd.compile.llvm.engine import emit_assembly
 from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.target import host_target, named_target
@@ -292,7 +290,7 @@ def test_bf16_go_past_the_caches_line_by_line(width, shift):
         sequence.kernels[0].emit(module)
         if target.bf16_dot:
             assembly = emit_assembly(module)
-            assert "vmovnt" in assembly and "vcvtne2ps2bf16" in assembly
+            assert "vmovnt" in assembly and "vcvtneps2bf16" in assembly
         check(plan, "bf16", targets=[target], shift=shift)
 
 
@@ -365,40 +363,6 @@ def gelu(size, form, dtype="f32"):
     if form == "tanh twice":
         b.store_dense(b.operand("t", dtype, size), b.convert(t, dtype))
     return b.finish()
-
-
-@pytest.mark.parametrize("form", ["half of x", "half of the sum", "bare"])
-def test_one_plus_tanh_keeps_its_digits_far_below_zero(form):
-    x = np.concatenate([np.linspace(-12, 12, 4000), [0.0, -0.0, 1e30, -1e30, np.inf, 1e-30]]).astype(
-        np.float32
-    )
-    wide = x.astype(np.float64)
-    with np.errstate(all="ignore"):
-        u = np.float64(np.float32(np.sqrt(2 / np.pi))) * (wide + np.float64(np.float32(0.044715)) * wide**3)
-        exact = 2 / (1 + np.exp(-2 * u)) * (1 if form == "bare" else 0.5 * wide)
-    for target in TARGETS:
-        y = run(gelu(x.size, form), [x, np.zeros_like(x)], target)[1].astype(np.float64)
-        near = np.abs(u) < 35  # beyond, numbers of float's exponents end
-        error = np.abs(y[near] - exact[near]) / np.maximum(np.abs(exact[near]), 1e-30)
-        bound = 4e-7 + 4e-7 * np.abs(u[near])  # u is rounded itself, and so is what it is made of
-        assert (error <= bound).all(), (x[near][(error - bound).argmax()], error.max())
-        assert y[-2] == (2 if form == "bare" else np.inf) and np.abs(y[-3]) == 0
-
-
-def test_one_plus_tanh_is_rewritten_where_nothing_else_needs_the_tanh():
-    def operations(plan):
-        return sorted(n.op for n in plan.nodes if isinstance(n, Apply) and n.op != "convert")
-
-    plan = without_cancellation(gelu(100, "half of the sum"))
-    assert (
-        operations(plan).count("multiply") == operations(gelu(100, "half of the sum")).count("multiply") - 2
-    )
-    assert (
-        "exponential" in operations(plan) and "divide" in operations(plan) and "tanh" not in operations(plan)
-    )
-    assert without_cancellation(plan) is plan
-    kept = gelu(100, "tanh twice")
-    assert without_cancellation(kept) is kept
 
 
 @pytest.mark.parametrize("form", ["half of x", "half of the sum", "bare", "tanh twice"])

@@ -13,7 +13,7 @@ from mpmd.compile.hlo.evaluator.values import Array, Rule, Value
 from mpmd.compile.hlo.instruction import HloInstruction
 
 if TYPE_CHECKING:
-    from mpmd.compile.hlo.evaluator.engine import Evaluator
+    from tests.support.hlo_meaning.meaning import Meaning
 
 
 def _vectors(indices: Array, dim: int) -> Array:
@@ -29,7 +29,7 @@ def _batch_position(place: int, vector_dim: int) -> int:
     return place - (place > vector_dim)
 
 
-def _gather(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
+def _gather(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
     value, indices = operands
     dims, sizes = instruction.gather_dims, instruction.slice_sizes
     vectors = _vectors(indices, dims.index_vector_dim)
@@ -95,7 +95,7 @@ def _targets(
     return place, inside
 
 
-def _scatter(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
+def _scatter(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
     """Updates are applied in their order; those whose window leaves the operand are skipped."""
     count = len(operands) // 2
     sources, indices, updates = operands[:count], operands[count], operands[count + 1 :]

@@ -14,10 +14,10 @@ from mpmd.compile.hlo.evaluator.values import Array, Rule, Value
 from mpmd.compile.hlo.instruction import HloInstruction
 
 if TYPE_CHECKING:
-    from mpmd.compile.hlo.evaluator.engine import Evaluator
+    from tests.support.hlo_meaning.meaning import Meaning
 
 
-def _sort(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
+def _sort(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
     """Equal elements keep their order, whether or not the sort is stable."""
     axis = instruction.dimensions[0]
     rows = [np.moveaxis(v, axis, -1) for v in operands]
@@ -29,7 +29,7 @@ def _sort(instruction: HloInstruction, operands: Sequence[Value], engine: Evalua
     return made if instruction.shape.is_tuple else made[0]
 
 
-def _merge_sort(keys: list[Array], comparator: HloComputation, engine: Evaluator) -> Array:
+def _merge_sort(keys: list[Array], comparator: HloComputation, engine: Meaning) -> Array:
     """The sorting permutation of each row of `[rows, n]` keys, bottom up, all merges of a level at once."""
     rows, size = keys[0].shape
     order = np.broadcast_to(np.arange(size), (rows, size)).copy()
@@ -59,7 +59,7 @@ def _rank(
     high: Array,
     in_first: Array,
     comparator: HloComputation,
-    engine: Evaluator,
+    engine: Meaning,
 ) -> Array:
     """How many elements of the other run come before each element: binary search, ties to the first run."""
     begin = np.broadcast_to(low, order.shape).copy()
@@ -78,12 +78,12 @@ def _rank(
     return begin - low
 
 
-def _before(comparator: HloComputation, a: list[Array], b: list[Array], engine: Evaluator) -> Array:
+def _before(comparator: HloComputation, a: list[Array], b: list[Array], engine: Meaning) -> Array:
     arguments = [value for pair in zip(a, b) for value in pair]
     return np.asarray(engine.apply(comparator, arguments, a[0].shape)).astype(bool)
 
 
-def _topk(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
+def _topk(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
     """The k largest (or smallest) of the last dim, the earlier one first on a tie; NaN is largest."""
     k, largest = cast(int, instruction.attributes["k"]), cast(bool, instruction.attributes["largest"])
     return top_k(operands[0], instruction.operands[0].shape.dtype, k, largest)

@@ -19,7 +19,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.errors import HloError
 
 if TYPE_CHECKING:
-    from mpmd.compile.hlo.evaluator.engine import Evaluator
+    from tests.support.hlo_meaning.meaning import Meaning
 
 
 def _accumulator(array: Array, dtype: str, target: str) -> Array:
@@ -51,7 +51,7 @@ def contract(a: Array, b: Array, dims: DotDims) -> Array:
     return np.matmul(left, right).reshape((*batch, *rows, *columns))
 
 
-def _dot(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
+def _dot(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
     types = [o.shape.dtype for o in instruction.operands]
     if len(operands) != 2:
         raise HloError(f"{instruction.name}: sparse dots are not supported")
@@ -60,7 +60,7 @@ def _dot(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluat
     return _finish(contract(a, b, instruction.dot_dims), target)
 
 
-def _scaled_dot(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
+def _scaled_dot(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
     """Factors times their scales, each scale covering a block of the factor."""
     if len(operands) != 4:
         raise HloError(
@@ -75,7 +75,7 @@ def _scaled_dot(instruction: HloInstruction, operands: Sequence[Value], engine: 
     return narrow(contract(scaled[0], scaled[1], instruction.dot_dims), instruction.shape.dtype)
 
 
-def _ragged_dot(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
+def _ragged_dot(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
     """`[m, k] x [g, k, n]`: rows of group g times matrix g; rows beyond the groups give zero."""
     a, b, sizes = operands
     if a.ndim != 2 or b.ndim != 3 or cast(tuple[int, ...], instruction.attributes["lhs_ragged_dims"]) != (0,):
@@ -105,7 +105,7 @@ def _spread(image: Array, axis: int, dilation: int, low: int, high: int) -> Arra
     return made
 
 
-def _convolution(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
+def _convolution(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
     dims, window = instruction.conv_dims, instruction.window
     target = instruction.shape.dtype
     features = cast(int, instruction.attributes.get("feature_group_count", 1))
@@ -155,7 +155,7 @@ def _correlate(image: Array, kernel: Array, window: Window, out_spatial: tuple[i
 # -- factorisations and transforms ------------------------------------------------------------------
 
 
-def _cholesky(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
+def _cholesky(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
     """`L L^H = a` from the lower half, or `U^H U = a` from the upper; NaN unless `a` is positive definite."""
     dtype = instruction.shape.dtype
     a = exact(operands[0], dtype)
@@ -173,7 +173,7 @@ def _cholesky(instruction: HloInstruction, operands: Sequence[Value], engine: Ev
     return narrow(np.conj(np.swapaxes(made, -1, -2)) if upper else made, dtype)
 
 
-def _triangular_solve(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
+def _triangular_solve(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
     """`op(a) x = b` or `x op(a) = b`, by substitution."""
     dtype, attributes = instruction.shape.dtype, instruction.attributes
     a, b = (exact(v, dtype) for v in operands)
@@ -201,7 +201,7 @@ _TRANSFORMS: dict[str, Callable[..., Array]] = {
 }
 
 
-def _fft(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
+def _fft(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
     kind, length = (
         instruction.attributes["fft_type"],
         cast(tuple[int, ...], instruction.attributes["fft_length"]),

@@ -20,7 +20,7 @@ from mpmd.compile.hlo.evaluator.values import Array, Rule, Value, exact, narrow,
 from mpmd.compile.hlo.instruction import HloInstruction
 
 if TYPE_CHECKING:
-    from mpmd.compile.hlo.evaluator.engine import Evaluator
+    from tests.support.hlo_meaning.meaning import Meaning
 
 _FOLDS: dict[str, Callable[..., Array]] = {
     "add": np.sum,
@@ -54,7 +54,7 @@ def fold(opcode: str, array: Array, init: Array, axes: tuple[int, ...], dtype: s
     return combine(opcode, np.asarray(init), narrow(folded, dtype), dtype)
 
 
-def _reduce(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
+def _reduce(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
     count = len(operands) // 2
     values, inits = operands[:count], operands[count:]
     axes = instruction.dimensions
@@ -96,7 +96,7 @@ def _window_places(
     return tuple(places), np.broadcast_to(inside, tuple(out))
 
 
-def _reduce_window(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
+def _reduce_window(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
     """The initial value folded with the elements of each window that are inside the array."""
     count = len(operands) // 2
     values, inits = operands[:count], operands[count:]
@@ -125,7 +125,7 @@ def _reduce_window(instruction: HloInstruction, operands: Sequence[Value], engin
     return tuple(state) if instruction.shape.is_tuple else narrow(state[0], dtype)
 
 
-def _select_and_scatter(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
+def _select_and_scatter(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
     """Each source element goes to the element of its window that `select` prefers, the first on a tie."""
     value, source, init = operands
     select, scatter = instruction.called
@@ -165,7 +165,7 @@ def _norm_parts(instruction: HloInstruction, rank: int) -> tuple[float, int, tup
     return epsilon, axis, tuple(a for a in range(rank) if a != axis)
 
 
-def _batch_norm_training(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
+def _batch_norm_training(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
     dtype = instruction.operands[0].shape.dtype
     value, scale, offset = (exact(v, dtype) for v in operands)
     epsilon, axis, rest = _norm_parts(instruction, value.ndim)
@@ -175,7 +175,7 @@ def _batch_norm_training(instruction: HloInstruction, operands: Sequence[Value],
     return narrow(made, dtype), narrow(mean, dtype), narrow(variance, dtype)
 
 
-def _batch_norm_inference(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
+def _batch_norm_inference(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
     dtype = instruction.shape.dtype
     value = exact(operands[0], dtype)
     epsilon, axis, _ = _norm_parts(instruction, value.ndim)
@@ -183,7 +183,7 @@ def _batch_norm_inference(instruction: HloInstruction, operands: Sequence[Value]
     return narrow((value - mean) / np.sqrt(variance + epsilon) * scale + offset, dtype)
 
 
-def _batch_norm_grad(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
+def _batch_norm_grad(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
     dtype = instruction.operands[0].shape.dtype
     value, scale, mean, variance, gradient = (exact(v, dtype) for v in operands)
     epsilon, axis, rest = _norm_parts(instruction, value.ndim)

@@ -1,4 +1,4 @@
-"""Rows at computed places: prefetched, non-temporal; against the evaluator."""
+"""Rows at computed places, some past the caches; against the evaluator."""
 
 import dataclasses
 
@@ -7,13 +7,11 @@ import pytest
 
 from benchmarks.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
-from mpmd.compile.backends.native_cpu.emit.prefetch import RowPrefetch
 from mpmd.compile.backends.native_cpu.emit.streaming import streamed_operands
 from mpmd.compile.backends.native_cpu.memory import aligned_empty
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.index import dim, value
-from mpmd.compile.kernels.normalise import normalise
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
 from mpmd.compile.llvm.engine import emit_assembly
 from mpmd.compile.llvm.module import Module
@@ -191,34 +189,6 @@ def test_every_sum_is_rounded(targets, dtype, combine, width, threads):
     agrees(scattered(40, width, dtype, combine), targets, threads=threads, rounding=True)
 
 
-def test_what_is_prefetched():
-    near, far = named_target("avx512"), small_caches(named_target("avx512"))
-    assert RowPrefetch.of(gathered(50, 768, "f32"), near).distances == (1,)
-    assert RowPrefetch.of(gathered(50, 64, "f32"), near).distances == (8,), "2 KB ahead"
-    assert RowPrefetch.of(gathered(50, 768, "f32"), far).distances == (4, 2)
-    assert RowPrefetch.of(gathered(50, 128, "f32"), far).distances == (24, 12)
-    found = RowPrefetch.of(normalise(embedded(50, 64, "f32")), near)
-    assert [a.operand for a in found.accesses] == [1]
-    assert RowPrefetch.of(scattered(50, 768, "f32"), far)
-
-
-def test_what_is_not_prefetched():
-    far = small_caches(named_target("avx512"))
-    assert RowPrefetch.of(gathered(1, 768, "f32"), far) is None, "there is no later row"
-    assert RowPrefetch.of(gathered(50, 8, "f32"), far) is None, "less than a line"
-    b = PlanBuilder("copy", (50, 768))
-    b.store_dense(b.operand("y", "f32", 50 * 768), b.load_dense(b.operand("x", "f32", 50 * 768)))
-    assert RowPrefetch.of(b.finish(), far) is None, "no place is computed"
-    assert RowPrefetch.of(picked(50, 768, "f32"), far) is None, "elements, not rows"
-    b = PlanBuilder("far", (50, 768))
-    at = b.load(b.operand("places", "s32", 50), dim(0))
-    for _ in range(20):
-        at = b.apply("multiply", at, at)
-    x = b.load(b.operand("x", "f32", 50 * 768), value(at) * 768 + dim(1))
-    b.store_dense(b.operand("y", "f32", 50 * 768), x)
-    assert RowPrefetch.of(b.finish(), far) is None, "a place that takes long to compute"
-
-
 def module_of(plan, target):
     module = Module(target)
     for kernel in plan_kernels(plan, target).kernels:
@@ -236,9 +206,9 @@ def test_gathered_rows_go_past_the_caches(name, dtype, result):
     near = named_target(name)
     text = assembly_of(gathered(50, 768, dtype, result), small_caches(near))
     halves = result == "bf16" and name == "avx2"  # a vector of eight bf16s is no half of a line
-    assert ("vmovnt" in text) == (not halves) and "prefetcht1" in text and "prefetcht0" not in text
+    assert ("vmovnt" in text) == (not halves)
     text = assembly_of(gathered(50, 768, dtype, result), near)
-    assert "vmovnt" not in text and "prefetcht1" not in text and "prefetcht0" in text
+    assert "vmovnt" not in text
 
 
 def test_rounded_results_go_past_the_caches():
@@ -255,6 +225,4 @@ def test_a_part_of_a_large_table_counts_as_that_part():
     at = b.load(b.operand("places", "s32", 16), dim(0))
     x = b.load(b.operand("table", "f32", 64 * 10_000), value(at) * 64 + dim(1))
     b.store_dense(b.operand("y", "f32", 16 * 64), x)
-    plan = b.finish()
-    assert streamed_operands(plan, target) == frozenset(), "what was looked up stays in a cache"
-    assert len(RowPrefetch.of(plan, target).distances) == 2, "but it comes from memory"
+    assert streamed_operands(b.finish(), target) == frozenset(), "what was looked up stays in a cache"

@@ -1,4 +1,4 @@
-"""Poison: a debug mode in which memory is overwritten as soon as its last value is dead.
+"""Poison: native code that overwrites memory as soon as its last value is dead.
 
 A read of a value after its end, or of bytes that were never written, then gives NaN (or -1) instead of
 a number that happens to be right.
@@ -6,10 +6,17 @@ a number that happens to be right.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest import mock
+
+from mpmd.compile import driver
 from mpmd.compile.buffers.assignment import BufferAssignment, Slice
+from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import dim
+from mpmd.compile.thunks.emission import Emitter, KernelPlans
 from mpmd.compile.thunks.thunk import KernelThunk, Thunk
 
 POISON = 0xFF
@@ -21,6 +28,28 @@ _NAME = "poison"
 def is_poison(thunk: Thunk) -> bool:
     """Whether a thunk only overwrites free memory."""
     return isinstance(thunk, KernelThunk) and thunk.plan.name == _NAME
+
+
+def poison(on: bool) -> AbstractContextManager[Any]:
+    """Compile meanwhile with poison, or as users do."""
+    return mock.patch.object(driver, "Emitter", PoisoningEmitter if on else Emitter)
+
+
+class PoisoningEmitter(Emitter):
+    """An emitter whose programs overwrite free memory."""
+
+    def __init__(self, assignment: BufferAssignment, plans: KernelPlans) -> None:
+        super().__init__(assignment, plans)
+        self._poison = Poison(assignment)
+        self._since: dict[HloComputation, int] = {}
+
+    def thunks_of(self, instruction: HloInstruction) -> list[Thunk]:
+        """With those that overwrite what is free afterwards."""
+        thunks, occupancy = super().thunks_of(instruction), self.assignment.occupancy
+        start = occupancy.liveness.time.spans[instruction.parent].start
+        since = self._since.get(instruction.parent, start - 1)
+        self._since[instruction.parent] = occupancy.instants[instruction]
+        return [*thunks, *self._poison.after(instruction, since)]
 
 
 class Poison:
