@@ -246,6 +246,7 @@ def infer_mesh_pipeline(o: PipelineOptions) -> list[Step]:
             "mpmd-infer-mesh-rewrite-using-analysis",
             "ops go into the fragments that use them, or into fragments of their own",
             max_clones=o.max_clones,
+            by_round=o.keep_microbatches_equal and not o.merge_after_scheduling,
         ),
         _step(
             "mpmd-infer-mesh-finalize",

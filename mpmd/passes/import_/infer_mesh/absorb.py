@@ -9,7 +9,7 @@ from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.infer_mesh import sets
 from mpmd.passes.mesh_order import mesh_order
 
-_MADE_BY = "infer_mesh_wrap_meshless_ops"
+MADE_BY = "infer_mesh_wrap_meshless_ops"
 
 
 class _Growing:
@@ -63,6 +63,7 @@ class Absorber:
         self._max_clones = max_clones
         self._growing: dict[ir.Fragment, _Growing] = {}
         self._reader: dict[ir.Assign, ir.Fragment] = {}
+        self._kept: set[ir.Assign] = set()
         self._dead: dict[ir.Op, None] = {}
         self._renamed: dict[ir.Value, ir.Value] = {}
 
@@ -89,13 +90,24 @@ class Absorber:
 
     def _may_clone(self, op: ir.Op, copies: int) -> bool:
         """Whether an op may be done several times: never if it has effects."""
-        is_trivial = len(op.operands) <= 1 and len(op.results) == 1 and not len(op.operation.regions)
-        is_cheap = copies <= self._max_clones or len(op.operands) == 0 or is_trivial
+        is_cheap = copies <= self._max_clones or len(op.operands) == 0 or is_trivial(op)
         return is_cheap and ir.is_pure(op)
 
     def retire(self, op: ir.Op) -> None:
         """Records that an op is not needed any more; nor are its users."""
         self._dead[op] = None
+
+    def keep(self, a: ir.Assign) -> None:
+        """Records that something will read an assign: what it assigns needs a fragment of its own."""
+        self._kept.add(a)
+
+    def provide(self, a: ir.Assign, there: ir.Value, where: ir.InsertionPoint) -> None:
+        """Gives an assign its value, which is on a mesh; one that no fragment grows by is not needed then."""
+        if there.type == a.result.type and a not in self._reader:
+            ir.replace_uses(a.result, there)
+            self._dead[a] = None
+        else:
+            ir.set_operand(a, 0, assigning.unassign(there, where, location=a.location))
 
     def assigns(self, op: ir.Op | ir.Value) -> list[ir.Assign]:
         """The assigns of a value, or of the results of an op, that are still needed."""
@@ -111,6 +123,7 @@ class Absorber:
                 found.setdefault(user, [])
             elif isinstance(user, ir.Assign) and user not in self._dead:
                 assigns.append(user)
+                elsewhere |= user in self._kept
                 for reader in self._readers(user):
                     if isinstance(reader, ir.Fragment):
                         found.setdefault(reader, []).append(user)
@@ -166,11 +179,16 @@ class Absorber:
         direct += [f.mesh for r in op.results for f in self._token_readers(r)]
         meshes = mesh_order([*(a.result.type.mesh for a in assigns), *direct])
         for mesh in meshes:
-            made = assigning.wrap(op, mesh, _MADE_BY, functools.partial(_is_on, mesh))
+            made = assigning.wrap(op, mesh, MADE_BY, functools.partial(_is_on, mesh))
             for old, new in zip(op.results, made.results):
                 if not assigning.is_tensor(old.type):
                     self._renamed.setdefault(old, new)
         self._dead[op] = None
+
+
+def is_trivial(op: ir.Op) -> bool:
+    """Whether an op is done several times rather than its result passed on."""
+    return len(op.operands) <= 1 and len(op.results) == 1 and not len(op.operation.regions)
 
 
 def _is_on(mesh: str, user: ir.Op) -> bool:
@@ -183,11 +201,16 @@ def _is_on(mesh: str, user: ir.Op) -> bool:
 def _moved(op: ir.Op, fragment: ir.Fragment, inside: dict[ir.Value, ir.Value]) -> dict[ir.Value, ir.Value]:
     """Moves an op to the begin of a fragment; its results there."""
     ir.move_to_start(op, fragment.body)
+    use_inside(op, inside)
+    return {r: r for r in op.results}
+
+
+def use_inside(op: ir.Op, inside: dict[ir.Value, ir.Value]) -> None:
+    """Uses `inside[v]` for `v` in an op and in its regions."""
     for inner in ir.walk(op) if len(op.operation.regions) else [op]:
         for i, value in enumerate(list(inner.operands)):
             if value in inside:
                 ir.set_operand(inner, i, inside[value])
-    return {r: r for r in op.results}
 
 
 def _copied(op: ir.Op, fragment: ir.Fragment, inside: dict[ir.Value, ir.Value]) -> dict[ir.Value, ir.Value]:

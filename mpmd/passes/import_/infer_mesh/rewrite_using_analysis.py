@@ -9,6 +9,8 @@ from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.infer_mesh import flow, sets
 from mpmd.passes.import_.infer_mesh.absorb import Absorber
 from mpmd.passes.import_.infer_mesh.loops import LoopAssignment
+from mpmd.passes.import_.infer_mesh.round_groups import OnMeshes, RoundGroups
+from mpmd.passes.merge.merge_inferred_by_round import has_microbatches
 from mpmd.passes.mesh_order import mesh_order
 from mpmd.support import diagnostics
 
@@ -25,15 +27,20 @@ class InferMeshRewriteUsingAnalysis(ModulePass):
     is trivial, is cloned into each; any other gets an inferred fragment per mesh.  Arguments and results of
     callees that are needed on several meshes are duplicated, which `mpmd.copies` records.
 
+    With `by-round`, pure ops around the microbatches of an entry function that no fragment reads are copied
+    into one fragment per mesh and round, as `mpmd-merge-inferred-by-round` would merge them later.
+
     Requires: use sets, and a use of every op.  Ensures: no meshless op; values pass between fragments through
     assigns and unassigns.  Cost: linear, but for clones.
     Source: openxla/shardy MPMD, `infer_mesh_assignment`.
 
     Attributes:
         max_clones: maximum number of fragments to which an op without a name may be copied.
+        by_round: group the ops around microbatches by mesh and round.
     """
 
     max_clones: int = 1
+    by_round: bool = False
 
     def rewrite(self, module: ir.Module) -> None:
         """Rewrites callees, then entry functions, whose calls follow the new signatures."""
@@ -49,7 +56,8 @@ class InferMeshRewriteUsingAnalysis(ModulePass):
                 _assign_args(f)
         for f in functions:
             if f.is_public:
-                bodies.rewrite(f)
+                grouped = self.by_round and has_microbatches(f) and not ir.ops(f, ir.For)
+                (bodies.rewrite_by_round if grouped else bodies.rewrite)(f)
         for f in functions:
             ir.return_types_changed(f)
 
@@ -76,12 +84,22 @@ class _Bodies:
         self._max_clones = max_clones
         self._signatures: dict[str, _Signature] = {}
 
-    def rewrite(self, body: ir.Func | ir.For) -> None:
-        """Assigns the ops of a block to fragments."""
+    def rewrite_by_round(self, f: ir.Func) -> None:
+        """Groups the ops around the microbatches of an entry function, then assigns the others."""
         absorber = Absorber(self._max_clones)
+        groups = RoundGroups(f, absorber, self._kinds)
+        groups.place()
+        self.rewrite(f, absorber, groups.there)
+        groups.finish()
+
+    def rewrite(
+        self, body: ir.Func | ir.For, absorber: Absorber | None = None, there: OnMeshes | None = None
+    ) -> None:
+        """Assigns the ops of a block to fragments; `there` has values that are on meshes already."""
+        absorber = absorber or Absorber(self._max_clones)
         for op in reversed(ir.ops(body)):
             if isinstance(op, ir.Call):
-                _rewrite_call(op, self._signature(op.callee_name), absorber)
+                _rewrite_call(op, self._signature(op.callee_name), absorber, there or {})
             elif isinstance(op, ir.For):
                 loop = LoopAssignment(op, self._symbols)
                 loop.assign_returned()
@@ -90,6 +108,14 @@ class _Bodies:
             elif flow.is_meshless(op):
                 absorber.place(op)
         absorber.finish()
+
+    def _kinds(self, call: ir.Call) -> tuple[list[list[ir.Type]], list[list[ir.Type]]]:
+        """The types on meshes of which a call takes each operand, and returns each result."""
+        signature = self._signature(call.callee_name)
+        return (
+            [[signature.kinds[k] for k in signature.args(i)] for i in range(len(call.operands))],
+            [[signature.returned[k] for k in signature.results(i)] for i in range(len(call.results))],
+        )
 
     def _signature(self, name: str) -> _Signature:
         if name not in self._signatures:
@@ -180,7 +206,7 @@ def _copies(f: ir.Func, which: str, count: int) -> list[list[int]]:
     ]
 
 
-def _rewrite_call(op: ir.Call, signature: _Signature, absorber: Absorber) -> None:
+def _rewrite_call(op: ir.Call, signature: _Signature, absorber: Absorber, there: OnMeshes) -> None:
     """Calls with operands on the meshes of the callee's arguments; results likewise."""
     where = ir.before(op)
     operands: list[ir.Value | None] = [None] * len(signature.kinds)
@@ -189,7 +215,11 @@ def _rewrite_call(op: ir.Call, signature: _Signature, absorber: Absorber) -> Non
             operands[i] = value
             continue
         for k in signature.args(i):
-            operands[k] = assigning.assign(value, signature.kinds[k], where)
+            kind = signature.kinds[k]
+            known = there.get((value, kind.mesh))
+            if known is not None and known.type != kind:
+                value, known = assigning.unassign(known, where), None
+            operands[k] = known or assigning.assign(value, kind, where)
     made = ir.rebuild(op, [v for v in operands if v is not None], signature.returned)
     results = list(made.results)
     for i, old in enumerate(op.results):
@@ -200,5 +230,5 @@ def _rewrite_call(op: ir.Call, signature: _Signature, absorber: Absorber) -> Non
         for user in absorber.assigns(old):
             # Where callees feed each other through other ops, a mesh may be missing: that is a transfer.
             there = by_mesh.get(user.result.type.mesh, results[i])
-            ir.set_operand(user, 0, assigning.unassign(there, where, location=user.location))
+            absorber.provide(user, there, where)
     absorber.retire(op)
