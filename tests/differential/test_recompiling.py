@@ -80,5 +80,5 @@ def test_shapes_that_were_forgotten_leave_nothing():
     theirs = grown(jax.jit(jax.value_and_grad(loss)))
     ours = grown(mpmd.jit(jax.value_and_grad(loss), config))
     assert max(ours.objects.values(), default=0) < SHAPES * ROUNDS / 4, ours
-    assert ours.blocks <= theirs.blocks + 16, (ours, theirs)
+    assert ours.blocks <= theirs.blocks + 40, (ours, theirs)
     assert ours.bytes <= max(0.0, theirs.bytes) + 8_000, (ours, theirs)
