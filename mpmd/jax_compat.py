@@ -566,14 +566,15 @@ def poison(connection: Any) -> None:
         stop()
 
 
-def absent_array(aval: ShapedArray, sharding: Sharding) -> jax.Array:
-    """An array all of whose devices belong to other processes: it has a type, and no data here."""
+def absent_array_maker(aval: ShapedArray, sharding: Sharding) -> Callable[[], jax.Array]:
+    """What makes arrays all of whose devices belong to other processes: with a type, and no data here."""
     from jax._src import array
 
-    make = getattr(array, "ArrayImpl", None)
+    make: Any = getattr(array, "ArrayImpl", None)
     if make is None:
-        return jax.make_array_from_single_device_arrays(aval.shape, sharding, [], dtype=aval.dtype)
-    return cast("jax.Array", make(aval, sharding, [], committed=True, _skip_checks=True))
+        public = jax.make_array_from_single_device_arrays
+        return functools.partial(public, aval.shape, sharding, [], dtype=aval.dtype)
+    return functools.partial(make, aval, sharding, [], committed=True, _skip_checks=True)
 
 
 @functools.cache

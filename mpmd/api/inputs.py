@@ -13,7 +13,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from mpmd.api.weak_types import weakly_typed
 from mpmd.errors import SignatureError
-from mpmd.jax_compat import ShapedArray, absent_array, as_key, is_key
+from mpmd.jax_compat import ShapedArray, absent_array_maker, as_key, is_key
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.graph import BufferType
 from mpmd.runtime.instructions import Feed
@@ -60,7 +60,7 @@ class InputPart:
         """The array where other processes hold it."""
         kind = self.stored
         aval = ShapedArray(kind.shape, np.dtype(kind.dtype), weak_type=self.weak)
-        return self.finished(absent_array(aval, self.sharding))
+        return self.finished(absent_array_maker(aval, self.sharding)())
 
     def finished(self, stored: jax.Array) -> jax.Array:
         """The array, from the one that its mesh stores."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -124,16 +124,18 @@ def shared_warning(own: PendingWarning) -> PendingWarning:
     return PendingWarning("\n".join(texts) if joined.index == 0 else "")
 
 
-def with_absent(
-    leaves: list[Any], program: Program, devices: MeshDevices, weak: tuple[int, ...]
-) -> list[Any]:
-    """Flat results, in which those of other processes are arrays without data here."""
+def absent_results(
+    program: Program, devices: MeshDevices, weak: Collection[int]
+) -> dict[int, Callable[[], jax.Array]]:
+    """For each result that this process may not have, what makes an array without data in its place."""
     if not isinstance(devices, WorldDevices):
-        return leaves
-    return [
-        devices.absent(program.results[k][1], k in weak) if leaf is None else leaf
-        for k, leaf in enumerate(leaves)
-    ]
+        return {}
+    return {k: devices.absent(type_, k in weak) for k, (_, type_) in program.results.items()}
+
+
+def with_absent(leaves: list[Any], absent: Mapping[int, Callable[[], jax.Array]]) -> list[Any]:
+    """Flat results, in which those of other processes are arrays without data here."""
+    return [absent[k]() if leaf is None else leaf for k, leaf in enumerate(leaves)] if absent else leaves
 
 
 def absent_value(array: jax.Array) -> AbsentValueError:

@@ -21,6 +21,7 @@ from mpmd.api.lowering import LoweringObserver, Partitioned, partition
 from mpmd.api.names import CalledNames
 from mpmd.api.pictures import PICTURES, stacked
 from mpmd.api.processes import (
+    absent_results,
     agree_on,
     cores_of_own,
     devices_of,
@@ -546,9 +547,13 @@ class Compiled:
         results, timeline = measured_timeline(executor, self._devices, leaves, meshes, self._scratch)
         return self._results(results), timeline
 
+    @functools.cached_property
+    def _absent(self) -> Mapping[int, Callable[[], jax.Array]]:
+        return absent_results(self.program, self._devices, self._weak)
+
     def _results(self, leaves: list[Any]) -> Any:
         """Flat results as the function gives them."""
-        leaves = with_absent(leaves, self.program, self._devices, self._weak)
+        leaves = with_absent(leaves, self._absent)
         for i in self._weak:
             leaves[i] = weakly_typed(leaves[i])
         for i, dtype in self._keys.items():

@@ -15,7 +15,6 @@ from mpmd.compile.hlo import (
     Shape,
     fingerprint,
     parse_module,
-    parse_shape,
     print_module,
     tuple_of,
     verify,
@@ -25,6 +24,7 @@ from mpmd.compile.hlo.literals import parse_literal, print_literal
 from mpmd.compile.hlo.opcodes import OPCODES
 from mpmd.compile.hlo.shape import array
 from tests.support.hlo_meaning import evaluate
+from tests.support.hlo_shapes import parse_shape
 from tests.support.random_hlo import FAMILIES, differences, random_case
 from tests.support.random_hlo.draft import Case
 from tests.support.random_hlo.wide import wide

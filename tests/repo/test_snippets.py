@@ -15,6 +15,7 @@ from absl import flags
 import mpmd.flags  # noqa: F401 - defines a flag for every option
 from mpmd import pipeline
 from mpmd.compile.passes import PASSES as HLO_PASSES
+from mpmd.compile.passes.groups import GROUPS
 from mpmd.passes import PASSES as MPMD_PASSES
 from tests.repo.tree import ROOT, text, tracked
 
@@ -120,7 +121,7 @@ def test_files_that_the_docs_name_exist(page):
 NAME = re.compile(r"(?<![\w/.-])(?:mpmd|hlo)-[a-z][a-z-]*[a-z]")
 FLAG = re.compile(r"--(?:no)?((?:mpmd|hlo)_[a-z_0-9]*[a-z0-9])")
 SCRIPTS = re.findall(r"^([a-z-]+) = \"mpmd\.tools", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-KNOWN_NAMES = {*MPMD_PASSES, *HLO_PASSES, *pipeline.PIPELINES, *SCRIPTS}
+KNOWN_NAMES = {*MPMD_PASSES, *HLO_PASSES, *GROUPS, *pipeline.PIPELINES, *SCRIPTS}
 TAUGHT = {"mpmd-forget-stages"}  # what a reader of CONTRIBUTING adds
 GENERATED = {"docs/flags.md", "docs/passes.md", "docs/hlo_passes.md"}
 WRITTEN = [page for page in tracked(".md") if str(page) not in GENERATED]

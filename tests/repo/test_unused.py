@@ -29,7 +29,6 @@ ENTRIES = {n for names in re.findall(r"^from mpmd[\w.]* import (.+)", PAGES, re.
 
 PASSES = {**MPMD_PASSES, **HLO_PASSES}
 FOR_TESTS = {
-    "parse_shape": "the text of one shape; modules are read as a whole",
     "named_target": "CPUs that are not here, for which tests compile",
     "runs_here": "likewise: whether this machine runs their code",
     "emit_assembly": "the instructions of a kernel",

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import collections
 import dataclasses
 import itertools
 import json
@@ -35,8 +36,7 @@ import mpmd
 from benchmarks.sleeping import OUT_OF_MEMORY, sleep
 from mpmd import jax_compat
 from mpmd.runtime.channels import remote
-from mpmd.runtime.channels.links import Links
-from mpmd.runtime.instructions import Send
+from mpmd.runtime.channels.links import MESSAGE_BITS, STEP_BITS, Links
 from mpmd.runtime.processes.world import world
 from mpmd.tools.joined import HEARTBEAT_SECONDS
 from tests.support.models import chain, dense, dense_params, regression_batch
@@ -72,7 +72,7 @@ SAYS = {
 class Fault:
     """What happens: the kind, in which of how many processes, in which step and microbatch.
 
-    Of messages that are not sent, microbatch 0 is the last one of a step.
+    Of messages that are not sent, microbatch 0 is the last one of a step, and 1 that before it.
     """
 
     kind: str
@@ -107,6 +107,7 @@ def faults() -> Iterator[Fault]:
         for shift, kind in enumerate(SAYS):
             count, process = places[(turn + shift) % len(places)]
             step = (turn // len(places) + shift) % STEPS
+            step = step or STEPS - 1 if kind == "unsent" else step
             yield Fault(kind, count, process, step, (turn // 2 + shift) % MICROBATCHES)
 
 
@@ -150,9 +151,7 @@ def train(fault: Fault, happen: Callable[[], None]) -> None:
     if fault.kind == "epoch" and here:
         remote.itertools = SkippedNumber(fault.step, happen)
     if fault.kind == "unsent" and here:
-        own = jitted.lower(params, *regression_batch()).program.part(fault.process)
-        sends = [op for stream in own.streams for op in stream.instructions if isinstance(op, Send)]
-        refuse_message(len(sends) * fault.step + len(sends) - fault.microbatch, happen)
+        refuse_message(fault.step, fault.microbatch, happen)
     for number in range(STEPS):
         now.update(step=number, calls=0)
         if here and number == fault.step:
@@ -171,13 +170,19 @@ def train(fault: Fault, happen: Callable[[], None]) -> None:
     mpmd.fetch(params)
 
 
-def refuse_message(position: int, happen: Callable[[], None]) -> None:
-    """Calls `happen` in place of offering the message of this process at a position, counted from 1."""
-    offer, positions = Links.offer, itertools.count(1)
+def refuse_message(step: int, after: int, happen: Callable[[], None]) -> None:
+    """Calls `happen` in place of offering a message of this process in a step, so many before the last one.
+
+    The first step shows how many there are.
+    """
+    offer, counts = Links.offer, collections.Counter[int]()
 
     def refusing(links: Links, number: int, arrays: Any) -> None:
-        if next(positions) == position:
-            happen()
+        of_program, at = divmod(number >> MESSAGE_BITS, 1 << STEP_BITS)
+        if of_program == 0:
+            counts[at] += 1
+            if at == step and counts[at] == counts[0] - after:
+                happen()
         offer(links, number, arrays)
 
     Links.offer = refusing  # type: ignore[method-assign]

@@ -11,7 +11,7 @@ import numpy as np
 from mpmd.api.checkpoints import files, folder
 from mpmd.api.checkpoints.pieces import Box, Leaf, LeafKind, as_box, box_of, intersection, within
 from mpmd.api.weak_types import weakly_typed
-from mpmd.jax_compat import ShapedArray, absent_array, as_key, is_key
+from mpmd.jax_compat import ShapedArray, absent_array_maker, as_key, is_key
 
 
 class CheckpointReader:
@@ -44,7 +44,8 @@ class CheckpointReader:
             return self._box(kind, box_of((slice(None),) * len(shape), shape, offset), tail, dtype)
         weak = bool(getattr(getattr(like, "aval", like), "weak_type", False))
         if not sharding.has_addressable_devices:
-            made = absent_array(ShapedArray((*shape, *tail), np.dtype(dtype), weak_type=weak), sharding)
+            aval = ShapedArray((*shape, *tail), np.dtype(dtype), weak_type=weak)
+            made = absent_array_maker(aval, sharding)()
         else:
             made = jax.make_array_from_callback(
                 (*shape, *tail),

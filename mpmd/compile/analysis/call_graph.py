@@ -7,14 +7,14 @@ from enum import Enum
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.module import HloModule
 
-_SEQUENTIAL = frozenset({"call", "while", "conditional", "async-start"})
+_SEQUENTIAL = frozenset({"call", "while", "conditional"})
 
 
 class Context(Enum):
     """How a computation is called."""
 
     SEQUENTIAL = "sequential"
-    """By call, while, conditional or an asynchronous start: its instructions run as part of the program."""
+    """By call, while or conditional: its instructions run as part of the program."""
     EMBEDDED = "embedded"
     """By fusion, reduce, sort, map and the like: its values live inside one operation."""
     BOTH = "both"

@@ -23,12 +23,6 @@ _FREE = frozenset(
         "after-all",
         "add-dependency",
         "domain",
-        "async-update",
-        "async-done",
-        "copy-done",
-        "all-reduce-done",
-        "all-gather-done",
-        "collective-permute-done",
         "partition-id",
         "replica-id",
     ]
@@ -99,7 +93,7 @@ class CostModel:
         opcode = instruction.opcode
         if opcode in _FREE:
             return Cost()
-        if opcode in ("call", "async-start"):
+        if opcode == "call":
             return self.computation(instruction.to_apply)
         if opcode == "while":
             trips = instruction.known_trip_count
@@ -159,7 +153,7 @@ def _applications(instruction: HloInstruction) -> int:
             return instruction.operands[1].shape.size * math.prod(instruction.window.sizes)
         length = first.dims[instruction.dimensions[0]]
         return first.size * max(length - 1, 0).bit_length()
-    if opcode in ("all-reduce", "all-reduce-start", "reduce-scatter"):
+    if opcode in ("all-reduce", "reduce-scatter"):
         return sum(o.shape.size for o in instruction.operands)
     return 0
 

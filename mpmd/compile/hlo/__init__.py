@@ -13,7 +13,7 @@ from mpmd.compile.hlo.layout import Layout
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.parser import parse_module
 from mpmd.compile.hlo.printer import print_module
-from mpmd.compile.hlo.shape import TOKEN, Shape, array, parse_shape, tuple_of
+from mpmd.compile.hlo.shape import TOKEN, Shape, array, tuple_of
 from mpmd.compile.hlo.verifier import verify
 
 __all__ = [
@@ -27,7 +27,6 @@ __all__ = [
     "array",
     "fingerprint",
     "parse_module",
-    "parse_shape",
     "print_module",
     "tuple_of",
     "verify",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mpmd.compile.hlo.attributes import Attribute, DotDims, GatherDims, PadDim, ScatterDims, SliceDims
+from mpmd.compile.hlo.attributes import Attribute, DotDims, GatherDims, PadDim, SliceDims
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.hlo.instruction import HloInstruction, Literal
@@ -224,17 +224,6 @@ class HloBuilder:
     ) -> HloInstruction:
         """Slices at run-time indices."""
         return self.add("gather", value, indices, gather_dims=dims, slice_sizes=tuple(sizes))
-
-    def scatter(
-        self,
-        value: HloInstruction,
-        indices: HloInstruction,
-        updates: HloInstruction,
-        dims: ScatterDims,
-        computation: HloComputation,
-    ) -> HloInstruction:
-        """Combine updates into slices at run-time indices."""
-        return self.add("scatter", value, indices, updates, scatter_dims=dims, called=(computation,))
 
     # -- tuples and control flow --------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from mpmd.compile.hlo.dtypes import DTYPES, DType
 from mpmd.compile.hlo.layout import Layout, parse_layout
-from mpmd.compile.hlo.text import TextError, closing, located
+from mpmd.compile.hlo.text import TextError, closing
 from mpmd.errors import HloError
 
 ShapeIndex = tuple[int, ...]
@@ -327,24 +327,6 @@ def tuple_of(elements: Sequence[Shape]) -> Shape:
 # -- text -------------------------------------------------------------------------------------------
 
 _parsed: weakref.WeakValueDictionary[str, Shape] = weakref.WeakValueDictionary()
-
-
-def parse_shape(text: str) -> Shape:
-    """The shape in a text such as `(f32[2,3]{1,0}, s32[])`.
-
-    Raises:
-        HloError: the text is not a shape; shows the place.
-    """
-    shape = _parsed.get(text)
-    if shape is None:
-        try:
-            shape, end = shape_at(text, 0)
-            if text[end:].strip():
-                raise TextError("nothing may follow the shape", end)
-        except TextError as error:
-            raise located(text, error, "shape") from None
-        _parsed[text] = shape
-    return shape
 
 
 def shape_at(text: str, start: int) -> tuple[Shape, int]:

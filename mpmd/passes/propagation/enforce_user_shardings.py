@@ -39,7 +39,7 @@ class EnforceUserShardings(FunctionPass):
             inputs = {i: of_result[v] for i, v in enumerate(op.inputs) if v in of_result}
             inputs |= {i: of_argument[v] for i, v in enumerate(op.inputs) if v in of_argument}
             shardings.update(op, "out_shardings", list(op.results), results)
-            shardings.update(op, "in_shardings", list(op.inputs), inputs)
+            shardings.update_operands(op, f, inputs)
 
 
 def _shortened(

@@ -60,9 +60,9 @@ class ExtractReshardsFromInterMeshTransfers(FunctionPass):
                 transfer.result, target, topology
             )
             if to_host or (not from_host and shrinks):
-                _reshard_before(transfer, source, target)
+                _reshard_before(f, transfer, source, target)
             else:
-                _reshard_after(transfer, source, target)
+                _reshard_after(f, transfer, source, target)
         reports.give()
 
 
@@ -78,7 +78,7 @@ def _local_count(value: ir.Value, sharding: shardings.Sharding | None, topology:
 
 
 def _reshard_before(
-    transfer: ir.Transfer, old: shardings.Sharding | None, new: shardings.Sharding | None
+    f: ir.Func, transfer: ir.Transfer, old: shardings.Sharding | None, new: shardings.Sharding | None
 ) -> None:
     """Gives the transfer's operand the sharding `new`, in its producer or right before the transfer."""
     value = transfer.tensor
@@ -92,7 +92,7 @@ def _reshard_before(
     others = [user for user in dict.fromkeys(ir.users(value)) if user != transfer]
     for user in others:
         if isinstance(user, ir.Fragment):
-            _read_as(user, value, new)
+            _read_as(f, user, value, new)
     others = [user for user in others if not isinstance(user, ir.Fragment)]
     if others:
         old = _replicated_like(new, value) if old is None else old
@@ -102,7 +102,7 @@ def _reshard_before(
 
 
 def _reshard_after(
-    transfer: ir.Transfer, old: shardings.Sharding | None, new: shardings.Sharding | None
+    f: ir.Func, transfer: ir.Transfer, old: shardings.Sharding | None, new: shardings.Sharding | None
 ) -> None:
     """Keeps the sharding `old` at the transfer, and changes it in the readers."""
     value = transfer.result
@@ -112,7 +112,7 @@ def _reshard_after(
     shardings.update(transfer, shardings.ARGUMENT, [value], {0: old})
     for user in users:
         if isinstance(user, ir.Fragment):
-            _read_as(user, value, old)
+            _read_as(f, user, value, old)
     others = [user for user in users if not isinstance(user, ir.Fragment)]
     if others:
         resharded = _identity(value, new, ir.after(transfer))
@@ -120,10 +120,9 @@ def _reshard_after(
             ir.replace_uses_in(value, resharded, user)
 
 
-def _read_as(fragment: ir.Fragment, value: ir.Value, sharding: shardings.Sharding) -> None:
-    inputs = list(fragment.inputs)
-    entries = {i: sharding for i, v in enumerate(inputs) if v == value}
-    shardings.update(fragment, "in_shardings", inputs, entries)
+def _read_as(f: ir.Func, fragment: ir.Fragment, value: ir.Value, sharding: shardings.Sharding) -> None:
+    entries = {i: sharding for i, v in enumerate(fragment.inputs) if v == value}
+    shardings.update_operands(fragment, f, entries)
 
 
 def _replicated_like(sharding: shardings.Sharding | None, value: ir.Value) -> shardings.Sharding:

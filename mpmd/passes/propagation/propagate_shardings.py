@@ -306,7 +306,7 @@ def _settle(f: ir.Func) -> None:
         results = list(op.results)
         shardings.update(op, _of_results(op), results, _entries(results, wanted))
         if isinstance(op, ir.Fragment):
-            shardings.update(op, "in_shardings", list(op.inputs), _entries(op.inputs, wanted))
+            shardings.update_operands(op, f, _entries(op.inputs, wanted))
     of_args = ir.attribute_dicts(f, "arg_attrs", len(f.args))
     for arg, of_arg in zip(f.args, of_args, strict=True):
         if arg in wanted:

@@ -37,7 +37,8 @@ def write(op: ir.Op, name: str, shardings: Sequence[Sharding]) -> None:
 def update(op: ir.Op, name: str, values: Sequence[ir.Value], entries: Mapping[int, Sharding]) -> None:
     """Changes some entries of a per-value attribute of an op.
 
-    If the op does not have it yet, all other entries are open: open dims on the same mesh.
+    If the op does not have it yet, all other entries are open: open dims on the same mesh.  For operands see
+    `update_operands`.
     """
     if not entries:
         return
@@ -48,6 +49,19 @@ def update(op: ir.Op, name: str, values: Sequence[ir.Value], entries: Mapping[in
     for i, sharding in entries.items():
         shardings[i] = sharding
     write(op, name, shardings)
+
+
+def update_operands(fragment: ir.Fragment, f: ir.Func, entries: Mapping[int, Sharding]) -> None:
+    """Changes the shardings with which a fragment of `f` reads some operands.
+
+    If it has none yet, it reads all others as they are defined: an open sharding would replace that of the
+    definition when shardings become types.
+    """
+    values = list(fragment.inputs)
+    if entries and not read(fragment, "in_shardings"):
+        defined = {i: of_value(value, f) for i, value in enumerate(values)}
+        entries = {i: sharding for i, sharding in defined.items() if sharding is not None} | dict(entries)
+    update(fragment, "in_shardings", values, entries)
 
 
 # Their sharding is that of a device; it does not come from propagation.

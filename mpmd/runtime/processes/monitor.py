@@ -56,7 +56,7 @@ class Monitor:
         world = self._world
         while not self._ended.is_set():
             try:
-                state = self._poll()
+                state = self.poll()
                 self._read_beats(state)
                 cause = self._cause(state)
                 if cause is not None:
@@ -69,7 +69,7 @@ class Monitor:
                 world.fail(Failure(**json.loads(state["failure"])))
                 return
 
-    def _poll(self) -> dict[str, str]:
+    def poll(self) -> dict[str, str]:
         """The shared state, once this process has written that it is alive."""
         if not self._write_progress():
             self._turn += 1

@@ -96,4 +96,6 @@ def scatter(draft: Draft) -> Case:
     numbers = attrs.ScatterDims(windows, tuple(inserted), tuple(indexed), vector, tuple(batched), places)
     draft.exact = opcode != "multiply"
     draft.terms = 16
-    return draft.finish(draft.builder.scatter(operand, indices, updates, numbers, computation))
+    return draft.finish(
+        draft.builder.add("scatter", operand, indices, updates, scatter_dims=numbers, called=(computation,))
+    )

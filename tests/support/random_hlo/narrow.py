@@ -102,7 +102,17 @@ def _indexed(draft: Draft, dtype: str) -> HloInstruction:
     updates = _small(draft, dtype, (count, width))
     called = scalar_computation(draft.module, draft.pick(("add", "maximum")), dtype)
     return build.tuple(
-        [taken, build.scatter(a, indices, updates, attrs.ScatterDims((1,), (0,), (0,), 1), called)]
+        [
+            taken,
+            build.add(
+                "scatter",
+                a,
+                indices,
+                updates,
+                scatter_dims=attrs.ScatterDims((1,), (0,), (0,), 1),
+                called=(called,),
+            ),
+        ]
     )
 
 

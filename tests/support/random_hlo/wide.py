@@ -349,7 +349,9 @@ class Wide:
             updates = self.kept_small(self.build.add("add", updates, updates))
         opcode = self.choose("add", "add", "maximum", "minimum")
         computation = self.reducer(opcode, a.shape.dtype)
-        return self.build.scatter(a, self._indices(count, depth), updates, numbers, computation)
+        return self.build.add(
+            "scatter", a, self._indices(count, depth), updates, scatter_dims=numbers, called=(computation,)
+        )
 
     def sort(self) -> HloInstruction:
         a = self.pick(*FLOATS, *INTEGERS, least=1)

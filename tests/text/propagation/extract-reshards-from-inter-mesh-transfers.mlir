@@ -97,3 +97,26 @@ func.func @unequal_meshes(%a: !m1 {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}
   %t = mpmd.transfer %a : (!m1) -> !m2
   return %t : !m2
 }
+
+// -----
+
+sdy.mesh @mesh = <["x"=2]>
+!m1 = !mpmd.mesh_tensor<"m1", tensor<8xf32>>
+!m2 = !mpmd.mesh_tensor<"m2", tensor<8xf32>>
+#topology = #mpmd.topology<<"m1" : <["x"=2]>>, <"m2" : <["x"=2]>>>
+
+// A fragment without shardings that reads one value in another sharding reads the others as they are.
+
+// CHECK-LABEL: func.func @reads_two
+// CHECK:       mpmd.fragment<mesh="m2", origin=["f"], in_shardings=[<@mesh, [{"x"}]>, <@mesh, [{"x"}]>, <@mesh, [{?}]>]>
+func.func @reads_two(%a: !m1 {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}, %b: !m2) -> !m2 attributes {topology = #topology} {
+  // expected-warning@+1 {{Found a resharding transfer}}
+  %s = mpmd.transfer %a : (!m1) -> !m2
+  %t = mpmd.transfer {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"x"}]>]>} %a : (!m1) -> !m2
+  %f = mpmd.fragment<mesh="m2", origin=["f"]> (%s, %t, %b) (%x: tensor<8xf32>, %y: tensor<8xf32>, %z: tensor<8xf32>) {
+    %0 = stablehlo.add %x, %y : tensor<8xf32>
+    %1 = stablehlo.add %0, %z : tensor<8xf32>
+    mpmd.return %1 : tensor<8xf32>
+  } : (!m2, !m2, !m2) -> !m2
+  return %f : !m2
+}

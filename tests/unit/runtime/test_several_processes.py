@@ -244,9 +244,9 @@ def test_a_poll_writes_no_beat_beside_that_of_a_step(monkeypatch):
     world = World(log, 0, 1)
     monitor = Monitor(world)
     world.progress.set()
-    monitor._poll()
+    monitor.poll()
     assert log.turns == ["step 0"]
-    monitor._poll()
+    monitor.poll()
     assert log.turns == ["step 0", "poll 1"]
 
 

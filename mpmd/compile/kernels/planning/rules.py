@@ -61,16 +61,6 @@ def _bitcast_convert(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> i
     )  # fmt: skip
 
 
-def _reduce_precision(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
-    wanted = tuple(int(str(i.attributes[f"{part}_bits"])) for part in ("exponent", "mantissa"))
-    arg, dtype = t.value(i.operands[0], at, where), i.shape.dtype
-    if wanted == {"bf16": (8, 7), "f16": (5, 10), "f32": (8, 23), "f64": (11, 52)}.get(dtype):
-        return arg
-    if (dtype, wanted) != ("f32", (8, 7)):
-        raise NoPlan(f"no kernel rounds {dtype} to this precision")
-    return t.build.convert(t.build.convert(arg, "bf16"), dtype)
-
-
 def _part(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
     """The real or imaginary part of complex numbers."""
     return t.pair(i.operands[0], at, where)[i.opcode == "imag"]
@@ -281,6 +271,5 @@ RULES.update(
         "iota": _iota,
         "pad": _pad,
         "real": _part,
-        "reduce-precision": _reduce_precision,
     }
 )

@@ -94,11 +94,11 @@ def _base(value: HloInstruction) -> HloInstruction:
 
 
 def _is_unchanged(loop: HloInstruction, number: int) -> bool:
-    """Whether an element of a loop's state is unchanged by the loop."""
+    """Whether an element of a loop's state is unchanged by the loop, and by the loops inside of it."""
     if loop.opcode != "while" or loop.operands[0].opcode != "tuple":
         return False
     body = loop.while_body
-    returned = body.root.operands[number] if body.root.opcode == "tuple" else body.root
+    returned = _base(body.root.operands[number]) if body.root.opcode == "tuple" else body.root
     same = returned.opcode == "get-tuple-element" and returned.tuple_index == number
     return same and returned.operands[0] is body.parameters[0]
 

@@ -170,18 +170,34 @@ def scatters(p: Pool) -> HloInstruction:
     kind = p.choose("row", "rows", "batched", "normal", "normal")
     if kind == "normal":
         indices, updates = p.fresh("s32", (1, 1)), p.fresh("f32", (1, m))
-        return p.build.scatter(x, indices, updates, ScatterDims((1,), (0,), (0,), 1), p.reducer("add", "f32"))
+        return p.build.add(
+            "scatter",
+            x,
+            indices,
+            updates,
+            scatter_dims=ScatterDims((1,), (0,), (0,), 1),
+            called=(p.reducer("add", "f32"),),
+        )
     if kind == "batched":
         indices, updates = p.fresh("s32", (n, 2)), p.fresh("f32", (n, 2))
         dims = ScatterDims((), (1,), (1,), 2, (0,), (0,))
-        return p.build.scatter(x, indices, updates, dims, p.reducer("add", "f32"))
+        return p.build.add(
+            "scatter", x, indices, updates, scatter_dims=dims, called=(p.reducer("add", "f32"),)
+        )
     if kind == "row":
         indices, updates = p.fresh("s32", (1,)), p.fresh("f32", (m,))
         dims = ScatterDims((0,), (0,), (0,), 0)
     else:
         indices, updates = p.fresh("s32", (3, 1)), p.fresh("f32", (3, m))
         dims = ScatterDims((1,), (0,), (0,), 1)
-    return p.build.scatter(x, indices, updates, dims, p.reducer(p.choose("add", "maximum"), "f32"))
+    return p.build.add(
+        "scatter",
+        x,
+        indices,
+        updates,
+        scatter_dims=dims,
+        called=(p.reducer(p.choose("add", "maximum"), "f32"),),
+    )
 
 
 def labels(p: Pool) -> HloInstruction:
@@ -192,7 +208,14 @@ def labels(p: Pool) -> HloInstruction:
     if p.choose("read", "add") == "read":
         return p.build.gather(x, places, GatherDims((), (0, 1), (0, 1), 1), (1, 1))
     dims = ScatterDims((), (0, 1), (0, 1), 1)
-    return p.build.scatter(p.full(0, x), places, p.fresh("f32", (n,)), dims, p.reducer("add", "f32"))
+    return p.build.add(
+        "scatter",
+        p.full(0, x),
+        places,
+        p.fresh("f32", (n,)),
+        scatter_dims=dims,
+        called=(p.reducer("add", "f32"),),
+    )
 
 
 def sorts(p: Pool) -> HloInstruction:

@@ -7,9 +7,10 @@ import threading
 import numpy as np
 import pytest
 
-from mpmd.compile.hlo import TOKEN, Layout, Shape, array, parse_shape, tuple_of
+from mpmd.compile.hlo import TOKEN, Layout, Shape, array, tuple_of
 from mpmd.compile.hlo.dtypes import DTYPES, dtype_of
 from mpmd.errors import HloError
+from tests.support.hlo_shapes import parse_shape
 
 THREADS, SIZES = 4, 300
 

@@ -47,7 +47,7 @@ class LoopKernel(PlanKernel):
             return 1
         extent = plan.extents[-1]
         pieces = max(1, min(_MIN_UNITS // max(self._outer, 1), extent // _MIN_ELEMENTS))
-        block = self._writer.unroll * self.target.lanes()
+        block = self._unroll * self.target.lanes()
         return max(1, -(-extent // (pieces * block)) * block)
 
     @property
@@ -60,9 +60,9 @@ class LoopKernel(PlanKernel):
         return self._outer * self._pieces if self.plan.size else 0
 
     @cached_property
-    def _writer(self) -> RowWriter:
-        fitting = vectors_at_once(self.plan, self.target, stored_nodes(self.plan.stores))
-        return RowWriter(self.plan, self.target.lanes(), fitting)
+    def _unroll(self) -> int:
+        """Vectors of a round."""
+        return vectors_at_once(self.plan, self.target, stored_nodes(self.plan.stores))
 
     def emit(self, module: Module) -> Sequence[SharedFunction]:
         """Add the kernel to a module."""
@@ -81,7 +81,7 @@ class LoopKernel(PlanKernel):
             return
         lanes = self.target.lanes() if plan.rank else 1
         start.hoist(range(len(plan.nodes)), lanes)
-        last, outer_dims, writer = plan.rank - 1, range(plan.rank - 1), self._writer
+        last, outer_dims = plan.rank - 1, range(plan.rank - 1)
         with f.loop(begin, end) as unit:
             if not plan.rank:
                 store_all([start.inside()])
@@ -91,38 +91,26 @@ class LoopKernel(PlanKernel):
             scope.hoist(range(len(plan.nodes)), lanes)
             low = f.imul(f.irem(unit.i, self._pieces), self._piece)
             high = f.imin(f.iadd(low, self._piece), plan.extents[last])
-            writer.write(scope, low, high)
+            write_row(scope, low, high, lanes, self._unroll)
 
 
-@dataclass(frozen=True)
-class RowWriter:
-    """Computes and stores everything along the last dim.
+def write_row(scope: Scope, low: Position, high: Position, lanes: int, unroll: int) -> None:
+    """Compute and store everything in `[low, high)` of the last dim.
 
-    Attributes:
-        plan: the computation.
+    Args:
+        scope: knows the row.
+        low: the first element, a multiple of a round's.
+        high: the element after the last one: another multiple, or the row's end.
         lanes: of a vector.
-        unroll: vectors of a round; pieces of a row start at multiples of them.
+        unroll: vectors of a round.
     """
 
-    plan: KernelPlan
-    lanes: int
-    unroll: int
+    def body(parts: list[Lanes], values: list[Value]) -> list[Value]:
+        store_all([scope.inside(lanes=part) for part in parts])
+        return values
 
-    def write(self, scope: Scope, low: Position, high: Position) -> None:
-        """Everything in `[low, high)` of a row.
-
-        Args:
-            scope: knows the row.
-            low: the first element, a multiple of a round's.
-            high: the element after the last one: another multiple, or the row's end.
-        """
-        f, last, extent = scope.f, self.plan.rank - 1, self.plan.extents[-1]
-
-        def body(parts: list[Lanes], values: list[Value]) -> list[Value]:
-            store_all([scope.inside(lanes=part) for part in parts])
-            return values
-
-        vector_loop(f, last, low, high, extent, self.lanes, self.unroll, (), body)
+    last = scope.plan.rank - 1
+    vector_loop(scope.f, last, low, high, scope.plan.extents[last], lanes, unroll, (), body)
 
 
 def stored_nodes(stores: Sequence[Store]) -> list[int]:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from mpmd.compile.backends.native_cpu.emit.loop import RowWriter, store_all, stored_nodes
+from mpmd.compile.backends.native_cpu.emit.loop import store_all, stored_nodes, write_row
 from mpmd.compile.backends.native_cpu.emit.nest import product, unflatten
 from mpmd.compile.backends.native_cpu.emit.plan_kernel import PlanKernel
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
@@ -38,12 +38,10 @@ class ScatterKernel(PlanKernel):
     apart: bool
 
     @cached_property
-    def _writer(self) -> RowWriter:
-        (_, plan), target = self._guarded, self.target
-        if not self.apart:
-            return RowWriter(plan, target.lanes(), 1)
-        fitting = vectors_at_once(plan, target, stored_nodes(plan.stores))
-        return RowWriter(plan, target.lanes(), fitting)
+    def _unroll(self) -> int:
+        """Vectors of a round."""
+        _, plan = self._guarded
+        return vectors_at_once(plan, self.target, stored_nodes(plan.stores)) if self.apart else 1
 
     @cached_property
     def _guarded(self) -> tuple[int, KernelPlan]:
@@ -61,7 +59,7 @@ class ScatterKernel(PlanKernel):
         extent = self.plan.extents[-1]
         if not self.apart:
             return max(1, extent)
-        block = self._writer.unroll * self.target.lanes()
+        block = self._unroll * self.target.lanes()
         return -(-extent // (_MIN_UNITS * block)) * block
 
     @property
@@ -90,16 +88,16 @@ class ScatterKernel(PlanKernel):
             return
         low = f.imul(begin, self._piece)
         high = f.imin(f.imul(end, self._piece), plan.extents[-1])
-        outer, writer = range(plan.rank - 1), self._writer
+        outer = range(plan.rank - 1)
         rows = product(plan.extents, outer)
         with f.loop(0, rows) as row:
             scope = start.inside(unflatten(f, row.i, outer, plan.extents))
             scope.hoist(range(len(plan.nodes)), lanes)
             if guard < 0:
-                writer.write(scope, low, high)
+                write_row(scope, low, high, lanes, self._unroll)
             else:
                 with f.when(scope.value(guard)):
-                    writer.write(scope, low, high)
+                    write_row(scope, low, high, lanes, self._unroll)
 
 
 def pieces_apart(plan: KernelPlan, in_place: Collection[int] = ()) -> bool:

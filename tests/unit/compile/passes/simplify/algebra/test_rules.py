@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mpmd.compile.hlo import HloBuilder, HloModule, parse_shape, print_module, verify
+from mpmd.compile.hlo import HloBuilder, HloModule, print_module, verify
 from mpmd.compile.hlo.attributes import DotDims, PadDim
 from mpmd.compile.passes.rewriter import Rewriter
 from mpmd.compile.passes.simplify import algebra
 from tests.support.hlo_meaning import evaluate
+from tests.support.hlo_shapes import parse_shape
 from tests.support.rule_examples import EXAMPLES, F, k, total, turned
 
 SPECIAL = [0.0, -0.0, 1.0, -1.5, np.inf, -np.inf, np.nan, 3e38, 1e-30, 2.0]
