@@ -102,9 +102,10 @@ class Absorber:
         self._kept.add(a)
 
     def provide(self, a: ir.Assign, there: ir.Value, where: ir.InsertionPoint) -> None:
-        """Gives an assign its value, which is on a mesh; one that no fragment grows by is not needed then."""
-        if there.type == a.result.type and a not in self._reader:
+        """Gives an assign its value, which is on a mesh: in fragments that grow, too."""
+        if there.type == a.result.type:
             ir.replace_uses(a.result, there)
+            self._renamed[a.result] = there
             self._dead[a] = None
         else:
             ir.set_operand(a, 0, assigning.unassign(there, where, location=a.location))

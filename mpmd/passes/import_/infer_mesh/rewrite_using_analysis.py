@@ -27,11 +27,11 @@ class InferMeshRewriteUsingAnalysis(ModulePass):
     is trivial, is cloned into each; any other gets an inferred fragment per mesh.  Arguments and results of
     callees that are needed on several meshes are duplicated, which `mpmd.copies` records.
 
-    With `by-round`, pure ops around the microbatches of an entry function that no fragment reads are copied
+    With `by-round`, pure ops around the microbatches of an entry function that no fragment reads move
     into one fragment per mesh and round, as `mpmd-merge-inferred-by-round` would merge them later.
 
     Requires: use sets, and a use of every op.  Ensures: no meshless op; values pass between fragments through
-    assigns and unassigns.  Cost: linear, but for clones.
+    assigns and unassigns, or directly on one mesh.  Cost: linear, but for clones.
     Source: openxla/shardy MPMD, `infer_mesh_assignment`.
 
     Attributes:
