@@ -23,7 +23,6 @@ from mpmd.errors import ProgramError
 from mpmd.runtime.channels.links import MESSAGE_BITS, Links, message_number
 from mpmd.runtime.channels.mesh_devices import LocalChannels, MeshDevices
 from mpmd.runtime.channels.outbox import Outbox
-from mpmd.runtime.channels.packing import leaving_together, pack, packed_size, unpacker
 from mpmd.runtime.channels.partly_here import has_parts_for
 from mpmd.runtime.channels.protocol import Channel
 from mpmd.runtime.channels.reshard import (
@@ -58,23 +57,6 @@ class RemoteMessage:
     join: Callable[[Sequence[jax.Array]], jax.Array]
 
 
-@dataclasses.dataclass(frozen=True)
-class Packet:
-    """Messages of one channel that leave as one, see `packing`.
-
-    Attributes:
-        sequences: their numbers in the channel, in the order of the sends.
-        number: that of the first one.
-        type: of the array that is pulled.
-        unpack: the arrays of the receiver.
-    """
-
-    sequences: tuple[int, ...]
-    number: int
-    type: jax.ShapeDtypeStruct
-    unpack: Callable[[jax.Array], Sequence[jax.Array]]
-
-
 class RemoteChannel:
     """One direction between meshes of two processes, for one step; this process has one of them."""
 
@@ -83,7 +65,7 @@ class RemoteChannel:
         links: Links,
         sender: int,
         outbox: Outbox | None,
-        messages: Mapping[int, RemoteMessage | Packet],
+        messages: Mapping[int, RemoteMessage],
         number: Callable[[int], int],
     ) -> None:
         """Takes the index of the sending process, its outbox if that is this one, the messages, and the
@@ -91,29 +73,17 @@ class RemoteChannel:
         """
         self._links, self._sender, self._outbox = links, sender, outbox
         self._messages, self._number = messages, number
-        self._leaving: list[jax.Array] = []
-        self._arrived: dict[int, jax.Array] = {}
 
     def send(self, sequence: int, array: jax.Array) -> None:
         """Offers `array` when it is computed."""
         message = self._messages[sequence]
-        assert self._outbox is not None
-        if isinstance(message, Packet):
-            self._leaving.append(array)
-            if sequence == message.sequences[-1]:
-                self._outbox.put(self._number(message.number), [pack(*self._leaving)])
-                self._leaving = []
-        elif message.types:
+        if message.types:
+            assert self._outbox is not None
             self._outbox.put(self._number(message.number), message.split(array))
 
     def recv(self, sequence: int) -> jax.Array:
         """RemoteMessage `sequence`, which may not have been sent yet."""
         message = self._messages[sequence]
-        if isinstance(message, Packet):
-            if sequence not in self._arrived:
-                (bits,) = self._links.pull(self._sender, self._number(message.number), (message.type,))
-                self._arrived.update(zip(message.sequences, message.unpack(bits), strict=True))
-            return self._arrived.pop(sequence)
         if not message.types:
             return message.join(())
         return message.join(self._links.pull(self._sender, self._number(message.number), message.types))
@@ -196,7 +166,7 @@ class WorldDevices(MeshDevices):
         ends = [{*self._processes[c.source], *self._processes[c.target]} for c in program.channels]
         return frozenset(k for k, end in enumerate(ends) if end == {self._process})
 
-    def _messages(self, program: Program) -> dict[int, dict[int, RemoteMessage | Packet] | SpanningMessages]:
+    def _messages(self, program: Program) -> dict[int, dict[int, RemoteMessage] | SpanningMessages]:
         """The messages of every channel between processes, one end of which is here."""
         sources = {
             (op.channel, op.sequence): stream.buffers[op.buffer].type
@@ -204,7 +174,7 @@ class WorldDevices(MeshDevices):
             for op in stream.instructions
             if isinstance(op, Send)
         }
-        found: dict[int, dict[int, RemoteMessage | Packet] | SpanningMessages] = {}
+        found: dict[int, dict[int, RemoteMessage] | SpanningMessages] = {}
         count = 0
         for number, channel in enumerate(program.channels):
             senders, receivers = self._processes[channel.source], self._processes[channel.target]
@@ -215,7 +185,7 @@ class WorldDevices(MeshDevices):
                 found[number] = {
                     k: self._message(count + k, sources[number, k], target)
                     for k, target in enumerate(channel.types)
-                } | self._packets(program, number, count)
+                }
             elif self._process in (*senders, *receivers):
                 found[number] = SpanningMessages(
                     (k, self._spanning(count + k * pairs, sources[number, k], target))
@@ -224,22 +194,6 @@ class WorldDevices(MeshDevices):
             count += len(channel.types) * pairs
         if count >= 1 << MESSAGE_BITS:
             raise ProgramError(f"a step has {count} messages between processes; {1 << MESSAGE_BITS} fit")
-        return found
-
-    def _packets(self, program: Program, number: int, first: int) -> dict[int, Packet]:
-        """The packets of a channel whose messages are numbered from `first`, each under all its messages."""
-        channel = program.channels[number]
-        if any(self._meshes[mesh].size > 1 for mesh in (channel.source, channel.target)):
-            return {}
-        (stream,) = (stream for stream in program.streams if stream.mesh == channel.source)
-        found: dict[int, Packet] = {}
-        for sequences in leaving_together(stream, number):
-            types = [channel.types[k] for k in sequences]
-            if any(type_.memory_kind is not None for type_ in types):
-                continue
-            bits = jax.ShapeDtypeStruct((packed_size(types),), np.uint32, sharding=self.sharding(types[0]))
-            packet = Packet(sequences, first + sequences[0], bits, unpacker(types))
-            found |= dict.fromkeys(sequences, packet)
         return found
 
     def _spanning(self, number: int, source: BufferType, target: BufferType) -> SpanningMessage:
