@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mpmd.runtime.channels.links import Links
+from mpmd.runtime.channels.reshard import assembling
 from tests.support import training_in_processes
 
 _MAX_PAUSE = 0.004
@@ -41,7 +42,8 @@ def check_messages() -> None:
 
     def checked_pull(self, process, number, types):
         arrays = pull(self, process, number, types)
-        waiting.append((number, [jnp.copy(array) for array in arrays]))  # the step may consume them
+        with assembling():  # the message may depend on fragments that are issued after the copy
+            waiting.append((number, [jnp.copy(array) for array in arrays]))  # the step may consume them
         time.sleep(chance.random() * _MAX_PAUSE / 4)
         return arrays
 
