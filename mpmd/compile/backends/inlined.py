@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.extend.core import Primitive
 from jax.extend.mlir import ir as mlir
 from jax.interpreters import mlir as jax_mlir
@@ -18,33 +14,6 @@ from mpmd.jax_compat import ShapedArray
 
 INLINE_BELOW_FLOPS = 1000
 """XLA on CPU runs a program of fewer operations in the thread that calls it; custom calls count none."""
-
-_BALLAST = (8, 16)
-
-
-def ballast() -> Any:
-    """An operand that costs less than a microsecond and counts as work: a product of two small constants.
-
-    Products are calls of a library, so that XLA has no code to generate.  The numbers have no pattern, or XLA
-    would generate an iota or a splat; the barrier keeps the product from being folded.
-    """
-    rows, columns = _BALLAST
-    numbers = np.sin(np.arange(rows * columns, dtype=np.float32)).reshape(_BALLAST)
-    hidden = jax.lax.optimization_barrier(numbers)
-    return jax.lax.dot(hidden, numbers.reshape(columns, rows))
-
-
-def with_counted_work(results: Sequence[Any]) -> list[Any]:
-    """The same results of a program that XLA hands to another thread: the smallest depends on `ballast`."""
-    made = list(results)
-    least = min(range(len(made)), key=lambda k: made[k].size, default=None)
-    if least is not None:
-        never = jnp.isinf(ballast()[0, 0])
-        made[least] = jax.lax.select(
-            jnp.broadcast_to(never, made[least].shape), jnp.zeros_like(made[least]), made[least]
-        )
-    return made
-
 
 module_p = Primitive("mpmd_fragment")
 module_p.multiple_results = True

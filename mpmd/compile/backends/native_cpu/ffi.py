@@ -17,7 +17,6 @@ import numpy as np
 from mpmd.compile.backends.ffi.custom_call import ATTRIBUTE, TARGET_NAME
 from mpmd.compile.backends.ffi.frame import check_version
 from mpmd.compile.backends.ffi.loaded import LoadedPrograms, ProgramLoad
-from mpmd.compile.backends.inlined import ballast
 from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram
 from mpmd.compile.backends.native_cpu.meeting import (
     BACK_OFF_LIMIT,
@@ -80,11 +79,28 @@ class RegisteredProgram:
             large: whether it is so much work that the caller should not wait for it.
         """
         if large:
-            arguments = (*arguments, ballast())
+            arguments = (*arguments, _ballast())
         call = jax.ffi.ffi_call(
             TARGET_NAME, list(results), input_output_aliases=dict(aliases or {}), has_side_effect=False
         )
         return call(*arguments, **{ATTRIBUTE: np.int64(self.index)})
+
+
+# XLA on CPU counts the operations of a program, those of custom calls as none, and runs one with fewer than a
+# thousand in the thread that calls it, in which nothing else is issued meanwhile.
+_BALLAST = (8, 16)
+
+
+def _ballast() -> Any:
+    """An operand that costs less than a microsecond and counts as work: a product of two small constants.
+
+    Products are calls of a library, so that XLA has no code to generate.  The numbers have no pattern, or XLA
+    would generate an iota or a splat; the barrier keeps the product from being folded.
+    """
+    rows, columns = _BALLAST
+    numbers = np.sin(np.arange(rows * columns, dtype=np.float32)).reshape(_BALLAST)
+    hidden = jax.lax.optimization_barrier(numbers)
+    return jax.lax.dot(hidden, numbers.reshape(columns, rows))
 
 
 _PROGRAMS: LoadedPrograms[RegisteredProgram] = LoadedPrograms()

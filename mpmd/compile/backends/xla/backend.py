@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from mpmd import jax_compat
 from mpmd.compile.backends.compiled import CompiledFragment, compiled_function
-from mpmd.compile.backends.inlined import INLINE_BELOW_FLOPS, module_p, with_counted_work
+from mpmd.compile.backends.inlined import INLINE_BELOW_FLOPS, module_p
 from mpmd.compile.executable import unknown_text
 from mpmd.compile.fragment import FragmentModule
 
@@ -21,9 +21,6 @@ _COLLECTIVE = re.compile(
     r"\b(all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute|collective-broadcast|ragged-all-to-all)"
     r"(-start)?\("
 )
-_DISPATCH_BYTES = 1 << 20
-"""To write so many bytes takes about as long as a dispatch to another thread, 50 us."""
-
 _NO_WORK = frozenset(
     {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement"}
 )
@@ -84,15 +81,6 @@ class XlaExecutable(CompiledFragment):
         return {**costs, "fallbacks": 1.0} if self.reasons else costs
 
 
-def _blocks_its_caller(made: XlaExecutable) -> bool:
-    """Whether XLA on CPU runs it in the thread that issues, for longer than a dispatch to another takes."""
-    if len(made.devices) > 1 or made.devices[0].platform != "cpu" or not made.asynchronous:
-        return False
-    costs = made.cost_analysis()
-    inline = costs.get("flops", 0.0) < INLINE_BELOW_FLOPS
-    return inline and costs.get("bytes accessed", 0.0) > _DISPATCH_BYTES
-
-
 @dataclasses.dataclass(frozen=True)
 class XlaBackend:
     """Passes fragments to the PJRT client of a mesh."""
@@ -108,10 +96,7 @@ class XlaBackend:
             )
 
         compiled = compiled_function(run, fragment, mesh)
-        made = XlaExecutable(fragment, compiled, tuple(mesh.devices.flat))
-        if _blocks_its_caller(made):
-            made.compiled = compiled_function(lambda *arrays: with_counted_work(run(*arrays)), fragment, mesh)
-        return made
+        return XlaExecutable(fragment, compiled, tuple(mesh.devices.flat))
 
     def relocate(
         self, executable: XlaExecutable, fragment: FragmentModule, mesh: Mesh
