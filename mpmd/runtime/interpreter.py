@@ -153,12 +153,12 @@ class PendingCalls:
         if len(self.unfinished) < unfinished:
             return
         room = unfinished - unfinished // 4
+        check()
         while (surplus := len(self.unfinished) - room) >= 0:
-            check()
             last, first = self.unfinished[surplus], self.unfinished[0]
             wait_for(last.handle, check)  # calls of a mesh end in order
             wait_for(first.handle, check)  # unless it is unknown when the last one ends
-            self.forget_finished()
+            check()
 
 
 class CallFailed(Exception):

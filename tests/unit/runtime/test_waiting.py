@@ -102,6 +102,25 @@ def test_a_full_queue_waits_for_a_quarter_of_its_calls(limit, left):
             pending.make_room(frame, left)
 
 
+@pytest.mark.parametrize("looks", range(12))
+def test_calls_may_end_at_any_moment_of_a_wait(looks):
+    """Those that ended are forgotten whenever somebody looks: an index found before a look is stale after it."""
+    left = looks
+
+    class EndsAfterLooks(Array):
+        def is_ready(self):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                self.ready.set()
+            return super().is_ready()
+
+    pending, limit = PendingCalls("m"), 8
+    pending.unfinished.extend(Unfinished(0, None, EndsAfterLooks()) for _ in range(limit))
+    pending.make_room(types.SimpleNamespace(stopped=False), limit)
+    assert not pending.unfinished
+
+
 @pytest.mark.slow
 def test_a_process_that_was_interrupted_ends_well():
     """Its wait is still in XLA when it ends."""
