@@ -6,6 +6,8 @@ import math
 import struct
 from functools import lru_cache
 
+from mpmd.support.memoisation import memoised
+
 FLOAT_BITS = {"half": 16, "bfloat": 16, "float": 32, "double": 64}
 
 
@@ -109,7 +111,7 @@ def _bfloat_bits(value: float) -> int:
     return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 & 0xFFFF
 
 
-@lru_cache(maxsize=4096)
+@memoised()
 def _scalar_text(value: float | int, element: str, sign: float) -> str:
     if element == "ptr":
         return "null"
