@@ -204,12 +204,12 @@ class Lowering:
             try:
                 made = rule(site)
             except HloError as error:
-                raise site.error(str(error)) from error
+                raise site.fault(str(error)) from error
             results = [made] if isinstance(made, HloInstruction) else made
             self._mark(operation, results)
             for number, value, shape in zip(operation.results, results, operation.shapes):
                 if value.shape.logical is not shape.logical:
-                    raise site.error(f"it became {value.shape}, expected {shape}")
+                    raise site.fault(f"it became {value.shape}, expected {shape}")
                 values[number] = value
                 if value.opcode == "constant":
                     self._constants[number] = value

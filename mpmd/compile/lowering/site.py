@@ -11,7 +11,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import Shape
 from mpmd.compile.lowering.program import Block, Operation
-from mpmd.errors import CompileError
+from mpmd.errors import CompileError, HloError
 
 if TYPE_CHECKING:
     from mpmd.compile.lowering.lower import Lowering
@@ -74,10 +74,17 @@ class LoweringSite:
         return [self.build.element(value, i) for i in range(len(self.operation.results))]
 
     def error(self, why: str) -> CompileError:
-        """An error that names the operation and its source."""
+        """There is no HLO for the operation; names it and its source."""
+        return CompileError(f"cannot lower {self._described()}: {why}")
+
+    def fault(self, why: str) -> HloError:
+        """Lowering a valid operation made invalid HLO: a fault of the rule."""
+        return HloError(f"lowering {self._described()} went wrong: {why}")
+
+    def _described(self) -> str:
         source = f" (from {self.operation.source})" if self.operation.source else ""
         operands = ", ".join(str(o.shape) for o in self.operands)
-        return CompileError(f"cannot lower {self.name}({operands}){source}: {why}")
+        return f"{self.name}({operands}){source}"
 
 
 Rule = Callable[[LoweringSite], HloInstruction | Sequence[HloInstruction]]

@@ -13,7 +13,7 @@ from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.thunks.costs import fragment_costs
 from mpmd.compile.thunks.thunk import Thunk
-from mpmd.errors import CompileError
+from mpmd.errors import CompileError, HloError
 
 DEVICE = "cpu"
 """The device for which kernels are planned and priced: a description, so that pages are reproducible."""
@@ -63,7 +63,7 @@ def kernels_of(fragments: Mapping[str, FragmentModule], axes: Mapping[str, Any])
 def _kernels(fragment: FragmentModule, axes: Mapping[str, int]) -> Any:
     try:
         prepared = prepare_fragment(fragment, DESCRIBED[DEVICE](), axes=axes)
-    except CompileError as error:
+    except (CompileError, HloError) as error:
         return f"XLA compiles this fragment: {str(error).splitlines()[0]}"
     nodes = kernel_graph(prepared)
     if len(nodes) > MAX_KERNELS:

@@ -104,7 +104,7 @@ def test_a_full_queue_waits_for_a_quarter_of_its_calls(limit, left):
 
 @pytest.mark.parametrize("looks", range(12))
 def test_calls_may_end_at_any_moment_of_a_wait(looks):
-    """Those that ended are forgotten whenever somebody looks: an index found before a look is stale after it."""
+    """Whoever looks forgets those that ended: an index found before a look is stale after it."""
     left = looks
 
     class EndsAfterLooks(Array):

@@ -13,6 +13,7 @@ from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.cache import DiskCache
 from mpmd.compile.compiler import FallbackBackend
 from mpmd.compile.dump import Dump
+from mpmd.compile.lowering.lower import RULES
 from mpmd.compile.options import CompileOptions
 from mpmd.compile.thunks import miscompiled
 from mpmd.compile.thunks.emission import Emitter
@@ -70,6 +71,16 @@ def test_a_failure_of_the_compiler_is_reported_and_xla_compiles(monkeypatch, tmp
         f"please report this; the text of the program is in {file}",
     )
     assert "HloError: dot has no attribute 'x'" in file.read_text()
+
+
+def test_a_rule_that_makes_another_shape_is_a_failure_of_the_compiler(monkeypatch, tmp_path):
+    """Not an operation for which there is no code, which is nothing to report."""
+    monkeypatch.setitem(RULES, "stablehlo.reduce", lambda site: site.operands[0])
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    made = by_native()
+    assert made.reasons[0] == "the native compiler failed on it; the results of XLA are right"
+    (file,) = tmp_path.glob("mpmd-*-miscompiled.txt")
+    assert re.search(r"lowering stablehlo.reduce\(f32\[8,8\].* went wrong: it became", file.read_text())
 
 
 def test_with_a_dump_the_report_is_in_it(broken, tmp_path):
