@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -118,6 +119,39 @@ def test_a_batch_that_is_not_divisible():
 
     with pytest.raises(SignatureError, match="a batch cannot be split into 3 equal microbatches"):
         mpmd.jit(step, config()).lower(jnp.ones(4), X)
+
+
+def _product(w, x):
+    return w * x
+
+
+def _total(w, x):
+    return (w * x).sum()
+
+
+@pytest.mark.parametrize(
+    ("result", "has_aux", "message"),
+    [
+        (_product, False, r"must return a scalar, got float32\[4, 4\]\n"),
+        (jax.value_and_grad(_total), False, "not jax.value_and_grad of it; if it returns"),
+        (
+            lambda w, x: (_total(w, x), {"x": x}),
+            False,
+            r"got \(float32\[\], {x: float32\[4, 4\]}\)\n.*has_aux",
+        ),
+        (lambda w, x: {"loss": _total(w, x)}, False, r"got {loss: float32\[\]}\n"),
+        (lambda w, x: None, False, "got None\n"),
+        (_total, True, r"must return \(loss, aux\), got float32\[\]\n"),
+        (lambda w, x: (_product(w, x), x), True, r"must return a scalar, got float32\[4, 4\]\n"),
+    ],
+)
+def test_a_loss_that_is_no_scalar(result, has_aux, message):
+    def step(w, x):
+        return mpmd.accumulate_gradients(result, 2, has_aux=has_aux)(w, x)
+
+    with pytest.raises(SignatureError) as caught:
+        mpmd.jit(step, config()).lower(jnp.ones(4), X)
+    assert re.search(message, f"{caught.value}\n")
 
 
 def test_nested_names_on_different_meshes():
