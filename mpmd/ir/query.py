@@ -50,20 +50,29 @@ def ops(where: Any, kind: type | tuple[type, ...] = Op) -> list[Any]:
 def walk(where: Any, kind: type | tuple[type, ...] = Op) -> list[Any]:
     """All ops inside an op, at any depth, the op itself included; outer before inner."""
     found: list[Any] = []
-    _collect([where.operation.opview], kind, found)
+    if kind is Op:
+        _collect([where.operation.opview], found)
+        return found
+    names = {k.OPERATION_NAME for k in (kind if isinstance(kind, tuple) else (kind,))}
+
+    def visit(operation: ir.Operation) -> ir.WalkResult:
+        if operation.name in names:  # a view of each op takes as long as the traversal
+            found.append(operation.opview)
+        return ir.WalkResult.ADVANCE
+
+    where.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
     return found
 
 
-def _collect(some: Iterable[Op], kind: type | tuple[type, ...], found: list[Any]) -> None:
-    """Half the time of MLIR's traversal, which calls back for each op.  A closure would keep all ops."""
+def _collect(some: Iterable[Op], found: list[Any]) -> None:
+    """Half the time of MLIR's traversal, which calls back for each op."""
     for op in some:
-        if kind is Op or isinstance(op, kind):
-            found.append(op)
+        found.append(op)
         regions = op.operation.regions
         if len(regions):
             for region in regions:
                 for block in region:
-                    _collect(block.operations, kind, found)
+                    _collect(block.operations, found)
 
 
 def fragments(f: Func) -> list[Fragment]:

@@ -60,12 +60,16 @@ def _round(f: ir.Func) -> bool:
     pending = dict.fromkeys(ir.fragments(f))
     while pending:
         root, _ = pending.popitem()
+        merged = False
         while is_root(root):
             found = inferred_producer(root) or inferred_consumer(root)
             if found is None:
                 break
             pending.pop(found, None)
-            root, any_merged = absorbed(root, found), True
+            root, merged = absorbed(root, found), True
+        if merged:
+            _constants_first(root)
+            any_merged = True
     return any_merged
 
 
@@ -132,7 +136,6 @@ def absorbed(root: ir.Fragment, other: ir.Fragment) -> ir.Fragment:
         ir.put(merged, name, attribute)
     if makers:
         merged.inferred_by = makers
-    _constants_first(merged)
     return merged
 
 
