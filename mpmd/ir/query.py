@@ -53,7 +53,8 @@ def walk(where: Any, kind: type | tuple[type, ...] = Op) -> list[Any]:
     if kind is Op:
         _collect([where.operation.opview], found)
         return found
-    names = {k.OPERATION_NAME for k in (kind if isinstance(kind, tuple) else (kind,))}
+    kinds: tuple[Any, ...] = kind if isinstance(kind, tuple) else (kind,)
+    names = {k.OPERATION_NAME for k in kinds}
 
     def visit(operation: ir.Operation) -> ir.WalkResult:
         if operation.name in names:  # a view of each op takes as long as the traversal

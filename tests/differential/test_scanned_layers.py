@@ -159,8 +159,8 @@ def test_a_step_that_is_not_finite_is_skipped_on_every_mesh():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["scanned", "half_precision_stack"])
-def test_a_step_with_loss_scaling_an_average_of_the_weights_and_labels_sends_no_rows(model):
+@pytest.mark.parametrize(("model", "tolerance"), [("scanned", 1e-5), ("half_precision_stack", 1e-4)])
+def test_a_step_with_loss_scaling_an_average_of_the_weights_and_labels_sends_no_rows(model, tolerance):
     """The loss closes over a scale that is halved where gradients are not finite."""
     params, loss, batch, pattern = SCANNED[model]()
     labels = {k: jax.tree.map(lambda _, k=k: "head" if k == "head" else "rest", v) for k, v in params.items()}
@@ -188,7 +188,7 @@ def test_a_step_with_loss_scaling_an_average_of_the_weights_and_labels_sends_no_
     for _ in range(2):
         want, want_loss = jax.jit(step)(want, *batch)
         got, got_loss = ours(jax.tree.map(np.array, got), *batch)
-        assert relative_difference(whole((got, got_loss)), (want, want_loss)) <= 1e-5
+        assert relative_difference(whole((got, got_loss)), (want, want_loss)) <= tolerance
 
 
 def labels_of_matrices(params):

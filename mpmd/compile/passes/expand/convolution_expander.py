@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import cast
 
 import numpy as np
 
@@ -23,17 +21,22 @@ class ConvolutionExpander(ComputationPass):
     convolution(image: [b,h,w,f], kernel: [3,3,f,o])
       -> dot(patches: [b,h*w,9,f], kernel: [9,f,o]), the patches joined from nine slices of the padded image
 
+    Left to XLA's library, which is 2 to 80 times as fast there, are those with groups or few channels, and
+    those of dilated images, unless the window is larger than its positions, where XLA has no library.
+
     Requires: no schedule; `hlo-convolution-to-dot` has taken those whose patches are a reshape.
-    Ensures: no convolution is left that needs `most_slices` slices or fewer.
+    Ensures: no convolution is left that needs `most_slices` slices or fewer, but for those above.
     Cost: linear in the slices; at run time the patches take the kernel's size times the image's memory.
     Source: lowering to matrices ("im2col"), as in Chellapilla, Puri and Simard, 2006.  The slices are taken
     per element or per position of the window, whichever are fewer: gradients of kernels have large windows.
 
     Attributes:
         most_slices: slices up to which a convolution is expanded.
+        least_channels: channels, of the image and of the result, from which one is.
     """
 
     most_slices: int = 256
+    least_channels: int = 32
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""
@@ -41,16 +44,33 @@ class ConvolutionExpander(ComputationPass):
 
     def _expand(self, site: RewriteSite) -> HloInstruction | None:
         dims = site.at.conv_dims
-        window = site.at.window.sizes
         places = tuple(site.shape.dims[d] for d in dims.out_spatial)
         if is_trivial(site.at) or any(is_trivial(o) for o in site.operands):
             return site.build.full(0, site.shape.dtype, site.shape.dims)
-        if min(math.prod(window), math.prod(places)) > self.most_slices:
+        if not self._is_fast(site.at, places):
             return None
         patches = _patches(site, places)
         product = _product(site, patches, _kernel(site), places)
         to = (dims.out_batch, *dims.out_spatial, dims.out_feature)
         return site.build.transpose(product, inverse(to))
+
+    def _is_fast(self, convolution: HloInstruction, places: Ints) -> bool:
+        attributes, dims, window = convolution.attributes, convolution.conv_dims, convolution.window
+        if attributes.get("feature_group_count", 1) != 1 or attributes.get("batch_group_count", 1) != 1:
+            return False
+        if min(math.prod(window.sizes), math.prod(places)) > self.most_slices:
+            return False
+        by_place = _by_place(window.sizes, places)
+        if any(w.lhs_dilation > 1 for w in window.dims):
+            return by_place
+        image, result = convolution.operands[0].shape.dims, convolution.shape.dims
+        channels = image[dims.lhs_batch if by_place else dims.lhs_feature]  # of a gradient's image: its batch
+        return min(channels, result[dims.out_feature]) >= self.least_channels
+
+
+def _by_place(window: Ints, places: Ints) -> bool:
+    """Whether patches are joined from a slice for each position of the window, not for each element of it."""
+    return math.prod(places) < math.prod(window)
 
 
 def _patches(site: RewriteSite, places: Ints) -> HloInstruction:
@@ -59,7 +79,7 @@ def _patches(site: RewriteSite, places: Ints) -> HloInstruction:
     image = _padded(site)
     batch, features = image.shape.dims[0], image.shape.dims[-1]
     count, size = math.prod(places), math.prod(window.sizes)
-    by_place = count < size
+    by_place = _by_place(window.sizes, places)
     outer, inner = (places, window.sizes) if by_place else (window.sizes, places)
     parts = []
     for position in np.ndindex(*outer):
@@ -101,35 +121,15 @@ def _kernel(site: RewriteSite) -> HloInstruction:
 def _product(
     site: RewriteSite, patches: HloInstruction, kernel: HloInstruction, places: Ints
 ) -> HloInstruction:
-    """`[batch, places.., outputs]`, the groups each by itself."""
-    batch, count, size, features = patches.shape.dims
-    inputs, outputs = kernel.shape.dims[1:]
-    over_features = cast(int, site.at.attributes.get("feature_group_count", 1))
-    over_batch = cast(int, site.at.attributes.get("batch_group_count", 1))
-    build, groups = site.build, over_features * over_batch
-    if groups == 1:
-        made = _dot(site, patches, kernel, DotDims((2, 3), (0, 1)), (batch, count, outputs))
-        return build.reshape(made, (batch, *places, outputs))
-    right = build.reshape(kernel, (size, inputs, groups, outputs // groups))
-    if over_features > 1:
-        left = build.reshape(patches, (batch, count, size, groups, features // groups))
-        numbers = DotDims((2, 4), (0, 1), (3,), (2,))
-    else:
-        batch //= groups
-        left = build.reshape(patches, (groups, batch, count, size, features))
-        numbers = DotDims((3, 4), (0, 1), (0,), (2,))
-    made = _dot(site, left, right, numbers, (groups, batch, count, outputs // groups))
-    return build.reshape(build.transpose(made, (1, 2, 0, 3)), (batch, *places, outputs))
-
-
-def _dot(
-    site: RewriteSite, left: HloInstruction, right: HloInstruction, numbers: DotDims, dims: Sequence[int]
-) -> HloInstruction:
-    return site.build.add(
+    """`[batch, places.., outputs]`."""
+    batch, count = patches.shape.dims[:2]
+    outputs = kernel.shape.dims[-1]
+    made = site.build.add(
         "dot",
-        left,
-        right,
-        shape=array(site.shape.dtype, dims),
-        dot_dims=numbers,
+        patches,
+        kernel,
+        shape=array(site.shape.dtype, (batch, count, outputs)),
+        dot_dims=DotDims((2, 3), (0, 1)),
         operand_precision=site.at.attributes.get("operand_precision"),
     )
+    return site.build.reshape(made, (batch, *places, outputs))

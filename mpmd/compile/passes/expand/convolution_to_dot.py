@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from mpmd.compile.hlo.attributes import DotDims
+from mpmd.compile.hlo.attributes import DotDims, WindowDim
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import array
+from mpmd.compile.passes.expand.transposed_convolution import patches_of_dot
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
@@ -16,34 +17,47 @@ class ConvolutionToDot(ComputationPass):
     convolution(image: [b,h,w,f], kernel: [2,2,f,o]), stride=2x2
       -> dot(reshape(image: [b,h/2,2,w/2,2,f]), kernel), contracting the window and f
 
+    The gradients of such a convolution too.  That of the kernel has windows whose elements are as far apart
+    as there are windows: the image is reshaped to `[window, place]` instead of `[place, window]`.  That of
+    the image, a transposed convolution, has each element from one place: the product of the image and the
+    kernel, `[place.., window.., o]`, is transposed.
+
     Requires: no schedule.
-    Ensures: no convolution is left whose windows are adjacent, without padding, dilation and groups.
+    Ensures: no convolution without groups is left whose windows do not overlap.
     Cost: linear.
-    Source: each element of the image is read by one window at most, so that the patches are a reshape.
+    Source: each element of the image, or of the result, belongs to one window: the patches are a reshape.
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""
-        return Rewriter(computation).run({"convolution": (_as_dot,)}, _has_patches)
+        rules = {"convolution": (_as_dot_of_patches, patches_of_dot)}
+        return Rewriter(computation).run(rules, _has_no_groups)
 
 
-def _has_patches(convolution: HloInstruction) -> bool:
+def _has_no_groups(convolution: HloInstruction) -> bool:
     attributes = convolution.attributes
-    if attributes.get("feature_group_count", 1) != 1 or attributes.get("batch_group_count", 1) != 1:
-        return False
-    return all(
-        w.size == w.stride
-        and w.pad_low == w.pad_high == 0
-        and w.lhs_dilation == w.rhs_dilation == 1
-        and not w.reversed
-        for w in convolution.window.dims
-    )
+    return attributes.get("feature_group_count", 1) == attributes.get("batch_group_count", 1) == 1
 
 
-def _as_dot(site: RewriteSite) -> HloInstruction:
+def _are_adjacent(w: WindowDim) -> bool:
+    """Whether each window begins where the one before ends."""
+    return w.size == w.stride and w.rhs_dilation == 1
+
+
+def _are_interleaved(w: WindowDim, places: int) -> bool:
+    """Whether each window is the one before moved by an element, up to the second element of the first."""
+    return w.stride == 1 and w.rhs_dilation == places
+
+
+def _as_dot_of_patches(site: RewriteSite) -> HloInstruction | None:
     image, kernel = site.operands
     dims, window = site.at.conv_dims, site.at.window.dims
     counts = [site.shape.dims[d] for d in dims.out_spatial]
+    for count, w in zip(counts, window):
+        if w.pad_low or w.pad_high > 0 or w.lhs_dilation != 1 or w.reversed:
+            return None
+        if not (_are_adjacent(w) or _are_interleaved(w, count)):
+            return None
     limits = list(image.shape.dims)
     for d, count, w in zip(dims.lhs_spatial, counts, window):
         limits[d] = count * w.size
@@ -53,14 +67,15 @@ def _as_dot(site: RewriteSite) -> HloInstruction:
     inner: dict[int, int] = {}
     outer: dict[int, int] = {}
     for d, size in enumerate(limits):
-        outer[d] = len(split)
-        if d in dims.lhs_spatial:
-            place = dims.lhs_spatial.index(d)
-            split.append(counts[place])
-            inner[d] = len(split)
-            split.append(window[place].size)
-        else:
+        if d not in dims.lhs_spatial:
+            outer[d] = len(split)
             split.append(size)
+            continue
+        place = dims.lhs_spatial.index(d)
+        parts = [(outer, counts[place]), (inner, window[place].size)]
+        for where, extent in parts if _are_adjacent(window[place]) else parts[::-1]:
+            where[d] = len(split)
+            split.append(extent)
     patches = site.build.reshape(image, split)
     contracted = (*(inner[d] for d in dims.lhs_spatial), outer[dims.lhs_feature])
     numbers = DotDims(contracted, (*dims.rhs_spatial, dims.rhs_input_feature))
