@@ -47,14 +47,13 @@ def ops(where: Any, kind: type | tuple[type, ...] = Op) -> list[Any]:
     return found if kind is Op else [op for op in found if isinstance(op, kind)]
 
 
-def walk(where: Any, kind: type | tuple[type, ...] = Op) -> list[Any]:
+def walk(where: Any, kind: Any = Op) -> list[Any]:
     """All ops inside an op, at any depth, the op itself included; outer before inner."""
     found: list[Any] = []
     if kind is Op:
         _collect([where.operation.opview], found)
         return found
-    kinds: tuple[Any, ...] = kind if isinstance(kind, tuple) else (kind,)
-    names = {k.OPERATION_NAME for k in kinds}
+    names = {k.OPERATION_NAME for k in (kind if isinstance(kind, tuple) else (kind,))}
 
     def visit(operation: ir.Operation) -> ir.WalkResult:
         if operation.name in names:  # a view of each op takes as long as the traversal
@@ -66,14 +65,11 @@ def walk(where: Any, kind: type | tuple[type, ...] = Op) -> list[Any]:
 
 
 def _collect(some: Iterable[Op], found: list[Any]) -> None:
-    """Half the time of MLIR's traversal, which calls back for each op."""
     for op in some:
         found.append(op)
-        regions = op.operation.regions
-        if len(regions):
-            for region in regions:
-                for block in region:
-                    _collect(block.operations, found)
+        for region in op.operation.regions:
+            for block in region:
+                _collect(block.operations, found)
 
 
 def fragments(f: Func) -> list[Fragment]:
