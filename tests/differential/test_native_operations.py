@@ -178,6 +178,11 @@ MATRICES = {
         POSITIVE / 20 + np.eye(7, dtype=np.float32),
         SQUARE,
     ),
+    "a triangular system alone": (
+        lambda a, b: lax.linalg.triangular_solve(a, b, left_side=True, lower=True),
+        WIDE,
+        WIDE[:, :3],
+    ),
     "a triangular system in blocks": (
         lambda a, b: jax.scipy.linalg.solve_triangular(a, b, lower=False),
         WIDE,
