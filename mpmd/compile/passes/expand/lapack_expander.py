@@ -44,7 +44,7 @@ class LapackExpander(ComputationPass):
         most_cholesky: rows up to which Cholesky is.
     """
 
-    most: int = 64
+    most: int = 32
     most_cholesky: int = 320
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
