@@ -86,21 +86,17 @@ def lower_program(program: StablehloProgram) -> HloModule:
     """The records of a StableHLO program as HLO."""
     module = HloModule(_identifier(program.name))
     module.replica_count, module.num_partitions = program.replicas, program.partitions
-    module.set_entry(_row_major(Lowering(program, module).function("main")))
+    entry = Lowering(program, module).function("main")
+    layout = entry.root.shape.layout
+    if layout is not None and not layout.is_row_major:  # a library's; callers expect row-major
+        entry.set_root(HloBuilder(entry).add("copy", entry.root))
+    module.set_entry(entry)
     main = program.functions["main"]
     module.input_output_alias = _aliases(main.argument_attributes, len(main.body.returned))
     module.buffer_donor = tuple(
         BufferDonor(i) for i, notes in enumerate(main.argument_attributes) if notes.get("jax.buffer_donor")
     )
     return module
-
-
-def _row_major(entry: HloComputation) -> HloComputation:
-    """The computation with a row-major result, as JAX expects it; calls of libraries have other layouts."""
-    layout = entry.root.shape.layout if entry.root.shape.is_array else None
-    if layout is not None and not layout.is_row_major:
-        entry.set_root(HloBuilder(entry).add("copy", entry.root))
-    return entry
 
 
 def _aliases(notes: Sequence[dict[str, Any]], results: int) -> tuple[InputOutputAlias, ...]:
