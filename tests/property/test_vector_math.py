@@ -14,6 +14,7 @@ from mpmd.compile.llvm.engine import compile_module, emit_assembly
 from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.target import host_target, named_target
 from mpmd.compile.llvm.types import vector
+from tests.support.targets import runs_here
 
 REFERENCE = {
     "cbrt": np.cbrt,
@@ -112,7 +113,7 @@ def sample(step):
 @pytest.mark.parametrize("target", sorted(TARGETS))
 @pytest.mark.parametrize("name", sorted(UNARY))
 def test_unary_f32_within_its_bound(name, target):
-    if not TARGETS[target].runs_here():
+    if not runs_here(TARGETS[target]):
         pytest.skip(f"{target} does not run here")
     x = sample(1 << 13 if target == "host" else 1 << 16)
     with np.errstate(all="ignore"):
@@ -148,7 +149,7 @@ def test_unary_f64_is_libm(name):
 
 @pytest.mark.parametrize("target", sorted(TARGETS))
 def test_pow_f32(target):
-    if not TARGETS[target].runs_here():
+    if not runs_here(TARGETS[target]):
         pytest.skip(f"{target} does not run here")
     rng = np.random.default_rng(1)
     n = 200_000

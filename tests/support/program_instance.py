@@ -13,6 +13,7 @@ from mpmd.compile.backends.native_cpu.memory import program_memory
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.compile.llvm.target import LINE_BYTES, CpuTarget
 from mpmd.errors import CompileError
+from tests.support.targets import runs_here
 
 
 class ProgramInstance:
@@ -25,7 +26,7 @@ class ProgramInstance:
     """
 
     def __init__(self, compiled: CompiledProgram, target: CpuTarget, pool: WorkerPool | None = None) -> None:
-        if not target.runs_here():
+        if not runs_here(target):
             raise CompileError(f"code for {target.cpu} ({target.triple}) does not run on this machine")
         if compiled.devices > 1:
             raise CompileError(

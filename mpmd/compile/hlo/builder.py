@@ -90,7 +90,11 @@ class HloBuilder:
             raise HloError(f"operand {stranger.name} of {opcode} is not in {self.computation.name}")
         made = HloInstruction(opcode, shape.filled(), operands, attributes, called, literal, name)
         made.metadata = self.metadata
-        return self.computation.add(made)
+        self.added(self.computation.add(made))
+        return made
+
+    def added(self, made: HloInstruction) -> None:
+        """Called with each instruction that was added."""
 
     def build(self, root: HloInstruction) -> HloComputation:
         """Set the root; the computation is complete."""

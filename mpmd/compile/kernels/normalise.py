@@ -21,8 +21,8 @@ from mpmd.compile.kernels.plan import IndexValue, KernelPlan, Load, Node, Store
 def normalise(plan: KernelPlan) -> KernelPlan:
     """The simplest equivalent plan."""
     plan = drop_single_dims(plan)
-    while (split := _split_once(plan)) is not plan:
-        plan = split
+    while (finer := _split_once(plan)) is not plan:
+        plan = finer
     plan = order_dims(drop_single_dims(plan))
     while (merged := _merge_once(plan)) is not plan:
         plan = merged
@@ -57,11 +57,12 @@ def _split_once(plan: KernelPlan) -> KernelPlan:
                 continue
             extent = plan.extents[inner.number]
             if 1 < divisor < extent and extent % divisor == 0:
-                return _split(plan, inner.number, divisor)
+                return split(plan, inner.number, divisor)
     return plan
 
 
-def _split(plan: KernelPlan, at: int, low: int) -> KernelPlan:
+def split(plan: KernelPlan, at: int, low: int) -> KernelPlan:
+    """One dim as two, the second of extent `low`, which divides its extent."""
     extents = [*plan.extents[:at], plan.extents[at] // low, low, *plan.extents[at + 1 :]]
     dims = {d: dim(d if d < at else d + 1) for d in range(plan.rank)}
     dims[at] = dim(at) * low + dim(at + 1)
@@ -77,6 +78,11 @@ def order_dims(plan: KernelPlan) -> KernelPlan:
     order = sorted(range(plan.rank), key=lambda d: -abs(place.factor(d)))
     if order == list(range(plan.rank)) or not all(place.is_linear_in(d) for d in order):
         return plan
+    return reordered(plan, order)
+
+
+def reordered(plan: KernelPlan, order: Sequence[int]) -> KernelPlan:
+    """Without reductions: with the dims in another order."""
     dims = {old: dim(new) for new, old in enumerate(order)}
     return _with_dims(plan, [plan.extents[d] for d in order], 0, 0, dims)
 

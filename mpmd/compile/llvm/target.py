@@ -86,14 +86,6 @@ class CpuTarget:
         """Whether x86 intrinsics may be used."""
         return self.triple.startswith(("x86_64", "i686"))
 
-    def runs_here(self) -> bool:
-        """Whether code for this target can run on this machine."""
-        if self.triple.split("-")[0] != binding.get_process_triple().split("-")[0]:
-            return False
-        have = dict(binding.get_host_cpu_features())
-        wanted = {f[1:] for f in self.features.split(",") if f.startswith("+")}
-        return all(have.get(name, False) for name in wanted)
-
     def key(self) -> str:
         """Text that differs whenever code for two targets may differ; part of cache keys."""
         caches = f"{self.l1_bytes}/{self.l2_bytes}/{self.l3_bytes}"

@@ -15,10 +15,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from mpmd.compile.hlo.attributes import Attribute
 from mpmd.compile.hlo.builder import HloBuilder
 from mpmd.compile.hlo.computation import HloComputation
-from mpmd.compile.hlo.instruction import HloInstruction, Literal
+from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import Shape
 
 
@@ -33,19 +32,9 @@ class TrackingBuilder(HloBuilder):
         super().__init__(computation)
         self.made: list[HloInstruction] = []
 
-    def _append(
-        self,
-        opcode: str,
-        shape: Shape,
-        operands: Sequence[HloInstruction],
-        attributes: dict[str, Attribute],
-        called: Sequence[HloComputation] = (),
-        literal: Literal | None = None,
-        name: str = "",
-    ) -> HloInstruction:
-        made = super()._append(opcode, shape, operands, attributes, called, literal, name)
+    def added(self, made: HloInstruction) -> None:
+        """Records the instruction."""
         self.made.append(made)
-        return made
 
     def like(
         self,

@@ -70,14 +70,7 @@ class RegisteredProgram:
         aliases: Mapping[int, int] | None = None,
         large: bool = False,
     ) -> Any:
-        """The custom call, inside of traced code.
-
-        Args:
-            *arguments: arrays.
-            results: shapes and dtypes of the results.
-            aliases: argument → result that shares its memory if it is donated.
-            large: whether it is so much work that the caller should not wait for it.
-        """
+        """The custom call, inside of traced code; see `LoadedProgram`."""
         if large:
             arguments = (*arguments, _ballast())
         call = jax.ffi.ffi_call(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from mpmd.compile.backends.native_cpu.emit.column import ColumnKernel, strip_vectors
 from mpmd.compile.backends.native_cpu.emit.loop import LoopKernel, meets_itself
 from mpmd.compile.backends.native_cpu.emit.merge_sort import MergeSortKernel
+from mpmd.compile.backends.native_cpu.emit.narrow_rows import across_rows
 from mpmd.compile.backends.native_cpu.emit.nest import product
 from mpmd.compile.backends.native_cpu.emit.partials import CombineKernel, Partials
 from mpmd.compile.backends.native_cpu.emit.row import RowKernel
@@ -85,7 +86,9 @@ def plan_kernels(plan: KernelPlan, target: CpuTarget, in_place: Collection[int] 
         if meets_itself(plan):
             apart = pieces_apart(plan, in_place)
             return KernelSequence(plan, (ScatterKernel(plan.name, plan, target, apart),))
-        return KernelSequence(plan, (LoopKernel(plan.name, plan, target, streamed),))
+        wide = across_rows(plan, target)
+        streamed = streamed if wide is plan else frozenset()
+        return KernelSequence(wide, (LoopKernel(plan.name, wide, target, streamed),))
     if plan.kind == "row":
         return KernelSequence(plan, (RowKernel(plan.name, plan, target, streamed=streamed),))
     batch = product(plan.extents, range(plan.batch_dims))

@@ -160,14 +160,25 @@ class Scope(Places):
             at = self.first(node.index)
             return load(f, pointer, node.dtype, 1, at, mask)
         if step == 1:
-            return load(f, pointer, node.dtype, count, self.first(node.index), mask)
+            return load(f, pointer, node.dtype, count, self._near(node, self.first(node.index)), mask)
         if step == -1:
             backwards = list(range(count))[::-1]
-            low = f.isub(self.first(node.index), count - 1)
+            low = self._near(node, f.isub(self.first(node.index), count - 1))
             turned = f.shuffle(mask, mask, backwards) if mask else None
             value = load(f, pointer, node.dtype, count, low, turned)
             return f.shuffle(value, value, backwards)
         return self._gather(node, mask)
+
+    def _near(self, node: Load, at: Position) -> Position:
+        """The place of a vector, near the array even if a guard keeps all its lanes from being loaded.
+
+        Where no memory is mapped, a masked load of no lane takes hundreds of cycles.
+        """
+        if node.where < 0:
+            return at
+        assert self.lanes is not None
+        last = self.plan.operands[node.operand].size - 1
+        return self.f.imin(self.f.imax(at, 1 - self.lanes.count), last)
 
     def _load_scalar(self, node: Load, guard: Value | None) -> Value:
         f, pointer = self.f, self.pointers[node.operand]

@@ -12,8 +12,9 @@ from mpmd.compile.backends.native_cpu.memory import aligned_empty
 from mpmd.compile.llvm.engine import compile_module
 from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.target import host_target, named_target
+from tests.support.targets import runs_here
 
-TARGETS = [t for t in (host_target(), named_target("avx2")) if t.runs_here()]
+TARGETS = [t for t in (host_target(), named_target("avx2")) if runs_here(t)]
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.cpu)

@@ -20,6 +20,7 @@ from mpmd.compile.options import CompileOptions
 from mpmd.compile.thunks.thunk import AttentionThunk
 from tests.support.native_fragments import compiled, fragment_of, run
 from tests.support.native_functions import Floats, gradients
+from tests.support.targets import runs_here
 
 floats = Floats()
 
@@ -101,7 +102,7 @@ def test_threads_share_the_work():
 
 @pytest.mark.parametrize("target", ["avx2", "avx512"])
 def test_other_targets(target):
-    if not named_target(target).runs_here():
+    if not runs_here(named_target(target)):
         pytest.skip(f"this machine has no {target}")
     thunks = stitched(compiled(fragment_of(gradients(attention), *inputs(1, 50, 24))))
     assert len(thunks) == 2

@@ -18,9 +18,10 @@ from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.squares import transpose
 from mpmd.compile.llvm.target import host_target, named_target
 from mpmd.compile.llvm.types import Value
+from tests.support.targets import runs_here
 
 BF16 = ml_dtypes.bfloat16
-TARGETS = [t for t in (host_target(), named_target("avx2")) if t.runs_here()]
+TARGETS = [t for t in (host_target(), named_target("avx2")) if runs_here(t)]
 
 
 def run(plan, arrays, target, shift=0):

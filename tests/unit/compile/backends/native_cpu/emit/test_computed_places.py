@@ -16,6 +16,7 @@ from mpmd.compile.kernels.operations import NUMPY_DTYPE
 from mpmd.compile.llvm.engine import emit_assembly
 from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.target import host_target, named_target
+from tests.support.targets import runs_here
 
 TABLE = 11  # rows
 
@@ -26,7 +27,7 @@ def small_caches(target):
 
 
 NAMED = {"host": host_target(), "avx2": named_target("avx2"), "avx512": named_target("avx512")}
-TARGETS = [t for t in NAMED.values() if t.runs_here()]
+TARGETS = [t for t in NAMED.values() if runs_here(t)]
 SIZES = [TARGETS, [small_caches(t) for t in TARGETS]]
 
 

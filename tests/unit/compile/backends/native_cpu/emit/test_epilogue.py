@@ -12,6 +12,7 @@ from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.llvm.target import host_target, named_target
 from mpmd.errors import CompileError
+from tests.support.targets import runs_here
 
 
 def bias_gelu_residual(space, dtype):
@@ -39,7 +40,7 @@ def bias_gelu_residual(space, dtype):
 @pytest.mark.parametrize("batch,kc", [((), 512), ((2, 3), 16)])
 def test_plan_as_epilogue(dtype, batch, kc, target):
     cpu = host_target() if target == "host" else named_target(target)
-    if not cpu.runs_here():
+    if not runs_here(cpu):
         pytest.skip(f"{target} does not run here")
     m, n, k = 29, 75, 40
     gemm = row_major(m, n, k, dtype, out_dtype="f32", batch=batch)

@@ -18,6 +18,7 @@ from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.index import constant, delinearized, dim, linear, strides_of, value
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
 from mpmd.compile.llvm.target import host_target, named_target
+from tests.support.targets import runs_here
 
 HOST, AVX2 = host_target(), named_target("avx2")
 FAR = {"l2_bytes": 256, "l3_bytes": 512}  # caches that hold next to nothing
@@ -50,7 +51,7 @@ def check(plan, arrays=None, *, targets=("host", "avx2"), kinds=None, tolerance=
     evaluate(plan, expected)
     native = expected
     for name in targets:
-        if not TARGETS[name].runs_here():
+        if not runs_here(TARGETS[name]):
             continue
         sequence = plan_kernels(plan, TARGETS[name])
         if kinds:

@@ -16,10 +16,11 @@ from mpmd.compile.kernels.operations import NUMPY_DTYPE
 from mpmd.compile.llvm.engine import emit_assembly
 from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.target import host_target, named_target
+from tests.support.targets import runs_here
 
 BF16 = ml_dtypes.bfloat16
-TARGETS = [t for t in (host_target(), named_target("avx2")) if t.runs_here()]
-WITHOUT_BF16 = [t for t in (named_target("avx512"),) if t.runs_here()]  # instructions for them
+TARGETS = [t for t in (host_target(), named_target("avx2")) if runs_here(t)]
+WITHOUT_BF16 = [t for t in (named_target("avx512"),) if runs_here(t)]  # instructions for them
 TOLERANCE = {"f32": 2e-5, "bf16": 1.6e-2}
 
 

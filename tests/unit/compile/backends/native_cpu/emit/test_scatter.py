@@ -10,6 +10,7 @@ from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.index import constant, dim, value
 from mpmd.compile.llvm.target import host_target, named_target
+from tests.support.targets import runs_here
 
 TARGETS = {"host": host_target(), "avx2": named_target("avx2")}
 
@@ -31,7 +32,7 @@ def embedding_gradient(tokens, width, vocabulary, pitch=None, op="add"):
     "width,pitch,units", [(768, 768, 5), (100, 100, 2), (100, 128, 2), (64, 7, 1), (1, 1, 1)]
 )
 def test_rows_are_added_in_order_whoever_adds_them(target, threads, width, pitch, units):
-    if not TARGETS[target].runs_here():
+    if not runs_here(TARGETS[target]):
         pytest.skip(f"{target} does not run here")
     plan = embedding_gradient(60, width, 9, pitch)
     sequence = plan_kernels(plan, TARGETS[target])

@@ -16,6 +16,7 @@ from mpmd.compile.llvm.target import host_target, named_target
 from mpmd.compile.passes.fusion.sort_prefix import SortPrefix
 from tests.support.hlo_meaning import evaluate
 from tests.support.native_hlo import run_module
+from tests.support.targets import runs_here
 
 TARGETS = {"host": host_target(), "avx2": named_target("avx2")}
 DTYPES = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16, "f64": np.float64, "s8": np.int8}
@@ -102,7 +103,7 @@ def test_every_dtype(dtype):
 @pytest.mark.parametrize("target", sorted(TARGETS))
 @pytest.mark.parametrize("threads", [1, 3])
 def test_targets_and_threads_agree(target, threads):
-    if not TARGETS[target].runs_here():
+    if not runs_here(TARGETS[target]):
         pytest.skip(f"{target} does not run here")
     plan = planned(module_of((7, 200), 1, 11, order="size"))
     sequence = plan_kernels(plan, TARGETS[target])

@@ -18,6 +18,7 @@ from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.index import constant, dim, linear, strides_of
 from mpmd.compile.kernels.operations import NUMPY_DTYPE, REDUCTIONS
 from mpmd.compile.llvm.target import host_target, named_target
+from tests.support.targets import runs_here
 
 BF16 = ml_dtypes.bfloat16
 
@@ -29,7 +30,7 @@ def without_caches(target, l3_bytes=1 << 20):
 
 HOST, AVX2 = host_target(), named_target("avx2")
 TARGETS = {"host": without_caches(HOST), "far": without_caches(HOST, 0)}
-if AVX2.runs_here():
+if runs_here(AVX2):
     TARGETS["avx2"] = without_caches(AVX2, 0)
 
 

@@ -11,8 +11,9 @@ from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.index import dim
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
 from mpmd.compile.llvm.target import host_target, named_target
+from tests.support.targets import runs_here
 
-TARGETS = [t for t in (host_target(), named_target("avx512"), named_target("avx2")) if t.runs_here()]
+TARGETS = [t for t in (host_target(), named_target("avx512"), named_target("avx2")) if runs_here(t)]
 BEYOND = 64
 DTYPES = [("s32", "s8"), ("s32", "u16"), ("s64", "s32"), ("f32", "bf16"), ("f32", "f16"), ("f32", "f8e5m2")]
 

@@ -20,6 +20,7 @@ from mpmd.compile.kernels.operations import NUMPY_DTYPE
 from mpmd.compile.llvm.engine import emit_assembly
 from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.target import host_target, named_target
+from tests.support.targets import runs_here
 
 TARGETS = {"host": host_target(), "avx2": named_target("avx2")}
 
@@ -40,7 +41,7 @@ def at_the_end_of_a_page(values):
 @pytest.mark.parametrize("step", [2, 3, 4, 5])
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "s32"])
 def test_every_second_or_third_element(target, step, dtype):
-    if not TARGETS[target].runs_here():
+    if not runs_here(TARGETS[target]):
         pytest.skip(f"{target} does not run here")
     rows, width = 3, 75
     size = (rows - 1) * width * step + (width - 1) * step + 1
@@ -140,7 +141,7 @@ def test_rows_are_moved_in_whole_registers(dtype, width):
     b.store_dense(b.operand("y", dtype, len(places) * width), x)
     x = np.random.default_rng(0).integers(0, 2, (rows, width)).astype(NUMPY_DTYPE[dtype])
     for target in TARGETS.values():
-        if not target.runs_here():
+        if not runs_here(target):
             continue
         y = np.zeros((len(places), width), NUMPY_DTYPE[dtype])
         sequence = DirectSequence(plan_kernels(b.finish(), target), target)

@@ -14,9 +14,10 @@ from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.index import constant, dim
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
 from mpmd.compile.llvm.target import host_target, named_target
+from tests.support.targets import runs_here
 
 HOST, AVX2 = replace(host_target(), l3_bytes=0), named_target("avx2")
-TARGETS = {"host": HOST} | ({"avx2": replace(AVX2, l3_bytes=0)} if AVX2.runs_here() else {})
+TARGETS = {"host": HOST} | ({"avx2": replace(AVX2, l3_bytes=0)} if runs_here(AVX2) else {})
 
 
 def run(plan, arrays, target, *, threads=1, shift=0):

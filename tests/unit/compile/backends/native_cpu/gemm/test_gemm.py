@@ -17,6 +17,7 @@ from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.target import host_target, named_target
 from mpmd.compile.llvm.types import constant
 from mpmd.errors import CompileError
+from tests.support.targets import runs_here
 
 NUMPY = {"f32": np.float32, "f64": np.float64, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
 EPSILON = {"f32": 2**-23, "f64": 2**-52, "bf16": 2**-8, "f16": 2**-10}
@@ -82,7 +83,7 @@ SIZES = [
     "dtype,out", [("f32", "f32"), ("bf16", "bf16"), ("bf16", "f32"), ("f16", "f16"), ("f64", "f64")]
 )
 def test_all_orders_and_edges(target, dtype, out):
-    if not TARGETS[target].runs_here():
+    if not runs_here(TARGETS[target]):
         pytest.skip(f"{target} does not run here")
     orders = list(itertools.product((False, True), (False, True), ((), (2, 3))))
     for n, (m, columns, k) in enumerate(SIZES):

@@ -13,6 +13,7 @@ from mpmd.compile.llvm.builder import FunctionBuilder
 from mpmd.compile.llvm.engine import compile_module
 from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.target import host_target, named_target
+from tests.support.targets import runs_here
 
 TARGETS = {"host": host_target(), "avx2": named_target("avx2"), "avx512": named_target("avx512")}
 NUMPY = {"f32": np.float32, "f64": np.float64, "bf16": ml_dtypes.bfloat16}
@@ -39,7 +40,7 @@ def packed(pack, source, lane_stride, step_stride, depth, valid, size, target):
 @pytest.mark.parametrize("width", [6, 8, 12])
 def test_strips_beside_each_other_are_copied_together(target, dtype, step, width):
     target = TARGETS[target]
-    if not target.runs_here() or (step == "bf16x2" and not target.bf16_dot):
+    if not runs_here(target) or (step == "bf16x2" and not target.bf16_dot):
         pytest.skip("not on this machine")
     pack = Pack(dtype, step, width, "lanes")
     per_step, element = (2, 4) if step == "bf16x2" else (1, 8 if step == "f64" else 4)
