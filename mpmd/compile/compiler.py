@@ -87,6 +87,9 @@ class FallbackBackend:
             return None
 
 
+_FAULTS = HloError, ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError
+
+
 def _compiled(backend: Backend, fragment: FragmentModule, mesh: Any) -> Executable:
     """Compiles a fragment.
 
@@ -96,7 +99,7 @@ def _compiled(backend: Backend, fragment: FragmentModule, mesh: Any) -> Executab
     """
     try:
         return backend.compile(fragment, mesh)
-    except (HloError, ArithmeticError, AssertionError, AttributeError, LookupError, TypeError) as failure:
+    except _FAULTS as failure:
         raise compiler_failure(fragment) from failure
 
 

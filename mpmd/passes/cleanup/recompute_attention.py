@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from mpmd import ir
-from mpmd.passes.bases import FunctionPass
+from mpmd.passes.cleanup.backward_pass import BackwardPass
 from mpmd.passes.cleanup.recompute_cheap_residuals import CHEAP
 from mpmd.passes.fragments.residuals import Maker, given, ops_to_remake, recompute, residuals_of
 
@@ -14,7 +14,7 @@ _ROWS = CHEAP | {"stablehlo.exponential", "stablehlo.reduce"}
 _PRODUCT = "stablehlo.dot_general"
 
 
-class RecomputeAttention(FunctionPass):
+class RecomputeAttention(BackwardPass):
     """Computes the scores of attention again in a backward fragment, instead of keeping their functions.
 
         o, p = m1["f"] (q, k, v) { s = dot q k; p = softmax s; o = dot p v; ret o, p }
@@ -37,16 +37,10 @@ class RecomputeAttention(FunctionPass):
         max_ops: operations that one residual may take.
     """
 
-    runs_on = "mpmd"
     max_ops: int = 64
 
-    def rewrite_function(self, f: ir.Func) -> None:
-        """Visits each backward fragment of the function."""
-        for fragment in ir.fragments(f):
-            if fragment.is_backward:
-                self._rewrite_fragment(fragment)
-
-    def _rewrite_fragment(self, fragment: ir.Fragment) -> None:
+    def rewrite_fragment(self, fragment: ir.Fragment) -> None:
+        """Recomputes residuals in a backward fragment."""
         read = [bool(ir.users(argument)) for argument in fragment.args]
         every = residuals_of(fragment)
         residuals = [residual for residual in every if read[residual[0]]]

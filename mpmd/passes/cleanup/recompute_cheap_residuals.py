@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mpmd import ir
-from mpmd.passes.bases import FunctionPass
+from mpmd.passes.cleanup.backward_pass import BackwardPass
 from mpmd.passes.fragments.residuals import Maker, given, ops_to_remake, recompute, residuals_of
 
 _NAMES = """
@@ -13,7 +13,7 @@ _NAMES = """
 CHEAP = frozenset("stablehlo." + name for name in _NAMES.split())
 
 
-class RecomputeCheapResiduals(FunctionPass):
+class RecomputeCheapResiduals(BackwardPass):
     """Recomputes in a backward fragment residuals that are not worth keeping.
 
         y, t = m1["f"] (w, x) { t = transpose w; y = dot x t; ret y, t }
@@ -33,16 +33,10 @@ class RecomputeCheapResiduals(FunctionPass):
         max_ops: operations that one residual may take.
     """
 
-    runs_on = "mpmd"
     max_ops: int = 24
 
-    def rewrite_function(self, f: ir.Func) -> None:
-        """Visits each backward fragment of the function."""
-        for fragment in ir.fragments(f):
-            if fragment.is_backward:
-                self._rewrite_fragment(fragment)
-
-    def _rewrite_fragment(self, fragment: ir.Fragment) -> None:
+    def rewrite_fragment(self, fragment: ir.Fragment) -> None:
+        """Recomputes residuals in a backward fragment."""
         residuals = residuals_of(fragment)
         have = given(fragment, residuals)
         plans = []

@@ -17,6 +17,8 @@ from mpmd.compile.kernels.planning.iteration_space import IterationSpace
 from mpmd.compile.kernels.planning.trace import NoPlan, Trace, check_dtype
 from mpmd.errors import CompileError
 
+_MAX_ARRAYS = 64  # each deepens the comparison, which is planned recursively
+
 
 def plan_sort(name: str, sort: HloInstruction) -> tuple[KernelPlan, tuple[HloInstruction, ...]]:
     """The kernel of a sort, and the arrays that it reads; its results follow them.
@@ -65,6 +67,8 @@ def _planned(
 ) -> tuple[KernelPlan, tuple[HloInstruction, ...]]:
     """The kernel of a sort that writes as many elements as are taken, of the operands with these numbers."""
     (along,), dims = sort.dimensions, sort.operands[0].shape.dims
+    if len(sort.operands) > _MAX_ARRAYS:
+        raise NoPlan(f"it sorts {len(sort.operands)} arrays at once")
     rank, order = len(dims), [*(d for d in range(len(dims)) if d != along), along]
     # the space: the other dims, the element that is placed, the element that it is compared with
     space = IterationSpace((*(dims[d] for d in order), dims[along]), 0, 1)

@@ -58,9 +58,12 @@ def test_the_user_is_asked_for_a_report_and_gets_the_right_numbers(broken, monke
     assert "should hold" in text and "HloModule" in text and "func.func public @main" in text
 
 
-def test_a_failure_of_the_compiler_is_reported_and_xla_compiles(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    "failure", [HloError("dot has no attribute 'x'"), RecursionError("too deep")], ids=["hlo", "depth"]
+)
+def test_a_failure_of_the_compiler_is_reported_and_xla_compiles(monkeypatch, tmp_path, failure):
     def fails(emitter):
-        raise HloError("dot has no attribute 'x'")
+        raise failure
 
     monkeypatch.setattr(Emitter, "program", fails)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -70,7 +73,7 @@ def test_a_failure_of_the_compiler_is_reported_and_xla_compiles(monkeypatch, tmp
         "the native compiler failed on it; the results of XLA are right",
         f"please report this; the text of the program is in {file}",
     )
-    assert "HloError: dot has no attribute 'x'" in file.read_text()
+    assert f"{type(failure).__name__}: {failure}" in file.read_text()
 
 
 def test_a_rule_that_makes_another_shape_is_a_failure_of_the_compiler(monkeypatch, tmp_path):

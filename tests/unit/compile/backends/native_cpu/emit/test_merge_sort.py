@@ -1,5 +1,7 @@
 """Rows sorted by merging: every comparator, every dim, and always stable."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -7,7 +9,9 @@ from mpmd.compile.backends.native_cpu.emit import kernels
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.kernels.planning.kernels import plan_instruction
 from mpmd.compile.kernels.planning.sorting import plan_sort
+from mpmd.compile.kernels.planning.trace import NoPlan
 from mpmd.compile.kernels.sorting import sorting_of
+from mpmd.compile.lowering import lower
 from tests.support.hlo_meaning import evaluate
 from tests.support.native_hlo import run_module
 
@@ -48,6 +52,14 @@ def test_a_plan_that_sorts_is_known():
     assert found.along == 2
     assert [(a.source, a.target) for a in found.arrays] == [(0, 2), (1, 3)]
     assert found.arrays[0].other >= 0 > found.arrays[1].other  # places are not compared
+
+
+def test_a_sort_of_very_many_arrays_is_refused():
+    rows = jax.ShapeDtypeStruct((80, 8), np.int32)
+    module = lower(jax.jit(jnp.lexsort).lower(rows).compiler_ir("stablehlo"))
+    (sort,) = (i for i in module.instructions() if i.opcode == "sort")
+    with pytest.raises(NoPlan, match="it sorts 81 arrays at once"):
+        plan_sort("s", sort)
 
 
 def test_other_sums_do_not_sort():
