@@ -28,7 +28,8 @@ class MergeInferredFragments(MergePass):
         clone_inferred_fragments: give each consumer a clone of an inferred fragment of at most one op,
             so that none comes to depend on another.
         keep_microbatches_equal: keep unnamed work that belongs to no microbatch out of the fragments of
-            microbatches, whose programs then stay equal.
+            microbatches, whose programs then stay equal; and what other meshes wait for out of fragments that
+            wait for other meshes.
 
     Requires: values are defined before they are used.  Ensures: the same.
     Cost: linear in fragments and their uses.
@@ -59,8 +60,9 @@ class MergeInferredFragments(MergePass):
         """One of the two is inferred, and they are not the halves of a split fragment."""
         if producer.is_user and consumer.is_user:
             return False
-        if self.keep_microbatches_equal and _in_microbatch(producer) != _in_microbatch(consumer):
-            return False
+        if self.keep_microbatches_equal:
+            if _in_microbatch(producer) != _in_microbatch(consumer) or _delays(producer, consumer):
+                return False
         return not (producer.split_keep_transferred and consumer.split_drop_transferred)
 
     def candidate(self, producer: ir.Fragment, following: Iterator[ir.Fragment]) -> ir.Fragment | None:
@@ -91,3 +93,11 @@ def _is_cheap(fragment: ir.Fragment) -> bool:
 
 def _in_microbatch(fragment: ir.Fragment) -> bool:
     return fragment.call_counter is not None
+
+
+def _delays(producer: ir.Fragment, consumer: ir.Fragment) -> bool:
+    """Whether a result that another mesh waits for would wait for what the consumer receives."""
+    if not any(isinstance(user, ir.Transfer) for user in ir.users(producer)):
+        return False
+    received = (ir.producer(v) for v in consumer.inputs if v not in producer.inputs)
+    return any(isinstance(op, ir.Transfer) and ir.producer(op.tensor) is not None for op in received)

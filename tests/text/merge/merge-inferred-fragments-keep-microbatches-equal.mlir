@@ -68,3 +68,68 @@ func.func public @main(%a: !m1) -> !m1 attributes {topology = #topology} {
   } : (!m1) -> !m1
   return %f : !m1
 }
+
+// -----
+
+// m2 waits for n, the last work waits for m2: as one, m2 would wait for its own value.  A value of the start
+// is there: it makes nothing wait.
+
+!m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+!m2 = !mpmd.mesh_tensor<"m2", tensor<4xf32>>
+#topology = #mpmd.topology<<"m1" : <["x"=2]>>, <"m2" : <["x"=2]>>>
+
+// CHECK-LABEL: func.func public @what_others_wait_for(
+// CHECK:       %[[N:.*]] = mpmd.fragment<mesh="m1", origin=[]> (%{{[^,]*}}) {mpmd.inferred_by = ["w"]}
+// CHECK-NEXT:    stablehlo.add
+// CHECK-NEXT:    mpmd.return
+// CHECK-NEXT:  }
+// CHECK-NEXT:  mpmd.transfer %[[N]]
+// CHECK-NEXT:  mpmd.fragment<mesh="m1", origin=[]> (%[[N]], %{{.*}}) {mpmd.inferred_by = ["w"]}
+// CHECK-NEXT:    stablehlo.multiply
+func.func public @what_others_wait_for(%a: !m1, %b: !m2) -> (!m1, !m1, !m2, !m2) attributes {topology = #topology} {
+  %f = mpmd.fragment<mesh="m1", origin=["f"]> (%a) {call_counter = 0 : ui32} (%p: tensor<4xf32>) {
+    %x = stablehlo.negate %p : tensor<4xf32>
+    mpmd.return %x : tensor<4xf32>
+  } : (!m1) -> !m1
+  %g = mpmd.fragment<mesh="m2", origin=["f"]> (%b) {call_counter = 1 : ui32} (%p: tensor<4xf32>) {
+    %x = stablehlo.exponential %p : tensor<4xf32>
+    mpmd.return %x : tensor<4xf32>
+  } : (!m2) -> !m2
+  %s = mpmd.transfer %g : (!m2) -> !m1
+  %n = mpmd.fragment<mesh="m1", origin=[]> (%f) {mpmd.inferred_by = ["w"]} (%p: tensor<4xf32>) {
+    %x = stablehlo.add %p, %p : tensor<4xf32>
+    mpmd.return %x : tensor<4xf32>
+  } : (!m1) -> !m1
+  %t = mpmd.transfer %n : (!m1) -> !m2
+  %u = mpmd.fragment<mesh="m1", origin=[]> (%n, %s) {mpmd.inferred_by = ["w"]} (%p: tensor<4xf32>, %q: tensor<4xf32>) {
+    %x = stablehlo.multiply %p, %q : tensor<4xf32>
+    mpmd.return %x : tensor<4xf32>
+  } : (!m1, !m1) -> !m1
+  return %f, %u, %g, %t : !m1, !m1, !m2, !m2
+}
+
+// CHECK-LABEL: func.func public @what_is_there(
+// CHECK:       mpmd.fragment<mesh="m1", origin=[]>
+// CHECK-NEXT:    stablehlo.add
+// CHECK-NEXT:    stablehlo.multiply
+func.func public @what_is_there(%a: !m1, %b: !m2) -> (!m1, !m1, !m2, !m2) attributes {topology = #topology} {
+  %f = mpmd.fragment<mesh="m1", origin=["f"]> (%a) {call_counter = 0 : ui32} (%p: tensor<4xf32>) {
+    %x = stablehlo.negate %p : tensor<4xf32>
+    mpmd.return %x : tensor<4xf32>
+  } : (!m1) -> !m1
+  %g = mpmd.fragment<mesh="m2", origin=["f"]> (%b) {call_counter = 1 : ui32} (%p: tensor<4xf32>) {
+    %x = stablehlo.exponential %p : tensor<4xf32>
+    mpmd.return %x : tensor<4xf32>
+  } : (!m2) -> !m2
+  %s = mpmd.transfer %b : (!m2) -> !m1
+  %n = mpmd.fragment<mesh="m1", origin=[]> (%f) {mpmd.inferred_by = ["w"]} (%p: tensor<4xf32>) {
+    %x = stablehlo.add %p, %p : tensor<4xf32>
+    mpmd.return %x : tensor<4xf32>
+  } : (!m1) -> !m1
+  %t = mpmd.transfer %n : (!m1) -> !m2
+  %u = mpmd.fragment<mesh="m1", origin=[]> (%n, %s) {mpmd.inferred_by = ["w"]} (%p: tensor<4xf32>, %q: tensor<4xf32>) {
+    %x = stablehlo.multiply %p, %q : tensor<4xf32>
+    mpmd.return %x : tensor<4xf32>
+  } : (!m1, !m1) -> !m1
+  return %f, %u, %g, %t : !m1, !m1, !m2, !m2
+}
