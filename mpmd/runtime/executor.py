@@ -261,7 +261,7 @@ class Executor:
         paths = self._paths
         for k in self.program.donated_inputs:
             twins = [j for j, other in enumerate(inputs) if other is inputs[k] and j != k]
-            if twins and hasattr(inputs[k], "is_deleted"):
+            if twins and _has_data(inputs[k]):
                 raise SignatureError(
                     f"arguments {paths[k]} and {paths[twins[0]]} are one array, and {paths[k]} is donated; "
                     f"pass a copy"
@@ -414,15 +414,20 @@ class Executor:
             pending.unfinished.clear()
 
     def _delete_donated(self, frame: StepState) -> None:
-        """Deletes the donated arguments that no fragment consumed: they were donated."""
+        """Deletes the donated arguments that no fragment consumed, but those without data in this process."""
         for k in self.program.donated_inputs:
-            if k not in self._forwarded and not _is_deleted(frame.inputs[k]):
-                delete = getattr(frame.inputs[k], "delete", None)
-                if delete is not None:
-                    delete()
+            if k not in self._forwarded and _has_data(frame.inputs[k]):
+                frame.inputs[k].delete()
 
 
 def _is_deleted(value: Any) -> bool:
     """Whether `value` is an array that was consumed; host arrays never are."""
     check = getattr(value, "is_deleted", None)
     return check is not None and bool(check())
+
+
+def _has_data(value: Any) -> bool:
+    """Whether `value` is an array with data in this process: neither consumed nor of other processes only."""
+    if not hasattr(value, "delete") or value.is_deleted():
+        return False
+    return bool(getattr(getattr(value, "sharding", None), "has_addressable_devices", True))
