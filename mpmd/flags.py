@@ -28,6 +28,7 @@ _NOT_FLAGS = frozenset(
         "mirrored_names",
         "input_assignment",
         "output_assignment",
+        "copy_scalar_results",
         "constraints",
         "pass_options",
         "task_orders",

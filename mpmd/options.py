@@ -24,6 +24,7 @@ class PipelineOptions:
             in the assignment; for schedules with two copies of every stage.
         input_assignment: where flat arguments go: `"0@m1"`, `"2@m2#pinned_host"`.
         output_assignment: likewise for flat results.
+        copy_scalar_results: meshes, one of each process, that compute scalars instead of receiving them.
         constraints: `"i:o"`: argument i and result o live on one mesh.
         infer_transfers: insert transfers where the program needs them, instead of failing.
         infer_cross_mesh_reductions: let a sum of values of several meshes be reduced across meshes.
@@ -98,6 +99,7 @@ class PipelineOptions:
     mirrored_names: tuple[str, ...] = ()
     input_assignment: tuple[str, ...] = ()
     output_assignment: tuple[str, ...] = ()
+    copy_scalar_results: tuple[str, ...] = ()
     constraints: tuple[str, ...] = ()
     infer_transfers: bool = True
     infer_cross_mesh_reductions: bool = True

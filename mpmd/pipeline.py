@@ -402,6 +402,12 @@ def export_pipeline(o: PipelineOptions) -> list[Step]:
             when=o.keep_microbatches_equal,
         ),
         _step(
+            "mpmd-copy-scalar-results",
+            "the counts of a state need not be sent to the other processes",
+            when=bool(o.copy_scalar_results),
+            meshes=o.copy_scalar_results,
+        ),
+        _step(
             "mpmd-lower-to-fragment-calls",
             "one function per distinct fragment",
             verbose_logging=o.verbose_logging,

@@ -122,8 +122,7 @@ def argument(lowered: Lowered, devices: MeshDevices, position: int) -> PlacedArg
     if not 0 <= position < len(positional):
         count = len(positional)
         raise SignatureError(f"there is no argument {position}; the step has {count} that are not static")
-    graph = lowered.partitioned.graph
-    stored = [graph.types[spec.value] for spec in graph.inputs]
+    stored = _stored(lowered)
 
     def part(index: int, start: int = 0) -> InputPart:
         return _part(known.leaves[index], stored[index], devices, start)
@@ -141,15 +140,35 @@ def argument(lowered: Lowered, devices: MeshDevices, position: int) -> PlacedArg
     return PlacedArgument(tuple(leaves), jax.tree.structure(positional[position]))
 
 
+def _stored(lowered: Lowered) -> list[BufferType]:
+    """The type of each flat argument on its mesh; of a scalar, on a mesh of this process if one reads it.
+
+    Every process that uses a scalar reads it, so that each must have it.
+    """
+    graph = lowered.partitioned.graph
+    streams = lowered.program.part(jax.process_index()).streams
+    here = {stream.mesh for stream in streams}
+    read = {
+        op.input: stream.buffers[op.buffer].type
+        for stream in streams
+        for op in stream.instructions
+        if isinstance(op, Feed)
+    }
+    types = [graph.types[spec.value] for spec in graph.inputs]
+    return [
+        read.get(spec.index, kind) if kind.shape == () and kind.mesh not in here else kind
+        for spec, kind in zip(graph.inputs, types, strict=True)
+    ]
+
+
 def _part(leaf: Any, kind: BufferType, devices: MeshDevices, start: int = 0) -> InputPart:
     return InputPart(leaf.shape, leaf.dtype, bool(leaf.weak_type), kind, devices.sharding(kind), start)
 
 
 def structs(lowered: Lowered, devices: MeshDevices) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """All arguments as shapes, dtypes and shardings: `(positional, keywords)`."""
-    known, graph = lowered.traced.arguments, lowered.partitioned.graph
-    leaves = zip(known.leaves, graph.inputs, strict=True)
-    made = [_part(leaf, graph.types[spec.value], devices).struct for leaf, spec in leaves]
+    known = lowered.traced.arguments
+    made = [_part(*of_leaf, devices).struct for of_leaf in zip(known.leaves, _stored(lowered), strict=True)]
     positional, keywords = jax.tree.unflatten(known.tree, made)
     return tuple(positional), keywords
 

@@ -30,6 +30,7 @@ from mpmd.passes.verify import verify
 from mpmd.runtime.entry import read_entry
 from mpmd.runtime.graph import EntryGraph
 from mpmd.runtime.linearize import linearize
+from mpmd.runtime.processes.scalars import mesh_of_each
 from mpmd.runtime.program import Program
 from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Diagnostic, Diagnostics, Severity
@@ -319,6 +320,7 @@ def _options(config: Config, arguments: Arguments, out_tree: Any) -> PipelineOpt
         mirrored_names=tuple(mirrored),
         input_assignment=_meshes(config.input_meshes, arguments.tree, config, "input_meshes", inputs=True),
         output_assignment=_meshes(config.output_meshes, out_tree, config, "output_meshes"),
+        copy_scalar_results=mesh_of_each(config.topology.processes),
         constraints=tuple(f"{i}:{o}" for i, o in config.constraints),
         backend=backend,
         attention_stitching=options.attention_stitching if stitches_attention(backend, platforms) else "off",

@@ -69,8 +69,12 @@ def read_entry(
                 f"the exported program holds a {op.operation.name} at {op.location}\n"
                 f"  expected: calls of fragments, and transfers; a pass of the export pipeline left it behind"
             )
-    outputs = tuple(OutputSpec(number(v), i, result_paths[i]) for i, v in enumerate(main.returned))
-    return EntryGraph(tuple(ops), types, inputs, outputs, main.symbol)
+    count, of = len(result_paths), ir.attribute_dicts(main, "res_attrs", len(main.returned))
+    results = [
+        ir.IntegerAttr(of[i]["mpmd.copy_of"]).value if i >= count else i for i in range(len(main.returned))
+    ]
+    specs = [OutputSpec(number(v), k, result_paths[k]) for k, v in zip(results, main.returned, strict=True)]
+    return EntryGraph(tuple(ops), types, inputs, tuple(specs[:count]), main.symbol, tuple(specs[count:]))
 
 
 def _donated(f: ir.Func) -> tuple[int, ...]:

@@ -115,6 +115,7 @@ class EntryGraph:
         types: the type of every value.
         inputs: the arguments; an argument that several meshes use is transferred by an op.
         outputs: the results.
+        copies: some of them once more, on other meshes.
         name: name of the entry function.
     """
 
@@ -123,3 +124,4 @@ class EntryGraph:
     inputs: tuple[InputSpec, ...]
     outputs: tuple[OutputSpec, ...]
     name: str = "main"
+    copies: tuple[OutputSpec, ...] = ()

@@ -3,7 +3,8 @@
 Per mesh the fragments keep their order in the graph.  Around them are:
 
 * `Feed` for every argument the mesh uses, before everything else, so that arguments are placed before
-  anything can consume them.  A transferred argument is fed to another mesh of the process directly.
+  anything can consume them.  A transferred argument is fed to another mesh of the process directly,
+  and a scalar to the meshes of all.
 * `Recv` right before the first use; one from another process a task earlier, so that it arrives during it.
 * `Send` right after the buffer is defined, in the order of the transfers.
 * `Copy` where a fragment consumes a buffer that is needed afterwards, or that another process may still read.
@@ -20,7 +21,7 @@ import itertools
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
-from mpmd.errors import ProgramError, collect
+from mpmd.runtime.check_graph import check_graph
 from mpmd.runtime.graph import BufferType, CallNode, EntryGraph, InputSpec, TransferOp
 from mpmd.runtime.instructions import (
     Copy,
@@ -50,8 +51,8 @@ def linearize(
     Args:
         graph: the exported entry function.
         processes: for each mesh the indices of its processes; empty if there is one process.  An argument
-            is read by the processes of its own mesh only, and sent to meshes of others.  Every process gets
-            the scalar results.
+            is read by the processes of its own mesh only, and sent to meshes of others; a scalar is read by
+            all that use it, since every process gets the scalar results.
         replicated: positions of other results that every process gets.
 
     Raises:
@@ -62,58 +63,6 @@ def linearize(
     program = dataclasses.replace(program, outputs=graph.outputs)
     verify(program)
     return program
-
-
-def check_graph(graph: EntryGraph) -> None:
-    """Raises a ProgramError that lists everything wrong with the graph itself."""
-    problems: list[str] = []
-    defined: dict[int, str] = {}
-
-    def define(value: int, where: str) -> None:
-        if value not in graph.types:
-            problems.append(f"{where}: value {value} has no type")
-        elif value in defined:
-            problems.append(f"{where}: value {value} is defined twice, first by {defined[value]}")
-        defined.setdefault(value, where)
-
-    def use(value: int, where: str) -> None:
-        if value not in defined:
-            problems.append(f"{where}: value {value} is used before it is defined")
-            defined[value] = where
-
-    for spec in graph.inputs:
-        define(spec.value, f"input {spec.index} ({spec.path})")
-    for at, op in enumerate(graph.ops):
-        if isinstance(op, CallNode):
-            where = f"op {at}, call of {op.name!r} on mesh {op.mesh!r}"
-            for value in op.inputs:
-                use(value, where)
-            for value in op.outputs:
-                define(value, where)
-            problems += _call_problems(op, where, graph.types)
-        else:
-            where = f"op {at}, transfer of value {op.source} to value {op.target}"
-            use(op.source, where)
-            define(op.target, where)
-            source, target = graph.types.get(op.source), graph.types.get(op.target)
-            if source and target and not source.holds_the_same_as(target):
-                problems.append(f"{where}: makes {target} from {source}")
-    for output in graph.outputs:
-        use(output.value, f"output {output.index} ({output.path})")
-    if problems:
-        raise collect(
-            ProgramError, problems, f"the entry function is not a program, {len(problems)} problems:"
-        )
-
-
-def _call_problems(op: CallNode, where: str, types: dict[int, BufferType]) -> list[str]:
-    problems = [
-        f"{where}: value {value} lives on mesh {types[value].mesh!r}"
-        for value in dict.fromkeys((*op.inputs, *op.outputs))
-        if value in types and types[value].mesh != op.mesh
-    ]
-    wrong = [k for k in op.donated if not 0 <= k < len(op.inputs)]
-    return problems + [f"{where}: donates argument {k}, but has {len(op.inputs)}" for k in wrong]
 
 
 class _StreamLayout:
@@ -167,7 +116,7 @@ class _StreamLayout:
         for op in self.graph.ops:
             if isinstance(op, CallNode) or op.target not in needed:
                 continue
-            if op.source in self.argument and self._same_process(op):
+            if op.source in self.argument and (self._same_process(op) or not self.types[op.source].shape):
                 self.argument[op.target] = self.argument[op.source]
                 self.names[op.target] = self.names[op.source]
             elif self.types[op.source].mesh == self.types[op.target].mesh:
@@ -197,10 +146,9 @@ class _StreamLayout:
             body.append(Fetch(value, spec.index))
         remote = self._channels_between_processes()
         laid = {mesh: self._copy_before_donation(self._ordered(mesh, remote)) for mesh in self.bodies}
-        consumed = {self.argument[value].index for value in self.consumed}
         streams = [
             dataclasses.replace(
-                _number(mesh, _free_after_last_use(self._freshened(body, consumed)), self.types, self.names),
+                _number(mesh, _free_after_last_use(self._freshened(mesh, body)), self.types, self.names),
                 processes=self._processes_of(mesh),
             )
             for mesh, body in laid.items()
@@ -277,13 +225,16 @@ class _StreamLayout:
             result.append(op)
         return result
 
-    def _freshened(self, body: Sequence[Instruction], consumed: Collection[int]) -> list[Instruction]:
+    def _freshened(self, mesh: str, body: Sequence[Instruction]) -> list[Instruction]:
         """Separates buffers that a fragment consumes from those that the user or another mesh still reads.
 
         Only the argument's own mesh may consume the user's array itself, and only if the user donated it;
-        every other feed of an argument in `consumed` is a buffer of its own.  All feeds are issued before any
-        run.
+        every other feed of an argument that a mesh of its processes consumes is a buffer of its own.  All
+        feeds are issued before any run.
         """
+        here = {*self._processes_of(mesh)}
+        beside = (v for v in self.consumed if here & {*self._processes_of(self.types[v].mesh)})
+        consumed = {self.argument[value].index for value in beside}
 
         def shared(op: Feed) -> bool:
             spec = self.argument[op.buffer]

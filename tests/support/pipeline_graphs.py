@@ -24,6 +24,7 @@ class GraphBuilder:
     types: dict = dataclasses.field(default_factory=dict)
     inputs: list = dataclasses.field(default_factory=list)
     outputs: list = dataclasses.field(default_factory=list)
+    copies: list = dataclasses.field(default_factory=list)
 
     def value(self, mesh: str, **changes) -> int:
         number = len(self.types)
@@ -51,7 +52,8 @@ class GraphBuilder:
         self.outputs.append(OutputSpec(value, len(self.outputs), path or f"y{len(self.outputs)}"))
 
     def graph(self) -> EntryGraph:
-        return EntryGraph(tuple(self.ops), dict(self.types), tuple(self.inputs), tuple(self.outputs))
+        edges = tuple(self.inputs), tuple(self.outputs)
+        return EntryGraph(tuple(self.ops), dict(self.types), *edges, copies=tuple(self.copies))
 
 
 def one_f_one_b(stages: int, microbatches: int) -> EntryGraph:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from mpmd.runtime.graph import EntryGraph, OutputSpec, TransferOp
 
@@ -38,7 +38,10 @@ def with_results_everywhere(
             types[value] = dataclasses.replace(kind, sharding=None, memory_kind=None)
             ops.append(TransferOp(spec.value, value))
             outputs[outputs.index(spec)] = dataclasses.replace(spec, value=value)
-        for mesh in _meshes_of_others(processes, own):
+        copies = [copy for copy in graph.copies if copy.index == spec.index]
+        outputs += copies
+        there = (process for copy in copies for process in processes[types[copy.value].mesh])
+        for mesh in _meshes_of_others(processes, {*own, *there}):
             copy = next(fresh)
             types[copy] = dataclasses.replace(kind, mesh=mesh, sharding=None, memory_kind=None)
             ops.append(TransferOp(spec.value, copy))
@@ -46,9 +49,19 @@ def with_results_everywhere(
     return dataclasses.replace(graph, ops=tuple(ops), outputs=tuple(outputs), types=types)
 
 
-def _meshes_of_others(processes: Mapping[str, tuple[int, ...]], own: Sequence[int]) -> list[str]:
+def mesh_of_each(processes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
+    """The first mesh of each process; none where a mesh is over several, whose scalars both have."""
+    first: dict[int, str] = {}
+    for mesh, indices in processes.items():
+        if len(indices) > 1:
+            return ()
+        first.setdefault(indices[0], mesh)
+    return tuple(first.values())
+
+
+def _meshes_of_others(processes: Mapping[str, tuple[int, ...]], covered: set[int]) -> list[str]:
     """Meshes that cover all other processes, the first ones possible."""
-    covered, chosen = set(own), []
+    chosen = []
     for mesh, indices in processes.items():
         if not covered.issuperset(indices):
             covered.update(indices)

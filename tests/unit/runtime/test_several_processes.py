@@ -14,7 +14,7 @@ import pytest
 from mpmd.errors import ConfigError, PeerError
 from mpmd.runtime.clients import available_cores
 from mpmd.runtime.decode import chosen_fetches
-from mpmd.runtime.graph import CallNode
+from mpmd.runtime.graph import CallNode, OutputSpec
 from mpmd.runtime.instructions import Copy, Feed, Fetch, Recv, Run, Send
 from mpmd.runtime.linearize import linearize
 from mpmd.runtime.processes.agreement import agree
@@ -48,6 +48,32 @@ def test_an_argument_is_read_by_one_process_and_sent_to_the_other():
     assert ops(program, "b", Feed) == [] and len(ops(program, "b", Recv)) == 1
     assert [stream.processes for stream in program.streams] == [(0,), (1,)]
     assert [stream.mesh for stream in program.part(1).streams] == ["b"]
+
+
+def test_a_scalar_argument_is_read_by_every_process_that_uses_it():
+    """The array that one of them consumes is not that of another."""
+    b = GraphBuilder(shape=())
+    x = b.input("a", donated=True)
+    b.output(*b.call("f", "a", [x], donated=(0,)))
+    (y,) = b.call("f", "b", [b.transfer(x, "b")])
+    b.output(*b.call("g", "c", [b.transfer(y, "c"), b.transfer(x, "c")], donated=(1,)))
+    program = linearize(b.graph(), processes={"a": (0,), "b": (1,), "c": (1,)})
+    feeds = {mesh: [(f.input, f.fresh) for f in ops(program, mesh, Feed)] for mesh in "abc"}
+    assert feeds == {"a": [(0, False)], "b": [(0, True)], "c": [(0, True)]}
+    sent = {(c.source, c.target): len(c.types) for c in program.channels}
+    assert sent == {("a", "b"): 1, ("b", "c"): 1, ("c", "a"): 1}, "two results and a value, not the argument"
+
+
+def test_a_copy_of_a_scalar_result_is_not_sent():
+    b = GraphBuilder(shape=())
+    x = b.input("a")
+    b.output(*b.call("f", "a", [x]))
+    (copy,) = b.call("f", "b", [b.transfer(x, "b")])
+    b.copies.append(OutputSpec(copy, 0, "y0"))
+    program = linearize(b.graph(), processes={"a": (0,), "b": (1,), "c": (2,)})
+    assert [len(ops(program, mesh, Fetch)) for mesh in "ab"] == [1, 1]
+    assert not any(ops(program, mesh, Recv) for mesh in "ab")
+    assert len(program.outputs) == 1
 
 
 def test_meshes_of_one_process_share_arguments_and_channels():
