@@ -40,7 +40,8 @@ def test_a_checkpoint_goes_on_in_other_processes_and_stages(tmp_path):
     assert run(1, 1, 1, "load", tmp_path / "two")[0]["losses"] == alone["losses"]
     assert run(2, 4, 1, "load", tmp_path / "two")[0]["losses"] == alone["losses"]
     held = [line["held"] for line in saved_by_two]
-    assert sum(held) == alone["held"] and max(held) <= 0.52 * alone["held"]
+    count = 4  # bytes of the optimizer's count, which both processes read
+    assert sum(held) == alone["held"] + count and max(held) <= 0.52 * alone["held"]
     assert [line["used"] for line in saved_by_two] == [[True, False], [False, True]]
     pieces = json.loads((tmp_path / "two" / "3" / "manifest.json").read_text())["pieces"]
     assert {process for process, *_ in pieces} == {0, 1}
