@@ -124,6 +124,8 @@ class Jitted(Generic[P, R]):
         functools.update_wrapper(self, fn)
         self._fn, self._config, self._rules = fn, config, rules
         self._compiled: dict[Hashable, Compiled] = {}
+        self._last: tuple[Any, Compiled] | None = None
+        """Of the last call without static arguments, what its arguments were, and what it ran."""
         self._refined: dict[Hashable, Config] = {}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -168,18 +170,24 @@ class Jitted(Generic[P, R]):
 
         Programs, their memory and their threads are released with the last reference to them.
         """
-        self._compiled = {}
+        self._compiled, self._last = {}, None
         forget_results()
 
     def _compiled_for(self, arguments: Arguments, args: Any, kwargs: Any) -> Compiled:
+        context, last = trace_context(), self._last
         try:
-            key = arguments.key, trace_context()
+            marks = arguments.tree, context, arguments.marks
+            if last is not None and last[0] == marks and not arguments.statics:
+                return last[1]
+            key = arguments.key, context
         except (TypeError, OverflowError):  # some leaf is not an array
             check_leaves(arguments, paths(self._rules, args, kwargs))
             raise
         found = self._compiled.get(key)
         if found is None:
             found = self._compiled[key] = self._compile(arguments, args, kwargs)
+        if not arguments.statics:
+            self._last = marks, found
         return found
 
     def _compile(self, arguments: Arguments, args: Any, kwargs: Any) -> Compiled:

@@ -137,6 +137,19 @@ class Arguments:
         statics = tuple((where, type(value), value) for where, value in self.statics)
         return self.tree, tuple(map(describe, self.leaves)), statics
 
+    @property
+    def marks(self) -> list[Any]:
+        """What describes each leaf: equal lists belong to equal descriptions.
+
+        An array gives its own description, which the results of one program share: comparing the marks of two
+        steps compares objects by identity.
+
+        Raises:
+            TypeError, OverflowError: see `describe`.
+        """
+        own = [getattr(leaf, "aval", None) for leaf in self.leaves]
+        return [describe(leaf) if aval is None else aval for leaf, aval in zip(self.leaves, own, strict=True)]
+
 
 def flatten(rules: ArgumentRules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
     """The arguments of a call by the rules of its function.
