@@ -559,6 +559,22 @@ def start_transfer_server(client: Any, host: str) -> Any | None:
     )
 
 
+def offering(server: Any) -> Callable[[int, list[jax.Array]], None]:
+    """What offers a list of arrays under a number: the call that takes no other pytrees, where JAX has it."""
+    found: Callable[[int, list[jax.Array]], None] = getattr(server, "_await_pull_flat", server.await_pull)
+    return found
+
+
+def pull(
+    connection: Any, client: Any, number: int, types: Sequence[jax.ShapeDtypeStruct]
+) -> Sequence[jax.Array]:
+    """The arrays offered under a number, on devices of `client`; see `offering`."""
+    of_list = getattr(connection, "_pull_flat", None)
+    found: Sequence[jax.Array]
+    found = connection.pull(number, list(types)) if of_list is None else of_list(number, client, list(types))
+    return found
+
+
 def poison(connection: Any) -> None:
     """Makes all pulls of a transfer connection that are under way fail; nothing where JAX cannot do it."""
     stop = getattr(connection, "_poison_connection", None)

@@ -40,11 +40,12 @@ class Links:
         Raises:
             ConfigError: this version of JAX has no transfer server.
         """
-        client: Any = jax.local_devices()[0].client
+        self._client: Any = jax.local_devices()[0].client
         host = address_of_this_host()
-        self._server: Any = jax_compat.start_transfer_server(client, host)
+        self._server: Any = jax_compat.start_transfer_server(self._client, host)
         if self._server is None:
             raise ConfigError("there are several processes, but this version of JAX has no transfer server")
+        self._offer = jax_compat.offering(self._server)
         _, _, port = str(self._server.address()).rpartition(":")
         self.addresses = joined.gather("address", f"{host}:{port}")
         self._connections: dict[int, Any] = {}
@@ -65,13 +66,13 @@ class Links:
 
     def offer(self, number: int, arrays: Sequence[jax.Array]) -> None:
         """Offers arrays; they may still be computed, and must not be consumed until they are pulled."""
-        self._server.await_pull(number, list(arrays))
+        self._offer(number, list(arrays))
 
     def pull(self, process: int, number: int, types: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]:
         """The arrays that a process offers under a number; they are on their way."""
         if process not in self._connections:
             self._connections[process] = self._server.connect(self.addresses[process])
-        return list(self._connections[process].pull(number, list(types)))
+        return list(jax_compat.pull(self._connections[process], self._client, number, types))
 
     def poison(self) -> None:
         """Makes everything fail that is still on its way to this process."""
