@@ -1,13 +1,12 @@
-"""The only module that uses names of JAX and jaxlib that are not public.
+"""What tracing, compiling and running use of JAX and jaxlib that is not public.
 
-Each function tests for the names that it needs and documents its result without them.  No other module may
-import `jax._src`, `jaxlib` or an experimental module.
+Each function tests for the names that it needs and documents its result without them.  No other module but
+`jax_distributed` may import `jax._src`, `jaxlib` or an experimental module.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, cast
 
@@ -475,142 +474,3 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
         return params["num_consts"], params["num_carry"]
     constants, carried, _ = params["ft_in"].unpack()
     return len(constants), len(carried)
-
-
-def place_of_process() -> tuple[int, int]:
-    """The index of this process, and how many `jax.distributed` has joined; initializes no devices."""
-    from jax._src import distributed
-
-    state = getattr(distributed, "global_state", None)
-    if getattr(state, "client", None) is None:
-        return 0, 1
-    return int(getattr(state, "process_id", 0)), int(getattr(state, "num_processes", 1) or 1)
-
-
-def world_devices(platform: str) -> list[jax.Device]:
-    """The devices of a platform of all processes, in the order of the processes."""
-    return sorted(jax.devices(platform), key=lambda device: (device.process_index, device.id))
-
-
-def coordination_client() -> Any | None:
-    """The key-value store of `jax.distributed`; None if it was not initialized, or this JAX hides it."""
-    from jax._src import distributed
-
-    return getattr(getattr(distributed, "global_state", None), "client", None)
-
-
-def coordinator_address() -> str:
-    """Where the coordinator of `jax.distributed` listens; "" where this JAX hides it."""
-    from jax._src import distributed
-
-    state = getattr(distributed, "global_state", None)
-    return str(getattr(state, "coordinator_address", None) or "")
-
-
-def coordination_service(address: str, processes: int, heartbeat_seconds: int) -> Any | None:
-    """Starts a coordinator outside of the processes that it coordinates, which survive the end of others.
-
-    None where this jaxlib cannot start one.  It ends when it is collected.
-    """
-    from jaxlib import _jax
-
-    start = getattr(_jax, "get_distributed_runtime_service", None)
-    if start is None:
-        return None
-    return start(
-        address, processes, heartbeat_timeout=heartbeat_seconds, shutdown_timeout=5, recoverable=True
-    )
-
-
-def join_world(address: str, processes: int, index: int, heartbeat_seconds: int) -> None:
-    """`jax.distributed.initialize` for a coordinator that another process has started.
-
-    It must come before the first use of a device.
-    """
-    from jax._src import distributed
-    from jaxlib import _jax
-
-    state: Any = distributed.global_state
-    client = _jax.get_distributed_runtime_client(
-        address,
-        index,
-        init_timeout=60,
-        heartbeat_timeout=heartbeat_seconds,
-        shutdown_on_destruction=False,
-        use_compression=True,
-    )
-    client.connect()
-    state.coordinator_address, state.process_id, state.num_processes = address, index, processes
-    state.client = client
-
-
-def start_transfer_server(client: Any, host: str) -> Any | None:
-    """A server for arrays between processes that listens on two free ports of an address.
-
-    None where this JAX has none.
-    """
-    try:
-        from jax.experimental import transfer
-    except ImportError:
-        return None
-    at = f"{host}:0"
-    return transfer.start_transfer_server(
-        client, at, [at], max_num_parallel_copies=8, transfer_size=512 << 10
-    )
-
-
-def offering(server: Any) -> Callable[[int, list[jax.Array]], None]:
-    """What offers a list of arrays under a number: the call that takes no other pytrees, where JAX has it."""
-    found: Callable[[int, list[jax.Array]], None] = getattr(server, "_await_pull_flat", server.await_pull)
-    return found
-
-
-def pull(
-    connection: Any, client: Any, number: int, types: Sequence[jax.ShapeDtypeStruct]
-) -> Sequence[jax.Array]:
-    """The arrays offered under a number, on devices of `client`; see `offering`."""
-    of_list = getattr(connection, "_pull_flat", None)
-    found: Sequence[jax.Array]
-    found = connection.pull(number, list(types)) if of_list is None else of_list(number, client, list(types))
-    return found
-
-
-def poison(connection: Any) -> None:
-    """Makes all pulls of a transfer connection that are under way fail; nothing where JAX cannot do it."""
-    stop = getattr(connection, "_poison_connection", None)
-    if stop is not None:
-        stop()
-
-
-def absent_array_maker(aval: ShapedArray, sharding: Sharding) -> Callable[[], jax.Array]:
-    """What makes arrays all of whose devices belong to other processes: with a type, and no data here."""
-    from jax._src import array
-
-    make: Any = getattr(array, "ArrayImpl", None)
-    if make is None:
-        public = jax.make_array_from_single_device_arrays
-        return functools.partial(public, aval.shape, sharding, [], dtype=aval.dtype)
-    return functools.partial(make, aval, sharding, [], committed=True, _skip_checks=True)
-
-
-@functools.cache
-def explain_absent_arrays(explain: Callable[[Any], Exception]) -> None:
-    """Makes reading an array that is not whole here raise `explain(array)` instead of JAX's own error.
-
-    JAX reads arrays by one property; where it has another name, JAX's own error stays.
-    """
-    from jax._src import array
-
-    kind: Any = getattr(array, "ArrayImpl", None)
-    read = getattr(getattr(kind, "_value", None), "fget", None)
-    if read is None:
-        return
-
-    def value(self: Any) -> Any:
-        sharding = self.sharding
-        copied = sharding.is_fully_replicated and sharding.has_addressable_devices
-        if not (sharding.is_fully_addressable or copied or self.is_deleted()):
-            raise explain(self) from None
-        return read(self)
-
-    kind._value = property(value)

@@ -13,7 +13,8 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from mpmd.api.weak_types import weakly_typed
 from mpmd.errors import SignatureError
-from mpmd.jax_compat import ShapedArray, absent_array_maker, as_key, is_key
+from mpmd.jax_compat import ShapedArray, as_key, is_key
+from mpmd.jax_distributed import absent_array_maker
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.graph import BufferType
 from mpmd.runtime.instructions import Feed

@@ -15,7 +15,7 @@ from mpmd.api.timeline import Scratch
 from mpmd.api.topology import Topology
 from mpmd.compile.llvm.code_pages import unmap_compiler_code
 from mpmd.errors import AbsentValueError
-from mpmd.jax_compat import explain_absent_arrays
+from mpmd.jax_distributed import explain_absent_arrays
 from mpmd.runtime.channels.links import links
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.channels.remote import WorldDevices

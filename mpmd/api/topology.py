@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from mpmd import ir
 from mpmd.errors import ConfigError, collect
-from mpmd.jax_compat import world_devices
+from mpmd.jax_distributed import world_devices
 from mpmd.runtime.clients import Pinning, divided, mesh_devices
 from mpmd.runtime.processes.placing import placed
 from mpmd.runtime.processes.world import world

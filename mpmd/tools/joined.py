@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jax
 
-from mpmd import jax_compat
+from mpmd import jax_distributed
 from mpmd.runtime.processes.world import Failure, world
 
 HEARTBEAT_SECONDS = 3600
@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> None:
     address, count, index, devices, cores, *command = arguments
     jax.config.update("jax_num_cpu_devices", int(devices))
     if int(count) > 1:
-        jax_compat.join_world(address, int(count), int(index), HEARTBEAT_SECONDS)
+        jax_distributed.join_world(address, int(count), int(index), HEARTBEAT_SECONDS)
         joined = world()
         assert joined is not None
         joined.cores = tuple(int(core) for core in cores.split(",") if core)

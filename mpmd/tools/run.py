@@ -29,7 +29,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
-from mpmd import jax_compat
+from mpmd import jax_distributed
 from mpmd.tools.command_line import version_text
 from mpmd.tools.joined import HEARTBEAT_SECONDS
 
@@ -168,7 +168,7 @@ def _coordinator(processes: int) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    service: Any = jax_compat.coordination_service(address, processes, HEARTBEAT_SECONDS)
+    service: Any = jax_distributed.coordination_service(address, processes, HEARTBEAT_SECONDS)
     if service is None:
         raise SystemExit("mpmd-run: this version of jaxlib cannot start a coordinator")
     try:

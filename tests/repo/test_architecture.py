@@ -28,12 +28,12 @@ BAD_NAME = re.compile(r"(^|_)(v2|impl)$|^_?(new|handle|process)_")
 # The rooms that may import a package from outside; every other room of mpmd may not.
 MAY_IMPORT = {
     "jax": (
-        "mpmd.api", "mpmd.tracing", "mpmd.ir", "mpmd.jax_compat", "mpmd.runtime.channels",
-        "mpmd.compile.backends", "mpmd.compile.lowering.reader", "mpmd.tools",
+        "mpmd.api", "mpmd.tracing", "mpmd.ir", "mpmd.jax_compat", "mpmd.jax_distributed",
+        "mpmd.runtime.channels", "mpmd.compile.backends", "mpmd.compile.lowering.reader", "mpmd.tools",
     ),
-    "jax._src": ("mpmd.jax_compat",),
-    "jax.experimental": ("mpmd.jax_compat",),
-    "jaxlib": ("mpmd.jax_compat",),
+    "jax._src": ("mpmd.jax_compat", "mpmd.jax_distributed"),
+    "jax.experimental": ("mpmd.jax_compat", "mpmd.jax_distributed"),
+    "jaxlib": ("mpmd.jax_compat", "mpmd.jax_distributed"),
     "absl": ("mpmd.flags", "mpmd.tools"),
 }  # fmt: skip
 

@@ -34,7 +34,7 @@ import numpy as np
 
 import mpmd
 from benchmarks.sleeping import OUT_OF_MEMORY, sleep
-from mpmd import jax_compat
+from mpmd import jax_distributed
 from mpmd.runtime.channels import remote
 from mpmd.runtime.channels.links import MESSAGE_BITS, STEP_BITS, Links
 from mpmd.runtime.processes.world import world
@@ -246,14 +246,14 @@ class Trial:
             os._exit(code)
 
     def _coordinate(self) -> None:
-        service = jax_compat.coordination_service(self.address, self.fault.processes, HEARTBEAT_SECONDS)
+        service = jax_distributed.coordination_service(self.address, self.fault.processes, HEARTBEAT_SECONDS)
         assert service is not None
         signal.pause()
 
     def _run(self, index: int) -> None:
         """One process of the world."""
         jax.config.update("jax_num_cpu_devices", 1)
-        jax_compat.join_world(self.address, self.fault.processes, index, HEARTBEAT_SECONDS)
+        jax_distributed.join_world(self.address, self.fault.processes, index, HEARTBEAT_SECONDS)
         world()
         try:
             train(self.fault, happening(self.fault, self.folder, self.coordinator))

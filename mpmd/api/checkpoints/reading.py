@@ -11,7 +11,8 @@ import numpy as np
 from mpmd.api.checkpoints import files, folder
 from mpmd.api.checkpoints.pieces import Box, Leaf, LeafKind, as_box, box_of, intersection, within
 from mpmd.api.weak_types import weakly_typed
-from mpmd.jax_compat import ShapedArray, absent_array_maker, as_key, is_key
+from mpmd.jax_compat import ShapedArray, as_key, is_key
+from mpmd.jax_distributed import absent_array_maker
 
 
 class CheckpointReader:

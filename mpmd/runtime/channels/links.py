@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from mpmd import jax_compat
+from mpmd import jax_distributed
 from mpmd.errors import ConfigError
 from mpmd.runtime.processes.world import World, world
 
@@ -42,10 +42,10 @@ class Links:
         """
         self._client: Any = jax.local_devices()[0].client
         host = address_of_this_host()
-        self._server: Any = jax_compat.start_transfer_server(self._client, host)
+        self._server: Any = jax_distributed.start_transfer_server(self._client, host)
         if self._server is None:
             raise ConfigError("there are several processes, but this version of JAX has no transfer server")
-        self._offer = jax_compat.offering(self._server)
+        self._offer = jax_distributed.offering(self._server)
         _, _, port = str(self._server.address()).rpartition(":")
         self.addresses = joined.gather("address", f"{host}:{port}")
         self._connections: dict[int, Any] = {}
@@ -72,12 +72,12 @@ class Links:
         """The arrays that a process offers under a number; they are on their way."""
         if process not in self._connections:
             self._connections[process] = self._server.connect(self.addresses[process])
-        return list(jax_compat.pull(self._connections[process], self._client, number, types))
+        return list(jax_distributed.pull(self._connections[process], self._client, number, types))
 
     def poison(self) -> None:
         """Makes everything fail that is still on its way to this process."""
         for connection in list(self._connections.values()):
-            jax_compat.poison(connection)
+            jax_distributed.poison(connection)
 
 
 def message_number(program: int, step: int, message: int) -> int:
@@ -91,7 +91,7 @@ def address_of_this_host() -> str:
     Otherwise it is the address from which this host reaches the coordinator: its own name may stand for
     another, such as 127.0.1.1.  Nothing is sent to find out.
     """
-    host = jax_compat.coordinator_address().rpartition(":")[0].strip("[]")
+    host = jax_distributed.coordinator_address().rpartition(":")[0].strip("[]")
     if host in ("127.0.0.1", "localhost", "::1", ""):
         return "127.0.0.1"
     (family, kind, _, _, address), *_ = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from mpmd import jax_compat
+from mpmd import jax_compat, jax_distributed
 from mpmd.errors import ProgramError
 from mpmd.runtime.channels.links import MESSAGE_BITS, Links, message_number
 from mpmd.runtime.channels.mesh_devices import LocalChannels, MeshDevices
@@ -149,7 +149,7 @@ class WorldDevices(MeshDevices):
 
     def absent(self, type_: BufferType, weak_type: bool) -> Callable[[], jax.Array]:
         """The function that makes the array of a result that another process holds."""
-        return jax_compat.absent_array_maker(_aval(type_, weak_type), self.sharding(type_))
+        return jax_distributed.absent_array_maker(_aval(type_, weak_type), self.sharding(type_))
 
     def check_messages(self) -> None:
         """Raises the TransferError of a message that could not be offered to its receiver."""

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from mpmd import jax_compat
+from mpmd import jax_compat, jax_distributed
 from mpmd.errors import ConfigError, PeerError
 from mpmd.runtime.processes.store import BoundedStore, NoAnswer, delay_aborts
 
@@ -213,7 +213,7 @@ class World:
     def coordinator_lost(self, error: Exception) -> PeerError:
         """The error of a store that does not answer; ends the work of this process."""
         lines = str(error).splitlines() or [""]
-        where = f"the coordinator at {jax_compat.coordinator_address()}"
+        where = f"the coordinator at {jax_distributed.coordinator_address()}"
         self.fail(Failure(-1, f"does not answer: {lines[0][:200]}", known=False, where=where))
         assert self.failure is not None
         return self.error(self.failure)
@@ -291,12 +291,12 @@ def world() -> World | None:
     Raises:
         ConfigError: this version of JAX has no key-value store.
     """
-    index, count = jax_compat.place_of_process()
+    index, count = jax_distributed.place_of_process()
     if count == 1:
         return None
     from mpmd.runtime.processes.monitor import Monitor
 
-    store = jax_compat.coordination_client()
+    store = jax_distributed.coordination_client()
     if store is None:
         raise ConfigError("there are several processes, but this version of JAX hides its key-value store")
     joined = World(BoundedStore(store), index, count)

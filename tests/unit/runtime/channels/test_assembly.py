@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from mpmd import jax_compat
+from mpmd import jax_distributed
 from mpmd.runtime.channels.reshard import assembler, assembling
 
 
 def test_an_assembly_that_waits_for_a_message_holds_no_fragment_up():
     """The message may depend on the fragment, through another process."""
     device = jax.devices("cpu")[0]
-    server = jax_compat.start_transfer_server(device.client, "127.0.0.1")
+    server = jax_distributed.start_transfer_server(device.client, "127.0.0.1")
     if server is None:
         pytest.skip("this JAX has no transfer server")
     connection = server.connect(server.address().replace("[::]", "127.0.0.1"))
