@@ -89,7 +89,13 @@ class PeerError(MpmdError, RuntimeError):
 
 
 class TransferError(MpmdError, RuntimeError):
-    """An array could not be sent to another process."""
+    """An array could not be sent to another process.
+
+    Attributes:
+        mesh: that the array is on.
+    """
+
+    mesh: str = ""
 
 
 class AbsentValueError(MpmdError, RuntimeError):

@@ -1,8 +1,9 @@
 """Connections for arrays between processes, by JAX's transfer server.
 
 A sender offers arrays under a number, a receiver pulls that number and gets arrays at once that are filled
-later; the numbers pair them, in any order.  What listens: one server per process, on two free ports of
-`address_of_this_host`.  It accepts connections from every program that reaches it.
+later; the numbers pair them, in any order.  Arrays may be offered before they are computed: the server begins
+to copy one when it is, and others pass it meanwhile.  What listens: one server per process, on two free ports
+of `address_of_this_host`.  It accepts connections from every program that reaches it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import jax
 
 from mpmd import jax_distributed
-from mpmd.errors import ConfigError
+from mpmd.errors import ConfigError, TransferError
 from mpmd.runtime.processes.world import World, world
 
 STEP_BITS, MESSAGE_BITS, PROGRAM_BITS = 28, 24, 10
@@ -31,7 +32,6 @@ class Links:
     Attributes:
         addresses: of the servers of all processes.
         begin: records a step or an exchange, see `World.begin`.
-        fail: ends the work of all processes, see `World.fail_here`.
     """
 
     def __init__(self, joined: World) -> None:
@@ -50,7 +50,7 @@ class Links:
         self.addresses = joined.gather("address", f"{host}:{port}")
         self._connections: dict[int, Any] = {}
         self._programs = itertools.count()
-        self.begin, self.fail = joined.begin, joined.fail_here
+        self.begin = joined.begin
         joined.on_failure(self.poison)
 
     def next_program(self) -> int:
@@ -65,8 +65,28 @@ class Links:
         return number
 
     def offer(self, number: int, arrays: Sequence[jax.Array]) -> None:
-        """Offers arrays; they may still be computed, and must not be consumed until they are pulled."""
+        """Offers arrays; they may still be computed, and must not be consumed until they are pulled.
+
+        The receiver of an array that fails gets the failure.
+        """
         self._offer(number, list(arrays))
+
+    def send(self, mesh: str, number: int, arrays: Sequence[jax.Array]) -> None:
+        """Offers arrays of a mesh, see `offer`.
+
+        Raises:
+            TransferError: they cannot be offered, and their receiver would wait for them.
+        """
+        try:
+            self.offer(number, arrays)
+        except Exception as error:
+            failure = TransferError(
+                f"mesh {mesh!r} could not send an array to another process\n"
+                f"  {type(error).__name__}: {error}\n"
+                "  the processes cannot go on: start all of them again, from a checkpoint"
+            )
+            failure.mesh = mesh
+            raise failure from error
 
     def pull(self, process: int, number: int, types: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]:
         """The arrays that a process offers under a number; they are on their way."""

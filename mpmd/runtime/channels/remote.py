@@ -1,8 +1,8 @@
 """Messages between meshes of different processes.
 
 An array whose shards are equal on both meshes is sent whole, shard to shard.  Any other is sent as the pieces
-that `reshard` plans: the sender slices them, the receiver assembles them.  An array is offered once it is
-computed, and the server keeps a reference to it until the receiver has pulled it.
+that `reshard` plans: the sender slices them, the receiver assembles them.  An array is offered when the call
+that computes it is issued, and the server keeps a reference to it until the receiver has pulled it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from mpmd import jax_compat, jax_distributed
 from mpmd.errors import ProgramError
 from mpmd.runtime.channels.links import MESSAGE_BITS, Links, message_number
 from mpmd.runtime.channels.mesh_devices import LocalChannels, MeshDevices
-from mpmd.runtime.channels.outbox import Outbox
 from mpmd.runtime.channels.partly_here import has_parts_for
 from mpmd.runtime.channels.protocol import Channel
 from mpmd.runtime.channels.reshard import (
@@ -64,22 +63,19 @@ class RemoteChannel:
         self,
         links: Links,
         sender: int,
-        outbox: Outbox | None,
+        mesh: str,
         messages: Mapping[int, RemoteMessage],
         number: Callable[[int], int],
     ) -> None:
-        """Takes the index of the sending process, its outbox if that is this one, the messages, and the
-        numbers of this step.
-        """
-        self._links, self._sender, self._outbox = links, sender, outbox
+        """Takes the sending process and mesh, the messages, and the numbers of this step."""
+        self._links, self._sender, self._mesh = links, sender, mesh
         self._messages, self._number = messages, number
 
     def send(self, sequence: int, array: jax.Array) -> None:
-        """Offers `array` when it is computed."""
+        """Offers `array`, which may still be computed."""
         message = self._messages[sequence]
         if message.types:
-            assert self._outbox is not None
-            self._outbox.put(self._number(message.number), message.split(array))
+            self._links.send(self._mesh, self._number(message.number), message.split(array))
 
     def recv(self, sequence: int) -> jax.Array:
         """RemoteMessage `sequence`, which may not have been sent yet."""
@@ -102,11 +98,6 @@ class WorldDevices(MeshDevices):
         super().__init__(meshes)
         self._processes, self._links = dict(processes), links
         self._process = jax.process_index()
-        self._outboxes = {
-            mesh: Outbox(mesh, links.offer, functools.partial(links.fail, mesh=mesh))
-            for mesh, of_mesh in self._processes.items()
-            if self._process in of_mesh
-        }
 
     def channels(self, program: Program) -> Callable[[], Sequence[Channel]]:
         """The function that creates the channels of each step.
@@ -133,12 +124,12 @@ class WorldDevices(MeshDevices):
                 if at not in messages:
                     made.append(within)
                     continue
-                outbox, of_channel = self._outboxes.get(channel.source), messages[at]
+                mesh, of_channel = channel.source, messages[at]
                 if isinstance(of_channel, SpanningMessages):
-                    made.append(SpanningChannel(self._links, outbox, of_channel, number_of))
+                    made.append(SpanningChannel(self._links, mesh, of_channel, number_of))
                     continue
-                (sender,) = self._processes[channel.source]
-                made.append(RemoteChannel(self._links, sender, outbox, of_channel, number_of))
+                (sender,) = self._processes[mesh]
+                made.append(RemoteChannel(self._links, sender, mesh, of_channel, number_of))
             return made
 
         return make
@@ -150,16 +141,6 @@ class WorldDevices(MeshDevices):
     def absent(self, type_: BufferType, weak_type: bool) -> Callable[[], jax.Array]:
         """The function that makes the array of a result that another process holds."""
         return jax_distributed.absent_array_maker(_aval(type_, weak_type), self.sharding(type_))
-
-    def check_messages(self) -> None:
-        """Raises the TransferError of a message that could not be offered to its receiver."""
-        for outbox in self._outboxes.values():
-            outbox.check()
-
-    def wait_for_messages(self, check: Callable[[], None]) -> None:
-        """Returns when all messages are offered to their receivers; see `Outbox.wait`."""
-        for outbox in self._outboxes.values():
-            outbox.wait(check)
 
     def _own_channels(self, program: Program) -> frozenset[int]:
         """The channels both of whose meshes are in this process."""

@@ -18,7 +18,6 @@ from jax.sharding import Sharding, SingleDeviceSharding
 from mpmd.jax_compat import array_copier, default_memory_kind
 from mpmd.runtime.channels.links import Links
 from mpmd.runtime.channels.local import LocalChannel
-from mpmd.runtime.channels.outbox import Outbox
 from mpmd.runtime.channels.reshard import (
     Box,
     ShardPiece,
@@ -192,22 +191,21 @@ class SpanningChannel:
     def __init__(
         self,
         links: Links,
-        outbox: Outbox | None,
+        mesh: str,
         messages: Mapping[int, SpanningMessage],
         number: Callable[[int], int],
     ) -> None:
-        """Takes the outbox of the sending mesh if this process has some of it, and the numbers of a step."""
-        self._links, self._outbox = links, outbox
+        """Takes the sending mesh, the messages, and the numbers of a step."""
+        self._links, self._mesh = links, mesh
         self._messages, self._number = messages, number
         self._within = LocalChannel({k: m.keep for k, m in messages.items() if m.keep is not None})
 
     def send(self, sequence: int, array: jax.Array) -> None:
-        """Offers the pieces of other processes when they are computed, and starts copies of this one's."""
+        """Offers the pieces of other processes, and copies this one's; they may still be computed."""
         message = self._messages[sequence]
         shards = message.shards(array)
         for number, pieces in message.offers:
-            assert self._outbox is not None
-            self._outbox.put(self._number(number), pieces(shards))
+            self._links.send(self._mesh, self._number(number), pieces(shards))
         if message.keep is not None:
             self._within.send(sequence, shards)
 

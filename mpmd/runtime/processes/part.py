@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from mpmd import jax_compat
-from mpmd.errors import FragmentError, PeerError, SignatureError
+from mpmd.errors import FragmentError, PeerError, SignatureError, TransferError
 from mpmd.runtime.channels.protocol import Stopped
 from mpmd.runtime.decode import ArrayEngine
 from mpmd.runtime.executor import Executor, RuntimeOptions
@@ -25,12 +25,6 @@ class WorldEngine(ArrayEngine, Protocol):
 
     def can_place(self, value: Any, mesh: str) -> bool:
         """Whether an argument can be placed on a mesh of this process."""
-
-    def check_messages(self) -> None:
-        """Raises the TransferError of a message that could not be offered to its receiver."""
-
-    def wait_for_messages(self, check: Callable[[], None]) -> None:
-        """Returns when all messages are offered to their receivers; `check` may raise meanwhile."""
 
 
 class Part:
@@ -53,6 +47,8 @@ class Part:
         self.program, self._world, self._engine = program, world, engine
         self._executor = Executor(program, executables, engine, waiting, workspace, world.index)
         self._paths = {spec.index: spec.path for spec in program.inputs}
+        self._placed: dict[tuple[int, str], Any] = {}
+        """The shardings of the arguments of the last step: those of the next one are usually the same."""
         self._fed = sorted(
             {
                 (op.input, stream.mesh)
@@ -91,14 +87,14 @@ class Part:
             for k in self._executor.moved_results:  # the executor has looked at those of calls
                 if results[k] is not None:
                     results[k].block_until_ready()
-            self._engine.wait_for_messages(self._stop_if_failed)
         except FragmentError as error:
             world.explain(error, error.mesh, error.position)
-            self._engine.check_messages()
             raise
         except (Stopped, jax_compat.JaxRuntimeError) as error:
             world.explain(error)
-            self._engine.check_messages()
+            raise
+        except TransferError as error:  # its receiver would wait for the message
+            world.fail_here(error, error.mesh)
             raise
         except PeerError:
             raise
@@ -155,17 +151,18 @@ class Part:
         """Ends the threads."""
         self._executor.close()
 
-    def _stop_if_failed(self) -> None:
-        if self._world.failure is not None:
-            raise Stopped
-
     def _refuse_absent(self, inputs: Sequence[Any]) -> None:
         """Arguments are read in the process of their own mesh, which must hold them."""
-        absent = [
-            f"{self._paths[k]}, which mesh {mesh!r} reads, is in another process"
-            for k, mesh in self._fed
-            if not self._engine.can_place(inputs[k], mesh)
-        ]
+        absent, placed = list[str](), self._placed
+        for at in self._fed:
+            k, mesh = at
+            sharding = getattr(inputs[k], "sharding", None)
+            if sharding is None or sharding is placed.get(at):
+                continue
+            if self._engine.can_place(inputs[k], mesh):
+                placed[at] = sharding
+            else:
+                absent.append(f"{self._paths[k]}, which mesh {mesh!r} reads, is in another process")
         if absent:
             more = f"\n  and {len(absent) - 1} more" if len(absent) > 1 else ""
             raise SignatureError(
