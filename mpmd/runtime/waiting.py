@@ -2,13 +2,16 @@
 
 A thread that looks at an array every 0.3 ms takes the core from a fragment each time: where all cores are
 busy, an eighth of its time.  A native wait takes nothing, but Python handles no signal in its main thread
-meanwhile.  So a thread of its own makes each wait, which costs 30 us; other threads wait natively themselves.
+meanwhile.  So another thread makes each wait, one that has nothing to wait for or a new one.
 """
 
 from __future__ import annotations
 
 import _thread
 import atexit
+import contextlib
+import os
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +25,11 @@ _EXIT_S = 10.0
 
 _waiting: set[threading.Lock] = set()
 """The locks of native waits under way."""
+
+_idle: list[_Waiter] = []
+"""Threads that have nothing to wait for."""
+
+os.register_at_fork(after_in_child=_idle.clear)
 
 
 @atexit.register
@@ -55,29 +63,36 @@ def wait_for(array: Any, check: Callable[[], None] = lambda: None) -> None:
     """
     if is_finished(array):
         return
-    lock = _begun()
-    _thread.start_new_thread(_wait, (array, lock))  # of `threading`, one costs three times as much
+    try:
+        waiter = _idle.pop()  # in one call: several threads may wait
+    except IndexError:
+        waiter = _Waiter()
+    lock = waiter.begin(array)
     while not lock.acquire(timeout=_CHECK_S):
         check()
 
 
-def wait_natively(array: Any) -> None:
-    """Waits until an array is finished, in this thread: not for the main one, which must handle signals."""
-    if not is_finished(array):
-        _wait(array, _begun())
+class _Waiter:
+    """A thread that makes one native wait after the other; it never ends."""
 
+    def __init__(self) -> None:
+        self._waits: queue.SimpleQueue[tuple[Any, threading.Lock]] = queue.SimpleQueue()
+        _thread.start_new_thread(self._work, ())  # of `threading`, one costs three times as much
 
-def _begun() -> threading.Lock:
-    """The lock of a native wait that begins: it is released when the wait ends."""
-    lock = threading.Lock()
-    lock.acquire()
-    _waiting.add(lock)
-    return lock
+    def begin(self, array: Any) -> threading.Lock:
+        """Begins to wait for an array; returns the lock that is released at the end."""
+        lock = threading.Lock()
+        lock.acquire()
+        _waiting.add(lock)
+        self._waits.put((array, lock))
+        return lock
 
-
-def _wait(array: Any, lock: threading.Lock) -> None:
-    try:
-        failure_of(array)
-    finally:
-        _waiting.discard(lock)
-        lock.release()
+    def _work(self) -> None:
+        while True:
+            array, lock = self._waits.get()
+            with contextlib.suppress(Exception):  # whoever waits looks at the array
+                failure_of(array)
+            del array  # it is not held until the next wait
+            _idle.append(self)
+            _waiting.discard(lock)
+            lock.release()

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import functools
 import signal
 import subprocess
 import sys
 import threading
 import time
 import types
+import weakref
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,24 @@ def test_a_wait_ends_with_its_array_and_does_not_poll(array):
     assert array.ready.is_set()
     assert 0.1 < time.perf_counter() - begin < 10
     assert array.looks == 1
+
+
+def test_waits_after_one_another_share_a_thread_that_holds_no_array():
+    threads, arrays = set(), [Array() for _ in range(5)]
+
+    def block_until_ready(array):
+        threads.add(threading.get_ident())
+        time.sleep(0.01)
+        array.ready.set()
+
+    for array in arrays:
+        array.block_until_ready = functools.partial(block_until_ready, weakref.proxy(array))
+        wait_for(array)
+    assert all(array.ready.is_set() for array in arrays) and len(threads) == 1
+    gone = threading.Event()
+    weakref.finalize(arrays.pop(), gone.set)
+    del array
+    assert gone.wait(10)
 
 
 def test_a_failed_array_ends_a_wait(array):
