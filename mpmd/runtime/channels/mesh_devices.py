@@ -116,8 +116,9 @@ class MeshDevices:
         ordered = in_order(len(shape)) if on_cpu and len(shape) > 1 else None
 
         def is_there(sharding: Sharding) -> bool:
-            if any(sharding is known for known in equal):
-                return True
+            for known in equal:
+                if sharding is known:
+                    return True
             same = (
                 sharding.device_set == target.device_set
                 and sharding.is_equivalent_to(target, len(type_.shape))
