@@ -8,6 +8,7 @@ and until all processes of its mesh have theirs.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -102,4 +103,10 @@ def _may_starve(meshes: Sequence[Any], process: int) -> bool:
     counts = [sum(d.process_index == process for d in mesh.devices.flat) for mesh in meshes]
     held = max((count for count in counts if count > 1), default=0) + counts.count(1)
     platform = meshes[0].devices.flat[0].platform
-    return platform == "cpu" and held >= max(len(available_cores()), len(jax_compat.devices(platform)))
+    return platform == "cpu" and held >= max(_threads(), len(jax_compat.devices(platform)))
+
+
+def _threads() -> int:
+    """The threads of a client of XLA: one for each core of this process, unless NPROC gives their number."""
+    text = os.environ.get("NPROC", "")
+    return int(text) if text.isdecimal() and int(text) else len(available_cores())
