@@ -77,7 +77,7 @@ class Monitor:
         return self._world.state()
 
     def _write_progress(self) -> bool:
-        """Writes a beat whenever a step is completed, for the time of a poll: no step waits for the store.
+        """Writes a beat whenever a step is completed, for the time of a poll: the next step begins after it.
 
         Returns:
             Whether it wrote any: this process is then known to be alive.

@@ -81,6 +81,7 @@ class Part:
         world, begun = self._world, self._executor.steps
         world.check()
         self._refuse_absent(inputs)
+        world.wait_for_beat()
         world.waits = True
         try:
             results = self._executor.run(inputs, observers=observers, one_by_one=one_by_one)
@@ -105,9 +106,7 @@ class Part:
         finally:
             world.waits = False
         world.check()
-        world.completed += 1
-        world.turns += 1
-        world.progress.set()
+        world.complete()
         return results
 
     @property

@@ -31,6 +31,8 @@ _CAUSE_SECONDS = 5.0
 """How long the cause of a failure is waited for, beyond the time after which a process is silent."""
 _COMPARED = 32
 """Steps and exchanges whose order is compared: no process is ahead of another by more."""
+_CHECK_SECONDS = 0.05
+"""Pause between the checks of a wait for a beat."""
 _COORDINATOR_SECONDS = 0.2
 """How long the process that runs the coordinator outlives the others: JAX ends those that lose it."""
 
@@ -83,6 +85,7 @@ class World:
         self.progress = threading.Event()
         self.begun: tuple[int, tuple[str, ...]] = (0, ())
         self._stop_work: list[Callable[[], None]] = []
+        self._written, self._steps_written = threading.Condition(), 0
         self._gathered: dict[str, itertools.count[int]] = {}
 
     def pin(self) -> None:
@@ -133,8 +136,31 @@ class World:
 
     def beat(self, turn: str) -> None:
         """Writes that this process is alive, and how far it is; `turn` differs from that of the last beat."""
-        beat = {"turn": turn, "steps": self.completed, "host": self.hosts[self.index], "begun": self.begun}
+        steps = self.completed
+        beat = {"turn": turn, "steps": steps, "host": self.hosts[self.index], "begun": self.begun}
         self.publish(f"beat/{self.index}", json.dumps(beat))
+        with self._written:
+            self._steps_written = steps
+            self._written.notify_all()
+
+    def complete(self) -> None:
+        """Counts a step that this process has completed; the watching thread writes a beat."""
+        self.completed += 1
+        self.turns += 1
+        self.progress.set()
+
+    def wait_for_beat(self) -> None:
+        """Returns when a beat counts the last step that was completed here; it usually does.
+
+        If this process is killed in the next step, the others know how far it was.
+
+        Raises:
+            PeerError: the processes cannot go on.
+        """
+        with self._written:
+            while self._steps_written < self.completed:
+                self.check()
+                self._written.wait(_CHECK_SECONDS)
 
     def gather(self, name: str, text: str) -> list[str]:
         """Exchanges a text with all processes; all must call it, in the same order for each name.

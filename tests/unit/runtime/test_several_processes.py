@@ -264,6 +264,28 @@ def test_every_step_is_made_known_by_the_thread_that_watches():
     monitor.stop()
 
 
+def test_a_step_begins_when_a_beat_counts_the_one_before():
+    log = BeatLog()
+    world, begun = World(log, 0, 1), threading.Event()
+    world.wait_for_beat()
+    world.complete()
+
+    def begin():
+        world.wait_for_beat()
+        begun.set()
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    assert not begun.wait(0.1)
+    world.beat("one")
+    assert begun.wait(5)
+    world.complete()
+    world.fail(Failure(1, "is gone"))
+    with pytest.raises(PeerError, match="process 1 is gone"):
+        world.wait_for_beat()
+    thread.join()
+
+
 def test_a_poll_writes_no_beat_beside_that_of_a_step(monkeypatch):
     monkeypatch.setattr("mpmd.runtime.processes.monitor._POLL_SECONDS", 0.01)
     log = BeatLog()
@@ -322,8 +344,15 @@ class Collective:
         return [array.value for array in arrays]
 
 
-@pytest.mark.parametrize(("devices", "together"), [(256, True), (1, False)])
-def test_collectives_that_could_hold_all_threads_begin_in_all_processes_together(devices, together):
+@pytest.mark.parametrize(
+    ("devices", "threads", "together"), [(256, "", True), (1, "", False), (1, "2", False), (1, "1", True)]
+)
+def test_collectives_that_could_hold_all_threads_begin_in_all_processes_together(
+    devices, threads, together, monkeypatch
+):
+    monkeypatch.setenv("NPROC", threads)
+    monkeypatch.setattr("mpmd.runtime.processes.meeting.available_cores", lambda: (0, 1))
+    monkeypatch.setattr("mpmd.jax_compat.devices", lambda platform: [None])
     b = GraphBuilder()
     b.output(*b.call("f", "a", [b.transfer(b.input("c"), "a")]))
     program = linearize(b.graph(), processes={"a": (0, 1), "c": (0,)})
