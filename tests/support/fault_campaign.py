@@ -210,6 +210,11 @@ def happening(fault: Fault, folder: Path, coordinator: int) -> Callable[[], None
     return happen
 
 
+def _last_step(failed: int) -> str:
+    """What errors say of the last step that all completed, before one failed."""
+    return f"step {failed - 1} is the last one" if failed else "no step was completed"
+
+
 class Trial:
     """One world with a fault: its processes, until all of them have ended."""
 
@@ -310,6 +315,10 @@ class Trial:
         fault = self.fault
         found = [] if self.happened() else ["the fault did not happen"]
         everyone = fault.kind in ("program", "epoch", "order", "coordinator")
+        possible = [_last_step(fault.step)]
+        if fault.kind == "script" and fault.step:  # another process may still be in the step before
+            possible.append(_last_step(fault.step - 1))
+        named = set[str]()
         for index in range(fault.processes):
             path = self.folder / f"process-{index}"
             if not path.exists():
@@ -329,11 +338,15 @@ class Trial:
                 found.append(f"process {index} blames another: {text[0]}")
             elif not everyone and f"mesh 'm{fault.process}'" not in text[0]:
                 found.append(f"process {index} names no mesh: {text[0]}")
-            last = f"step {fault.step - 1} is the last one" if fault.step else "no step was completed"
-            if fault.kind not in ("program", "coordinator") and not any(last in line for line in text):
-                found.append(f"process {index} knows another last step: {text[1:2]}")
+            if fault.kind not in ("program", "coordinator"):
+                known = {last for last in possible if any(last in line for line in text)}
+                named |= known
+                if not known:
+                    found.append(f"process {index} knows another last step: {text[1:2]}")
             if error["seconds"] > 10:
                 found.append(f"process {index} raised it after {error['seconds']:.1f} s")
+        if len(named) > 1:
+            found.append(f"the processes name different last steps: {sorted(named)}")
         return found
 
     def result(self) -> dict[str, Any]:

@@ -27,6 +27,8 @@ _END_POLLS = 4
 """Polls after which a process that has ended is missed by one that waits for it."""
 _CAUSE_POLLS = 10
 """Polls that processes have to report failures after the first one."""
+_COUNT_SECONDS, _COUNT_POLL_SECONDS = 1.0, 0.05
+"""How long the last beats of the other processes are waited for, and the pause between looks."""
 
 
 class Monitor:
@@ -62,11 +64,12 @@ class Monitor:
                 if cause is not None:
                     world.report(cause)
                     state = world.state()
+                if "failure" in state:
+                    world.end()
+                    self._count_steps(json.loads(state["failure"])["process"])
+                    world.fail(Failure(**json.loads(state["failure"])))
+                    return
             except PeerError:  # the coordinator is lost
-                return
-            if "failure" in state:
-                self._read_beats(state)
-                world.fail(Failure(**json.loads(state["failure"])))
                 return
 
     def poll(self) -> dict[str, str]:
@@ -92,6 +95,19 @@ class Monitor:
                     written = True
         return written
 
+    def _count_steps(self, failed: int) -> None:
+        """Waits, but not for long, until the others have said which step they completed last.
+
+        Args:
+            failed: the process that has failed, which may be unable to.
+        """
+        world, until = self._world, time.monotonic() + _COUNT_SECONDS
+        others = {process for process, polls in self._silent.items() if polls < _SILENT_POLLS} - {failed}
+        self._read_beats(world.state())
+        while not others <= world.counted and time.monotonic() < until:
+            time.sleep(_COUNT_POLL_SECONDS)
+            self._read_beats(world.state())
+
     def _read_beats(self, state: Mapping[str, str]) -> None:
         world = self._world
         for process in range(world.count):
@@ -103,6 +119,8 @@ class Monitor:
                 beat = json.loads(text)
                 world.hosts[process], world.steps_of[process] = beat["host"], beat["steps"]
                 self._begun[process] = beat["begun"][0], tuple(beat["begun"][1])
+                if beat["last"]:
+                    world.counted.add(process)
             else:
                 self._silent[process] += 1
 

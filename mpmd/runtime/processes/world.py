@@ -70,6 +70,7 @@ class World:
         peer_timeout: seconds after which a process that does not answer has failed.
         cores: on which this process runs from `pin` on; empty for all.
         progress: set when a step is completed, so that the watching thread writes a beat.
+        counted: the other processes that complete no further step, so that `steps_of` is final.
         begun: the last steps and exchanges that this process began, and how many there were before them.
     """
 
@@ -85,7 +86,9 @@ class World:
         self.progress = threading.Event()
         self.begun: tuple[int, tuple[str, ...]] = (0, ())
         self._stop_work: list[Callable[[], None]] = []
+        self.counted: set[int] = set()
         self._written, self._steps_written = threading.Condition(), 0
+        self._completing, self._ending = threading.Lock(), False
         self._gathered: dict[str, itertools.count[int]] = {}
 
     def pin(self) -> None:
@@ -136,18 +139,37 @@ class World:
 
     def beat(self, turn: str) -> None:
         """Writes that this process is alive, and how far it is; `turn` differs from that of the last beat."""
+        last = self._ending  # read before the steps, which do not change after it
         steps = self.completed
-        beat = {"turn": turn, "steps": steps, "host": self.hosts[self.index], "begun": self.begun}
+        host = self.hosts[self.index]
+        beat = {"turn": turn, "steps": steps, "host": host, "begun": self.begun, "last": last}
         self.publish(f"beat/{self.index}", json.dumps(beat))
         with self._written:
             self._steps_written = steps
             self._written.notify_all()
 
     def complete(self) -> None:
-        """Counts a step that this process has completed; the watching thread writes a beat."""
-        self.completed += 1
-        self.turns += 1
-        self.progress.set()
+        """Counts a step that this process has completed; the watching thread writes a beat.
+
+        Raises:
+            PeerError: the processes cannot go on.
+        """
+        with self._completing:
+            if not self._ending:
+                self.completed += 1
+                self.turns += 1
+                self.progress.set()
+                return
+        self._wait_for_cause()
+        self.check()
+
+    def end(self) -> None:
+        """Stops the work of this process, which completes no further step, and writes a last beat."""
+        with self._completing:
+            ended, self._ending = self._ending, True
+        if not ended:
+            self._stop()
+            self.beat("end")
 
     def wait_for_beat(self) -> None:
         """Returns when a beat counts the last step that was completed here; it usually does.
@@ -254,7 +276,8 @@ class World:
         place = f" ({', '.join(where)})" if where else ""
         done = min([self.completed, *(self.steps_of.get(i, 0) for i in range(self.count) if i != self.index)])
         last = f"step {done - 1} is the last one completed" if done else "no step was completed"
-        last = f"as far as is known, {last}" if failure.process < 0 else last
+        if not self.counted >= {*range(self.count)} - {self.index, failure.process}:
+            last = f"as far as is known, {last}"
         what = failure.where or f"process {failure.process}{place}"
         return PeerError(
             f"{what} {failure.text}\n"
@@ -278,11 +301,15 @@ class World:
             order = [self.completed, position]
             found = {"process": self.index, "text": text, "mesh": mesh, "order": order}
             self.publish(f"failed/{self.index}", json.dumps(found))
+        self._wait_for_cause()
+        if self.failure is not None and (self.failure.process != self.index or not self.failure.known):
+            raise self.error(self.failure) from error
+
+    def _wait_for_cause(self) -> None:
+        """Waits until the watching thread knows why the processes cannot go on, for a limited time."""
         until = time.monotonic() + self.peer_timeout + _CAUSE_SECONDS
         while self.failure is None and time.monotonic() < until:
             time.sleep(0.01)
-        if self.failure is not None and (self.failure.process != self.index or not self.failure.known):
-            raise self.error(self.failure) from error
 
     def _failed(self, error: BaseException) -> str:
         """Describes an error of this process to the others."""
@@ -293,6 +320,7 @@ class World:
     def fail_here(self, error: BaseException, mesh: str = "") -> None:
         """Ends the work of all processes: an error of this one, after which the others would wait for it."""
         with contextlib.suppress(PeerError):  # the coordinator is lost, which ends the work as well
+            self.end()
             self.report(Failure(self.index, self._failed(error), mesh))
             self.fail(Failure(**json.loads(self.state()["failure"])))
 
@@ -300,8 +328,12 @@ class World:
         """Ends the work of this process: called once the cause is known."""
         if self.failure is None:
             self.failure = failure
-            for stop in self._stop_work:
-                stop()
+            self._stop()
+
+    def _stop(self) -> None:
+        stops, self._stop_work = self._stop_work, []
+        for stop in stops:
+            stop()
 
     def report(self, failure: Failure) -> None:
         """Writes a failure for all processes, unless there is one."""
@@ -343,6 +375,7 @@ def _report_exceptions(joined: World) -> None:
         if not isinstance(error, PeerError) and joined.failure is None:
             lines = str(error).splitlines() or [""]
             with contextlib.suppress(PeerError):
+                joined.end()
                 joined.report(Failure(joined.index, f"ended with {kind.__name__}: {lines[0]}"))
         error.add_note(f"in process {joined.index} of {joined.count}, host {joined.hosts[joined.index]!r}")
         show(kind, error, trace)
@@ -354,6 +387,7 @@ def _leave(joined: World, stop_watching: Callable[[], None]) -> None:
     """Waits for the other processes, which may still read sent arrays, unless one has failed."""
     with contextlib.suppress(PeerError):  # the coordinator is lost, which `failure` says too
         joined.check()
+        joined.end()
         joined.publish(f"left/{joined.index}", str(joined.turns))
         while joined.failure is None and not _all_left(joined.state(), joined.count):
             time.sleep(0.02)

@@ -298,6 +298,48 @@ def test_a_poll_writes_no_beat_beside_that_of_a_step(monkeypatch):
     assert log.turns == ["step 0", "poll 1"]
 
 
+def test_a_step_of_processes_that_end_is_not_completed():
+    log = BeatLog()
+    world = World(log, 0, 1)
+    world.complete()
+    world.end()
+    world.end()
+    assert log.turns == ["end"]
+    threading.Timer(0.05, world.fail, [Failure(1, "is gone")]).start()
+    with pytest.raises(PeerError, match="process 1 is gone"):
+        world.complete()
+    assert world.completed == 1
+
+
+def test_the_last_step_is_known_when_all_that_can_have_said_theirs():
+    """One says it after the failure."""
+    log = BeatLog()
+    worlds = [World(log, k, 3) for k in range(3)]
+    for world, steps in zip(worlds, (5, 4, 6), strict=True):
+        for _ in range(steps):
+            world.complete()
+        world.beat("one")
+    monitor = Monitor(worlds[0])
+    monitor.start()
+    worlds[2].report(Failure(2, "failed"))
+    threading.Timer(0.3, worlds[1].end).start()
+    assert until(lambda: worlds[0].failure is not None)
+    assert worlds[0].counted == {1}
+    assert str(worlds[0].error(worlds[0].failure)).splitlines()[1].startswith("  step 3 is the last one")
+    worlds[0].counted = {2}
+    page = str(worlds[0].error(worlds[0].failure))
+    assert "  as far as is known, step 3 is the last one completed by all processes" in page
+    monitor.stop()
+
+
+def until(holds):
+    """Whether something comes to hold within some seconds."""
+    end = time.monotonic() + 5
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.005)
+    return holds()
+
+
 def test_programs_that_differ_are_refused_by_all():
     assert in_two(lambda world: agree(world, "one\ntwo\n")) == [None, None]
     for page in in_two(lambda world: agree(world, f"one\ntwo {world.index}\nthree\n")):
