@@ -90,7 +90,7 @@ class _Waiter:
     def _work(self) -> None:
         while True:
             array, lock = self._waits.get()
-            with contextlib.suppress(Exception):  # whoever waits looks at the array
+            with contextlib.suppress(Exception):  # the caller looks at the array
                 failure_of(array)
             del array  # it is not held until the next wait
             _idle.append(self)
