@@ -138,7 +138,6 @@ class Executor:
                 pending.others = tuple(other for other in self._decoded.pending if other is not pending)
         self._rank = {(program.streams[s].mesh, at): k for k, (s, at) in enumerate(self.order.nodes)}
         self._forwarded = self._inputs_that_are_outputs()
-        self._without_data: dict[int, Any] = {}
         self._paths = {spec.index: spec.path for spec in program.inputs}
         feeds = (op for s in own.streams for op in s.instructions if isinstance(op, Feed))
         self._read = sorted({feed.input for feed in feeds})
@@ -417,13 +416,8 @@ class Executor:
     def _delete_donated(self, frame: StepState) -> None:
         """Deletes the donated arguments that no fragment consumed, but those without data in this process."""
         for k in self.program.donated_inputs:
-            value = frame.inputs[k]
-            if k in self._forwarded or value is self._without_data.get(k):
-                continue
-            if _has_data(value):
-                value.delete()
-            elif not _is_deleted(value):  # one array stands for such a result in every step
-                self._without_data[k] = value
+            if k not in self._forwarded and _has_data(frame.inputs[k]):
+                frame.inputs[k].delete()
 
 
 def _is_deleted(value: Any) -> bool:

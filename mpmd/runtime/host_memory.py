@@ -39,8 +39,8 @@ _DEFAULT_PAD, _HEAP_BYTES = 128 << 10, 64 << 20
 """glibc unmaps an empty heap of a thread if so much of the heap before it is free, the top pad: never if that
 is the size of a heap."""
 
-_INTERVAL_SECONDS, _CHECK_SHARE = 0.1, 2000
-"""Reading both sizes takes 0.1 to 10 ms: they are read so often, and for 1/2000 of the time, at most."""
+_INTERVAL_SECONDS, _CHECK_SHARE = 0.1, 500
+"""Reading both sizes takes 0.1 to 10 ms: they are read so often at most, and in 1/500 of the time at most."""
 
 _RETURN_SECONDS, _AT_ONCE = 10.0, 2
 """Kept memory is returned so often at most, unless it is so many times the limit."""

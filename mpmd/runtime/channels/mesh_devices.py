@@ -116,9 +116,8 @@ class MeshDevices:
         ordered = in_order(len(shape)) if on_cpu and len(shape) > 1 else None
 
         def is_there(sharding: Sharding) -> bool:
-            for known in equal:
-                if sharding is known:
-                    return True
+            if any(sharding is known for known in equal):
+                return True
             same = (
                 sharding.device_set == target.device_set
                 and sharding.is_equivalent_to(target, len(type_.shape))
