@@ -21,6 +21,7 @@ import llvmlite.binding as llvm
 import numpy as np
 
 import mpmd
+from mpmd.support.native_lifetime import keep_past_exit
 
 TARGET = "mpmd_benchmark_sleep"
 OUT_OF_MEMORY, BROKEN = -1.0, -2.0
@@ -108,7 +109,7 @@ fail:
 
 @functools.cache
 def _registered() -> Any:
-    """Compiles and registers the handler once; what it returns must be kept."""
+    """Compiles and registers the handler once; its code is kept until the process ends."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     module = llvm.parse_assembly(_HANDLER)
@@ -120,6 +121,7 @@ def _registered() -> Any:
     create.restype, create.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     capsule = create(engine.get_function_address("handler"), None, None)
     jax.ffi.register_ffi_target(TARGET, capsule, platform="cpu")
+    keep_past_exit(engine)
     return engine
 
 

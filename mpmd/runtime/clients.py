@@ -26,6 +26,7 @@ from typing import Any, Literal
 from mpmd import jax_compat
 from mpmd.errors import ConfigError
 from mpmd.support.cores import on_cores
+from mpmd.support.native_lifetime import keep_past_exit
 
 Pinning = Literal["auto", "always", "never"]
 
@@ -194,6 +195,7 @@ def _client(place: MeshPlace, number: int) -> Any | None:
                 _let_float(_threads() - before)
             if client is None:
                 return None
+            keep_past_exit(client)  # one that is destroyed does not wait for copies to others
             _clients[key] = client
         return _clients[key]
 

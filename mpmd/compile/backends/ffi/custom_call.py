@@ -29,6 +29,7 @@ from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.target import host_target
 from mpmd.compile.llvm.types import Value
 from mpmd.errors import CompileError
+from mpmd.support.native_lifetime import keep_past_exit
 
 TARGET_NAME = "mpmd_native"
 ATTRIBUTE = "program"
@@ -108,7 +109,7 @@ def _table(platform: str) -> _Table:
     """The table of a platform: XLA destroys executables, and calls the deleter, after Python's modules."""
     table = _Table(platform)
     for used in (table.rows, table.code):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(used))
+        keep_past_exit(used)
     return table
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from mpmd.compile.backends.ffi.custom_call import add_program, is_called, remove_program
+from mpmd.support.native_lifetime import keep_past_exit, release
 
 P = TypeVar("P")
 
@@ -20,7 +21,8 @@ class ProgramLoad(Generic[P]):
     Attributes:
         handler: the address of its handler.
         program: the program, of its index among those of its platform.
-        owned: code and memory of the program; it is dropped when the program is unloaded.
+        owned: code and memory of the program; it is dropped when the program is unloaded, and not at exit:
+            calls that were issued may begin after Python's end.
     """
 
     handler: int
@@ -51,6 +53,7 @@ class LoadedPrograms(Generic[P]):
                 return found
             made = load()
             index = add_program(made.handler, self.platform)
+            keep_past_exit(made.owned)
             program = self._programs[name] = made.program(index)
             weakref.finalize(program, self._retire, index, made.owned).atexit = False
             return program
@@ -72,3 +75,4 @@ class LoadedPrograms(Generic[P]):
                 self._retired.append((index, owned))
             else:
                 remove_program(index, self.platform)
+                release(owned)

@@ -20,6 +20,7 @@ from mpmd.compile.llvm.engine import LoadedCode, compile_module
 from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.target import host_target
 from mpmd.compile.llvm.types import Value, constant
+from mpmd.support.native_lifetime import keep_past_exit
 
 STAMP = "mpmd.stamp"
 """The custom call's target.  It takes `u64[2]`, the address of a log and a key, and results in `s8[]`."""
@@ -46,6 +47,7 @@ def register_stamp() -> tuple[str, LoadedCode]:
         emit_entry(f, log, key=f.load(given, "i64", 1), device=device, begin=now, end=now)
         f.ret(Value("null", "ptr"))
     code = compile_module(module, ["stamp"])
+    keep_past_exit(code)
     handler: Any = capsule(code.address("stamp"))
     jax.ffi.register_ffi_target(STAMP, handler, platform="cpu")
     return STAMP, code

@@ -8,7 +8,6 @@ sleep.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import threading
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from mpmd.compile.llvm.target import LINE_BYTES, host_target
 from mpmd.compile.llvm.types import Value, constant
 from mpmd.errors import ConfigError
 from mpmd.support.cores import on_cores
+from mpmd.support.native_lifetime import keep_past_exit, release
 
 # Bytes from the start of a pool to each of its fields; what threads write often has a line of its own.
 _MUTEX, _CONDITION, _JOB_MUTEX = 0, LINE_BYTES, 2 * LINE_BYTES
@@ -179,7 +179,8 @@ class WorkerPool:
             for thread in self._workers:
                 thread.start()
         self._closed = False
-        atexit.register(self.close)
+        self._used = self._memory, code
+        keep_past_exit(self._used)
 
     def _word(self, offset: int) -> ctypes.c_int64:
         return ctypes.c_int64.from_address(self.address + offset)
@@ -212,4 +213,4 @@ class WorkerPool:
         libc.pthread_mutex_unlock(mutex)
         for thread in self._workers:
             thread.join()
-        atexit.unregister(self.close)
+        release(self._used)
