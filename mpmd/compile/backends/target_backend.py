@@ -63,6 +63,7 @@ class LoadedProgram(Protocol):
         results: Sequence[jax.ShapeDtypeStruct],
         aliases: Mapping[int, int] | None = None,
         large: bool = False,
+        after: Any = None,
     ) -> Any:
         """The call, inside of traced code.
 
@@ -71,6 +72,7 @@ class LoadedProgram(Protocol):
             results: shapes and dtypes of the results.
             aliases: argument → result that shares its memory if it is donated.
             large: whether it is dispatched asynchronously.
+            after: an array that XLA computes before the call, although the program does not read it.
         """
 
 

@@ -25,7 +25,7 @@ from mpmd.compile.backends.target_backend import LoadedProgram, TracedTargetBack
 from mpmd.compile.driver import compiled_or_kept
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule, ValueSpec
-from mpmd.compile.hlo import HloModule, print_module
+from mpmd.compile.hlo import HloInstruction, HloModule, print_module
 from mpmd.compile.kernels.cost.device import HOST, KernelLimits
 from mpmd.compile.lowering import lower
 from mpmd.compile.options import DEFAULTS, CompileOptions
@@ -201,6 +201,7 @@ class MixedBackend:
             text=print_module(module),
             arguments=tuple(value_spec(p.shape) for p in module.entry.parameters),
             results=tuple(value_spec(shape) for _, shape in module.entry.root.shape.leaves()),
+            donated=tuple(k for k in cluster.last_reads if _may_be_taken(fragment, cluster.inputs[k][0])),
         )
         if cluster.native:
             made, _ = compiled_or_kept(alone, self.native.target, self.native.options, module.clone())
@@ -212,10 +213,15 @@ class MixedBackend:
             None if part.native is None else self.native.register(part.native, fragment.mesh, mesh)
             for part in mixed.parts
         ]
-        large = [part.native is not None and self.native.is_large(part.native) for part in mixed.parts]
+        large = any(self.native.is_large(part) for part in mixed.native_parts)
         native = tuple(program for program in programs if program is not None)
         function = _function(fragment, mesh, mixed, programs, large)
         return MixedExecutable(fragment, function, mixed, native, self.native.target)
+
+
+def _may_be_taken(fragment: FragmentModule, made: HloInstruction) -> bool:
+    """Whether the memory of an array may hold others: that of an argument only if it is donated."""
+    return made.opcode != "parameter" or made.parameter_number in fragment.donated
 
 
 def _stablehlo(text: str) -> str:
@@ -238,12 +244,17 @@ def _function(
     mesh: Mesh,
     mixed: MixedFragment,
     programs: Sequence[LoadedProgram | None],
-    large: Sequence[bool],
+    large: bool,
 ) -> jax.stages.Compiled:
-    """All clusters as a compiled function of JAX; large ones are dispatched asynchronously."""
+    """All clusters as a compiled function of JAX; a large one is dispatched asynchronously.
+
+    Each native cluster is called after the one before it: where XLA knows no order, it copies an argument
+    that one cluster reads and whose memory takes a result of another.
+    """
 
     def run(*arrays: Any) -> list[Any]:
         arrays_at: dict[Position, Any] = {}
+        before: Any = None
 
         def at(position: Position) -> Any:
             made, _ = position
@@ -251,14 +262,15 @@ def _function(
                 return arrays[made.parameter_number]
             return jax.numpy.asarray(made.literal) if made.opcode == "constant" else arrays_at[position]
 
-        rows = zip(mixed.clusters.parts, mixed.parts, programs, large, strict=True)
-        for cluster, part, program, is_large in rows:
+        for cluster, part, program in zip(mixed.clusters.parts, mixed.parts, programs, strict=True):
             given = [at(position) for position in cluster.inputs]
             if program is None or part.native is None:
                 made = module_p.bind(*given, text=part.stablehlo, results=part.results, callbacks=())
             else:
                 types = [jax.ShapeDtypeStruct(r.shape, numpy_dtype(r.dtype)) for r in part.results]
-                made = program(*given, results=types, large=is_large)
+                aliases = part.native.aliases
+                made = program(*given, results=types, aliases=aliases, large=large, after=before)
+                before = min(made, key=lambda array: array.size, default=before)
             arrays_at.update(zip(cluster.outputs, made, strict=True))
         return [at(position) for position in mixed.clusters.results]
 

@@ -12,7 +12,7 @@ Source: the marking of clusters for compilation in TensorFlow, `mark_for_compila
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from mpmd.compile.analysis.dataflow import FORWARDING, Position
@@ -38,6 +38,7 @@ class Cluster:
         members: its instructions, in an order in which they can run.
         inputs: arrays that it reads.
         outputs: arrays of its own that others read.
+        last_reads: numbers of inputs that nothing reads after it: their memory may be taken.
         module: the part as a program of its own: parameters are the inputs, the result the outputs.
         reasons: why native code was refused, for each of its instructions for which it was.
     """
@@ -46,6 +47,7 @@ class Cluster:
     members: tuple[HloInstruction, ...]
     inputs: tuple[Position, ...]
     outputs: tuple[Position, ...]
+    last_reads: tuple[int, ...]
     module: HloModule
     reasons: Mapping[str, str]
 
@@ -109,9 +111,7 @@ def split(module: HloModule, refused: Mapping[HloInstruction, str]) -> Clusters:
         for level in small:
             native.update(dict.fromkeys(groups[level], False))
         groups = _grouped(order, reads, native)
-    parts = [
-        _cluster(module, groups[level], level % 2 == 0, reads, results, refused) for level in sorted(groups)
-    ]
+    parts = [_cluster(module, level, groups, reads, results, refused) for level in sorted(groups)]
     return Clusters(tuple(part for part in parts if part.outputs or part.has_effect), results)
 
 
@@ -184,13 +184,14 @@ def _is_worth(members: Sequence[HloInstruction]) -> bool:
 
 def _cluster(
     module: HloModule,
-    members: Sequence[HloInstruction],
-    native: bool,
+    level: int,
+    groups: Mapping[int, Sequence[HloInstruction]],
     reads: Mapping[HloInstruction, Sequence[Position]],
     results: Sequence[Position],
     refused: Mapping[HloInstruction, str],
 ) -> Cluster:
-    """Members with the parameters and results of their cluster."""
+    """The instructions of a level with the parameters and results of their cluster."""
+    members, native = groups[level], level % 2 == 0
     inside = set(members)
     inputs = dict.fromkeys(
         at
@@ -202,7 +203,32 @@ def _cluster(
     outputs = [(m, index) for m in members for index, _ in m.shape.leaves() if (m, index) in elsewhere]
     part = _Part(module, inputs).program(members, outputs)
     reasons = {m.name: refused[m] for m in members if m in refused}
-    return Cluster(native, tuple(members), tuple(inputs), tuple(outputs), part, reasons)
+    last = _last_reads(tuple(inputs), members, groups, reads, set(results))
+    return Cluster(native, tuple(members), tuple(inputs), tuple(outputs), last, part, reasons)
+
+
+def _last_reads(
+    inputs: Sequence[Position],
+    members: Sequence[HloInstruction],
+    groups: Mapping[int, Sequence[HloInstruction]],
+    reads: Mapping[HloInstruction, Sequence[Position]],
+    results: Set[Position],
+) -> tuple[int, ...]:
+    """The inputs of a cluster all of whose other readers are needed before it.
+
+    Without such a dependence XLA may order a reader after the cluster, for which it would copy the array.
+    """
+    together = {i: group for level, group in groups.items() if level % 2 == 0 for i in group}
+    before = set(members)
+    todo = [made for made, _ in inputs]
+    while todo:
+        instruction = todo.pop()
+        if instruction not in before:
+            for needed in together.get(instruction, (instruction,)):
+                before.add(needed)
+                todo += [made for made, _ in reads.get(needed, ())]
+    later = {at for i, positions in reads.items() if i not in before for at in positions}
+    return tuple(k for k, at in enumerate(inputs) if at not in later and at not in results)
 
 
 class _Part:

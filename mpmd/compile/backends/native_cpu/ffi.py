@@ -69,10 +69,11 @@ class RegisteredProgram:
         results: Sequence[jax.ShapeDtypeStruct],
         aliases: Mapping[int, int] | None = None,
         large: bool = False,
+        after: Any = None,
     ) -> Any:
         """The custom call, inside of traced code; see `LoadedProgram`."""
-        if large:
-            arguments = (*arguments, _ballast())
+        if after is not None or large:  # the handler takes one operand that it does not read
+            arguments = (*arguments, _ballast() if after is None else after)
         call = jax.ffi.ffi_call(
             TARGET_NAME, list(results), input_output_aliases=dict(aliases or {}), has_side_effect=False
         )

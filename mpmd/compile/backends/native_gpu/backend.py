@@ -59,8 +59,9 @@ class RegisteredGpuProgram:
         results: Sequence[jax.ShapeDtypeStruct],
         aliases: Mapping[int, int] | None = None,
         large: bool = False,
+        after: Any = None,
     ) -> Any:
-        """The custom call, inside of traced code; calls on GPUs are always asynchronous."""
+        """The custom call, inside of traced code; on GPUs it is asynchronous, and follows its operands."""
         arena = jax.ShapeDtypeStruct((self.arena_bytes,), np.uint8)
         call = jax.ffi.ffi_call(
             TARGET_NAME, [*results, arena], input_output_aliases=dict(aliases or {}), has_side_effect=False

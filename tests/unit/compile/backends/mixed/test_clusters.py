@@ -1,5 +1,7 @@
 """Programs in clusters: no part waits for a later one, and all parts together compute what the whole does."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,11 +28,12 @@ SQUARE = RNG.standard_normal((8, 8)).astype(np.float32)
 
 
 def run_parts(found, arguments):
-    """What the clusters compute, one after the other, by the evaluator."""
-    known = {}
+    """What the clusters compute, one after the other, by the evaluator; no memory is read once taken."""
+    known, taken = {}, set()
 
     def at(position):
         made, _ = position
+        assert position not in taken
         if made.opcode == "parameter":
             return arguments[made.parameter_number]
         return made.literal if made.opcode == "constant" else known[position]
@@ -39,6 +42,7 @@ def run_parts(found, arguments):
         verify(part.module)
         made = jax.tree.leaves(evaluate(part.module, [at(p) for p in part.inputs]))
         known.update(zip(part.outputs, made, strict=True))
+        taken.update(part.inputs[k] for k in part.last_reads)
     return [at(p) for p in found.results]
 
 
@@ -178,6 +182,32 @@ def test_donated_arguments_are_taken():
     given = jax.device_put(SQUARE)
     np.testing.assert_allclose(made(given)[0], eigenvectors(SQUARE), rtol=1e-4, atol=1e-5)
     assert isinstance(made, MixedExecutable) and given.is_deleted()
+
+
+def beside(x, g):
+    read = (jnp.tanh(x) * g - x / 3).sum(0)
+    scale = jnp.cos(g[0])
+    return (scale * g + scale / 3 + scale * scale - 1) / 5, read
+
+
+def in_place(x, g):
+    made = jnp.tanh(x * g - x / 3) + g
+    return jnp.exp(made * jnp.cos(made[0]) + made) / 3 - 1, g.sum(0)
+
+
+@pytest.mark.parametrize("function, over", [(beside, 0), (in_place, 2)])
+def test_results_are_put_over_arrays_that_were_read_and_xla_copies_none(function, over, monkeypatch):
+    """`beside`: one cluster reads the donated argument, another computes the result that takes its memory."""
+    monkeypatch.setattr(mixed_backend, "refusals", without_cosines)
+    mesh = Mesh(np.array(jax.devices()[:1]), ("d",))
+    fragment = fragment_of(function, SQUARE, SQUARE + 1, donated=(0,))
+    made = MixedBackend(NativeCpuBackend()).compile(fragment, mesh)
+    text = made.compiled.as_text()
+    assert text.count('custom_call_target="mpmd_native"') == 2 and "input_output_alias={ {0}: (0" in text
+    assert text.count("output_to_operand_aliasing") == over
+    assert not re.findall(r"f32\[8,8\]\S* copy\(", text)
+    for a, b in zip(made(jax.device_put(SQUARE), SQUARE + 1), function(SQUARE, SQUARE + 1), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_a_fragment_with_nothing_native_says_every_reason():
