@@ -65,7 +65,11 @@ SAYS = {
     "epoch": ("began step {next} of program 0", "began step {step} of program 0"),
     "order": ("began fetch 0", "began step {step} of program 0"),
     "coordinator": ("does not answer",),
+    "busy": ("does not answer",),
 }
+OF_COORDINATOR = ("coordinator", "busy")
+BUSY_SECONDS = 15.0
+"""How long a process that has killed the coordinator looks at nothing, as if it compiled."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +159,7 @@ def train(fault: Fault, happen: Callable[[], None]) -> None:
     for number in range(STEPS):
         now.update(step=number, calls=0)
         if here and number == fault.step:
-            if fault.kind in ("script", "exit", "coordinator"):
+            if fault.kind in ("script", "exit", *OF_COORDINATOR):
                 happen()
             elif fault.kind == "order":
                 happen()
@@ -202,8 +206,9 @@ def happening(fault: Fault, folder: Path, coordinator: int) -> Callable[[], None
             time.sleep(INTERRUPTED_SECONDS)
         elif fault.kind == "exit":
             sys.exit(0)
-        elif fault.kind == "coordinator":
+        elif fault.kind in OF_COORDINATOR:
             os.kill(coordinator, signal.SIGKILL)
+            time.sleep(BUSY_SECONDS * (fault.kind == "busy"))
         elif fault.kind in ("fragment", "script", "unsent"):
             raise ValueError(INJECTED[fault.kind])
 
@@ -307,25 +312,24 @@ class Trial:
             return own.exists() and INJECTED[kind] in json.loads(own.read_text())["text"]
         if kind == "stop":
             return pid in self.stopped
-        ended = {"kill": pid, "coordinator": self.coordinator}.get(kind)
+        ended = {"kill": pid, **dict.fromkeys(OF_COORDINATOR, self.coordinator)}.get(kind)
         return ended is None or self.ended_by.get(ended) == signal.SIGKILL
 
     def problems(self) -> list[str]:
         """What is wrong with the errors of the processes."""
         fault = self.fault
         found = [] if self.happened() else ["the fault did not happen"]
-        everyone = fault.kind in ("program", "epoch", "order", "coordinator")
+        everyone = fault.kind in ("program", "epoch", "order", *OF_COORDINATOR)
         possible = [_last_step(fault.step)]
         if fault.kind == "script" and fault.step:  # another process may still be in the step before
             possible.append(_last_step(fault.step - 1))
         named = set[str]()
         for index in range(fault.processes):
-            path = self.folder / f"process-{index}"
-            if not path.exists():
+            error = self._error(index)
+            if error is None:
                 if everyone or index != fault.process:
                     found.append(f"process {index} raised nothing")
                 continue
-            error = json.loads(path.read_text())
             if index == fault.process and not everyone:
                 continue
             text = error["text"].splitlines()
@@ -338,7 +342,7 @@ class Trial:
                 found.append(f"process {index} blames another: {text[0]}")
             elif not everyone and f"mesh 'm{fault.process}'" not in text[0]:
                 found.append(f"process {index} names no mesh: {text[0]}")
-            if fault.kind not in ("program", "coordinator"):
+            if fault.kind not in ("program", *OF_COORDINATOR):
                 known = {last for last in possible if any(last in line for line in text)}
                 named |= known
                 if not known:
@@ -348,6 +352,18 @@ class Trial:
         if len(named) > 1:
             found.append(f"the processes name different last steps: {sorted(named)}")
         return found
+
+    def _error(self, index: int) -> dict[str, Any] | None:
+        """What a process raised, or what the watching thread of a busy one printed; None if nothing."""
+        path = self.folder / f"process-{index}"
+        if path.exists():
+            return dict[str, Any](json.loads(path.read_text()))
+        log = self.folder / f"log-{self.members[index]}"
+        _, said, text = log.read_text().rpartition("mpmd.errors.PeerError: ")
+        if not said or "which was busy" not in text or not self.happened():
+            return None
+        began = float((self.folder / "time").read_text())
+        return {"error": "PeerError", "text": text, "seconds": log.stat().st_mtime - began}
 
     def result(self) -> dict[str, Any]:
         """Ends the world; what happened in it."""
@@ -367,8 +383,7 @@ class Trial:
     def seconds(self) -> float:
         """The longest time from the fault to the error of another process."""
         others = [k for k in range(self.fault.processes) if k != self.fault.process]
-        paths = [self.folder / f"process-{k}" for k in others]
-        return max((json.loads(p.read_text())["seconds"] for p in paths if p.exists()), default=0.0)
+        return max((error["seconds"] for k in others if (error := self._error(k)) is not None), default=0.0)
 
 
 def _state(pid: int) -> str:

@@ -13,8 +13,11 @@ so that a machine that stops all processes for a while ends none.  There are fou
 from __future__ import annotations
 
 import json
+import os
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 
 from mpmd.errors import PeerError
@@ -27,6 +30,8 @@ _END_POLLS = 4
 """Polls after which a process that has ended is missed by one that waits for it."""
 _CAUSE_POLLS = 10
 """Polls that processes have to report failures after the first one."""
+_RAISE_SECONDS = 1.5
+"""How long a process that has lost the coordinator has to raise the error; JAX ends it a second later."""
 _COUNT_SECONDS, _COUNT_POLL_SECONDS = 1.0, 0.05
 """How long the last beats of the other processes are waited for, and the pause between looks."""
 
@@ -56,6 +61,7 @@ class Monitor:
 
     def _watch(self) -> None:
         world = self._world
+        world.watcher = threading.get_ident()
         while not self._ended.is_set():
             try:
                 state = self.poll()
@@ -69,8 +75,22 @@ class Monitor:
                     self._count_steps(json.loads(state["failure"])["process"])
                     world.fail(Failure(**json.loads(state["failure"])))
                     return
-            except PeerError:  # the coordinator is lost
+            except PeerError as lost:  # of the coordinator
+                self._end_process(lost)
                 return
+
+    def _end_process(self, lost: PeerError) -> None:
+        """Ends a process that has lost the coordinator and does not raise the error itself.
+
+        Its other threads may be inside of JAX or compile; JAX aborts it a moment later, without a reason.
+        """
+        until = time.monotonic() + _RAISE_SECONDS
+        while time.monotonic() < until:
+            if self._world.raised.wait(_POLL_SECONDS) or self._ended.is_set():
+                return
+        text = "".join(traceback.format_exception_only(lost))
+        print(f"{text}in {self._world.name()}, which was busy", file=sys.stderr, flush=True)
+        os._exit(self._world.exit_code)
 
     def poll(self) -> dict[str, str]:
         """The shared state, once this process has written that it is alive."""

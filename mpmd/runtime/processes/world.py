@@ -72,6 +72,8 @@ class World:
         progress: set when a step is completed, so that the watching thread writes a beat.
         counted: the other processes that complete no further step, so that `steps_of` is final.
         begun: the last steps and exchanges that this process began, and how many there were before them.
+        raised: set when another thread than the watching one raises a PeerError.
+        watcher: the watching thread.
     """
 
     def __init__(self, store: Any, index: int, count: int) -> None:
@@ -85,11 +87,16 @@ class World:
         self.cores: tuple[int, ...] = ()
         self.progress = threading.Event()
         self.begun: tuple[int, tuple[str, ...]] = (0, ())
+        self.raised, self.watcher = threading.Event(), 0
         self._stop_work: list[Callable[[], None]] = []
         self.counted: set[int] = set()
         self._written, self._steps_written = threading.Condition(), 0
         self._completing, self._ending = threading.Lock(), False
         self._gathered: dict[str, itertools.count[int]] = {}
+
+    def name(self) -> str:
+        """This process, for messages."""
+        return f"process {self.index} of {self.count}, host {self.hosts[self.index]!r}"
 
     def pin(self) -> None:
         """Keeps all threads of this process on its cores; called when JAX has created its client.
@@ -279,6 +286,8 @@ class World:
         if not self.counted >= {*range(self.count)} - {self.index, failure.process}:
             last = f"as far as is known, {last}"
         what = failure.where or f"process {failure.process}{place}"
+        if threading.get_ident() != self.watcher:
+            self.raised.set()
         return PeerError(
             f"{what} {failure.text}\n"
             f"  {last} by all processes\n"
@@ -368,7 +377,7 @@ def world() -> World | None:
 
 
 def _report_exceptions(joined: World) -> None:
-    """An exception that ends this process is reported to the others."""
+    """An exception that ends this process is reported to the others, and names this process."""
     show = sys.excepthook
 
     def report(kind: type[BaseException], error: BaseException, trace: Any) -> None:
@@ -377,7 +386,7 @@ def _report_exceptions(joined: World) -> None:
             with contextlib.suppress(PeerError):
                 joined.end()
                 joined.report(Failure(joined.index, f"ended with {kind.__name__}: {lines[0]}"))
-        error.add_note(f"in process {joined.index} of {joined.count}, host {joined.hosts[joined.index]!r}")
+        error.add_note(f"in {joined.name()}")
         show(kind, error, trace)
 
     sys.excepthook = report

@@ -22,7 +22,7 @@ from mpmd.runtime.processes.cores import own_cores, share_of
 from mpmd.runtime.processes.meeting import MeetingCall, with_meetings
 from mpmd.runtime.processes.monitor import Monitor, first_difference
 from mpmd.runtime.processes.placing import placed
-from mpmd.runtime.processes.store import BoundedStore
+from mpmd.runtime.processes.store import BoundedStore, NoAnswer
 from mpmd.runtime.processes.world import Failure, World
 from tests.support.fake_engine import FakeArray
 from tests.support.pipeline_graphs import GraphBuilder
@@ -329,6 +329,38 @@ def test_the_last_step_is_known_when_all_that_can_have_said_theirs():
     worlds[0].counted = {2}
     page = str(worlds[0].error(worlds[0].failure))
     assert "  as far as is known, step 3 is the last one completed by all processes" in page
+    monitor.stop()
+
+
+class LostLog(BeatLog):
+    """A store whose coordinator is gone."""
+
+    def key_value_dir_get(self, prefix):
+        raise NoAnswer("no answer for 3 s")
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_busy_process_that_has_lost_the_coordinator_prints_the_error_and_ends(raises, monkeypatch, capsys):
+    """JAX would abort it; one that raises the error is left alone."""
+    codes, ended = [], threading.Event()
+    monkeypatch.setattr("mpmd.runtime.processes.monitor._POLL_SECONDS", 0.01)
+    monkeypatch.setattr("mpmd.runtime.processes.monitor._RAISE_SECONDS", 0.2)
+    monkeypatch.setattr("os._exit", lambda code: (codes.append(code), ended.set()))
+    world = World(LostLog(), 0, 2)
+    monitor = Monitor(world)
+    monitor.start()
+    assert until(lambda: world.failure is not None)
+    if raises:
+        with pytest.raises(PeerError, match="does not answer"):
+            world.check()
+        assert not ended.wait(0.5) and not codes
+    else:
+        assert ended.wait(5) and codes == [1]
+        page = capsys.readouterr().err
+        assert page.startswith(
+            "mpmd.errors.PeerError: the coordinator at  does not answer: no answer for 3 s"
+        )
+        assert page.endswith(f"in {world.name()}, which was busy\n")
     monitor.stop()
 
 
