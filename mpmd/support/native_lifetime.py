@@ -1,8 +1,7 @@
 """Objects whose memory native code uses until the process ends.
 
 At exit Python frees its modules, and what they refer to, before XLA has destroyed its clients; until then
-their threads run issued calls.  An object that they use gets a reference that is
-never dropped.
+their threads run issued calls.  An object that they use gets a reference that Python does not drop.
 """
 
 from __future__ import annotations

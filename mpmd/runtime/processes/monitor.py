@@ -13,7 +13,6 @@ so that a machine that stops all processes for a while ends none.  There are fou
 from __future__ import annotations
 
 import json
-import os
 import sys
 import threading
 import time
@@ -76,21 +75,17 @@ class Monitor:
                     world.fail(Failure(**json.loads(state["failure"])))
                     return
             except PeerError as lost:  # of the coordinator
-                self._end_process(lost)
+                self._say(lost)
                 return
 
-    def _end_process(self, lost: PeerError) -> None:
-        """Ends a process that has lost the coordinator and does not raise the error itself.
-
-        Its other threads may be inside of JAX or compile; JAX aborts it a moment later, without a reason.
-        """
+    def _say(self, lost: PeerError) -> None:
+        """Prints the loss of the coordinator if no other thread raises it: JAX aborts this process soon."""
         until = time.monotonic() + _RAISE_SECONDS
         while time.monotonic() < until:
             if self._world.raised.wait(_POLL_SECONDS) or self._ended.is_set():
                 return
         text = "".join(traceback.format_exception_only(lost))
         print(f"{text}in {self._world.name()}, which was busy", file=sys.stderr, flush=True)
-        os._exit(self._world.exit_code)
 
     def poll(self) -> dict[str, str]:
         """The shared state, once this process has written that it is alive."""
