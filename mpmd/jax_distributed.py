@@ -84,6 +84,10 @@ def join_world(address: str, processes: int, index: int, heartbeat_seconds: int)
 def start_transfer_server(client: Any, host: str) -> Any | None:
     """A server for arrays between processes that listens on two free ports of an address.
 
+    On CPU it reads the memory of an array itself.  Otherwise a thread of the client copies the array, and so
+    waits for a fragment that computes: with one thread a message takes as long as a fragment.  In turn an
+    array must not be donated before it is pulled: the receiver would get the new value.
+
     None where this JAX has none.
     """
     try:
@@ -92,7 +96,12 @@ def start_transfer_server(client: Any, host: str) -> Any | None:
         return None
     at = f"{host}:0"
     return transfer.start_transfer_server(
-        client, at, [at], max_num_parallel_copies=8, transfer_size=512 << 10
+        client,
+        at,
+        [at],
+        max_num_parallel_copies=8,
+        transfer_size=512 << 10,
+        use_raw_buffers=client.platform == "cpu",
     )
 
 

@@ -210,6 +210,7 @@ class _Binder:
                     unwatched=self.unwatched.get(at, ()),
                     pending=self.pending,
                     unfinished=self.limits[at],
+                    waits_for_arguments=getattr(executable, "waits_for_arguments", False),
                 )
             case Send():
                 return BoundSend(mesh, at, base + op.buffer, op.channel, op.sequence)

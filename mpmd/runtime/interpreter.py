@@ -8,6 +8,7 @@ the number of unfinished fragments of a mesh reaches its bound.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -24,10 +25,11 @@ class FragmentExecutable(Protocol):
     """A compiled fragment: called with its arrays it returns its results, usually not ready yet.
 
     An optional attribute `asynchronous` says whether a call returns before the work is done; the default is
-    true.  With an optional attribute `has_token` it returns, after its results, an array of one element,
-    which is ready when it has ended.  With an optional attribute `timer` it writes its times itself; without
-    it they are observed from outside.  With an optional attribute `immediate` it never runs on its devices:
-    its results are ready when it returns.
+    true.  With an optional attribute `waits_for_arguments` it is called when its arrays are ready.  With an
+    optional attribute `has_token` it returns, after its results, an array of one element, which is ready when
+    it has ended.  With an optional attribute `timer` it writes its times itself; without it they are observed
+    from outside.  With an optional attribute `immediate` it never runs on its devices: its results are ready
+    when it returns.
     """
 
     @property
@@ -142,23 +144,34 @@ class PendingCalls:
             CallFailed: a call failed on its device.
             Stopped: the step was stopped meanwhile.
         """
-
-        def check() -> None:
-            if frame.stopped:
-                raise Stopped
-            for pending in (self, *self.others):
-                pending.forget_finished()
-
         self.forget_finished()
         if len(self.unfinished) < unfinished:
             return
         room = unfinished - unfinished // 4
+        check = functools.partial(self.check, frame)
         check()
         while (surplus := len(self.unfinished) - room) >= 0:
             last, first = self.unfinished[surplus], self.unfinished[0]
             wait_for(last.handle, check)  # calls of a mesh end in order
             wait_for(first.handle, check)  # unless it is unknown when the last one ends
             check()
+
+    def check(self, frame: StepState) -> None:
+        """Looks at the calls that ended, also those of meshes that the same thread issues.
+
+        Raises:
+            CallFailed: a call failed on its device.
+            Stopped: the step was stopped.
+        """
+        if frame.stopped:
+            raise Stopped
+        for pending in (self, *self.others):
+            pending.forget_finished()
+
+    def wait_for_arguments(self, frame: StepState, arrays: Iterable[Any]) -> None:
+        """Waits until arrays are ready, or have failed; raises what `check` raises."""
+        for array in arrays:
+            wait_for(array, functools.partial(self.check, frame))
 
 
 class CallFailed(Exception):
@@ -217,6 +230,7 @@ class BoundCall:
         unwatched: executables whose failure may only be observed here.
         pending: the pending calls of its mesh.
         unfinished: the maximum of pending calls once it is issued, itself included.
+        waits_for_arguments: whether it is called when its arguments are ready.
     """
 
     mesh: str
@@ -231,12 +245,15 @@ class BoundCall:
     unwatched: tuple[str, ...]
     pending: PendingCalls
     unfinished: int
+    waits_for_arguments: bool = False
 
     def issue(self, frame: StepState) -> None:
         """Calls the executable and stores its results; adds the call to the pending ones."""
         pending, slots = self.pending, frame.slots
         if pending.unfinished:
             pending.make_room(frame, self.unfinished)
+        if self.waits_for_arguments:
+            pending.wait_for_arguments(frame, [slots[i] for i in self.inputs])
         observer, issued = frame.observer, 0.0
         if observer is not None:
             observer.calling(self, frame)

@@ -96,6 +96,16 @@ def parse(arguments: Sequence[str]) -> LaunchPlan:
     return LaunchPlan(found.processes, found.devices, found.grace, found.max_restarts, pin, command)
 
 
+def threads(processes: int, cores: int) -> int:
+    """How many threads JAX's client of each process has, if processes are kept on their shares of the cores.
+
+    A process with cores of its own has two at least: a collective may hold one.  Processes that share a core
+    have one each: of two, the second runs while another process could.
+    """
+    size = cores // processes
+    return max(2, size) if size else 1
+
+
 def shares(processes: int, cores: Sequence[int]) -> list[Sequence[int]]:
     """The cores of each process: contiguous runs of equal length, or all cores if there are too few."""
     size = len(cores) // processes
@@ -107,7 +117,10 @@ class _Children:
 
     def __init__(self, launch: LaunchPlan, address: str, environment: Mapping[str, str]) -> None:
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-        of_each = shares(launch.processes, cores) if launch.pin and cores else [cores] * launch.processes
+        of_each, own = [cores] * launch.processes, dict[str, str]()
+        if launch.pin and cores:
+            of_each = shares(launch.processes, cores)
+            own["NPROC"] = str(threads(launch.processes, len(cores)))  # read by XLA
         self.processes: list[subprocess.Popen[str]] = []
         self._readers: list[threading.Thread] = []
         for index in range(launch.processes):
@@ -115,7 +128,7 @@ class _Children:
             chosen = ",".join(map(str, of_each[index]))
             child = subprocess.Popen(
                 [sys.executable, "-u", "-m", "mpmd.tools.joined", *place, chosen, *launch.command],
-                env={**os.environ, **environment},
+                env={**own, **os.environ, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

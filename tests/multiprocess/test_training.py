@@ -123,6 +123,15 @@ def test_a_message_that_is_not_computed_yet_stops_no_other():
     assert code == 0 and [line["right"] for line in found] == [True] * 3
 
 
+@pytest.mark.slow
+def test_callbacks_may_use_jax_where_a_process_has_one_thread(monkeypatch):
+    monkeypatch.setenv("NPROC", "1")
+    code, found = launch(2, "tests.support.calling_back", seconds=60)
+    assert code == 0 and sorted(line["process"] for line in found) == [0, 0, 1, 1]
+    of_first = found[0]["found"][0]
+    assert all(line["found"] == pytest.approx([of_first] * 3, rel=1e-5) for line in found)
+
+
 JOINING = (
     "import sys, jax; jax.config.update('jax_num_cpu_devices', 1)\n"
     "jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2])); sys.argv[1:] = sys.argv[3:]\n"

@@ -9,6 +9,7 @@ from jax.extend.mlir import ir as mlir
 from jax.interpreters import mlir as jax_mlir
 
 from mpmd.compile.backends.arrays import numpy_dtype
+from mpmd.compile.backends.host_callbacks import with_aligned_arguments
 from mpmd.compile.fragment import ValueSpec
 from mpmd.jax_compat import ShapedArray
 
@@ -26,8 +27,9 @@ def _result_types(*_: Any, text: str, results: tuple[ValueSpec, ...], callbacks:
 
 def _lower(ctx: Any, *operands: Any, text: str, results: tuple[ValueSpec, ...], callbacks: Any) -> Any:
     """Copies the fragment's functions into jit's module and calls its main."""
+    on_cpu = tuple(ctx.module_context.platforms) == ("cpu",)
     for callback in callbacks:  # nothing else adds any, so positions stay what they are in the text
-        ctx.module_context.add_host_callback(callback)
+        ctx.module_context.add_host_callback(with_aligned_arguments(callback) if on_cpu else callback)
     fragment = mlir.Module.parse(text)
     outer, into = ctx.module_context.symbol_table, ctx.module_context.module.body
     renamed = {}

@@ -2,7 +2,7 @@
 
 A sender offers arrays under a number, a receiver pulls that number and gets arrays at once that are filled
 later; the numbers pair them, in any order.  Arrays may be offered before they are computed: the server begins
-to copy one when it is, and others pass it meanwhile.  What listens: one server per process, on two free ports
+to send one when it is, and others pass it meanwhile.  What listens: one server per process, on two free ports
 of `address_of_this_host`.  It accepts connections from every program that reaches it.
 """
 

@@ -1,9 +1,9 @@
 """Calls that begin in all processes of a mesh at the same time.
 
 On CPUs a collective holds one thread of its client for each device while it waits for the other processes.
-Messages are copied by the same threads: if all of them wait, the message that another process needs for the
-same call is never sent.  Where there are not more threads than that, each call first waits for its arguments,
-and until all processes of its mesh have theirs.
+Other fragments run on the same threads: if all of them wait, what another process needs for the same call is
+never computed.  Where there are not more threads than that, each call first waits for its arguments, and
+until all processes of its mesh have theirs.
 """
 
 from __future__ import annotations

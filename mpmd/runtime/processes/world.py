@@ -101,7 +101,7 @@ class World:
     def pin(self) -> None:
         """Keeps all threads of this process on its cores; called when JAX has created its client.
 
-        A client that is created on one core has one thread, with which messages would wait for fragments.
+        A client that is created on one core has one thread, which a collective may hold.
         """
         if self.cores and (tasks := Path("/proc/self/task")).is_dir():
             for task in tasks.iterdir():

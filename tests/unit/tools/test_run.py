@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
 import pytest
 
-from mpmd.tools.run import parse, shares
+from mpmd.support.cores import on_cores
+from mpmd.tools.run import parse, shares, threads
 from tests.support.launching import output
 
 
@@ -39,6 +41,26 @@ def test_a_wrong_command_line_is_a_usage_message(arguments, says, capsys):
 def test_cores_are_divided_evenly_or_shared():
     assert shares(2, [0, 1, 2, 3, 4]) == [[0, 1], [2, 3]]
     assert shares(3, [4, 5]) == [[4, 5]] * 3
+
+
+@pytest.mark.parametrize(("processes", "cores", "of_each"), [(1, 2, 2), (2, 2, 2), (4, 2, 1), (2, 16, 8)])
+def test_processes_that_share_a_core_have_one_thread_each(processes, cores, of_each):
+    assert threads(processes, cores) == of_each
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="processes cannot be kept on one core")
+@pytest.mark.parametrize(("own", "seen"), [(None, "1"), ("3", "3")])
+def test_xla_gets_the_number_of_threads_unless_the_user_gives_one(own, seen, tmp_path, monkeypatch):
+    script = tmp_path / "show.py"
+    script.write_text("import os; print(os.environ['NPROC'])\n")
+    if own is None:
+        monkeypatch.delenv("NPROC", raising=False)
+    else:
+        monkeypatch.setenv("NPROC", own)
+    with on_cores(sorted(os.sched_getaffinity(0))[:1]):
+        done = output([sys.executable, "-m", "mpmd.tools.run", "-n", "2", str(script)], 60)
+    assert sorted(done.stdout.splitlines()) == [f"[{index}] {seen}" for index in range(2)]
 
 
 @pytest.mark.slow

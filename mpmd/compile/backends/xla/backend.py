@@ -55,6 +55,16 @@ class XlaExecutable(CompiledFragment):
         return len(devices) > 1 or self.cost_analysis().get("flops", 0.0) >= INLINE_BELOW_FLOPS
 
     @functools.cached_property
+    def waits_for_arguments(self) -> bool:
+        """Whether it must not be called before its arguments are ready.
+
+        XLA on CPU would run it on a thread of the client, and so what it calls back.  What the callback
+        computes with JAX may need the same threads: if there is one, it would wait for itself.
+        """
+        on_one_cpu = len(self.devices) == 1 and self.devices[0].platform == "cpu"
+        return on_one_cpu and any("callback" in name for name in _CUSTOM_CALL.findall(self.fragment.text))
+
+    @functools.cached_property
     def waits_for_processes(self) -> bool:
         """Whether its devices are of several processes, and exchange values while it runs."""
         several = len({device.process_index for device in self.devices}) > 1
