@@ -110,28 +110,50 @@ def run(processes: int, folder: Path, chosen: random.Random | None) -> dict[str,
         ended = threading.Event()
         threading.Thread(target=end_late, args=(child, ended), daemon=True).start()
         moment = chosen.choice([0, *range(1, STEPS)]) if chosen else STEPS + 1
+        strike = Strike(child.pid, chosen)
         if moment == 0 and chosen is not None:
-            time.sleep(chosen.uniform(1.0, 6.0))
-            killed = kill_one(child.pid, chosen)
-        else:
-            killed = None
+            strike.within(chosen.uniform(1.0, 6.0))
         assert child.stdout is not None
         for line in child.stdout:
             log += line
-            if chosen is not None and killed is None and re.search(rf"step {moment}$", line.rstrip()):
-                time.sleep(chosen.uniform(0.0, 2 * STEP_SECONDS))
-                killed = kill_one(child.pid, chosen)
+            if re.search(rf"step {max(moment, 1)}$", line.rstrip()):
+                strike.now(2 * STEP_SECONDS if moment else 0.0)
         code = child.wait()
         ended.set()
     return {
         "code": code,
         "moment": moment,
-        "killed": killed is not None,
+        "killed": strike.killed is not None,
         "restarted": log.count("starting again"),
         "losses": losses_of(folder),
         "left": sorted(entry.name for entry in folder.iterdir() if not entry.name.isdigit()),
         "log": log,
     }
+
+
+class Strike:
+    """Kills one of the processes that a process has started, once; never, if none is chosen.
+
+    Attributes:
+        killed: the id of the killed one.
+    """
+
+    def __init__(self, parent: int, chosen: random.Random | None) -> None:
+        self._parent, self._chosen, self._once = parent, chosen, threading.Lock()
+        self.killed: int | None = None
+
+    def within(self, seconds: float) -> None:
+        """Kills after so many seconds, unless it happens before."""
+        timer = threading.Timer(seconds, self.now)
+        timer.daemon = True
+        timer.start()
+
+    def now(self, delay: float = 0.0) -> None:
+        """Kills after a random part of a delay, in seconds, unless it happened before."""
+        with self._once:
+            if self._chosen is not None and self.killed is None:
+                time.sleep(self._chosen.uniform(0.0, delay))
+                self.killed = kill_one(self._parent, self._chosen)
 
 
 def end_late(child: subprocess.Popen[str], ended: threading.Event) -> None:
