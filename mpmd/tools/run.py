@@ -117,7 +117,8 @@ class _Children:
 
     def __init__(self, launch: LaunchPlan, address: str, environment: Mapping[str, str]) -> None:
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-        of_each, own = [cores] * launch.processes, dict[str, str]()
+        of_each: list[Sequence[int]] = [cores] * launch.processes
+        own = dict[str, str]()
         if launch.pin and cores:
             of_each = shares(launch.processes, cores)
             own["NPROC"] = str(threads(launch.processes, len(cores)))  # read by XLA
