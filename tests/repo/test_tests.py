@@ -10,7 +10,7 @@ from tests.repo.tree import ROOT, imports, nodes, text, tracked
 
 TESTS = [path for path in tracked(".py") if path.parts[0] == "tests"]
 UNIT = [path for path in TESTS if path.parts[1] == "unit" and path.name.startswith("test_")]
-SHARED = ("tests.support", "tests.repo.tree", "tests.text.outcomes")
+SHARED = ("tests.support", "tests.preconditions", "tests.repo.tree", "tests.text.outcomes")
 EVERYWHERE = ("mpmd.errors", "mpmd.options", "mpmd.passes.make_pass", "mpmd.compile.passes.make_pass")
 WHOLE = ("tests.support.native_", "tests.support.hlo_meaning")  # of whole programs, which name no room
 
