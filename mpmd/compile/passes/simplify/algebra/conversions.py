@@ -47,14 +47,21 @@ def is_lossless(source: str, target: str) -> bool:
 
 
 def convert_twice(site: RewriteSite) -> HloInstruction | None:
-    """convert(convert(x)) → convert(x), where the first conversion kept every value."""
+    """convert(convert(x)) → convert(x), where the first conversion kept every value.
+
+    An integer that its target cannot hold wraps, but saturates if it has been a float.
+    """
     (inner,) = site.operands
     if inner.opcode != "convert":
         return None
     (x,) = inner.operands
-    if not is_lossless(x.shape.dtype, inner.shape.dtype):
+    source, between, target = (v.shape.info for v in (x, inner, site.at))
+    if not is_lossless(source.name, between.name):
         return None
-    return site.build.convert(x, site.shape.dtype)
+    wraps = source.is_integral and target.is_integral and not is_lossless(source.name, target.name)
+    if wraps and not between.is_integral:
+        return None
+    return site.build.convert(x, target.name)
 
 
 def copy_nothing(site: RewriteSite) -> HloInstruction | None:

@@ -71,6 +71,8 @@ KEPT = {
     "rounding twice": (F, lambda b, x: b.convert(b.convert(x, "bf16"), "f32")),
     "false in a type without a zero": ("pred[4]", lambda b, x: b.convert(b.convert(x, "f8e8m0fnu"), "f32")),
     "integers that a float cannot hold": ("s32[4]", lambda b, x: b.convert(b.convert(x, "f32"), "s32")),
+    "integers that a float saturates": ("s16[4]", lambda b, x: b.convert(b.convert(x, "f32"), "u8")),
+    "integers that a real part saturates": ("u8[4]", lambda b, x: b.convert(b.convert(x, "c64"), "s8")),
     "comparisons with NaN": ((F, F), lambda b, x, y: b.add("not", b.compare(x, y, "LT"))),
     "a root of a negative number": (F, lambda b, x: b.add("power", x, k(b, 0.5, x))),
     "updates at different places": (
