@@ -219,6 +219,21 @@ func.func @order(%a: tensor<4xf32>, %i: tensor<4xi32>) -> (tensor<4xf32>, tensor
   return %m, %p, %q, %r : tensor<4xf32>, tensor<4xf32>, tensor<4xi32>, tensor<4xi32>
 }
 
+// A narrow integer of a wider constant stays: it is as wide as the program says.
+// CHECK-LABEL: func @narrow
+func.func @narrow(%x: tensor<2xi4>) -> (tensor<i4>, tensor<ui2>, tensor<i32>) {
+  // CHECK-DAG: %[[A:.*]] = stablehlo.convert {{.*}} -> tensor<i4>
+  // CHECK-DAG: %[[B:.*]] = stablehlo.convert {{.*}} -> tensor<ui2>
+  // CHECK-DAG: %[[C:.*]] = stablehlo.constant dense<3> : tensor<i32>
+  // CHECK: return %[[A]], %[[B]], %[[C]]
+  %c = stablehlo.constant dense<3> : tensor<i32>
+  %a = stablehlo.convert %c : (tensor<i32>) -> tensor<i4>
+  %b = stablehlo.convert %c : (tensor<i32>) -> tensor<ui2>
+  %w = stablehlo.constant dense<3> : tensor<i64>
+  %d = stablehlo.convert %w : (tensor<i64>) -> tensor<i32>
+  return %a, %b, %d : tensor<i4>, tensor<ui2>, tensor<i32>
+}
+
 // Ops of constants are computed where that is asked for; nothing is divided by zero.
 // FOLDED-LABEL: func @constants
 func.func @constants() -> (tensor<1024x1024xf32>, tensor<3xf32>, tensor<2x3xf32>, tensor<4xi1>, tensor<4xi32>, tensor<4xi32>) {

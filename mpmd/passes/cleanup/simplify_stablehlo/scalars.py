@@ -19,8 +19,8 @@ def fold(op: ir.Op, facts: Facts) -> ir.Value | None:
     if not isinstance(kind, ir.RankedTensorType) or kind.rank or integer_kind(kind) is None:
         return None
     operands = facts.integers(op.operands)
-    dtypes = [DTYPES.get(str(value.type.element_type)) for value in op.operands]
-    if operands is None or None in dtypes:
+    *dtypes, target = (DTYPES.get(str(value.type.element_type)) for value in (*op.operands, op.results[0]))
+    if operands is None or None in dtypes or target is None:  # NumPy has no narrow integers
         return None
     found = evaluate(op, [np.array(n, dtype) for n, dtype in zip(operands, dtypes)])
     return None if found is None else splat(str(found.item()).lower(), kind, op)

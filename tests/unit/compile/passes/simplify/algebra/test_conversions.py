@@ -48,7 +48,8 @@ def same(a: np.ndarray, b: np.ndarray) -> bool:
     if DTYPES[dtype_of(a)].kind != "float":
         return bool(np.array_equal(a, b))
     a, b = a.astype(np.float64), b.astype(np.float64)
-    return bool(np.array_equal(a, b, equal_nan=True) and np.all((np.signbit(a) == np.signbit(b)) | np.isnan(a)))
+    signs = (np.signbit(a) == np.signbit(b)) | np.isnan(a)
+    return bool(np.array_equal(a, b, equal_nan=True) and signs.all())
 
 
 @pytest.mark.parametrize("source", DTYPES)
