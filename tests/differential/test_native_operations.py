@@ -159,6 +159,10 @@ SQUARE = RNG.standard_normal((3, 7, 7)).astype(np.float32)
 POSITIVE = SQUARE @ np.swapaxes(SQUARE, 1, 2) + 2 * np.eye(7, dtype=np.float32)
 WIDE = RNG.standard_normal((70, 70)).astype(np.float32) + 9 * np.eye(70, dtype=np.float32)
 LARGE = WIDE @ WIDE.T
+SINGULAR = np.float32(
+    [[[1, 1], [1, 1]], [[0, 0], [0, 0]], [[1, 0], [0, 0]], [[0, 1], [1, 1]], [[4, 2], [2, 2]]]
+)
+BADLY_SCALED = np.float32([[[1e-30, 0], [1e30, 1]], [[1, 0], [0, 0]], [[1e-20, 0], [1, 1e-20]]])
 HERMITIAN = Z @ np.conj(Z.T) + 3 * np.eye(5, dtype=np.complex64)
 
 MATRICES = {
@@ -166,6 +170,7 @@ MATRICES = {
     "cholesky, upper": (lambda a: jnp.linalg.cholesky(a, upper=True), POSITIVE),
     "cholesky in blocks": (jnp.linalg.cholesky, LARGE),
     "cholesky of no positive matrix": (jnp.linalg.cholesky, SQUARE + np.swapaxes(SQUARE, 1, 2)),
+    "cholesky of singular matrices": (jnp.linalg.cholesky, SINGULAR),
     "cholesky of complex numbers": (jnp.linalg.cholesky, HERMITIAN),
     "gradient of cholesky": (jax.grad(lambda a: jnp.sum(jnp.linalg.cholesky(a) ** 2)), POSITIVE),
     "triangular systems": (

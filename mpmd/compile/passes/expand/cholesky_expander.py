@@ -13,7 +13,6 @@ from mpmd.compile.passes.expand.matrices import (
     compared,
     conjugate,
     element_at,
-    inverses,
     is_nan_in,
     part,
     product,
@@ -27,10 +26,9 @@ from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, TrackingBuilder
 
 
 class CholeskyExpander(ComputationPass):
-    """Factors positive definite matrices by blocks of columns: a loop on the diagonal, products below.
+    """Factors positive definite matrices by blocks of columns: products of those before, a loop over its own.
 
-    cholesky(a) -> l, for each block k of columns: p = a[k:,k] - l[k:,:k] l[k,:k]^H;
-                   l[k,k] = cholesky(p[k]); l[k+1:,k] = p[k+1:] inverse(l[k,k])^H
+    cholesky(a) -> l, for each column k: p = a[k:,k] - l[k:,:k] l[k,:k]^H; l[k:,k] = p / sqrt(p[0])
 
     Requires: no schedule; complex numbers are split into pairs afterwards.
     Ensures: no cholesky is left.
@@ -73,21 +71,16 @@ def _factored(build: TrackingBuilder, a: HloInstruction) -> HloInstruction:
             below, beside = (part(build, left, rows, (0, start)) for rows in ((start, n), (start, end)))
             joined = product(build, below, conjugate(build, beside), (2, 2))
             panel = build.add("subtract", panel, joined)
-        corner = _by_columns(build, part(build, panel, (0, end - start), (0, end - start)))
-        pieces = [corner]
+        made = _by_columns(build, panel)
         if start:
-            pieces.insert(0, build.full(0, a.shape.dtype, (count, start, end - start)))
-        if end < n:
-            inverse = conjugate(build, inverses(build, corner, unit=False))
-            rest = part(build, panel, (end - start, n - start), (0, end - start))
-            pieces.append(product(build, rest, inverse, (2, 2)))
-        done.append(build.concatenate(pieces, 1))
+            made = build.concatenate([build.full(0, a.shape.dtype, (count, start, end - start)), made], 1)
+        done.append(made)
     return build.concatenate(done, 2)
 
 
 def _by_columns(build: TrackingBuilder, a: HloInstruction) -> HloInstruction:
-    """The lower factors of a stack of small matrices, column by column."""
-    count, n, _ = a.shape.dims
+    """The first columns of the lower factors of a stack, one by one; a pivot that is not positive gives NaN."""
+    count, n, width = a.shape.dims
     dtype = a.shape.dtype
 
     def step(body: TrackingBuilder, i: HloInstruction, values: Values) -> Values:
@@ -99,12 +92,13 @@ def _by_columns(build: TrackingBuilder, a: HloInstruction) -> HloInstruction:
         square = element_at(body, column, here)
         if square.shape.info.kind == "complex":  # the diagonal is real
             square = body.add("real", square)
-        root = body.convert(body.add("sqrt", square), dtype)
-        root = body.broadcast(root, (count, n), (0,))
+        none, nan = (body.full(v, square.shape.dtype, (count,)) for v in (0, math.nan))
+        root = body.add("sqrt", body.select(body.compare(square, none, "GT"), square, nan))
+        root = body.broadcast(body.convert(root, dtype), (count, n), (0,))
         column = body.select(here, root, body.add("divide", column, root))
         column = body.select(above, body.full(0, dtype, (count, n)), column)
         zero = body.constant(0, "s32")
         column = body.reshape(column, (count, n, 1))
         return [body.dynamic_update_slice(made, column, (zero, zero, i)), given]
 
-    return repeat(build, n, [build.full(0, dtype, a.shape.dims), a], step)[0]
+    return repeat(build, width, [build.full(0, dtype, a.shape.dims), a], step)[0]

@@ -104,31 +104,3 @@ def is_nan_in(build: TrackingBuilder, value: HloInstruction) -> HloInstruction:
 def block_size(n: int) -> int:
     """Rows of a block: so many that there are at most sixteen blocks."""
     return n if n <= BLOCK else max(BLOCK, -(-n // 16))
-
-
-def inverses(build: TrackingBuilder, lower: HloInstruction, *, unit: bool) -> HloInstruction:
-    """The inverse of each lower triangular matrix, row by row; elements above the diagonal are not read.
-
-    Args:
-        build: where operations go.
-        lower: `[count, n, n]`.
-        unit: the diagonal counts as ones.
-    """
-    count, n, _ = lower.shape.dims
-    dtype = lower.shape.dtype
-
-    def step(body: TrackingBuilder, i: HloInstruction, values: Values) -> Values:
-        made, given = values
-        row, places = row_at(body, given, i), body.iota("s32", (count, n), 1)
-        zeros, here = body.full(0, dtype, (count, n)), compared(body, places, "EQ", i)
-        before = body.select(compared(body, places, "LT", i), row, zeros)
-        rest = body.select(here, body.full(1, dtype, (count, n)), zeros)
-        rest = body.add("subtract", rest, product(body, before, made, (1, 1)))
-        if not unit:
-            pivot = body.broadcast(element_at(body, row, here), (count, n), (0,))
-            rest = body.add("divide", rest, pivot)
-        zero = body.constant(0, "s32")
-        rest = body.reshape(rest, (count, 1, n))
-        return [body.dynamic_update_slice(made, rest, (zero, i, zero)), given]
-
-    return repeat(build, n, [build.full(0, dtype, lower.shape.dims), lower], step)[0]

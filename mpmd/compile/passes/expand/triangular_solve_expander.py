@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from mpmd.compile.hlo.attributes import PadDim
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.expand.matrices import (
+    Values,
     block_size,
+    compared,
     conjugate,
-    inverses,
+    element_at,
     part,
     product,
+    repeat,
+    row_at,
     stacked,
     turned,
 )
@@ -19,16 +22,18 @@ from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, TrackingBuilder
 
 
 class TriangularSolveExpander(ComputationPass):
-    """Solves triangular systems by blocks: a loop inverts the blocks on the diagonal, products do the rest.
+    """Solves triangular systems by blocks: a loop over the rows of each, and products of what is known.
 
-    triangular-solve(a, b) -> x, x[k] = inverse(a[k,k]) (b[k] - a[k,:k] x[:k]) for each block k of rows
+    triangular-solve(a, b) -> x, x[k] = (b[k] - a[k,:k] x[:k]) / a[k,k] for each row k
+
+    Blocks on the diagonal are not inverted: an inverse overflows where the solution does not.
 
     All other forms are brought to a lower triangle on the left, by transposing and by counting backwards.
 
     Requires: no schedule; complex numbers are split into pairs afterwards.
     Ensures: no triangular-solve is left.
     Cost: linear in the number of blocks, which is at most sixteen.
-    Source: forward substitution; XLA's triangular solve expander inverts the diagonal blocks, too.
+    Source: forward substitution, as in LAPACK.
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
@@ -57,39 +62,33 @@ def _expand(site: RewriteSite) -> HloInstruction | None:
 
 def _substituted(build: TrackingBuilder, a: HloInstruction, b: HloInstruction, unit: bool) -> HloInstruction:
     """The solution for stacks of lower triangles and right sides."""
-    count, n, columns = b.shape.dims
+    _, n, columns = b.shape.dims
     size = block_size(n)
-    blocks = -(-n // size)
-    if blocks == 1:
-        return product(build, inverses(build, a, unit=unit), b, (2, 1))
-    diagonal = [_diagonal_block(build, a, k * size, size) for k in range(blocks)]
-    inverted = inverses(build, build.concatenate(diagonal, 0), unit=unit)
     found: list[HloInstruction] = []
-    for k in range(blocks):
-        rows = (k * size, min(n, (k + 1) * size))
+    for start in range(0, n, size):
+        rows = (start, min(n, start + size))
         rest = part(build, b, rows, (0, columns))
         if found:
-            known = build.concatenate(found, 1)
-            rest = build.add(
-                "subtract", rest, product(build, part(build, a, rows, (0, rows[0])), known, (2, 1))
-            )
-        wide = rows[1] - rows[0]
-        inverse = build.slice(inverted, (k * count, 0, 0), ((k + 1) * count, wide, wide))
-        found.append(product(build, inverse, rest, (2, 1)))
+            known = product(build, part(build, a, rows, (0, start)), build.concatenate(found, 1), (2, 1))
+            rest = build.add("subtract", rest, known)
+        found.append(_by_rows(build, part(build, a, rows, rows), rest, unit))
     return build.concatenate(found, 1)
 
 
-def _diagonal_block(build: TrackingBuilder, a: HloInstruction, start: int, size: int) -> HloInstruction:
-    """A block on the diagonal; one that reaches beyond the matrix is filled up by ones on the diagonal."""
-    count, n, _ = a.shape.dims
-    end = min(n, start + size)
-    block, gone = part(build, a, (start, end), (start, end)), start + size - end
-    if not gone:
-        return block
-    dtype, dims = a.shape.dtype, (count, size, size)
-    padding = [PadDim(0, 0), PadDim(0, gone), PadDim(0, gone)]
-    block = build.pad(block, build.full(0, dtype, ()), padding)
-    row, column = (build.iota("s32", dims, d) for d in (1, 2))
-    beyond = build.compare(row, build.full(end - start, "s32", dims), "GE")
-    ones = build.add("and", beyond, build.compare(row, column, "EQ"))
-    return build.select(ones, build.full(1, dtype, dims), block)
+def _by_rows(build: TrackingBuilder, a: HloInstruction, b: HloInstruction, unit: bool) -> HloInstruction:
+    """The solution for small triangles, row by row; elements above the diagonal are not read."""
+    count, n, columns = b.shape.dims
+    dtype = b.shape.dtype
+
+    def step(body: TrackingBuilder, i: HloInstruction, values: Values) -> Values:
+        x, a, b = values
+        row, places = row_at(body, a, i), body.iota("s32", (count, n), 1)
+        before = body.select(compared(body, places, "LT", i), row, body.full(0, dtype, (count, n)))
+        found = body.add("subtract", row_at(body, b, i), product(body, before, x, (1, 1)))
+        if not unit:
+            pivot = element_at(body, row, compared(body, places, "EQ", i))
+            found = body.add("divide", found, body.broadcast(pivot, (count, columns), (0,)))
+        zero = body.constant(0, "s32")
+        return [body.dynamic_update_slice(x, body.reshape(found, (count, 1, columns)), (zero, i, zero)), a, b]
+
+    return repeat(build, n, [build.full(0, dtype, b.shape.dims), a, b], step)[0]
