@@ -79,7 +79,7 @@ def _factored(build: TrackingBuilder, a: HloInstruction) -> HloInstruction:
 
 
 def _by_columns(build: TrackingBuilder, a: HloInstruction) -> HloInstruction:
-    """The first columns of the lower factors of a stack, one by one; a pivot that is not positive gives NaN."""
+    """The first columns of the lower factors of a stack, one by one; NaN where a pivot is not positive."""
     count, n, width = a.shape.dims
     dtype = a.shape.dtype
 
