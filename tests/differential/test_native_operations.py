@@ -152,6 +152,9 @@ TRANSFORMS = {
     "fft along another dim": (lambda x: jnp.fft.rfft(x, axis=0), WAVE),
     "convolution": (lambda a: jax.scipy.signal.fftconvolve(a, a), LONG[:100]),
     "gradient": (jax.grad(lambda x: jnp.sum(jnp.abs(jnp.fft.rfft(x)) ** 2)), WAVE),
+    "signs of zeros": (lambda x: jnp.angle(jnp.fft.rfft(x)), np.float32([[1, 2, 3, 4], [0, 1, 0, 1]])),
+    "beside infinity": (jnp.fft.rfft, np.float32([[np.inf, 1, 2, 3], [1, np.inf, 2, 3], [1, np.nan, 2, 3]])),
+    "of half a spectrum beside infinity": (jnp.fft.irfft, np.complex64([[1, 2 + 1j, 3], [np.inf, 1j, 2]])),
     "in a loop": (lambda x: lax.fori_loop(0, 3, lambda i, v: jnp.fft.ifft(jnp.fft.fft(v) * 2).real, x), WAVE),
 }
 

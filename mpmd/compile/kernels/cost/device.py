@@ -13,7 +13,7 @@ class KernelLimits:
 
     Attributes:
         sort_prefix: first elements per row of a sort that are selected without sorting the others.
-        fft_length: rows of a Fourier transform that becomes matrix products.
+        fft_length: rows of a Fourier transform that becomes sums.
         attention_factor_bytes: a factor that stays in a cache from one block of queries to the next.
         attention_flops: products of one matrix from which several threads are useful, for which attention has
             work only if there are several matrices.

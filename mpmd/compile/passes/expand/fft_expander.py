@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
 
+from mpmd.compile.hlo.builder import scalar_computation
 from mpmd.compile.hlo.computation import HloComputation
-from mpmd.compile.hlo.dtypes import DTYPES
+from mpmd.compile.hlo.evaluator.values import Array
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, TrackingBuilder
 
-_COMPLEX = {"f32": "c64", "f64": "c128", "c64": "c64", "c128": "c128"}
+_QUARTERS = np.array([1, 1j, -1, -1j])
 
 
 class FftExpander(ComputationPass):
-    """Computes Fourier transforms by matrix products.
+    """Computes Fourier transforms by sums.
 
-    fft(x: [n])  ->  dot(x, F), F[j, k] = the j*k-th power of the n-th root of one
+    fft(x: [n])  ->  y[k] = sum over j of x[j] times the j*k-th power of the n-th root of one
 
-    Real transforms are complex ones of which half is kept, or completed by symmetry.
+    Real parts and imaginary parts are sums of their own, and only those that the result has.  Quarter turns
+    are exact, and what is multiplied by 0 is left out: the imaginary part of a real number's sum is 0, also
+    beside infinities.
 
     Requires: no schedule; complex numbers are split into pairs afterwards.
     Ensures: no fft is left, except of longer rows than `most`, for which libraries are faster.
@@ -43,69 +47,61 @@ class FftExpander(ComputationPass):
         lengths = cast(tuple[int, ...], site.at.attributes["fft_length"])
         if 0 in x.shape.dims or 0 in site.shape.dims or max(lengths) > self.most:
             return None
-        build, dtype = site.build, _COMPLEX[x.shape.dtype]
-        first = x.shape.rank - len(lengths)
-        work = _Transforms(build, dtype, inverse=kind in ("IFFT", "IRFFT"))
-        value = build.convert(x, dtype)
-        last = x.shape.rank - 1
-        for d in range(first, last):
-            value = work.transform(value, d)
-        if kind == "IRFFT":
-            value = work.mirrored(value, lengths[-1])
-        value = work.transform(value, last)
-        parts = [build.add("real", value), build.add("imag", value)]
-        if work.inverse:
-            scale = build.full(1 / math.prod(lengths), parts[0].shape.dtype, value.shape.dims)
+        build, inverse, last = site.build, kind in ("IFFT", "IRFFT"), x.shape.rank - 1
+        parts = [x] if kind == "RFFT" else [build.add("real", x), build.add("imag", x)]
+        transforms = [(x.shape.rank - len(lengths) + k, n) for k, n in enumerate(lengths)]
+        for d, n in reversed(transforms) if kind == "RFFT" else transforms:  # of real numbers first, or last
+            is_half = kind == "IRFFT" and d == last
+            roots = _roots(n, parts[0].shape.dims[d], site.shape.dims[d], inverse=inverse, is_half=is_half)
+            parts = _transformed(build, parts, d, roots, is_real=is_half)
+        if inverse:
+            scale = build.full(1 / math.prod(lengths), parts[0].shape.dtype, parts[0].shape.dims)
             parts = [build.add("multiply", part, scale) for part in parts]
-        if kind == "IRFFT":
-            return parts[0]
-        value = build.add("complex", *parts) if work.inverse else value
-        kept = site.shape.dims[-1]
-        if kept != value.shape.dims[-1]:
-            value = build.slice(value, (0,) * value.shape.rank, site.shape.dims)
-        return value
+        return build.add("complex", *parts) if len(parts) == 2 else parts[0]
 
 
-class _Transforms:
-    """Transforms along dims of arrays.
+def _roots(n: int, rows: int, columns: int, *, inverse: bool, is_half: bool) -> Array:
+    """Powers of the n-th root of one, `[row, column]`; of half a spectrum, each counts for its conjugate."""
+    power = np.outer(np.arange(rows), np.arange(columns)) % n
+    quarter, rest = np.divmod(4 * power, n)
+    roots = np.where(rest == 0, _QUARTERS[quarter], np.exp(2j * np.pi / n * power))
+    if is_half:
+        roots[1 : (n + 1) // 2] *= 2
+    return roots if inverse else np.conj(roots)
 
-    Attributes:
-        build: where operations go.
-        dtype: type of the complex numbers.
-        inverse: the inverse transform, without its factor.
-    """
 
-    def __init__(self, build: TrackingBuilder, dtype: str, *, inverse: bool) -> None:
-        self.build = build
-        self.dtype = dtype
-        self.inverse = inverse
+def _transformed(
+    build: TrackingBuilder, parts: Sequence[HloInstruction], d: int, roots: Array, *, is_real: bool
+) -> list[HloInstruction]:
+    """The real and the imaginary part of a transform along a dim; the real part alone if that is all."""
+    dims = parts[0].shape.dims
+    order = [*(k for k in range(len(dims)) if k != d), d]
+    moved = [build.transpose(part, order) for part in parts]
+    sums = [_sums(build, moved, (roots.real, -roots.imag))]
+    if not is_real:
+        sums.append(_sums(build, moved, (roots.imag, roots.real)))
+    return [build.transpose(s, [order.index(k) for k in range(len(dims))]) for s in sums]
 
-    def transform(self, value: HloInstruction, d: int) -> HloInstruction:
-        """The transform along a dim."""
-        dims, build = value.shape.dims, self.build
-        order = [*(k for k in range(len(dims)) if k != d), d]
-        moved = build.transpose(value, order)
-        rows = build.reshape(moved, (math.prod(dims) // dims[d], dims[d]))
-        made = build.reshape(self._product(rows), moved.shape.dims)
-        return build.transpose(made, [order.index(k) for k in range(len(dims))])
 
-    def mirrored(self, value: HloInstruction, length: int) -> HloInstruction:
-        """A full spectrum of real numbers, from half of it: the rest is its conjugate, reversed."""
-        build, last = self.build, value.shape.rank - 1
-        count = (length + 1) // 2 - 1
-        if not count:
-            return value
-        starts, limits = [0] * last + [1], [*value.shape.dims[:last], 1 + count]
-        part = build.add("reverse", build.slice(value, starts, limits), dimensions=(last,))
-        real, imaginary = build.add("real", part), build.add("imag", part)
-        rest = build.add("complex", real, build.add("negate", imaginary))
-        return build.concatenate([value, rest], last)
-
-    def _product(self, rows: HloInstruction) -> HloInstruction:
-        """The transform of each row of a matrix: its product with powers of the n-th root of one."""
-        n = rows.shape.dims[1]
-        if n == 1:
-            return rows
-        turns = np.outer(np.arange(n), np.arange(n)) % n * ((2 if self.inverse else -2) * np.pi / n)
-        matrix = np.cos(turns) + 1j * np.sin(turns)
-        return self.build.dot(rows, self.build.constant(matrix.astype(DTYPES[self.dtype].numpy)))
+def _sums(
+    build: TrackingBuilder, parts: Sequence[HloInstruction], factors: Sequence[Array]
+) -> HloInstruction:
+    """The sums of rows: of each part times a column of its factors; nothing where a factor is 0."""
+    dims, dtype = parts[0].shape.dims, parts[0].shape.dtype
+    last = len(dims) - 1
+    wide = (*dims, factors[0].shape[1])
+    terms = []
+    for part, factor in zip(parts, factors):
+        table = build.constant(factor.astype(part.shape.numpy_dtype))
+        term = build.add(
+            "multiply",
+            build.broadcast(part, wide, range(last + 1)),
+            build.broadcast(table, wide, (last, last + 1)),
+        )
+        if not factor.all():
+            counts = build.broadcast(build.constant(factor != 0), wide, (last, last + 1))
+            term = build.select(counts, term, build.full(0, dtype, wide))
+        terms.append(term)
+    total = terms[0] if len(terms) == 1 else build.add("add", *terms)
+    add = scalar_computation(build.computation.module, "add", dtype)
+    return build.reduce([total], [build.constant(0, dtype)], (last,), add)
