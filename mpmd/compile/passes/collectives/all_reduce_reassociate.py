@@ -32,6 +32,8 @@ def _join(site: RewriteSite) -> HloInstruction | None:
         return None
     if len(a.operands) != 1 or len(b.operands) != 1 or {only_user(a), only_user(b)} != {site.at}:
         return None
+    if a.has_control_edges or b.has_control_edges:
+        return None
     alike = all(
         a.attributes.get(k) == b.attributes.get(k)
         for k in ("replica_groups", "use_global_device_ids", "constrain_layout")

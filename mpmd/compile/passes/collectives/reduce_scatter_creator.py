@@ -30,6 +30,8 @@ def _create(site: RewriteSite) -> HloInstruction | None:
     whole = site.operands[0]
     if whole.opcode != "all-reduce" or len(whole.operands) != 1 or only_user(whole) is not site.at:
         return None
+    if whole.has_control_edges:
+        return None
     dim = own_part(site.at, whole)
     if dim is None:
         return None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from mpmd.compile.hlo.builder import HloBuilder
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 _SYNCHRONOUS = {
     "copy-done": "copy",
@@ -32,13 +32,32 @@ class AsyncExpander(ComputationPass):
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""
-        return Rewriter(computation).run(dict.fromkeys(_SYNCHRONOUS, (_expand,)), lambda i: True)
+        changed = False
+        for done in computation.instructions:
+            chain = _chain(done) if done.opcode in _SYNCHRONOUS else []
+            if chain and all(len(i.users) == 1 for i in chain):
+                _join(computation, done, chain)
+                changed = True
+        return changed
 
 
-def _expand(site: RewriteSite) -> HloInstruction | None:
-    start = site.operands[0]
-    while start.opcode == "async-update":
-        start = start.operands[0]
-    opcode = _SYNCHRONOUS[site.at.opcode]
+def _chain(done: HloInstruction) -> list[HloInstruction]:
+    """What belongs to the end of a pair, the start last."""
+    chain = [done.operands[0]]
+    while chain[-1].opcode == "async-update":
+        chain.append(chain[-1].operands[0])
+    return chain
+
+
+def _join(computation: HloComputation, done: HloInstruction, chain: list[HloInstruction]) -> None:
+    """Replace a pair; the start goes though it may have effects, which the new instruction has."""
+    start, opcode = chain[-1], _SYNCHRONOUS[done.opcode]
     attributes: dict[str, Any] = {} if opcode in ("copy", "call") else dict(start.attributes)
-    return site.build.add(opcode, *start.operands, shape=site.shape, called=start.called, **attributes)
+    build = HloBuilder(computation)
+    build.metadata = done.metadata
+    made = build.add(opcode, *start.operands, shape=done.shape, called=start.called, **attributes)
+    for early in start.control_predecessors:
+        made.add_control_predecessor(early)
+    computation.replace(done, made)
+    for instruction in chain:
+        computation.remove(instruction)

@@ -35,7 +35,14 @@ _WHOLE = (
 _PRODUCTS = ("convolution", "dot")
 _EXACT = frozenset(["clamp", "copy", "maximum", "minimum", "select"])
 _ODD = frozenset(
-    ["bitcast-convert", "count-leading-zeros", "popcnt", "shift-right-arithmetic", "shift-right-logical"]
+    [
+        "bitcast-convert",
+        "count-leading-zeros",
+        "mulhi",
+        "popcnt",
+        "shift-right-arithmetic",
+        "shift-right-logical",
+    ]
 )
 """Operations whose result depends on the width or sign."""
 _INLINE = frozenset(["constant", "parameter", "tuple"])
@@ -191,6 +198,16 @@ def _count(site: RewriteSite) -> HloInstruction | None:
     return build.convert(made, site.shape.dtype)
 
 
+def _high_half(site: RewriteSite) -> HloInstruction | None:
+    """The upper bits of a product that the wide type holds."""
+    if not _touches(site):
+        return None
+    build = site.build
+    product = build.add("multiply", *(_wide(build, o) for o in site.operands))
+    by = build.full(site.shape.info.bits, product.shape.dtype, site.shape.dims)
+    return build.convert(build.add("shift-right-arithmetic", product, by), site.shape.dtype)
+
+
 def _product(site: RewriteSite) -> HloInstruction | None:
     """Factors in a type that holds them exactly, sums in one that is as wide as the result."""
     if _is_of_truths(site.at):
@@ -226,6 +243,7 @@ def _any_product(site: RewriteSite) -> HloInstruction:
 
 _UNLIKE: dict[str, Rule] = {
     "count-leading-zeros": _count,
+    "mulhi": _high_half,
     "popcnt": _count,
     "shift-right-arithmetic": _right("s"),
     "shift-right-logical": _right("u"),

@@ -73,6 +73,8 @@ def _drop_unused(instruction: HloInstruction) -> bool:
     """Return only the elements that are read."""
     if instruction.is_root or not instruction.shape.is_tuple or not instruction.users:
         return False
+    if instruction.has_control_edges:
+        return False
     branches = instruction.called
     own = len(set(branches)) == len(branches) and all(sum(b.callers.values()) == 1 for b in branches)
     plain = all(b.root.opcode == "tuple" for b in branches)
@@ -93,5 +95,5 @@ def _drop_unused(instruction: HloInstruction) -> bool:
         index = kept.index(reader.tuple_index)
         value = build.add("get-tuple-element", made, shape=reader.shape, index=index)
         instruction.parent.replace(reader, value)
-    remove_unused(instruction)
+    instruction.parent.remove(instruction)  # though it may have effects: `made` has them
     return True

@@ -9,9 +9,11 @@ import numpy as np
 from mpmd.compile.hlo.builder import scalar_computation
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.literals import integer_range
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 from mpmd.compile.passes.rewriter import TrackingBuilder as Builder
+from mpmd.compile.passes.values import reducer
 
 
 class OnePerRowRewriter(ComputationPass):
@@ -59,7 +61,7 @@ def _scatter(site: RewriteSite) -> HloInstruction | None:
         return None
     zeros, indices, updates = site.operands
     dims = site.at.scatter_dims
-    if not _is_zero(zeros) or site.at.to_apply.root.opcode != "add" or dims.update_window_dims:
+    if not _is_zero(zeros) or reducer(site.at.to_apply) != "add" or dims.update_window_dims:
         return None
     found = _label(site.build, zeros, indices, dims.scatter_dims_to_operand_dims, dims.index_vector_dim)
     if found is None:
@@ -83,6 +85,8 @@ def _label(
     """The dim along which an element of each row is read, and its position; None if others are read."""
     if vector_dim != indices.shape.rank - 1 or len(columns) != x.shape.rank:
         return None
+    if max(x.shape.dims) - 1 > integer_range(indices.shape.dtype)[1]:
+        return None  # positions would wrap around
     while indices.opcode in ("reshape", "bitcast") and indices.operands[0].shape.dims[-1:] == (len(columns),):
         indices = indices.operands[0]
     last = indices.shape.rank - 1

@@ -54,9 +54,9 @@ def _has_unit(value: HloInstruction) -> bool:
 
 
 def _elementwise(site: RewriteSite) -> HloInstruction | None:
-    if not _has_unit(site.at):
-        return None
     dims = site.shape.dims
+    if not _has_unit(site.at) or any(o.shape.dims not in (dims, ()) for o in site.operands):
+        return None  # a bitcast-convert to narrower elements has one dim more
     narrow = array(site.shape.dtype, [extent for extent in dims if extent != 1])
     operands = [_without(site, o) if o.shape.dims == dims else o for o in site.operands]
     return site.build.reshape(site.same(*operands, shape=narrow), dims)
