@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from mpmd.compile.hlo import HloBuilder, HloModule
-from mpmd.compile.hlo.dtypes import DTYPES, dtype_of
+from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.hlo.evaluator.conversion import convert
 from mpmd.compile.hlo.shape import array
 from mpmd.compile.passes.rewriter import Rewriter
 from mpmd.compile.passes.simplify.algebra import conversions
 from tests.support.random_hlo.draft import values
+from tests.support.rewrite_checks import identical
 
 
 def every_value(dtype: str) -> np.ndarray:
@@ -41,17 +42,6 @@ def once(source: str, middle: str, target: str) -> bool:
     return Rewriter(module.entry).run({"convert": (conversions.convert_twice,)}, lambda i: True)
 
 
-def same(a: np.ndarray, b: np.ndarray) -> bool:
-    """Equal bit for bit, but for the bits of NaN."""
-    if a.dtype.kind == "c":
-        return same(a.real, b.real) and same(a.imag, b.imag)
-    if DTYPES[dtype_of(a)].kind != "float":
-        return bool(np.array_equal(a, b))
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    signs = (np.signbit(a) == np.signbit(b)) | np.isnan(a)
-    return bool(np.array_equal(a, b, equal_nan=True) and signs.all())
-
-
 @pytest.mark.parametrize("source", DTYPES)
 def test_one_conversion_gives_what_two_do(source):
     given, fired = every_value(source), 0
@@ -62,5 +52,5 @@ def test_one_conversion_gives_what_two_do(source):
         with np.errstate(all="ignore"):
             two = convert(convert(given, source, middle), middle, target)
             one = convert(given, source, target)
-        assert same(one, two), f"{source} -> {middle} -> {target}"
+        assert identical(one, two), f"{source} -> {middle} -> {target}"
     assert fired or source in ("s64", "u64", "f64", "c64", "c128", "f8e8m0fnu")
