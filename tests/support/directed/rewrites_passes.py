@@ -1,4 +1,4 @@
-"""Programs on which one pass of simplification fires: constants, equal work, branches, loops, sorts, labels."""
+"""Programs on which one pass of simplification fires: constants, equal work, branches, loops, sorts, rows."""
 
 from __future__ import annotations
 

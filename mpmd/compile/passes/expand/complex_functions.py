@@ -38,20 +38,22 @@ def multiply(x: Pair, y: Pair) -> Pair:
 
 
 def divide(x: Pair, y: Pair) -> Pair:
-    """The quotient; the divisor is scaled so that its larger part is 1."""
+    """The quotient; the divisor is scaled so that its larger part is 1.
+
+    Each part is divided by zero, or by infinity, if that is what both parts of the divisor are.
+    """
     a, b, c, d = (*x, *y)
     dtype = a.dtype
     if dtype == "f32":
         a, b, c, d = _wide(a, b, c, d)
-        square = c * c + d * d
-        return _narrow(dtype, (a * c + b * d) / square, (b * c - a * d) / square)
     large = c.abs().is_("GE", d.abs())  # Smith's method
     most, least = large.choose(c, d), large.choose(d, c)
     ratio = least / most
-    scale = most + least * ratio
-    top = large.choose(a + b * ratio, a * ratio + b)
-    side = large.choose(b - a * ratio, b * ratio - a)
-    return top / scale, side / scale
+    lost = ratio.is_("NE", ratio) & most.is_("EQ", most) & least.is_("EQ", least)
+    scale = lost.choose(most.abs(), most + least * ratio)
+    top = lost.choose(a, large.choose(a + b * ratio, a * ratio + b))
+    side = lost.choose(b, large.choose(b - a * ratio, b * ratio - a))
+    return _narrow(dtype, top / scale, side / scale)
 
 
 def negate(x: Pair) -> Pair:
@@ -59,18 +61,25 @@ def negate(x: Pair) -> Pair:
     return -x[0], -x[1]
 
 
+def _is_infinite(x: Pair) -> Number:
+    """Whether a part is."""
+    return x[0].abs().is_("EQ", float("inf")) | x[1].abs().is_("EQ", float("inf"))
+
+
+def _distance(x: Pair) -> Number:
+    """The distance from zero, of finite numbers; in f64 for those of 64 bits."""
+    if x[0].dtype == "f32":
+        wide, high = _wide(*x)
+        return (wide * wide + high * high).sqrt()
+    a, b = x[0].abs(), x[1].abs()
+    most, least = a.with_("maximum", b), a.with_("minimum", b)
+    ratio = least / most.is_("EQ", 0.0).choose(most.full(1.0), most)
+    return most * (1.0 + ratio * ratio).sqrt()
+
+
 def magnitude(x: Pair) -> Number:
     """The distance from zero; infinite if a part is, even beside NaN."""
-    a, b = x[0].abs(), x[1].abs()
-    infinite = a.is_("EQ", float("inf")) | b.is_("EQ", float("inf"))
-    if a.dtype == "f32":
-        wide, high = _wide(a, b)
-        size = (wide * wide + high * high).sqrt().to("f32")
-    else:
-        most, least = a.with_("maximum", b), a.with_("minimum", b)
-        ratio = least / most.is_("EQ", 0.0).choose(most.full(1.0), most)
-        size = most * (1.0 + ratio * ratio).sqrt()
-    return infinite.choose(a.full(float("inf")), size)
+    return _is_infinite(x).choose(x[0].full(float("inf")), _distance(x).to(x[0].dtype))
 
 
 def sign(x: Pair) -> Pair:
@@ -83,9 +92,9 @@ def sign(x: Pair) -> Pair:
 
 def exponential(x: Pair) -> Pair:
     """The exponential; real numbers have real ones."""
-    size, angle = x[0].of("exponential"), x[1]
+    root, angle = (x[0] * 0.5).of("exponential"), x[1]  # its square may be infinite where a part is not
     real = angle.is_("EQ", 0.0)
-    return size * angle.of("cosine"), real.choose(angle, size * angle.of("sine"))
+    return root * angle.of("cosine") * root, real.choose(angle, root * angle.of("sine") * root)
 
 
 def exponential_minus_one(x: Pair) -> Pair:
@@ -102,9 +111,8 @@ def logarithm(x: Pair) -> Pair:
     angle = x[1].with_("atan2", x[0])
     if x[0].dtype == "f32":
         a, b = _wide(*x)
-        infinite = magnitude(x).is_("EQ", float("inf"))
         size = (0.5 * (a * a + b * b).of("log")).to("f32")
-        return infinite.choose(size.full(float("inf")), size), angle
+        return _is_infinite(x).choose(size.full(float("inf")), size), angle
     size = magnitude(x)
     a, b = x[0].abs(), x[1].abs()
     most, least = a.with_("maximum", b), a.with_("minimum", b)
@@ -128,8 +136,8 @@ def logarithm_plus_one(x: Pair) -> Pair:
 
 def square_root(x: Pair) -> Pair:
     """The root with a real part that is not negative."""
-    dtype, size = x[0].dtype, magnitude(x)
-    a, b, total = _wide(*x, size) if dtype == "f32" else (*x, size)
+    dtype, total = x[0].dtype, _distance(x)
+    a, b = _wide(*x) if dtype == "f32" else x
     larger = ((a.abs() * 0.5) + total * 0.5).sqrt()
     nothing = larger.is_("EQ", 0.0)
     other = nothing.choose(b.abs(), b.abs() * 0.5 / nothing.choose(larger.full(1.0), larger))
@@ -161,11 +169,13 @@ def hyperbolic_tangent(x: Pair) -> Pair:
     """The hyperbolic tangent, by a decaying exponential."""
     a, b = x
     less = (a.abs() * -2.0).of("exponential-minus-one")
-    decay, cosine_ = less + 1.0, b.of("cosine")
+    decay, cosine_ = (a.abs() * -2.0).of("exponential"), b.of("cosine")
     bottom = less * less + 4.0 * decay * cosine_ * cosine_
     top = (a.abs() * -4.0).of("exponential-minus-one")
-    first = ((-top) / bottom).with_sign_of(a)
-    return first, 4.0 * decay * b.of("sine") * cosine_ / bottom
+    second = 4.0 * decay * b.of("sine") * cosine_ / bottom
+    endless = a.abs().is_("EQ", float("inf"))
+    first = endless.choose(a.full(1.0), (-top) / bottom).with_sign_of(a)
+    return first, endless.choose(b.full(0.0), b.is_("EQ", 0.0).choose(b, second))
 
 
 def tangent(x: Pair) -> Pair:
@@ -175,9 +185,11 @@ def tangent(x: Pair) -> Pair:
 
 
 def logistic(x: Pair) -> Pair:
-    """1 / (1 + exp(-x))."""
-    real, imaginary = exponential(negate(x))
-    return divide((real.full(1.0), real.full(0.0)), (real + 1.0, imaginary))
+    """1 / (1 + exp(-x)), of negative numbers exp(x) / (1 + exp(x)): the exponential is at most 1."""
+    less = x[0].is_("LT", 0.0)
+    a, b = exponential((less.choose(x[0], -x[0]), less.choose(x[1], -x[1])))
+    top = less.choose(a, a.full(1.0)), less.choose(b, b.full(0.0))
+    return divide(top, (a + 1.0, b))
 
 
 def power(x: Pair, y: Pair) -> Pair:
