@@ -50,11 +50,11 @@ def divide_by_power_of_two(site: RewriteSite) -> HloInstruction | None:
     if site.shape.dtype not in ("f32", "f64", "bf16", "f16"):
         return None
     value = splat(b)
-    if value is None or value == 0 or not math.isfinite(float(value)):
+    if value is None:
         return None
     mantissa, exponent = math.frexp(abs(float(value)))
     limit = 12 if site.shape.dtype == "f16" else 120
-    if mantissa != 0.5 or abs(exponent) > limit:
+    if mantissa != 0.5 or abs(exponent) > limit:  # as of zero, infinity and NaN
         return None
     return site.build.add("multiply", a, full(site, 1 / float(value)))
 

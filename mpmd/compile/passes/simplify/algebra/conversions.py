@@ -42,8 +42,7 @@ def is_lossless(source: str, target: str) -> bool:
     if not a.is_floating:
         return False
     (m, low, high), (wide, lowest, highest) = _format(source), _format(target)
-    # Numbers below the smallest normal one need room, too.
-    return m <= wide and high <= highest and low - m >= lowest - wide and low >= lowest
+    return m <= wide and high <= highest and low >= lowest
 
 
 def convert_twice(site: RewriteSite) -> HloInstruction | None:
