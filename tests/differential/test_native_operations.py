@@ -104,9 +104,15 @@ W = (RNG.standard_normal((5, 18)) + 1j * RNG.standard_normal((5, 18))).astype(np
 PLACES = np.array([3, 0, 3, 17], np.int32)
 
 DIVIDED = np.array([[1, 1j, np.inf, 2, 1 - 1j, np.nan], [1, 0, 2, np.inf, 1j, 0]], np.complex64)
-DIVIDING = np.array([[0, 1j, 1, complex(np.inf, 0), 0, 1], [complex(0, -np.inf), 2, 3e20, 1e-30, 0, 1]], np.complex64)
-HUGE = np.array([[89 + 1j, 89.5 - 2j, -100 + 1j, 1e30j, -3e38 - 3e38j, 20 + 1j, 3, -np.inf, 0, np.inf]], np.complex64)
-ENDLESS = np.array([[complex(np.inf, np.inf), complex(np.nan, 0), complex(0, np.inf), 20 + 1j, 9j, -44]], np.complex64)
+DIVIDING = np.array(
+    [[0, 1j, 1, complex(np.inf, 0), 0, 1], [complex(0, -np.inf), 2, 3e20, 1e-30, 0, 1]], np.complex64
+)
+HUGE = np.array(
+    [[89 + 1j, 89.5 - 2j, -100 + 1j, 1e30j, -3e38 - 3e38j, 20 + 1j, 3, -np.inf, 0, np.inf]], np.complex64
+)
+ENDLESS = np.array(
+    [[complex(np.inf, np.inf), complex(np.nan, 0), complex(0, np.inf), 20 + 1j, 9j, -44]], np.complex64
+)
 
 COMPLEX = {
     "division by zero and infinity": (lambda z, w: z / w, DIVIDED, DIVIDING),

@@ -1,0 +1,1 @@
+LEFT: dict[str, tuple[str, str]] = {}
