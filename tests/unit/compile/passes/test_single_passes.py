@@ -98,6 +98,7 @@ def test_trips_are_what_the_evaluator_counts(loop):
     [
         ("s32", 0, 10, "LT", 0),  # for ever
         ("s32", 0, 5, "NE", 2),  # past the limit and round
+        ("s32", 0, 6, "NE", -2),
         ("s8", 0, 126, "LE", 5),  # past the largest number
         ("s32", 0, 10, "LT", -1),
     ],
