@@ -186,15 +186,11 @@ _CONVERTED = (
     _lossless("signed numbers have no unsigned type", 'a.kind == "unsigned" and ', "", "s8"),
     _lossless("the target has infinities", "target not in MANTISSA", "not b.is_floating", "f8e4m3"),
     _lossless(
-        "the mantissa holds all digits of an integer",
-        "digits <= mantissa + 1 and ",
-        "",
-        "s32",
+        "the mantissa holds all digits of an integer", "digits <= _format(target)[0] + 1", "True", "s32"
     ),
-    _lossless("the exponent holds the largest integer", " and digits <= largest", "", "u16"),
     _lossless("the mantissa of the target is no shorter", "m <= wide and ", "", "f16"),
-    _lossless("the largest exponent of the target is no less", "high <= highest and ", "", "bf16"),
-    _lossless("the least exponent of the target is no greater", " and low >= lowest", "", "f8e5m2"),
+    _lossless("the largest exponent of the target is no less", "high <= highest and ", "", "f8e4m3fn"),
+    _lossless("the least exponent of the target is no greater", " and low >= lowest", "", "f8e4m3b11fnuz"),
     _row(
         "conversions.copy_nothing",
         "a copy keeps the layout",

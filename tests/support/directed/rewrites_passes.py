@@ -72,7 +72,7 @@ def _branch(draft: Draft, shape: Shape, number: int, same: bool) -> HloComputati
 def _branches(draft: Draft) -> HloInstruction:
     """A known selector, one branch, equal branches, or results that are not used."""
     dtype, dims, build = draft.pick(("f32", "s32", "u8")), dims_of(draft, 0, 2), draft.builder
-    form = draft.in_turn(("known", "one", "equal", "unused"))
+    form = draft.in_turn(("known", "one", "known", "equal", "known", "unused"))
     count = 1 if form == "one" else int(draft.rng.integers(2, 5))
     called = [_branch(draft, array(dtype, dims), k, form == "equal") for k in range(count)]
     index = draft.rng.integers(-2, count + 2)

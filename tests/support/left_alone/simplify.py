@@ -122,6 +122,16 @@ _LOOPS = {
         "hlo-while-invariant-code-motion",
         _loop(f"  e = f32[4] {_EFFECT}\n  y = f32[4] add(x, d)", "y, w, d", ALL),
     ),
+    "an effect for each element of what does not change": (
+        "hlo-while-invariant-code-motion",
+        _loop(
+            "  e = f32[4] map(w), dimensions={0}, to_apply=f\n  y = f32[4] add(x, e)", "y, w, d", ALL
+        ).replace(
+            "less {",
+            "f {\n  w = f32[] parameter(0)\n  ROOT e = f32[] " + _EFFECT + "\n}\n\nless {",
+            1,
+        ),
+    ),
     "a sum over devices of what does not change": (
         "hlo-while-invariant-code-motion",
         _loop(
@@ -391,6 +401,14 @@ _REST = {
         "hlo-zero-sized-removal",
         entry(f"  w = f32[4] parameter(0)\n  e = f32[0] {_EFFECT}\n  ROOT r = (f32[0], f32[4]) tuple(e, w)"),
     ),
+    "an empty result of a call with an effect": (
+        "hlo-zero-sized-removal",
+        entry(
+            "  w = f32[4] parameter(0)\n  c = f32[0] call(w), to_apply=f\n"
+            "  ROOT r = (f32[0], f32[4]) tuple(c, w)",
+            f"f {{\n  w = f32[4] parameter(0)\n  e = f32[4] {_EFFECT}\n  ROOT k = f32[0] constant({{}})\n}}\n",
+        ),
+    ),
     "an empty argument": (
         "hlo-zero-sized-removal",
         entry(
@@ -406,7 +424,8 @@ _REST = {
     "a call that must stay": (
         "hlo-call-inliner",
         entry(
-            '  x = f32[] parameter(0)\n  ROOT r = f32[] call(x, x), to_apply=sum, frontend_attributes={inlineable="false"}',
+            "  x = f32[] parameter(0)\n  ROOT r = f32[] call(x, x), to_apply=sum, "
+            'frontend_attributes={inlineable="false"}',
             SUM,
         ),
     ),

@@ -14,6 +14,7 @@ from mpmd.errors import ConfigError
 from mpmd.support.passes import Pass
 from mpmd.support.pipeline import Timing, Watch, run_pipeline
 from tests.support.hlo_meaning import evaluate
+from tests.support.rewrite_checks import rewritten
 
 CHAIN = """HloModule chain
 
@@ -97,6 +98,7 @@ def test_trips_are_what_the_evaluator_counts(loop):
     "loop",
     [
         ("s32", 0, 10, "LT", 0),  # for ever
+        ("s32", 10, 0, "GT", 0),
         ("s32", 0, 5, "NE", 2),  # past the limit and round
         ("s32", 0, 6, "NE", -2),
         ("s8", 0, 126, "LE", 5),  # past the largest number
@@ -187,3 +189,34 @@ def test_work_in_vain_does_not_keep_the_state_of_a_loop(name):
     assert make_pass(name).run(module) == (name == "hlo-while-simplifier")
     verify(module)
     assert evaluate(module, [np.float32(3), np.float32(1)]) == 96
+
+
+BRANCHES = """HloModule branches
+
+one {{
+  x = f32[] parameter(0)
+  ROOT a = f32[] negate(x)
+}}
+
+two {{
+  x = f32[] parameter(0)
+  ROOT a = f32[] add(x, x)
+}}
+
+three {{
+  x = f32[] parameter(0)
+  ROOT a = f32[] multiply(x, x)
+}}
+
+ENTRY main {{
+  k = s32[] constant({})
+  x = f32[] parameter(0)
+  ROOT r = f32[] conditional(k, x, x, x), branch_computations={{one, two, three}}
+}}
+"""
+
+
+@pytest.mark.parametrize("number", [-2, -1, 0, 1, 2, 3, 99])
+def test_a_number_outside_of_the_branches_selects_the_last_one(number):
+    module = parse_module(BRANCHES.format(number))
+    assert rewritten(module, [np.float32(3)], make_pass("hlo-conditional-simplifier").run)

@@ -37,8 +37,7 @@ def is_lossless(source: str, target: str) -> bool:
         return False
     if a.is_integral:
         digits = a.bits - (a.kind == "signed")
-        mantissa, _, largest = _format(target)
-        return digits <= mantissa + 1 and digits <= largest
+        return digits <= _format(target)[0] + 1
     if not a.is_floating:
         return False
     (m, low, high), (wide, lowest, highest) = _format(source), _format(target)

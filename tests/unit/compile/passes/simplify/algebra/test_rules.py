@@ -126,7 +126,7 @@ KEPT = {
     "a size that is less": (
         F,
         lambda b, x: b.add(
-            "set-dimension-size", x, b.constant(3, "s32"), shape=parse_shape("f32[<=4]"), dimensions=(0,)
+            "set-dimension-size", x, b.constant(3, "s32"), shape=x.shape.logical, dimensions=(0,)
         ),
     ),
     "padding that is taken": (
