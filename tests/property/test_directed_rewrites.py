@@ -10,7 +10,7 @@ from mpmd.compile.hlo import HloModule
 from mpmd.compile.passes import make_pass
 from mpmd.compile.passes.rewriter import Rewriter, Rule
 from mpmd.compile.passes.simplify import algebra
-from tests.support.directed import rewrites_passes, seeds
+from tests.support.directed import rewrites_expand, rewrites_passes, seeds
 from tests.support.directed.rewrites import ROUNDED, RULES, ZEROS_LOSE_SIGNS, rule_case
 from tests.support.random_hlo import differences
 from tests.support.random_hlo.draft import Case
@@ -78,3 +78,26 @@ def test_a_pass_keeps_the_numbers(name):
 @pytest.mark.parametrize("name", rewrites_passes.PASSES)
 def test_a_pass_keeps_the_numbers_of_many(name):
     assert passed(name, SLOW) >= LEAST * SLOW
+
+
+def expanded(name: str, count: int) -> int:
+    """How many operations an expander rewrites."""
+    pass_ = make_pass(*rewrites_expand.EXPANDERS[name][0].split(" ", 1))
+    signs = name not in rewrites_expand.ZEROS_LOSE_SIGNS
+
+    def check(case: Case) -> bool:
+        return rewritten(case.module, case.arguments, pass_.run, signs=signs)
+
+    return sum(check(rewrites_expand.expander_case(name, seed)) for seed in seeds(count))
+
+
+@pytest.mark.parametrize("name", rewrites_expand.EXPANDERS)
+def test_an_expander_keeps_the_numbers(name):
+    assert expanded(name, FAST) >= LEAST * FAST
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", rewrites_expand.EXPANDERS)
+def test_an_expander_keeps_the_numbers_of_many(name):
+    assert expanded(name, SLOW) >= LEAST * SLOW

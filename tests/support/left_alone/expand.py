@@ -1,1 +1,207 @@
-LEFT: dict[str, tuple[str, str]] = {}
+"""For expanders."""
+
+from __future__ import annotations
+
+from tests.support.left_alone.text import LARGEST, SUM, entry, scalars
+
+_PAIRS = (
+    "f {{\n  a = {t}[] parameter(0)\n  i = s32[] parameter(1)\n  b = {t}[] parameter(2)\n  j = s32[] parameter(3)\n"
+    "{body}\n}}\n"
+)
+_BEST = """  more = pred[] compare(a, b), direction=GT{total}
+  same = pred[] compare(a, b), direction=EQ
+  before = pred[] compare(i, j), direction={before}
+  tie = pred[] and(same, before)
+  first = pred[] or(more, tie)
+  v = {t}[] select(first, a, b)
+  k = s32[] select(first, i, j)
+  ROOT r = ({t}[], s32[]) tuple(v, k)"""
+_OTHER = """  more = pred[] compare(a, b), direction=GT
+  v = s32[] select(more, a, b)
+  k = s32[] add(i, j)
+  ROOT r = (s32[], s32[]) tuple(v, k)"""
+
+
+def _argmax(dtype: str, body: str) -> tuple[str, str]:
+    lines = (
+        f"  x = {dtype}[3,5] parameter(0)\n  p = s32[3,5] iota(), iota_dimension=1\n"
+        f"  m = {dtype}[] constant(-1)\n  z = s32[] constant(0)\n"
+        f"  ROOT r = ({dtype}[3], s32[3]) reduce(x, p, m, z), dimensions={{1}}, to_apply=f"
+    )
+    return "hlo-argmax-rewriter", entry(lines, _PAIRS.format(t=dtype, body=body))
+
+
+def _best(dtype: str, before: str = "LT", total: str = "") -> str:
+    return _BEST.format(t=dtype, before=before, total=total)
+
+
+def _window(
+    window: str, dims: str = "6", out: str = "6", init: str = "0", by: str = "sum"
+) -> tuple[str, str]:
+    return "hlo-reduce-window-rewriter", entry(
+        f"  x = f32[{dims}] parameter(0)\n  z = f32[] constant({init})\n"
+        f"  ROOT r = f32[{out}] reduce-window(x, z), window={{{window}}}, to_apply={by}",
+        SUM + LARGEST + scalars("other", "f32", "subtract(a, b)"),
+    )
+
+
+def _pooled(window: str, out: str, by: str = "sum", options: str = "") -> tuple[str, str]:
+    return "hlo-select-and-scatter-expander" + options, entry(
+        f"  x = f32[8] parameter(0)\n  s = f32[{out}] parameter(1)\n  z = f32[] constant(0)\n"
+        f"  ROOT r = f32[8] select-and-scatter(x, s, z), window={{{window}}}, select=ge, scatter={by}",
+        SUM + LARGEST + scalars("ge", "f32", "compare(a, b), direction=GE", "pred"),
+    )
+
+
+def _convolution(
+    image: str, kernel: str, out: str, window: str, more: str = "", labels: str = "b0f_0io->b0f"
+) -> str:
+    return entry(
+        f"  x = f32[{image}] parameter(0)\n  k = f32[{kernel}] parameter(1)\n"
+        f"  ROOT r = f32[{out}] convolution(x, k), window={{{window}}}, dim_labels={labels}{more}"
+    )
+
+
+_TO_DOT = "hlo-convolution-to-dot"
+_SOLVED = 'custom-call(a), custom_call_target="{}", api_version=API_VERSION_TYPED_FFI, backend_config={{{}}}'
+
+LEFT = {
+    "the last of equal values": _argmax("s32", _best("s32", "GT")),
+    "a maximum that is no NaN's": _argmax("f32", _best("f32")),
+    "a maximum in total order": _argmax("f32", _best("f32", total=", type=TOTALORDER")),
+    "a maximum and a sum of places": _argmax("s32", _OTHER),
+    "a running sum from one": _window("size=6 pad=5_0", init="1"),
+    "a running difference": _window("size=6 pad=5_0", by="other"),
+    "windows that are not all before": _window("size=4 pad=3_0"),
+    "windows at every other place": _window("size=6 pad=5_0 stride=2", out="3"),
+    "windows with holes": _window("size=6 pad=10_0 rhs_dilate=2"),
+    "windows over spread elements": _window("size=6 pad=0_0 lhs_dilate=2"),
+    "windows backwards": _window("size=6 pad=5_0 rhs_reversal=1"),
+    "running sums along two dims": _window("size=6x4 pad=5_0x3_0", "6,4", "6,4"),
+    "windows that reach to both sides": _window("size=6 pad=3_2"),
+    "the gradient of pooling with holes": _pooled("size=2 rhs_dilate=2", "6"),
+    "the gradient of pooling of a part": _pooled("size=2 pad=-1_0", "6"),
+    "a largest gradient of pooling": _pooled("size=2 stride=2", "4", "largest"),
+    "pooling with large windows": _pooled("size=4 stride=4", "2", options=" most=2"),
+    "a map by a reduction": (
+        "hlo-map-inliner",
+        entry(
+            "  x = f32[4] parameter(0)\n  ROOT r = f32[4] map(x), dimensions={0}, to_apply=f",
+            SUM + "f {\n  p = f32[] parameter(0)\n  w = f32[3] broadcast(p), dimensions={}\n"
+            "  ROOT s = f32[] reduce(w, p), dimensions={0}, to_apply=sum\n}\n",
+        ),
+    ),
+    "a comparison of numbers": (
+        "hlo-comparison-expander",
+        entry("  x = f32[4] parameter(0)\n  ROOT r = pred[4] compare(x, x), direction=LE"),
+    ),
+    "bits of complex numbers": (
+        "hlo-bitcast-convert-expander",
+        entry("  x = c64[4] parameter(0)\n  ROOT r = f32[4,2] bitcast-convert(x)"),
+    ),
+    "bits of as many bits": (
+        "hlo-bitcast-convert-expander",
+        entry("  x = f32[4] parameter(0)\n  ROOT r = s32[4] bitcast-convert(x)"),
+    ),
+    "rounding of eight bits": (
+        "hlo-reduce-precision-expander",
+        entry(
+            "  x = f8e5m2[4] parameter(0)\n  ROOT r = f8e5m2[4] reduce-precision(x), exponent_bits=4, mantissa_bits=1"
+        ),
+    ),
+    "random rounding to floats": (
+        "hlo-stochastic-convert-expander",
+        entry(
+            "  x = f32[4] parameter(0)\n  n = u32[4] parameter(1)\n  ROOT r = bf16[4] stochastic-convert(x, n)"
+        ),
+    ),
+    "a product by another algorithm": (
+        "hlo-dot-algorithm-rewriter",
+        entry(
+            "  x = f32[2,3] parameter(0)\n  y = f32[3,4] parameter(1)\n"
+            "  ROOT r = f32[2,4] dot(x, y), lhs_contracting_dims={1}, rhs_contracting_dims={0}, algorithm=dot_f32_f32_f32"
+        ),
+    ),
+    "windows of a convolution that overlap": (
+        _TO_DOT,
+        _convolution("2,8,3", "3,3,4", "2,3,4", "size=3 stride=2"),
+    ),
+    "a convolution of padding": (_TO_DOT, _convolution("2,8,3", "2,3,4", "2,5,4", "size=2 stride=2 pad=2_0")),
+    "a convolution of padding behind": (
+        _TO_DOT,
+        _convolution("2,8,3", "2,3,4", "2,5,4", "size=2 stride=2 pad=0_2"),
+    ),
+    "a convolution of spread elements": (
+        _TO_DOT,
+        _convolution("2,4,3", "2,3,4", "2,3,4", "size=2 stride=2 lhs_dilate=2"),
+    ),
+    "a convolution backwards": (
+        _TO_DOT,
+        _convolution("2,8,3", "2,3,4", "2,4,4", "size=2 stride=2 rhs_reversal=1"),
+    ),
+    "a convolution of groups": (
+        _TO_DOT,
+        _convolution("2,8,4", "2,2,4", "2,4,4", "size=2 stride=2", ", feature_group_count=2"),
+    ),
+    "a convolution of groups of the batch": (
+        _TO_DOT,
+        _convolution("2,8,4", "2,4,4", "1,4,4", "size=2 stride=2", ", batch_group_count=2"),
+    ),
+    "a transposed convolution whose patches overlap": (
+        _TO_DOT,
+        _convolution("2,4,3", "3,3,4", "2,9,4", "size=3 pad=2_2 lhs_dilate=2"),
+    ),
+    "a transposed convolution that begins inside": (
+        _TO_DOT,
+        _convolution("2,4,3", "2,3,4", "2,7,4", "size=2 pad=0_1 lhs_dilate=2"),
+    ),
+    "a transposed convolution that ends inside": (
+        _TO_DOT,
+        _convolution("2,4,3", "2,3,4", "2,7,4", "size=2 pad=1_0 lhs_dilate=2"),
+    ),
+    "a transposed convolution with a stride": (
+        _TO_DOT,
+        _convolution("2,4,3", "2,3,4", "2,4,4", "size=2 pad=1_1 lhs_dilate=2 stride=2"),
+    ),
+    "patches of groups": (
+        "hlo-convolution-expander least-channels=1",
+        _convolution("2,8,4", "2,2,4", "2,7,4", "size=2", ", feature_group_count=2"),
+    ),
+    "a long transform": (
+        "hlo-fft-expander",
+        entry("  x = c64[100] parameter(0)\n  ROOT r = c64[100] fft(x), fft_type=FFT, fft_length={100}"),
+    ),
+    "factors of a large matrix": (
+        "hlo-lapack-expander",
+        entry(
+            "  a = f32[400,400] parameter(0)\n  ROOT c = (f32[400,400], s32[]) "
+            + _SOLVED.format("lapack_spotrf_ffi", "uplo = 76 : ui8")
+        ),
+    ),
+    "another call of the library": (
+        "hlo-lapack-expander",
+        entry(
+            "  a = f32[4,4] parameter(0)\n  ROOT c = (f32[4,4], f32[4]) "
+            + _SOLVED.format("lapack_sgeqrf_ffi", "")
+        ),
+    ),
+    "a start that others read": (
+        "hlo-async-expander",
+        entry(
+            "  x = f32[4] parameter(0)\n  s = (f32[4], f32[4], u32[]) copy-start(x)\n"
+            "  d = f32[4] copy-done(s)\n  o = f32[4] get-tuple-element(s), index=0\n"
+            "  ROOT r = (f32[4], f32[4]) tuple(d, o)"
+        ),
+    ),
+    "products of neighbouring dims": (
+        "hlo-dot-decomposer",
+        entry(
+            "  x = f32[2,3,4] parameter(0)\n  y = f32[3,4,5] parameter(1)\n"
+            "  ROOT r = f32[2,5] dot(x, y), lhs_contracting_dims={1,2}, rhs_contracting_dims={0,1}"
+        ),
+    ),
+    "narrow numbers that only move": (
+        "hlo-narrow-type-expander",
+        entry("  x = s4[4,2] parameter(0)\n  ROOT r = s4[2,4] transpose(x), dimensions={1,0}"),
+    ),
+}
