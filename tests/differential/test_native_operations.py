@@ -213,6 +213,11 @@ MATRICES = {
         WIDE,
         WIDE[:, :3],
     ),
+    "triangular systems whose inverses overflow": (
+        lambda a, b: jax.scipy.linalg.solve_triangular(a, b, lower=True),
+        BADLY_SCALED,
+        np.float32([[[1e-30], [1e30]], [[1], [1]], [[1e-20], [2]]]),
+    ),
     "a system": (lambda a, b: jnp.linalg.solve(a, b), POSITIVE, SQUARE),
     "a system of complex numbers": (lambda a, b: jnp.linalg.solve(a, b), HERMITIAN, Z),
     "an inverse": (jnp.linalg.inv, WIDE),

@@ -72,6 +72,8 @@ def _ordered(draft: Draft, dtype: str):
 def _composed(draft: Draft) -> HloInstruction:
     dtype, dims = draft.pick(("s32", "u8", "s64")), (_size(draft), _size(draft), 2)
     inits, called = _ordered(draft, dtype)
+    if draft.rng.random() < 0.5:
+        inits = [draft.builder.constant(n, dtype) for n in (3, 5)]
     arrays = [given(draft, dtype, dims) for _ in range(2)]
     return draft.builder.reduce(arrays, inits, draft.pick(((0,), (1,), (0, 1))), called)
 

@@ -16,9 +16,15 @@ _BEST = """  more = pred[] compare(a, b), direction=GT{total}
   v = {t}[] select(first, a, b)
   k = s32[] select(first, i, j)
   ROOT r = ({t}[], s32[]) tuple(v, k)"""
-_OTHER = """  more = pred[] compare(a, b), direction=GT
-  v = s32[] select(more, a, b)
-  k = s32[] add(i, j)
+_SQUARED = """  more = pred[] compare(a, b), direction=GT
+  same = pred[] compare(a, b), direction=EQ
+  before = pred[] compare(i, j), direction=LT
+  tie = pred[] and(same, before)
+  first = pred[] or(more, tie)
+  c = s32[] multiply(a, a)
+  d = s32[] multiply(b, b)
+  v = s32[] select(first, c, d)
+  k = s32[] select(first, i, j)
   ROOT r = (s32[], s32[]) tuple(v, k)"""
 
 
@@ -41,7 +47,7 @@ def _window(
     return "hlo-reduce-window-rewriter", entry(
         f"  x = f32[{dims}] parameter(0)\n  z = f32[] constant({init})\n"
         f"  ROOT r = f32[{out}] reduce-window(x, z), window={{{window}}}, to_apply={by}",
-        SUM + LARGEST + scalars("other", "f32", "subtract(a, b)"),
+        SUM + LARGEST + scalars("other", "f32", "add(b, b)"),
     )
 
 
@@ -69,14 +75,11 @@ LEFT = {
     "the last of equal values": _argmax("s32", _best("s32", "GT")),
     "a maximum that is no NaN's": _argmax("f32", _best("f32")),
     "a maximum in total order": _argmax("f32", _best("f32", total=", type=TOTALORDER")),
-    "a maximum and a sum of places": _argmax("s32", _OTHER),
+    "the square of a maximum": _argmax("s32", _SQUARED),
     "a running sum from one": _window("size=6 pad=5_0", init="1"),
-    "a running difference": _window("size=6 pad=5_0", by="other"),
-    "windows that are not all before": _window("size=4 pad=3_0"),
-    "windows at every other place": _window("size=6 pad=5_0 stride=2", out="3"),
-    "windows with holes": _window("size=6 pad=10_0 rhs_dilate=2"),
-    "windows over spread elements": _window("size=6 pad=0_0 lhs_dilate=2"),
-    "windows backwards": _window("size=6 pad=5_0 rhs_reversal=1"),
+    "a running double": _window("size=6 pad=5_0", by="other"),
+    "windows that are not all before": _window("size=4 pad=5_0", out="8"),
+    "windows at every other place of spread elements": _window("size=6 pad=5_0 stride=2 lhs_dilate=2"),
     "running sums along two dims": _window("size=6x4 pad=5_0x3_0", "6,4", "6,4"),
     "windows that reach to both sides": _window("size=6 pad=3_2"),
     "the gradient of pooling with holes": _pooled("size=2 rhs_dilate=2", "6"),
@@ -149,11 +152,11 @@ LEFT = {
     ),
     "a transposed convolution whose patches overlap": (
         _TO_DOT,
-        _convolution("2,4,3", "3,3,4", "2,9,4", "size=3 pad=2_2 lhs_dilate=2"),
+        _convolution("2,4,3", "3,3,4", "2,12,4", "size=3 pad=2_5 lhs_dilate=2"),
     ),
     "a transposed convolution that begins inside": (
         _TO_DOT,
-        _convolution("2,4,3", "2,3,4", "2,7,4", "size=2 pad=0_1 lhs_dilate=2"),
+        _convolution("2,4,3", "2,3,4", "2,8,4", "size=2 pad=0_2 lhs_dilate=2"),
     ),
     "a transposed convolution that ends inside": (
         _TO_DOT,
@@ -161,7 +164,11 @@ LEFT = {
     ),
     "a transposed convolution with a stride": (
         _TO_DOT,
-        _convolution("2,4,3", "2,3,4", "2,4,4", "size=2 pad=1_1 lhs_dilate=2 stride=2"),
+        _convolution("2,4,3", "2,3,4", "2,8,4", "size=2 pad=1_9 lhs_dilate=2 stride=2"),
+    ),
+    "a transposed convolution with holes": (
+        _TO_DOT,
+        _convolution("2,4,3", "2,3,4", "2,8,4", "size=2 pad=1_2 lhs_dilate=2 rhs_dilate=2"),
     ),
     "patches of groups": (
         "hlo-convolution-expander least-channels=1",

@@ -181,9 +181,9 @@ def _right(sign: str) -> Rule:
         if not _touches(site):
             return None
         value, amount = site.operands
-        operands = [_wide(site.build, _as(site, value, sign)), _wide(site.build, _as(site, amount, "u"))]
-        operands[1] = site.build.convert(operands[1], operands[0].shape.dtype)
-        return site.build.convert(site.build.add(site.at.opcode, *operands), site.shape.dtype)
+        wide = _wide(site.build, _as(site, value, sign))
+        by = site.build.convert(amount, wide.shape.dtype)  # a negative amount is beyond any width
+        return site.build.convert(site.build.add(site.at.opcode, wide, by), site.shape.dtype)
 
     return rule
 

@@ -55,15 +55,18 @@ def _moved(site: RewriteSite, x: HloInstruction, filler: HloInstruction, dim: in
 
 
 def _running_dim(windowed: HloInstruction) -> tuple[int, bool] | None:
-    """The dim along which the window covers everything before (or, reversed, after) an element."""
+    """The dim along which the window covers everything before (or, reversed, after) an element.
+
+    A result of the operand's dims leaves no other size to a window that is padded so.
+    """
     found = None
     for d, (w, n) in enumerate(zip(windowed.window.dims, windowed.operands[0].shape.dims)):
-        if w.stride != 1 or w.lhs_dilation != 1 or w.rhs_dilation != 1 or w.reversed:
+        if w.stride != 1 or w.lhs_dilation != 1 or w.rhs_dilation != 1:
             return None
         if w.size == 1 and not (w.pad_low or w.pad_high):
             continue
         sides = (w.pad_low, w.pad_high)
-        if found is not None or w.size != n or sides not in ((n - 1, 0), (0, n - 1)):
+        if found is not None or sides not in ((n - 1, 0), (0, n - 1)):
             return None
         found = (d, sides[0] > 0)
     return found
