@@ -182,7 +182,7 @@ LARGE = WIDE @ WIDE.T
 SINGULAR = np.float32(
     [[[1, 1], [1, 1]], [[0, 0], [0, 0]], [[1, 0], [0, 0]], [[0, 1], [1, 1]], [[4, 2], [2, 2]]]
 )
-BADLY_SCALED = np.float32([[[1e-30, 0], [1e30, 1]], [[1, 0], [0, 0]], [[1e-20, 0], [1, 1e-20]]])
+BADLY_SCALED = np.float32([[[1e-30, 0], [1e30, 1]], [[1, 0], [0, 0]], [[1e-20, np.nan], [1, 1e-20]]])
 HERMITIAN = Z @ np.conj(Z.T) + 3 * np.eye(5, dtype=np.complex64)
 
 MATRICES = {
