@@ -64,7 +64,7 @@ _COMMUNICATION = {
     ),
     "a part that begins at an argument": ("hlo-reduce-scatter-creator", _part("add(i, two)")),
     "a part of another device": ("hlo-reduce-scatter-creator", _part("subtract(two, number)")),
-    "half of a part": ("hlo-reduce-scatter-creator", _part("add(number, number)", "1", out="1")),
+    "half of a part": ("hlo-reduce-scatter-creator", _part("abs(number)", "1", out="1")),
     "a part of a sum that is read as a whole, too": (
         "hlo-reduce-scatter-creator",
         _part(_OWN, after="  ROOT t = (f32[2], f32[4]) tuple(r, all)"),
@@ -114,9 +114,9 @@ _COMMUNICATION = {
     "gathers in a fixed order": (
         "hlo-all-gather-combiner",
         _devices(
-            _XY + f"  p = f32[8] all-gather(x), {_GROUPS}, dimensions={{0}}\n"
-            f"  q = f32[8] all-gather(y), {_GROUPS}, dimensions={{0}}, control-predecessors={{p}}\n"
-            "  ROOT r = (f32[8], f32[8]) tuple(p, q)"
+            _XY + f"  e = f32[4] negate(x)\n  p = f32[8] all-gather(x), {_GROUPS}, dimensions={{0}}\n"
+            f"  q = f32[8] all-gather(y), {_GROUPS}, dimensions={{0}}, control-predecessors={{e}}\n"
+            "  ROOT r = (f32[4], f32[8], f32[8]) tuple(e, p, q)"
         ),
     ),
     "a sum and a maximum over devices": (
@@ -166,8 +166,7 @@ def _prefix(lines: str, sort: str = "") -> str:
     return entry(
         "  x = f32[2,64] parameter(0)\n  e = f32[2,64] negate(x)\n  i = s32[2,64] iota(), iota_dimension=1\n"
         f"  s = (f32[2,64], s32[2,64]) sort(x, i), dimensions={{1}}, is_stable=true, to_apply=before{sort}\n"
-        "  v = f32[2,64] get-tuple-element(s), index=0\n"
-        + lines,
+        "  v = f32[2,64] get-tuple-element(s), index=0\n" + lines,
         _SORT,
     )
 
@@ -221,8 +220,7 @@ _FUSIONS = {
     "sorted values that are a result": (
         "hlo-sort-prefix",
         _prefix(
-            "  f = f32[2,8] slice(v), slice={[0:2], [0:8]}\n"
-            f"  k = f32[2,8] custom-call(f, e), {_PRINT}\n"
+            f"  f = f32[2,8] slice(v), slice={{[0:2], [0:8]}}\n  k = f32[2,8] custom-call(f, e), {_PRINT}\n"
         ).replace("  v = f32[2,64] get", "  ROOT v = f32[2,64] get"),
     ),
 }

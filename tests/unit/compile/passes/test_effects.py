@@ -35,6 +35,13 @@ PROGRAMS = {
         "hlo-call-inliner",
         entry("  x = f32[4] parameter(0)\n  ROOT c = f32[4] call(x), to_apply=one", _ALONE),
     ),
+    "beside a fusion": (
+        "hlo-fusion",
+        entry(
+            f"  p = f32[4] parameter(0)\n  e = f32[4] {_CALL}\n  n = f32[4] negate(p)\n"
+            "  ROOT r = f32[4] abs(n)"
+        ),
+    ),
     "a loop that runs once": (
         "hlo-while-simplifier",
         entry(

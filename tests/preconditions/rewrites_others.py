@@ -1,0 +1,301 @@
+"""Passes over communication, layouts, fusions and copies."""
+
+from __future__ import annotations
+
+from tests.preconditions import Precondition
+
+_PASSES = "mpmd/compile/passes"
+_LEFT = "tests/unit/compile/passes/test_left_alone.py::test_a_pass_leaves_it_alone"
+_EFFECTS = "tests/unit/compile/passes/test_effects.py::test_an_effect_is_done_once"
+_COPIES = "tests/unit/compile/passes/test_copies.py::test_results_have_memory_of_their_own"
+_ADDED = "within rounding: the order of a sum over devices is open, in XLA too"
+
+
+def _row(place: str, holds: str, code: str, dropped: str, left: str, exact: str = "exact") -> Precondition:
+    """A precondition that a program shows which the pass must leave alone."""
+    return Precondition(f"{_PASSES}/{place}", holds, code, dropped, f"{_LEFT}[{left}]", exact)
+
+
+def _tested(place: str, holds: str, code: str, dropped: str, test: str, exact: str = "exact") -> Precondition:
+    return Precondition(f"{_PASSES}/{place}", holds, code, dropped, test, exact)
+
+
+_COMMUNICATION = (
+    _row(
+        "collectives/all_reduce_reassociate.py:_join",
+        "both sums are over the same groups",
+        '("replica_groups", "use_global_device_ids", "constrain_layout")',
+        '("use_global_device_ids", "constrain_layout")',
+        "sums over other groups",
+        _ADDED,
+    ),
+    _row(
+        "collectives/all_reduce_reassociate.py:_join",
+        "both reduce by one operation",
+        "{reducer(a.to_apply), reducer(b.to_apply)} != {site.at.opcode}",
+        "reducer(a.to_apply) != site.at.opcode",
+        "a sum of a sum and a maximum",
+        _ADDED,
+    ),
+    _row(
+        "collectives/all_reduce_reassociate.py:_join",
+        "which is the one that joins them",
+        "{reducer(a.to_apply), reducer(b.to_apply)} != {site.at.opcode}",
+        "reducer(a.to_apply) != reducer(b.to_apply)",
+        "a maximum of sums",
+    ),
+    _row(
+        "collectives/all_reduce_reassociate.py:_join",
+        "nothing else reads them: devices would communicate once more",
+        " or {only_user(a), only_user(b)} != {site.at}",
+        "",
+        "a sum over devices that is read twice",
+    ),
+    _row(
+        "collectives/all_reduce_reassociate.py:_join",
+        "no control edge orders them",
+        "a.has_control_edges or b.has_control_edges",
+        "False",
+        "sums over devices in a fixed order",
+    ),
+    _row(
+        "collectives/all_reduce_reassociate.py:_join",
+        "both name a channel, or neither: groups are of partitions or of replicas",
+        " or (a.channel_id is None) != (b.channel_id is None)",
+        "",
+        "sums by a channel and without",
+    ),
+    _row(
+        "collectives/positions.py:per_device",
+        "where the part begins follows from the device alone",
+        " or not is_evaluable(found)",
+        "",
+        "a part that begins at an argument",
+    ),
+    _row(
+        "collectives/positions.py:own_part",
+        "each device takes the part of its position in the group",
+        "dim if fits else None",
+        "dim",
+        "a part of another device",
+    ),
+    _row(
+        "collectives/positions.py:own_part",
+        "the parts are all of the dim",
+        " or size * count != whole.dims[dim]",
+        "",
+        "half of a part",
+    ),
+    _row(
+        "collectives/reduce_scatter_creator.py:_create",
+        "nothing else reads the sum",
+        " or only_user(whole) is not site.at",
+        "",
+        "a part of a sum that is read as a whole, too",
+        _ADDED,
+    ),
+    _row(
+        "collectives/reduce_scatter_creator.py:_create",
+        "no control edge orders it",
+        "whole.has_control_edges",
+        "False",
+        "a part of a sum in a fixed order",
+    ),
+    _row(
+        "collectives/all_reduce_mover.py:_move",
+        "nothing else reads the sum",
+        " or only_user(reduced) is not site.at",
+        "",
+        "a transpose of a sum that is read as it is, too",
+    ),
+    _row(
+        "collectives/all_reduce_mover.py:_move",
+        "no control edge orders it",
+        "reduced.has_control_edges or ",
+        "",
+        "a transpose of a sum in a fixed order",
+    ),
+    _row(
+        "collectives/combining.py:_key",
+        "arrays are of one type",
+        "instruction.operands[0].shape.dtype",
+        "instruction.opcode",
+        "gathers of different types",
+    ),
+    _row(
+        "collectives/combining.py:_key",
+        "groups and dims are the same",
+        "tuple(sorted(attributes.items(), key=lambda item: item[0]))",
+        "len(attributes)",
+        "gathers in different groups",
+    ),
+    _row(
+        "collectives/combining.py:_key",
+        "they reduce by equal computations",
+        "        called,\n",
+        "        len(called),\n",
+        "a sum and a maximum over devices",
+    ),
+    _row(
+        "collectives/combining.py:_first_set",
+        "none needs another: it would wait for itself",
+        "any(reach.connected(candidate, other) for other in chosen)",
+        "False",
+        "gathers of which one needs the other",
+    ),
+    _row(
+        "collectives/combining.py:combine",
+        "no control edge orders them",
+        "not instruction.has_control_edges",
+        "True",
+        "gathers in a fixed order",
+    ),
+)
+_LAID = (
+    _row(
+        "layout/layout_normalization.py:_elementwise",
+        "operands and result lie in one order",
+        "len(layouts) != 1 or ",
+        "",
+        "a sum of arrays in different orders",
+    ),
+    _row(
+        "layout/layout_normalization.py:_elementwise",
+        "they have as many dims: bits of narrower elements are along one more",
+        "len(layouts) != 1 or ranks - {site.shape.rank}",
+        "len(ranks) != 1",
+        "bits along a new dim of an array in another order",
+    ),
+    _row(
+        "layout/layout_normalization.py:_reordered",
+        "what is moved lies in the order of the result",
+        "any(o.shape.layout is not site.shape.layout for o in arrays)",
+        "False",
+        "arrays in different orders, joined",
+    ),
+    _row(
+        "layout/broadcast_canonicalizer.py:_sorted",
+        "dims are not in order",
+        "list(dims) == sorted(dims)",
+        "False",
+        "a broadcast in order",
+    ),
+)
+_FUSED = (
+    _row(
+        "fusion/merging.py:_Merging._refusal",
+        "nothing between two groups needs one and feeds the other",
+        "grouping.would_create_cycle(a, b)",
+        "False",
+        "work of which both need what is between them",
+    ),
+    _row(
+        "fusion/grouping.py:Grouping._following",
+        "control edges order groups, too",
+        "(*self.readers(instruction), *instruction.control_successors)",
+        "tuple(self.readers(instruction))",
+        "work between which an order leads",
+    ),
+    _row(
+        "fusion/grouping.py:is_fusible",
+        "no control edge orders the work",
+        " or instruction.has_control_edges",
+        "",
+        "work whose order is fixed, beside other work",
+    ),
+    _row(
+        "fusion/grouping.py:is_fusible",
+        "arrays have elements: a kernel's loops run once or more",
+        "not any(is_trivial(value) for value in (instruction, *instruction.operands))",
+        "True",
+        "work on arrays without elements",
+    ),
+    _tested(
+        "fusion/outline.py:_remove_unused",
+        "what is removed has no effect",
+        " and not instruction.has_side_effect",
+        "",
+        f"{_EFFECTS}[beside a fusion]",
+    ),
+    _row(
+        "fusion/sort_prefix.py:_taken",
+        "all results are read by slices",
+        ' or any(u.opcode != "slice" for u in users)',
+        "",
+        "sorted values of which all are read",
+    ),
+    _row(
+        "fusion/sort_prefix.py:_taken",
+        "of the first elements",
+        "taken < sort.operands[0].shape.dims[along]",
+        "True",
+        "the last of sorted values",
+    ),
+    _row(
+        "fusion/sort_prefix.py:_taken",
+        "no control edge orders them",
+        "any(i.has_control_edges for i in (sort, *elements, *users))",
+        "False",
+        "the first of values that are sorted in a fixed order",
+    ),
+    _row(
+        "fusion/sort_prefix.py:_taken",
+        "none is a result of the program",
+        "e.is_root or ",
+        "",
+        "sorted values that are a result",
+    ),
+)
+_COPIED = (
+    _tested(
+        "memory/copy_insertion.py:_own_results",
+        "no two results are one value",
+        " or _base(value) in seen",
+        "",
+        f"{_COPIES}[a value twice]",
+    ),
+    _tested(
+        "memory/copy_insertion.py:_own_results",
+        "no result is a parameter or a constant",
+        "(source is not None or _base(value) in seen)",
+        "_base(value) in seen",
+        f"{_COPIES}[a parameter]",
+    ),
+    _tested(
+        "memory/copy_insertion.py:_own_results",
+        "state that stays is at its place",
+        "source.tuple_index == number",
+        "True",
+        f"{_COPIES}[state that changes its place]",
+    ),
+    _tested(
+        "memory/copy_insertion.py:_base",
+        "what a barrier, a reshape or a bitcast passes on is the same memory",
+        '("bitcast", "reshape", "opt-barrier")',
+        '("bitcast", "reshape")',
+        f"{_COPIES}[a parameter behind a barrier]",
+    ),
+    _tested(
+        "memory/copy_insertion.py:_base",
+        "what a loop leaves unchanged is the memory of its initial state",
+        "_is_unchanged(source, value.tuple_index)",
+        "False",
+        f"{_COPIES}[a parameter that a loop leaves unchanged]",
+    ),
+    _tested(
+        "memory/copy_insertion.py:_numbered",
+        "true selects branch 0",
+        "builder.select(predicate, first, second)",
+        "builder.select(predicate, second, first)",
+        "tests/unit/compile/passes/test_copies.py::test_truth_selects_the_first_branch",
+    ),
+)
+
+ROWS = (*_COMMUNICATION, *_LAID, *_FUSED, *_COPIED)
+
+ALWAYS = {
+    f"{_PASSES}/layout/reshape_decomposer.py:_decompose": "a copy to the other order, unless the bytes stay in place",
+    f"{_PASSES}/layout/layout_removal.py:LayoutRemoval": "transposes describe the order that layouts did",
+    f"{_PASSES}/layout/layout_assignment.py:LayoutAssignment": "copies separate orders that differ",
+    f"{_PASSES}/fusion/repeating.py:repeat_cheap_results": "each operation gives one number wherever it is computed",
+}
