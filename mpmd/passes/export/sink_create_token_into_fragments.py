@@ -7,8 +7,6 @@ from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.dropping import drop
 from mpmd.support import diagnostics
 
-TOKEN = "!stablehlo.token"
-
 
 class SinkCreateTokenIntoFragments(FunctionPass):
     """Creates tokens in each fragment that needs them, so that none crosses between fragments.
@@ -46,7 +44,7 @@ class SinkCreateTokenIntoFragments(FunctionPass):
 
 
 def _is_token(value: ir.Value) -> bool:
-    return not isinstance(value.type, ir.MeshTensor) and str(value.type) == TOKEN
+    return not isinstance(value.type, ir.MeshTensor) and str(value.type) == ir.TOKEN
 
 
 def _notice_lost_order(fragment: ir.Fragment, token: ir.Value) -> None:

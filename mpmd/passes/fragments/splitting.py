@@ -19,7 +19,7 @@ def split(
     and all attributes but those with one entry per operand or result.
     """
     rest = [i for i in range(len(fragment.results)) if i not in set(first_results)]
-    effects = [op for op in ir.ops(fragment.body) if op not in in_first and not ir.is_pure(op)]
+    effects = [op for op in ir.ops(fragment.body) if op not in in_first and not ir.is_side_effect_free(op)]
     wanted = [v for op in effects for v in ir.read_by(op)] + [fragment.returned[i] for i in rest]
     residuals, reached = _going_up(wanted, in_first)
     in_second = reached | set(effects)

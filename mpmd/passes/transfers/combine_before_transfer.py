@@ -18,7 +18,7 @@ class CombineBeforeTransfer(FunctionPass):
     produced.  The pass moves unnamed fragments whose operands are transfers from one mesh, used by nothing
     else, if fewer values and no more bytes are sent then.
 
-    Requires: no shardings in types; meshes with equal axes.
+    Requires: no shardings in types; meshes with equal axes.  A fragment with effects stays on its mesh.
     Ensures: the number of transfers does not grow.  Cost: linear.
     Source: ours.
     """
@@ -26,7 +26,8 @@ class CombineBeforeTransfer(FunctionPass):
     def rewrite_function(self, f: ir.Func) -> None:
         """First fragment first: the transfer of a sum may be an operand of the next."""
         for fragment in ir.ops(f, ir.Fragment):
-            if not fragment.is_user and (source := _better_mesh(fragment, f.topology)):
+            is_free = not fragment.is_user and ir.is_movable(fragment)
+            if is_free and (source := _better_mesh(fragment, f.topology)):
                 _move(fragment, source)
 
 
