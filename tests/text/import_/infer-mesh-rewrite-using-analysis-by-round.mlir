@@ -21,8 +21,12 @@
 // CHECK-NEXT:      stablehlo.add
 // CHECK-NEXT:      mpmd.return
 // CHECK:         %[[C:.*]] = mpmd.call @body(%[[P]]#0, %[[Q]]) {call_counter = 0 : ui32}
+// CHECK-NEXT:    %[[CU:.*]] = mpmd.unassign %[[C]]
+// CHECK-NEXT:    %[[CA:.*]] = mpmd.assign %[[CU]]
 // CHECK-NEXT:    %[[D:.*]] = mpmd.call @body(%[[P]]#1, %[[Q]]) {call_counter = 1 : ui32}
-// CHECK-NEXT:    %[[R:.*]] = mpmd.fragment<mesh="m1", origin=[]> (%[[W]], %[[C]], %[[D]]) {{.*}} (%[[Y:.*]]: tensor<4xf32>, %[[Z:.*]]: tensor<4xf32>, %[[V:.*]]: tensor<4xf32>) {
+// CHECK-NEXT:    %[[DU:.*]] = mpmd.unassign %[[D]]
+// CHECK-NEXT:    %[[DA:.*]] = mpmd.assign %[[DU]]
+// CHECK-NEXT:    %[[R:.*]] = mpmd.fragment<mesh="m1", origin=[]> (%[[W]], %[[CA]], %[[DA]]) {{.*}} (%[[Y:.*]]: tensor<4xf32>, %[[Z:.*]]: tensor<4xf32>, %[[V:.*]]: tensor<4xf32>) {
 // CHECK-NEXT:      %[[L:.*]] = stablehlo.constant
 // CHECK-NEXT:      %[[M:.*]] = stablehlo.multiply %[[Y]], %[[Y]]
 // CHECK-NEXT:      %[[O:.*]] = stablehlo.add %[[Z]], %[[V]]
@@ -69,8 +73,12 @@ func.func private @body(%x: tensor<4xf32>, %y: tensor<4xf32>)
 
 // CHECK-LABEL: func.func public @moved
 // CHECK:         %[[C0:.*]] = mpmd.call {{.*}} {call_counter = 0 : ui32}
+// CHECK-NEXT:    %[[U0:.*]] = mpmd.unassign %[[C0]]
+// CHECK-NEXT:    %[[A0:.*]] = mpmd.assign %[[U0]]
 // CHECK:         %[[C2:.*]] = mpmd.call {{.*}} {call_counter = 2 : ui32}
-// CHECK:         %[[G:.*]]:2 = mpmd.fragment<mesh="m1", origin=[]> (%[[C0]], %[[C2]])
+// CHECK-NEXT:    %[[U2:.*]] = mpmd.unassign %[[C2]]
+// CHECK-NEXT:    %[[A2:.*]] = mpmd.assign %[[U2]]
+// CHECK:         %[[G:.*]]:2 = mpmd.fragment<mesh="m1", origin=[]> (%[[A0]], %[[A2]])
 // CHECK-NEXT:      negate
 // CHECK-NEXT:      tanh
 // CHECK:         %[[C1:.*]] = mpmd.call @body(%[[G]]#0) {call_counter = 1 : ui32}

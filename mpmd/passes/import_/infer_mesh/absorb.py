@@ -102,10 +102,6 @@ class Absorber:
         """Records that something will read an assign: what it assigns needs a fragment of its own."""
         self._kept.add(a)
 
-    def provide(self, a: ir.Assign, there: ir.Value, where: ir.InsertionPoint) -> None:
-        """Gives an assign its value, which is on a mesh: in fragments that grow, too."""
-        ir.set_operand(a, 0, assigning.unassign(there, where, location=a.location))
-
     def assigns(self, op: ir.Op | ir.Value) -> list[ir.Assign]:
         """The assigns of a value, or of the results of an op, that are still needed."""
         return [user for user in ir.users(op) if isinstance(user, ir.Assign) and user not in self._dead]
