@@ -52,7 +52,7 @@ def is_side_effect_free(op: Op) -> bool:
 
 
 def is_duplicable(op: Op) -> bool:
-    """Whether the op, and all in it, may be done twice: nobody notices, and the results are the same.
+    """Whether the op, and all in it, may be done twice: unnoticed, and with the same results.
 
     So are those of `rng_bit_generator`, which computes them from its key; those of `rng` are not.
     """
