@@ -27,7 +27,7 @@ from mpmd.ir.edit import (
     reorder, replace, replace_uses, replace_uses_in, return_types_changed, set_operand, set_type, take_bodies,
 )
 from mpmd.ir.effects import (
-    EFFECT_MARKS, TOKEN, effect_marks, is_duplicable, is_movable, is_ordered, is_side_effect_free,
+    EFFECT_MARKS, effect_marks, is_duplicable, is_movable, is_ordered, is_side_effect_free, is_token,
     is_trivially_dead,
 )
 from mpmd.ir.kept import free_erased

@@ -29,7 +29,7 @@ DUPLICABLE = "mpmd.duplicable"
 """Marks a call whose callee has side effects and may be done twice nevertheless."""
 EFFECT_MARKS = (PURE, DUPLICABLE)
 _TENSORS = (ir.RankedTensorType, MeshTensor)
-TOKEN = "!stablehlo.token"
+_TOKEN = "!stablehlo.token"
 
 # MLIR's interfaces are not in the bindings; these are the ops of a traced JAX program that lack them.
 _ONCE = frozenset([
@@ -76,8 +76,12 @@ def is_movable(op: Op) -> bool:
 
 def is_ordered(op: Op) -> bool:
     """Whether the op takes or gives a token: what does must stay between the same two others."""
-    values = (*op.operands, *op.results)
-    return any(str(v.type) == TOKEN for v in values if not isinstance(v.type, _TENSORS))
+    return any(map(is_token, (*op.operands, *op.results)))
+
+
+def is_token(value: ir.Value) -> bool:
+    """Whether a value is no data, but the order of the ops that pass it on."""
+    return not isinstance(value.type, _TENSORS) and str(value.type) == _TOKEN
 
 
 def effect_marks(op: Op) -> dict[str, ir.Attribute]:

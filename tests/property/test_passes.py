@@ -79,7 +79,7 @@ _EXERCISED = """
     pipeline-scheduler remat-fragment remove-transfer-cycles rule-based-merge rule-based-schedule
     simplify-named-computations simplify-stablehlo sink-negligible-ops-into-call-op
     split-and-prioritize-transfer-independent-computations split-bwd-fragments
-    scale-smaller-factor swap-transposed-dots uniquify-carried-values uniquify-function-inputs-outputs
+    swap-transposed-dots uniquify-carried-values uniquify-function-inputs-outputs
     unroll-for-loops
 """
 EXERCISED = frozenset("mpmd-" + name for name in _EXERCISED.split()) | MOMENTS.keys() | FINISHES.keys()

@@ -39,7 +39,7 @@ def _better_mesh(fragment: ir.Fragment, topology: ir.TopologyAttr) -> str | None
     if any(user != fragment for op in transfers for user in ir.users(op)):
         return None
     sources = {op.tensor.type.mesh for op in transfers}
-    kinds = [v.type for op in transfers for v in (op.tensor, op.result)]
+    kinds = [v.type for op in transfers for v in (op.tensor, op.result)] + [r.type for r in fragment.results]
     if len(sources) != 1 or any(kind.on_host or kind.sharding is not None for kind in kinds):
         return None
     mesh = topology[fragment.mesh]
