@@ -56,7 +56,7 @@ def is_duplicable(op: Op) -> bool:
 
     So are those of `rng_bit_generator`, which computes them from its key; those of `rng` are not.
     """
-    return _holds(op, lambda o: o.name not in _ONCE and (_computes_only(o) or _is_kept(o)), PURE, DUPLICABLE)
+    return _holds(op, lambda o: _computes_only(o) or _is_kept(o), PURE, DUPLICABLE)
 
 
 def is_trivially_dead(op: Op) -> bool:
