@@ -124,6 +124,7 @@ def test_a_value_drawn_between_stages_is_that_of_its_microbatch_in_the_backward_
     assert float(value) == float(gradient) == (1.0 + 4.0) / 2
 
 
+@pytest.mark.fast_cases("True")
 @pytest.mark.parametrize("merge", [False, True])
 def test_a_fragment_with_effects_is_not_computed_again_for_its_backward(merge):
     draw = Counter()
@@ -167,7 +168,7 @@ STAGES = {
 }
 
 
-@pytest.mark.fast_cases("by_parameters", "split")
+@pytest.mark.fast_cases("by_parameters")
 @pytest.mark.parametrize("stages", STAGES)
 def test_effects_in_stages_from_outside_happen_once_for_every_microbatch(stages):
     seen = []
@@ -262,6 +263,7 @@ def test_effects_of_python_happen_once_while_the_step_is_traced():
     assert len(traced) == 1
 
 
+@pytest.mark.slow
 def test_a_key_that_all_microbatches_close_over_is_the_same_in_each():
     key = jax.random.key(3)
 

@@ -76,6 +76,9 @@ def flattened(module: mlir.Module, effects: Effects | None = None) -> mlir.Modul
         if op.operation.name in _SAME:  # in the branch of a conditional, or in a loop
             ir.replace(op, list(op.operands))
             continue
+        if isinstance(op, ir.NamedComputation):
+            ir.replace(op, ir.move_body(op, list(op.operands), op))
+            continue
         ir.put(op, "sdy.sharding", None)
         if op.operation.name == "stablehlo.scatter":
             _copy_inputs(op)

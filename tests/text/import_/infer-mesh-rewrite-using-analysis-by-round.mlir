@@ -122,7 +122,7 @@ func.func private @body(%x: tensor<4xf32>)
 // CHECK-LABEL: func.func public @effects
 // CHECK-COUNT-1: custom_call @draw
 // CHECK-NOT:     custom_call
-// CHECK:         return
+// CHECK:         func.func private @both
 func.func public @effects(%a: tensor<4xf32>) -> (!m1, !m1) attributes {topology = #topology} {
   %0 = stablehlo.custom_call @draw(%a) {has_side_effect = true} : (tensor<4xf32>) -> tensor<4xf32>
   %1 = mpmd.call @both(%0) {call_counter = 0 : ui32} : (tensor<4xf32>) -> tensor<4xf32>
