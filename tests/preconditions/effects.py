@@ -128,7 +128,8 @@ ROWS: tuple[Precondition, ...] = (
         "A negligible op may be done twice.",
         " and ir.is_duplicable(op)",
         "",
-        f"{_TEXT}[import_/insert-nameless-clone-of-negligible-ops-0]",
+        "tests/property/test_directed_effects.py"
+        "::test_effects_and_values[mpmd-insert-nameless-clone-of-negligible-ops]",
     ),
     Precondition(
         _PASSES + "import_/introduce_transfers.py:_push_unassigns_in",
@@ -148,7 +149,7 @@ ROWS: tuple[Precondition, ...] = (
         _PASSES + "import_/fold_constant_branches.py:_branch",
         "An index out of range takes the last branch.",
         "index if 0 <= index < count else count - 1",
-        "index % count",
+        "min(max(index, 0), count - 1)",
         f"{_TEXT}[import_/fold-constant-branches-0]",
     ),
     Precondition(
@@ -170,15 +171,8 @@ ROWS: tuple[Precondition, ...] = (
         "The argument is read by its sum alone, and is one term of it.",
         " and len(ir.users(v)) == 1",
         "",
-        "tests/property/test_passes.py::test_a_pass_keeps_the_numbers[mpmd-split-accumulators-by-mesh]",
+        f"{_TEXT}[calls/split-accumulators-by-mesh-0]",
         _SUMS,
-    ),
-    Precondition(
-        _CALLS + "split_accumulators_by_mesh.py:terms_of",
-        "An inner sum has no other use.",
-        " or len(ir.users(value)) > 1",
-        "",
-        "tests/property/test_directed_effects.py::test_effects_and_values[mpmd-split-accumulators-by-mesh]",
     ),
     Precondition(
         _CALLS + "split_accumulators_by_mesh.py:_split_calls",
@@ -318,6 +312,24 @@ ROWS: tuple[Precondition, ...] = (
 )
 
 ALWAYS: dict[str, str] = {
+    _CALLS + "signatures.py:drop_from_call": "the call is replaced by one with fewer operands and results",
+    _PASSES + "fragments/bodies.py:outline": "the terminator is replaced",
+    _PASSES + "fragments/dropping.py:drop": "the fragment is replaced; the caller chooses what nothing uses",
+    _PASSES + "fragments/dead_ops.py:erase_dead_ops": "each op is asked about",
+    _PASSES + "import_/simplify_named_computations.py:SimplifyNamedComputations.rewrite_function": (
+        "each op is asked about"
+    ),
+    _PASSES + "import_/assigning.py:wrap": "one copy; the caller says for which users, and erases the op",
+    _PASSES + "import_/assigning.py:remove_dead_ops": "each op is asked about",
+    _PASSES
+    + "import_/generate_sdy_meshes_from_topology.py:_exchange": "only meshes that nothing names any more",
+    _PASSES + "import_/inline_nested_user_exposed_ops.py:InlineNestedUserExposedOps.rewrite_function": (
+        "the ops of a name take its place"
+    ),
+    _INFER + "convert_reduce_ops.py:_convert": (
+        "a sum that is part of another one goes if nothing else reads it; it has no effects"
+    ),
+    _INFER + "loops.py:LoopAssignment._rebuild": "the loop is replaced",
     _CALLS + "inlining.py:inline_call": "the call is replaced by one copy of the body, and is erased",
     _CALLS + "unroll_for_loops.py:_unroll": "each iteration is one copy, and the loop is erased",
     _CALLS + "mirror_stages.py:MirrorStages._copy": "each call calls one of the two copies",

@@ -58,13 +58,6 @@ ROWS: tuple[Precondition, ...] = (
         "tests/property/test_directed_effects.py::test_effects_and_values[mpmd-split-bwd-fragments]",
     ),
     Precondition(
-        _PASSES + "split/split_bwd_fragments.py:SplitBwdFragments.rewrite_function",
-        "Some results are waited for, and some are not.",
-        "if not 0 < len(sent) < len(fragment.results):",
-        "if not sent:",
-        f"{_TEXT}[split/split-bwd-fragments-0]",
-    ),
-    Precondition(
         _FRAGMENTS + "simplifying.py:simplify",
         "A result that is an argument has its type: the same sharding and memory.",
         " and outside[value].type == result.type",
@@ -162,7 +155,7 @@ ROWS: tuple[Precondition, ...] = (
         "A broadcast that is a reshape keeps the order of dims.",
         "dims == sorted(dims) and ",
         "",
-        "tests/property/test_simplify_stablehlo.py",
+        "tests/property/test_simplify_stablehlo.py::test_same_values_and_no_larger",
     ),
     Precondition(
         _SIMPLIFY + "slices.py:static_slice",
@@ -198,7 +191,7 @@ ROWS: tuple[Precondition, ...] = (
         "The range is in one operand of the concatenate.",
         " or taken.last(dim) >= offsets[index + 1]",
         "",
-        "tests/property/test_simplify_stablehlo.py",
+        "tests/property/test_simplify_stablehlo.py::test_same_values_and_no_larger",
     ),
     Precondition(
         _SIMPLIFY + "slices.py:concatenate_updates",
@@ -371,6 +364,11 @@ ROWS: tuple[Precondition, ...] = (
 )
 
 ALWAYS: dict[str, str] = {
+    _PASSES + "propagation/convert_sdy_constants.py:_complex_constant": "a constant is replaced",
+    _PASSES + "propagation/fit_shardings_to_meshes.py": "only meshes that nothing names any more",
+    _PASSES + "propagation/propagate_shardings.py": (
+        "a function is propagated as a copy, from which shardings alone are taken"
+    ),
     _CLEANUP
     + "fragment_dce.py:remove_dead_code": "unused results go; ops go as dead ops, which ask by themselves",
     _TRANSFERS + "move_transfers_to_producer.py:MoveTransfersToProducer.rewrite_function": (

@@ -144,11 +144,12 @@ class _Copier:
         """Counts an effect; its results."""
         self.effects[mlir.StringAttr(op.attributes["call_target_name"]).value] += 1
         made = []
-        for result, value in zip(op.results, inputs):
+        for i, result in enumerate(op.results):
             kind = _plain(result.type)
             number = {"value": mlir.Attribute.parse(f"dense<1000> : {kind}", ir.context())}
             more = ir.create("stablehlo.constant", [], [kind], self.where, number).result
-            made.append(ir.create("stablehlo.add", [value, more], [kind], self.where).result)
+            given = inputs[i] if i < len(inputs) else more
+            made.append(ir.create("stablehlo.add", [given, more], [kind], self.where).result)
         return made
 
     def loop(self, op: ir.For, carried: list[Any]) -> list[Any]:

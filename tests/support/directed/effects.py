@@ -82,8 +82,7 @@ def constants_of_calls(m: Traced) -> None:
     name = _fresh(m)
     m.callee(name, 3, m.ops("add", "multiply"))
     c = m.line(f"stablehlo.constant dense<5> : {VECTOR}")
-    x = m.value()
-    e = m.line(f"stablehlo.custom_call @effect{m.w.count}({x.name}) {EFFECT} : ({VECTOR}) -> {VECTOR}")
+    e = m.line(f"stablehlo.custom_call @effect{m.w.count}() {EFFECT} : () -> {VECTOR}")
     for i in range(2):
         m.results.append(m.call(name, [m.value(), e, c], f"{{call_counter = {i} : ui32}} "))
 
@@ -127,7 +126,7 @@ def constants_of_names(m: Traced) -> None:
         c, e = m.w.new(VECTOR).name, m.w.new(VECTOR).name
         return [
             f"{c} = stablehlo.constant dense<7> : {VECTOR}",
-            f"{e} = stablehlo.custom_call @effect{m.w.count}({args[0]}) {EFFECT} : ({VECTOR}) -> {VECTOR}",
+            f"{e} = stablehlo.custom_call @effect{m.w.count}() {EFFECT} : () -> {VECTOR}",
             f"{c}, {e}",
         ]
 

@@ -91,3 +91,29 @@ func.func private @adds(%acc: tensor<4xf32>, %x: tensor<4xf32>) -> tensor<4xf32>
   %sum = stablehlo.add %acc, %g : tensor<4xf32>
   return %sum : tensor<4xf32>
 }
+
+// -----
+
+// A total that the microbatch reads, too, goes on from call to call.
+
+// CHECK-LABEL: func.func public @read
+// CHECK-NEXT:    %[[A:.*]]:2 = mpmd.call @reads(%arg0, %arg1) {call_counter = 0 : ui32}
+// CHECK-NEXT:    %[[B:.*]]:2 = mpmd.call @reads_mirror(%[[A]]#0, %arg1) {call_counter = 1 : ui32}
+// CHECK-NEXT:    return %[[B]]#0, %[[B]]#1
+func.func public @read(%acc: tensor<4xf32>, %x: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>)
+    attributes {topology = #mpmd.topology<<"m1" : <["x"=1]>>>} {
+  %0:2 = mpmd.call @reads(%acc, %x) {call_counter = 0 : ui32} : (tensor<4xf32>, tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>)
+  %1:2 = mpmd.call @reads(%0#0, %x) {call_counter = 1 : ui32} : (tensor<4xf32>, tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>)
+  return %1#0, %1#1 : tensor<4xf32>, tensor<4xf32>
+}
+
+func.func private @reads(%acc: tensor<4xf32>, %x: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>)
+    attributes {topology = #mpmd.topology<<"m1" : <["x"=1]>>>} {
+  %g = mpmd.named_computation<"f"> (%x) (%arg: tensor<4xf32>) {
+    %r = stablehlo.tanh %arg : tensor<4xf32>
+    mpmd.return %r : tensor<4xf32>
+  } : (tensor<4xf32>) -> tensor<4xf32>
+  %sum = stablehlo.add %acc, %g : tensor<4xf32>
+  %half = stablehlo.tanh %acc : tensor<4xf32>
+  return %sum, %half : tensor<4xf32>, tensor<4xf32>
+}

@@ -98,3 +98,30 @@ func.func private @both(%u: tensor<4xf32>, %v: tensor<4xf32>, %x: !m1, %y: !m2, 
   %e = stablehlo.add %v, %d : tensor<4xf32>
   return %c, %e : tensor<4xf32>, tensor<4xf32>
 }
+
+// -----
+
+// A total that the microbatch reads, too, must be whole there.
+
+!m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+!m2 = !mpmd.mesh_tensor<"m2", tensor<4xf32>>
+
+// CHECK-LABEL: func.func public @read
+// CHECK-NEXT:    %[[A:.*]]:2 = mpmd.call @reads(%arg0, %arg1, %arg2) {call_counter = 0 : ui32}
+// CHECK-NEXT:    %[[B:.*]]:2 = mpmd.call @reads(%[[A]]#0, %arg1, %arg2) {call_counter = 1 : ui32}
+// CHECK-NEXT:    return %[[B]]#0, %[[B]]#1
+func.func public @read(%acc: tensor<4xf32>, %x: !m1, %y: !m2) -> (tensor<4xf32>, tensor<4xf32>)
+    attributes {topology = #mpmd.topology<<"m1" : <["x"=1]>>, <"m2" : <["x"=1]>>>} {
+  %0:2 = mpmd.call @reads(%acc, %x, %y) {call_counter = 0 : ui32} : (tensor<4xf32>, !m1, !m2) -> (tensor<4xf32>, tensor<4xf32>)
+  %1:2 = mpmd.call @reads(%0#0, %x, %y) {call_counter = 1 : ui32} : (tensor<4xf32>, !m1, !m2) -> (tensor<4xf32>, tensor<4xf32>)
+  return %1#0, %1#1 : tensor<4xf32>, tensor<4xf32>
+}
+func.func private @reads(%acc: tensor<4xf32>, %x: !m1, %y: !m2) -> (tensor<4xf32>, tensor<4xf32>)
+    attributes {topology = #mpmd.topology<<"m1" : <["x"=1]>>, <"m2" : <["x"=1]>>>} {
+  %g1 = mpmd.unassign %x : (!m1) -> tensor<4xf32>
+  %g2 = mpmd.unassign %y : (!m2) -> tensor<4xf32>
+  %g = stablehlo.add %g1, %g2 : tensor<4xf32>
+  %sum = stablehlo.add %acc, %g : tensor<4xf32>
+  %half = stablehlo.tanh %acc : tensor<4xf32>
+  return %sum, %half : tensor<4xf32>, tensor<4xf32>
+}

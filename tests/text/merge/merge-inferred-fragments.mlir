@@ -237,7 +237,7 @@ func.func public @main(%a: !m1) -> (!m1, !m1) attributes {topology = #topology} 
 
 // CHECK-LABEL: func.func public @effects
 // CHECK:       custom_call @show
-// CHECK:       return
+// CHECK:       {{^ *return}}
 func.func public @effects(%a: !m1) -> !m1 attributes {topology = #mpmd.topology<<"m1" : <["x"=2]>>>} {
   %0 = mpmd.fragment<mesh="m1", origin=[]> (%a) {mpmd.inferred_by = ["w"]} (%p: tensor<4xf32>) {
     stablehlo.custom_call @show(%p) {has_side_effect = true} : (tensor<4xf32>) -> ()

@@ -187,7 +187,7 @@ func.func public @main(%w: !m2, %g: !m2) -> (!m2, !m1, !m2, !m2) attributes {top
 
 // CHECK-LABEL: func.func public @ordered
 // CHECK-NOT:   split_keep_transferred
-// CHECK:       return
+// CHECK:       {{^ *return}}
 func.func public @ordered(%a: !m1) -> (!m1, !m2) attributes {topology = #mpmd.topology<<"m1" : <["x"=1]>>, <"m2" : <["x"=1]>>>} {
   %f:2 = mpmd.fragment<mesh="m1", origin=["f"(1)]> (%a) (%p: tensor<4xf32>) {
     %t = stablehlo.create_token : !stablehlo.token
