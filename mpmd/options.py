@@ -62,7 +62,6 @@ class PipelineOptions:
         recompute_cheap_residuals: let backward fragments recompute residuals where that costs less than
             keeping them.
         swap_transposed_dots: compute a transposed matrix product with its factors swapped.
-        scale_smaller_factor: scale the smaller factor of a matrix product, or its result, not the larger.
         task_orders: for each mesh its tasks in order, `"m1:0F0,0F1,0B0;m2:1F0,1B0"`; replaces
             `pipeline_schedule`.
         fail_on_impossible_order: an order of tasks that the data flow forbids is an error; otherwise tasks
@@ -131,7 +130,6 @@ class PipelineOptions:
     split_accumulators: bool = True
     recompute_cheap_residuals: bool = True
     swap_transposed_dots: bool = True
-    scale_smaller_factor: bool = True
     task_orders: str = ""
     fail_on_impossible_order: bool = False
     pass_options: tuple[str, ...] = ()
@@ -239,7 +237,6 @@ DIALECT_DEFAULTS = PipelineOptions(
     recompute_cheap_residuals=False,
     fail_on_impossible_order=True,
     swap_transposed_dots=False,
-    scale_smaller_factor=False,
 )
 """The defaults of `mpmd-opt`: the passes that the dialect's own test files expect."""
 

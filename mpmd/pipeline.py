@@ -149,11 +149,6 @@ def import_pipeline(o: PipelineOptions) -> list[Step]:
         ),
         _step("mpmd-fragment-dedup", "merging passes values twice"),
         _step("mpmd-fragment-dce", "drops what dedup left unused"),
-        _step(
-            "mpmd-scale-smaller-factor",
-            "after recomputing: residuals are then read by the product alone",
-            when=o.scale_smaller_factor and not _stitches(o),
-        ),
         _step("mpmd-remove-transfer-cycles", "before inlining: once per callee, not per microbatch"),
         _step(
             "mpmd-call-inline",

@@ -26,6 +26,10 @@ from mpmd.ir.edit import (
     erase_args, make_fragment, make_transfer, move_after, move_before, move_body, move_to_start, rebuild,
     reorder, replace, replace_uses, replace_uses_in, return_types_changed, set_operand, set_type, take_bodies,
 )
+from mpmd.ir.effects import (
+    EFFECT_MARKS, effect_marks, is_duplicable, is_movable, is_ordered, is_side_effect_free, is_token,
+    is_trivially_dead,
+)
 from mpmd.ir.kept import free_erased
 from mpmd.ir.mlir_passes import mlir_problem, run_mlir, run_mlir_alone
 from mpmd.ir.ops import (
@@ -33,7 +37,7 @@ from mpmd.ir.ops import (
     Reduce, Return, Transfer, Unassign, attribute_dicts, entries_of, i64, put, put_attribute_dicts,
 )
 from mpmd.ir.query import (
-    PURE, arg_index, fragments, funcs, is_constant, is_pure, is_unused, module_of, ops, producer,
+    arg_index, fragments, funcs, is_constant, is_unused, module_of, ops, producer,
     read_by, result_index, comes_before, symbol_table, users, uses, walk,
 )
 from mpmd.ir.reading import name_of, parse

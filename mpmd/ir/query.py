@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,10 +9,8 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.ir import OpView as Op
 from jax.extend.mlir.ir import Value
 
-from mpmd.ir.context import context
 from mpmd.ir.ops import Fragment, Func
 
-PURE = "mpmd.pure"  # marks calls whose callee only computes
 CONSTANTS = ("stablehlo.constant", "sdy.constant")
 
 
@@ -122,33 +119,6 @@ def arg_index(v: Value) -> int:
 def is_constant(op: Op | None) -> bool:
     """Whether it is a constant op."""
     return op is not None and op.operation.name in CONSTANTS
-
-
-# MLIR's isPure is not in the bindings; these are the ops of a traced JAX program with effects.
-_EFFECTS = frozenset([
-    "mpmd.call", "mpmd.fragment_call", "sdy.sharding_group", "stablehlo.infeed",
-    "stablehlo.outfeed", "stablehlo.send", "stablehlo.recv", "stablehlo.rng", "stablehlo.all_reduce",
-    "stablehlo.all_gather", "stablehlo.all_to_all", "stablehlo.reduce_scatter",
-    "stablehlo.collective_permute", "stablehlo.collective_broadcast",
-])  # fmt: skip
-
-
-def is_pure(op: Op) -> bool:
-    """Whether the op, and all in it, only computes its results; False for an op that MLIR does not know."""
-    operation = op.operation
-    if operation.name == "func.call":
-        return PURE in operation.attributes
-    if operation.name == "stablehlo.custom_call":
-        effect = operation.attributes.get("has_side_effect")
-        return effect is None or not ir.BoolAttr(effect).value
-    inside = (inner for region in operation.regions for block in region for inner in block.operations)
-    is_known = operation.name not in _EFFECTS and _is_known(operation.name)
-    return is_known and all(map(is_pure, inside))
-
-
-@functools.cache
-def _is_known(name: str) -> bool:
-    return bool(context().is_registered_operation(name))
 
 
 def read_by(op: Op) -> list[Value]:

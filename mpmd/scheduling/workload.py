@@ -86,7 +86,7 @@ class Workload:
 def unit_workload(
     shape: PipelineShape, splits: bool, mirror: Placement | None = None, split_turns: bool = False
 ) -> Workload:
-    """Every chain takes one second per step, whole backwards two, and holds one unit.
+    """Every chain takes one second per step, whole backwards two; sizes count stages.
 
     Args:
         shape: the pipeline; with a mirror, the second half of the microbatches uses the mirror's placement.
@@ -96,9 +96,7 @@ def unit_workload(
     """
     chains = _chains(shape, mirror, _visits_with_split_turns if split_turns else visits)
     seconds = ((1.0, 1.0, 1.0) if splits else (1.0, 2.0, 0.0),) * len(chains)
-    return Workload(
-        shape.num_meshes, chains, splits, seconds, ((0.0, 0.0),) * len(chains), (1,) * len(chains)
-    )
+    return Workload(shape.num_meshes, chains, splits, seconds, ((0.0, 0.0),) * len(chains), _sizes(chains))
 
 
 def costed_workload(
@@ -134,8 +132,17 @@ def costed_workload(
         seconds.append((forward, backward, weights))
         ahead = _delay(chains, chain.previous, chain, costs, transfer, forward=True)
         delays.append((ahead, _delay(chains, chain.following, chain, costs, transfer, forward=False)))
-    sizes = tuple(len(chain.stages) for chain in chains)
-    return Workload(shape.num_meshes, chains, splits, tuple(seconds), tuple(delays), sizes)
+    return Workload(shape.num_meshes, chains, splits, tuple(seconds), tuple(delays), _sizes(chains))
+
+
+def limits(shape: PipelineShape, microbatches: float) -> list[int]:
+    """Per mesh, the memory of its stages for some microbatches, at least one, in the unit of `sizes`."""
+    counts = (shape.placement.count(mesh) for mesh in range(shape.num_meshes))
+    return [max(int(microbatches * count), count) for count in counts]
+
+
+def _sizes(chains: Sequence[StageChain]) -> tuple[int, ...]:
+    return tuple(len(chain.stages) for chain in chains)
 
 
 def _delay(

@@ -173,7 +173,7 @@ class Expansion:
         copy.body.append_to(op.regions[0])
         ir.replace(call, list(op.results))
         copy.operation.erase()
-        if not op.results and ir.is_pure(op):
+        if not op.results and ir.is_side_effect_free(op):
             ir.erase(op)  # code that JAX hoists out of a loop may be empty
 
     def make_call(self, call: ir.FuncCall, count: int, counter: int | None) -> None:

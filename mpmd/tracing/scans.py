@@ -142,7 +142,7 @@ def _steps_by_one(body: ir.Block, counter: int) -> bool:
 
 def _erase_unused(body: ir.Block) -> None:
     for op in reversed(ir.ops(body)):
-        if ir.is_unused(op) and ir.is_pure(op):
+        if ir.is_trivially_dead(op):
             ir.erase(op)
 
 

@@ -105,7 +105,6 @@ def test_defect_2_an_order_that_no_schedule_has_is_obeyed():
         ("split_accumulators", {}),
         ("recompute_cheap_residuals", {}),
         ("swap_transposed_dots", {}),
-        ("scale_smaller_factor", {"backend": "xla"}),  # native code scales within a kernel
         ("heterogeneous_meshes", {}),
     ],
 )

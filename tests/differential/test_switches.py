@@ -45,7 +45,7 @@ SWITCHES = {
         "absorb_inferred_fragments_on_entry_point_function", "carry_sums", "copy_constants",
         "fragment_remat", "heterogeneous_meshes", "infer_cross_mesh_reductions", "keep_microbatches_equal",
         "merge_after_scheduling", "merge_forward_with_backward", "merge_remat_fragments",
-        "merge_transfers", "recompute_cheap_residuals", "scale_smaller_factor", "split_accumulators",
+        "merge_transfers", "recompute_cheap_residuals", "split_accumulators",
         "split_bwd_fragments", "swap_transposed_dots", "verify_schedule_units",
     )
 } | {"max_clones": (1, 3), "attention_stitching": ("auto", "off")}  # fmt: skip

@@ -152,10 +152,10 @@ def _sharding(rng: random.Random) -> str:
     return f"<@mesh, [{first}, {second}]>"
 
 
-def sharded_by_hand(seed: int) -> str:
-    """Fragments and transfers with shardings over parts of axes, sums left open, and meshes that differ."""
+def sharded_by_hand(seed: int, others: tuple[str, ...] = ("m2", "m3")) -> str:
+    """Fragments and transfers with shardings over parts of axes, and sums left open; meshes may differ."""
     rng = random.Random(seed)
-    meshes = ("m1", rng.choice(("m2", "m3")))
+    meshes = ("m1", rng.choice(others))
     topology = ", ".join(
         f'<"{m}" : <[{", ".join(f"{chr(34)}{a}{chr(34)}={n}" for a, n in _AXES[m].items())}]>>'
         for m in meshes

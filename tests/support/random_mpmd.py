@@ -17,8 +17,11 @@ def _topology(meshes: Sequence[str]) -> str:
     return f"topology = #mpmd.topology<{entries}>"
 
 
-def imported(seed: int, calls: bool = False, shardings: bool = False) -> str:
-    """A module whose entry point has fragments and transfers on several meshes; with `calls`, a callee."""
+def imported(seed: int, calls: bool = False, shardings: bool = False, effects: bool = False) -> str:
+    """A module whose entry point has fragments and transfers on several meshes; with `calls`, a callee.
+
+    With `effects` some ops have effects, each another one.
+    """
     rng = random.Random(seed)
     meshes = [f"m{i + 1}" for i in range(rng.randint(2, 4))]
     if rng.random() < 0.4:
@@ -27,8 +30,12 @@ def imported(seed: int, calls: bool = False, shardings: bool = False) -> str:
     parts = ['sdy.mesh @mesh = <["x"=2]>'] if shardings else []
     callee = None
     if calls:
-        callee = _Imported(rng, meshes).function("body", "private", topology, rng.randint(2, 6), None, False)
-    main = _Imported(rng, meshes).function("main", "public", topology, rng.randint(4, 12), callee, shardings)
+        callee = _Imported(rng, meshes, effects).function(
+            "body", "private", topology, rng.randint(2, 6), None, False
+        )
+    main = _Imported(rng, meshes, effects).function(
+        "main", "public", topology, rng.randint(4, 12), callee, shardings
+    )
     parts += [main.text] + ([callee.text] if callee else [])
     return "\n".join(parts)
 
@@ -46,8 +53,8 @@ class RandomFunction:
 class _Imported:
     """Writes a function of fragments, transfers and calls."""
 
-    def __init__(self, rng: random.Random, meshes: list[str]) -> None:
-        self.w = Writer(rng)
+    def __init__(self, rng: random.Random, meshes: list[str], effects: bool = False) -> None:
+        self.w = Writer(rng, effects=effects, count=rng.randrange(1, 10**6) if effects else 0)
         self.rng = rng
         self.meshes = meshes
         self.pool: list[RandomValue] = []
@@ -224,18 +231,21 @@ class _Imported:
 NAMES = ("f", "g", "h", "t")
 
 
-def traced(seed: int) -> str:
-    """A module as tracing leaves it: named computations and tensors, microbatches as calls or a loop."""
+def traced(seed: int, effects: bool = False) -> str:
+    """A module as tracing leaves it: named computations and tensors, microbatches as calls or a loop.
+
+    With `effects` some ops have effects, each another one.
+    """
     rng = random.Random(seed)
     meshes = [f"m{i + 1}" for i in range(rng.randint(2, 3))]
     topology = _topology(meshes)
     parts = []
-    helper = _Traced(rng).function("helper", "private", "", 2, None, None)
+    helper = _Traced(rng, effects).function("helper", "private", "", 2, None, None)
     callee = None
     if rng.random() < 0.7:
         own = rng.choice([topology, ""])
-        callee = _Traced(rng).function("body", "private", own, rng.randint(2, 4), None, helper)
-    main = _Traced(rng).function("main", "public", topology, rng.randint(3, 7), callee, helper)
+        callee = _Traced(rng, effects).function("body", "private", own, rng.randint(2, 4), None, helper)
+    main = _Traced(rng, effects).function("main", "public", topology, rng.randint(3, 7), callee, helper)
     parts = [main.text, helper.text] + ([callee.text] if callee else [])
     return "\n".join(parts)
 
@@ -251,8 +261,8 @@ def assignment(seed: int) -> tuple[str, ...]:
 class _Traced:
     """Writes a function of names, calls and plain ops."""
 
-    def __init__(self, rng: random.Random) -> None:
-        self.w = Writer(rng)
+    def __init__(self, rng: random.Random, effects: bool = False) -> None:
+        self.w = Writer(rng, effects=effects, count=rng.randrange(1, 10**6) if effects else 0)
         self.rng = rng
         self.pool: list[RandomValue] = []
 

@@ -52,6 +52,7 @@ class Writer:
     lines: list[str] = dataclasses.field(default_factory=list)
     count: int = 0
     names: tuple[str, ...] = ()
+    effects: bool = False
 
     def new(self, tensor: str, mesh: str | None = None, kind: str | None = None) -> RandomValue:
         """A value that a line to come defines."""
@@ -75,6 +76,9 @@ class Writer:
         a = self.rng.choice(pool)
         made = self.new(a.tensor)
         others = [v for v in pool if v.tensor == a.tensor]
+        if self.effects and self.rng.random() < 0.2:
+            self._effect(a, made)
+            return made
         roll = self.rng.random()
         if self.names and roll < 0.2:
             self._nested_name(a, made)
@@ -92,6 +96,19 @@ class Writer:
         else:
             self._branch(pool, a, self.rng.choice(others), made)
         return made
+
+    def _effect(self, a: RandomValue, made: RandomValue) -> None:
+        """A call back that gives a value, or only takes one."""
+        name, effect = f"@effect{self.count}", "{has_side_effect = true}"
+        if self.rng.random() < 0.7:
+            self.lines.append(
+                f"{made.name} = stablehlo.custom_call {name}({a.name}) {effect} : ({a.tensor}) -> {a.tensor}"
+            )
+        else:
+            self.lines += [
+                f"stablehlo.custom_call {name}({a.name}) {effect} : ({a.tensor}) -> ()",
+                f"{made.name} = stablehlo.negate {a.name} : {a.tensor}",
+            ]
 
     def _nested_name(self, a: RandomValue, made: RandomValue) -> None:
         """A name inside of a named computation."""

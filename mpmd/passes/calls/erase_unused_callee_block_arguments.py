@@ -41,7 +41,7 @@ def _erase_unused(f: ir.Func, calls: list[ir.Call]) -> None:
     for call in calls:  # in program order, so that a chain of calls ends at the operand of the first
         for result, arg in passed.items():
             ir.replace_uses(call.results[result], call.operands[arg])
-    if passed and len(passed) == len(f.returned) and all(ir.is_pure(op) for op in ir.ops(f)):
+    if passed and len(passed) == len(f.returned) and all(map(ir.is_side_effect_free, ir.ops(f))):
         for call in calls:
             ir.erase(call)
         ir.erase(f)

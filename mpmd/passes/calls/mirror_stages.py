@@ -42,7 +42,7 @@ class MirrorStages(ModulePass):
             calls = [call for call in of_callee if call.call_counter is not None]
             first, second = calls[: (len(calls) + 1) // 2], calls[(len(calls) + 1) // 2 :]
             if second and self._renamed(symbols[callee]):
-                sums = _carried_sums(symbols[callee], calls)
+                sums = _carried_sums(symbols[callee], calls, second)
                 self._copy(symbols[callee], second)
                 _add_up_halves(sums, first, second)
 
@@ -70,15 +70,19 @@ def _name_of(op: ir.Op) -> str:
     return str(op.named.name)
 
 
-def _carried_sums(f: ir.Func, calls: Sequence[ir.Call]) -> list[tuple[int, int]]:
-    """(argument, result) of every sum that each call takes from the call before it, and adds to."""
+def _carried_sums(f: ir.Func, calls: Sequence[ir.Call], second: Sequence[ir.Call]) -> list[tuple[int, int]]:
+    """(argument, result) of every sum that each call takes from the call before it, and adds to.
+
+    Nothing else may read it in the second half, where it lacks the first.
+    """
     found = []
     position = {arg: i for i, arg in enumerate(f.args)}
     for k, value in enumerate(f.returned):
         own = [leaf for leaf in terms_of(value) if leaf in position and len(ir.users(leaf)) == 1]
         if len(own) == 1 and own[0] is not value:
             i = position[own[0]]
-            if all(later.operands[i] == before.results[k] for before, later in itertools.pairwise(calls)):
+            is_carried = all(b.operands[i] == a.results[k] for a, b in itertools.pairwise(calls))
+            if is_carried and all(len(ir.uses(call.results[k])) == 1 for call in second[:-1]):
                 found.append((i, k))
     return found
 

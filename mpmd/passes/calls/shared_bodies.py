@@ -161,11 +161,12 @@ def _calls(fragment: ir.Fragment) -> list[ir.FuncCall]:
 def _function(fragment: ir.Fragment, name: str, positions: Sequence[int]) -> ir.Func:
     """A private function that computes the results of a fragment at those positions."""
     copy: ir.Fragment = ir.clone(fragment, ir.before(fragment))
-    is_pure = ir.is_pure(copy)
+    marks = ir.effect_marks(copy)
     made = outline(copy, name)
     ir.erase(copy)
     ir.put(made, "sym_visibility", ir.StringAttr.get("private"))
-    ir.put(made, ir.PURE, ir.UnitAttr.get() if is_pure else None)
+    for mark, attribute in marks.items():
+        ir.put(made, mark, attribute)
     _keep_results(made, positions)
     return made
 
@@ -186,8 +187,7 @@ def _call(
 ) -> ir.FuncCall:
     """A call of a function with the values that it still takes."""
     attributes = {"callee": ir.FlatSymbolRefAttr.get(f.symbol)}
-    if ir.PURE in f.attributes:
-        attributes[ir.PURE] = f.attributes[ir.PURE]
+    attributes |= {mark: f.attributes[mark] for mark in ir.EFFECT_MARKS if mark in f.attributes}
     kept = ir.DenseI64ArrayAttr(f.attributes[_KEPT])
     types = [v.type for v in f.returned]
     call: ir.FuncCall = ir.create(

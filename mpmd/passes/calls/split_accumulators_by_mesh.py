@@ -134,36 +134,33 @@ def _add(a: ir.Value, b: ir.Value, f: ir.Func) -> ir.Value:
 
 
 def _split_calls(sites: list[ir.Call], found: list[_Accumulator]) -> None:
-    """Rebuilds the calls in program order; other uses of a split result get the sum."""
-    extra = [(acc, i) for acc in found for i in range(len(acc.others))]
-    rebuilt: dict[ir.Value, list[ir.Value]] = {}
-    position = {acc.arg for acc in found}
+    """Rebuilds the calls in program order; the parts of a sum go on where its accumulator does.
+
+    Every other use gets the sum: also one as another accumulator, which has parts of its own.
+    """
+    parts_of: dict[ir.Value, tuple[int, list[ir.Value]]] = {}
     for site in sites:
-        more = []
-        for acc, i in extra:
-            carried = site.operands[acc.arg]
-            more.append(rebuilt[carried][i] if carried in rebuilt else zeros(carried.type, site))
-        types = [r.type for r in site.results] + [site.operands[acc.arg].type for acc, _ in extra]
-        made = ir.rebuild(site, [*site.operands, *more], types)
-        ir.replace(site, list(made.results)[: len(site.results)])
-        fresh = iter(list(made.results)[-len(extra) :])
+        more: list[ir.Value] = []
         for acc in found:
-            rebuilt[made.results[acc.result]] = [next(fresh) for _ in acc.others]
-    for value, parts in rebuilt.items():
-        _use_sum_elsewhere(value, parts, position)
+            carried = site.operands[acc.arg]
+            arg, parts = parts_of.get(carried, (None, []))
+            more += parts if arg == acc.arg else [zeros(carried.type, site) for _ in acc.others]
+        types = [r.type for r in site.results]
+        made = ir.rebuild(site, [*site.operands, *more], types + [v.type for v in more])
+        ir.replace(site, list(made.results)[: len(types)])
+        fresh = iter(list(made.results)[len(types) :])
+        for acc in found:
+            parts_of[made.results[acc.result]] = acc.arg, [next(fresh) for _ in acc.others]
+    for value, (arg, parts) in parts_of.items():
+        _use_sum_elsewhere(value, parts, arg)
 
 
-def _use_sum_elsewhere(value: ir.Value, parts: list[ir.Value], position: set[int]) -> None:
+def _use_sum_elsewhere(value: ir.Value, parts: list[ir.Value], arg: int) -> None:
     call: Any = ir.producer(value)
-    callee = call.callee_name
     elsewhere = [
-        (use.owner, use.operand_number)
-        for use in value.uses
-        if not (
-            isinstance(use.owner, ir.Call)
-            and use.owner.callee_name == callee
-            and use.operand_number in position
-        )
+        (user, number)
+        for user, number in ir.uses(value)
+        if not (isinstance(user, ir.Call) and user.callee_name == call.callee_name and number == arg)
     ]
     if not elsewhere:
         return

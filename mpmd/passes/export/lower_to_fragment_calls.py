@@ -36,6 +36,7 @@ class LowerToFragmentCalls(ModulePass):
     Fragments are one program if mesh, types, `arg_attrs`, `res_attrs` and bodies are equal; locations do
     not count.  Shardings of the mesh tensor types become `sdy.sharding` of arguments and results.  Where the
     module has an sdy mesh called like the fragment's mesh, all shardings of the function name that one.
+    Manual computations always do, as the axes that they hold are those of their mesh: it is created for them.
 
     Requires: shardings in types, donation marked.
     Ensures: no fragment is left; functions come after the others, numbered by their first call.
@@ -64,8 +65,9 @@ class LowerToFragmentCalls(ModulePass):
         names = [f"{fragment_name(i, g, transposed)}.{suffix}" for i, g in enumerate(sites)]
         if self.verbose_logging:
             self._log(of_module, groups, sites, names, transposed)
+        own = set(sdy_meshes(module.operation))
         for group, name in zip(groups, names):
-            _lower_group(group, name)
+            _lower_group(group, name, own)
         for body in bodies:
             ir.erase(body)
 
@@ -99,7 +101,7 @@ def _with_own_bodies(groups: list[list[ir.Fragment]], module: ir.Module) -> list
     ]
 
 
-def _lower_group(group: Sequence[ir.Fragment], name: str) -> None:
+def _lower_group(group: Sequence[ir.Fragment], name: str, meshes: set[str]) -> None:
     first = group[0]
     mesh = _topology_of(first)[first.mesh]
     reserved = [
@@ -107,12 +109,15 @@ def _lower_group(group: Sequence[ir.Fragment], name: str) -> None:
         for fragment in group
         if "reserved_hbm_bytes" in fragment.attributes
     ]
-    own = first.mesh if first.mesh in sdy_meshes(ir.module_of(first)) else None
+    own = first.mesh if first.mesh in meshes else None
     argument_attributes = _with_shardings(first, "arg_attrs", list(first.inputs), own)
     result_attributes = _with_shardings(first, "res_attrs", list(first.results), own)
     if own is not None:
-        for op, sharded, attribute in shardings.inside(first):
-            ir.put(op, sharded, on_sdy_mesh(attribute, own))
+        shardings.point_to(ir.walk(first)[1:], own)
+    elif manual := ir.walk(first, ir.sdy.ManualComputationOp):
+        _create_sdy_mesh(first.mesh, mesh, ir.module_of(first))
+        for computation in manual:
+            shardings.point_to(ir.walk(computation), first.mesh)
     made = outline(first, name)
     ir.put(made, "mesh_shape", mesh)
     if reserved:
@@ -121,6 +126,12 @@ def _lower_group(group: Sequence[ir.Fragment], name: str) -> None:
     ir.put_attribute_dicts(made, "res_attrs", result_attributes)
     for fragment in group:
         _replace_by_call(fragment, name)
+
+
+def _create_sdy_mesh(name: str, mesh: ir.Attribute, module: ir.Op) -> None:
+    if name not in sdy_meshes(module):
+        where = ir.at_start(module.regions[0].blocks[0])
+        ir.create("sdy.mesh", [], [], where, {"sym_name": ir.StringAttr.get(name), "mesh": mesh})
 
 
 def _topology_of(fragment: ir.Fragment) -> ir.TopologyAttr:

@@ -7,8 +7,6 @@ from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.dropping import drop
 from mpmd.support import diagnostics
 
-TOKEN = "!stablehlo.token"
-
 
 class SinkCreateTokenIntoFragments(FunctionPass):
     """Creates tokens in each fragment that needs them, so that none crosses between fragments.
@@ -31,8 +29,8 @@ class SinkCreateTokenIntoFragments(FunctionPass):
     def rewrite_function(self, f: ir.Func) -> None:
         """Last first, so that nothing uses a token result any more when it is dropped."""
         for fragment in reversed(ir.fragments(f)):
-            tokens = [i for i, v in enumerate(fragment.inputs) if _is_token(v)]
-            made = [i for i, r in enumerate(fragment.results) if _is_token(r)]
+            tokens = [i for i, v in enumerate(fragment.inputs) if ir.is_token(v)]
+            made = [i for i, r in enumerate(fragment.results) if ir.is_token(r)]
             if not tokens and not made:
                 continue
             for i in reversed(tokens):
@@ -43,10 +41,6 @@ class SinkCreateTokenIntoFragments(FunctionPass):
                 ir.replace_uses(fragment.args[i], token.results[0])
             if _thread_returned_tokens(fragment, tokens, made):
                 drop(fragment, results=made, inputs=tokens)
-
-
-def _is_token(value: ir.Value) -> bool:
-    return not isinstance(value.type, ir.MeshTensor) and str(value.type) == TOKEN
 
 
 def _notice_lost_order(fragment: ir.Fragment, token: ir.Value) -> None:

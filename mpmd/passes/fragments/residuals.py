@@ -87,7 +87,7 @@ def ops_to_remake(
         needed[op] = None
         if len(needed) > most:
             return None
-        todo += op.operands
+        todo += ir.read_by(op)
     return in_block_order(needed)
 
 
@@ -113,7 +113,7 @@ def recompute(fragment: ir.Fragment, plans: list[tuple[int, ir.Fragment, list[ir
         values: dict[ir.Value, ir.Value] = {}
         where = ir.at_start(fragment.body)
         for op in plan:
-            for operand in op.operands:
+            for operand in ir.read_by(op):
                 if operand not in values and operand in outer:
                     values[operand] = _inside(outer[operand], inputs, inside, fragment)
             ir.clone_with(op, values, where)

@@ -40,9 +40,9 @@ def _unneeded(fragment: ir.Fragment | ir.NamedComputation, gone: set[int]) -> se
     """Unused results that may go: those of pure ops; the last one only with all of a pure computation."""
     results, returned = list(fragment.results), fragment.returned
     unused = [i for i in range(len(results)) if i not in gone and ir.is_unused(results[i])]
-    if len(gone) + len(unused) == len(results) and ir.is_pure(fragment):
+    if len(gone) + len(unused) == len(results) and ir.is_side_effect_free(fragment):
         return set(unused)
-    pure = {i for i in unused if (op := ir.producer(returned[i])) is None or ir.is_pure(op)}
+    pure = {i for i in unused if (op := ir.producer(returned[i])) is None or ir.is_side_effect_free(op)}
     if pure and len(gone) + len(pure) == len(results):
         pure.discard(min(pure))
     return pure

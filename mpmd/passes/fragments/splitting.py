@@ -9,8 +9,10 @@ from mpmd import ir
 
 def split(
     fragment: ir.Fragment, in_first: set[ir.Op], first_results: Sequence[int]
-) -> tuple[ir.Fragment, ir.Fragment]:
+) -> tuple[ir.Fragment, ir.Fragment] | None:
     """Two fragments for one: the ops `in_first` and some results, then the rest.
+
+    None if a token would pass from one to the other: an order of effects is kept within a fragment alone.
 
     The second half has what its results and its ops with effects need.  Values of the first that it reads,
     the
@@ -19,9 +21,11 @@ def split(
     and all attributes but those with one entry per operand or result.
     """
     rest = [i for i in range(len(fragment.results)) if i not in set(first_results)]
-    effects = [op for op in ir.ops(fragment.body) if op not in in_first and not ir.is_pure(op)]
+    effects = [op for op in ir.ops(fragment.body) if op not in in_first and not ir.is_side_effect_free(op)]
     wanted = [v for op in effects for v in ir.read_by(op)] + [fragment.returned[i] for i in rest]
     residuals, reached = _going_up(wanted, in_first)
+    if any(map(ir.is_token, residuals)):
+        return None
     in_second = reached | set(effects)
     second = ir.clone(fragment, ir.after(fragment))
     twin = dict(zip(_inner_values(fragment), _inner_values(second)))

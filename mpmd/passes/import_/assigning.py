@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from mpmd import ir
 from mpmd.passes.fragments.block_order import in_block_order
-from mpmd.passes.fragments.dead_ops import erase_dead_ops, is_dead
+from mpmd.passes.fragments.dead_ops import erase_dead_ops
 from mpmd.passes.mesh_order import mesh_order
 
 USER_IN = "user_in"
@@ -167,7 +167,7 @@ def used_assigns(value: ir.Value) -> list[ir.Assign]:
 def remove_dead_ops(f: ir.Func | ir.For, in_fragments: bool = True) -> None:
     """Erases pure unused ops, last first, in loops too, and by default in fragments."""
     for op in reversed(ir.ops(f)):
-        if is_dead(op):
+        if ir.is_trivially_dead(op):
             ir.erase(op)
         elif isinstance(op, ir.For):
             remove_dead_ops(op, in_fragments)

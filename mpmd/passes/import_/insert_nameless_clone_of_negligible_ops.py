@@ -38,4 +38,5 @@ class InsertNamelessCloneOfNegligibleOps(FunctionPass):
 
 def is_negligible(op: ir.Op) -> bool:
     """Whether it is free to copy: it has no operands and one result."""
-    return len(op.operands) == 0 and len(op.results) == 1 and not len(op.operation.regions) and ir.is_pure(op)
+    is_small = len(op.operands) == 0 and len(op.results) == 1 and not len(op.operation.regions)
+    return is_small and ir.is_duplicable(op)

@@ -19,7 +19,7 @@ class IntroduceTransfers(ModulePass):
 
     Several meshes are reached in a chain, in mesh order.  A sum of values from several meshes, as gradients
     of a value used on several meshes are, is done where it is needed.  An argument of a callee that is
-    always given a value of one mesh, and is assigned in the callee, is taken to be on that mesh.
+    always given a value of one mesh and memory, and is assigned in the callee, is taken to be there.
 
     Requires: names are mapped.  Ensures: no assign of an unassign; pure unused ops are gone.  Cost: linear.
     Source: openxla/shardy MPMD, `introduce_transfers`.
@@ -43,7 +43,7 @@ def _push_unassigns_in(f: ir.Func, calls: list[ir.Call], symbols: dict[str, ir.F
         return
     for i, arg in enumerate(f.args):
         sources = [s for call in calls if (s := _unassign_of(call.operands[i], symbols)) is not None]
-        if len(sources) < len(calls) or len({s.tensor.type.mesh for s in sources}) > 1:
+        if len(sources) < len(calls) or len({s.tensor.type for s in sources}) > 1:
             continue
         if any(isinstance(user, ir.Assign) for user in ir.users(arg)):
             used = [(use.owner, use.operand_number) for use in arg.uses]

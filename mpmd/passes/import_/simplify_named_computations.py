@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.fragments.dead_ops import erase_dead_ops, is_dead
+from mpmd.passes.fragments.dead_ops import erase_dead_ops
 from mpmd.passes.fragments.simplifying import simplify
 
 
@@ -37,7 +37,7 @@ class SimplifyNamedComputations(FunctionPass):
             for op in reversed(ir.walk(f, ir.NamedComputation)):
                 again |= simplify(op)
             for op in reversed(ir.ops(f)):
-                if is_dead(op):
+                if ir.is_trivially_dead(op):
                     ir.erase(op)
                     again = True
 

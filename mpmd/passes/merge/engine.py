@@ -44,7 +44,7 @@ class MergePass(FunctionPass):
         behind: dict[str, dict[ir.Fragment, None]] = {}  # per mesh, nearest last
         for fragment in reversed(ir.fragments(f)):
             followers = behind.setdefault(fragment.mesh, {})
-            if ir.is_unused(fragment) and ir.is_pure(fragment):
+            if ir.is_trivially_dead(fragment):
                 ir.erase(fragment)
                 continue
             left = self._merge_repeatedly(fragment, followers)

@@ -88,7 +88,7 @@ class MergeInferredFragments(MergePass):
 def _is_cheap(fragment: ir.Fragment) -> bool:
     if fragment.is_user or len(fragment.results) != 1:
         return False
-    return len(ir.ops(fragment.body)) <= 1 and ir.is_pure(fragment)
+    return len(ir.ops(fragment.body)) <= 1 and ir.is_duplicable(fragment)
 
 
 def _in_microbatch(fragment: ir.Fragment) -> bool:

@@ -104,7 +104,7 @@ def _erase_dead_but_sources(f: ir.Func, by_info: dict[FragmentInfo, FragmentMerg
         group = None if rule is None else (rule, op.mesh)
         if group in taken:
             continue
-        if ir.is_unused(op) and ir.is_pure(op) and all(op != before for before, _ in edges):
+        if ir.is_trivially_dead(op) and all(op != before for before, _ in edges):
             edges = [edge for edge in edges if op not in edge]
             ir.erase(op)
         elif group is not None:

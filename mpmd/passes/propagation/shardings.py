@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mpmd import ir
 from mpmd.passes.constants import attributes_of
-from mpmd.sharding.shards import axes_by_dim
+from mpmd.sharding.shards import axes_by_dim, on_sdy_mesh
 
 ARGUMENT = "sdy.sharding"
 Sharding = Any
@@ -77,11 +77,21 @@ def drop_inside(op: ir.Op) -> None:
 
 def inside(where: ir.Op) -> Iterator[tuple[ir.Op, str, ir.Attribute]]:
     """The shardings that ops in an op have, of one value or of several: op, name and attribute."""
+    return ((op, *found) for op in ir.walk(where)[1:] for found in _on_op(op))
+
+
+def point_to(ops: Iterable[ir.Op], mesh: str) -> None:
+    """Lets all shardings of some ops name the sdy mesh `mesh`."""
+    for op in ops:
+        for name, attribute in list(_on_op(op)):
+            ir.put(op, name, on_sdy_mesh(attribute, mesh))
+
+
+def _on_op(op: ir.Op) -> Iterator[tuple[str, ir.Attribute]]:
     kinds = (ir.sdy.TensorShardingAttr, ir.sdy.TensorShardingPerValueAttr)
-    for op in ir.walk(where)[1:]:
-        for name, attribute in attributes_of(op):
-            if not isinstance(attribute, str) and any(kind.isinstance(attribute) for kind in kinds):
-                yield op, name, attribute
+    for name, attribute in attributes_of(op):
+        if not isinstance(attribute, str) and any(kind.isinstance(attribute) for kind in kinds):
+            yield name, attribute
 
 
 def rank(value: ir.Value) -> int:

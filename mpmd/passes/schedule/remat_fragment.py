@@ -7,6 +7,8 @@ import itertools
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.merging import merge
+from mpmd.passes.merge.engine import named
+from mpmd.support import diagnostics
 
 
 class RematFragment(FunctionPass):
@@ -21,9 +23,9 @@ class RematFragment(FunctionPass):
     `merge-remat-fragments` the clone and the backward fragment become one.
 
     Requires: scheduling is over, so that clones need not be scheduled.
-    Ensures: a backward fragment reads no result of a forward fragment of its microbatch and stage, but
-        except for the one that is right before it on its mesh.  Clones are whole: fragment-dce drops unused
-            results.
+    Ensures: a backward fragment reads no result of a forward fragment of its microbatch and stage, except for
+        the one that is right before it on its mesh, and for those that may not be done twice (a remark).
+        Clones are whole: fragment-dce drops unused results.
     Cost: linear in fragments and clones.
     Source: openxla/shardy MPMD, `remat_fragment`.
 
@@ -41,9 +43,12 @@ class RematFragment(FunctionPass):
         neighbours = _Neighbours(program)
         for forward in [fragment for fragment in program if fragment.is_forward]:
             users = {u for u in ir.users(forward) if _belong_together(forward, u)}
-            for backward in sorted(users, key=place.__getitem__):
-                if neighbours.following[forward] != backward:
-                    self._recompute(forward, backward, neighbours, place)
+            far = [u for u in sorted(users, key=place.__getitem__) if neighbours.following[forward] != u]
+            if far and not ir.is_duplicable(forward):
+                _report_kept(forward)
+                continue
+            for backward in far:
+                self._recompute(forward, backward, neighbours, place)
 
     def _recompute(
         self,
@@ -66,6 +71,14 @@ class RematFragment(FunctionPass):
         neighbours.put_between(ends, merged)
         merged.call_counter = counter
         merged.is_remat = True
+
+
+def _report_kept(forward: ir.Fragment) -> None:
+    diagnostics.notice(
+        f"{named(forward)} is not computed again for its backward pass: it calls back to Python, or draws "
+        "numbers without a key, so that a second run would be noticed or have other results; they are kept",
+        forward.location,
+    )
 
 
 def _belong_together(forward: ir.Fragment, backward: ir.Op) -> bool:

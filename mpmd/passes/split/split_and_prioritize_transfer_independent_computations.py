@@ -35,9 +35,10 @@ class SplitAndPrioritizeTransferIndependentComputations(FunctionPass):
             kept = [i for i, value in enumerate(fragment.returned) if value not in waiting]
             early = {op for op in ir.ops(fragment.body) if not _reads(op, waiting)}
             if early or kept:
-                first, second = split(fragment, early, kept)
-                first.split_keep_transferred = True
-                second.split_drop_transferred = True
+                halves = split(fragment, early, kept)
+                if halves is not None:
+                    halves[0].split_keep_transferred = True
+                    halves[1].split_drop_transferred = True
 
 
 def _values_from(values: list[ir.Value], fragment: ir.Fragment) -> set[ir.Value]:

@@ -45,9 +45,10 @@ class SplitBwdFragments(FunctionPass):
                 continue
             needed = ops_flowing_to([fragment.returned[i] for i in sent])
             if len(needed) < len(ir.ops(fragment.body)):
-                first, second = split(fragment, needed, sent)
-                first.split_keep_transferred = True
-                second.split_drop_transferred = True
+                halves = split(fragment, needed, sent)
+                if halves is not None:
+                    halves[0].split_keep_transferred = True
+                    halves[1].split_drop_transferred = True
 
     def _is_waited_for(self, value: ir.Value, stage: int | None) -> bool:
         """Whether a value is transferred, or used by backward work of another stage of the mesh."""

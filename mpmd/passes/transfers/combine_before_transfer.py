@@ -18,7 +18,7 @@ class CombineBeforeTransfer(FunctionPass):
     produced.  The pass moves unnamed fragments whose operands are transfers from one mesh, used by nothing
     else, if fewer values and no more bytes are sent then.
 
-    Requires: no shardings in types; meshes with equal axes.
+    Requires: no shardings in types; meshes with equal axes.  A fragment with effects stays on its mesh.
     Ensures: the number of transfers does not grow.  Cost: linear.
     Source: ours.
     """
@@ -26,7 +26,8 @@ class CombineBeforeTransfer(FunctionPass):
     def rewrite_function(self, f: ir.Func) -> None:
         """First fragment first: the transfer of a sum may be an operand of the next."""
         for fragment in ir.ops(f, ir.Fragment):
-            if not fragment.is_user and (source := _better_mesh(fragment, f.topology)):
+            is_free = not fragment.is_user and ir.is_movable(fragment)
+            if is_free and (source := _better_mesh(fragment, f.topology)):
                 _move(fragment, source)
 
 
@@ -38,7 +39,7 @@ def _better_mesh(fragment: ir.Fragment, topology: ir.TopologyAttr) -> str | None
     if any(user != fragment for op in transfers for user in ir.users(op)):
         return None
     sources = {op.tensor.type.mesh for op in transfers}
-    kinds = [v.type for op in transfers for v in (op.tensor, op.result)]
+    kinds = [v.type for op in transfers for v in (op.tensor, op.result)] + [r.type for r in fragment.results]
     if len(sources) != 1 or any(kind.on_host or kind.sharding is not None for kind in kinds):
         return None
     mesh = topology[fragment.mesh]

@@ -17,7 +17,7 @@ from mpmd.scheduling.workload import expand, unit_workload
 class DualPipe(PipelineSchedule):
     """Each mesh holds a stage and the stage of its mirror mesh; half of the microbatches flow either way.
 
-    Idle per mesh at most ``(p/2-1)(F+I)``; every mesh holds ``p+1`` stages' activations of a microbatch and
+    Idle per mesh at most ``(p/2-1)(F+I)``; every mesh holds ``p+1`` microbatches of half of its stages and
     twice the parameters.  The gradients of the two copies of a stage must be added at the end of the step.
 
     Source: DeepSeek-V3 Technical Report, 2024.
@@ -36,8 +36,13 @@ class DualPipe(PipelineSchedule):
 
     def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
         """List scheduling of both directions together, in the memory of the published order."""
-        workload = unit_workload(shape, splits=True, mirror=self.mirror(shape).stage_to_mesh)
-        limits = [len(pipeline_positions(shape.placement, self.name)) + 1] * shape.num_meshes
+        mirror = self.mirror(shape).stage_to_mesh
+        workload = unit_workload(shape, splits=True, mirror=mirror)
+        most = len(pipeline_positions(shape.placement, self.name)) + 1
+        limits = []
+        for mesh in range(shape.num_meshes):
+            copies = shape.placement.count(mesh), mirror.count(mesh)
+            limits.append(max(most * sum(copies) // 2, *copies))
         found = [
             list_schedule(workload, limits, priority)
             for priority in (backward_first, old_first, forward_first)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mpmd.scheduling.definition import PipelineShape
 from mpmd.scheduling.schedules.round_robin import RoundRobinSchedule
 from mpmd.scheduling.task import Task
-from mpmd.scheduling.workload import expand, unit_workload
+from mpmd.scheduling.workload import expand, limits, unit_workload
 from mpmd.scheduling.zigzag import best_order, zigzag
 
 
@@ -29,9 +29,8 @@ class InterleavedZeroBubble(RoundRobinSchedule):
         """``(v-1)p + p-1-r`` forwards first, where ``r`` is the position of the mesh in the pipeline."""
         workload = unit_workload(shape, splits=True)
         meshes = len({chain.mesh for chain in workload.chains})
-        limits = [max(1, len(workload.chains_on(mesh))) * meshes for mesh in range(shape.num_meshes)]
 
         def warm_up(place: int, chains: int) -> int:
             return (chains - 1) * meshes + meshes - 1 - place
 
-        return expand(workload, best_order(workload, zigzag(workload, warm_up), limits).orders)
+        return expand(workload, best_order(workload, zigzag(workload, warm_up), limits(shape, meshes)).orders)

@@ -21,5 +21,5 @@ class VHalf(VShaped):
     patterns = V_HALF_PATTERNS
 
     def limit(self, num_meshes: int) -> int:
-        """``2((p+2)//2)`` stages."""
+        """Twice ``(p+2)//2``."""
         return 2 * ((num_meshes + 2) // 2)

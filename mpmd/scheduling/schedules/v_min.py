@@ -22,5 +22,5 @@ class VMin(VShaped):
     patterns = V_MIN_PATTERNS
 
     def limit(self, num_meshes: int) -> int:
-        """``2((p+4)//3)`` stages."""
+        """Twice ``(p+4)//3``."""
         return 2 * ((num_meshes + 4) // 3)

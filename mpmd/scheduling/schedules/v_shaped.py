@@ -11,14 +11,15 @@ from mpmd.scheduling.list_schedule import backward_first, list_schedule, old_fir
 from mpmd.scheduling.placement import Placement, contiguous
 from mpmd.scheduling.task import Task
 from mpmd.scheduling.v_patterns import VPattern, is_v_shaped, pattern_candidates
-from mpmd.scheduling.workload import expand, unit_workload
+from mpmd.scheduling.workload import expand, limits, unit_workload
 
 
 class VShaped(PipelineSchedule):
     """Stages go down the meshes and up again, so that every mesh holds an early and a late stage.
 
-    The memory limit is the same on all meshes.  The order is the best of some repeating patterns and of
-    list scheduling; on other placements than the V, of list scheduling alone.
+    The memory limit is the same number of microbatches on all meshes, whatever their stages.  The order is
+    the best of some repeating patterns and of list scheduling; on other placements than the V, of list
+    scheduling alone.
     """
 
     splits_backward = True
@@ -26,7 +27,7 @@ class VShaped(PipelineSchedule):
 
     @abstractmethod
     def limit(self, num_meshes: int) -> int:
-        """The most stages' activations of a microbatch that a mesh may hold."""
+        """The most activations that a mesh may hold, in halves of its stages for one microbatch."""
 
     def placement(self, num_stages: int, num_meshes: int) -> Placement:
         """Down and up again, with neighbouring stages together where there are more than two per mesh.
@@ -73,10 +74,8 @@ class VShaped(PipelineSchedule):
                     f"  stages are on meshes {', '.join(map(str, shape.placement))}\n"
                     "  place them such as 0, 1, 1, 0, or use zb_h1"
                 )
-        most_chains = max(len(workload.chains_on(mesh)) for mesh in range(shape.num_meshes))
-        limit = max(self.limit(used) * most_chains // 2, most_chains)
-        limits = [limit] * shape.num_meshes
-        found = [list_schedule(workload, limits, priority) for priority in (backward_first, old_first)]
+        most = limits(shape, self.limit(used) / 2)
+        found = [list_schedule(workload, most, priority) for priority in (backward_first, old_first)]
         if is_v_shaped(workload):
-            found += pattern_candidates(workload, self.patterns, limits)
+            found += pattern_candidates(workload, self.patterns, most)
         return expand(workload, min(found, key=lambda ordered: ordered.makespan_s).orders)

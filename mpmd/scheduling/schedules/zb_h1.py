@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
 from mpmd.scheduling.placement import pipeline_positions
 from mpmd.scheduling.task import Task
-from mpmd.scheduling.workload import expand, unit_workload
+from mpmd.scheduling.workload import expand, limits, unit_workload
 from mpmd.scheduling.zigzag import best_order, zigzag
 
 
@@ -30,4 +30,4 @@ class ZeroBubbleH1(PipelineSchedule):
         workload = unit_workload(shape, splits=True)
         meshes = len(workload.chains)
         pattern = zigzag(workload, lambda place, chains: meshes - 1 - place)
-        return expand(workload, best_order(workload, pattern, [meshes] * shape.num_meshes).orders)
+        return expand(workload, best_order(workload, pattern, limits(shape, meshes)).orders)

@@ -10,7 +10,7 @@ from mpmd.errors import ScheduleError
 from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
 from mpmd.scheduling.placement import pipeline_positions
 from mpmd.scheduling.task import Task
-from mpmd.scheduling.workload import expand, unit_workload
+from mpmd.scheduling.workload import expand, limits, unit_workload
 from mpmd.scheduling.zigzag import best_order, zigzag
 
 
@@ -48,6 +48,6 @@ class ZeroBubbleH2(PipelineSchedule):
         def warm_up(place: int, chains: int) -> int:
             return math.floor(2 * (meshes - 1 - place) * (1 + self.latency))
 
-        limit = warm_up(0, 1) + 1
         pattern = zigzag(workload, warm_up)
-        return expand(workload, best_order(workload, pattern, [limit] * shape.num_meshes).orders)
+        most = limits(shape, warm_up(0, 1) + 1)
+        return expand(workload, best_order(workload, pattern, most).orders)

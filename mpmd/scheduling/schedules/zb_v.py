@@ -19,5 +19,5 @@ class ZeroBubbleV(VShaped):
     name = "zb_v"
 
     def limit(self, num_meshes: int) -> int:
-        """``2p`` stages."""
+        """Twice ``p``."""
         return 2 * num_meshes

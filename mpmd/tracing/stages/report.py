@@ -92,18 +92,19 @@ def item_flops(item: Item) -> float:
 
 def equation_flops(equation: Any) -> float:
     """Arithmetic operations of an equation; those of a loop as often as it runs, if that is known."""
-    name, params, out = equation.primitive.name, equation.params, equation.outvars[0].aval
+    name, params = equation.primitive.name, equation.params
+    elements = sum(_elements(v.aval) for v in equation.outvars)  # an effect may have no output
     if name == "dot_general":
         (contracted, _), _ = params["dimension_numbers"]
-        return 2.0 * _elements(out) * math.prod(equation.invars[0].aval.shape[d] for d in contracted)
+        return 2.0 * elements * math.prod(equation.invars[0].aval.shape[d] for d in contracted)
     if name == "conv_general_dilated":
         kernel = equation.invars[1].aval
         features = kernel.shape[params["dimension_numbers"].rhs_spec[0]]
-        return 2.0 * _elements(out) * _elements(kernel) / features
+        return 2.0 * elements * _elements(kernel) / features
     inner = [sum(map(equation_flops, jaxpr.eqns)) for jaxpr in inner_jaxprs(equation)]
     if inner:
         return max(inner) * params.get("length", 1)
-    return float(sum(_elements(v.aval) for v in equation.outvars))
+    return float(elements)
 
 
 def _elements(aval: Any) -> int:

@@ -67,3 +67,24 @@ func.func private @body(%p: tensor<4xf32>, %q: tensor<4xf32>) -> tensor<4xf32> a
   %s = stablehlo.subtract %q, %p : tensor<4xf32>
   return %s : tensor<4xf32>
 }
+
+// -----
+
+// A callee of which no result is left, but which has effects, is called for them.
+
+!m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+
+// CHECK-LABEL: func.func public @effects
+// CHECK:         mpmd.call @shows(%arg0) {call_counter = 0 : ui32}
+// CHECK:         return %arg1
+func.func public @effects(%a: tensor<4xf32>, %b: tensor<4xf32>) -> tensor<4xf32>
+    attributes {topology = #mpmd.topology<<"m1" : <["x"=2]>>>} {
+  %0 = mpmd.call @shows(%a, %b) {call_counter = 0 : ui32} : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
+  return %0 : tensor<4xf32>
+}
+
+func.func private @shows(%p: tensor<4xf32>, %q: tensor<4xf32>) -> tensor<4xf32>
+    attributes {topology = #mpmd.topology<<"m1" : <["x"=2]>>>} {
+  stablehlo.custom_call @show(%p) {has_side_effect = true} : (tensor<4xf32>) -> ()
+  return %q : tensor<4xf32>
+}

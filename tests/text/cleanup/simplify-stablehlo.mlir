@@ -259,3 +259,24 @@ func.func @constants() -> (tensor<1024x1024xf32>, tensor<3xf32>, tensor<2x3xf32>
   %z = stablehlo.divide %i2, %i0 : tensor<4xi32>
   return %n, %s, %w, %c, %g, %z : tensor<1024x1024xf32>, tensor<3xf32>, tensor<2x3xf32>, tensor<4xi1>, tensor<4xi32>, tensor<4xi32>
 }
+
+// Out of the range of the target a conversion saturates, as in XLA, and a truth is what is not 0.
+// FOLDED-LABEL: func @conversions
+// CHECK-LABEL: func @conversions
+func.func @conversions() -> (tensor<4xui8>, tensor<4xi4>, tensor<4xi1>, tensor<4xui8>, tensor<4xi1>) {
+  // FOLDED-DAG: stablehlo.constant dense<0> : tensor<4xui8>
+  // FOLDED-DAG: stablehlo.constant dense<7> : tensor<4xi4>
+  // FOLDED-DAG: stablehlo.constant dense<true> : tensor<4xi1>
+  // FOLDED-DAG: stablehlo.constant dense<100> : tensor<4xui8>
+  // FOLDED: return
+  %a = stablehlo.constant dense<-3.0> : tensor<4xf32>
+  %b = stablehlo.constant dense<100.0> : tensor<4xf32>
+  %c = stablehlo.constant dense<5.000000e-01> : tensor<4xf32>
+  %d = stablehlo.constant dense<1.0> : tensor<4xf32>
+  %0 = stablehlo.convert %a : (tensor<4xf32>) -> tensor<4xui8>
+  %1 = stablehlo.convert %b : (tensor<4xf32>) -> tensor<4xi4>
+  %2 = stablehlo.convert %c : (tensor<4xf32>) -> tensor<4xi1>
+  %3 = stablehlo.convert %b : (tensor<4xf32>) -> tensor<4xui8>
+  %4 = stablehlo.convert %d : (tensor<4xf32>) -> tensor<4xi1>
+  return %0, %1, %2, %3, %4 : tensor<4xui8>, tensor<4xi4>, tensor<4xi1>, tensor<4xui8>, tensor<4xi1>
+}

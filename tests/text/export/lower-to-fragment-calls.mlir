@@ -66,3 +66,27 @@ func.func @nothing_to_do(%a: tensor<4xf32>) -> tensor<4xf32> {
   %0 = stablehlo.negate %a : tensor<4xf32>
   return %0 : tensor<4xf32>
 }
+
+// -----
+
+// A manual computation names the mesh of its fragment, which is created for it; what else is sharded does not change.
+
+!t = !mpmd.mesh_tensor<"m1", tensor<4x8xf32>, sharding=<@all, [{"x"}, {?}]>>
+
+// CHECK:       sdy.mesh @m1 = <["x"=2]>
+// CHECK:       sdy.mesh @all = <["x"=2]>
+// CHECK:       func.func @p0_f.main(%arg0: tensor<4x8xf32> {sdy.sharding = #sdy.sharding<@all, [{"x"}, {?}]>})
+// CHECK:       sdy.manual_computation(%arg0) in_shardings=[<@m1, [{"x"}, {}]>] out_shardings=[<@m1, [{"x"}, {}]>] manual_axes={"x"}
+module {
+  sdy.mesh @all = <["x"=2]>
+  func.func @main(%a: !t) -> !t attributes {topology = #mpmd.topology<<"m1" : <["x"=2]>>>} {
+    %0 = mpmd.fragment<mesh="m1", origin=["f"]> (%a) (%p: tensor<4x8xf32>) {
+      %1 = sdy.manual_computation(%p) in_shardings=[<@all, [{"x"}, {}]>] out_shardings=[<@all, [{"x"}, {}]>] manual_axes={"x"} (%q: tensor<2x8xf32>) {
+        %2 = stablehlo.tanh %q : tensor<2x8xf32>
+        sdy.return %2 : tensor<2x8xf32>
+      } : (tensor<4x8xf32>) -> tensor<4x8xf32>
+      mpmd.return %1 : tensor<4x8xf32>
+    } : (!t) -> !t
+    return %0 : !t
+  }
+}

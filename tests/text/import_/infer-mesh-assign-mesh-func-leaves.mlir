@@ -17,7 +17,7 @@ func.func @entry(%a: tensor<4xf32>, %b: tensor<4xf32>) -> (tensor<4xf32>, tensor
   return %0, %a : tensor<4xf32>, tensor<4xf32>
 }
 
-// Effects without a result happen on every mesh of the source set, in mesh order; pure ones on the first.
+// Annotations are put on every mesh of the source set, in mesh order; everything else on the first.
 // CHECK-LABEL: func @without_results
 func.func @without_results(%a: tensor<4xf32>) -> tensor<4xf32> attributes {topology = #topology} {
   // CHECK: mpmd.fragment<mesh="m2", origin=[]> {{.*}}mpmd.inferred_by = ["infer_mesh_wrap_resultless_ops"]
@@ -26,9 +26,12 @@ func.func @without_results(%a: tensor<4xf32>) -> tensor<4xf32> attributes {topol
   // CHECK-NEXT: sdy.sharding_group
   // CHECK: mpmd.fragment<mesh="m2", origin=[]> () {{.*}} () {
   // CHECK-NEXT: stablehlo.create_token
+  // CHECK: mpmd.fragment<mesh="m2", origin=[]>
+  // CHECK-NEXT: stablehlo.custom_call @print
   // CHECK-NOT: mpmd.fragment
   sdy.sharding_group %a group_id=0 {mpmd.src_set = #mpmd.meshes_with_origins<"m10", "m2">} : tensor<4xf32>
   %token = stablehlo.create_token {mpmd.src_set = #mpmd.meshes_with_origins<"m10", "m2">} : !stablehlo.token
+  stablehlo.custom_call @print(%a) {has_side_effect = true, mpmd.src_set = #mpmd.meshes_with_origins<"m10", "m2">} : (tensor<4xf32>) -> ()
   return %a : tensor<4xf32>
 }
 

@@ -21,8 +21,12 @@
 // CHECK-NEXT:      stablehlo.add
 // CHECK-NEXT:      mpmd.return
 // CHECK:         %[[C:.*]] = mpmd.call @body(%[[P]]#0, %[[Q]]) {call_counter = 0 : ui32}
+// CHECK-NEXT:    %[[CU:.*]] = mpmd.unassign %[[C]]
+// CHECK-NEXT:    %[[CA:.*]] = mpmd.assign %[[CU]]
 // CHECK-NEXT:    %[[D:.*]] = mpmd.call @body(%[[P]]#1, %[[Q]]) {call_counter = 1 : ui32}
-// CHECK-NEXT:    %[[R:.*]] = mpmd.fragment<mesh="m1", origin=[]> (%[[W]], %[[C]], %[[D]]) {{.*}} (%[[Y:.*]]: tensor<4xf32>, %[[Z:.*]]: tensor<4xf32>, %[[V:.*]]: tensor<4xf32>) {
+// CHECK-NEXT:    %[[DU:.*]] = mpmd.unassign %[[D]]
+// CHECK-NEXT:    %[[DA:.*]] = mpmd.assign %[[DU]]
+// CHECK-NEXT:    %[[R:.*]] = mpmd.fragment<mesh="m1", origin=[]> (%[[W]], %[[CA]], %[[DA]]) {{.*}} (%[[Y:.*]]: tensor<4xf32>, %[[Z:.*]]: tensor<4xf32>, %[[V:.*]]: tensor<4xf32>) {
 // CHECK-NEXT:      %[[L:.*]] = stablehlo.constant
 // CHECK-NEXT:      %[[M:.*]] = stablehlo.multiply %[[Y]], %[[Y]]
 // CHECK-NEXT:      %[[O:.*]] = stablehlo.add %[[Z]], %[[V]]
@@ -69,8 +73,12 @@ func.func private @body(%x: tensor<4xf32>, %y: tensor<4xf32>)
 
 // CHECK-LABEL: func.func public @moved
 // CHECK:         %[[C0:.*]] = mpmd.call {{.*}} {call_counter = 0 : ui32}
+// CHECK-NEXT:    %[[U0:.*]] = mpmd.unassign %[[C0]]
+// CHECK-NEXT:    %[[A0:.*]] = mpmd.assign %[[U0]]
 // CHECK:         %[[C2:.*]] = mpmd.call {{.*}} {call_counter = 2 : ui32}
-// CHECK:         %[[G:.*]]:2 = mpmd.fragment<mesh="m1", origin=[]> (%[[C0]], %[[C2]])
+// CHECK-NEXT:    %[[U2:.*]] = mpmd.unassign %[[C2]]
+// CHECK-NEXT:    %[[A2:.*]] = mpmd.assign %[[U2]]
+// CHECK:         %[[G:.*]]:2 = mpmd.fragment<mesh="m1", origin=[]> (%[[A0]], %[[A2]])
 // CHECK-NEXT:      negate
 // CHECK-NEXT:      tanh
 // CHECK:         %[[C1:.*]] = mpmd.call @body(%[[G]]#0) {call_counter = 1 : ui32}
@@ -100,5 +108,40 @@ func.func private @body(%x: tensor<4xf32>)
     -> (tensor<4xf32> {mpmd.use_set = #mpmd.meshes_with_origins<"m1">}) attributes {topology = #topology} {
   %x1 = mpmd.assign %x : (tensor<4xf32>) -> !m1
   %u = mpmd.unassign %x1 : (!m1) -> tensor<4xf32>
+  return %u : tensor<4xf32>
+}
+
+// -----
+
+// What may be done only once is in no group: it would be done once on each mesh.
+
+!m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+!m2 = !mpmd.mesh_tensor<"m2", tensor<4xf32>>
+#topology = #mpmd.topology<<"m1" : <["x"=2]>>, <"m2" : <["x"=2]>>>
+
+// CHECK-LABEL: func.func public @effects
+// CHECK-COUNT-1: custom_call @draw
+// CHECK-NOT:     custom_call
+// CHECK:         func.func private @both
+func.func public @effects(%a: tensor<4xf32>) -> (!m1, !m1) attributes {topology = #topology} {
+  %0 = stablehlo.custom_call @draw(%a) {has_side_effect = true} : (tensor<4xf32>) -> tensor<4xf32>
+  %1 = mpmd.call @both(%0) {call_counter = 0 : ui32} : (tensor<4xf32>) -> tensor<4xf32>
+  %2 = mpmd.call @both(%0) {call_counter = 1 : ui32} : (tensor<4xf32>) -> tensor<4xf32>
+  %x = mpmd.assign %1 : (tensor<4xf32>) -> !m1
+  %y = mpmd.assign %2 : (tensor<4xf32>) -> !m1
+  return %x, %y : !m1, !m1
+}
+
+func.func private @both(%x: tensor<4xf32>)
+    -> (tensor<4xf32> {mpmd.use_set = #mpmd.meshes_with_origins<"m1">}) attributes {topology = #topology} {
+  %x1 = mpmd.assign %x : (tensor<4xf32>) -> !m1
+  %x2 = mpmd.assign %x : (tensor<4xf32>) -> !m2
+  %f = mpmd.fragment<mesh="m1", origin=["f"]> (%x1) (%p: tensor<4xf32>) {
+    mpmd.return %p : tensor<4xf32>
+  } : (!m1) -> !m1
+  %g = mpmd.fragment<mesh="m2", origin=["g"]> (%x2) (%p: tensor<4xf32>) {
+    mpmd.return %p : tensor<4xf32>
+  } : (!m2) -> !m2
+  %u = mpmd.unassign %f : (!m1) -> tensor<4xf32>
   return %u : tensor<4xf32>
 }

@@ -83,6 +83,23 @@ func.func @effects() -> (!m1, !m1) attributes {topology = #topology} {
   return %f, %g : !m1, !m1
 }
 
+// Two meshes need its result: it is done on the one where its operand can be, and the other reads that.
+// CHECK-LABEL: func @effects_of_two_meshes
+func.func @effects_of_two_meshes(%a: tensor<4xf32>) -> (!m1, !m2) attributes {topology = #topology} {
+  // CHECK:      %[[A:.*]] = mpmd.assign %arg0 {{.*}}"m2"
+  // CHECK-NEXT: %[[D:.*]] = mpmd.fragment<mesh="m2", origin=[]> (%[[A]])
+  // CHECK-NEXT:   stablehlo.custom_call @draw
+  // CHECK:      %[[U:.*]] = mpmd.unassign %[[D]]
+  // CHECK-NOT:  custom_call
+  // CHECK:      %[[X:.*]] = mpmd.assign %[[U]] {{.*}}"m1"
+  // CHECK-NEXT: %[[Y:.*]] = mpmd.assign %[[U]] {{.*}}"m2"
+  // CHECK-NEXT: return %[[X]], %[[Y]]
+  %0 = stablehlo.custom_call @draw(%a) {has_side_effect = true, mpmd.src_set = #mpmd.meshes_with_origins<"m2">} : (tensor<4xf32>) -> tensor<4xf32>
+  %x = mpmd.assign %0 : (tensor<4xf32>) -> !m1
+  %y = mpmd.assign %0 : (tensor<4xf32>) -> !m2
+  return %x, %y : !m1, !m2
+}
+
 // A fragment that reads another one's result grows beside it.
 // CHECK-LABEL: func @growing_together
 func.func @growing_together(%a: tensor<4xf32>) -> !m1 attributes {topology = #topology} {
@@ -128,7 +145,11 @@ func.func @caller(%a: tensor<4xf32>) -> (!m1, !m2) attributes {topology = #topol
   // CHECK-NEXT: %[[A1:.*]] = mpmd.assign %arg0 {{.*}}"m1"
   // CHECK-NEXT: %[[A2:.*]] = mpmd.assign %arg0 {{.*}}"m2"
   // CHECK-NEXT: %[[C:.*]]:2 = mpmd.call @callee(%[[A1]], %[[A2]]) {call_counter = 3 : ui32}
-  // CHECK-NEXT: return %[[C]]#1, %[[C]]#0
+  // CHECK-DAG:  %[[U:.*]] = mpmd.unassign %[[C]]#0
+  // CHECK-DAG:  %[[V:.*]] = mpmd.unassign %[[C]]#1
+  // CHECK-DAG:  %[[X:.*]] = mpmd.assign %[[V]] {{.*}}"m1"
+  // CHECK-DAG:  %[[Y:.*]] = mpmd.assign %[[U]] {{.*}}"m2"
+  // CHECK:      return %[[X]], %[[Y]]
   %0 = mpmd.call @callee(%a) {call_counter = 3 : ui32} : (tensor<4xf32>) -> tensor<4xf32>
   %x = mpmd.assign %0 : (tensor<4xf32>) -> !m1
   %y = mpmd.assign %0 : (tensor<4xf32>) -> !m2

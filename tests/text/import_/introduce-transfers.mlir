@@ -85,3 +85,21 @@ func.func private @callee(%p: tensor<4xf32>) -> !m2 attributes {topology = #topo
   %x = mpmd.assign %p : (tensor<4xf32>) -> !m2
   return %x : !m2
 }
+
+// Not if one of them is in another memory.
+// CHECK-LABEL: func @two_memories
+func.func @two_memories(%a: !m1, %b: !mpmd.mesh_tensor<"m1", tensor<4xf32>, memory_kind="pinned_host">) -> (!m2, !m2)
+    attributes {topology = #topology} {
+  %u = mpmd.unassign %a : (!m1) -> tensor<4xf32>
+  %v = mpmd.unassign %b : (!mpmd.mesh_tensor<"m1", tensor<4xf32>, memory_kind="pinned_host">) -> tensor<4xf32>
+  %0 = mpmd.call @of_two(%u) : (tensor<4xf32>) -> !m2
+  %1 = mpmd.call @of_two(%v) : (tensor<4xf32>) -> !m2
+  return %0, %1 : !m2, !m2
+}
+// CHECK-LABEL: func private @of_two
+func.func private @of_two(%p: tensor<4xf32>) -> !m2 attributes {topology = #topology} {
+  // CHECK-NEXT: %[[X:.*]] = mpmd.assign %arg0 {{.*}} -> !mpmd.mesh_tensor<"m2"
+  // CHECK-NEXT: return %[[X]]
+  %x = mpmd.assign %p : (tensor<4xf32>) -> !m2
+  return %x : !m2
+}

@@ -77,3 +77,29 @@ func.func public @main(%a: !m1) -> (!m1, !m1) attributes {topology = #topology} 
   } : (!m1) -> !m1
   return %f, %g : !m1, !m1
 }
+
+// -----
+
+// One op, but it may be done only once: the second user reads what the first one has drawn.
+
+!m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+
+// CHECK-LABEL: func.func public @effects
+// CHECK-COUNT-1: custom_call @draw
+// CHECK-NOT:   custom_call
+// CHECK:       {{^ *return}}
+func.func public @effects(%a: !m1) -> (!m1, !m1) attributes {topology = #mpmd.topology<<"m1" : <["x"=2]>>>} {
+  %0 = mpmd.fragment<mesh="m1", origin=[]> (%a) {mpmd.inferred_by = ["w"]} (%p: tensor<4xf32>) {
+    %1 = stablehlo.custom_call @draw(%p) {has_side_effect = true} : (tensor<4xf32>) -> tensor<4xf32>
+    mpmd.return %1 : tensor<4xf32>
+  } : (!m1) -> !m1
+  %f = mpmd.fragment<mesh="m1", origin=["f"]> (%0) (%p: tensor<4xf32>) {
+    %1 = stablehlo.negate %p : tensor<4xf32>
+    mpmd.return %1 : tensor<4xf32>
+  } : (!m1) -> !m1
+  %g = mpmd.fragment<mesh="m1", origin=["g"]> (%0) (%p: tensor<4xf32>) {
+    %1 = stablehlo.abs %p : tensor<4xf32>
+    mpmd.return %1 : tensor<4xf32>
+  } : (!m1) -> !m1
+  return %f, %g : !m1, !m1
+}

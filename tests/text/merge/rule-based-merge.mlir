@@ -157,3 +157,20 @@ func.func public @main(%a: !m1) -> !m1 attributes {topology = #topology} {
   } : (!m1) -> !m1
   return %f : !m1
 }
+
+// -----
+
+// What has effects is not dead.
+
+!m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+
+// CHECK-LABEL: func.func public @effects
+// CHECK:       custom_call @show
+// CHECK:       {{^ *return}}
+func.func public @effects(%a: !m1) -> !m1 attributes {topology = #mpmd.topology<<"m1" : <["x"=2]>>>} {
+  %0 = mpmd.fragment<mesh="m1", origin=["s"]> (%a) (%p: tensor<4xf32>) {
+    stablehlo.custom_call @show(%p) {has_side_effect = true} : (tensor<4xf32>) -> ()
+    mpmd.return %p : tensor<4xf32>
+  } : (!m1) -> !m1
+  return %a : !m1
+}

@@ -177,3 +177,24 @@ func.func public @main(%w: !m2, %g: !m2) -> (!m2, !m1, !m2, !m2) attributes {top
   } : (!m2) -> !m2
   return %a, %s, %k, %l : !m2, !m1, !m2, !m2
 }
+
+// -----
+
+// A token would pass from one half to the other, and fragments pass arrays only: the order of effects stays in one fragment.
+
+!m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+!m2 = !mpmd.mesh_tensor<"m2", tensor<4xf32>>
+
+// CHECK-LABEL: func.func public @ordered
+// CHECK-NOT:   split_keep_transferred
+// CHECK:       {{^ *return}}
+func.func public @ordered(%a: !m1) -> (!m1, !m2) attributes {topology = #mpmd.topology<<"m1" : <["x"=1]>>, <"m2" : <["x"=1]>>>} {
+  %f:2 = mpmd.fragment<mesh="m1", origin=["f"(1)]> (%a) (%p: tensor<4xf32>) {
+    %t = stablehlo.create_token : !stablehlo.token
+    %x, %u = stablehlo.custom_call @read(%p, %t) {has_side_effect = true} : (tensor<4xf32>, !stablehlo.token) -> (tensor<4xf32>, !stablehlo.token)
+    %y, %v = stablehlo.custom_call @read(%p, %u) {has_side_effect = true} : (tensor<4xf32>, !stablehlo.token) -> (tensor<4xf32>, !stablehlo.token)
+    mpmd.return %x, %y : tensor<4xf32>, tensor<4xf32>
+  } : (!m1) -> (!m1, !m1)
+  %s = mpmd.transfer %f#0 : (!m1) -> !m2
+  return %f#1, %s : !m1, !m2
+}

@@ -72,3 +72,30 @@ func.func public @left_alone(%a: !m1, %b: !m1, %c: !m2) -> (!m0, !m0, !m0, !m0, 
   } : (!m0, !m0) -> !big
   return %named, %needed, %two, %b1, %wide : !m0, !m0, !m0, !m0, !big
 }
+
+// -----
+
+// What has effects stays on its mesh, and what is to be in host memory.
+
+!m0 = !mpmd.mesh_tensor<"m0", tensor<4xf32>>
+!m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+!host = !mpmd.mesh_tensor<"m0", tensor<4xf32>, memory_kind="pinned_host">
+
+// CHECK-LABEL: func.func public @effects
+// CHECK-NOT:   mpmd.fragment<mesh="m1"
+// CHECK:       {{^ *return}}
+func.func public @effects(%a: !m1, %b: !m1) -> (!m0, !host) attributes {topology = #mpmd.topology<<"m0" : <["x"=2]>>, <"m1" : <["x"=2]>>>} {
+  %a0 = mpmd.transfer %a : (!m1) -> !m0
+  %b0 = mpmd.transfer %b : (!m1) -> !m0
+  %f = mpmd.fragment<mesh="m0", origin=[]> (%a0, %b0) (%x: tensor<4xf32>, %y: tensor<4xf32>) {
+    %z = stablehlo.custom_call @draw(%x, %y) {has_side_effect = true} : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
+    mpmd.return %z : tensor<4xf32>
+  } : (!m0, !m0) -> !m0
+  %a1 = mpmd.transfer %a : (!m1) -> !m0
+  %b1 = mpmd.transfer %b : (!m1) -> !m0
+  %g = mpmd.fragment<mesh="m0", origin=[]> (%a1, %b1) (%x: tensor<4xf32>, %y: tensor<4xf32>) {
+    %z = stablehlo.add %x, %y : tensor<4xf32>
+    mpmd.return %z : tensor<4xf32>
+  } : (!m0, !m0) -> !host
+  return %f, %g : !m0, !host
+}

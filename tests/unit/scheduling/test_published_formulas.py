@@ -105,3 +105,24 @@ def test_zero_bubble_h2_has_no_gap_between_first_and_last_task(p: int) -> None:
         line, _ = timeline("zb_h2", p, m)
         assert [line.span_idle_s(mesh) for mesh in line.meshes] == [0.0] * p
     assert max(timeline("zb_h1", p, 2 * p)[0].span_idle_s(mesh) for mesh in line.meshes) > 0.0
+
+
+@pytest.mark.parametrize("stages", [3, 5])
+@pytest.mark.parametrize(
+    "name", ["zb_v", "v_half", "v_min", "dualpipe_v", "zb_h1", "zb_h2", "interleaved_zb"]
+)
+def test_memory_is_as_published_where_the_stages_of_a_mesh_do_not_divide_into_equal_visits(
+    name: str, stages: int
+) -> None:
+    published, p = PUBLISHED[name], 4
+    table = get_schedule(name).table(stages * p, p, 12)
+    microbatches = published.peak(p, 12, 0) / published.stages_per_mesh
+    assert max(peak_activations(table)) <= microbatches * stages
+
+
+def test_memory_is_as_published_where_meshes_have_different_numbers_of_stages() -> None:
+    for name, most in (("zb_v", 3), ("v_half", 2), ("v_min", 2), ("dualpipe_v", 3.5), ("zb_h2", 5)):
+        for num_stages in (7, 8, 10, 11):
+            table = get_schedule(name).table(num_stages, 3, 9)
+            held = peak_activations(table)
+            assert all(peak <= most * table.stage_to_mesh.count(mesh) for mesh, peak in enumerate(held)), name

@@ -9,7 +9,6 @@ from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.cleanup.simplify_stablehlo import constants, identities, scalars, slices
 from mpmd.passes.cleanup.simplify_stablehlo.facts import Facts
-from mpmd.passes.fragments.dead_ops import is_dead
 
 Rewrite = Callable[[ir.Op, Facts], ir.Value | None]
 """Returns the replacement of an op's result, which may be that of a new op; None: does not apply."""
@@ -141,7 +140,7 @@ def _without_dead_ops(where: ir.Func | ir.Fragment | ir.Block) -> list[ir.Op]:
         if len(op.operation.regions) and not isinstance(op, ir.Fragment):
             blocks = [block for region in op.operation.regions for block in region]
             inside = [inner for block in blocks for inner in _without_dead_ops(block)]
-        if len(op.results) and is_dead(op):
+        if len(op.results) and ir.is_trivially_dead(op):
             ir.erase(op)
         else:
             left += [*reversed(inside), op]

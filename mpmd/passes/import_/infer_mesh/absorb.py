@@ -69,6 +69,7 @@ class Absorber:
 
     def place(self, op: ir.Op) -> None:
         """Inlines, clones or wraps an op whose results only assigns use (and tokens, fragments)."""
+        possible = sets.src_set(op)
         sets.clear(op, sets.USE_SET, sets.SRC_SET)
         assigns, read_by, elsewhere = self._consumers(op)
         if len(read_by) == 1 and not elsewhere:
@@ -79,7 +80,7 @@ class Absorber:
                 self._absorb(fragment, op, of_fragment, move=False)
             self._dead[op] = None
         else:
-            self._wrap(op, assigns)
+            self._wrap(op, self._meshes(op, assigns, possible))
 
     def finish(self) -> None:
         """Rebuilds the fragments that took in ops, and erases unneeded ops."""
@@ -89,9 +90,9 @@ class Absorber:
             ir.erase(op)
 
     def _may_clone(self, op: ir.Op, copies: int) -> bool:
-        """Whether an op may be done several times: never if it has effects."""
+        """Whether an op may be done several times, and is cheap enough."""
         is_cheap = copies <= self._max_clones or len(op.operands) == 0 or is_trivial(op)
-        return is_cheap and ir.is_pure(op)
+        return is_cheap and ir.is_duplicable(op)
 
     def retire(self, op: ir.Op) -> None:
         """Records that an op is not needed any more; nor are its users."""
@@ -100,15 +101,6 @@ class Absorber:
     def keep(self, a: ir.Assign) -> None:
         """Records that something will read an assign: what it assigns needs a fragment of its own."""
         self._kept.add(a)
-
-    def provide(self, a: ir.Assign, there: ir.Value, where: ir.InsertionPoint) -> None:
-        """Gives an assign its value, which is on a mesh: in fragments that grow, too."""
-        if there.type == a.result.type:
-            ir.replace_uses(a.result, there)
-            self._renamed[a.result] = there
-            self._dead[a] = None
-        else:
-            ir.set_operand(a, 0, assigning.unassign(there, where, location=a.location))
 
     def assigns(self, op: ir.Op | ir.Value) -> list[ir.Assign]:
         """The assigns of a value, or of the results of an op, that are still needed."""
@@ -174,13 +166,23 @@ class Absorber:
         growing = (self._growing.get(reader) for reader in self._readers(a))
         return all(g is not None and not g.reads(a.result) for g in growing)
 
-    def _wrap(self, op: ir.Op, assigns: list[ir.Assign]) -> None:
-        """One fragment per mesh of the op's assigns, in mesh order."""
+    def _meshes(self, op: ir.Op, assigns: list[ir.Assign], possible: sets.MeshSet | None) -> list[str]:
+        """The meshes of the op's assigns, in mesh order; one of them, if it may be done only once.
+
+        That is one where its operands are, if there is one.
+        """
         direct = [user.mesh for user in ir.users(op) if isinstance(user, ir.Fragment)]
         direct += [f.mesh for r in op.results for f in self._token_readers(r)]
         meshes = mesh_order([*(a.result.type.mesh for a in assigns), *direct])
+        if len(meshes) < 2 or ir.is_duplicable(op):
+            return meshes
+        return [(possible.best(meshes) if possible else None) or meshes[0]]
+
+    def _wrap(self, op: ir.Op, meshes: list[str]) -> None:
+        """One fragment on each mesh; users on other meshes take their operands from the only one."""
         for mesh in meshes:
-            made = assigning.wrap(op, mesh, MADE_BY, functools.partial(_is_on, mesh))
+            is_served = functools.partial(_is_on, mesh) if len(meshes) > 1 else _is_any
+            made = assigning.wrap(op, mesh, MADE_BY, is_served)
             for old, new in zip(op.results, made.results):
                 if not assigning.is_tensor(old.type):
                     self._renamed.setdefault(old, new)
@@ -190,6 +192,10 @@ class Absorber:
 def is_trivial(op: ir.Op) -> bool:
     """Whether an op is done several times rather than its result passed on."""
     return len(op.operands) <= 1 and len(op.results) == 1 and not len(op.operation.regions)
+
+
+def _is_any(user: ir.Op) -> bool:
+    return True
 
 
 def _is_on(mesh: str, user: ir.Op) -> bool:

@@ -23,8 +23,8 @@ class InferMeshAssignMeshFuncLeaves(ModulePass):
           p = assign t to m1 by inferred_unused; q = assign s to m2 by inferred_out; return q
 
     Leaves are results and unused arguments of functions, unused ops, ops without tensors as results (wrapped
-    into a fragment per mesh), and operands of broadcasts and reduces.  A mesh where the leaf can be is taken,
-    if possible one where it is needed, else the first of the topology.
+    into a fragment; annotations into one on each mesh), and operands of broadcasts and reduces.  A mesh where
+    the leaf can be is taken, if possible one where it is needed, else the first of the topology.
 
     Requires: use and source sets.  Ensures: every leaf has a mesh; use sets are cleared, as reductions have
     changed them.  Cost: linear.  Source: openxla/shardy MPMD, `infer_mesh_assignment`.
@@ -159,7 +159,8 @@ class _Leaves:
             )
             return
         sets.clear(op, USE_SET, SRC_SET, REDUCE)
-        for mesh in meshes[:1] if ir.is_pure(op) else meshes:
+        once = ir.is_side_effect_free(op) or not ir.is_duplicable(op)
+        for mesh in meshes[:1] if once else meshes:
             assigning.wrap(op, mesh, _MADE_BY)
         ir.erase(op)
 

@@ -89,7 +89,10 @@ def reduction_op(kind: str) -> str:
 
 
 def concat_reduce(op: ir.Op) -> tuple[ir.Op, str] | None:
-    """The reduce that undoes a concatenate along a dim of size 1, and its kind; None for other ops."""
+    """The reduce that undoes a concatenate along a dim of size 1, and its kind; None for other ops.
+
+    Its start is neutral, as StableHLO and `lax.reduce` ask for.
+    """
     if op.operation.name != "stablehlo.concatenate" or len({v.type for v in op.operands}) != 1:
         return None
     users = ir.users(op.results[0])

@@ -227,8 +227,11 @@ def _rewrite_call(op: ir.Call, signature: _Signature, absorber: Absorber, there:
             ir.replace_uses(old, results[i])
             continue
         by_mesh = {results[k].type.mesh: results[k] for k in reversed(signature.results(i))}
+        plain: dict[ir.Value, ir.Value] = {}
         for user in absorber.assigns(old):
             # Where callees feed each other through other ops, a mesh may be missing: that is a transfer.
-            there = by_mesh.get(user.result.type.mesh, results[i])
-            absorber.provide(user, there, where)
+            on_mesh = by_mesh.get(user.result.type.mesh, results[i])
+            if on_mesh not in plain:
+                plain[on_mesh] = assigning.unassign(on_mesh, where)
+            ir.set_operand(user, 0, plain[on_mesh])
     absorber.retire(op)

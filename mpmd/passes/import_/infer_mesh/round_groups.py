@@ -70,7 +70,7 @@ class RoundGroups:
             op, readers = self._ops[i], self._readers[i]
             if readers and flow.is_meshless(op) and all(j in free or self._reads_plain(j) for j in readers):
                 values = [*op.results, *self._reads[i]]
-                if ir.is_pure(op) and all(assigning.is_tensor(v.type) for v in values):
+                if ir.is_movable(op) and all(assigning.is_tensor(v.type) for v in values):
                     free.add(i)
         return free
 

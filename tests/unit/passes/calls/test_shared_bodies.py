@@ -53,7 +53,7 @@ def test_equal_bodies_become_one_function():
     # What is passed on, returned twice or constant can still be seen.
     sum_, negated, twice, passed, constant = second.returned
     assert negated == twice and passed == second.args[1] and ir.is_constant(ir.producer(constant))
-    assert ir.producer(sum_) == ir.producer(negated) and ir.is_pure(second)
+    assert ir.producer(sum_) == ir.producer(negated) and ir.is_side_effect_free(second)
 
 
 def test_a_body_with_effects_is_not_pure():
@@ -62,7 +62,7 @@ def test_a_body_with_effects_is_not_pure():
     text = ir.to_text(_module()).replace(f"stablehlo.negate %arg2 : {kind}", effect)
     first, _ = _shared(module := ir.parse(text))
     assert len(shared_bodies.functions_of(module)) == 1
-    assert not ir.is_pure(first)
+    assert not ir.is_side_effect_free(first)
 
 
 @pytest.mark.parametrize("pass_name", ["mpmd-fragment-dce", "mpmd-simplify-program"])
