@@ -188,7 +188,7 @@ def test_a_product_of_zeros_and_masks_keeps_probabilities():
 
     arguments = [floats(2, 90, 8) for _ in range(3)]
     made = check(both, arguments, count=1)
-    assert made.thunks[0].plan.triangle is not None
+    assert stitched(made)[0].plan.triangle is not None
 
 
 def scored(q, k):
