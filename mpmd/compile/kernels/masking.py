@@ -100,9 +100,12 @@ def triangle_of(plan: KernelPlan, factors: frozenset[int]) -> Triangle | None:
             found = _side(plan, node)
             if found is not None:
                 masks.setdefault(found[0], {})[number] = found[1]
+    queries, keys = plan.extents[-2:]
     for offset in sorted(masks):
+        if offset >= keys - 1:
+            break  # every query sees every key
         following = _Following(plan, masks[offset])
-        made = following.triangle(offset, factors)
+        made = following.triangle(max(offset, -queries), factors)
         if made is not None:
             return made
     return None

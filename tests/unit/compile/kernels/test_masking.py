@@ -35,9 +35,9 @@ def reductions(plan):
     return [k for k, n in enumerate(plan.nodes) if isinstance(n, ReduceNode)]
 
 
-def compared(direction, offset=0, swapped=False):
+def compared(direction, offset=0, swapped=False, dtype="s32"):
     def mask(b):
-        row, column = b.index(dim(0) + offset, "s32"), b.index(dim(1), "s32")
+        row, column = b.index(dim(0) + offset, dtype), b.index(dim(1), dtype)
         return b.apply(f"compare-{direction}", *((column, row) if swapped else (row, column)))
 
     return mask
@@ -116,6 +116,15 @@ def test_positions_that_fit_are_a_triangle(mask, size):
 def test_positions_that_wrap_or_are_rounded_are_no_triangle(mask, size):
     plan, factor = softmax(mask, size=size)
     assert triangle_of(plan, frozenset({factor})) is None
+
+
+def test_an_offset_is_no_farther_than_there_are_queries():
+    """Places are computed from it, and shall not overflow."""
+    plan, factor = softmax(compared("ge", -(2**40), dtype="s64"))
+    assert triangle_of(plan, frozenset({factor})).offset == -T
+    for offset, hides in ((T - 2, True), (T - 1, False), (2**40, False)):
+        plan, factor = softmax(compared("ge", offset, dtype="s64"))
+        assert (triangle_of(plan, frozenset({factor})) is not None) == hides
 
 
 # -- conditions on a row
