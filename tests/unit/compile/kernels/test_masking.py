@@ -217,6 +217,48 @@ def test_fills_have_the_type_of_what_is_stored():
     assert [(type(f), f) for f in made.fills.values()] == [(float, 0.0), (bool, False), (int, 2**53 + 1)]
 
 
+def test_places_that_do_not_keep_step_are_no_triangle():
+    def faster(b):
+        return b.apply("compare-ge", b.index(dim(0) * 2, "s32"), b.index(dim(1), "s32"))
+
+    plan, factor = softmax(faster)
+    assert triangle_of(plan, frozenset({factor})) is None
+
+
+def test_places_that_change_with_the_batch_are_no_triangle():
+    b = PlanBuilder("rows", (3, T, T), batch_dims=1, row_dims=1)
+    size = 3 * T * T
+    scores, zero = b.load_dense(b.operand("scores", "f32", size)), b.constant(0.0, "f32")
+    mask = b.apply("compare-ge", b.index(dim(0) + dim(1), "s32"), b.index(dim(2), "s32"))
+    factor = b.operand("factor", "f32", size)
+    b.store_dense(factor, b.apply("select", mask, scores, zero))
+    assert triangle_of(b.finish(), frozenset({factor})) is None
+
+
+def test_one_of_two_conditions_that_holds_does_not_decide():
+    """Beyond its query a key is seen if an array says so."""
+
+    def later(b):
+        there = b.load_dense(b.operand("there", "pred", T * T))
+        return b.apply("and", compared("lt")(b), there)
+
+    plan, factor = softmax(later)
+    assert triangle_of(plan, frozenset({factor})) is None
+
+
+def test_what_is_mixed_or_added_up_is_zero_behind_the_mask():
+    assert guards_of(lambda b, masked: masked, filler=0.0) == set()
+    assert guards_of(lambda b, masked: masked, filler=1.0) is None
+    total = guards_of(lambda b, masked: b.apply("multiply", b.constant(0.0, "f32"), masked), filler=1.0)
+    assert total == set(), "it is the product that is mixed"
+
+    def summed(b, masked):
+        less = b.apply("subtract", masked, b.constant(1.0, "f32"))
+        return b.apply("multiply", less, b.reduce_row("add", masked))
+
+    assert guards_of(summed, filler=1.0) is None
+
+
 def test_a_filler_that_is_added_is_not_known():
     """Scores plus a filler may be anything: nothing is left out."""
     plan, factor = softmax(compared("ge"), bias=True)

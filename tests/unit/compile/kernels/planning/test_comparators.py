@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from mpmd.compile.hlo import parse_module
-from mpmd.compile.kernels.planning.sorting import plan_sort
+from mpmd.compile.hlo.attributes import SliceDims
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.kernels.planning.sorting import plan_sort, plan_sort_prefix
 from mpmd.compile.kernels.planning.trace import NoPlan
 from mpmd.compile.lowering import lower
 from tests.support.native_fragments import compiled, fragment_of, run
@@ -69,6 +71,19 @@ def test_an_order_has_a_plan(name):
 def test_what_may_contradict_itself_has_none(name):
     with pytest.raises(NoPlan, match="may contradict itself"):
         plan_sort("s", sort_of(NO_ORDERS[name]).entry.root)
+
+
+def test_a_slice_of_the_middle_is_no_beginning():
+    sort = sort_of(ORDERS["less"]).entry.root
+    part = HloInstruction("get-tuple-element", sort.operands[0].shape, [sort], {"index": 0})
+    for first in (0, 2):
+        cut = SliceDims((first,), (first + 5,), (1,))
+        taken = HloInstruction("slice", part.shape.with_dims((5,)), [part], {"slice": cut})
+        if first == 0:
+            plan_sort_prefix("s", [sort, part, taken], [taken])
+            continue
+        with pytest.raises(NoPlan, match="not the beginning"):
+            plan_sort_prefix("s", [sort, part, taken], [taken])
 
 
 def test_many_keys_are_an_order():

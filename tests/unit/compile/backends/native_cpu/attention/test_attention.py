@@ -253,6 +253,34 @@ def test_a_row_without_weight_is_nan_behind_its_mask_too():
         assert np.isfinite(result[:, 30:]).all()
 
 
+def test_a_row_of_nan_is_nan_behind_its_mask_too():
+    def attend(q, k, v):
+        p = jax.nn.softmax(jnp.where(placed(40, 40), scored(q, k), -1e9))
+        return p @ v, p
+
+    q, k, v = cross_inputs(40, 40)
+    q[:, 3] = np.nan
+    fragment = fragment_of(attend, q, k, v)
+    for result in run(fragment, [q, k, v], compiled(fragment)):
+        assert np.isnan(result[:, 3]).all()
+        assert np.isfinite(np.delete(result, 3, axis=1)).all()
+
+
+def test_doubles_are_products():
+    """Kernels of attention add up in f32."""
+
+    def attend(q, k, v):
+        return jax.nn.softmax(scored(q, k)) @ v
+
+    with jax.enable_x64(True):
+        arguments = [a.astype(np.float64) for a in cross_inputs(9, 20)]
+        fragment = fragment_of(attend, *arguments)
+        made = compiled(fragment)
+        (got,), want = run(fragment, arguments, made), jax.jit(attend)(*arguments)
+    assert not stitched(made)
+    np.testing.assert_allclose(got, want, rtol=1e-13, atol=1e-13)
+
+
 def test_a_masked_zero_times_an_infinite_value_of_its_row_is_nan():
     def attend(q, k, v, weights):
         e = jnp.where(placed(40, 40), jnp.exp(scored(q, k)), 0.0)
