@@ -6,10 +6,9 @@ import signal
 import jax
 import pytest
 
-from mpmd.compile import driver
 from mpmd.compile.llvm import engine
 from tests.support.fast_cases import mark_slow_cases
-from tests.support.poison import PoisoningEmitter, poison
+from tests.support.poison import poison, poison_always
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_disable_most_optimizations", True)
@@ -18,7 +17,7 @@ jax.config.update("jax_disable_most_optimizations", True)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-driver.Emitter = PoisoningEmitter  # native code overwrites memory as soon as it is free
+poison_always()  # native code finds NaN in memory that nobody wrote
 
 
 gc.disable()  # until the tests are collected: they are many objects, and none of them is garbage

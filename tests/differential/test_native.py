@@ -46,7 +46,7 @@ def one_stage(function, mesh=1, **options):
     return mpmd.jit(lambda *a: mpmd.named_computation(function, name="f")(*a), config)
 
 
-def test_the_texts_of_a_fragment():
+def test_the_texts_of_a_fragment(unpoisoned):
     x = np.ones((4, 8), np.float32)
     compiled = one_stage(jax.nn.softmax).compiled(x)
     assert "kind=kInput" in compiled.as_text("hlo")

@@ -21,10 +21,9 @@ from mpmd.compile.options import CompileOptions
 from mpmd.compile.thunks.check import check_thunks
 from mpmd.compile.thunks.emission import KernelPlans
 from tests.support.assignment_check import check_assignment
+from tests.support.poison import POISON, check_returned
 from tests.support.poison import poison as poisoning
 from tests.support.program_instance import ProgramInstance
-
-POISON = 0xA5
 
 
 def mlir_type(dtype: Any) -> str:
@@ -78,6 +77,7 @@ def run(
     arena = _poisoned((max(64, made.program.arena_bytes),), np.uint8)
     arena[: len(made.program.constants)] = np.frombuffer(made.program.constants, np.uint8)
     instance([a.ctypes.data for a in (*given, *results, arena)])
+    check_returned(results, arguments)
     return results
 
 

@@ -58,6 +58,10 @@ class PlanBuilder:
             self._nodes.append(node)
         return self._numbers[key]
 
+    def made(self, number: int) -> Node:
+        """The node with a number."""
+        return self._nodes[number]
+
     def dtype(self, node: int) -> str:
         """The dtype of a value."""
         return self._nodes[node].dtype

@@ -2,8 +2,11 @@
 
 Values at masked points are followed through the plan as constants.  A value masked with a number that is very
 small beside the row's maximum has the exponential zero; that it is that small is a condition on the row,
-checked at run time, so that a row whose own scores are as small is computed in full.  A masked zero times a
-number is taken to be zero: where the number is infinite or NaN, the plan would give NaN.
+checked at run time, so that a row whose own scores are as small is computed in full.  So is a row that
+multiplies a masked zero with a value of the row that is not finite, or divides it by one not above zero.
+
+What lies behind the mask itself is not looked at: where it is infinite or NaN, a masked zero times it is zero
+and not NaN.  The sign of a masked zero is not kept.
 """
 
 from __future__ import annotations
@@ -12,10 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
+from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.kernels.evaluate import apply
-from mpmd.compile.kernels.operations import FLOATS, NUMPY_DTYPE
+from mpmd.compile.kernels.operations import FLOATS, INTEGERS, NUMPY_DTYPE
 from mpmd.compile.kernels.plan import (
     ELEMENT,
     ROW,
@@ -29,7 +34,10 @@ from mpmd.compile.kernels.plan import (
 )
 
 SMALL = -105.0
-"""The exponential of this, and of everything below, is zero in f32."""
+"""The exponential of this, and of everything below, is zero in f32 and bf16."""
+
+_WIDE_EXPONENTS = ("f32", "bf16")
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,11 @@ class Guard:
     bound: float
     negated: bool = False
 
+    def implies(self, other: Guard) -> bool:
+        """Whether a row that meets this one meets another."""
+        same = (self.value, self.negated) == (other.value, other.negated)
+        return same and self.filler >= other.filler and self.bound <= other.bound
+
 
 @dataclass(frozen=True)
 class Triangle:
@@ -61,7 +74,7 @@ class Triangle:
 
     offset: int
     guards: tuple[Guard, ...]
-    fills: Mapping[int, float]
+    fills: Mapping[int, bool | int | float]
 
     def share(self, queries: int, keys: int) -> float:
         """The part of the scores that is computed."""
@@ -87,9 +100,12 @@ def triangle_of(plan: KernelPlan, factors: frozenset[int]) -> Triangle | None:
             found = _side(plan, node)
             if found is not None:
                 masks.setdefault(found[0], {})[number] = found[1]
+    queries, keys = plan.extents[-2:]
     for offset in sorted(masks):
+        if offset >= keys - 1:
+            break  # every query sees every key
         following = _Following(plan, masks[offset])
-        made = following.triangle(offset, factors)
+        made = following.triangle(max(offset, -queries), factors)
         if made is not None:
             return made
     return None
@@ -117,25 +133,40 @@ def _side(plan: KernelPlan, node: Apply) -> tuple[int, bool] | None:
 
 
 def _affine(plan: KernelPlan, number: int) -> tuple[int, int, int] | None:
-    """Factors of the query and the key, and the constant, of an integer."""
+    """Factors of the query and the key, and the constant, of a number that is exact in its type."""
     node, rank = plan.nodes[number], plan.rank
+    found: tuple[int, int, int] | None = None
     if isinstance(node, IndexValue):
         index = node.index
-        if any(atom.kind != "dim" or atom.number < rank - 2 for atom, _ in index.terms):
-            return None
-        return index.factor(rank - 2), index.factor(rank - 1), index.constant
-    if isinstance(node, Constant) and node.dtype not in (*FLOATS, "pred"):
-        return 0, 0, int(node.value)
-    if isinstance(node, Apply) and node.op in ("add", "subtract", "convert") and node.dtype in ("s32", "s64"):
-        parts = [_affine(plan, a) for a in node.args]
-        if any(p is None for p in parts):
-            return None
-        first, *others = [p for p in parts if p is not None]
+        if all(atom.kind == "dim" and atom.number >= rank - 2 for atom, _ in index.terms):
+            found = index.factor(rank - 2), index.factor(rank - 1), index.constant
+    elif isinstance(node, Constant) and node.dtype in INTEGERS:
+        found = 0, 0, int(node.value)
+    elif isinstance(node, Apply) and node.op in ("add", "subtract", "convert"):
+        first, *others = [_affine(plan, a) for a in node.args]
         sign = -1 if node.op == "subtract" else 1
         for other in others:
-            first = (first[0] + sign * other[0], first[1] + sign * other[1], first[2] + sign * other[2])
-        return first
-    return None
+            first = first and other and _sum(first, other, sign)
+        found = first
+    return found if found is not None and _is_exact(plan, found, node.dtype) else None
+
+
+def _sum(a: tuple[int, int, int], b: tuple[int, int, int], sign: int) -> tuple[int, int, int]:
+    return a[0] + sign * b[0], a[1] + sign * b[1], a[2] + sign * b[2]
+
+
+def _is_exact(plan: KernelPlan, affine: tuple[int, int, int], dtype: str) -> bool:
+    """Whether a type holds all values of an affine number: none wraps or is rounded."""
+    query, key, constant = affine
+    ends = [factor * max(0, extent - 1) for factor, extent in zip((query, key), plan.extents[-2:])]
+    low, high = (constant + sum(end(0, e) for e in ends) for end in (min, max))
+    if dtype in FLOATS:
+        exact = 2 ** (ml_dtypes.finfo(DTYPES[dtype].numpy).nmant + 1)
+        return -exact <= low and high <= exact
+    if dtype not in INTEGERS:
+        return False
+    limits = np.iinfo(DTYPES[dtype].numpy)
+    return int(limits.min) <= low and high <= int(limits.max)
 
 
 class _Following:
@@ -189,17 +220,32 @@ class _Following:
         if node.op == "exponential" and args[0] in self.below:
             self.guards[self.below[args[0]]] = None
             return 0.0
-        if node.op == "convert" and args[0] in self.below and node.dtype in FLOATS:
+        if node.op == "convert" and args[0] in self.below and node.dtype in _WIDE_EXPONENTS:
             self.below[number] = self.below[args[0]]
             return None
-        zero = [a in constants and node.dtype in FLOATS and float(constants[a]) == 0.0 for a in args]
-        if (node.op == "multiply" and any(zero)) or (node.op == "divide" and zero[0]):
-            return 0.0
         if all(a in constants for a in args):
             return apply(node, [constants[a] for a in args])
-        if node.op in ("subtract", "add") and node.dtype in ("f32", "bf16"):
+        if node.op in ("multiply", "divide") and node.dtype in FLOATS:
+            return self._zero(node)
+        if node.op in ("subtract", "add") and node.dtype in _WIDE_EXPONENTS:
             self._distance(number, node)
         return None
+
+    def _zero(self, node: Apply) -> float | None:
+        """A masked zero times another number, or divided by one."""
+        zeros = [a in self.constants and float(self.constants[a]) == 0.0 for a in node.args]
+        other = node.args[zeros[0]]
+        of_row = self.plan.levels[other] == ROW
+        if other in self.constants or not any(zeros):
+            return None
+        if node.op == "divide":
+            if not zeros[0] or not of_row:
+                return None
+            self.guards[Guard(other, 0.0, 0.0)] = None
+        elif of_row:
+            for negated in (False, True):
+                self.guards[Guard(other, 0.0, _LARGEST, negated)] = None
+        return 0.0
 
     def _distance(self, number: int, node: Apply) -> None:
         """Record a masked element less the row's maximum."""
@@ -215,16 +261,17 @@ class _Following:
         """The result for the whole plan."""
         fills: dict[int, float] = {}
         for number, store in enumerate(self.plan.stores):
+            if store.combine:
+                return None  # a block may be computed twice
             if store_level(self.plan, store) == ROW:
                 continue
             value = self.constants.get(store.node)
-            if value is None or store.combine or len(store_arguments(store)) > 1:
+            if value is None or len(store_arguments(store)) > 1:
                 return None
-            fills[number] = float(value)
+            fills[number] = value.item()
             if store.operand in factors and fills[number] != 0.0:
                 return None
         if not self.possible or not fills:
             return None
-        used = {g.value for g in self.guards if g.bound < 0}
-        guards = tuple(g for g in self.guards if g.bound < 0 or g.value not in used)
-        return Triangle(offset, guards, fills)
+        guards = [g for g in self.guards if not any(o.implies(g) for o in self.guards if o != g)]
+        return Triangle(offset, tuple(guards), fills)

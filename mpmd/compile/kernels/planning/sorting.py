@@ -13,6 +13,7 @@ from mpmd.compile.hlo.attributes import SliceDims
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.index import dim, linear, strides_of, value
 from mpmd.compile.kernels.plan import KernelPlan
+from mpmd.compile.kernels.planning.comparators import Comparator
 from mpmd.compile.kernels.planning.iteration_space import IterationSpace
 from mpmd.compile.kernels.planning.trace import NoPlan, Trace, check_dtype
 from mpmd.errors import CompileError
@@ -102,8 +103,8 @@ def _planned(
 def _compared(
     trace: Trace, parameters: list[HloInstruction], root: HloInstruction, a: list[int], b: list[int]
 ) -> int:
-    """The comparator's answer for two elements."""
+    """The comparator's answer for two elements, as a strict weak order."""
     trace.substitute(dict(zip(parameters, [node for pair in zip(a, b) for node in pair])))
     node = trace.value(root, ())
     trace.substitute({})
-    return node
+    return Comparator(trace.build, a, b, node).answer

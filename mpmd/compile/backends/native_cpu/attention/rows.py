@@ -37,17 +37,15 @@ class Reach:
 
     def end(self, rows: Index) -> Index:
         """The first key, in whole strips, that none of the block's first rows looks at."""
-        f, tiling = self.f, self.blocking
-        if self.offset is None:
-            return tiling.padded_keys
-        return f.round_up(f.imax(self.seen(rows), 1), tiling.scores[0].width)
+        tiling = self.blocking
+        return self.f.round_up(self.seen(rows), tiling.scores[0].width)
 
     def seen(self, rows: Index) -> Index:
         """The first key that none of the block's first rows looks at."""
         f, keys = self.f, self.blocking.plan.keys
         if self.offset is None:
             return keys
-        return f.imin(f.iadd(f.iadd(self.first, rows), self.offset), keys)
+        return f.imin(f.imax(f.iadd(f.iadd(self.first, rows), self.offset), 0), keys)
 
     def first_row(self, key: Index, multiple: int) -> Index:
         """A row of the block, a multiple of some number, before which no row looks at a key or later ones."""

@@ -105,7 +105,7 @@ def test_a_loop_of_small_steps_is_the_first_threads():
 
 
 def test_small_steps_wait_for_large_ones_and_not_for_each_other():
-    made = compiled(fragment_of(small_between_large, *CASES["small between large"][1]))
+    made = compiled(fragment_of(small_between_large, *CASES["small between large"][1]), poison=False)
     steps = made.program.threaded.steps
     chains = [step for step in steps if isinstance(step, Alone) and len(step.steps) > 1]
     assert len(chains) == 1 and chains[0].waits

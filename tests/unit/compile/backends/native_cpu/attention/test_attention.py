@@ -188,7 +188,132 @@ def test_a_product_of_zeros_and_masks_keeps_probabilities():
 
     arguments = [floats(2, 90, 8) for _ in range(3)]
     made = check(both, arguments, count=1)
-    assert made.thunks[0].plan.triangle is not None
+    assert stitched(made)[0].plan.triangle is not None
+
+
+def scored(q, k):
+    return jnp.einsum("bqd,bkd->bqk", q, k)
+
+
+def placed(queries, keys, offset=0):
+    """Which keys each query sees: those up to its own place and an offset."""
+    return jnp.arange(keys) <= jnp.arange(queries)[:, None] + offset
+
+
+def cross_inputs(queries, keys, width=8):
+    return [floats(2, n, width) / 2 for n in (queries, keys, keys)]
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(100, 50), (64, 17), (70, 3)])
+def test_queries_that_see_no_key_mix_zeros(queries, keys):
+    """Of their scores none is computed, so none may be read: what is there is NaN."""
+
+    def attend(q, k, v):
+        return jnp.exp(scored(q, k)) * placed(queries, keys, keys - queries) @ v
+
+    arguments = cross_inputs(queries, keys)
+    check(attend, arguments, count=1)
+    check(gradients(attend), arguments, count=2)
+
+
+def test_a_maximum_with_a_floor_is_over_the_floor_too():
+    """Every visible score is below the floor, which stands behind the mask alone."""
+
+    def attend(q, k, v):
+        s, mask = scored(q, k) - 50, placed(60, 60)
+        top = jnp.where(mask, s, 0.0).max(-1, keepdims=True)
+        e = jnp.exp(jnp.where(mask, s, -1e30) - top)
+        return e / (e.sum(-1, keepdims=True) + 1e-6) @ v, top
+
+    check(attend, cross_inputs(60, 60), count=1)
+
+
+@pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8, BF16])
+def test_positions_that_wrap_or_are_rounded_hide_what_they_hide(dtype):
+    def attend(q, k, v):
+        places = jax.lax.iota(dtype, 300)
+        return jax.nn.softmax(jnp.where(places[:, None] >= places, scored(q, k), -1e30)) @ v
+
+    check(attend, cross_inputs(300, 300), count=1)
+
+
+def test_a_row_without_weight_is_nan_behind_its_mask_too():
+    """0 / 0 of a row that sees nothing, and of one whose visible weights vanish."""
+
+    def attend(q, k, v):
+        e = jnp.exp(scored(q, k)) * placed(40, 40, -30)
+        p = e / e.sum(-1, keepdims=True)
+        return p @ v, p
+
+    arguments = cross_inputs(40, 40)
+    made = compiled(fragment_of(attend, *arguments))
+    assert stitched(made)[0].plan.triangle is not None
+    for result in run(fragment_of(attend, *arguments), arguments, made):
+        assert np.isnan(result[:, :30]).all()
+        assert np.isfinite(result[:, 30:]).all()
+
+
+def test_a_row_of_nan_is_nan_behind_its_mask_too():
+    def attend(q, k, v):
+        p = jax.nn.softmax(jnp.where(placed(40, 40), scored(q, k), -1e9))
+        return p @ v, p
+
+    q, k, v = cross_inputs(40, 40)
+    q[:, 3] = np.nan
+    fragment = fragment_of(attend, q, k, v)
+    for result in run(fragment, [q, k, v], compiled(fragment)):
+        assert np.isnan(result[:, 3]).all()
+        assert np.isfinite(np.delete(result, 3, axis=1)).all()
+
+
+def test_doubles_are_products():
+    """Kernels of attention add up in f32."""
+
+    def attend(q, k, v):
+        return jax.nn.softmax(scored(q, k)) @ v
+
+    with jax.enable_x64(True):
+        arguments = [a.astype(np.float64) for a in cross_inputs(9, 20)]
+        fragment = fragment_of(attend, *arguments)
+        made = compiled(fragment)
+        (got,), want = run(fragment, arguments, made), jax.jit(attend)(*arguments)
+    assert not stitched(made)
+    np.testing.assert_allclose(got, want, rtol=1e-13, atol=1e-13)
+
+
+def test_a_masked_zero_times_an_infinite_value_of_its_row_is_nan():
+    def attend(q, k, v, weights):
+        e = jnp.where(placed(40, 40), jnp.exp(scored(q, k)), 0.0)
+        p = e * weights[:, None]
+        return p @ v, p
+
+    arguments = [*cross_inputs(40, 40), np.where(np.arange(40) == 7, np.inf, 1.0).astype(np.float32)]
+    fragment = fragment_of(attend, *arguments)
+    mixed, weighed = run(fragment, arguments, compiled(fragment))
+    assert np.isnan(weighed[:, 7, 8:]).all() and np.isposinf(weighed[:, 7, :8]).all()
+    assert np.isnan(mixed[:, 7]).all() and np.isfinite(np.delete(mixed, 7, axis=1)).all()
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        lambda mask, s: (mask & (s > 0), lambda seen: jnp.where(seen, s, 0.0)),
+        lambda mask, s: (jnp.where(mask, s, -jnp.inf), jnp.exp),
+        lambda mask, s: (jnp.where(mask, (9 * s).astype(int), -7), lambda n: (n + 7).astype(np.float32)),
+    ],
+    ids=["pred", "f32", "s32"],
+)
+def test_what_is_read_outside_is_written_behind_the_mask_in_its_type(hidden):
+    def attend(q, k, v):
+        kept, factor = hidden(placed(40, 40), scored(q, k))
+        return factor(kept) @ v, kept
+
+    arguments = cross_inputs(40, 40)
+    fragment = fragment_of(attend, *arguments)
+    made = compiled(fragment)
+    assert stitched(made)[0].plan.triangle is not None
+    for got, want in zip(run(fragment, arguments, made), jax.jit(attend)(*arguments)):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
 def test_other_lengths_of_keys_and_biases_per_pair():

@@ -9,6 +9,8 @@ from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.emit.row import RowKernel
 from mpmd.compile.backends.native_cpu.emit.selection import SelectionKernel
 from mpmd.compile.hlo import parse_module
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.shape import tuple_of
 from mpmd.compile.kernels.evaluate import evaluate as evaluate_plan
 from mpmd.compile.kernels.planning.kernels import plan_instruction
 from mpmd.compile.kernels.sorting import sorting_of
@@ -153,3 +155,23 @@ def test_only_what_is_read_of_the_beginning():
     module = parse_module(text)
     assert SortPrefix().run(module) and not SortPrefix(most=7).run(parse_module(text))
     assert [i.shape.dims for i in module.entry if i.opcode == "fusion"] == [(2, 8)]
+
+
+def test_what_is_read_as_a_whole_is_sorted_as_a_whole():
+    module = module_of((4, 90), 1, 3)
+    values_ = next(i for i in module.entry if i.opcode == "get-tuple-element" and i.tuple_index == 0)
+    whole = module.entry.add(HloInstruction("negate", values_.shape, [values_]))
+    root = module.entry.root
+    shape = tuple_of([*(o.shape for o in root.operands), whole.shape])
+    module.entry.set_root(module.entry.add(HloInstruction("tuple", shape, [*root.operands, whole])))
+    SortPrefix().run(module)
+    assert [i.opcode for i in module.entry].count("fusion") == 0
+
+
+def test_what_control_edges_order_stays():
+    module = module_of((4, 90), 1, 3)
+    sort = next(i for i in module.entry if i.opcode == "sort")
+    other = module.entry.add(HloInstruction("negate", sort.operands[0].shape, [sort.operands[0]]))
+    sort.add_control_predecessor(other)
+    SortPrefix().run(module)
+    assert [i.opcode for i in module.entry].count("fusion") == 0
