@@ -17,15 +17,13 @@ from mpmd.compile.llvm.types import (
     with_element,
 )
 
-CONTRACT = "contract "
-
 
 class Arithmetic(ABC):
     """The arithmetic half of `FunctionBuilder`.
 
-    Floating-point instructions carry the `contract` flag: a product and a sum may become one fused
-    multiply-add, which rounds once instead of twice.  Nothing else is relaxed: NaN, infinities, the sign of
-    zero and the order of operations stay as written.
+    Every floating-point instruction rounds: none has a fast-math flag, and LLVM joins no product with a sum.
+    Whether it could join them depends on who else uses the product, so a value that two loops compute would be
+    two numbers.  Where rounding once is part of a definition, `fma` says so.
     """
 
     @abstractmethod
@@ -38,9 +36,8 @@ class Arithmetic(ABC):
 
     # -- two operands, integers or floats -----------------------------------------------------------------
     def binary(self, opcode: str, a: Value, b: Value) -> Value:
-        """`opcode a, b` with the flags that opcode may carry."""
-        flags = CONTRACT if opcode in ("fadd", "fsub", "fmul", "fdiv") else ""
-        return self.op(f"{opcode} {flags}{a.type} {a}, {b}", a.type)
+        """`opcode a, b`."""
+        return self.op(f"{opcode} {a.type} {a}, {b}", a.type)
 
     def add(self, a: Value, b: Value) -> Value:
         """A + b."""

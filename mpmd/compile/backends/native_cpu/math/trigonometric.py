@@ -45,7 +45,7 @@ def _sin_or_cos(b: FunctionBuilder, x: Value, name: str, quarter: int) -> Value:
 
 def _reduced(b: FunctionBuilder, x: Value, quarter: int) -> Value:
     """The sine of x + quarter·π/2 for |x| up to `_MAX_REDUCED`."""
-    n_float, n = nearest_integer(b, b.mul(x, like(x, 2 / math.pi)))
+    n_float, n = nearest_integer(b, x, 2 / math.pi)
     r = x
     for part in _HALF_PI:
         r = b.fma(n_float, like(x, -part), r)
