@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from mpmd.compile.backends.native_cpu.emit.extremes import extreme
 from mpmd.compile.backends.native_cpu.math import functions
 from mpmd.compile.backends.native_cpu.narrow import narrowed, to_odd, widened
 from mpmd.compile.backends.native_cpu.storage import MEMORY, REGISTER, narrow, round_to, widen
@@ -114,13 +115,13 @@ def _safe_divisor(f: FunctionBuilder, a: Value, b: Value, dtype: str) -> Value:
 
 def _maximum(f: FunctionBuilder, args: Sequence[Value], dtype: str) -> Value:
     if is_float(args[0].type):
-        return f.maximum(*args)
+        return extreme(f, "maximum", *args)
     return f.select(_less(f, args[1], args[0], dtype), args[0], args[1])
 
 
 def _minimum(f: FunctionBuilder, args: Sequence[Value], dtype: str) -> Value:
     if is_float(args[0].type):
-        return f.minimum(*args)
+        return extreme(f, "minimum", *args)
     return f.select(_less(f, args[0], args[1], dtype), args[0], args[1])
 
 
