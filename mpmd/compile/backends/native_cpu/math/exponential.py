@@ -22,6 +22,7 @@ from mpmd.compile.backends.native_cpu.math.lanes import (
     power_of_two,
     scale_at_once,
     scale_by_power_of_two,
+    small_as_itself,
 )
 from mpmd.compile.llvm.builder import FunctionBuilder
 from mpmd.compile.llvm.types import (
@@ -88,7 +89,7 @@ def expm1(b: FunctionBuilder, x: Value) -> Value:
     half = power_of_two(b, b.sub(n, constant(1, n.type)), "float")  # 2^n itself may overflow
     scaled = b.fma(half, small, b.sub(half, like(x, 0.5)))
     result = b.select(b.compare("eq", n, constant(0, n.type)), small, b.add(scaled, scaled))
-    return b.copysign(result, x)  # expm1(-0) is -0
+    return small_as_itself(b, x, result)
 
 
 def logistic(b: FunctionBuilder, x: Value) -> Value:

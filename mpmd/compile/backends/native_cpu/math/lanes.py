@@ -37,6 +37,14 @@ def clamp_keeping_nan(b: FunctionBuilder, x: Value, low: float, high: float) -> 
     return b.larger_number(like(x, low), b.smaller_number(like(x, high), x))
 
 
+def small_as_itself(b: FunctionBuilder, x: Value, result: Value) -> Value:
+    """The result of an odd function of slope one, or x where it is zero: of both signs, and denormal.
+
+    Threads of XLA flush denormals wherever they compute with them, and compare them as equal to zero.
+    """
+    return b.select(b.compare("oeq", x, like(x, 0.0)), x, result)
+
+
 def nearest_integer(b: FunctionBuilder, x: Value, factor: float = 1.0) -> tuple[Value, Value]:
     """The integer nearest to x·factor, as a float and as an integer of the same width.
 
