@@ -13,6 +13,7 @@ from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.hlo.literals import integer_range
 from mpmd.compile.kernels.narrow import NARROW, NARROW_FLOATS
 from mpmd.compile.kernels.operations import FLOATS, UNSIGNED
+from mpmd.compile.kernels.precision import EXACT
 from mpmd.compile.llvm.builder import FunctionBuilder
 from mpmd.compile.llvm.types import (
     Value,
@@ -24,23 +25,6 @@ from mpmd.compile.llvm.types import (
 )
 
 Emitter = Callable[[FunctionBuilder, Sequence[Value], str], Value]
-
-# Results of these are values that their operands' dtype already holds: no rounding of bf16 and f16 is due.
-_EXACT = frozenset(
-    (
-        "abs",
-        "ceil",
-        "clamp",
-        "floor",
-        "maximum",
-        "minimum",
-        "negate",
-        "round-nearest-afz",
-        "round-nearest-even",
-        "select",
-        "sign",
-    )
-)
 
 
 def emit_operation(
@@ -60,7 +44,7 @@ def emit_operation(
     if op == "bitcast-convert":
         return _reinterpret(f, args[0], arg_dtypes[0], dtype)
     result = EMITTERS[op](f, args, arg_dtypes[-1])
-    return result if op in _EXACT else round_to(f, result, dtype)
+    return result if op in EXACT else round_to(f, result, dtype)
 
 
 def emit_combine(f: FunctionBuilder, op: str, a: Value, b: Value, dtype: str) -> Value:
