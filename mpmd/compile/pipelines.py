@@ -14,6 +14,7 @@ from mpmd.compile.passes.expand.dot_decomposer import DotDecomposer
 from mpmd.compile.passes.expand.float_jitter import FloatJitter
 from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
 from mpmd.compile.passes.fusion.fusion import Fusion
+from mpmd.compile.passes.fusion.keep_rounding import KeepRounding
 from mpmd.compile.passes.fusion.sort_prefix import SortPrefix
 from mpmd.compile.passes.hlo_pass import Fixpoint
 from mpmd.compile.passes.layout.layout_removal import LayoutRemoval
@@ -41,6 +42,7 @@ def optimization_pipeline(
         CopyInsertion(),  # before fusion, so that copies are fused into what computes their value
         SortPrefix(device.limits.sort_prefix),  # before fusion, which takes the slices to what reads them
         AttentionStitching(attention_stitching, device),  # before fusion, which takes products one by one
+        KeepRounding(),  # after simplification and the patterns of attention: it writes conversions between
         Fusion(device=device),  # last change of what computes
     ]
 

@@ -148,6 +148,17 @@ def test_unary_f64_is_libm(name):
 
 
 @pytest.mark.parametrize("target", sorted(TARGETS))
+@pytest.mark.parametrize("name", ["tanh", "erf"])
+def test_far_from_zero_it_is_one(name, target):
+    if not runs_here(TARGETS[target]):
+        pytest.skip(f"{target} does not run here")
+    far = {"tanh": 9.0112, "erf": 3.9196}[name]  # 1 is nearest from a little before
+    x = np.concatenate([np.geomspace(far, 3e38, 500), [np.inf]]).astype(np.float32)
+    np.testing.assert_array_equal(evaluate(name, x, target=target), 1.0)
+    np.testing.assert_array_equal(evaluate(name, -x, target=target), -1.0)
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
 def test_pow_f32(target):
     if not runs_here(TARGETS[target]):
         pytest.skip(f"{target} does not run here")

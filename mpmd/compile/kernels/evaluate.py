@@ -29,6 +29,7 @@ from mpmd.compile.kernels.plan import (
 )
 
 Array = Any
+_EXTREMES = ("maximum", "minimum")
 
 
 def evaluate(plan: KernelPlan, arrays: Sequence[np.ndarray]) -> None:
@@ -102,11 +103,13 @@ class _Evaluator:
         value = np.broadcast_to(value, shape)
         reduction = REDUCTIONS[node.op]
         wide = np.float32 if node.dtype in ("bf16", "f16") else value.dtype
-        identity = np.asarray(reduction.identity(node.dtype)).astype(wide)
-        result = value.astype(wide)
+        identity = _keys(node.op, np.asarray(reduction.identity(node.dtype)).astype(wide))
+        result = _keys(node.op, value.astype(wide))
         for axis in axes:
-            result = reduction.meaning.reduce(result, axis=axis, keepdims=True, initial=identity, dtype=wide)
-        return result.astype(value.dtype)
+            result = reduction.meaning.reduce(
+                result, axis=axis, keepdims=True, initial=identity, dtype=result.dtype
+            )
+        return _values(node.op, result, wide).astype(value.dtype)
 
     def _store(self, store: Store) -> None:
         plan = self.plan
@@ -124,9 +127,31 @@ class _Evaluator:
             guard = np.broadcast_to(self.values[store.where], shape)
             value, position = value[guard], position[guard]
         if store.combine:
-            REDUCTIONS[store.combine].meaning.at(target, position.reshape(-1), value.reshape(-1))
+            op, dtype = store.combine, self.plan.operands[store.operand].dtype
+            wide = np.float32 if op in _EXTREMES and dtype in ("bf16", "f16") else target.dtype
+            keys, given = (_keys(op, a.astype(wide)) for a in (target, value.reshape(-1)))
+            REDUCTIONS[op].meaning.at(keys, position.reshape(-1), given)
+            target[...] = _values(op, keys, wide)
         else:
             target[position.reshape(-1)] = value.reshape(-1)
+
+
+def _keys(op: str, values: Array) -> Array:
+    """For maxima and minima of floats: integers in their order, -0 below 0 and NaN beyond all."""
+    if op not in _EXTREMES or values.dtype.kind != "f":
+        return values
+    nan = np.copysign(np.asarray(np.nan, values.dtype), 1 if op == "maximum" else -1)
+    return _turned(np.where(np.isnan(values), nan, values).view(f"i{values.itemsize}"))
+
+
+def _values(op: str, keys: Array, dtype: Any) -> Array:
+    """The values of such integers."""
+    return keys if keys.dtype == dtype else _turned(keys).view(dtype)
+
+
+def _turned(bits: Array) -> Array:
+    """Bits of floats as integers in their order, and back."""
+    return np.where(bits < 0, bits ^ np.iinfo(bits.dtype).max, bits)
 
 
 def apply(node: Apply, args: Sequence[Array]) -> Array:

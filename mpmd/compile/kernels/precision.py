@@ -4,7 +4,9 @@
 
 Values are rounded where they are stored, where the program converts them, and where a small difference
 would become a large one: comparisons, rounding to integers, bit patterns.  Results are more exact, with half
-of the instructions.  XLA does the same by default ("excess precision").
+of the instructions.  XLA does the same by default ("excess precision").  `hlo-keep-rounding` has written
+conversions into the chains that lead to comparisons and the like, so that every kernel which computes such a
+value rounds it.
 """
 
 from __future__ import annotations
@@ -15,15 +17,17 @@ from mpmd.compile.kernels.builder import PlanBuilder, renumbered
 from mpmd.compile.kernels.operations import NUMPY_DTYPE, OPERATIONS
 from mpmd.compile.kernels.plan import Apply, Constant, KernelPlan, Node, ReduceNode, arguments
 
-_NARROW, _WIDE = "bf16", "f32"
-_ABRUPT = frozenset(("ceil", "floor", "remainder", "round-nearest-afz", "round-nearest-even", "sign"))
+NARROW_TYPE, WIDE_TYPE = "bf16", "f32"
+ABRUPT = frozenset(("ceil", "floor", "remainder", "round-nearest-afz", "round-nearest-even", "sign"))
 """Operations whose result may change much if an operand changes little."""
+EXACT = (ABRUPT - {"remainder"}) | {"abs", "clamp", "maximum", "minimum", "negate", "select"}
+"""Operations whose results their operands' dtype already holds."""
 
 
 def without_rounding(plan: KernelPlan) -> KernelPlan:
     """The plan with bf16 arithmetic in f32; the plan itself if it has none."""
     if not any(
-        n.dtype == _NARROW and isinstance(n, Apply | ReduceNode) and _is_smooth(n) for n in plan.nodes
+        n.dtype == NARROW_TYPE and isinstance(n, Apply | ReduceNode) and _is_smooth(n) for n in plan.nodes
     ):
         return plan
     return _Widening(plan).plan()
@@ -32,7 +36,7 @@ def without_rounding(plan: KernelPlan) -> KernelPlan:
 def _is_smooth(node: Node) -> bool:
     if not isinstance(node, Apply):
         return isinstance(node, ReduceNode)
-    return OPERATIONS[node.op].result == "same" and node.op not in _ABRUPT
+    return OPERATIONS[node.op].result == "same" and node.op not in ABRUPT
 
 
 class _Widening:
@@ -49,7 +53,7 @@ class _Widening:
     def plan(self) -> KernelPlan:
         """The plan in f32."""
         for number, node in enumerate(self.old.nodes):
-            if node.dtype == _NARROW and _is_smooth(node):
+            if node.dtype == NARROW_TYPE and _is_smooth(node):
                 self._wide[number] = self._in_f32(node)
             else:
                 numbers = {k: self.rounded(k) for k in arguments(node)}
@@ -64,25 +68,25 @@ class _Widening:
     def rounded(self, number: int) -> int:
         """A node's value in its own dtype."""
         if number not in self._rounded:
-            self._rounded[number] = self.build.convert(self._wide[number], _NARROW)
+            self._rounded[number] = self.build.convert(self._wide[number], NARROW_TYPE)
         return self._rounded[number]
 
     def wide(self, number: int) -> int:
         """A bf16 node's value in f32; other values unchanged."""
         if number not in self._wide:
             node = self.old.nodes[number]
-            if node.dtype != _NARROW:
+            if node.dtype != NARROW_TYPE:
                 return self._rounded[number]
             if isinstance(node, Constant):
-                value = float(np.asarray(node.value).astype(NUMPY_DTYPE[_NARROW]))
-                self._wide[number] = self.build.constant(value, _WIDE)
+                value = float(np.asarray(node.value).astype(NUMPY_DTYPE[NARROW_TYPE]))
+                self._wide[number] = self.build.constant(value, WIDE_TYPE)
             else:
-                self._wide[number] = self.build.convert(self._rounded[number], _WIDE)
+                self._wide[number] = self.build.convert(self._rounded[number], WIDE_TYPE)
         return self._wide[number]
 
     def _in_f32(self, node: Node) -> int:
         if isinstance(node, ReduceNode):
             arg = self.wide(node.arg)
-            return self.build.node(ReduceNode(_WIDE, node.op, arg, node.axis))
+            return self.build.node(ReduceNode(WIDE_TYPE, node.op, arg, node.axis))
         assert isinstance(node, Apply) and OPERATIONS[node.op].result == "same"
         return self.build.apply(node.op, *(self.wide(a) for a in node.args))

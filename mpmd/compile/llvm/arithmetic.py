@@ -17,15 +17,13 @@ from mpmd.compile.llvm.types import (
     with_element,
 )
 
-CONTRACT = "contract "
-
 
 class Arithmetic(ABC):
     """The arithmetic half of `FunctionBuilder`.
 
-    Floating-point instructions carry the `contract` flag: a product and a sum may become one fused
-    multiply-add, which rounds once instead of twice.  Nothing else is relaxed: NaN, infinities, the sign of
-    zero and the order of operations stay as written.
+    Every floating-point instruction rounds: none has a fast-math flag, and LLVM joins no product with a sum.
+    Whether it could join them depends on who else uses the product, so a value that two loops compute would
+    be two numbers.  Where rounding once is part of a definition, `fma` says so.
     """
 
     @abstractmethod
@@ -38,9 +36,8 @@ class Arithmetic(ABC):
 
     # -- two operands, integers or floats -----------------------------------------------------------------
     def binary(self, opcode: str, a: Value, b: Value) -> Value:
-        """`opcode a, b` with the flags that opcode may carry."""
-        flags = CONTRACT if opcode in ("fadd", "fsub", "fmul", "fdiv") else ""
-        return self.op(f"{opcode} {flags}{a.type} {a}, {b}", a.type)
+        """`opcode a, b`."""
+        return self.op(f"{opcode} {a.type} {a}, {b}", a.type)
 
     def add(self, a: Value, b: Value) -> Value:
         """A + b."""
@@ -115,17 +112,12 @@ class Arithmetic(ABC):
         return self.float_intrinsic("copysign", magnitude, sign)
 
     def maximum(self, a: Value, b: Value) -> Value:
-        """The larger; NaN if either is NaN."""
-        return self._extreme("ogt", a, b)
+        """The larger, 0 larger than -0; NaN if either is NaN (IEEE 754-2019)."""
+        return self.float_intrinsic("maximum", a, b)
 
     def minimum(self, a: Value, b: Value) -> Value:
-        """The smaller; NaN if either is NaN."""
-        return self._extreme("olt", a, b)
-
-    def _extreme(self, predicate: str, a: Value, b: Value) -> Value:
-        # A compare and select of this form is one max or min instruction, which yields `b` if either is NaN.
-        plain = self.select(self.compare(predicate, a, b), a, b)
-        return self.select(self.compare("uno", a, a), a, plain)
+        """The smaller, -0 smaller than 0; NaN if either is NaN (IEEE 754-2019)."""
+        return self.float_intrinsic("minimum", a, b)
 
     def larger_number(self, a: Value, b: Value) -> Value:
         """One max instruction: the larger, or `b` if either is NaN."""

@@ -80,8 +80,7 @@ def _rounded(f: FunctionBuilder, bits: Value, form: NarrowFloat) -> Value:
     normal = f.sub(f.lshr(lifted, dropped), constant((_BIAS - form.bias) << form.mantissa, type_))
     # beside this number the neighbours of a f32 are as far apart as denormals are
     beside = constant(2.0 ** (_MANTISSA + 1 - form.bias - form.mantissa), with_element(type_, "float"))
-    # an addition that is not joined with a product before it
-    total = f.op(f"fadd {beside.type} {f.from_bits(magnitude, 'float')}, {beside}", beside.type)
+    total = f.add(f.from_bits(magnitude, "float"), beside)
     tiny = f.sub(f.as_bits(total), f.as_bits(beside))
     smallest = constant((_BIAS + 1 - form.bias) << _MANTISSA, type_)
     made = f.select(f.compare("ult", magnitude, smallest), tiny, normal)

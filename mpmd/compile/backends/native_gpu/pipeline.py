@@ -8,6 +8,7 @@ from mpmd.compile.passes.expand.dot_algorithm_rewriter import DotAlgorithmRewrit
 from mpmd.compile.passes.expand.float_jitter import FloatJitter
 from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
 from mpmd.compile.passes.fusion.fusion import Fusion
+from mpmd.compile.passes.fusion.keep_rounding import KeepRounding
 from mpmd.compile.passes.fusion.sort_prefix import SortPrefix
 from mpmd.compile.passes.memory.copy_insertion import CopyInsertion
 from mpmd.compile.passes.simplify.cse import Cse
@@ -38,5 +39,6 @@ def gpu_pipeline(devices: int, options: CompileOptions, device: Device) -> list[
         CopyInsertion(),  # before fusion, so that copies are fused into what computes their value
         SortPrefix(device.limits.sort_prefix),  # before fusion, which takes the slices to what reads them
         AttentionStitching(options.attention_stitching, device),  # before products are taken one by one
+        KeepRounding(),  # after simplification and the patterns of attention: it writes conversions between
         Fusion(device=device, narrow_products=True),  # last change of what computes
     ]

@@ -190,6 +190,18 @@ def _multiply_high(a: Array, b: Array, dtype: str) -> Array:
     )
 
 
+def _maximum(a: Array, b: Array) -> Array:
+    """The larger; NaN if either is NaN, and 0 is larger than -0."""
+    if a.dtype.kind != "f":
+        return np.maximum(a, b)
+    return np.where((a == 0) & (b == 0), a + b, np.maximum(a, b))
+
+
+def _minimum(a: Array, b: Array) -> Array:
+    """The smaller; see `_maximum`."""
+    return -_maximum(-a, -b) if a.dtype.kind == "f" else np.minimum(a, b)
+
+
 def _logical(
     booleans: Callable[..., Array], integers: Callable[..., Array]
 ) -> Callable[[Array, Array, str], Array]:
@@ -200,8 +212,8 @@ _BINARY: dict[str, Callable[[Array, Array, str], Array]] = {
     "add": lambda a, b, dtype: np.logical_or(a, b) if dtype == "pred" else a + b,
     "and": _logical(np.logical_and, np.bitwise_and),
     "divide": _divide,
-    "maximum": lambda a, b, dtype: np.maximum(a, b),
-    "minimum": lambda a, b, dtype: np.minimum(a, b),
+    "maximum": lambda a, b, dtype: _maximum(a, b),
+    "minimum": lambda a, b, dtype: _minimum(a, b),
     "mulhi": _multiply_high,
     "multiply": lambda a, b, dtype: np.logical_and(a, b) if dtype == "pred" else a * b,
     "or": _logical(np.logical_or, np.bitwise_or),
@@ -256,7 +268,7 @@ def compute(opcode: str, operands: Sequence[Array], dtype: str, result: str) -> 
         return np.where(*operands)
     if opcode == "clamp":
         low, value, high = (widen(v, dtype) for v in operands)
-        return narrow(np.minimum(np.maximum(low, value), high), dtype)
+        return narrow(_minimum(_maximum(low, value), high), dtype)
     return combine(opcode, operands[0], operands[1], dtype)
 
 

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mpmd.compile.backends.native_cpu.emit.extremes import (
+    extreme_number,
+    leaves_nan_out,
+    nan_among,
+    no_nan,
+    with_nan,
+)
 from mpmd.compile.backends.native_cpu.emit.operations import emit_combine
 from mpmd.compile.backends.native_cpu.emit.places import Lanes
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
@@ -34,7 +41,8 @@ def identity(node: ReduceNode, lanes: int) -> Value:
 class Accumulators:
     """The running values of the reductions of one pass over a row.
 
-    For each reduction `unroll` vectors, and one scalar for the tail of targets without cheap masks.
+    For each reduction `unroll` vectors, and one scalar for the tail of targets without cheap masks; where
+    maxima and minima leave NaN out, a mask of the NaN seen.
 
     Args:
         f: the function.
@@ -54,17 +62,30 @@ class Accumulators:
         self.start: list[Value] = []
         for node in self.nodes.values():
             self.start += [identity(node, lanes)] * unroll + [identity(node, 1)]
+        self.masks: dict[int, int] = {}  # number of the value that is the mask of a reduction
+        for number, node in self.nodes.items():
+            type_ = vector(REGISTER[node.dtype], lanes)
+            if leaves_nan_out(f, node.op, type_):
+                self.masks[number] = len(self.start)
+                self.start.append(no_nan(type_))
 
     def add(self, scopes: Sequence[tuple[Lanes, Scope]], values: Sequence[Value]) -> list[Value]:
         """The values after one round of vectors."""
         f, result = self.f, list(values)
-        for k, node in enumerate(self.nodes.values()):
+        for k, (number, node) in enumerate(self.nodes.items()):
+            found = []
             for u, (part, scope) in enumerate(scopes):
                 value = scope.wide(node.arg)
                 if part.mask is not None:
                     value = f.select(part.mask, value, identity(node, part.count))
                 at = k * self.each + (self.unroll if part.count == 1 else u)
-                result[at] = emit_combine(f, node.op, result[at], value, node.dtype)
+                if number in self.masks:
+                    result[at] = extreme_number(f, node.op, result[at], value)
+                else:
+                    result[at] = emit_combine(f, node.op, result[at], value, node.dtype)
+                found.append(value)
+            if number in self.masks:
+                result[self.masks[number]] = nan_among(f, result[self.masks[number]], found)
         return result
 
     def finish(self, values: Sequence[Value]) -> dict[int, Value]:
@@ -81,5 +102,7 @@ class Accumulators:
             total = f.lane_fold(vectors[0], combine) if lanes_of(vectors[0].type) > 1 else vectors[0]
             if not f.target.mask_registers:
                 total = combine(total, scalar)
+            if number in self.masks:
+                total = with_nan(f, values[self.masks[number]], total)
             results[number] = round_to(f, total, node.dtype)
         return results

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from mpmd.compile.backends.native_cpu.emit.extremes import extreme
 from mpmd.compile.backends.native_cpu.math import functions
 from mpmd.compile.backends.native_cpu.narrow import narrowed, to_odd, widened
 from mpmd.compile.backends.native_cpu.storage import MEMORY, REGISTER, narrow, round_to, widen
@@ -12,6 +13,7 @@ from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.hlo.literals import integer_range
 from mpmd.compile.kernels.narrow import NARROW, NARROW_FLOATS
 from mpmd.compile.kernels.operations import FLOATS, UNSIGNED
+from mpmd.compile.kernels.precision import EXACT
 from mpmd.compile.llvm.builder import FunctionBuilder
 from mpmd.compile.llvm.types import (
     Value,
@@ -23,23 +25,6 @@ from mpmd.compile.llvm.types import (
 )
 
 Emitter = Callable[[FunctionBuilder, Sequence[Value], str], Value]
-
-# Results of these are values that their operands' dtype already holds: no rounding of bf16 and f16 is due.
-_EXACT = frozenset(
-    (
-        "abs",
-        "ceil",
-        "clamp",
-        "floor",
-        "maximum",
-        "minimum",
-        "negate",
-        "round-nearest-afz",
-        "round-nearest-even",
-        "select",
-        "sign",
-    )
-)
 
 
 def emit_operation(
@@ -59,7 +44,7 @@ def emit_operation(
     if op == "bitcast-convert":
         return _reinterpret(f, args[0], arg_dtypes[0], dtype)
     result = EMITTERS[op](f, args, arg_dtypes[-1])
-    return result if op in _EXACT else round_to(f, result, dtype)
+    return result if op in EXACT else round_to(f, result, dtype)
 
 
 def emit_combine(f: FunctionBuilder, op: str, a: Value, b: Value, dtype: str) -> Value:
@@ -114,13 +99,13 @@ def _safe_divisor(f: FunctionBuilder, a: Value, b: Value, dtype: str) -> Value:
 
 def _maximum(f: FunctionBuilder, args: Sequence[Value], dtype: str) -> Value:
     if is_float(args[0].type):
-        return f.maximum(*args)
+        return extreme(f, "maximum", *args)
     return f.select(_less(f, args[1], args[0], dtype), args[0], args[1])
 
 
 def _minimum(f: FunctionBuilder, args: Sequence[Value], dtype: str) -> Value:
     if is_float(args[0].type):
-        return f.minimum(*args)
+        return extreme(f, "minimum", *args)
     return f.select(_less(f, args[0], args[1], dtype), args[0], args[1])
 
 

@@ -10,7 +10,7 @@ Bounds, in units in the last place of the exact result, over all finite floats, 
     tanh 6 · erf 6 · pow 0.7
 
 NaN gives NaN; infinities, zeros of both signs and denormal results follow C99's Annex F, unless the calling
-thread flushes denormals to zero.
+thread flushes denormals to zero.  Scalars and vectors of any width get the same number.
 
 `functions.py` is the table by name.
 """

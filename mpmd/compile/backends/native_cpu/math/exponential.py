@@ -10,8 +10,10 @@ terms, and one lookup and one multiply-add put the sixteenths' power of two in.
 from __future__ import annotations
 
 from mpmd.compile.backends.native_cpu.math.lanes import (
+    by_registers,
     call_each_lane,
     clamp_keeping_nan,
+    has_tables,
     like,
     nearer_to_zero,
     nearest_integer,
@@ -20,7 +22,7 @@ from mpmd.compile.backends.native_cpu.math.lanes import (
     power_of_two,
     scale_at_once,
     scale_by_power_of_two,
-    scales_at_once,
+    small_as_itself,
 )
 from mpmd.compile.llvm.builder import FunctionBuilder
 from mpmd.compile.llvm.types import (
@@ -45,7 +47,7 @@ _EXPM1 = (0.5, 0.166666672, 0.0416664891, 0.00833320804, 0.00139326858, 0.000199
 
 def _reduce(b: FunctionBuilder, x: Value) -> tuple[Value, Value]:
     """(n, r) with x = n·log(2) + r."""
-    n_float, n = nearest_integer(b, b.mul(x, like(x, _LOG2_E)))
+    n_float, n = nearest_integer(b, x, _LOG2_E)
     r = b.fma(n_float, like(x, -_LN2_HIGH), x)
     return n, b.fma(n_float, like(x, -_LN2_LOW), r)
 
@@ -54,8 +56,8 @@ def exp(b: FunctionBuilder, x: Value) -> Value:
     """e^x: 0 below -104, infinity above 88.73, denormals between -103.97 and -87.34."""
     if element_of(x.type) == "double":
         return call_each_lane(b, "exp", x)
-    if scales_at_once(b, x):
-        return _exp_by_table(b, x)
+    if has_tables(b):
+        return by_registers(b, x, _exp_by_table)
     n, r = _reduce(b, clamp_keeping_nan(b, x, -104.0, 89.0))
     tail = polynomial(b, r, _EXP)
     y = b.fma(b.mul(r, r), tail, r)
@@ -87,7 +89,7 @@ def expm1(b: FunctionBuilder, x: Value) -> Value:
     half = power_of_two(b, b.sub(n, constant(1, n.type)), "float")  # 2^n itself may overflow
     scaled = b.fma(half, small, b.sub(half, like(x, 0.5)))
     result = b.select(b.compare("eq", n, constant(0, n.type)), small, b.add(scaled, scaled))
-    return b.copysign(result, x)  # expm1(-0) is -0
+    return small_as_itself(b, x, result)
 
 
 def logistic(b: FunctionBuilder, x: Value) -> Value:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mpmd.compile.llvm.builder import FunctionBuilder
 from mpmd.compile.llvm.types import (
@@ -16,6 +16,7 @@ from mpmd.compile.llvm.types import (
 
 MANTISSA_BITS = {"float": 23, "double": 52}
 EXPONENT_BIAS = {"float": 127, "double": 1023}
+_REGISTER = 16  # floats of AVX-512
 
 
 def like(x: Value, value: float) -> Value:
@@ -36,13 +37,22 @@ def clamp_keeping_nan(b: FunctionBuilder, x: Value, low: float, high: float) -> 
     return b.larger_number(like(x, low), b.smaller_number(like(x, high), x))
 
 
-def nearest_integer(b: FunctionBuilder, x: Value) -> tuple[Value, Value]:
-    """The nearest integer as a float and as an integer of the same width, for |x| < 2^(mantissa bits - 2).
+def small_as_itself(b: FunctionBuilder, x: Value, result: Value) -> Value:
+    """The result of an odd function of slope one, or x where it is zero: of both signs, and denormal.
 
-    Adding 1.5·2^m pushes the fraction out of the mantissa and leaves the integer in its low bits.
+    Threads of XLA flush denormals wherever they compute with them, and compare them as equal to zero.
+    """
+    return b.select(b.compare("oeq", x, like(x, 0.0)), x, result)
+
+
+def nearest_integer(b: FunctionBuilder, x: Value, factor: float = 1.0) -> tuple[Value, Value]:
+    """The integer nearest to x·factor, as a float and as an integer of the same width.
+
+    For |x·factor| < 2^(mantissa bits - 2).  Adding 1.5·2^m pushes the fraction out of the mantissa and leaves
+    the integer in its low bits.
     """
     shift = like(x, 1.5 * 2.0 ** MANTISSA_BITS[element_of(x.type)])
-    moved = b.add(x, shift)
+    moved = b.add(x, shift) if factor == 1.0 else b.fma(x, like(x, factor), shift)
     return b.sub(moved, shift), b.sub(b.as_bits(moved), b.as_bits(shift))
 
 
@@ -52,9 +62,24 @@ def power_of_two(b: FunctionBuilder, n: Value, element: str) -> Value:
     return b.from_bits(b.shl(biased, MANTISSA_BITS[element]), element)
 
 
-def scales_at_once(b: FunctionBuilder, x: Value) -> bool:
-    """Whether one instruction multiplies x by any power of two, infinite ones too (AVX-512)."""
-    return b.target.vector_bytes == 64 and x.type == "<16 x float>"
+def has_tables(b: FunctionBuilder) -> bool:
+    """Whether a register is a table of 16 floats and floats are scaled at once (AVX-512)."""
+    return b.target.vector_bytes == 64
+
+
+def by_registers(b: FunctionBuilder, x: Value, function: Callable[[FunctionBuilder, Value], Value]) -> Value:
+    """A function of 16 floats for up to as many lanes: scalars get the numbers that vectors get."""
+    lanes = lanes_of(x.type)
+    if lanes == 1:
+        return b.extract(function(b, b.splat(x, _REGISTER)), 0)
+    if lanes == _REGISTER:
+        return function(b, x)
+    if lanes < _REGISTER:
+        wide = function(b, b.shuffle(x, x, [lane % lanes for lane in range(_REGISTER)]))
+        return b.shuffle(wide, wide, range(lanes))
+    half = lanes // 2
+    low, high = (by_registers(b, b.shuffle(x, x, range(k, k + half)), function) for k in (0, half))
+    return b.shuffle(low, high, range(lanes))
 
 
 def scale_by_power_of_two(b: FunctionBuilder, x: Value, n: Value) -> Value:

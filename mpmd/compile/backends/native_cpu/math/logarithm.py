@@ -14,6 +14,7 @@ from mpmd.compile.backends.native_cpu.math.lanes import (
     nearest_integer,
     polynomial,
     power_of_two,
+    small_as_itself,
     split_exponent,
 )
 from mpmd.compile.llvm.builder import FunctionBuilder
@@ -68,8 +69,7 @@ def log1p(b: FunctionBuilder, x: Value) -> Value:
     together = b.fma(x, inverse, b.sub(inverse, one))
     far = b.compare("ogt", n, like(x, 8.0))  # 1 + x is as good as exact in proportion
     result = _log_of_parts(b, n, b.select(far, b.sub(m, one), together))
-    result = b.select(b.compare("oeq", x, like(x, 0.0)), x, result)  # keeps -0
-    return _edges(b, result, x, like(x, -1.0))
+    return _edges(b, small_as_itself(b, x, result), x, like(x, -1.0))
 
 
 def _edges(b: FunctionBuilder, result: Value, x: Value, pole: Value) -> Value:

@@ -8,7 +8,13 @@ from __future__ import annotations
 
 import math
 
-from mpmd.compile.backends.native_cpu.math.lanes import call_each_lane, like, nearest_integer, polynomial
+from mpmd.compile.backends.native_cpu.math.lanes import (
+    call_each_lane,
+    like,
+    nearest_integer,
+    polynomial,
+    small_as_itself,
+)
 from mpmd.compile.llvm.builder import FunctionBuilder
 from mpmd.compile.llvm.types import Value, constant, element_of, lanes_of
 
@@ -45,7 +51,7 @@ def _sin_or_cos(b: FunctionBuilder, x: Value, name: str, quarter: int) -> Value:
 
 def _reduced(b: FunctionBuilder, x: Value, quarter: int) -> Value:
     """The sine of x + quarter·π/2 for |x| up to `_MAX_REDUCED`."""
-    n_float, n = nearest_integer(b, b.mul(x, like(x, 2 / math.pi)))
+    n_float, n = nearest_integer(b, x, 2 / math.pi)
     r = x
     for part in _HALF_PI:
         r = b.fma(n_float, like(x, -part), r)
@@ -58,4 +64,4 @@ def _reduced(b: FunctionBuilder, x: Value, quarter: int) -> Value:
     # bit 1 of the quadrant is the sign
     sign = b.shl(b.and_(n, constant(2, n.type)), 30)
     result = b.from_bits(b.xor(b.as_bits(b.select(odd, cosine, sine)), sign), "float")
-    return result if quarter else b.select(b.compare("oeq", x, like(x, 0.0)), x, result)  # keeps -0
+    return result if quarter else small_as_itself(b, x, result)

@@ -1,0 +1,128 @@
+"""hlo-keep-rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mpmd.compile.analysis.call_graph import CallGraph
+from mpmd.compile.analysis.dataflow import Position
+from mpmd.compile.hlo.evaluator.reducers import simple_opcode
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.module import HloModule
+from mpmd.compile.hlo.shape import ShapeIndex
+from mpmd.compile.kernels.narrow import NARROW
+from mpmd.compile.kernels.precision import ABRUPT, EXACT, NARROW_TYPE, WIDE_TYPE
+from mpmd.compile.passes.hlo_pass import HloPass
+
+_OPAQUE = frozenset(("convolution", "custom-call", "dot", "fusion", "ragged-dot", "scaled-dot"))
+"""Their sums have an order of their own: no two programs have the same bits behind them."""
+_REDUCING = frozenset(("reduce", "reduce-window"))
+
+
+class KeepRounding(HloPass):
+    """Rounds each bf16 value from which something discrete is made, as the program says.
+
+    y = multiply(x, s); q = convert(y + b): s8  ->  r = convert(convert(y): f32): bf16; q = convert(r + b): s8
+
+    Kernels compute bf16 in f32 and round where a conversion says so.  A difference in the last place stays
+    small behind smooth operations, but not behind a comparison, a rounding to integers, the bits of a value
+    or a sort: there it is another bucket, another branch, or no maximum at all.  So the chains to these keep
+    every rounding, for all their users.  Chains begin at products, whose sums have an order of their own.
+
+    Requires: no `call`; simplified, as the simplifier takes the pairs of conversions away.
+    Ensures: discrete values depend on bf16 values that are rounded after each operation.
+    Cost: linear.
+    Source: ours; XLA's excess precision is by switch for a whole program.
+    """
+
+    def rewrite(self, module: HloModule) -> bool:
+        """Rewrites `module`; True iff that changed something."""
+        changed = False
+        for value in _behind_discrete(module):
+            if _is_inexact(value) and not _is_rounded_anyway(value):
+                _round(value)
+                changed = True
+        return changed
+
+
+def _behind_discrete(module: HloModule) -> list[HloInstruction]:
+    """Instructions on which something discrete depends, through tuples, loops and branches."""
+    waiting: list[Position] = [
+        (operand, ())
+        for computation in CallGraph(module).sequential()
+        for instruction in computation.post_order()
+        if is_discrete(instruction)
+        for operand in instruction.operands
+    ]
+    seen: dict[Position, None] = {}
+    while waiting:
+        position = waiting.pop()
+        if position not in seen:
+            seen[position] = None
+            waiting += _sources(*position)
+    return list(dict.fromkeys(instruction for instruction, _ in seen))
+
+
+def is_discrete(instruction: HloInstruction) -> bool:
+    """Whether a small difference of its operands may become a large one."""
+    opcode, kinds = instruction.opcode, [o.shape for o in instruction.operands if o.shape.is_array]
+    if not any(shape.info.kind == "float" for shape in kinds):
+        return False
+    if opcode == "convert":
+        return instruction.shape.info.kind != "float" or instruction.shape.dtype in NARROW
+    if opcode in _REDUCING:  # an extreme is compared with its operands, if not here, in a backward pass
+        return simple_opcode(instruction.to_apply) not in ("add", "multiply")
+    return opcode in ABRUPT or opcode in ("bitcast-convert", "compare", "sort")
+
+
+def _sources(instruction: HloInstruction, index: ShapeIndex) -> Iterator[Position]:
+    """The positions on which one depends."""
+    opcode = instruction.opcode
+    if opcode == "get-tuple-element":
+        yield instruction.operands[0], (instruction.tuple_index, *index)
+    elif opcode in ("tuple", "sort") and index:
+        yield instruction.operands[index[0]], index[1:]
+    elif opcode == "while":
+        yield from ((instruction.operands[0], index), (instruction.while_body.root, index))
+    elif opcode == "conditional":
+        yield from ((branch.root, index) for branch in instruction.called)
+    elif opcode == "parameter":
+        assert instruction.computation is not None
+        for caller in instruction.computation.callers:
+            if caller.opcode == "while":
+                yield caller, index
+            elif caller.opcode == "conditional":
+                branches = [k for k, c in enumerate(caller.called) if c is instruction.computation]
+                yield from ((caller.operands[1 + k], index) for k in branches)
+    elif opcode not in _OPAQUE:
+        yield from ((operand, ()) for operand in instruction.operands if operand.shape.is_array)
+
+
+def _is_inexact(value: HloInstruction) -> bool:
+    """Whether kernels may know a value more exactly than its type does."""
+    if not value.shape.is_array or value.shape.dtype != NARROW_TYPE:
+        return False
+    if value.opcode in _REDUCING:
+        return simple_opcode(value.to_apply) in ("add", "multiply")
+    return value.is_elementwise and value.opcode not in (*EXACT, "convert", "bitcast-convert")
+
+
+def _is_rounded_anyway(value: HloInstruction) -> bool:
+    """Whether all its users round it."""
+    users = value.users
+    return not value.is_root and all(
+        u.opcode in ABRUPT or u.opcode in ("convert", "compare", "bitcast-convert") for u in users
+    )
+
+
+def _round(value: HloInstruction) -> None:
+    computation = value.parent
+    wide = computation.add(HloInstruction("convert", value.shape.with_dtype(WIDE_TYPE), [value]))
+    rounded = computation.add(HloInstruction("convert", value.shape, [wide]))
+    for made in (wide, rounded):
+        made.metadata = value.metadata
+    for user in list(value.users):
+        if user is not wide:
+            value.replace_use(user, rounded)
+    if value.is_root:
+        computation.set_root(rounded)
