@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mpmd.compile.kernels.guards import guard_problems
 from mpmd.compile.kernels.index import Index
 from mpmd.compile.kernels.nodes import BATCH, COLUMN, ROW, Apply, Load, Node, Operand, ReduceNode, Store
 from mpmd.compile.kernels.operations import DTYPE_BYTES, OPERATIONS, REDUCTIONS
@@ -32,7 +33,7 @@ def problems_of(plan: KernelPlan) -> list[str]:
         problems += [f"%{number}: {p}" for p in _node_problems(plan, node)]
     if not problems:
         problems += [p for store in plan.stores for p in _store_problems(plan, store)]
-        problems += _level_problems(plan)
+        problems += _level_problems(plan) + guard_problems(plan)
     return problems
 
 
