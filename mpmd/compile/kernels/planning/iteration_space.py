@@ -125,7 +125,8 @@ def _reduce(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
     place = list(at)
     for d, index in zip(gone, inner):
         place.insert(d, index)
-    return _with_init(t, op, _reduced(t, op, t.value(source, tuple(place), where), axes), init)
+    needed = t.reduced(at, where, points.dims())
+    return _with_init(t, op, _reduced(t, op, t.value(source, tuple(place), needed), axes), init)
 
 
 def _axes(space: IterationSpace, at: IndexMap, count: int) -> tuple[Index, tuple[str, ...]]:
@@ -168,6 +169,7 @@ def _reduce_window(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int
     row = t.space.row_dims
     if [t.extents[d] for d in row] != list(i.window.sizes):
         raise NoPlan("a window other than the kernel's row")
+    where = t.reduced(at, where, row)
     for index, d, step, size in zip(at, row, i.window.dims, source.shape.dims):
         moved = index * step.stride + dim(d) * step.rhs_dilation + -step.pad_low
         conditions, moved = spread(t, moved, size, step.lhs_dilation, step.pad_low)
@@ -185,8 +187,7 @@ def _dot(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
     lhs, rhs, numbers, row = *i.operands[:2], i.dot_dims, t.space.row_dims
     if [t.extents[d] for d in row] != [lhs.shape.dims[d] for d in numbers.lhs_contracting]:
         raise NoPlan("a product summed over other dims than the kernel's row")
-    if any(index.dims() & set(row) for index in at):
-        raise NoPlan("a product inside of another reduction")
+    where = t.reduced(at, where, row)
     batch, rest = len(numbers.lhs_batch), list(at[len(numbers.lhs_batch) :])
     sides = []
     for side, batches, summed in (

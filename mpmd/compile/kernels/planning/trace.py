@@ -167,6 +167,31 @@ class Trace:
             where = condition if where < 0 else self.build.apply("and", where, condition)
         return where
 
+    def dims_of(self, at: IndexMap) -> frozenset[int]:
+        """The dims along which a position may change."""
+        values = {node for index in at for node in index.values()}
+        return frozenset[int]().union(*(i.dims() for i in at), *(self.build.depends(v) for v in values))
+
+    def reduced(self, at: IndexMap, where: int, dims: Collection[int]) -> int:
+        """The guard of the elements that are reduced over dims of the space, given where the result exists.
+
+        All of them are needed wherever one result is, so the guard does not depend on these dims.  Conditions
+        on them alone are left out.
+
+        Raises:
+            NoPlan: the position depends on these dims, or a condition joins them with others.
+        """
+        if self.dims_of(at) & set(dims):
+            raise NoPlan("a reduction inside of another one over the same dims")
+        kept = -1
+        for condition in self.build.conjuncts(where) if where >= 0 else ():
+            depends = self.build.depends(condition)
+            if not depends & set(dims):
+                kept = self.guarded(kept, condition)
+            elif depends - set(dims):
+                raise NoPlan("a reduction that exists in a part of its own dims")
+        return kept
+
     def within(self, index: Index, low: int, high: int) -> int:
         """A node that is true where an index is in [low, high); -1 if it always is."""
         known = None if index.values() else index.bounds(self.extents)
