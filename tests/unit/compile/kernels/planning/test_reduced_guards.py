@@ -166,3 +166,18 @@ def test_products_as_many_as_one_has_terms_are_not_its_terms():
     group = [i for i in module.entry.post_order() if i.opcode != "parameter"]
     with pytest.raises(NoPlan, match="a reduction inside of another one over the same dims"):
         plan_group("all", group, [module.entry.root])
+
+
+def test_a_place_that_is_the_sum_of_as_many_numbers_as_an_update_has_is_known_before_it():
+    """One loop over four elements cannot add up where the first of them goes."""
+    check(
+        module_of("""
+  x = f32[16] parameter(0)
+  u = f32[4] parameter(1)
+  i = f32[4] parameter(2)
+  zero = f32[] constant(0)
+  s = f32[] reduce(i, zero), dimensions={0}, to_apply=add
+  n = f32[4] negate(u)
+  at = s32[] convert(s)
+  ROOT d = f32[16] dynamic-update-slice(x, n, at)""")
+    )
