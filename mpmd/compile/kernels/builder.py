@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from mpmd.compile.kernels.guards import guard_problems
 from mpmd.compile.kernels.index import Index, dim, linear, strides_of
 from mpmd.compile.kernels.operations import OPERATIONS
 from mpmd.compile.kernels.plan import (
@@ -22,6 +23,7 @@ from mpmd.compile.kernels.plan import (
     dims_of,
     store_arguments,
 )
+from mpmd.errors import CompileError, collect
 
 
 class PlanBuilder:
@@ -163,9 +165,13 @@ class PlanBuilder:
             )
             for s in self._stores
         )
-        return KernelPlan(
+        plan = KernelPlan(
             self.name, self.extents, self.batch_dims, self.row_dims, tuple(self._operands), nodes, stores
         )
+        problems = guard_problems(plan)
+        if problems:
+            raise collect(CompileError, problems, f"kernel {plan.name} is not valid:")
+        return plan
 
 
 def renumbered(node: Node, numbers: dict[int, int]) -> Node:

@@ -13,16 +13,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mpmd.compile.kernels.index import Index
 from mpmd.compile.kernels.nodes import ROW, Apply, Constant, IndexValue, Load, ReduceNode, arguments
 from mpmd.compile.kernels.operations import INTEGERS, NUMPY_DTYPE
-
-if TYPE_CHECKING:
-    from mpmd.compile.kernels.plan import KernelPlan
+from mpmd.compile.kernels.plan import KernelPlan
 
 Box = dict[Hashable, int]
 """Index expression without its constant, or number of a predicate → the ranges of its value, as bits."""
@@ -58,7 +55,9 @@ class _Conditions:
             if found:
                 limits.setdefault(found[0], set()).add(found[1])
         self._limits = {variable: sorted(found) for variable, found in limits.items()}
-        self._possible = {variable: self._possible_ranges(variable) for variable in limits}
+        self._possible: dict[Hashable, int] = {
+            variable: self._possible_ranges(variable) for variable in limits
+        }
 
     def needed(self) -> list[Box | None]:
         """For each node the conditions under which a store needs it; None if none does."""

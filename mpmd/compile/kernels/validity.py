@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mpmd.compile.kernels.guards import guard_problems
 from mpmd.compile.kernels.index import Index
 from mpmd.compile.kernels.nodes import (
     BATCH,
@@ -45,7 +44,7 @@ def problems_of(plan: KernelPlan) -> list[str]:
         problems += [f"%{number}: {p}" for p in _node_problems(plan, node)]
     if not problems:
         problems += [p for store in plan.stores for p in _store_problems(plan, store)]
-        problems += _level_problems(plan) + guard_problems(plan)
+        problems += _level_problems(plan)
     return problems
 
 
@@ -144,7 +143,9 @@ def _level_problems(plan: KernelPlan) -> list[str]:
     reduced: list[bool] = []
     for number, node in enumerate(plan.nodes):
         reduced.append(isinstance(node, ReduceNode) or any(reduced[a] for a in plan.uses[number]))
-    users = [(f"%{k}", n, plan.uses[k]) for k, n in enumerate(plan.nodes)]
+    users: list[tuple[str, Node | Store, tuple[int, ...]]] = [
+        (f"%{k}", n, plan.uses[k]) for k, n in enumerate(plan.nodes)
+    ]
     users += [(f"a store to {plan.operands[s.operand].name}", s, store_arguments(s)) for s in plan.stores]
     for name, user, used in users:
         if not any(final[a] for a in used):

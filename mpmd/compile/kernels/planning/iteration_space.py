@@ -175,7 +175,7 @@ def _reduce_window(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int
         conditions, moved = spread(t, moved, size, step.lhs_dilation, step.pad_low)
         inside = t.guarded(inside, *conditions)
         place.append(moved)
-    node = t.value(source, tuple(place), t.guarded(where, *([inside] if inside >= 0 else [])))
+    node = t.value(source, tuple(place), t.guarded(where, inside))
     if inside >= 0:
         neutral = t.build.constant(REDUCTIONS[op].identity(source.shape.dtype), source.shape.dtype)
         node = t.build.apply("select", inside, node, neutral)

@@ -162,9 +162,10 @@ class Trace:
         return self.build.operand("", dtype, size)
 
     def guarded(self, where: int, *conditions: int) -> int:
-        """A node that is true where all conditions are."""
+        """A node that is true where all conditions are; -1 stands for what is always true."""
         for condition in conditions:
-            where = condition if where < 0 else self.build.apply("and", where, condition)
+            if condition >= 0:
+                where = condition if where < 0 else self.build.apply("and", where, condition)
         return where
 
     def dims_of(self, at: IndexMap) -> frozenset[int]:
@@ -192,15 +193,19 @@ class Trace:
                 raise NoPlan("a reduction that exists in a part of its own dims")
         return kept
 
-    def within(self, index: Index, low: int, high: int) -> int:
+    def within(self, index: Index, low: int | None, high: int | None) -> int:
         """A node that is true where an index is in [low, high); -1 if it always is."""
-        known = None if index.values() else index.bounds(self.extents)
+        known = self.bounds(index)
         conditions = []
-        if known is None or known[0] < low:
+        if low is not None and (known is None or known[0] < low):
             conditions.append(self._compare("ge", index, low))
-        if known is None or known[1] >= high:
+        if high is not None and (known is None or known[1] >= high):
             conditions.append(self._compare("lt", index, high))
         return self.guarded(-1, *conditions)
+
+    def bounds(self, index: Index) -> tuple[int, int] | None:
+        """The smallest and the largest value of an index; None if they are not known."""
+        return None if index.values() else index.bounds(self.extents)
 
     def _compare(self, direction: str, index: Index, bound: int) -> int:
         build = self.build
