@@ -189,7 +189,8 @@ def _dot(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
         raise NoPlan("a product summed over other dims than the kernel's row")
     where = t.reduced(at, where, row)
     batch, rest = len(numbers.lhs_batch), list(at[len(numbers.lhs_batch) :])
-    sides = []
+    # a product of two f16 may be infinite where the sum is not
+    dtype, sides = "f32" if i.shape.dtype in ("bf16", "f16") else i.shape.dtype, []
     for side, batches, summed in (
         (lhs, numbers.lhs_batch, numbers.lhs_contracting),
         (rhs, numbers.rhs_batch, numbers.rhs_contracting),
@@ -202,10 +203,11 @@ def _dot(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
         for d in range(side.shape.rank):
             if d not in batches and d not in summed:
                 place[d] = rest.pop(0)
-        sides.append(t.build.convert(t.value(side, tuple(place), where), i.shape.dtype))
+        sides.append(t.build.convert(t.value(side, tuple(place), where), dtype))
     if i.shape.dtype == "pred":
         raise NoPlan("no kernel multiplies matrices of pred")
-    return _reduced(t, "add", t.build.apply("multiply", *sides), ("row",))
+    total = _reduced(t, "add", t.build.apply("multiply", *sides), ("row",))
+    return t.build.convert(total, i.shape.dtype)
 
 
 RULES.update({"reduce": _reduce, "reduce-window": _reduce_window, "dot": _dot})

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mpmd.compile.hlo import parse_module
+from mpmd.compile.kernels.evaluate import evaluate as evaluate_plan
 from mpmd.compile.kernels.planning import NoPlan
 from mpmd.compile.kernels.planning.groups import plan_group
 from mpmd.compile.kernels.planning.kernels import plan_members
@@ -181,3 +182,16 @@ def test_a_place_that_is_the_sum_of_as_many_numbers_as_an_update_has_is_known_be
   at = s32[] convert(s)
   ROOT d = f32[16] dynamic-update-slice(x, n, at)""")
     )
+
+
+def test_products_of_f16_are_not_infinite_inside_of_a_sum():
+    """Sums over dims that are not contiguous are a reduction."""
+    module = module_of("""
+  a = f16[2,3,4] parameter(0)
+  b = f16[4,2,5] parameter(1)
+  ROOT d = f16[3,5] dot(a, b), lhs_contracting_dims={0,2}, rhs_contracting_dims={1,0}""")
+    made = whole(module)
+    a, b, d = np.full((2, 12), 300, np.float16), np.full(40, 300, np.float16), np.empty(15, np.float16)
+    a[1] = -300
+    evaluate_plan(made.plan, [a, b, d])
+    np.testing.assert_array_equal(d, 0)
