@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from mpmd.compile.kernels.guards import guard_problems
 from mpmd.compile.kernels.index import Index, dim, linear, strides_of
 from mpmd.compile.kernels.operations import OPERATIONS
 from mpmd.compile.kernels.plan import (
@@ -19,8 +20,10 @@ from mpmd.compile.kernels.plan import (
     ReduceNode,
     Store,
     arguments,
+    dims_of,
     store_arguments,
 )
+from mpmd.errors import CompileError, collect
 
 
 class PlanBuilder:
@@ -40,6 +43,7 @@ class PlanBuilder:
         self.row_dims = row_dims
         self._operands: list[Operand] = []
         self._nodes: list[Node] = []
+        self._dims: list[frozenset[int]] = []
         self._numbers: dict[Node | str, int] = {}
         self._stores: list[Store] = []
 
@@ -56,11 +60,36 @@ class PlanBuilder:
         if key not in self._numbers:
             self._numbers[key] = len(self._nodes)
             self._nodes.append(node)
+            used = [self._dims[a] for a in arguments(node)]
+            self._dims.append(dims_of(node, used, self.row, self.outer))
         return self._numbers[key]
 
     def made(self, number: int) -> Node:
         """The node with a number."""
         return self._nodes[number]
+
+    @property
+    def row(self) -> range:
+        """The row dims."""
+        return range(len(self.extents) - self.row_dims, len(self.extents))
+
+    @property
+    def outer(self) -> range:
+        """The dims between batch and row."""
+        return range(self.batch_dims, len(self.extents) - self.row_dims)
+
+    def depends(self, node: int) -> frozenset[int]:
+        """The dims along which a value may change."""
+        return self._dims[node]
+
+    def conjuncts(self, condition: int) -> Iterator[int]:
+        """The conditions that are all true where one is: the operands of its `and`s."""
+        node = self._nodes[condition]
+        if isinstance(node, Apply) and node.op == "and":
+            for argument in node.args:
+                yield from self.conjuncts(argument)
+        else:
+            yield condition
 
     def dtype(self, node: int) -> str:
         """The dtype of a value."""
@@ -140,9 +169,13 @@ class PlanBuilder:
             )
             for s in self._stores
         )
-        return KernelPlan(
+        plan = KernelPlan(
             self.name, self.extents, self.batch_dims, self.row_dims, tuple(self._operands), nodes, stores
         )
+        problems = guard_problems(plan)
+        if problems:
+            raise collect(CompileError, problems, f"kernel {plan.name} is not valid:")
+        return plan
 
 
 def renumbered(node: Node, numbers: dict[int, int]) -> Node:

@@ -1,4 +1,8 @@
-"""The semantics of plans, by NumPy over the whole space: slow and simple, the reference for printers."""
+"""The semantics of plans, by NumPy over the whole space: slow and simple, the reference for printers.
+
+It looks at every place: a plan that reads or writes outside of an array is refused.  Machine code takes what
+lies there, and NumPy counts from the end.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +31,7 @@ from mpmd.compile.kernels.plan import (
     Store,
     store_level,
 )
+from mpmd.errors import CompileError
 
 Array = Any
 _EXTREMES = ("maximum", "minimum")
@@ -38,26 +43,42 @@ def evaluate(plan: KernelPlan, arrays: Sequence[np.ndarray]) -> None:
     Args:
         plan: the plan to compute.
         arrays: a contiguous array for each operand; results are written into theirs.
+
+    Raises:
+        CompileError: it reads or writes outside of an array.
     """
-    flat = [a.reshape(-1) for a in arrays]
-    with np.errstate(all="ignore"):
-        _Evaluator(plan, flat).run()
+    evaluation = Evaluation(plan, arrays)
+    evaluation.compute()
+    evaluation.store()
 
 
-class _Evaluator:
-    """Values are arrays of the plan's rank, with extent 1 along dims that they do not depend on."""
+class Evaluation:
+    """One run of a plan.
 
-    def __init__(self, plan: KernelPlan, operands: list[np.ndarray]) -> None:
+    Args:
+        plan: the plan to compute.
+        arrays: see `evaluate`.
+
+    Attributes:
+        values: of the nodes: arrays of the plan's rank, with extent 1 along dims that they do not depend on.
+    """
+
+    def __init__(self, plan: KernelPlan, arrays: Sequence[np.ndarray]) -> None:
         self.plan = plan
-        self.operands = operands
+        self.operands = [a.reshape(-1) for a in arrays]
         self.values: list[Array] = []
 
-    def run(self) -> None:
-        """Compute all nodes, then write all stores."""
-        for node in self.plan.nodes:
-            self.values.append(self._value(node))
-        for store in self.plan.stores:
-            self._store(store)
+    def compute(self) -> None:
+        """Compute all nodes."""
+        with np.errstate(all="ignore"):
+            for node in self.plan.nodes:
+                self.values.append(self._value(node))
+
+    def store(self) -> None:
+        """Write all stores."""
+        with np.errstate(all="ignore"):
+            for store in self.plan.stores:
+                self._store(store)
 
     def _position(self, index: Index) -> Array:
         rank = self.plan.rank
@@ -84,19 +105,36 @@ class _Evaluator:
         if isinstance(node, Load):
             return self._load(node)
         if isinstance(node, ReduceNode):
-            return self._reduce(node)
+            return self.reduced(node)
         return apply(node, [self.values[a] for a in node.args])
 
     def _load(self, node: Load) -> Array:
         source, position = self.operands[node.operand], self._position(node.index)
         if node.where < 0:
-            return source[position]
+            return source[self._inside(node, position)]
         guard, position = np.broadcast_arrays(self.values[node.where], position)
-        if source.size == 0:
-            return np.zeros(guard.shape, source.dtype)
-        return np.where(guard, source[np.where(guard, position, 0)], np.zeros((), source.dtype))
+        found = np.zeros(guard.shape, source.dtype)
+        found[guard] = source[self._inside(node, position[guard])]
+        return found
 
-    def _reduce(self, node: ReduceNode) -> Array:
+    def _inside(self, access: Load | Store, position: Array) -> Array:
+        """Positions, all of which are in the array that is read or written.
+
+        Raises:
+            CompileError: one is not.
+        """
+        operand = self.plan.operands[access.operand]
+        wrong = position[(position < 0) | (position >= operand.size)]
+        if wrong.size:
+            does = "reads" if isinstance(access, Load) else "writes"
+            raise CompileError(
+                f"kernel {self.plan.name} {does} element {wrong.flat[0]} of {operand.name}, which has "
+                f"{operand.size} elements: {access.index} at {wrong.size} of {position.size} points"
+            )
+        return position
+
+    def reduced(self, node: ReduceNode) -> Array:
+        """The value of a reduction."""
         plan, value = self.plan, self.values[node.arg]
         axes = tuple(plan.row if node.axis == ROW else plan.outer)
         shape = [plan.extents[d] if d in axes else value.shape[d] for d in range(plan.rank)]
@@ -126,6 +164,7 @@ class _Evaluator:
         if store.where >= 0:
             guard = np.broadcast_to(self.values[store.where], shape)
             value, position = value[guard], position[guard]
+        position = self._inside(store, position)
         if store.combine:
             op, dtype = store.combine, self.plan.operands[store.operand].dtype
             wide = np.float32 if op in _EXTREMES and dtype in ("bf16", "f16") else target.dtype

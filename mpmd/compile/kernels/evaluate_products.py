@@ -1,4 +1,7 @@
-"""The semantics of products and of attention, by NumPy: slow and simple, with all scores in memory."""
+"""The semantics of products and of attention, by NumPy: slow and simple, with all scores in memory.
+
+Rows that may skip keys are computed a second time without them, and must then have the same values.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from mpmd.compile.kernels.attention import QUERIES, AttentionPlan
-from mpmd.compile.kernels.evaluate import evaluate
+from mpmd.compile.kernels.evaluate import Evaluation, evaluate
+from mpmd.compile.kernels.masking import Triangle
 from mpmd.compile.kernels.matmul import MatmulPlan, View
-from mpmd.compile.kernels.operations import NUMPY_DTYPE
-from mpmd.compile.kernels.plan import KernelPlan
+from mpmd.compile.kernels.operations import NUMPY_DTYPE, REDUCTIONS
+from mpmd.compile.kernels.plan import ROW, KernelPlan, ReduceNode
+from mpmd.errors import CompileError
 
 Array = Any
 
@@ -42,6 +47,9 @@ def evaluate_attention(plan: AttentionPlan, arrays: Mapping[str, np.ndarray]) ->
     Args:
         plan: the plan to compute.
         arrays: by the names of `AttentionThunk.inputs` and `outputs`.
+
+    Raises:
+        CompileError: what the plan says can be skipped changes a result.
     """
     rows, batch = plan.rows, plan.batch
     inner = {k: np.empty(rows.operands[k].size, NUMPY_DTYPE[rows.operands[k].dtype]) for k in plan.inner}
@@ -49,13 +57,75 @@ def evaluate_attention(plan: AttentionPlan, arrays: Mapping[str, np.ndarray]) ->
         left = _matrix(arrays[f"a{k}"], score.a, batch, plan.queries, score.depth)
         right = _matrix(arrays[f"b{k}"], score.b, batch, score.depth, plan.keys)
         inner[score.sums][...] = _product(left, right).reshape(-1)
-    evaluate(rows, _operands(rows, {**{k: arrays[f"p{k}"] for k in plan.outer}, **inner}))
+    evaluation = Evaluation(rows, _operands(rows, {**{k: arrays[f"p{k}"] for k in plan.outer}, **inner}))
+    evaluation.compute()
+    if plan.triangle is not None:
+        _compare_skipping(evaluation, plan.triangle)
+    evaluation.store()
     for k, mixture in enumerate(plan.mixtures):
         factor = inner[mixture.factor].reshape(rows.extents)
         if mixture.over == QUERIES:
             factor = factor.swapaxes(-1, -2)
         right = _matrix(arrays[f"w{k}"], mixture.w, batch, factor.shape[-1], mixture.width)
         _write_matrix(arrays[f"c{k}"], mixture.c, batch, _product(factor, right))
+
+
+class _Skipping(Evaluation):
+    """Rows whose reductions leave out the keys beyond the triangle."""
+
+    def __init__(self, whole: Evaluation, triangle: Triangle) -> None:
+        super().__init__(whole.plan, whole.operands)
+        rank, (queries, keys) = whole.plan.rank, whole.plan.extents[-2:]
+        seen = np.arange(keys) <= np.arange(queries)[:, None] + triangle.offset
+        self.seen = seen.reshape((1,) * (rank - 2) + seen.shape)
+
+    def reduced(self, node: ReduceNode) -> Array:
+        """The value of a reduction over the keys that are seen."""
+        if node.axis == ROW:
+            value = self.values[node.arg]
+            identity = np.asarray(REDUCTIONS[node.op].identity(node.dtype)).astype(value.dtype)
+            self.values[node.arg], whole = np.where(self.seen, value, identity), value
+            result = super().reduced(node)
+            self.values[node.arg] = whole
+            return result
+        return super().reduced(node)
+
+
+def _compare_skipping(whole: Evaluation, triangle: Triangle) -> None:
+    """Computes rows that meet all guards without the keys beyond the triangle.
+
+    Raises:
+        CompileError: a reduction of such a row, or a value stored beyond the triangle, is another one.
+    """
+    plan, part = whole.plan, _Skipping(whole, triangle)
+    part.compute()
+    skips = np.ones((1,) * plan.rank, bool)
+    for guard in triangle.guards:
+        value = part.values[guard.value].astype(np.float64)
+        skips = skips & (guard.filler + (value if guard.negated else -value) < guard.bound)
+    reductions = [k for k, n in enumerate(plan.nodes) if isinstance(n, ReduceNode) and n.axis == ROW]
+    for number in reductions:
+        _compare(whole, triangle, number, part.values[number], skips)
+    for number, fill in triangle.fills.items():
+        _compare(whole, triangle, plan.stores[number].node, np.float64(fill), skips & ~part.seen)
+
+
+def _compare(whole: Evaluation, triangle: Triangle, number: int, found: Array, where: Array) -> None:
+    """Compares a value, except for the rounding of sums; masked values that are not finite count as zero."""
+    plan, wanted, scale = whole.plan, whole.values[number].astype(np.float64), 0.0
+    node = plan.nodes[number]
+    if isinstance(node, ReduceNode) and node.op == "add":
+        scale = np.abs(whole.values[node.arg].astype(np.float64)).sum(axis=-1, keepdims=True)
+    tolerance = 2.0**-8 if node.dtype == "bf16" else 2.0**-20
+    with np.errstate(all="ignore"):
+        differs = ~(np.abs(found - wanted) <= tolerance * scale) & (found != wanted)
+        differs = differs & where & np.isfinite(wanted)
+    if differs.any():
+        first = tuple(np.argwhere(differs)[0])
+        before, after = (np.broadcast_to(v, differs.shape)[first] for v in (wanted, found))
+        raise CompileError(
+            f"kernel {plan.name} sees {triangle} only, so that %{number} changes from {before} to {after}"
+        )
 
 
 def _product(left: Array, right: Array) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpmd.compile.kernels.index import Index
@@ -55,7 +56,8 @@ class Load:
         dtype: of the operand.
         operand: number of the operand.
         index: position in it.
-        where: number of a `pred` node, or -1; where it is false nothing is read and the value is zero.
+        where: number of a `pred` node, or -1; where it is false nothing is read, and the value is zero, which
+            no store needs (`guards.py`).
     """
 
     dtype: str
@@ -128,3 +130,13 @@ def store_arguments(store: Store) -> tuple[int, ...]:
     """Numbers of the nodes that a store uses: its value, its guard, and those inside of its index."""
     guard = () if store.where < 0 else (store.where,)
     return (store.node, *guard, *store.index.values())
+
+
+def dims_of(node: Node, argument_dims: Sequence[frozenset[int]], row: range, outer: range) -> frozenset[int]:
+    """The dims along which a node's value may change, given those of its arguments."""
+    dims = frozenset[int]().union(*argument_dims)
+    if isinstance(node, Load | IndexValue):
+        return dims | node.index.dims()
+    if isinstance(node, ReduceNode):
+        return dims - set(row if node.axis == ROW else outer)
+    return dims

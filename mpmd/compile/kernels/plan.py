@@ -36,6 +36,7 @@ from mpmd.compile.kernels.nodes import (
     ReduceNode,
     Store,
     arguments,
+    dims_of,
     store_arguments,
 )
 from mpmd.compile.kernels.validity import problems_of
@@ -120,12 +121,7 @@ class KernelPlan:
         """For each node the dims along which its value may change."""
         found: list[frozenset[int]] = []
         for node, used in zip(self.nodes, self.uses):
-            dims = frozenset[int]().union(*(found[a] for a in used))
-            if isinstance(node, Load | IndexValue):
-                dims |= node.index.dims()
-            elif isinstance(node, ReduceNode):
-                dims -= set(self.row if node.axis == ROW else self.outer)
-            found.append(dims)
+            found.append(dims_of(node, [found[a] for a in used], self.row, self.outer))
         return tuple(found)
 
     @cached_property

@@ -5,7 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mpmd.compile.kernels.index import Index
-from mpmd.compile.kernels.nodes import BATCH, COLUMN, ROW, Apply, Load, Node, Operand, ReduceNode, Store
+from mpmd.compile.kernels.nodes import (
+    BATCH,
+    COLUMN,
+    ROW,
+    Apply,
+    IndexValue,
+    Load,
+    Node,
+    Operand,
+    ReduceNode,
+    Store,
+    store_arguments,
+)
 from mpmd.compile.kernels.operations import DTYPE_BYTES, OPERATIONS, REDUCTIONS
 
 if TYPE_CHECKING:
@@ -116,32 +128,37 @@ def _store_problems(plan: KernelPlan, store: Store) -> list[str]:
         problems += _outside(store.index, operand, plan)
     if store.where >= 0 and plan.nodes[store.where].dtype != "pred":
         problems.append(f"its guard %{store.where} is {plan.nodes[store.where].dtype}, not pred")
-    gone = set(plan.outer) if plan.levels[store.node] in (COLUMN, BATCH) else set()
-    extra = store.index.dims() & gone
-    if extra:
-        names = ", ".join(f"d{d}" for d in sorted(extra))
-        problems.append(f"%{store.node} has no {names}, but its place in {operand.name} depends on it")
     return problems
 
 
 def _level_problems(plan: KernelPlan) -> list[str]:
-    """Sums over the outer dims can only be combined with values without outer dims, and not reduced again."""
-    problems: list[str] = []
-    outer = set(plan.outer)
+    """Sums over the outer dims can only be combined with values without outer dims, and not reduced again.
+
+    A store combines its value, its guard and what its place is computed from.
+    """
     final = [level in (COLUMN, BATCH) for level in plan.levels]
     if not any(final):
-        return problems
+        return []
+    outer, problems = set(plan.outer), list[str]()
     reduced: list[bool] = []
     for number, node in enumerate(plan.nodes):
         reduced.append(isinstance(node, ReduceNode) or any(reduced[a] for a in plan.uses[number]))
-    for number, node in enumerate(plan.nodes):
-        if not any(final[a] for a in plan.uses[number]):
+    users: list[tuple[str, Node | Store, tuple[int, ...]]] = [
+        (f"%{k}", n, plan.uses[k]) for k, n in enumerate(plan.nodes)
+    ]
+    users += [(f"a store to {plan.operands[s.operand].name}", s, store_arguments(s)) for s in plan.stores]
+    for name, user, used in users:
+        if not any(final[a] for a in used):
             continue
-        if isinstance(node, ReduceNode):
-            problems.append(f"%{number} reduces a value that is already reduced over the outer dims")
-        for a in plan.uses[number]:
-            if not final[a] and (plan.depends[a] & outer or reduced[a]):
-                problems.append(
-                    f"%{number} combines a sum over the outer dims with %{a}, which is inside of it"
-                )
+        if isinstance(user, ReduceNode):
+            problems.append(f"{name} reduces a value that is already reduced over the outer dims")
+        problems += [
+            f"{name} combines a sum over the outer dims with %{a}, which is inside of it"
+            for a in used
+            if not final[a] and (plan.depends[a] & outer or reduced[a])
+        ]
+        here = user.index.dims() & outer if isinstance(user, Load | IndexValue | Store) else ()
+        if here:
+            names = ", ".join(f"d{d}" for d in sorted(here))
+            problems.append(f"{name} uses a sum over the outer dims, but its place depends on {names}")
     return problems

@@ -125,7 +125,8 @@ def _reduce(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
     place = list(at)
     for d, index in zip(gone, inner):
         place.insert(d, index)
-    return _with_init(t, op, _reduced(t, op, t.value(source, tuple(place), where), axes), init)
+    needed = t.reduced(at, where, points.dims())
+    return _with_init(t, op, _reduced(t, op, t.value(source, tuple(place), needed), axes), init)
 
 
 def _axes(space: IterationSpace, at: IndexMap, count: int) -> tuple[Index, tuple[str, ...]]:
@@ -168,12 +169,13 @@ def _reduce_window(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int
     row = t.space.row_dims
     if [t.extents[d] for d in row] != list(i.window.sizes):
         raise NoPlan("a window other than the kernel's row")
+    where = t.reduced(at, where, row)
     for index, d, step, size in zip(at, row, i.window.dims, source.shape.dims):
         moved = index * step.stride + dim(d) * step.rhs_dilation + -step.pad_low
         conditions, moved = spread(t, moved, size, step.lhs_dilation, step.pad_low)
         inside = t.guarded(inside, *conditions)
         place.append(moved)
-    node = t.value(source, tuple(place), t.guarded(where, *([inside] if inside >= 0 else [])))
+    node = t.value(source, tuple(place), t.guarded(where, inside))
     if inside >= 0:
         neutral = t.build.constant(REDUCTIONS[op].identity(source.shape.dtype), source.shape.dtype)
         node = t.build.apply("select", inside, node, neutral)
@@ -185,10 +187,10 @@ def _dot(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
     lhs, rhs, numbers, row = *i.operands[:2], i.dot_dims, t.space.row_dims
     if [t.extents[d] for d in row] != [lhs.shape.dims[d] for d in numbers.lhs_contracting]:
         raise NoPlan("a product summed over other dims than the kernel's row")
-    if any(index.dims() & set(row) for index in at):
-        raise NoPlan("a product inside of another reduction")
+    where = t.reduced(at, where, row)
     batch, rest = len(numbers.lhs_batch), list(at[len(numbers.lhs_batch) :])
-    sides = []
+    # a product of two f16 may be infinite where the sum is not
+    dtype, sides = "f32" if i.shape.dtype in ("bf16", "f16") else i.shape.dtype, []
     for side, batches, summed in (
         (lhs, numbers.lhs_batch, numbers.lhs_contracting),
         (rhs, numbers.rhs_batch, numbers.rhs_contracting),
@@ -201,10 +203,11 @@ def _dot(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
         for d in range(side.shape.rank):
             if d not in batches and d not in summed:
                 place[d] = rest.pop(0)
-        sides.append(t.build.convert(t.value(side, tuple(place), where), i.shape.dtype))
+        sides.append(t.build.convert(t.value(side, tuple(place), where), dtype))
     if i.shape.dtype == "pred":
         raise NoPlan("no kernel multiplies matrices of pred")
-    return _reduced(t, "add", t.build.apply("multiply", *sides), ("row",))
+    total = _reduced(t, "add", t.build.apply("multiply", *sides), ("row",))
+    return t.build.convert(total, i.shape.dtype)
 
 
 RULES.update({"reduce": _reduce, "reduce-window": _reduce_window, "dot": _dot})

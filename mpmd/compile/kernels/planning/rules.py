@@ -153,21 +153,26 @@ def spread(t: Trace, index: Index, size: int, step: int, low: int) -> tuple[list
         offset = -(-max(low, 0) // step) * step
         conditions.append(t.within((index + offset).modulo(step, t.extents), 0, 1))
         index = (index + offset).divided(step, t.extents) + -(offset // step)
-    return [c for c in conditions if c >= 0], index
+    return conditions, index
 
 
 def _concatenate(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
-    (along,), start = i.dimensions, 0
-    result = -1
+    """The piece that a position is in: the last one that begins at it or before.
+
+    Conditions are needed at the borders of pieces only: positions are in the array wherever `where` is true.
+    """
+    (along,), start, result = i.dimensions, 0, -1
+    index, size, known = at[along], i.shape.dims[along], t.bounds(at[along])
     for piece in i.operands:
-        size = piece.shape.dims[along]
-        if size:
-            inside = t.within(at[along], start, start + size)
-            moved = (*at[:along], at[along] + -start, *at[along + 1 :])
-            part = t.value(piece, moved, t.guarded(where, *([inside] if inside >= 0 else [])))
-            covers = result < 0 or inside < 0
-            result = part if covers else t.build.apply("select", inside, part, result)
-        start += size
+        end = start + piece.shape.dims[along]
+        if piece.shape.size and (known is None or (known[0] < end and known[1] >= start)):
+            begun = t.within(index, start or None, None)
+            inside = t.guarded(begun, t.within(index, None, end if end < size else None))
+            moved = (*at[:along], index + -start, *at[along + 1 :])
+            part = t.value(piece, moved, t.guarded(where, inside))
+            covers = result < 0 or begun < 0
+            result = part if covers else t.build.apply("select", begun, part, result)
+        start = end
     if result < 0:
         raise NoPlan("a concatenation of nothing")
     return result

@@ -162,20 +162,50 @@ class Trace:
         return self.build.operand("", dtype, size)
 
     def guarded(self, where: int, *conditions: int) -> int:
-        """A node that is true where all conditions are."""
+        """A node that is true where all conditions are; -1 stands for what is always true."""
         for condition in conditions:
-            where = condition if where < 0 else self.build.apply("and", where, condition)
+            if condition >= 0:
+                where = condition if where < 0 else self.build.apply("and", where, condition)
         return where
 
-    def within(self, index: Index, low: int, high: int) -> int:
+    def dims_of(self, at: IndexMap) -> frozenset[int]:
+        """The dims along which a position may change."""
+        values = {node for index in at for node in index.values()}
+        return frozenset[int]().union(*(i.dims() for i in at), *(self.build.depends(v) for v in values))
+
+    def reduced(self, at: IndexMap, where: int, dims: Collection[int]) -> int:
+        """The guard of the elements that are reduced over dims of the space, given where the result exists.
+
+        All of them are needed wherever one result is, so the guard does not depend on these dims.  Conditions
+        on them alone are left out.
+
+        Raises:
+            NoPlan: the position depends on these dims, or a condition joins them with others.
+        """
+        if self.dims_of(at) & set(dims):
+            raise NoPlan("a reduction inside of another one over the same dims")
+        kept = -1
+        for condition in self.build.conjuncts(where) if where >= 0 else ():
+            depends = self.build.depends(condition)
+            if not depends & set(dims):
+                kept = self.guarded(kept, condition)
+            elif depends - set(dims):
+                raise NoPlan("a reduction that exists in a part of its own dims")
+        return kept
+
+    def within(self, index: Index, low: int | None, high: int | None) -> int:
         """A node that is true where an index is in [low, high); -1 if it always is."""
-        known = None if index.values() else index.bounds(self.extents)
+        known = self.bounds(index)
         conditions = []
-        if known is None or known[0] < low:
+        if low is not None and (known is None or known[0] < low):
             conditions.append(self._compare("ge", index, low))
-        if known is None or known[1] >= high:
+        if high is not None and (known is None or known[1] >= high):
             conditions.append(self._compare("lt", index, high))
         return self.guarded(-1, *conditions)
+
+    def bounds(self, index: Index) -> tuple[int, int] | None:
+        """The smallest and the largest value of an index; None if they are not known."""
+        return None if index.values() else index.bounds(self.extents)
 
     def _compare(self, direction: str, index: Index, bound: int) -> int:
         build = self.build

@@ -128,7 +128,12 @@ Y = Store(1, DENSE, 0)
         (
             [X, ReduceNode("f32", "add", 0, "column")],
             [Store(1, DENSE, 1)],
-            "%1 has no d0, but its place in y",
+            "a store to y uses a sum over the outer dims, but its place depends on d0",
+        ),
+        (
+            [X, ReduceNode("f32", "add", 0, "column"), Apply("pred", "compare-lt", (1, 1))],
+            [Store(1, DENSE, 0, "", 2)],
+            "a store to y combines a sum over the outer dims with %0, which is inside of it",
         ),
         (
             [X, ReduceNode("f32", "add", 0, "column"), Apply("f32", "add", (0, 1))],

@@ -155,6 +155,7 @@ def test_sum_of_everything_with_a_guarded_tail():
     position = dim(0) * width + dim(1)
     inside = b.apply("compare-lt", b.index(position), b.constant(n, "s64"))
     v = b.load(b.operand("x", "f32", n), position, where=inside)
+    v = b.apply("select", inside, v, b.constant(0.0, "f32"))
     square = b.reduce_column("add", b.reduce_row("add", b.apply("multiply", v, v)))
     b.store(b.operand("norm", "f32", 1), constant(0), b.apply("sqrt", square))
     x = np.random.default_rng(3).standard_normal(n).astype(np.float32)

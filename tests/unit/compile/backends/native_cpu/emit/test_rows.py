@@ -254,7 +254,8 @@ def test_rows_of_bf16_with_other_loads(kind):
         other = b.load_dense(b.operand("z", "f32", rows * width))
     elif kind == "guarded":
         inside = b.apply("compare-lt", b.index(b.dense((1,))), b.constant(50, "s64"))
-        other = b.convert(b.load(b.operand("z", "bf16", rows * width), b.dense((0, 1)), where=inside), "f32")
+        z = b.load(b.operand("z", "bf16", rows * width), b.dense((0, 1)), where=inside)
+        other = b.convert(b.apply("select", inside, z, b.constant(0.0, "bf16")), "f32")
     elif kind == "every second":
         z = b.operand("z", "bf16", 2 * rows * width)
         other = b.convert(b.load(z, b.dense((0, 1)) * 2), "f32")

@@ -186,7 +186,8 @@ def test_rows_in_pieces_and_steps():
 def test_rows_that_are_numbered_and_guarded():
     b = PlanBuilder("guarded", (33, 300), row_dims=1)
     inside = b.apply("compare-lt", b.index(dim(0) + dim(1)), b.constant(300, "s64"))
-    x = b.convert(b.load(b.operand("x", "bf16", 9900), dim(0) * 300 + dim(1), where=inside), "f32")
+    x = b.load(b.operand("x", "bf16", 9900), dim(0) * 300 + dim(1), where=inside)
+    x = b.convert(b.apply("select", inside, x, b.constant(0.0, "bf16")), "f32")
     value = b.apply("add", x, b.convert(b.index(dim(1) + dim(0) * -1), "f32"))
     b.store_dense(b.operand("y", "f32", 300), b.reduce_column("add", value), (1,))
     check(b.finish(), [whole_numbers(9900, "bf16"), np.zeros(300, np.float32)])
