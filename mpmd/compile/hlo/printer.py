@@ -22,7 +22,7 @@ def print_module(module: HloModule, metadata: bool = False) -> str:
     out = [print_header(module), ""]
     if metadata and module.tables:
         out += [module.tables, ""]
-    for computation in module.call_order():
+    for computation in module.call_order(printed=True):
         out += [print_computation(computation, metadata), ""]
     return "\n".join(out)
 
