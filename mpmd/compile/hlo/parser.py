@@ -256,11 +256,15 @@ class _Parser:
         inside_at: int,
         texts: dict[str, tuple[str, int]],
     ) -> HloInstruction:
-        """An instruction of stated or unstated shape, entered into its computation."""
+        """An instruction of stated or unstated shape, entered into its computation; named if it is not."""
         if shape is None:
             instruction = self.build_unstated(info, name, inside, inside_at, texts)
         else:
             instruction = self.build(info, name, shape, inside, inside_at, texts)
+        number = 0
+        while not instruction.given_name or instruction.given_name in self.names:
+            instruction.name = f"{info.name}.anon" + (f".{number}" if number else "")
+            number += 1
         if info.name in STARTS and vector_of_starts(instruction):
             for scalar in scalar_starts(instruction, self.names):
                 self.enter(scalar)
@@ -268,15 +272,12 @@ class _Parser:
         return instruction
 
     def nested(self, position: int) -> HloInstruction:
-        """An operand that is an instruction written in place: without name and attributes, as in XLA."""
+        """An operand that is an instruction written in place: without attributes, as in XLA."""
         shape, opcode, inside_at, end = self.right_side(position)
         info = OPCODES.get(opcode)
         if info is None:
             raise TextError(unknown_opcode(opcode), self.text.index(opcode, position))
-        name, number = f"{opcode}.anon", 1
-        while name in self.names:
-            name, number = f"{opcode}.anon.{number}", number + 1
-        return self.built_with(info, name, shape, self.text[inside_at : end - 1], inside_at, {})
+        return self.built_with(info, "", shape, self.text[inside_at : end - 1], inside_at, {})
 
     def build_unstated(
         self, info: Opcode, name: str, inside: str, inside_at: int, texts: dict[str, tuple[str, int]]
