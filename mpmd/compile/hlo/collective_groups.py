@@ -98,7 +98,9 @@ def _ratio(instruction: HloInstruction) -> int | None:
         return None
     large, small = instruction.operands[0].shape, instruction.shape
     while small.is_tuple:  # of a start: (operands, results)
-        small = small.elements[1 if instruction.opcode.endswith("start") and small is instruction.shape else 0]
+        small = small.elements[
+            1 if instruction.opcode.endswith("start") and small is instruction.shape else 0
+        ]
     if not scatters:
         large, small = small, large
     (dim,) = instruction.dimensions

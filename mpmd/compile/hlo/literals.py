@@ -240,6 +240,8 @@ def _tokens(values: np.ndarray) -> list[str]:
 
 def _number(value: object) -> str:
     text = str(value)
+    if text == "-0.0":  # XLA reads -0 as the integer
+        return text
     return text[:-2] if text.endswith(".0") else text
 
 

@@ -283,21 +283,22 @@ class _Parser:
         self, info: Opcode, name: str, inside: str, inside_at: int, texts: dict[str, tuple[str, int]]
     ) -> HloInstruction:
         """An instruction without a shape: operands and the computations that it calls determine it."""
+        shown = name or info.name
         if info.name in ("constant", "parameter"):
-            raise TextError(f"{info.name} {name} must state its shape", inside_at)
+            raise TextError(f"{info.name} {name or 'in place'} must state its shape", inside_at)
         instruction = self.build(info, name, TOKEN, inside, inside_at, texts)
         called: list[HloComputation] = []
         for callee in self.callees(instruction):
             computation = self.defined.get(callee) if isinstance(callee, str) else callee
             if computation is None or not computation.has_root:
                 raise TextError(
-                    f"{name} states no shape: {callee}, which it calls, must be defined above", inside_at
+                    f"{shown} states no shape: {callee}, which it calls, must be defined above", inside_at
                 )
             called.append(computation)
         try:
             instruction.shape = unstated_shape(instruction, called)
         except HloError as error:
-            raise TextError(f"{name} states no shape: {error}", inside_at) from None
+            raise TextError(f"{shown} states no shape: {error}", inside_at) from None
         return instruction
 
     def callees(self, instruction: HloInstruction) -> list[str | HloComputation]:
@@ -466,7 +467,8 @@ class _Parser:
                 parts = tuple(texts[k][0] if k in texts else None for k in spec.codec.keys)
                 attributes[spec.name] = _read(spec.codec, parts, at)
             elif spec.required and spec.name not in attributes:
-                raise TextError(f"{info.name} {made.name} needs the attribute {spec.codec.keys[0]}=...", at)
+                name = made.given_name or "in place"
+                raise TextError(f"{info.name} {name} needs the attribute {spec.codec.keys[0]}=...", at)
 
     def general_attribute(self, made: HloInstruction, info: Opcode, key: str, value: str, start: int) -> None:
         """Attributes that any opcode may have, and the computations that it calls."""
@@ -538,9 +540,8 @@ class _Parser:
             number: dict[str, Attribute] = {"parameter_number": i}
             self.enter(HloInstruction("parameter", operand.shape, (), number, (), None, f"param_{i}"))
         inner_texts = {k: v for k, v in texts.items() if k not in _OF_START}
-        inner = self.build(
-            wrapped, f"{name}.wrapped", shape.elements[1], ", ".join(self.names), inside_at, inner_texts
-        )
+        given = "0" if wrapped.name == "parameter" else ", ".join(self.names)
+        inner = self.build(wrapped, f"{name}.wrapped", shape.elements[1], given, inside_at, inner_texts)
         self.enter(inner)
         body.set_root(inner)
         self.owner, self.names = outer

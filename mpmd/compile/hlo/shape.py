@@ -258,8 +258,11 @@ class Shape:
     # -- variants -----------------------------------------------------------------------------------
 
     def with_dtype(self, dtype: str) -> Shape:
-        """The same dims and layout with other elements."""
-        return Shape(dtype, self.dims, self.layout, (), self.dynamic)
+        """The same dims in the same order with other elements, which are not packed."""
+        layout = self.layout
+        if layout is not None and layout.element_bits:
+            layout = Layout(layout.minor_to_major, layout.memory_space, 0, layout.tiles, layout.extra)
+        return Shape(dtype, self.dims, layout, (), self.dynamic)
 
     def with_dims(self, dims: Sequence[int]) -> Shape:
         """Other dims, row-major: a layout does not carry over to other dims."""
