@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,32 +32,59 @@ from mpmd.compile.kernels.plan import (
 Array = Any
 
 
-def evaluate(plan: KernelPlan, arrays: Sequence[np.ndarray]) -> None:
+def evaluate(plan: KernelPlan, arrays: Sequence[np.ndarray], most: int = 1 << 24) -> None:
     """Run a plan.
+
+    A large space is computed in slices of its outermost dim, unless something is added up along it: that of
+    a running sum of n elements has n x n.
 
     Args:
         plan: the plan to compute.
         arrays: a contiguous array for each operand; results are written into theirs.
+        most: elements of the space whose values are computed at once.
     """
     flat = [a.reshape(-1) for a in arrays]
+    extent, each = (plan.extents[0], math.prod(plan.extents[1:])) if plan.rank else (1, 1)
+    whole = 0 in plan.row or extent * each <= most or _adds_columns(plan)
+    step = extent if whole else max(most // each, 1)
+    starts = [0] if whole else range(0, extent, step)
     with np.errstate(all="ignore"):
-        _Evaluator(plan, flat).run()
+        slices = [_Evaluator(plan, flat, first, min(step, extent - first)) for first in starts]
+        stores = [store for part in slices for store in part.run()]
+    for store, position, value in stores:
+        target = flat[store.operand]
+        if store.combine:
+            REDUCTIONS[store.combine].meaning.at(target, position, value)
+        else:
+            target[position] = value
+
+
+def _adds_columns(plan: KernelPlan) -> bool:
+    return any(isinstance(node, ReduceNode) and node.axis != ROW for node in plan.nodes)
 
 
 class _Evaluator:
-    """Values are arrays of the plan's rank, with extent 1 along dims that they do not depend on."""
+    """Values are arrays of the plan's rank, with extent 1 along dims that they do not depend on.
 
-    def __init__(self, plan: KernelPlan, operands: list[np.ndarray]) -> None:
+    Attributes:
+        first: where the slice begins along dim 0.
+        extents: of the slice.
+    """
+
+    def __init__(self, plan: KernelPlan, operands: list[np.ndarray], first: int, count: int) -> None:
         self.plan = plan
         self.operands = operands
+        self.first = first
+        self.extents = (count, *plan.extents[1:]) if plan.rank else ()
         self.values: list[Array] = []
 
-    def run(self) -> None:
-        """Compute all nodes, then write all stores."""
+    def run(self) -> list[tuple[Store, np.ndarray, np.ndarray]]:
+        """Compute all nodes; what is to be stored, and where."""
         for node in self.plan.nodes:
             self.values.append(self._value(node))
-        for store in self.plan.stores:
-            self._store(store)
+        found = [self._store(store) for store in self.plan.stores]
+        self.values.clear()
+        return found
 
     def _position(self, index: Index) -> Array:
         rank = self.plan.rank
@@ -64,8 +92,9 @@ class _Evaluator:
         for atom, factor in index.terms:
             if atom.kind == "dim":
                 shape = [1] * rank
-                shape[atom.number] = self.plan.extents[atom.number]
-                part = np.arange(self.plan.extents[atom.number], dtype=np.int64).reshape(shape)
+                shape[atom.number] = self.extents[atom.number]
+                begin = 0 if atom.number else self.first
+                part = np.arange(begin, begin + shape[atom.number], dtype=np.int64).reshape(shape)
             elif atom.inner is None:
                 part = self.values[atom.number].astype(np.int64)
             else:
@@ -98,7 +127,7 @@ class _Evaluator:
     def _reduce(self, node: ReduceNode) -> Array:
         plan, value = self.plan, self.values[node.arg]
         axes = tuple(plan.row if node.axis == ROW else plan.outer)
-        shape = [plan.extents[d] if d in axes else value.shape[d] for d in range(plan.rank)]
+        shape = [self.extents[d] if d in axes else value.shape[d] for d in range(plan.rank)]
         value = np.broadcast_to(value, shape)
         reduction = REDUCTIONS[node.op]
         wide = np.float32 if node.dtype in ("bf16", "f16") else value.dtype
@@ -108,7 +137,7 @@ class _Evaluator:
             result = reduction.meaning.reduce(result, axis=axis, keepdims=True, initial=identity, dtype=wide)
         return result.astype(value.dtype)
 
-    def _store(self, store: Store) -> None:
+    def _store(self, store: Store) -> tuple[Store, np.ndarray, np.ndarray]:
         plan = self.plan
         level = store_level(plan, store)
         kept = set(range(plan.batch_dims))
@@ -116,17 +145,13 @@ class _Evaluator:
             kept |= set(plan.outer)
         if level in (ELEMENT, COLUMN):
             kept |= set(plan.row)
-        shape = [e if d in kept else 1 for d, e in enumerate(plan.extents)]
+        shape = [e if d in kept else 1 for d, e in enumerate(self.extents)]
         value = np.broadcast_to(self.values[store.node], shape)
         position = np.broadcast_to(self._position(store.index), shape)
-        target = self.operands[store.operand]
         if store.where >= 0:
             guard = np.broadcast_to(self.values[store.where], shape)
             value, position = value[guard], position[guard]
-        if store.combine:
-            REDUCTIONS[store.combine].meaning.at(target, position.reshape(-1), value.reshape(-1))
-        else:
-            target[position.reshape(-1)] = value.reshape(-1)
+        return store, position.reshape(-1), value.reshape(-1)
 
 
 def apply(node: Apply, args: Sequence[Array]) -> Array:
