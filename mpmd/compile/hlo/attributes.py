@@ -157,7 +157,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class ConvDims:
-    """Roles of the dims of a convolution's image, kernel and result."""
+    """Roles of the dims of a convolution's image, kernel and result; `?` in the text is a dim without one."""
 
     lhs_batch: int
     lhs_feature: int
@@ -172,7 +172,7 @@ class ConvDims:
     def __str__(self) -> str:
         def side(letters: dict[int, str], spatial: Ints) -> str:
             letters = letters | {d: str(i) for i, d in enumerate(spatial)}
-            return "".join(letters[d] for d in sorted(letters))
+            return "".join(letters.get(d, "?") for d in range(max(letters) + 1))
 
         lhs = side({self.lhs_batch: "b", self.lhs_feature: "f"}, self.lhs_spatial)
         rhs = side({self.rhs_input_feature: "i", self.rhs_output_feature: "o"}, self.rhs_spatial)

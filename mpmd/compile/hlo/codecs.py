@@ -6,6 +6,7 @@ cached by their text, so that each distinct attribute of a module is parsed once
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,6 +102,17 @@ def word(key: str, choices: tuple[str, ...] = ()) -> Codec:
 def string(key: str) -> Codec:
     """`key="text"`."""
     return single(key, unquote, quote)
+
+
+def matching(key: str, form: str, example: str) -> Codec:
+    """Text of a form that is carried along unchanged."""
+
+    def read(text: str) -> attrs.Verbatim:
+        if re.fullmatch(form, text, re.IGNORECASE) is None:
+            raise TextError(f"expected {key} such as {example}, got {text!r}", 0)
+        return attrs.Verbatim(text)
+
+    return single(key, read, str)
 
 
 def verbatim(key: str) -> Codec:

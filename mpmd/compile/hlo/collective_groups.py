@@ -63,6 +63,50 @@ def collective_groups(instruction: HloInstruction, replicas: int, partitions: in
     return groups
 
 
+def check_collective(instruction: HloInstruction, replicas: int, partitions: int) -> str:
+    """How the groups of a collective do not fit it and the module's devices; "" if they do.
+
+    A count of one may mean that it was not set, as in XLA: it is not compared.
+    """
+    listed = instruction.replica_groups
+    channeled = instruction.channel_id is not None
+    joined = instruction.opcode not in _PARTITION_WHEN_CHANNELED
+    count, each = replicas, 1
+    if instruction.attributes.get("use_global_device_ids", False):
+        if not channeled:
+            return "use_global_device_ids needs a channel_id"
+        count = replicas * partitions
+    elif channeled:
+        count, each = (replicas, partitions) if joined else (partitions, 1)
+    groups = listed.groups(count)
+    ids = sorted(i for group in groups for i in group)
+    if not all(groups) or ids != list(range(len(ids))):
+        return f"replica_groups must name each of 0 to n-1 once, in groups that are not empty, got {listed}"
+    if count not in (1, len(ids)):
+        return f"replica_groups must name {count} ids, got {listed}"
+    size = len(groups[0]) * each
+    ratio = _ratio(instruction)
+    if size not in (1, ratio) and ratio is not None:
+        return f"groups of {size} devices do not fit {instruction.operands[0].shape} -> {instruction.shape}"
+    return ""
+
+
+def _ratio(instruction: HloInstruction) -> int | None:
+    """How many times as long a gather makes a dim, or a scatter divides it by."""
+    scatters = instruction.opcode == "reduce-scatter"
+    if not scatters and instruction.opcode not in ("all-gather", "all-gather-start"):
+        return None
+    large, small = instruction.operands[0].shape, instruction.shape
+    while small.is_tuple:  # of a start: (operands, results)
+        small = small.elements[
+            1 if instruction.opcode.endswith("start") and small is instruction.shape else 0
+        ]
+    if not scatters:
+        large, small = small, large
+    (dim,) = instruction.dimensions
+    return large.dims[dim] // small.dims[dim] if small.dims[dim] else None
+
+
 def permute_pairs(instruction: HloInstruction, replicas: int, partitions: int) -> list[tuple[int, int]]:
     """(source, target) devices of a collective-permute."""
     listed = cast(tuple[Ints, ...], instruction.attributes["source_target_pairs"])

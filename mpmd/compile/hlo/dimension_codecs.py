@@ -167,10 +167,10 @@ def _read_conv(text: str) -> attrs.ConvDims:
     if found is None:
         raise TextError(f"expected dim labels such as b01f_01io->b01f, got {text!r}", 0)
     lhs, rhs, out = found.groups()
-    spatial = len(lhs) - 2
+    spatial = len(lhs) - lhs.count("?") - 2
     digits = [str(i) for i in range(spatial)]
     for side, letters in ((lhs, "bf"), (rhs, "io"), (out, "bf")):
-        if sorted(side) != sorted([*digits, *letters]):
+        if sorted(side.replace("?", "")) != sorted([*digits, *letters]):
             raise TextError(
                 f"dim labels {side!r} must be {letters[0]}, {letters[1]} and {' '.join(digits)}",
                 text.find(side),

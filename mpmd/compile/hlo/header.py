@@ -7,14 +7,30 @@ import re
 from mpmd.compile.hlo import codecs
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.shape import Shape, shape_at
-from mpmd.compile.hlo.text import TextError, blank_comments, closing, read_int, split_top
+from mpmd.compile.hlo.text import TextError, closing, read_int, split_top
+from mpmd.errors import close_to
+
+_CARRIED = (
+    "alias_passthrough_params",
+    "allow_spmd_sharding_propagation_to_output",
+    "allow_spmd_sharding_propagation_to_parameters",
+    "frontend_attributes",
+)
+_READ = (
+    "buffer_donor",
+    "entry_computation_layout",
+    "input_output_alias",
+    "is_scheduled",
+    "num_partitions",
+    "replica_count",
+)
 
 
 def read_header(module: HloModule, key: str, value: str) -> None:
-    """Set one attribute of the header; unknown ones are kept as text.
+    """Set one attribute of the header; those without a meaning here are kept as text.
 
     Raises:
-        TextError: the value is malformed; offsets count from its beginning.
+        TextError: the value is malformed, or the key unknown; offsets count from the value's beginning.
     """
     if key == "is_scheduled":
         module.is_scheduled = value == "true"
@@ -28,13 +44,16 @@ def read_header(module: HloModule, key: str, value: str) -> None:
         if re.fullmatch(r"[0-9]+", value) is None or not 0 < read_int(value) < 1 << 31:
             raise TextError(f"expected a positive number of 32 bits, got {value!r}", 0)
         setattr(module, key, int(value))
-    else:
+    elif key in _CARRIED:
         module.header[key] = value
+    else:
+        near = close_to(key, (*_READ, *_CARRIED))
+        raise TextError(f"a module has no attribute {key!r}{near}", -len(key) - 1)
 
 
 def _program_shape(text: str) -> tuple[tuple[Shape, ...], Shape]:
     """`{(f32[2]{0}, s32[])->pred[]}` as parameter shapes and result shape."""
-    body = blank_comments(text.strip()[1:-1])
+    body = text.strip()[1:-1]
     close = closing(body, 0)
     parameters = tuple(shape_at(part, 0)[0] for part in split_top(body[1:close]))
     arrow = body.find("->", close)

@@ -11,7 +11,22 @@ from typing import ClassVar
 
 from mpmd.compile.hlo.text import TextError, integers
 
-_PART = re.compile(r"\s*([TESLD#*PCM]+)?(\((?:[^()]|\([^()]*\))*\))")
+_NUMBER = r"\d{1,18}"
+_FORMS = {
+    "D": ("D(D,C)", r"[DCSH]\+?~?(,[DCSH]\+?~?)*"),
+    "T": ("T(8,128)", rf"({_NUMBER}|\*)(,({_NUMBER}|\*))*"),
+    "L": ("L(4)", _NUMBER),
+    "#": ("#(u32)", r"u(2|4|8|16|32|64)"),
+    "*": ("*(u32)", r"u(2|4|8|16|32|64)"),
+    "E": ("E(4)", _NUMBER),
+    "S": ("S(1)", _NUMBER),
+    "SC": ("SC(0:1,2)", rf"{_NUMBER}:({_NUMBER}(,{_NUMBER})*)?"),
+    "M": ("M(8)", _NUMBER),
+}
+"""An example of each part of a layout, and what may be between its brackets; in XLA's order."""
+_ORDER = tuple(_FORMS)
+_PART = re.compile(r"\s*([A-Z#*]+)((?:\s*\([^()]*\))+)\s*")
+_BODY = re.compile(r"\(([^()]*)\)")
 
 
 class Layout:
@@ -80,17 +95,16 @@ class Layout:
     def inner_text(self) -> str:
         """The text between the braces."""
         text = ",".join(map(str, self.minor_to_major))
-        parts = ""
+        parts = {part.group(1): part.group() for part in _PART.finditer(self.extra)}
         if self.tiles:
-            parts += "T" + "".join(
+            parts["T"] = "T" + "".join(
                 "(" + ",".join("*" if d < 0 else str(d) for d in t) + ")" for t in self.tiles
             )
-        parts += self.extra
         if self.element_bits:
-            parts += f"E({self.element_bits})"
+            parts["E"] = f"E({self.element_bits})"
         if self.memory_space:
-            parts += f"S({self.memory_space})"
-        return f"{text}:{parts}" if parts else text
+            parts["S"] = f"S({self.memory_space})"
+        return f"{text}:{''.join(parts[key] for key in _ORDER if key in parts)}" if parts else text
 
 
 def parse_layout(text: str) -> Layout:
@@ -105,23 +119,34 @@ def parse_layout(text: str) -> Layout:
         raise TextError(f"layout {{{order}}} is not a permutation of its dims", 0)
     if not colon:
         return Layout(minor_to_major)
-    tiles: list[tuple[int, ...]] = []
-    memory_space = element_bits = 0
-    extra, last, position = "", "", 0
-    while position < len(rest):
+    first = len(order) + 1
+    found: dict[str, list[str]] = {}
+    position = 0
+    while position < len(rest.rstrip()):
         part = _PART.match(rest, position)
-        if part is None:
+        if part is None or part.group(1) not in _ORDER:
             raise TextError(
-                f"expected a layout part such as T(8,128) or S(1), got {rest[position:]!r}", len(order) + 1
+                f"expected a layout part such as T(8,128) or S(1), got {rest[position:]!r}", first + position
             )
-        letter, body = part.group(1) or last, part.group(2)
-        if letter == "T":
-            tiles.append(tuple(-1 if d.strip() == "*" else int(d) for d in body[1:-1].split(",")))
-        elif letter == "E":
-            element_bits = int(body[1:-1])
-        elif letter == "S":
-            memory_space = int(body[1:-1])
-        else:
-            extra += (part.group(1) or "") + body
-        last, position = letter, part.end()
-    return Layout(minor_to_major, memory_space, element_bits, tuple(tiles), extra)
+        letter = part.group(1)
+        late = next((known for known in found if _ORDER.index(known) >= _ORDER.index(letter)), None)
+        if late is not None:
+            raise TextError(f"layout part {letter} must come once, and before {late}", first + part.start(1))
+        found[letter] = [body.replace(" ", "") for body in _BODY.findall(part.group(2))]
+        _check_part(letter, found[letter], first + part.start(2))
+        position = part.end()
+    tiles = tuple(
+        tuple(-1 if d == "*" else int(d) for d in body.split(",") if d) for body in found.pop("T", [])
+    )
+    space, bits = (int(found.pop(key, ["0"])[0]) for key in ("S", "E"))
+    extra = "".join(key + "".join(f"({body})" for body in bodies) for key, bodies in found.items())
+    return Layout(minor_to_major, space, bits, tiles, extra)
+
+
+def _check_part(letter: str, bodies: list[str], at: int) -> None:
+    example, form = _FORMS[letter]
+    if len(bodies) > 1 and letter not in ("T", "SC"):
+        raise TextError(f"layout part {letter} takes one pair of brackets", at)
+    wrong = next((body for body in bodies if re.fullmatch(form, body) is None), None)
+    if wrong is not None:
+        raise TextError(f"expected a layout part such as {example}, got {letter}({wrong})", at)

@@ -13,11 +13,12 @@ import numpy as np
 from mpmd.compile.hlo.dtypes import DTYPES, dtype_of
 from mpmd.compile.hlo.instruction import Literal
 from mpmd.compile.hlo.shape import Shape, array, tuple_of
-from mpmd.compile.hlo.text import TextError, blank_comments, split_top
+from mpmd.compile.hlo.text import TextError, split_top
 from mpmd.errors import HloError
 from mpmd.support.memoisation import memoised
 
 _PAIR = re.compile(r"\((?:[^()]|\([^()]*\))*\)|[^\s,()]+")
+_NOT_FINITE = re.compile("inf|nan")
 _PAYLOAD = re.compile(r"(-?)nan(?:\(0x([0-9a-fA-F]+)\))?$")
 _BITS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 MANTISSA = {"f8e3m4": 4, "f8e4m3": 3, "f8e5m2": 2, "bf16": 7, "f16": 10, "f32": 23, "f64": 52}
@@ -63,7 +64,7 @@ def parse_literal(text: str, shape: Shape) -> Literal:
     if shape.is_scalar and len(text) < 40:
         return _parse_scalar(text, shape)
     if shape.is_tuple:
-        body = blank_comments(text).strip()
+        body = text.strip()
         if body[:1] not in "({" or not body:
             raise TextError(f"expected a tuple such as (1, 2) of shape {shape}", 0)
         parts = split_top(body[1:-1])
@@ -83,13 +84,15 @@ def _parse_scalar(text: str, shape: Shape) -> np.ndarray:
 
 
 def _parse_array(text: str, shape: Shape) -> np.ndarray:
-    body = blank_comments(text)
+    body = text
     if "..." in body:
         raise TextError(
             f"the constant of shape {shape} was left out of the text; print the module with large constants",
             0,
         )
-    if shape.dims:
+    if shape.dims and shape.info.kind != "complex" and shape.size and not re.search(r"[{},]", body.strip()):
+        body = "".join([body, " 0" * (shape.size - 1)])  # as XLA reads it: the first element; zeros follow
+    elif shape.dims:
         _check_braces(body, shape)
         body = body.replace("{", " ").replace("}", " ")
     kind = shape.info.kind
@@ -130,6 +133,8 @@ def _values(tokens: list[str], shape: Shape) -> np.ndarray:
     if info.kind in ("signed", "unsigned"):
         numbers = [int(t) for t in tokens]
         low, high = integer_range(shape.dtype)
+        if shape.dtype == "u64":
+            numbers = [n + (1 << 64) if -(1 << 63) <= n < 0 else n for n in numbers]
         wide = next((n for n in numbers if not low <= n <= high), None)
         if wide is not None:
             raise ValueError(f"{wide} is outside {low}..{high}")
@@ -148,6 +153,11 @@ def _floats(tokens: list[str], dtype: str) -> np.ndarray:
     for position, token in enumerate(tokens):
         if "nan" in token:
             _set_nan(out, position, token, dtype)
+    with np.errstate(invalid="ignore"):
+        finite = np.isfinite(out.astype(np.float64))
+    wide = next((tokens[p] for p in np.flatnonzero(~finite) if not _NOT_FINITE.search(tokens[p])), None)
+    if wide is not None:
+        raise ValueError(f"{wide} is beyond its largest value")
     return out
 
 
@@ -230,6 +240,8 @@ def _tokens(values: np.ndarray) -> list[str]:
 
 def _number(value: object) -> str:
     text = str(value)
+    if text == "-0.0":  # XLA reads -0 as the integer
+        return text
     return text[:-2] if text.endswith(".0") else text
 
 

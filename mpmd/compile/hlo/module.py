@@ -89,24 +89,28 @@ class HloModule:
     def __repr__(self) -> str:
         return f"HloModule({self.name}, {len(self._computations)} computations, {len(self)} instructions)"
 
-    def call_order(self) -> list[HloComputation]:
+    def call_order(self, printed: bool = False) -> list[HloComputation]:
         """Computations that the entry reaches, callees before callers; then the unreached, likewise.
+
+        Args:
+            printed: instructions of a computation in the order in which they are printed.
 
         Raises:
             HloError: computations call each other in a cycle.
         """
+        callees_of = _printed_callees if printed and not self.is_scheduled else _callees
         done: dict[HloComputation, bool] = {}
         out: list[HloComputation] = []
 
         def visit(start: HloComputation) -> None:
-            stack = [(start, iter(_callees(start)))]
+            stack = [(start, iter(callees_of(start)))]
             done[start] = False
             while stack:
                 computation, callees = stack[-1]
                 for callee in callees:
                     if callee not in done:
                         done[callee] = False
-                        stack.append((callee, iter(_callees(callee))))
+                        stack.append((callee, iter(callees_of(callee))))
                         break
                     if not done[callee]:
                         raise HloError(f"computations call each other in a cycle through {callee.name}")
@@ -228,6 +232,10 @@ def reachable_from(computation: HloComputation) -> list[HloComputation]:
 
 def _callees(computation: HloComputation) -> list[HloComputation]:
     return [callee for instruction in computation for callee in instruction.called]
+
+
+def _printed_callees(computation: HloComputation) -> list[HloComputation]:
+    return [callee for instruction in computation.post_order() for callee in instruction.called]
 
 
 def _clone_computation(source: HloComputation, target: HloComputation) -> None:

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from mpmd.compile.hlo import codecs, dimension_codecs
 from mpmd.compile.hlo.attributes import Attribute
 from mpmd.compile.hlo.codecs import Codec
 from mpmd.errors import close_to
+
+if TYPE_CHECKING:
+    from mpmd.compile.hlo.instruction import HloInstruction
 
 
 class Category(Enum):
@@ -117,10 +121,24 @@ _CONSTRAIN = _may("constrain_layout", codecs.boolean("constrain_layout"), False)
 _THREAD = _may("async_execution_thread", codecs.string("async_execution_thread"))
 _ALIASES = _may("output_to_operand_aliasing", codecs.OUTPUT_ALIASES)
 _HOST = _may("is_host_transfer", codecs.boolean("is_host_transfer"), False)
-_ACCURACY = _may("result_accuracy", codecs.verbatim("result_accuracy"))
+_NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?"
+_ACCURACY = _may(
+    "result_accuracy",
+    codecs.matching(
+        "result_accuracy",
+        rf"\{{\s*(mode=(default|highest)|tolerance=\{{\s*((ulps|[ra]tol)={_NUMBER}[\s,]*)*\}})\s*\}}",
+        "{mode=highest} or {tolerance={atol=0.1,rtol=0.1,ulps=2}}",
+    ),
+)
 _FEATURES = _may("feature_group_count", codecs.integer("feature_group_count"), 1)
 _BATCHES = _may("batch_group_count", codecs.integer("batch_group_count"), 1)
 
+API_VERSIONS = (
+    "API_VERSION_ORIGINAL",
+    "API_VERSION_STATUS_RETURNING",
+    "API_VERSION_STATUS_RETURNING_UNIFIED",
+    "API_VERSION_TYPED_FFI",
+)
 DIRECTIONS = ("EQ", "NE", "GE", "GT", "LE", "LT")
 COMPARISONS = ("FLOAT", "TOTALORDER", "SIGNED", "UNSIGNED")
 
@@ -247,8 +265,7 @@ def _products() -> None:
         (2, None),
         _must("dot_dims", dimension_codecs.DOT),
         _PRECISION,
-        _may("algorithm", codecs.verbatim("algorithm")),
-        _may("sparsity", codecs.verbatim("sparsity")),
+        _may("algorithm", codecs.matching("algorithm", r"dot_\w+|unset", "dot_bf16_bf16_f32")),
     )
     _define(Category.PRODUCT, "scaled-dot", (2, None), _must("dot_dims", dimension_codecs.DOT), _PRECISION)
     _define(
@@ -400,8 +417,8 @@ def _external() -> None:
         _ALIASES,
         _may("padding_type", codecs.verbatim("padding_type")),
         _may("literal", codecs.verbatim("literal")),
-        _may("schedule", codecs.word("schedule")),
-        _may("api_version", codecs.word("api_version")),
+        _may("schedule", codecs.word("schedule", ("SCHEDULE_NONE", "SCHEDULE_LATEST", "SCHEDULE_EARLIEST"))),
+        _may("api_version", codecs.word("api_version", API_VERSIONS)),
         called=("called_computations",),
     )
     config = codecs.string
@@ -441,18 +458,14 @@ def unknown_opcode(name: str) -> str:
     return f"unknown opcode {name!r}{close_to(name, OPCODES)}"
 
 
-CALL_KEYS = frozenset(
-    {
-        "to_apply",
-        "calls",
-        "condition",
-        "body",
-        "select",
-        "scatter",
-        "branch_computations",
-        "true_computation",
-        "false_computation",
-        "called_computations",
-    }
-)
-"""Keys of the text whose values name computations."""
+CARRIED = frozenset({"statistics", "origin", "parameter_replication"})
+"""Keys of attributes that any instruction may have, and nothing here reads."""
+
+
+def call_keys(instruction: HloInstruction) -> tuple[str, ...]:
+    """Keys of the text whose values name the computations that an instruction calls, in order."""
+    if instruction.opcode == "custom-call":
+        return ("called_computations", "to_apply")
+    if instruction.opcode == "conditional" and instruction.operands[0].shape.dtype == "pred":
+        return ("true_computation", "false_computation")
+    return OPCODES[instruction.opcode].called

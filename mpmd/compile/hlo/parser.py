@@ -1,7 +1,8 @@
 """Reading XLA's HLO text.
 
-Accepts what XLA prints, before and after optimisation: with or without `%`, layouts, operand shapes,
-metadata, source tables.  Every problem is an `HloError` with line, column and a caret.
+Accepts what XLA prints, before and after optimisation, and what is written by hand: with or without `%`,
+layouts, operand shapes, metadata, source tables; operands and computations written in place.  Every problem
+is an `HloError` with line, column and a caret.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from mpmd.compile.hlo.instruction import HloInstruction, Literal
 from mpmd.compile.hlo.literals import parse_literal
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.old_forms import STARTS, complete, scalar_starts, vector_of_starts
-from mpmd.compile.hlo.opcodes import CALL_KEYS, OPCODES, Opcode, unknown_opcode
-from mpmd.compile.hlo.shape import TOKEN, Shape, shape_at
+from mpmd.compile.hlo.opcodes import CARRIED, OPCODES, Opcode, call_keys, unknown_opcode
+from mpmd.compile.hlo.shape import BUFFER, TOKEN, Shape, shape_at
 from mpmd.compile.hlo.text import (
     TextError,
     blank_comments,
     closing,
     located,
-    split_top,
+    placed_parts,
     unquote,
 )
 from mpmd.compile.hlo.unstated_shapes import unstated_shape
@@ -34,21 +35,27 @@ _LINE = re.compile(
     r"\s*(ROOT\s+)?%?([\w.\-]+) = (\w+\[[^\]]*\](?:\{[^{}]*\})?) ([a-z][\w\-]*)\(([^()\[\]{}\"/]*)\)"
 )
 _HEAD = re.compile(r"\s*(ROOT\s+)?%?([\w.\-]+)\s*=\s*")
-_OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
-_KEY = re.compile(r"\s*,\s*([\w\-]+)=")
+_OPCODE = re.compile(r"\s*([a-z][\w\-]*)\s*\(")
+_LAST = re.compile(r"%?[\w.\-]*$")
+_TRAILING = re.compile(r"\s*,[^\S\n]*(?=\n)")
+_KEY = re.compile(r"\s*,\s*([\w\-]+)=\s*")
 _VALUE = re.compile(
     r"(?:\{[^{}\"]*(?:\"(?:[^\"\\]|\\.)*\"[^{}\"]*)*\}|\"(?:[^\"\\]|\\.)*\"|[^\s,{}()\[\]\"]+)(?=[\s,}]|$)"
 )
 _NAME = re.compile(r"[\w.\-]+")
-_SPACE = re.compile(r"(?:\s|//[^\n]*|/\*.*?\*/)*", re.DOTALL)
+_SPACE = re.compile(r"\s*")
 _MODULE = re.compile(r"HloModule\s+([^\s,]+)")
 _COMPUTATION = re.compile(r"(ENTRY\s+)?%?([\w.\-]+)\s*")
+_IN_PLACE = re.compile(r"\{\s*(?:ROOT\s+)?%?[\w.\-]+\s*=")
 _BEGINNING = re.compile(r"(?:ENTRY\s+)?%?[\w.\-]+\s*(?:\{|\([^=]*\)\s*->)")
 _TABLES = re.compile(
     r"(?:\s*(?:FileNames|FunctionNames|FileLocations|StackFrames)[ \t]*\n(?:[ \t]*\d+ [^\n]*(?:\n|$))*)+"
 )
 _THREAD = re.compile(r"\s*,\s*execution_thread=(\"[^\"]*\")")
 _BARE = re.compile(r"[^\s,{}()\[\]\"]+")
+_OF_START = frozenset({"control-predecessors", "async_execution_thread"})
+_OF_BOTH = frozenset({"metadata", "sharding", "frontend_attributes", "backend_config", *CARRIED})
+"""Attributes of `reduce-scatter-start` that its async-start has alone, and those that both have."""
 _SUGARED = re.compile(r"(.+)-(start|update|done)$")
 
 
@@ -63,7 +70,7 @@ def parse_module(text: str, name: str = "") -> HloModule:
         HloError: the text is malformed; shows line, column and spot.
     """
     try:
-        return _Parser(text).module()
+        return _Parser(blank_comments(text)).module()
     except TextError as error:
         raise located(text, error, name) from None
 
@@ -72,15 +79,21 @@ class _Parser:
     """Parses one text.
 
     Attributes:
-        text: the whole text.
+        text: the whole text, comments blanked.
         built: the module under construction.
-        pending: (instruction, key, callee names, offset), resolved once all computations are known.
+        defined: its computations by the names that the text gives them.
+        pending: (instruction, key, callees, offset); names are resolved once all computations are known.
+        owner: the computation whose instructions are being read.
+        names: its instructions so far.
+        highest: the greatest number that ends a name.
     """
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.built = HloModule("unnamed")
-        self.pending: list[tuple[HloInstruction, str, list[str], int]] = []
+        self.defined: dict[str, HloComputation] = {}
+        self.pending: list[tuple[HloInstruction, str, list[str | HloComputation], int]] = []
+        self.owner = HloComputation("", self.built)
         self.names: dict[str, HloInstruction] = {}
         self.highest = 0
 
@@ -132,14 +145,16 @@ class _Parser:
 
     def resolve_calls(self) -> None:
         called: dict[HloInstruction, dict[str, list[HloComputation]]] = {}
-        known = {c.name: c for c in self.built.computations}
-        for instruction, key, names, at in self.pending:
-            missing = next((n for n in names if n not in known), None)
-            if missing is not None:
-                raise TextError(
-                    f"{instruction.name} calls computation {missing!r}, which the module lacks", at
-                )
-            called.setdefault(instruction, {})[key] = [known[n] for n in names]
+        for instruction, key, callees, at in self.pending:
+            found = []
+            for callee in callees:
+                computation = self.defined.get(callee) if isinstance(callee, str) else callee
+                if computation is None:
+                    raise TextError(
+                        f"{instruction.name} calls computation {callee!r}, which the module lacks", at
+                    )
+                found.append(computation)
+            called.setdefault(instruction, {})[key] = found
         for instruction, by_key in called.items():
             instruction.set_called([c for key in _in_order(instruction, by_key) for c in by_key[key]])
 
@@ -151,21 +166,31 @@ class _Parser:
         if found is None:
             raise TextError("expected a computation such as `name {` or `ENTRY name {`", position)
         name, start = found.group(2), position
+        result, result_at = None, position
         position = found.end()
         if text.startswith("(", position):
             position = self.skip(closing(text, position) + 1)
             if not text.startswith("->", position):
                 raise TextError("expected `->` and the result's shape", position)
-            _, position = shape_at(text, self.skip(position + 2))
+            result_at = self.skip(position + 2)
+            result, position = shape_at(text, result_at)
             position = self.skip(position)
         if not text.startswith("{", position):
             raise TextError("expected `{` and the computation's instructions", position)
-        if any(c.name == name for c in self.built.computations):
+        if name in self.defined:
             raise TextError(f"computation {name!r} is defined twice", start)
-        made = self.built.create_computation(name)
+        made = self.defined[name] = self.built.create_computation(name)
         if found.group(1):
+            if self.built.has_entry:
+                raise TextError(f"a second ENTRY; the first is {self.built.entry.name}", start)
             self.built.set_entry(made)
         position = self.body(made, position + 1)
+        if result is not None and not result.is_compatible(made.root.shape):
+            raise TextError(
+                f"computation {name} is said to give {result}, but its root {made.root.name} is "
+                f"{made.root.shape}",
+                result_at,
+            )
         thread = _THREAD.match(text, position)
         if thread is not None:
             made.execution_thread = unquote(thread.group(1))
@@ -173,7 +198,8 @@ class _Parser:
         return made, position
 
     def body(self, made: HloComputation, position: int) -> int:
-        self.names = {}
+        outer = self.owner, self.names
+        self.owner, self.names = made, {}
         root = last = None
         text = self.text
         while True:
@@ -182,7 +208,7 @@ class _Parser:
                 break
             if after >= len(text):
                 raise TextError(f"computation {made.name} is never closed by '}}'", after)
-            last, is_root, position = self.instruction(made, after)
+            last, is_root, position = self.instruction(after)
             if is_root:
                 if root is not None:
                     raise TextError(f"computation {made.name} has two roots", after)
@@ -190,11 +216,18 @@ class _Parser:
         if last is None:
             raise TextError(f"computation {made.name} has no instructions", after)
         made.set_root(root or last)
+        self.owner, self.names = outer
         return after + 1
+
+    def in_place(self, instruction: HloInstruction, position: int) -> HloComputation:
+        """The computation that is written where its name could be, at the `{` at `position`."""
+        made = self.built.create_computation(f"{instruction.opcode}_computation")
+        self.body(made, position + 1)
+        return made
 
     # -- instructions -------------------------------------------------------------------------------
 
-    def instruction(self, made: HloComputation, start: int) -> tuple[HloInstruction, bool, int]:
+    def instruction(self, start: int) -> tuple[HloInstruction, bool, int]:
         shape: Shape | None
         fast = _LINE.match(self.text, start)
         if fast is not None:
@@ -205,53 +238,76 @@ class _Parser:
             root, name, shape, opcode, inside_at, position = self.slow_head(start)
             inside = self.text[inside_at : position - 1]
         if name in self.names:
-            raise TextError(f"instruction {name!r} is defined twice in computation {made.name}", start)
+            raise TextError(f"instruction {name!r} is defined twice in computation {self.owner.name}", start)
         info = OPCODES.get(opcode)
         if info is None:
             if shape is None:
                 raise TextError(unknown_opcode(opcode), self.text.index(opcode, start))
-            return self.sugared(
-                made, start, (root is not None, name, shape, opcode, inside, inside_at, position)
-            )
+            return self.sugared(start, (root is not None, name, shape, opcode, inside, inside_at, position))
         texts, position = self.attribute_texts(position)
+        return self.built_with(info, name, shape, inside, inside_at, texts), root is not None, position
+
+    def built_with(
+        self,
+        info: Opcode,
+        name: str,
+        shape: Shape | None,
+        inside: str,
+        inside_at: int,
+        texts: dict[str, tuple[str, int]],
+    ) -> HloInstruction:
+        """An instruction of stated or unstated shape, entered into its computation; named if it is not."""
         if shape is None:
             instruction = self.build_unstated(info, name, inside, inside_at, texts)
         else:
             instruction = self.build(info, name, shape, inside, inside_at, texts)
-        if opcode in STARTS and vector_of_starts(instruction):
+        number = 0
+        while not instruction.given_name or instruction.given_name in self.names:
+            instruction.name = f"{info.name}.anon" + (f".{number}" if number else "")
+            number += 1
+        if info.name in STARTS and vector_of_starts(instruction):
             for scalar in scalar_starts(instruction, self.names):
-                self.enter(made, scalar)
-        self.enter(made, instruction)
-        return instruction, root is not None, position
+                self.enter(scalar)
+        self.enter(instruction)
+        return instruction
+
+    def nested(self, position: int) -> HloInstruction:
+        """An operand that is an instruction written in place: without attributes, as in XLA."""
+        shape, opcode, inside_at, end = self.right_side(position)
+        info = OPCODES.get(opcode)
+        if info is None:
+            raise TextError(unknown_opcode(opcode), self.text.index(opcode, position))
+        return self.built_with(info, "", shape, self.text[inside_at : end - 1], inside_at, {})
 
     def build_unstated(
         self, info: Opcode, name: str, inside: str, inside_at: int, texts: dict[str, tuple[str, int]]
     ) -> HloInstruction:
         """An instruction without a shape: operands and the computations that it calls determine it."""
+        shown = name or info.name
         if info.name in ("constant", "parameter"):
-            raise TextError(f"{info.name} {name} must state its shape", inside_at)
+            raise TextError(f"{info.name} {name or 'in place'} must state its shape", inside_at)
         instruction = self.build(info, name, TOKEN, inside, inside_at, texts)
         called: list[HloComputation] = []
-        known = {c.name: c for c in self.built.computations}
         for callee in self.callees(instruction):
-            if callee not in known or not known[callee].has_root:
+            computation = self.defined.get(callee) if isinstance(callee, str) else callee
+            if computation is None or not computation.has_root:
                 raise TextError(
-                    f"{name} states no shape: {callee}, which it calls, must be defined above", inside_at
+                    f"{shown} states no shape: {callee}, which it calls, must be defined above", inside_at
                 )
-            called.append(known[callee])
+            called.append(computation)
         try:
             instruction.shape = unstated_shape(instruction, called)
         except HloError as error:
-            raise TextError(f"{name} states no shape: {error}", inside_at) from None
+            raise TextError(f"{shown} states no shape: {error}", inside_at) from None
         return instruction
 
-    def callees(self, instruction: HloInstruction) -> list[str]:
-        """Names of the computations that an instruction calls, in the order of the opcode's roles."""
+    def callees(self, instruction: HloInstruction) -> list[str | HloComputation]:
+        """The computations that an instruction calls, or their names, in the order of the opcode's roles."""
         named = {key: names for made, key, names, _ in self.pending if made is instruction}
         return [name for key in _in_order(instruction, named) for name in named[key]]
 
-    def enter(self, made: HloComputation, instruction: HloInstruction) -> None:
-        made.add(instruction)
+    def enter(self, instruction: HloInstruction) -> None:
+        self.owner.add(instruction)
         name = instruction.given_name
         self.names[name] = instruction
         suffix = name.rpartition(".")[2]
@@ -263,15 +319,19 @@ class _Parser:
         head = _HEAD.match(text, start)
         if head is None:
             raise TextError("expected an instruction such as `name = f32[2] add(a, b)`", start)
-        shape, position = None, head.end()
-        opcode = _OPCODE.match(text, position)
+        return head.group(1), head.group(2), *self.right_side(head.end())
+
+    def right_side(self, position: int) -> tuple[Shape | None, str, int, int]:
+        """Shape if stated, opcode, and the offsets after `(` and after `)`, of an instruction."""
+        text, shape = self.text, None
+        opcode = None if BUFFER.match(text, position) else _OPCODE.match(text, position)
         if opcode is None:
             shape, position = shape_at(text, position)
             opcode = _OPCODE.match(text, position)
         if opcode is None:
             raise TextError("expected an opcode and `(`", self.skip(position))
         close = closing(text, opcode.end() - 1)
-        return head.group(1), head.group(2), shape, opcode.group(1), opcode.end(), close + 1
+        return shape, opcode.group(1), opcode.end(), close + 1
 
     def build(
         self,
@@ -310,21 +370,36 @@ class _Parser:
         names = self.names
         if not inside or inside.isspace():
             return []
-        if "/" in inside:
-            inside = blank_comments(inside)
         if "[" in inside or "(" in inside:
-            words = [part.rsplit(None, 1)[-1].lstrip("%") for part in split_top(inside)]
-        else:
-            words = _NAME.findall(inside)
+            return [self.operand(part, at + offset) for offset, part in placed_parts(inside)]
+        words = _NAME.findall(inside)
         try:
             return [names[word] for word in words]
         except KeyError:
             missing = next(word for word in words if word not in names)
             offset = re.search(rf"(?<![\w.\-]){re.escape(missing)}(?![\w.\-])", inside)
-            spot = at + (offset.start() if offset else 0)
-            raise TextError(
-                f"no instruction {missing!r} is defined above in this computation", spot
-            ) from None
+            raise self.unknown(missing, at + (offset.start() if offset else 0)) from None
+
+    def operand(self, text: str, at: int) -> HloInstruction:
+        """`name`, `shape name`, or an instruction in place."""
+        if text.endswith(")"):
+            return self.nested(at)
+        word = _LAST.search(text)
+        start, name = (word.start(), word.group().lstrip("%")) if word is not None else (0, text)
+        found = self.names.get(name)
+        if found is None:
+            raise self.unknown(name or text, at + start)
+        if start:
+            stated, end = shape_at(self.text, at)
+            if self.skip(end) != at + start:
+                raise TextError("expected an operand such as `f32[2] name`", at)
+            if not stated.is_compatible(found.shape):
+                raise TextError(f"operand {name} is said to be {stated}, but is {found.shape}", at)
+        return found
+
+    @staticmethod
+    def unknown(name: str, at: int) -> TextError:
+        return TextError(f"no instruction {name!r} is defined above in this computation", at)
 
     # -- attributes ---------------------------------------------------------------------------------
 
@@ -333,7 +408,8 @@ class _Parser:
         while True:
             key = _KEY.match(self.text, position)
             if key is None:
-                return texts, position
+                trailing = _TRAILING.match(self.text, position)
+                return texts, trailing.end() if trailing is not None else position
             start = key.end()
             simple = _VALUE.match(self.text, start)
             if simple is not None:
@@ -384,17 +460,18 @@ class _Parser:
                 attributes[spec.name] = _read(spec.codec, (value,), start)
                 if attributes[spec.name] == spec.default:
                     del attributes[spec.name]
-            elif not self.general_attribute(made, info, key, value, start):
-                attributes[key] = Verbatim(value)
+            else:
+                self.general_attribute(made, info, key, value, start)
         for spec in info.specs:
             if spec.name in grouped or (spec.required and len(spec.codec.keys) > 1):
                 parts = tuple(texts[k][0] if k in texts else None for k in spec.codec.keys)
                 attributes[spec.name] = _read(spec.codec, parts, at)
             elif spec.required and spec.name not in attributes:
-                raise TextError(f"{info.name} {made.name} needs the attribute {spec.codec.keys[0]}=...", at)
+                name = made.given_name or "in place"
+                raise TextError(f"{info.name} {name} needs the attribute {spec.codec.keys[0]}=...", at)
 
-    def general_attribute(self, made: HloInstruction, info: Opcode, key: str, value: str, start: int) -> bool:
-        """Attributes that any opcode may have; False if this is not one of them."""
+    def general_attribute(self, made: HloInstruction, info: Opcode, key: str, value: str, start: int) -> None:
+        """Attributes that any opcode may have, and the computations that it calls."""
         if key == "metadata":
             made.metadata = value
         elif key == "sharding":
@@ -406,17 +483,33 @@ class _Parser:
         elif key == "control-predecessors":
             for before in self.operands(value[1:-1], start + 1):
                 made.add_control_predecessor(before)
-        elif key in CALL_KEYS and info.called:
-            names = [n.lstrip("%") for n in split_top(value[1:-1] if value.startswith("{") else value)]
-            self.pending.append((made, key, names, start))
+        elif key == "calls" and info.name in ("async-update", "async-done"):
+            started = self.started(made)
+            if started is not None and self.called(made, value, start) not in ([started.name], [started]):
+                raise TextError(f"{made.name} ends {value}, but {started.name} was started", start)
+        elif key in call_keys(made):
+            self.pending.append((made, key, self.called(made, value, start), start))
+        elif key in CARRIED:
+            made.attributes[key] = Verbatim(value)
         else:
-            return False
-        return True
+            known = sorted({*info.keyed, *call_keys(made)})
+            listed = f"; it has {', '.join(known)}" if known else ""
+            raise TextError(f"{info.name} has no attribute {key!r}{listed}", start - len(key) - 1)
+
+    def called(self, made: HloInstruction, value: str, start: int) -> list[str | HloComputation]:
+        """The computations that a value names, as `f` or `{f, g}`, or has in place."""
+        if _IN_PLACE.match(value):
+            return [self.in_place(made, start)]
+        parts = [(0, value)] if not value.startswith("{") else placed_parts(" " + value[1:-1])
+        return [
+            self.in_place(made, start + offset) if _IN_PLACE.match(part) else part.lstrip("%")
+            for offset, part in parts
+        ]
 
     # -- asynchronous operations in short form ----------------------------------------------------------
 
     def sugared(
-        self, made: HloComputation, start: int, parts: tuple[bool, str, Shape, str, str, int, int]
+        self, start: int, parts: tuple[bool, str, Shape, str, str, int, int]
     ) -> tuple[HloInstruction, bool, int]:
         """`reduce-scatter-start(...)` and the like: async-start of a computation with that operation."""
         is_root, name, shape, opcode, inside, inside_at, position = parts
@@ -428,36 +521,42 @@ class _Parser:
         texts, position = self.attribute_texts(position)
         if matched.group(2) != "start":
             info = OPCODES[f"async-{matched.group(2)}"]
-            kept = {k: v for k, v in texts.items() if k not in wrapped.keyed and k not in CALL_KEYS}
+            kept = {k: v for k, v in texts.items() if k not in wrapped.keyed and k not in wrapped.called}
             instruction = self.build(info, name, shape, inside, inside_at, kept)
-            self.enter(made, instruction)
+            started = self.started(instruction)
+            if started is not None and started.root.opcode != wrapped.name:
+                raise TextError(f"{opcode} {name} ends an asynchronous {started.root.opcode}", start)
+            self.enter(instruction)
             return instruction, is_root, position
         if not shape.is_tuple or len(shape.elements) < 2:
             raise TextError(f"{opcode} must give a tuple (operands, result, ...), got {shape}", start)
-        operands = self.operands(inside, inside_at)
-        body = self.built.create_computation(f"wrapped_{wrapped.name.replace('-', '_')}")
-        own = {"metadata", "control-predecessors", "async_execution_thread"}
-        kept_names, self.names = self.names, {}
-        for i, operand in enumerate(operands):
-            parameter = HloInstruction(
-                "parameter", operand.shape, (), {"parameter_number": i}, (), None, f"param_{i}"
-            )
-            self.enter(body, parameter)
-        inner_texts = {k: v for k, v in texts.items() if k not in own}
-        inner_inside = (
-            "0" if wrapped.name == "parameter" else ", ".join(f"param_{i}" for i in range(len(operands)))
-        )
-        inner = self.build(
-            wrapped, f"{name}.wrapped", shape.elements[1], inner_inside, inside_at, inner_texts
-        )
-        self.enter(body, inner)
-        body.set_root(inner)
-        self.names = kept_names
-        outer_texts = {k: v for k, v in texts.items() if k in own}
+        outer_texts = {k: v for k, v in texts.items() if k in _OF_START or k in _OF_BOTH}
         instruction = self.build(OPCODES["async-start"], name, shape, inside, inside_at, outer_texts)
-        self.pending.append((instruction, "calls", [body.name], start))
-        self.enter(made, instruction)
+        body = self.built.create_computation(f"wrapped_{wrapped.name.replace('-', '_')}")
+        body.execution_thread = str(instruction.attributes.get("async_execution_thread", ""))
+        outer = self.owner, self.names
+        self.owner, self.names = body, {}
+        for i, operand in enumerate(instruction.operands):
+            number: dict[str, Attribute] = {"parameter_number": i}
+            self.enter(HloInstruction("parameter", operand.shape, (), number, (), None, f"param_{i}"))
+        inner_texts = {k: v for k, v in texts.items() if k not in _OF_START}
+        given = "0" if wrapped.name == "parameter" else ", ".join(self.names)
+        inner = self.build(wrapped, f"{name}.wrapped", shape.elements[1], given, inside_at, inner_texts)
+        self.enter(inner)
+        body.set_root(inner)
+        self.owner, self.names = outer
+        self.pending.append((instruction, "calls", [body], start))
+        self.enter(instruction)
         return instruction, is_root, position
+
+    def started(self, instruction: HloInstruction) -> HloComputation | None:
+        """The computation that an async-update or async-done goes on with, if it is defined above."""
+        start = instruction
+        while start.opcode in ("async-update", "async-done"):
+            start = start.operands[0]
+        for callee in self.callees(start) if start.opcode == "async-start" else ():
+            return self.defined.get(callee) if isinstance(callee, str) else callee
+        return None
 
 
 def _in_order(instruction: HloInstruction, keys: Iterable[str]) -> list[str]:

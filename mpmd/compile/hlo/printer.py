@@ -11,6 +11,26 @@ from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.opcodes import OPCODES
 from mpmd.errors import HloError
 
+_KEYWORDS = frozenset(
+    [
+        "true",
+        "false",
+        "inf",
+        "nan",
+        "HloModule",
+        "ENTRY",
+        "ROOT",
+        "maximal",
+        "replicated",
+        "manual",
+        "last_tile_dim_replicate",
+        "shard_as",
+        "shard_like",
+        "unknown",
+    ]
+)
+"""Words that XLA takes for a name only after `%`."""
+
 
 def print_module(module: HloModule, metadata: bool = False) -> str:
     """The module as text: callees before callers, operands before users.
@@ -22,7 +42,7 @@ def print_module(module: HloModule, metadata: bool = False) -> str:
     out = [print_header(module), ""]
     if metadata and module.tables:
         out += [module.tables, ""]
-    for computation in module.call_order():
+    for computation in module.call_order(printed=True):
         out += [print_computation(computation, metadata), ""]
     return "\n".join(out)
 
@@ -30,7 +50,7 @@ def print_module(module: HloModule, metadata: bool = False) -> str:
 def print_computation(computation: HloComputation, metadata: bool = False) -> str:
     """One computation as text; in a scheduled module its order is the schedule."""
     entry = "ENTRY " if computation.is_entry else ""
-    out = [f"{entry}{computation.name} {{"]
+    out = [f"{entry}{_spelled(computation.name)} {{"]
     order = list(computation) if computation.module.is_scheduled else computation.post_order()
     root = computation.root
     for instruction in order:
@@ -54,13 +74,17 @@ def print_instruction(instruction: HloInstruction, metadata: bool = False) -> st
     elif opcode == "parameter":
         inside = str(instruction.attributes["parameter_number"])
     else:
-        inside = ", ".join([o.name for o in instruction.operands])
-    line = f"{instruction.name} = {instruction.shape} {opcode}({inside})"
+        inside = ", ".join([_spelled(o.name) for o in instruction.operands])
+    line = f"{_spelled(instruction.name)} = {instruction.shape} {opcode}({inside})"
     tail = attribute_text(instruction)
     if instruction.control_predecessors:
-        before = ", ".join(i.name for i in instruction.control_predecessors)
+        before = ", ".join(_spelled(i.name) for i in instruction.control_predecessors)
         tail += f", control-predecessors={{{before}}}"
     return line + tail + _annotations(instruction, metadata)
+
+
+def _spelled(name: str) -> str:
+    return f"%{name}" if name in _KEYWORDS else name
 
 
 def _annotations(instruction: HloInstruction, metadata: bool) -> str:
@@ -98,7 +122,7 @@ def attribute_text(instruction: HloInstruction, calls: bool = True) -> str:
 
 
 def _calls(instruction: HloInstruction) -> list[tuple[str, str]]:
-    names = [c.name for c in instruction.called]
+    names = [_spelled(c.name) for c in instruction.called]
     if instruction.opcode == "conditional":
         if instruction.operands[0].shape.dtype == "pred" and len(names) == 2:
             return list(zip(("true_computation", "false_computation"), names))

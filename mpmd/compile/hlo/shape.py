@@ -22,10 +22,13 @@ from mpmd.compile.hlo.layout import Layout, parse_layout
 from mpmd.compile.hlo.text import TextError, closing
 from mpmd.errors import HloError
 
+UNBOUNDED = -1
+"""The size of a dim of which not even a bound is known: `?` in the text."""
 ShapeIndex = tuple[int, ...]
 """A position inside a shape: () is the whole, (1, 0) element 0 of element 1."""
 
-_ARRAY = re.compile(r"([a-z][a-z0-9]*)\[([^\]]*)\](?:\{([^{}]*)\})?")
+_ARRAY = re.compile(r"([a-z][a-z0-9]*)\s*\[([^\]]*)\](?:\s*\{(?=\s*[\d:}])([^{}]*)\})?")
+BUFFER = re.compile(r"b\s*\(")
 _SCALAR_LAYOUT = Layout(())
 _ADDING = threading.RLock()
 """Held while a shape is added, and with it its logical shape."""
@@ -35,10 +38,11 @@ class Shape:
     """An interned shape.
 
     Attributes:
-        dtype: XLA's name of the element type, or `tuple`, `token`, `opaque`.
-        dims: sizes of the dims of an array, outermost logical dim first; bounds where `dynamic` is set.
+        dtype: XLA's name of the element type, or `tuple`, `token`, `opaque`, `buffer`.
+        dims: sizes of the dims of an array, outermost logical dim first; bounds, or `UNBOUNDED`, where
+            `dynamic` is set.
         layout: order in memory, or None when not yet decided.  Scalars always have one.
-        elements: shapes inside a tuple.
+        elements: shapes inside a tuple; the one array in a buffer.
         dynamic: for arrays with run-time sizes, a flag per dim; () when all are static.
         logical: the same shape without any layout; itself if it has none.
     """
@@ -104,7 +108,7 @@ class Shape:
         self._leaves = tuple(self._find_leaves())
         if elements:
             logical = tuple(e.logical for e in elements)
-            self.logical = self if logical == elements else Shape("tuple", elements=logical)
+            self.logical = self if logical == elements else Shape(dtype, elements=logical)
         elif layout is None or layout is _SCALAR_LAYOUT:
             self.logical = self
         else:
@@ -126,12 +130,15 @@ class Shape:
     __repr__ = __str__
 
     def _render(self) -> str:
-        if self.dtype == "tuple":
-            return "(" + ", ".join(e._text for e in self.elements) + ")"
+        if self.dtype in ("tuple", "buffer"):
+            inside = ", ".join(e._text for e in self.elements)
+            return f"b({inside})" if self.dtype == "buffer" else f"({inside})"
         if self.dtype in ("token", "opaque"):
             return f"{self.dtype}[]"
         flags = self.dynamic or (False,) * len(self.dims)
-        dims = ",".join(("<=" if flag else "") + str(d) for d, flag in zip(self.dims, flags))
+        dims = ",".join(
+            "?" if d == UNBOUNDED else ("<=" if flag else "") + str(d) for d, flag in zip(self.dims, flags)
+        )
         layout = "" if self.layout is None or self.layout is _SCALAR_LAYOUT else str(self.layout)
         return f"{self.dtype}[{dims}]{layout}"
 
@@ -178,7 +185,13 @@ class Shape:
 
     @property
     def size(self) -> int:
-        """Number of elements of an array."""
+        """Number of elements of an array, of the bounds where sizes are dynamic.
+
+        Raises:
+            HloError: a dim has no bound.
+        """
+        if UNBOUNDED in self.dims:
+            raise HloError(f"{self} has dims without bounds, so it has no size")
         return math.prod(self.dims)
 
     @property
@@ -208,7 +221,7 @@ class Shape:
     @property
     def has_layouts(self) -> bool:
         """True if every array in the shape has a layout."""
-        if self.dtype == "tuple":
+        if self.elements:
             return all(e.has_layouts for e in self.elements)
         return self.layout is not None or self.dtype not in DTYPES
 
@@ -228,8 +241,8 @@ class Shape:
 
     def with_default_layout(self) -> Shape:
         """Every array in the shape row-major."""
-        if self.dtype == "tuple":
-            return tuple_of([e.with_default_layout() for e in self.elements])
+        if self.elements:
+            return Shape(self.dtype, elements=tuple(e.with_default_layout() for e in self.elements))
         if self.dtype not in DTYPES:
             return self
         return Shape(self.dtype, self.dims, Layout.row_major(len(self.dims)), (), self.dynamic)
@@ -238,15 +251,18 @@ class Shape:
         """Row-major where no layout was decided, unchanged elsewhere."""
         if self.has_layouts:
             return self
-        if self.dtype == "tuple":
-            return tuple_of([e.filled() for e in self.elements])
+        if self.elements:
+            return Shape(self.dtype, elements=tuple(e.filled() for e in self.elements))
         return self.with_default_layout()
 
     # -- variants -----------------------------------------------------------------------------------
 
     def with_dtype(self, dtype: str) -> Shape:
-        """The same dims and layout with other elements."""
-        return Shape(dtype, self.dims, self.layout, (), self.dynamic)
+        """The same dims in the same order with other elements, which are not packed."""
+        layout = self.layout
+        if layout is not None and layout.element_bits:
+            layout = Layout(layout.minor_to_major, layout.memory_space, 0, layout.tiles, layout.extra)
+        return Shape(dtype, self.dims, layout, (), self.dynamic)
 
     def with_dims(self, dims: Sequence[int]) -> Shape:
         """Other dims, row-major: a layout does not carry over to other dims."""
@@ -258,6 +274,15 @@ class Shape:
 
     # -- tuples -------------------------------------------------------------------------------------
 
+    def is_compatible(self, other: Shape) -> bool:
+        """True if both are equal but for layouts, and for which dims are dynamic."""
+        if self.logical is other.logical:
+            return True
+        mine, theirs = (
+            [(index, s.dtype, s.dims, s.is_tuple) for index, s in shape.walk()] for shape in (self, other)
+        )
+        return mine == theirs
+
     def subshape(self, index: ShapeIndex) -> Shape:
         """The shape at a position of the tuple tree.
 
@@ -266,7 +291,7 @@ class Shape:
         """
         shape = self
         for depth, i in enumerate(index):
-            if not 0 <= i < len(shape.elements):
+            if not shape.is_tuple or not 0 <= i < len(shape.elements):
                 raise HloError(
                     f"shape {self} has no position {index}: element {i} at depth {depth} does not exist"
                 )
@@ -276,7 +301,7 @@ class Shape:
     def walk(self, index: ShapeIndex = ()) -> Iterator[tuple[ShapeIndex, Shape]]:
         """Every (position, shape), tuples before their elements."""
         yield index, self
-        for i, element in enumerate(self.elements):
+        for i, element in enumerate(self.elements if self.is_tuple else ()):
             yield from element.walk((*index, i))
 
     def leaves(self) -> tuple[tuple[ShapeIndex, Shape], ...]:
@@ -284,15 +309,16 @@ class Shape:
         return self._leaves
 
     def _find_leaves(self) -> Iterator[tuple[ShapeIndex, Shape]]:
-        if self.dtype != "tuple":
+        if not self.is_tuple:
             yield (), self
+            return
         for i, element in enumerate(self.elements):
             yield from (((i, *index), shape) for index, shape in element._leaves)
 
 
 def _check_bytes(dtype: str, dims: tuple[int, ...]) -> None:
     """The product of all dims but zeros must fit, too, as in XLA."""
-    if math.prod(d for d in dims if d) * DTYPES[dtype].bytes >= 1 << 63:
+    if math.prod(d for d in dims if d > 0) * DTYPES[dtype].bytes >= 1 << 63:
         raise HloError(f"{dtype}[{','.join(map(str, dims))}] has more bytes than 63 bits count")
 
 
@@ -330,17 +356,24 @@ _parsed: weakref.WeakValueDictionary[str, Shape] = weakref.WeakValueDictionary()
 
 
 def shape_at(text: str, start: int) -> tuple[Shape, int]:
-    """The shape that begins at an offset of `text`, and the offset after it.
+    """The shape that begins at an offset of `text`, which has no comments, and the offset after it.
 
     Raises:
         TextError: no shape begins there.
     """
+    buffer = BUFFER.match(text, start)
+    if buffer is not None:
+        end = closing(text, buffer.end() - 1)
+        inner, after = shape_at(text, _skip_blanks(text, buffer.end()))
+        if not inner.is_array or _skip_blanks(text, after) != end:
+            raise TextError("expected one array in a buffer, such as b(f32[2,3])", buffer.end())
+        return Shape("buffer", elements=(inner,)), end + 1
     if text.startswith("(", start):
         end = closing(text, start) + 1
         key = text[start:end]
         found = _parsed.get(key)
         if found is None:
-            found = _parsed[key] = _tuple_at(text, start)
+            found = _parsed[key] = _tuple_at(text, start, end - 1)
         return found, end
     matched = _ARRAY.match(text, start)
     if matched is None:
@@ -352,19 +385,23 @@ def shape_at(text: str, start: int) -> tuple[Shape, int]:
     return found, matched.end()
 
 
-def _tuple_at(text: str, start: int) -> Shape:
+def _tuple_at(text: str, start: int, end: int) -> Shape:
     elements: list[Shape] = []
-    position = start + 1
-    while True:
-        while text[position] in ", \t\n":
-            position += 1
-        if text.startswith("/*", position):
-            position = text.index("*/", position) + 2
-        elif text[position] == ")":
-            return tuple_of(elements)
-        else:
-            element, position = shape_at(text, position)
-            elements.append(element)
+    position = _skip_blanks(text, start + 1)
+    while position < end:
+        element, position = shape_at(text, position)
+        elements.append(element)
+        position = _skip_blanks(text, position)
+        if position < end and text[position] != ",":
+            raise TextError("expected `,` or `)` after an element of a tuple", position)
+        position = _skip_blanks(text, position + 1)
+    return tuple_of(elements)
+
+
+def _skip_blanks(text: str, position: int) -> int:
+    while position < len(text) and text[position].isspace():
+        position += 1
+    return position
 
 
 def _array_from(matched: re.Match[str]) -> Shape:
@@ -375,12 +412,12 @@ def _array_from(matched: re.Match[str]) -> Shape:
         raise TextError(f"unknown element type {dtype!r}; known: {', '.join(DTYPES)}", matched.start())
     parts = [part.strip() for part in dims_text.split(",")] if dims_text.strip() else []
     try:
-        dims = tuple(int(part.removeprefix("<=")) for part in parts)
+        dims = tuple(UNBOUNDED if part == "?" else int(part.removeprefix("<=")) for part in parts)
     except ValueError:
         raise TextError(f"expected dim sizes such as 2,3, got {dims_text!r}", matched.start(2)) from None
-    if any(d < 0 for d in dims):
+    if any(d < 0 and part != "?" for d, part in zip(dims, parts)):
         raise TextError(f"a dim cannot be negative, got {dims_text!r}", matched.start(2))
-    dynamic = tuple(part.startswith("<=") for part in parts)
+    dynamic = tuple(part == "?" or part.startswith("<=") for part in parts)
     layout = None
     if layout_text is not None:
         try:

@@ -12,7 +12,7 @@ from mpmd.errors import HloError
 _MARK = re.compile(r'[(){}\[\]"]')
 _SPLIT = re.compile(r'[({\[",]')
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+_COMMENT = re.compile(r'"(?:[^"\\]|\\.)*"|/\*.*?\*/|//[^\r\n]*', re.DOTALL)
 _OPENS = {"(": ")", "{": "}", "[": "]"}
 
 
@@ -76,17 +76,22 @@ def closing(text: str, start: int) -> int:
 
 def split_top(text: str) -> list[str]:
     """Parts of `text` between commas outside of brackets and strings, stripped.  An empty text has none."""
-    parts: list[str] = []
+    return [part for _, part in placed_parts(text)]
+
+
+def placed_parts(text: str) -> list[tuple[int, str]]:
+    """As `split_top`, each with its offset."""
+    parts: list[tuple[int, str]] = []
     if not text.strip():
         return parts
     position = start = 0
     while True:
         mark = _SPLIT.search(text, position)
         if mark is None:
-            return [*parts, text[start:].strip()]
+            return [*parts, _placed(text, start, len(text))]
         at = mark.start()
         if mark.group() == ",":
-            parts.append(text[start:at].strip())
+            parts.append(_placed(text, start, at))
             position = start = at + 1
         elif mark.group() == '"':
             string = _STRING.match(text, at)
@@ -97,11 +102,21 @@ def split_top(text: str) -> list[str]:
             position = closing(text, at) + 1
 
 
+def _placed(text: str, start: int, end: int) -> tuple[int, str]:
+    part = text[start:end]
+    return start + len(part) - len(part.lstrip()), part.strip()
+
+
 def blank_comments(text: str) -> str:
-    """`/*...*/` replaced by spaces of equal length, so that offsets stay true."""
-    if "/*" not in text:
+    """Comments outside of strings replaced by blanks; every other character keeps its offset and line."""
+    if "/*" not in text and "//" not in text:
         return text
-    return _COMMENT.sub(lambda found: " " * len(found.group()), text)
+    return _COMMENT.sub(_blank, text)
+
+
+def _blank(found: re.Match[str]) -> str:
+    taken = found.group()
+    return taken if taken[0] == '"' else re.sub(r"[^\n]", " ", taken)
 
 
 def quote(text: str) -> str:

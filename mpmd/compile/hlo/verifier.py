@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mpmd.compile.hlo.collective_groups import check_collective
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.lapack_calls import check_lapack_call
@@ -174,14 +175,19 @@ def _operation(instruction: HloInstruction) -> Iterator[str]:
         return
     if inferred.logical is not instruction.shape.logical:
         yield f"its shape should be {inferred}, but is {instruction.shape.logical}"
+        return
+    wrong = ""
+    if "replica_groups" in info.keyed:
+        module = instruction.parent.module
+        wrong = check_collective(instruction, module.replica_count, module.num_partitions)
     if info.name == "constant":
         wrong = (
             "it has no literal"
             if instruction.literal is None
             else check_literal(instruction.literal, instruction.shape)
         )
-        if wrong:
-            yield wrong
+    if wrong:
+        yield wrong
 
 
 # -- module -----------------------------------------------------------------------------------------
@@ -197,7 +203,12 @@ _DONE = {
 
 
 def _calls(module: HloModule) -> Iterator[str]:
+    started: dict[HloComputation, HloInstruction] = {}
     for instruction in module.instructions():
+        if instruction.opcode == "async-start" and instruction.called:
+            first = started.setdefault(instruction.called[0], instruction)
+            if first is not instruction:
+                yield f"{_where(instruction)}: {first.name} starts the same computation"
         expected = _DONE.get(instruction.opcode)
         if expected is not None and instruction.operands[0].opcode != expected:
             found = instruction.operands[0]
@@ -212,9 +223,17 @@ def _calls(module: HloModule) -> Iterator[str]:
                     f"{_where(instruction)}: {instruction.opcode} must take an async-start, got "
                     f"{found.opcode} {found.name}"
                 )
+            elif instruction.attributes.get("async_execution_thread") not in (None, _thread(found)):
+                yield f"{_where(instruction)}: {found.name} runs on the thread {_thread(found)!r}"
     if module.entry.callers:
         caller = next(iter(module.entry.callers))
         yield f"{_where(caller)}: it calls the entry computation {module.entry.name}"
+
+
+def _thread(instruction: HloInstruction) -> object:
+    while instruction.opcode == "async-update":
+        instruction = instruction.operands[0]
+    return instruction.attributes.get("async_execution_thread", "main")
 
 
 def _names(module: HloModule) -> Iterator[str]:

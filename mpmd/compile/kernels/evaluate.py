@@ -6,6 +6,7 @@ lies there, and NumPy counts from the end.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,38 +35,75 @@ from mpmd.compile.kernels.plan import (
 from mpmd.errors import CompileError
 
 Array = Any
+Stored = tuple[Store, Array, Array]
+"""A store, its positions and their values."""
 _EXTREMES = ("maximum", "minimum")
 
 
-def evaluate(plan: KernelPlan, arrays: Sequence[np.ndarray]) -> None:
+def evaluate(plan: KernelPlan, arrays: Sequence[np.ndarray], most: int = 1 << 24) -> None:
     """Run a plan.
+
+    A large space is computed in slices of its outermost dim, unless something is added up along it: that of
+    a running sum of n elements has n x n.
 
     Args:
         plan: the plan to compute.
         arrays: a contiguous array for each operand; results are written into theirs.
+        most: elements of the space whose values are computed at once.
 
     Raises:
         CompileError: it reads or writes outside of an array.
     """
-    evaluation = Evaluation(plan, arrays)
-    evaluation.compute()
-    evaluation.store()
+    extent, each = (plan.extents[0], math.prod(plan.extents[1:])) if plan.rank else (1, 1)
+    whole = 0 in plan.row or extent * each <= most or _adds_columns(plan)
+    step = extent if whole else max(most // each, 1)
+    stores: list[Stored] = []
+    for first in [0] if whole else range(0, extent, step):
+        part = Evaluation(plan, arrays, first, None if whole else min(step, extent - first))
+        part.compute()
+        stores += part.stores()
+    write(plan, arrays, stores)  # once all is computed: a result may have the memory of an operand
+
+
+def _adds_columns(plan: KernelPlan) -> bool:
+    return any(isinstance(node, ReduceNode) and node.axis != ROW for node in plan.nodes)
+
+
+def write(plan: KernelPlan, arrays: Sequence[np.ndarray], stores: Sequence[Stored]) -> None:
+    """Write what `Evaluation.stores` gives into the arrays of a plan's operands."""
+    for store, position, value in stores:
+        target, op = arrays[store.operand].reshape(-1), store.combine
+        if not op:
+            target[position] = value
+            continue
+        dtype = plan.operands[store.operand].dtype
+        wide = np.float32 if op in _EXTREMES and dtype in ("bf16", "f16") else target.dtype
+        with np.errstate(all="ignore"):
+            keys, given = (_keys(op, a.astype(wide)) for a in (target, value))
+            REDUCTIONS[op].meaning.at(keys, position, given)
+            target[...] = _values(op, keys, wide)
 
 
 class Evaluation:
-    """One run of a plan.
+    """One run of a plan over a slice of its space.
 
     Args:
         plan: the plan to compute.
         arrays: see `evaluate`.
+        first, count: where the slice begins along dim 0, and its extent; all of it if there is none.
 
     Attributes:
         values: of the nodes: arrays of the plan's rank, with extent 1 along dims that they do not depend on.
+        extents: of the slice.
     """
 
-    def __init__(self, plan: KernelPlan, arrays: Sequence[np.ndarray]) -> None:
+    def __init__(
+        self, plan: KernelPlan, arrays: Sequence[np.ndarray], first: int = 0, count: int | None = None
+    ) -> None:
         self.plan = plan
         self.operands = [a.reshape(-1) for a in arrays]
+        self.first = first
+        self.extents = plan.extents if count is None else (count, *plan.extents[1:])
         self.values: list[Array] = []
 
     def compute(self) -> None:
@@ -74,11 +112,9 @@ class Evaluation:
             for node in self.plan.nodes:
                 self.values.append(self._value(node))
 
-    def store(self) -> None:
-        """Write all stores."""
-        with np.errstate(all="ignore"):
-            for store in self.plan.stores:
-                self._store(store)
+    def stores(self) -> list[Stored]:
+        """What is to be stored: positions and values."""
+        return [self._store(store) for store in self.plan.stores]
 
     def _position(self, index: Index) -> Array:
         rank = self.plan.rank
@@ -86,8 +122,9 @@ class Evaluation:
         for atom, factor in index.terms:
             if atom.kind == "dim":
                 shape = [1] * rank
-                shape[atom.number] = self.plan.extents[atom.number]
-                part = np.arange(self.plan.extents[atom.number], dtype=np.int64).reshape(shape)
+                shape[atom.number] = self.extents[atom.number]
+                begin = 0 if atom.number else self.first
+                part = np.arange(begin, begin + shape[atom.number], dtype=np.int64).reshape(shape)
             elif atom.inner is None:
                 part = self.values[atom.number].astype(np.int64)
             else:
@@ -137,7 +174,7 @@ class Evaluation:
         """The value of a reduction."""
         plan, value = self.plan, self.values[node.arg]
         axes = tuple(plan.row if node.axis == ROW else plan.outer)
-        shape = [plan.extents[d] if d in axes else value.shape[d] for d in range(plan.rank)]
+        shape = [self.extents[d] if d in axes else value.shape[d] for d in range(plan.rank)]
         value = np.broadcast_to(value, shape)
         reduction = REDUCTIONS[node.op]
         wide = np.float32 if node.dtype in ("bf16", "f16") else value.dtype
@@ -149,7 +186,7 @@ class Evaluation:
             )
         return _values(node.op, result, wide).astype(value.dtype)
 
-    def _store(self, store: Store) -> None:
+    def _store(self, store: Store) -> Stored:
         plan = self.plan
         level = store_level(plan, store)
         kept = set(range(plan.batch_dims))
@@ -157,22 +194,13 @@ class Evaluation:
             kept |= set(plan.outer)
         if level in (ELEMENT, COLUMN):
             kept |= set(plan.row)
-        shape = [e if d in kept else 1 for d, e in enumerate(plan.extents)]
+        shape = [e if d in kept else 1 for d, e in enumerate(self.extents)]
         value = np.broadcast_to(self.values[store.node], shape)
         position = np.broadcast_to(self._position(store.index), shape)
-        target = self.operands[store.operand]
         if store.where >= 0:
             guard = np.broadcast_to(self.values[store.where], shape)
             value, position = value[guard], position[guard]
-        position = self._inside(store, position)
-        if store.combine:
-            op, dtype = store.combine, self.plan.operands[store.operand].dtype
-            wide = np.float32 if op in _EXTREMES and dtype in ("bf16", "f16") else target.dtype
-            keys, given = (_keys(op, a.astype(wide)) for a in (target, value.reshape(-1)))
-            REDUCTIONS[op].meaning.at(keys, position.reshape(-1), given)
-            target[...] = _values(op, keys, wide)
-        else:
-            target[position.reshape(-1)] = value.reshape(-1)
+        return store, self._inside(store, position).reshape(-1), value.reshape(-1)
 
 
 def _keys(op: str, values: Array) -> Array:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mpmd.compile.kernels.attention import QUERIES, AttentionPlan
-from mpmd.compile.kernels.evaluate import Evaluation, evaluate
+from mpmd.compile.kernels.evaluate import Evaluation, evaluate, write
 from mpmd.compile.kernels.masking import Triangle
 from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.operations import NUMPY_DTYPE, REDUCTIONS
@@ -61,7 +61,7 @@ def evaluate_attention(plan: AttentionPlan, arrays: Mapping[str, np.ndarray]) ->
     evaluation.compute()
     if plan.triangle is not None:
         _compare_skipping(evaluation, plan.triangle)
-    evaluation.store()
+    write(rows, evaluation.operands, evaluation.stores())
     for k, mixture in enumerate(plan.mixtures):
         factor = inner[mixture.factor].reshape(rows.extents)
         if mixture.over == QUERIES:

@@ -26,6 +26,16 @@ def _group_size(query: Query) -> int | None:
     return sizes.pop()
 
 
+def _stated_size(query: Query) -> int | None:
+    """The number of devices in a group, where the listed ids are devices or the module cannot add others.
+
+    A group of one device is listed where the counts of replicas and partitions are not known yet.
+    """
+    size = _group_size(query)
+    joined = query.attribute("channel_id") is not None and not query.attribute("use_global_device_ids", False)
+    return None if joined or size == 1 else size
+
+
 def _dim(query: Query, shape: Shape) -> int:
     dims = query.attribute("dimensions")
     check(len(dims) == 1, f"{query.opcode} takes one dim, got {dims}")
@@ -42,7 +52,7 @@ def all_reduce(query: Query) -> Shape:
 
 def _scaled(query: Query, shape: Shape, claim: Shape, grow: bool) -> Shape:
     """`shape` with its gathered (or scattered) dim times (or over) the group's size."""
-    dim, size = _dim(query, shape), _group_size(query)
+    dim, size = _dim(query, shape), _stated_size(query)
     check(size != 0, f"groups of {query.opcode} must have devices")
     check(
         claim.is_array and claim.rank == shape.rank, f"{query.opcode} of {shape} must keep its rank: {claim}"
@@ -57,7 +67,7 @@ def _scaled(query: Query, shape: Shape, claim: Shape, grow: bool) -> Shape:
 
 
 def _claims(query: Query) -> tuple[Shape, ...]:
-    if query.stated is None and _group_size(query) is not None:
+    if query.stated is None and _stated_size(query) is not None:
         return query.operands
     claim = query.claim()
     parts = claim.elements if claim.is_tuple else (claim,)
@@ -95,6 +105,18 @@ def same(query: Query) -> Shape:
     return _one_or_tuple(query.operands)
 
 
+def permute(query: Query) -> Shape:
+    """The operands' shapes; with slices in place (input, output, starts in both) the output's."""
+    if query.attribute("slice_sizes") is None:
+        return _one_or_tuple(query.operands)
+    check(
+        len(query.operands) == 4,
+        f"{query.opcode} with slice_sizes takes input, output and the starts in both, got "
+        f"{len(query.operands)} operands",
+    )
+    return query.operands[1]
+
+
 def stated(query: Query) -> Shape:
     """The stated shape."""
     return query.claim()
@@ -111,7 +133,7 @@ RULES: dict[str, Rule] = {
     "all-to-all": all_to_all,
     "ragged-all-to-all": stated,
     "collective-broadcast": same,
-    "collective-permute": same,
+    "collective-permute": permute,
     "collective-permute-start": stated,
     "collective-permute-done": lambda query: query.operands[0].subshape((1,)),
 }

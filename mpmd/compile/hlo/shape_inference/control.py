@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from mpmd.compile.hlo.computation import HloComputation
-from mpmd.compile.hlo.shape import TOKEN, Shape, tuple_of
+from mpmd.compile.hlo.shape import TOKEN, Shape, shape_at, tuple_of
 from mpmd.compile.hlo.shape_inference.rule import Query, Rule, check
+from mpmd.compile.hlo.text import split_top
 
 
 def _check_arguments(query: Query, callee: HloComputation, arguments: tuple[Shape, ...]) -> None:
@@ -98,6 +99,34 @@ def stated(query: Query) -> Shape:
     return query.claim()
 
 
+def custom_call(query: Query) -> Shape:
+    """The stated shape; layouts are constrained for the shapes of the operands."""
+    constraints = query.attribute("operand_layout_constraints")
+    if constraints is None:
+        return query.claim()
+    listed = [shape_at(part, 0)[0] for part in split_top(constraints.strip()[1:-1])]
+    check(
+        len(listed) == len(query.operands),
+        f"operand_layout_constraints must list {len(query.operands)} shapes, got {constraints}",
+    )
+    for index, (shape, operand) in enumerate(zip(listed, query.operands)):
+        check(
+            shape.is_compatible(operand),
+            f"operand_layout_constraints must list {operand} for operand {index}, got {shape}",
+        )
+    return query.claim()
+
+
+def received(query: Query) -> Shape:
+    """The stated values, and a token."""
+    claim = query.claim()
+    check(
+        claim.is_tuple and len(claim.elements) == 2 and claim.elements[1] is TOKEN,
+        f"infeed must give a tuple of values and a token, got {claim}",
+    )
+    return claim
+
+
 def random_bits(query: Query) -> Shape:
     """The stated bits, beside the state if both are given."""
     claim, state = query.claim(), query.array(0)
@@ -147,8 +176,8 @@ RULES: dict[str, Rule] = {
     "rng": stated,
     "rng-bit-generator": random_bits,
     "rng-get-and-update-state": stated,
-    "custom-call": stated,
-    "infeed": stated,
+    "custom-call": custom_call,
+    "infeed": received,
     "outfeed": token,
     "send": stated,
     "send-done": stated,

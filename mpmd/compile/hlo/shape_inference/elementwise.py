@@ -167,6 +167,7 @@ RULES: dict[str, Rule] = {
     "clamp": clamp,
     "compare": compare,
     "complex": make_complex,
+    "copy": lambda query: query.operands[0],
     "convert": convert,
     "imag": complex_part,
     "is-finite": is_finite,

@@ -21,6 +21,11 @@ def _one_or_tuple(shapes: Sequence[Shape]) -> Shape:
     return shapes[0] if len(shapes) == 1 else tuple_of(shapes)
 
 
+def _as_reducer(query: Query, shapes: Sequence[Shape]) -> Shape:
+    """A tuple where the reducer gives one, be it of one value."""
+    return tuple_of(shapes) if query.called[0].root.shape.is_tuple else _one_or_tuple(shapes)
+
+
 def _values(query: Query) -> tuple[Shape, ...]:
     """The arrays, whose initial values follow; all of the same dims."""
     count = len(query.operands) // 2
@@ -48,7 +53,7 @@ def reduce(query: Query) -> Shape:
     check_reducer(query, query.called[0], values)
     kept = [size for d, size in enumerate(values[0].dims) if d not in dims]
     types = [p.shape.dtype for p in query.called[0].parameters[: len(values)]]
-    return _one_or_tuple([logical(dtype, kept) for dtype in types])
+    return _as_reducer(query, [logical(dtype, kept) for dtype in types])
 
 
 def reduce_window(query: Query) -> Shape:
@@ -57,7 +62,7 @@ def reduce_window(query: Query) -> Shape:
     window = check_window(query, values[0].rank, values[0])
     check_reducer(query, query.called[0], values)
     dims = [side.positions(size) for side, size in zip(window.dims, values[0].dims)]
-    return _one_or_tuple([logical(value.dtype, dims) for value in values])
+    return _as_reducer(query, [logical(value.dtype, dims) for value in values])
 
 
 def select_and_scatter(query: Query) -> Shape:
@@ -80,7 +85,7 @@ def sort(query: Query) -> Shape:
         value = query.array(index)
         check(value.dims == first.dims, f"operands of sort must have equal dims, got {first} and {value}")
     (comparator,) = query.called
-    parameters = [p.shape for p in comparator.parameters]
+    parameters = [p.shape.logical for p in comparator.parameters]
     expected = [value.scalar() for value in query.operands for _ in range(2)]
     check(
         parameters == expected and comparator.root.shape.logical is logical("pred", ()),

@@ -19,7 +19,7 @@ class GatherSimplifier(ComputationPass):
 
     Requires: no schedule.
     Ensures: each gather has a list of index vectors `[n,k]`, its n as the first dim of the result, the
-        slices' dims after it, no batching dims.
+        slices' dims after it, no batching dims, and something to read.
     Cost: linear.
     Source: XLA's batched-gather normaliser.
     """
@@ -44,6 +44,8 @@ def is_normal(gather: HloInstruction) -> bool:
 def _normal(site: RewriteSite) -> HloInstruction | None:
     x, indices = site.operands
     dims, sizes = site.at.gather_dims, site.at.slice_sizes
+    if is_trivial(x) and not is_trivial(site.at):  # slices of no elements, collapsed
+        return site.build.full(0, x.shape.dtype, site.shape.dims)
     if is_normal(site.at) or is_trivial(site.at):
         return None
     batch = batch_dims(indices, dims.index_vector_dim)

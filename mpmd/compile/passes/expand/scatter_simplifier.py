@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mpmd.compile.hlo.attributes import ScatterDims
+from mpmd.compile.hlo.builder import HloBuilder
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.expand.index_vectors import as_list, batch_dims
@@ -16,10 +19,11 @@ class ScatterSimplifier(ComputationPass):
 
     scatter(x, indices: [k,b1,b2], updates, batching dims ...)
       -> scatter(x, indices: [b1*b2,k'], reshape(transpose(updates)))
+    scatter(x, y, indices, u, v), to_apply=(a, b, c, d) -> (a + c, b * d)  ->  one scatter for each array
 
     Requires: no schedule.
     Ensures: each scatter has a list of index vectors `[n,k]`, updates `[n, window..]`, no batching dims; one
-        without updates is its operand.
+        without updates is its operand; one into several arrays combines each with the others.
     Cost: linear.
     Source: XLA's batched-scatter normaliser and scatter simplifier in one.  Updates keep the order of
         their index vectors.
@@ -27,7 +31,7 @@ class ScatterSimplifier(ComputationPass):
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""
-        return Rewriter(computation).run({"scatter": (_normal,)}, lambda i: not i.shape.dynamic)
+        return Rewriter(computation).run({"scatter": (_apart, _normal)}, lambda i: not i.shape.dynamic)
 
 
 def is_normal(scatter: HloInstruction) -> bool:
@@ -41,6 +45,45 @@ def is_normal(scatter: HloInstruction) -> bool:
         and not dims.input_batching_dims
         and dims.update_window_dims == behind
     )
+
+
+def _apart(site: RewriteSite) -> HloInstruction | None:
+    """A scatter for each of several arrays, where none is combined with another's updates."""
+    count = len(site.operands) // 2
+    if count == 1:
+        return None
+    combine = site.at.to_apply
+    parts = combine.root.operands if combine.root.opcode == "tuple" else []
+    if len(parts) != count or any(_read(part) - {k, count + k} for k, part in enumerate(parts)):
+        return None
+    made = []
+    for k, part in enumerate(parts):
+        build = HloBuilder.create(combine.module, combine.name)
+        given = {p: build.parameter(p.shape) for p in (combine.parameters[k], combine.parameters[count + k])}
+        build.build(_copied(build.computation, part, given))
+        operands = [site.operands[k], site.operands[count], site.operands[count + 1 + k]]
+        attributes: dict[str, Any] = dict(site.at.attributes)
+        made.append(site.build.add("scatter", *operands, called=(build.computation,), **attributes))
+    return site.build.tuple(made)
+
+
+def _read(value: HloInstruction) -> set[int]:
+    """The parameters that a value depends on."""
+    seen, waiting = {value}, [value]
+    while waiting:
+        new = [o for o in waiting.pop().operands if o not in seen]
+        seen.update(new)
+        waiting += new
+    return {i.parameter_number for i in seen if i.opcode == "parameter"}
+
+
+def _copied(
+    target: HloComputation, value: HloInstruction, known: dict[HloInstruction, HloInstruction]
+) -> HloInstruction:
+    """A copy of a value and all that it needs."""
+    if value not in known:
+        known[value] = target.add(value.clone([_copied(target, o, known) for o in value.operands]))
+    return known[value]
 
 
 def _normal(site: RewriteSite) -> HloInstruction | None:

@@ -69,13 +69,13 @@ def _is_strange(shape: Shape) -> bool:
 
 
 def _row_major(shape: Shape) -> Shape:
-    """The shape with every array row-major that lies in another order; memory spaces stay."""
+    """The shape with every array row-major and unpacked; memory spaces stay."""
     if shape.is_tuple:
         return tuple_of([_row_major(e) for e in shape.elements])
     if not shape.is_array or shape.layout is None or shape.layout.is_row_major:
         return shape
     order = tuple(reversed(range(shape.rank)))
-    return shape.with_layout(Layout(order, shape.layout.memory_space, shape.layout.element_bits))
+    return shape.with_layout(Layout(order, shape.layout.memory_space))
 
 
 def _without_order(bitcast: HloInstruction, source: Shape, target: Shape) -> None:

@@ -8,12 +8,14 @@ from mpmd.compile.passes.hlo_pass import HloPass
 
 
 class CallInliner(HloPass):
-    """Replaces a call by the body of the called computation.
+    """Replaces a call by the body of the called computation, and a fusion by its instructions.
 
     ROOT r = call(x), to_apply=f  ->  the instructions of f on x
 
+    A fusion in the program was planned for another compiler; kernels are planned from its instructions.
+
     Requires: no schedule.
-    Ensures: no call is left but those marked `inlineable="false"`; their computations stay.
+    Ensures: no fusion is left, and no call but those marked `inlineable="false"`; their computations stay.
     Cost: linear in the program after inlining.
     Source: inlining; callees come first, so that each body is copied in its final form.
     """
@@ -23,7 +25,7 @@ class CallInliner(HloPass):
         changed = False
         for computation in module.call_order():
             for instruction in computation.instructions:
-                if instruction.opcode == "call" and _is_inlineable(instruction):
+                if instruction.opcode in ("call", "fusion") and _is_inlineable(instruction):
                     inline(instruction)
                     changed = True
         if changed:

@@ -12,10 +12,10 @@ class TupleSimplifier(ComputationPass):
     """Removes tuples that are only taken apart, and those that only rebuild a tuple.
 
     get-tuple-element(tuple(x, y)), index=1 -> y;  tuple(t[0], t[1]) -> t
-    constant((1, 2)) -> tuple(constant(1), constant(2))
+    constant((1, 2)) -> tuple(constant(1), constant(2));  copy(tuple(x, y)) -> tuple(x, y)
 
     Requires: no schedule.
-    Ensures: no get-tuple-element reads a tuple instruction, and no constant is a tuple.
+    Ensures: no get-tuple-element reads a tuple instruction, and no constant or copy is a tuple.
     Cost: linear.
     Source: the tuple rules of the algebraic simplifier, for use where nothing else may change.
     """

@@ -134,7 +134,59 @@ WRONG = [
         [A, "r = f32[4,3] all-gather(a), dimensions={0}, replica_groups={{0,1},{2}}"],
         "groups of all-gather must have equal",
     ),
+    (
+        [A, "r = f32[4,3] all-gather(a), dimensions={0}, replica_groups={{0,1,2},{3,4,5}}"],
+        "its shape should be f32.6,3.",
+    ),
+    (
+        [A, "r = f32[2,3] all-reduce(a), replica_groups={{0,2}}, to_apply=add"],
+        "replica_groups must name each of 0 to n-1 once",
+    ),
+    (
+        [A, "r = f32[2,3] all-reduce(a), replica_groups={{0,0}}, to_apply=add"],
+        "replica_groups must name each of 0 to n-1 once",
+    ),
+    (
+        [A, "r = f32[2,3] all-reduce(a), replica_groups={{0,1},{}}, to_apply=add"],
+        "groups that are not empty",
+    ),
+    (
+        [A, "r = f32[2,3] all-reduce(a), replica_groups={{0}}, use_global_device_ids=true, to_apply=add"],
+        "use_global_device_ids needs a channel_id",
+    ),
     ([A, "d = f32[2,3] all-reduce-done(a)"], "all-reduce-done must take a all-reduce-start, got parameter a"),
+    (
+        [
+            A,
+            "c = c64[3,2] constant({...})".replace("...", "{0,0},{0,0},{0,0}"),
+            "r = f32[2,2] dot(a, c), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
+        ],
+        "dot takes two real or two complex operands",
+    ),
+    (
+        ["t = token[] after-all()", "r = f32[2] infeed(t)"],
+        "infeed must give a tuple of values and a token",
+    ),
+    (
+        [A, 'r = f32[2,3] custom-call(a), custom_call_target="f", operand_layout_constraints={}'],
+        "operand_layout_constraints must list 1 shapes",
+    ),
+    (
+        [A, 'r = f32[] custom-call(a), custom_call_target="f", operand_layout_constraints={f32[3,2]{1,0}}'],
+        r"operand_layout_constraints must list f32\[2,3\] for operand 0",
+    ),
+    (
+        [A, "r = f32[2,3] collective-permute(a, a), source_target_pairs={{0,0}}, slice_sizes={{1,3}}"],
+        "takes input, output and the starts in both, got 2 operands",
+    ),
+    (
+        [
+            A,
+            "s = ((f32[2,3]), f32[2,3], s32[]) negate-start(a)",
+            'r = f32[2,3] negate-done(s), async_execution_thread="t"',
+        ],
+        "s runs on the thread 'main'",
+    ),
 ]
 
 
@@ -142,6 +194,46 @@ WRONG = [
 def test_broken_operations(lines, problem):
     module = parse_module(entry(*lines, before=REDUCER))
     assert re.search(problem, problems_of(module))
+
+
+GROUPED = """HloModule m, {header}
+
+ENTRY main {{
+  a = f32[4,8]{{1,0}} parameter(0)
+  ROOT g = f32[{dims}]{{1,0}} all-gather(a), dimensions={{0}}, {groups}
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("header", "groups", "times"),
+    [
+        ("replica_count=2", "replica_groups={}", 2),
+        ("replica_count=4", "replica_groups={{0,1},{2,3}}", 2),
+        ("replica_count=2, num_partitions=4", "replica_groups={}, channel_id=1", 8),
+        ("replica_count=2, num_partitions=4", "replica_groups={{0},{1}}, channel_id=1", 4),
+        ("num_partitions=4", "replica_groups=[2,2]<=[4], channel_id=1, use_global_device_ids=true", 2),
+    ],
+)
+def test_groups_fit_the_devices_and_the_shapes(header, groups, times):
+    verify(parse_module(GROUPED.format(header=header, groups=groups, dims=f"{4 * times},8")))
+    for wrong in {1, 3, 16} - {times}:
+        problems_of(parse_module(GROUPED.format(header=header, groups=groups, dims=f"{4 * wrong},8")))
+
+
+def test_groups_name_all_devices():
+    text = GROUPED.format(header="replica_count=4", groups="replica_groups={{0,1}}", dims="8,8")
+    assert "replica_groups must name 4 ids, got {{0,1}}" in problems_of(parse_module(text))
+
+
+def test_a_computation_is_started_once():
+    text = entry(
+        A,
+        "s = ((f32[2,3]), f32[2,3], s32[]) async-start(a), calls=body",
+        "t = ((f32[2,3]), f32[2,3], s32[]) async-start(a), calls=body",
+        before="body {\n  x = f32[2,3] parameter(0)\n  ROOT n = f32[2,3] negate(x)\n}\n",
+    )
+    assert "async-start t in main: s starts the same computation" in problems_of(parse_module(text))
 
 
 def test_several_problems_are_reported_together():

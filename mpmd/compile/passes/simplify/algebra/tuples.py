@@ -34,8 +34,14 @@ def tuple_of_constants(site: RewriteSite) -> HloInstruction | None:
     return site.build.tuple([site.build.literal(part) for part in literal])
 
 
+def copy_of_tuple(site: RewriteSite) -> HloInstruction | None:
+    """copy(tuple(x, y)) → tuple(x, y): what may not share memory is kept apart when memory is assigned."""
+    return site.operands[0] if site.shape.is_tuple else None
+
+
 RULES: dict[str, tuple[Rule, ...]] = {
     "constant": (tuple_of_constants,),
+    "copy": (copy_of_tuple,),
     "get-tuple-element": (element_of_tuple,),
     "tuple": (tuple_of_elements,),
 }
