@@ -1,10 +1,10 @@
 """Ports that JAX listens on: found, and closed to those who are not connected yet.
 
 The sockets belong to native code, which cannot be told to stop listening.  Linux has filters for the packets
-of a socket; one that drops all of them keeps new connections from a port, and those that exist have a
-socket, and so a filter, of their own.
+of a socket.  This one lets a connection begin and drops all that follows, so that the stranger's half is open
+and the native code never learns of it.  Connections that exist have a socket, and so a filter, of their own.
 
-Source: socket(7), SO_ATTACH_FILTER.
+Source: socket(7), SO_ATTACH_FILTER; linux/filter.h.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _ATTACH_FILTER = 26  # SO_ATTACH_FILTER; Python has no name for it
-_RETURN_NO_BYTES = struct.pack("HBBI", 0x06, 0, 0, 0)
+_ONLY_SYN = [
+    (0x30, 0, 0, 13),  # load the byte of the flags
+    (0x45, 0, 1, 0x02),  # is SYN set?
+    (0x06, 0, 0, 0xFFFFFFFF),  # keep the packet
+    (0x06, 0, 0, 0),  # drop it
+]
+"""Instructions of a filter: code, jump if true, jump if false, operand."""
 
 
 def listening_sockets() -> set[int]:
@@ -28,13 +34,13 @@ def listening_sockets() -> set[int]:
 
 
 def let_nobody_in(inode: int) -> bool:
-    """Drops what arrives at a listening socket; connections that it has accepted stay.
+    """Keeps new connections from a listening socket; those that it has accepted stay.
 
     Returns:
         Whether it did: systems other than Linux cannot.
     """
-    code = ctypes.create_string_buffer(_RETURN_NO_BYTES)
-    program = struct.pack("HP", 1, ctypes.addressof(code))
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in _ONLY_SYN))
+    program = struct.pack("HP", len(_ONLY_SYN), ctypes.addressof(code))
     closed = False
     for found in _listening():
         if os.fstat(found.fileno()).st_ino == inode:
