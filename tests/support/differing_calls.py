@@ -78,12 +78,15 @@ def plan_of(seed: int) -> Plan:
         way = ""
     if way == "argument" and not ARGUMENTS[calls[at]]:
         calls[at] = draw.choice([name for name in ARGUMENTS if ARGUMENTS[name]])
+    spanning = draw.random() < 0.3
     what = draw.choice(ARGUMENTS[calls[at]]) if way == "argument" else ""
+    if (calls[at], what) == ("load", "value"):  # else each process reads leaves of its own
+        spanning = True
     if way == "added":
         what = draw.choice(list(ARGUMENTS))
     elif way == "another":
         what = draw.choice([name for name in ARGUMENTS if name != calls[at]])
-    return Plan(draw.random() < 0.3, tuple(calls), process, at, way, what)
+    return Plan(spanning, tuple(calls), process, at, way, what)
 
 
 def init(key: Any) -> dict[str, Any]:
@@ -189,13 +192,12 @@ class Caller:
             }[how]
             jax.config.update(name, value)
         rate = 0.5 if how == "program" else 0.25
-        double = mpmd.jit(self.config)(lambda x: mpmd.named_computation(lambda x: x * rate, name="f")(x))
-        x = jax.ShapeDtypeStruct((8, 4), jnp.float32)
-        with (
-            jax.enable_x64(how == "x64"),
-            jax.default_matmul_precision("high" if how == "precision" else None),
-        ):
-            double.compiled(x)
+        f = mpmd.named_computation(lambda x: x * rate, name="f")
+        g = mpmd.named_computation(jnp.sum, name="g")
+        precision = "high" if how == "precision" else None
+        with jax.enable_x64(how == "x64"), jax.default_matmul_precision(precision):
+            other = mpmd.make_config(self.config.topology, self.config.assignment)
+            mpmd.jit(other)(lambda x: g(f(x))).compiled(jax.ShapeDtypeStruct((8, 4), jnp.float32))
 
     def _timeline(self, how: str) -> None:
         (self.state, self.loss), timeline = self.compiled.timeline(self.state, self.x)

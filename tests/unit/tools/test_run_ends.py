@@ -124,12 +124,13 @@ def test_a_second_signal_ends_processes_that_ignore_the_first(tmp_path):
 
 def test_one_that_is_ignored_stays_ignored(tmp_path):
     """As under nohup."""
-    with launched(tmp_path, WAITS, shell="& wait $!", preexec_fn=ignore_hangups) as run:
+    with launched(tmp_path, WAITS, preexec_fn=ignore_hangups) as run:
         ready(run)
-        for pid in processes(tmp_path / "script.py"):
-            os.kill(pid, signal.SIGHUP)
+        run.send_signal(signal.SIGHUP)
         time.sleep(1)
-        assert run.poll() is None and len(processes(tmp_path / "script.py")) >= 3
+        assert run.poll() is None and len(processes(tmp_path / "script.py")) == 3
+        run.terminate()
+        assert run.wait(30) == 143
 
 
 def ignore_hangups():
