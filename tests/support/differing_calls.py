@@ -115,7 +115,8 @@ class Caller:
         topology = mpmd.make_topology({"m0": 2} if plan.spanning else {"m0": 1, "m1": 1})
         last = "m0" if plan.spanning else "m1"
         shardings = {"in_shardings": (None, PartitionSpec("data")), "backend": "xla"} if plan.spanning else {}
-        self.config = mpmd.make_config(topology, {"f": "m0", "g": last}, **shardings)
+        self.assignment = {"f": "m0", "g": last}
+        self.config = mpmd.make_config(topology, self.assignment, **shardings)
         self.x, self.folder, self.number = np.ones((8, 4), np.float32), folder / "checkpoints", 2
         self.jitted = mpmd.jit(train, self.config)
         self.compiled = self.jitted.compiled(jax.eval_shape(init, jax.random.key(0)), self.x)
@@ -196,7 +197,7 @@ class Caller:
         g = mpmd.named_computation(jnp.sum, name="g")
         precision = "high" if how == "precision" else None
         with jax.enable_x64(how == "x64"), jax.default_matmul_precision(precision):
-            other = mpmd.make_config(self.config.topology, self.config.assignment)
+            other = mpmd.make_config(self.config.topology, self.assignment)
             mpmd.jit(other)(lambda x: g(f(x))).compiled(jax.ShapeDtypeStruct((8, 4), jnp.float32))
 
     def _timeline(self, how: str) -> None:
