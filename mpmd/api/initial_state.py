@@ -20,7 +20,7 @@ from mpmd.errors import PeerError, SignatureError, collect
 from mpmd.jax_compat import as_key, default_memory_kind, is_key
 from mpmd.runtime.channels.everywhere import kind_text
 from mpmd.runtime.channels.partly_here import put
-from mpmd.runtime.processes.exchange import Alike, Exchange
+from mpmd.runtime.processes.exchange import Alike, WorldExchange
 from mpmd.runtime.processes.settings import settings_text, without_addresses
 from mpmd.runtime.processes.world import world
 from mpmd.support.user_warnings import warn_user
@@ -65,7 +65,7 @@ def initialized(
         exchange.compare(Alike("initializes something else", _program_text(argument, closed, given)))
         made: list[Any] = []
         exchange.together(lambda: made.append(_initialized(argument, meshes, closed, given)))
-    joined.origins.remember("compiled.init", jax.tree.leaves(made[0]))
+    joined.origins.record("compiled.init", jax.tree.leaves(made[0]))
     return made[0]
 
 
@@ -238,11 +238,11 @@ def loaded(argument: PlacedArgument, reader: Reader) -> Any:
         made: list[Any] = []
         exchange.together(lambda: made.append(argument.of_parts(of_part)))
         _compare_shared(exchange, shared)
-    joined.origins.remember("compiled.load", jax.tree.leaves(made[0]))
+    joined.origins.record("compiled.load", jax.tree.leaves(made[0]))
     return made[0]
 
 
-def _compare_shared(exchange: Exchange, shared: Mapping[str, int]) -> None:
+def _compare_shared(exchange: WorldExchange, shared: Mapping[str, int]) -> None:
     """Raises a PeerError if processes have read other values for one part: its place, and a checksum."""
     first: dict[str, tuple[int, int]] = {}
     for process, found in enumerate(exchange.gather_json(dict(shared))):

@@ -22,7 +22,7 @@ from mpmd.runtime.clients import cores_of_meshes
 from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.interpreter import FragmentExecutable
 from mpmd.runtime.processes.cores import own_cores
-from mpmd.runtime.processes.exchange import Alike, Exchange
+from mpmd.runtime.processes.exchange import Alike, WorldExchange
 from mpmd.runtime.processes.meeting import with_meetings
 from mpmd.runtime.processes.part import Part
 from mpmd.runtime.processes.settings import settings_text
@@ -39,13 +39,13 @@ def own_meshes(topology: Topology) -> dict[str, Any]:
     return {name: mesh for name, mesh in topology.items() if here in topology.processes.get(name, (here,))}
 
 
-def cores_of_own(meshes: Mapping[str, Any], exchange: Exchange | None) -> dict[str, tuple[int, ...]]:
+def cores_of_own(meshes: Mapping[str, Any], exchange: WorldExchange | None) -> dict[str, tuple[int, ...]]:
     """The cores of the meshes of this process; processes of one host divide its cores."""
     return cores_of_meshes(meshes, own_cores(exchange) if exchange is not None else ())
 
 
 @contextlib.contextmanager
-def compiling(partitioned: Partitioned, topology: Topology) -> Iterator[Exchange | None]:
+def compiling(partitioned: Partitioned, topology: Topology) -> Iterator[WorldExchange | None]:
     """The compilation of a program, which all processes do alike, in one order; None where there is one.
 
     Raises:
@@ -70,7 +70,7 @@ def compiling(partitioned: Partitioned, topology: Topology) -> Iterator[Exchange
 _SAME_SCRIPT = "run the same script with the same arguments, options and versions in every process"
 
 
-def together(exchange: Exchange | None, act: Callable[[], T]) -> T:
+def together(exchange: WorldExchange | None, act: Callable[[], T]) -> T:
     """What `act` returns here, if it fails in no process.
 
     Raises:
@@ -83,7 +83,7 @@ def together(exchange: Exchange | None, act: Callable[[], T]) -> T:
     return found[0]
 
 
-def devices_of(topology: Topology, exchange: Exchange | None) -> MeshDevices:
+def devices_of(topology: Topology, exchange: WorldExchange | None) -> MeshDevices:
     """The devices of the meshes, which move arrays between processes where there are several."""
     if exchange is None or not topology.processes:
         return MeshDevices(dict(topology))
@@ -97,7 +97,7 @@ def executor_of(
     devices: MeshDevices,
     options: RuntimeOptions,
     workspace: Mapping[tuple[str, str], int],
-    exchange: Exchange | None,
+    exchange: WorldExchange | None,
 ) -> Executor | Part:
     """Runs the program, or this process's part of it."""
     if exchange is None:
@@ -116,7 +116,7 @@ def merged(executor: Executor | Part, what: str, figures: Mapping[str, int]) -> 
     return {mesh: figure for of in executor.gathered(what, dict(figures)) for mesh, figure in of.items()}
 
 
-def merged_scratch(scratch: Scratch, exchange: Exchange | None) -> Scratch:
+def merged_scratch(scratch: Scratch, exchange: WorldExchange | None) -> Scratch:
     """The temporaries of the fragments of all processes."""
     if exchange is None:
         return scratch
@@ -127,7 +127,7 @@ def merged_scratch(scratch: Scratch, exchange: Exchange | None) -> Scratch:
     return Scratch(workspace, {mesh: size for _, of in found for mesh, size in of.items()})
 
 
-def shared_warning(own: PendingWarning, exchange: Exchange | None) -> PendingWarning:
+def shared_warning(own: PendingWarning, exchange: WorldExchange | None) -> PendingWarning:
     """The warnings of all processes, in process 0, which shows them; none in the others."""
     if exchange is None:
         return own
@@ -157,10 +157,10 @@ def _kept(make: Callable[[], jax.Array]) -> Callable[[], jax.Array]:
     return again
 
 
-def remember_results(executor: Executor | Part, leaves: list[Any]) -> None:
+def record_results(executor: Executor | Part, leaves: list[Any]) -> None:
     """Notes which results of a step these are: `mpmd.fetch` compares them with those of other processes."""
     if isinstance(executor, Part):
-        executor.remember(leaves)
+        executor.record(leaves)
 
 
 def with_absent(leaves: list[Any], absent: Mapping[int, Callable[[], jax.Array]]) -> list[Any]:

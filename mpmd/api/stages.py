@@ -29,7 +29,7 @@ from mpmd.api.processes import (
     merged,
     merged_scratch,
     own_meshes,
-    remember_results,
+    record_results,
     shared_warning,
     together,
     with_absent,
@@ -57,7 +57,7 @@ from mpmd.runtime.executor import RuntimeOptions
 from mpmd.runtime.instructions import Run
 from mpmd.runtime.memory import MemoryMeter, MeshMemory, predict_memory
 from mpmd.runtime.observe import FiniteCheck
-from mpmd.runtime.processes.exchange import Exchange
+from mpmd.runtime.processes.exchange import WorldExchange
 from mpmd.runtime.program import Program
 from mpmd.scheduling.render import render_text
 from mpmd.scheduling.timeline import Timeline
@@ -249,7 +249,7 @@ class Lowered:
         made.fallbacks.show()
         return made
 
-    def _compiled(self, runtime: RuntimeOptions, exchange: Exchange | None) -> Compiled:
+    def _compiled(self, runtime: RuntimeOptions, exchange: WorldExchange | None) -> Compiled:
         meshes = own_meshes(self.config.topology)
         unwatched = {name for _, name in unwatched_executables(self.program)}
         fragments = {
@@ -280,7 +280,7 @@ class Compiled:
         lowered: Lowered,
         executables: dict[str, Executable],
         runtime: RuntimeOptions,
-        exchange: Exchange | None = None,
+        exchange: WorldExchange | None = None,
     ) -> None:
         self.lowered, self.executables = lowered, executables
         self.fallbacks = fallback_warning(executables)
@@ -572,7 +572,7 @@ class Compiled:
             leaves[i] = weakly_typed(leaves[i])
         for i, dtype in self._keys.items():
             leaves[i] = as_key(leaves[i], dtype)
-        remember_results(self._executor, leaves)
+        record_results(self._executor, leaves)
         return jax.tree.unflatten(self._out_tree, leaves)
 
     def synchronize(self) -> None:

@@ -1,4 +1,4 @@
-"""Work of one thread at a time, which may be interrupted by a signal handler that asks for the same work.
+"""Work of one thread at a time, which a signal handler may interrupt that requests the same.
 
 A lock that is not reentrant would make such a handler wait for the work that it interrupts, for ever; one
 that is reentrant would let it change what that work has half done.

@@ -80,7 +80,7 @@ def wait_for_output(readers: Sequence[Reader], hurried: Callable[[], bool]) -> N
 def open_standard_files() -> None:
     """Gives this program a standard input, output and error if it was started without.
 
-    The next file or socket that is opened would get that number, and what is printed.
+    The next file or socket that is opened would get that number, and all that is printed.
     """
     with contextlib.suppress(OSError):
         while (file := os.open(os.devnull, os.O_RDWR)) <= 2:

@@ -7,7 +7,7 @@ Every process runs the script; `mpmd.make_topology` then takes the devices of al
 with the index of the process; those of more than 64 KiB are divided.  If one fails, the others have some
 seconds to report it, and are then ended; the exit code is that of the first that failed.  A signal that ends
 this program (SIGTERM, SIGINT, SIGHUP) ends them by SIGTERM, after the same seconds by force, and a second one
-at once; SIGUSR1 and SIGUSR2 are passed on, and SIGTSTP stops them too.  If nobody reads the output any more,
+at once; SIGUSR1 and SIGUSR2 are passed on, and SIGTSTP stops them too.  If the output is not read any more,
 they are ended, and the exit code is 141.  The coordinator of `jax.distributed` runs in this program and
 listens on loopback only.
 
@@ -159,8 +159,8 @@ class _Children:
         """Waits for all; after a failure at most `grace` seconds.
 
         Returns:
-            The exit code of the first that failed; that of a signal, if this program got one, or nobody reads
-            its output any more.
+            The exit code of the first that failed; that of a signal, if this program got one, or if its
+            output is not read any more.
         """
         first, until = 0, float("inf")
         while True:
@@ -210,7 +210,7 @@ def _code_of(failure: OSError) -> int:
 
 
 class Signals:
-    """What this program does with signals; those that it was told to ignore stay ignored.
+    """What this program does with signals; those that it was started to ignore stay ignored.
 
     A handler only takes notes, so that it may come at any moment; the program looks at them all the time.
 

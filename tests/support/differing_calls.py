@@ -47,7 +47,7 @@ SAYS = ("process 0", "process 1")
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class DifferingCalls:
     """A sequence of calls, and where and how a process differs: `way` is "" for a control.
 
     Attributes:
@@ -69,7 +69,7 @@ class Plan:
         return f"{self.way or 'alike'} {self.what} in {where}{', one mesh' * self.spanning}"
 
 
-def plan_of(seed: int) -> Plan:
+def plan_of(seed: int) -> DifferingCalls:
     """The plan of a seed; every eighth is a control."""
     draw = random.Random(seed)
     calls = [draw.choice(list(ARGUMENTS)) for _ in range(draw.randint(3, 7))]
@@ -86,7 +86,7 @@ def plan_of(seed: int) -> Plan:
         what = draw.choice(list(ARGUMENTS))
     elif way == "another":
         what = draw.choice([name for name in ARGUMENTS if name != calls[at]])
-    return Plan(spanning, tuple(calls), process, at, way, what)
+    return DifferingCalls(spanning, tuple(calls), process, at, way, what)
 
 
 def init(key: Any) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def train(params: Any, x: Any) -> Any:
 class Caller:
     """One process: its step, its state, and every call with each of its arguments."""
 
-    def __init__(self, plan: Plan, folder: Path) -> None:
+    def __init__(self, plan: DifferingCalls, folder: Path) -> None:
         topology = mpmd.make_topology({"m0": 2} if plan.spanning else {"m0": 1, "m1": 1})
         last = "m0" if plan.spanning else "m1"
         shardings = {"in_shardings": (None, PartitionSpec("data")), "backend": "xla"} if plan.spanning else {}
@@ -213,7 +213,7 @@ class Caller:
         assert set(found) == set(self.config.topology)
 
 
-class Trial(ForkedWorld):
+class CallTrial(ForkedWorld):
     """One world that follows a plan."""
 
     def __init__(self, seed: int) -> None:
@@ -279,12 +279,12 @@ class Trial(ForkedWorld):
 
 def campaign(seeds: list[int], at_once: int, said: Callable[[str], None] = print) -> dict[str, Any]:
     """Runs plans, some worlds at a time; the figures."""
-    waiting, running = list(reversed(seeds)), list[Trial]()
+    waiting, running = list(reversed(seeds)), list[CallTrial]()
     hangs, wrong, differing = 0, list[str](), 0
     try:
         while waiting or running:
             while waiting and len(running) < at_once:
-                running.append(Trial(waiting.pop()))
+                running.append(CallTrial(waiting.pop()))
             time.sleep(POLL_SECONDS)
             for trial in list(running):
                 if trial.ended() or trial.too_late():

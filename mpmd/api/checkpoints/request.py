@@ -1,4 +1,4 @@
-"""The arguments of a save, checked before anything is written: what is saved can be restored."""
+"""The arguments of a save, checked before anything is written: each save can be restored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mpmd.errors import CheckpointError, collect
 
 @dataclasses.dataclass(frozen=True)
 class SaveRequest:
-    """What is to be saved.
+    """A save that can be restored.
 
     Attributes:
         root: the folder of all checkpoints.
@@ -37,7 +37,7 @@ class SaveRequest:
         """The arguments of `save`.
 
         Raises:
-            CheckpointError: what was saved so could not be restored; names every problem.
+            CheckpointError: a checkpoint of them could not be restored; names every problem.
         """
         files.orbax()
         leaves = leaves_of(state)

@@ -9,16 +9,16 @@ from typing import Any, TypeVar
 
 from mpmd.api.checkpoints.files import FILE_ERRORS, reason
 from mpmd.errors import CheckpointError
-from mpmd.runtime.processes.exchange import Alike, Exchange
+from mpmd.runtime.processes.exchange import Alike, WorldExchange
 from mpmd.runtime.processes.world import world
 
 T = TypeVar("T")
 
 
 class Together:
-    """The parts of such work; in one process there is nobody to wait for."""
+    """The parts of such work; in one process they wait for no other."""
 
-    def __init__(self, exchange: Exchange | None) -> None:
+    def __init__(self, exchange: WorldExchange | None) -> None:
         self._exchange = exchange
 
     def do(self, what: str, act: Callable[[], Any]) -> list[Any]:

@@ -1,6 +1,6 @@
 """Ports that JAX listens on: found, and closed to those who are not connected yet.
 
-The sockets belong to native code, which cannot be told to stop listening.  Linux has filters for the packets
+The sockets belong to native code, which has no call to stop listening.  Linux has filters for the packets
 of a socket.  This one lets a connection begin and drops all that follows, so that the stranger's half is open
 and the native code never learns of it.  Connections that exist have a socket, and so a filter, of their own.
 
@@ -33,7 +33,7 @@ def listening_sockets() -> set[int]:
     return {os.fstat(found.fileno()).st_ino for found in _listening()}
 
 
-def let_nobody_in(inode: int) -> bool:
+def close_to_strangers(inode: int) -> bool:
     """Keeps new connections from a listening socket; those that it has accepted stay.
 
     Returns:

@@ -14,7 +14,7 @@ from mpmd import jax_compat
 from mpmd.errors import PeerError
 from mpmd.runtime.channels.links import FETCHES, Links, links, message_number
 from mpmd.runtime.channels.reshard import Box, assembler, boxes
-from mpmd.runtime.processes.exchange import Alike, Exchange
+from mpmd.runtime.processes.exchange import Alike, WorldExchange
 from mpmd.runtime.processes.world import World, world
 from mpmd.runtime.program import processes_text
 from mpmd.runtime.waiting import wait_for
@@ -72,7 +72,7 @@ def kind_text(leaf: Any) -> str:
 
 
 def _other_copies(
-    exchange: Exchange,
+    exchange: WorldExchange,
     paths: Sequence[str],
     leaves: Sequence[Any],
     needed: Sequence[int],
@@ -107,7 +107,7 @@ class _Candidate(NamedTuple):
     origin: str | None
 
     def may_be(self, wanted: _Candidate, process: int) -> bool:
-        """Whether it is the array that another process lacks, or a copy that nobody reads."""
+        """Whether it is the array that another process lacks, or a copy that no process reads."""
         if not self.is_missing and process not in wanted.holders:
             return True
         known = self.origin is not None and wanted.origin is not None

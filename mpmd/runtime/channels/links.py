@@ -4,8 +4,8 @@ A sender offers arrays under a number, a receiver pulls that number and gets arr
 later; the numbers pair them, in any order.  Arrays may be offered before they are computed: the server begins
 to send one when it is, and others pass it meanwhile.  What listens: one server per process, on two free ports
 of `address_of_this_host`.  One thread of a server reads from all connections in turn and waits for each: a
-stranger's that says nothing would hold up all arrays.  So all processes connect to each other at once, and
-nobody is let in afterwards.
+stranger's that sends nothing would hold up all arrays.  So all processes connect to each other at once, and
+no other is accepted afterwards.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from jax.sharding import SingleDeviceSharding
 
 from mpmd import jax_distributed
 from mpmd.errors import ConfigError, TransferError
-from mpmd.runtime.channels.doors import let_nobody_in, listening_sockets
-from mpmd.runtime.processes.exchange import Exchange
+from mpmd.runtime.channels.doors import close_to_strangers, listening_sockets
+from mpmd.runtime.processes.exchange import WorldExchange
 from mpmd.runtime.waiting import wait_for
 
 GREETING = (1 << 28) - 1
@@ -43,8 +43,8 @@ class Links:
         addresses: of the servers of all processes.
     """
 
-    def __init__(self, exchange: Exchange) -> None:
-        """Starts the server, connects it to all others, and lets nobody else in from then on.
+    def __init__(self, exchange: WorldExchange) -> None:
+        """Starts the server, connects it to all others, and accepts no other connection from then on.
 
         Raises:
             ConfigError: this version of JAX has no transfer server.
@@ -68,7 +68,7 @@ class Links:
         self._greet(others)
         exchange.gather("")  # all are connected
         for door in doors:
-            let_nobody_in(door)
+            close_to_strangers(door)
 
     def _greet(self, others: Sequence[int]) -> None:
         """Sends an array to each process and waits for one of each: a connection that hangs is found here.
@@ -165,7 +165,7 @@ def address_of_this_host() -> str:
 _links: list[Links] = []
 
 
-def links(exchange: Exchange) -> Links:
+def links(exchange: WorldExchange) -> Links:
     """The connections of this process; made in the first exchange that needs them."""
     if not _links:
         _links.append(Links(exchange))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 
-from mpmd.runtime.processes.exchange import Exchange
+from mpmd.runtime.processes.exchange import WorldExchange
 
 _ROUNDS = 8
 
@@ -27,7 +27,7 @@ class ClockOffset:
     error_s: float
 
 
-def compare_clocks(exchange: Exchange) -> ClockOffset:
+def compare_clocks(exchange: WorldExchange) -> ClockOffset:
     """Compares the clock of this process with that of process 0.
 
     Raises:

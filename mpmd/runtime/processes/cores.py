@@ -11,10 +11,10 @@ import socket
 from collections.abc import Sequence
 
 from mpmd.runtime.clients import available_cores
-from mpmd.runtime.processes.exchange import Exchange
+from mpmd.runtime.processes.exchange import WorldExchange
 
 
-def own_cores(exchange: Exchange) -> tuple[int, ...]:
+def own_cores(exchange: WorldExchange) -> tuple[int, ...]:
     """The cores with which this process computes.
 
     Raises:

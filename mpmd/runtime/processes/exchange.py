@@ -1,4 +1,4 @@
-"""The one way in which processes tell each other something: an exchange, which announces itself.
+"""The one way in which processes share texts: an exchange, which announces itself.
 
     with world.exchange("fetch 3", Alike("fetches other arrays", text)) as exchange:
         texts = exchange.gather("mine")
@@ -43,8 +43,8 @@ class Alike:
     advice: str = "every process must call it with the same arguments, in the same order"
 
 
-class Exchange:
-    """What all processes tell each other at one place of the program; `World.exchange` makes it.
+class WorldExchange:
+    """The texts of all processes at one place of the program; `World.exchange` makes it.
 
     Attributes:
         world: the processes.

@@ -1,4 +1,4 @@
-"""Texts between processes, in the key-value store: what an `Exchange` and a `Meeting` consist of."""
+"""Texts between processes, in the key-value store: what an `WorldExchange` and a `Meeting` consist of."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Mail:
 
 
 class Turns:
-    """Where some processes wait for each other, turn after turn; `Exchange.turns` makes it."""
+    """Where some processes wait for each other, turn after turn; `WorldExchange.turns` makes it."""
 
     def __init__(self, meet: Callable[[str, int, Collection[int]], None], name: str, others: Collection[int]):
         """Takes a name that no others have, and the other processes."""

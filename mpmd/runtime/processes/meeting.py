@@ -15,7 +15,7 @@ from typing import Any
 from mpmd import jax_compat
 from mpmd.runtime.clients import available_cores
 from mpmd.runtime.interpreter import FragmentExecutable
-from mpmd.runtime.processes.exchange import Exchange
+from mpmd.runtime.processes.exchange import WorldExchange
 from mpmd.runtime.processes.mail import Turns
 from mpmd.runtime.program import Program
 from mpmd.runtime.waiting import wait_for
@@ -64,7 +64,7 @@ def with_meetings(
     program: Program,
     executables: Mapping[tuple[str, str], FragmentExecutable],
     meshes: Mapping[str, Any],
-    exchange: Exchange,
+    exchange: WorldExchange,
 ) -> Mapping[tuple[str, str], FragmentExecutable]:
     """The executables, of which those that wait for other processes begin together where threads are few.
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-_REMEMBERED = 16
+_RECORDED = 16
 """Calls whose results are known; those of earlier ones are compared by shape, dtype and place only."""
 
 
@@ -18,9 +18,9 @@ class Origins:
     """The last calls that made arrays, in every process the same; holds none of them."""
 
     def __init__(self) -> None:
-        self._calls: deque[tuple[str, list[weakref.ref[Any] | None]]] = deque(maxlen=_REMEMBERED)
+        self._calls: deque[tuple[str, list[weakref.ref[Any] | None]]] = deque(maxlen=_RECORDED)
 
-    def remember(self, what: str, leaves: Sequence[Any]) -> None:
+    def record(self, what: str, leaves: Sequence[Any]) -> None:
         """Notes the results of a call: `what`, such as `program 3`, and its leaves in order."""
         self._calls.append((what, [_reference(leaf) for leaf in leaves]))
 

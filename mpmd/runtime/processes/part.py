@@ -14,7 +14,7 @@ from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.instructions import Feed
 from mpmd.runtime.interpreter import FragmentExecutable, Observer
 from mpmd.runtime.processes.clocks import compare_clocks
-from mpmd.runtime.processes.exchange import Exchange
+from mpmd.runtime.processes.exchange import WorldExchange
 from mpmd.runtime.program import Program
 from mpmd.runtime.trace import StepTimes
 
@@ -39,7 +39,7 @@ class Part:
         engine: WorldEngine,
         options: RuntimeOptions,
         workspace: Mapping[tuple[str, str], int],
-        exchange: Exchange,
+        exchange: WorldExchange,
     ) -> None:
         """See `Executor`; all processes make the same parts in their exchange about a program."""
         world = exchange.world
@@ -156,9 +156,9 @@ class Part:
         with self._world.exchange(f"the {what} of {self.program.name!r}") as exchange:
             return exchange.gather_json(value)
 
-    def remember(self, leaves: Sequence[Any]) -> None:
+    def record(self, leaves: Sequence[Any]) -> None:
         """Notes the results of a step, as the user gets them."""
-        self._world.origins.remember(self._name, leaves)
+        self._world.origins.record(self._name, leaves)
 
     def synchronize(self) -> None:
         """Does nothing but report failures: every step that returned is done."""

@@ -1,4 +1,4 @@
-"""What decides about numbers and is no part of a program: versions, and settings of JAX."""
+"""What decides about numbers beside a program: versions, and settings of JAX."""
 
 from __future__ import annotations
 

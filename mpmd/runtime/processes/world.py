@@ -24,7 +24,7 @@ from typing import Any
 from mpmd import jax_compat, jax_distributed
 from mpmd.errors import ConfigError, PeerError
 from mpmd.runtime.exclusive import Exclusive
-from mpmd.runtime.processes.exchange import Alike, Exchange
+from mpmd.runtime.processes.exchange import Alike, WorldExchange
 from mpmd.runtime.processes.mail import Mail
 from mpmd.runtime.processes.origins import Origins
 from mpmd.runtime.processes.store import BoundedStore, NoAnswer, delay_aborts
@@ -197,8 +197,8 @@ class World:
                 self._written.wait(_CHECK_SECONDS)
 
     @contextlib.contextmanager
-    def exchange(self, what: str, alike: Alike | None = None) -> Iterator[Exchange]:
-        """All processes tell each other something: the one way to do so.
+    def exchange(self, what: str, alike: Alike | None = None) -> Iterator[WorldExchange]:
+        """All processes share texts: the one way to do so.
 
         Args:
             what: its name, such as `fetch 3`; all processes must begin the same, in the same order.
@@ -210,7 +210,7 @@ class World:
         """
         with self.turn(what):
             self.begin(what)
-            exchange = Exchange(self, self._mail, next(self._numbers), what)
+            exchange = WorldExchange(self, self._mail, next(self._numbers), what)
             try:
                 if alike is not None:
                     exchange.compare(alike)

@@ -125,14 +125,14 @@ def test_settings_that_change_numbers_are_lines():
 
 
 def test_origins_name_the_call_and_the_result_of_an_array_and_hold_none():
-    class Array:
+    class SomeArray:
         pass
 
-    origins, first, second = Origins(), Array(), Array()
-    origins.remember("program 0", [first, 1.0, second])
-    assert origins.of(second) == "result 2 of program 0" and origins.of(Array()) is None
+    origins, first, second = Origins(), SomeArray(), SomeArray()
+    origins.record("program 0", [first, 1.0, second])
+    assert origins.of(second) == "result 2 of program 0" and origins.of(SomeArray()) is None
     for step in range(20):
-        origins.remember(f"program {step}", [])
+        origins.record(f"program {step}", [])
     assert origins.of(second) is None, "of an early call"
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from mpmd.runtime.channels.doors import let_nobody_in, listening_sockets
+from mpmd.runtime.channels.doors import close_to_strangers, listening_sockets
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has filters for the packets of a socket")
@@ -19,11 +19,11 @@ def test_nobody_is_let_in_and_those_who_are_in_stay():
         (door,) = listening_sockets() - before
         assert door == os.fstat(server.fileno()).st_ino
         with socket.create_connection(server.getsockname(), 2) as friend, server.accept()[0] as known:
-            assert let_nobody_in(door)
+            assert close_to_strangers(door)
             with socket.create_connection(server.getsockname(), 2) as stranger:
                 stranger.sendall(b"what the stranger says")
                 with pytest.raises(TimeoutError):
                     server.accept()
                 friend.sendall(b"hello")
                 assert known.recv(5) == b"hello"
-    assert not let_nobody_in(door), "it is gone"
+    assert not close_to_strangers(door), "it is gone"
