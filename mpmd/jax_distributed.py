@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jaxlib
 from jax.core import ShapedArray
 from jax.sharding import Sharding
 
@@ -22,6 +23,25 @@ def place_of_process() -> tuple[int, int]:
     if getattr(state, "client", None) is None:
         return 0, 1
     return int(getattr(state, "process_id", 0)), int(getattr(state, "num_processes", 1) or 1)
+
+
+_SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_random_seed_offset",
+    "jax_numpy_dtype_promotion",
+    "jax_debug_nans",
+    "jax_debug_infs",
+)
+"""The last two do not change numbers, but the order in which fragments are issued."""
+
+
+def versions_and_settings() -> list[str]:
+    """What of JAX decides about numbers, one a line; None for settings that this version does not have."""
+    settings = [f"{name} = {getattr(jax.config, name, None)}" for name in _SETTINGS]
+    return [f"jax {jax.__version__}", f"jaxlib {jaxlib.__version__}", *settings]
 
 
 def world_devices(platform: str) -> list[jax.Device]:

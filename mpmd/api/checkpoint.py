@@ -3,16 +3,16 @@
     mpmd.checkpoint.save(folder, step, state, {"losses": losses})
     restored = mpmd.checkpoint.restore(folder, compiled.abstract_args[0])
 
-Every array is written once, by a process that holds it, with orbax.  A checkpoint is complete or not there.
-It may be restored onto another topology: other processes, stages, devices or platforms, and stacks in other
-parts.  In several processes all must call these functions, and see the same folder.
+Every array is written once, by a process that holds it, with orbax, and read back.  A checkpoint is complete
+or not there.  It may be restored onto another topology: other processes, stages, devices or platforms, and
+stacks in other parts.  In several processes all must call these functions, and see the same folder.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,10 +21,22 @@ import numpy as np
 
 from mpmd.api.checkpoints import files
 from mpmd.api.checkpoints import folder as folders
-from mpmd.api.checkpoints.pieces import Box, Leaf, LeafKind, as_box, held, leaves_of, writers
+from mpmd.api.checkpoints.pieces import (
+    Box,
+    Leaf,
+    LeafKind,
+    as_box,
+    held,
+    leaves_of,
+    replicas_that_differ,
+    writers,
+)
 from mpmd.api.checkpoints.reading import CheckpointReader
-from mpmd.api.checkpoints.together import together
+from mpmd.api.checkpoints.request import SaveRequest, step_number
+from mpmd.api.checkpoints.together import Together, together
 from mpmd.errors import CheckpointError, collect
+from mpmd.runtime.processes.exchange import Alike
+from mpmd.support.user_warnings import warn_user
 
 Folder = str | os.PathLike[str]
 
@@ -38,63 +50,76 @@ class Restored(NamedTuple):
 
 
 def steps(folder: Folder) -> list[int]:
-    """The steps there are complete checkpoints of, oldest first."""
+    """The steps there are complete checkpoints of, in the order in which they were written."""
     return folders.steps(Path(folder))
 
 
 def save(
     folder: Folder, step: int, state: Any, extra: Mapping[str, Any] | None = None, *, keep: int = 2
 ) -> None:
-    """Writes a checkpoint; it returns when the checkpoint is complete.
+    """Writes a checkpoint; it returns when the checkpoint is complete, and was read back.
 
     Args:
         folder: where the checkpoints of a run are; created if it does not exist.
         step: its number; a checkpoint of the same number is replaced.
-        state: a pytree of arrays on any meshes, `mpmd.Stacked`, or NumPy arrays.
+        state: a pytree of arrays on any meshes, `mpmd.Stacked`, NumPy arrays, or numbers.
         extra: what JSON can hold, to be saved with it; that of process 0.
-        keep: how many of the newest checkpoints stay.
+        keep: how many of the checkpoints that were written last stay, this one included.
 
     Raises:
-        CheckpointError: some process cannot write, as when the disk is full, or orbax is not installed.
-            Older checkpoints stay, and nothing of this one.
-        PeerError: another process failed; likewise.
+        CheckpointError: an argument could not be restored, or some process cannot write, as when the disk is
+            full, or orbax is not installed.  Older checkpoints stay, and nothing of this one.
+        PeerError: another process failed, or saves something else; likewise.
     """
-    root, leaves, first = Path(folder).absolute(), leaves_of(state), jax.process_index() == 0
-    what, started = f"write a checkpoint to {root}", False
-    if keep < 1:
-        raise CheckpointError(f"keep is {keep}; at least the checkpoint that is written must stay")
+    with together("mpmd.checkpoint.save") as processes:
+        found: list[SaveRequest] = []
+        processes.do("save the state", lambda: found.append(SaveRequest.of(folder, step, state, extra, keep)))
+        processes.compare(Alike("saves something else", found[0].text()))
+        with contextlib.ExitStack() as until_complete:
+            notes = _save(found[0], processes, until_complete)
+    if jax.process_index() == 0:
+        warn_user(notes)
+
+
+def _save(request: SaveRequest, processes: Together, until_complete: contextlib.ExitStack) -> list[str]:
+    """Saves; returns what the user should know."""
+    root, step, first = request.root, request.step, jax.process_index() == 0
+    what, kinds = f"write a checkpoint to {root}", [leaf.kind for leaf in request.leaves]
+    pieces: dict[tuple[int, Box], np.ndarray] = {}
+    digests: dict[tuple[int, Box], int] = {}
+    notes: list[str] = []
 
     def begin() -> list[Any]:
-        nonlocal started
+        pieces.update(((k, box), data) for k, leaf in enumerate(request.leaves) for box, data in held(leaf))
+        digests.update((piece, files.digest(data)) for piece, data in pieces.items())
         if first:
-            json.dumps(dict(extra or {}))  # raises a TypeError where it was called
+            until_complete.enter_context(folders.writing(root))
+            until_complete.callback(folders.discard, root, step)
             folders.prepare(root, step)
-            started = True
-        return [[_plain(leaf.kind) for leaf in leaves], list(pieces)]
+        return [[k, box, digest] for (k, box), digest in digests.items()]
 
-    def finish() -> None:
+    def write() -> list[Any]:
+        own = {piece: pieces[piece] for piece, owner in owners.items() if owner == jax.process_index()}
+        return _write(root, step, kinds, own, digests)
+
+    def describe() -> None:
         if first:
-            found = [[process, *piece] for process, own in enumerate(written) for piece in own]
-            plain = [_plain(leaf.kind) for leaf in leaves]
-            manifest = {
-                "format": 1,
-                "step": step,
-                "leaves": plain,
-                "pieces": found,
-                "extra": dict(extra or {}),
-            }
-            folders.complete(root, step, manifest, keep)
+            found = [[process, *piece] for process, of in enumerate(written) for piece in of]
+            leaves = [[kind.path, kind.shape, kind.dtype] for kind in kinds]
+            manifest = {"format": 1, "step": step, "leaves": leaves, "pieces": found, "extra": request.extra}
+            folders.describe(root, step, manifest)
 
-    pieces = {(k, box): data for k, leaf in enumerate(leaves) for box, data in held(leaf)}
-    try:
-        owners = writers([leaf.kind for leaf in leaves], _claims(together("begin", what, begin)))
-        own = {piece: data for piece, data in pieces.items() if owners.get(piece) == jax.process_index()}
-        written = together("write", what, lambda: _write(root, step, leaves, own))
-        together("complete", what, finish)
-    except BaseException:
-        if started:
-            folders.discard(root, step)
-        raise
+    def complete() -> None:
+        if first:
+            notes.extend(folders.complete(root, step, request.keep))
+
+    claims = processes.do(what, begin)
+    held_by = [[(k, as_box(box)) for k, box, _ in of] for of in claims]
+    owners = processes.alike(lambda: writers(kinds, held_by))
+    written = processes.do(what, write)
+    processes.do(what, describe)
+    processes.do(what, complete)
+    return [*replicas_that_differ(kinds, claims), *notes]
 
 
 def restore(folder: Folder, like: Any, step: int | None = None) -> Restored:
@@ -104,28 +129,37 @@ def restore(folder: Folder, like: Any, step: int | None = None) -> Restored:
         folder: where the checkpoints of a run are.
         like: a pytree of arrays, or of `jax.ShapeDtypeStruct`s with shardings, such as
             `compiled.abstract_args[0]`.  Leaves without a sharding become NumPy arrays.
-        step: which one; by default the newest.
+        step: which one; by default the one that was written last.
 
     Raises:
         CheckpointError: there is none, it is damaged, or it has other leaves, shapes or dtypes.
-        PeerError: another process failed.
+        PeerError: another process failed, or restores something else.
     """
-    root = Path(folder).absolute()
+    root, leaves, arrays = Path(folder).absolute(), list[Leaf](), list[Any]()
     what = f"read a checkpoint in {root}"
-    chosen: int = together("step", what, lambda: _newest(root) if step is None else step)[0]
-    found: list[tuple[list[Any], dict[str, Any]]] = []
+    with together("mpmd.checkpoint.restore") as processes:
 
-    def read() -> None:
-        manifest, leaves = folders.read_manifest(root, chosen), leaves_of(like)
-        _compare(
-            root, chosen, [_kind(*saved) for saved in manifest["leaves"]], [leaf.kind for leaf in leaves]
-        )
-        reader = CheckpointReader(root, chosen, manifest)
-        found.append(([array for leaf in leaves for array in reader.arrays(leaf)], manifest["extra"]))
+        def begin() -> int:
+            leaves.extend(leaves_of(like))
+            if step is not None:
+                return step_number(step)
+            return _newest(root) if jax.process_index() == 0 else -1
 
-    together("read", what, read)
-    arrays, extra = found[0]
-    return Restored(chosen, jax.tree.unflatten(jax.tree.structure(like), arrays), extra)
+        chosen = processes.do(what, begin)[0]
+        kinds = "".join(f"{leaf.kind}\n" for leaf in leaves)
+        which = "the newest" if step is None else f"step {step_number(step)}"
+        processes.compare(Alike("restores something else", f"{which}\n{kinds}"))
+        manifest: dict[str, Any] = {}
+
+        def read() -> None:
+            manifest.update(folders.read_manifest(root, chosen))
+            saved = [LeafKind(path, tuple(shape), dtype) for path, shape, dtype in manifest["leaves"]]
+            _compare(root, chosen, saved, [leaf.kind for leaf in leaves])
+            reader = CheckpointReader(root, chosen, manifest)
+            arrays.extend(array for leaf in leaves for array in reader.arrays(leaf))
+
+        processes.do(what, read)
+    return Restored(chosen, jax.tree.unflatten(jax.tree.structure(like), arrays), manifest["extra"])
 
 
 def extra(folder: Folder, step: int | None = None) -> dict[str, Any]:
@@ -135,7 +169,8 @@ def extra(folder: Folder, step: int | None = None) -> dict[str, Any]:
         CheckpointError: there is none, or it is damaged.
     """
     root = Path(folder).absolute()
-    found: dict[str, Any] = folders.read_manifest(root, _newest(root) if step is None else step)["extra"]
+    chosen = _newest(root) if step is None else step_number(step)
+    found: dict[str, Any] = folders.read_manifest(root, chosen)["extra"]
     return found
 
 
@@ -146,18 +181,29 @@ def _newest(root: Path) -> int:
     return found[-1]
 
 
-def _write(root: Path, step: int, leaves: list[Leaf], pieces: dict[tuple[int, Box], np.ndarray]) -> list[Any]:
-    """Writes this process's pieces; for each its leaf, box, name and checksum."""
+def _write(
+    root: Path,
+    step: int,
+    kinds: Sequence[LeafKind],
+    pieces: Mapping[tuple[int, Box], np.ndarray],
+    digests: Mapping[tuple[int, Box], int],
+) -> list[Any]:
+    """Writes this process's pieces and reads them back; for each its leaf, box, name and checksum."""
     part = folders.unfinished(root, step)
     if not part.is_dir():
         raise CheckpointError(
             f"{part}, which process 0 created, is not there\n  all processes must see the same folder"
         )
-    names = {(k, box): f"{number}{leaves[k].kind.path}" for number, (k, box) in enumerate(pieces)}
+    names = {piece: str(number) for number, piece in enumerate(pieces)}
     if pieces:
-        arrays = {names[piece]: data for piece, data in pieces.items()}
-        files.write(part / f"process_{jax.process_index()}", arrays)
-    return [[k, box, names[k, box], files.digest(data)] for (k, box), data in pieces.items()]
+        own = part / f"process_{jax.process_index()}"
+        files.write(own, {names[piece]: data for piece, data in pieces.items()})
+        folders.flush(own)
+        for piece, data in pieces.items():
+            back = files.read(own, names[piece])
+            if files.digest(back) != digests[piece] or (back.shape, back.dtype) != (data.shape, data.dtype):
+                raise CheckpointError(f"{kinds[piece[0]]} was written, and reads differently")
+    return [[k, box, names[k, box], digests[k, box]] for k, box in pieces]
 
 
 def _compare(root: Path, step: int, saved: list[LeafKind], wanted: list[LeafKind]) -> None:
@@ -173,29 +219,3 @@ def _compare(root: Path, step: int, saved: list[LeafKind], wanted: list[LeafKind
     if problems:
         head = f"the checkpoint of step {step} in {root} is of another state:"
         raise collect(CheckpointError, problems, head)
-
-
-def _claims(found: list[Any]) -> list[list[tuple[int, Box]]]:
-    """The pieces that each process holds.
-
-    Raises:
-        CheckpointError: they save different states.
-    """
-    ours = found[0][0]
-    for process, (kinds, _) in enumerate(found):
-        differ = [(mine, other) for mine, other in zip(ours, kinds) if mine != other]
-        if differ or len(kinds) != len(ours):
-            ends = [str(_kind(*kind)) for kind in differ[0]] if differ else [len(ours), len(kinds)]
-            raise CheckpointError(
-                f"processes save different states\n  process 0: {ends[0]}{'' if differ else ' leaves'}\n"
-                f"  process {process}: {ends[1]}{'' if differ else ' leaves'}"
-            )
-    return [[(k, as_box(box)) for k, box in pieces] for _, pieces in found]
-
-
-def _plain(kind: LeafKind) -> list[Any]:
-    return [kind.path, kind.shape, kind.dtype]
-
-
-def _kind(path: str, shape: list[int], dtype: str) -> LeafKind:
-    return LeafKind(path, tuple(shape), dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+from jax.tree_util import keystr, tree_flatten_with_path
 
 from mpmd.runtime.channels.everywhere import everywhere
 from mpmd.runtime.processes.world import world
@@ -28,10 +29,11 @@ def fetch(tree: Any, device: jax.Device | None = None) -> Any:
         `device`.
 
     Raises:
-        PeerError: another process failed.
+        PeerError: another process failed, or calls it for other arrays.
     """
     to = jax.local_devices()[0] if device is None else device
     if world() is not None:
-        leaves, structure = jax.tree.flatten(tree)
-        tree = jax.tree.unflatten(structure, everywhere(leaves))
+        found, structure = tree_flatten_with_path(tree)
+        paths, leaves = [keystr(path) for path, _ in found], [leaf for _, leaf in found]
+        tree = jax.tree.unflatten(structure, everywhere(paths, leaves))
     return jax.tree.map(lambda leaf: jax.device_put(leaf, to) if isinstance(leaf, jax.Array) else leaf, tree)

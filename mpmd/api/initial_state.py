@@ -5,18 +5,24 @@ No process and no device holds more of it than its own share.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from mpmd.api.inputs import InputLeaf, InputPart, PlacedArgument
-from mpmd.errors import SignatureError, collect
+from mpmd.errors import PeerError, SignatureError, collect
 from mpmd.jax_compat import as_key, default_memory_kind, is_key
+from mpmd.runtime.channels.everywhere import kind_text
 from mpmd.runtime.channels.partly_here import put
+from mpmd.runtime.processes.exchange import Alike, WorldExchange
+from mpmd.runtime.processes.settings import settings_text, without_addresses
+from mpmd.runtime.processes.world import world
 from mpmd.support.user_warnings import warn_user
 from mpmd.tracing.ranges.demands import ComputedWhole, Demand, DemandedJaxpr
 from mpmd.tracing.ranges.range import Range
@@ -37,6 +43,8 @@ def initialized(
 ) -> Any:
     """`init_fn(*args)` as an argument of a step; every mesh of this process computes its own leaves.
 
+    All processes must call it, with an initialization that traces to the same program, and equal arguments.
+
     Args:
         argument: which argument.
         meshes: all meshes of the step.
@@ -45,9 +53,44 @@ def initialized(
 
     Raises:
         SignatureError: its result has another structure, or other shapes or dtypes.
+        PeerError: another process initializes something else, or failed.
     """
+    joined = world()
+    if joined is None:
+        return _initialized(argument, meshes, *_traced(argument, init_fn, args))
+    with joined.exchange("compiled.init") as exchange:
+        traced: list[tuple[ClosedJaxpr, list[Any]]] = []
+        exchange.together(lambda: traced.append(_traced(argument, init_fn, args)))
+        closed, given = traced[0]
+        exchange.compare(Alike("initializes something else", _program_text(argument, closed, given)))
+        made: list[Any] = []
+        exchange.together(lambda: made.append(_initialized(argument, meshes, closed, given)))
+    joined.origins.record("compiled.init", jax.tree.leaves(made[0]))
+    return made[0]
+
+
+def _traced(
+    argument: PlacedArgument, init_fn: Callable[..., Any], args: Sequence[Any]
+) -> tuple[ClosedJaxpr, list[Any]]:
+    """The program of an initialization, and its values: constants, then arguments."""
     closed, shapes = jax.make_jaxpr(init_fn, return_shape=True)(*args)
     check(argument, shapes, "the initialization returns")
+    return closed, [*closed.consts, *jax.tree.leaves(args)]
+
+
+def _program_text(argument: PlacedArgument, closed: ClosedJaxpr, given: Sequence[Any]) -> str:
+    """What all processes must initialize alike: settings, the argument, values as checksums, the program."""
+    lines = [f"{leaf.path}: {_text(leaf)}" for leaf in argument.leaves]
+    constants = len(closed.consts)
+    for k, value in enumerate(given):
+        name = f"constant {k}" if k < constants else f"argument {k - constants}"
+        lines.append(f"{name}: {kind_text(value)}, checksum {_checksum(_host(value, None))}")
+    return settings_text() + "\n".join(lines) + "\n" + without_addresses(str(closed.jaxpr))
+
+
+def _initialized(
+    argument: PlacedArgument, meshes: Mapping[str, Mesh], closed: ClosedJaxpr, given: Sequence[Any]
+) -> Any:
     wanted: dict[str, list[tuple[int, InputPart]]] = {}
     for k, leaf in enumerate(argument.leaves):
         for part in leaf.parts:
@@ -58,7 +101,6 @@ def initialized(
         here = parts[0][1].is_here
         if not here and jax.process_index() != 0:
             continue
-        given = [*closed.consts, *jax.tree.leaves(args)]
         for group in _groups(parts):
             demands = [(k, _demand(argument.leaves[k], part)) for k, part in group]
             demanded = DemandedJaxpr(
@@ -181,18 +223,48 @@ def loaded(argument: PlacedArgument, reader: Reader) -> Any:
 
     Raises:
         SignatureError: what it returns has another shape or dtype.
+        PeerError: another process loads something else, or failed.
     """
+    shared: dict[str, int] = {}
 
     def of_part(leaf: InputLeaf, part: InputPart) -> jax.Array:
-        return part.finished(_read(leaf, part, reader)) if part.is_here else part.absent()
+        return part.finished(_read(leaf, part, reader, shared)) if part.is_here else part.absent()
 
-    return argument.of_parts(of_part)
+    joined = world()
+    if joined is None:
+        return argument.of_parts(of_part)
+    paths = "".join(f"{leaf.path}: {_text(leaf)}\n" for leaf in argument.leaves)
+    with joined.exchange("compiled.load", Alike("loads something else", paths)) as exchange:
+        made: list[Any] = []
+        exchange.together(lambda: made.append(argument.of_parts(of_part)))
+        _compare_shared(exchange, shared)
+    joined.origins.record("compiled.load", jax.tree.leaves(made[0]))
+    return made[0]
 
 
-def _read(leaf: InputLeaf, part: InputPart, reader: Reader) -> jax.Array:
+def _compare_shared(exchange: WorldExchange, shared: Mapping[str, int]) -> None:
+    """Raises a PeerError if processes have read other values for one part: its place, and a checksum."""
+    first: dict[str, tuple[int, int]] = {}
+    for process, found in enumerate(exchange.gather_json(dict(shared))):
+        for place, checksum in found.items():
+            holder, expected = first.setdefault(place, (process, checksum))
+            if expected != checksum:
+                exchange.settled = True
+                raise PeerError(
+                    f"process {process} has read other values than process {holder} for {place}\n"
+                    "  both hold that part: the readers of all processes must read the same files"
+                )
+
+
+def _checksum(array: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+def _read(leaf: InputLeaf, part: InputPart, reader: Reader, shared: dict[str, int]) -> jax.Array:
     stored, struct = part.stored, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
     dtype, rank = np.dtype(stored.dtype), len(part.shape)
     known: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
+    is_shared = part.shape == () or not part.sharding.is_fully_addressable
 
     def shard(index: Index) -> np.ndarray:
         own = [of_dim.indices(size)[:2] for of_dim, size in zip(index[:rank], part.shape, strict=True)]
@@ -212,6 +284,8 @@ def _read(leaf: InputLeaf, part: InputPart, reader: Reader) -> jax.Array:
                     f"[{', '.join(f'{a}:{b}' for a, b in own)}] of {_text(leaf)}"
                 )
             known[at] = array
+            if is_shared:  # other processes may read it, too
+                shared[f"{leaf.path}[{', '.join(f'{a}:{b}' for a, b in own)}]"] = _checksum(array)
         return known[at]
 
     return jax.make_array_from_callback(stored.shape, part.sharding, shard)

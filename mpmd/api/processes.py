@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, TypeVar
 
 import jax
 
@@ -22,16 +21,16 @@ from mpmd.runtime.channels.remote import WorldDevices
 from mpmd.runtime.clients import cores_of_meshes
 from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.interpreter import FragmentExecutable
-from mpmd.runtime.processes.agreement import agree
 from mpmd.runtime.processes.cores import own_cores
+from mpmd.runtime.processes.exchange import Alike, WorldExchange
 from mpmd.runtime.processes.meeting import with_meetings
 from mpmd.runtime.processes.part import Part
+from mpmd.runtime.processes.settings import settings_text
 from mpmd.runtime.processes.world import world
 from mpmd.runtime.program import Program, processes_text
 from mpmd.support.pending_warning import PendingWarning
 
-_programs = itertools.count()
-"""Numbers of programs, the same in all processes: they compile the same ones in one order."""
+T = TypeVar("T")
 
 
 def own_meshes(topology: Topology) -> dict[str, Any]:
@@ -40,39 +39,56 @@ def own_meshes(topology: Topology) -> dict[str, Any]:
     return {name: mesh for name, mesh in topology.items() if here in topology.processes.get(name, (here,))}
 
 
-def cores_of_own(meshes: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The cores of the meshes of this process; processes of one host divide its cores, and all must call it.
+def cores_of_own(meshes: Mapping[str, Any], exchange: WorldExchange | None) -> dict[str, tuple[int, ...]]:
+    """The cores of the meshes of this process; processes of one host divide its cores."""
+    return cores_of_meshes(meshes, own_cores(exchange) if exchange is not None else ())
+
+
+@contextlib.contextmanager
+def compiling(partitioned: Partitioned, topology: Topology) -> Iterator[WorldExchange | None]:
+    """The compilation of a program, which all processes do alike, in one order; None where there is one.
 
     Raises:
-        PeerError: another process failed.
-    """
-    joined = world()
-    return cores_of_meshes(meshes, own_cores(joined) if joined is not None else ())
-
-
-def agree_on(partitioned: Partitioned, topology: Topology) -> None:
-    """Compares the program with those of the other processes; all must compile the same, in one order.
-
-    Raises:
-        PeerError: another process has another program, or failed meanwhile.
+        PeerError: another process has another program, settings or versions, or failed meanwhile.
     """
     joined = world()
     if joined is None:
+        yield None
         return
     for name, of_mesh in topology.processes.items():
         for process in of_mesh:
             meshes = joined.meshes.setdefault(process, [])
             meshes += [] if name in meshes else [name]
-    versions = f"jax {jax.__version__}, backend {partitioned.backend}, processes {topology.processes}\n"
-    agree(joined, versions + partitioned.program.as_text() + ir.to_text(partitioned.module))
+    options = f"backend {partitioned.backend}, processes {topology.processes}\n"
+    options += f"options {partitioned.compile_options.key}\n"
+    program = partitioned.program.as_text() + ir.to_text(partitioned.module)
+    alike = Alike("runs another program", settings_text() + options + program, _SAME_SCRIPT)
+    with joined.exchange("the compilation of a program", alike) as exchange:
+        yield exchange
 
 
-def devices_of(topology: Topology) -> MeshDevices:
+_SAME_SCRIPT = "run the same script with the same arguments, options and versions in every process"
+
+
+def together(exchange: WorldExchange | None, act: Callable[[], T]) -> T:
+    """What `act` returns here, if it fails in no process.
+
+    Raises:
+        PeerError: it failed in another process.
+    """
+    found: list[T] = []
+    if exchange is None:
+        return act()
+    exchange.together(lambda: found.append(act()))
+    return found[0]
+
+
+def devices_of(topology: Topology, exchange: WorldExchange | None) -> MeshDevices:
     """The devices of the meshes, which move arrays between processes where there are several."""
-    if not topology.processes:
+    if exchange is None or not topology.processes:
         return MeshDevices(dict(topology))
     explain_absent_arrays(absent_value)
-    return WorldDevices(dict(topology), topology.processes, links())
+    return WorldDevices(dict(topology), topology.processes, links(exchange))
 
 
 def executor_of(
@@ -81,47 +97,42 @@ def executor_of(
     devices: MeshDevices,
     options: RuntimeOptions,
     workspace: Mapping[tuple[str, str], int],
+    exchange: WorldExchange | None,
 ) -> Executor | Part:
     """Runs the program, or this process's part of it."""
-    joined = world()
-    if joined is None:
+    if exchange is None:
         return Executor(program, executables, devices, options, workspace)
-    joined.peer_timeout = options.peer_timeout
+    exchange.world.peer_timeout = options.peer_timeout
     assert isinstance(devices, WorldDevices)
     unmap_compiler_code()
-    executables = with_meetings(program, executables, devices.meshes, joined, next(_programs))
-    return Part(program, executables, devices, options, workspace, joined)
+    executables = with_meetings(program, executables, devices.meshes, exchange)
+    return Part(program, executables, devices, options, workspace, exchange)
 
 
-def merged(executor: Executor | Part, figures: Mapping[str, int]) -> dict[str, int]:
+def merged(executor: Executor | Part, what: str, figures: Mapping[str, int]) -> dict[str, int]:
     """Figures of the meshes of this process and of all others, which must call it too."""
     if not isinstance(executor, Part):
         return dict(figures)
-    return {mesh: figure for of in executor.gathered(dict(figures)) for mesh, figure in of.items()}
+    return {mesh: figure for of in executor.gathered(what, dict(figures)) for mesh, figure in of.items()}
 
 
-def merged_scratch(scratch: Scratch) -> Scratch:
-    """The temporaries of the fragments of all processes, which must all call it."""
-    joined = world()
-    if joined is None:
+def merged_scratch(scratch: Scratch, exchange: WorldExchange | None) -> Scratch:
+    """The temporaries of the fragments of all processes."""
+    if exchange is None:
         return scratch
-    own = [[(*key, size) for key, size in scratch.workspace.items()], dict(scratch.kept)]
-    found = [json.loads(text) for text in joined.gather("scratch", json.dumps(own))]
+    found = exchange.gather_json(
+        [[(*key, size) for key, size in scratch.workspace.items()], dict(scratch.kept)]
+    )
     workspace = {(mesh, name): size for of, _ in found for mesh, name, size in of}
     return Scratch(workspace, {mesh: size for _, of in found for mesh, size in of.items()})
 
 
-def shared_warning(own: PendingWarning) -> PendingWarning:
-    """The warnings of all processes, in process 0, which shows them; none in the others.
-
-    Raises:
-        PeerError: another process failed.
-    """
-    joined = world()
-    if joined is None:
+def shared_warning(own: PendingWarning, exchange: WorldExchange | None) -> PendingWarning:
+    """The warnings of all processes, in process 0, which shows them; none in the others."""
+    if exchange is None:
         return own
-    texts = dict.fromkeys(text for text in joined.gather("warnings", own.text) if text)
-    return PendingWarning("\n".join(texts) if joined.index == 0 else "")
+    texts = dict.fromkeys(text for text in exchange.gather(own.text) if text)
+    return PendingWarning("\n".join(texts) if exchange.world.index == 0 else "")
 
 
 def absent_results(
@@ -144,6 +155,12 @@ def _kept(make: Callable[[], jax.Array]) -> Callable[[], jax.Array]:
         return known[0]
 
     return again
+
+
+def record_results(executor: Executor | Part, leaves: list[Any]) -> None:
+    """Notes which results of a step these are: `mpmd.fetch` compares them with those of other processes."""
+    if isinstance(executor, Part):
+        executor.record(leaves)
 
 
 def with_absent(leaves: list[Any], absent: Mapping[int, Callable[[], jax.Array]]) -> list[Any]:

@@ -22,14 +22,16 @@ from mpmd.api.names import CalledNames
 from mpmd.api.pictures import PICTURES, stacked
 from mpmd.api.processes import (
     absent_results,
-    agree_on,
+    compiling,
     cores_of_own,
     devices_of,
     executor_of,
     merged,
     merged_scratch,
     own_meshes,
+    record_results,
     shared_warning,
+    together,
     with_absent,
 )
 from mpmd.api.signature import Arguments, check_leaves, describe, structure_problem
@@ -55,6 +57,7 @@ from mpmd.runtime.executor import RuntimeOptions
 from mpmd.runtime.instructions import Run
 from mpmd.runtime.memory import MemoryMeter, MeshMemory, predict_memory
 from mpmd.runtime.observe import FiniteCheck
+from mpmd.runtime.processes.exchange import WorldExchange
 from mpmd.runtime.program import Program
 from mpmd.scheduling.render import render_text
 from mpmd.scheduling.timeline import Timeline
@@ -241,7 +244,12 @@ class Lowered:
         """
         if runtime is not None and not isinstance(runtime, RuntimeOptions):
             raise ConfigError(f"runtime is {runtime!r}; it must be mpmd.RuntimeOptions, or None")
-        agree_on(self.partitioned, self.config.topology)
+        with compiling(self.partitioned, self.config.topology) as exchange:
+            made = self._compiled(runtime or RuntimeOptions(), exchange)
+        made.fallbacks.show()
+        return made
+
+    def _compiled(self, runtime: RuntimeOptions, exchange: WorldExchange | None) -> Compiled:
         meshes = own_meshes(self.config.topology)
         unwatched = {name for _, name in unwatched_executables(self.program)}
         fragments = {
@@ -249,15 +257,14 @@ class Lowered:
             for name, fragment in self.fragments.items()
             if fragment.mesh in meshes
         }
-        executables = compile_fragments(
-            fragments,
-            meshes,
-            self.partitioned.backend,
-            dataclasses.replace(self.partitioned.compile_options, cores=cores_of_own(meshes)),
+        cores = cores_of_own(meshes, exchange)
+        options = dataclasses.replace(self.partitioned.compile_options, cores=cores)
+        executables = together(
+            exchange,
+            lambda: compile_fragments(fragments, meshes, self.partitioned.backend, options),
         )
-        made = Compiled(self, executables, runtime or RuntimeOptions())
-        made.fallbacks = shared_warning(made.fallbacks)
-        made.fallbacks.show()
+        made = Compiled(self, executables, runtime, exchange)
+        made.fallbacks = shared_warning(made.fallbacks, exchange)
         return made
 
 
@@ -268,13 +275,21 @@ class Compiled:
         fallbacks: the warning that names fragments that XLA compiles although native code was requested.
     """
 
-    def __init__(self, lowered: Lowered, executables: dict[str, Executable], runtime: RuntimeOptions) -> None:
+    def __init__(
+        self,
+        lowered: Lowered,
+        executables: dict[str, Executable],
+        runtime: RuntimeOptions,
+        exchange: WorldExchange | None = None,
+    ) -> None:
         self.lowered, self.executables = lowered, executables
         self.fallbacks = fallback_warning(executables)
         program = lowered.program
-        self._devices = devices_of(lowered.config.topology)
+        self._devices = devices_of(lowered.config.topology, exchange)
+        self._scratch = merged_scratch(self._own_scratch(), exchange)
         table = {(e.fragment.mesh, name): e for name, e in executables.items()}
-        self._executor = executor_of(program, table, self._devices, runtime, self._scratch.workspace)
+        workspace = self._scratch.workspace
+        self._executor = executor_of(program, table, self._devices, runtime, workspace, exchange)
         self._out_tree = lowered.traced.out_tree
         results = jax.tree.leaves(lowered.traced.jax_traced.out_info)
         self._weak = weak_positions(results)
@@ -463,8 +478,7 @@ class Compiled:
         platforms = {name: mesh.devices.flat[0].platform for name, mesh in meshes.items()}
         return step_bounds(self._executor.own_program, self.executables, platforms)
 
-    @functools.cached_property
-    def _scratch(self) -> Scratch:
+    def _own_scratch(self) -> Scratch:
         """Bytes of temporaries of fragments, over the devices of their meshes."""
         workspace, kept = {}, dict[str, dict[int, int]]()
         for name, executable in self.executables.items():
@@ -472,7 +486,7 @@ class Compiled:
             devices = self._devices.meshes[mesh].size
             workspace[mesh, name] = getattr(executable, "workspace_bytes", 0) * devices
             kept.setdefault(mesh, {}).update(getattr(executable, "kept_memory", {}))
-        return merged_scratch(Scratch(workspace, {mesh: sum(of.values()) for mesh, of in kept.items()}))
+        return Scratch(workspace, {mesh: sum(of.values()) for mesh, of in kept.items()})
 
     def memory_analysis(self) -> dict[str, MeshMemory]:
         """For each mesh the predicted peak in bytes over its devices, and which values are live there.
@@ -494,7 +508,7 @@ class Compiled:
         meter = MemoryMeter(executor.own_program)
         leaves = self._numbers(self._checked(args, kwargs))
         results = executor.run(leaves, observers=[meter])
-        return self._results(results), merged(executor, meter.peaks)
+        return self._results(results), merged(executor, "live bytes", meter.peaks)
 
     @property
     def programs(self) -> list[list[str]]:
@@ -558,6 +572,7 @@ class Compiled:
             leaves[i] = weakly_typed(leaves[i])
         for i, dtype in self._keys.items():
             leaves[i] = as_key(leaves[i], dtype)
+        record_results(self._executor, leaves)
         return jax.tree.unflatten(self._out_tree, leaves)
 
     def synchronize(self) -> None:

@@ -145,7 +145,7 @@ def measured_timeline(
     program = executor.program
     if not isinstance(executor, Part):
         return results, timeline_of(program, recorder.spans, meshes, scratch)
-    times, error = executor.gathered_times(recorder.times)
+    times, error = executor.gathered_times("timeline", recorder.times)
     note = f", clocks of {jax.process_count()} processes aligned within {error * 1e3:.2f} ms"
     return results, timeline_of(program, spans_of(program, times), meshes, scratch, note)
 

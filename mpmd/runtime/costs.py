@@ -130,7 +130,7 @@ def measure_costs(
         runs = sum(isinstance(op, Run) for stream in program.streams for op in stream.instructions)
         call_s = clock.seconds / max(1, runs)
         return results, ProgramCosts(_medians(recorder.spans), transfer_seconds(program, devices), call_s)
-    spans = spans_of(program, executor.gathered_times(recorder.times)[0])
+    spans = spans_of(program, executor.gathered_times("costs", recorder.times)[0])
     return results, ProgramCosts(_medians(spans), _message_seconds(program, spans))
 
 

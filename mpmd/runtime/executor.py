@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import threading
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +27,7 @@ from mpmd.errors import ConfigError, ProgramError, SignatureError, collect
 from mpmd.runtime.channels.profiling import dispatch_annotations, step_annotation
 from mpmd.runtime.channels.protocol import Stopped
 from mpmd.runtime.decode import ArrayEngine, decode
+from mpmd.runtime.exclusive import Exclusive
 from mpmd.runtime.host_memory import freed_memory, limit_of
 from mpmd.runtime.instructions import Feed, Fetch, Run
 from mpmd.runtime.interpreter import (
@@ -143,7 +143,7 @@ class Executor:
         self._read = sorted({feed.input for feed in feeds})
         self._workers: Workers | None = None
         self._closer: weakref.finalize[Any, Executor] | None = None
-        self._lock = threading.Lock()
+        self._exclusive = Exclusive()
         self._closed = self._interrupted = False
         self.steps = 0
         self._frame: StepState | None = None
@@ -164,9 +164,9 @@ class Executor:
         Raises:
             FragmentError: a fragment failed, in this step or, on its device, in the one before.
             SignatureError: the arguments do not fit the program.
-            ProgramError: the executor was closed.
+            ProgramError: the executor was closed, or a signal handler or callback calls it within a step.
         """
-        with self._lock:
+        with self._exclusive.work(f"a step of {self.program.name!r}"):
             if self._closed:
                 raise ProgramError(
                     f"program {self.program.name!r} was closed and cannot run again\n  compile the step anew"
@@ -220,10 +220,17 @@ class Executor:
     def synchronize(self) -> None:
         """Waits until every issued step is computed.
 
+        A signal handler may call it within a step: it waits for what that has issued so far.
+
         Raises:
             FragmentError: a fragment failed on its device.
+            ProgramError: a callback of a fragment calls it while another thread is in a step.
         """
-        with self._lock:
+        if self._exclusive.held_below():
+            for handle in [entry.handle for of in self._decoded.pending for entry in tuple(of.unfinished)]:
+                wait_for(handle)  # the step itself looks at them, and forgets those that ended
+            return
+        with self._exclusive.work(f"waiting for {self.program.name!r}"):
             try:
                 self._wait()
             except CallFailed as failed:
@@ -232,7 +239,7 @@ class Executor:
 
     def close(self) -> None:
         """Ends the threads.  The executor cannot run again; results stay valid."""
-        with self._lock:
+        with self._exclusive.work(f"closing {self.program.name!r}"):
             self._closed = True
             if self._closer is not None:
                 self._closer()

@@ -4,9 +4,12 @@
     mpmd-run -n 2 --devices 2 -m package.train
 
 Every process runs the script; `mpmd.make_topology` then takes the devices of all.  Lines of output begin
-with the index of the process.  If one fails, the others have some seconds to report it, and are then ended;
-the exit code is that of the first that failed.  The coordinator of `jax.distributed` runs in this program
-and listens on loopback only.
+with the index of the process; those of more than 64 KiB are divided.  If one fails, the others have some
+seconds to report it, and are then ended; the exit code is that of the first that failed.  A signal that ends
+this program (SIGTERM, SIGINT, SIGHUP) ends them by SIGTERM, after the same seconds by force, and a second one
+at once; SIGUSR1 and SIGUSR2 are passed on, and SIGTSTP stops them too.  If the output is not read any more,
+they are ended, and the exit code is 141.  The coordinator of `jax.distributed` runs in this program and
+listens on loopback only.
 
 The script finds two environment variables: `MPMD_RUN_ID` is another for each `mpmd-run`, and
 `MPMD_RESTART_COUNT` counts how often all processes were started again because one failed.
@@ -17,26 +20,34 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import errno
 import os
-import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from mpmd import jax_distributed
 from mpmd.tools.command_line import version_text
 from mpmd.tools.joined import HEARTBEAT_SECONDS
+from mpmd.tools.output import Printer, Reader, open_standard_files, wait_for_output
 
 _POLL_SECONDS = 0.05
 _END_SECONDS = 3.0
-_NOISE = re.compile(r"\[Gloo\] Rank \d+ is connected")
-_PRINTING = threading.Lock()
+_CHILD = """
+import ctypes, os, runpy, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() != int(sys.argv.pop(1)):
+    sys.exit(1)
+runpy.run_module("mpmd.tools.joined", run_name="__main__", alter_sys=True)
+"""
+"""A process ends with the launcher, however that ends: Linux kills it then (PR_SET_PDEATHSIG).  It must ask
+for that before it imports anything that takes long."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,37 +126,48 @@ def shares(processes: int, cores: Sequence[int]) -> list[Sequence[int]]:
 class _Children:
     """The processes of one start."""
 
-    def __init__(self, launch: LaunchPlan, address: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, printer: Printer) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._printer = printer
+        self._readers: list[Reader] = []
+
+    def start(self, launch: LaunchPlan, address: str, environment: Mapping[str, str]) -> None:
+        """Starts all of them, with what they need to join each other."""
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         of_each: list[Sequence[int]] = [cores] * launch.processes
         own = dict[str, str]()
         if launch.pin and cores:
             of_each = shares(launch.processes, cores)
             own["NPROC"] = str(threads(launch.processes, len(cores)))  # read by XLA
-        self.processes: list[subprocess.Popen[str]] = []
-        self._readers: list[threading.Thread] = []
         for index in range(launch.processes):
             place = (address, str(launch.processes), str(index), str(launch.devices))
             chosen = ",".join(map(str, of_each[index]))
             child = subprocess.Popen(
-                [sys.executable, "-u", "-m", "mpmd.tools.joined", *place, chosen, *launch.command],
+                [sys.executable, "-u", "-c", _CHILD, str(os.getpid()), *place, chosen, *launch.command],
                 env={**own, **os.environ, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
             )
             self.processes.append(child)
-            for source, target in ((child.stdout, sys.stdout), (child.stderr, sys.stderr)):
-                reader = threading.Thread(target=_pass_on, args=(source, target, index), daemon=True)
-                reader.start()
-                self._readers.append(reader)
+            for source, target in ((child.stdout, 1), (child.stderr, 2)):
+                assert source is not None
+                self._readers.append(Reader(source, target, index, self._printer))
+                self._readers[-1].start()
 
-    def wait(self, grace: float) -> int:
-        """Waits for all; after a failure at most `grace` seconds.  The exit code of the first that failed."""
+    def wait(self, grace: float, signals: Signals) -> int:
+        """Waits for all; after a failure at most `grace` seconds.
+
+        Returns:
+            The exit code of the first that failed; that of a signal, if this program got one, or if its
+            output is not read any more.
+        """
         first, until = 0, float("inf")
         while True:
+            if signals.received:
+                return 128 + signals.received[0]
+            if self._printer.failure is not None:
+                return _code_of(self._printer.failure)
             codes = [child.poll() for child in self.processes]
             failed = [code for code in codes if code]
             if failed and not first:
@@ -154,26 +176,75 @@ class _Children:
                 return 128 - first if first < 0 else first
             time.sleep(_POLL_SECONDS)
 
-    def end(self) -> None:
-        """Ends those that still run, by their process ids, and prints the rest of their output."""
-        for send in (subprocess.Popen.terminate, subprocess.Popen.kill):
-            for child in self.processes:
-                if child.poll() is None:
-                    send(child)
-                    child.send_signal(signal.SIGCONT)  # one that was stopped ends, too
-            until = time.monotonic() + _END_SECONDS
+    def send(self, number: int) -> None:
+        """Sends a signal to those that run."""
+        for child in self.processes:
+            child.send_signal(number)
+
+    def end(self, signals: Signals, grace: float) -> None:
+        """Ends those that still run, by their process ids, and prints the rest of their output.
+
+        Args:
+            signals: a signal that comes meanwhile ends them at once.
+            grace: seconds that they have to end by themselves.
+        """
+        known = len(signals.received)
+        for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, _END_SECONDS)):
+            self.send(number)
+            self.send(signal.SIGCONT)  # one that was stopped ends, too
+            until = time.monotonic() + seconds
             while any(child.poll() is None for child in self.processes) and time.monotonic() < until:
+                if number == signal.SIGTERM and len(signals.received) > known:
+                    break
                 time.sleep(_POLL_SECONDS)
-        for reader in self._readers:
-            reader.join(1.0)
+        wait_for_output(self._readers, lambda: len(signals.received) > known)
 
 
-def _pass_on(source: IO[str], target: IO[str], index: int) -> None:
-    for line in source:
-        if not _NOISE.match(line):
-            with _PRINTING:
-                target.write(f"[{index}] {line}" if line.endswith("\n") else f"[{index}] {line}\n")
-                target.flush()
+def _code_of(failure: OSError) -> int:
+    """The exit code of a program whose output cannot be written."""
+    if failure.errno == errno.EPIPE:
+        return 128 + signal.SIGPIPE
+    with contextlib.suppress(OSError):
+        os.write(2, f"mpmd-run: the output cannot be written: {failure.strerror}\n".encode())
+    return 1
+
+
+class Signals:
+    """What this program does with signals; those that it was started to ignore stay ignored.
+
+    A handler only takes notes, so that it may come at any moment; the program looks at them all the time.
+
+    Attributes:
+        received: the signals that ask it to end.
+    """
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self.children: _Children | None = None
+        self._handle((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), self._end)
+        self._handle((signal.SIGUSR1, signal.SIGUSR2), self._forward)
+        self._handle((signal.SIGTSTP,), self._pause)
+
+    def _handle(self, numbers: Sequence[int], handler: Callable[[int, Any], None]) -> None:
+        for number in numbers:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, handler)
+
+    def _end(self, number: int, frame: Any) -> None:
+        self.received.append(number)
+
+    def _forward(self, number: int, frame: Any) -> None:
+        """Schedulers announce the end of a job so."""
+        if self.children is not None:
+            self.children.send(number)
+
+    def _pause(self, number: int, frame: Any) -> None:
+        """The processes stop with the coordinator, which is in this one, and go on with it."""
+        if self.children is not None:
+            self.children.send(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        if self.children is not None:
+            self.children.send(signal.SIGCONT)
 
 
 @contextlib.contextmanager
@@ -191,35 +262,37 @@ def _coordinator(processes: int) -> Iterator[str]:
         service.shutdown()
 
 
-def launch_once(launch: LaunchPlan, environment: Mapping[str, str]) -> int:
+def launch_once(
+    launch: LaunchPlan, environment: Mapping[str, str], signals: Signals, printer: Printer
+) -> int:
     """Starts all processes and waits for them; the exit code."""
     with _coordinator(launch.processes) as address:
-        children = _Children(launch, address, environment)
+        signals.children = children = _Children(printer)
         try:
-            return children.wait(launch.grace)
+            children.start(launch, address, environment)
+            return children.wait(launch.grace, signals)
         finally:
-            children.end()
+            children.end(signals, launch.grace if signals.received else _END_SECONDS)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; the exit code."""
     launch = parse(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signals, printer = Signals(), Printer()
     run_id = uuid.uuid4().hex
-    try:
-        for left in range(launch.restarts, -1, -1):
-            count = str(launch.restarts - left)
-            code = launch_once(launch, {"MPMD_RUN_ID": run_id, "MPMD_RESTART_COUNT": count})
-            if code == 0 or left == 0:
-                return code
-            print(f"mpmd-run: exit code {code}; starting again, {left} left", file=sys.stderr, flush=True)
-    except KeyboardInterrupt:
-        return 130
+    for left in range(launch.restarts, -1, -1):
+        count = str(launch.restarts - left)
+        environment = {"MPMD_RUN_ID": run_id, "MPMD_RESTART_COUNT": count}
+        code = launch_once(launch, environment, signals, printer)
+        if code == 0 or left == 0 or signals.received or printer.failure is not None:
+            break
+        printer.print(f"mpmd-run: exit code {code}; starting again, {left} left\n".encode(), 2)
     return code
 
 
 def run() -> None:
     """The console script."""
+    open_standard_files()
     sys.exit(main(sys.argv[1:]))
 
 

@@ -2,10 +2,8 @@
 
     python -m tests.support.fault_campaign 200 [--first 0] [--at-once 3] [--kinds kill,stop] [--done FILE]
 
-The processes of a world are forked from this one, which has imported everything and used no device: a
-world costs a compilation only.  The coordinator is a process of its own, so that it can be killed.  Every
-world is bounded in time, and its processes are ended by their ids.  A fault counts only with a trace of it:
-the signal that ended a process, or the injected text in the error of the process where it was injected.
+A fault counts only with a trace of it: the signal that ended a process, or the injected text in the error of
+the process where it was injected.
 
 Each fault prints a line; the last line is one JSON object.  With `--done` each result is added to a file as
 well, and those in the file are not run again.
@@ -14,16 +12,13 @@ well, and those in the file are not run again.
 from __future__ import annotations
 
 import argparse
-import atexit
 import collections
 import dataclasses
 import itertools
 import json
 import os
 import signal
-import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,15 +29,13 @@ import numpy as np
 
 import mpmd
 from benchmarks.sleeping import OUT_OF_MEMORY, sleep
-from mpmd import jax_distributed
 from mpmd.runtime.channels import remote
 from mpmd.runtime.channels.links import MESSAGE_BITS, STEP_BITS, Links
-from mpmd.runtime.processes.world import world
-from mpmd.tools.joined import HEARTBEAT_SECONDS
+from tests.support.forked_world import POLL_SECONDS, ForkedWorld
 from tests.support.models import chain, dense, dense_params, regression_batch
 
 STEPS, MICROBATCHES = 4, 4
-POLL_SECONDS, WORLD_POLLS, STOPPED_SECONDS = 0.02, 3000, 5.0
+STOPPED_SECONDS = 5.0
 INTERRUPTED_SECONDS = 0.5
 """How long a fragment goes on after an interrupt, so that it is noticed within the step."""
 IN_A_FRAGMENT = ("kill", "stop", "fragment", "interrupt")
@@ -220,51 +213,14 @@ def _last_step(failed: int) -> str:
     return f"step {failed - 1} is the last one" if failed else "no step was completed"
 
 
-class Trial:
-    """One world with a fault: its processes, until all of them have ended."""
+class Trial(ForkedWorld):
+    """One world with a fault."""
 
     def __init__(self, fault: Fault) -> None:
         self.fault = fault
-        self.folder = Path(tempfile.mkdtemp(prefix="mpmd-fault-"))
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
-        self.polls = 0
-        self.coordinator = self._forked(self._coordinate)
-        self.running = [self._forked(lambda k=k: self._run(k)) for k in range(fault.processes)]
-        self.members = list(self.running)
-        self.ended_by: dict[int, int] = {}
-        """By process the signal that ended it; 0 for none."""
+        super().__init__(fault.processes)
 
-    def _forked(self, run: Callable[[], None]) -> int:
-        sys.stdout.flush()
-        if pid := os.fork():
-            return pid
-        log = os.open(self.folder / f"log-{os.getpid()}", os.O_WRONLY | os.O_CREAT)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        code = 1
-        try:
-            run()
-            code = 0
-        except SystemExit as ended:
-            code = ended.code if isinstance(ended.code, int) else 1
-        except BaseException as error:
-            sys.excepthook(type(error), error, error.__traceback__)
-        finally:
-            atexit._run_exitfuncs()
-            os._exit(code)
-
-    def _coordinate(self) -> None:
-        service = jax_distributed.coordination_service(self.address, self.fault.processes, HEARTBEAT_SECONDS)
-        assert service is not None
-        signal.pause()
-
-    def _run(self, index: int) -> None:
-        """One process of the world."""
-        jax.config.update("jax_num_cpu_devices", 1)
-        jax_distributed.join_world(self.address, self.fault.processes, index, HEARTBEAT_SECONDS)
-        world()
+    def member(self, index: int) -> None:
         try:
             train(self.fault, happening(self.fault, self.folder, self.coordinator))
         except Exception as error:
@@ -276,31 +232,13 @@ class Trial:
 
     def ended(self) -> bool:
         """Whether all processes have ended but one that was stopped; one poll."""
-        self.polls += 1
-        for pid in list(self.running):
-            if self._has_ended(pid):
-                self.running.remove(pid)
         stopped = [self.members[self.fault.process]] if self.fault.kind == "stop" else []
-        return self.running == stopped or not self.running
-
-    def _has_ended(self, pid: int, options: int = os.WNOHANG) -> bool:
-        found, status = os.waitpid(pid, options)
-        if found:
-            self.ended_by[pid] = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-        return found != 0
-
-    def too_late(self) -> bool:
-        """Whether it has taken longer than any world may."""
-        return self.polls > WORLD_POLLS
+        return super().ended() or self.running == stopped
 
     def end(self) -> None:
-        """Notes which processes are stopped, or ended by a signal, and ends those that are left."""
+        """Notes which processes are stopped, and ends those that are left."""
         self.stopped = [pid for pid in self.running if _state(pid) == "T"]
-        if not self._has_ended(self.coordinator):
-            self.running.append(self.coordinator)
-        for pid in self.running:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+        super().end()
 
     def happened(self) -> bool:
         """Whether the fault left its trace."""

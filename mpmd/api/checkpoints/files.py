@@ -6,6 +6,7 @@ process has an orbax checkpoint of its own in a folder of the checkpoint, and `c
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import logging
@@ -28,18 +29,30 @@ _FULL = re.compile(r"RESOURCE_EXHAUSTED|No space left on device|Disk quota excee
 
 def write(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes arrays, or raises one of `FILE_ERRORS`; the folder exists once it is whole."""
-    ocp = _orbax()
+    ocp = orbax()
     with _checkpointer(ocp) as checkpointer, _without_tracebacks():
         checkpointer.save(folder, ocp.args.PyTreeSave(dict(arrays)))
 
 
 def read(folder: Path, name: str) -> np.ndarray:
     """One of the arrays, or one of `FILE_ERRORS`."""
-    ocp = _orbax()
+    ocp = orbax()
     how = {name: ocp.RestoreArgs(restore_type=np.ndarray)}
     wanted = ocp.args.PyTreeRestore(item={name: 0}, restore_args=how, partial_restore=True)
     with _checkpointer(ocp) as checkpointer, _without_tracebacks():
         return np.asarray(checkpointer.restore(folder, wanted)[name])
+
+
+def can_hold(dtype: str) -> bool:
+    """Whether files can hold arrays of a dtype of this name; random keys are written as integers."""
+    import tensorstore
+
+    if dtype.startswith("key<"):
+        return True
+    try:
+        return np.dtype(dtype).kind in "biufcV" and tensorstore.dtype(np.dtype(dtype)).numpy_dtype == dtype
+    except (TypeError, ValueError):
+        return False
 
 
 def digest(array: np.ndarray) -> int:
@@ -55,7 +68,12 @@ def reason(error: BaseException) -> str:
     )
 
 
-def _orbax() -> Any:
+def orbax() -> Any:
+    """The package of that name.
+
+    Raises:
+        CheckpointError: it is not installed.
+    """
     try:
         import orbax.checkpoint as ocp
     except ImportError as error:
@@ -98,8 +116,7 @@ def _handlers() -> Any:
 
     class EveryProcess(type_handlers.NumpyHandler):
         async def serialize(self, values: Any, infos: Any, args: Any = None) -> Any:
-            for value, info in zip(values, infos, strict=True):
-                await put(value, info)
+            await asyncio.gather(*map(put, values, infos))
             return [future.NoopFuture()]
 
     others = (jax.Array, type_handlers.ArrayHandler())  # orbax warns if there is none

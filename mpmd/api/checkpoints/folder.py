@@ -1,16 +1,21 @@
 """The folder of the checkpoints of a run: one folder for each step, complete or not there.
 
-A checkpoint is written under another name and renamed when it is whole.
+A checkpoint is written under another name and renamed when it is whole.  One job writes at a time: its
+process 0 holds a lock of the folder meanwhile.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
+import fcntl
 import json
 import os
 import shutil
 import time
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +23,61 @@ from mpmd.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 _UNFINISHED = ".unfinished"
+_REPLACED = f".replaced{_UNFINISHED}"
 _REMOVE_SECONDS = 10.0
+_NEWEST = float("inf")
+"""In place of the number of a checkpoint that cannot be read: restoring it says so."""
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 
 
 def steps(folder: Path) -> list[int]:
-    """The steps there are complete checkpoints of, oldest first."""
+    """The steps there are checkpoints of, in the order in which they were written."""
     if not folder.is_dir():
         return []
-    return sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdigit())
+    found = [int(entry.name) for entry in folder.iterdir() if _is_step(entry)]
+    return sorted(found, key=lambda step: (_number(folder, step), step))
+
+
+def _is_step(entry: Path) -> bool:
+    """Whether this is the folder of a checkpoint: its name is as `str` writes a step."""
+    name = entry.name
+    return name.isascii() and name.isdecimal() and name == str(int(name)) and entry.is_dir()
+
+
+def _number(folder: Path, step: int) -> float:
+    """How many checkpoints were written before this one; 0 for those of versions that did not count."""
+    try:
+        return float(_read(folder / str(step) / MANIFEST).get("number", 0))
+    except _UNREADABLE:
+        return _NEWEST
 
 
 def unfinished(folder: Path, step: int) -> Path:
     """Where a checkpoint is while it is written."""
     return folder / f"{step}{_UNFINISHED}"
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Creates the folder, and keeps other jobs from writing to it, where the file system has locks.
+
+    Raises:
+        CheckpointError: another job writes to it.
+        OSError: it cannot be created.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise CheckpointError(
+                    f"another job writes a checkpoint to {folder} now\n  give each job a folder of its own"
+                ) from error
+        yield
+    finally:
+        os.close(handle)
 
 
 def prepare(folder: Path, step: int) -> None:
@@ -39,34 +86,92 @@ def prepare(folder: Path, step: int) -> None:
     Raises:
         OSError: it cannot be created.
     """
+    for left in folder.glob(f"*{_REPLACED}"):  # a run was killed between two renamings
+        step_of = folder / left.name.removesuffix(_REPLACED)
+        if not step_of.exists():
+            left.rename(step_of)
     for left in folder.glob(f"*{_UNFINISHED}"):
-        shutil.rmtree(left)
-    unfinished(folder, step).mkdir(parents=True)
+        _remove(left)
+    unfinished(folder, step).mkdir()
 
 
-def complete(folder: Path, step: int, manifest: dict[str, Any], keep: int) -> None:
-    """Gives a checkpoint that is whole its name, then removes all but the newest ones.
-
-    One of the same step is replaced: only between two renamings there is neither of them.
-    """
+def describe(folder: Path, step: int, manifest: dict[str, Any]) -> None:
+    """Writes the description of a checkpoint, the last of its files, and sees that all reach the disk."""
     part = unfinished(folder, step)
+    numbers = [_number(folder, other) for other in steps(folder)]
+    known = [int(number) for number in numbers if number != _NEWEST]
+    manifest = json.loads(json.dumps({**manifest, "number": max(known, default=0) + 1}))
     with (part / MANIFEST).open("w") as file:
         json.dump({**manifest, "digest": _digest(manifest)}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    replaced = folder / f"{step}.replaced{_UNFINISHED}"
-    if (folder / str(step)).exists():
-        (folder / str(step)).rename(replaced)
-    part.rename(folder / str(step))
-    shutil.rmtree(replaced, ignore_errors=True)
+    flush(part)
+    if _read(part / MANIFEST) != manifest:
+        raise CheckpointError(f"{part / MANIFEST} was written, and reads differently")
+
+
+def complete(folder: Path, step: int, keep: int) -> list[str]:
+    """Gives a checkpoint that is whole its name, then removes all but the last ones that were written.
+
+    One of the same step is replaced: the two exchange their names, where the system can do that.
+
+    Returns:
+        What could not be removed, and why.
+    """
+    part, named = unfinished(folder, step), folder / str(step)
+    replaced = folder / f"{step}{_REPLACED}"
+    if not named.exists():
+        part.rename(named)
+    elif _exchange(part, named):
+        part.rename(replaced)
+    else:
+        named.rename(replaced)
+        part.rename(named)
+    _flush_folder(folder)
+    problems = []
+    gone = [replaced] if replaced.exists() else []
+    others = [other for other in steps(folder) if other != step and _number(folder, other) != _NEWEST]
+    for old in others[: max(0, len(others) - (keep - 1))]:
+        gone.append(unfinished(folder, old))
+        try:
+            (folder / str(old)).rename(gone[-1])
+        except OSError as error:
+            problems.append(f"the checkpoint {folder / str(old)} could not be removed: {error}")
+    for old in gone:
+        shutil.rmtree(old, ignore_errors=True)  # the next one that is written removes the rest
+    return problems
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchanges two names at once, on Linux; whether it did."""
+    try:
+        rename = ctypes.CDLL(None).renameat2
+    except AttributeError:
+        return False
+    return bool(rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0)
+
+
+def flush(folder: Path) -> None:
+    """Sees that the files of a folder, and their names, reach the disk.
+
+    Raises:
+        OSError: a file cannot be written to the disk.
+    """
+    for where, _, names in os.walk(folder):
+        for name in names:
+            handle = os.open(os.path.join(where, name), os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+        _flush_folder(Path(where))
+
+
+def _flush_folder(folder: Path) -> None:
     with contextlib.suppress(OSError):  # some file systems cannot do it
         handle = os.open(folder, os.O_RDONLY)
-        os.fsync(handle)
-        os.close(handle)
-    for old in steps(folder)[:-keep]:
-        gone = unfinished(folder, old)
-        (folder / str(old)).rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def discard(folder: Path, step: int) -> None:
@@ -77,6 +182,14 @@ def discard(folder: Path, step: int) -> None:
         time.sleep(0.05)
 
 
+def _remove(entry: Path) -> None:
+    """Removes a folder, a file or a link, which may be gone meanwhile."""
+    if entry.is_dir() and not entry.is_symlink():
+        shutil.rmtree(entry)
+    else:
+        entry.unlink(missing_ok=True)
+
+
 def read_manifest(folder: Path, step: int) -> dict[str, Any]:
     """The description of a checkpoint.
 
@@ -85,15 +198,24 @@ def read_manifest(folder: Path, step: int) -> dict[str, Any]:
     """
     path = folder / str(step) / MANIFEST
     try:
-        found = json.loads(path.read_text())
-        digest, known = found.pop("digest"), found["format"] == 1
-        if digest != _digest(found):
-            raise ValueError("it has other bytes than were saved")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        found = _read(path)
+        known = found["format"] == 1
+    except _UNREADABLE as error:
         raise damaged(folder, step, f"{path.name}: {error}") from error
     if not known:
         raise damaged(folder, step, f"{path.name} has another format")
-    return dict(found)
+    return found
+
+
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A description, or one of `_UNREADABLE`."""
+    found = dict(json.loads(path.read_text()))
+    if found.pop("digest") != _digest(found):
+        raise ValueError("it has other bytes than were saved")
+    return found
 
 
 def _digest(manifest: dict[str, Any]) -> int:

@@ -58,9 +58,11 @@ def leaves_of(tree: Any) -> list[Leaf]:
 def _leaf(path: str, value: Any) -> Leaf:
     if not is_stacked(value):
         if not hasattr(value, "shape") or not hasattr(value, "dtype"):
-            value = np.asarray(value)
-            value = value.astype(jax.dtypes.canonicalize_dtype(value.dtype))
-        return Leaf(LeafKind(path, tuple(value.shape), str(value.dtype)), (((0,) * len(value.shape), value),))
+            value = _number(path, value)
+        if isinstance(value, np.ma.MaskedArray):
+            raise CheckpointError(f"{path} is a masked array: save its data and its mask apart")
+        kind = LeafKind(path, tuple(value.shape), _dtype_name(value.dtype))
+        return Leaf(kind, (((0,) * len(value.shape), value),))
     stack: Stacked = value
     starts, arrays = 0, []
     for part in stack.parts:
@@ -71,6 +73,33 @@ def _leaf(path: str, value: Any) -> Leaf:
     return Leaf(LeafKind(path, tuple(stack.shape), str(stack.dtype)), tuple(arrays))
 
 
+def _number(path: str, value: Any) -> np.ndarray:
+    """A leaf of Python, with the dtype that JAX gives it."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "biufc":
+        raise CheckpointError(
+            f"{path or 'the state'} is a {type(value).__name__}; a state consists of arrays and numbers\n"
+            "  put what JSON can hold into `extra`"
+        )
+    narrow = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
+    if array.dtype.kind in "iu" and not np.array_equal(narrow, array):
+        raise CheckpointError(
+            f"{path or 'the state'} is {value!r}, which no {narrow.dtype} holds\n"
+            f"  give np.{array.dtype}({value!r})"
+        )
+    return narrow
+
+
+def _dtype_name(dtype: Any) -> str:
+    """The name of a dtype; files have one order of bytes."""
+    return str(dtype.newbyteorder("=") if isinstance(dtype, np.dtype) else dtype)
+
+
+def native(array: np.ndarray) -> np.ndarray:
+    """The array in the order of bytes of this machine."""
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
 def box_of(index: Sequence[slice], shape: Sequence[int], offset: Sequence[int]) -> Box:
     """The box of an index of slices of an array that begins at `offset` of its leaf."""
     ends = [of_dim.indices(size)[:2] for of_dim, size in zip(index, shape)]
@@ -79,23 +108,26 @@ def box_of(index: Sequence[slice], shape: Sequence[int], offset: Sequence[int]) 
 
 def held(leaf: Leaf) -> Iterator[tuple[Box, np.ndarray]]:
     """The pieces of a leaf that this process holds, each once; random keys as integers."""
+    known = set[Box]()
     for offset, array in leaf.arrays:
         for index, data in _shards(array):
             box = box_of(index, array.shape, offset)
-            if math.prod(stop - start for start, stop in box):
-                yield from _divided(box, data)
+            if box not in known and math.prod(stop - start for start, stop in box):
+                known.add(box)
+                yield from _divided(box, native(np.asarray(data)))
 
 
-def _shards(array: Any) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
+def _shards(array: Any) -> Iterator[tuple[tuple[slice, ...], Any]]:
+    if isinstance(array, jax.ShapeDtypeStruct):  # another process may hold it
+        return
     if not isinstance(array, jax.Array):
-        yield (slice(None),) * array.ndim, np.asarray(array)
+        yield (slice(None),) * array.ndim, array
         return
     if not array.sharding.has_addressable_devices:
         return
     keys = is_key(array.dtype)
     for shard in (jax.random.key_data(array) if keys else array).addressable_shards:
-        if shard.replica_id == 0:
-            yield shard.index[: array.ndim], np.asarray(shard.data)
+        yield shard.index[: array.ndim], shard.data
 
 
 def _divided(box: Box, data: np.ndarray) -> Iterator[tuple[Box, np.ndarray]]:
@@ -145,6 +177,26 @@ def writers(
             raise CheckpointError(f"{what} of {kind}\n  give the state that a step returned in every process")
         found |= {(leaf, box): process for box, process in chosen.items()}
     return found
+
+
+def replicas_that_differ(
+    kinds: Sequence[LeafKind], claims: Sequence[Sequence[tuple[int, Sequence[Sequence[int]], int]]]
+) -> list[str]:
+    """Warnings of leaves of which processes hold other values in one place; that of the first is saved.
+
+    Args:
+        kinds: the leaves.
+        claims: for each process its pieces: position of the leaf, box, and checksum.
+    """
+    first: dict[tuple[int, Box], tuple[int, int]] = {}
+    found: dict[int, str] = {}
+    for process, pieces in enumerate(claims):
+        for leaf, ends, digest in pieces:
+            holder, known = first.setdefault((leaf, as_box(ends)), (process, digest))
+            if known != digest:
+                text = f"{kinds[leaf]} has other values in process {process} than in process {holder}"
+                found.setdefault(leaf, f"{text}, whose are saved")
+    return list(found.values())
 
 
 def _elements(boxes: Collection[Box]) -> int:

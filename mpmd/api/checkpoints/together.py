@@ -2,49 +2,70 @@
 
 from __future__ import annotations
 
-import base64
+import contextlib
 import json
-import zlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from mpmd.api.checkpoints.files import FILE_ERRORS, reason
 from mpmd.errors import CheckpointError
+from mpmd.runtime.processes.exchange import Alike, WorldExchange
 from mpmd.runtime.processes.world import world
 
+T = TypeVar("T")
 
-def together(name: str, what: str, act: Callable[[], Any]) -> list[Any]:
-    """What `act` returns in every process, through JSON; all must call it.
 
-    Args:
-        name: of this exchange.
-        what: is done, for messages: `write a checkpoint to ...`.
-        act: the work of this process.
+class Together:
+    """The parts of such work; in one process they wait for no other."""
 
-    Raises:
-        CheckpointError: it failed in some process.
-        PeerError: another process failed meanwhile.
-    """
+    def __init__(self, exchange: WorldExchange | None) -> None:
+        self._exchange = exchange
+
+    def do(self, what: str, act: Callable[[], Any]) -> list[Any]:
+        """What `act` returns in every process, through JSON.
+
+        Args:
+            what: is done, for messages: `write a checkpoint to ...`.
+            act: the work of this process.
+
+        Raises:
+            CheckpointError: it failed in another process; or here, at a file.
+            PeerError: another process failed meanwhile.
+        """
+
+        def of_files() -> Any:
+            try:
+                return act()
+            except CheckpointError:
+                raise
+            except FILE_ERRORS as error:
+                raise CheckpointError(f"cannot {what}: {reason(error)}") from error
+
+        if self._exchange is None:
+            return [json.loads(json.dumps(of_files()))]
+        return self._exchange.together(of_files, CheckpointError)
+
+    def alike(self, act: Callable[[], T]) -> T:
+        """What `act` returns, which does the same in all processes, errors included."""
+        try:
+            return act()
+        except CheckpointError:
+            if self._exchange is not None:
+                self._exchange.settled = True
+            raise
+
+    def compare(self, alike: Alike) -> None:
+        """Raises a PeerError if something differs that must be equal in all processes."""
+        if self._exchange is not None:
+            self._exchange.compare(alike)
+
+
+@contextlib.contextmanager
+def together(name: str) -> Iterator[Together]:
+    """Work of all processes, such as `mpmd.checkpoint.save`: one exchange."""
     joined = world()
-    found: dict[str, Any]
-    cause: Exception | None = None
-    try:
-        found = {"value": act()}
-    except CheckpointError as error:
-        found, cause = {"error": str(error)}, error
-    except FILE_ERRORS as error:
-        found, cause = {"error": f"cannot {what}: {reason(error)}"}, error
     if joined is None:
-        if isinstance(cause, CheckpointError):
-            raise cause
-        if cause is not None:
-            raise CheckpointError(found["error"]) from cause
-        return [json.loads(json.dumps(found["value"]))]
-    packed = base64.b64encode(zlib.compress(json.dumps(found).encode())).decode()
-    texts = joined.gather(f"checkpoint/{name}", packed)
-    of_all = [json.loads(zlib.decompress(base64.b64decode(text))) for text in texts]
-    for process, other in enumerate(of_all):
-        if "error" in other:
-            host = joined.hosts.get(process, "")
-            raise CheckpointError(f"process {process} (host {host!r}): {other['error']}") from cause
-    return [other["value"] for other in of_all]
+        yield Together(None)
+        return
+    with joined.exchange(name) as exchange:
+        yield Together(exchange)

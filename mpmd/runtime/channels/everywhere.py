@@ -3,54 +3,141 @@
 from __future__ import annotations
 
 import itertools
-import json
-from collections.abc import Sequence
-from typing import Any
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import SingleDeviceSharding
 
 from mpmd import jax_compat
+from mpmd.errors import PeerError
 from mpmd.runtime.channels.links import FETCHES, Links, links, message_number
 from mpmd.runtime.channels.reshard import Box, assembler, boxes
+from mpmd.runtime.processes.exchange import Alike, WorldExchange
 from mpmd.runtime.processes.world import World, world
+from mpmd.runtime.program import processes_text
+from mpmd.runtime.waiting import wait_for
 
 _turns = itertools.count()
 
 
-def everywhere(leaves: Sequence[Any]) -> list[Any]:
+def everywhere(paths: Sequence[str], leaves: Sequence[Any]) -> list[Any]:
     """The leaves; arrays that are not whole here are replaced by copies on this process's first device.
 
-    All processes must call it, in the same order, with the same number of leaves.
+    All processes must call it, in the same order, with leaves of the same kinds.
+
+    Args:
+        paths: of the leaves, for messages.
+        leaves: arrays; others stay as they are.
 
     Raises:
-        PeerError: another process failed.
+        PeerError: another process failed, or calls it with other leaves.
     """
     joined = world()
     assert joined is not None
     turn = next(_turns)
-    joined.begin(f"fetch {turn}")
-    connections = links()
-    plain = [_numbers(leaf) for leaf in leaves]
-    missing = [k for k, leaf in enumerate(plain) if isinstance(leaf, jax.Array) and not _is_whole_here(leaf)]
-    wanted = [json.loads(text) for text in joined.gather("fetch", json.dumps(missing))]
-    sources = {k: _sources(plain[k]) for k in sorted(set().union(*wanted))}
-    try:
-        _offer(joined, connections, turn, plain, wanted, sources)
-        made = {k: _joined(joined, connections, turn, k, plain[k], sources[k]) for k in missing}
-        jax.block_until_ready(list(made.values()))
-    except jax_compat.JaxRuntimeError as error:
-        joined.explain(error)
-        raise
-    except BaseException as error:  # the others would wait for this process
-        joined.fail_here(error)
-        raise
-    joined.gather("fetched", "")  # all offers were pulled: the arrays may be donated again
+    kinds = "".join(f"{path}: {kind_text(leaf)}\n" for path, leaf in zip(paths, leaves, strict=True))
+    with joined.exchange(f"fetch {turn}", Alike("fetches other arrays", kinds)) as exchange:
+        connections = links(exchange)
+        plain = [_numbers(leaf) for leaf in leaves]
+        arrays = [k for k, leaf in enumerate(plain) if isinstance(leaf, jax.Array)]
+        missing = [k for k in arrays if not _is_whole_here(plain[k])]
+        wanted = exchange.gather_json(missing)
+        needed = sorted(set().union(*wanted))
+        copies = _other_copies(exchange, paths, leaves, needed, missing)
+        sources = {k: {} if k in copies else _sources(plain[k]) for k in needed}
+        try:
+            _offer(joined, connections, turn, plain, wanted, sources)
+            made = {k: _joined(joined, connections, turn, k, plain[k], sources[k]) for k in missing}
+            for array in made.values():
+                wait_for(array, joined.check)
+                array.block_until_ready()
+        except jax_compat.JaxRuntimeError as error:
+            joined.explain(error)
+            raise
+        exchange.gather("")  # all offers were pulled: the arrays may be donated again
     return [
         leaf if new is None else jax_compat.as_key(new, leaf.dtype) if _is_key(leaf) else new
         for k, leaf in enumerate(leaves)
         for new in [made[k] if k in made else _own_copy(plain[k])]
     ]
+
+
+def kind_text(leaf: Any) -> str:
+    """The shape and dtype of an array of JAX or NumPy; the type of any other leaf."""
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+    return type(leaf).__name__
+
+
+def _other_copies(
+    exchange: WorldExchange,
+    paths: Sequence[str],
+    leaves: Sequence[Any],
+    needed: Sequence[int],
+    missing: Sequence[int],
+) -> set[int]:
+    """The needed leaves of which this process has a copy that is not the array that others lack.
+
+    Raises:
+        PeerError: the processes that lack an array, and those that hold it, mean different ones.
+    """
+    own = [_Candidate(k in missing, *_place(leaves[k]), exchange.world.origins.of(leaves[k])) for k in needed]
+    of_all = exchange.gather_json(own) if needed else []
+    copies = set[int]()
+    for at, k in enumerate(needed):
+        found = [_Candidate(*of_process[at]) for of_process in of_all]
+        first, wanted = next((p, of) for p, of in enumerate(found) if of.is_missing)
+        other = next((p for p, of in enumerate(found) if not of.may_be(wanted, p)), None)
+        if other is not None:
+            exchange.settled = True
+            raise PeerError(_other_array(paths[k], {first: wanted, other: found[other]}))
+        if own[at].place != wanted.place:
+            copies.add(k)
+    return copies
+
+
+class _Candidate(NamedTuple):
+    """What a process would bring: whether it lacks it, its processes, a checksum of its place, its origin."""
+
+    is_missing: bool
+    holders: list[int]
+    place: int
+    origin: str | None
+
+    def may_be(self, wanted: _Candidate, process: int) -> bool:
+        """Whether it is the array that another process lacks, or a copy that no process reads."""
+        if not self.is_missing and process not in wanted.holders:
+            return True
+        known = self.origin is not None and wanted.origin is not None
+        return self.place == wanted.place and not (known and self.origin != wanted.origin)
+
+
+def _other_array(path: str, of_process: Mapping[int, _Candidate]) -> str:
+    """The page for two arrays at one place of a pytree."""
+    first, second = sorted(of_process)
+    rows = [
+        f"    process {p}: {of_process[p].origin or 'an array'}, in {processes_text(of_process[p].holders)}"
+        for p in (first, second)
+    ]
+    return "\n".join(
+        [
+            f"process {second} fetches another array than process {first}{f' at {path}' if path else ''}",
+            *rows,
+            "  every process must call mpmd.fetch for the same arrays, in the same order",
+        ]
+    )
+
+
+def _place(leaf: Any) -> tuple[list[int], int]:
+    """The processes that hold an array, and a checksum of what each of its devices holds."""
+    array = _numbers(leaf)
+    if not isinstance(array, jax.Array):
+        return [], 0
+    found = [(device.id, box) for device, box in zip(*boxes(array.sharding, array.shape), strict=True)]
+    processes = sorted({device.process_index for device in array.sharding.device_set})
+    return processes, zlib.crc32(repr(found).encode())
 
 
 def _is_key(leaf: Any) -> bool:

@@ -3,23 +3,32 @@
 A sender offers arrays under a number, a receiver pulls that number and gets arrays at once that are filled
 later; the numbers pair them, in any order.  Arrays may be offered before they are computed: the server begins
 to send one when it is, and others pass it meanwhile.  What listens: one server per process, on two free ports
-of `address_of_this_host`.  It accepts connections from every program that reaches it.
+of `address_of_this_host`.  One thread of a server reads from all connections in turn and waits for each: a
+stranger's that sends nothing would hold up all arrays.  So all processes connect to each other at once, and
+no other is accepted afterwards.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import socket
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from jax.sharding import SingleDeviceSharding
 
 from mpmd import jax_distributed
 from mpmd.errors import ConfigError, TransferError
-from mpmd.runtime.processes.world import World, world
+from mpmd.runtime.channels.doors import close_to_strangers, listening_sockets
+from mpmd.runtime.processes.exchange import WorldExchange
+from mpmd.runtime.waiting import wait_for
 
+GREETING = (1 << 28) - 1
+"""In place of a step: the number of the messages that show that connections work."""
+_GREETING_SECONDS = 30.0
 STEP_BITS, MESSAGE_BITS, PROGRAM_BITS = 28, 24, 10
 """Parts of a number: it must be fresh, because a second offer under one number replaces the first."""
 FETCHES = (1 << PROGRAM_BITS) - 1
@@ -30,16 +39,19 @@ class Links:
     """This process's transfer server, and its connections to those of the other processes.
 
     Attributes:
+        world: the processes.
         addresses: of the servers of all processes.
-        begin: records a step or an exchange, see `World.begin`.
     """
 
-    def __init__(self, joined: World) -> None:
-        """Starts the server and exchanges addresses; all processes must do so.
+    def __init__(self, exchange: WorldExchange) -> None:
+        """Starts the server, connects it to all others, and accepts no other connection from then on.
 
         Raises:
             ConfigError: this version of JAX has no transfer server.
+            TransferError: a process cannot be reached.
         """
+        self.world = joined = exchange.world
+        doors = listening_sockets()
         self._client: Any = jax.local_devices()[0].client
         host = address_of_this_host()
         self._server: Any = jax_distributed.start_transfer_server(self._client, host)
@@ -47,11 +59,42 @@ class Links:
             raise ConfigError("there are several processes, but this version of JAX has no transfer server")
         self._offer = jax_distributed.offering(self._server)
         _, _, port = str(self._server.address()).rpartition(":")
-        self.addresses = joined.gather("address", f"{host}:{port}")
-        self._connections: dict[int, Any] = {}
+        doors = listening_sockets() - doors
+        self.addresses = exchange.gather(f"{host}:{port}")
+        others = [process for process in range(joined.count) if process != joined.index]
+        self._connections = {process: self._server.connect(self.addresses[process]) for process in others}
         self._programs = itertools.count()
-        self.begin = joined.begin
         joined.on_failure(self.poison)
+        self._greet(others)
+        exchange.gather("")  # all are connected
+        for door in doors:
+            close_to_strangers(door)
+
+    def _greet(self, others: Sequence[int]) -> None:
+        """Sends an array to each process and waits for one of each: a connection that hangs is found here.
+
+        Raises:
+            TransferError: none came.
+        """
+        here = SingleDeviceSharding(jax.local_devices()[0])
+        kind = jax.ShapeDtypeStruct((1,), np.int32, sharding=here)
+        word = jax.device_put(np.zeros(1, np.int32), here)
+        for process in others:
+            self.offer(message_number(FETCHES, GREETING, process), [word])
+        until = time.monotonic() + _GREETING_SECONDS
+
+        def check() -> None:
+            self.world.check()
+            if time.monotonic() > until:
+                raise TransferError(
+                    f"no connection for arrays to process {process} in {_GREETING_SECONDS:g} s\n"
+                    f"  got: {self.addresses[process]} accepts, and does not answer\n"
+                    "  another program may have connected to that port: start all processes again"
+                )
+
+        for process in others:
+            (answer,) = self.pull(process, message_number(FETCHES, GREETING, self.world.index), [kind])
+            wait_for(answer, check)
 
     def next_program(self) -> int:
         """A number for a program, equal in all processes that ask in the same order.
@@ -90,8 +133,6 @@ class Links:
 
     def pull(self, process: int, number: int, types: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]:
         """The arrays that a process offers under a number; they are on their way."""
-        if process not in self._connections:
-            self._connections[process] = self._server.connect(self.addresses[process])
         return list(jax_distributed.pull(self._connections[process], self._client, number, types))
 
     def poison(self) -> None:
@@ -121,9 +162,11 @@ def address_of_this_host() -> str:
     return f"[{found}]" if family == socket.AF_INET6 else found
 
 
-@functools.cache
-def links() -> Links:
-    """The connections of this process; made by the first call, which all processes must make."""
-    joined = world()
-    assert joined is not None
-    return Links(joined)
+_links: list[Links] = []
+
+
+def links(exchange: WorldExchange) -> Links:
+    """The connections of this process; made in the first exchange that needs them."""
+    if not _links:
+        _links.append(Links(exchange))
+    return _links[0]

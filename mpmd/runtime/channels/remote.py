@@ -114,7 +114,7 @@ class WorldDevices(MeshDevices):
 
         def make() -> list[Channel]:
             step = next(steps)
-            self._links.begin(f"step {step} of program {number}")
+            self._links.world.begin(f"step {step} of program {number}")
 
             def number_of(message: int) -> int:
                 return message_number(number, step, message)

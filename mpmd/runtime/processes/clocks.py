@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 
-from mpmd.runtime.processes.world import World
+from mpmd.runtime.processes.exchange import WorldExchange
 
 _ROUNDS = 8
 
@@ -27,23 +27,24 @@ class ClockOffset:
     error_s: float
 
 
-def compare_clocks(world: World) -> ClockOffset:
-    """Compares the clock of this process with that of process 0; all processes must call it.
+def compare_clocks(exchange: WorldExchange) -> ClockOffset:
+    """Compares the clock of this process with that of process 0.
 
     Raises:
         PeerError: a process failed meanwhile.
     """
+    world = exchange.world
     offset = ClockOffset(0.0, 0.0 if world.index == 0 else float("inf"))
     for process in range(1, world.count):
         for _ in range(_ROUNDS):
             question, answer = f"clock/{process}/question", f"clock/{process}/answer"
             if world.index == 0:
-                world.take(question)
-                world.put(answer, repr(time.perf_counter()))
+                exchange.take(question)
+                exchange.put(answer, repr(time.perf_counter()))
             elif world.index == process:
                 begin = time.perf_counter()
-                world.put(question, "")
-                there = float(world.take(answer))
+                exchange.put(question, "")
+                there = float(exchange.take(answer))
                 half = (time.perf_counter() - begin) / 2
                 if half < offset.error_s:
                     offset = ClockOffset(there - begin - half, half)

@@ -6,24 +6,22 @@ machine would have eight threads, which wait for each other and take the cores f
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from collections.abc import Sequence
 
 from mpmd.runtime.clients import available_cores
-from mpmd.runtime.processes.world import World
+from mpmd.runtime.processes.exchange import WorldExchange
 
 
-def own_cores(world: World) -> tuple[int, ...]:
-    """The cores with which this process computes; all processes must call it.
+def own_cores(exchange: WorldExchange) -> tuple[int, ...]:
+    """The cores with which this process computes.
 
     Raises:
         PeerError: a process failed meanwhile.
     """
-    found = world.gather("cores", json.dumps([_machine(), available_cores()]))
-    places = [(machine, tuple(cores)) for machine, cores in map(json.loads, found)]
-    return share_of(world.index, places)
+    found = exchange.gather_json([_machine(), available_cores()])
+    return share_of(exchange.world.index, [(machine, tuple(cores)) for machine, cores in found])
 
 
 def share_of(index: int, places: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[int, ...]:

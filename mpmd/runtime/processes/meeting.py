@@ -9,13 +9,14 @@ until all processes of its mesh have theirs.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mpmd import jax_compat
 from mpmd.runtime.clients import available_cores
 from mpmd.runtime.interpreter import FragmentExecutable
-from mpmd.runtime.processes.world import World
+from mpmd.runtime.processes.exchange import WorldExchange
+from mpmd.runtime.processes.mail import Turns
 from mpmd.runtime.program import Program
 from mpmd.runtime.waiting import wait_for
 
@@ -44,10 +45,9 @@ class MeetingCall:
 class Meeting:
     """Where the processes of one mesh wait for each other."""
 
-    def __init__(self, world: World, name: str, others: Collection[int]) -> None:
-        """Takes a name that no other meeting has, and the other processes of the mesh."""
-        self._world, self._name, self._others = world, name, others
-        self._turn = 0
+    def __init__(self, turns: Turns, check: Callable[[], None]) -> None:
+        """Takes where they wait, and what raises the failure of a process."""
+        self._turns, self._check = turns, check
 
     def meet(self, arrays: Sequence[Any]) -> None:
         """Waits for the arrays, and for the other processes.
@@ -56,37 +56,33 @@ class Meeting:
             PeerError: a process failed meanwhile.
         """
         for array in arrays:
-            wait_for(array, self._world.check)
-        self._world.meet(self._name, self._turn, self._others)
-        self._turn += 1
+            wait_for(array, self._check)
+        self._turns.meet()
 
 
 def with_meetings(
     program: Program,
     executables: Mapping[tuple[str, str], FragmentExecutable],
     meshes: Mapping[str, Any],
-    world: World,
-    number: int,
+    exchange: WorldExchange,
 ) -> Mapping[tuple[str, str], FragmentExecutable]:
     """The executables, of which those that wait for other processes begin together where threads are few.
-
-    All processes must call it.
 
     Args:
         program: the streams of all processes.
         executables: of this process, by (mesh, name).
         meshes: the devices of all meshes.
-        world: the processes.
-        number: of this program, the same in all processes.
+        exchange: of the compilation of the program.
     """
     spanning = {stream.mesh: stream.processes for stream in program.streams if len(stream.processes) > 1}
     if not spanning or not program.between_processes:
         return executables
+    world = exchange.world
     few = _may_starve([meshes[mesh] for mesh in spanning], world.index)
-    if "1" not in world.gather("threads", str(int(few))):
+    if "1" not in exchange.gather(str(int(few))):
         return executables
     meetings = {
-        mesh: Meeting(world, f"meeting/{number}/{mesh}", [p for p in processes if p != world.index])
+        mesh: Meeting(exchange.turns(mesh, [p for p in processes if p != world.index]), world.check)
         for mesh, processes in spanning.items()
     }
     return {

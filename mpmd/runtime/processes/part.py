@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -15,7 +14,7 @@ from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.instructions import Feed
 from mpmd.runtime.interpreter import FragmentExecutable, Observer
 from mpmd.runtime.processes.clocks import compare_clocks
-from mpmd.runtime.processes.world import World
+from mpmd.runtime.processes.exchange import WorldExchange
 from mpmd.runtime.program import Program
 from mpmd.runtime.trace import StepTimes
 
@@ -40,9 +39,11 @@ class Part:
         engine: WorldEngine,
         options: RuntimeOptions,
         workspace: Mapping[tuple[str, str], int],
-        world: World,
+        exchange: WorldExchange,
     ) -> None:
-        """See `Executor`; all processes must make the same parts in the same order."""
+        """See `Executor`; all processes make the same parts in their exchange about a program."""
+        world = exchange.world
+        self._name = f"program {exchange.number}"
         waiting = dataclasses.replace(options, blocking=True)
         self.program, self._world, self._engine = program, world, engine
         self._executor = Executor(program, executables, engine, waiting, workspace, world.index)
@@ -78,11 +79,18 @@ class Part:
             TransferError: a message to another process could not be sent.
             SignatureError: the arguments do not fit the program.
         """
-        world, begun = self._world, self._executor.steps
+        world = self._world
         world.check()
         self._refuse_absent(inputs)
-        world.wait_for_beat()
-        world.waits = True
+        with world.turn(f"a step of {self.program.name!r}"), world.waiting():
+            world.wait_for_beat()
+            results = self._run(inputs, observers, one_by_one)
+        world.check()
+        world.complete()
+        return results
+
+    def _run(self, inputs: Sequence[Any], observers: Iterable[Observer], one_by_one: bool) -> list[Any]:
+        world, begun = self._world, self._executor.steps
         try:
             results = self._executor.run(inputs, observers=observers, one_by_one=one_by_one)
             for k in self._executor.moved_results:  # the executor has looked at those of calls
@@ -103,10 +111,6 @@ class Part:
             if self._executor.steps > begun:  # the others would wait for the messages of this step
                 world.fail_here(error)
             raise
-        finally:
-            world.waits = False
-        world.check()
-        world.complete()
         return results
 
     @property
@@ -119,8 +123,12 @@ class Part:
         """The executables of this process, by (mesh, name)."""
         return self._executor.executables
 
-    def gathered_times(self, times: StepTimes) -> tuple[StepTimes, float]:
+    def gathered_times(self, what: str, times: StepTimes) -> tuple[StepTimes, float]:
         """The times of all processes by the clock of process 0; all processes must call it.
+
+        Args:
+            what: they are for, such as `timeline`.
+            times: of this process.
 
         Returns:
             The times, and the largest error of a clock, in seconds.
@@ -128,19 +136,29 @@ class Part:
         Raises:
             PeerError: a process failed meanwhile.
         """
-        offset = compare_clocks(self._world)
-        runs = [(*key, *(time + offset.seconds for time in of)) for key, of in times.runs.items()]
-        arrivals = [(*key, time + offset.seconds) for key, time in times.arrivals.items()]
-        found = self.gathered([runs, arrivals, offset.error_s])
+        with self._world.exchange(f"the {what} of {self.program.name!r}") as exchange:
+            offset = compare_clocks(exchange)
+            runs = [(*key, *(time + offset.seconds for time in of)) for key, of in times.runs.items()]
+            arrivals = [(*key, time + offset.seconds) for key, time in times.arrivals.items()]
+            found = exchange.gather_json([runs, arrivals, offset.error_s])
         return merged_times(found), max(error for _, _, error in found)
 
-    def gathered(self, value: Any) -> list[Any]:
+    def gathered(self, what: str, value: Any) -> list[Any]:
         """A value that JSON can express, of every process; all processes must call it.
+
+        Args:
+            what: it is, such as `live bytes`.
+            value: of this process.
 
         Raises:
             PeerError: a process failed meanwhile.
         """
-        return [json.loads(text) for text in self._world.gather("value", json.dumps(value))]
+        with self._world.exchange(f"the {what} of {self.program.name!r}") as exchange:
+            return exchange.gather_json(value)
+
+    def record(self, leaves: Sequence[Any]) -> None:
+        """Notes the results of a step, as the user gets them."""
+        self._world.origins.record(self._name, leaves)
 
     def synchronize(self) -> None:
         """Does nothing but report failures: every step that returned is done."""

@@ -21,13 +21,20 @@ class NoAnswer(Exception):
     """The store did not answer in time."""
 
 
+class _Call:
+    """A call of the store, and where its result or exception arrives."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.function = function
+        self.answer: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+
+
 class _Caller:
     """A thread that makes calls, one after the other."""
 
     def __init__(self, polls: int, lost: threading.Event) -> None:
         self._polls, self._lost = polls, lost
-        self._calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="mpmd-store", daemon=True)
         self._thread.start()
 
@@ -37,10 +44,11 @@ class _Caller:
         Raises:
             NoAnswer: it did not return in time.
         """
-        self._calls.put(function)
+        made = _Call(function)  # with an answer of its own: a signal handler may call while this waits
+        self._calls.put(made)
         for _ in range(self._polls):
             try:
-                result, error = self._answers.get(timeout=_POLL_SECONDS)
+                result, error = made.answer.get(timeout=_POLL_SECONDS)
             except queue.Empty:
                 if self._lost.is_set():  # a call of another thread found that
                     break
@@ -57,11 +65,11 @@ class _Caller:
         self._thread.join(_POLL_SECONDS)
 
     def _work(self) -> None:
-        while (function := self._calls.get()) is not None:
+        while (call := self._calls.get()) is not None:
             try:
-                self._answers.put((function(), None))
+                call.answer.put((call.function(), None))
             except Exception as error:  # raised by the caller
-                self._answers.put((None, error))
+                call.answer.put((None, error))
 
 
 class BoundedStore:

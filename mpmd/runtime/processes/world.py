@@ -17,16 +17,19 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from mpmd import jax_compat, jax_distributed
 from mpmd.errors import ConfigError, PeerError
+from mpmd.runtime.exclusive import Exclusive
+from mpmd.runtime.processes.exchange import Alike, WorldExchange
+from mpmd.runtime.processes.mail import Mail
+from mpmd.runtime.processes.origins import Origins
 from mpmd.runtime.processes.store import BoundedStore, NoAnswer, delay_aborts
 
 _STATE = "mpmd/state/"
-_WAIT_MILLISECONDS = 200
 _CAUSE_SECONDS = 5.0
 """How long the cause of a failure is waited for, beyond the time after which a process is silent."""
 _COMPARED = 32
@@ -74,6 +77,7 @@ class World:
         begun: the last steps and exchanges that this process began, and how many there were before them.
         raised: set when another thread than the watching one raises a PeerError.
         watcher: the watching thread.
+        origins: where arrays come from.
     """
 
     def __init__(self, store: Any, index: int, count: int) -> None:
@@ -92,7 +96,8 @@ class World:
         self.counted: set[int] = set()
         self._written, self._steps_written = threading.Condition(), 0
         self._completing, self._ending = threading.Lock(), False
-        self._gathered: dict[str, itertools.count[int]] = {}
+        self._mail, self._numbers = Mail(self, store), itertools.count()
+        self._exclusive, self.origins = Exclusive(), Origins()
 
     def name(self) -> str:
         """This process, for messages."""
@@ -191,74 +196,58 @@ class World:
                 self.check()
                 self._written.wait(_CHECK_SECONDS)
 
-    def gather(self, name: str, text: str) -> list[str]:
-        """Exchanges a text with all processes; all must call it, in the same order for each name.
+    @contextlib.contextmanager
+    def exchange(self, what: str, alike: Alike | None = None) -> Iterator[WorldExchange]:
+        """All processes share texts: the one way to do so.
+
+        Args:
+            what: its name, such as `fetch 3`; all processes must begin the same, in the same order.
+            alike: what must be equal in all processes.
 
         Raises:
-            PeerError: a process failed or ended meanwhile.
+            PeerError: another process failed, ended, began something else, or does it otherwise.
+            ProgramError: this thread is in a step or an exchange already.
         """
-        turn = next(self._gathered.setdefault(name, itertools.count()))
-        try:
-            self.store.key_value_set(f"mpmd/{name}/{turn}/{self.index}", text)
-            found = [self._wait_for(f"mpmd/{name}/{turn}/{process}") for process in range(self.count)]
-            if turn:  # every process has read the entries before these
-                self.store.key_value_delete(f"mpmd/{name}/{turn - 1}/{self.index}")
-        except (jax_compat.JaxRuntimeError, NoAnswer) as error:
-            raise self.coordinator_lost(error) from error
-        self.turns += 1
-        return found
+        with self.turn(what):
+            self.begin(what)
+            exchange = WorldExchange(self, self._mail, next(self._numbers), what)
+            try:
+                if alike is not None:
+                    exchange.compare(alike)
+                yield exchange
+            except BaseException as error:
+                if not exchange.settled and self.failure is None:  # the others would wait for this process
+                    self.fail_here(error, what=what)
+                raise
+            finally:
+                self.turns += 1
 
-    def put(self, name: str, text: str) -> None:
-        """Writes a text that one other process takes.
+    def turn(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """A step or an exchange: one at a time, and none from a handler that interrupts another.
 
         Raises:
-            PeerError: the coordinator is lost.
+            PeerError: the processes cannot go on.
+            ProgramError: this thread is in a step or an exchange already.
         """
-        try:
-            self.store.key_value_set(f"mpmd/{name}", text)
-        except (jax_compat.JaxRuntimeError, NoAnswer) as error:
-            raise self.coordinator_lost(error) from error
+        return self._exclusive.work(what, self.check)
 
-    def take(self, name: str) -> str:
-        """Waits for a text that another process puts, and removes it.
-
-        Raises:
-            PeerError: a process failed or ended meanwhile.
-        """
-        try:
-            text = self._wait_for(f"mpmd/{name}")
-            self.store.key_value_delete(f"mpmd/{name}")
-        except (jax_compat.JaxRuntimeError, NoAnswer) as error:
-            raise self.coordinator_lost(error) from error
-        return text
-
-    def meet(self, name: str, turn: int, others: Collection[int]) -> None:
-        """Waits until other processes have come to the same turn; they call it with this one.
-
-        Raises:
-            PeerError: a process failed or ended meanwhile.
-        """
-        try:
-            self.store.key_value_set(f"mpmd/{name}/{turn}/{self.index}", "")
-            for process in others:
-                self._wait_for(f"mpmd/{name}/{turn}/{process}")
-            if turn:  # all have come to this turn, and read the entries of the one before
-                self.store.key_value_delete(f"mpmd/{name}/{turn - 1}/{self.index}")
-        except (jax_compat.JaxRuntimeError, NoAnswer) as error:
-            raise self.coordinator_lost(error) from error
-
-    def _wait_for(self, key: str) -> str:
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While this process waits for others: one of them that has ended is missed."""
         before, self.waits = self.waits, True
         try:
-            while True:
-                self.check()
-                try:
-                    return str(self.store.blocking_key_value_get(key, _WAIT_MILLISECONDS))
-                except (jax_compat.JaxRuntimeError, NoAnswer) as error:
-                    if "DEADLINE_EXCEEDED" not in str(error):
-                        raise
+            yield
         finally:
             self.waits = before
+
+    def differ(self, process: int, text: str) -> PeerError:
+        """The error of processes that do different things; ends the work of all."""
+        with contextlib.suppress(PeerError):  # the coordinator is lost, which ends the work as well
+            self.end()
+            self.report(Failure(process, text, known=False))
+            self.fail(Failure(**json.loads(self.state()["failure"])))
+        assert self.failure is not None
+        return self.error(self.failure)
 
     def check(self) -> None:
         """Raises a PeerError if the processes cannot go on."""
@@ -320,17 +309,17 @@ class World:
         while self.failure is None and time.monotonic() < until:
             time.sleep(0.01)
 
-    def _failed(self, error: BaseException) -> str:
-        """Describes an error of this process to the others."""
+    def _failed(self, error: BaseException, what: str = "") -> str:
+        """Describes an error of this process to the others: in what, by default the step."""
         lines = (str(error).strip() or type(error).__name__).splitlines()
         shown = lines if len(lines) < 12 else [*lines[:4], "[...]", *lines[-6:]]
-        return f"failed in step {self.completed}:\n    " + "\n    ".join(shown)
+        return f"failed in {what or f'step {self.completed}'}:\n    " + "\n    ".join(shown)
 
-    def fail_here(self, error: BaseException, mesh: str = "") -> None:
+    def fail_here(self, error: BaseException, mesh: str = "", what: str = "") -> None:
         """Ends the work of all processes: an error of this one, after which the others would wait for it."""
         with contextlib.suppress(PeerError):  # the coordinator is lost, which ends the work as well
             self.end()
-            self.report(Failure(self.index, self._failed(error), mesh))
+            self.report(Failure(self.index, self._failed(error, what), mesh))
             self.fail(Failure(**json.loads(self.state()["failure"])))
 
     def fail(self, failure: Failure) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import threading
 
 import jax
@@ -264,3 +265,33 @@ def test_a_trace_of_the_profiler_names_fragment_mesh_and_microbatch(issue, tmp_p
     assert {int(f["step"]) for f in found} == {1}
     for mesh, op in runs:
         assert f"{op.executable} {task_text(op)} on {mesh}" in {name for name, _ in events}
+
+
+@pytest.mark.parametrize("issue", ISSUES)
+def test_a_signal_handler_within_a_step_waits_for_it_or_is_refused_and_never_hangs(issue):
+    """The usual handler of a preemption; the signal comes while a fragment is issued."""
+    seen = []
+
+    def handler(*_):
+        executor.synchronize()
+        seen.append("waited")
+        for forbidden in (lambda: executor.run([np.ones(8, np.float32)]), executor.close):
+            with pytest.raises(ProgramError, match="was begun by a signal handler"):
+                forbidden()
+        seen.append("refused")
+
+    def signalled(x):
+        if len(seen) < 2:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+        return (x + 1,)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with chain_executor({"g": signalled}, issue=issue) as executor:
+            results = [executor.run([np.ones(8, np.float32)]) for _ in range(2)]
+            executor.synchronize()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert seen == ["waited", "refused"]
+    for (result,) in results:
+        np.testing.assert_array_equal(result, np.full(8, 4, np.float32))

@@ -17,8 +17,8 @@ from mpmd.runtime.decode import chosen_fetches
 from mpmd.runtime.graph import CallNode, OutputSpec
 from mpmd.runtime.instructions import Copy, Feed, Fetch, Recv, Run, Send
 from mpmd.runtime.linearize import linearize
-from mpmd.runtime.processes.agreement import agree
 from mpmd.runtime.processes.cores import own_cores, share_of
+from mpmd.runtime.processes.exchange import Alike
 from mpmd.runtime.processes.meeting import MeetingCall, with_meetings
 from mpmd.runtime.processes.monitor import Monitor, first_difference
 from mpmd.runtime.processes.placing import placed
@@ -26,6 +26,7 @@ from mpmd.runtime.processes.store import BoundedStore, NoAnswer
 from mpmd.runtime.processes.world import Failure, World
 from tests.support.fake_engine import FakeArray
 from tests.support.pipeline_graphs import GraphBuilder
+from tests.support.worlds import KeyValueTable, in_threads
 
 TWO = {"a": (0,), "b": (1,)}
 
@@ -181,48 +182,25 @@ def test_a_mesh_is_in_one_process_where_it_fits_and_over_whole_ones_else():
         processes_of_meshes([4, 2], [3, 3])
 
 
-class KeyValueTable:
-    """The key-value store of JAX, as far as worlds use it."""
+def in_exchange(act):
+    """Work that is one exchange."""
 
-    def __init__(self):
-        self.entries, self.changed = {}, threading.Condition()
+    def work(world):
+        with world.exchange("x") as exchange:
+            return act(exchange)
 
-    def key_value_set(self, key, value, allow_overwrite=False):
-        with self.changed:
-            self.entries[key] = value
-            self.changed.notify_all()
-
-    def blocking_key_value_get(self, key, milliseconds):
-        with self.changed:
-            assert self.changed.wait_for(lambda: key in self.entries, milliseconds / 1000)
-            return self.entries[key]
-
-    def key_value_delete(self, key):
-        with self.changed:
-            del self.entries[key]
-
-
-def in_two(work):
-    """Runs `work` in two worlds of one store, each in a thread; what it raised or returned."""
-    store, found = KeyValueTable(), {}
-
-    def run(index):
-        try:
-            found[index] = work(World(store, index, 2))
-        except PeerError as error:
-            found[index] = str(error)
-
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(5)
-    return [found[0], found[1]]
+    return work
 
 
 def test_texts_are_exchanged_in_turns_and_forgotten():
-    got = in_two(lambda world: [world.gather("x", f"{turn} {world.index}") for turn in range(3)])
-    assert got == [[["0 0", "0 1"], ["1 0", "1 1"], ["2 0", "2 1"]]] * 2
+    table = KeyValueTable()
+
+    def work(world):
+        with world.exchange("x") as exchange:
+            return [exchange.gather(f"{turn} {world.index}") for turn in range(3)]
+
+    assert in_threads(work, table) == [[["0 0", "0 1"], ["1 0", "1 1"], ["2 0", "2 1"]]] * 2
+    assert len(table.entries) == 2, "those of the last turn"
 
 
 def test_processes_of_a_machine_divide_the_cores_that_they_may_all_use():
@@ -231,7 +209,7 @@ def test_processes_of_a_machine_divide_the_cores_that_they_may_all_use():
     assert [share_of(p, [both] * 4) for p in range(4)] == [(0,), (1,), (0,), (1,)], "there are too few cores"
     pinned = [("here", (0, 1)), ("here", (2, 3))]
     assert [share_of(p, pinned) for p in range(2)] == [(0, 1), (2, 3)], "none is shared"
-    assert in_two(own_cores)[0] == share_of(0, [("here", available_cores())] * 2)
+    assert in_threads(in_exchange(own_cores))[0] == share_of(0, [("here", available_cores())] * 2)
 
 
 class BeatLog(KeyValueTable):
@@ -245,10 +223,6 @@ class BeatLog(KeyValueTable):
         if key.startswith("mpmd/state/beat"):
             self.turns.append(json.loads(value)["turn"])
         super().key_value_set(key, value, allow_overwrite)
-
-    def key_value_dir_get(self, prefix):
-        with self.changed:
-            return [(key, text) for key, text in self.entries.items() if key.startswith(prefix)]
 
 
 def test_every_step_is_made_known_by_the_thread_that_watches():
@@ -368,14 +342,19 @@ def until(holds):
     return holds()
 
 
-def test_programs_that_differ_are_refused_by_all():
-    assert in_two(lambda world: agree(world, "one\ntwo\n")) == [None, None]
-    for page in in_two(lambda world: agree(world, f"one\ntwo {world.index}\nthree\n")):
-        assert page.splitlines()[:4] == [
+def test_what_must_be_alike_is_compared_and_refused_by_all():
+    def work(world, text):
+        with world.exchange("x", Alike("runs another program", text, "do the same")):
+            return world.turns
+
+    assert in_threads(lambda world: work(world, "one\ntwo\n")) == [0, 0]
+    for page in in_threads(lambda world: work(world, f"one\ntwo {world.index}\nthree\n")):
+        assert page.splitlines() == [
             "process 1 runs another program than process 0",
             "  the first line that differs is line 2",
             "    process 0: two 0",
             "    process 1: two 1",
+            "  do the same",
         ]
 
 
@@ -431,7 +410,8 @@ def test_collectives_that_could_hold_all_threads_begin_in_all_processes_together
     events = []
 
     def work(world):
-        made = with_meetings(program, {("a", "f"): Collective(events)}, meshes, world, 0)["a", "f"]
+        with world.exchange("x") as exchange:
+            made = with_meetings(program, {("a", "f"): Collective(events)}, meshes, exchange)["a", "f"]
         found = []
         for turn in range(3):
             if world.index == 1:
@@ -440,7 +420,7 @@ def test_collectives_that_could_hold_all_threads_begin_in_all_processes_together
             found += made(FakeArray(f"{world.index}{turn}"))
         return found, isinstance(made, MeetingCall)
 
-    assert in_two(work) == [(["00", "01", "02"], together), (["10", "11", "12"], together)]
+    assert in_threads(work) == [(["00", "01", "02"], together), (["10", "11", "12"], together)]
     assert (events[0] == "arrived") == together
     if together:
         assert all(events[: k + 1].count("called") <= 2 * events[:k].count("arrived") for k in range(9))
