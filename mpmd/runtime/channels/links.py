@@ -8,7 +8,6 @@ of `address_of_this_host`.  It accepts connections from every program that reach
 
 from __future__ import annotations
 
-import functools
 import itertools
 import socket
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ import jax
 from mpmd import jax_distributed
 from mpmd.errors import ConfigError, TransferError
 from mpmd.runtime.processes.world import World, world
+from mpmd.support.once import once
 
 STEP_BITS, MESSAGE_BITS, PROGRAM_BITS = 28, 24, 10
 """Parts of a number: it must be fresh, because a second offer under one number replaces the first."""
@@ -121,7 +121,7 @@ def address_of_this_host() -> str:
     return f"[{found}]" if family == socket.AF_INET6 else found
 
 
-@functools.cache
+@once
 def links() -> Links:
     """The connections of this process; made by the first call, which all processes must make."""
     joined = world()

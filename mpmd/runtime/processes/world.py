@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
-import functools
 import itertools
 import json
 import os
@@ -24,6 +23,7 @@ from typing import Any
 from mpmd import jax_compat, jax_distributed
 from mpmd.errors import ConfigError, PeerError
 from mpmd.runtime.processes.store import BoundedStore, NoAnswer, delay_aborts
+from mpmd.support.once import once
 
 _STATE = "mpmd/state/"
 _WAIT_MILLISECONDS = 200
@@ -349,7 +349,7 @@ class World:
         self.publish("failure", json.dumps(dataclasses.asdict(failure)), once=True)
 
 
-@functools.cache
+@once
 def world() -> World | None:
     """The processes that `jax.distributed` has joined; None if there is one.
 
