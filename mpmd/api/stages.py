@@ -13,6 +13,7 @@ import jax
 from mpmd import ir
 from mpmd.api.ambient import refuse_within_jit, without_ambient_mesh
 from mpmd.api.bounds import StepBounds, step_bounds
+from mpmd.api.compare import Comparison, FragmentComparison, reported
 from mpmd.api.config import Config
 from mpmd.api.estimate import DeviceSpeed, estimate_costs
 from mpmd.api.initial_state import Reader, initialized, loaded
@@ -277,6 +278,7 @@ class Compiled:
         self._executor = executor_of(program, table, self._devices, runtime, self._scratch.workspace)
         self._out_tree = lowered.traced.out_tree
         self._arguments = StoredForms(lowered.traced.arguments.leaves)
+        self._compares = lowered.partitioned.compare
         self._made = StoredForms(jax.tree.leaves(lowered.traced.jax_traced.out_info))
 
     @property
@@ -362,6 +364,9 @@ class Compiled:
         """Runs one step on flat arguments; under `jax.debug_nans`, `jax.debug_infs` fragment by fragment."""
         if self.fallbacks.waits:  # a filter ignored it so far
             self.fallbacks.show()
+        if self._compares:
+            self._compares = False
+            return reported(self._compared(leaves)).results
         try:
             nans, infs = jax.config.jax_debug_nans, jax.config.jax_debug_infs
             if not nans and not infs:
@@ -534,6 +539,32 @@ class Compiled:
         meshes = list(self.lowered.config.topology)
         results, timeline = measured_timeline(executor, self._devices, leaves, meshes, self._scratch)
         return self._results(results), timeline
+
+    @without_ambient_mesh
+    def compare(self, *args: Any, **kwargs: Any) -> Comparison:
+        """Runs one step in which XLA computes every fragment, too, with the same inputs.
+
+            report = compiled.compare(state, batch)
+            print(report)
+            assert report, "some fragment differs beyond rounding"
+
+        The report names each fragment that differs beyond rounding, the operation of the model at which that
+        begins, and the pass without which it does not.  No argument is consumed.  Callbacks of the step are
+        done once; the fragments that have them are not compared.  It takes the time in which XLA compiles the
+        step and runs it once.
+        """
+        leaves = self._checked(args, kwargs)
+        for i in self.lowered.traced.arguments.donated:
+            if isinstance(leaves[i], jax.Array) and leaves[i].sharding.has_addressable_devices:
+                leaves[i] = leaves[i].copy()
+        return self._compared(leaves)
+
+    def _compared(self, leaves: list[Any]) -> Comparison:
+        """`compare` of flat arguments, which are consumed as those of a step are."""
+        executor, meshes = self._executor, own_meshes(self.lowered.config.topology)
+        comparison = FragmentComparison(self.executables, meshes, self.lowered.partitioned.compile_options)
+        results = executor.run(self._arguments.stored(leaves), observers=[comparison], one_by_one=True)
+        return comparison.report(self.lowered.partitioned.module, self._results(results))
 
     @functools.cached_property
     def _absent(self) -> Mapping[int, Callable[[], jax.Array]]:
