@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from mpmd import ir
-from mpmd.compile.comparison.narrowing import Compilers, Opinions, Origin, exact_results, host_copy
-from mpmd.compile.comparison.rounding import Difference, difference
+from mpmd.compile.comparison.narrowing import Compilers, Opinions, Origin, host_copy, opinions_of
+from mpmd.compile.comparison.rounding import Difference
 from mpmd.compile.compiler import compile_fragments
 from mpmd.compile.executable import Executable
 from mpmd.compile.fragment import FragmentModule
@@ -37,8 +37,7 @@ class ResultDifference:
         place: where the model computes it, `file:line, in function`; "" if that is not known.
         difference: of the element that differs most.
         exact: that element in f64; None if the fragment cannot be computed so.
-        wrong: whose error rounding does not explain: the backend's name, `"xla"`, or `"both"`; "" if no one
-            knows.
+        wrong: the backend's name, since rounding does not explain its error; `"unknown"` without `exact`.
     """
 
     number: int
@@ -51,8 +50,7 @@ class ResultDifference:
         lines = [f"result {self.number}" + (f", computed at {self.place}" if self.place else "")]
         lines.append(f"  {self.difference}")
         if self.exact is not None:
-            verdict = {"": "", "both": ": both are wrong"}.get(self.wrong, f": {self.wrong} is wrong")
-            lines.append(f"  in f64 {self.exact}{verdict}")
+            lines.append(f"  in f64 {self.exact}: {self.wrong} is wrong")
         return "\n".join(lines)
 
 
@@ -99,6 +97,7 @@ class Comparison:
         differences: each fragment that differs beyond rounding.
         fragments, calls: how many distinct fragments were compared, and how often.
         largest: the largest difference in the calls that agree, and its fragment.
+        less_exact: fragments in which XLA alone is further from f64 than rounding explains.
         skipped: fragment → why it was not compared.
         results: of the step.
     """
@@ -107,6 +106,7 @@ class Comparison:
     fragments: int
     calls: int
     largest: tuple[Difference, str]
+    less_exact: tuple[str, ...]
     skipped: Mapping[str, str]
     results: Any = dataclasses.field(repr=False, default=None)
 
@@ -123,6 +123,8 @@ class Comparison:
         else:
             wrong = f"{len(self.differences)} of {self.fragments} fragments"
             lines = [f"{wrong} differ from XLA beyond rounding", *map(str, self.differences)]
+        if self.less_exact:
+            lines.append(f"XLA is less exact, by f64, in {', '.join(self.less_exact)}")
         reasons: dict[str, list[str]] = {}
         for fragment, reason in self.skipped.items():
             reasons.setdefault(reason, []).append(fragment)
@@ -146,7 +148,6 @@ class _Found:
     task: str
     inputs: list[np.ndarray]
     opinions: Opinions
-    wrong: list[int]
     calls: int = 1
 
 
@@ -169,6 +170,7 @@ class FragmentComparison(Observer):
         self._calls = 0
         self._largest = Difference(), ""
         self._found: dict[str, _Found] = {}
+        self._less_exact: dict[str, None] = {}
         self._expected: list[np.ndarray] = []
         self._consumed: dict[int, np.ndarray] = {}
 
@@ -184,20 +186,19 @@ class FragmentComparison(Observer):
         name = call.op.executable
         if name not in self._others:
             return
-        got, expected = [host_copy(frame.slots[i]) for i in call.outputs], self._expected
+        got = [host_copy(frame.slots[i]) for i in call.outputs]
         inputs = _Inputs(call, frame, self._consumed)
         fragment = self._others[name].fragment
-        mesh = self._meshes[fragment.mesh]
-        opinions = Opinions(got, expected, lambda: exact_results(fragment, mesh, inputs()))
-        wrong = [k for k in range(len(got)) if opinions.wrong(k)]
+        opinions = opinions_of(fragment, self._meshes[fragment.mesh], got, self._expected, inputs)
         self._calls += 1
-        if not wrong:
-            found = max(map(difference, got, expected), key=lambda d: d.ulps, default=Difference())
-            self._largest = max(self._largest, (found, name), key=lambda entry: entry[0].ulps)
-        elif name in self._found:
+        if opinions.wrong and name in self._found:
             self._found[name].calls += 1
+        elif opinions.wrong:
+            self._found[name] = _Found(task_text(call.op), inputs(), opinions)
+        elif opinions.less_exact:
+            self._less_exact[name] = None
         else:
-            self._found[name] = _Found(task_text(call.op), inputs(), opinions, wrong)
+            self._largest = max(self._largest, (opinions.largest(), name), key=lambda entry: entry[0].ulps)
         self._expected, self._consumed = [], {}
 
     def report(self, module: ir.Module, results: Any) -> Comparison:
@@ -209,18 +210,18 @@ class FragmentComparison(Observer):
         """
         differences = [self._narrowed(name, found, module) for name, found in self._found.items()]
         return Comparison(
-            tuple(differences), len(self._others), self._calls, self._largest, self._skipped, results
-        )
+            tuple(differences), len(self._others), self._calls, self._largest,
+            tuple(name for name in self._less_exact if name not in self._found), self._skipped, results,
+        )  # fmt: skip
 
     def _narrowed(self, name: str, found: _Found, module: ir.Module) -> FragmentDifference:
         backend, fragment = self._executables[name].backend, self._others[name].fragment
         places, opinions = _Places(module, name), found.opinions
         results = []
-        for k in found.wrong:
-            numbers = difference(opinions.got[k], opinions.expected[k])
+        for k in opinions.wrong:
+            numbers, verdict = opinions.difference(k), opinions.verdict(k)
             exact = None if opinions.exact is None else opinions.exact[k][numbers.index].item()
-            blame = opinions.blame(k)
-            wrong = {"got": backend, "expected": "xla"}.get(blame, blame)
+            wrong = backend if verdict == "got" else verdict
             results.append(ResultDifference(k, places.of_result(k), numbers, exact, wrong))
         chosen = "native" if backend == "mixed" else backend
         compilers = Compilers(self._meshes[fragment.mesh], chosen, self._options)

@@ -18,12 +18,14 @@ from jax.sharding import Mesh
 from mpmd import ir
 from mpmd.compile.backends.arrays import array_types, named_sharding
 from mpmd.compile.backends.xla import XlaBackend
-from mpmd.compile.comparison.rounding import LIMIT, Difference, beyond_rounding, difference
+from mpmd.compile.comparison.rounding import Difference, Rounding
 from mpmd.compile.comparison.widened import widened
-from mpmd.compile.compiler import get_backend
+from mpmd.compile.compiler import FallbackBackend, PlatformBackend, get_backend
+from mpmd.compile.driver import lowered
 from mpmd.compile.fragment import FragmentModule, ValueSpec
 from mpmd.compile.options import CompileOptions
-from mpmd.compile.passes import PASSES
+from mpmd.compile.passes.hlo_pass import Fixpoint
+from mpmd.compile.pipelines import configured, watched
 from mpmd.errors import CompileError, IRError
 
 Arrays = Sequence[np.ndarray]
@@ -37,11 +39,14 @@ class Opinions:
 
     Attributes:
         got, expected: by the compiler in question, and by XLA.
+        rounding: what it does to the fragment's values.
     """
 
-    def __init__(self, got: Arrays, expected: Arrays, third: Callable[[], Arrays | None]) -> None:
+    def __init__(
+        self, got: Arrays, expected: Arrays, rounding: Rounding, third: Callable[[], Arrays | None]
+    ) -> None:
         """Takes what computes the results in f64; None where that is not possible."""
-        self.got, self.expected, self._third = got, expected, third
+        self.got, self.expected, self.rounding, self._third = got, expected, rounding, third
 
     @functools.cached_property
     def exact(self) -> Arrays | None:
@@ -50,21 +55,36 @@ class Opinions:
 
     def by_another(self, got: Arrays) -> Opinions:
         """With the results of another program in place of those in question."""
-        return Opinions(got, self.expected, lambda: self.exact)
+        return Opinions(got, self.expected, self.rounding, lambda: self.exact)
 
-    def wrong(self, k: int) -> bool:
-        """Whether result `k` differs beyond rounding."""
-        if difference(self.got[k], self.expected[k]).ulps <= LIMIT:
-            return False
-        return self.exact is None or self.blame(k) != ""
+    def difference(self, k: int) -> Difference:
+        """Of result `k`."""
+        return self.rounding.difference(self.got[k], self.expected[k])
 
-    def blame(self, k: int) -> str:
-        """Whose error against f64 rounding does not explain: `"got"`, `"expected"`, `"both"`, or ""."""
-        if self.exact is None:
+    def largest(self) -> Difference:
+        """Of all results."""
+        return self.rounding.largest(self.got, self.expected)
+
+    @property
+    def wrong(self) -> list[int]:
+        """The results that differ beyond rounding, but for those in which only XLA's error is so large."""
+        return [k for k in range(len(self.got)) if self.verdict(k) not in ("", "expected")]
+
+    @property
+    def less_exact(self) -> list[int]:
+        """The results in which only XLA's error against f64 is larger than rounding explains."""
+        return [k for k in range(len(self.got)) if self.verdict(k) == "expected"]
+
+    def verdict(self, k: int) -> str:
+        """Whose result `k` differs beyond rounding: `"got"`, `"expected"`, `"unknown"`, or ""."""
+        if self.rounding.explains(self.difference(k)):
             return ""
+        if self.exact is None:
+            return "unknown"
         got, expected, exact = self.got[k], self.expected[k], self.exact[k]
-        ours, theirs = beyond_rounding(got, expected, exact), beyond_rounding(expected, got, exact)
-        return {(True, False): "got", (False, True): "expected", (True, True): "both"}.get((ours, theirs), "")
+        if self.rounding.is_beyond(got, expected, exact):
+            return "got"
+        return "expected" if self.rounding.is_beyond(expected, got, exact) else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +128,7 @@ class Compilers:
         """
         expected = _run(XlaBackend().compile(fragment, self.mesh), fragment, self.mesh, inputs)
         got, _ = self.run(fragment, inputs)
-        return Opinions(got, expected, lambda: exact_results(fragment, self.mesh, inputs))
+        return opinions_of(fragment, self.mesh, got, expected, lambda: inputs)
 
     def run(self, fragment: FragmentModule, inputs: Arrays, *without: str) -> tuple[list[np.ndarray], str]:
         """The results by the compiler in question, without some passes, and the kernel of the last result.
@@ -131,11 +151,11 @@ class Compilers:
         for values in _chunks(fragment):
             kept = keeping(fragment, values)
             opinions = self.opinions(kept, inputs)
-            for k, (number, _) in enumerate(values):
-                if opinions.wrong(k):
-                    found = difference(opinions.got[k], opinions.expected[k])
-                    origin = Origin(number, _text(fragment, number), found)
-                    return self._explained(fragment, origin, values[k], inputs)
+            if opinions.wrong:
+                first = opinions.wrong[0]
+                number, _ = values[first]
+                origin = Origin(number, _text(fragment, number), opinions.difference(first))
+                return self._explained(fragment, origin, values[first], inputs)
         return None
 
     def _explained(
@@ -144,7 +164,7 @@ class Compilers:
         """With the kernel and the pass, from the program of this value alone if that shows the difference."""
         alone = keeping(fragment, [value])
         opinions = self.opinions(alone, inputs)
-        if not opinions.wrong(0):
+        if not opinions.wrong:
             return origin
         _, kernel = self.run(alone, inputs)
         return dataclasses.replace(origin, kernel=kernel, without=self.guilty_pass(alone, inputs))
@@ -152,18 +172,43 @@ class Compilers:
     def guilty_pass(self, fragment: FragmentModule, inputs: Arrays) -> str:
         """The pass without which nothing differs; "" if there is none."""
         opinions = self.opinions(fragment, inputs)
-        for name in PASSES:
+        for name in self._changing_passes(fragment):
             try:
                 got, _ = self.run(fragment, inputs, name)
             except CompileError:  # nothing is compiled without it
                 continue
-            without = opinions.by_another(got)
-            if not any(without.wrong(k) for k in range(len(got))):
+            if not opinions.by_another(got).wrong:
                 return name
         return ""
 
+    def _changing_passes(self, fragment: FragmentModule) -> list[str]:
+        """The passes over HLO that change a fragment, in the order in which they first do."""
+        backend = get_backend(self.backend, self.options)
+        of_mesh = backend.of(self.mesh) if isinstance(backend, PlatformBackend) else backend
+        if not isinstance(of_mesh, FallbackBackend):
+            return []
+        found: dict[str, None] = {}
+        passes = configured(of_mesh.first.target.passes(self.mesh.size, self.options), self.options)
+        module = lowered(fragment, dict(self.mesh.shape))
+        for pass_ in watched(passes, lambda _, inner, __: found.setdefault(inner.name)):
+            if pass_.run(module) and not isinstance(pass_, Fixpoint):
+                found[pass_.name] = None
+        return list(found)
 
-def exact_results(fragment: FragmentModule, mesh: Mesh, inputs: Arrays) -> Arrays | None:
+
+def opinions_of(
+    fragment: FragmentModule,
+    mesh: Mesh,
+    got: Arrays,
+    expected: Arrays,
+    inputs: Callable[[], Arrays],
+) -> Opinions:
+    """Opinions about results that are known; `inputs` are asked for where they differ."""
+    rounding = Rounding.of(fragment.text)
+    return Opinions(got, expected, rounding, lambda: _exact_results(fragment, mesh, inputs()))
+
+
+def _exact_results(fragment: FragmentModule, mesh: Mesh, inputs: Arrays) -> Arrays | None:
     """The results of a fragment by XLA in f64; None if it has operations that are not defined for it."""
     wide = widened(fragment)
     if wide is None:

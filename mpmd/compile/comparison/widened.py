@@ -8,11 +8,11 @@ import re
 import numpy as np
 
 from mpmd.compile.backends.arrays import numpy_dtype
+from mpmd.compile.comparison.rounding import NARROW_FLOATS
 from mpmd.compile.fragment import FragmentModule, ValueSpec
 
-_NARROW = r"bf16|f16|f32|f8E\w+|f4E\w+"
-_TYPE = re.compile(rf"(?<=[x<])({_NARROW})(?=>)")
-_CONSTANT = re.compile(rf"dense<(?P<value>[^>]*)> : tensor<(?:[\dx]*x)?(?P<type>{_NARROW})>")
+_TYPE = re.compile(rf"(?<=[x<])({NARROW_FLOATS})(?=>)")
+_CONSTANT = re.compile(rf"dense<(?P<value>[^>]*)> : tensor<(?:[\dx]*x)?(?P<type>{NARROW_FLOATS})>")
 _BITCAST = re.compile(
     r"^(?P<indent> *)(?P<to>%\w+) = stablehlo\.bitcast_convert (?P<of>%[\w#]+) : "
     r"\((?P<given>tensor<[^>]*>)\) -> (?P<made>tensor<[^>]*>)(?P<rest>.*)$",
@@ -38,7 +38,7 @@ def _value(value: ValueSpec) -> ValueSpec:
     """A narrow float becomes a wide one."""
     if value.dtype == "complex<f32>":
         return dataclasses.replace(value, dtype="complex<f64>")
-    return dataclasses.replace(value, dtype="f64") if re.fullmatch(_NARROW, value.dtype) else value
+    return dataclasses.replace(value, dtype="f64") if re.fullmatch(NARROW_FLOATS, value.dtype) else value
 
 
 def _constant(found: re.Match[str]) -> str:
