@@ -7,6 +7,7 @@ Each function tests for the names that it needs and documents its result without
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, cast
 
@@ -44,6 +45,26 @@ def trace_context() -> Hashable:
 
     found = getattr(config, "trace_context", None)
     return () if found is None else cast("Hashable", found())
+
+
+class ClearedWithJax:
+    """Calls a method when `jax.clear_caches()` is called, as long as this and the method's object exist.
+
+    Never where this JAX does not provide it.
+    """
+
+    def __init__(self, clear: Callable[[], None]) -> None:
+        from jax._src import util
+
+        self._clear = weakref.WeakMethod(clear)
+        register = getattr(util, "register_cache", None)
+        if register is not None:
+            register(self, repr(clear))
+
+    def cache_clear(self) -> None:
+        """What JAX calls."""
+        if (clear := self._clear()) is not None:
+            clear()
 
 
 def is_staging() -> bool:
@@ -423,12 +444,15 @@ def inner_jaxprs(equation: Any) -> list[Any]:
     return found
 
 
-def without_dead_code(jaxpr: Any) -> Any:
-    """A jaxpr without unneeded equations, effects included; unchanged if JAX cannot do it."""
+def without_dead_code(jaxpr: Any, *, keep_inputs: bool = False) -> Any:
+    """A jaxpr without equations that neither results nor effects need; unchanged if JAX cannot do it.
+
+    Without `keep_inputs` it has no unneeded inputs, either.
+    """
     from jax.interpreters import partial_eval
 
     eliminate = getattr(partial_eval, "dce_jaxpr", None)
-    return jaxpr if eliminate is None else eliminate(jaxpr, [True] * len(jaxpr.outvars))[0]
+    return jaxpr if eliminate is None else eliminate(jaxpr, [True] * len(jaxpr.outvars), keep_inputs)[0]
 
 
 def rebind(equation: Any, values: Sequence[Any], **changed: Any) -> list[Any]:

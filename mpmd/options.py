@@ -78,6 +78,8 @@ class PipelineOptions:
             the native backend; `dump_to` writes these.
         backend: the compile backend: `native`, `xla`, `auto`: native code on CPUs, XLA's elsewhere, or
             `reference`: the program of `native`, run by NumPy, to find errors of generated code.
+        compare: `xla`: in the first call of a step XLA computes every fragment, too, and what differs beyond
+            rounding is reported, as by `compiled.compare`; empty: it does not.
         compile_cache_dir: folder that keeps native code between runs; empty: a folder in JAX's own
             compilation cache, if that is set; `off`: no folder.
         compile_cache_bytes: size limit of that folder.
@@ -137,6 +139,7 @@ class PipelineOptions:
     float_jitter: str = ""
     kernel_overrides: str = ""
     backend: str = "auto"
+    compare: str = ""
     compile_cache_dir: str = ""
     compile_cache_bytes: int = 1 << 30
     device_memory_bytes: int = 0
@@ -168,6 +171,7 @@ PIPELINE_SCHEDULES = (
 _CHOICES = {
     "attention_stitching": ("auto", "off"),
     "backend": ("auto", "native", "reference", "xla"),
+    "compare": ("", "xla"),
 }
 _PATTERNS = ("dump_passes", "float_jitter")
 _FROM = {"error_limit": -1, "max_clones": 0, "compile_cache_bytes": 0, "device_memory_bytes": 0}

@@ -15,7 +15,7 @@ from mpmd.api.signature import ArgumentRules, Arguments, check_leaves, flatten, 
 from mpmd.api.stacked_arguments import fitted, in_wholes
 from mpmd.api.staging import bind_step
 from mpmd.errors import ConfigError
-from mpmd.jax_compat import closed_over, is_staging, trace_context
+from mpmd.jax_compat import ClearedWithJax, closed_over, is_staging, trace_context
 from mpmd.support.garbage import garbage_kept
 from mpmd.support.memoisation import forget_results
 
@@ -127,6 +127,7 @@ class Jitted(Generic[P, R]):
         self._last: tuple[Any, Compiled] | None = None
         """Of the last call without static arguments, what its arguments were, and what it ran."""
         self._refined: dict[Hashable, Config] = {}
+        self._cleared = ClearedWithJax(self.clear_cache)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs one step; returns before it is done, as `jax.jit` does.
@@ -166,15 +167,15 @@ class Jitted(Generic[P, R]):
         return self._compiled_for(flatten(self._rules, args, kwargs), args, kwargs)
 
     def clear_cache(self) -> None:
-        """Forgets all compiled programs; calls under way in other threads finish.
+        """Forgets all compiled programs, as at `jax.clear_caches()`; calls of other threads finish.
 
         Programs, their memory and their threads are released with the last reference to them.
         """
-        self._compiled, self._last = {}, None
+        self._compiled, self._last, self._refined = {}, None, {}
         forget_results()
 
     def _compiled_for(self, arguments: Arguments, args: Any, kwargs: Any) -> Compiled:
-        context, last = trace_context(), self._last
+        context, last, known = trace_context(), self._last, self._compiled
         try:
             marks = arguments.tree, context, arguments.marks
             if last is not None and last[0] == marks and not arguments.statics:
@@ -183,10 +184,10 @@ class Jitted(Generic[P, R]):
         except (TypeError, OverflowError):  # some leaf is not an array
             check_leaves(arguments, paths(self._rules, args, kwargs))
             raise
-        found = self._compiled.get(key)
+        found = known.get(key)
         if found is None:
-            found = self._compiled[key] = self._compile(arguments, args, kwargs)
-        if not arguments.statics:
+            found = known[key] = self._compile(arguments, args, kwargs)
+        if not arguments.statics and known is self._compiled:
             self._last = marks, found
         return found
 
@@ -210,9 +211,11 @@ class Jitted(Generic[P, R]):
                 return under(self._config)
             from mpmd.api.refine import refined
 
-            if arguments.key not in self._refined:
-                self._refined[arguments.key] = refined(self._config, under)
-            return under(self._refined[arguments.key])
+            key = arguments.key, trace_context()
+            found = self._refined.get(key)
+            if found is None:
+                found = self._refined[key] = refined(self._config, under)
+            return under(found)
 
     def __repr__(self) -> str:
         return f"<mpmd.jit of {getattr(self._fn, '__name__', self._fn)!r} on {self._config.topology}>"

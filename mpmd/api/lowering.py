@@ -56,6 +56,7 @@ class Partitioned:
         argument_paths: what the user calls each flat argument.
         backend: name of the compile backend in the options.
         compile_options: how the options want the fragments to be compiled.
+        compare: whether they want the first call to be compared with XLA.
         diagnostics: warnings and remarks of all passes.
         seconds: how long each phase took.
         pass_seconds: name of each pass with its options, and how long it took, in order.
@@ -67,6 +68,7 @@ class Partitioned:
     argument_paths: list[str]
     backend: str
     compile_options: CompileOptions
+    compare: bool
     diagnostics: Diagnostics
     seconds: dict[str, float]
     pass_seconds: list[tuple[str, float]]
@@ -258,8 +260,8 @@ def _partition(
         warn_of_idle_meshes(program, config)
     phases.seconds["linearize"] = time.perf_counter() - start
     return Partitioned(
-        module, graph, program, argument_paths, options.backend, compiling, phases.diagnostics,
-        phases.seconds, phases.timing.seconds,
+        module, graph, program, argument_paths, options.backend, compiling, options.compare != "",
+        phases.diagnostics, phases.seconds, phases.timing.seconds,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import jax
 from mpmd import ir
 from mpmd.api.ambient import refuse_within_jit, without_ambient_mesh
 from mpmd.api.bounds import StepBounds, step_bounds
+from mpmd.api.compare import Comparison, FragmentComparison, reported
 from mpmd.api.config import Config
 from mpmd.api.estimate import DeviceSpeed, estimate_costs
 from mpmd.api.initial_state import Reader, initialized, loaded
@@ -36,6 +37,7 @@ from mpmd.api.processes import (
 )
 from mpmd.api.signature import Arguments, check_leaves, describe, structure_problem
 from mpmd.api.stacked_arguments import fitted
+from mpmd.api.stored_forms import StoredForms
 from mpmd.api.timeline import (
     Scratch,
     measured_timeline,
@@ -44,13 +46,12 @@ from mpmd.api.timeline import (
     wait_for,
     warn_of_unseen,
 )
-from mpmd.api.weak_types import weak_positions, weakly_typed
 from mpmd.compile.compiler import compile_fragments, programs
 from mpmd.compile.executable import TEXTS, Executable, MemoryStats
 from mpmd.compile.fallbacks import fallback_warning
 from mpmd.compile.fragment import fragment_modules
 from mpmd.errors import ConfigError, SignatureError
-from mpmd.jax_compat import as_key, host_callbacks, is_key
+from mpmd.jax_compat import host_callbacks
 from mpmd.runtime.costs import ProgramCosts, measure_costs
 from mpmd.runtime.decode import unwatched_executables
 from mpmd.runtime.executor import RuntimeOptions
@@ -63,7 +64,7 @@ from mpmd.scheduling.render import render_text
 from mpmd.scheduling.timeline import Timeline
 from mpmd.support.garbage import garbage_kept
 from mpmd.support.user_warnings import warn_user
-from mpmd.tracing.live import live_names
+from mpmd.tracing.live import live_names, lower
 from mpmd.tracing.stages.staged import StagePlan
 
 DIALECTS = ("stages", "stablehlo", "mpmd", "program", "schedule")
@@ -130,7 +131,7 @@ class Traced:
             PassError: a pass found the program wrong; holds all findings.
         """
         platform = next(iter(self.config.topology.values())).devices.flat[0].platform
-        lowered = self.jax_traced.lower(lowering_platforms=(platform,))
+        lowered = lower(self.jax_traced, platform)
         partitioned = self.partition(lowered, observer)
         made = Lowered(self, lowered, partitioned)
         if jax.process_index() == 0:
@@ -291,11 +292,9 @@ class Compiled:
         workspace = self._scratch.workspace
         self._executor = executor_of(program, table, self._devices, runtime, workspace, exchange)
         self._out_tree = lowered.traced.out_tree
-        results = jax.tree.leaves(lowered.traced.jax_traced.out_info)
-        self._weak = weak_positions(results)
-        self._keys = {i: leaf.dtype for i, leaf in enumerate(results) if is_key(leaf.dtype)}
-        arguments = enumerate(lowered.traced.arguments.leaves)
-        self._given_keys = [i for i, leaf in arguments if is_key(describe(leaf)[1])]
+        self._arguments = StoredForms(lowered.traced.arguments.leaves)
+        self._compares = lowered.partitioned.compare
+        self._made = StoredForms(jax.tree.leaves(lowered.traced.jax_traced.out_info))
 
     @property
     def program(self) -> Program:
@@ -380,13 +379,16 @@ class Compiled:
         """Runs one step on flat arguments; under `jax.debug_nans`, `jax.debug_infs` fragment by fragment."""
         if self.fallbacks.waits:  # a filter ignored it so far
             self.fallbacks.show()
+        if self._compares:
+            self._compares = False
+            return reported(self._compared(leaves)).results
         try:
             nans, infs = jax.config.jax_debug_nans, jax.config.jax_debug_infs
             if not nans and not infs:
-                return self._results(self._executor.run(self._numbers(leaves)))
+                return self._results(self._executor.run(self._arguments.stored(leaves)))
             check = FiniteCheck(nans=nans, infs=infs)
             with jax.debug_nans(False), jax.debug_infs(False):  # JAX's own check does not know the fragment
-                made = self._executor.run(self._numbers(leaves), observers=[check], one_by_one=True)
+                made = self._executor.run(self._arguments.stored(leaves), observers=[check], one_by_one=True)
         except jax.errors.ConcretizationTypeError:  # some have no value yet
             traced = self.lowered.traced
             check_leaves(dataclasses.replace(traced.arguments, leaves=leaves), traced.argument_paths)
@@ -418,15 +420,6 @@ class Compiled:
                 + "\n  ".join(problems)
                 + "\n  call the jitted function instead: it compiles for every signature"
             )
-        return leaves
-
-    def _numbers(self, leaves: list[Any]) -> list[Any]:
-        """Flat arguments as the program takes them: random keys become numbers."""
-        if self._given_keys and len(leaves) == len(self.lowered.traced.arguments.leaves):
-            leaves = list(leaves)
-            for i in self._given_keys:
-                if is_key(describe(leaves[i])[1]) and not leaves[i].is_deleted():
-                    leaves[i] = jax.random.key_data(leaves[i])
         return leaves
 
     def as_text(self, what: str = "hlo") -> str:
@@ -506,7 +499,7 @@ class Compiled:
         """
         executor = self._executor
         meter = MemoryMeter(executor.own_program)
-        leaves = self._numbers(self._checked(args, kwargs))
+        leaves = self._arguments.stored(self._checked(args, kwargs))
         results = executor.run(leaves, observers=[meter])
         return self._results(results), merged(executor, "live bytes", meter.peaks)
 
@@ -535,7 +528,7 @@ class Compiled:
         In several processes, which must all call it, those of all fragments.
         """
         executor = self._executor
-        leaves = self._numbers(self._checked(args, kwargs))
+        leaves = self._arguments.stored(self._checked(args, kwargs))
         wait_for(leaves)  # or the first fragments would be charged with the step before
         recorder = recorder_of(executor, self._devices, one_by_one=True)
         results, costs = measure_costs(executor, self._devices, leaves, recorder)
@@ -556,22 +549,44 @@ class Compiled:
             PeerError: another process failed.
         """
         executor = self._executor
-        leaves = self._numbers(self._checked(args, kwargs))
+        leaves = self._arguments.stored(self._checked(args, kwargs))
         meshes = list(self.lowered.config.topology)
         results, timeline = measured_timeline(executor, self._devices, leaves, meshes, self._scratch)
         return self._results(results), timeline
 
+    @without_ambient_mesh
+    def compare(self, *args: Any, **kwargs: Any) -> Comparison:
+        """Runs one step in which XLA computes every fragment, too, with the same inputs.
+
+            report = compiled.compare(state, batch)
+            print(report)
+            assert report, "some fragment differs beyond rounding"
+
+        The report names each fragment that differs beyond rounding, the operation of the model at which that
+        begins, and the pass without which it does not.  No argument is consumed.  Callbacks of the step are
+        done once; the fragments that have them are not compared.  It takes the time in which XLA compiles the
+        step and runs it once.
+        """
+        leaves = self._checked(args, kwargs)
+        for i in self.lowered.traced.arguments.donated:
+            if isinstance(leaves[i], jax.Array) and leaves[i].sharding.has_addressable_devices:
+                leaves[i] = leaves[i].copy()
+        return self._compared(leaves)
+
+    def _compared(self, leaves: list[Any]) -> Comparison:
+        """`compare` of flat arguments, which are consumed as those of a step are."""
+        executor, meshes = self._executor, own_meshes(self.lowered.config.topology)
+        comparison = FragmentComparison(self.executables, meshes, self.lowered.partitioned.compile_options)
+        results = executor.run(self._arguments.stored(leaves), observers=[comparison], one_by_one=True)
+        return comparison.report(self.lowered.partitioned.module, self._results(results))
+
     @functools.cached_property
     def _absent(self) -> Mapping[int, Callable[[], jax.Array]]:
-        return absent_results(self.program, self._devices, self._weak)
+        return absent_results(self.program, self._devices, self._made.weak)
 
     def _results(self, leaves: list[Any]) -> Any:
         """Flat results as the function gives them."""
-        leaves = with_absent(leaves, self._absent)
-        for i in self._weak:
-            leaves[i] = weakly_typed(leaves[i])
-        for i, dtype in self._keys.items():
-            leaves[i] = as_key(leaves[i], dtype)
+        leaves = self._made.seen(with_absent(leaves, self._absent))
         record_results(self._executor, leaves)
         return jax.tree.unflatten(self._out_tree, leaves)
 

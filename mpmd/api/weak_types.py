@@ -1,19 +1,14 @@
-"""Weakly typed results: JAX gives Python numbers weak types, which adopt other element types."""
+"""Weakly typed arrays: JAX gives Python numbers weak types, which adopt other element types."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax.sharding import Sharding
 
 from mpmd.support.memoisation import memoised
-
-
-def weak_positions(results: Sequence[Any]) -> tuple[int, ...]:
-    """Positions of the flat results (as in `out_info`) that are of weak type."""
-    return tuple(i for i, result in enumerate(results) if getattr(result, "weak_type", False))
 
 
 def weakly_typed(array: jax.Array) -> jax.Array:

@@ -121,13 +121,14 @@ class PlatformBackend:
 
     def compile(self, fragment: FragmentModule, mesh: Any) -> Executable:
         """Compiles for the devices of a mesh; see `Backend`."""
-        return self._of(mesh).compile(fragment, mesh)
+        return self.of(mesh).compile(fragment, mesh)
 
     def relocate(self, executable: Any, fragment: FragmentModule, mesh: Any) -> Executable | None:
         """Loads an executable onto another mesh; see `Backend`."""
-        return self._of(mesh).relocate(executable, fragment, mesh)
+        return self.of(mesh).relocate(executable, fragment, mesh)
 
-    def _of(self, mesh: Any) -> Backend:
+    def of(self, mesh: Any) -> Backend:
+        """The backend of the platform of a mesh."""
         target = self.targets.get(mesh.devices.flat[0].platform, self.other)
         return XlaBackend() if target is None else FallbackBackend(target(mesh, self.options))
 

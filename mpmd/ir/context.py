@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import functools
 from typing import Any
 
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir as jax_mlir
 
+from mpmd.support.once import once
 
-@functools.cache
+
+@once
 def context() -> ir.Context:
     """The one context of the process, with every dialect that JAX knows."""
     made = jax_mlir.make_ir_context()

@@ -31,6 +31,8 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+from mpmd.support.once import once
+
 # From <malloc.h>; glibc allows half of a thread's heap at most for the first, and an int for the second.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 _MAX_BLOCK, _NEVER = 1 << 30, (1 << 31) - 1
@@ -122,7 +124,7 @@ class FreedMemory:
         self._libc.mallopt(_TOP_PAD, _DEFAULT_PAD if unmap else _HEAP_BYTES)
 
 
-@functools.cache
+@once
 def freed_memory() -> FreedMemory | None:
     """Makes this process keep the memory that it frees, from now on; blocks of up to 1 GiB.
 

@@ -1,8 +1,11 @@
-"""Names that a traced step calls, and those on which its results depend."""
+"""What of a traced step its results depend on, and the names in it."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import jax
+from jax.extend.core import jaxpr_as_fun
 
 from mpmd.jax_compat import inner_jaxprs, without_dead_code
 from mpmd.tracing.names import decode
@@ -11,7 +14,7 @@ _KINDS = ("comp", "tensor")
 
 
 def names_in(jaxpr: Any) -> set[str]:
-    """The names of computations and tensors in a jaxpr, at any depth."""
+    """The names of computations and tensors that a jaxpr runs, at any depth."""
     found: set[str] = set()
     todo, seen = [jaxpr], set[int]()
     while todo:
@@ -20,6 +23,8 @@ def names_in(jaxpr: Any) -> set[str]:
             continue
         seen.add(id(current))
         for equation in current.eqns:
+            if equation.primitive.name == "scan" and equation.params["length"] == 0:
+                continue  # its body does not run
             kind, name = decode(str(equation.params.get("name", ""))) or ("", "")
             if kind in _KINDS:
                 found.add(name)
@@ -30,3 +35,31 @@ def names_in(jaxpr: Any) -> set[str]:
 def live_names(jaxpr: Any) -> set[str]:
     """The names that the results or the effects of a jaxpr depend on."""
     return names_in(without_dead_code(jaxpr))
+
+
+def lower(traced: jax.stages.Traced, platform: str) -> jax.stages.Lowered:
+    """A step as StableHLO, with all its arguments.
+
+    JAX leaves out dead code only together with unused arguments, and it may hold what cannot be lowered: the
+    forward derivative of a `jax.custom_vjp`, an operation of the user's without a rule for the platform.
+    """
+    try:
+        return traced.lower(lowering_platforms=(platform,))
+    except (TypeError, RuntimeError):
+        live = without_dead_code(traced.jaxpr.jaxpr, keep_inputs=True)
+        if _equations(live) == _equations(traced.jaxpr.jaxpr):
+            raise
+    closed, results = traced.jaxpr.replace(jaxpr=live), jax.tree.structure(traced.out_info)
+
+    def step(*arguments: Any) -> Any:
+        return jax.tree.unflatten(results, jaxpr_as_fun(closed)(*arguments))
+
+    avals = [v.aval for v in live.invars]
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+    return jax.jit(step, keep_unused=True).trace(*shapes).lower(lowering_platforms=(platform,))
+
+
+def _equations(jaxpr: Any) -> int:
+    """How many equations a jaxpr has, at any depth."""
+    inside = (inner for equation in jaxpr.eqns for inner in inner_jaxprs(equation))
+    return len(jaxpr.eqns) + sum(map(_equations, inside))

@@ -11,6 +11,7 @@ import contextlib
 import contextvars
 import functools
 import re
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar, overload
@@ -191,26 +192,33 @@ def call(fn: Callable[P, R], *, call_counter: int | None = None) -> Callable[P, 
     return functools.wraps(fn)(call)  # and so holds `fn`, which the callee does not
 
 
-_callees: weakref.WeakKeyDictionary[Callable[..., Any], Callable[..., Any]] = weakref.WeakKeyDictionary()
+_callees: dict[tuple[int, ...], tuple[Callable[..., Any], tuple[Any, ...]]] = {}
+"""The identities of a function's parts → its carrier, and weak references that end the entry with a part."""
 
 
 def _callee(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The carrier of a function's calls: one for all of them, so that JAX lowers them to one function."""
-    if fn not in _callees:
-        _callees[fn] = carrier(_Weakly(fn), "callee", getattr(fn, "__name__", "call"))
-    return _callees[fn]
+    """The carrier of a function's calls: one for all of them, so that JAX lowers them to one function.
+
+    A bound method is a new object at each access; its object and its function are what stays.  Objects that
+    are equal may hold other values, so parts are known by identity.
+    """
+    parts = (fn.__self__, fn.__func__) if isinstance(fn, types.MethodType) else (fn,)
+    key = tuple(map(id, parts))
+    if key in _callees:
+        return _callees[key][0]
+    name = getattr(fn, "__name__", "call")
+    try:
+        held = tuple(weakref.ref(part, lambda _: _callees.pop(key, None)) for part in parts)
+    except TypeError:  # nothing says when it ends
+        return carrier(fn, "callee", name)
+    made = carrier(functools.partial(_call_of, held), "callee", name)
+    return _callees.setdefault(key, (made, held))[0]
 
 
-class _Weakly:
-    """Calls a function without keeping it alive, as the values of a weak dictionary must not."""
-
-    def __init__(self, fn: Callable[..., Any]) -> None:
-        self._fn = weakref.ref(fn)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        fn = self._fn()
-        assert fn is not None  # the caller holds the function
-        return fn(*args, **kwargs)
+def _call_of(held: tuple[weakref.ref[Any], ...], /, *args: Any, **kwargs: Any) -> Any:
+    """Calls a function that the caller holds, and which its carrier must not keep alive."""
+    first, *method = (part() for part in held)
+    return method[0](first, *args, **kwargs) if method else first(*args, **kwargs)
 
 
 def broadcast(x: R) -> R:

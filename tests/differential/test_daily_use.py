@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -206,3 +208,103 @@ def test_values_without_elements_cross_between_meshes_of_different_sizes(first, 
     for got, want in zip(mpmd.jit(step, config)(X), jax.jit(step)(X), strict=True):
         assert got.dtype == want.dtype
         np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+
+
+def of_integers(params, x):
+    h = mpmd.named_computation(lambda p, x: x * p["w"] * p["n"], name="lower")(params, x)
+    return mpmd.named_computation(jnp.mean, name="upper")(h)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_by_integers_have_no_values(backend):
+    """Optimizers skip what has the dtype `float0`; a bool would be subtracted."""
+    params, x = {"w": jnp.ones(3), "n": jnp.int32(2), "m": np.arange(6, dtype=np.int8)}, jnp.arange(3.0)
+    step = pipelined(jax.grad(of_integers, allow_int=True), backend)
+    want = jax.jit(jax.grad(of_integers, allow_int=True))(params, x)
+    got = step(params, x)
+    assert {k: (g.dtype, g.shape) for k, g in got.items()} == {k: (g.dtype, g.shape) for k, g in want.items()}
+    assert got["n"].dtype == jax.dtypes.float0
+    assert relative_difference(got["w"], want["w"]) < 1e-6
+
+
+def test_what_has_no_values_goes_around():
+    """A state may hold such gradients: they are arguments and results."""
+
+    def step(grads, x):
+        return jax.tree.map(lambda g: g, grads), scaled(x)
+
+    grads = {"n": np.zeros((2, 3), jax.dtypes.float0), "w": jnp.ones(3)}
+    ours = pipelined(step, "xla", assignment={"lower": "m0"}, donate_argnums=0)
+    once, _ = ours(grads, X)
+    twice, y = ours(once, X)
+    assert twice["n"].dtype == jax.dtypes.float0 and twice["n"].shape == (2, 3)
+    assert (twice["w"] == 1).all() and (y == 2 * X).all()
+
+
+@jax.custom_vjp
+def backward_only(x):
+    return jnp.tanh(x)
+
+
+backward_only.defvjp(lambda x: (jnp.tanh(x), x), lambda x, g: (g * (1 - jnp.tanh(x) ** 2),))
+
+
+def cut_by_comparison(x):
+    return jnp.where(backward_only(x) > 0, x * x, -x)
+
+
+def cut_by_stop(x):
+    return jax.lax.stop_gradient(backward_only(x)) * x
+
+
+def cut_by_cast(x):
+    return x * backward_only(10 * x).astype(jnp.int32)
+
+
+@pytest.mark.fast_cases
+@pytest.mark.parametrize("loss", (cut_by_comparison, cut_by_stop, cut_by_cast))
+@pytest.mark.parametrize("where", ("inside", "outside"))
+def test_the_forward_derivative_of_a_function_that_has_none_where_nothing_needs_it(loss, where):
+    def derivatives(x):
+        return jax.jvp(loss, (x,), (jnp.ones_like(x),))
+
+    def step(x):
+        lower = mpmd.named_computation(derivatives if where == "inside" else lambda x: x + 0, name="lower")
+        value, slope = lower(x) if where == "inside" else derivatives(lower(x))
+        return mpmd.named_computation(lambda a, b: (2 * a, b + 1), name="upper")(value, slope)
+
+    got, want = pipelined(step, "xla")(X), jax.jit(step)(X)
+    assert relative_difference(jax.device_get(got), want) < 1e-6
+
+
+def test_the_forward_derivative_of_a_function_that_has_none_where_it_is_needed():
+    """The error is JAX's own."""
+
+    def step(x):
+        value, slope = jax.jvp(backward_only, (x,), (jnp.ones_like(x),))
+        return mpmd.named_computation(jnp.add, name="lower")(value, slope)
+
+    with pytest.raises(TypeError, match="forward-mode autodiff"):
+        pipelined(step, "xla", assignment={"lower": "m0"})(X)
+
+
+def test_first_timelines_in_several_threads():
+    """What they time fragments by is registered with XLA once; JAX refuses a second registration."""
+    compiled = pipelined(training_step, "xla").compiled(PARAMS, X, Y)
+    others = pipelined(lambda p, x, y: training_step(p, x, y)[1], "xla").compiled(PARAMS, X, Y)
+    errors: list[Exception] = []
+    barrier = threading.Barrier(2)
+
+    def measured(step):
+        try:
+            barrier.wait()
+            step.timeline(PARAMS, X, Y)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=measured, args=(step,)) for step in (compiled, others)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []

@@ -64,3 +64,49 @@ def test_a_masked_array_is_refused(warm):
         ours(key, {"a": np.ma.masked_array(np.asarray(X), np.asarray(X) > 2)})
     with pytest.raises(SignatureError, match="x is a masked array"):
         ours(key, np.ma.masked_array(np.asarray(X), np.asarray(X) > 2))
+
+
+def test_cleared_caches_of_jax():
+    """What a function reads beside its arguments is read again, as under `jax.jit`."""
+    scale = {"by": 1.0}
+
+    def scaled(x):
+        return mpmd.named_computation(lambda x: x * scale["by"], name="upper")(x)
+
+    topology = mpmd.make_topology({"m0": 1})
+    ours = mpmd.jit(scaled, mpmd.make_config(topology, {"upper": "m0"}, backend="xla"))
+    assert (ours(X) == X).all()
+    scale["by"] = 3.0
+    assert (ours(X) == X).all()
+    held = ours.compiled(X)
+    jax.clear_caches()
+    assert (ours(X) == 3 * X).all()
+    assert (held(X) == X).all(), "a compiled step stays what it is"
+
+
+@pytest.mark.fast_cases("float")
+@pytest.mark.parametrize("kind", ("float", "int", "uint", "complex"))
+def test_an_array_of_64_bits_where_these_are_off(kind):
+    """As under `jax.jit` it has 32, also if its memory is given to the step."""
+    topology = mpmd.make_topology({"m0": 1, "m1": 1})
+    config = mpmd.make_config(topology, {"upper": "m0", "lower": "m1"}, backend="xla")
+    lower = mpmd.named_computation(lambda x: x + 1, name="lower")
+
+    def step(x):
+        return lower(square(x))
+
+    bits = 128 if kind == "complex" else 64
+    for more in ({}, {"donate_argnums": 0}):
+        with jax.enable_x64(True):
+            wide = jnp.arange(8).astype(f"{kind}{bits}")
+        want = jax.jit(step)(wide)
+        got = mpmd.jit(step, config, **more)(wide)
+        assert got.dtype == want.dtype and (np.asarray(got) == np.asarray(want)).all()
+
+
+def test_an_array_of_64_bits_of_another_shape_is_named():
+    compiled = pipelined().compiled(jax.random.key(3), X)
+    with jax.enable_x64(True):
+        wide = jnp.ones((2, 3), "float64")
+    with pytest.raises(SignatureError, match=r"x: got float32\[2,3\], compiled for float32\[8,3\]"):
+        compiled(jax.random.key(3), wide)

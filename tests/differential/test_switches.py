@@ -53,7 +53,7 @@ SWITCHES = {
 SHAPES = {"schedule": ("1f1b", "gpipe", "zb_h1"), "stages": (2, 3), "microbatches": (4, 1)}
 # Options that are no switches: the user's program, refusals, and how it all is shown.
 OTHERS = {
-    "backend", "command_buffers", "compile_cache_bytes", "compile_cache_dir", "constraints",
+    "backend", "command_buffers", "compare", "compile_cache_bytes", "compile_cache_dir", "constraints",
     "copy_scalar_results", "device_memory_bytes",
     "disable_passes", "dump_passes", "dump_to", "error_limit", "fail_on_backward_deps",
     "fail_on_impossible_order", "fail_on_inferred_fragments", "fail_on_param_transfers",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from examples.pipelined_transformer.check import Check, CheckError, parameter_differences
-from examples.pipelined_transformer.train_step import make_plain_step, make_state
+from examples.pipelined_transformer.train_step import make_plain_step, make_state, make_train_step
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +72,16 @@ def test_a_wrong_loss_ends_the_run(step_one):
         CheckError, match=r"^step 7 of the pipeline differs from plain jax\.jit\n  where: loss\n"
     ):
         Check(config, before, batch).compare(7, batch, after, loss * 1.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
+@pytest.mark.parametrize("devices", (1, 2))
+def test_every_fragment_of_a_training_step_agrees_with_xla(tiny, dtype, devices):
+    config = tiny(dtype=dtype, devices_per_mesh=devices)
+    rng = np.random.default_rng(0)
+    shape = (config.batch_size, config.seq_len + 1)
+    batch = rng.integers(0, config.vocab_size, shape).astype(np.int32)
+    state = make_state(config)
+    report = make_train_step(config).compiled(state, batch).compare(state, batch)
+    assert report and report.fragments > 4, str(report)

@@ -12,7 +12,7 @@ import ctypes
 import itertools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import llvmlite.binding as binding
@@ -20,6 +20,7 @@ import llvmlite.binding as binding
 from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.target import CpuTarget
 from mpmd.errors import CompileError
+from mpmd.support.once import once
 
 _EFFORT = 2  # of LLVM's code generation, 0 to 3
 _LIBRARY_NUMBERS = itertools.count()
@@ -29,7 +30,7 @@ _LOCK = threading.Lock()
 _generating = 0
 
 
-@cache
+@once
 def _initialize(triple: str) -> None:
     if triple.split("-")[0] == binding.get_process_triple().split("-")[0]:
         binding.initialize_native_target()

@@ -135,7 +135,8 @@ class MeshDevices:
                 _check_signature(value.shape, jax.dtypes.canonicalize_dtype(value.dtype), type_, path)
                 return put(value.astype(dtype, copy=False))
             if value.shape != shape or value.dtype != dtype:
-                _check_signature(value.shape, value.dtype, type_, path)
+                _check_signature(value.shape, jax.dtypes.canonicalize_dtype(value.dtype), type_, path)
+                value = value.astype(dtype)  # of 64 bits, from where they are in use
             if ordered is not None:
                 value = ordered(value)
             if is_there(value.sharding):

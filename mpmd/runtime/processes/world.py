@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
-import functools
 import itertools
 import json
 import os
@@ -28,6 +27,7 @@ from mpmd.runtime.processes.exchange import Alike, WorldExchange
 from mpmd.runtime.processes.mail import Mail
 from mpmd.runtime.processes.origins import Origins
 from mpmd.runtime.processes.store import BoundedStore, NoAnswer, delay_aborts
+from mpmd.support.once import once
 
 _STATE = "mpmd/state/"
 _CAUSE_SECONDS = 5.0
@@ -338,7 +338,7 @@ class World:
         self.publish("failure", json.dumps(dataclasses.asdict(failure)), once=True)
 
 
-@functools.cache
+@once
 def world() -> World | None:
     """The processes that `jax.distributed` has joined; None if there is one.
 

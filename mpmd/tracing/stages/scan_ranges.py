@@ -121,11 +121,11 @@ def _stack_values(
             continue
         constant.update(item.outputs)
         read = set().union(*(derived.get(v, ()) for v in item.reads))
-        lengths = {flat.avals[v].shape[0] for v in item.reads if v in sources}
+        lengths = {flat.avals[v].shape[:1] for v in item.reads if v in sources} - {()}
         if read:
             computed[item] = None
             derived.update(dict.fromkeys(item.outputs, read))
-            own = [v for v in item.outputs if flat.avals[v].shape[:1] in {(n,) for n in lengths}]
+            own = [v for v in item.outputs if flat.avals[v].shape[:1] in lengths]
             sources.update(dict.fromkeys(own, read))
     return sources, computed
 

@@ -11,6 +11,7 @@ import pytest
 from mpmd import ir
 from mpmd.errors import PlacementError, SignatureError
 from mpmd.passes.verify import verify
+from mpmd.tracing.live import live_names
 from mpmd.tracing.loops import accumulate_gradients, fori_loop, microbatch_loop
 from mpmd.tracing.names import call, decode, encode, named_computation, named_tensor
 from mpmd.tracing.trace import to_module
@@ -247,3 +248,75 @@ def test_aux_of_every_microbatch_is_stacked():
 
     (value, aux), _ = accumulate_gradients(with_aux, 4, has_aux=True)(W, jnp.ones((8, 4)))
     assert value.shape == () and aux.shape == (4,)
+
+
+class Scaling:
+    """Equal to every other one, as modules are that compare by their settings."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, x):
+        return x * self.factor
+
+    method = __call__
+
+    def __eq__(self, other):
+        return isinstance(other, Scaling)
+
+    def __hash__(self):
+        return 0
+
+
+class Slotted:
+    """Nothing can refer to it weakly."""
+
+    __slots__ = ("factor",)
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def method(self, x):
+        return x * self.factor
+
+
+@pytest.mark.parametrize(
+    "function_of",
+    (
+        lambda scaling: scaling,
+        lambda scaling: scaling.method,
+        lambda scaling: functools.partial(Scaling.method, scaling),
+        lambda scaling: Slotted(scaling.factor).method,
+    ),
+    ids=("object", "method", "partial", "slots"),
+)
+def test_calls_of_functions_that_end_and_of_objects_that_are_equal(function_of):
+    """A method is a new object at each access, and equal objects may compute other values."""
+
+    def step(x):
+        scaling = Scaling(2)
+        function_of(scaling)
+        call(function_of(scaling), call_counter=0)
+        x = call(function_of(scaling), call_counter=1)(x)
+        return call(function_of(Scaling(3)), call_counter=2)(x)
+
+    assert (jax.jit(step)(X) == 6).all()
+
+
+def test_calls_of_one_method_are_calls_of_one_function():
+    scaling = Scaling(2)
+
+    def step(x):
+        return call(scaling.method, call_counter=1)(call(scaling.method, call_counter=0)(x))
+
+    assert len(list(ir.funcs(module_of(step, X)))) == 2
+
+
+def test_a_loop_of_no_iterations_runs_no_names():
+    def step(x, n):
+        return fori_loop(n, lambda i, x: named_computation(lambda x: x + 1, name="f")(x), x)
+
+    assert (jax.jit(step, static_argnums=1)(X, 0) == X).all()
+    assert names_in(module_of(lambda x: step(x, 0), X)) == []
+    assert live_names(jax.make_jaxpr(lambda x: step(x, 0))(X).jaxpr) == set()
+    assert live_names(jax.make_jaxpr(lambda x: step(x, 1))(X).jaxpr) == {"f"}

@@ -16,7 +16,6 @@ Source: xla/ffi/api/c_api.h (`XLA_FFI_State_Set`, `XLA_FFI_TypeInfo`), which jax
 from __future__ import annotations
 
 import ctypes
-import functools
 from typing import Any
 
 import jax
@@ -30,6 +29,7 @@ from mpmd.compile.llvm.target import host_target
 from mpmd.compile.llvm.types import Value
 from mpmd.errors import CompileError
 from mpmd.support.native_lifetime import keep_past_exit
+from mpmd.support.once import once
 
 TARGET_NAME = "mpmd_native"
 ATTRIBUTE = "program"
@@ -104,7 +104,7 @@ def capsule(address: int) -> Any:
     return create(address, None, None)
 
 
-@functools.cache
+@once
 def _table(platform: str) -> _Table:
     """The table of a platform: XLA destroys executables, and calls the deleter, after Python's modules."""
     table = _Table(platform)

@@ -7,7 +7,6 @@ had ended; unlike a thread that waits for results, it runs where the fragment ra
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -21,12 +20,13 @@ from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.target import host_target
 from mpmd.compile.llvm.types import Value, constant
 from mpmd.support.native_lifetime import keep_past_exit
+from mpmd.support.once import once
 
 STAMP = "mpmd.stamp"
 """The custom call's target.  It takes `u64[2]`, the address of a log and a key, and results in `s8[]`."""
 
 
-@functools.cache
+@once
 def register_stamp() -> tuple[str, LoadedCode]:
     """Makes the stamp known to XLA, once per process; its target, and its code, which stays.
 

@@ -6,7 +6,6 @@ The arena is a result of the call, which XLA allocates: memory of a GPU costs no
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,6 +31,7 @@ from mpmd.compile.options import DEFAULTS, CompileOptions
 from mpmd.errors import CompileError
 from mpmd.jax_compat import direct_call
 from mpmd.support.garbage import garbage_kept
+from mpmd.support.once import once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,7 +222,7 @@ def ordinal_of(mesh: Mesh) -> int:
     return max(0, getattr(mesh.devices.flat[0], "local_hardware_id", None) or 0)
 
 
-@functools.cache
+@once
 def _programs(libraries: GpuLibraries) -> LoadedPrograms[RegisteredGpuProgram]:
     """The programs that are loaded with some libraries."""
     return LoadedPrograms(libraries.platform)

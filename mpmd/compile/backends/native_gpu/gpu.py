@@ -12,6 +12,7 @@ from mpmd.compile.backends.native_gpu.driver import GpuDriver
 from mpmd.compile.backends.native_gpu.functions import FunctionLibrary
 from mpmd.compile.backends.native_gpu.triton.compiler import KernelCompiler
 from mpmd.errors import CompileError
+from mpmd.support.once import once
 
 MIN_DRIVER = 12000
 """Version of CUDA that the driver must know at least: cubins of Triton's are of 12."""
@@ -85,7 +86,7 @@ class OpenGpu:
         return MatrixLibrary(self.libraries.cublaslt)
 
 
-@functools.cache
+@once
 def gpu_at(libraries: GpuLibraries, ordinal: int) -> OpenGpu:
     """A GPU by its number; once it was found it stays."""
     return OpenGpu(libraries, ordinal)

@@ -150,15 +150,24 @@ class _Localising:
             self.sharding[source], self.shapes[source] = sharding, shape
         for inner in block.operations:
             made += self.operation(inner)
-        for result, value, sharding in zip(
-            operation.results, block.returned, operation.shardings, strict=True
-        ):
-            self.same[result] = self.same.get(value, value)
-            outside[0][self.same[result]] = sharding
-        for result, shape in zip(operation.results, operation.shapes, strict=True):
-            outside[1][self.same[result]] = shape
         self.sharding, self.shapes = outside
+        for result, value, shape, sharding in zip(
+            operation.results, block.returned, operation.shapes, operation.shardings, strict=True
+        ):
+            value = self.same.get(value, value)
+            if value in self.sharding:  # it has another sharding outside: an argument, or another result
+                value = self.copied(value, shape, sharding, made)
+            self.same[result] = value
+            self.sharding[value], self.shapes[value] = sharding, shape
         return made
+
+    def copied(self, value: ValueId, shape: Shape, sharding: Sharding, made: list[Operation]) -> ValueId:
+        """The same part of each device as another value, of which it is the part in another way."""
+        number, self.fresh = self.fresh, self.fresh + 1
+        whole = Operation("stablehlo.convert", (value,), (number,), (shape,), {}, (), "", (sharding,))
+        spread = Spread(whole, (sharding,), (sharding,), (shape,), self.devices)
+        made.append(dataclasses.replace(whole, shapes=(local(shape, sharding),), spread=spread))
+        return number
 
     def resharded(self, value: ValueId, sharding: Sharding, made: list[Operation]) -> ValueId:
         """A value with another sharding."""

@@ -198,3 +198,26 @@ def test_several_losses_are_measured_together(topology):
     text = ours.trace(params, head, x).stages_text
     assert text.count("backward, measured: ") == 2 and "in 2 stages" in text
     assert relative_difference(ours(params, head, x), jax.jit(step)(params, head, x)) < 1e-5
+
+
+@pytest.mark.parametrize("stages", ("auto", mpmd.split("layers")), ids=("separate", "stacked"))
+def test_scalars_among_the_parameters(topology, stages):
+    """A learnt temperature goes through operations of its own, beside layers that are separate or stacked."""
+    stacked = stages != "auto"
+
+    def loss(p, x, y):
+        if stacked:
+            x, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, p["layers"])
+        else:
+            for w in p["layers"]:
+                x = jnp.tanh(x @ w)
+        return jnp.mean((x * jnp.exp(p["scale"]) - y) ** 2)
+
+    layers = [np.eye(8, dtype=np.float32) * 0.5] * 4
+    p = {"layers": np.stack(layers) if stacked else layers, "scale": np.float32(0.1)}
+    x = np.ones((8, 8), np.float32)
+    step = mpmd.accumulate_gradients(loss, 2)
+    value, grads = mpmd.jit(step, mpmd.make_config(topology, stages=stages, backend="xla"))(p, x, x)
+    wanted, wanted_grads = jax.jit(step)(p, x, x)
+    got = jax.device_get((value, grads["scale"]))
+    assert relative_difference(got, (wanted, wanted_grads["scale"])) < 1e-5

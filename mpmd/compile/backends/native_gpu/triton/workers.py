@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
-import functools
 import os
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 
 from mpmd.compile.backends.native_gpu.triton import worker
 from mpmd.errors import CompileError
+from mpmd.support.once import once
 
 _TRIES = 2  # a process may have ended because it had no work
 _LAST_CHARACTERS = 2000
@@ -115,7 +115,7 @@ def _environment() -> dict[str, str]:
     return {**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
-@functools.cache
+@once
 def shared_workers() -> CompilerProcesses:
     """The processes of this process."""
     affinity = getattr(os, "sched_getaffinity", None)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from mpmd.compile.hlo import print_module
 from mpmd.compile.hlo.shape import array
@@ -18,7 +19,8 @@ from mpmd.compile.lowering.reader import sharding_axes
 from mpmd.compile.lowering.spmd.devices import even, groups, local, place
 from mpmd.compile.passes.simplify.dce import Dce
 from mpmd.errors import CompileError
-from tests.support.meshes import partitioned
+from tests.support.meshes import evaluated, part, partitioned
+from tests.support.native_meshes import mesh_of
 
 X, W, TABLE = np.ones((8, 4), np.float32), np.ones((4, 8), np.float32), np.ones((16, 4), np.float32)
 ROWS, COLUMNS, WHOLE = [["x"], []], [[], ["x"]], [[], []]
@@ -89,6 +91,30 @@ def test_a_device_has_its_part_of_a_constant():
     table = np.arange(16, dtype=np.float32).reshape(8, 2)
     module = partitioned(lambda x: x + table, (table,), {"x": 2}, [ROWS], [ROWS])
     assert re.search(r"f32\[4,2\]\S* dynamic-slice", print_module(module))
+
+
+def test_a_shard_map_returns_what_it_is_given_in_other_parts():
+    """One value of a device is a part of several whole ones, and stays what it was outside."""
+    axes = {"x": 2}
+
+    def local_part(x):
+        doubled = 2 * x
+        return x, x, doubled, doubled
+
+    outs = (P("x"), P(None, "x"), P("x"), P())
+    mapped = jax.shard_map(local_part, mesh=mesh_of(axes), in_specs=P(), out_specs=outs, check_vma=False)
+
+    def step(x):
+        high, wide, twice, once = mapped(x + 1)
+        return high.sum(0) + (x + 1).sum(0), wide * 3, twice + 1, once - x
+
+    x = np.arange(8, dtype=np.float32).reshape(4, 2)
+    wanted = (3 * (x + 1).sum(0), np.hstack([x + 1] * 2) * 3, np.vstack([2 * x + 2] * 2) + 1, x + 2)
+    specs = [[[]], COLUMNS, ROWS, WHOLE]
+    found = evaluated(partitioned(step, (x,), axes, [WHOLE], specs), (x,), axes, [WHOLE])
+    for device, results in enumerate(found):
+        for got, want, spec in zip(results, wanted, specs, strict=True):
+            assert (got == part(want, spec, axes, device)).all()
 
 
 def text_on(mesh, body="return %a : tensor<4xf32>"):

@@ -1,0 +1,284 @@
+"""Where a difference begins: the first operation whose value differs, and the pass without which it does not.
+
+The fragment is compiled again with the values of its operations as results, some at a time and in program
+order.  The first that differs beyond rounding was computed from values that do not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from mpmd import ir
+from mpmd.compile.backends.arrays import array_types, named_sharding
+from mpmd.compile.backends.xla import XlaBackend
+from mpmd.compile.comparison.rounding import Difference, Rounding
+from mpmd.compile.comparison.widened import widened
+from mpmd.compile.compiler import FallbackBackend, PlatformBackend, get_backend
+from mpmd.compile.driver import lowered
+from mpmd.compile.fragment import FragmentModule, ValueSpec
+from mpmd.compile.options import CompileOptions
+from mpmd.compile.passes.hlo_pass import Fixpoint
+from mpmd.compile.pipelines import configured, watched
+from mpmd.errors import CompileError, IRError
+
+Arrays = Sequence[np.ndarray]
+
+_AT_A_TIME = 64
+"""How many values are kept as results together: more would be more memory than the fragment itself takes."""
+
+
+class Opinions:
+    """A fragment's results by two compilers, and by XLA in f64 where these two differ.
+
+    Attributes:
+        got, expected: by the compiler in question, and by XLA.
+        rounding: what it does to the fragment's values.
+    """
+
+    def __init__(
+        self, got: Arrays, expected: Arrays, rounding: Rounding, third: Callable[[], Arrays | None]
+    ) -> None:
+        """Takes what computes the results in f64; None where that is not possible."""
+        self.got, self.expected, self.rounding, self._third = got, expected, rounding, third
+
+    @functools.cached_property
+    def exact(self) -> Arrays | None:
+        """The results in f64."""
+        return self._third()
+
+    def by_another(self, got: Arrays) -> Opinions:
+        """With the results of another program in place of those in question."""
+        return Opinions(got, self.expected, self.rounding, lambda: self.exact)
+
+    def difference(self, k: int) -> Difference:
+        """Of result `k`."""
+        return self.rounding.difference(self.got[k], self.expected[k])
+
+    def largest(self) -> Difference:
+        """Of all results."""
+        return self.rounding.largest(self.got, self.expected)
+
+    @property
+    def wrong(self) -> list[int]:
+        """The results that differ beyond rounding, but for those in which only XLA's error is so large."""
+        return [k for k in range(len(self.got)) if self.verdict(k) not in ("", "expected")]
+
+    @property
+    def less_exact(self) -> list[int]:
+        """The results in which only XLA's error against f64 is larger than rounding explains."""
+        return [k for k in range(len(self.got)) if self.verdict(k) == "expected"]
+
+    def verdict(self, k: int) -> str:
+        """Whose result `k` differs beyond rounding: `"got"`, `"expected"`, `"unknown"`, or ""."""
+        if self.rounding.explains(self.difference(k)):
+            return ""
+        if self.exact is None:
+            return "unknown"
+        got, expected, exact = self.got[k], self.expected[k], self.exact[k]
+        if self.rounding.is_beyond(got, expected, exact):
+            return "got"
+        return "expected" if self.rounding.is_beyond(expected, got, exact) else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where a difference begins.
+
+    Attributes:
+        number: of the operation in the fragment.
+        operation: its text.
+        difference: of its value.
+        kernel: the kernel that computes it, as in a listing of thunks.
+        without: the pass over HLO without which it does not differ; "" if there is none.
+    """
+
+    number: int
+    operation: str
+    difference: Difference
+    kernel: str = ""
+    without: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Compilers:
+    """The two compilers of a fragment's mesh.
+
+    Attributes:
+        mesh: its devices.
+        backend: the name of the one in question.
+        options: its options.
+    """
+
+    mesh: Mesh
+    backend: str
+    options: CompileOptions
+
+    def opinions(self, fragment: FragmentModule, inputs: Arrays) -> Opinions:
+        """The results of a fragment by both, and in f64.
+
+        Raises:
+            CompileError: one of them does not compile it.
+        """
+        expected = _run(XlaBackend().compile(fragment, self.mesh), fragment, self.mesh, inputs)
+        got, _ = self.run(fragment, inputs)
+        return opinions_of(fragment, self.mesh, got, expected, lambda: inputs)
+
+    def run(self, fragment: FragmentModule, inputs: Arrays, *without: str) -> tuple[list[np.ndarray], str]:
+        """The results by the compiler in question, without some passes, and the kernel of the last result.
+
+        Raises:
+            CompileError: it does not compile that.
+        """
+        disabled = (*self.options.disable_passes, *without)
+        options = dataclasses.replace(self.options, disable_passes=disabled, dump=None)
+        executable = get_backend(self.backend, options).compile(fragment, self.mesh)
+        if executable.backend == "xla":
+            raise CompileError("XLA compiles it instead")
+        kernels = [
+            line for line in executable.as_text("thunks").splitlines() if line[:1] not in ("", " ", "/")
+        ]
+        return _run(executable, fragment, self.mesh, inputs), kernels[-1] if kernels else ""
+
+    def origin(self, fragment: FragmentModule, inputs: Arrays) -> Origin | None:
+        """The first operation that differs; None if none does once its value is kept."""
+        for values in _chunks(fragment):
+            kept = keeping(fragment, values)
+            opinions = self.opinions(kept, inputs)
+            if opinions.wrong:
+                first = opinions.wrong[0]
+                number, _ = values[first]
+                origin = Origin(number, _text(fragment, number), opinions.difference(first))
+                return self._explained(fragment, origin, values[first], inputs)
+        return None
+
+    def _explained(
+        self, fragment: FragmentModule, origin: Origin, value: tuple[int, int], inputs: Arrays
+    ) -> Origin:
+        """With the kernel and the pass, from the program of this value alone if that shows the difference."""
+        alone = keeping(fragment, [value])
+        opinions = self.opinions(alone, inputs)
+        if not opinions.wrong:
+            return origin
+        _, kernel = self.run(alone, inputs)
+        return dataclasses.replace(origin, kernel=kernel, without=self.guilty_pass(alone, inputs))
+
+    def guilty_pass(self, fragment: FragmentModule, inputs: Arrays) -> str:
+        """The pass without which nothing differs; "" if there is none."""
+        opinions = self.opinions(fragment, inputs)
+        for name in self._changing_passes(fragment):
+            try:
+                got, _ = self.run(fragment, inputs, name)
+            except CompileError:  # nothing is compiled without it
+                continue
+            if not opinions.by_another(got).wrong:
+                return name
+        return ""
+
+    def _changing_passes(self, fragment: FragmentModule) -> list[str]:
+        """The passes over HLO that change a fragment, in the order in which they first do."""
+        backend = get_backend(self.backend, self.options)
+        of_mesh = backend.of(self.mesh) if isinstance(backend, PlatformBackend) else backend
+        if not isinstance(of_mesh, FallbackBackend):
+            return []
+        found: dict[str, None] = {}
+        passes = configured(of_mesh.first.target.passes(self.mesh.size, self.options), self.options)
+        module = lowered(fragment, dict(self.mesh.shape))
+        for pass_ in watched(passes, lambda _, inner, __: found.setdefault(inner.name)):
+            if pass_.run(module) and not isinstance(pass_, Fixpoint):
+                found[pass_.name] = None
+        return list(found)
+
+
+def opinions_of(
+    fragment: FragmentModule,
+    mesh: Mesh,
+    got: Arrays,
+    expected: Arrays,
+    inputs: Callable[[], Arrays],
+) -> Opinions:
+    """Opinions about results that are known; `inputs` are asked for where they differ."""
+    rounding = Rounding.of(fragment.text)
+    return Opinions(got, expected, rounding, lambda: _exact_results(fragment, mesh, inputs()))
+
+
+def _exact_results(fragment: FragmentModule, mesh: Mesh, inputs: Arrays) -> Arrays | None:
+    """The results of a fragment by XLA in f64; None if it has operations that are not defined for it."""
+    wide = widened(fragment)
+    if wide is None:
+        return None
+    given = [
+        array.astype(kind.dtype)
+        for array, kind in zip(inputs, array_types(mesh, wide.arguments), strict=True)
+    ]
+    try:
+        return _run(XlaBackend().compile(wide, mesh), wide, mesh, given)
+    except (CompileError, IRError):
+        return None
+
+
+def host_copy(array: Any) -> np.ndarray:
+    """The elements of an array in memory of their own: a view would keep the array from being donated."""
+    made = np.empty(array.shape, array.dtype)
+    for shard in array.addressable_shards:
+        if shard.replica_id == 0:
+            made[shard.index] = np.asarray(shard.data)
+    return made
+
+
+def _run(executable: Any, fragment: FragmentModule, mesh: Mesh, inputs: Arrays) -> list[np.ndarray]:
+    with jax.enable_x64(True):
+        placed = [
+            jax.device_put(array, named_sharding(mesh, value))
+            for array, value in zip(inputs, fragment.arguments, strict=True)
+        ]
+    return [host_copy(made) for made in executable(*placed)[: len(fragment.results)]]
+
+
+# -- fragments that keep values
+
+
+def _chunks(fragment: FragmentModule) -> Iterator[list[tuple[int, int]]]:
+    """The values that operations compute, some at a time: the operation's number, and the result's."""
+    with ir.context():
+        ops = ir.ops(ir.symbol_table(ir.parse(fragment.text))["main"].body)
+        found = [
+            (number, k)
+            for number, op in enumerate(ops)
+            if not ir.is_constant(op) and op.operation.name != "stablehlo.iota"
+            for k, result in enumerate(op.results)
+            if isinstance(result.type, ir.RankedTensorType)
+        ]
+    for start in range(0, len(found), _AT_A_TIME):
+        yield found[start : start + _AT_A_TIME]
+
+
+def keeping(fragment: FragmentModule, values: Sequence[tuple[int, int]]) -> FragmentModule:
+    """The fragment with values of its operations as its only results, whole on every device."""
+    module = ir.parse(fragment.text)
+    with ir.context(), ir.Location.unknown():
+        main = ir.symbol_table(module)["main"]
+        ops = ir.ops(main.body)
+        kept = [ops[number].results[k] for number, k in values]
+        old = main.terminator
+        ir.create("func.return", kept, [], ir.before(old), location=old.location)
+        ir.erase(old)
+        ir.return_types_changed(main)
+        specs = tuple(
+            ValueSpec(tuple(v.type.shape), str(v.type.element_type), ((),) * len(v.type.shape)) for v in kept
+        )
+        return dataclasses.replace(
+            fragment, text=ir.to_text(module), results=specs, donated=(), token=False, reserved_bytes=0
+        )
+
+
+def _text(fragment: FragmentModule, number: int) -> str:
+    with ir.context():
+        op = ir.ops(ir.symbol_table(ir.parse(fragment.text))["main"].body)[number]
+        return ir.op_text(op).splitlines()[0]

@@ -1,0 +1,26 @@
+"""Functions that must not run twice: registrations, and what a process has one of."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def once(function: Callable[P, R]) -> Callable[P, R]:
+    """Makes a function run once for given arguments, however many threads call it first.
+
+    `functools.cache` runs a function in every thread that calls it before the first one has finished.
+    """
+    running = threading.RLock()
+    found = functools.cache(function)
+
+    def alone(*args: P.args, **kwargs: P.kwargs) -> R:
+        with running:
+            return found(*args, **kwargs)
+
+    return functools.cache(functools.wraps(function)(alone))  # calls after the first take no lock
