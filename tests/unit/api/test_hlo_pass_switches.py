@@ -92,7 +92,7 @@ def test_jitter_makes_chosen_values_a_little_wrong():
     np.testing.assert_array_equal(compiled(float_jitter="sqrt")(X), plain)
 
 
-def test_kernels_come_from_a_folder_that_a_dump_shows(tmp_path):
+def test_kernels_come_from_a_folder_that_a_dump_shows(tmp_path, unpoisoned):
     compiled(jnp.tanh, dump_to=str(tmp_path / "dump"))
     (folder,) = (tmp_path / "dump" / "fragments").iterdir()
     text = (folder / "module.ll").read_text()

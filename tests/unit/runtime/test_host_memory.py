@@ -1,6 +1,7 @@
 """Freed memory stays with the process when it is asked to, as far as it is allowed to."""
 
 import ctypes
+import inspect
 import subprocess
 import sys
 
@@ -127,7 +128,7 @@ def test_other_c_libraries_are_left_alone(missing, monkeypatch) -> None:
             return lambda *_: pytest.fail(f"{name} was called")
 
     monkeypatch.setattr(ctypes, "CDLL", lambda _: Library())
-    assert host_memory.freed_memory.__wrapped__() is None
+    assert inspect.unwrap(host_memory.freed_memory)() is None
 
 
 def test_what_a_step_frees_itself_and_a_quarter_of_its_peak_may_be_kept() -> None:

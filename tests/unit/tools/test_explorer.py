@@ -30,6 +30,7 @@ from mpmd.tools.explorer.naming import Namer
 from mpmd.tools.explorer.text_tree import Numbering, pair, read_tree
 from tests.support import random_mpmd
 from tests.support.ir_programs import HEAD, TWO_FRAGMENTS
+from tests.support.poison import poison
 
 DRIVER = Path(__file__).parents[2] / "support" / "page_driver.js"
 PASSES = ["-mpmd-fragment-dedup", "-mpmd-merge-inferred-fragments", "-mpmd-copy-constants", "-cse"]
@@ -300,7 +301,8 @@ def traced(assignment):
 @pytest.fixture(scope="module")
 def explored(tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "step.html"
-    lowered = explore(traced({"first": "m0", "second": "m1"}), path)
+    with poison(False):  # a page for users
+        lowered = explore(traced({"first": "m0", "second": "m1"}), path)
     return path, lowered
 
 
@@ -325,7 +327,7 @@ def test_a_step_is_explored_from_tracing_to_export(explored):
     assert kinds.count("transfer") == lowered.as_text("mpmd").count("mpmd.transfer ") >= 8
 
 
-def test_the_page_has_the_kernels_of_each_fragment(explored):
+def test_the_page_has_the_kernels_of_each_fragment(explored, unpoisoned):
     path, lowered = explored
     kernels = data_of(path.read_text(encoding="utf-8"))["kernels"]
     assert set(kernels) == set(lowered.fragments)

@@ -148,7 +148,7 @@ def test_standard_input_and_an_output_file(tmp_path, monkeypatch):
     assert out.read_text().count("negate") == 1
 
 
-def test_a_module_is_compiled_for_a_described_device(run):
+def test_a_module_is_compiled_for_a_described_device(run, unpoisoned):
     """The device need not be here; costs are those of the device, code needs a compiler for it."""
     code, out, err = run(PLAIN, "-target=sm_90", "-hlo-cse")
     assert (code, err) == (0, "") and out.startswith("on H200:") and "memory-bound: 1 of 1 kernels" in out
