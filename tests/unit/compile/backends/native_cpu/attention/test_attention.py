@@ -327,6 +327,25 @@ def test_other_lengths_of_keys_and_biases_per_pair():
     check(cross, arguments, count=1)
 
 
+def test_heads_may_be_a_part_of_a_dim_of_the_products():
+    """What the rows read tells heads apart, the products do not."""
+
+    def attend(q, k, v, bias):
+        s = scored(q, k).reshape(2, 3, 20, 30) + bias[:, None, None, :]
+        return jax.nn.softmax(s + bias[:, :3, None, None]).reshape(6, 20, 30) @ v
+
+    q, k, v = (floats(6, n, 8) for n in (20, 30, 30))
+    check(attend, [q, k, v, floats(2, 30)], count=1)
+
+
+def test_batches_of_a_product_in_another_order_are_no_mixture():
+    def attend(q, k, v):
+        p = jax.nn.softmax(jnp.einsum("bhqd,bhkd->bhqk", q, k))
+        return jax.lax.dot_general(p, v, (((3,), (2,)), ((1, 0), (1, 0))))
+
+    check(attend, [floats(2, 2, n, 8) for n in (20, 30, 30)], count=0)
+
+
 def test_without_a_softmax():
     def linear(q, k, v):
         return jnp.einsum("bqk,bkd->bqd", jnp.where(jnp.einsum("bqd,bkd->bqk", q, k) > 0, 1.0, 0.5), v)
