@@ -270,15 +270,16 @@ def test_doubles_are_products():
     """Kernels of attention add up in f32."""
 
     def attend(q, k, v):
-        return jax.nn.softmax(scored(q, k)) @ v
+        return jax.nn.softmax(scored(q, k)).astype(np.float32) @ v
 
     with jax.enable_x64(True):
-        arguments = [a.astype(np.float64) for a in cross_inputs(9, 20)]
+        q, k, v = cross_inputs(9, 20)
+        arguments = [q.astype(np.float64) * 100, k.astype(np.float64), v]
         fragment = fragment_of(attend, *arguments)
         made = compiled(fragment)
         (got,), want = run(fragment, arguments, made), jax.jit(attend)(*arguments)
     assert not stitched(made)
-    np.testing.assert_allclose(got, want, rtol=1e-13, atol=1e-13)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
 def test_a_masked_zero_times_an_infinite_value_of_its_row_is_nan():
