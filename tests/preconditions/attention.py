@@ -6,6 +6,8 @@ from tests.preconditions import Precondition
 
 _MASKING = "mpmd/compile/kernels/masking.py"
 _PLANNING = "mpmd/compile/kernels/planning"
+_STITCHING = "mpmd/compile/passes/fusion/attention.py"
+_GROUPED = "tests/unit/compile/passes/fusion/test_attention_stitching.py"
 _CPU = "mpmd/compile/backends/native_cpu"
 _MASKS = "tests/unit/compile/kernels/test_masking.py"
 _ORDERS = "tests/unit/compile/kernels/planning/test_comparators.py"
@@ -281,7 +283,38 @@ _SORTS = (
     ),
 )
 
-ROWS = (*_POSITIONS, *_VALUES, *_KERNEL, *_SORTS)
+_GROUPS = (
+    Precondition(
+        f"{_STITCHING}:Search.refusal",
+        "no control edge orders a member by itself",
+        "if ordered is not None:",
+        "if False:",
+        f"{_GROUPED}::test_what_is_ordered_by_itself_is_no_part_of_a_kernel",
+    ),
+    Precondition(
+        f"{_STITCHING}:Search.refusal",
+        "no input of the kernel depends on its results",
+        "if self._would_create_cycle(attention, before):",
+        "if False:",
+        f"{_GROUPED}::test_inputs_do_not_depend_on_results",
+    ),
+    Precondition(
+        f"{_PLANNING}/attention.py:_mixture",
+        "the batch dims of a mixture are those of its factor, in their order",
+        "tuple(batched) != tuple(range(rank - 2)) or ",
+        "",
+        f"{_ATTENTION}::test_batches_of_a_product_in_another_order_are_no_mixture",
+    ),
+    Precondition(
+        f"{_PLANNING}/attention.py:_divided",
+        "products divide their batch as the rows do",
+        "delinearized(flat, own, batch)",
+        "dim(d) for d in range(len(own))",
+        f"{_ATTENTION}::test_heads_may_be_a_part_of_a_dim_of_the_products",
+    ),
+)
+
+ROWS = (*_POSITIONS, *_VALUES, *_KERNEL, *_GROUPS, *_SORTS)
 
 ALWAYS = {
     "mpmd/compile/passes/fusion/attention.py:moved_factor": (

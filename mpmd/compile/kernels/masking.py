@@ -161,7 +161,8 @@ def _is_exact(plan: KernelPlan, affine: tuple[int, int, int], dtype: str) -> boo
     ends = [factor * max(0, extent - 1) for factor, extent in zip((query, key), plan.extents[-2:])]
     low, high = (constant + sum(end(0, e) for e in ends) for end in (min, max))
     if dtype in FLOATS:
-        exact = 2 ** (ml_dtypes.finfo(DTYPES[dtype].numpy).nmant + 1)
+        info = ml_dtypes.finfo(DTYPES[dtype].numpy)  # type: ignore[no-untyped-call]
+        exact = 2 ** (info.nmant + 1)
         return -exact <= low and high <= exact
     if dtype not in INTEGERS:
         return False

@@ -132,13 +132,15 @@ class Comparator:
         node = self.build.made(number)
         if isinstance(node, Constant):
             return bool(node.value)
+        if not isinstance(node, Apply):
+            return None
         if number in self._keys:
             key, turned = self._keys[number]
             if key not in signs:
                 return None
             sign = -signs[key] if turned else signs[key]
             return _ANSWERS[node.op.removeprefix("compare-")][sign + 1]
-        if not isinstance(node, Apply) or node.op not in ("and", "or", "not", "select"):
+        if node.op not in ("and", "or", "not", "select"):
             return None
         first = self._decided(node.args[0], signs)
         if node.op == "not":
