@@ -175,7 +175,7 @@ _SPECIAL_VALUES = (
     ),
     Precondition(
         f"{_MATH}/rational.py:_odd_fraction",
-        "the rounded fraction is no more than one",
+        "the rounded fraction is at most one",
         "clamp_keeping_nan(b, quotient, -1.0, 1.0)",
         "quotient",
         f"{_VECTOR}::test_far_from_zero_it_is_one[tanh-host]",
@@ -266,7 +266,7 @@ _SPECIAL_VALUES = (
     ),
     Precondition(
         f"{_EMIT}/operations.py:_bounded",
-        "the largest integer is no float: what is beyond is chosen by itself",
+        "the largest integer is not a float: numbers beyond are chosen by themselves",
         "if top != high:",
         "if False:",
         f"{_OPERATIONS}::test_floats_at_the_bounds_of_integers[f32]",
@@ -297,7 +297,7 @@ _NARROW_VALUES = (
     ),
     Precondition(
         f"{_CPU}/narrow.py:_rounded",
-        "beyond the largest number is what the format says",
+        "an overflow becomes what the format says",
         "f.select(over, constant(form.beyond, type_), made)",
         "made",
         f"{_NARROW}::test_wide_values_are_rounded_once[f32]",
