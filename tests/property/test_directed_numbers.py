@@ -9,7 +9,7 @@ from tests.support.native_hlo import compile_module
 from tests.support.random_hlo.draft import Case
 from tests.support.random_hlo.sweeping import sweep
 
-FAST, SLOW = 50, 2000
+FAST, SLOW = 30, 2000
 
 
 def check(count):

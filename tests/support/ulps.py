@@ -105,6 +105,8 @@ def worst(got: np.ndarray, exact: np.ndarray, dtype: str) -> float:
         distance = np.where(np.isnan(ideal) & np.isnan(value), 0, distance)
         small = 4 * float(info.tiny)
         distance = np.where((np.abs(ideal) < small) & (np.abs(value) < small), 0, distance)
+        other_sign = (ideal == 0) & (value == 0) & (np.signbit(ideal) != np.signbit(value))
+        distance = np.where(other_sign, np.inf, distance)
     return float(distance.max())
 
 

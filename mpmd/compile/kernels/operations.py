@@ -1,8 +1,9 @@
 """The elementwise operations and reductions of kernels, by HLO name: their dtypes and what they cost.
 
-One row per operation, which means what HLO's evaluator says.  A target's printer has a table with the same
-names; that every name is in every table is a test, so an operation that a target lacks is found when a kernel
-is planned and not when it runs.
+One row per operation, which means what the evaluator of HLO says, rounded to its type: no target joins two of
+them, as a product and a sum, or a value would be another number where it is computed again.  The printer of a
+target has a table with the same names; that every name is in every table is a test, so an operation that a
+target lacks is found when a kernel is planned and not when it runs.
 """
 
 from __future__ import annotations

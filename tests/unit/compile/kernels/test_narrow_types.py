@@ -276,3 +276,11 @@ ENTRY e {
     x = np.random.default_rng(2).standard_normal((5, 9)).astype(DTYPES["f8e4m3fn"].numpy)
     for got, want in zip(run_module(module, [x]), evaluate(module, [x]), strict=True):
         np.testing.assert_array_equal(got.astype(np.float32), want.astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", NARROW_INTEGERS)
+def test_the_high_bits_of_a_byte_are_zero(dtype):
+    """An array given to others has no sign in them."""
+    text = f"HloModule b\nENTRY main {{ a = s8[256] parameter(0)\n ROOT r = {dtype}[256] convert(a) }}"
+    (found,) = run_module(parse_module(text), [np.arange(-128, 128).astype(np.int8)])
+    assert (found.view(np.uint8) < 1 << DTYPES[dtype].bits).all()

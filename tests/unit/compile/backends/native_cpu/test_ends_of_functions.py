@@ -43,6 +43,7 @@ def test_gradients_of_outlying_activations(dtype):
         np.testing.assert_allclose(found.astype(np.float64), x > 0, atol=1e-2)
 
 
+@pytest.mark.fast_cases("f32", "bf16")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_ends(dtype):
     own = DTYPES[dtype]
@@ -68,3 +69,11 @@ def test_odd_functions_keep_denormals():
     functions = (jnp.tanh, jnp.expm1, jnp.log1p, jnp.sin)
     for found in native(lambda x: [f(x) for f in functions], x):
         np.testing.assert_array_equal(found.view(np.int32), x.view(np.int32))
+
+
+def test_halves_are_rounded_away_from_zero():
+    x = np.array([0.49999997, 0.5, 1.5, 2.5, 8388607.5, 8388609.0, -0.0, np.inf], np.float32)
+    want = np.array([0, 1, 2, 3, 8388608, 8388609, -0.0, np.inf], np.float32)
+    (found,) = native(lambda x: jax.lax.round(x, jax.lax.RoundingMethod.AWAY_FROM_ZERO), np.stack([x, -x]))
+    np.testing.assert_array_equal(found, np.stack([want, -want]))
+    np.testing.assert_array_equal(np.signbit(found), np.signbit(np.stack([x, -x])))

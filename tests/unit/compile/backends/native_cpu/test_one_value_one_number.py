@@ -120,3 +120,8 @@ def test_no_target_joins_a_product_and_a_sum(name):
         f.store(f.add(f.mul(x, y), f.sub(y, f.mul(x, x))), f.arguments["y"])
     assembly = emit_assembly(module)
     assert "mul" in assembly and not any(word in assembly for word in ("vfm", "vfnm", "fmla", "fmls"))
+
+
+def test_f16_is_rounded_after_each_operation():
+    x, y = floats(33, 65, dtype=np.float16), floats(33, 65, dtype=np.float16)
+    np.testing.assert_array_equal(native(lambda x, y: x * y + x - y * y, x, y)[0], x * y + x - y * y)

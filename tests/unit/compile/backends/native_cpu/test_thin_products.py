@@ -44,6 +44,7 @@ def test_which_products_are_reductions():
     )
     assert kind(product(100, 1, 64, a=(64, 1), b=(1, 1))) is None, "rows of a matrix with a vector"
     assert kind(product(4, 4, 0, a=(1, 1), b=(1, 1))) is None
+    assert kind(product(100, 1, 0, a=(1, 100), b=(1, 1))) is None, "nothing to add"
 
 
 def test_which_products_have_no_tiles():

@@ -133,3 +133,10 @@ def test_the_meaning_of_plans_is_the_same(op, dtype):
     got = np.empty(len(PAIRS), DTYPES[dtype])
     evaluate(b.finish(), [x.reshape(-1), got])
     check(got, [expected(op, *pair) for pair in PAIRS])
+
+
+def test_of_columns_in_a_pass_over_rows():
+    """Partial results of groups of rows begin with the neutral element, which is not zero."""
+    x = np.random.default_rng(0).standard_normal((300, 70)).astype(np.float32)
+    y = x - x.max(-1, keepdims=True) - 1
+    np.testing.assert_array_equal(native(lambda x: (x - x.max(-1, keepdims=True) - 1).max(0), x)[0], y.max(0))
