@@ -474,6 +474,20 @@ _ROWS = (
         "True",
         "an empty sum over devices",
     ),
+    _tested(
+        "call_inliner.py:inline",
+        "effects of the body follow those before the call",
+        "effect.add_control_predecessor(early)",
+        "pass",
+        f"{_EFFECTS}::test_an_inlined_effect_keeps_its_place",
+    ),
+    _tested(
+        "call_inliner.py:inline",
+        "and precede those after it",
+        "late.add_control_predecessor(effect)",
+        "pass",
+        f"{_EFFECTS}::test_an_inlined_effect_keeps_its_place",
+    ),
     _row(
         "call_inliner.py:CallInliner.rewrite",
         "the call may be inlined",
