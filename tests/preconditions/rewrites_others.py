@@ -168,7 +168,7 @@ _LAID = (
     ),
     _row(
         "layout/layout_normalization.py:_reordered",
-        "what is moved lies in the order of the result",
+        "moved arrays lie in the order of the result",
         "any(o.shape.layout is not site.shape.layout for o in arrays)",
         "False",
         "arrays in different orders, joined",
@@ -187,7 +187,7 @@ _FUSED = (
         "nothing between two groups needs one and feeds the other",
         "grouping.would_create_cycle(a, b)",
         "False",
-        "work of which both need what is between them",
+        "work of which both need a call between them",
     ),
     _row(
         "fusion/grouping.py:Grouping._following",
@@ -212,7 +212,7 @@ _FUSED = (
     ),
     _tested(
         "fusion/outline.py:_remove_unused",
-        "what is removed has no effect",
+        "removed instructions have no effect",
         " and not instruction.has_side_effect",
         "",
         f"{_EFFECTS}[beside a fusion]",
@@ -294,8 +294,8 @@ _COPIED = (
 ROWS = (*_COMMUNICATION, *_LAID, *_FUSED, *_COPIED)
 
 ALWAYS = {
-    f"{_PASSES}/layout/reshape_decomposer.py:_decompose": "a copy to the other order, unless the bytes stay in place",
+    f"{_PASSES}/layout/reshape_decomposer.py:_decompose": "a copy, unless the bytes stay in place",
     f"{_PASSES}/layout/layout_removal.py:LayoutRemoval": "transposes describe the order that layouts did",
     f"{_PASSES}/layout/layout_assignment.py:LayoutAssignment": "copies separate orders that differ",
-    f"{_PASSES}/fusion/repeating.py:repeat_cheap_results": "each operation gives one number wherever it is computed",
+    f"{_PASSES}/fusion/repeating.py:repeat_cheap_results": "an operation gives one number everywhere",
 }

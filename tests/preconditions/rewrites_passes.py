@@ -146,7 +146,7 @@ _LOOPS = (
     ),
     _row(
         "loop_state.py:has_plain_state",
-        "the state is no result of the program as a whole",
+        "the state as a whole is not a result of the program",
         "loop.is_root or ",
         "",
         "state that is a result as a whole",
@@ -276,7 +276,7 @@ _SHARED = (
     ),
     _row(
         "cse.py:Cse._may_share",
-        "what is shared has no effect",
+        "shared instructions have no effect",
         " and not instruction.has_side_effect",
         "",
         "an effect twice",
@@ -318,7 +318,7 @@ _SHARED = (
     ),
     _row(
         "dce.py:Dce.rewrite",
-        "what is removed has no effect, and nothing reads it or is ordered by it",
+        "removed instructions have no effect, no readers, and order nothing",
         "is_dead(instruction)",
         "not instruction.users and not instruction.is_root",
         "an unused effect",
@@ -339,7 +339,7 @@ _SHARED = (
     ),
     Precondition(
         "mpmd/compile/passes/rewriter.py:is_dead",
-        "it is no parameter",
+        "it is not a parameter",
         'instruction.opcode == "parameter"',
         "False",
         f"{_LEFT}[an unused parameter]",
@@ -362,7 +362,7 @@ _ROWS = (
     ),
     _row(
         "sort_simplifier.py:_sort_used",
-        "what is dropped is not compared",
+        "dropped operands are not compared",
         "i in used or i in compared",
         "i in used",
         "a key that is compared and not used",
@@ -376,7 +376,7 @@ _ROWS = (
     ),
     _row(
         "sort_simplifier.py:_sort_used",
-        "it is no result of the program",
+        "it is not a result of the program",
         "site.at.is_root or ",
         "",
         "a sort that is a result",
@@ -473,6 +473,20 @@ _ROWS = (
         "instruction.info.category not in _OUTSIDE",
         "True",
         "an empty sum over devices",
+    ),
+    _tested(
+        "call_inliner.py:inline",
+        "effects of the body follow those before the call",
+        "effect.add_control_predecessor(early)",
+        "pass",
+        f"{_EFFECTS}::test_an_inlined_effect_keeps_its_place",
+    ),
+    _tested(
+        "call_inliner.py:inline",
+        "and precede those after it",
+        "late.add_control_predecessor(effect)",
+        "pass",
+        f"{_EFFECTS}::test_an_inlined_effect_keeps_its_place",
     ),
     _row(
         "call_inliner.py:CallInliner.rewrite",

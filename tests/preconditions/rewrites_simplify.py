@@ -188,9 +188,9 @@ _CONVERTED = (
     _lossless(
         "the mantissa holds all digits of an integer", "digits <= _format(target)[0] + 1", "True", "s32"
     ),
-    _lossless("the mantissa of the target is no shorter", "m <= wide and ", "", "f16"),
-    _lossless("the largest exponent of the target is no less", "high <= highest and ", "", "f8e4m3fn"),
-    _lossless("the least exponent of the target is no greater", " and low >= lowest", "", "f8e4m3b11fnuz"),
+    _lossless("the mantissa of the target is as long", "m <= wide and ", "", "f16"),
+    _lossless("the largest exponent of the target is as large", "high <= highest and ", "", "f8e4m3fn"),
+    _lossless("the least exponent of the target is as small", " and low >= lowest", "", "f8e4m3b11fnuz"),
     _row(
         "conversions.copy_nothing",
         "a copy keeps the layout",

@@ -1,4 +1,4 @@
-"""What a rewrite did to a program: whether it changed it, and whether its numbers are the same bit for bit."""
+"""What a rewrite did to a program: whether it changed it, and whether it kept its numbers bit for bit."""
 
 from __future__ import annotations
 

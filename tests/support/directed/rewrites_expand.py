@@ -304,7 +304,7 @@ ZEROS_LOSE_SIGNS = frozenset(
         "windows of a convolution",
     }
 )
-"""Operations whose result may have a zero of the other sign: sums begin with 0, equal values are zeros of both."""
+"""Operations whose result may have a zero of the other sign: sums begin with 0, zeros are equal."""
 
 
 def expander_case(name: str, seed: int) -> Case:

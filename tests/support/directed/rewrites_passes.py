@@ -90,7 +90,7 @@ def _branches(draft: Draft) -> HloInstruction:
 
 
 # -- loops
-class _Loop:
+class _CountedLoop:
     """A counted loop under construction.
 
     Attributes:
@@ -130,7 +130,7 @@ def _loop_with_dead_state(draft: Draft) -> HloInstruction:
     x, dead = (given(draft, dtype, dims, False) for _ in range(2))
     fixed = everywhere(draft, 2, dtype, dims)
     trips = draft.pick((0, 1, 2, 5))
-    loop = _Loop(draft, [x, fixed, dead, dead], 0, trips, 1)
+    loop = _CountedLoop(draft, [x, fixed, dead, dead], 0, trips, 1)
     body, (value, constant, unused, other) = loop.body, loop.state
     after = [body.add("add", value, constant), constant, body.add("add", unused, other), other]
     found = loop.finish(after)
@@ -165,7 +165,7 @@ def _short_loop(draft: Draft) -> HloInstruction:
     x = given(draft, "s32", dims)
     step = draft.pick((1, 2, 3))
     start = int(draft.rng.integers(0, 3))
-    loop = _Loop(draft, [x], start, start + step * int(draft.rng.integers(2, 8)), step)
+    loop = _CountedLoop(draft, [x], start, start + step * int(draft.rng.integers(2, 8)), step)
     body = loop.body
     at = body.broadcast(body.convert(loop.counter, "s32"), dims)
     found = loop.finish([body.add("xor", body.add("multiply", loop.state[0], at), at)])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from tests.support.left_alone.text import LARGEST, SUM, entry, scalars
+from tests.support.left_alone.text import MAXIMUM, SUM, entry, scalars
 
 _PAIRS = (
-    "f {{\n  a = {t}[] parameter(0)\n  i = s32[] parameter(1)\n  b = {t}[] parameter(2)\n  j = s32[] parameter(3)\n"
+    "f {{\n  a = {t}[] parameter(0)\n  i = s32[] parameter(1)\n  b = {t}[] parameter(2)\n"
+    "  j = s32[] parameter(3)\n"
     "{body}\n}}\n"
 )
 _BEST = """  more = pred[] compare(a, b), direction=GT{total}
@@ -47,7 +48,7 @@ def _window(
     return "hlo-reduce-window-rewriter", entry(
         f"  x = f32[{dims}] parameter(0)\n  z = f32[] constant({init})\n"
         f"  ROOT r = f32[{out}] reduce-window(x, z), window={{{window}}}, to_apply={by}",
-        SUM + LARGEST + scalars("other", "f32", "add(b, b)"),
+        SUM + MAXIMUM + scalars("other", "f32", "add(b, b)"),
     )
 
 
@@ -55,7 +56,7 @@ def _pooled(window: str, out: str, by: str = "sum", options: str = "") -> tuple[
     return "hlo-select-and-scatter-expander" + options, entry(
         f"  x = f32[8] parameter(0)\n  s = f32[{out}] parameter(1)\n  z = f32[] constant(0)\n"
         f"  ROOT r = f32[8] select-and-scatter(x, s, z), window={{{window}}}, select=ge, scatter={by}",
-        SUM + LARGEST + scalars("ge", "f32", "compare(a, b), direction=GE", "pred"),
+        SUM + MAXIMUM + scalars("ge", "f32", "compare(a, b), direction=GE", "pred"),
     )
 
 
@@ -73,7 +74,7 @@ _SOLVED = 'custom-call(a), custom_call_target="{}", api_version=API_VERSION_TYPE
 
 LEFT = {
     "the last of equal values": _argmax("s32", _best("s32", "GT")),
-    "a maximum that is no NaN's": _argmax("f32", _best("f32")),
+    "a maximum that knows no NaN": _argmax("f32", _best("f32")),
     "a maximum in total order": _argmax("f32", _best("f32", total=", type=TOTALORDER")),
     "the square of a maximum": _argmax("s32", _SQUARED),
     "a running sum from one": _window("size=6 pad=5_0", init="1"),
@@ -109,20 +110,23 @@ LEFT = {
     "rounding of eight bits": (
         "hlo-reduce-precision-expander",
         entry(
-            "  x = f8e5m2[4] parameter(0)\n  ROOT r = f8e5m2[4] reduce-precision(x), exponent_bits=4, mantissa_bits=1"
+            "  x = f8e5m2[4] parameter(0)\n"
+            "  ROOT r = f8e5m2[4] reduce-precision(x), exponent_bits=4, mantissa_bits=1"
         ),
     ),
     "random rounding to floats": (
         "hlo-stochastic-convert-expander",
         entry(
-            "  x = f32[4] parameter(0)\n  n = u32[4] parameter(1)\n  ROOT r = bf16[4] stochastic-convert(x, n)"
+            "  x = f32[4] parameter(0)\n  n = u32[4] parameter(1)\n"
+            "  ROOT r = bf16[4] stochastic-convert(x, n)"
         ),
     ),
     "a product by another algorithm": (
         "hlo-dot-algorithm-rewriter",
         entry(
             "  x = f32[2,3] parameter(0)\n  y = f32[3,4] parameter(1)\n"
-            "  ROOT r = f32[2,4] dot(x, y), lhs_contracting_dims={1}, rhs_contracting_dims={0}, algorithm=dot_f32_f32_f32"
+            "  ROOT r = f32[2,4] dot(x, y), lhs_contracting_dims={1}, rhs_contracting_dims={0}, "
+            "algorithm=dot_f32_f32_f32"
         ),
     ),
     "windows of a convolution that overlap": (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.left_alone.text import LARGEST, SUM, entry
+from tests.support.left_alone.text import MAXIMUM, SUM, entry
 
 _FOUR = ", replica_count=4"
 _GROUPS = "replica_groups={{0,1},{2,3}}"
@@ -30,7 +30,8 @@ def _part(start: str, sizes: str = "2", after: str = "", out: str = "2", reduced
         "  number = s32[] reshape(place)\n  two = s32[] constant(2)\n"
         f"  start = s32[] {start}\n  e = f32[4] negate(x)\n"
         f"  all = f32[4] all-reduce(x), {_GROUPS}, to_apply=sum{reduced}\n"
-        f"  {'' if after else 'ROOT '}r = f32[{out}] dynamic-slice(all, start), dynamic_slice_sizes={{{sizes}}}\n{after}"
+        f"  {'' if after else 'ROOT '}r = f32[{out}] dynamic-slice(all, start), "
+        f"dynamic_slice_sizes={{{sizes}}}\n{after}"
     )
 
 
@@ -44,7 +45,7 @@ _COMMUNICATION = {
     ),
     "a sum of a sum and a maximum": (
         "hlo-all-reduce-reassociate",
-        _joined(_ALL, f"{_GROUPS}, to_apply=largest", SUM + LARGEST),
+        _joined(_ALL, f"{_GROUPS}, to_apply=largest", SUM + MAXIMUM),
     ),
     "a maximum of sums": ("hlo-all-reduce-reassociate", _joined(_ALL, _ALL, after="maximum(p, q)")),
     "a sum over devices that is read twice": (
@@ -91,8 +92,10 @@ _COMMUNICATION = {
     "gathers of different types": (
         "hlo-all-gather-combiner",
         _devices(
-            f"  x = f32[4] parameter(0)\n  y = s32[4] parameter(1)\n  p = f32[8] all-gather(x), {_GROUPS}, dimensions={{0}}\n"
-            f"  q = s32[8] all-gather(y), {_GROUPS}, dimensions={{0}}\n  ROOT r = (f32[8], s32[8]) tuple(p, q)"
+            f"  x = f32[4] parameter(0)\n  y = s32[4] parameter(1)\n"
+            f"  p = f32[8] all-gather(x), {_GROUPS}, dimensions={{0}}\n"
+            f"  q = s32[8] all-gather(y), {_GROUPS}, dimensions={{0}}\n"
+            "  ROOT r = (f32[8], s32[8]) tuple(p, q)"
         ),
     ),
     "gathers in different groups": (
@@ -108,7 +111,8 @@ _COMMUNICATION = {
         _devices(
             f"  x = f32[4] parameter(0)\n  p = f32[8] all-gather(x), {_GROUPS}, dimensions={{0}}\n"
             "  s = f32[4] slice(p), slice={[0:4]}\n"
-            f"  q = f32[8] all-gather(s), {_GROUPS}, dimensions={{0}}\n  ROOT r = (f32[8], f32[8]) tuple(p, q)"
+            f"  q = f32[8] all-gather(s), {_GROUPS}, dimensions={{0}}\n"
+            "  ROOT r = (f32[8], f32[8]) tuple(p, q)"
         ),
     ),
     "gathers in a fixed order": (
@@ -125,7 +129,7 @@ _COMMUNICATION = {
             _XY
             + f"  p = f32[4] all-reduce(x), {_ALL}\n  q = f32[4] all-reduce(y), {_GROUPS}, to_apply=largest\n"
             "  ROOT r = (f32[4], f32[4]) tuple(p, q)",
-            SUM + LARGEST,
+            SUM + MAXIMUM,
         ),
     ),
 }
@@ -172,18 +176,21 @@ def _prefix(lines: str, sort: str = "") -> str:
 
 
 _FUSIONS = {
-    "work of which both need what is between them": (
+    "work of which both need a call between them": (
         "hlo-fusion",
         entry(
-            f"  x = f32[4096] parameter(0)\n  a = f32[4096] negate(x)\n  k = f32[4096] custom-call(a), {_PRINT}\n"
+            f"  x = f32[4096] parameter(0)\n  a = f32[4096] negate(x)\n"
+            f"  k = f32[4096] custom-call(a), {_PRINT}\n"
             "  ROOT c = f32[4096] add(a, k)"
         ),
     ),
     "work between which an order leads": (
         "hlo-fusion",
         entry(
-            f"  x = f32[4096] parameter(0)\n  a = f32[4096] negate(x)\n  k = f32[4096] custom-call(a), {_PRINT}\n"
-            f"  m = f32[4096] custom-call(x), {_PRINT}, control-predecessors={{k}}\n  ROOT c = f32[4096] add(a, m)"
+            f"  x = f32[4096] parameter(0)\n  a = f32[4096] negate(x)\n"
+            f"  k = f32[4096] custom-call(a), {_PRINT}\n"
+            f"  m = f32[4096] custom-call(x), {_PRINT}, control-predecessors={{k}}\n"
+            "  ROOT c = f32[4096] add(a, m)"
         ),
     ),
     "work whose order is fixed, beside other work": (

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from tests.support.left_alone.text import ALL, FIRST, LARGEST, LOOP, SUM, entry, loop, scalars
+from tests.support.left_alone.text import ALL, FIRST, LOOP, MAXIMUM, SUM, entry, loop, scalars
 
 _EFFECT = 'custom-call(w), custom_call_target="print", custom_call_has_side_effect=true'
-_COUNTED = '  l = (s32[], f32[4], f32[4], f32[4]) while(init), condition=less, body=step, backend_config={"known_trip_count":{"n":"5"}}\n'
+_COUNTED = (
+    "  l = (s32[], f32[4], f32[4], f32[4]) while(init), condition=less, body=step, "
+    'backend_config={"known_trip_count":{"n":"5"}}\n'
+)
 
 
 def _loop(body: str, returned: str, after: str, counted: bool = True, **options: object) -> str:
@@ -46,7 +49,8 @@ def _added(combination: str, start: str = "0", dtype: str = "s32", columns: int 
     return entry(
         f"  z = f32[] constant({start})\n  x = f32[5,{columns}] broadcast(z), dimensions={{}}\n"
         f"  u = f32[5] parameter(0)\n  l = {dtype}[5,1] parameter(1)\n"
-        f"  i = {dtype}[5,1] iota(), iota_dimension=0\n  c = {dtype}[5,2] concatenate(i, l), dimensions={{1}}\n"
+        f"  i = {dtype}[5,1] iota(), iota_dimension=0\n"
+        f"  c = {dtype}[5,2] concatenate(i, l), dimensions={{1}}\n"
         f"  ROOT r = f32[5,{columns}] scatter(x, c, u), update_window_dims={{}}, "
         "inserted_window_dims={0,1}, scatter_dims_to_operand_dims={0,1}, index_vector_dim=1, to_apply=f",
         scalars("f", "f32", combination),
@@ -63,9 +67,6 @@ _SORT = (
 )
 
 _ACCUMULATES = "  y = f32[4] add(x, w)"
-_RUNS_ONCE = """  e = (pred[]) custom-call(s), custom_call_target="ask", custom_call_has_side_effect=true
-  ROOT c = pred[] compare(i, n), direction=LT"""
-
 _LOOPS = {
     "state of a loop that changes, though it begins with a constant": (
         "hlo-while-simplifier",
@@ -113,7 +114,8 @@ _LOOPS = {
             "  y = f32[4] add(x, w)\n  v = f32[4] add(w, d)\n  q = f32[4] add(d, x)",
             "y, v, q",
             ALL,
-            condition='  e = s32[] custom-call(i), custom_call_target="ask", custom_call_has_side_effect=true\n'
+            condition="  e = s32[] custom-call(i), "
+            'custom_call_target="ask", custom_call_has_side_effect=true\n'
             "  ROOT c = pred[] compare(i, n), direction=LT",
             trips=1,
         ).replace('"n":"5"', '"n":"1"'),
@@ -278,8 +280,9 @@ _SHARED = {
         entry(
             "  x = f32[4] parameter(0)\n  z = f32[] constant(0)\n"
             "  a = f32[] reduce(x, z), dimensions={0}, to_apply=sum\n"
-            "  b = f32[] reduce(x, z), dimensions={0}, to_apply=largest\n  ROOT r = (f32[], f32[]) tuple(a, b)",
-            SUM + LARGEST,
+            "  b = f32[] reduce(x, z), dimensions={0}, to_apply=largest\n"
+            "  ROOT r = (f32[], f32[]) tuple(a, b)",
+            SUM + MAXIMUM,
         ),
     ),
     "comparisons in different directions": (
@@ -300,7 +303,8 @@ _SHARED = {
         "hlo-cse",
         entry(
             "  z = f32[] constant(0)\n  o = f32[] constant(1)\n"
-            "  a = f32[4] rng(z, o), distribution=rng_uniform\n  b = f32[4] rng(z, o), distribution=rng_uniform\n"
+            "  a = f32[4] rng(z, o), distribution=rng_uniform\n"
+            "  b = f32[4] rng(z, o), distribution=rng_uniform\n"
             "  ROOT r = (f32[4], f32[4]) tuple(a, b)"
         ),
     ),
@@ -406,7 +410,8 @@ _REST = {
         entry(
             "  w = f32[4] parameter(0)\n  c = f32[0] call(w), to_apply=f\n"
             "  ROOT r = (f32[0], f32[4]) tuple(c, w)",
-            f"f {{\n  w = f32[4] parameter(0)\n  e = f32[4] {_EFFECT}\n  ROOT k = f32[0] constant({{}})\n}}\n",
+            f"f {{\n  w = f32[4] parameter(0)\n  e = f32[4] {_EFFECT}\n"
+            f"  ROOT k = f32[0] constant({{}})\n}}\n",
         ),
     ),
     "an empty argument": (

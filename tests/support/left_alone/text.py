@@ -17,7 +17,7 @@ def scalars(name: str, dtype: str, operation: str, result: str = "") -> str:
 
 
 SUM = scalars("sum", "f32", "add(a, b)")
-LARGEST = scalars("largest", "f32", "maximum(a, b)")
+MAXIMUM = scalars("largest", "f32", "maximum(a, b)")
 
 
 def loop(

@@ -24,7 +24,7 @@ class FftExpander(ComputationPass):
     fft(x: [n])  ->  y[k] = sum over j of x[j] times the j*k-th power of the n-th root of one
 
     Real parts and imaginary parts are sums of their own, and only those that the result has.  Quarter turns
-    are exact, and what is multiplied by 0 is left out: the imaginary part of a real number's sum is 0, also
+    are exact, and products by 0 are left out: the imaginary part of a real number's sum is 0, also
     beside infinities.
 
     Requires: no schedule; complex numbers are split into pairs afterwards.

@@ -22,7 +22,7 @@ from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, TrackingBuilder
 
 
 class TriangularSolveExpander(ComputationPass):
-    """Solves triangular systems by blocks: a loop over the rows of each, and products of what is known.
+    """Solves triangular systems by blocks: a loop over the rows of each, and products of known rows.
 
     triangular-solve(a, b) -> x, x[k] = (b[k] - a[k,:k] x[:k]) / a[k,k] for each row k
 

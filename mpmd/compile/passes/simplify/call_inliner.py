@@ -38,9 +38,17 @@ def _is_inlineable(call: HloInstruction) -> bool:
 
 
 def inline(caller: HloInstruction, number: int = 0, arguments: list[HloInstruction] | None = None) -> None:
-    """Replace an instruction by the body of computation `number` that it calls, on its operands."""
+    """Replace an instruction by the body of computation `number` that it calls, on its operands.
+
+    Effects of the body stay in the order in which control edges put the instruction.
+    """
     callee = caller.called[number]
     given = arguments if arguments is not None else caller.operands
     known = {p: given[p.parameter_number] for p in callee.parameters}
     copies = callee.copy_into(caller.parent, known)
+    for effect in (copy for i, copy in copies.items() if i not in known and copy.has_side_effect):
+        for early in caller.control_predecessors:
+            effect.add_control_predecessor(early)
+        for late in caller.control_successors:
+            late.add_control_predecessor(effect)
     caller.parent.replace(caller, copies[callee.root])

@@ -15,7 +15,8 @@ _LOOP = (
     f"less {{\n  s = {_STATE} parameter(0)\n  a = s32[] get-tuple-element(s), index=0\n"
     "  n = s32[] constant(9)\n  ROOT c = pred[] compare(a, n), direction=LT\n}\n\n"
     f"step {{\n  s = {_STATE} parameter(0)\n  a = s32[] get-tuple-element(s), index=0\n"
-    f"  b = s32[] get-tuple-element(s), index=1\n  m = s32[] add(a, b)\n  ROOT t = {_STATE} tuple(RETURNED)\n}}\n"
+    f"  b = s32[] get-tuple-element(s), index=1\n  m = s32[] add(a, b)\n"
+    f"  ROOT t = {_STATE} tuple(RETURNED)\n}}\n"
 )
 _WHILE = (
     "  p = s32[] parameter(0)\n  q = s32[] parameter(1)\n"

@@ -9,7 +9,10 @@ from mpmd.compile.passes import make_pass
 from tests.support.left_alone.text import entry
 
 _CALL = 'custom-call(p), custom_call_target="print", custom_call_has_side_effect=true'
-_PRINTS = f"one {{\n  p = f32[4] parameter(0)\n  e = f32[4] {_CALL}\n  n = f32[4] negate(p)\n  ROOT t = (f32[4], f32[4]) tuple(n, p)\n}}\n"
+_PRINTS = (
+    f"one {{\n  p = f32[4] parameter(0)\n  e = f32[4] {_CALL}\n  n = f32[4] negate(p)\n"
+    "  ROOT t = (f32[4], f32[4]) tuple(n, p)\n}\n"
+)
 _PLAIN = "two {\n  p = f32[4] parameter(0)\n  ROOT t = (f32[4], f32[4]) tuple(p, p)\n}\n"
 _ALONE = f"one {{\n  p = f32[4] parameter(0)\n  ROOT e = f32[4] {_CALL}\n}}\n"
 
@@ -46,7 +49,8 @@ PROGRAMS = {
         "hlo-while-simplifier",
         entry(
             "  x = f32[4] parameter(0)\n  z = s32[] constant(0)\n  i = (s32[], f32[4]) tuple(z, x)\n"
-            "  w = (s32[], f32[4]) while(i), condition=less, body=step\n  ROOT r = f32[4] get-tuple-element(w), index=1",
+            "  w = (s32[], f32[4]) while(i), condition=less, body=step\n"
+            "  ROOT r = f32[4] get-tuple-element(w), index=1",
             "less {\n  s = (s32[], f32[4]) parameter(0)\n  i = s32[] get-tuple-element(s), index=0\n"
             "  n = s32[] constant(1)\n  ROOT c = pred[] compare(i, n), direction=LT\n}\n\n"
             "step {\n  s = (s32[], f32[4]) parameter(0)\n  i = s32[] get-tuple-element(s), index=0\n"
@@ -55,6 +59,21 @@ PROGRAMS = {
         ),
     ),
 }
+
+
+def test_an_inlined_effect_keeps_its_place():
+    module = parse_module(
+        entry(
+            "  x = f32[4] parameter(0)\n  a = f32[4] tanh(x)\n"
+            "  c = f32[4] call(x), to_apply=one, control-predecessors={a}\n"
+            "  b = f32[4] abs(x), control-predecessors={c}\n  ROOT r = (f32[4], f32[4]) tuple(a, b)",
+            _ALONE.replace("ROOT e", "e").replace("}", "  ROOT n = f32[4] negate(p)\n}"),
+        )
+    )
+    assert make_pass("hlo-call-inliner").run(module)
+    verify(module)
+    by = {i.opcode: i for i in module.entry}
+    assert by["tanh"].precedes(by["custom-call"]) and by["custom-call"].precedes(by["abs"])
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -12,11 +12,25 @@ from mpmd.compile.hlo.shape import array
 from mpmd.compile.passes import make_pass
 from tests.support.rewrite_checks import rewritten
 
-BINARY = (
-    "add and atan2 divide maximum minimum mulhi multiply or power remainder shift-left "
-    "shift-right-arithmetic shift-right-logical subtract xor"
-).split()
-UNARY = "abs count-leading-zeros negate not popcnt sign".split()
+BINARY = [
+    "add",
+    "and",
+    "atan2",
+    "divide",
+    "maximum",
+    "minimum",
+    "mulhi",
+    "multiply",
+    "or",
+    "power",
+    "remainder",
+    "shift-left",
+    "shift-right-arithmetic",
+    "shift-right-logical",
+    "subtract",
+    "xor",
+]
+UNARY = ["abs", "count-leading-zeros", "negate", "not", "popcnt", "sign"]
 TYPES = ("s2", "u2", "s4", "u4")
 
 

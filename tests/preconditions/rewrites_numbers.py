@@ -1,0 +1,290 @@
+"""Expanders of types, functions, calls and factorisations."""
+
+from __future__ import annotations
+
+from tests.preconditions import Precondition
+
+_EXPAND = "mpmd/compile/passes/expand"
+_LEFT = "tests/unit/compile/passes/test_left_alone.py::test_a_pass_leaves_it_alone"
+_DIRECTED = "tests/property/test_directed_rewrites.py::test_an_expander_keeps_the_numbers"
+_SAYS = "tests/property/test_hlo_passes.py::test_an_expander_says_what_the_operation_means"
+_NARROW = "tests/unit/compile/passes/test_narrow.py"
+_NATIVE = "tests/differential/test_native_operations.py"
+_ORDER = "within rounding: XLA leaves the order of sums open, too"
+
+
+def _row(place: str, holds: str, code: str, dropped: str, left: str, exact: str = "exact") -> Precondition:
+    """A precondition that a program shows which the pass must leave alone."""
+    return Precondition(f"{_EXPAND}/{place}", holds, code, dropped, f"{_LEFT}[{left}]", exact)
+
+
+def _directed(
+    place: str, holds: str, code: str, dropped: str, name: str, exact: str = "exact"
+) -> Precondition:
+    return Precondition(f"{_EXPAND}/{place}", holds, code, dropped, f"{_DIRECTED}[{name}]", exact)
+
+
+def _tested(place: str, holds: str, code: str, dropped: str, test: str, exact: str = "exact") -> Precondition:
+    return Precondition(f"{_EXPAND}/{place}", holds, code, dropped, test, exact)
+
+
+_TYPES = (
+    _tested(
+        "narrow_type_expander.py:_right",
+        "zeros follow a logical shift, signs an arithmetic one, of the narrow type",
+        "_as(site, value, sign)",
+        "value",
+        f"{_NARROW}::test_two_numbers[s4-shift-right-logical]",
+    ),
+    _tested(
+        "narrow_type_expander.py:_high_half",
+        "the high half is that of the narrow type",
+        "site.shape.info.bits",
+        "16",
+        f"{_NARROW}::test_two_numbers[s4-mulhi]",
+    ),
+    _tested(
+        "narrow_type_expander.py:_count",
+        "leading zeros are counted from the top of the narrow type",
+        "32 - bits",
+        "0 * bits",
+        f"{_NARROW}::test_one_number[s4-count-leading-zeros]",
+    ),
+    _tested(
+        "narrow_type_expander.py:_count",
+        "the sign is a bit like others",
+        '_as(site, site.operands[0], "u")',
+        "site.operands[0]",
+        f"{_NARROW}::test_one_number[s4-popcnt]",
+    ),
+    _tested(
+        "narrow_type_expander.py:_wide_step",
+        "each step of a computation is rounded or wrapped as in the narrow type",
+        "i.shape.dtype in _WIDE and i.opcode not in _EXACT",
+        "False",
+        f"{_NARROW}::test_a_computation_rounds_each_step[s4]",
+        "within rounding: sums of floats are kept wide to their end, as XLA keeps them",
+    ),
+    _tested(
+        "narrow_type_expander.py:_product",
+        "a product of truths is a truth: a sum of ones wraps in no type that has no end",
+        "_is_of_truths(site.at)",
+        "False",
+        f"{_NARROW}::test_products_of_truths_are_truths",
+    ),
+    _row(
+        "comparison_expander.py:_expand",
+        "floats are compared in total order",
+        'site.at.attributes.get("comparison_type") != "TOTALORDER" or ',
+        "",
+        "a comparison of numbers",
+    ),
+    _directed(
+        "comparison_expander.py:_ordered",
+        "the bits of negative numbers are in the opposite order",
+        'build.add("and", sign, mask)',
+        "build.full(0, dtype, x.shape.dims)",
+        "total order",
+    ),
+    _row(
+        "bitcast_convert_expander.py:_expand",
+        "elements are not pairs",
+        ' or "complex" in (old.kind, new.kind)',
+        "",
+        "bits of complex numbers",
+    ),
+    _directed(
+        "bitcast_convert_expander.py:_joined",
+        "the least significant part comes first",
+        "i * narrow",
+        "(width // narrow - i) * narrow",
+        "bits",
+    ),
+    _row(
+        "reduce_precision_expander.py:_expand",
+        "the layout of the bits is known",
+        "dtype not in _LAYOUT",
+        "False",
+        "rounding of eight bits",
+    ),
+    _directed(
+        "reduce_precision_expander.py:_expand",
+        "NaN stays NaN: rounding its bits may give infinity",
+        "build.select(is_nan, x, made) if wanted[1] else made",
+        "made",
+        "rounding",
+    ),
+    _directed(
+        "reduce_precision_expander.py:_Rounding.rounded",
+        "ties go to even",
+        'build.add("add", odd, half)',
+        "half",
+        "rounding",
+    ),
+    _directed(
+        "reduce_precision_expander.py:_Rounding.rounded",
+        "too large numbers become infinite",
+        "build.select(over, self.infinite(), build.select(under, sign, bits))",
+        "build.select(under, sign, bits)",
+        "rounding",
+    ),
+    _directed(
+        "reduce_precision_expander.py:_Rounding.rounded",
+        "what would be denormal is zero of its sign",
+        "build.select(under, sign, bits)",
+        "bits",
+        "rounding",
+    ),
+    _row(
+        "stochastic_convert_expander.py:_expand",
+        "the target is an integer",
+        "not site.shape.info.is_integral or ",
+        "",
+        "random rounding to floats",
+    ),
+    _row(
+        "dot_algorithm_rewriter.py:_rounded",
+        "the algorithm rounds the factors",
+        '_FACTORS.get(str(site.at.attributes.get("algorithm", "")))',
+        '"bf16"',
+        "a product by another algorithm",
+        "within rounding: as the algorithm says",
+    ),
+)
+_REST = (
+    _row(
+        "map_inliner.py:_inline",
+        "the computation is elementwise work on scalars",
+        "not is_inlinable(body) or ",
+        "",
+        "a map by a reduction",
+    ),
+    _row(
+        "async_expander.py:AsyncExpander.rewrite_computation",
+        "nothing else reads the start",
+        " and all(len(i.users) == 1 for i in chain)",
+        "",
+        "a start that others read",
+    ),
+    _tested(
+        "async_expander.py:_join",
+        "the start goes: an effect is done once",
+        "    for instruction in chain:\n        computation.remove(instruction)\n",
+        "",
+        "tests/unit/compile/passes/test_effects.py::test_an_effect_is_done_once[an asynchronous call]",
+    ),
+    _directed(
+        "complex_to_pairs.py:_compare",
+        "numbers are equal if both parts are",
+        '"and" if site.at.direction == "EQ" else "or"',
+        '"or"',
+        "complex numbers",
+    ),
+    _tested(
+        "complex_to_pairs.py:_is_separate",
+        "a computation does the same to each part: a sum, not a product",
+        'reducer(site.at.to_apply) == "add"',
+        "reducer(site.at.to_apply) is not None",
+        f"{_NATIVE}::test_complex_numbers[products of all]",
+    ),
+    _tested(
+        "complex_functions.py:divide",
+        "a divisor whose parts are both 0, or both infinite, has no ratio",
+        'ratio.is_("NE", ratio) & most.is_("EQ", most)',
+        'ratio.is_("EQ", ratio) & most.is_("NE", most)',
+        f"{_NATIVE}::test_complex_numbers[division by zero and infinity]",
+        "within rounding: numbers of 64 bits are divided in f64, where nothing overflows",
+    ),
+    _tested(
+        "complex_functions.py:exponential",
+        "the exponential is finite where its parts are",
+        'root * angle.of("cosine") * root',
+        'root * root * angle.of("cosine")',
+        f"{_NATIVE}::test_complex_numbers[functions of huge numbers]",
+        "within rounding: the square of a root errs by an ulp more than an exponential",
+    ),
+    _tested(
+        "complex_functions.py:_distance",
+        "squares do not overflow",
+        "_wide(*x)",
+        "x",
+        f"{_NATIVE}::test_complex_numbers[functions of huge numbers]",
+        "within rounding: rounded once, from f64",
+    ),
+    _tested(
+        "complex_functions.py:hyperbolic_tangent",
+        "an angle counts only where the exponential has not decayed to 0",
+        "endless.choose(b.full(0.0), ",
+        "(endless & endless).choose(second, ",
+        f"{_NATIVE}::test_complex_numbers[tangents of infinities]",
+        "within rounding: by a decaying exponential, which neither overflows nor cancels",
+    ),
+    _tested(
+        "fft_expander.py:_roots",
+        "quarter turns are exact",
+        "np.where(rest == 0, _QUARTERS[quarter], np.exp(2j * np.pi / n * power))",
+        "np.exp(2j * np.pi / n * power)",
+        f"{_NATIVE}::test_fourier_transforms[signs of zeros]",
+        "within rounding: sums of up to 64 terms, in f32 where a library's are",
+    ),
+    _tested(
+        "fft_expander.py:_sums",
+        "products by 0 are left out: 0 * inf is NaN",
+        "not factor.all()",
+        "False",
+        f"{_NATIVE}::test_fourier_transforms[beside infinity]",
+    ),
+    _tested(
+        "fft_expander.py:_roots",
+        "the middle of half a spectrum counts twice, its ends once",
+        "roots[1 : (n + 1) // 2] *= 2",
+        "roots[1:] *= 2",
+        f"{_NATIVE}::test_fourier_transforms[irfft]",
+    ),
+    _row(
+        "fft_expander.py:FftExpander._expand",
+        "rows are short",
+        " or max(lengths) > self.most",
+        "",
+        "a long transform",
+    ),
+    _tested(
+        "cholesky_expander.py:_by_columns",
+        "pivots are positive: 0 is none",
+        '"GT"), square, nan)',
+        '"GE"), square, nan)',
+        f"{_NATIVE}::test_matrices[cholesky of singular matrices]",
+        "within rounding: the factorisation is backward stable, as LAPACK's",
+    ),
+    _tested(
+        "triangular_solve_expander.py:_by_rows",
+        "the other half of the matrix is not read: it may be NaN",
+        'body.select(compared(body, places, "LT", i), row, body.full(0, dtype, (count, n)))',
+        "row",
+        f"{_NATIVE}::test_matrices[triangular systems whose inverses overflow]",
+        "within rounding: substitution is backward stable, as LAPACK's",
+    ),
+    _row(
+        "lapack_expander.py:LapackExpander._expand",
+        "matrices are small",
+        "most is not None and max(site.operands[0].shape.dims[-2:]) > most",
+        "False",
+        "factors of a large matrix",
+    ),
+    _row(
+        "lapack_expander.py:LapackExpander._expand",
+        "the call is one of those that are known",
+        "FUNCTIONS.get(found[1]) if found else None",
+        "FUNCTIONS.get(found[1], _cholesky) if found else None",
+        "another call of the library",
+    ),
+)
+
+ROWS = (*_TYPES, *_REST)
+
+ALWAYS = {
+    f"{_EXPAND}/batch_norm_expander.py:BatchNormExpander": "formulas are the operation's, in f32 or f64",
+    f"{_EXPAND}/rng_bit_generator_expander.py:RngBitGeneratorExpander": "bits are the named algorithm's",
+    f"{_EXPAND}/special_function_expander.py:SpecialFunctionExpander": "formulas hold for all real numbers",
+    f"{_EXPAND}/float_jitter.py:FloatJitter": "it changes numbers on purpose, if a flag says so",
+}
