@@ -117,11 +117,15 @@ def constants_passed(m: Module) -> None:
             made,
         ]
 
-    (z,) = m.fragment([], spread, mesh=mesh)
-    m.results += m.fragment([m.value(mesh), z], m.ops("add", "multiply"))
+    def drawn(args: list[str]) -> list[str]:
+        made = m.w.new(VECTOR).name
+        return [f"{made} = stablehlo.custom_call @effect{m.w.count}() {EFFECT} : () -> {VECTOR}", made]
+
+    made = [m.fragment([], body, mesh=mesh)[0] for body in (spread, drawn)]
+    m.results += m.fragment([m.value(mesh), *made], m.ops("add", "multiply"))
 
 
-def residuals(m: Module) -> None:
+def residuals(m: Module, effects: float = 0.3) -> None:
     """A backward fragment that reads a cheap function of an argument, and one with an effect."""
     mesh = m.rng.choice(MESHES)
     x, counter = next(a for a in m.args if a.mesh == mesh), m.rng.randrange(3)
@@ -136,7 +140,7 @@ def residuals(m: Module) -> None:
         ]
 
     effect = f"stablehlo.custom_call @effect{m.w.count}a({{}}) {{{EFFECT}}} : ({VECTOR}) -> {VECTOR}"
-    middle = effect if m.rng.random() < 0.3 else f"stablehlo.abs {{}} : {VECTOR}"
+    middle = effect if m.rng.random() < effects else f"stablehlo.abs {{}} : {VECTOR}"
     marks = f"{{call_counter = {counter} : ui32}} "
     made = m.fragment([x], forward, [VECTOR] * 3, '"f"', marks)
     m.fragment([x], m.ops("abs"), origin='"between"')
@@ -160,21 +164,22 @@ def scores(m: Module) -> None:
     q, k = m.fragment([m.value(mesh)], factors, ["tensor<2x4x2xi32>"] * 2, '"in"')
 
     def forward(args: list[str]) -> list[str]:
-        s = m.w.new(BATCH).name
+        s, e = m.w.new(BATCH).name, m.w.new(BATCH).name
         return [
             f"{s} = stablehlo.dot_general {args[0]}, {args[1]}, batching_dims = [0] x [0], "
             f"contracting_dims = [2] x [2] : (tensor<2x4x2xi32>, tensor<2x4x2xi32>) -> {BATCH}",
-            s,
+            f"{e} = stablehlo.custom_call @effect{m.w.count}({s}) {EFFECT} : ({BATCH}) -> {BATCH}",
+            f"{s}, {e}",
         ]
 
     marks = "{call_counter = 0 : ui32} "
-    (s,) = m.fragment([q, k], forward, [BATCH], '"f"', marks)
+    made = m.fragment([q, k], forward, [BATCH] * 2, '"f"', marks)
 
     def backward(args: list[str]) -> list[str]:
         made = m.w.new(BATCH).name
-        return [f"{made} = stablehlo.multiply {args[0]}, {args[0]} : {BATCH}", made]
+        return [f"{made} = stablehlo.multiply {args[0]}, {args[1]} : {BATCH}", made]
 
-    m.results += m.fragment([s, q, k], backward, [BATCH], '"f"(1)', marks)
+    m.results += m.fragment([*made, q, k], backward, [BATCH], '"f"(1)', marks)
     m.pool = [v for v in m.pool if v.tensor == VECTOR]
 
 
@@ -341,7 +346,8 @@ def far_constants(m: Module) -> None:
 
     def drawn(args: list[str]) -> list[str]:
         made = m.w.new(VECTOR).name
-        return [f"{made} = stablehlo.iota dim = 0 : {VECTOR}", made]
+        effect = f"stablehlo.custom_call @effect{m.w.count}() {EFFECT} : () -> {VECTOR}"
+        return [f"{made} = {effect}", made]
 
     (d,) = m.fragment([], drawn, mesh=source)
     sent = [m.transfer(v, target) for v in (c, d)]
@@ -446,7 +452,7 @@ MOTIFS: dict[str, tuple[Motif, str]] = {
     "order-by-tasks": (microbatches, "orders=m1:0F0,0F1,0F2,0B0,0B1,0B2;m2:1F0,1B0,1F1,1B1,1F2,1B2"),
     "pipeline-scheduler": (microbatches, "must-happen-before=1F1B"),
     "recompute-attention": (scores, ""),
-    "recompute-cheap-residuals": (residuals, ""),
+    "recompute-cheap-residuals": (lambda m: residuals(m, 0.8), ""),
     "remat-fragment": (residuals, ""),
     "remove-transfer-cycles": (there_and_back, ""),
     "split-and-prioritize-transfer-independent-computations": (waiting, ""),
