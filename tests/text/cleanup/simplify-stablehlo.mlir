@@ -280,3 +280,18 @@ func.func @conversions() -> (tensor<4xui8>, tensor<4xi4>, tensor<4xi1>, tensor<4
   %4 = stablehlo.convert %d : (tensor<4xf32>) -> tensor<4xi1>
   return %0, %1, %2, %3, %4 : tensor<4xui8>, tensor<4xi4>, tensor<4xi1>, tensor<4xui8>, tensor<4xi1>
 }
+
+// An op with a sharding of its own keeps it, and of floating point only +0 is nothing: -0 - -0 is 0.
+// FOLDED-LABEL: func @kept
+// CHECK-LABEL: func @kept
+func.func @kept(%a: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {
+  // CHECK-DAG: stablehlo.subtract %arg0, {{.*}} : tensor<4xf32>
+  // CHECK-DAG: stablehlo.multiply %arg0, {{.*}} {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"x"}]>]>}
+  %one = stablehlo.constant dense<1.0> : tensor<4xf32>
+  %zero = stablehlo.constant dense<-0.0> : tensor<4xf32>
+  %0 = stablehlo.multiply %a, %one {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"x"}]>]>} : tensor<4xf32>
+  %1 = stablehlo.subtract %a, %zero : tensor<4xf32>
+  return %0, %1 : tensor<4xf32>, tensor<4xf32>
+}
+
+sdy.mesh @mesh = <["x"=2]>
