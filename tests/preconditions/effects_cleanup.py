@@ -331,7 +331,7 @@ ROWS: tuple[Precondition, ...] = (
         "A transfer moves no further than to its first user.",
         "in_block_order(ir.users(transfer))[0]",
         "in_block_order(ir.users(transfer))[-1]",
-        f"{_TEXT}[export/delay-transfers-from-cpu-0]",
+        "tests/property/test_directed_effects.py::test_effects_and_values[mpmd-delay-transfers-from-cpu]",
     ),
     Precondition(
         "mpmd/scheduling/workload.py:_sizes",
