@@ -80,7 +80,7 @@ def is_ordered(op: Op) -> bool:
 
 
 def is_token(value: ir.Value) -> bool:
-    """Whether a value is no data, but the order of the ops that pass it on."""
+    """Whether a value is not data, but the order of the ops that pass it on."""
     return not isinstance(value.type, _TENSORS) and str(value.type) == _TOKEN
 
 

@@ -1,4 +1,4 @@
-"""Passes over fragments: what may be done to ops, and what import, calls, merges and splits ask for."""
+"""Passes over fragments: effects, import, calls and merges."""
 
 from __future__ import annotations
 
@@ -334,7 +334,7 @@ ALWAYS: dict[str, str] = {
     _CALLS + "unroll_for_loops.py:_unroll": "each iteration is one copy, and the loop is erased",
     _CALLS + "mirror_stages.py:MirrorStages._copy": "each call calls one of the two copies",
     _CALLS + "shared_bodies.py:_call_instead": "the fragment is replaced; constants alone are copied",
-    _CALLS + "shared_bodies.py:narrow_calls": "the call is replaced; what is dropped from the body is dead",
+    _CALLS + "shared_bodies.py:narrow_calls": "the call is replaced; ops that leave the body are dead",
     _PASSES
     + "import_/fold_constant_branches.py:_fold": "the conditional is replaced by the branch that is taken",
     _PASSES + "merge/merge_inferred_by_round.py:MergeInferredByRound.rewrite_function": (

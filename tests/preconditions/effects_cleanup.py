@@ -65,13 +65,6 @@ ROWS: tuple[Precondition, ...] = (
         f"{_TEXT}[propagation/simplify-program-0]",
     ),
     Precondition(
-        _FRAGMENTS + "simplifying.py:_unneeded",
-        "A computation that goes with its last result has no side effects.",
-        " and ir.is_side_effect_free(fragment)",
-        "",
-        f"{_TEXT}[propagation/simplify-program-0]",
-    ),
-    Precondition(
         _CLEANUP + "fragment_dedup.py:FragmentDedup.rewrite_function",
         "Equal results have one type: the same sharding and memory.",
         "first_result.setdefault((value, result.type), result)",
@@ -80,7 +73,7 @@ ROWS: tuple[Precondition, ...] = (
     ),
     Precondition(
         _CLEANUP + "copy_constants.py:CopyConstants.rewrite_function",
-        "What is done again in each reader is a constant.",
+        "Only a constant is done again in each reader.",
         "if ir.is_constant(constant):",
         "if constant is not None and not len(constant.operands):",
         "tests/property/test_directed_effects.py::test_effects_and_values[mpmd-copy-constants]",
@@ -90,28 +83,21 @@ ROWS: tuple[Precondition, ...] = (
         "All that a value is computed from may be done again, and costs next to nothing.",
         "op is None or op.operation.name not in CHEAP or len(op.operation.regions)",
         "op is None",
-        f"{_TEXT}[cleanup/copy-cheap-constants-0]",
+        "tests/property/test_directed_effects.py::test_effects_and_values[mpmd-copy-cheap-constants]",
     ),
     Precondition(
         _CLEANUP + "recompute_cheap_residuals.py:_is_cheap",
         "Only data movement and arithmetic that is fused into its use is done again.",
         "op.operation.name in CHEAP and ",
         "",
-        f"{_TEXT}[cleanup/recompute-cheap-residuals-0]",
+        "tests/property/test_directed_effects.py::test_effects_and_values[mpmd-recompute-cheap-residuals]",
     ),
     Precondition(
         _CLEANUP + "recompute_attention.py:_is_of_rows",
-        "Only products of rows, and what is elementwise or a reduction, is done again.",
+        "Only products of rows, elementwise work and reductions are done again.",
         "return op.operation.name in _ROWS",
         "return True",
-        f"{_TEXT}[cleanup/recompute-attention-0]",
-    ),
-    Precondition(
-        _FRAGMENTS + "residuals.py:is_free",
-        "The backward fragment reads a value anyway, or it is an argument of the step.",
-        "value in have or ir.producer(value) is None",
-        "True",
-        f"{_TEXT}[cleanup/recompute-cheap-residuals-0]",
+        "tests/property/test_directed_effects.py::test_effects_and_values[mpmd-recompute-attention]",
     ),
     Precondition(
         _CLEANUP + "swap_transposed_dots.py:_swaps",
@@ -145,7 +131,7 @@ ROWS: tuple[Precondition, ...] = (
     ),
     Precondition(
         _SIMPLIFY + "identities.py:nothing_left",
-        "Elements are integers: a NaN or an infinity times zero is no zero.",
+        "Elements are integers: x - x may be NaN.",
         "if integer_kind(kind) is None:",
         "if False:",
         _SIMPLIFIED,
@@ -155,7 +141,7 @@ ROWS: tuple[Precondition, ...] = (
         "A broadcast that is a reshape keeps the order of dims.",
         "dims == sorted(dims) and ",
         "",
-        "tests/property/test_simplify_stablehlo.py::test_same_values_and_no_larger",
+        _SIMPLIFIED,
     ),
     Precondition(
         _SIMPLIFY + "slices.py:static_slice",
@@ -166,7 +152,7 @@ ROWS: tuple[Precondition, ...] = (
     ),
     Precondition(
         _SIMPLIFY + "slices.py:_unpadded",
-        "There is no padding between the elements.",
+        "Elements have no padding between them.",
         'any(numbers(source.attributes["interior_padding"]))',
         "False",
         _SIMPLIFIED,
@@ -216,7 +202,7 @@ ROWS: tuple[Precondition, ...] = (
     ),
     Precondition(
         _TRANSFERS + "combine_before_transfer.py:_better_mesh",
-        "Nothing else reads what is sent.",
+        "Nothing else reads the values that are sent.",
         "any(user != fragment for op in transfers for user in ir.users(op))",
         "False",
         _COMBINED,
@@ -237,14 +223,14 @@ ROWS: tuple[Precondition, ...] = (
     ),
     Precondition(
         _TRANSFERS + "merge_transfers.py:is_eligible",
-        "What is joined is in device memory.",
+        "Joined values are in device memory.",
         " or kind.on_host",
         "",
         f"{_TEXT}[transfers/merge-transfers-0]",
     ),
     Precondition(
         _TRANSFERS + "merge_transfers.py:groups_of",
-        "What is joined goes to one kind of memory.",
+        "Joined values go to one kind of memory.",
         "(result.type.tensor, consumer, kind)",
         "(result.type.tensor, consumer, None)",
         f"{_TEXT}[transfers/merge-transfers-0]",
@@ -345,7 +331,7 @@ ROWS: tuple[Precondition, ...] = (
         "A transfer moves no further than to its first user.",
         "in_block_order(ir.users(transfer))[0]",
         "in_block_order(ir.users(transfer))[-1]",
-        f"{_TEXT}[export/delay-transfers-from-cpu-0]",
+        "tests/property/test_directed_effects.py::test_effects_and_values[mpmd-delay-transfers-from-cpu]",
     ),
     Precondition(
         "mpmd/scheduling/workload.py:_sizes",
@@ -364,6 +350,7 @@ ROWS: tuple[Precondition, ...] = (
 )
 
 ALWAYS: dict[str, str] = {
+    _FRAGMENTS + "residuals.py:recompute": "the caller has chosen ops that may be done again",
     _PASSES + "propagation/convert_sdy_constants.py:_complex_constant": "a constant is replaced",
     _PASSES + "propagation/fit_shardings_to_meshes.py": "only meshes that nothing names any more",
     _PASSES + "propagation/propagate_shardings.py": (

@@ -15,13 +15,13 @@ from tests.support.directed.effects import DIRECTED, program
 from tests.support.evaluate_mpmd import Effects, evaluate
 from tests.support.pass_programs import STRICT, arguments
 
-FAST, SLOW = 4, 2000
+FAST, SLOW, PARTS = 4, 2000, 10
 
 
-def check(name: str, count: int) -> None:
+def check(name: str, some: range) -> None:
     """Runs a pass on programs of which it must change at least half."""
     changed = 0
-    for seed in seeds(count):
+    for seed in some:
         found = program(name, seed)
         if found is None:
             continue
@@ -40,15 +40,16 @@ def check(name: str, count: int) -> None:
             np.testing.assert_array_equal(a, b, f"seed {seed}, {passes[0]}, result {i} of\n{text}")
         assert len(after) >= len(before)
         assert done_after == done_before, f"seed {seed}, {passes[0]}:\n{text}"
-    assert 2 * changed >= count, f"{name} changed {changed} of {count} programs"
+    assert 2 * changed >= len(some), f"{name} changed {changed} of {len(some)} programs"
 
 
 @pytest.mark.parametrize("name", DIRECTED)
 def test_effects_and_values(name: str) -> None:
-    check(name, FAST)
+    check(name, seeds(FAST))
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("name", DIRECTED)
-def test_effects_and_values_of_many_programs(name: str) -> None:
-    check(name, SLOW)
+def test_effects_and_values_of_many_programs(name: str, part: int) -> None:
+    check(name, seeds(SLOW)[part::PARTS])

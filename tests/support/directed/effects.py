@@ -14,16 +14,16 @@ from mpmd.passes import make_pass
 from mpmd.support.passes import Pass
 from tests.support import pass_programs
 from tests.support.directed.effects_on_meshes import MOTIFS
-from tests.support.directed.effects_writer import EFFECT, Module, Traced
+from tests.support.directed.effects_writer import EFFECT, FragmentWriter, NameWriter
 from tests.support.random_moments import MOMENTS, sharded_by_hand
 from tests.support.random_ops import SCALAR, VECTOR
 
 
-def _fresh(m: Module) -> str:
+def _fresh(m: FragmentWriter) -> str:
     return f"c{m.w.count}"
 
 
-def ordinary_calls(m: Traced) -> None:
+def ordinary_calls(m: NameWriter) -> None:
     """Calls of one function, twice."""
     name = _fresh(m)
     m.callee(name, 1, m.ops("negate", "add"), topology=False)
@@ -31,14 +31,14 @@ def ordinary_calls(m: Traced) -> None:
         m.results.append(m.call(name, [m.value()], "", "func.call"))
 
 
-def foreign_callees(m: Traced) -> None:
+def foreign_callees(m: NameWriter) -> None:
     """A callee that has no topology."""
     name = _fresh(m)
     m.callee(name, 2, m.ops("add"), topology=False)
     m.results.append(m.call(name, [m.value(), m.value()], "{call_counter = 0 : ui32} "))
 
 
-def passed_on(m: Traced) -> None:
+def passed_on(m: NameWriter) -> None:
     """A callee that returns an argument, and may show another one."""
     name, shown = _fresh(m), m.rng.random() < 0.5
 
@@ -53,7 +53,7 @@ def passed_on(m: Traced) -> None:
     m.results.append(x)
 
 
-def sums_of_microbatches(m: Traced) -> None:
+def sums_of_microbatches(m: NameWriter) -> None:
     """Microbatches that add to a sum, which is perhaps read in between."""
     name = _fresh(m)
 
@@ -77,7 +77,7 @@ def sums_of_microbatches(m: Traced) -> None:
     m.results.append(total)
 
 
-def constants_of_calls(m: Traced) -> None:
+def constants_of_calls(m: NameWriter) -> None:
     """A constant that all calls are given, and a value from outside that they are given, too."""
     name = _fresh(m)
     m.callee(name, 3, m.ops("add", "multiply"))
@@ -87,7 +87,7 @@ def constants_of_calls(m: Traced) -> None:
         m.results.append(m.call(name, [m.value(), e, c], f"{{call_counter = {i} : ui32}} "))
 
 
-def loops(m: Traced) -> None:
+def loops(m: NameWriter) -> None:
     """A loop with an effect in it."""
     x, made, arg, inner, index = m.value(), *(m.w.new(VECTOR) for _ in range(3)), m.w.new("tensor<ui32>")
     count = m.rng.randint(1, 3)
@@ -100,7 +100,7 @@ def loops(m: Traced) -> None:
     m.results.append(made)
 
 
-def unrolled_calls(m: Traced) -> None:
+def unrolled_calls(m: NameWriter) -> None:
     """Calls of an unrolled loop."""
     name = _fresh(m)
     m.callee(name, 1, m.ops("negate"))
@@ -108,7 +108,7 @@ def unrolled_calls(m: Traced) -> None:
         m.results.append(m.call(name, [m.value()], f"{{unroll_counter = {i} : ui32}} "))
 
 
-def names_in_names(m: Traced) -> None:
+def names_in_names(m: NameWriter) -> None:
     """A named tensor in a named computation."""
 
     def body(args: list[str]) -> list[str]:
@@ -119,7 +119,7 @@ def names_in_names(m: Traced) -> None:
     m.results += m.named('"n"', [m.value()], body)
 
 
-def constants_of_names(m: Traced) -> None:
+def constants_of_names(m: NameWriter) -> None:
     """A named computation that returns a constant, and what it draws without operands."""
 
     def body(args: list[str]) -> list[str]:
@@ -134,7 +134,7 @@ def constants_of_names(m: Traced) -> None:
         m.results.append(m.line(f"stablehlo.add {v.name}, {m.value().name} : {VECTOR}"))
 
 
-def known_branches(m: Traced) -> None:
+def known_branches(m: NameWriter) -> None:
     """A conditional over names whose index is known, perhaps out of range, with an effect in each branch."""
     x, made = m.value(), m.w.new(VECTOR)
     index = m.line(f"stablehlo.constant dense<{m.rng.randint(-1, 3)}> : {SCALAR}", SCALAR)
@@ -155,7 +155,7 @@ def known_branches(m: Traced) -> None:
     m.results.append(made)
 
 
-TRACED: dict[str, Callable[[Traced], None]] = {
+TRACED: dict[str, Callable[[NameWriter], None]] = {
     "copy-topology-from-main": foreign_callees,
     "erase-unused-callee-block-arguments": passed_on,
     "fold-constant-branches": known_branches,
@@ -204,7 +204,7 @@ def program(name: str, seed: int) -> tuple[ir.Module, list[Pass]] | None:
     """A module for a pass, and the pass; None if it is refused on its way to the pass."""
     short = name.removeprefix("mpmd-")
     if short in TRACED:
-        traced = Traced(seed)
+        traced = NameWriter(seed)
         _write(traced, TRACED[short])
         return ir.parse(traced.text()), [make_pass(name, _ASSIGNED.get(short, ""))]
     if short in SHARDED:
@@ -214,7 +214,7 @@ def program(name: str, seed: int) -> tuple[ir.Module, list[Pass]] | None:
         make_pass("mpmd-uniquify-carried-values").run(module)
         return module, [make_pass(name)]
     if short == "rule-based-schedule":
-        m = Module(seed)
+        m = FragmentWriter(seed)
         MOTIFS["pipeline-scheduler"][0](m)
         module = ir.parse(m.text())
         first, second = m.rng.sample(range(3), 2)
@@ -234,7 +234,7 @@ def program(name: str, seed: int) -> tuple[ir.Module, list[Pass]] | None:
 def _on_meshes(short: str, seed: int) -> tuple[ir.Module, list[Pass]]:
     """A module with the motif of a pass, and the pass."""
     motif, options = MOTIFS[short]
-    m = Module(seed)
+    m = FragmentWriter(seed)
     _write(m, motif)
     return ir.parse(m.text()), [make_pass(f"mpmd-{short}", options)]
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.support.directed.effects_writer import EFFECT, MESHES, Module
+from tests.support.directed.effects_writer import EFFECT, MESHES, FragmentWriter
 from tests.support.random_ops import SCALAR, VECTOR, listed, names_of
 
 SQUARE, BATCH = "tensor<4x4xi32>", "tensor<2x4x4xi32>"
 
 
-def _two(m: Module) -> tuple[str, str]:
+def _two(m: FragmentWriter) -> tuple[str, str]:
     first, second = m.rng.sample(MESHES, 2)
     return first, second
 
 
-def scalars_sent(m: Module) -> None:
+def scalars_sent(m: FragmentWriter) -> None:
     """Several scalars of one fragment for one reader on another mesh."""
     source, target = _two(m)
     count = m.rng.randint(2, 3)
@@ -48,7 +48,7 @@ def scalars_sent(m: Module) -> None:
     m.fragment([m.value(target), *sent], scaled, origin='"g"')
 
 
-def there_and_back(m: Module) -> None:
+def there_and_back(m: FragmentWriter) -> None:
     """A value that is sent away, perhaps on, and back."""
     source, target = _two(m)
     value = m.transfer(m.value(source), target)
@@ -57,7 +57,7 @@ def there_and_back(m: Module) -> None:
     m.results += m.fragment([m.transfer(value, source)], m.ops("negate"), origin='"f"')
 
 
-def sums_of_sent(m: Module) -> None:
+def sums_of_sent(m: FragmentWriter) -> None:
     """Values of one mesh that are sent only to be added up."""
     source, target = _two(m)
     sent = [m.transfer(m.value(source), target) for _ in range(2)]
@@ -69,7 +69,7 @@ def sums_of_sent(m: Module) -> None:
     m.pool = [v for v in m.pool if v in fed]
 
 
-def _plain(m: Module, name: str) -> Callable[[list[str]], list[str]]:
+def _plain(m: FragmentWriter, name: str) -> Callable[[list[str]], list[str]]:
     def body(args: list[str]) -> list[str]:
         made = m.w.new(VECTOR).name
         return [f"{made} = stablehlo.{name} {args[0]}, {args[-1]} : {VECTOR}", made]
@@ -77,7 +77,7 @@ def _plain(m: Module, name: str) -> Callable[[list[str]], list[str]]:
     return body
 
 
-def _constant(m: Module, number: int, tensor: str = VECTOR) -> Callable[[list[str]], list[str]]:
+def _constant(m: FragmentWriter, number: int, tensor: str = VECTOR) -> Callable[[list[str]], list[str]]:
     def body(args: list[str]) -> list[str]:
         made = m.w.new(tensor).name
         return [f"{made} = stablehlo.constant dense<{number}> : {tensor}", made]
@@ -85,7 +85,7 @@ def _constant(m: Module, number: int, tensor: str = VECTOR) -> Callable[[list[st
     return body
 
 
-def carried_sums(m: Module) -> None:
+def carried_sums(m: FragmentWriter) -> None:
     """Microbatches that carry two sums, which begin with one value."""
     mesh = m.rng.choice(MESHES)
     (start,) = m.fragment([], _constant(m, 0), mesh=mesh)
@@ -105,7 +105,7 @@ def carried_sums(m: Module) -> None:
     m.results += [a, b]
 
 
-def constants_passed(m: Module) -> None:
+def constants_passed(m: FragmentWriter) -> None:
     """A cheap function of a constant, made in one unnamed fragment and read in another."""
     mesh = m.rng.choice(MESHES)
 
@@ -117,11 +117,15 @@ def constants_passed(m: Module) -> None:
             made,
         ]
 
-    (z,) = m.fragment([], spread, mesh=mesh)
-    m.results += m.fragment([m.value(mesh), z], m.ops("add", "multiply"))
+    def drawn(args: list[str]) -> list[str]:
+        made = m.w.new(VECTOR).name
+        return [f"{made} = stablehlo.custom_call @effect{m.w.count}() {EFFECT} : () -> {VECTOR}", made]
+
+    made = [m.fragment([], body, mesh=mesh)[0] for body in (spread, drawn)]
+    m.results += m.fragment([m.value(mesh), *made], m.ops("add", "multiply"))
 
 
-def residuals(m: Module) -> None:
+def residuals(m: FragmentWriter, effects: float = 0.3) -> None:
     """A backward fragment that reads a cheap function of an argument, and one with an effect."""
     mesh = m.rng.choice(MESHES)
     x, counter = next(a for a in m.args if a.mesh == mesh), m.rng.randrange(3)
@@ -136,7 +140,7 @@ def residuals(m: Module) -> None:
         ]
 
     effect = f"stablehlo.custom_call @effect{m.w.count}a({{}}) {{{EFFECT}}} : ({VECTOR}) -> {VECTOR}"
-    middle = effect if m.rng.random() < 0.3 else f"stablehlo.abs {{}} : {VECTOR}"
+    middle = effect if m.rng.random() < effects else f"stablehlo.abs {{}} : {VECTOR}"
     marks = f"{{call_counter = {counter} : ui32}} "
     made = m.fragment([x], forward, [VECTOR] * 3, '"f"', marks)
     m.fragment([x], m.ops("abs"), origin='"between"')
@@ -145,7 +149,7 @@ def residuals(m: Module) -> None:
     )
 
 
-def scores(m: Module) -> None:
+def scores(m: FragmentWriter) -> None:
     """A backward fragment that reads the product of two factors that it reads anyway."""
     mesh = m.rng.choice(MESHES)
 
@@ -160,25 +164,26 @@ def scores(m: Module) -> None:
     q, k = m.fragment([m.value(mesh)], factors, ["tensor<2x4x2xi32>"] * 2, '"in"')
 
     def forward(args: list[str]) -> list[str]:
-        s = m.w.new(BATCH).name
+        s, e = m.w.new(BATCH).name, m.w.new(BATCH).name
         return [
             f"{s} = stablehlo.dot_general {args[0]}, {args[1]}, batching_dims = [0] x [0], "
             f"contracting_dims = [2] x [2] : (tensor<2x4x2xi32>, tensor<2x4x2xi32>) -> {BATCH}",
-            s,
+            f"{e} = stablehlo.custom_call @effect{m.w.count}({s}) {EFFECT} : ({BATCH}) -> {BATCH}",
+            f"{s}, {e}",
         ]
 
     marks = "{call_counter = 0 : ui32} "
-    (s,) = m.fragment([q, k], forward, [BATCH], '"f"', marks)
+    made = m.fragment([q, k], forward, [BATCH] * 2, '"f"', marks)
 
     def backward(args: list[str]) -> list[str]:
         made = m.w.new(BATCH).name
-        return [f"{made} = stablehlo.multiply {args[0]}, {args[0]} : {BATCH}", made]
+        return [f"{made} = stablehlo.multiply {args[0]}, {args[1]} : {BATCH}", made]
 
-    m.results += m.fragment([s, q, k], backward, [BATCH], '"f"(1)', marks)
+    m.results += m.fragment([*made, q, k], backward, [BATCH], '"f"(1)', marks)
     m.pool = [v for v in m.pool if v.tensor == VECTOR]
 
 
-def transposed_products(m: Module) -> None:
+def transposed_products(m: FragmentWriter) -> None:
     """A product that is read transposed."""
     x = m.value()
 
@@ -197,7 +202,7 @@ def transposed_products(m: Module) -> None:
     m.results += m.fragment([x, m.value(x.mesh)], product, origin='"f"(1)')
 
 
-def halves(m: Module) -> None:
+def halves(m: FragmentWriter) -> None:
     """A backward fragment of which some results are sent, with effects in what is not."""
     source, target = _two(m)
 
@@ -212,7 +217,7 @@ def halves(m: Module) -> None:
     m.results += [m.transfer(x, target), y]
 
 
-def waiting(m: Module) -> None:
+def waiting(m: FragmentWriter) -> None:
     """A fragment that waits for a transfer with a part of its work."""
     source, target = _two(m)
     late = m.transfer(m.value(source), target)
@@ -225,7 +230,7 @@ def waiting(m: Module) -> None:
     m.results += m.fragment([next(a for a in m.args if a.mesh == target), late], both, [VECTOR] * 2, '"f"')
 
 
-def microbatches(m: Module) -> None:
+def microbatches(m: FragmentWriter) -> None:
     """Forward and backward work of two stages, last microbatch first."""
     for i in reversed(range(3)):
         marks = f"{{call_counter = {i} : ui32}} "
@@ -236,7 +241,7 @@ def microbatches(m: Module) -> None:
         m.results += m.fragment([back, a], m.ops("add"), origin='"f"(1)', attributes=marks)
 
 
-def neighbours(m: Module) -> None:
+def neighbours(m: FragmentWriter) -> None:
     """A forward fragment right before its backward."""
     x = m.value()
     m.fragment([x], m.ops("abs"), origin='"n"')
@@ -245,7 +250,7 @@ def neighbours(m: Module) -> None:
     m.results += m.fragment(made, m.ops("multiply"), origin='"f"(1)', attributes=marks)
 
 
-def rounds(m: Module) -> None:
+def rounds(m: FragmentWriter) -> None:
     """Unnamed work before and after microbatches."""
     microbatches(m)
     for v in m.results[-2:]:
@@ -253,7 +258,7 @@ def rounds(m: Module) -> None:
     m.results += m.fragment([m.value("m1")], m.ops("abs"))
 
 
-def early_work(m: Module) -> None:
+def early_work(m: FragmentWriter) -> None:
     """Unnamed work, and loads from the host, long before they are read."""
     mesh = m.rng.choice(MESHES)
     (made,) = m.fragment([m.value(mesh)], m.ops("negate"))
@@ -262,21 +267,22 @@ def early_work(m: Module) -> None:
     m.pool = [v for v in m.pool if v.mesh != "m1/cpu"]
     m.noise()
     m.results += m.fragment([made, m.value(mesh)], m.ops("add"), origin='"late"')
-    m.results += m.fragment([loaded], m.ops("abs"), origin='"late"')
+    for _ in range(2):
+        m.results += m.fragment([loaded], m.ops("abs"), origin='"late"')
 
 
-def names_of_nothing(m: Module) -> None:
+def names_of_nothing(m: FragmentWriter) -> None:
     """A named fragment that only passes a value on."""
     m.results += m.fragment([m.value()], lambda args: [args[0]], origin='"f"')
 
 
-def returned_twice(m: Module) -> None:
+def returned_twice(m: FragmentWriter) -> None:
     """An argument that is returned, and a result that is returned twice."""
     (made,) = m.fragment([m.value()], m.ops("negate"), origin='"f"')
     m.results += [made, made, m.args[0]]
 
 
-def equal_values(m: Module) -> None:
+def equal_values(m: FragmentWriter) -> None:
     """A fragment that reads one value twice, and returns one value twice."""
     x = m.value()
 
@@ -288,7 +294,7 @@ def equal_values(m: Module) -> None:
     m.results += m.fragment(made, m.ops("subtract"), origin='"g"')
 
 
-def scalar_results(m: Module) -> None:
+def scalar_results(m: FragmentWriter) -> None:
     """A count of an argument, and another scalar from outside."""
     n = m.w.new(SCALAR, "m1")
     m.args.append(n)
@@ -306,7 +312,7 @@ def scalar_results(m: Module) -> None:
     m.pool = [v for v in m.pool if v.tensor == VECTOR]
 
 
-def unnamed_next_to_named(m: Module) -> None:
+def unnamed_next_to_named(m: FragmentWriter) -> None:
     """Unnamed work with one named reader, and behind a named fragment; and a copy for two readers."""
     x = m.value()
     (made,) = m.fragment([x], m.ops("negate"))
@@ -316,7 +322,7 @@ def unnamed_next_to_named(m: Module) -> None:
     m.results += [m.fragment([one], m.ops("add"), origin=f'"r{i}"')[0] for i in range(2)]
 
 
-def _single_op(m: Module) -> Callable[[list[str]], list[str]]:
+def _single_op(m: FragmentWriter) -> Callable[[list[str]], list[str]]:
     def body(args: list[str]) -> list[str]:
         made = m.w.new(VECTOR).name
         if m.rng.random() < 0.5:
@@ -327,28 +333,29 @@ def _single_op(m: Module) -> Callable[[list[str]], list[str]]:
     return body
 
 
-def same_stage(m: Module) -> None:
+def same_stage(m: FragmentWriter) -> None:
     """Two named fragments of one microbatch, one of which reads the other."""
     marks = "{call_counter = 2 : ui32} "
     made = m.fragment([m.value()], m.ops("add"), origin='"f"', attributes=marks)
     m.results += m.fragment(made, m.ops("negate"), origin='"g"', attributes=marks)
 
 
-def far_constants(m: Module) -> None:
+def far_constants(m: FragmentWriter) -> None:
     """A constant, and a value from outside without operands, that a fragment on another mesh reads."""
     source, target = _two(m)
     (c,) = m.fragment([], _constant(m, 4), mesh=source)
 
     def drawn(args: list[str]) -> list[str]:
         made = m.w.new(VECTOR).name
-        return [f"{made} = stablehlo.iota dim = 0 : {VECTOR}", made]
+        effect = f"stablehlo.custom_call @effect{m.w.count}() {EFFECT} : () -> {VECTOR}"
+        return [f"{made} = {effect}", made]
 
     (d,) = m.fragment([], drawn, mesh=source)
     sent = [m.transfer(v, target) for v in (c, d)]
     m.results += m.fragment([m.value(target), *sent], m.ops("add", "multiply"), origin='"f"')
 
 
-def shardy_constants(m: Module) -> None:
+def shardy_constants(m: FragmentWriter) -> None:
     """A constant as Shardy writes it."""
 
     def body(args: list[str]) -> list[str]:
@@ -359,7 +366,7 @@ def shardy_constants(m: Module) -> None:
     m.results += m.fragment([m.value()], body, origin='"f"')
 
 
-def reductions(m: Module) -> None:
+def reductions(m: FragmentWriter) -> None:
     """A sum of values from several meshes that may be reduced across them."""
     source, target = _two(m)
     terms = [m.w.new(VECTOR) for _ in range(m.rng.randint(2, 3))]
@@ -380,7 +387,7 @@ def reductions(m: Module) -> None:
     m.results.append(there)
 
 
-def carried_over_meshes(m: Module) -> None:
+def carried_over_meshes(m: FragmentWriter) -> None:
     """Calls that carry sums with terms of several meshes, which may change places or be read in between."""
     count, name = m.rng.randint(1, 2), f"c{m.w.count}"
     given = [m.w.new(VECTOR, mesh) for mesh in MESHES]
@@ -422,7 +429,7 @@ def carried_over_meshes(m: Module) -> None:
     m.results += at
 
 
-Motif = Callable[[Module], None]
+Motif = Callable[[FragmentWriter], None]
 MOTIFS: dict[str, tuple[Motif, str]] = {
     "absorb-inferred-fragments": (unnamed_next_to_named, "absorb-on-entry-point-function=true"),
     "combine-before-transfer": (sums_of_sent, ""),
@@ -446,7 +453,7 @@ MOTIFS: dict[str, tuple[Motif, str]] = {
     "order-by-tasks": (microbatches, "orders=m1:0F0,0F1,0F2,0B0,0B1,0B2;m2:1F0,1B0,1F1,1B1,1F2,1B2"),
     "pipeline-scheduler": (microbatches, "must-happen-before=1F1B"),
     "recompute-attention": (scores, ""),
-    "recompute-cheap-residuals": (residuals, ""),
+    "recompute-cheap-residuals": (lambda m: residuals(m, 0.8), ""),
     "remat-fragment": (residuals, ""),
     "remove-transfer-cycles": (there_and_back, ""),
     "split-and-prioritize-transfer-independent-computations": (waiting, ""),

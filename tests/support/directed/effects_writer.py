@@ -11,7 +11,7 @@ MESHES = ("m1", "m2", "m3")
 EFFECT = "{has_side_effect = true}"
 
 
-class Module:
+class FragmentWriter:
     """Writes an entry function, piece by piece, and its callees.
 
     Attributes:
@@ -109,7 +109,7 @@ class Module:
         return "\n".join([main, *self.callees])
 
 
-class Traced(Module):
+class NameWriter(FragmentWriter):
     """Writes a function of plain values, with names, calls and callees."""
 
     def __init__(self, seed: int) -> None:

@@ -280,3 +280,23 @@ func.func @conversions() -> (tensor<4xui8>, tensor<4xi4>, tensor<4xi1>, tensor<4
   %4 = stablehlo.convert %d : (tensor<4xf32>) -> tensor<4xi1>
   return %0, %1, %2, %3, %4 : tensor<4xui8>, tensor<4xi4>, tensor<4xi1>, tensor<4xui8>, tensor<4xi1>
 }
+
+// An op with a sharding of its own keeps it; of floating point only +0 is nothing, as -0 - -0 is 0, and x - x may be
+// NaN; a broadcast that exchanges dims is not a reshape.
+// FOLDED-LABEL: func @kept
+// CHECK-LABEL: func @kept
+func.func @kept(%a: tensor<4xf32>, %b: tensor<2x3xf32>) -> (tensor<4xf32>, tensor<4xf32>, tensor<4xf32>, tensor<3x2xf32>) {
+  // CHECK-DAG: stablehlo.subtract %arg0, %arg0 : tensor<4xf32>
+  // CHECK-DAG: stablehlo.broadcast_in_dim %arg1, dims = [1, 0]
+  // CHECK-DAG: stablehlo.subtract %arg0, %{{.*cst.*}} : tensor<4xf32>
+  // CHECK-DAG: stablehlo.multiply %arg0, {{.*}} {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"x"}]>]>}
+  %one = stablehlo.constant dense<1.0> : tensor<4xf32>
+  %zero = stablehlo.constant dense<-0.0> : tensor<4xf32>
+  %0 = stablehlo.multiply %a, %one {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"x"}]>]>} : tensor<4xf32>
+  %1 = stablehlo.subtract %a, %zero : tensor<4xf32>
+  %2 = stablehlo.subtract %a, %a : tensor<4xf32>
+  %3 = stablehlo.broadcast_in_dim %b, dims = [1, 0] : (tensor<2x3xf32>) -> tensor<3x2xf32>
+  return %0, %1, %2, %3 : tensor<4xf32>, tensor<4xf32>, tensor<4xf32>, tensor<3x2xf32>
+}
+
+sdy.mesh @mesh = <["x"=2]>

@@ -66,3 +66,20 @@ func.func public @nothing_is_free(%a: !m1) -> (!m1, !m1) attributes {topology = 
   } : (!m1) -> !m1
   return %f, %g : !m1, !m1
 }
+
+// A result of another shape cannot take over the memory of an operand: the second one does.
+
+// CHECK-LABEL: func.func public @of_one_shape
+// CHECK:       origin=["g"]> (%0) {arg_attrs = [{tf.aliasing_output = 1 : i32}]}
+func.func public @of_one_shape(%a: !m1) -> (!mpmd.mesh_tensor<"m1", tensor<2xf32>>, !m1) attributes {topology = #topology} {
+  %f = mpmd.fragment<mesh="m1", origin=["f"]> (%a) (%p: tensor<4xf32>) {
+    %0 = stablehlo.negate %p : tensor<4xf32>
+    mpmd.return %0 : tensor<4xf32>
+  } : (!m1) -> !m1
+  %g:2 = mpmd.fragment<mesh="m1", origin=["g"]> (%f) (%p: tensor<4xf32>) {
+    %0 = stablehlo.slice %p [0:2] : (tensor<4xf32>) -> tensor<2xf32>
+    %1 = stablehlo.negate %p : tensor<4xf32>
+    mpmd.return %0, %1 : tensor<2xf32>, tensor<4xf32>
+  } : (!m1) -> (!mpmd.mesh_tensor<"m1", tensor<2xf32>>, !m1)
+  return %g#0, %g#1 : !mpmd.mesh_tensor<"m1", tensor<2xf32>>, !m1
+}

@@ -219,3 +219,29 @@ func.func public @main(%a: !m1) -> !m1 attributes {topology = #topology} {
   } : (!m1) -> !m1
   return %f : !m1
 }
+
+// -----
+
+// What the unnamed work reads, too, comes from the named fragment by way of another mesh: it cannot move up to that.
+
+!m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+!m2 = !mpmd.mesh_tensor<"m2", tensor<4xf32>>
+
+// CHECK-LABEL: func.func public @apart
+// CHECK:       %[[F:.*]] = mpmd.fragment<mesh="m1", origin=["f"]>
+// CHECK:       %[[T:.*]] = mpmd.transfer
+// CHECK:       %[[U:.*]] = mpmd.transfer %[[T]]
+// CHECK:       mpmd.fragment<mesh="m1", origin=[]> (%[[F]], %[[U]])
+func.func public @apart(%a: !m1) -> (!m1, !m2) attributes {topology = #mpmd.topology<<"m1" : <["x"=2]>>, <"m2" : <["x"=2]>>>} {
+  %f = mpmd.fragment<mesh="m1", origin=["f"]> (%a) (%p: tensor<4xf32>) {
+    %x = stablehlo.add %p, %p : tensor<4xf32>
+    mpmd.return %x : tensor<4xf32>
+  } : (!m1) -> !m1
+  %t = mpmd.transfer %f : (!m1) -> !m2
+  %u = mpmd.transfer %t : (!m2) -> !m1
+  %i = mpmd.fragment<mesh="m1", origin=[]> (%f, %u) {mpmd.inferred_by = ["w"]} (%p: tensor<4xf32>, %q: tensor<4xf32>) {
+    %y = stablehlo.subtract %p, %q : tensor<4xf32>
+    mpmd.return %y : tensor<4xf32>
+  } : (!m1, !m1) -> !m1
+  return %i, %t : !m1, !m2
+}

@@ -153,3 +153,27 @@ func.func public @main(%a: !m1_f32, %b: !m1_f32) -> !m2_f32 attributes {topology
   } : (!m2_f32, !m2_f32, !m2_f32_pinned_host) -> !m2_f32
   return %h : !m2_f32
 }
+
+// -----
+
+// Values in host memory are not joined: the joined one would be on the device.
+
+!m1 = !mpmd.mesh_tensor<"m1", tensor<f32>>
+!h1 = !mpmd.mesh_tensor<"m1", tensor<f32>, memory_kind="pinned_host">
+!m2 = !mpmd.mesh_tensor<"m2", tensor<f32>>
+
+// CHECK-LABEL: func.func public @host
+// CHECK-NOT:   concat_transfer
+func.func public @host(%a: !m1) -> !m2 attributes {topology = #mpmd.topology<<"m1" : <["x"=2]>>, <"m2" : <["x"=2]>>>} {
+  %f, %g = mpmd.fragment<mesh="m1", origin=["f"]> (%a) (%p: tensor<f32>) {
+    %x = stablehlo.negate %p : tensor<f32>
+    mpmd.return %x, %p : tensor<f32>, tensor<f32>
+  } : (!m1) -> (!h1, !h1)
+  %s = mpmd.transfer %f : (!h1) -> !m2
+  %t = mpmd.transfer %g : (!h1) -> !m2
+  %h = mpmd.fragment<mesh="m2", origin=["g"]> (%s, %t) (%p: tensor<f32>, %q: tensor<f32>) {
+    %x = stablehlo.multiply %p, %q : tensor<f32>
+    mpmd.return %x : tensor<f32>
+  } : (!m2, !m2) -> !m2
+  return %h : !m2
+}

@@ -91,7 +91,7 @@ def reduction_op(kind: str) -> str:
 def concat_reduce(op: ir.Op) -> tuple[ir.Op, str] | None:
     """The reduce that undoes a concatenate along a dim of size 1, and its kind; None for other ops.
 
-    Its start is neutral, as StableHLO and `lax.reduce` ask for.
+    Its start is neutral, as StableHLO and `lax.reduce` require.
     """
     if op.operation.name != "stablehlo.concatenate" or len({v.type for v in op.operands}) != 1:
         return None
