@@ -319,8 +319,8 @@ class Compiled:
             state = compiled.init(init_fn, key)
 
         Every process calls it, and computes the leaves of its own meshes, with the shardings of the step;
-        stacks of `mpmd.split` in parts.  The values are those of `jax.jit(init_fn)`, but for the rounding of another
-        fusion.
+        stacks of `mpmd.split` in parts.  The values are those of `jax.jit(init_fn)`, but for the rounding of
+        another fusion.
 
         Args:
             init_fn: traced, never called on arrays.
