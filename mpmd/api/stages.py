@@ -318,9 +318,9 @@ class Compiled:
             compiled = step.compiled(jax.eval_shape(init_fn, key), batch)
             state = compiled.init(init_fn, key)
 
-        Every process computes the leaves of its own meshes, with the shardings of the step; stacks of
-        `mpmd.split` in parts.  The values are those of `jax.jit(init_fn)`, but for the rounding of another
-        fusion.
+        Every process calls it, and computes the leaves of its own meshes, with the shardings of the step;
+        stacks of `mpmd.split` in parts.  The values are those of `jax.jit(init_fn)`, but for the rounding of
+        another fusion.
 
         Args:
             init_fn: traced, never called on arrays.
@@ -329,6 +329,7 @@ class Compiled:
 
         Raises:
             SignatureError: it returns other leaves, shapes or dtypes than the argument has.
+            PeerError: another process initializes something else, or failed.
         """
         of = argument(self.lowered, self._devices, argnum)
         return initialized(of, self._devices.meshes, init_fn, args)
@@ -341,11 +342,13 @@ class Compiled:
 
         Args:
             reader: is called with the path of a leaf, such as `['params']['w']`, its shape and dtype, and an
-                index of slices; returns that part of it.  Every process reads what its devices hold.
+                index of slices; returns that part of it.  Every process calls it, and reads what its devices
+                hold.
             argnum: the argument of the step, among those that are not static.
 
         Raises:
             SignatureError: the reader returns another shape or dtype.
+            PeerError: another process read other values for the same part, or failed.
         """
         return loaded(argument(self.lowered, self._devices, argnum), reader)
 

@@ -6,9 +6,8 @@ that is reentrant would let it change what that work has half done.
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from mpmd.errors import ProgramError
 
@@ -24,9 +23,8 @@ class Exclusive:
     def __init__(self) -> None:
         self._lock, self._held = threading.RLock(), False
 
-    @contextlib.contextmanager
-    def work(self, what: str, check: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Holds the lock; waits while another thread does.
+    def work(self, what: str, check: Callable[[], None] = lambda: None) -> ExclusiveWork:
+        """Holds the lock for a `with` statement, which waits while another thread does.
 
         Args:
             what: is done, for messages: `a step of 'train'`.
@@ -36,22 +34,25 @@ class Exclusive:
             ProgramError: this thread does such work already, in a frame below: this is a signal handler, or a
                 callback of a fragment.
         """
+        return ExclusiveWork(self, what, check)
+
+    def enter(self, what: str, check: Callable[[], None]) -> None:
+        """Takes the lock; see `work`."""
         while not self._lock.acquire(blocking=False):
             if threading.current_thread().name.startswith(_OF_XLA):
                 raise ProgramError(_REFUSED.format(what=what, where="a callback of a fragment"))
             if self._lock.acquire(timeout=_CHECK_SECONDS):
                 break
             check()
-        try:  # a handler that runs before the next line does all of its work before this one's
-            if self._held:
-                raise ProgramError(_REFUSED.format(what=what, where="a signal handler or a callback"))
-            self._held = True
-            try:
-                yield
-            finally:
-                self._held = False
-        finally:
+        if self._held:
             self._lock.release()
+            raise ProgramError(_REFUSED.format(what=what, where="a signal handler or a callback"))
+        self._held = True  # a handler that runs before this line does all of its work before this one's
+
+    def leave(self) -> None:
+        """Gives the lock back."""
+        self._held = False
+        self._lock.release()
 
     def held_below(self) -> bool:
         """Whether this thread does such work in a frame below the caller's."""
@@ -60,6 +61,21 @@ class Exclusive:
         held = self._held
         self._lock.release()
         return held
+
+
+class ExclusiveWork:
+    """The time in which a thread holds the lock; a class, because each step begins one."""
+
+    __slots__ = ("_check", "_lock", "_what")
+
+    def __init__(self, lock: Exclusive, what: str, check: Callable[[], None]) -> None:
+        self._lock, self._what, self._check = lock, what, check
+
+    def __enter__(self) -> None:
+        self._lock.enter(self._what, self._check)
+
+    def __exit__(self, *exc: object) -> None:
+        self._lock.leave()
 
 
 _REFUSED = (

@@ -143,7 +143,7 @@ class Executor:
         self._read = sorted({feed.input for feed in feeds})
         self._workers: Workers | None = None
         self._closer: weakref.finalize[Any, Executor] | None = None
-        self._exclusive = Exclusive()
+        self._exclusive, self._step = Exclusive(), f"a step of {program.name!r}"
         self._closed = self._interrupted = False
         self.steps = 0
         self._frame: StepState | None = None
@@ -166,7 +166,7 @@ class Executor:
             SignatureError: the arguments do not fit the program.
             ProgramError: the executor was closed, or a signal handler or callback calls it within a step.
         """
-        with self._exclusive.work(f"a step of {self.program.name!r}"):
+        with self._exclusive.work(self._step):
             if self._closed:
                 raise ProgramError(
                     f"program {self.program.name!r} was closed and cannot run again\n  compile the step anew"

@@ -65,7 +65,7 @@ class FreedMemory:
 
     def __init__(self, libc: Any) -> None:
         self._libc = libc
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may compile, too
         self._limits: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._returned = 0
         self._unmaps_heaps = True

@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec
 
 import mpmd
 from mpmd.errors import MpmdError
-from tests.support.forked_world import POLL_SECONDS, ForkedWorld
+from tests.support.forked_world import POLL_SECONDS, WORLD_POLLS, ForkedWorld
 
 ARGUMENTS = {
     "step": ("shape",),
@@ -217,11 +217,12 @@ class CallTrial(ForkedWorld):
     """One world that follows a plan."""
 
     def __init__(self, seed: int) -> None:
-        self.seed, self.plan = seed, plan_of(seed)
+        self.seed, self.plan, self._ready = seed, plan_of(seed), 0
         super().__init__(2)
 
     def member(self, index: int) -> None:
         caller, began = Caller(self.plan, self.folder), 0.0
+        (self.folder / f"ready-{index}").touch()
         try:
             for at, name in enumerate(self.plan.calls):
                 began = began or time.time() * (at == self.plan.at)
@@ -231,6 +232,11 @@ class CallTrial(ForkedWorld):
             self._write(index, type(error).__name__, isinstance(error, MpmdError), str(error), began)
             raise
         self._write(index, "", True, "", began)
+
+    def too_late(self) -> bool:
+        """Whether the calls have taken longer than any may; a busy machine compiles slowly before them."""
+        self._ready += all((self.folder / f"ready-{index}").exists() for index in range(2))
+        return self._ready > WORLD_POLLS or self._polls > 10 * WORLD_POLLS
 
     def _make(self, caller: Caller, name: str, way: str) -> None:
         what = self.plan.what

@@ -135,8 +135,8 @@ def complete(folder: Path, step: int, keep: int) -> list[str]:
             (folder / str(old)).rename(gone[-1])
         except OSError as error:
             problems.append(f"the checkpoint {folder / str(old)} could not be removed: {error}")
-    for old in gone:
-        shutil.rmtree(old, ignore_errors=True)  # the next one that is written removes the rest
+    for entry in gone:
+        shutil.rmtree(entry, ignore_errors=True)  # the next one that is written removes the rest
     return problems
 
 

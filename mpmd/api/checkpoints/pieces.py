@@ -112,7 +112,7 @@ def held(leaf: Leaf) -> Iterator[tuple[Box, np.ndarray]]:
     for offset, array in leaf.arrays:
         for index, data in _shards(array):
             box = box_of(index, array.shape, offset)
-            if box not in known and math.prod(stop - start for start, stop in box):
+            if box not in known and _elements([box]):
                 known.add(box)
                 yield from _divided(box, native(np.asarray(data)))
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from mpmd import jax_compat, jax_distributed
 from mpmd.errors import ConfigError, PeerError
-from mpmd.runtime.exclusive import Exclusive
+from mpmd.runtime.exclusive import Exclusive, ExclusiveWork
 from mpmd.runtime.processes.exchange import Alike, WorldExchange
 from mpmd.runtime.processes.mail import Mail
 from mpmd.runtime.processes.origins import Origins
@@ -222,7 +222,7 @@ class World:
             finally:
                 self.turns += 1
 
-    def turn(self, what: str) -> contextlib.AbstractContextManager[None]:
+    def turn(self, what: str) -> ExclusiveWork:
         """A step or an exchange: one at a time, and none from a handler that interrupts another.
 
         Raises:
