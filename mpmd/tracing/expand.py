@@ -205,10 +205,10 @@ class Expansion:
         """A counted loop over names: kept as `mpmd.for` in the entry function, unrolled elsewhere.
 
         A loop whose iterations choose between names is unrolled there, too: a callee cannot be one program
-        for all of them.
+        for all of them.  So is one of no iterations, of which nothing is left.
         """
         counted = counted_loop(loop, self._called_in(loop))
-        if scope is not ExpansionScope.ENTRY or self._names_in_branches(loop):
+        if not counted.trip_count or scope is not ExpansionScope.ENTRY or self._names_in_branches(loop):
             self.expand_ops(unroll(counted), count, scope)
             return
         made = make_for(counted)

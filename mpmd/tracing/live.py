@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import Literal, jaxpr_as_fun
 
 from mpmd.jax_compat import inner_jaxprs, without_dead_code
 from mpmd.tracing.names import decode
@@ -23,13 +23,31 @@ def names_in(jaxpr: Any) -> set[str]:
             continue
         seen.add(id(current))
         for equation in current.eqns:
-            if equation.primitive.name == "scan" and equation.params["length"] == 0:
-                continue  # its body does not run
+            if _never_runs(equation):
+                continue
             kind, name = decode(str(equation.params.get("name", ""))) or ("", "")
             if kind in _KINDS:
                 found.add(name)
             todo += inner_jaxprs(equation)
     return found
+
+
+def _never_runs(equation: Any) -> bool:
+    """Whether an equation is a loop of no iterations."""
+    params = equation.params
+    if equation.primitive.name == "scan":
+        return bool(params["length"] == 0)
+    if equation.primitive.name != "while":
+        return False
+    condition, constants = params["cond_jaxpr"], params["cond_nconsts"]
+    given = [*equation.invars[:constants], *equation.invars[constants + params["body_nconsts"] :]]
+    operands = dict(zip(condition.jaxpr.invars, given, strict=True))
+    needed = without_dead_code(condition.jaxpr)
+    if not all(isinstance(operands[v], Literal) for v in needed.invars):
+        return False
+    with jax.ensure_compile_time_eval():
+        goes_on = jaxpr_as_fun(condition.replace(jaxpr=needed))(*[operands[v].val for v in needed.invars])
+        return not goes_on[0]
 
 
 def live_names(jaxpr: Any) -> set[str]:

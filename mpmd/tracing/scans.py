@@ -43,7 +43,7 @@ def counted_loop(op: ir.Op, names: Sequence[str]) -> CountedLoop:
         if counter is not None and trip_count is not None and "LT" in str(compare.comparison_direction):
             start = _integer(op.operands[counter])
             if start == 0 and _steps_by_one(body, counter):
-                return CountedLoop(op, counter, trip_count)
+                return CountedLoop(op, counter, max(trip_count, 0))
     frames = frames_of(op)
     where = f" at {frames[0]}" if frames else ""
     listed = "".join(f"  {name!r}\n" for name in names)

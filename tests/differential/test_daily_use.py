@@ -268,12 +268,12 @@ def test_the_forward_derivative_of_a_function_that_has_none_where_nothing_needs_
     def derivatives(x):
         return jax.jvp(loss, (x,), (jnp.ones_like(x),))
 
-    def step(x):
+    def step(x, unused):
         lower = mpmd.named_computation(derivatives if where == "inside" else lambda x: x + 0, name="lower")
         value, slope = lower(x) if where == "inside" else derivatives(lower(x))
         return mpmd.named_computation(lambda a, b: (2 * a, b + 1), name="upper")(value, slope)
 
-    got, want = pipelined(step, "xla")(X), jax.jit(step)(X)
+    got, want = pipelined(step, "xla")(X, Y), jax.jit(step)(X, Y)
     assert relative_difference(jax.device_get(got), want) < 1e-6
 
 

@@ -136,3 +136,17 @@ def test_scalars_of_a_branch_that_is_not_taken_are_not_nan_elsewhere(monkeypatch
             np.testing.assert_array_equal(got, want)
     assert any(operand.shape == () for operand in read)
     assert not any(np.isnan(operand).any() for operand in read)
+
+
+def test_a_branch_with_an_effect_stays_whole():
+    """It would happen whichever branch is taken."""
+
+    def fn(p, a, b):
+        def counted(a, b):
+            jax.debug.callback(lambda total: None, a.sum() + b.sum())
+            return a * 2, b * 2
+
+        return jax.lax.cond(p, counted, lambda a, b: (a, b), a, b)
+
+    closed = jax.make_jaxpr(fn)(True, A, B)
+    assert conditionals(jax.make_jaxpr(with_split_conditionals(closed))(True, A, B).jaxpr) == 1

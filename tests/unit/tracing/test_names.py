@@ -312,11 +312,39 @@ def test_calls_of_one_method_are_calls_of_one_function():
     assert len(list(ir.funcs(module_of(step, X)))) == 2
 
 
-def test_a_loop_of_no_iterations_runs_no_names():
-    def step(x, n):
-        return fori_loop(n, lambda i, x: named_computation(lambda x: x + 1, name="f")(x), x)
+def by_count(x, n):
+    return fori_loop(n, lambda i, x: named_computation(lambda x: x + 1, name="f")(x), x)
 
-    assert (jax.jit(step, static_argnums=1)(X, 0) == X).all()
-    assert names_in(module_of(lambda x: step(x, 0), X)) == []
-    assert live_names(jax.make_jaxpr(lambda x: step(x, 0))(X).jaxpr) == set()
-    assert live_names(jax.make_jaxpr(lambda x: step(x, 1))(X).jaxpr) == {"f"}
+
+def by_scan(x, n):
+    return jax.lax.scan(lambda x, _: (named_computation(lambda x: x + 1, name="f")(x), None), x, length=n)[0]
+
+
+def by_condition(x, n):
+    body = named_computation(lambda x: x + 1, name="f")
+    end = 1 if n else -2
+    return jax.lax.while_loop(lambda c: c[0] < end, lambda c: (c[0] + 1, body(c[1])), (0, x))[1]
+
+
+@pytest.mark.parametrize("loop", (by_count, by_scan, by_condition))
+def test_a_loop_of_no_iterations_runs_no_names(loop):
+    assert (jax.jit(loop, static_argnums=1)(X, 0) == X).all()
+    assert names_in(module_of(lambda x: loop(x, 0), X)) == []
+    assert live_names(jax.make_jaxpr(lambda x: loop(x, 0))(X).jaxpr) == set()
+    assert live_names(jax.make_jaxpr(lambda x: loop(x, 1))(X).jaxpr) == {"f"}
+
+
+@pytest.mark.parametrize(
+    ("goes_on", "start", "step"),
+    [(jax.lax.lt, 1, 1), (jax.lax.lt, 0, 2), (jax.lax.le, 0, 1), (jax.lax.ne, 0, 1)],
+)
+def test_a_loop_that_does_not_count_from_zero_by_one_is_refused(goes_on, start, step):
+    """The number of its iterations would be another one."""
+
+    def counting(x):
+        body = named_computation(lambda x: x * 2, name="f")
+        _, x = jax.lax.while_loop(lambda c: goes_on(c[0], 4), lambda c: (c[0] + step, body(c[1])), (start, x))
+        return x
+
+    with pytest.raises(PlacementError, match="number of iterations is not a constant"):
+        module_of(counting, X)
