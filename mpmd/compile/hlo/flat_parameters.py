@@ -14,7 +14,7 @@ from mpmd.compile.hlo.shape import Shape, ShapeIndex
 def flatten_parameters(module: HloModule) -> None:
     """Let the entry take arrays, in the order of its parameters' leaves; tuples are made of them inside.
 
-    Layouts, aliases and donors that the header names follow.  What is no array either stays a parameter.
+    Layouts, aliases and donors that the header names follow.  Tokens stay parameters.
     """
     entry = module.entry
     old = entry.parameters
