@@ -19,6 +19,7 @@ from mpmd.compile.buffers.fitting import fit
 from mpmd.compile.compilation import PhaseClock, Prepared
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import HloModule
+from mpmd.compile.hlo.flat_parameters import flatten_parameters
 from mpmd.compile.kernels.planning.plan_cache import caching_plans
 from mpmd.compile.lowering import lower, lower_for_mesh
 from mpmd.compile.options import DEFAULTS, CompileOptions
@@ -59,6 +60,7 @@ def prepare_fragment(
     clock, devices = PhaseClock(seconds), device_count(axes)
     module = module or lowered(fragment, axes)
     module.is_scheduled = False  # an order was given: one of those that are allowed
+    flatten_parameters(module)
     clock("lowering")
 
     timing = Timing()

@@ -26,7 +26,7 @@ _OPTIONS = CompileOptions(pass_options=("hlo-convolution-expander{least-channels
 
 def fragment_of_module(module: HloModule, donated: tuple[int, ...] = ()) -> FragmentModule:
     """The border of a module as that of a fragment."""
-    parameters = tuple(value_spec(p.shape) for p in module.entry.parameters)
+    parameters = tuple(value_spec(s) for p in module.entry.parameters for _, s in p.shape.leaves())
     results = tuple(value_spec(shape) for _, shape in module.entry.root.shape.leaves())
     return FragmentModule("fragment", "mesh", module.name, parameters, results, donated)
 

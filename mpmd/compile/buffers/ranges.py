@@ -70,6 +70,10 @@ class Occupancy:
         """The last instant."""
         return self.spans[value][-1].end
 
+    def ends_at(self, value: HloValue, instant: int) -> bool:
+        """Whether a span of the value ends at an instant."""
+        return any(span.end == instant for span in self.spans[value])
+
     def together(self, values: Iterable[HloValue]) -> tuple[LiveRange, ...]:
         """When any of several values is live."""
         return merged(s for v in values for s in self.spans[v])

@@ -121,6 +121,9 @@ class Sharing:
                 source = self.dataflow.value_at(instruction.operands[operand], inner)
                 if not inner and not self._is_read_once(instruction, operand):
                     continue
+                # a result that nothing reads is live for this instant alone, however long its operand is
+                if not self.occupancy.ends_at(source, instants[instruction]):
+                    continue
                 yield CoalescingCandidate(
                     source, self.dataflow.value_at(instruction, outer), _at(instants[instruction])
                 )

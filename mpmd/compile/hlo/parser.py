@@ -1,6 +1,6 @@
 """Reading XLA's HLO text.
 
-Accepts what XLA prints, before and after optimisation, and what is written by hand: with or without `%`,
+Accepts what XLA prints, before and after optimisation, and text written by hand: with or without `%`,
 layouts, operand shapes, metadata, source tables; operands and computations written in place.  Every problem
 is an `HloError` with line, column and a caret.
 """

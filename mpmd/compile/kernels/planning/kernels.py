@@ -61,7 +61,10 @@ def plan_instruction(name: str, instruction: HloInstruction) -> PlannedKernel:
     if instruction.opcode == "custom-call":
         raise NoPlan(f"no kernel calls {instruction.custom_call_target}")
     if instruction.opcode == "convolution":
-        raise NoPlan("its convolution is faster by XLA's library than as a product of patches")
+        raise NoPlan(
+            "its convolution is faster by XLA's library than as a product of patches, which the pass option "
+            "hlo-convolution-expander{least-channels=1 least-of-group=1} has instead"
+        )
     if instruction.opcode in COLLECTIVES:
         return plan_collective(name, instruction)
     if instruction.opcode == "sort":

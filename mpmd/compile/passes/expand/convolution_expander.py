@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import numpy as np
 
@@ -21,8 +22,9 @@ class ConvolutionExpander(ComputationPass):
     convolution(image: [b,h,w,f], kernel: [3,3,f,o])
       -> dot(patches: [b,h*w,9,f], kernel: [9,f,o]), the patches joined from nine slices of the padded image
 
-    Left to XLA's library, which is 2 to 80 times as fast there, are those with groups or few channels, and
-    those of dilated images, unless the window is larger than its positions, where XLA has no library.
+    Left to XLA's library, which is 2 to 80 times as fast there, are those with few channels, in all or in a
+    group, and those of dilated images, unless the window is larger than its positions, where XLA has no
+    library.
 
     Requires: no schedule; `hlo-convolution-to-dot` has taken those whose patches are a reshape.
     Ensures: no convolution is left that needs `most_slices` slices or fewer, but for those above.
@@ -32,11 +34,13 @@ class ConvolutionExpander(ComputationPass):
 
     Attributes:
         most_slices: slices up to which a convolution is expanded.
-        least_channels: channels, of the image and of the result, from which one is.
+        least_channels: channels, of the image and of the result, from which one without groups is.
+        least_of_group: channels of a group, likewise, from which one with groups is.
     """
 
     most_slices: int = 256
-    least_channels: int = 32
+    least_channels: int = 64
+    least_of_group: int = 2
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""
@@ -49,15 +53,12 @@ class ConvolutionExpander(ComputationPass):
             return site.build.full(0, site.shape.dtype, site.shape.dims)
         if not self._is_fast(site.at, places):
             return None
-        patches = _patches(site, places)
-        product = _product(site, patches, _kernel(site), places)
+        product = _product(site, _patches(site, places), _kernel(site), places)
         to = (dims.out_batch, *dims.out_spatial, dims.out_feature)
         return site.build.transpose(product, inverse(to))
 
     def _is_fast(self, convolution: HloInstruction, places: Ints) -> bool:
-        attributes, dims, window = convolution.attributes, convolution.conv_dims, convolution.window
-        if attributes.get("feature_group_count", 1) != 1 or attributes.get("batch_group_count", 1) != 1:
-            return False
+        dims, window = convolution.conv_dims, convolution.window
         if min(math.prod(window.sizes), math.prod(places)) > self.most_slices:
             return False
         by_place = _by_place(window.sizes, places)
@@ -65,7 +66,16 @@ class ConvolutionExpander(ComputationPass):
             return by_place
         image, result = convolution.operands[0].shape.dims, convolution.shape.dims
         channels = image[dims.lhs_batch if by_place else dims.lhs_feature]  # of a gradient's image: its batch
+        groups = _groups(convolution)
+        if groups > 1:
+            return min(channels, result[dims.out_feature]) >= groups * self.least_of_group
         return min(channels, result[dims.out_feature]) >= self.least_channels
+
+
+def _groups(convolution: HloInstruction) -> int:
+    """The number of groups, of features or of the batch: no convolution has both."""
+    counts = (convolution.attributes.get(f"{kind}_group_count", 1) for kind in ("feature", "batch"))
+    return max(cast(int, count) for count in counts)
 
 
 def _by_place(window: Ints, places: Ints) -> bool:
@@ -121,15 +131,30 @@ def _kernel(site: RewriteSite) -> HloInstruction:
 def _product(
     site: RewriteSite, patches: HloInstruction, kernel: HloInstruction, places: Ints
 ) -> HloInstruction:
-    """`[batch, places.., outputs]`."""
-    batch, count = patches.shape.dims[:2]
-    outputs = kernel.shape.dims[-1]
-    made = site.build.add(
+    """`[batch, places.., outputs]`; groups are batch dims of the product."""
+    build, groups = site.build, _groups(site.at)
+    batch, count, size, features = patches.shape.dims
+    inputs, outputs = kernel.shape.dims[-2:]
+    dims = DotDims((2, 3), (0, 1))
+    made = (batch, count, outputs)
+    if groups > 1:
+        kernel = build.reshape(kernel, (size, inputs, groups, outputs // groups))
+        if inputs < features:  # groups of features
+            patches = build.reshape(patches, (batch, count, size, groups, inputs))
+            dims = DotDims((2, 4), (0, 1), (3,), (2,))
+        else:
+            batch //= groups
+            patches = build.reshape(patches, (groups, batch, count, size, features))
+            dims = DotDims((3, 4), (0, 1), (0,), (2,))
+        made = (groups, batch, count, outputs // groups)
+    product = build.add(
         "dot",
         patches,
         kernel,
-        shape=array(site.shape.dtype, (batch, count, outputs)),
-        dot_dims=DotDims((2, 3), (0, 1)),
+        shape=array(site.shape.dtype, made),
+        dot_dims=dims,
         operand_precision=site.at.attributes.get("operand_precision"),
     )
-    return site.build.reshape(made, (batch, *places, outputs))
+    if groups > 1:
+        product = build.transpose(product, (1, 2, 0, 3))
+    return build.reshape(product, (batch, *places, outputs))

@@ -99,3 +99,70 @@ def test_a_donated_parameter_becomes_the_result_that_is_computed_over_it():
     in_order = pair_donations(module, (0, 1), lambda made, operand, number: False)
     assert [(pair.output_index, pair.parameter) for pair in over] == [((0,), 1), ((1,), 0)]
     assert [(pair.output_index, pair.parameter) for pair in in_order] == [((0,), 0), ((1,), 1)]
+
+
+def test_a_change_that_nothing_reads_leaves_an_array_that_is_read_later():
+    at = placed(UPDATE.replace("LAST", "a"))
+    assert not at("a").overlaps(at("b"))
+
+
+UNREAD = """
+ENTRY main {
+  x = f32[1000] parameter(0)
+  a = f32[1000] negate(x)
+  b = f32[1000] cosine(a)
+  c = f32[1000] add(a, a)
+  ROOT r = f32[1000] sine(c)
+}
+"""
+
+
+def test_a_result_that_nothing_reads_lies_over_no_operand_that_is_read_later():
+    at = placed(UNREAD, shares=True)
+    assert not at("a").overlaps(at("b"))
+
+
+SELF = """
+ENTRY main {
+  x = f32[10] parameter(0)
+  i = s32[] parameter(1)
+  a = f32[10] negate(x)
+  b = f32[10] dynamic-update-slice(a, a, i)
+  ROOT r = f32[10] sine(b)
+}
+"""
+
+
+def test_what_is_changed_by_itself_is_changed_in_a_copy():
+    at = placed(SELF)
+    assert not at("a").overlaps(at("b"))
+
+
+BRANCHES = """
+one {
+  p = f32[1000] parameter(0)
+  q = f32[1000] negate(p)
+  ROOT s = (f32[1000], f32[1000]) tuple(q, p)
+}
+
+two {
+  p = f32[1000] parameter(0)
+  q = f32[1000] cosine(p)
+  ROOT s = (f32[1000], f32[1000]) tuple(p, q)
+}
+
+ENTRY main {
+  x = f32[1000] parameter(0)
+  k = s32[] parameter(1)
+  a = f32[1000] negate(x)
+  c = (f32[1000], f32[1000]) conditional(k, a, a), branch_computations={one, two}
+  u = f32[1000] get-tuple-element(c), index=0
+  v = f32[1000] get-tuple-element(c), index=1
+  ROOT r = f32[1000] add(u, v)
+}
+"""
+
+
+def test_results_of_a_branch_are_copied_to_places_that_are_free_at_its_end():
+    at = placed(BRANCHES)
+    assert not at("c", (0,)).overlaps(at("c", (1,)))

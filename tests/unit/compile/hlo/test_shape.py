@@ -127,3 +127,10 @@ def test_numpy_types_without_hlo_are_refused():
         array("f32", (-1,))
     with pytest.raises(HloError, match=r"layout \(0, 0\) is not a permutation"):
         array("f32", (2, 3), (0, 0))
+
+
+def test_elements_of_another_type_are_not_packed():
+    packed = parse_shape("s4[8,4]{0,1:E(4)}")
+    assert packed.byte_size == 16
+    assert str(packed.with_dtype("s32")) == "s32[8,4]{0,1}"
+    assert packed.with_dtype("s32").byte_size == 128

@@ -82,12 +82,13 @@ CONFIG = {"stage": "m0"}
 @pytest.mark.parametrize(
     ("function", "image", "kernel", "by_xla"),
     [
-        pytest.param(convolution((1, 1), "SAME"), (2, 6, 6, 32), (3, 3, 32, 32), 0, id="3 x 3"),
+        pytest.param(convolution((1, 1), "SAME"), (2, 6, 6, 64), (3, 3, 64, 64), 0, id="3 x 3"),
+        pytest.param(convolution((1, 1), "SAME", 4), (2, 6, 6, 16), (3, 3, 4, 16), 0, id="groups"),
         pytest.param(convolution((4, 4), "VALID"), (2, 9, 9, 3), (4, 4, 3, 5), 0, id="patches"),
         pytest.param(convolution((2, 2), "SAME"), (2, 16, 16, 3), (7, 7, 3, 8), 3, id="few features"),
         pytest.param(convolution((1, 1), "SAME", 8), (2, 6, 6, 8), (3, 3, 1, 8), 3, id="depthwise"),
         pytest.param(
-            convolution((2, 2), "SAME"), (2, 8, 8, 32), (3, 3, 32, 32), 1, id="gradient of a stride"
+            convolution((2, 2), "SAME"), (2, 8, 8, 64), (3, 3, 64, 64), 1, id="gradient of a stride"
         ),
     ],
 )

@@ -174,3 +174,20 @@ def test_a_donated_parameter_is_read_before_its_memory_is_taken():
 def test_an_unknown_scheduler_is_refused():
     with pytest.raises(PassError, match="has no scheduler 'lucky'"):
         MemorySchedule(scheduler="lucky").run(parse_module(WIDE))
+
+
+AFTER = """HloModule after
+ENTRY main {
+  x = f32[1000] parameter(0)
+  b = f32[1000] cosine(x)
+  c = f32[10] slice(x), slice={[0:10]}, control-predecessors={b}
+  ROOT r = (f32[1000], f32[10]) tuple(b, c)
+}
+"""
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_control_predecessors_run_first(name):
+    module = parse_module(AFTER)
+    order = [i.name for i in SCHEDULERS[name](module.entry, Heap(module))]
+    assert order.index("b") < order.index("c")
