@@ -195,3 +195,22 @@ def test_products_of_f16_are_not_infinite_inside_of_a_sum():
     a[1] = -300
     evaluate_plan(made.plan, [a, b, d])
     np.testing.assert_array_equal(d, 0)
+
+
+def test_one_element_of_a_piece_is_read():
+    """The last one of the first piece, the first one of the third; nothing of one that no position reaches."""
+    made = whole(
+        module_of("""
+  x = f32[5] parameter(0)
+  y = f32[4] parameter(1)
+  z = f32[6] parameter(2)
+  w = f32[7] parameter(3)
+  c = f32[22] concatenate(x, y, z, w), dimensions={0}
+  s = f32[6] slice(c), slice={[4:10]}
+  ROOT n = f32[6] negate(s)""")
+    )
+    arrays = [np.arange(5), np.arange(10, 14), np.arange(20, 26), np.zeros(6)]
+    assert len(made.plan.operands) == len(arrays)
+    found = [a.astype(np.float32) for a in arrays]
+    evaluate_plan(made.plan, [*(found["xyz".index(a.name)] for a in made.arrays), found[3]])
+    np.testing.assert_array_equal(found[3], [-4, -10, -11, -12, -13, -20])
