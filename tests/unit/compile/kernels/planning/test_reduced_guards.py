@@ -198,7 +198,7 @@ def test_products_of_f16_are_not_infinite_inside_of_a_sum():
 
 
 def test_one_element_of_a_piece_is_read():
-    """The last one of the first piece, the first one of the third; nothing of one that no position reaches."""
+    """The last one of the first piece, the first one of the third; nothing where no position is."""
     made = whole(
         module_of("""
   x = f32[5] parameter(0)
