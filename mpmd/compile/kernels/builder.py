@@ -60,8 +60,6 @@ class PlanBuilder:
         if key not in self._numbers:
             self._numbers[key] = len(self._nodes)
             self._nodes.append(node)
-            used = [self._dims[a] for a in arguments(node)]
-            self._dims.append(dims_of(node, used, self.row, self.outer))
         return self._numbers[key]
 
     def made(self, number: int) -> Node:
@@ -80,6 +78,9 @@ class PlanBuilder:
 
     def depends(self, node: int) -> frozenset[int]:
         """The dims along which a value may change."""
+        for number in range(len(self._dims), node + 1):
+            used = [self._dims[a] for a in arguments(self._nodes[number])]
+            self._dims.append(dims_of(self._nodes[number], used, self.row, self.outer))
         return self._dims[node]
 
     def conjuncts(self, condition: int) -> Iterator[int]:
