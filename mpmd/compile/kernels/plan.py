@@ -13,7 +13,7 @@ hold several passes over a row; column and batch values are final: they are comb
 with values without outer dims.
 
 The pass of each value follows from the DAG: `stages`.  The parts of a plan are in `nodes.py`, its
-invariants in `validity.py`.
+invariants in `validity.py` and `guards.py`.
 """
 
 from __future__ import annotations
