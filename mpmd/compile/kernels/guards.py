@@ -1,8 +1,8 @@
 """Guards of loads: whether an element that is not read is needed.
 
-A guarded load is zero where its guard is false, which is no element of its array.  Whoever uses it must not
-need it there: a `select` that takes its other side, a store with the same guard.  A reduction over a dim of
-the guard needs all elements, wherever its result is needed.
+A guarded load is zero where its guard is false, which is not an element of its array.  Its users must not
+need it there: a `select` takes its other side, a store has the same guard.  A reduction over a dim of the
+guard needs all elements, wherever its result is needed.
 
 The conditions under which each node is needed are found from the stores backwards.  They are boxes: for each
 index expression the ranges of its value, for each other predicate whether it is true.  What a box cannot say

@@ -22,11 +22,11 @@ from tests.support.random_hlo.draft import Case, Draft, small_integers
 from tests.support.random_hlo.reductions import identity
 
 SIZES = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100)
-_MOST = 3000
+_MAX_ELEMENTS = 3000
 _SPECIAL = (np.nan, np.inf, -np.inf, -0.0)
 
 
-class Program:
+class KernelDraft:
     """A draft with the values that its next operation may take.
 
     Attributes:
@@ -56,7 +56,7 @@ class Program:
         """Sizes around those of vectors and tiles, of an array that is not large."""
         while True:
             dims = tuple(self.draft.pick(SIZES) for _ in range(rank))
-            if math.prod(dims) <= _MOST:
+            if math.prod(dims) <= _MAX_ELEMENTS:
                 return dims
 
     def parameter(self, dims: Sequence[int]) -> HloInstruction:
@@ -104,10 +104,10 @@ class Program:
         if kind == "between" and size > 1:
             return builder.pad(wide(-(-size // 2)), self.scalar(1), _along(d, source, 0, (size + 1) % 2, 1))
         if kind == "join" and taken < size:
-            parts = [wide(taken), self._slice(source, d, 0, size - taken)]
+            parts = [wide(taken), self.cut(source, d, 0, size - taken)]
             return builder.concatenate(parts if self.chance(0.5) else parts[::-1], d)
         if kind == "cut and join" and taken < size:
-            left = self._slice(wide(size), d, 0, taken)
+            left = self.cut(wide(size), d, 0, taken)
             filler = builder.broadcast(
                 self.scalar(2), left.shape.dims[:d] + (size - taken,) + left.shape.dims[d + 1 :]
             )
@@ -122,7 +122,7 @@ class Program:
         low = self.between(0, size - taken)
         return builder.pad(wide(taken), self.scalar(1), _along(d, source, low, size - taken - low, 0))
 
-    def _slice(self, value: HloInstruction, d: int, start: int, limit: int) -> HloInstruction:
+    def cut(self, value: HloInstruction, d: int, start: int, limit: int) -> HloInstruction:
         dims = value.shape.dims
         starts = [start if k == d else 0 for k in range(len(dims))]
         return self.builder.slice(value, starts, [limit if k == d else e for k, e in enumerate(dims)])
@@ -142,7 +142,7 @@ def _along(d: int, like: HloInstruction, low: int, high: int, interior: int) -> 
 
 def rows(draft: Draft) -> Case:
     """Reductions of rows, which elements of the same and of other parts of the row use."""
-    p = Program(draft)
+    p = KernelDraft(draft)
     rank = p.between(1, 3)
     dims, gone = p.dims(rank), p.between(1, max(1, rank - 1))
     kept, axes = rank - gone, range(rank - gone, rank)
@@ -171,7 +171,7 @@ def rows(draft: Draft) -> Case:
 
 def columns(draft: Draft) -> Case:
     """Sums over leading or middle dims, and what is computed of them; elements beside them."""
-    p = Program(draft)
+    p = KernelDraft(draft)
     rank = p.between(2, 3)
     dims, gone = p.dims(rank), p.between(0, rank - 2)
     elements, finals = [p.parameter(dims)], list[HloInstruction]()
@@ -188,13 +188,13 @@ def columns(draft: Draft) -> Case:
     p.made += [*elements[1:], *finals[:-1]]
     if p.chance(0.3):
         last, d = finals[-1], finals[-1].shape.rank - 1
-        return p.results(p.part(p.parameter(last.shape.dims), d, lambda size: p._slice(last, d, 0, size)))
+        return p.results(p.part(p.parameter(last.shape.dims), d, lambda size: p.cut(last, d, 0, size)))
     return p.results(finals[-1])
 
 
 def tiles(draft: Draft) -> Case:
     """Rows and columns of one array, and sums of all of it."""
-    p = Program(draft)
+    p = KernelDraft(draft)
     dims = p.dims(2)
     x = p.parameter(dims)
     y = p.elementwise(x, p.parameter(dims)) if p.chance(0.7) else x
@@ -212,7 +212,7 @@ def tiles(draft: Draft) -> Case:
 
 def windows(draft: Draft) -> Case:
     """Windows with strides, holes and padding, work before and after them, and reductions of them."""
-    p = Program(draft)
+    p = KernelDraft(draft)
     rank = p.between(1, 2)
     dims = p.dims(rank)
     x = p.parameter(dims)
@@ -233,7 +233,7 @@ def windows(draft: Draft) -> Case:
     return p.results(after)
 
 
-def _window(p: Program, size: int) -> attrs.WindowDim:
+def _window(p: KernelDraft, size: int) -> attrs.WindowDim:
     window = p.between(1, min(4, size))
     low, high = p.between(0, window - 1), p.between(0, window - 1)
     holes = p.between(1, 2) if (window - 1) * 2 < size else 1
@@ -242,7 +242,7 @@ def _window(p: Program, size: int) -> attrs.WindowDim:
 
 def movement(draft: Draft) -> Case:
     """Elementwise work between what moves, pads, joins, cuts and overwrites."""
-    p = Program(draft, ("f32", "f32", "s32", "f64", "u8", "bf16", "pred", "s64"))
+    p = KernelDraft(draft, ("f32", "f32", "s32", "f64", "u8", "bf16", "pred", "s64"))
     plain = p.dtype in ("pred", "bf16")
     value = p.parameter(p.dims(p.between(1, 3)))
     for _ in range(p.between(1, 5)):
@@ -254,13 +254,13 @@ def movement(draft: Draft) -> Case:
     return p.results(value)
 
 
-def _moved(p: Program, value: HloInstruction) -> HloInstruction:
+def _moved(p: KernelDraft, value: HloInstruction) -> HloInstruction:
     dims, b = value.shape.dims, p.builder
     rank, d = len(dims), p.between(0, len(dims) - 1)
     kind = p.draft.pick(("part", "part", "pad", "slice", "reverse", "transpose", "reshape", "at", "gather"))
     if kind == "part":
-        return p.part(value, d, lambda size: p._slice(value, d, 0, size))
-    if kind == "pad" and value.shape.size * 4 < _MOST:
+        return p.part(value, d, lambda size: p.cut(value, d, 0, size))
+    if kind == "pad" and value.shape.size * 4 < _MAX_ELEMENTS:
         sides = [
             attrs.PadDim(p.between(-1 if e > 2 else 0, 3), p.between(0, 3), p.between(0, 1)) for e in dims
         ]
@@ -293,12 +293,14 @@ def _moved(p: Program, value: HloInstruction) -> HloInstruction:
         indices = p.draft.parameter(np.clip(numbers, -128, 127).astype(DTYPES[dtype].numpy), dtype)
         offsets = tuple(range(1, rank))
         return b.gather(value, indices, attrs.GatherDims(offsets, (0,), (0,), 1), (1, *dims[1:]))
-    return b.broadcast(value, (2, *dims), range(1, rank + 1)) if value.shape.size * 2 < _MOST else value
+    return (
+        b.broadcast(value, (2, *dims), range(1, rank + 1)) if value.shape.size * 2 < _MAX_ELEMENTS else value
+    )
 
 
 def products(draft: Draft) -> Case:
     """Products of factors that are moved or cut before, with work and movement after them."""
-    p = Program(draft, ("f32", "f32", "f64"))
+    p = KernelDraft(draft, ("f32", "f32", "f64"))
     batch = (draft.pick((1, 2, 3)),) if p.chance(0.4) else ()
     m, n, k = (draft.pick(SIZES) for _ in range(3))
     lhs, rhs = p.parameter((*batch, m, k)), p.parameter((*batch, k, n))
@@ -316,7 +318,7 @@ def products(draft: Draft) -> Case:
         if p.chance(0.3) and side.shape.dims[-2] > 1:
             last, d = p.between(1, side.shape.dims[-2]), side.shape.rank - 2
             padded = p.parameter([e + (3 if j == d else 0) for j, e in enumerate(side.shape.dims)])
-            side = p._slice(padded, d, 3 - last % 3, side.shape.dims[d] + 3 - last % 3)
+            side = p.cut(padded, d, 3 - last % 3, side.shape.dims[d] + 3 - last % 3)
         sides.append(side)
     batches = tuple(range(count))
     product = p.builder.dot(*sides, attrs.DotDims((count + 1,), (count,), batches, batches))
@@ -343,7 +345,7 @@ def products(draft: Draft) -> Case:
     if p.chance(0.1):
         d = value.shape.rank - 1
         last = value
-        value = p.part(p.parameter(value.shape.dims), d, lambda size: p._slice(last, d, 0, size))
+        value = p.part(p.parameter(value.shape.dims), d, lambda size: p.cut(last, d, 0, size))
     return p.results(value)
 
 
@@ -351,13 +353,13 @@ def updates(draft: Draft) -> Case:
     """Slices written in place and scatters, of values and at places that are computed."""
     if draft.rng.random() < 0.5:
         return indexed.scatter(draft)
-    p = Program(draft)
+    p = KernelDraft(draft)
     dims = p.dims(p.between(1, 3))
     sizes = [p.between(1, e) for e in dims]
     update = p.elementwise(p.parameter(sizes), p.parameter(sizes))
     if p.chance(0.3):
         update = (
-            p.part(p.parameter(sizes), 0, lambda size: p._slice(update_, 0, 0, size))
+            p.part(p.parameter(sizes), 0, lambda size: p.cut(update_, 0, 0, size))
             if (update_ := update)
             else update
         )
@@ -379,7 +381,7 @@ def updates(draft: Draft) -> Case:
 
 def sorts(draft: Draft) -> Case:
     """Sorts of one to three arrays by the first, or by two of them; sometimes only their first elements."""
-    p = Program(draft, ("f32", "s32", "u8", "f64"))
+    p = KernelDraft(draft, ("f32", "s32", "u8", "f64"))
     p.special = False
     dims = p.dims(p.between(1, 3))
     along = p.between(0, len(dims) - 1)
@@ -398,7 +400,7 @@ def sorts(draft: Draft) -> Case:
     )  # fmt: skip
     leaves = [made] if len(arrays) == 1 else [p.builder.element(made, k) for k in range(len(arrays))]
     taken = p.between(1, dims[along])
-    leaves = [p._slice(v, along, 0, taken) for v in leaves]
+    leaves = [p.cut(v, along, 0, taken) for v in leaves]
     return draft.finish(leaves[0] if len(leaves) == 1 else p.builder.tuple(leaves))
 
 

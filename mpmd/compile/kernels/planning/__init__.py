@@ -8,6 +8,7 @@
 | `groups.py` | groups of elementwise work and reductions |
 | `updates.py` | dynamic-update-slice and scatter: changes in place |
 | `sorting.py` | sorts of short rows |
+| `comparators.py` | comparators that give each element one place |
 | `dots.py` | matrix products on strided operands, with epilogues |
 | `attention.py` | products, an operation on rows, and products of its results |
 | `collectives.py` | the parts of arrays that each device gets in a collective |

@@ -159,7 +159,7 @@ def spread(t: Trace, index: Index, size: int, step: int, low: int) -> tuple[list
 def _concatenate(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
     """The piece that a position is in: the last one that begins at it or before.
 
-    Conditions are needed at the borders of pieces only: positions are in the array wherever `where` is true.
+    Conditions are needed between pieces only: positions are in the array wherever `where` is true.
     """
     (along,), start, result = i.dimensions, 0, -1
     index, size, known = at[along], i.shape.dims[along], t.bounds(at[along])

@@ -162,7 +162,7 @@ class Trace:
         return self.build.operand("", dtype, size)
 
     def guarded(self, where: int, *conditions: int) -> int:
-        """A node that is true where all conditions are; -1 stands for what is always true."""
+        """A node that is true where all conditions are; -1 is true everywhere."""
         for condition in conditions:
             if condition >= 0:
                 where = condition if where < 0 else self.build.apply("and", where, condition)
