@@ -237,8 +237,9 @@ class _Attention:
 
         if self.rng.random() < 0.2 and not {"product", "sum"} & set(self.names):
             self._make_special(forward=not backward)
-        # gradients of one weight that is nearly 1 are differences of rounded products, so not of bf16
-        narrow = jnp.bfloat16 if "large" not in self.names else np.float32
+        # gradients of quotients, and of one weight that is nearly 1, are differences of rounded products
+        differ = backward and {"large", "sum", "reciprocal", "plus one", "floor"} & set(self.names)
+        narrow = np.float32 if differ else jnp.bfloat16
         dtype = self.pick((np.float32, np.float32, np.float32, narrow))
         self.names.append(np.dtype(dtype).name)
         arrays = {n: x.astype(dtype) if x.dtype == np.float32 else x for n, x in self.arrays.items()}
