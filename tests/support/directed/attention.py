@@ -1,6 +1,6 @@
 """Attention as models write it: masks, fillers and normalisations in every combination, forward and backward.
 
-Most programs are one kernel or two.  Sizes lie around the widths of register tiles and vectors, so that rows
+Most programs are one kernel or two.  HeadSizes lie around the widths of register tiles and vectors, so that rows
 see no key, one key, a strip of keys or all of them.
 """
 
@@ -29,7 +29,7 @@ Array = Any
 
 
 @dataclass(frozen=True)
-class Sizes:
+class HeadSizes:
     """The sizes of one attention: every group of query heads has one head of keys."""
 
     batch: int
@@ -63,10 +63,10 @@ class _Attention:
         for name in "kv":
             self.array(name, s.batch, s.groups, s.keys, s.width)
 
-    def _sizes(self) -> Sizes:
+    def _sizes(self) -> HeadSizes:
         queries, keys = self.pick(LENGTHS), self.pick(LENGTHS)
         keys = queries if self.rng.random() < 0.4 else keys
-        return Sizes(
+        return HeadSizes(
             self.pick((1, 2, 3)), self.pick((1, 1, 2)), self.pick((1, 2)), queries, keys, self.pick(WIDTHS)
         )
 
