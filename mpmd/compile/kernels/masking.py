@@ -38,7 +38,7 @@ SMALL = -105.0
 
 _WIDE_EXPONENTS = ("f32", "bf16")
 _FINITE = float(np.finfo(np.float32).max)
-"""A magnitude below this is no infinity."""
+"""Magnitudes below this are finite."""
 
 
 @dataclass(frozen=True)

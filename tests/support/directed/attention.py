@@ -1,6 +1,6 @@
 """Attention as models write it: masks, fillers and normalisations in every combination, forward and backward.
 
-Most programs are one kernel or two.  HeadSizes lie around the widths of register tiles and vectors, so that rows
+Most programs are one kernel or two.  Sizes lie around the widths of register tiles and vectors, so that rows
 see no key, one key, a strip of keys or all of them.
 """
 
