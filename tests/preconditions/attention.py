@@ -136,7 +136,7 @@ _VALUES = (
     _masking(
         "_Following._zero",
         "a value of the row that a masked zero is multiplied with is finite: checked at run time",
-        "self.guards[Guard(other, 0.0, _LARGEST, negated)] = None",
+        "self.guards[Guard(other, 0.0, _FINITE, negated)] = None",
         "pass",
         "test_a_masked_zero_times_a_value_of_the_row_needs_a_finite_one",
         _LOOKED_AT,

@@ -37,7 +37,8 @@ SMALL = -105.0
 """The exponential of this, and of everything below, is zero in f32 and bf16."""
 
 _WIDE_EXPONENTS = ("f32", "bf16")
-_LARGEST = float(np.finfo(np.float32).max)
+_FINITE = float(np.finfo(np.float32).max)
+"""Magnitudes below this are finite."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +246,7 @@ class _Following:
             self.guards[Guard(other, 0.0, 0.0)] = None
         elif of_row:
             for negated in (False, True):
-                self.guards[Guard(other, 0.0, _LARGEST, negated)] = None
+                self.guards[Guard(other, 0.0, _FINITE, negated)] = None
         return 0.0
 
     def _distance(self, number: int, node: Apply) -> None:

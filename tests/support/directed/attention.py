@@ -29,7 +29,7 @@ Array = Any
 
 
 @dataclass(frozen=True)
-class Sizes:
+class HeadSizes:
     """The sizes of one attention: every group of query heads has one head of keys."""
 
     batch: int
@@ -63,10 +63,10 @@ class _Attention:
         for name in "kv":
             self.array(name, s.batch, s.groups, s.keys, s.width)
 
-    def _sizes(self) -> Sizes:
+    def _sizes(self) -> HeadSizes:
         queries, keys = self.pick(LENGTHS), self.pick(LENGTHS)
         keys = queries if self.rng.random() < 0.4 else keys
-        return Sizes(
+        return HeadSizes(
             self.pick((1, 2, 3)), self.pick((1, 1, 2)), self.pick((1, 2)), queries, keys, self.pick(WIDTHS)
         )
 
@@ -237,8 +237,9 @@ class _Attention:
 
         if self.rng.random() < 0.2 and not {"product", "sum"} & set(self.names):
             self._make_special(forward=not backward)
-        # gradients of one weight that is nearly 1 are differences of rounded products, so not of bf16
-        narrow = jnp.bfloat16 if "large" not in self.names else np.float32
+        # gradients of quotients, and of one weight that is nearly 1, are differences of rounded products
+        differ = backward and {"large", "sum", "reciprocal", "plus one", "floor"} & set(self.names)
+        narrow = np.float32 if differ else jnp.bfloat16
         dtype = self.pick((np.float32, np.float32, np.float32, narrow))
         self.names.append(np.dtype(dtype).name)
         arrays = {n: x.astype(dtype) if x.dtype == np.float32 else x for n, x in self.arrays.items()}

@@ -1,7 +1,7 @@
 """Comparators of sorts as strict weak orders: of any elements, each has one place.
 
-Positions are counts, so a comparator that contradicts itself would give two elements one place, and another
-place to nobody.  Floats contradict themselves where one is NaN: here all NaN are equal, and greater than
+Positions are counts, so a comparator that contradicts itself would give two elements one place, and leave
+another one empty.  Floats contradict themselves where one is NaN: here all NaN are equal, and greater than
 every number.  A comparator must then be lexicographic: its answer follows from the first of some keys that
 differs between the elements, and is `false` where none does.
 """
