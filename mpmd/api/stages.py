@@ -260,10 +260,8 @@ class Lowered:
         }
         cores = cores_of_own(meshes, exchange)
         options = dataclasses.replace(self.partitioned.compile_options, cores=cores)
-        executables = together(
-            exchange,
-            lambda: compile_fragments(fragments, meshes, self.partitioned.backend, options),
-        )
+        backend = self.partitioned.backend
+        executables = together(exchange, lambda: compile_fragments(fragments, meshes, backend, options))
         made = Compiled(self, executables, runtime, exchange)
         made.fallbacks = shared_warning(made.fallbacks, exchange)
         return made
@@ -287,7 +285,7 @@ class Compiled:
         self.fallbacks = fallback_warning(executables)
         program = lowered.program
         self._devices = devices_of(lowered.config.topology, exchange)
-        self._scratch = merged_scratch(self._own_scratch(), exchange)
+        self._scratch = merged_scratch(Scratch.of(executables, self._devices.meshes), exchange)
         table = {(e.fragment.mesh, name): e for name, e in executables.items()}
         workspace = self._scratch.workspace
         self._executor = executor_of(program, table, self._devices, runtime, workspace, exchange)
@@ -473,16 +471,6 @@ class Compiled:
         meshes = self.lowered.config.topology
         platforms = {name: mesh.devices.flat[0].platform for name, mesh in meshes.items()}
         return step_bounds(self._executor.own_program, self.executables, platforms)
-
-    def _own_scratch(self) -> Scratch:
-        """Bytes of temporaries of fragments, over the devices of their meshes."""
-        workspace, kept = {}, dict[str, dict[int, int]]()
-        for name, executable in self.executables.items():
-            mesh = executable.fragment.mesh
-            devices = self._devices.meshes[mesh].size
-            workspace[mesh, name] = getattr(executable, "workspace_bytes", 0) * devices
-            kept.setdefault(mesh, {}).update(getattr(executable, "kept_memory", {}))
-        return Scratch(workspace, {mesh: sum(of.values()) for mesh, of in kept.items()})
 
     def memory_analysis(self) -> dict[str, MeshMemory]:
         """For each mesh the predicted peak in bytes over its devices, and which values are live there.

@@ -46,6 +46,16 @@ class Scratch:
     workspace: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
     kept: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
+    @staticmethod
+    def of(executables: Mapping[str, Any], meshes: Mapping[str, Any]) -> Scratch:
+        """That of fragments by name, over the devices of their meshes."""
+        workspace, kept = dict[tuple[str, str], int](), dict[str, dict[int, int]]()
+        for name, executable in executables.items():
+            mesh = executable.fragment.mesh
+            workspace[mesh, name] = getattr(executable, "workspace_bytes", 0) * meshes[mesh].size
+            kept.setdefault(mesh, {}).update(getattr(executable, "kept_memory", {}))
+        return Scratch(workspace, {mesh: sum(of.values()) for mesh, of in kept.items()})
+
 
 @dataclasses.dataclass
 class _Times:

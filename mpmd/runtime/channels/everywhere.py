@@ -15,6 +15,7 @@ from mpmd.errors import PeerError
 from mpmd.runtime.channels.links import FETCHES, Links, links, message_number
 from mpmd.runtime.channels.reshard import Box, assembler, boxes
 from mpmd.runtime.processes.exchange import Alike, WorldExchange
+from mpmd.runtime.processes.origins import differ
 from mpmd.runtime.processes.world import World, world
 from mpmd.runtime.program import processes_text
 from mpmd.runtime.waiting import wait_for
@@ -43,7 +44,10 @@ def everywhere(paths: Sequence[str], leaves: Sequence[Any]) -> list[Any]:
         plain = [_numbers(leaf) for leaf in leaves]
         arrays = [k for k, leaf in enumerate(plain) if isinstance(leaf, jax.Array)]
         missing = [k for k in arrays if not _is_whole_here(plain[k])]
-        wanted = exchange.gather_json(missing)
+        origins = [joined.origins.of(leaf) for leaf in leaves]
+        of_all = exchange.gather_json([missing, origins])
+        _compare_origins(exchange, paths, [found for _, found in of_all])
+        wanted = [found for found, _ in of_all]
         needed = sorted(set().union(*wanted))
         copies = _other_copies(exchange, paths, leaves, needed, missing)
         sources = {k: {} if k in copies else _sources(plain[k]) for k in needed}
@@ -69,6 +73,26 @@ def kind_text(leaf: Any) -> str:
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
     return type(leaf).__name__
+
+
+def _compare_origins(
+    exchange: WorldExchange, paths: Sequence[str], of_all: Sequence[Sequence[list[str]]]
+) -> None:
+    """Raises a PeerError if processes give results of different calls, or different results of one.
+
+    No process may lack any of them: each would get an array of its own.
+    """
+    for k, path in enumerate(paths):
+        known = {process: origins[k] for process, origins in enumerate(of_all) if origins[k]}
+        first = min(known, default=0)
+        other = next((process for process in known if differ(known[process], known[first])), None)
+        if other is not None:
+            exchange.settled = True
+            raise PeerError(
+                f"process {other} fetches another array than process {first}{f' at {path}' if path else ''}\n"
+                f"    process {first}: {known[first][0]}\n    process {other}: {known[other][0]}\n"
+                "  every process must call mpmd.fetch for the same arrays, in the same order"
+            )
 
 
 def _other_copies(
@@ -104,21 +128,20 @@ class _Candidate(NamedTuple):
     is_missing: bool
     holders: list[int]
     place: int
-    origin: str | None
+    origin: list[str]
 
     def may_be(self, wanted: _Candidate, process: int) -> bool:
         """Whether it is the array that another process lacks, or a copy that no process reads."""
         if not self.is_missing and process not in wanted.holders:
             return True
-        known = self.origin is not None and wanted.origin is not None
-        return self.place == wanted.place and not (known and self.origin != wanted.origin)
+        return self.place == wanted.place and not differ(self.origin, wanted.origin)
 
 
 def _other_array(path: str, of_process: Mapping[int, _Candidate]) -> str:
     """The page for two arrays at one place of a pytree."""
     first, second = sorted(of_process)
     rows = [
-        f"    process {p}: {of_process[p].origin or 'an array'}, in {processes_text(of_process[p].holders)}"
+        f"    process {p}: {[*of_process[p].origin, 'an array'][0]}, in {processes_text(of_process[p].holders)}"
         for p in (first, second)
     ]
     return "\n".join(

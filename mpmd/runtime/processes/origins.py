@@ -24,15 +24,23 @@ class Origins:
         """Notes the results of a call: `what`, such as `program 3`, and its leaves in order."""
         self._calls.append((what, [_reference(leaf) for leaf in leaves]))
 
-    def of(self, leaf: Any) -> str | None:
-        """The call that made an array, and which of its results it is; None if that is not known."""
-        return next(self._found(leaf), None)
+    def of(self, leaf: Any) -> list[str]:
+        """The calls that gave an array, and which of their results it is; none if that is not known.
+
+        There are several for an array that is two results, or an argument that is a result.
+        """
+        return list(self._found(leaf))
 
     def _found(self, leaf: Any) -> Iterator[str]:
         for what, references in reversed(self._calls):
             for k, reference in enumerate(references):
                 if reference is not None and reference() is leaf:
                     yield f"result {k} of {what}"
+
+
+def differ(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether the origins of arrays are known, and none is common to both."""
+    return bool(one and other) and not set(one) & set(other)
 
 
 def _reference(leaf: Any) -> weakref.ref[Any] | None:

@@ -10,7 +10,7 @@ import pytest
 from mpmd.errors import CheckpointError, PeerError, ProgramError
 from mpmd.runtime.exclusive import Exclusive
 from mpmd.runtime.processes.exchange import Alike
-from mpmd.runtime.processes.origins import Origins
+from mpmd.runtime.processes.origins import Origins, differ
 from mpmd.runtime.processes.settings import settings_text, without_addresses
 from mpmd.runtime.processes.store import BoundedStore
 from tests.support.worlds import in_threads
@@ -130,10 +130,14 @@ def test_origins_name_the_call_and_the_result_of_an_array_and_hold_none():
 
     origins, first, second = Origins(), SomeArray(), SomeArray()
     origins.record("program 0", [first, 1.0, second])
-    assert origins.of(second) == "result 2 of program 0" and origins.of(SomeArray()) is None
+    assert origins.of(second) == ["result 2 of program 0"] and origins.of(SomeArray()) == []
+    origins.record("program 1", [second])  # an argument that is a result
+    both = origins.of(second)
+    assert both == ["result 0 of program 1", "result 2 of program 0"]
+    assert differ(origins.of(first), both) and not differ(both, both[1:]) and not differ(both, [])
     for step in range(20):
         origins.record(f"program {step}", [])
-    assert origins.of(second) is None, "of an early call"
+    assert origins.of(second) == [], "of an early call"
 
 
 def test_a_call_of_the_store_within_another_gets_its_own_answer():
