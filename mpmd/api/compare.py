@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from mpmd import ir
@@ -132,8 +133,17 @@ class Comparison:
         return "\n".join(lines)
 
 
+def kept(leaves: Sequence[Any], donated: Sequence[int]) -> list[Any]:
+    """Flat arguments with copies of those that a step consumes."""
+    copied = list(leaves)
+    for i in donated:
+        if isinstance(copied[i], jax.Array) and copied[i].sharding.has_addressable_devices:
+            copied[i] = copied[i].copy()
+    return copied
+
+
 def reported(comparison: Comparison) -> Comparison:
-    """A comparison that the user asked for by an option: a warning where something differs, else a line."""
+    """Reports a comparison that an option requires: a warning where something differs, else a line."""
     if comparison:
         print(comparison, file=sys.stderr)
     else:
@@ -202,7 +212,7 @@ class FragmentComparison(Observer):
         self._expected, self._consumed = [], {}
 
     def report(self, module: ir.Module, results: Any) -> Comparison:
-        """What was found, narrowed.
+        """The differences, narrowed.
 
         Args:
             module: the exported one, which knows the places in the model.
@@ -216,7 +226,7 @@ class FragmentComparison(Observer):
 
     def _narrowed(self, name: str, found: _Found, module: ir.Module) -> FragmentDifference:
         backend, fragment = self._executables[name].backend, self._others[name].fragment
-        places, opinions = _Places(module, name), found.opinions
+        places, opinions = _ModelPlaces(module, name), found.opinions
         results = []
         for k in opinions.wrong:
             numbers, verdict = opinions.difference(k), opinions.verdict(k)
@@ -251,7 +261,7 @@ class _Inputs:
 def _origin(
     compilers: Compilers, fragment: FragmentModule, inputs: Sequence[np.ndarray]
 ) -> tuple[Origin | None, str]:
-    """Where a difference begins, and what is known about its cause."""
+    """Where a difference begins, and a note on its cause."""
     try:
         origin = compilers.origin(fragment, inputs)
         without = compilers.guilty_pass(fragment, inputs) if origin is None else origin.without
@@ -277,7 +287,7 @@ def _not_compared(executable: Executable, mesh: Any) -> str:
     return "their mesh is over several processes" if several else ""
 
 
-class _Places:
+class _ModelPlaces:
     """The places in the model of what a fragment computes."""
 
     def __init__(self, module: ir.Module, fragment: str) -> None:

@@ -13,7 +13,7 @@ import jax
 from mpmd import ir
 from mpmd.api.ambient import refuse_within_jit, without_ambient_mesh
 from mpmd.api.bounds import StepBounds, step_bounds
-from mpmd.api.compare import Comparison, FragmentComparison, reported
+from mpmd.api.compare import Comparison, FragmentComparison, kept, reported
 from mpmd.api.config import Config
 from mpmd.api.estimate import DeviceSpeed, estimate_costs
 from mpmd.api.initial_state import Reader, initialized, loaded
@@ -549,27 +549,19 @@ class Compiled:
     def compare(self, *args: Any, **kwargs: Any) -> Comparison:
         """Runs one step in which XLA computes every fragment, too, with the same inputs.
 
-            report = compiled.compare(state, batch)
-            print(report)
-            assert report, "some fragment differs beyond rounding"
+            print(compiled.compare(state, batch))  # true if no fragment differs beyond rounding
 
-        The report names each fragment that differs beyond rounding, the operation of the model at which that
-        begins, and the pass without which it does not.  No argument is consumed.  Callbacks of the step are
-        done once; the fragments that have them are not compared.  It takes the time in which XLA compiles the
-        step and runs it once.
+        It takes the time in which XLA compiles the step and runs it once.  No argument is consumed, and
+        callbacks happen once: fragments that have them are not compared.
         """
-        leaves = self._checked(args, kwargs)
-        for i in self.lowered.traced.arguments.donated:
-            if isinstance(leaves[i], jax.Array) and leaves[i].sharding.has_addressable_devices:
-                leaves[i] = leaves[i].copy()
-        return self._compared(leaves)
+        return self._compared(kept(self._checked(args, kwargs), self.lowered.traced.arguments.donated))
 
     def _compared(self, leaves: list[Any]) -> Comparison:
         """`compare` of flat arguments, which are consumed as those of a step are."""
-        executor, meshes = self._executor, own_meshes(self.lowered.config.topology)
-        comparison = FragmentComparison(self.executables, meshes, self.lowered.partitioned.compile_options)
-        results = executor.run(self._arguments.stored(leaves), observers=[comparison], one_by_one=True)
-        return comparison.report(self.lowered.partitioned.module, self._results(results))
+        meshes, partitioned = own_meshes(self.lowered.config.topology), self.lowered.partitioned
+        comparison = FragmentComparison(self.executables, meshes, partitioned.compile_options)
+        results = self._executor.run(self._arguments.stored(leaves), observers=[comparison], one_by_one=True)
+        return comparison.report(partitioned.module, self._results(results))
 
     @functools.cached_property
     def _absent(self) -> Mapping[int, Callable[[], jax.Array]]:

@@ -29,7 +29,7 @@ class StoredForms:
         self._count = len(leaves)
 
     def stored(self, leaves: list[Any]) -> list[Any]:
-        """Flat arguments as the program takes them; what is not of the expected dtype, as it is."""
+        """Flat arguments as the program takes them; those of another dtype than expected are unchanged."""
         if not (self._keys or self._without_values) or len(leaves) != self._count:
             return leaves
         leaves = list(leaves)

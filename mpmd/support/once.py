@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -17,10 +17,11 @@ def once(function: Callable[P, R]) -> Callable[P, R]:
     `functools.cache` runs a function in every thread that calls it before the first one has finished.
     """
     running = threading.RLock()
-    found = functools.cache(function)
+    found: Callable[..., R] = functools.cache(function)
 
     def alone(*args: P.args, **kwargs: P.kwargs) -> R:
         with running:
             return found(*args, **kwargs)
 
-    return functools.cache(functools.wraps(function)(alone))  # calls after the first take no lock
+    # calls after the first take no lock
+    return cast("Callable[P, R]", functools.cache(functools.wraps(function)(alone)))

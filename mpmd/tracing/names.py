@@ -217,8 +217,8 @@ def _callee(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def _call_of(held: tuple[weakref.ref[Any], ...], /, *args: Any, **kwargs: Any) -> Any:
     """Calls a function that the caller holds, and which its carrier must not keep alive."""
-    first, *method = (part() for part in held)
-    return method[0](first, *args, **kwargs) if method else first(*args, **kwargs)
+    parts: list[Any] = [part() for part in held]
+    return parts[-1](*parts[:-1], *args, **kwargs)
 
 
 def broadcast(x: R) -> R:

@@ -29,7 +29,8 @@ BAD_NAME = re.compile(r"(^|_)(v2|impl)$|^_?(new|handle|process)_")
 MAY_IMPORT = {
     "jax": (
         "mpmd.api", "mpmd.tracing", "mpmd.ir", "mpmd.jax_compat", "mpmd.jax_distributed",
-        "mpmd.runtime.channels", "mpmd.compile.backends", "mpmd.compile.lowering.reader", "mpmd.tools",
+        "mpmd.runtime.channels", "mpmd.compile.backends", "mpmd.compile.comparison",
+        "mpmd.compile.lowering.reader", "mpmd.tools",
     ),
     "jax._src": ("mpmd.jax_compat", "mpmd.jax_distributed"),
     "jax.experimental": ("mpmd.jax_compat", "mpmd.jax_distributed"),

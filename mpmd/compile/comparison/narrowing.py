@@ -203,7 +203,7 @@ def opinions_of(
     expected: Arrays,
     inputs: Callable[[], Arrays],
 ) -> Opinions:
-    """Opinions about results that are known; `inputs` are asked for where they differ."""
+    """Opinions about known results; `inputs` is called where they differ."""
     rounding = Rounding.of(fragment.text)
     return Opinions(got, expected, rounding, lambda: _exact_results(fragment, mesh, inputs()))
 

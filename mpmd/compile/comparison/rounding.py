@@ -65,9 +65,9 @@ class Rounding:
         distance = _distance(got, expected) / self.unit
         worst = int(np.argmax(distance))
         index = tuple(map(int, np.unravel_index(worst, got.shape)))
-        numbers = (array.reshape(-1)[worst].item() for array in (got, expected))
+        own, other = (array.reshape(-1)[worst].item() for array in (got, expected))
         count = int((distance > self.limit).sum())
-        return Difference(float(distance.flat[worst]), index, *numbers, count, got.size)
+        return Difference(float(distance.flat[worst]), index, own, other, count, got.size)
 
     def largest(self, got: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> Difference:
         """The largest difference of several arrays."""

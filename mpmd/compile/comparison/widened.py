@@ -22,7 +22,7 @@ _OPAQUE = re.compile(r"stablehlo\.custom_call @(?!Sharding\b|SPMD)|stablehlo\.co
 
 
 def widened(fragment: FragmentModule) -> FragmentModule | None:
-    """The fragment in f64; None if it calls what is compiled for its own types."""
+    """The fragment in f64; None if it calls code that exists for its own types only."""
     if _OPAQUE.search(fragment.text):
         return None
     text = _BITCAST.sub(_with_own_bits, _CONSTANT.sub(_constant, fragment.text))

@@ -79,7 +79,7 @@ def by_value(w, x):
 
 def part_of_a_row(w, x):
     return jax.lax.fori_loop(
-        0, 6, lambda i, x: layer(x, jax.lax.dynamic_slice(w, (i, 1), (1, 2)).sum())[0], x
+        0, 6, lambda i, x: layer(x, jax.lax.dynamic_slice(w, (i, 0), (1, 2)).sum())[0], x
     )
 
 
@@ -91,7 +91,11 @@ def over_data(w, x):
     return jax.lax.scan(layer, x.sum(), x)[0] + w.sum()
 
 
-@pytest.mark.parametrize("function", (other_order, by_value, part_of_a_row, fewer, over_data))
+def over_columns(w, x):
+    return jax.lax.scan(layer, jnp.concatenate([x, x[:2]]), w.T)[0]
+
+
+@pytest.mark.parametrize("function", (other_order, by_value, part_of_a_row, fewer, over_data, over_columns))
 def test_what_does_not_run_over_the_rows_is_refused(function):
     with pytest.raises(ConfigError, match="no scan has rows of what it matches"):
         divided(function, (3, 3))
