@@ -97,7 +97,7 @@ ROWS = (
     ),
     Precondition(
         "mpmd/compile/hlo/literals.py:_floats",
-        "A number of the text is no infinity: one beyond its type's largest value is refused.",
+        "A number that is beyond the largest value of its type is refused, not read as an infinity.",
         "if wide is not None:",
         "if False:",
         f"{_TEXT}[hlo/forms/refused-0]",
