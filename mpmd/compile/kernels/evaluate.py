@@ -113,7 +113,7 @@ class Evaluation:
                 self.values.append(self._value(node))
 
     def stores(self) -> list[Stored]:
-        """What is to be stored: positions and values."""
+        """The values to be stored: positions and values."""
         return [self._store(store) for store in self.plan.stores]
 
     def _position(self, index: Index) -> Array:
