@@ -61,13 +61,6 @@ ROWS = (
         "tests/property/test_hlo_schedules.py::test_orders_and_repetitions_keep_values",
     ),
     Precondition(
-        "mpmd/compile/schedule/list_order.py",
-        "An instruction is ready when all of its operands and control predecessors have run.",
-        "len(dict.fromkeys((*i.operands, *i.control_predecessors)))",
-        "len(dict.fromkeys(i.operands))",
-        "tests/unit/compile/schedule/test_memory_orders.py::test_control_predecessors_run_first",
-    ),
-    Precondition(
         "mpmd/compile/hlo/shape.py:Shape.with_dtype",
         "The bits of a packed element belong to its type: another type is not packed.",
         "if layout is not None and layout.element_bits:",
@@ -97,7 +90,7 @@ ROWS = (
     ),
     Precondition(
         "mpmd/compile/hlo/literals.py:_floats",
-        "A number of the text is no infinity: one beyond its type's largest value is refused.",
+        "A number that is beyond the largest value of its type is refused, not read as an infinity.",
         "if wide is not None:",
         "if False:",
         f"{_TEXT}[hlo/forms/refused-0]",

@@ -136,7 +136,7 @@ def _product(
     batch, count, size, features = patches.shape.dims
     inputs, outputs = kernel.shape.dims[-2:]
     dims = DotDims((2, 3), (0, 1))
-    made = (batch, count, outputs)
+    made: tuple[int, ...] = (batch, count, outputs)
     if groups > 1:
         kernel = build.reshape(kernel, (size, inputs, groups, outputs // groups))
         if inputs < features:  # groups of features
