@@ -141,8 +141,8 @@ def _other_array(path: str, of_process: Mapping[int, _Candidate]) -> str:
     """The page for two arrays at one place of a pytree."""
     first, second = sorted(of_process)
     rows = [
-        f"    process {p}: {[*of_process[p].origin, 'an array'][0]}, in {processes_text(of_process[p].holders)}"
-        for p in (first, second)
+        f"    process {p}: {[*of.origin, 'an array'][0]}, in {processes_text(of.holders)}"
+        for p, of in sorted(of_process.items())
     ]
     return "\n".join(
         [
