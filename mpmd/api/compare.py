@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from mpmd import ir
-from mpmd.compile.comparison.narrowing import Compilers, Opinions, Origin, host_copy, opinions_of
+from mpmd.compile.comparison.narrowing import Compilers, Opinions, Divergence, host_copy, opinions_of
 from mpmd.compile.comparison.rounding import Difference
 from mpmd.compile.compiler import compile_fragments
 from mpmd.compile.executable import Executable
@@ -64,7 +64,7 @@ class FragmentDifference:
         task: stage, microbatch and phase of the first call that differs, in words.
         calls: how many calls differ.
         results: those that differ in the first of these calls.
-        origin: the operation at which the difference begins; None if it vanishes where values are kept.
+        divergence: the operation at which the difference begins; None if it vanishes where values are kept.
         place: where the model has that operation.
         note: further findings.
     """
@@ -74,7 +74,7 @@ class FragmentDifference:
     task: str
     calls: int
     results: tuple[ResultDifference, ...]
-    origin: Origin | None
+    divergence: Divergence | None
     place: str
     note: str
 
@@ -82,10 +82,10 @@ class FragmentDifference:
         task = f", {self.task}" if self.task else ""
         again = f", and {self.calls - 1} more of its calls" if self.calls > 1 else ""
         parts = [f"fragment {self.fragment} on mesh {self.mesh}{task}{again}", *map(str, self.results)]
-        if self.origin is not None:
+        if self.divergence is not None:
             parts.append(f"begins at {self.place or 'an operation whose place is not known'}")
-            parts.append(f"  {self.origin.operation}\n  {self.origin.difference}")
-            parts += [f"  in {self.origin.kernel}"] if self.origin.kernel else []
+            parts.append(f"  {self.divergence.operation}\n  {self.divergence.difference}")
+            parts += [f"  in {self.divergence.kernel}"] if self.divergence.kernel else []
         parts += [self.note] if self.note else []
         return "\n".join(parts).replace("\n", "\n  ")
 
@@ -235,10 +235,10 @@ class FragmentComparison(Observer):
             results.append(ResultDifference(k, places.of_result(k), numbers, exact, wrong))
         chosen = "native" if backend == "mixed" else backend
         compilers = Compilers(self._meshes[fragment.mesh], chosen, self._options)
-        origin, note = _origin(compilers, fragment, found.inputs)
-        place = "" if origin is None else places.of_operation(origin.number)
+        divergence, note = _divergence(compilers, fragment, found.inputs)
+        place = "" if divergence is None else places.of_operation(divergence.number)
         return FragmentDifference(
-            name, fragment.mesh, found.task, found.calls, tuple(results), origin, place, note
+            name, fragment.mesh, found.task, found.calls, tuple(results), divergence, place, note
         )
 
 
@@ -258,21 +258,21 @@ class _Inputs:
         return self._copied
 
 
-def _origin(
+def _divergence(
     compilers: Compilers, fragment: FragmentModule, inputs: Sequence[np.ndarray]
-) -> tuple[Origin | None, str]:
+) -> tuple[Divergence | None, str]:
     """Where a difference begins, and a note on its cause."""
     try:
-        origin = compilers.origin(fragment, inputs)
-        without = compilers.guilty_pass(fragment, inputs) if origin is None else origin.without
+        divergence = compilers.divergence(fragment, inputs)
+        without = compilers.guilty_pass(fragment, inputs) if divergence is None else divergence.without
     except MpmdError as error:
         return None, f"it could not be narrowed: {str(error).splitlines()[0]}"
-    if origin is None:
+    if divergence is None:
         note = "no operation differs where its value is kept: the difference is in how they are combined"
     else:
         note = "" if without else "it differs whatever pass is left out: it is in the code of the kernel"
     agrees = f"it agrees without {without}: --mpmd_disable_passes={without}" if without else ""
-    return origin, "\n".join(filter(None, (note, agrees)))
+    return divergence, "\n".join(filter(None, (note, agrees)))
 
 
 def _not_compared(executable: Executable, mesh: Any) -> str:

@@ -105,9 +105,9 @@ def test_a_wrong_rule_is_found_in_its_pass_and_line(wrong_rule, each):
     (found,) = report.differences
     assert found.mesh == "m1" and found.calls == 2 and "microbatch 0" in found.task
     assert {result.wrong for result in found.results} == {"native"}
-    assert "stablehlo.multiply" in found.origin.operation
+    assert "stablehlo.multiply" in found.divergence.operation
     assert line_of(upper, "y * y") in found.place
-    assert found.origin.without == "hlo-algebraic-simplifier"
+    assert found.divergence.without == "hlo-algebraic-simplifier"
     assert "--mpmd_disable_passes=hlo-algebraic-simplifier" in str(report)
 
 
@@ -115,9 +115,9 @@ def test_a_wrong_rule_is_found_in_its_pass_and_line(wrong_rule, each):
 def test_a_wrong_kernel_is_found_in_its_line(wrong_kernel):
     report = compiled().compare(PARAMS, X)
     (found,) = report.differences
-    assert found.mesh == "m0" and "stablehlo.tanh" in found.origin.operation
-    assert line_of(lower, "tanh") in found.place and found.origin.kernel
-    assert found.origin.without == "" and "it is in the code of the kernel" in str(report)
+    assert found.mesh == "m0" and "stablehlo.tanh" in found.divergence.operation
+    assert line_of(lower, "tanh") in found.place and found.divergence.kernel
+    assert found.divergence.without == "" and "it is in the code of the kernel" in str(report)
     (result,) = found.results
     assert result.difference.got == pytest.approx(-result.difference.expected, rel=1e-3)
     assert result.exact == pytest.approx(result.difference.expected, rel=1e-3)

@@ -21,7 +21,7 @@ pytestmark = [
 SCALAR = jax.ShapeDtypeStruct((), jnp.float32)
 
 
-class Counter:
+class CallCounter:
     """A function that gives 1, 2, 3, ... as f32[]."""
 
     def __init__(self):
@@ -47,7 +47,7 @@ def finished(value):
 
 
 def test_a_value_from_outside_that_two_meshes_read_is_one_value():
-    draw = Counter()
+    draw = CallCounter()
 
     def step(x):
         h = named("a", lambda x: x + 1)(x)
@@ -61,7 +61,7 @@ def test_a_value_from_outside_that_two_meshes_read_is_one_value():
 
 @pytest.mark.parametrize("draws", ["io_callback", "rng_uniform"])
 def test_a_batch_from_outside_is_read_once(draws):
-    draw = Counter()
+    draw = CallCounter()
 
     def batch():
         if draws == "rng_uniform":
@@ -109,7 +109,7 @@ def test_an_effect_between_stages_happens_once_for_every_microbatch():
 
 
 def test_a_value_drawn_between_stages_is_that_of_its_microbatch_in_the_backward_too():
-    draw = Counter()
+    draw = CallCounter()
 
     def loss(w, x):
         scale = io_callback(draw, SCALAR)
@@ -127,7 +127,7 @@ def test_a_value_drawn_between_stages_is_that_of_its_microbatch_in_the_backward_
 @pytest.mark.fast_cases("True")
 @pytest.mark.parametrize("merge", [False, True])
 def test_a_fragment_with_effects_is_not_computed_again_for_its_backward(merge):
-    draw = Counter()
+    draw = CallCounter()
 
     def loss(w, x):
         h = named("a", lambda w, x: x * w * io_callback(draw, SCALAR))(w, x)
@@ -282,7 +282,7 @@ def test_a_key_that_all_microbatches_close_over_is_the_same_in_each():
 def test_without_inferred_transfers_an_effect_for_two_meshes_is_refused_at_its_line():
     def step(x):
         h = named("a", lambda x: x + 1)(x)
-        scale = io_callback(Counter(), SCALAR)
+        scale = io_callback(CallCounter(), SCALAR)
         return named("a", lambda h, s: h * s)(h, scale), named("b", lambda s: s * 2)(scale)
 
     config = two_meshes(options=mpmd.PipelineOptions(infer_transfers=False))

@@ -157,14 +157,14 @@ _VALUES = (
     ),
     _masking(
         "_Following.triangle",
-        "a block whose rows break a condition is computed twice: nothing is added to what is in memory",
+        "a block whose rows break a condition is computed twice: nothing is added to memory",
         "if store.combine:",
         "if False:",
         "test_a_row_that_is_added_to_what_is_there_is_computed_once",
     ),
     _masking(
         "_Following.triangle",
-        "what is mixed is zero behind the mask",
+        "mixed factors are zero behind the mask",
         "fills[number] != 0.0",
         "False",
         "test_what_is_mixed_or_added_up_is_zero_behind_the_mask",
@@ -202,7 +202,7 @@ _KERNEL = (
     ),
     Precondition(
         f"{_CPU}/attention/rows.py:BlockRows._fill",
-        "what is read outside is written behind the mask, too",
+        "results read outside are written behind the mask, too",
         "scope.store(item)",
         "pass",
         f"{_ATTENTION}::test_a_product_of_zeros_and_masks_keeps_probabilities",

@@ -136,7 +136,7 @@ ROWS: tuple[Precondition, ...] = (
     ),
     Precondition(
         "mpmd/tracing/conditionals.py:_Conditional._zero_unless_taken",
-        "Scalars of a branch that is not taken are no NaNs outside of it.",
+        "scalars of a branch that is not taken are finite outside of it",
         "jnp.where(taken, branch.env[v], jnp.zeros((), aval.dtype))",
         "branch.env[v]",
         f"{_CONDITIONALS}::test_scalars_of_a_branch_that_is_not_taken_are_not_nan_elsewhere",

@@ -275,11 +275,11 @@ ROWS = (
         "the changed array is in memory",
         "if target in inside:",
         "if False:",
-        _refused("an update of what is computed"),
+        _refused("an update of a computed array"),
     ),
     Precondition(
         _P + "updates.py:plan_update",
-        "what is written is computed of nothing that lies elsewhere in the changed array",
+        "the written elements depend on no other element of the changed array",
         "if any(array_beneath(o) is target for i in others for o in i.operands):",
         "if False:",
         _refused("an update with what lies elsewhere"),
@@ -344,7 +344,7 @@ ROWS = (
     ),
     Precondition(
         _K + "validity.py:_level_problems",
-        "a place and a guard belong to the pass of what is stored",
+        "a place and a guard belong to the pass of the stored value",
         "users += [",
         "[] + [",
         _GUARDS + "test_a_place_that_is_the_sum_of_as_many_numbers_as_an_update_has_is_known_before_it",
@@ -388,7 +388,7 @@ ROWS = (
     ),
     Precondition(
         _K + "sharing.py:may_share",
-        "the operand is no result",
+        "the operand is not a result",
         "if source in plan.results:",
         "if False:",
         _SHARING + "test_a_result_is_not_written_over_another",

@@ -321,14 +321,6 @@ _CONVOLUTIONS = (
         "if False:",
         "windows of a convolution",
     ),
-    _row(
-        "convolution_expander.py:ConvolutionExpander._is_fast",
-        "there are no groups",
-        'attributes.get("feature_group_count", 1) != 1',
-        "False",
-        "patches of groups",
-        _ORDER,
-    ),
     _directed(
         "dot_decomposer.py:_decompose",
         "both factors have their summed dims in the same order",

@@ -20,7 +20,7 @@ from tests.repo.tree import ROOT, imports, module_name, nodes, text, tracked
 PASSES = {**MPMD_PASSES, **HLO_PASSES}
 MAX_LINES = 600
 MAX_FUNCTION_LINES = 70
-MAX_VOCABULARY_LINES = 1270
+MAX_VOCABULARY_LINES = 1370
 LONG_LISTS = {"mpmd/pipeline.py"}  # each pipeline is one list, to be read from top to bottom
 BAD_FILES = {"util", "utils", "helper", "helpers", "common", "misc"}
 BAD_NAME = re.compile(r"(^|_)(v2|impl)$|^_?(new|handle|process)_")

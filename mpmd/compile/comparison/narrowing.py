@@ -88,7 +88,7 @@ class Opinions:
 
 
 @dataclasses.dataclass(frozen=True)
-class Origin:
+class Divergence:
     """Where a difference begins.
 
     Attributes:
@@ -146,7 +146,7 @@ class Compilers:
         ]
         return _run(executable, fragment, self.mesh, inputs), kernels[-1] if kernels else ""
 
-    def origin(self, fragment: FragmentModule, inputs: Arrays) -> Origin | None:
+    def divergence(self, fragment: FragmentModule, inputs: Arrays) -> Divergence | None:
         """The first operation that differs; None if none does once its value is kept."""
         for values in _chunks(fragment):
             kept = keeping(fragment, values)
@@ -154,20 +154,20 @@ class Compilers:
             if opinions.wrong:
                 first = opinions.wrong[0]
                 number, _ = values[first]
-                origin = Origin(number, _text(fragment, number), opinions.difference(first))
-                return self._explained(fragment, origin, values[first], inputs)
+                divergence = Divergence(number, _text(fragment, number), opinions.difference(first))
+                return self._explained(fragment, divergence, values[first], inputs)
         return None
 
     def _explained(
-        self, fragment: FragmentModule, origin: Origin, value: tuple[int, int], inputs: Arrays
-    ) -> Origin:
+        self, fragment: FragmentModule, divergence: Divergence, value: tuple[int, int], inputs: Arrays
+    ) -> Divergence:
         """With the kernel and the pass, from the program of this value alone if that shows the difference."""
         alone = keeping(fragment, [value])
         opinions = self.opinions(alone, inputs)
         if not opinions.wrong:
-            return origin
+            return divergence
         _, kernel = self.run(alone, inputs)
-        return dataclasses.replace(origin, kernel=kernel, without=self.guilty_pass(alone, inputs))
+        return dataclasses.replace(divergence, kernel=kernel, without=self.guilty_pass(alone, inputs))
 
     def guilty_pass(self, fragment: FragmentModule, inputs: Arrays) -> str:
         """The pass without which nothing differs; "" if there is none."""

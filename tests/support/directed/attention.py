@@ -50,7 +50,7 @@ class Recipe:
     dtype: Any
 
 
-class _Attention:
+class _AttentionRecipe:
     """The choices for one program."""
 
     def __init__(self, draft: Draft) -> None:
@@ -266,7 +266,7 @@ class _Attention:
 
 def recipe(seed: int) -> Recipe:
     """A random attention."""
-    return _Attention(Draft(np.random.default_rng((7, seed)), "attention", seed)).recipe()
+    return _AttentionRecipe(Draft(np.random.default_rng((7, seed)), "attention", seed)).recipe()
 
 
 def case(made: Recipe, dtype: Any = None) -> Case:

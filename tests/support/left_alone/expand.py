@@ -174,10 +174,6 @@ LEFT = {
         _TO_DOT,
         _convolution("2,4,3", "2,3,4", "2,8,4", "size=2 pad=1_2 lhs_dilate=2 rhs_dilate=2"),
     ),
-    "patches of groups": (
-        "hlo-convolution-expander least-channels=1",
-        _convolution("2,8,4", "2,2,4", "2,7,4", "size=2", ", feature_group_count=2"),
-    ),
     "a long transform": (
         "hlo-fft-expander",
         entry("  x = c64[100] parameter(0)\n  ROOT r = c64[100] fft(x), fft_type=FFT, fft_length={100}"),

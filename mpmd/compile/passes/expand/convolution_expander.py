@@ -15,6 +15,9 @@ from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 from mpmd.compile.passes.values import inverse, is_trivial
 
+_MIN_OF_GROUP = 2
+"""Channels of a group, of the image and of the result, from which a convolution with groups is expanded."""
+
 
 class ConvolutionExpander(ComputationPass):
     """Computes a convolution as one matrix product of patches with the kernel.
@@ -35,12 +38,10 @@ class ConvolutionExpander(ComputationPass):
     Attributes:
         most_slices: slices up to which a convolution is expanded.
         least_channels: channels, of the image and of the result, from which one without groups is.
-        least_of_group: channels of a group, likewise, from which one with groups is.
     """
 
     most_slices: int = 256
     least_channels: int = 64
-    least_of_group: int = 2
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""
@@ -68,7 +69,7 @@ class ConvolutionExpander(ComputationPass):
         channels = image[dims.lhs_batch if by_place else dims.lhs_feature]  # of a gradient's image: its batch
         groups = _groups(convolution)
         if groups > 1:
-            return min(channels, result[dims.out_feature]) >= groups * self.least_of_group
+            return min(channels, result[dims.out_feature]) >= groups * _MIN_OF_GROUP
         return min(channels, result[dims.out_feature]) >= self.least_channels
 
 

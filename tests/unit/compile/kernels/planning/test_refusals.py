@@ -82,7 +82,7 @@ REFUSED = {
         "x = s32[6] parameter(0)\n ROOT b = f32[6] bitcast(x)",
         "b changes the element type without converting",
     ),
-    "an update of what is computed": (
+    "an update of a computed array": (
         X + "u = f32[2,4] parameter(1)\n i = s32[] parameter(2)\n n = f32[6,4] negate(x)\n"
         "ROOT d = f32[6,4] dynamic-update-slice(n, u, i, i)",
         "d changes n, which is computed in the same group",
