@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from mpmd import ir
-from mpmd.compile.comparison.narrowing import Compilers, Opinions, Divergence, host_copy, opinions_of
+from mpmd.compile.comparison.narrowing import Compilers, Divergence, Opinions, host_copy, opinions_of
 from mpmd.compile.comparison.rounding import Difference
 from mpmd.compile.compiler import compile_fragments
 from mpmd.compile.executable import Executable
