@@ -122,6 +122,7 @@ EXAMPLES = {
         lambda b: b.element(b.literal((np.ones((), np.float32), np.arange(2, dtype=np.int32))), 1),
         "get-tuple-element(tuple",
     ),
+    tuples.copy_of_tuple: ((F, F), lambda b, x, y: b.add("copy", b.tuple([x, y])), "ROOT tuple"),
     tuples.element_of_tuple: (
         (F, F),
         lambda b, x, y: b.add("get-tuple-element", b.tuple([x, y]), index=1),

@@ -372,6 +372,11 @@ def _elements(draft: Draft) -> HloInstruction:
     return build.tuple([build.element(source, k) for k in order])
 
 
+def _copied_tuple(draft: Draft) -> HloInstruction:
+    parts = [given(draft, draft.pick(ANY), dims_of(draft)) for _ in range(2)]
+    return draft.builder.add("copy", draft.builder.tuple(parts))
+
+
 def _constants(draft: Draft) -> HloInstruction:
     made = [drawn(draft.rng, draft.pick(("f32", "s32")), dims_of(draft), True) for _ in range(2)]
     return draft.builder.literal(tuple(made))
@@ -411,6 +416,7 @@ RULES: dict[Rule, Maker] = {
     tuples.element_of_tuple: _element,
     tuples.tuple_of_elements: _elements,
     tuples.tuple_of_constants: _constants,
+    tuples.copy_of_tuple: _copied_tuple,
 }
 """Every rule with what it fires on, most of the time."""
 
