@@ -13,7 +13,7 @@ from tests.support.native_hlo import quick_code
 from tests.support.random_hlo.leaves.agreement import disagreement, one_way
 from tests.support.xla_hlo import XlaWorker
 
-FAST = 200
+FAST = 150
 """Programs in every test run."""
 SLOW = 400
 """New programs in each part of the slow test."""

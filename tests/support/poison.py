@@ -7,6 +7,7 @@ its end, or of bytes that were never written, then gives NaN instead of a number
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import dim
+from mpmd.compile.kernels.plan import KernelPlan
 from mpmd.compile.llvm.builder import FunctionBuilder
 from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.types import constant
@@ -164,12 +166,14 @@ def _without(place: Slice, taken: list[Slice]) -> list[Slice]:
 
 def _fills(name: str, places: Sequence[Slice]) -> list[KernelThunk]:
     """Kernels that write poison."""
-    made = []
-    for number, place in enumerate(places):
-        build = PlanBuilder(_NAME, (place.size,))
-        build.store(build.operand("target", "u8", place.size), dim(0), build.constant(POISON, "u8"))
-        made.append(KernelThunk(f"poison.{name}.{number}", build.finish(), (place,)))
-    return made
+    return [KernelThunk(f"poison.{name}.{k}", _fill(place.size), (place,)) for k, place in enumerate(places)]
+
+
+@functools.cache
+def _fill(size: int) -> KernelPlan:
+    build = PlanBuilder(_NAME, (size,))
+    build.store(build.operand("target", "u8", size), dim(0), build.constant(POISON, "u8"))
+    return build.finish()
 
 
 # -- workspaces of threads
