@@ -62,6 +62,9 @@ class PipelineOptions:
         recompute_cheap_residuals: let backward fragments recompute residuals where that costs less than
             keeping them.
         swap_transposed_dots: compute a transposed matrix product with its factors swapped.
+        reduce_gradients: `once`: what each device adds up over microbatches, such as gradients where a batch is
+            split over devices, is added between devices when the last microbatch is done;
+            `per_microbatch`: in each microbatch, which needs less memory where weights are split (FSDP).
         task_orders: for each mesh its tasks in order, `"m1:0F0,0F1,0B0;m2:1F0,1B0"`; replaces
             `pipeline_schedule`.
         fail_on_impossible_order: an order of tasks that the data flow forbids is an error; otherwise tasks
@@ -132,6 +135,7 @@ class PipelineOptions:
     split_accumulators: bool = True
     recompute_cheap_residuals: bool = True
     swap_transposed_dots: bool = True
+    reduce_gradients: str = "once"
     task_orders: str = ""
     fail_on_impossible_order: bool = False
     pass_options: tuple[str, ...] = ()
@@ -172,6 +176,7 @@ _CHOICES = {
     "attention_stitching": ("auto", "off"),
     "backend": ("auto", "native", "reference", "xla"),
     "compare": ("", "xla"),
+    "reduce_gradients": ("once", "per_microbatch"),
 }
 _PATTERNS = ("dump_passes", "float_jitter")
 _FROM = {"error_limit": -1, "max_clones": 0, "compile_cache_bytes": 0, "device_memory_bytes": 0}
@@ -238,6 +243,7 @@ DIALECT_DEFAULTS = PipelineOptions(
     jax_shardings=False,
     carry_sums=False,
     split_accumulators=False,
+    reduce_gradients="per_microbatch",
     recompute_cheap_residuals=False,
     fail_on_impossible_order=True,
     swap_transposed_dots=False,

@@ -1,0 +1,102 @@
+"""How the values inside of a fragment are split, by Shardy, from what goes in and comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mpmd import ir
+from mpmd.sharding.shards import axes_by_dim
+
+Split = tuple[tuple[str, ...], ...]
+"""For each dim the axes that split it, the outermost first."""
+
+_SHARDING = "sdy.sharding"
+_NUMBER = "mpmd.number"
+_PROPAGATE = "sdy-import-pipeline,sdy-user-priority-propagate"
+
+
+def split_of(sharding: ir.Attribute | None, rank: int) -> Split:
+    """A sharding as the names of axes; part of an axis has a name that is no axis."""
+    if sharding is None:
+        return ((),) * rank
+    return tuple(tuple(_axis_name(axis) for axis in dim) for dim in axes_by_dim(sharding))
+
+
+def _axis_name(axis: Any) -> str:
+    return str(axis.name) if axis.sub_axis_info is None else str(axis)
+
+
+def splits_inside(fragment: ir.Fragment) -> Mapping[ir.Value, Split]:
+    """The splits of the values in a fragment's body; a value that is whole may be missing.
+
+    Requires: shardings are part of types; the body calls no function.
+    """
+    values = [*fragment.inputs, *fragment.results]
+    given = [v.type.sharding for v in values if isinstance(v.type, ir.MeshTensor)]
+    known = next((sharding for sharding in given if sharding is not None), None)
+    if known is None:
+        return {}
+    module = _program_of(fragment, ir.sdy.TensorShardingAttr(known).mesh_or_ref)
+    ir.run_mlir(_PROPAGATE, module)
+    found: dict[int, list[Split]] = {}
+    for op in ir.walk(module.operation):
+        if _NUMBER in op.attributes and _SHARDING in op.attributes:
+            number = int(ir.IntegerAttr(op.attributes[_NUMBER]).value)
+            found[number] = _splits_of(op)
+    return _by_value(fragment, found)
+
+
+def _splits_of(op: ir.Op) -> list[Split]:
+    attribute = op.attributes[_SHARDING]
+    if ir.sdy.TensorShardingPerValueAttr.isinstance(attribute):
+        shardings = list(ir.sdy.TensorShardingPerValueAttr(attribute).shardings)
+    else:
+        shardings = [attribute]
+    return [split_of(s, 0) for s in shardings]
+
+
+def _by_value(fragment: ir.Fragment, found: Mapping[int, list[Split]]) -> dict[ir.Value, Split]:
+    splits: dict[ir.Value, Split] = {}
+    for arg, value in zip(fragment.args, fragment.inputs):
+        if isinstance(value.type, ir.MeshTensor):
+            splits[arg] = split_of(value.type.sharding, len(value.type.shape))
+    for number, op in enumerate(ir.walk(fragment)):
+        of_results = found.get(number, [])
+        splits.update(zip(op.results, of_results))
+        if op.operation.name == "stablehlo.while":
+            for region in op.operation.regions:
+                splits.update(zip(region.blocks[0].arguments, of_results))
+    return splits
+
+
+def _program_of(fragment: ir.Fragment, mesh: Any) -> ir.Module:
+    """A module whose `main` is the body, with the shardings of its arguments and results; ops are numbered."""
+    module = ir.parse("func.func public @main() {\n  return\n}")
+    for op in ir.module_of(fragment).body.operations:
+        if isinstance(op, ir.sdy.MeshOp):
+            ir.clone(op, ir.at_start(module.body))
+    (main,) = ir.funcs(module)
+    for attribute, values in (("arg_attrs", fragment.inputs), ("res_attrs", fragment.results)):
+        dicts = [_attribute(value.type, mesh) for value in values]
+        if attribute == "arg_attrs":
+            inside = {
+                arg: ir.append_arg(main.body, like=value, kind=arg.type)
+                for arg, value in zip(fragment.args, values)
+            }
+            _, returned = ir.clone_body(fragment.body, inside, ir.at_end(main.body))
+            main.returned = returned
+            ir.return_types_changed(main)
+        ir.put_attribute_dicts(main, attribute, dicts)
+    numbers = {op: i for i, op in enumerate(ir.walk(fragment))}
+    for op, number in zip(ir.walk(main)[1:], list(numbers.values())[1:]):
+        ir.put(op, _NUMBER, ir.i64(number))
+    return module
+
+
+def _attribute(kind: ir.Type, mesh: Any) -> dict[str, ir.Attribute]:
+    if not isinstance(kind, ir.MeshTensor):
+        return {}
+    dims = [ir.sdy.DimensionShardingAttr.get([], is_closed=True)] * len(kind.shape)
+    whole = ir.sdy.TensorShardingAttr.get(mesh, dims)
+    return {_SHARDING: whole if kind.sharding is None else kind.sharding}
