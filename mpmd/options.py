@@ -65,6 +65,9 @@ class PipelineOptions:
         reduce_gradients: `once`: what each device adds up over microbatches, such as gradients where a batch is
             split over devices, is added between devices when the last microbatch is done;
             `per_microbatch`: in each microbatch, which needs less memory where weights are split (FSDP).
+        gather_weights: `once`: a weight that is split over devices (FSDP), and that the fragments of a stage need
+            whole, is gathered before the first of them, and freed after the last; `per_use`: in each fragment,
+            which needs less memory.
         task_orders: for each mesh its tasks in order, `"m1:0F0,0F1,0B0;m2:1F0,1B0"`; replaces
             `pipeline_schedule`.
         fail_on_impossible_order: an order of tasks that the data flow forbids is an error; otherwise tasks
@@ -136,6 +139,7 @@ class PipelineOptions:
     recompute_cheap_residuals: bool = True
     swap_transposed_dots: bool = True
     reduce_gradients: str = "once"
+    gather_weights: str = "once"
     task_orders: str = ""
     fail_on_impossible_order: bool = False
     pass_options: tuple[str, ...] = ()
@@ -176,6 +180,7 @@ _CHOICES = {
     "attention_stitching": ("auto", "off"),
     "backend": ("auto", "native", "reference", "xla"),
     "compare": ("", "xla"),
+    "gather_weights": ("once", "per_use"),
     "reduce_gradients": ("once", "per_microbatch"),
 }
 _PATTERNS = ("dump_passes", "float_jitter")
@@ -244,6 +249,7 @@ DIALECT_DEFAULTS = PipelineOptions(
     carry_sums=False,
     split_accumulators=False,
     reduce_gradients="per_microbatch",
+    gather_weights="per_use",
     recompute_cheap_residuals=False,
     fail_on_impossible_order=True,
     swap_transposed_dots=False,

@@ -373,6 +373,11 @@ def export_pipeline(o: PipelineOptions) -> list[Step]:
             "after the last merge, which would put the sums into other fragments; before buffers are shared",
             when=o.reduce_gradients == "once",
         ),
+        _step(
+            "mpmd-hoist-gathers",
+            "likewise; gradients that stay partial are not gathered",
+            when=o.gather_weights == "once",
+        ),
         _step("mpmd-mark-offloaded-input-output", "which values live in host memory"),
         _step("mpmd-mark-input-output-with-layouts", "which values have a layout of their own"),
         _step("mpmd-delay-inferred-fragments", "before anything depends on program order"),

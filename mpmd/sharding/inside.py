@@ -13,9 +13,10 @@ Split = tuple[tuple[str, ...], ...]
 
 _SHARDING = "sdy.sharding"
 _NUMBER = "mpmd.number"
-_PROPAGATE = "sdy-import-pipeline,sdy-user-priority-propagate"
-
-
+_PROPAGATE = (
+    "sdy-import-pipeline,sdy-user-priority-propagate,func.func(sdy-sink-func-data-flow-edges),"
+    "func.func(sdy-sink-data-flow-edges),sdy-close-shardings"
+)
 def split_of(sharding: ir.Attribute | None, rank: int) -> Split:
     """A sharding as the names of axes; part of an axis has a name that is no axis."""
     if sharding is None:
@@ -23,12 +24,19 @@ def split_of(sharding: ir.Attribute | None, rank: int) -> Split:
     return tuple(tuple(_axis_name(axis) for axis in dim) for dim in axes_by_dim(sharding))
 
 
+def split_axes(split: Split) -> frozenset[str]:
+    """All axes of a split."""
+    return frozenset(axis for dim in split for axis in dim)
+
+
 def _axis_name(axis: Any) -> str:
     return str(axis.name) if axis.sub_axis_info is None else str(axis)
 
 
-def splits_inside(fragment: ir.Fragment) -> Mapping[ir.Value, Split]:
-    """The splits of the values in a fragment's body; a value that is whole may be missing.
+def splits_inside(fragment: ir.Fragment, whole: Mapping[int, frozenset[str]] | None = None) -> dict[ir.Value, Split]:
+    """The splits of the values in the body of a fragment; a value that is whole may be missing.
+
+    `whole` has operands that are taken to be whole along some axes.
 
     Requires: shardings are part of types; the body calls no function.
     """
@@ -37,7 +45,7 @@ def splits_inside(fragment: ir.Fragment) -> Mapping[ir.Value, Split]:
     known = next((sharding for sharding in given if sharding is not None), None)
     if known is None:
         return {}
-    module = _program_of(fragment, ir.sdy.TensorShardingAttr(known).mesh_or_ref)
+    module = _program_of(fragment, ir.sdy.TensorShardingAttr(known).mesh_or_ref, whole or {})
     ir.run_mlir(_PROPAGATE, module)
     found: dict[int, list[Split]] = {}
     for op in ir.walk(module.operation):
@@ -70,33 +78,39 @@ def _by_value(fragment: ir.Fragment, found: Mapping[int, list[Split]]) -> dict[i
     return splits
 
 
-def _program_of(fragment: ir.Fragment, mesh: Any) -> ir.Module:
+def _program_of(fragment: ir.Fragment, mesh: Any, whole: Mapping[int, frozenset[str]]) -> ir.Module:
     """A module whose `main` is the body, with the shardings of its arguments and results; ops are numbered."""
     module = ir.parse("func.func public @main() {\n  return\n}")
     for op in ir.module_of(fragment).body.operations:
         if isinstance(op, ir.sdy.MeshOp):
             ir.clone(op, ir.at_start(module.body))
     (main,) = ir.funcs(module)
+    inside = {
+        arg: ir.append_arg(main.body, like=value, kind=arg.type)
+        for arg, value in zip(fragment.args, fragment.inputs)
+    }
+    _, main.returned = ir.clone_body(fragment.body, inside, ir.at_end(main.body))
+    ir.return_types_changed(main)
     for attribute, values in (("arg_attrs", fragment.inputs), ("res_attrs", fragment.results)):
-        dicts = [_attribute(value.type, mesh) for value in values]
-        if attribute == "arg_attrs":
-            inside = {
-                arg: ir.append_arg(main.body, like=value, kind=arg.type)
-                for arg, value in zip(fragment.args, values)
-            }
-            _, returned = ir.clone_body(fragment.body, inside, ir.at_end(main.body))
-            main.returned = returned
-            ir.return_types_changed(main)
+        gone = whole if attribute == "arg_attrs" else {}
+        dicts = [_attribute(value.type, mesh, gone.get(i, frozenset())) for i, value in enumerate(values)]
         ir.put_attribute_dicts(main, attribute, dicts)
-    numbers = {op: i for i, op in enumerate(ir.walk(fragment))}
-    for op, number in zip(ir.walk(main)[1:], list(numbers.values())[1:]):
-        ir.put(op, _NUMBER, ir.i64(number))
+    for number, op in enumerate(ir.walk(main)):
+        if number:
+            ir.put(op, _NUMBER, ir.i64(number))
     return module
 
 
-def _attribute(kind: ir.Type, mesh: Any) -> dict[str, ir.Attribute]:
+def _attribute(kind: ir.Type, mesh: Any, gone: frozenset[str]) -> dict[str, ir.Attribute]:
     if not isinstance(kind, ir.MeshTensor):
         return {}
-    dims = [ir.sdy.DimensionShardingAttr.get([], is_closed=True)] * len(kind.shape)
-    whole = ir.sdy.TensorShardingAttr.get(mesh, dims)
-    return {_SHARDING: whole if kind.sharding is None else kind.sharding}
+    split = split_of(kind.sharding, len(kind.shape))
+    if kind.sharding is not None and not gone & split_axes(split):
+        return {_SHARDING: kind.sharding}
+    dims = [
+        ir.sdy.DimensionShardingAttr.get(
+            [ir.sdy.AxisRefAttr.get(axis) for axis in dim if axis not in gone], is_closed=True
+        )
+        for dim in split
+    ]
+    return {_SHARDING: ir.sdy.TensorShardingAttr.get(mesh, dims)}

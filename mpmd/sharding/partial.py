@@ -37,7 +37,7 @@ class PartialForms:
     """The partial forms of the values in one body.
 
     Args:
-        splits: how its values are split; see `splits_inside`.
+        splits: how its values are split; see `mpmd.sharding.inside`.
         sizes: the axes of the mesh and their sizes.
     """
 
