@@ -319,6 +319,11 @@ def sharding_propagation_pipeline(o: PipelineOptions) -> list[Step]:
             use_transfer_instead_of_fragment=True,
         ),
         _step(
+            "mpmd-hoist-gathers",
+            "weights that are whole where they are used do not decide how activations are split",
+            when=o.gather_weights == "once",
+        ),
+        _step(
             "mpmd-propagate-shardings",
             "Shardy decides, and leaves things to tidy up: all of it once for all microbatches",
             share=o.keep_microbatches_equal,
@@ -372,11 +377,6 @@ def export_pipeline(o: PipelineOptions) -> list[Step]:
             "mpmd-defer-reductions",
             "after the last merge, which would put the sums into other fragments; before buffers are shared",
             when=o.reduce_gradients == "once",
-        ),
-        _step(
-            "mpmd-hoist-gathers",
-            "likewise; gradients that stay partial are not gathered",
-            when=o.gather_weights == "once",
         ),
         _step("mpmd-mark-offloaded-input-output", "which values live in host memory"),
         _step("mpmd-mark-input-output-with-layouts", "which values have a layout of their own"),

@@ -33,10 +33,8 @@ def _axis_name(axis: Any) -> str:
     return str(axis.name) if axis.sub_axis_info is None else str(axis)
 
 
-def splits_inside(fragment: ir.Fragment, whole: Mapping[int, frozenset[str]] | None = None) -> dict[ir.Value, Split]:
+def splits_inside(fragment: ir.Fragment) -> dict[ir.Value, Split]:
     """The splits of the values in the body of a fragment; a value that is whole may be missing.
-
-    `whole` has operands that are taken to be whole along some axes.
 
     Requires: shardings are part of types; the body calls no function.
     """
@@ -45,7 +43,7 @@ def splits_inside(fragment: ir.Fragment, whole: Mapping[int, frozenset[str]] | N
     known = next((sharding for sharding in given if sharding is not None), None)
     if known is None:
         return {}
-    module = _program_of(fragment, ir.sdy.TensorShardingAttr(known).mesh_or_ref, whole or {})
+    module = _program_of(fragment, ir.sdy.TensorShardingAttr(known).mesh_or_ref)
     ir.run_mlir(_PROPAGATE, module)
     found: dict[int, list[Split]] = {}
     for op in ir.walk(module.operation):
@@ -78,7 +76,7 @@ def _by_value(fragment: ir.Fragment, found: Mapping[int, list[Split]]) -> dict[i
     return splits
 
 
-def _program_of(fragment: ir.Fragment, mesh: Any, whole: Mapping[int, frozenset[str]]) -> ir.Module:
+def _program_of(fragment: ir.Fragment, mesh: Any) -> ir.Module:
     """A module whose `main` is the body, with the shardings of its arguments and results; ops are numbered."""
     module = ir.parse("func.func public @main() {\n  return\n}")
     for op in ir.module_of(fragment).body.operations:
@@ -92,25 +90,16 @@ def _program_of(fragment: ir.Fragment, mesh: Any, whole: Mapping[int, frozenset[
     _, main.returned = ir.clone_body(fragment.body, inside, ir.at_end(main.body))
     ir.return_types_changed(main)
     for attribute, values in (("arg_attrs", fragment.inputs), ("res_attrs", fragment.results)):
-        gone = whole if attribute == "arg_attrs" else {}
-        dicts = [_attribute(value.type, mesh, gone.get(i, frozenset())) for i, value in enumerate(values)]
-        ir.put_attribute_dicts(main, attribute, dicts)
+        ir.put_attribute_dicts(main, attribute, [_attribute(value.type, mesh) for value in values])
     for number, op in enumerate(ir.walk(main)):
         if number:
             ir.put(op, _NUMBER, ir.i64(number))
     return module
 
 
-def _attribute(kind: ir.Type, mesh: Any, gone: frozenset[str]) -> dict[str, ir.Attribute]:
+def _attribute(kind: ir.Type, mesh: Any) -> dict[str, ir.Attribute]:
     if not isinstance(kind, ir.MeshTensor):
         return {}
-    split = split_of(kind.sharding, len(kind.shape))
-    if kind.sharding is not None and not gone & split_axes(split):
-        return {_SHARDING: kind.sharding}
-    dims = [
-        ir.sdy.DimensionShardingAttr.get(
-            [ir.sdy.AxisRefAttr.get(axis) for axis in dim if axis not in gone], is_closed=True
-        )
-        for dim in split
-    ]
-    return {_SHARDING: ir.sdy.TensorShardingAttr.get(mesh, dims)}
+    dims = [ir.sdy.DimensionShardingAttr.get([], is_closed=True)] * len(kind.shape)
+    whole = ir.sdy.TensorShardingAttr.get(mesh, dims)
+    return {_SHARDING: whole if kind.sharding is None else kind.sharding}

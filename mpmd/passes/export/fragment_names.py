@@ -10,6 +10,12 @@ from mpmd.passes.fragments.fragment_info import FragmentInfo
 
 MAX_LENGTH = 200
 _ELLIPSIS = "<...>"
+_EXCHANGES = {("defer_reductions",): "reduce", ("hoist_gathers",): "gather"}
+
+
+def is_exchange(name: str) -> bool:
+    """Whether a program was made to exchange values between the devices of a mesh."""
+    return re.match(rf"p\d+_({'|'.join(_EXCHANGES.values())})\.", name) is not None
 
 
 def has_transposed(sites: Iterable[FragmentInfo]) -> bool:
@@ -17,9 +23,15 @@ def has_transposed(sites: Iterable[FragmentInfo]) -> bool:
     return any(count for site in sites for count in _counts(site))
 
 
-def fragment_name(number: int, sites: Sequence[FragmentInfo], transposed: bool) -> str:
-    """The name of program `number`, after its first fragment; at most 200 characters."""
-    works = [[_what(site), *(map(_phase, _counts(site)) if transposed else ())] for site in sites]
+def fragment_name(
+    number: int, sites: Sequence[FragmentInfo], transposed: bool, inferred_by: Sequence[str] = ()
+) -> str:
+    """The name of program `number`, after its first fragment; at most 200 characters.
+
+    One that was inferred may be called after the only pass that made it.
+    """
+    unnamed = _EXCHANGES.get(tuple(inferred_by), "inferred")
+    works = [[_what(site, unnamed), *(map(_phase, _counts(site)) if transposed else ())] for site in sites]
     parts = [f"p{number}", *works[0]]
     if all(work == works[0] for work in works):
         parts += _calls([site.call_counter for site in sites])
@@ -47,12 +59,12 @@ def _phase(count: int) -> str:
     return {0: "fwd", 1: "bwd"}.get(count, f"transpose{count}")
 
 
-def _what(site: FragmentInfo) -> str:
+def _what(site: FragmentInfo, unnamed: str) -> str:
     """The stage; or the most frequent name of the origins, with their numbers."""
     if site.stage is not None:
         return f"stage{site.stage}"
     if not site.origins:
-        return "inferred"
+        return unnamed
     split = [_name_and_counter(o.name) for o in site.origins]
     votes = collections.Counter(name for name, _ in split)
     name = min(votes, key=lambda n: (-votes[n], n))

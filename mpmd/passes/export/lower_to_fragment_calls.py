@@ -62,7 +62,10 @@ class LowerToFragmentCalls(ModulePass):
         of_module = "main" if name is None else str(ir.StringAttr(name).value)
         transposed = has_transposed(site for group in sites for site in group)
         suffix = of_module.removeprefix("jit_")
-        names = [f"{fragment_name(i, g, transposed)}.{suffix}" for i, g in enumerate(sites)]
+        names = [
+            f"{fragment_name(i, of_group, transposed, group[0].inferred_by)}.{suffix}"
+            for i, (group, of_group) in enumerate(zip(groups, sites))
+        ]
         if self.verbose_logging:
             self._log(of_module, groups, sites, names, transposed)
         own = set(sdy_meshes(module.operation))

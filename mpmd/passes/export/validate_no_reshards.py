@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
+from mpmd.passes.export.fragment_names import is_exchange
 from mpmd.support import diagnostics
 
 
 class ValidateNoReshards(FunctionPass):
-    """Reports programs that only change shardings: often they are unintended.
+    """Reports programs that only change shardings, other than gathers: often they are unintended.
 
         %0 = mpmd.fragment_call<mesh="m1", origin=[]> @p0_inferred.main(%a) : (!m1) -> !m1_sharded
         func @p0_inferred.main(%p) { return %p }             warning, or an error with the option
@@ -43,7 +44,7 @@ class ValidateNoReshards(FunctionPass):
                     call.location,
                 )
                 continue
-            if self.ignore_copies and not _reshards(call, callee):
+            if is_exchange(call.callee_name) or (self.ignore_copies and not _reshards(call, callee)):
                 continue
             report(
                 f"Detected reshard-only fragment '{call.callee_name}'. This usually indicates an unexpected "

@@ -19,7 +19,7 @@ from mpmd.passes.constants import zeros
 from mpmd.passes.fragments.dead_ops import erase_dead_ops
 from mpmd.sharding.inside import splits_inside
 from mpmd.sharding.partial import PartialForms, is_zero
-from mpmd.sharding.reduction import partial_kind, reduction
+from mpmd.sharding.sums import partial_kind, sums
 from mpmd.sharding.shards import axes_of
 
 _MODEL = "mpmd.model_number"
@@ -307,16 +307,16 @@ class _Deferring:
         """Takes the sums of the chains that end in a fragment, right after it."""
         links = [chain.links[-1][1] for chain in chains]
         kinds = [chain.end.type for chain in chains]
-        program = reduction(kinds, [link.axes for link in links], self._sizes(old), self._mesh(old))
+        program = sums(kinds, [link.axes for link in links], self._sizes(old), self._mesh(old))
         starts = {k: self.starts[chain] for k, chain in enumerate(chains) if chain in self.starts}
 
         def body(args: list[ir.Value], inside: ir.InsertionPoint) -> list[ir.Value]:
             (main,) = ir.funcs(program)
-            _, sums = ir.clone_body(main.body, dict(zip(main.args, args)), inside)
+            _, totals = ir.clone_body(main.body, dict(zip(main.args, args)), inside)
             for position, k in enumerate(starts):
-                operands = [args[len(chains) + position], sums[k]]
-                sums[k] = ir.create("stablehlo.add", operands, [sums[k].type], inside).result
-            return sums
+                operands = [args[len(chains) + position], totals[k]]
+                totals[k] = ir.create("stablehlo.add", operands, [totals[k].type], inside).result
+            return totals
 
         inputs = [*(self.carried[chain] for chain in chains), *starts.values()]
         total = ir.make_fragment(

@@ -1,0 +1,353 @@
+"""What does a pipelined step exchange between the devices of a stage, and what would be enough?
+
+    python benchmarks/parallel_stages.py [--rounds 5] [--steps 2] [--only 'fsdp'] [--counts]
+
+A GPT of 4 layers on two meshes of {data: 2}, {fsdp: 2} and {data: 2, model: 2}, 8 microbatches, its stages
+named or divided from a scan over stacked layers, by both backends.  Collectives are counted as executed: those
+in the text of each program, times the calls of it in a step.  For each variant one line:
+
+`reductions`: of a weight's gradient, in a step.  `gathers`: of a weight.
+`reduced_over_least`, `gathered_over_least`: bytes that a device sends for them, over the least possible: what
+    an exchange in a ring sends for every weight once.
+`step_over_before`: wall and CPU seconds of a step over those with one reduction per microbatch and a gather per
+    use; `step_over_jit`: over `jax.jit` on the same devices, with microbatches in a scan; medians, interleaved.
+`difference`: the largest relative difference between the weights after one step and those of `jax.jit`.
+`peak_over_predicted`: bytes of the step's arrays, as counted, over the prediction.
+
+The last line is one JSON object with the worst of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import json
+import math
+import os
+import re
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import mpmd
+from benchmarks import script
+from benchmarks.reference_gpt import Sizes, batch, run_blocks
+from benchmarks.train_step import Variant
+from mpmd.runtime.instructions import Run
+
+SIZES = Sizes(layers=4, stages=2, width=128, heads=4, sequence=64, vocabulary=512, microbatch=4, microbatches=8)
+MESHES = {"data": {"data": 2}, "fsdp": {"fsdp": 2}, "data+model": {"data": 2, "model": 2}}
+COLLECTIVE = re.compile(
+    r"= (?P<shape>\(.*?\)|\S+) (?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)"
+    r"(?:-start)?\((?P<rest>.*)"
+)
+BYTES = {"f32": 4, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "pred": 1, "f64": 8, "s64": 8}
+
+
+def weights(sizes: Sizes, named: bool, seed: int = 0) -> dict[str, Any]:
+    """Parameters: a list of layers, or layers stacked along dim 0."""
+    rng = np.random.default_rng(seed)
+    d = sizes.width
+
+    def normal(*dims: int) -> np.ndarray:
+        return (rng.normal(size=dims) / np.sqrt(dims[0])).astype(np.float32)
+
+    layers = [
+        {
+            "qkv": normal(d, 3 * d),
+            "out": normal(d, d),
+            "up": normal(d, 4 * d),
+            "down": normal(4 * d, d),
+            "scale1": np.ones(d, np.float32),
+            "scale2": np.ones(d, np.float32),
+        }
+        for _ in range(sizes.layers)
+    ]
+    return {
+        "embed": normal(sizes.vocabulary, d),
+        "layers": layers if named else jax.tree.map(lambda *a: np.stack(a), *layers),
+        "head": normal(d, sizes.vocabulary),
+    }
+
+
+def specs(params: Any, way: str, named: bool) -> Any:
+    """How weights are split: not at all, along their largest dim (FSDP), or as Megatron does."""
+
+    def split(path: Any, leaf: np.ndarray) -> P:
+        stacked = not named and path[0].key == "layers"
+        shape = leaf.shape[1:] if stacked else leaf.shape
+        dims: list[str | None] = [None] * len(shape)
+        if way == "fsdp":
+            dims[int(np.argmax(shape))] = "fsdp"
+        elif way == "data+model" and path[-1].key in ("qkv", "up", "head"):
+            dims[1] = "model"
+        elif way == "data+model" and path[-1].key in ("out", "down"):
+            dims[0] = "model"
+        return P(None, *dims) if stacked else P(*dims)
+
+    return jax.tree_util.tree_map_with_path(split, params)
+
+
+def make_step(sizes: Sizes, named: bool, optimizer: Any) -> Any:
+    """`step(params, opt_state, tokens, labels) -> (params, opt_state, loss)`."""
+
+    def cross_entropy(head: Any, x: Any, labels: Any) -> Any:
+        return optax.softmax_cross_entropy_with_integer_labels(x @ head, labels).mean()
+
+    def scanned(params: Any, tokens: Any, labels: Any) -> Any:
+        def layer(x: Any, p: Any) -> Any:
+            return run_blocks([p], x, sizes.heads), None
+
+        x, _ = jax.lax.scan(layer, params["embed"][tokens], params["layers"])
+        return cross_entropy(params["head"], x, labels)
+
+    def first(embed: Any, some: Any, tokens: Any) -> Any:
+        return run_blocks(some, embed[tokens], sizes.heads)
+
+    def second(head: Any, some: Any, x: Any, labels: Any) -> Any:
+        return cross_entropy(head, run_blocks(some, x, sizes.heads), labels)
+
+    def in_stages(params: Any, tokens: Any, labels: Any) -> Any:
+        half = sizes.layers // 2
+        of_first, of_second = params["layers"][:half], params["layers"][half:]
+        x = mpmd.named_computation(first, name="stage0")(params["embed"], of_first, tokens)
+        return mpmd.named_computation(second, name="stage1")(params["head"], of_second, x, labels)
+
+    loss_fn = in_stages if named else scanned
+
+    def step(params: Any, opt_state: Any, tokens: Any, labels: Any) -> Any:
+        loss, grads = mpmd.accumulate_gradients(loss_fn, sizes.microbatches)(params, tokens, labels)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, loss
+
+    return step
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One in the text of a program.
+
+    Attributes:
+        kind: `all-reduce` and so on.
+        size: bytes of its result on a device.
+        groups: the devices that exchange, by their positions in the mesh.
+    """
+
+    kind: str
+    size: int
+    groups: tuple[tuple[int, ...], ...]
+
+    @property
+    def sent(self) -> float:
+        """Bytes that a device sends in a ring."""
+        members = len(self.groups[0])
+        share = (members - 1) / members
+        return {"all-reduce": 2 * share, "reduce-scatter": members - 1}.get(self.kind, share) * self.size
+
+
+def collectives(text: str, devices: int) -> list[Collective]:
+    """Those in the text of an HLO module."""
+    found = []
+    for match in COLLECTIVE.finditer(text):
+        shapes = re.findall(r"(\w+)\[([\d,]*)\]", match["shape"])
+        sizes = [BYTES[dtype] * math.prod(int(n) for n in dims.split(",") if n) for dtype, dims in shapes]
+        if match["kind"] != "collective-permute":
+            found.append(Collective(match["kind"], sum(sizes), groups_of(match["rest"], devices)))
+    return found
+
+
+def groups_of(rest: str, devices: int) -> tuple[tuple[int, ...], ...]:
+    """The replica groups among the attributes of a collective."""
+    iota = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", rest)
+    if iota is not None:
+        shape, dims, order = ([int(n) for n in g.split(",")] if g else None for g in iota.groups())
+        ids = np.arange(math.prod(dims)).reshape(dims)
+        table = (ids if order is None else ids.transpose(order)).reshape(shape)
+        return tuple(tuple(int(i) for i in row) for row in table)
+    listed = re.search(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}", rest)
+    rows = re.findall(r"\{([\d,]+)\}", listed[1]) if listed else []
+    return tuple(tuple(int(i) for i in row.split(",")) for row in rows) or (tuple(range(devices)),)
+
+
+@dataclasses.dataclass
+class Exchanged:
+    """What a step exchanges along the axis that splits rows: of weights and gradients, and of others."""
+
+    reductions: int = 0
+    gathers: int = 0
+    reduced: float = 0.0
+    gathered: float = 0.0
+    other: float = 0.0
+
+
+def exchanged(compiled: Any, axes: dict[str, int], least: int) -> Exchanged:
+    """The counts of one step; what is smaller than the smallest weight is not counted as one."""
+    names = list(axes)
+    ids = np.arange(math.prod(axes.values())).reshape(list(axes.values()))
+    rows = np.moveaxis(ids, 0, -1).reshape(-1, axes[names[0]])
+    along = {tuple(sorted(int(i) for i in row)) for row in rows}
+    total = Exchanged()
+    for stream in compiled.program.streams:
+        calls = collections.Counter(op.executable for op in stream.instructions if isinstance(op, Run))
+        reductions = gathers = 0
+        for name, count in calls.items():
+            found = collectives(compiled.executables[name].as_text("hlo"), ids.size)
+            mine = [c for c in found if {tuple(sorted(g)) for g in c.groups} == along]
+            reducing = [c for c in mine if c.kind in ("all-reduce", "reduce-scatter")]
+            gathering = [c for c in mine if c.kind == "all-gather"]
+            total.reduced += count * sum(c.sent for c in reducing)
+            total.gathered += count * sum(c.sent for c in gathering)
+            total.other += count * sum(c.sent for c in found if c not in reducing and c not in gathering)
+            reductions += count * any(c.size >= least for c in reducing)
+            gathers += count * any(c.size >= least for c in gathering)
+        total.reductions = max(total.reductions, reductions)
+        total.gathers = max(total.gathers, gathers)
+    return total
+
+
+def least_bytes(params: Any, split: Any, way: str, axes: dict[str, int]) -> tuple[float, float]:
+    """Bytes that devices must send to reduce each gradient once, and to gather each weight once."""
+    rows = next(iter(axes))
+    n = axes[rows]
+    reduced = gathered = 0.0
+    for leaf, spec in zip(jax.tree.leaves(params), jax.tree.leaves(split, is_leaf=lambda s: isinstance(s, P))):
+        size = leaf.nbytes // math.prod(axes[axis] for axis in spec if axis is not None and axis != rows)
+        share = (n - 1) / n * size
+        reduced += share if rows in spec else 2 * share
+        gathered += share if rows in spec else 0
+    return reduced, gathered
+
+
+def measure(way: str, named: bool, backend: str, args: argparse.Namespace) -> dict[str, Any]:
+    """One variant."""
+    axes = MESHES[way]
+    rows = next(iter(axes))
+    optimizer = optax.adam(1e-3)
+    params = weights(SIZES, named)
+    step = make_step(SIZES, named, optimizer)
+    tokens, labels = batch(SIZES)
+    split = specs(params, way, named)
+    state = jax.tree.map(np.asarray, optimizer.init(params))
+    of_state = optax.tree_map_params(
+        optimizer, lambda _, spec: spec, state, split, transform_non_params=lambda _: P()
+    )
+    shardings = (split, of_state, P(rows), P(rows))
+    topology = mpmd.make_topology({"m0": axes, "m1": axes})
+
+    def jitted(**options: Any) -> Any:
+        config = mpmd.make_config(
+            topology,
+            {"stage0": "m0", "stage1": "m1"} if named else None,
+            stages=None if named else mpmd.split("layers"),
+            in_shardings=shardings,
+            backend=backend,
+            options=mpmd.PipelineOptions(**options),
+        )
+        return mpmd.jit(step, config)
+
+    once, before = jitted(), jitted(reduce_gradients="per_microbatch", gather_weights="per_use")
+    fresh = (params, state)
+    compiled = once.compiled(*fresh, tokens, labels)
+    smallest = min(leaf.nbytes for leaf in jax.tree.leaves(params) if leaf.ndim > 1) // max(
+        8, SIZES.layers * 2
+    )
+    found = exchanged(compiled, axes, smallest)
+    old = exchanged(before.compiled(*fresh, tokens, labels), axes, smallest)
+    reduced, gathered = least_bytes(params, split, way, axes)
+    mesh = jax.sharding.Mesh(
+        np.array(jax.devices()[: 2 * math.prod(axes.values())]).reshape(
+            [2 * n if k == 0 else n for k, n in enumerate(axes.values())]
+        ),
+        tuple(axes),
+    )
+    placed = jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec), shardings, is_leaf=lambda s: isinstance(s, P)
+    )
+    of_results = (*placed[:2], NamedSharding(mesh, P()))
+    reference = jax.jit(step, in_shardings=placed, out_shardings=of_results)
+    expected = reference(*jax.device_put((*fresh, tokens, labels), placed))
+    results = once(*fresh, tokens, labels)
+    worst = max(
+        float(np.max(np.abs(np.asarray(a) - np.asarray(b))) / np.max(np.abs(np.asarray(b))))
+        for a, b in zip(jax.tree.leaves(results[0]), jax.tree.leaves(expected[0]))
+    )
+    (_, peaks) = compiled.live_bytes(*fresh, tokens, labels)
+    predicted = {m.mesh: m.peak_bytes - m.workspace_bytes - m.kept_bytes for m in compiled.memory_analysis().values()}
+    line = {
+        "mesh": way,
+        "stages": "named" if named else "scanned",
+        "backend": backend,
+        "reductions": [found.reductions, old.reductions],
+        "gathers": [found.gathers, old.gathers],
+        "reduced_over_least": [round(x.reduced / reduced, 3) for x in (found, old)],
+        "gathered_over_least": [round(x.gathered / gathered, 3) if gathered else None for x in (found, old)],
+        "other_bytes": [round(found.other), round(old.other)],
+        "loss_difference": abs(float(results[2]) - float(expected[2])),
+        "difference": worst,
+        "peak_over_predicted": round(max(peaks[m] / max(1, predicted[m]) for m in peaks), 4),
+        "fallbacks": compiled.cost_analysis()["fallbacks"],
+    }
+    if not args.counts:
+        runs = [
+            Variant("once", once, fresh, (tokens, labels)),
+            Variant("before", before, fresh, (tokens, labels)),
+            Variant("jit", reference, jax.device_put(fresh, placed[:2]), jax.device_put((tokens, labels), placed[2:])),
+        ]
+        for _ in range(args.rounds):
+            for run in runs:
+                run.measure(args.steps)
+        for name, other in (("step_over_before", runs[1]), ("step_over_jit", runs[2])):
+            line[name] = [
+                round(statistics.median(getattr(runs[0], k)) / statistics.median(getattr(other, k)), 3)
+                for k in ("wall", "cpu")
+            ]
+    return line
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--only", default="", help="part of a variant's name: mesh, stages, backend")
+    parser.add_argument("--counts", action="store_true", help="do not measure times")
+    args = parser.parse_args()
+    lines = []
+    for way in MESHES:
+        for named in (True, False):
+            for backend in ("xla", "native"):
+                name = f"{way} {'named' if named else 'scanned'} {backend}"
+                if args.only in name:
+                    lines.append(measure(way, named, backend, args))
+                    print(json.dumps(lines[-1]), flush=True)
+    gathering = [x for x in lines if x["mesh"] == "fsdp"]
+    summary = {
+        "gradient_reductions": max(x["reductions"][0] for x in lines),
+        "gathers": max((x["gathers"][0] for x in gathering), default=0),
+        "reduced_bytes_over_least": max(x["reduced_over_least"][0] for x in lines),
+        "gathered_bytes_over_least": max((x["gathered_over_least"][0] for x in gathering), default=0.0),
+        "equal": all(x["difference"] < 2e-2 and x["loss_difference"] < 1e-4 for x in lines),
+        "peak_over_predicted": max(x["peak_over_predicted"] for x in lines),
+    }
+    if not args.counts:
+        for k in ("step_over_before", "step_over_jit"):
+            summary[k] = {
+                "wall": [min(x[k][0] for x in lines), max(x[k][0] for x in lines)],
+                "cpu": [min(x[k][1] for x in lines), max(x[k][1] for x in lines)],
+            }
+    print(json.dumps(summary))
+
+
+if __name__ == "__main__":
+    script.run(main)
