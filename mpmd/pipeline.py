@@ -324,6 +324,11 @@ def sharding_propagation_pipeline(o: PipelineOptions) -> list[Step]:
             when=o.gather_weights == "once",
         ),
         _step(
+            "mpmd-defer-reductions",
+            "how gradients are split is left to who reads the sums, and does not reach into microbatches",
+            when=o.reduce_gradients == "once",
+        ),
+        _step(
             "mpmd-propagate-shardings",
             "Shardy decides, and leaves things to tidy up: all of it once for all microbatches",
             share=o.keep_microbatches_equal,
@@ -374,8 +379,8 @@ def export_pipeline(o: PipelineOptions) -> list[Step]:
             keep_microbatches_equal=o.keep_microbatches_equal,
         ),
         _step(
-            "mpmd-defer-reductions",
-            "after the last merge, which would put the sums into other fragments; before buffers are shared",
+            "mpmd-lower-reductions",
+            "when the shardings of the sums are final",
             when=o.reduce_gradients == "once",
         ),
         _step("mpmd-mark-offloaded-input-output", "which values live in host memory"),

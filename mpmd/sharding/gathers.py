@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from mpmd import ir
 from mpmd.sharding.inside import Split
@@ -27,30 +27,33 @@ def axes_needed_whole(
         axis
         for dim, of_dim in enumerate(split)
         for axis in of_dim
-        if axis in axes and not ir.is_unused(value) and _Search(splits, axis).is_needed_whole(value, dim)
+        if axis in axes and _Search(splits, axis).of_value(value, dim) is True
     )
 
 
 class _Search:
-    """The uses of a value one dim of which an axis may split."""
+    """The uses of a value one dim of which an axis may split.
+
+    Each needs it whole (True), uses it as it is split (False), or is content with both (None).
+    """
 
     def __init__(self, splits: Mapping[ir.Value, Split], axis: str) -> None:
         self.splits = splits
         self.axis = axis
 
-    def is_needed_whole(self, value: ir.Value, dim: int) -> bool:
-        """Whether all uses of a value with such a dim need it whole."""
-        return all(self.use_needs_whole(op, position, dim) for op, position in ir.uses(value))
+    def of_value(self, value: ir.Value, dim: int) -> bool | None:
+        """True if a use of a value needs it whole, and no other uses it as it is split."""
+        return _all_of(self.of_use(op, position, dim) for op, position in ir.uses(value))
 
-    def use_needs_whole(self, op: ir.Op, position: int, dim: int) -> bool:
-        """Whether the axis splits other dims of what an op takes or gives."""
+    def of_use(self, op: ir.Op, position: int, dim: int) -> bool | None:
+        """What the axis splits of what an op takes or gives decides."""
         name, operands = op.operation.name, list(op.operands)
         if name == "stablehlo.while":
-            return self.loop_needs_whole(op, position, dim)
-        if name == "stablehlo.return":
-            return is_passed_on(op, position)
+            return self.of_loop(op, position, dim)
+        if name in _KEEPS:
+            return None
         if name in ("stablehlo.dot_general", "stablehlo.convolution", "stablehlo.gather"):
-            if position > 1 or not self.is_split(operands[1 - position]) and not self.is_split(op.results[0]):
+            if position > 1 or not (self.is_split(operands[1 - position]) or self.is_split(op.results[0])):
                 return False
             return name != "stablehlo.dot_general" or not self.is_matched(op, position, dim)
         kept = dim_after(op, position, dim) if len(op.results) == 1 else None
@@ -59,7 +62,7 @@ class _Search:
         of_result = self.dims(op.results[0])
         if any(self.axis in of_dim for of_dim in of_result):
             return self.axis not in of_result[kept]
-        return name in _CARRIES and self.is_needed_whole(op.results[0], kept)
+        return self.of_value(op.results[0], kept) if name in _CARRIES else False
 
     def dims(self, value: ir.Value) -> Split:
         return self.splits.get(value) or ((),) * len(value.type.shape)
@@ -82,22 +85,24 @@ class _Search:
         before = batch if position == 0 else len(op.results[0].type.shape) - len(free)
         return self.axis in self.dims(op.results[0])[before + free.index(dim)]
 
-    def loop_needs_whole(self, loop: ir.Op, position: int, dim: int) -> bool:
-        """Whether the body of a loop needs a value whole that it does not change."""
+    def of_loop(self, loop: ir.Op, position: int, dim: int) -> bool | None:
+        """What the body of a loop decides on a value that it does not change."""
         body = loop.operation.regions[1].blocks[0]
         last = list(body.operations)[-1]
-        invariant = last.operands[position] == body.arguments[position]
-        return invariant and ir.is_unused(loop.results[position]) and all(
-            self.is_needed_whole(region.blocks[0].arguments[position], dim) for region in loop.operation.regions
-        )
+        if last.operands[position] != body.arguments[position]:
+            return False
+        inside = [region.blocks[0].arguments[position] for region in loop.operation.regions]
+        return _all_of(self.of_value(value, dim) for value in [*inside, loop.results[position]])
 
 
-def is_passed_on(terminator: ir.Op, position: int) -> bool:
-    """Whether the body of a loop returns one of its arguments as it is."""
-    value = terminator.operands[position]
-    of_loop = terminator.operation.parent.name == "stablehlo.while"
-    return of_loop and ir.producer(value) is None and ir.arg_index(value) == position
+def _all_of(answers: Iterable[bool | None]) -> bool | None:
+    """True if some are and none is False."""
+    found = set(answers)
+    return False if False in found else True if True in found else None
 
+
+# They keep a value for later, such as a weight among the residuals of a loop.
+_KEEPS = frozenset({"mpmd.return", "stablehlo.return", "stablehlo.dynamic_update_slice"})
 
 _CARRIES = frozenset(
     {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpmd import ir
@@ -33,24 +33,29 @@ def _axis_name(axis: Any) -> str:
     return str(axis.name) if axis.sub_axis_info is None else str(axis)
 
 
-def splits_inside(fragment: ir.Fragment) -> dict[ir.Value, Split]:
+def splits_inside(
+    fragment: ir.Fragment, operands: Sequence[ir.Type], results: Sequence[ir.Type]
+) -> dict[ir.Value, Split]:
     """The splits of the values in the body of a fragment; a value that is whole may be missing.
 
-    Requires: shardings are part of types; the body calls no function.
+    Args:
+        fragment: its body calls no function.
+        operands: the types of its operands, with their shardings.
+        results: those of its results.
     """
-    values = [*fragment.inputs, *fragment.results]
-    given = [v.type.sharding for v in values if isinstance(v.type, ir.MeshTensor)]
+    given = [kind.sharding for kind in (*operands, *results) if isinstance(kind, ir.MeshTensor)]
     known = next((sharding for sharding in given if sharding is not None), None)
     if known is None:
         return {}
-    module = _program_of(fragment, ir.sdy.TensorShardingAttr(known).mesh_or_ref)
+    mesh = ir.sdy.TensorShardingAttr(known).mesh_or_ref
+    module = _program_of(fragment, mesh, operands, results)
     ir.run_mlir(_PROPAGATE, module)
     found: dict[int, list[Split]] = {}
     for op in ir.walk(module.operation):
         if _NUMBER in op.attributes and _SHARDING in op.attributes:
             number = int(ir.IntegerAttr(op.attributes[_NUMBER]).value)
             found[number] = _splits_of(op)
-    return _by_value(fragment, found)
+    return _by_value(fragment, operands, found)
 
 
 def _splits_of(op: ir.Op) -> list[Split]:
@@ -62,11 +67,13 @@ def _splits_of(op: ir.Op) -> list[Split]:
     return [split_of(s, 0) for s in shardings]
 
 
-def _by_value(fragment: ir.Fragment, found: Mapping[int, list[Split]]) -> dict[ir.Value, Split]:
+def _by_value(
+    fragment: ir.Fragment, operands: Sequence[ir.Type], found: Mapping[int, list[Split]]
+) -> dict[ir.Value, Split]:
     splits: dict[ir.Value, Split] = {}
-    for arg, value in zip(fragment.args, fragment.inputs):
-        if isinstance(value.type, ir.MeshTensor):
-            splits[arg] = split_of(value.type.sharding, len(value.type.shape))
+    for arg, kind in zip(fragment.args, operands):
+        if isinstance(kind, ir.MeshTensor):
+            splits[arg] = split_of(kind.sharding, len(kind.shape))
     for number, op in enumerate(ir.walk(fragment)):
         of_results = found.get(number, [])
         splits.update(zip(op.results, of_results))
@@ -76,7 +83,9 @@ def _by_value(fragment: ir.Fragment, found: Mapping[int, list[Split]]) -> dict[i
     return splits
 
 
-def _program_of(fragment: ir.Fragment, mesh: Any) -> ir.Module:
+def _program_of(
+    fragment: ir.Fragment, mesh: Any, operands: Sequence[ir.Type], results: Sequence[ir.Type]
+) -> ir.Module:
     """A module whose `main` is the body, with the shardings of its arguments and results; ops are numbered."""
     module = ir.parse("func.func public @main() {\n  return\n}")
     for op in ir.module_of(fragment).body.operations:
@@ -89,8 +98,8 @@ def _program_of(fragment: ir.Fragment, mesh: Any) -> ir.Module:
     }
     _, main.returned = ir.clone_body(fragment.body, inside, ir.at_end(main.body))
     ir.return_types_changed(main)
-    for attribute, values in (("arg_attrs", fragment.inputs), ("res_attrs", fragment.results)):
-        ir.put_attribute_dicts(main, attribute, [_attribute(value.type, mesh) for value in values])
+    for attribute, kinds in (("arg_attrs", operands), ("res_attrs", results)):
+        ir.put_attribute_dicts(main, attribute, [_attribute(kind, mesh) for kind in kinds])
     for number, op in enumerate(ir.walk(main)):
         if number:
             ir.put(op, _NUMBER, ir.i64(number))

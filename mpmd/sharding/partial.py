@@ -34,7 +34,7 @@ class Partial:
 
 
 class PartialForms:
-    """The partial forms of the values in one body.
+    """The partial forms of the values in one body: all are to be asked for before the first is built.
 
     Args:
         splits: how its values are split; see `mpmd.sharding.inside`.
@@ -46,13 +46,17 @@ class PartialForms:
         self.sizes = sizes
         self._known: dict[ir.Value, Partial | None] = {}
         self._built: dict[ir.Value, ir.Value] = {}
+        self.loops: dict[ir.Op, _Loop] = {}
 
     def of(self, value: ir.Value) -> Partial | None:
         """The partial form of a value; None if it has none."""
         if value not in self._known:
             op = ir.producer(value)
             rule = None if op is None else _RULES.get(op.operation.name)
-            found = None if rule is None or not _is_float(value.type) else rule(op, self)
+            found = None
+            if op is not None and _is_float(value.type):
+                of_loop = op.operation.name == "stablehlo.while"
+                found = _of_loop(op, self, value) if of_loop else None if rule is None else rule(op, self)
             self._known[value] = None if found is None else self._once(value, found)
         return self._known[value]
 
@@ -186,6 +190,7 @@ def _dot_general(op: ir.Op, forms: PartialForms) -> Partial | None:
         return None
 
     def build() -> ir.Value:
+        lhs, rhs = op.operands
         left, right = _apart(lhs, lhs_counts, op), _apart(rhs, rhs_counts, op)
         of_left = _places(len(lhs.type.shape), list(lhs_counts))
         of_right = _places(len(rhs.type.shape), list(rhs_counts))
@@ -226,7 +231,7 @@ def _reduce(op: ir.Op, forms: PartialForms) -> Partial | None:
         def build_inner() -> ir.Value:
             source = inner.build()
             shape = [source.type.shape[0], *rest]
-            return _copy(op, [source, init], shape, dimensions=numbers([d + 1 for d in dims]))
+            return _copy(op, [source, op.operands[1]], shape, dimensions=numbers([d + 1 for d in dims]))
 
         return Partial(inner.axes, build_inner)
     if not _known_axes(axes, forms):
@@ -236,6 +241,7 @@ def _reduce(op: ir.Op, forms: PartialForms) -> Partial | None:
         return None
 
     def build() -> ir.Value:
+        value, init = op.operands
         source = _apart(value, counts, op)
         places = _places(len(value.type.shape), list(counts))
         kept = [
@@ -290,6 +296,7 @@ def _scatter(op: ir.Op, forms: PartialForms) -> Partial | None:
         return None
 
     def build() -> ir.Value:
+        target, indices, updates = op.operands
         at, new = _apart(indices, {i: count}, op), _apart(updates, {u: count}, op)
         shape = [count, *target.type.shape]
         zeros = ir.create(
@@ -352,7 +359,7 @@ def _scaled(op: ir.Op, forms: PartialForms) -> Partial | None:
         return None
 
     def build() -> ir.Value:
-        source = inner.build()
+        source, other = inner.build(), op.operands[1 - at]
         shape = list(source.type.shape)
         factor = ir.create(
             "stablehlo.broadcast_in_dim", [other], [tensor(shape, other.type)], ir.before(op),
@@ -403,6 +410,97 @@ def _concatenate(op: ir.Op, forms: PartialForms) -> Partial | None:
         return _copy(op, sources, shape, dimension=ir.i64(dimension + 1))
 
     return Partial(parts[0].axes, build)
+
+
+class _Loop:
+    """A loop, and those of its results that are built up, from zeros, of values with partial forms.
+
+    A result that is one more slice in each iteration, or one more term, is carried in partial form.
+    """
+
+    def __init__(self, op: ir.Op) -> None:
+        self.op = op
+        self.steps: dict[int, tuple[ir.Op, Partial]] = {}
+        self._made: dict[int, ir.Value] = {}
+
+    def result(self, number: int) -> ir.Value:
+        """The partial form of a result.  The loop is rewritten once, for all of them."""
+        if not self._made:
+            self._rewrite()
+        return self._made[number]
+
+    def _rewrite(self) -> None:
+        op, operands, types = self.op, list(self.op.operands), [r.type for r in self.op.results]
+        condition, body = (region.blocks[0] for region in op.operation.regions)
+        last = list(body.operations)[-1]
+        for number, (step, inner) in self.steps.items():
+            value = inner.build()
+            kind = tensor([value.type.shape[0], *types[number].shape], types[number])
+            total = body.arguments[number]
+            ir.set_type(total, kind)
+            ir.set_type(condition.arguments[number], kind)
+            types[number] = kind
+            operands[number] = _constant(f"dense<0.0> : {kind}", kind, op)
+            if step.operation.name == "stablehlo.add":
+                parts = [total, value]
+            else:
+                at = list(step.operands)[2:]
+                parts = [total, value, _constant(f"dense<0> : {at[0].type}", at[0].type, step), *at]
+            made = ir.create(step.operation.name, parts, [kind], ir.before(step), location=step.location)
+            ir.set_operand(last, number, made.results[0])
+            ir.erase(step)
+        loop = ir.rebuild(op, operands, types)
+        ir.put(loop, "sdy.sharding", None)
+        for number, (old, new) in enumerate(zip(op.results, loop.results)):
+            if number in self.steps:
+                self._made[number] = new
+                if ir.is_unused(old):
+                    continue
+                new = total_of(new, old.type, ir.after(loop))
+            ir.replace_uses(old, new)
+        ir.erase(op)
+
+
+def _of_loop(op: ir.Op, forms: PartialForms, value: ir.Value) -> Partial | None:
+    number = ir.result_index(value)
+    condition, body = (region.blocks[0] for region in op.operation.regions)
+    total = body.arguments[number]
+    step = ir.producer(list(body.operations)[-1].operands[number])
+    if step is None or not is_zero(op.operands[number]) or not ir.is_unused(condition.arguments[number]):
+        return None
+    if len(ir.uses(total)) != 1 or len(ir.uses(step.results[0])) != 1:
+        return None
+    parts = list(step.operands)
+    if step.operation.name == "stablehlo.dynamic_update_slice" and parts[0] == total:
+        inner = forms.of(parts[1])
+    elif step.operation.name == "stablehlo.add" and total in parts:
+        inner = forms.of(parts[1 - parts.index(total)])
+    else:
+        return None
+    if inner is None:
+        return None
+    loop = forms.loops.setdefault(op, _Loop(op))
+    loop.steps[number] = step, inner
+    return Partial(inner.axes, lambda: loop.result(number))
+
+
+def _constant(text: str, kind: ir.Type, before: ir.Op) -> ir.Value:
+    value = {"value": ir.Attribute.parse(text, ir.context())}
+    return ir.create("stablehlo.constant", [], [kind], ir.before(before), value, before.location).results[0]
+
+
+def total_of(value: ir.Value, kind: ir.Type, where: ir.InsertionPoint) -> ir.Value:
+    """A value, of its type, from its partial form."""
+    scalar = f"tensor<{kind.element_type}>"
+    text = (
+        f"func.func @sum(%x: {value.type}) -> {kind} {{\n"
+        f"  %zero = stablehlo.constant dense<0.0> : {scalar}\n"
+        "  %sum = stablehlo.reduce(%x init: %zero) applies stablehlo.add across dimensions = [0] : "
+        f"({value.type}, {scalar}) -> {kind}\n"
+        f"  return %sum : {kind}\n}}"
+    )
+    (program,) = ir.funcs(ir.parse(text))
+    return ir.clone_body(program.body, {program.args[0]: value}, where)[1][0]
 
 
 def _passed_on(op: ir.Op, forms: PartialForms) -> Partial | None:

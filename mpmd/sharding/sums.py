@@ -29,13 +29,6 @@ def sharding_of(split: Split, mesh: str) -> ir.Attribute:
     return ir.Attribute.parse("#sdy.sharding" + text_of(split, mesh), ir.context())
 
 
-def partial_kind(kind: ir.MeshTensor, axes: Sequence[str], count: int, mesh: str) -> ir.MeshTensor:
-    """The type of the partial form of a value: the terms along some axes, on the devices that hold them."""
-    inner = without(split_of(kind.sharding, len(kind.shape)), axes)
-    tensor = ir.Type.parse(_tensor([count, *kind.shape], str(kind.element_type)), ir.context())
-    return ir.MeshTensor.get(kind.mesh, tensor, sharding_of((tuple(axes), *inner), mesh), kind.memory_kind)
-
-
 def sums(
     kinds: Sequence[ir.MeshTensor], axes: Sequence[Sequence[str]], sizes: Mapping[str, int], mesh: str
 ) -> ir.Module:

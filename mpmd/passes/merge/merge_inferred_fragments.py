@@ -20,7 +20,8 @@ class MergeInferredFragments(MergePass):
         -->
         k, f = m1["f"] (a, b) { x = add a b; y = neg a; z = mul x a; ret y, z }
 
-    At least one of the two must be inferred; the halves of a split fragment stay apart.
+    At least one of the two must be inferred; the halves of a split fragment stay apart, and so do gathers and
+    deferred reductions.
 
     Attributes:
         merge_any_consumer: try all consumers in program order, not just the first.
@@ -58,7 +59,7 @@ class MergeInferredFragments(MergePass):
 
     def allows(self, producer: ir.Fragment, consumer: ir.Fragment) -> bool:
         """One of the two is inferred, and they are not the halves of a split fragment."""
-        if producer.is_user and consumer.is_user:
+        if (producer.is_user and consumer.is_user) or any(_exchanges(x) for x in (producer, consumer)):
             return False
         if self.keep_microbatches_equal:
             if _in_microbatch(producer) != _in_microbatch(consumer) or _delays(producer, consumer):
@@ -83,6 +84,11 @@ class MergeInferredFragments(MergePass):
             if user == consumer or user.operation.name == "func.return":
                 ir.replace_uses_in(producer.results[0], part.results[0], user)
         return part
+
+
+def _exchanges(fragment: ir.Fragment) -> bool:
+    """Whether a fragment only exchanges values between devices, which overlaps the work of others."""
+    return not {"defer_reductions", "hoist_gathers"}.isdisjoint(fragment.inferred_by)
 
 
 def _is_cheap(fragment: ir.Fragment) -> bool:

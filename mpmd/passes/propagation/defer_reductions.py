@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.calls.shared_bodies import (
-    calls_one_body,
-    numbered,
-    put_back,
-    share_bodies,
-)
-from mpmd.passes.fragments.bodies import body_keys
+from mpmd.passes.calls.shared_bodies import calls_one_body, numbered, put_back, share_bodies
 from mpmd.passes.constants import zeros
 from mpmd.passes.fragments.dead_ops import erase_dead_ops
-from mpmd.sharding.inside import splits_inside
-from mpmd.sharding.partial import PartialForms, is_zero
-from mpmd.sharding.sums import partial_kind, sums
+from mpmd.passes.propagation import shardings
+from mpmd.passes.propagation.hoist_gathers import NAME as GATHERS
+from mpmd.passes.propagation.trial import (
+    Layout,
+    arguments_of_rows,
+    axes_of_rows,
+    is_one_mesh,
+    kinds_of_work,
+    layouts,
+)
+from mpmd.sharding.inside import split_of, splits_inside
+from mpmd.sharding.partial import PartialForms, is_zero, tensor, total_of
 from mpmd.sharding.shards import axes_of
+from mpmd.sharding.sums import sharding_of, without
 
 _MODEL = "mpmd.model_number"
 NAME = "defer_reductions"
+STARTS = "start_reductions"
 
 
 class DeferReductions(FunctionPass):
@@ -40,25 +45,33 @@ class DeferReductions(FunctionPass):
     devices, in one more dim that is split over them: see `mpmd.sharding.partial`.  A chain of fragments that
     add to one accumulator carries it in this form, and the sum is taken where the chain ends.
 
-    Requires: shardings are part of types.
+    Requires: shardings are attributes; microbatches are numbered.
     Ensures: a value is deferred only if all that its fragments do with it is to add terms that have a partial
         form along the same axes.  Values change by rounding: terms of microbatches are added first, then
         those of devices.
-    Cost: Shardy's propagation once for each distinct body that adds to an accumulator.
+    Cost: one more propagation, and for each distinct body that adds to an accumulator one inside of it.
     """
 
     runs_on = "mpmd"
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Finds the chains, rewrites their fragments, one of each kind, and inserts the sums."""
-        fragments = [x for x in ir.fragments(f) if any(_is_sharded(v) for v in (*x.inputs, *x.results))]
+        rows = axes_of_rows(f)
+        if not rows or not is_one_mesh(f):
+            return
+        kept = {i for i, arg in enumerate(f.args) if any(_is_of_microbatch(op) for op in ir.users(arg))}
+        found = layouts(ir.module_of(f), f, rows, kept | arguments_of_rows(f))
         uses = {v: len(ir.uses(v)) for x in ir.fragments(f) for v in x.results}
-        kinds = _kinds_of(f, fragments)
-        chains = _chains(fragments, kinds, uses)
+        kinds = _kinds_of(f, found)
+        chains = _chains(list(found), kinds, uses)
         if chains:
             _Deferring(f, kinds, chains, uses).run()
         for model in dict.fromkeys(kind.model for kind in kinds.values()):
             ir.erase(model)
+
+
+def _is_of_microbatch(op: ir.Op) -> bool:
+    return isinstance(op, ir.Fragment) and (op.call_counter is not None or GATHERS in op.inferred_by)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,36 +89,27 @@ class _Kind:
 
     links: dict[int, _Link]
     model: ir.Fragment
+    layout: Layout
     shares: bool
 
 
-def _kinds_of(f: ir.Func, fragments: Sequence[ir.Fragment]) -> dict[ir.Fragment, _Kind]:
+def _kinds_of(f: ir.Func, layout: Mapping[ir.Fragment, Layout]) -> dict[ir.Fragment, _Kind]:
     """The kind of each fragment that has accumulators with partial terms."""
-    grouped: dict[Hashable, list[ir.Fragment]] = {}
-    for fragment, key in zip(fragments, body_keys(fragments, _signature)):
-        grouped.setdefault(key, []).append(fragment)
     found: dict[ir.Fragment, _Kind] = {}
     symbols = ir.symbol_table(ir.module_of(f))
-    for group in grouped.values():
+    for group in kinds_of_work(layout):
         if len(group) < 2:
             continue
         model = ir.clone(group[0], ir.after(group[0]))
         shares = calls_one_body(model)
         put_back(model, symbols)
-        links = {link.given: link for link in _links(model, axes_of(f.topology[model.mesh]))}
+        of_group = layout[group[-1]]
+        links = {link.given: link for link in _links(model, of_group, axes_of(f.topology[model.mesh]))}
         if links:
-            found.update(dict.fromkeys(group, _Kind(links, model, shares)))
+            found.update(dict.fromkeys(group, _Kind(links, model, of_group, shares)))
         else:
             ir.erase(model)
     return found
-
-
-def _signature(fragment: ir.Fragment) -> Hashable:
-    return (fragment.mesh, *(v.type for v in (*fragment.inputs, *fragment.results)))
-
-
-def _is_sharded(value: ir.Value) -> bool:
-    return isinstance(value.type, ir.MeshTensor) and value.type.sharding is not None
 
 
 def _accumulations(fragment: ir.Fragment) -> Iterable[tuple[int, int, ir.Op, ir.Value]]:
@@ -124,12 +128,12 @@ def _accumulations(fragment: ir.Fragment) -> Iterable[tuple[int, int, ir.Op, ir.
                 break
 
 
-def _links(model: ir.Fragment, sizes: Mapping[str, int]) -> list[_Link]:
+def _links(model: ir.Fragment, layout: Layout, sizes: Mapping[str, int]) -> list[_Link]:
     """The accumulators of a fragment whose terms have a partial form."""
     accumulations = list(_accumulations(model))
     if not accumulations:
         return []
-    forms = PartialForms(splits_inside(model), sizes)
+    forms = PartialForms(splits_inside(model, *layout), sizes)
     found = []
     for taken, given, _, term in accumulations:
         form = forms.of(term)
@@ -227,6 +231,10 @@ class _Deferring:
         own = dict(fragment.attributes.items())
         for name in dict.fromkeys((*own, *(name for name, _ in made.attributes.items()))):
             ir.put(made, name, own.get(name))
+        of_links = {link: self._sharding(fragment, link) for link in chains}
+        shardings.update(made, "in_shardings", values, {x.taken: s for x, s in of_links.items()})
+        results = list(made.results)
+        shardings.update(made, "out_shardings", results, {x.given: s for x, s in of_links.items()})
         carried = {link.given for link in chains}
         for i, (old, new) in enumerate(zip(fragment.results, made.results)):
             if i not in carried:
@@ -243,20 +251,20 @@ class _Deferring:
 
     def _rewritten(self, kind: _Kind, links: tuple[_Link, ...]) -> ir.Fragment:
         model: ir.Fragment = ir.clone(kind.model, ir.after(kind.model))
-        forms = PartialForms(splits_inside(model), self._sizes(model))
+        forms = PartialForms(splits_inside(model, *kind.layout), self._sizes(model))
         found = {given: (op, term) for _, given, op, term in _accumulations(model)}
-        returned, types = model.returned, [r.type for r in model.results]
-        for link in links:
-            op, term = found[link.given]
-            form = forms.of(term)
+        types = [r.type for r in model.results]
+        wanted = [(link, found[link.given][0], forms.of(found[link.given][1])) for link in links]
+        sums: dict[int, ir.Value] = {}
+        for link, op, form in wanted:
             assert form is not None
             value, total = form.build(), model.args[link.taken]
             ir.set_type(total, value.type)
-            returned[link.given] = ir.create(
+            sums[link.given] = ir.create(
                 "stablehlo.add", [total, value], [value.type], ir.before(op), location=op.location
             ).result
             types[link.given] = self._partial(types[link.given], link, model)
-        model.returned = returned
+        model.returned = [sums.get(i, value) for i, value in enumerate(model.returned)]
         erase_dead_ops(model.body)
         made: ir.Fragment = ir.rebuild(model, list(model.inputs), types)
         ir.erase(model)
@@ -273,14 +281,17 @@ class _Deferring:
     def _sizes(self, fragment: ir.Fragment) -> dict[str, int]:
         return axes_of(self.f.topology[fragment.mesh])
 
-    def _mesh(self, fragment: ir.Fragment) -> str:
-        """How the shardings of its values refer to its mesh."""
-        sharding = next(v.type.sharding for v in (*fragment.inputs, *fragment.results) if _is_sharded(v))
-        return str(ir.sdy.TensorShardingAttr(sharding).mesh_or_ref)
-
     def _partial(self, kind: ir.MeshTensor, link: _Link, fragment: ir.Fragment) -> ir.MeshTensor:
-        sizes = self._sizes(fragment)
-        return partial_kind(kind, link.axes, math.prod(sizes[a] for a in link.axes), self._mesh(fragment))
+        count = math.prod(self._sizes(fragment)[axis] for axis in link.axes)
+        return ir.MeshTensor.get(kind.mesh, tensor([count, *kind.shape], kind), None, kind.memory_kind)
+
+    def _sharding(self, fragment: ir.Fragment, link: _Link) -> shardings.Sharding:
+        """That of a partial form: each device has its own term."""
+        operands, results = self.kinds[fragment].layout
+        known = next(kind.sharding for kind in (*operands, *results) if kind.sharding is not None)
+        kind = results[link.given]
+        split = (link.axes, *without(split_of(kind.sharding, len(kind.shape)), link.axes))
+        return sharding_of(split, str(ir.sdy.TensorShardingAttr(known).mesh_or_ref))
 
     def _begin(self, chain: _Chain, before: ir.Fragment) -> ir.Value:
         """Zeros: in place of the chain's start if that is zero, which is added at the end otherwise."""
@@ -296,23 +307,24 @@ class _Deferring:
                     returned[position] = zeros(kind.tensor, maker.terminator)
                     maker.returned = returned
                     ir.set_type(start, kind)
+                    entries = {position: self._sharding(fragment, link)}
+                    shardings.update(maker, "out_shardings", list(maker.results), entries)
                     return start
             else:
                 self.starts[chain] = start
         else:
             self.starts[chain] = start
-        return _zeros(before, [kind]).results[0]
+        made = _zeros(before, [kind])
+        shardings.write(made, "out_shardings", [self._sharding(fragment, link)])
+        return made.results[0]
 
     def _finish(self, old: ir.Fragment, made: ir.Fragment, chains: Sequence[_Chain]) -> None:
         """Takes the sums of the chains that end in a fragment, right after it."""
-        links = [chain.links[-1][1] for chain in chains]
         kinds = [chain.end.type for chain in chains]
-        program = sums(kinds, [link.axes for link in links], self._sizes(old), self._mesh(old))
         starts = {k: self.starts[chain] for k, chain in enumerate(chains) if chain in self.starts}
 
         def body(args: list[ir.Value], inside: ir.InsertionPoint) -> list[ir.Value]:
-            (main,) = ir.funcs(program)
-            _, totals = ir.clone_body(main.body, dict(zip(main.args, args)), inside)
+            totals = [total_of(value, kind.tensor, inside) for value, kind in zip(args, kinds)]
             for position, k in enumerate(starts):
                 operands = [args[len(chains) + position], totals[k]]
                 totals[k] = ir.create("stablehlo.add", operands, [totals[k].type], inside).result
@@ -339,5 +351,5 @@ def _zeros(before: ir.Fragment, kinds: Sequence[ir.MeshTensor]) -> ir.Fragment:
         ]  # fmt: skip
 
     return ir.make_fragment(
-        before.mesh, [], kinds, ir.before(before), body, inferred_by=[NAME], location=before.location
+        before.mesh, [], kinds, ir.before(before), body, inferred_by=[STARTS], location=before.location
     )
