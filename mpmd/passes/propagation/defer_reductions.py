@@ -12,7 +12,6 @@ from mpmd.passes.calls.shared_bodies import calls_one_body, numbered, put_back, 
 from mpmd.passes.constants import zeros
 from mpmd.passes.fragments.dead_ops import erase_dead_ops
 from mpmd.passes.propagation import shardings
-from mpmd.passes.propagation.hoist_gathers import NAME as GATHERS
 from mpmd.passes.propagation.trial import (
     Layout,
     arguments_of_rows,
@@ -71,7 +70,7 @@ class DeferReductions(FunctionPass):
 
 
 def _is_of_microbatch(op: ir.Op) -> bool:
-    return isinstance(op, ir.Fragment) and (op.call_counter is not None or GATHERS in op.inferred_by)
+    return isinstance(op, ir.Fragment) and op.call_counter is not None
 
 
 @dataclasses.dataclass(frozen=True)
