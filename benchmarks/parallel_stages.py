@@ -48,7 +48,9 @@ from benchmarks.train_step import Variant
 from mpmd.runtime.instructions import Run
 from mpmd.runtime.memory import predict_memory
 
-SIZES = Sizes(layers=4, stages=2, width=128, heads=4, sequence=64, vocabulary=512, microbatch=4, microbatches=8)
+SIZES = Sizes(
+    layers=4, stages=2, width=128, heads=4, sequence=64, vocabulary=512, microbatch=4, microbatches=8
+)
 MESHES = {"data": {"data": 2}, "fsdp": {"fsdp": 2}, "data+model": {"data": 2, "model": 2}}
 COLLECTIVE = re.compile(
     r"= (?P<shape>\(.*?\)|\S+) (?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)"
@@ -137,7 +139,7 @@ def make_step(sizes: Sizes, named: bool, optimizer: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Collective:
+class Exchange:
     """One in the text of a program.
 
     Attributes:
@@ -158,14 +160,14 @@ class Collective:
         return {"all-reduce": 2 * share, "reduce-scatter": members - 1}.get(self.kind, share) * self.size
 
 
-def collectives(text: str, devices: int) -> list[Collective]:
+def collectives(text: str, devices: int) -> list[Exchange]:
     """Those in the text of an HLO module."""
     found = []
     for match in COLLECTIVE.finditer(text):
         shapes = re.findall(r"(\w+)\[([\d,]*)\]", match["shape"])
         sizes = [BYTES[dtype] * math.prod(int(n) for n in dims.split(",") if n) for dtype, dims in shapes]
         if match["kind"] != "collective-permute":
-            found.append(Collective(match["kind"], sum(sizes), groups_of(match["rest"], devices)))
+            found.append(Exchange(match["kind"], sum(sizes), groups_of(match["rest"], devices)))
     return found
 
 
@@ -194,7 +196,7 @@ class Exchanged:
 
 
 def exchanged(compiled: Any, axes: dict[str, int], least: int) -> Exchanged:
-    """The counts of one step; what is smaller than the smallest weight is not counted as one."""
+    """The counts of one step; values smaller than any weight are not counted as one."""
     names = list(axes)
     ids = np.arange(math.prod(axes.values())).reshape(list(axes.values()))
     rows = np.moveaxis(ids, 0, -1).reshape(-1, axes[names[0]])
@@ -223,7 +225,9 @@ def least_bytes(params: Any, split: Any, way: str, axes: dict[str, int]) -> tupl
     rows = next(iter(axes))
     n = axes[rows]
     reduced = gathered = 0.0
-    for leaf, spec in zip(jax.tree.leaves(params), jax.tree.leaves(split, is_leaf=lambda s: isinstance(s, P))):
+    for leaf, spec in zip(
+        jax.tree.leaves(params), jax.tree.leaves(split, is_leaf=lambda s: isinstance(s, P))
+    ):
         size = leaf.nbytes // math.prod(axes[axis] for axis in spec if axis is not None and axis != rows)
         share = (n - 1) / n * size
         reduced += share if rows in spec else 2 * share
@@ -309,7 +313,12 @@ def measure(way: str, named: bool, backend: str, args: argparse.Namespace) -> di
         runs = [
             Variant("once", once, fresh, (tokens, labels)),
             Variant("before", before, fresh, (tokens, labels)),
-            Variant("jit", reference, jax.device_put(fresh, placed[:2]), jax.device_put((tokens, labels), placed[2:])),
+            Variant(
+                "jit",
+                reference,
+                jax.device_put(fresh, placed[:2]),
+                jax.device_put((tokens, labels), placed[2:]),
+            ),
         ]
         for _ in range(args.rounds):
             for run in runs:
@@ -323,7 +332,9 @@ def measure(way: str, named: bool, backend: str, args: argparse.Namespace) -> di
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--only", default="", help="part of a variant's name: mesh, stages, backend")

@@ -62,12 +62,12 @@ class PipelineOptions:
         recompute_cheap_residuals: let backward fragments recompute residuals where that costs less than
             keeping them.
         swap_transposed_dots: compute a transposed matrix product with its factors swapped.
-        reduce_gradients: `once`: what each device adds up over microbatches, such as gradients where a batch is
-            split over devices, is added between devices when the last microbatch is done;
+        reduce_gradients: `once`: what each device adds up over microbatches, such as gradients where a batch
+            is split over devices, is added between devices when the last microbatch is done;
             `per_microbatch`: in each microbatch, which needs less memory where weights are split (FSDP).
-        gather_weights: `once`: a weight that is split over devices (FSDP), and that the fragments of a stage need
-            whole, is gathered before the first of them, and freed after the last; `per_use`: in each fragment,
-            which needs less memory.
+        gather_weights: `once`: a weight that is split over devices (FSDP), and that the fragments of a stage
+            need whole, is gathered before the first of them, and freed after the last; `per_use`: in each
+            fragment, which needs less memory.
         task_orders: for each mesh its tasks in order, `"m1:0F0,0F1,0B0;m2:1F0,1B0"`; replaces
             `pipeline_schedule`.
         fail_on_impossible_order: an order of tasks that the data flow forbids is an error; otherwise tasks

@@ -14,8 +14,8 @@ def axes_needed_whole(
 ) -> frozenset[str]:
     """Those of some axes that split an argument of a body, and along which all its uses need it whole.
 
-    An axis can split one dim of an operation's data.  Where it splits rows of activations and a dim of a weight
-    that has nothing to do with rows, one of the two must be whole: FSDP means the weight.
+    An axis can split one dim of an operation's data.  Where it splits rows of activations and a dim of a
+    weight that has nothing to do with rows, one of the two must be whole: FSDP means the weight.
 
     Args:
         value: the argument.
@@ -27,11 +27,11 @@ def axes_needed_whole(
         axis
         for dim, of_dim in enumerate(split)
         for axis in of_dim
-        if axis in axes and _Search(splits, axis).of_value(value, dim) is True
+        if axis in axes and _UsesAlong(splits, axis).uses_need(value, dim) is True
     )
 
 
-class _Search:
+class _UsesAlong:
     """The uses of a value one dim of which an axis may split.
 
     Each needs it whole (True), uses it as it is split (False), or is content with both (None).
@@ -41,15 +41,15 @@ class _Search:
         self.splits = splits
         self.axis = axis
 
-    def of_value(self, value: ir.Value, dim: int) -> bool | None:
+    def uses_need(self, value: ir.Value, dim: int) -> bool | None:
         """True if a use of a value needs it whole, and no other uses it as it is split."""
-        return _all_of(self.of_use(op, position, dim) for op, position in ir.uses(value))
+        return _all_of(self.use_needs(op, position, dim) for op, position in ir.uses(value))
 
-    def of_use(self, op: ir.Op, position: int, dim: int) -> bool | None:
+    def use_needs(self, op: ir.Op, position: int, dim: int) -> bool | None:
         """What the axis splits of what an op takes or gives decides."""
         name, operands = op.operation.name, list(op.operands)
         if name == "stablehlo.while":
-            return self.of_loop(op, position, dim)
+            return self.loop_needs(op, position, dim)
         if name in _KEEPS:
             return None
         if name in ("stablehlo.dot_general", "stablehlo.convolution", "stablehlo.gather"):
@@ -62,7 +62,7 @@ class _Search:
         of_result = self.dims(op.results[0])
         if any(self.axis in of_dim for of_dim in of_result):
             return self.axis not in of_result[kept]
-        return self.of_value(op.results[0], kept) if name in _CARRIES else False
+        return self.uses_need(op.results[0], kept) if name in _CARRIES else False
 
     def dims(self, value: ir.Value) -> Split:
         return self.splits.get(value) or ((),) * len(value.type.shape)
@@ -85,14 +85,14 @@ class _Search:
         before = batch if position == 0 else len(op.results[0].type.shape) - len(free)
         return self.axis in self.dims(op.results[0])[before + free.index(dim)]
 
-    def of_loop(self, loop: ir.Op, position: int, dim: int) -> bool | None:
+    def loop_needs(self, loop: ir.Op, position: int, dim: int) -> bool | None:
         """What the body of a loop decides on a value that it does not change."""
         body = loop.operation.regions[1].blocks[0]
         last = list(body.operations)[-1]
         if last.operands[position] != body.arguments[position]:
             return False
         inside = [region.blocks[0].arguments[position] for region in loop.operation.regions]
-        return _all_of(self.of_value(value, dim) for value in [*inside, loop.results[position]])
+        return _all_of(self.uses_need(value, dim) for value in [*inside, loop.results[position]])
 
 
 def _all_of(answers: Iterable[bool | None]) -> bool | None:
@@ -117,7 +117,7 @@ _CARRIES = frozenset(
 
 
 def dim_after(op: ir.Op, position: int, dim: int) -> int | None:
-    """The dim of an op's result along which lies what was along `dim` of an operand; None if there is none."""
+    """The dim of an op's result along which dim `dim` of an operand lies; None if there is none."""
     name, shape = op.operation.name, op.operands[position].type.shape
     after = op.results[0].type.shape
     match name:

@@ -17,8 +17,10 @@ _PROPAGATE = (
     "sdy-import-pipeline,sdy-user-priority-propagate,func.func(sdy-sink-func-data-flow-edges),"
     "func.func(sdy-sink-data-flow-edges),sdy-close-shardings"
 )
+
+
 def split_of(sharding: ir.Attribute | None, rank: int) -> Split:
-    """A sharding as the names of axes; part of an axis has a name that is no axis."""
+    """A sharding as the names of axes; a part of an axis has a name that no axis has."""
     if sharding is None:
         return ((),) * rank
     return tuple(tuple(_axis_name(axis) for axis in dim) for dim in axes_by_dim(sharding))
@@ -86,7 +88,7 @@ def _by_value(
 def _program_of(
     fragment: ir.Fragment, mesh: Any, operands: Sequence[ir.Type], results: Sequence[ir.Type]
 ) -> ir.Module:
-    """A module whose `main` is the body, with the shardings of its arguments and results; ops are numbered."""
+    """A module whose `main` is the body, with shardings of arguments and results; ops are numbered."""
     module = ir.parse("func.func public @main() {\n  return\n}")
     for op in ir.module_of(fragment).body.operations:
         if isinstance(op, ir.sdy.MeshOp):

@@ -1,8 +1,8 @@
 """Partial values: sums whose terms lie on the devices along some axes of a mesh, not yet added.
 
-A value that is such a sum has a *partial* form with one more dim, in front: its entry `i` is the term of device `i`
-along these axes.  Split along that dim, every device holds its own term, and the sum over the dim is the
-value.  The form is an ordinary array, so that any compiler can be given it:
+A value that is such a sum has a *partial form* with one more dim, in front: its entry `i` is the term of
+device `i` along these axes.  Split along that dim, every device holds its own term, and the sum over the dim
+is the value.  The form is an ordinary array, so that any compiler can be given it:
 
     w = dot x y, contracting rows, which lie over "data"
     ->  x', y' = reshape x, y to [2, rows / 2, ...];  w' = dot x' y' for each of 2;  w = sum of w' over dim 0
@@ -34,7 +34,7 @@ class Partial:
 
 
 class PartialForms:
-    """The partial forms of the values in one body: all are to be asked for before the first is built.
+    """The partial forms of the values in one body: find all before the first is built.
 
     Args:
         splits: how its values are split; see `mpmd.sharding.inside`.
@@ -46,7 +46,7 @@ class PartialForms:
         self.sizes = sizes
         self._known: dict[ir.Value, Partial | None] = {}
         self._built: dict[ir.Value, ir.Value] = {}
-        self.loops: dict[ir.Op, _Loop] = {}
+        self.loops: dict[ir.Op, _LoopResults] = {}
 
     def of(self, value: ir.Value) -> Partial | None:
         """The partial form of a value; None if it has none."""
@@ -124,12 +124,16 @@ def is_sum(op: ir.Op) -> bool:
     if len(inner) != 2 or inner[0].operation.name != "stablehlo.add":
         return False
     args = list(block.arguments)
-    return len(args) == 2 and set(inner[0].operands) == set(args) and list(inner[1].operands) == [
-        inner[0].results[0]
-    ]
+    return (
+        len(args) == 2
+        and set(inner[0].operands) == set(args)
+        and list(inner[1].operands) == [inner[0].results[0]]
+    )
 
 
-def _copy(op: ir.Op, operands: Sequence[ir.Value], shape: Sequence[int], **attributes: ir.Attribute) -> ir.Value:
+def _copy(
+    op: ir.Op, operands: Sequence[ir.Value], shape: Sequence[int], **attributes: ir.Attribute
+) -> ir.Value:
     """The op right before itself, with other operands, another shape of its result, and some attributes."""
     source = ir.clone(op, ir.before(op))
     made = ir.rebuild(source, operands, [tensor(shape, op.results[0].type)])
@@ -184,9 +188,13 @@ def _dot_general(op: ir.Op, forms: PartialForms) -> Partial | None:
         return None
     of_dims = [a or b for a, b in zip(of_lhs, of_rhs)]
     axes = tuple(axis for dim in of_dims for axis in dim)
-    cut = [(i, j, forms.count(a)) for (i, j), a in zip(contracted, of_dims) if a] if set(axes) <= set(forms.sizes) else []
-    lhs_counts, rhs_counts = {i: n for i, _, n in cut}, {j: n for _, j, n in cut}
-    if not cut or not _known_axes(axes, forms) or not _divides(lhs, lhs_counts):
+    parts = (
+        [(i, j, forms.count(a)) for (i, j), a in zip(contracted, of_dims) if a]
+        if set(axes) <= set(forms.sizes)
+        else []
+    )
+    lhs_counts, rhs_counts = {i: n for i, _, n in parts}, {j: n for _, j, n in parts}
+    if not parts or not _known_axes(axes, forms) or not _divides(lhs, lhs_counts):
         return None
 
     def build() -> ir.Value:
@@ -196,18 +204,18 @@ def _dot_general(op: ir.Op, forms: PartialForms) -> Partial | None:
         of_right = _places(len(rhs.type.shape), list(rhs_counts))
         attribute = ir.stablehlo.DotDimensionNumbers.get(
             lhs_batching_dimensions=[
-                *(of_left[i] - 1 for i, _, _ in cut),
+                *(of_left[i] - 1 for i, _, _ in parts),
                 *(of_left[i] for i in dims.lhs_batching_dimensions),
             ],
             rhs_batching_dimensions=[
-                *(of_right[j] - 1 for _, j, _ in cut),
+                *(of_right[j] - 1 for _, j, _ in parts),
                 *(of_right[j] for j in dims.rhs_batching_dimensions),
             ],
             lhs_contracting_dimensions=[of_left[i] for i, _ in contracted],
             rhs_contracting_dimensions=[of_right[j] for _, j in contracted],
             context=ir.context(),
         )
-        counts, rest = [n for _, _, n in cut], list(op.results[0].type.shape)
+        counts, rest = [n for _, _, n in parts], list(op.results[0].type.shape)
         made = _copy(op, [left, right], counts + rest, dot_dimension_numbers=attribute)
         return _reshape(made, [math.prod(counts), *rest], op)
 
@@ -218,7 +226,7 @@ def _reduce(op: ir.Op, forms: PartialForms) -> Partial | None:
     """A sum over split dims: each device adds what it has.  Or one over other dims of a partial value."""
     if len(op.operands) != 2 or not is_sum(op) or not is_zero(op.operands[1]):
         return None
-    value, init = op.operands
+    value = op.operands[0]
     dims = [int(d) for d in ir.DenseI64ArrayAttr(op.attributes["dimensions"])]
     rest = list(op.results[0].type.shape)
     inner = forms.of(value)
@@ -249,7 +257,9 @@ def _reduce(op: ir.Op, forms: PartialForms) -> Partial | None:
             for place, size in enumerate(source.type.shape)
             if place not in {places[d] for d in dims}
         ]
-        made = _copy(op, [source, init], [size for _, size in kept], dimensions=numbers([places[d] for d in dims]))
+        made = _copy(
+            op, [source, init], [size for _, size in kept], dimensions=numbers([places[d] for d in dims])
+        )
         outer = {places[d] - 1 for d in counts}
         in_order = [places[d] - 1 for d in counts]
         position = {place: i for i, (place, _) in enumerate(kept)}
@@ -269,7 +279,7 @@ def _scatter(op: ir.Op, forms: PartialForms) -> Partial | None:
     """Additions into zeros, of updates that are split: each device adds its own."""
     if len(op.operands) != 3 or not is_sum(op) or not is_zero(op.operands[0]):
         return None
-    target, indices, updates = op.operands
+    _, indices, updates = op.operands
     dims = ir.stablehlo.ScatterDimensionNumbers(op.attributes["scatter_dimension_numbers"])
     if dims.input_batching_dims or dims.scatter_indices_batching_dims:
         return None
@@ -412,7 +422,7 @@ def _concatenate(op: ir.Op, forms: PartialForms) -> Partial | None:
     return Partial(parts[0].axes, build)
 
 
-class _Loop:
+class _LoopResults:
     """A loop, and those of its results that are built up, from zeros, of values with partial forms.
 
     A result that is one more slice in each iteration, or one more term, is carried in partial form.
@@ -479,7 +489,7 @@ def _of_loop(op: ir.Op, forms: PartialForms, value: ir.Value) -> Partial | None:
         return None
     if inner is None:
         return None
-    loop = forms.loops.setdefault(op, _Loop(op))
+    loop = forms.loops.setdefault(op, _LoopResults(op))
     loop.steps[number] = step, inner
     return Partial(inner.axes, lambda: loop.result(number))
 
@@ -527,7 +537,9 @@ _RULES: dict[str, Rule] = {
             "broadcast_dimensions": numbers([0, *(d + 1 for d in _list(op, "broadcast_dimensions"))])
         }
     ),
-    "stablehlo.slice": _moved(lambda op, count: _with_first(op, start_indices=0, limit_indices=count, strides=1)),
+    "stablehlo.slice": _moved(
+        lambda op, count: _with_first(op, start_indices=0, limit_indices=count, strides=1)
+    ),
     "stablehlo.pad": _moved(
         lambda op, count: _with_first(op, edge_padding_low=0, edge_padding_high=0, interior_padding=0)
     ),

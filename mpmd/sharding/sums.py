@@ -1,6 +1,7 @@
 """Programs that only add what the devices of a mesh hold: the sums of partial values.
 
-They are written device by device, as `jax.shard_map` writes them, so that every compiler communicates just that.
+They are written device by device, as `jax.shard_map` writes them, so that every compiler communicates just
+that.
 """
 
 from __future__ import annotations
@@ -42,11 +43,13 @@ def sums(
         sizes: the axes of the mesh and their sizes.
         mesh: how shardings refer to it.
     """
-    program = _Program(sizes, mesh)
+    program = _DeviceProgram(sizes, mesh)
     for kind, along in zip(kinds, axes):
         split = split_of(kind.sharding, len(kind.shape))
         partial = (tuple(along), *without(split, along))
-        value = program.take([math.prod(sizes[a] for a in along), *kind.shape], str(kind.element_type), partial)
+        value = program.take(
+            [math.prod(sizes[a] for a in along), *kind.shape], str(kind.element_type), partial
+        )
         value.reshape(value.local[1:])
         value.split = partial[1:]
         inner = innermost(split, along)
@@ -68,7 +71,7 @@ def innermost(split: Split, axes: Sequence[str]) -> dict[str, int]:
     for dim, of_dim in enumerate(split):
         inner = list(itertools.takewhile(lambda axis: axis in axes, reversed(of_dim)))
         if set(of_dim) & set(axes) <= set(inner):
-            found.update({axis: dim for axis in reversed(inner)})
+            found.update(dict.fromkeys(reversed(inner), dim))
     return found
 
 
@@ -87,7 +90,7 @@ def _tensor(shape: Sequence[int], element: str) -> str:
     return f"tensor<{''.join(f'{size}x' for size in shape)}{element}>"
 
 
-class _Value:
+class _LocalValue:
     """A value of one device, to which ops of a program are applied.
 
     Attributes:
@@ -95,7 +98,9 @@ class _Value:
         split: how the whole value is split over the devices.
     """
 
-    def __init__(self, program: _Program, name: str, local: list[int], element: str, split: Split) -> None:
+    def __init__(
+        self, program: _DeviceProgram, name: str, local: list[int], element: str, split: Split
+    ) -> None:
         self.program, self.name, self.local, self.element, self.split = program, name, local, element, split
 
     @property
@@ -132,7 +137,7 @@ class _Value:
         )
 
 
-class _Program:
+class _DeviceProgram:
     """The text of a program of each device, within one of whole values."""
 
     def __init__(self, sizes: Mapping[str, int], mesh: str) -> None:
@@ -147,14 +152,14 @@ class _Program:
         self.lines.append(f"{name} = {op}")
         return name
 
-    def take(self, shape: Sequence[int], element: str, split: Split) -> _Value:
+    def take(self, shape: Sequence[int], element: str, split: Split) -> _LocalValue:
         """The next argument."""
         local = [n // math.prod(self.sizes[axis] for axis in dim) for n, dim in zip(shape, split)]
-        value = _Value(self, f"%t{len(self.taken)}", local, element, split)
+        value = _LocalValue(self, f"%t{len(self.taken)}", local, element, split)
         self.taken.append((_tensor(shape, element), text_of(split, self.mesh), value.kind))
         return value
 
-    def give(self, value: _Value, shape: Sequence[int], split: Split) -> None:
+    def give(self, value: _LocalValue, shape: Sequence[int], split: Split) -> None:
         """The next result, to be split in a given way: a reshard follows if it is not yet."""
         given, wanted = text_of(value.split, self.mesh), text_of(split, self.mesh)
         self.given.append((value.name, value.kind, _tensor(shape, value.element), given, wanted))
@@ -162,6 +167,8 @@ class _Program:
     def module(self) -> ir.Module:
         """The module."""
         known = ", ".join(f'"{axis}"={size}' for axis, size in self.sizes.items())
+        manual = ", ".join(f'"{axis}"' for axis in self.sizes)
+        local = [kind for _, kind, *_ in self.given]
         outer, inner, kinds = [], [], [kind for _, _, kind, _, _ in self.given]
         for k, (kind, _, local) in enumerate(self.taken):
             outer.append(f"%a{k}: {kind}")
@@ -172,9 +179,9 @@ class _Program:
             f"%m:{len(kinds)} = sdy.manual_computation({', '.join(f'%a{k}' for k in range(len(outer)))}) "
             f"in_shardings=[{', '.join(s for _, s, _ in self.taken)}] "
             f"out_shardings=[{', '.join(s for _, _, _, s, _ in self.given)}] "
-            f"manual_axes={{{', '.join(f'{chr(34)}{axis}{chr(34)}' for axis in self.sizes)}}} ({', '.join(inner)}) {{",
+            f"manual_axes={{{manual}}} ({', '.join(inner)}) {{",
             *self.lines,
-            f"sdy.return {', '.join(v for v, *_ in self.given)} : {', '.join(kind for _, kind, *_ in self.given)}",
+            f"sdy.return {', '.join(v for v, *_ in self.given)} : {', '.join(local)}",
             f"}} : ({', '.join(kind for kind, _, _ in self.taken)}) -> ({', '.join(kinds)})",
         ]
         returned = []

@@ -10,7 +10,7 @@ from mpmd.passes.fragments.fragment_info import FragmentInfo
 
 MAX_LENGTH = 200
 _ELLIPSIS = "<...>"
-_EXCHANGES = {("defer_reductions",): "reduce", ("hoist_gathers",): "gather"}
+_EXCHANGES: dict[tuple[str, ...], str] = {("defer_reductions",): "reduce", ("hoist_gathers",): "gather"}
 
 
 def is_exchange(name: str) -> bool:

@@ -49,6 +49,7 @@ class DeferReductions(FunctionPass):
         form along the same axes.  Values change by rounding: terms of microbatches are added first, then
         those of devices.
     Cost: one more propagation, and for each distinct body that adds to an accumulator one inside of it.
+    Source: ours; JaxPP's users write it with `jax.P(unreduced=...)`.
     """
 
     runs_on = "mpmd"
@@ -142,8 +143,8 @@ def _links(model: ir.Fragment, layout: Layout, sizes: Mapping[str, int]) -> list
 
 
 @dataclasses.dataclass(eq=False)
-class _Chain:
-    """Accumulators of fragments, each of which takes what the one before gives."""
+class _Accumulator:
+    """A sum over microbatches: each fragment takes it from the one before, and adds a term."""
 
     links: list[tuple[ir.Fragment, _Link]]
 
@@ -160,10 +161,10 @@ class _Chain:
 
 def _chains(
     fragments: Sequence[ir.Fragment], kinds: Mapping[ir.Fragment, _Kind], uses: Mapping[ir.Value, int]
-) -> list[_Chain]:
+) -> list[_Accumulator]:
     """The chains of at least two accumulators."""
-    ends: dict[ir.Value, _Chain] = {}
-    found: list[_Chain] = []
+    ends: dict[ir.Value, _Accumulator] = {}
+    found: list[_Accumulator] = []
     for fragment in fragments:
         if fragment not in kinds:
             continue
@@ -172,7 +173,7 @@ def _chains(
             value = inputs[link.taken]
             chain = ends.get(value)
             if chain is None or chain.links[-1][1].axes != link.axes or uses[value] != 1:
-                chain = _Chain([])
+                chain = _Accumulator([])
                 found.append(chain)
             chain.links.append((fragment, link))
             ends[fragment.results[link.given]] = chain
@@ -186,20 +187,20 @@ class _Deferring:
         self,
         f: ir.Func,
         kinds: Mapping[ir.Fragment, _Kind],
-        chains: Sequence[_Chain],
+        chains: Sequence[_Accumulator],
         uses: Mapping[ir.Value, int],
     ) -> None:
         self.f = f
         self.uses = uses
         self.kinds = kinds
-        self.of_fragment: dict[ir.Fragment, dict[_Link, _Chain]] = {}
+        self.of_fragment: dict[ir.Fragment, dict[_Link, _Accumulator]] = {}
         for chain in chains:
             for fragment, link in chain.links:
                 self.of_fragment.setdefault(fragment, {})[link] = chain
         self.models: dict[tuple[ir.Fragment, tuple[_Link, ...]], ir.Fragment] = {}
         self.operands: list[ir.Fragment] = []
-        self.carried: dict[_Chain, ir.Value] = {}
-        self.starts: dict[_Chain, ir.Value] = {}
+        self.carried: dict[_Accumulator, ir.Value] = {}
+        self.starts: dict[_Accumulator, ir.Value] = {}
 
     def run(self) -> None:
         """In the order of the program, so that each fragment takes what those before have become."""
@@ -275,7 +276,9 @@ class _Deferring:
             ir.set_operand(made, link.taken, value)
         ir.put(made, _MODEL, ir.i64(len(self.models)))
         share_bodies([made], numbered(ir.module_of(self.f)))
-        return next(x for x in ir.fragments(self.f) if _MODEL in x.attributes and x not in self.models.values())
+        return next(
+            x for x in ir.fragments(self.f) if _MODEL in x.attributes and x not in self.models.values()
+        )
 
     def _sizes(self, fragment: ir.Fragment) -> dict[str, int]:
         return axes_of(self.f.topology[fragment.mesh])
@@ -292,7 +295,7 @@ class _Deferring:
         split = (link.axes, *without(split_of(kind.sharding, len(kind.shape)), link.axes))
         return sharding_of(split, str(ir.sdy.TensorShardingAttr(known).mesh_or_ref))
 
-    def _begin(self, chain: _Chain, before: ir.Fragment) -> ir.Value:
+    def _begin(self, chain: _Accumulator, before: ir.Fragment) -> ir.Value:
         """Zeros: in place of the chain's start if that is zero, which is added at the end otherwise."""
         fragment, link = chain.links[0]
         start = chain.start
@@ -317,7 +320,7 @@ class _Deferring:
         shardings.write(made, "out_shardings", [self._sharding(fragment, link)])
         return made.results[0]
 
-    def _finish(self, old: ir.Fragment, made: ir.Fragment, chains: Sequence[_Chain]) -> None:
+    def _finish(self, old: ir.Fragment, made: ir.Fragment, chains: Sequence[_Accumulator]) -> None:
         """Takes the sums of the chains that end in a fragment, right after it."""
         kinds = [chain.end.type for chain in chains]
         starts = {k: self.starts[chain] for k, chain in enumerate(chains) if chain in self.starts}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 from mpmd import ir
 from mpmd.passes.fragments.bodies import body_keys
@@ -60,7 +60,11 @@ def without_axes(sharding: shardings.Sharding, axes: frozenset[str], is_closed: 
     old = ir.sdy.TensorShardingAttr(sharding)
     dims = [
         ir.sdy.DimensionShardingAttr.get(
-            [axis for axis in ir.sdy.DimensionShardingAttr(dim).axes if ir.sdy.AxisRefAttr(axis).name not in axes],
+            [
+                axis
+                for axis in ir.sdy.DimensionShardingAttr(dim).axes
+                if ir.sdy.AxisRefAttr(axis).name not in axes
+            ],
             is_closed,
         )
         for dim in old.dimension_shardings
