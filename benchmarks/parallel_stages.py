@@ -3,14 +3,15 @@
     python benchmarks/parallel_stages.py [--rounds 5] [--steps 2] [--only 'fsdp'] [--counts]
 
 A GPT of 4 layers on two meshes of {data: 2}, {fsdp: 2} and {data: 2, model: 2}, 8 microbatches, its stages
-named or divided from a scan over stacked layers, by both backends.  Collectives are counted as executed: those
-in the text of each program, times the calls of it in a step.  For each variant one line:
+named or divided from a scan over stacked layers, by both backends.  Collectives are counted in the text of
+each program, times its calls in a step; one in a loop counts once per call.  For each variant one line:
 
 `reductions`: of a weight's gradient, in a step.  `gathers`: of a weight.
 `reduced_over_least`, `gathered_over_least`: bytes that a device sends for them, over the least possible: what
     an exchange in a ring sends for every weight once.
-`step_over_before`: wall and CPU seconds of a step over those with one reduction per microbatch and a gather per
-    use; `step_over_jit`: over `jax.jit` on the same devices, with microbatches in a scan; medians, interleaved.
+`step_over_before`: wall and CPU seconds of a step over those with one reduction per microbatch and a gather
+    per use; `step_over_jit`: over `jax.jit` on the same devices, with microbatches in a scan; medians of
+    interleaved rounds.
 `difference`: the largest relative difference between the weights after one step and those of `jax.jit`.
 `peak_over_predicted`: bytes of the step's arrays, as counted, over the prediction.
 
@@ -240,60 +241,66 @@ def whole(tree: Any) -> list[Any]:
     return jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, mpmd.Stacked))
 
 
-def measure(way: str, named: bool, backend: str, args: argparse.Namespace) -> dict[str, Any]:
-    """One variant."""
-    axes = MESHES[way]
-    rows = next(iter(axes))
-    optimizer = optax.adam(1e-3)
-    params = weights(SIZES, named)
-    step = make_step(SIZES, named, optimizer)
-    tokens, labels = batch(SIZES)
-    split = specs(params, way, named)
-    state = jax.tree.map(np.asarray, optimizer.init(params))
-    of_state = optax.tree_map_params(
-        optimizer, lambda _, spec: spec, state, split, transform_non_params=lambda _: P()
-    )
-    shardings = (split, of_state, P(rows), P(rows))
-    topology = mpmd.make_topology({"m0": axes, "m1": axes})
+class Setting:
+    """A model, its shardings, and the ways to run its step."""
 
-    def jitted(**options: Any) -> Any:
+    def __init__(self, way: str, named: bool, backend: str) -> None:
+        self.way, self.named, self.backend = way, named, backend
+        self.axes, optimizer = MESHES[way], optax.adam(1e-3)
+        self.params, self.batch = weights(SIZES, named), batch(SIZES)
+        self.step = make_step(SIZES, named, optimizer)
+        self.split = specs(self.params, way, named)
+        self.state = jax.tree.map(np.asarray, optimizer.init(self.params))
+        of_state = optax.tree_map_params(
+            optimizer, lambda _, spec: spec, self.state, self.split, transform_non_params=lambda _: P()
+        )
+        rows = P(next(iter(self.axes)))
+        self.shardings = (self.split, of_state, rows, rows)
+
+    def pipelined(self, **options: Any) -> Any:
+        """The step on two meshes."""
         config = mpmd.make_config(
-            topology,
-            {"stage0": "m0", "stage1": "m1"} if named else None,
-            stages=None if named else mpmd.split("layers"),
-            in_shardings=shardings,
-            backend=backend,
+            mpmd.make_topology({"m0": self.axes, "m1": self.axes}),
+            {"stage0": "m0", "stage1": "m1"} if self.named else None,
+            stages=None if self.named else mpmd.split("layers"),
+            in_shardings=self.shardings,
+            backend=self.backend,
             options=mpmd.PipelineOptions(**options),
         )
-        return mpmd.jit(step, config)
+        return mpmd.jit(self.step, config)
 
-    once, before = jitted(), jitted(reduce_gradients="per_microbatch", gather_weights="per_use")
-    fresh = (params, state)
-    compiled = once.compiled(*fresh, tokens, labels)
-    smallest = min(leaf.nbytes for leaf in jax.tree.leaves(params) if leaf.ndim > 1) // max(
-        8, SIZES.layers * 2
-    )
-    found = exchanged(compiled, axes, smallest)
-    old = exchanged(before.compiled(*fresh, tokens, labels), axes, smallest)
-    reduced, gathered = least_bytes(params, split, way, axes)
-    mesh = jax.sharding.Mesh(
-        np.array(jax.devices()[: 2 * math.prod(axes.values())]).reshape(
-            [2 * n if k == 0 else n for k, n in enumerate(axes.values())]
-        ),
-        tuple(axes),
-    )
-    placed = jax.tree.map(
-        lambda spec: NamedSharding(mesh, spec), shardings, is_leaf=lambda s: isinstance(s, P)
-    )
-    of_results = (*placed[:2], NamedSharding(mesh, P()))
-    reference = jax.jit(step, in_shardings=placed, out_shardings=of_results)
-    expected = reference(*jax.device_put((*fresh, tokens, labels), placed))
-    results = once(*fresh, tokens, labels)
-    worst = max(
-        float(np.max(np.abs(np.asarray(a) - np.asarray(b))) / np.max(np.abs(np.asarray(b))))
-        for a, b in zip(whole(results[0]), whole(expected[0]))
-    )
-    (_, peaks) = compiled.live_bytes(*fresh, tokens, labels)
+    def on_one_mesh(self) -> tuple[Any, Any]:
+        """The step by `jax.jit` on all devices of both, and how its arguments are placed."""
+        counts = [2 * n if k == 0 else n for k, n in enumerate(self.axes.values())]
+        devices = np.array(jax.devices()[: math.prod(counts)]).reshape(counts)
+        mesh = jax.sharding.Mesh(devices, tuple(self.axes))
+        placed = jax.tree.map(
+            lambda spec: NamedSharding(mesh, spec), self.shardings, is_leaf=lambda s: isinstance(s, P)
+        )
+        results = (*placed[:2], NamedSharding(mesh, P()))
+        return jax.jit(self.step, in_shardings=placed, out_shardings=results), placed
+
+
+def difference(results: Any, expected: Any) -> float:
+    """The largest, relative to the largest weight of each array."""
+    pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(whole(results), whole(expected))]
+    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
+
+
+def measure(way: str, named: bool, backend: str, args: argparse.Namespace) -> dict[str, Any]:
+    """One variant."""
+    s = Setting(way, named, backend)
+    arguments = (s.params, s.state, *s.batch)
+    once = s.pipelined()
+    before = s.pipelined(reduce_gradients="per_microbatch", gather_weights="per_use")
+    compiled = once.compiled(*arguments)
+    smallest = min(leaf.nbytes for leaf in jax.tree.leaves(s.params) if leaf.ndim > 1) // 8
+    found, old = (exchanged(c, s.axes, smallest) for c in (compiled, before.compiled(*arguments)))
+    reduced, gathered = least_bytes(s.params, s.split, way, s.axes)
+    reference, placed = s.on_one_mesh()
+    expected = reference(*jax.device_put(arguments, placed))
+    results = once(*arguments)
+    (_, peaks) = compiled.live_bytes(*arguments)
     predicted = {m.mesh: m.peak_bytes for m in predict_memory(compiled.program)}
     line = {
         "mesh": way,
@@ -305,30 +312,29 @@ def measure(way: str, named: bool, backend: str, args: argparse.Namespace) -> di
         "gathered_over_least": [round(x.gathered / gathered, 3) if gathered else None for x in (found, old)],
         "other_bytes": [round(found.other), round(old.other)],
         "loss_difference": abs(float(results[2]) - float(expected[2])),
-        "difference": worst,
-        "peak_over_predicted": round(max(peaks[m] / max(1, predicted[m]) for m in peaks), 4),
+        "difference": difference(results[0], expected[0]),
+        "peak_over_predicted": round(max(peaks[m] / predicted[m] for m in peaks), 4),
         "fallbacks": compiled.cost_analysis()["fallbacks"],
     }
     if not args.counts:
+        state = jax.device_put((s.params, s.state), placed[:2])
         runs = [
-            Variant("once", once, fresh, (tokens, labels)),
-            Variant("before", before, fresh, (tokens, labels)),
-            Variant(
-                "jit",
-                reference,
-                jax.device_put(fresh, placed[:2]),
-                jax.device_put((tokens, labels), placed[2:]),
-            ),
+            Variant("once", once, arguments[:2], s.batch),
+            Variant("before", before, arguments[:2], s.batch),
+            Variant("jit", reference, state, jax.device_put(s.batch, placed[2:])),
         ]
-        for _ in range(args.rounds):
-            for run in runs:
-                run.measure(args.steps)
-        for name, other in (("step_over_before", runs[1]), ("step_over_jit", runs[2])):
-            line[name] = [
-                round(statistics.median(getattr(runs[0], k)) / statistics.median(getattr(other, k)), 3)
-                for k in ("wall", "cpu")
-            ]
+        line |= times(runs, args)
     return line
+
+
+def times(runs: list[Variant], args: argparse.Namespace) -> dict[str, list[float]]:
+    """Wall and CPU time of the first over the others, interleaved."""
+    for _ in range(args.rounds):
+        for run in runs:
+            run.measure(args.steps)
+    wall, cpu = ([statistics.median(getattr(run, kind)) for run in runs] for kind in ("wall", "cpu"))
+    names = ("step_over_before", "step_over_jit")
+    return {n: [round(wall[0] / wall[k], 3), round(cpu[0] / cpu[k], 3)] for k, n in enumerate(names, 1)}
 
 
 def main() -> None:

@@ -168,7 +168,7 @@ class _DeviceProgram:
         """The module."""
         known = ", ".join(f'"{axis}"={size}' for axis, size in self.sizes.items())
         manual = ", ".join(f'"{axis}"' for axis in self.sizes)
-        local = [kind for _, kind, *_ in self.given]
+        parts = [kind for _, kind, *_ in self.given]
         outer, inner, kinds = [], [], [kind for _, _, kind, _, _ in self.given]
         for k, (kind, _, local) in enumerate(self.taken):
             outer.append(f"%a{k}: {kind}")
@@ -181,7 +181,7 @@ class _DeviceProgram:
             f"out_shardings=[{', '.join(s for _, _, _, s, _ in self.given)}] "
             f"manual_axes={{{manual}}} ({', '.join(inner)}) {{",
             *self.lines,
-            f"sdy.return {', '.join(v for v, *_ in self.given)} : {', '.join(local)}",
+            f"sdy.return {', '.join(v for v, *_ in self.given)} : {', '.join(parts)}",
             f"}} : ({', '.join(kind for kind, _, _ in self.taken)}) -> ({', '.join(kinds)})",
         ]
         returned = []
