@@ -314,7 +314,7 @@ def _with_rows_elsewhere(made: Recipe, seed: int) -> Recipe:
 def _errors(
     made: Recipe, compute: Callable[[list[np.ndarray]], list[np.ndarray]]
 ) -> list[tuple[float, float, float]]:
-    """Of each result: how far it is from f64, how far the program as it is written is, and both from another."""
+    """Of each result: its distance from f64, that of the program as it is written, and between them."""
     least = 1e-2 if made.dtype == np.float32 else 0.1
     exact, usual = (case(made, dtype) for dtype in (np.float64, made.dtype))
     with np.errstate(all="ignore"):
