@@ -67,15 +67,14 @@ def attend(q, k, v):
     return jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(s) / 0.8, v)
 
 
-@pytest.mark.parametrize("stitching", ["auto", "off"])
-def test_a_query_that_sees_one_key_has_no_gradient(stitching):
+def test_a_query_that_sees_one_key_has_no_gradient():
     def gradients(q, k, v):
         return jax.vjp(lambda q, k: attend(q, k, v), q, k)[1](v)
 
-    arguments = [floats(2, 17, 8, dtype=BF16) for _ in range(3)]
+    arguments = [floats(2, 9, 8, dtype=BF16) for _ in range(3)]
     fragment = fragment_of(gradients, *arguments)
-    made = compiled(fragment, attention=stitching)
-    assert any(isinstance(t, AttentionThunk) for t in made.thunks) == (stitching == "auto")
+    made = compiled(fragment)
+    assert any(isinstance(t, AttentionThunk) for t in made.thunks)
     for found in run(fragment, arguments, made):
         assert not found.any()
 
