@@ -16,7 +16,7 @@ from tests.support.native_hlo import compile_module, quick_code, run_module
 from tests.support.random_hlo.draft import Draft
 from tests.support.random_hlo.sweeping import compare
 
-FAST_ATTENTION, FAST_SORTS = 3, 12
+FAST_ATTENTION, FAST_SORTS = 4, 12
 SLOW = 2000
 
 

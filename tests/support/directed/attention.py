@@ -6,7 +6,6 @@ see no key, one key, a strip of keys or all of them.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -289,40 +288,35 @@ def wrong(made: Recipe, compute: Callable[[list[np.ndarray]], list[np.ndarray]])
         made: the program.
         compute: the results of arguments.
     """
-    tolerance = 2e-3 if made.dtype == np.float32 else 0.06
-    for number, (error, loss, apart) in enumerate(_errors(made, compute)):
+    tolerance, least = (2e-3, 1e-2) if made.dtype == np.float32 else (0.06, 0.1)
+    exact, usual = (case(made, dtype) for dtype in (np.float64, made.dtype))
+
+    def errors(arguments: list[np.ndarray]) -> list[tuple[float, float, float]]:
+        """Of each result: its distance from f64, that of the program as it is written, and between them."""
+        doubles = [x if x.dtype.kind in "biu" else x.astype(np.float64) for x in arguments]
+        with np.errstate(all="ignore"):
+            true = jax.tree.leaves(evaluate(exact.module, doubles))
+            plain = jax.tree.leaves(evaluate(usual.module, arguments))
+            found = zip(compute(arguments), true, plain, strict=True)
+            return [(_error(m, t, least), _error(p, t, least), _error(m, p, least)) for m, t, p in found]
+
+    for number, (error, loss, apart) in enumerate(errors(usual.arguments)):
         if error <= tolerance or apart <= tolerance or error <= 4 * loss < np.inf:
             continue
-        means = np.zeros(2)
-        for seed in range(_DRAWS):
-            drawn = _errors(_with_rows_elsewhere(made, seed), compute)[number]
-            means += np.log(np.clip(drawn[:2], 1e-12, 1e12)) / _DRAWS
-        if means[0] > means[1] + np.log(2):
+        drawn = [errors(_with_rows_elsewhere(usual.arguments, seed))[number][:2] for seed in range(_DRAWS)]
+        mine, plain = np.log(np.clip(drawn, 1e-12, 1e12)).mean(0)
+        if mine > plain + np.log(2):
             return f"{made.name}: result {number} is {error:.3g} from f64, where it should be {loss:.3g}"
     return ""
 
 
-def _with_rows_elsewhere(made: Recipe, seed: int) -> Recipe:
-    """The same program of the same rows in another order."""
-    rng, arrays = np.random.default_rng(seed), {}
-    for name, x in made.arrays.items():
-        rows = x.reshape(-1, x.shape[-1])
-        arrays[name] = x if x.dtype.kind in "biu" else rng.permutation(rows).reshape(x.shape)
-    return dataclasses.replace(made, arrays=arrays)
-
-
-def _errors(
-    made: Recipe, compute: Callable[[list[np.ndarray]], list[np.ndarray]]
-) -> list[tuple[float, float, float]]:
-    """Of each result: its distance from f64, that of the program as it is written, and between them."""
-    least = 1e-2 if made.dtype == np.float32 else 0.1
-    exact, usual = (case(made, dtype) for dtype in (np.float64, made.dtype))
-    with np.errstate(all="ignore"):
-        true, plain = (jax.tree.leaves(evaluate(c.module, c.arguments)) for c in (exact, usual))
-        return [
-            (_error(mine, t, least), _error(p, t, least), _error(mine, p, least))
-            for mine, t, p in zip(compute(usual.arguments), true, plain, strict=True)
-        ]
+def _with_rows_elsewhere(arguments: list[np.ndarray], seed: int) -> list[np.ndarray]:
+    """The rows of each array of floats in another order."""
+    rng = np.random.default_rng(seed)
+    return [
+        x if x.dtype.kind in "biu" else rng.permutation(x.reshape(-1, x.shape[-1])).reshape(x.shape)
+        for x in arguments
+    ]
 
 
 def _error(a: np.ndarray, b: np.ndarray, least: float) -> float:
