@@ -189,31 +189,6 @@ def test_native_code_and_evaluator_agree(name):
             "no kernel computes rng-get-and-update-state, which r is: it reads a hidden state",
         ),
         (
-            [X, "ROOT r = f32[8,8] all-gather(x), replica_groups={}, dimensions={0}"],
-            "",
-            r"all-gather r makes f32\[8,8\] of f32\[4,8\], which groups of 1 devices do not: the header's",
-        ),
-        (
-            [X, "ROOT r = f32[2,8] reduce-scatter(x), replica_groups={}, dimensions={0}, to_apply=total"],
-            """total {
-  a = f32[] parameter(0)
-  b = f32[] parameter(1)
-  ROOT s = add(a, b)
-}""",
-            r"reduce-scatter r makes f32\[2,8\] of f32\[4,8\], which groups of 1 devices do not",
-        ),
-        (
-            [
-                X,
-                "i = s32[3,1] constant({{0},{2},{2}})",
-                "u = f32[3,8] constant({" + ", ".join(["{0,1,2,3,4,5,6,7}"] * 3) + "})",
-                "ROOT g = scatter(x, x, i, u, u), update_window_dims={1}, inserted_window_dims={0}, "
-                "scatter_dims_to_operand_dims={0}, index_vector_dim=1, to_apply=sums",
-            ],
-            SUMS.replace("maximum(b, d)", "maximum(b, c)"),
-            "no kernel scatters into several arrays at once",
-        ),
-        (
             [X, 'ROOT r = f32[4,8] custom-call(x), custom_call_target="other"'],
             "",
             "no kernel calls other",
@@ -222,5 +197,34 @@ def test_native_code_and_evaluator_agree(name):
 )
 def test_what_has_no_native_code_is_refused_by_name(lines, before, problem):
     read = parse_module(module(*lines, before=before))
+    with pytest.raises(CompileError, match=problem):
+        run_module(read, [VALUES])
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        pytest.param(
+            "ROOT r = f32[8,8] all-gather(x), replica_groups={}, dimensions={0}",
+            r"makes f32\[8,8\] of f32\[4,8\], which groups of 1 devices do not: the header's",
+            id="all-gather",
+        ),
+        pytest.param(
+            "ROOT r = f32[2,8] reduce-scatter(x), replica_groups={}, dimensions={0}, to_apply=total",
+            r"makes f32\[2,8\] of f32\[4,8\], which groups of 1 devices do not: the header's",
+            id="reduce-scatter",
+        ),
+        pytest.param(
+            "ROOT r = f32[4,8] all-to-all(x), replica_groups={}, dimensions={0}",
+            r"makes f32\[4,8\] of f32\[4,8\], which groups of 3 devices do not: the header's",
+            id="all-to-all",
+        ),
+    ],
+)
+def test_a_collective_whose_groups_do_not_fit_its_shapes_is_refused(line, problem):
+    total = "total { a = f32[] parameter(0)\n b = f32[] parameter(1)\n ROOT s = add(a, b) }"
+    header = "HloModule m, replica_count=3" if "all-to-all" in line else "HloModule m"
+    read = parse_module(module(X, line, before=total, header=header))
+    verify(read)
     with pytest.raises(CompileError, match=problem):
         run_module(read, [VALUES])
