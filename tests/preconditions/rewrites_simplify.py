@@ -303,7 +303,7 @@ _MOVED = (
         "the call returns its operand",
         "site.at.custom_call_target not in _MARKS",
         "False",
-        "a call that is no mark",
+        "a call of another target",
     ),
     _row(
         "marks.drop_mark",

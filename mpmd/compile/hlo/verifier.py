@@ -275,8 +275,8 @@ def _interface(module: HloModule) -> Iterator[str]:
 def _at(instruction: HloInstruction, problem: str) -> str:
     """The problem with its line of the text that was read, or with the instruction's print."""
     computation = instruction.computation
-    home = computation.name if computation is not None else "no computation"
-    message = f"{instruction.opcode} {instruction.name} in {home}: {problem}"
+    inside = computation.name if computation is not None else "no computation"
+    message = f"{instruction.opcode} {instruction.name} in {inside}: {problem}"
     source = computation.module.source if computation is not None else None
     if source is not None and instruction in source.places:
         return located(source.text, source.places[instruction], message, source.name)

@@ -129,7 +129,7 @@ KEPT = {
             "set-dimension-size", x, b.constant(3, "s32"), shape=x.shape.logical, dimensions=(0,)
         ),
     ),
-    "a call that is no mark": (F, lambda b, x: marked(b, x, "other")),
+    "a call of another target": (F, lambda b, x: marked(b, x, "other")),
     "a mark on several devices": (F, lambda b, x: marked(b, x, partitions=2)),
     "a mark of another shape": (F, lambda b, x: marked(b, x, shape=parse_shape("f32[2]{0}"))),
     "padding that is taken": (
