@@ -299,6 +299,27 @@ _MOVED = (
         "a size that is less",
     ),
     _row(
+        "marks.drop_mark",
+        "the call returns its operand",
+        "site.at.custom_call_target not in _MARKS",
+        "False",
+        "a call of another target",
+    ),
+    _row(
+        "marks.drop_mark",
+        "on several devices a mark says how the value is divided",
+        "module.num_partitions > 1",
+        "False",
+        "a mark on several devices",
+    ),
+    _row(
+        "marks.drop_mark",
+        "the shape stays",
+        "site.operands[0].shape.logical is site.shape.logical",
+        "True",
+        "a mark of another shape",
+    ),
+    _row(
         "tuples.tuple_of_elements",
         "all elements are there",
         "source.shape is not site.shape",
