@@ -79,7 +79,7 @@ def _check_forks() -> None:
 
 
 def _fails(items: list[pytest.Item], prepare: Callable[[], bool], seconds: float) -> bool:
-    """Whether a test fails, or does not end, in a fork that is prepared; False if it cannot be prepared."""
+    """Whether a test fails, crashes or does not end in a fork; False if the fork cannot be prepared."""
     child = os.fork()
     if child == 0:
         code = _BROKEN
@@ -91,7 +91,8 @@ def _fails(items: list[pytest.Item], prepare: Callable[[], bool], seconds: float
     while time.monotonic() < end:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
-            return os.waitstatus_to_exitcode(status) == _FAILED
+            code = os.waitstatus_to_exitcode(status)
+            return code == _FAILED or code < 0  # a signal ended it
         time.sleep(0.002)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)

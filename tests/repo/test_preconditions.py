@@ -54,6 +54,24 @@ def test_each_mutant_is_noticed(room):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+_SAME = """
+import dataclasses
+from tests.preconditions import forks
+row = forks.rows("rewrites_others")[ROW]
+forks.rows = lambda room: (row, dataclasses.replace(row, dropped=row.code + row.code))
+forks.survives = lambda room, number: f"{number} survives"
+assert forks.unnoticed("any", [0, 1, 0], print) == ["1 survives"]
+"""
+
+
+@pytest.mark.slow
+def test_a_mutant_that_does_the_same_survives():
+    (row,) = (i for i, r in enumerate(rows("rewrites_others")) if r.code == "e.is_root or ")
+    script = _SAME.replace("ROW", str(row))
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_mutant_is_the_source_without_the_condition():
     row = Precondition("a.py:C.f", "x is positive", "if x > 0:", "if True:", "tests/a.py::test_a")
     source = "if x > 0:\n    pass\nclass C:\n    def f(self, x):\n        if x > 0:\n            return x\n"
