@@ -3,8 +3,9 @@
     python -m tests.preconditions            writes docs/preconditions.md
     python -m tests.preconditions ROOM [N]   runs the tests of the mutants of one room, or of its row N
 
-Each module of this folder has the rows of one room of `mpmd/`.  A row is a mutant, too: `mutant.py` drops the
-precondition from the source while the module is imported, and the test of the row must then fail.
+Each module of this folder has the rows of one room of `mpmd/`.  A row is a mutant, too: `forks.py` drops the
+precondition from functions, `mutant.py` from the source while the module is imported.  The test of the row
+must then fail.
 
 Source: Offutt and Untch, Mutation 2000: uniting the orthogonal.
 """
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-_TOOLS = ("mutant", "page", "__main__")
+_TOOLS = ("forks", "mutant", "page", "__main__")
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def survives(room: str, number: int) -> str:
         return ""  # it hangs: that is noticed
     return (
         ""
-        if done.returncode == _FAILED
+        if done.returncode == _FAILED or done.returncode < 0  # it crashes: that is noticed, too
         else f"{row.test} without {row.holds!r}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
     )
 
