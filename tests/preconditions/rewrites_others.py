@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from tests.preconditions import Precondition
+from tests.preconditions import RowsOf
 
 _PASSES = "mpmd/compile/passes"
 _LEFT = "tests/unit/compile/passes/test_left_alone.py::test_a_pass_leaves_it_alone"
 _EFFECTS = "tests/unit/compile/passes/test_effects.py::test_an_effect_is_done_once"
 _COPIES = "tests/unit/compile/passes/test_copies.py::test_results_have_memory_of_their_own"
 _ADDED = "within rounding: the order of a sum over devices is open, in XLA too"
-
-
-def _row(place: str, holds: str, code: str, dropped: str, left: str, exact: str = "exact") -> Precondition:
-    """A precondition that a program shows which the pass must leave alone."""
-    return Precondition(f"{_PASSES}/{place}", holds, code, dropped, f"{_LEFT}[{left}]", exact)
-
-
-def _tested(place: str, holds: str, code: str, dropped: str, test: str, exact: str = "exact") -> Precondition:
-    return Precondition(f"{_PASSES}/{place}", holds, code, dropped, test, exact)
-
+_row = RowsOf(_PASSES, _LEFT)
+_tested = RowsOf(_PASSES)
 
 _COMMUNICATION = (
     _row(
