@@ -242,22 +242,22 @@ _COPIED = (
     _tested(
         "memory/copy_insertion.py:_own_results",
         "no two results are one value",
-        " or _base(value) in seen",
+        " or base in seen",
         "",
         f"{_COPIES}[a value twice]",
     ),
     _tested(
         "memory/copy_insertion.py:_own_results",
         "no result is a parameter or a constant",
-        "(source is not None or _base(value) in seen)",
-        "_base(value) in seen",
+        "(base[0].opcode in _GIVEN or base in seen)",
+        "base in seen",
         f"{_COPIES}[a parameter]",
     ),
     _tested(
         "memory/copy_insertion.py:_own_results",
         "state that stays is at its place",
-        "source.tuple_index == number",
-        "True",
+        "base == (computation.parameters[0], (number,))",
+        "base[0] is computation.parameters[0]",
         f"{_COPIES}[state that changes its place]",
     ),
     _tested(
@@ -270,9 +270,16 @@ _COPIED = (
     _tested(
         "memory/copy_insertion.py:_base",
         "what a loop leaves unchanged is the memory of its initial state",
-        "_is_unchanged(source, value.tuple_index)",
+        "_is_unchanged(value, index)",
         "False",
         f"{_COPIES}[a parameter that a loop leaves unchanged]",
+    ),
+    _tested(
+        "memory/copy_insertion.py:_base",
+        "the initial state of a loop is seen through a barrier",
+        "_is_unchanged(value, index)",
+        '(_is_unchanged(value, index) and value.operands[0].opcode == "tuple")',
+        f"{_COPIES}[a parameter that a loop behind a barrier leaves unchanged]",
     ),
     _tested(
         "memory/copy_insertion.py:_numbered",
