@@ -14,7 +14,7 @@ from tests.support.directed.partitions import FAMILIES, Partition, partition
 from tests.support.meshes import evaluated, part, partitioned
 from tests.support.rewrite_checks import identical
 
-FAST, SLOW = 4, 2000
+FAST, SLOW = 2, 2000
 ONE = {"x": 1}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -47,52 +47,64 @@ def test_every_rule():
     known = stated()
     silent = []
     for path in tracked(".py"):
-        if not str(path).startswith(_FOLDERS):
-            continue
-        functions = {n.name: n for n in nodes(path) if isinstance(n, ast.FunctionDef)}
-        for rule in dict.fromkeys(name for table in _tables(path) for name in _names(table)):
-            if rule in functions and not any(f"{path}:{f}" in known for f in _reached(rule, functions)):
-                silent.append(f"{path}:{rule}")
+        if str(path).startswith(_FOLDERS):
+            defined = _defined(nodes(path)[0])
+            for rule in _rules(nodes(path), defined):
+                if not any(f"{path}:{name}" in known for name in _reached({rule}, defined)):
+                    silent.append(f"{path}:{rule}")
     assert silent == [], _ADVICE
 
 
-def _tables(path: Path) -> Iterator[ast.AST]:
-    """What a file writes into tables of rules."""
-    for node in nodes(path):
-        if isinstance(node, ast.Assign | ast.AnnAssign):
+def _defined(module: ast.AST) -> dict[str, ast.AST]:
+    """The functions and values of a module."""
+    assert isinstance(module, ast.Module)
+    found: dict[str, ast.AST] = {n.name: n for n in module.body if isinstance(n, ast.FunctionDef)}
+    for node in module.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if node.value is not None and any(_is_table(target) for target in targets):
-                yield node.value
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            if node.func.attr == "update" and _is_table(node.func.value):
-                yield node
+            found |= {target.id: node.value for target in targets if isinstance(target, ast.Name)}
+    return found
 
 
-def _is_table(node: ast.AST) -> bool:
-    node = node.value if isinstance(node, ast.Subscript) else node
-    return isinstance(node, ast.Name) and node.id in _TABLES
+def _rules(found: Sequence[ast.AST], defined: dict[str, ast.AST]) -> list[str]:
+    """The functions in tables of rules, also in tables of which these are made."""
+    tables = [defined[name] for name in _TABLES & defined.keys()]
+    for node in found:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "update":
+            tables += [node] if _names(node.func.value) & _TABLES else []
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+            tables += [node.value] if _names(node.targets[0]) & _TABLES else []
+    waiting, seen = set().union(*map(_names, tables)), set()
+    while waiting:
+        name = waiting.pop()
+        if name in defined and name not in seen:
+            seen.add(name)
+            if not isinstance(defined[name], ast.FunctionDef):
+                waiting |= _names(defined[name])
+    return sorted(name for name in seen if isinstance(defined[name], ast.FunctionDef))
 
 
 def _names(node: ast.AST) -> set[str]:
     return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
 
 
-def _reached(name: str, functions: dict[str, ast.FunctionDef]) -> set[str]:
-    """A function with those of its file that it names, at any depth."""
+def _reached(names: set[str], defined: dict[str, ast.AST]) -> set[str]:
+    """Functions and values with those that they name, at any depth."""
     found: set[str] = set()
-    waiting = [name]
+    waiting = set(names)
     while waiting:
-        current = waiting.pop()
-        if current not in found:
-            found.add(current)
-            waiting += _names(functions[current]) & functions.keys()
+        name = waiting.pop()
+        if name in defined and name not in found:
+            found.add(name)
+            waiting |= _names(defined[name])
     return found
 
 
 def test_a_rule_without_a_word_is_found():
-    module = ast.parse(
-        "RULES = {'add': (rule,)}\ndef rule(site):\n    return helper(site)\ndef helper(s): pass"
-    )
-    functions = {n.name: n for n in module.body if isinstance(n, ast.FunctionDef)}
-    assert _reached("rule", functions) == {"rule", "helper"}
-    assert _names(module.body[0].value) == {"rule"}  # type: ignore[attr-defined]
+    text = "_MORE = {'sub': (other,)}\nRULES = {'add': (rule,), **_MORE}\nRULES.update(mul=last)\n"
+    text += "def rule(site):\n    return helper(site)\n"
+    text += "".join(f"def {name}(site): pass\n" for name in ("helper", "other", "last", "stranger"))
+    module = ast.parse(text)
+    defined = _defined(module)
+    assert _rules(list(ast.walk(module)), defined) == ["last", "other", "rule"]
+    assert _reached({"rule"}, defined) == {"rule", "helper"}

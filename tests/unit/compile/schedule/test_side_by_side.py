@@ -9,6 +9,8 @@ PROGRAM = """HloModule m, is_scheduled=true
 ENTRY e {{
   p = f32[8] parameter(0)
   q = f32[8] parameter(1)
+  u = f32[2] parameter(2)
+  k = s32[] constant(3)
   a = f32[8] add(p, p)
   {first}
   x = f32[8] cosine(q)
@@ -65,13 +67,21 @@ def test_a_reader_of_a_view_whose_place_is_fixed_stays_behind_it():
         ("n = f32[8] negate(a), control-predecessors={p}", ALIKE["second"]),
         (ALIKE["first"], "c = f32[8] negate(x), control-predecessors={q}"),
         ("n = f32[8] sine(a)", ALIKE["second"]),
+        ("n = f32[8] dynamic-update-slice(a, u, k)", "c = f32[8] dynamic-update-slice(x, u, k)"),
         (
             'n = f32[8] custom-call(a), custom_call_target="f"',
             'c = f32[8] custom-call(x), custom_call_target="f"',
         ),
     ],
-    ids=["an order", "another order", "other work", "calls"],
+    ids=["an order", "another order", "other work", "changes in place", "calls"],
 )
 def test_what_stays_where_it_is(first, second):
     _, changed = order(first=first, between=BITCAST, second=second)
     assert not changed
+
+
+def test_what_needs_the_other_stays_behind_it():
+    names, _ = order(
+        first="n = f32[8] negate(a)", between="b = f32[8] bitcast(n)", second="c = f32[8] negate(b)"
+    )
+    assert names.index("n") < names.index("b") < names.index("c")
