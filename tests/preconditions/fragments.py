@@ -51,7 +51,7 @@ _IMPORTED = (
     ),
     _import(
         "map_input_output_to_mesh.py:_can_be_assigned",
-        "What is assigned is a plain tensor.",
+        "An assigned value is a plain tensor.",
         "if assigning.is_tensor(kind):",
         "if True:",
         "import_/map-input-output-to-mesh-conflicts-0",
@@ -200,7 +200,7 @@ _JOINED = (
     ),
     _split(
         "split_and_prioritize_transfer_independent_computations.py:_values_from",
-        "What is computed from a transferred value waits for it, too.",
+        "Values that are computed from a transferred one wait for it, too.",
         "if _reads(op, found):",
         "if False:",
         "split/split-and-prioritize-transfer-independent-computations-0",
@@ -273,7 +273,7 @@ _ORDERED = (
     ),
     _schedule(
         "rule_based_schedule.py:_fragments_by_info",
-        "A rule can tell one fragment from the other.",
+        "A rule names one fragment alone.",
         "if info in known:",
         "if False:",
         "schedule/rule-based-schedule-errors-0",
@@ -333,14 +333,14 @@ _SHARDED = (
     ),
     _shardings(
         "forget_empty_shardings.py:_forget",
-        "The sharding shards nothing, and the value is no term of a sum.",
+        "The sharding shards nothing, and the value is not a term of a sum.",
         "same = shardings.is_same(kind.sharding, None)",
         "same = True",
         "propagation/forget-empty-shardings-0",
     ),
     _shardings(
         "populate_unreduced_out_sharding.py:PopulateUnreducedOutSharding.rewrite_function",
-        "What is returned is a term of a sum.",
+        "The returned value is a term of a sum.",
         " and constraint.unreduced_axes",
         "",
         "propagation/populate-unreduced-out-sharding-0",
@@ -384,7 +384,7 @@ _MARKED = (
     ),
     _export(
         "mark_input_output_with_layouts.py:_for_transfers",
-        "What is sent to a host has the default layout.",
+        "A value for a host has the default layout.",
         'if not any(isinstance(u, ir.Transfer) and u.result.type.mesh.endswith("/cpu") for u in users):',
         "if True:",
         _LAYOUTS,
@@ -417,13 +417,6 @@ _MARKED = (
         "if False:",
         "export/sink-create-token-into-fragments-0",
     ),
-    _export(
-        "sink_create_token_into_fragments.py:_notice_lost_order",
-        "The order of effects is kept on one mesh alone: else the user is told.",
-        "maker.mesh != fragment.mesh",
-        "False",
-        "export/sink-create-token-into-fragments-0",
-    ),
 )
 
 ROWS = (*_IMPORTED, *_JOINED, *_ORDERED, *_SHARDED, *_MARKED)
@@ -442,7 +435,7 @@ ALWAYS = {
         "a sharding says where elements are, not which: the producer and all readers lose the same axes"
     ),
     _PASSES + "propagation/reshards_to_constraints.py": "both give the value of their operand",
-    _PASSES + "propagation/simplify_program.py": "`fragments/simplifying.py` asks for each value",
+    _PASSES + "propagation/simplify_program.py": "`fragments/simplifying.py` checks each value",
     _PASSES + "export/mark_fragment_reserved_memory.py": "it writes a number of bytes at fragments",
     _PASSES + "export/validate_no_backward_deps.py": _REPORTS,
     _PASSES + "export/validate_no_inferred_fragments.py": _REPORTS,

@@ -216,7 +216,7 @@ _GROUPED = (
         "if is_splat(b, 0):",
         "if True:",
         "tests/property/test_hlo_passes.py::test_an_expander_says_what_the_operation_means[complex numbers]",
-        "within rounding: 0 times infinity is no part of a product with a real number",
+        "within rounding: a product with a real number has no term of 0 times infinity",
     ),
     _passes(
         "spmd/spmd_partitioner.py:_check_even",
@@ -236,7 +236,7 @@ _GROUPED = (
 
 ROWS = (*_CACHED, *_EXCHANGED, *_GROUPED)
 
-_COMBINED = "`combining.py` asks for all that collectives must have in common"
+_COMBINED = "`combining.py` compares all that collectives must have in common"
 _COMPLEX = "the definition of the operation on real and imaginary parts; real numbers are left alone"
 _PAIRS = "mpmd/compile/passes/expand/complex_to_pairs.py:"
 _LAID = "mpmd/compile/passes/layout/layout_normalization.py:"

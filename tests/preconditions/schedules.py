@@ -52,13 +52,6 @@ _AGAIN = (
     ),
     _once(
         "rematerialization.py:_can_repeat",
-        "it changes no array in place",
-        " or in_place_pairs(instruction)",
-        "",
-        "a change in place",
-    ),
-    _once(
-        "rematerialization.py:_can_repeat",
         "devices do not communicate in it",
         "if instruction.info.category in (Category.COLLECTIVE, Category.ASYNC):",
         "if False:",

@@ -101,7 +101,7 @@ def _next_move(
 ) -> tuple[int, int | None]:
     """A dim that gives up axes, and the dim that gets them.
 
-    A dim gets axes only when it has given up its own: new axes divide what is left of a part.
+    A dim gets axes only when it has given up its own: new axes divide the part that is left.
     """
     for dim, axes in waiting.items():
         for to, got in enumerate(gets):

@@ -1,4 +1,4 @@
-"""Single operations whose operands and results are cut in any ways, whether these fit each other or not.
+"""Single operations whose operands and results are sharded in any ways, whether these fit each other or not.
 
 What Shardy does not write is in it, too: a rule gives the local part of an operation only where there is one.
 """
@@ -24,7 +24,7 @@ SQUARE, LINE = "4x4xf32", "4xf32"
 
 
 @dataclass(frozen=True)
-class Cut:
+class ShardedType:
     """A type, and for each dim the axis that cuts it.
 
     Attributes:
@@ -55,13 +55,13 @@ class Example:
         line: the operation.
         given: its operands.
         wanted: its result.
-        joined: how the result is cut after the sum of partial results; "" if it is none.
+        joined: how the result is sharded after the sum of partial results; "" if it is none.
         start: the constant `%z`.
     """
 
     line: str
-    given: tuple[Cut, ...]
-    wanted: Cut
+    given: tuple[ShardedType, ...]
+    wanted: ShardedType
     joined: str = ""
     start: str = "0."
 
@@ -77,7 +77,7 @@ def text_of(example: Example, is_cut: bool) -> str:
     zero = f"%z = stablehlo.constant dense<{example.start}> : tensor<f32>"
     lines = [f"%r = {example.line.replace('@S', mark)}", f"return %r : {result}"]
     if is_cut and example.joined:
-        joined = Cut(example.wanted.type, example.joined).text
+        joined = ShardedType(example.wanted.type, example.joined).text
         lines[1:] = [
             f'%s = sdy.all_reduce {{"x"}} %r out_sharding={joined} : {result}',
             f"return %s : {result}",
@@ -98,7 +98,7 @@ def moved(line: str, before: str, after: str, types: str = f"{SQUARE} {SQUARE}")
     """An operation of one array."""
     given, wanted = types.split()
     line = f"stablehlo.{line} @S : (tensor<{given}>) -> tensor<{wanted}>"
-    return Example(line, (Cut(given, before),), Cut(wanted, after))
+    return Example(line, (ShardedType(given, before),), ShardedType(wanted, after))
 
 
 NUMBERS = "dense<[[0., 1., 2., 3.], [4., 5., 6., 7.], [8., 9., 10., 11.], [12., 13., 14., 15.]]>"
@@ -134,14 +134,16 @@ SCATTER = (
     "inserted_window_dims = [0], scatter_dims_to_operand_dims = [0], index_vector_dim = 1>}> REGION @S "
     ": (tensor<4x4xf32>, tensor<4xi32>, tensor<4x4xf32>) -> tensor<4x4xf32>"
 )
-ZERO = Cut("f32")
+ZERO = ShardedType("f32")
 
 
 def reduced(before: str, after: str, opcode: str = "add", joined: str = "", start: str = "0.") -> Example:
     """A reduction of the rows of a square."""
     line = f'"stablehlo.reduce"(%a, %z) <{{dimensions = array<i64: 0>}}> {reduction(opcode)} @S '
     types = "(tensor<4x4xf32>, tensor<f32>) -> tensor<4xf32>"
-    return Example(f"{line}: {types}", (Cut(SQUARE, before),), Cut(LINE, after), joined, start)
+    return Example(
+        f"{line}: {types}", (ShardedType(SQUARE, before),), ShardedType(LINE, after), joined, start
+    )
 
 
 def convolved(image: str, kernel: str, result: str, groups: int = 1) -> Example:
@@ -151,92 +153,112 @@ def convolved(image: str, kernel: str, result: str, groups: int = 1) -> Example:
         f"{groups} : i64, dimension_numbers = #stablehlo.conv<[b, 0, f]x[0, i, o]->[b, 0, f]>}}> @S "
         f": (tensor<4x4x4xf32>, tensor<1x{4 // groups}x4xf32>) -> tensor<4x4x4xf32>"
     )
-    given = (Cut("4x4x4xf32", image), Cut(f"1x{4 // groups}x4xf32", kernel))
-    return Example(line, given, Cut("4x4x4xf32", result))
+    given = (ShardedType("4x4x4xf32", image), ShardedType(f"1x{4 // groups}x4xf32", kernel))
+    return Example(line, given, ShardedType("4x4x4xf32", result))
 
 
 def updated(size: str, cuts: tuple[str, str, str]) -> Example:
     first, second, third = cuts
-    given = (Cut(SQUARE, first), Cut(f"{size}xf32", second), Cut("i32"), Cut("i32"))
-    return Example(UPDATE.format(size) + " -> tensor<4x4xf32>", given, Cut(SQUARE, third))
+    given = (
+        ShardedType(SQUARE, first),
+        ShardedType(f"{size}xf32", second),
+        ShardedType("i32"),
+        ShardedType("i32"),
+    )
+    return Example(UPDATE.format(size) + " -> tensor<4x4xf32>", given, ShardedType(SQUARE, third))
 
 
 def gathered(table: str, indices: str, result: str, size: int = 4, joined: str = "") -> Example:
-    given = (Cut(SQUARE, table), Cut("4xi32", indices))
-    return Example(GATHER.replace("SIZE", str(size)), given, Cut(f"4x{size}xf32", result), joined)
+    given = (ShardedType(SQUARE, table), ShardedType("4xi32", indices))
+    return Example(GATHER.replace("SIZE", str(size)), given, ShardedType(f"4x{size}xf32", result), joined)
 
 
 def scattered(
     table: str, indices: str, updates: str, result: str, opcode: str = "add", joined: str = ""
 ) -> Example:
-    given = (Cut(SQUARE, table), Cut("4xi32", indices), Cut(SQUARE, updates))
-    return Example(SCATTER.replace("REGION", reduction(opcode)), given, Cut(SQUARE, result), joined)
+    given = (ShardedType(SQUARE, table), ShardedType("4xi32", indices), ShardedType(SQUARE, updates))
+    return Example(SCATTER.replace("REGION", reduction(opcode)), given, ShardedType(SQUARE, result), joined)
 
 
 EXAMPLES = {
     "a constant of several numbers": Example(
-        f"stablehlo.constant @S {NUMBERS} : tensor<{SQUARE}>", (), Cut(SQUARE, ROWS)
+        f"stablehlo.constant @S {NUMBERS} : tensor<{SQUARE}>", (), ShardedType(SQUARE, ROWS)
     ),
-    "a count along a cut dim": Example(
-        f"stablehlo.iota dim = 0 @S : tensor<{SQUARE}>", (), Cut(SQUARE, ROWS)
+    "a count along a sharded dim": Example(
+        f"stablehlo.iota dim = 0 @S : tensor<{SQUARE}>", (), ShardedType(SQUARE, ROWS)
     ),
-    "a broadcast along a cut dim": moved("broadcast_in_dim %a, dims = [1]", "-", COLUMNS, f"{LINE} {SQUARE}"),
+    "a broadcast along a sharded dim": moved(
+        "broadcast_in_dim %a, dims = [1]", "-", COLUMNS, f"{LINE} {SQUARE}"
+    ),
     "a broadcast of a dim of one": moved(
         "broadcast_in_dim %a, dims = [0, 1]", ROWS, ROWS, f"4x1xf32 {SQUARE}"
     ),
-    "a transpose whose cut stays": moved("transpose %a, dims = [1, 0]", ROWS, ROWS),
+    "a transpose whose sharding stays": moved("transpose %a, dims = [1, 0]", ROWS, ROWS),
     "a reshape of other parts": moved("reshape %a", ROWS, COLUMNS, "4x2xf32 2x4xf32"),
     "bits of other parts": moved("bitcast_convert %a", ROWS, COLUMNS, "4x4xf32 4x4xi32"),
     "bits of which each part has some": moved("bitcast_convert %a", "-", COLUMNS, "4xf32 4x4xi8"),
-    "rows joined along a cut dim": Example(
+    "rows joined along a sharded dim": Example(
         "stablehlo.concatenate %a, %b, dim = 0 @S : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>",
-        (Cut(SQUARE, ROWS),) * 2,
-        Cut("8x4xf32", ROWS),
+        (ShardedType(SQUARE, ROWS),) * 2,
+        ShardedType("8x4xf32", ROWS),
     ),
     "rows joined of which some are whole": Example(
         "stablehlo.concatenate %a, %b, dim = 0 @S : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>",
-        (Cut(SQUARE, COLUMNS), Cut(SQUARE, WHOLE)),
-        Cut("8x4xf32", WHOLE),
+        (ShardedType(SQUARE, COLUMNS), ShardedType(SQUARE, WHOLE)),
+        ShardedType("8x4xf32", WHOLE),
     ),
-    "a reverse of a cut dim": Example(
-        f"stablehlo.reverse %a, dims = [0] @S : tensor<{SQUARE}>", (Cut(SQUARE, ROWS),), Cut(SQUARE, ROWS)
+    "a reverse of a sharded dim": Example(
+        f"stablehlo.reverse %a, dims = [0] @S : tensor<{SQUARE}>",
+        (ShardedType(SQUARE, ROWS),),
+        ShardedType(SQUARE, ROWS),
     ),
     "a reverse into other parts": Example(
-        f"stablehlo.reverse %a, dims = [0] @S : tensor<{SQUARE}>", (Cut(SQUARE, WHOLE),), Cut(SQUARE, COLUMNS)
+        f"stablehlo.reverse %a, dims = [0] @S : tensor<{SQUARE}>",
+        (ShardedType(SQUARE, WHOLE),),
+        ShardedType(SQUARE, COLUMNS),
     ),
-    "a cut dim padded": Example(f"{PAD}tensor<6x4xf32>", (Cut(SQUARE, ROWS), ZERO), Cut("6x4xf32", ROWS)),
+    "a sharded dim padded": Example(
+        f"{PAD}tensor<6x4xf32>", (ShardedType(SQUARE, ROWS), ZERO), ShardedType("6x4xf32", ROWS)
+    ),
     "a pad into other parts": Example(
-        f"{PAD}tensor<6x4xf32>", (Cut(SQUARE, WHOLE), ZERO), Cut("6x4xf32", COLUMNS)
+        f"{PAD}tensor<6x4xf32>", (ShardedType(SQUARE, WHOLE), ZERO), ShardedType("6x4xf32", COLUMNS)
     ),
-    "a part of a cut dim": moved("slice %a [2:4, 0:4]", ROWS, ROWS, f"{SQUARE} 2x4xf32"),
+    "a part of a sharded dim": moved("slice %a [2:4, 0:4]", ROWS, ROWS, f"{SQUARE} 2x4xf32"),
     "a slice into other parts": moved("slice %a [0:4, 0:4]", WHOLE, COLUMNS),
-    "a part of a cut dim, that begins somewhere": Example(
+    "a part of a sharded dim, that begins somewhere": Example(
         "stablehlo.dynamic_slice %a, %b, %c, sizes = [2, 4] @S "
         ": (tensor<4x4xf32>, tensor<i32>, tensor<i32>) -> tensor<2x4xf32>",
-        (Cut(SQUARE, ROWS), Cut("i32"), Cut("i32")),
-        Cut("2x4xf32", ROWS),
+        (ShardedType(SQUARE, ROWS), ShardedType("i32"), ShardedType("i32")),
+        ShardedType("2x4xf32", ROWS),
     ),
     "a part that goes to other devices": Example(
         "stablehlo.dynamic_slice %a, %b, %c, sizes = [2, 4] @S "
         ": (tensor<4x4xf32>, tensor<i32>, tensor<i32>) -> tensor<2x4xf32>",
-        (Cut(SQUARE, WHOLE), Cut("i32"), Cut("i32")),
-        Cut("2x4xf32", COLUMNS),
+        (ShardedType(SQUARE, WHOLE), ShardedType("i32"), ShardedType("i32")),
+        ShardedType("2x4xf32", COLUMNS),
     ),
-    "a part of a cut dim changed": updated("2x4", (ROWS, ROWS, ROWS)),
+    "a part of a sharded dim changed": updated("2x4", (ROWS, ROWS, ROWS)),
     "a change that lies elsewhere": updated("2x4", (COLUMNS, WHOLE, COLUMNS)),
     "a sum of arrays in other parts": Example(
         f"stablehlo.subtract %a, %b @S : tensor<{SQUARE}>",
-        (Cut(SQUARE, ROWS), Cut(SQUARE, COLUMNS)),
-        Cut(SQUARE, ROWS),
+        (ShardedType(SQUARE, ROWS), ShardedType(SQUARE, COLUMNS)),
+        ShardedType(SQUARE, ROWS),
     ),
     "a product whose sums lie elsewhere": Example(
-        f"{DOT}tensor<{SQUARE}>", (Cut(SQUARE, COLUMNS), Cut(SQUARE, WHOLE)), Cut(SQUARE, WHOLE)
+        f"{DOT}tensor<{SQUARE}>",
+        (ShardedType(SQUARE, COLUMNS), ShardedType(SQUARE, WHOLE)),
+        ShardedType(SQUARE, WHOLE),
     ),
     "a product in other parts": Example(
-        f"{DOT}tensor<{SQUARE}>", (Cut(SQUARE, ROWS), Cut(SQUARE, WHOLE)), Cut(SQUARE, COLUMNS)
+        f"{DOT}tensor<{SQUARE}>",
+        (ShardedType(SQUARE, ROWS), ShardedType(SQUARE, WHOLE)),
+        ShardedType(SQUARE, COLUMNS),
     ),
     "a product of parts": Example(
-        f"{DOT}tensor<{SQUARE}>", (Cut(SQUARE, COLUMNS), Cut(SQUARE, ROWS)), Cut(SQUARE, WHOLE), WHOLE
+        f"{DOT}tensor<{SQUARE}>",
+        (ShardedType(SQUARE, COLUMNS), ShardedType(SQUARE, ROWS)),
+        ShardedType(SQUARE, WHOLE),
+        WHOLE,
     ),
     "a reduction into other parts": reduced(WHOLE, "x"),
     "a sum of parts": reduced(ROWS, "-", joined="-"),
@@ -244,14 +266,18 @@ EXAMPLES = {
     "a product of parts of rows, from a number": reduced(ROWS, "-", "multiply", joined="-", start="2."),
     "a maximum of parts": reduced(ROWS, "-", "maximum", joined="-", start="1."),
     "a convolution of some images": convolved("x - -", "- - -", "x - -"),
-    "an image whose features are cut": convolved("- - x", "- x -", "- - -"),
+    "an image whose features are sharded": convolved("- - x", "- x -", "- - -"),
     "images in other parts": convolved("x - -", "- - -", "- - x"),
     "features in groups": convolved("- - -", "- - x", "- - x", groups=2),
-    "a sort along a cut dim": Example(SORT, (Cut(SQUARE, COLUMNS),), Cut(SQUARE, COLUMNS)),
-    "a sort of rows": Example(SORT, (Cut(SQUARE, ROWS),), Cut(SQUARE, ROWS)),
-    "windows along a cut dim": Example(WINDOW, (Cut(SQUARE, COLUMNS), ZERO), Cut("4x2xf32", COLUMNS)),
+    "a sort along a sharded dim": Example(
+        SORT, (ShardedType(SQUARE, COLUMNS),), ShardedType(SQUARE, COLUMNS)
+    ),
+    "a sort of rows": Example(SORT, (ShardedType(SQUARE, ROWS),), ShardedType(SQUARE, ROWS)),
+    "windows along a sharded dim": Example(
+        WINDOW, (ShardedType(SQUARE, COLUMNS), ZERO), ShardedType("4x2xf32", COLUMNS)
+    ),
     "rows of a table": gathered(ROWS, "-", WHOLE, joined=WHOLE),
-    "rows of a table, by cut indices": gathered(WHOLE, "x", ROWS),
+    "rows of a table, by sharded indices": gathered(WHOLE, "x", ROWS),
     "rows in other parts than their indices": gathered(WHOLE, "x", WHOLE),
     "parts of the rows of a table": gathered(COLUMNS, "-", COLUMNS, size=2),
     "rows that lie elsewhere": gathered(COLUMNS, "-", WHOLE),
@@ -265,7 +291,7 @@ EXAMPLES = {
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_each_device_has_its_part(name):
     example = EXAMPLES[name]
-    cut = Cut(example.wanted.type, example.joined) if example.joined else example.wanted
+    cut = ShardedType(example.wanted.type, example.joined) if example.joined else example.wanted
     program = read_program(parse_program(text_of(example, is_cut=True)))
     module = lower_program(localise(program, 2, [tuple(named_axes(n, AXES) for n in cut.spec)]))
     rng = np.random.default_rng(7)
