@@ -131,20 +131,6 @@ _GROUPED = (
         f"{_STITCHED}::test_kernels_do_not_wait_for_each_other",
     ),
     _passes(
-        "fusion/attention.py:together",
-        "both groups compute the same scores",
-        " or not a.cone.scores.keys() & b.cone.scores.keys()",
-        "",
-        f"{_STITCHED}::test_groups_of_other_scores_stay_apart",
-    ),
-    _passes(
-        "fusion/fusion.py:Fusion.rewrite",
-        "computations that an operation applies to each element stay as they are",
-        "CallGraph(module).sequential()",
-        "module.call_order()",
-        f"{_TEXT}[hlo/fusion/fusion-0]",
-    ),
-    _passes(
         "simplify/algebraic_simplifier.py:AlgebraicSimplifier._is_allowed",
         "sizes are known when the program is compiled",
         "if any(s.dynamic for s in shapes):",
@@ -250,6 +236,10 @@ ALWAYS = {
         _PAIRS + name: _COMPLEX
         for name in ("_abs", "_binary", "_constant", "_convert", "_iota", "_part", "_unary")
     },
+    "mpmd/compile/passes/fusion/attention.py:together": "`Search.refusal` plans both as one, or keeps two",
+    "mpmd/compile/passes/fusion/fusion.py:Fusion.rewrite": (
+        "`grouping.py` and `merging.py` check each group, and a reshape of a row-major array moves nothing"
+    ),
     _PAIRS + "_moved": "both parts of an element go where the element does",
     **{
         _LAID + name: "an attribute follows the dims to their places in memory"

@@ -13,8 +13,6 @@ _CALLED = "".join(
     for name, dtype, root in (
         ("sum", "bf16", "add(p, q)"),
         ("largest", "bf16", "maximum(p, q)"),
-        ("both", "s32", "and(p, q)"),
-        ("half", "c64", "add(p, q)"),
     )
 )
 
@@ -56,4 +54,4 @@ def test_no_plan(root, reason):
 
 def test_elements_that_kernels_do_not_have_are_refused():
     with pytest.raises(NoPlan):
-        plan("c64[4,6] all-reduce(x), replica_groups={}, to_apply=half", dtype="c64")
+        plan("c64[4,6] collective-permute(x), source_target_pairs={{0,1}}", dtype="c64")
