@@ -339,13 +339,6 @@ _RESHARDED = (
         "tests/property/test_directed_devices.py::test_each_device_gets_its_part",
     ),
     _tested(
-        "moves.py:_permuted",
-        "each part is on as many devices as before",
-        "if len(have) != len(targets):",
-        "if False:",
-        "tests/property/test_directed_devices.py::test_each_device_gets_its_part",
-    ),
-    _tested(
         "moves.py:_rest",
         "axes before the first one that differs stay where they are",
         "axes[common] == others[common]",

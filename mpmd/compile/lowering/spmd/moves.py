@@ -136,7 +136,7 @@ def _exchanged(
 def _permuted(
     build: HloBuilder, value: HloInstruction, source: Sharding, target: Sharding, devices: int
 ) -> HloInstruction | None:
-    """The same parts on other devices; None if the parts differ, or are on more devices than before."""
+    """The same parts on other devices, as many as before; None if the parts differ."""
     if [parts(a) for a in source] != [parts(a) for a in target]:
         return None
     holders: dict[tuple[int, ...], list[int]] = {}
@@ -147,9 +147,7 @@ def _permuted(
         wanted.setdefault(tuple(place(a, device) for a in target), []).append(device)
     pairs: list[tuple[int, int]] = []
     for part, targets in wanted.items():
-        have = holders.get(part, [])
-        if len(have) != len(targets):
-            return None
+        have = holders[part]
         stay = [d for d in targets if d in have]
         pairs += [(d, d) for d in stay]
         pairs += zip([d for d in have if d not in stay], [d for d in targets if d not in stay])

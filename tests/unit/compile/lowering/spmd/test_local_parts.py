@@ -115,9 +115,9 @@ SORT = (
 )
 WINDOW = (
     '"stablehlo.reduce_window"(%a, %b) '
-    "<{window_dimensions = array<i64: 1, 2>, window_strides = array<i64: 1, 2>}> "
+    "<{window_dimensions = array<i64: 1, 2>, window_strides = array<i64: 1, 1>}> "
     + reduction("add")
-    + " @S : (tensor<4x4xf32>, tensor<f32>) -> tensor<4x2xf32>"
+    + " @S : (tensor<4x4xf32>, tensor<f32>) -> tensor<4x3xf32>"
 )
 UPDATE = (
     "stablehlo.dynamic_update_slice %a, %b, %c, %d @S "
@@ -274,7 +274,7 @@ EXAMPLES = {
     ),
     "a sort of rows": Example(SORT, (ShardedType(SQUARE, ROWS),), ShardedType(SQUARE, ROWS)),
     "windows along a sharded dim": Example(
-        WINDOW, (ShardedType(SQUARE, COLUMNS), ZERO), ShardedType("4x2xf32", COLUMNS)
+        WINDOW, (ShardedType(SQUARE, COLUMNS), ZERO), ShardedType("4x3xf32", WHOLE)
     ),
     "rows of a table": gathered(ROWS, "-", WHOLE, joined=WHOLE),
     "rows of a table, by sharded indices": gathered(WHOLE, "x", ROWS),
