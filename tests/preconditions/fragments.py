@@ -227,35 +227,21 @@ _JOINED = (
         "if len(sent) == len(fragment.results):",
         "split/split-bwd-fragments-0",
     ),
-    _split(
-        "split_bwd_fragments.py:SplitBwdFragments._is_waited_for",
-        "A user of the same stage does not wait.",
-        "user.stage not in (None, stage)",
-        "True",
-        "split/split-bwd-fragments-between-stages-0",
-    ),
 )
 _ORDERED = (
     _schedule(
-        "order_by_tasks.py:_possible",
-        "Edges that are applied contradict neither data flow nor earlier edges.",
-        "precedence.add(before, after)",
-        "precedence.edges.append((before, after))",
-        "schedule/order-by-tasks-impossible-0",
-    ),
-    _schedule(
-        "order_by_tasks.py:_fragments_by_task",
-        "A fragment whose phase has no task is due at that of another phase.",
-        "task.phase + _ELSE[task.phase]",
-        "task.phase",
-        "schedule/order-by-tasks-0",
-    ),
-    _schedule(
-        "reordering.py:Precedence.add",
-        "The opposite order is not known.",
-        "if self._earlier[i] >> j & 1:",
+        "order_by_tasks.py:OrderByTasks.rewrite_function",
+        "The topology has the meshes of the order.",
+        "if mesh not in topology:",
         "if False:",
-        "schedule/rule-based-schedule-0",
+        "schedule/order-by-tasks-errors-2",
+    ),
+    _schedule(
+        "order_by_tasks.py:OrderByTasks.rewrite_function",
+        "The order does not contradict the data flow.",
+        "if cycle:",
+        "if False:",
+        "schedule/order-by-tasks-errors-0",
     ),
     _schedule(
         "pipeline_scheduler.py:_forward_only_problems",

@@ -145,25 +145,11 @@ _GROUPED = (
         f"{_LEFT}[a transpose into another order]",
     ),
     _passes(
-        "layout/layout_normalization.py:_broadcast",
-        "the dims of a broadcast are in the order of its operand's",
-        "if dims != sorted(dims):",
-        "if False:",
-        f"{_TEXT}[hlo/layout/layout-normalization-0]",
-    ),
-    _passes(
         "layout/layout_normalization.py:_copy",
         "a copy that is a bitcast leaves the bytes where they are",
         "if is_bitcast(x.shape, site.shape):",
         "if True:",
         f"{_TEXT}[hlo/layout/layout-normalization-0]",
-    ),
-    _passes(
-        "layout/layout_normalization.py:_reduce",
-        "the dims that are left come in another order: they are put in that of the result",
-        "moves = [come.index(d) for d in order_of(site.shape)]",
-        "moves = list(range(len(come)))",
-        "tests/property/test_directed_memory.py::test_the_numbers_stay[layouts]",
     ),
     _passes(
         "expand/convolution_expander.py:_kernel",
@@ -195,14 +181,6 @@ _GROUPED = (
         "if is_trivial(site.at) or any(is_trivial(o) for o in site.operands):",
         "if False:",
         f"{_CONVOLUTIONS}::test_the_numbers_are_those_of_the_convolution[no features]",
-    ),
-    _passes(
-        "expand/complex_to_pairs.py:_product",
-        "one factor is real",
-        "if is_splat(b, 0):",
-        "if True:",
-        "tests/property/test_hlo_passes.py::test_an_expander_says_what_the_operation_means[complex numbers]",
-        "within rounding: a product with a real number has no term of 0 times infinity",
     ),
     _passes(
         "spmd/spmd_partitioner.py:_check_even",
@@ -240,6 +218,7 @@ ALWAYS = {
     "mpmd/compile/passes/fusion/fusion.py:Fusion.rewrite": (
         "`grouping.py` and `merging.py` check each group, and a reshape of a row-major array moves nothing"
     ),
+    _PAIRS + "_product": "four products of parts, two where all of an imaginary part is 0",
     _PAIRS + "_moved": "both parts of an element go where the element does",
     **{
         _LAID + name: "an attribute follows the dims to their places in memory"
@@ -247,6 +226,8 @@ ALWAYS = {
     },
     _LAID + "_constant": "the same numbers, in the order in which they lie",
     _LAID + "_nothing": "no attribute names a dim",
+    _LAID + "_broadcast": "dims follow to their places, and the operand is transposed into their order",
+    _LAID + "_reduce": "reduced dims follow to their places, and the result is transposed into its own order",
     _LAID + "_transpose": "a transpose may have any order",
     _RULES + "_convert": "an element is converted by itself; all pairs of types have a conversion",
     _RULES + "_part": "both parts of a complex number are nodes of the plan",

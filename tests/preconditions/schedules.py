@@ -109,13 +109,6 @@ _BESIDE = (
         "other work",
     ),
     _tested(
-        "side_by_side.py:_points",
-        "it reads nothing that goes to the same place",
-        "here = [i for i in here if not _reads(i) & apart]",
-        "here = here",
-        "tests/text/test_text.py::test_file[hlo/schedule/side-by-side-0]",
-    ),
-    _tested(
         "side_by_side.py:_together",
         "the peak grows by no more than a part of it",
         "then.peak <= limit and ",
