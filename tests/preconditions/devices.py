@@ -360,13 +360,6 @@ _RESHARDED = (
         f"{_UNIT}/test_spmd.py::test_groups_are_in_the_order_of_the_parts",
     ),
     _tested(
-        "shardy.py:_drop_uneven",
-        "a dim that axes do not divide is whole",
-        "if even != shardings:",
-        "if False:",
-        "tests/property/test_partitioning.py::test_a_function_cut_for_devices_is_the_function[uneven]",
-    ),
-    _tested(
         "shardy.py:_mesh_of",
         "values are on the mesh of the fragment",
         "list(axes_of(mesh).items()) == list(axes.items()) and ",
