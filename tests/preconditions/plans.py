@@ -116,6 +116,13 @@ _EXCHANGED = (
     ),
 )
 _GROUPED = (
+    _planned(
+        "groups.py:_user_place",
+        "each dim of a broadcast goes where the attribute says: they may be in any order",
+        "dict(zip(user.dimensions, at))",
+        "dict(zip(sorted(user.dimensions), at))",
+        f"{_UNIT}/test_group_plans.py::test_dims_of_a_broadcast_may_be_in_any_order",
+    ),
     _passes(
         "fusion/attention_stitching.py:_stitch",
         "no other kernel is between what it reads and what it gives",
