@@ -71,6 +71,26 @@ class Precondition:
         return mutant
 
 
+@dataclass(frozen=True)
+class RowsOf:
+    """Makes the rows of the rewrites in a folder.
+
+    Attributes:
+        folder: where the files are.
+        test: the test of which each row names a case; "" if each names a test of its own.
+    """
+
+    folder: str
+    test: str = ""
+
+    def __call__(
+        self, place: str, holds: str, code: str, dropped: str, shown: str, exact: str = "exact"
+    ) -> Precondition:
+        """The row of `FILE:QUALIFIED_NAME` in the folder; `shown` is the case, or the test."""
+        test = f"{self.test}[{shown}]" if self.test else shown
+        return Precondition(f"{self.folder}/{place}", holds, code, dropped, test, exact)
+
+
 def span(source: str, name: str) -> tuple[int, int]:
     """Where a function or class stands in a file: offsets of its first character and of the end of its lines.
 

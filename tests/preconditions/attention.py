@@ -188,7 +188,7 @@ _KERNEL = (
         "a row looks at the strips of keys that are computed for it, at none if it sees none",
         "self.seen(rows)",
         "self.f.imax(self.seen(rows), 1)",
-        f"{_POISON}::test_rows_that_read_sums_nobody_computed_are_noticed",
+        f"{_POISON}::test_rows_that_read_sums_which_are_not_computed_are_noticed",
     ),
     Precondition(
         f"{_CPU}/attention/rows.py:BlockRows._guarded",
