@@ -24,7 +24,7 @@ from tests.preconditions import ROOT, Precondition, rows
 from tests.preconditions.mutant import survives
 
 _FAILED, _BROKEN = 1, 2  # exit codes of a fork
-_LEAST_S, _TIMES = 10, 10  # how long a mutant may run, of itself and by what its test takes without it
+_MIN_S, _TIMES = 10, 10  # how long a mutant may run, of itself and by what its test takes without it
 Functions = Mapping[CodeType, list[FunctionType]]
 
 
@@ -61,7 +61,7 @@ class _Forks:
                 plain[row.test] = _fails(items, lambda: True, 300), time.monotonic() - start
             fails_anyway, took = plain[row.test]
             mutant = partial(mutate, row, functions)
-            forked = not fails_anyway and _fails(items, mutant, _LEAST_S + _TIMES * took)
+            forked = not fails_anyway and _fails(items, mutant, _MIN_S + _TIMES * took)
             problem = "" if forked else survives(self.room, number)
             self.alive += [problem] if problem else []
             self.done += 1

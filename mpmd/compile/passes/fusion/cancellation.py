@@ -23,7 +23,7 @@ _MOVES = MOVEMENT | {"concatenate", "pad"}
 
 
 @dataclass(frozen=True)
-class _Sources:
+class _InexactSources:
     """The inexact values on which one depends, as bits.
 
     Attributes:
@@ -34,8 +34,8 @@ class _Sources:
     wide: int = 0
     rounded: int = 0
 
-    def __or__(self, other: _Sources) -> _Sources:
-        return _Sources(self.wide | other.wide, self.rounded | other.rounded)
+    def __or__(self, other: _InexactSources) -> _InexactSources:
+        return _InexactSources(self.wide | other.wide, self.rounded | other.rounded)
 
 
 def may_cancel(
@@ -50,19 +50,19 @@ def may_cancel(
         is_inexact: whether a kernel may know a value more exactly than its type does.
         is_start: whether a value is far from its operands, so that nothing cancels with them.
     """
-    known: dict[HloInstruction, _Sources] = {}
+    known: dict[HloInstruction, _InexactSources] = {}
     bit = 1
     for instruction in computation.post_order():
-        found = _Sources()
+        found = _InexactSources()
         if not is_start(instruction):
             for operand in instruction.operands:
                 found |= known[operand]
             if _cancels(instruction, known):
                 yield instruction
         if _rounds(instruction):
-            found = _Sources(0, found.wide | found.rounded)
+            found = _InexactSources(0, found.wide | found.rounded)
         if is_inexact(instruction):
-            found |= _Sources(bit)
+            found |= _InexactSources(bit)
             bit <<= 1
         known[instruction] = found
 
@@ -74,7 +74,7 @@ def _rounds(instruction: HloInstruction) -> bool:
     return not instruction.is_elementwise and instruction.opcode not in _MOVES
 
 
-def _cancels(instruction: HloInstruction, known: dict[HloInstruction, _Sources]) -> bool:
+def _cancels(instruction: HloInstruction, known: dict[HloInstruction, _InexactSources]) -> bool:
     if instruction.opcode not in _CANCELLING or instruction.shape.dtype != NARROW_TYPE:
         return False
     varying = [known[o] for o in instruction.operands if splat(o) is None]

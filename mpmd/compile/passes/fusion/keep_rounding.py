@@ -34,7 +34,7 @@ class KeepRounding(HloPass):
     their own.
 
     Requires: no `call`; simplified, as the simplifier takes the pairs of conversions away; no fusions.
-    Ensures: discrete values, and what is left when values cancel, depend on bf16 values that are rounded
+    Ensures: discrete values, and differences of values that cancel, depend on bf16 values that are rounded
         after each operation.
     Cost: linear.
     Source: ours; XLA's excess precision is by switch for a whole program.
