@@ -59,6 +59,7 @@ class DeferReductions(FunctionPass):
         rows = axes_of_rows(f)
         if not rows or not is_one_mesh(f):
             return
+        before = ir.edits()
         kept = {i for i, arg in enumerate(f.args) if any(_is_of_microbatch(op) for op in ir.users(arg))}
         found = layouts(ir.module_of(f), f, rows, kept | arguments_of_rows(f))
         uses = {v: len(ir.uses(v)) for x in ir.fragments(f) for v in x.results}
@@ -68,6 +69,8 @@ class DeferReductions(FunctionPass):
             _Deferring(f, kinds, chains, uses).run()
         for model in dict.fromkeys(kind.model for kind in kinds.values()):
             ir.erase(model)
+        if not chains:
+            ir.forget_edits(before)  # of copies
 
 
 def _is_of_microbatch(op: ir.Op) -> bool:

@@ -51,8 +51,11 @@ class HoistGathers(FunctionPass):
         """Propagates in a copy whose weights are whole, and looks there at how they are used."""
         weights, rows = _weights(f), axes_of_rows(f)
         if is_one_mesh(f) and any(rows & split_axes(given_split(f, w)) for w in weights):
+            before = ir.edits()
             found = layouts(ir.module_of(f), f, rows, arguments_of_rows(f))
-            _hoist(f, _needed(f, set(weights), rows, found))
+            needed = _needed(f, set(weights), rows, found)
+            ir.forget_edits(before)  # of copies
+            _hoist(f, needed)
 
 
 _Uses = dict[tuple[int, frozenset[str]], list[tuple[ir.Fragment, int]]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Hashable, Iterable, Sequence
 
 from mpmd import ir
@@ -80,13 +81,20 @@ def given_split(f: ir.Func, position: int) -> Split:
 
 
 def kinds_of_work(fragments: Iterable[ir.Fragment]) -> list[list[ir.Fragment]]:
-    """Named work of microbatches in kinds, each of which has one body and reads the same arguments."""
+    """Named work of microbatches in kinds, each of which has one body and reads the same weights."""
+    some = [x for x in fragments if x.is_user and x.call_counter is not None]
+    microbatches = collections.defaultdict[ir.Value, set[int | None]](set)
+    for fragment in some:
+        for value in fragment.inputs:
+            microbatches[value].add(fragment.call_counter)
+
+    def is_weight(value: ir.Value) -> bool:
+        return ir.producer(value) is None and len(microbatches[value]) > 1
 
     def signature(fragment: ir.Fragment) -> Hashable:
-        own = tuple(v if ir.producer(v) is None else v.type for v in fragment.inputs)
+        own = tuple(v if is_weight(v) else v.type for v in fragment.inputs)
         return (fragment.mesh, own, tuple(v.type for v in fragment.results))
 
-    some = [x for x in fragments if x.is_user and x.call_counter is not None]
     found: dict[Hashable, list[ir.Fragment]] = {}
     for fragment, key in zip(some, body_keys(some, signature)):
         found.setdefault(key, []).append(fragment)

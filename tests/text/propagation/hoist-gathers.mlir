@@ -1,0 +1,155 @@
+// RUN: mpmd-opt %s -mpmd-hoist-gathers -split-input-file | FileCheck %s
+
+// Rows lie over "data", and so does the weight: it is gathered before the first use, and stays split for who
+// reads it as it lies.
+
+sdy.mesh @mesh = <["data"=2]>
+!x = !mpmd.mesh_tensor<"m1", tensor<8x4xf32>>
+!b = !mpmd.mesh_tensor<"m1", tensor<2x8x4xf32>>
+!w = !mpmd.mesh_tensor<"m1", tensor<4x4xf32>>
+#topology = #mpmd.topology<<"m1" : <["data"=2]>>>
+
+// CHECK-LABEL: func.func public @weight_of_a_product
+// CHECK-SAME:    (%{{[^:]*}}: !mpmd{{[^%]*}}%[[W:[^:]*]]: !mpmd
+// CHECK:         %[[G:.*]] = mpmd.fragment<mesh="m1", origin=[], out_shardings=[<@mesh, [{}, {}]>]> (%[[W]]) {mpmd.inferred_by = ["hoist_gathers"]}
+// CHECK-NEXT:      mpmd.return
+// CHECK:         mpmd.fragment<mesh="m1", origin=["f"]> (%{{.*}}, %[[G]]) {call_counter = 0
+// CHECK:         mpmd.fragment<mesh="m1", origin=["f"]> (%{{.*}}, %[[G]]) {call_counter = 1
+// CHECK:         mpmd.fragment<mesh="m1", origin=["update"]> (%[[W]])
+func.func public @weight_of_a_product(%x: !b {sdy.sharding = #sdy.sharding<@mesh, [{}, {"data"}, {}]>},
+    %w: !w {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>}) -> (!x, !x, !w) attributes {topology = #topology} {
+  %x0, %x1 = mpmd.fragment<mesh="m1", origin=[]> (%x) (%p: tensor<2x8x4xf32>) {
+    %0 = stablehlo.slice %p [0:1, 0:8, 0:4] : (tensor<2x8x4xf32>) -> tensor<1x8x4xf32>
+    %1 = stablehlo.reshape %0 : (tensor<1x8x4xf32>) -> tensor<8x4xf32>
+    %2 = stablehlo.slice %p [1:2, 0:8, 0:4] : (tensor<2x8x4xf32>) -> tensor<1x8x4xf32>
+    %3 = stablehlo.reshape %2 : (tensor<1x8x4xf32>) -> tensor<8x4xf32>
+    mpmd.return %1, %3 : tensor<8x4xf32>, tensor<8x4xf32>
+  } : (!b) -> (!x, !x)
+  %f0 = mpmd.fragment<mesh="m1", origin=["f"]> (%x0, %w) {call_counter = 0 : ui32} (%p: tensor<8x4xf32>, %q: tensor<4x4xf32>) {
+    %0 = stablehlo.dot_general %p, %q, contracting_dims = [1] x [0] : (tensor<8x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>
+    mpmd.return %0 : tensor<8x4xf32>
+  } : (!x, !w) -> !x
+  %f1 = mpmd.fragment<mesh="m1", origin=["f"]> (%x1, %w) {call_counter = 1 : ui32} (%p: tensor<8x4xf32>, %q: tensor<4x4xf32>) {
+    %0 = stablehlo.dot_general %p, %q, contracting_dims = [1] x [0] : (tensor<8x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>
+    mpmd.return %0 : tensor<8x4xf32>
+  } : (!x, !w) -> !x
+  %u = mpmd.fragment<mesh="m1", origin=["update"]> (%w) (%p: tensor<4x4xf32>) {
+    %0 = stablehlo.negate %p : tensor<4x4xf32>
+    mpmd.return %0 : tensor<4x4xf32>
+  } : (!w) -> !w
+  return %f0, %f1, %u : !x, !x, !w
+}
+
+// -----
+
+// Rows are not split: how a weight is split decides how its products are.
+
+sdy.mesh @mesh = <["data"=2]>
+!x = !mpmd.mesh_tensor<"m1", tensor<8x4xf32>>
+!b = !mpmd.mesh_tensor<"m1", tensor<2x8x4xf32>>
+!w = !mpmd.mesh_tensor<"m1", tensor<4x4xf32>>
+#topology = #mpmd.topology<<"m1" : <["data"=2]>>>
+
+// CHECK-LABEL: func.func public @rows_are_whole
+// CHECK-NOT:   hoist_gathers
+func.func public @rows_are_whole(%x: !b, %w: !w {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>}) -> (!x, !x) attributes {topology = #topology} {
+  %x0, %x1 = mpmd.fragment<mesh="m1", origin=[]> (%x) (%p: tensor<2x8x4xf32>) {
+    %0 = stablehlo.slice %p [0:1, 0:8, 0:4] : (tensor<2x8x4xf32>) -> tensor<1x8x4xf32>
+    %1 = stablehlo.reshape %0 : (tensor<1x8x4xf32>) -> tensor<8x4xf32>
+    %2 = stablehlo.slice %p [1:2, 0:8, 0:4] : (tensor<2x8x4xf32>) -> tensor<1x8x4xf32>
+    %3 = stablehlo.reshape %2 : (tensor<1x8x4xf32>) -> tensor<8x4xf32>
+    mpmd.return %1, %3 : tensor<8x4xf32>, tensor<8x4xf32>
+  } : (!b) -> (!x, !x)
+  %f0 = mpmd.fragment<mesh="m1", origin=["f"]> (%x0, %w) {call_counter = 0 : ui32} (%p: tensor<8x4xf32>, %q: tensor<4x4xf32>) {
+    %0 = stablehlo.dot_general %p, %q, contracting_dims = [1] x [0] : (tensor<8x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>
+    mpmd.return %0 : tensor<8x4xf32>
+  } : (!x, !w) -> !x
+  %f1 = mpmd.fragment<mesh="m1", origin=["f"]> (%x1, %w) {call_counter = 1 : ui32} (%p: tensor<8x4xf32>, %q: tensor<4x4xf32>) {
+    %0 = stablehlo.dot_general %p, %q, contracting_dims = [1] x [0] : (tensor<8x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>
+    mpmd.return %0 : tensor<8x4xf32>
+  } : (!x, !w) -> !x
+  return %f0, %f1 : !x, !x
+}
+
+// -----
+
+// An axis that splits weights alone is tensor parallelism: only "data" is gathered.
+
+sdy.mesh @mesh = <["data"=2, "model"=2]>
+!x = !mpmd.mesh_tensor<"m1", tensor<8x4xf32>>
+!b = !mpmd.mesh_tensor<"m1", tensor<2x8x4xf32>>
+!w = !mpmd.mesh_tensor<"m1", tensor<4x4xf32>>
+#topology = #mpmd.topology<<"m1" : <["data"=2, "model"=2]>>>
+
+// CHECK-LABEL: func.func public @two_axes
+// CHECK:         origin=[], out_shardings=[<@mesh, [{}, {"model"}]>]>
+func.func public @two_axes(%x: !b {sdy.sharding = #sdy.sharding<@mesh, [{}, {"data"}, {}]>},
+    %w: !w {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {"model"}]>}) -> (!x, !x) attributes {topology = #topology} {
+  %x0, %x1 = mpmd.fragment<mesh="m1", origin=[]> (%x) (%p: tensor<2x8x4xf32>) {
+    %0 = stablehlo.slice %p [0:1, 0:8, 0:4] : (tensor<2x8x4xf32>) -> tensor<1x8x4xf32>
+    %1 = stablehlo.reshape %0 : (tensor<1x8x4xf32>) -> tensor<8x4xf32>
+    %2 = stablehlo.slice %p [1:2, 0:8, 0:4] : (tensor<2x8x4xf32>) -> tensor<1x8x4xf32>
+    %3 = stablehlo.reshape %2 : (tensor<1x8x4xf32>) -> tensor<8x4xf32>
+    mpmd.return %1, %3 : tensor<8x4xf32>, tensor<8x4xf32>
+  } : (!b) -> (!x, !x)
+  %f0 = mpmd.fragment<mesh="m1", origin=["f"]> (%x0, %w) {call_counter = 0 : ui32} (%p: tensor<8x4xf32>, %q: tensor<4x4xf32>) {
+    %0 = stablehlo.dot_general %p, %q, contracting_dims = [1] x [0] : (tensor<8x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>
+    mpmd.return %0 : tensor<8x4xf32>
+  } : (!x, !w) -> !x
+  %f1 = mpmd.fragment<mesh="m1", origin=["f"]> (%x1, %w) {call_counter = 1 : ui32} (%p: tensor<8x4xf32>, %q: tensor<4x4xf32>) {
+    %0 = stablehlo.dot_general %p, %q, contracting_dims = [1] x [0] : (tensor<8x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>
+    mpmd.return %0 : tensor<8x4xf32>
+  } : (!x, !w) -> !x
+  return %f0, %f1 : !x, !x
+}
+
+// -----
+
+// A weight with one use in the step is gathered there.  So is one that only one microbatch reads.
+
+sdy.mesh @mesh = <["data"=2]>
+!x = !mpmd.mesh_tensor<"m1", tensor<8x4xf32>>
+!w = !mpmd.mesh_tensor<"m1", tensor<4x4xf32>>
+#topology = #mpmd.topology<<"m1" : <["data"=2]>>>
+
+// CHECK-LABEL: func.func public @one_use
+// CHECK-NOT:   hoist_gathers
+func.func public @one_use(%x0: !x {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>}, %w: !w {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>}) -> !x attributes {topology = #topology} {
+  %f0 = mpmd.fragment<mesh="m1", origin=["f"]> (%x0, %w) {call_counter = 0 : ui32} (%p: tensor<8x4xf32>, %q: tensor<4x4xf32>) {
+    %0 = stablehlo.dot_general %p, %q, contracting_dims = [1] x [0] : (tensor<8x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>
+    mpmd.return %0 : tensor<8x4xf32>
+  } : (!x, !w) -> !x
+  return %f0 : !x
+}
+
+// -----
+
+// Experts lie as their tokens do, which a product matches: nothing is gathered.
+
+sdy.mesh @mesh = <["data"=2]>
+!x = !mpmd.mesh_tensor<"m1", tensor<2x8x4xf32>>
+!b = !mpmd.mesh_tensor<"m1", tensor<2x2x8x4xf32>>
+!w = !mpmd.mesh_tensor<"m1", tensor<2x4x4xf32>>
+#topology = #mpmd.topology<<"m1" : <["data"=2]>>>
+
+// CHECK-LABEL: func.func public @experts
+// CHECK-NOT:   hoist_gathers
+func.func public @experts(%x: !b {sdy.sharding = #sdy.sharding<@mesh, [{}, {"data"}, {}, {}]>},
+    %w: !w {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}, {}]>}) -> (!x, !x) attributes {topology = #topology} {
+  %x0, %x1 = mpmd.fragment<mesh="m1", origin=[]> (%x) (%p: tensor<2x2x8x4xf32>) {
+    %0 = stablehlo.slice %p [0:1, 0:2, 0:8, 0:4] : (tensor<2x2x8x4xf32>) -> tensor<1x2x8x4xf32>
+    %1 = stablehlo.reshape %0 : (tensor<1x2x8x4xf32>) -> tensor<2x8x4xf32>
+    %2 = stablehlo.slice %p [1:2, 0:2, 0:8, 0:4] : (tensor<2x2x8x4xf32>) -> tensor<1x2x8x4xf32>
+    %3 = stablehlo.reshape %2 : (tensor<1x2x8x4xf32>) -> tensor<2x8x4xf32>
+    mpmd.return %1, %3 : tensor<2x8x4xf32>, tensor<2x8x4xf32>
+  } : (!b) -> (!x, !x)
+  %f0 = mpmd.fragment<mesh="m1", origin=["f"]> (%x0, %w) {call_counter = 0 : ui32} (%p: tensor<2x8x4xf32>, %q: tensor<2x4x4xf32>) {
+    %0 = stablehlo.dot_general %p, %q, batching_dims = [0] x [0], contracting_dims = [2] x [1] : (tensor<2x8x4xf32>, tensor<2x4x4xf32>) -> tensor<2x8x4xf32>
+    mpmd.return %0 : tensor<2x8x4xf32>
+  } : (!x, !w) -> !x
+  %f1 = mpmd.fragment<mesh="m1", origin=["f"]> (%x1, %w) {call_counter = 1 : ui32} (%p: tensor<2x8x4xf32>, %q: tensor<2x4x4xf32>) {
+    %0 = stablehlo.dot_general %p, %q, batching_dims = [0] x [0], contracting_dims = [2] x [1] : (tensor<2x8x4xf32>, tensor<2x4x4xf32>) -> tensor<2x8x4xf32>
+    mpmd.return %0 : tensor<2x8x4xf32>
+  } : (!x, !w) -> !x
+  return %f0, %f1 : !x, !x
+}
