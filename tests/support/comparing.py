@@ -50,9 +50,9 @@ def messages_by_route(program) -> dict[tuple[int, int], int]:
     return dict(sorted(found.items()))
 
 
-def programs_per_mesh(program) -> dict[str, int]:
+def programs_per_mesh(program) -> Counter[str]:
     """How many distinct programs each mesh runs."""
-    return dict(Counter(mesh for mesh, _ in program.executables))
+    return Counter(mesh for mesh, _ in program.executables)
 
 
 def relative_difference(got, want) -> float:
