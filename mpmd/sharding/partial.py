@@ -100,12 +100,22 @@ def numbers(values: Sequence[int]) -> ir.Attribute:
     return ir.DenseI64ArrayAttr.get(list(values), ir.context())
 
 
+_OF_ZERO = frozenset(
+    {
+        "stablehlo.broadcast_in_dim",
+        "stablehlo.convert",
+        "stablehlo.optimization_barrier",
+        "stablehlo.reshape",
+    }
+)
+
+
 def is_zero(value: ir.Value) -> bool:
     """Whether all elements of a value are zero, by the ops that make it."""
     op = ir.producer(value)
     if op is None:
         return False
-    if op.operation.name in ("stablehlo.broadcast_in_dim", "stablehlo.reshape", "stablehlo.convert"):
+    if op.operation.name in _OF_ZERO and len(op.operands) == 1:
         return is_zero(op.operands[0])
     if not ir.is_constant(op) or isinstance(value.type.element_type, ir.ComplexType):
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -20,6 +21,7 @@ from mpmd.passes.propagation.trial import (
     kinds_of_work,
     layouts,
 )
+from mpmd.passes.transfers.uniquify_carried_values import START
 from mpmd.sharding.inside import split_of, splits_inside
 from mpmd.sharding.partial import PartialForms, is_zero, tensor, total_of
 from mpmd.sharding.shards import axes_of
@@ -194,6 +196,8 @@ class _Deferring:
         uses: Mapping[ir.Value, int],
     ) -> None:
         self.f = f
+        known = [op.attributes[START] for op in ir.walk(f) if START in op.attributes]
+        self.numbers = itertools.count(1 + max((int(ir.IntegerAttr(n).value) for n in known), default=-1))
         self.uses = uses
         self.kinds = kinds
         self.of_fragment: dict[ir.Fragment, dict[_Link, _Total]] = {}
@@ -309,7 +313,8 @@ class _Deferring:
             returned = maker.returned
             if is_zero(returned[position]):
                 if self.uses[start] == 1:
-                    returned[position] = zeros(kind.tensor, maker.terminator)
+                    zero = zeros(kind.tensor, maker.terminator)
+                    returned[position] = self._apart(zero, ir.at_end(maker.body))
                     maker.returned = returned
                     ir.set_type(start, kind)
                     entries = {position: self._sharding(fragment, link)}
@@ -320,8 +325,16 @@ class _Deferring:
         else:
             self.starts[chain] = start
         made = _zeros(before, [kind])
+        made.returned = [self._apart(value, ir.at_end(made.body)) for value in made.returned]
         shardings.write(made, "out_shardings", [self._sharding(fragment, link)])
         return made.results[0]
+
+    def _apart(self, start: ir.Value, where: ir.InsertionPoint) -> ir.Value:
+        """A start value that is not joined with others, so that the first microbatch can reuse its memory."""
+        number = {START: ir.i64(next(self.numbers))}
+        return ir.create(
+            "stablehlo.optimization_barrier", [start], [start.type], where, number, start.location
+        ).results[0]
 
     def _finish(self, old: ir.Fragment, made: ir.Fragment, chains: Sequence[_Total]) -> None:
         """Takes the sums of the chains that end in a fragment, right after it."""
