@@ -405,7 +405,8 @@ NOT_LINEAR = {
     ),
     "other padding": (
         "%z = stablehlo.constant dense<1.0> : tensor<f32>\n"
-        f"%r = stablehlo.pad %d, %z, low = [1, 0], high = [-1, 0], interior = [0, 0] : ({T}, tensor<f32>) -> {T}"
+        "%r = stablehlo.pad %d, %z, low = [1, 0], high = [-1, 0], interior = [0, 0] : "
+        f"({T}, tensor<f32>) -> {T}"
     ),
     "beside a constant": (
         f"{C}%k = stablehlo.concatenate %d, %c, dim = 0 : ({T}, {T}) -> tensor<8x5xf32>\n"
