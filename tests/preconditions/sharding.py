@@ -301,14 +301,7 @@ _PASSES = (
     ),
     _shown(
         f"{_DEFER}:_accumulations",
-        "the new total is returned once",
-        " or returned.count(value) > 1",
-        "",
-        _DEFERRED,
-    ),
-    _shown(
-        f"{_DEFER}:_accumulations",
-        "and is not read",
+        "the new total is returned, once, and not read",
         "len(ir.users(value)) > 1",
         "False",
         _DEFERRED,

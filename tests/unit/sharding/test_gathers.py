@@ -149,7 +149,7 @@ def test_one_use_of_what_lies_split_keeps_it_so(use):
 
 def test_residuals_do_not_decide():
     kept = (
-        "%s = stablehlo.constant dense<0.0> : tensor<8x6xf32>  %z = stablehlo.constant dense<0> : tensor<i32>\n"
+        f"%s = stablehlo.constant dense<0.0> : {Y}  %z = stablehlo.constant dense<0> : tensor<i32>\n"
         f"%k = stablehlo.dynamic_update_slice %s, %w, %z, %z : ({Y}, {W}, tensor<i32>, tensor<i32>) -> {Y}\n"
     )
     text = PRODUCT.replace("%d =", kept + "%d =")
