@@ -140,7 +140,7 @@ def make_step(sizes: Sizes, named: bool, optimizer: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Exchange:
+class CountedCollective:
     """One in the text of a program.
 
     Attributes:
@@ -161,14 +161,14 @@ class Exchange:
         return {"all-reduce": 2 * share, "reduce-scatter": members - 1}.get(self.kind, share) * self.size
 
 
-def collectives(text: str, devices: int) -> list[Exchange]:
+def collectives(text: str, devices: int) -> list[CountedCollective]:
     """Those in the text of an HLO module."""
     found = []
     for match in COLLECTIVE.finditer(text):
         shapes = re.findall(r"(\w+)\[([\d,]*)\]", match["shape"])
         sizes = [BYTES[dtype] * math.prod(int(n) for n in dims.split(",") if n) for dtype, dims in shapes]
         if match["kind"] != "collective-permute":
-            found.append(Exchange(match["kind"], sum(sizes), groups_of(match["rest"], devices)))
+            found.append(CountedCollective(match["kind"], sum(sizes), groups_of(match["rest"], devices)))
     return found
 
 

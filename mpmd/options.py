@@ -64,10 +64,11 @@ class PipelineOptions:
         swap_transposed_dots: compute a transposed matrix product with its factors swapped.
         reduce_gradients: `once`: what each device adds up over microbatches, such as gradients where a batch
             is split over devices, is added between devices when the last microbatch is done;
-            `per_microbatch`: in each microbatch, which needs less memory where weights are split (FSDP).
+            `per_microbatch`: in each microbatch, which needs less memory where weights are split (FSDP);
+            `auto`: once, unless a device would then hold more than `device_memory_bytes`.
         gather_weights: `once`: a weight that is split over devices (FSDP), and that the fragments of a stage
             need whole, is gathered before the first of them, and freed after the last; `per_use`: in each
-            fragment, which needs less memory.
+            fragment, which needs less memory; `auto`: once, with the same limit.
         task_orders: for each mesh its tasks in order, `"m1:0F0,0F1,0B0;m2:1F0,1B0"`; replaces
             `pipeline_schedule`.
         fail_on_impossible_order: an order of tasks that the data flow forbids is an error; otherwise tasks
@@ -138,8 +139,8 @@ class PipelineOptions:
     split_accumulators: bool = True
     recompute_cheap_residuals: bool = True
     swap_transposed_dots: bool = True
-    reduce_gradients: str = "once"
-    gather_weights: str = "once"
+    reduce_gradients: str = "auto"
+    gather_weights: str = "auto"
     task_orders: str = ""
     fail_on_impossible_order: bool = False
     pass_options: tuple[str, ...] = ()
@@ -180,8 +181,8 @@ _CHOICES = {
     "attention_stitching": ("auto", "off"),
     "backend": ("auto", "native", "reference", "xla"),
     "compare": ("", "xla"),
-    "gather_weights": ("once", "per_use"),
-    "reduce_gradients": ("once", "per_microbatch"),
+    "gather_weights": ("auto", "once", "per_use"),
+    "reduce_gradients": ("auto", "once", "per_microbatch"),
 }
 _PATTERNS = ("dump_passes", "float_jitter")
 _FROM = {"error_limit": -1, "max_clones": 0, "compile_cache_bytes": 0, "device_memory_bytes": 0}

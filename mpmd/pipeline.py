@@ -321,12 +321,12 @@ def sharding_propagation_pipeline(o: PipelineOptions) -> list[Step]:
         _step(
             "mpmd-hoist-gathers",
             "weights that are whole where they are used do not decide how activations are split",
-            when=o.gather_weights == "once",
+            when=o.gather_weights != "per_use",
         ),
         _step(
             "mpmd-defer-reductions",
             "how gradients are split is left to who reads the sums, and does not reach into microbatches",
-            when=o.reduce_gradients == "once",
+            when=o.reduce_gradients != "per_microbatch",
         ),
         _step(
             "mpmd-propagate-shardings",
@@ -381,7 +381,7 @@ def export_pipeline(o: PipelineOptions) -> list[Step]:
         _step(
             "mpmd-lower-reductions",
             "when the shardings of the sums are final",
-            when=o.reduce_gradients == "once",
+            when=o.reduce_gradients != "per_microbatch",
         ),
         _step("mpmd-mark-offloaded-input-output", "which values live in host memory"),
         _step("mpmd-mark-input-output-with-layouts", "which values have a layout of their own"),

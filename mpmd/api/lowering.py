@@ -7,7 +7,7 @@ import dataclasses
 import re
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,6 +30,7 @@ from mpmd.passes.verify import verify
 from mpmd.runtime.entry import read_entry
 from mpmd.runtime.graph import EntryGraph
 from mpmd.runtime.linearize import linearize
+from mpmd.runtime.memory import predict_memory
 from mpmd.runtime.processes.scalars import mesh_of_each
 from mpmd.runtime.program import Program
 from mpmd.support import diagnostics
@@ -214,8 +215,50 @@ def partition(
         PassError: a pass found the program wrong.
         ProgramError: the streams break a rule of the runtime.
     """
-    with _ONE_AT_A_TIME, garbage_kept():
+
+    def of(config: Config) -> Partitioned:
         return _partition(lowered, config, arguments, argument_paths, out_tree, called, observer)
+
+    with _ONE_AT_A_TIME, garbage_kept():
+        return _within_memory(of, config)
+
+
+_IN_LESS_MEMORY = {"gather_weights": "per_use", "reduce_gradients": "per_microbatch"}
+
+
+def _within_memory(partitioned: Callable[[Config], Partitioned], config: Config) -> Partitioned:
+    """The step with options that are `auto` decided by the memory of devices, where that is limited."""
+    made = partitioned(config)
+    options = config.options if config.options is not None else current_options()
+    limit, meshes = options.device_memory_bytes, config.topology
+    free = [name for name in _IN_LESS_MEMORY if getattr(options, name) == "auto"]
+    if not limit or not free or all(mesh.size == 1 for mesh in meshes.values()):
+        return made
+    most = least = _peak_of_a_device(made.program, meshes)
+    changed: dict[str, str] = {}
+    for count in range(1, len(free) + 1):
+        if least <= limit:
+            break
+        tried = {name: _IN_LESS_MEMORY[name] for name in free[:count]}
+        other = partitioned(dataclasses.replace(config, options=dataclasses.replace(options, **tried)))
+        peak = _peak_of_a_device(other.program, meshes)
+        if peak < least:
+            made, least, changed = other, peak, tried
+    if changed:
+        said = " and ".join(f"{name}={value}" for name, value in changed.items())
+        made.diagnostics.append(
+            Diagnostic(
+                Severity.WARNING,
+                f"{said}, as a device would hold {most:,} bytes otherwise, and device_memory_bytes is "
+                f"{limit:,}; now it holds {least:,}, without the scratch memory of fragments",
+            )
+        )
+    return made
+
+
+def _peak_of_a_device(program: Program, meshes: Mapping[str, Any]) -> int:
+    """The predicted peak of arrays on the device that holds most."""
+    return max((m.peak_bytes // meshes[m.mesh].size for m in predict_memory(program)), default=0)
 
 
 _ONE_AT_A_TIME = threading.RLock()  # passes share the context, erased ops, the count of edits

@@ -88,7 +88,13 @@ class Topology(Mapping[str, Mesh]):
     def abstract_mesh(self) -> AbstractMesh:
         """A mesh with the axes of all meshes, under which a step is traced."""
         types = {name: kind for mesh in self.values() for name, kind in zip(mesh.axis_names, mesh.axis_types)}
-        return AbstractMesh(tuple(self.axes.values()), tuple(self.axes), axis_types=tuple(types.values()))
+        kinds = {mesh.abstract_mesh.abstract_device for mesh in self.values()}
+        return AbstractMesh(
+            tuple(self.axes.values()),
+            tuple(self.axes),
+            axis_types=tuple(types.values()),
+            abstract_device=kinds.pop() if len(kinds) == 1 else None,  # `jax.shard_map` compares it
+        )
 
     @property
     def shared_devices(self) -> dict[str, list[str]]:
@@ -106,9 +112,9 @@ def make_topology(
     """The meshes of a program, in pipeline order.
 
     Args:
-        meshes: for each name a `jax.sharding.Mesh`, a list of devices, a number of devices (one axis
-            called `"data"`), or axis sizes such as `{"data": 2, "model": 2}`.  Numbers take devices in
-            order from `devices`.
+        meshes: for each name a `jax.sharding.Mesh`, whose axes become `AxisType.Auto`, a list of devices, a
+            number of devices (one axis called `"data"`), or axis sizes such as `{"data": 2, "model": 2}`.
+            Numbers take devices in order from `devices`.
         devices: where numbers take devices from; by default `runtime.clients` chooses them in one process,
             and several processes take all their devices in order: a mesh lies in one process where it fits,
             and is over whole processes where it does not.
@@ -228,8 +234,8 @@ def _axes(spec: MeshLike) -> dict[str, int]:
 
 
 def _mesh(spec: MeshLike, axes: dict[str, int], devices: list[Any]) -> Mesh:
-    if isinstance(spec, Mesh):
-        return spec
+    if isinstance(spec, Mesh):  # shardings within a mesh are Shardy's, so explicit axes are not kept
+        return Mesh(spec.devices, spec.axis_names)
     if axes:
         return Mesh(np.array(devices).reshape(tuple(axes.values())), tuple(axes))
     return Mesh(np.array(list(cast("Sequence[Any]", spec))), ("data",))

@@ -60,6 +60,7 @@ def prepare_fragment(
     clock, devices = PhaseClock(seconds), device_count(axes)
     module = module or lowered(fragment, axes)
     module.is_scheduled = False  # an order was given: one of those that are allowed
+    module.source = None  # passes change it
     flatten_parameters(module)
     clock("lowering")
 

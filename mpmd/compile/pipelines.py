@@ -40,9 +40,9 @@ def optimization_pipeline(
         *wrong,  # before anything else: afterwards operations are no longer those that were written
         *preparation(devices, device.limits),  # each instruction by itself; after it they are kernels
         CopyInsertion(),  # before fusion, so that copies are fused into what computes their value
+        KeepRounding(),  # simplification takes its conversions away, kernels hide discrete values
         SortPrefix(device.limits.sort_prefix),  # before fusion, which takes the slices to what reads them
         AttentionStitching(attention_stitching, device),  # before fusion, which takes products one by one
-        KeepRounding(),  # after simplification and the patterns of attention: it writes conversions between
         Fusion(device=device),  # last change of what computes
     ]
 

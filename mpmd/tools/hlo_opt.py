@@ -161,6 +161,7 @@ def _run_passes(text: str, command: HloCommand, timing: Timing) -> str:
     """The module's text after the passes."""
     module = hlo.parse_module(text, "input")
     hlo.verify(module)
+    module.source = None  # passes change it
     printed = functools.partial(hlo.print_module, metadata=command.metadata)
     watch = Watch(
         verify=hlo.verify,

@@ -76,17 +76,20 @@ def one_microbatch(body: Callable[..., Any]) -> Callable[..., Any]:
     return carrier(body, "callee", "microbatch")
 
 
-def split_microbatches(batches: T, num_microbatches: int, axis: int = 0) -> T:
+def split_microbatches(batches: T, num_microbatches: int, axis: int = 0, *, strided: bool = False) -> T:
     """The leaves with dim `axis` of size `m * n` reshaped so that a first dim counts the `m` microbatches.
+
+    Microbatch `k` has the rows from `k * n` to `k * n + n - 1`; with `strided`, the rows `k`, `k + m`,
+    `k + 2 m` and so on.
 
     Raises:
         SignatureError: `num_microbatches` is not positive, or a leaf cannot be split so.
     """
     _check_split(num_microbatches, axis)
-    return _split([("batch", batches)], num_microbatches, axis)[0]
+    return _split([("batch", batches)], num_microbatches, axis, strided)[0]
 
 
-def _split(batches: Sequence[tuple[str, Any]], num_microbatches: int, axis: int) -> list[Any]:
+def _split(batches: Sequence[tuple[str, Any]], num_microbatches: int, axis: int, strided: bool) -> list[Any]:
     """`split_microbatches` of each of several batches, each with its name for the user.
 
     Raises:
@@ -131,7 +134,11 @@ def _split(batches: Sequence[tuple[str, Any]], num_microbatches: int, axis: int)
 
     def split(leaf: jax.Array) -> jax.Array:
         shape = jnp.shape(leaf)
-        inner = (*shape[:axis], num_microbatches, shape[axis] // num_microbatches, *shape[axis + 1 :])
+        rows = shape[axis] // num_microbatches
+        if strided:
+            apart = jnp.reshape(leaf, (*shape[:axis], rows, num_microbatches, *shape[axis + 1 :]))
+            return jnp.moveaxis(apart, axis + 1, 0)
+        inner = (*shape[:axis], num_microbatches, rows, *shape[axis + 1 :])
         named = carrier(lambda x: jnp.reshape(x, inner), MICROBATCHES, str(axis))
         return jnp.moveaxis(named(leaf), axis, 0)
 
@@ -156,6 +163,7 @@ def accumulate_gradients(
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     axis: int = 0,
+    strided: bool = False,
 ) -> Callable[P, Any]:
     """Mean loss and mean gradients over microbatches: `jax.value_and_grad(loss_fn)` in pieces.
 
@@ -170,6 +178,9 @@ def accumulate_gradients(
         argnums: the arguments to differentiate by, from the end if negative; all others are batches.
         has_aux: whether `loss_fn` also returns something for each microbatch.
         axis: the batch dim.
+        strided: microbatch `k` has every `M`-th row of the batch, from row `k`.  Rows that are split over
+            the devices of a mesh then stay where they are; otherwise they are exchanged once a step, as the
+            `k`-th piece of a batch lies on one part of the devices.
 
     Returns:
         A function that returns `(loss, grads)`, or `((loss, aux), grads)` where every leaf of `aux` has a
@@ -206,7 +217,7 @@ def accumulate_gradients(
             loss, aux = value if has_aux else (value, None)
             return jax.tree.map(jnp.add, carry, (loss, grads)), aux
 
-        pieces = _split(batches, num_microbatches, axis)
+        pieces = _split(batches, num_microbatches, axis, strided)
         shapes = jax.eval_shape(of_microbatch, jax.tree.map(_one, pieces))
         (loss, grads), aux = jax.lax.scan(one_microbatch(body), _zeros(shapes, has_aux), pieces)
         loss, grads = jax.tree.map(lambda total: total / num_microbatches, (loss, grads))

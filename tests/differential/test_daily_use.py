@@ -17,9 +17,9 @@ pytestmark = pytest.mark.usefixtures("plain_xla")
 
 BACKENDS = ("native", "xla")
 ASSIGNMENT = {"lower": "m0", "upper": "m1"}
-KEYS = jax.random.split(jax.random.key(0), 4)
-PARAMS = {"a": jax.random.normal(KEYS[0], (4, 8)), "b": jax.random.normal(KEYS[1], (8, 2))}
-X, Y = jax.random.normal(KEYS[2], (8, 4)), jax.random.normal(KEYS[3], (8, 2))
+RNG = np.random.default_rng(0)
+PARAMS = {"a": RNG.standard_normal((4, 8), "f4"), "b": RNG.standard_normal((8, 2), "f4")}
+X, Y = RNG.standard_normal((8, 4), "f4"), RNG.standard_normal((8, 2), "f4")
 
 
 def loss_fn(params, x, y):

@@ -48,7 +48,8 @@ SWITCHES = {
         "merge_transfers", "recompute_cheap_residuals", "split_accumulators",
         "split_bwd_fragments", "swap_transposed_dots", "verify_schedule_units",
     )
-} | {"max_clones": (1, 3), "attention_stitching": ("auto", "off")}  # fmt: skip
+} | {"max_clones": (1, 3), "attention_stitching": ("auto", "off"),
+     "reduce_gradients": ("once", "per_microbatch"), "gather_weights": ("once", "per_use")}  # fmt: skip
 # Which schedule, how many stages and how many microbatches: what switches might depend on.
 SHAPES = {"schedule": ("1f1b", "gpipe", "zb_h1"), "stages": (2, 3), "microbatches": (4, 1)}
 # Options that are no switches: the user's program, refusals, and how it all is shown.

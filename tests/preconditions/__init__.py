@@ -3,8 +3,9 @@
     python -m tests.preconditions            writes docs/preconditions.md
     python -m tests.preconditions ROOM [N]   runs the tests of the mutants of one room, or of its row N
 
-Each module of this folder has the rows of one room of `mpmd/`.  A row is a mutant, too: `mutant.py` drops the
-precondition from the source while the module is imported, and the test of the row must then fail.
+Each module of this folder has the rows of one room of `mpmd/`.  A row is a mutant, too: `forks.py` drops the
+precondition from functions, `mutant.py` from the source while the module is imported.  The test of the row
+must then fail.
 
 Source: Offutt and Untch, Mutation 2000: uniting the orthogonal.
 """
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-_TOOLS = ("mutant", "page", "__main__")
+_TOOLS = ("forks", "mutant", "page", "__main__")
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,26 @@ class Precondition:
         except SyntaxError as error:
             raise ValueError(f"{self.rewrite} is not Python with {self.dropped!r}: {error}") from None
         return mutant
+
+
+@dataclass(frozen=True)
+class RowsOf:
+    """Makes the rows of the rewrites in a folder.
+
+    Attributes:
+        folder: where the files are.
+        test: the test of which each row names a case; "" if each names a test of its own.
+    """
+
+    folder: str
+    test: str = ""
+
+    def __call__(
+        self, place: str, holds: str, code: str, dropped: str, shown: str, exact: str = "exact"
+    ) -> Precondition:
+        """The row of `FILE:QUALIFIED_NAME` in the folder; `shown` is the case, or the test."""
+        test = f"{self.test}[{shown}]" if self.test else shown
+        return Precondition(f"{self.folder}/{place}", holds, code, dropped, test, exact)
 
 
 def span(source: str, name: str) -> tuple[int, int]:

@@ -15,6 +15,10 @@ _ATTENTION = "tests/unit/compile/backends/native_cpu/attention/test_attention.py
 _POISON = "tests/unit/compile/backends/native_cpu/test_poison.py"
 _SELECTION = "tests/unit/compile/backends/native_cpu/emit/test_selection.py"
 
+_CANCELLATION = "mpmd/compile/passes/fusion/cancellation.py"
+_CANCELS = "tests/unit/compile/passes/fusion/test_rounding_of_what_cancels.py"
+_ZERO = f"{_CANCELS}::test_what_cancels_is_zero"
+
 _LOOKED_AT = "within rounding: a masked zero times what lies behind the mask is +0, whatever that is"
 
 
@@ -184,7 +188,7 @@ _KERNEL = (
         "a row looks at the strips of keys that are computed for it, at none if it sees none",
         "self.seen(rows)",
         "self.f.imax(self.seen(rows), 1)",
-        f"{_POISON}::test_rows_that_read_sums_nobody_computed_are_noticed",
+        f"{_POISON}::test_rows_that_read_sums_which_are_not_computed_are_noticed",
     ),
     Precondition(
         f"{_CPU}/attention/rows.py:BlockRows._guarded",
@@ -314,7 +318,38 @@ _GROUPS = (
     ),
 )
 
-ROWS = (*_POSITIONS, *_VALUES, *_KERNEL, *_GROUPS, *_SORTS)
+_ROUNDING = (
+    Precondition(
+        f"{_CANCELLATION}:_cancels",
+        "values that may cancel are rounded alike",
+        "a.wide & b.rounded | a.rounded & b.wide",
+        "False",
+        f"{_CANCELS}::test_a_query_that_sees_one_key_has_no_gradient",
+    ),
+    Precondition(
+        f"{_CANCELLATION}:_cancels",
+        "so are the parts of one value that a constant is taken from",
+        " if splat(o) is None",
+        "",
+        f"{_ZERO}[beside a constant]",
+    ),
+    Precondition(
+        f"{_CANCELLATION}:_rounds",
+        "a conversion from bf16 or to it rounds",
+        "NARROW_TYPE in (instruction.shape.dtype, instruction.operands[0].shape.dtype)",
+        "False",
+        f"{_ZERO}[through f32]",
+    ),
+    Precondition(
+        f"{_CANCELLATION}:_rounds",
+        "so does memory, where a value is more than elementwise work and movement",
+        "not instruction.is_elementwise and instruction.opcode not in _MOVES",
+        "False",
+        f"{_ZERO}[sum of columns]",
+    ),
+)
+
+ROWS = (*_POSITIONS, *_VALUES, *_KERNEL, *_GROUPS, *_ROUNDING, *_SORTS)
 
 ALWAYS = {
     "mpmd/compile/passes/fusion/attention.py:moved_factor": (

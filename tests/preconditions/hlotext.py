@@ -6,6 +6,11 @@ from tests.preconditions import Precondition
 
 _MEMORY = "tests/property/test_directed_hlotext.py::test_values_keep_their_memory_until_the_last_reader"
 _TEXT = "tests/text/test_text.py::test_file"
+_SIZES = "mpmd/compile/kernels/planning/collectives.py:_check_sizes"
+_FITTING = (
+    "tests/unit/compile/backends/native_cpu/test_rare_hlo.py::"
+    "test_a_collective_whose_groups_do_not_fit_its_shapes_is_refused"
+)
 
 ROWS = (
     Precondition(
@@ -87,6 +92,20 @@ ROWS = (
         "if not all(groups) or ids != list(range(len(ids))):",
         "if False:",
         "tests/unit/compile/hlo/test_verifier.py::test_broken_operations",
+    ),
+    Precondition(
+        _SIZES,
+        "Gathers give each member's array once, scatters a part for each member.",
+        "not fits or ",
+        "",
+        f"{_FITTING}[all-gather]",
+    ),
+    Precondition(
+        _SIZES,
+        "An all-to-all divides its dim by the members.",
+        ' or (opcode == "all-to-all" and any(n % count for n in parts))',
+        "",
+        f"{_FITTING}[all-to-all]",
     ),
     Precondition(
         "mpmd/compile/hlo/literals.py:_floats",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.preconditions import Precondition
+from tests.preconditions import RowsOf
 
 _EXPAND = "mpmd/compile/passes/expand"
 _LEFT = "tests/unit/compile/passes/test_left_alone.py::test_a_pass_leaves_it_alone"
@@ -11,22 +11,9 @@ _SAYS = "tests/property/test_hlo_passes.py::test_an_expander_says_what_the_opera
 _NARROW = "tests/unit/compile/passes/test_narrow.py"
 _NATIVE = "tests/differential/test_native_operations.py"
 _ORDER = "within rounding: XLA leaves the order of sums open, too"
-
-
-def _row(place: str, holds: str, code: str, dropped: str, left: str, exact: str = "exact") -> Precondition:
-    """A precondition that a program shows which the pass must leave alone."""
-    return Precondition(f"{_EXPAND}/{place}", holds, code, dropped, f"{_LEFT}[{left}]", exact)
-
-
-def _directed(
-    place: str, holds: str, code: str, dropped: str, name: str, exact: str = "exact"
-) -> Precondition:
-    return Precondition(f"{_EXPAND}/{place}", holds, code, dropped, f"{_DIRECTED}[{name}]", exact)
-
-
-def _tested(place: str, holds: str, code: str, dropped: str, test: str, exact: str = "exact") -> Precondition:
-    return Precondition(f"{_EXPAND}/{place}", holds, code, dropped, test, exact)
-
+_row = RowsOf(_EXPAND, _LEFT)
+_directed = RowsOf(_EXPAND, _DIRECTED)
+_tested = RowsOf(_EXPAND)
 
 _TYPES = (
     _tested(

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from tests.preconditions import Precondition
+from tests.preconditions import RowsOf
 
 _PASSES = "mpmd/compile/passes"
 _LEFT = "tests/unit/compile/passes/test_left_alone.py::test_a_pass_leaves_it_alone"
 _EFFECTS = "tests/unit/compile/passes/test_effects.py::test_an_effect_is_done_once"
 _COPIES = "tests/unit/compile/passes/test_copies.py::test_results_have_memory_of_their_own"
 _ADDED = "within rounding: the order of a sum over devices is open, in XLA too"
-
-
-def _row(place: str, holds: str, code: str, dropped: str, left: str, exact: str = "exact") -> Precondition:
-    """A precondition that a program shows which the pass must leave alone."""
-    return Precondition(f"{_PASSES}/{place}", holds, code, dropped, f"{_LEFT}[{left}]", exact)
-
-
-def _tested(place: str, holds: str, code: str, dropped: str, test: str, exact: str = "exact") -> Precondition:
-    return Precondition(f"{_PASSES}/{place}", holds, code, dropped, test, exact)
-
+_row = RowsOf(_PASSES, _LEFT)
+_tested = RowsOf(_PASSES)
 
 _COMMUNICATION = (
     _row(
@@ -250,22 +242,22 @@ _COPIED = (
     _tested(
         "memory/copy_insertion.py:_own_results",
         "no two results are one value",
-        " or _base(value) in seen",
+        " or base in seen",
         "",
         f"{_COPIES}[a value twice]",
     ),
     _tested(
         "memory/copy_insertion.py:_own_results",
         "no result is a parameter or a constant",
-        "(source is not None or _base(value) in seen)",
-        "_base(value) in seen",
+        "(base[0].opcode in _GIVEN or base in seen)",
+        "base in seen",
         f"{_COPIES}[a parameter]",
     ),
     _tested(
         "memory/copy_insertion.py:_own_results",
         "state that stays is at its place",
-        "source.tuple_index == number",
-        "True",
+        "base == (computation.parameters[0], (number,))",
+        "base[0] is computation.parameters[0]",
         f"{_COPIES}[state that changes its place]",
     ),
     _tested(
@@ -278,9 +270,16 @@ _COPIED = (
     _tested(
         "memory/copy_insertion.py:_base",
         "what a loop leaves unchanged is the memory of its initial state",
-        "_is_unchanged(source, value.tuple_index)",
+        "_is_unchanged(value, index)",
         "False",
         f"{_COPIES}[a parameter that a loop leaves unchanged]",
+    ),
+    _tested(
+        "memory/copy_insertion.py:_base",
+        "the initial state of a loop is seen through a barrier",
+        "_is_unchanged(value, index)",
+        '(_is_unchanged(value, index) and value.operands[0].opcode == "tuple")',
+        f"{_COPIES}[a parameter that a loop behind a barrier leaves unchanged]",
     ),
     _tested(
         "memory/copy_insertion.py:_numbered",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.preconditions import Precondition
+from tests.preconditions import Precondition, RowsOf
 
 _SIMPLIFY = "mpmd/compile/passes/simplify"
 _LEFT = "tests/unit/compile/passes/test_left_alone.py::test_a_pass_leaves_it_alone"
@@ -11,16 +11,8 @@ _TRIPS = f"{_SINGLE}::test_trips_are_not_guessed"
 _COUNTED = f"{_SINGLE}::test_trips_are_what_the_evaluator_counts"
 _DIRECTED = "tests/property/test_directed_rewrites.py::test_a_pass_keeps_the_numbers"
 _EFFECTS = "tests/unit/compile/passes/test_effects.py"
-
-
-def _row(place: str, holds: str, code: str, dropped: str, left: str, exact: str = "exact") -> Precondition:
-    """A precondition that a program shows which the pass must leave alone."""
-    return Precondition(f"{_SIMPLIFY}/{place}", holds, code, dropped, f"{_LEFT}[{left}]", exact)
-
-
-def _tested(place: str, holds: str, code: str, dropped: str, test: str, exact: str = "exact") -> Precondition:
-    return Precondition(f"{_SIMPLIFY}/{place}", holds, code, dropped, test, exact)
-
+_row = RowsOf(_SIMPLIFY, _LEFT)
+_tested = RowsOf(_SIMPLIFY)
 
 _COUNTING = (
     _tested(

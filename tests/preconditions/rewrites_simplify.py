@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.preconditions import Precondition
+from tests.preconditions import Precondition, RowsOf
 
 _ALGEBRA = "mpmd/compile/passes/simplify/algebra"
 _RULES = "tests/unit/compile/passes/simplify/algebra/test_rules.py"
@@ -14,11 +14,7 @@ _BEGINS = (
 )
 
 
-def _row(rule: str, holds: str, code: str, dropped: str, kept: str, exact: str = "exact") -> Precondition:
-    """A precondition that a program shows which the rule must leave alone."""
-    file, _, name = rule.partition(".")
-    test = f"{_RULES}::test_no_rule_applies[{kept}]"
-    return Precondition(f"{_ALGEBRA}/{file}.py:{name}", holds, code, dropped, test, exact)
+_row = RowsOf(_ALGEBRA, f"{_RULES}::test_no_rule_applies")
 
 
 def _lossless(holds: str, code: str, dropped: str, source: str) -> Precondition:
@@ -35,7 +31,7 @@ _ARITHMETIC = (
         f"{_RULES}::test_no_rule_applies[a constant less a value]",
     ),
     _row(
-        "arithmetic.add_zero",
+        "arithmetic.py:add_zero",
         "the constant is 0 or -0",
         "is_splat(b, 0)",
         "is_splat(b, 1)",
@@ -43,77 +39,77 @@ _ARITHMETIC = (
         _ZERO,
     ),
     _row(
-        "arithmetic.subtract_zero",
+        "arithmetic.py:subtract_zero",
         "the constant is 0",
         "is_splat(b, 0) and",
         "is_splat(b, 1) and",
         "one less",
     ),
     _row(
-        "arithmetic.subtract_zero",
+        "arithmetic.py:subtract_zero",
         "the constant is not -0: -0 - -0 is 0",
         " and not is_negative_zero(b)",
         "",
         "less -0, which takes the sign from -0",
     ),
     _row(
-        "arithmetic.subtract_zero",
+        "arithmetic.py:subtract_zero",
         "0 - x is -x of integers alone: 0 - 0 is 0",
         " and not is_number(a)",
         "",
         "0 less a float, which is 0 for 0",
     ),
     _row(
-        "arithmetic.multiply_one",
+        "arithmetic.py:multiply_one",
         "the constant is 1",
         "is_splat(b, 1)",
         "is_splat(b, 0)",
         "zero times infinity",
     ),
     _row(
-        "arithmetic.multiply_one",
+        "arithmetic.py:multiply_one",
         "numbers are real: a complex infinity times 1 has a part 0 * inf",
         'site.shape.info.kind == "complex"',
         "False",
         "a complex infinity times one",
     ),
     _row(
-        "arithmetic.divide_by_power_of_two",
+        "arithmetic.py:divide_by_power_of_two",
         "numbers are floats: integers have no reciprocal",
         'site.shape.dtype not in ("f32", "f64", "bf16", "f16")',
         "False",
         "half of an integer",
     ),
     _row(
-        "arithmetic.divide_by_power_of_two",
+        "arithmetic.py:divide_by_power_of_two",
         "the divisor is a power of two, whose reciprocal is exact",
         "mantissa != 0.5 or ",
         "value == 0 or ",
         "a third",
     ),
     _row(
-        "arithmetic.divide_by_power_of_two",
+        "arithmetic.py:divide_by_power_of_two",
         "the divisor is not 0, and finite",
         "mantissa != 0.5",
         "mantissa not in (0.5, float('inf'))",
         "a division by infinity",
     ),
     _row(
-        "arithmetic.divide_by_power_of_two",
+        "arithmetic.py:divide_by_power_of_two",
         "divisor and reciprocal are normal numbers",
         " or abs(exponent) > limit",
         "",
         "a division into denormals",
     ),
     _row(
-        "arithmetic.divide_by_power_of_two",
+        "arithmetic.py:divide_by_power_of_two",
         "they are normal numbers of f16, too",
         '12 if site.shape.dtype == "f16" else 120',
         "120",
         "a division by 2**14 of f16",
     ),
     _row(
-        "arithmetic.power_of_simple_exponent",
+        "arithmetic.py:power_of_simple_exponent",
         "the exponent is 0, 1, 2 or -1",
         "is_splat(exponent, 2)",
         "is_splat(exponent, 0.5)",
@@ -121,7 +117,7 @@ _ARITHMETIC = (
         "within rounding: a product rounds once, a library's power may err by an ulp",
     ),
     _row(
-        "arithmetic.power_of_simple_exponent",
+        "arithmetic.py:power_of_simple_exponent",
         "the exponent is -1 of floats alone: integers to it are 0, 1 or -1",
         'site.shape.info.kind == "float" and ',
         "",
@@ -130,7 +126,7 @@ _ARITHMETIC = (
 )
 _LOGIC = (
     _row(
-        "logic.neutral",
+        "logic.py:neutral",
         "the constant is neutral for the operation and the type: -inf for a maximum of floats",
         "is_identity(site.at.opcode, b)",
         "is_identity('or', b)",
@@ -144,7 +140,7 @@ _LOGIC = (
         f"{_DIRECTED}[logic.compare_constant_to_the_right]",
     ),
     _row(
-        "logic.select_constant",
+        "logic.py:select_constant",
         "the predicate is the same everywhere, and known",
         "None if value is None else a if value else b",
         "a if value else b",
@@ -160,21 +156,21 @@ _LOGIC = (
 )
 _CONVERTED = (
     _row(
-        "conversions.convert_twice",
+        "conversions.py:convert_twice",
         "the first conversion keeps every value",
         "not is_lossless(source.name, between.name)",
         "False",
         "rounding twice",
     ),
     _row(
-        "conversions.convert_twice",
+        "conversions.py:convert_twice",
         "no float is between an integer and one that cannot hold it: floats saturate, integers wrap",
         "wraps and not between.is_integral",
         "False",
         "integers that a float saturates",
     ),
     _row(
-        "conversions.convert_twice",
+        "conversions.py:convert_twice",
         "no complex number is between them either",
         "not between.is_integral",
         "between.is_floating",
@@ -192,7 +188,7 @@ _CONVERTED = (
     _lossless("the largest exponent of the target is as large", "high <= highest and ", "", "f8e4m3fn"),
     _lossless("the least exponent of the target is as small", " and low >= lowest", "", "f8e4m3b11fnuz"),
     _row(
-        "conversions.copy_nothing",
+        "conversions.py:copy_nothing",
         "a copy keeps the layout",
         "x.shape is site.shape",
         "x.shape.logical is site.shape.logical",
@@ -201,14 +197,14 @@ _CONVERTED = (
 )
 _MOVED = (
     _row(
-        "reshapes.reshape_nothing",
+        "reshapes.py:reshape_nothing",
         "the dims are the same",
         "x.shape.logical is site.shape.logical",
         "x.shape.size == site.shape.size",
         "a reshape",
     ),
     _row(
-        "reshapes.transpose_of_ones",
+        "reshapes.py:transpose_of_ones",
         "dims other than 1 keep their order",
         "not moves_only_ones(site.shape.dims, site.at.dimensions)",
         "False",
@@ -222,7 +218,7 @@ _MOVED = (
         f"{_DIRECTED}[reshapes.transpose_twice]",
     ),
     _row(
-        "broadcasts.broadcast_nothing",
+        "broadcasts.py:broadcast_nothing",
         "dims keep their order",
         "plain and ",
         "",
@@ -236,42 +232,42 @@ _MOVED = (
         f"{_DIRECTED}[broadcasts.broadcast_twice]",
     ),
     _row(
-        "broadcasts.sink",
+        "broadcasts.py:sink",
         "all operands are broadcast along the same dims",
         "pattern not in (None, found)",
         "False",
         "broadcasts along different dims",
     ),
     _row(
-        "broadcasts.sink",
+        "broadcasts.py:sink",
         "no operand is another array",
         'operand.opcode != "broadcast"',
         'operand.opcode not in ("broadcast", "parameter")',
         "a broadcast beside an array",
     ),
     _row(
-        "slices.slice_nothing",
+        "slices.py:slice_nothing",
         "all of the array is taken",
         "x.shape.logical is site.shape.logical",
         "x.shape.dtype == site.shape.dtype",
         "a slice",
     ),
     _row(
-        "slices.pad_nothing",
+        "slices.py:pad_nothing",
         "nothing is added or removed at the sides",
         "p.low == p.high == 0 and ",
         "",
         "a pad that moves",
     ),
     _row(
-        "slices.pad_nothing",
+        "slices.py:pad_nothing",
         "nothing is added between elements, of which there may be one",
         " and (not p.interior or n <= 1)",
         "",
         "a pad between elements",
     ),
     _row(
-        "slices._fixed",
+        "slices.py:_fixed",
         "each start is known, unless all of the dim is taken",
         "known is None",
         "False",
@@ -285,35 +281,56 @@ _MOVED = (
         f"{_DIRECTED}[slices.slice_at_constant]",
     ),
     _row(
-        "slices.update_everything",
+        "slices.py:update_everything",
         "the update has all elements, or none",
         "update.shape.logical is x.shape.logical",
         "True",
         "an update of a part",
     ),
     _row(
-        "slices.set_whole_size",
+        "slices.py:set_whole_size",
         "the size is that of the array",
         "integer(size) == x.shape.dims[dim]",
         "integer(size) is not None",
         "a size that is less",
     ),
     _row(
-        "tuples.tuple_of_elements",
+        "marks.py:drop_mark",
+        "the call returns its operand",
+        "site.at.custom_call_target not in _MARKS",
+        "False",
+        "a call of another target",
+    ),
+    _row(
+        "marks.py:drop_mark",
+        "on several devices a mark says how the value is divided",
+        "module.num_partitions > 1",
+        "False",
+        "a mark on several devices",
+    ),
+    _row(
+        "marks.py:drop_mark",
+        "the shape stays",
+        "site.operands[0].shape.logical is site.shape.logical",
+        "True",
+        "a mark of another shape",
+    ),
+    _row(
+        "tuples.py:tuple_of_elements",
         "all elements are there",
         "source.shape is not site.shape",
         "False",
         "the first elements of a tuple",
     ),
     _row(
-        "tuples.tuple_of_elements",
+        "tuples.py:tuple_of_elements",
         "they are in order",
         " or operand.tuple_index != i",
         "",
         "the elements of a tuple in another order",
     ),
     _row(
-        "tuples.tuple_of_elements",
+        "tuples.py:tuple_of_elements",
         "they are of one tuple",
         " and operand.operands[0] is source",
         "",
@@ -322,14 +339,14 @@ _MOVED = (
 )
 _SUMMED = (
     _row(
-        "products.dot_of_nothing",
+        "products.py:dot_of_nothing",
         "there is nothing to sum",
         "is_trivial(site.operands[0]) and ",
         "",
         "a product",
     ),
     _row(
-        "products.dot_of_ones",
+        "products.py:dot_of_ones",
         "one term is summed",
         " or any(a.shape.dims[d] != 1 for d in dims.lhs_contracting)",
         "",
@@ -337,21 +354,21 @@ _SUMMED = (
         _BEGINS,
     ),
     _row(
-        "products.dot_of_ones",
+        "products.py:dot_of_ones",
         "the result's type holds the factors: they are rounded once",
         "not all(\n        is_lossless(o.shape.dtype, site.shape.dtype) for o in (a, b)\n    )",
         "False",
         "a product of ones that rounds its factors",
     ),
     _row(
-        "products.dot_of_ones",
+        "products.py:dot_of_ones",
         "no algorithm rounds the factors",
         '"algorithm" in site.at.attributes or ',
         "",
         "a product of ones by an algorithm",
     ),
     _row(
-        "products.transpose_of_dot",
+        "products.py:transpose_of_dot",
         "the transpose exchanges all free dims of the sides",
         "site.at.dimensions != swapped",
         "False",
@@ -359,21 +376,21 @@ _SUMMED = (
         "within rounding: terms are summed in the order of the same contracted dims",
     ),
     _row(
-        "products.transpose_of_dot",
+        "products.py:transpose_of_dot",
         "nothing else reads the product, which would be computed twice",
         " or len(inner.users) != 1",
         "",
         "a product that is read twice",
     ),
     _row(
-        "products.transpose_of_dot",
+        "products.py:transpose_of_dot",
         "no algorithm treats the sides differently",
         '"algorithm" in inner.attributes',
         "False",
         "a transposed product by an algorithm",
     ),
     _row(
-        "reductions.reduce_nothing",
+        "reductions.py:reduce_nothing",
         "each reduced dim has one element",
         " or any(x.shape.dims[d] != 1 for d in site.at.dimensions)",
         "",
@@ -388,7 +405,7 @@ _SUMMED = (
         f"{_DIRECTED}[reductions.reduce_nothing]",
     ),
     _row(
-        "reductions.reduce_of_nothing",
+        "reductions.py:reduce_of_nothing",
         "the array is empty",
         " or not is_trivial(site.operands[0])",
         "",

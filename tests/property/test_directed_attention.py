@@ -1,5 +1,8 @@
 """Attention and sorts: programs that their planners accept, against the meaning of HLO and against f64."""
 
+import functools
+
+import jax
 import numpy as np
 import pytest
 
@@ -7,6 +10,7 @@ from mpmd.compile.thunks.thunk import AttentionThunk
 from tests.support.directed import seeds
 from tests.support.directed.attention import case, recipe, wrong
 from tests.support.directed.attention_sorts import sorts
+from tests.support.hlo_meaning import evaluate
 from tests.support.native_fragments import run
 from tests.support.native_hlo import compile_module, quick_code, run_module
 from tests.support.random_hlo.draft import Draft
@@ -26,7 +30,7 @@ def sweep_attention(count):
         kernels = [t for t in compiled.thunks if isinstance(t, AttentionThunk)]
         stitched += bool(kernels)
         masked += any(k.plan.triangle is not None for k in kernels)
-        problems.append(wrong(made, run(fragment, program.arguments, compiled)))
+        problems.append(wrong(made, functools.partial(run, fragment, made=compiled)))
     assert not any(problems), "\n".join(p for p in problems if p)
     assert stitched >= count / 2, f"{stitched} of {count} are kernels of attention"
     assert masked >= count / 4, f"{masked} of {count} leave out what is behind their mask"
@@ -41,6 +45,13 @@ def sweep_sorts(count):
 
 def test_attention_is_what_f64_gives():
     sweep_attention(FAST_ATTENTION)
+
+
+def test_results_that_are_less_exact_on_the_average_are_found():
+    made = recipe(7)
+    module = case(made).module
+    assert not wrong(made, lambda arrays: jax.tree.leaves(evaluate(module, arrays)))
+    assert wrong(made, lambda arrays: [x * 1.01 for x in jax.tree.leaves(evaluate(module, arrays))])
 
 
 def test_sorts_are_exact_and_all_accepted():

@@ -51,6 +51,7 @@ def test_models_that_get_stages():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(20))
 def test_many_models_that_get_stages(part):
     found = accepted(seeds(2000)[100 * part : 100 * part + 100], every=8)

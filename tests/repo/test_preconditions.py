@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.preconditions import ROOT, Precondition, rooms, rows
-from tests.preconditions.mutant import survives
 from tests.preconditions.page import PAGE, page
 from tests.repo.tree import nodes
 
@@ -45,9 +46,30 @@ def test_the_page_is_current():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("room,number", ROWS)
-def test_each_mutant_is_noticed(room, number):
-    assert survives(room, number) == ""
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("room", rooms())
+def test_each_mutant_is_noticed(room):
+    command = [sys.executable, "-m", "tests.preconditions", room]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+_SAME = """
+import dataclasses
+from tests.preconditions import forks
+row = forks.rows("rewrites_others")[ROW]
+forks.rows = lambda room: (row, dataclasses.replace(row, dropped=row.code + row.code))
+forks.survives = lambda room, number: f"{number} survives"
+assert forks.unnoticed("any", [0, 1, 0], print) == ["1 survives"]
+"""
+
+
+@pytest.mark.slow
+def test_a_mutant_that_does_the_same_survives():
+    (row,) = (i for i, r in enumerate(rows("rewrites_others")) if r.code == "e.is_root or ")
+    script = _SAME.replace("ROW", str(row))
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_mutant_is_the_source_without_the_condition():

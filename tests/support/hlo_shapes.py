@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mpmd.compile.hlo.shape import Shape, shape_at
 from mpmd.compile.hlo.text import TextError, located
+from mpmd.errors import HloError
 
 
 def parse_shape(text: str) -> Shape:
@@ -17,5 +18,5 @@ def parse_shape(text: str) -> Shape:
         if text[end:].strip():
             raise TextError("nothing may follow the shape", end)
     except TextError as error:
-        raise located(text, error, "shape") from None
+        raise HloError(located(text, error.offset, error.message, "shape")) from None
     return shape

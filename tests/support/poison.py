@@ -65,7 +65,7 @@ def check_returned(results: Iterable[np.ndarray], arguments: Iterable[np.ndarray
     """
     for number, result in enumerate(results):
         if _holds_poison(result) and not any(map(_holds_poison, arguments)):
-            raise AssertionError(f"result {number} holds what nobody wrote")
+            raise AssertionError(f"result {number} holds what was never written")
 
 
 def _holds_poison(array: np.ndarray) -> bool:

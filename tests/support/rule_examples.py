@@ -13,6 +13,7 @@ from mpmd.compile.passes.simplify.algebra import (
     broadcasts,
     conversions,
     logic,
+    marks,
     products,
     reductions,
     reshapes,
@@ -21,6 +22,12 @@ from mpmd.compile.passes.simplify.algebra import (
 )
 
 F = "f32[4]"
+
+
+def marked(b: HloBuilder, x, target: str = "Sharding", shape=None, partitions: int = 1):
+    """A custom call of one operand."""
+    b.computation.module.num_partitions = partitions
+    return b.add("custom-call", x, shape=shape or x.shape, custom_call_target=target)
 
 
 def k(b: HloBuilder, value, like):
@@ -115,6 +122,7 @@ EXAMPLES = {
         lambda b, x: b.add("set-dimension-size", x, b.constant(4, "s32"), shape=x.shape, dimensions=(0,)),
         "ROOT p0",
     ),
+    marks.drop_mark: (F, marked, "ROOT p0"),
     reductions.reduce_nothing: ("f32[4,1]", lambda b, x: total(b, x, 1), "reshape(p0)"),
     reductions.reduce_of_nothing: ("f32[4,0]", lambda b, x: total(b, x, 1, init=3), "broadcast("),
     tuples.tuple_of_constants: (

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from mpmd.compile.hlo.attributes import BufferDonor, InputOutputAlias
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import Shape
 from mpmd.errors import HloError
+
+
+@dataclass(frozen=True)
+class HloSource:
+    """The text that a module was read from.
+
+    Attributes:
+        text: HLO text.
+        name: where it came from, or "".
+        places: the offsets at which instructions begin.
+    """
+
+    text: str
+    name: str
+    places: Mapping[HloInstruction, int]
 
 
 class HloModule:
@@ -25,6 +41,7 @@ class HloModule:
         num_partitions: number of partitions.
         header: further header attributes by key, as text.
         tables: text of the source tables (FileNames, StackFrames, ...) that metadata refers to, or "".
+        source: what it was read from, until a pass changes it.
     """
 
     def __init__(self, name: str) -> None:
@@ -38,6 +55,7 @@ class HloModule:
         self.num_partitions = 1
         self.header: dict[str, str] = {}
         self.tables = ""
+        self.source: HloSource | None = None
         self._computations: dict[str, HloComputation] = {}
         self._entry: HloComputation | None = None
         self._next_uid = 0

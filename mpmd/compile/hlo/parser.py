@@ -16,7 +16,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.header import read_header
 from mpmd.compile.hlo.instruction import HloInstruction, Literal
 from mpmd.compile.hlo.literals import parse_literal
-from mpmd.compile.hlo.module import HloModule
+from mpmd.compile.hlo.module import HloModule, HloSource
 from mpmd.compile.hlo.old_forms import STARTS, complete, scalar_starts, vector_of_starts
 from mpmd.compile.hlo.opcodes import CARRIED, OPCODES, Opcode, call_keys, unknown_opcode
 from mpmd.compile.hlo.shape import BUFFER, TOKEN, Shape, shape_at
@@ -69,10 +69,13 @@ def parse_module(text: str, name: str = "") -> HloModule:
     Raises:
         HloError: the text is malformed; shows line, column and spot.
     """
+    parser = _Parser(blank_comments(text))
     try:
-        return _Parser(blank_comments(text)).module()
+        module = parser.module()
     except TextError as error:
-        raise located(text, error, name) from None
+        raise HloError(located(text, error.offset, error.message, name)) from None
+    module.source = HloSource(text, name, parser.places)
+    return module
 
 
 class _Parser:
@@ -86,6 +89,7 @@ class _Parser:
         owner: the computation whose instructions are being read.
         names: its instructions so far.
         highest: the greatest number that ends a name.
+        places: the offsets at which instructions begin.
     """
 
     def __init__(self, text: str) -> None:
@@ -96,6 +100,7 @@ class _Parser:
         self.owner = HloComputation("", self.built)
         self.names: dict[str, HloInstruction] = {}
         self.highest = 0
+        self.places: dict[HloInstruction, int] = {}
 
     # -- module -------------------------------------------------------------------------------------
 
@@ -245,7 +250,9 @@ class _Parser:
                 raise TextError(unknown_opcode(opcode), self.text.index(opcode, start))
             return self.sugared(start, (root is not None, name, shape, opcode, inside, inside_at, position))
         texts, position = self.attribute_texts(position)
-        return self.built_with(info, name, shape, inside, inside_at, texts), root is not None, position
+        made = self.built_with(info, name, shape, inside, inside_at, texts)
+        self.places[made] = start
+        return made, root is not None, position
 
     def built_with(
         self,
@@ -277,7 +284,9 @@ class _Parser:
         info = OPCODES.get(opcode)
         if info is None:
             raise TextError(unknown_opcode(opcode), self.text.index(opcode, position))
-        return self.built_with(info, "", shape, self.text[inside_at : end - 1], inside_at, {})
+        made = self.built_with(info, "", shape, self.text[inside_at : end - 1], inside_at, {})
+        self.places[made] = position
+        return made
 
     def build_unstated(
         self, info: Opcode, name: str, inside: str, inside_at: int, texts: dict[str, tuple[str, int]]
@@ -527,6 +536,7 @@ class _Parser:
             if started is not None and started.root.opcode != wrapped.name:
                 raise TextError(f"{opcode} {name} ends an asynchronous {started.root.opcode}", start)
             self.enter(instruction)
+            self.places[instruction] = start
             return instruction, is_root, position
         if not shape.is_tuple or len(shape.elements) < 2:
             raise TextError(f"{opcode} must give a tuple (operands, result, ...), got {shape}", start)
@@ -547,6 +557,7 @@ class _Parser:
         self.owner, self.names = outer
         self.pending.append((instruction, "calls", [body], start))
         self.enter(instruction)
+        self.places[instruction] = self.places[inner] = start
         return instruction, is_root, position
 
     def started(self, instruction: HloInstruction) -> HloComputation | None:

@@ -25,9 +25,9 @@ class TextError(HloError):
         self.offset = offset
 
 
-def located(text: str, error: TextError, name: str = "") -> HloError:
-    """The error with line, column, the source line and a caret under the spot."""
-    offset = min(max(error.offset, 0), len(text))
+def located(text: str, offset: int, message: str, name: str = "") -> str:
+    """A message with line, column, the source line and a caret under the spot."""
+    offset = min(max(offset, 0), len(text))
     line = text.count("\n", 0, offset) + 1
     start = text.rfind("\n", 0, offset) + 1
     end = text.find("\n", offset)
@@ -39,7 +39,7 @@ def located(text: str, error: TextError, name: str = "") -> HloError:
         shown = ("..." if first else "") + source[first : first + 160]
         caret = column - first + (3 if first else 0)
     where = f"{name or 'HLO text'}:{line}:{column + 1}"
-    return HloError(f"{where}: {error.message}\n  {shown}\n  {' ' * caret}^")
+    return f"{where}: {message}\n  {shown}\n  {' ' * caret}^"
 
 
 def closing(text: str, start: int) -> int:

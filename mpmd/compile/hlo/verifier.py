@@ -16,6 +16,7 @@ from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.opcodes import OPCODES
 from mpmd.compile.hlo.printer import print_instruction
 from mpmd.compile.hlo.shape_inference import infer_instruction
+from mpmd.compile.hlo.text import located
 from mpmd.errors import HloError, collect
 
 _LIMIT = 20
@@ -73,7 +74,7 @@ def _structure(computation: HloComputation) -> Iterator[str]:
     elif computation.root not in computation:
         yield f"computation {computation.name}: its root {computation.root.name} is not in it"
     for instruction in computation:
-        yield from (f"{_where(instruction)}: {problem}" for problem in _edges(computation, instruction))
+        yield from (_at(instruction, problem) for problem in _edges(computation, instruction))
 
 
 def _edges(computation: HloComputation, instruction: HloInstruction) -> Iterator[str]:
@@ -120,7 +121,7 @@ def _order(computation: HloComputation) -> Iterator[str]:
                 (o for o in (*instruction.operands, *instruction.control_predecessors) if o not in done), None
             )
             if late is not None:
-                yield f"{_where(instruction)}: the schedule runs it before {late.name}, which it needs"
+                yield _at(instruction, f"the schedule runs it before {late.name}, which it needs")
             done.add(instruction)
     numbers = [p.parameter_number for p in computation.parameters]
     if numbers != list(range(len(numbers))):
@@ -136,14 +137,9 @@ def _order(computation: HloComputation) -> Iterator[str]:
 def _shapes(computation: HloComputation, layouts: bool) -> Iterator[str]:
     for instruction in computation:
         for problem in _operation(instruction):
-            shown = "" if _is_unwritable(instruction) else f"\n    {print_instruction(instruction)[:300]}"
-            yield f"{_where(instruction)}: {problem}{shown}"
+            yield _at(instruction, problem)
         if layouts and not instruction.shape.has_layouts:
-            yield f"{_where(instruction)}: {instruction.shape} has no layout"
-
-
-def _is_unwritable(instruction: HloInstruction) -> bool:
-    return instruction.opcode == "constant" and instruction.literal is None
+            yield _at(instruction, f"{instruction.shape} has no layout")
 
 
 def _operation(instruction: HloInstruction) -> Iterator[str]:
@@ -208,26 +204,22 @@ def _calls(module: HloModule) -> Iterator[str]:
         if instruction.opcode == "async-start" and instruction.called:
             first = started.setdefault(instruction.called[0], instruction)
             if first is not instruction:
-                yield f"{_where(instruction)}: {first.name} starts the same computation"
+                yield _at(instruction, f"{first.name} starts the same computation")
         expected = _DONE.get(instruction.opcode)
         if expected is not None and instruction.operands[0].opcode != expected:
             found = instruction.operands[0]
-            yield (
-                f"{_where(instruction)}: {instruction.opcode} must take a {expected}, got "
-                f"{found.opcode} {found.name}"
-            )
+            problem = f"{instruction.opcode} must take a {expected}, got {found.opcode} {found.name}"
+            yield _at(instruction, problem)
         if instruction.opcode in ("async-update", "async-done"):
             found = instruction.operands[0]
             if found.opcode not in ("async-start", "async-update"):
-                yield (
-                    f"{_where(instruction)}: {instruction.opcode} must take an async-start, got "
-                    f"{found.opcode} {found.name}"
-                )
+                problem = f"{instruction.opcode} must take an async-start, got {found.opcode} {found.name}"
+                yield _at(instruction, problem)
             elif instruction.attributes.get("async_execution_thread") not in (None, _thread(found)):
-                yield f"{_where(instruction)}: {found.name} runs on the thread {_thread(found)!r}"
+                yield _at(instruction, f"{found.name} runs on the thread {_thread(found)!r}")
     if module.entry.callers:
         caller = next(iter(module.entry.callers))
-        yield f"{_where(caller)}: it calls the entry computation {module.entry.name}"
+        yield _at(caller, f"it calls the entry computation {module.entry.name}")
 
 
 def _thread(instruction: HloInstruction) -> object:
@@ -280,9 +272,16 @@ def _interface(module: HloModule) -> Iterator[str]:
             )
 
 
-def _where(instruction: HloInstruction) -> str:
+def _at(instruction: HloInstruction, problem: str) -> str:
+    """The problem with its line of the text that was read, or with the instruction's print."""
     computation = instruction.computation
-    return (
-        f"{instruction.opcode} {instruction.name} in "
-        f"{computation.name if computation is not None else 'no computation'}"
-    )
+    inside = computation.name if computation is not None else "no computation"
+    message = f"{instruction.opcode} {instruction.name} in {inside}: {problem}"
+    source = computation.module.source if computation is not None else None
+    if source is not None and instruction in source.places:
+        return located(source.text, source.places[instruction], message, source.name)
+    if instruction.opcode not in OPCODES or (
+        instruction.opcode == "constant" and instruction.literal is None
+    ):
+        return message  # which cannot be printed
+    return f"{message}\n    {print_instruction(instruction)[:300]}"

@@ -4,9 +4,9 @@
 
 Values are rounded where they are stored, where the program converts them, and where a small difference
 would become a large one: comparisons, rounding to integers, bit patterns.  Results are more exact, with half
-of the instructions.  XLA does the same by default ("excess precision").  `hlo-keep-rounding` has written
-conversions into the chains that lead to comparisons and the like, so that every kernel which computes such a
-value rounds it.
+of the instructions.  XLA calls that "excess precision".  `hlo-keep-rounding` has written conversions into
+the chains that lead to comparisons and the like, and to values that may cancel, so that every kernel which
+computes such a value rounds it.
 """
 
 from __future__ import annotations

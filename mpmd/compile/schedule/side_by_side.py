@@ -70,7 +70,7 @@ class SideBySide(Pass):
         return changed
 
     def _ordered(self, order: Order, heap: Heap, limit: int) -> Order:
-        order = [*(i for i in order if i.opcode in _GIVEN), *(i for i in order if i.opcode not in _GIVEN)]
+        order = sorted(order, key=lambda i: not _is_given(i))
         classes: dict[Hashable, Order] = {}
         for instruction in order:
             if self._is_small(instruction):
@@ -90,6 +90,15 @@ class SideBySide(Pass):
             return False
         shapes = [s for value in (*instruction.operands, instruction) for _, s in value.shape.leaves()]
         return sum(s.byte_size for s in shapes) <= self.most_bytes
+
+
+def _is_given(instruction: HloInstruction) -> bool:
+    return instruction.opcode in _GIVEN and not instruction.control_predecessors
+
+
+def _is_view(instruction: HloInstruction) -> bool:
+    """Whether it stays behind its operand, wherever that goes: no control edge keeps it where it is."""
+    return instruction.opcode in _MOVED and not instruction.control_predecessors
 
 
 def _structure(instruction: HloInstruction) -> Hashable:
@@ -139,14 +148,14 @@ def _reads(instruction: HloInstruction) -> set[HloInstruction]:
     """What must run before: operands, and those of what stays behind them."""
     found: set[HloInstruction] = set()
     for operand in instruction.operands:
-        found |= _reads(operand) if operand.opcode in _MOVED else {operand}
+        found |= _reads(operand) if _is_view(operand) else {operand}
     return found
 
 
 def _read_by(instruction: HloInstruction) -> set[HloInstruction]:
     found: set[HloInstruction] = set()
     for user in instruction.users:
-        found |= _read_by(user) if user.opcode in _MOVED else {user}
+        found |= _read_by(user) if _is_view(user) else {user}
     return found
 
 
@@ -158,7 +167,7 @@ def _moved(order: Order, points: Mapping[HloInstruction, int]) -> Order:
             behind.setdefault(points[instruction], []).append(instruction)
     found: Order = list(behind.get(-1, ()))
     for place, instruction in enumerate(order):
-        if instruction not in points and instruction.opcode not in _MOVED:
+        if instruction not in points and not _is_view(instruction):
             found.append(instruction)
         found += behind.get(place, ())
     return _with_views(found)
@@ -171,5 +180,5 @@ def _with_views(order: Order) -> Order:
         waiting = [instruction]
         while waiting:
             found.append(waiting.pop(0))
-            waiting += [user for user in found[-1].users if user.opcode in _MOVED]
+            waiting += [user for user in found[-1].users if _is_view(user)]
     return found

@@ -146,7 +146,7 @@ def _links(model: ir.Fragment, layout: Layout, sizes: Mapping[str, int]) -> list
 
 
 @dataclasses.dataclass(eq=False)
-class _Accumulator:
+class _Total:
     """A sum over microbatches: each fragment takes it from the one before, and adds a term."""
 
     links: list[tuple[ir.Fragment, _Link]]
@@ -164,10 +164,10 @@ class _Accumulator:
 
 def _chains(
     fragments: Sequence[ir.Fragment], kinds: Mapping[ir.Fragment, _Kind], uses: Mapping[ir.Value, int]
-) -> list[_Accumulator]:
+) -> list[_Total]:
     """The chains of at least two accumulators."""
-    ends: dict[ir.Value, _Accumulator] = {}
-    found: list[_Accumulator] = []
+    ends: dict[ir.Value, _Total] = {}
+    found: list[_Total] = []
     for fragment in fragments:
         if fragment not in kinds:
             continue
@@ -176,7 +176,7 @@ def _chains(
             value = inputs[link.taken]
             chain = ends.get(value)
             if chain is None or chain.links[-1][1].axes != link.axes or uses[value] != 1:
-                chain = _Accumulator([])
+                chain = _Total([])
                 found.append(chain)
             chain.links.append((fragment, link))
             ends[fragment.results[link.given]] = chain
@@ -190,20 +190,20 @@ class _Deferring:
         self,
         f: ir.Func,
         kinds: Mapping[ir.Fragment, _Kind],
-        chains: Sequence[_Accumulator],
+        chains: Sequence[_Total],
         uses: Mapping[ir.Value, int],
     ) -> None:
         self.f = f
         self.uses = uses
         self.kinds = kinds
-        self.of_fragment: dict[ir.Fragment, dict[_Link, _Accumulator]] = {}
+        self.of_fragment: dict[ir.Fragment, dict[_Link, _Total]] = {}
         for chain in chains:
             for fragment, link in chain.links:
                 self.of_fragment.setdefault(fragment, {})[link] = chain
         self.models: dict[tuple[ir.Fragment, tuple[_Link, ...]], ir.Fragment] = {}
         self.operands: list[ir.Fragment] = []
-        self.carried: dict[_Accumulator, ir.Value] = {}
-        self.starts: dict[_Accumulator, ir.Value] = {}
+        self.carried: dict[_Total, ir.Value] = {}
+        self.starts: dict[_Total, ir.Value] = {}
 
     def run(self) -> None:
         """In the order of the program, so that each fragment takes what those before have become."""
@@ -298,7 +298,7 @@ class _Deferring:
         split = (link.axes, *without(split_of(kind.sharding, len(kind.shape)), link.axes))
         return sharding_of(split, str(ir.sdy.TensorShardingAttr(known).mesh_or_ref))
 
-    def _begin(self, chain: _Accumulator, before: ir.Fragment) -> ir.Value:
+    def _begin(self, chain: _Total, before: ir.Fragment) -> ir.Value:
         """Zeros: in place of the chain's start if that is zero, which is added at the end otherwise."""
         fragment, link = chain.links[0]
         start = chain.start
@@ -323,7 +323,7 @@ class _Deferring:
         shardings.write(made, "out_shardings", [self._sharding(fragment, link)])
         return made.results[0]
 
-    def _finish(self, old: ir.Fragment, made: ir.Fragment, chains: Sequence[_Accumulator]) -> None:
+    def _finish(self, old: ir.Fragment, made: ir.Fragment, chains: Sequence[_Total]) -> None:
         """Takes the sums of the chains that end in a fragment, right after it."""
         kinds = [chain.end.type for chain in chains]
         starts = {k: self.starts[chain] for k, chain in enumerate(chains) if chain in self.starts}

@@ -23,11 +23,9 @@ class ForgetEmptyComputations(FunctionPass):
     runs_on = "mpmd"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Checks the returned values of each user fragment."""
+        """Visits each user fragment."""
         for fragment in ir.fragments(f):
-            if fragment.is_user and all(ir.producer(value) is None for value in fragment.returned):
-                if ir.ops(fragment.body):
-                    continue
+            if fragment.is_user and not ir.ops(fragment.body):
                 fragment.origins = []
                 fragment.stage = None
                 fragment.inferred_by = ["extract_reshards"]

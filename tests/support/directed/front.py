@@ -53,7 +53,7 @@ def normed(p, x):
 
 
 def looping(p, x):
-    """A loop whose number of iterations nobody knows while tracing."""
+    """A loop whose number of iterations is unknown while tracing."""
     count, _ = jax.lax.while_loop(
         lambda c: c[1] < 3, lambda c: (c[0] + 1, c[1] * 2 + 1), (0.0, x.size * 0.01)
     )

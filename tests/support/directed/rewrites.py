@@ -19,6 +19,7 @@ from mpmd.compile.passes.simplify.algebra import (
     broadcasts,
     conversions,
     logic,
+    marks,
     products,
     reductions,
     reshapes,
@@ -335,6 +336,12 @@ def _whole_size(draft: Draft) -> HloInstruction:
     return draft.builder.add("set-dimension-size", x, size, shape=x.shape.logical, dimensions=(dim,))
 
 
+def _mark(draft: Draft) -> HloInstruction:
+    x = given(draft, draft.pick((*FLOATS, *INTEGERS)), dims_of(draft, 1))
+    mark = draft.pick(("Sharding", "MoveToHost", "MoveToDevice"))
+    return draft.builder.add("custom-call", x, shape=x.shape.logical, custom_call_target=mark)
+
+
 def _reduction(draft: Draft, dims: tuple[int, ...], over: tuple[int, ...]) -> HloInstruction:
     opcode = draft.pick(("add", "multiply", "maximum", "minimum", "and", "or", "xor"))
     dtype = draft.pick((*INTEGERS, "pred") if opcode in ("and", "or", "xor") else (*FLOATS, *INTEGERS))
@@ -411,6 +418,7 @@ RULES: dict[Rule, Maker] = {
     slices.slice_at_constant: _at_constant,
     slices.update_everything: _update,
     slices.set_whole_size: _whole_size,
+    marks.drop_mark: _mark,
     reductions.reduce_nothing: _reduce_ones,
     reductions.reduce_of_nothing: _reduce_empty,
     tuples.element_of_tuple: _element,

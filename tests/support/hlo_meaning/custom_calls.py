@@ -45,6 +45,8 @@ TARGETS: dict[str, Rule] = {
     "SPMDShardToFullShape": _identity,
     "TopK": _top_k,
     "annotate_device_placement": _identity,
+    "MoveToHost": _identity,
+    "MoveToDevice": _identity,
 }
 
 

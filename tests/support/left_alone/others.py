@@ -135,6 +135,20 @@ _COMMUNICATION = {
 }
 
 _LAYOUTS = {
+    "a transpose into another order": (
+        "hlo-algebraic-simplifier layout-sensitive=true",
+        entry(
+            "  x = f32[2,3]{1,0} parameter(0)\n  t = f32[2,3]{0,1} transpose(x), dimensions={0,1}\n"
+            "  ROOT r = f32[2,3]{0,1} negate(t)"
+        ),
+    ),
+    "a size that is known at run time": (
+        "hlo-algebraic-simplifier",
+        entry(
+            "  x = f32[<=4] parameter(0)\n  one = f32[] constant(1)\n"
+            "  ones = f32[<=4] broadcast(one), dimensions={}\n  ROOT r = f32[<=4] multiply(x, ones)"
+        ),
+    ),
     "a sum of arrays in different orders": (
         "hlo-layout-normalization",
         entry(

@@ -63,3 +63,20 @@ func.func private @odd(%a: tensor<4xf32>) -> tensor<4xf32> {
   %0 = call @even(%a) : (tensor<4xf32>) -> tensor<4xf32>
   return %0 : tensor<4xf32>
 }
+
+// -----
+
+// A function of several blocks stays.
+
+// CHECK-LABEL: func.func public @main(
+// CHECK-NEXT: call @jumping(
+// CHECK-LABEL: func.func private @jumping(
+func.func public @main(%a: tensor<4xf32>) -> tensor<4xf32> {
+  %0 = call @jumping(%a) : (tensor<4xf32>) -> tensor<4xf32>
+  return %0 : tensor<4xf32>
+}
+func.func private @jumping(%a: tensor<4xf32>) -> tensor<4xf32> {
+  cf.br ^next
+^next:
+  return %a : tensor<4xf32>
+}

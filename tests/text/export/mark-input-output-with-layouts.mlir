@@ -29,6 +29,21 @@ func.func public @main(%a: !m1 {mhlo.layout_mode = "{0, 1}"}, %b: !m1 {mhlo.layo
   return %f#0, %h, %g : !m1, !m2, !m1
 }
 
+// A result that is returned in any layout, and read by another fragment, has the default.
+
+// CHECK-LABEL: func.func public @returned_and_read
+// CHECK:       origin=["f"]> {{.*}} {arg_attrs = [{}], res_attrs = [{}]}
+func.func public @returned_and_read(%a: !m1 {mhlo.layout_mode = "{0, 1}"}, %b: !m1)
+    -> (!m1 {mhlo.layout_mode = "auto"}, !m1) attributes {topology = #topology} {
+  %f = mpmd.fragment<mesh="m1", origin=["f"]> (%b) (%p: tensor<4x8xf32>) {
+    mpmd.return %p : tensor<4x8xf32>
+  } : (!m1) -> !m1
+  %g = mpmd.fragment<mesh="m1", origin=["g"]> (%f, %a) (%p: tensor<4x8xf32>, %q: tensor<4x8xf32>) {
+    mpmd.return %p : tensor<4x8xf32>
+  } : (!m1, !m1) -> !m1
+  return %f, %g : !m1, !m1
+}
+
 // Host meshes know the default only.
 
 // CHECK-LABEL: func.func public @to_the_host

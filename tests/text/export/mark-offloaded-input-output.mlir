@@ -63,3 +63,22 @@ func.func public @on_the_device(%a: !m1 {mhlo.memory_kind = "device"}, %b: !m1) 
   } : (!m1, !m1) -> !m1
   return %f : !m1
 }
+
+// -----
+
+// A value of another shape is not the one that the host computed.
+
+!m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+!m1_square = !mpmd.mesh_tensor<"m1", tensor<2x2xf32>>
+#topology = #mpmd.topology<<"m1" : <["x"=2]>>>
+
+// CHECK-LABEL: func.func public @reshaped
+// CHECK-NEXT:  mpmd.fragment<mesh="m1", origin=["f"]> (%arg0) {arg_attrs = [{}], res_attrs = [{}]} (
+func.func public @reshaped(%a: !m1) -> !m1_square attributes {topology = #topology} {
+  %f = mpmd.fragment<mesh="m1", origin=["f"]> (%a) (%p: tensor<4xf32>) {
+    %0 = stablehlo.add %p, %p {mhlo.frontend_attributes = {_xla_compute_type = "host"}} : tensor<4xf32>
+    %1 = stablehlo.reshape %0 : (tensor<4xf32>) -> tensor<2x2xf32>
+    mpmd.return %1 : tensor<2x2xf32>
+  } : (!m1) -> !m1_square
+  return %f : !m1_square
+}

@@ -35,3 +35,17 @@ func.func @tokens_and_unassigned(%a: tensor<4xf32>) -> tensor<4xf32> attributes 
   %1 = mpmd.named_tensor %0#0 name="nobody" : tensor<4xf32>
   return %1 : tensor<4xf32>
 }
+
+// In other regions names stay; validation reports them.
+// CHECK-LABEL: func @in_a_branch
+func.func @in_a_branch(%i: tensor<i32>, %a: tensor<4xf32>) -> tensor<4xf32> attributes {topology = #topology} {
+  // CHECK: "stablehlo.case"
+  // CHECK: mpmd.named_tensor %arg1 name="t"
+  // CHECK-NOT: mpmd.assign
+  // CHECK: return
+  %0 = "stablehlo.case"(%i) ({
+    %1 = mpmd.named_tensor %a name="t" : tensor<4xf32>
+    stablehlo.return %1 : tensor<4xf32>
+  }) : (tensor<i32>) -> tensor<4xf32>
+  return %0 : tensor<4xf32>
+}

@@ -66,3 +66,30 @@ func.func public @comes_back(%a: !m1) -> !m1 attributes {topology = #topology} {
   } : (!m1, !m1) -> !m1
   return %u : !m1
 }
+
+// -----
+
+// Parts of two stages, and of two phases of one: they stay apart.
+
+!m1 = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+#topology = #mpmd.topology<<"m1" : <["x"=2]>>>
+
+// CHECK-LABEL: func.func public @apart(
+// CHECK: mpmd.fragment<mesh="m1", origin=["f"], stage=1>
+// CHECK: mpmd.fragment<mesh="m1", origin=["g"], stage=2>
+// CHECK: mpmd.fragment<mesh="m1", origin=["h"(1)], stage=2>
+func.func public @apart(%a: !m1, %b: !m1) -> (!m1, !m1, !m1) attributes {topology = #topology} {
+  %f = mpmd.fragment<mesh="m1", origin=["f"], stage=1> (%a) {call_counter = 0 : ui32} (%p: tensor<4xf32>) {
+    %x = stablehlo.add %p, %p : tensor<4xf32>
+    mpmd.return %x : tensor<4xf32>
+  } : (!m1) -> !m1
+  %g = mpmd.fragment<mesh="m1", origin=["g"], stage=2> (%b) {call_counter = 0 : ui32} (%p: tensor<4xf32>) {
+    %x = stablehlo.negate %p : tensor<4xf32>
+    mpmd.return %x : tensor<4xf32>
+  } : (!m1) -> !m1
+  %h = mpmd.fragment<mesh="m1", origin=["h"(1)], stage=2> (%b) {call_counter = 0 : ui32} (%p: tensor<4xf32>) {
+    %x = stablehlo.tanh %p : tensor<4xf32>
+    mpmd.return %x : tensor<4xf32>
+  } : (!m1) -> !m1
+  return %f, %g, %h : !m1, !m1, !m1
+}

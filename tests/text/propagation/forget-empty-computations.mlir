@@ -33,3 +33,15 @@ func.func @computes_something(%a: !m1) -> (!s1, !s1) attributes {topology = #mpm
   } : (!m1) -> (!s1, !s1)
   return %f#0, %f#1 : !s1, !s1
 }
+
+// It returns its argument, and calls back: it keeps its name.
+
+// CHECK-LABEL: func.func @has_an_effect
+// CHECK-NEXT:  mpmd.fragment<mesh="m1", origin=["f"], stage=0> (%arg0)
+func.func @has_an_effect(%a: !m1) -> !s1 attributes {topology = #mpmd.topology<<"m1" : <["x"=2]>>>} {
+  %f = mpmd.fragment<mesh="m1", origin=["f"], stage=0> (%a) (%p: tensor<4xf32>) {
+    stablehlo.custom_call @f(%p) {has_side_effect = true} : (tensor<4xf32>) -> ()
+    mpmd.return %p : tensor<4xf32>
+  } : (!m1) -> !s1
+  return %f : !s1
+}

@@ -9,7 +9,7 @@ import pytest
 
 from mpmd.tracing.conditionals import has_wide_conditional, with_split_conditionals
 
-A, B = jnp.arange(4.0), jnp.arange(6.0).reshape(2, 3)
+A, B = np.arange(4, dtype="f4"), np.arange(6, dtype="f4").reshape(2, 3)
 
 
 def unrelated(p, a, b):

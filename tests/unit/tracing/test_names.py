@@ -6,6 +6,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from mpmd import ir
@@ -17,7 +18,7 @@ from mpmd.tracing.names import call, decode, encode, named_computation, named_te
 from mpmd.tracing.trace import to_module
 
 TOPOLOGY = ir.TopologyAttr.from_axes({"m0": {"x": 1}, "m1": {"x": 1}})
-W, X = jnp.ones((4, 4)), jnp.ones((2, 4))
+W, X = np.ones((4, 4), "f4"), np.ones((2, 4), "f4")
 
 
 def layer(w, x):

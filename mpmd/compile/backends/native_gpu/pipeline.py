@@ -37,8 +37,8 @@ def gpu_pipeline(devices: int, options: CompileOptions, device: Device) -> list[
         Cse(),  # the loss and its gradient compare with the same labels
         Dce(),  # what only made indices
         CopyInsertion(),  # before fusion, so that copies are fused into what computes their value
+        KeepRounding(),  # simplification takes its conversions away, kernels hide discrete values
         SortPrefix(device.limits.sort_prefix),  # before fusion, which takes the slices to what reads them
         AttentionStitching(options.attention_stitching, device),  # before products are taken one by one
-        KeepRounding(),  # after simplification and the patterns of attention: it writes conversions between
         Fusion(device=device, narrow_products=True),  # last change of what computes
     ]

@@ -103,6 +103,7 @@ def plan_collective(name: str, instruction: HloInstruction) -> CollectivePlan:
         raise NoPlan(f"the groups {instruction.replica_groups} leave out some of {devices} devices")
     if opcode == "all-to-all" and not instruction.dimensions:
         raise NoPlan("no kernel exchanges the elements of tuples")
+    _check_sizes(instruction, groups)
     group_of = {device: group for group in groups for device in group}
     divided = opcode in ("reduce-scatter", "all-to-all")
     sources = tuple(
@@ -112,6 +113,25 @@ def plan_collective(name: str, instruction: HloInstruction) -> CollectivePlan:
     parts = len(groups[0]) if divided else 1
     arrays = tuple(_array(name, instruction, operand, parts) for operand in instruction.operands)
     return CollectivePlan(opcode, devices, groups, sources, arrays)
+
+
+def _check_sizes(instruction: HloInstruction, groups: Sequence[Sequence[int]]) -> None:
+    """The sizes of groups show in the shapes: text may be meant for other devices than its header says."""
+    opcode = instruction.opcode
+    results = instruction.shape.elements if instruction.shape.is_tuple else (instruction.shape,)
+    for count in {len(group) for group in groups}:
+        gathered, scattered = (count if opcode == o else 1 for o in ("all-gather", "reduce-scatter"))
+        fits = all(
+            operand.shape.size * gathered == result.size * scattered
+            for operand, result in zip(instruction.operands, results, strict=True)
+        )
+        parts = [o.shape.dims[d] for o in instruction.operands for d in instruction.dimensions]
+        if not fits or (opcode == "all-to-all" and any(n % count for n in parts)):
+            of = ", ".join(str(o.shape.logical) for o in instruction.operands)
+            raise NoPlan(
+                f"{opcode} {instruction.name} makes {instruction.shape.logical} of {of}, which groups of "
+                f"{count} devices do not: the header's replica_count and num_partitions must fit its groups"
+            )
 
 
 def _array(name: str, instruction: HloInstruction, operand: HloInstruction, parts: int) -> CollectiveArray:

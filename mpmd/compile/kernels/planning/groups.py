@@ -204,8 +204,8 @@ def _user_place(
         grown = [d for d in range(len(dims)) if d not in user.dimensions]
         if any(dims[d] != 1 for d in grown):
             return _full(user, hero, space)
-        given = iter(at)
-        return tuple(constant(0) if d in grown else next(given) for d in range(len(dims)))
+        place_of = dict(zip(user.dimensions, at))
+        return tuple(place_of.get(d, constant(0)) for d in range(len(dims)))
     return None
 
 

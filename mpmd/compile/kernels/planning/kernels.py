@@ -14,6 +14,20 @@ from mpmd.compile.kernels.planning.sorting import plan_sort, plan_sort_prefix
 from mpmd.compile.kernels.planning.trace import MOVEMENT, NoPlan
 from mpmd.compile.kernels.planning.updates import UPDATES, UpdatePlan, plan_update
 
+_INSTEAD = {
+    "convolution": "it is faster by XLA's library than as a product of patches, which the pass option "
+    "hlo-convolution-expander{without-library=true} has instead",
+    "fft": "so long a row is faster by XLA's library; hlo-fft-expander{most=N} makes sums of rows up to N",
+    "map": "its computation has loops or branches; write it with whole arrays",
+    "ragged-dot": "write a product for each group of rows, as jax.lax.ragged_dot does on a CPU",
+    "rng": "its numbers come from a hidden state; use rng-bit-generator, as jax.random does",
+    "rng-get-and-update-state": "it reads a hidden state; give rng-bit-generator a state, as jax.random does",
+    "scaled-dot": "convert both operands, multiply them by their scales, and use dot",
+    "scan": "write it as a while, as jax.lax.scan does",
+    "set-dimension-size": "a number says at run time how many elements there are; keep the bound, and mask",
+}
+"""Opcodes that no kernel computes → why, and what to do."""
+
 PlannedKernel = GroupPlan | DotPlan | UpdatePlan | CollectivePlan | PlannedAttention
 
 
@@ -59,12 +73,13 @@ def plan_instruction(name: str, instruction: HloInstruction) -> PlannedKernel:
         NoPlan: no single kernel computes it.
     """
     if instruction.opcode == "custom-call":
-        raise NoPlan(f"no kernel calls {instruction.custom_call_target}")
-    if instruction.opcode == "convolution":
+        target = instruction.custom_call_target
         raise NoPlan(
-            "its convolution is faster by XLA's library than as a product of patches, which the pass option "
-            "hlo-convolution-expander{least-channels=1 least-of-group=1} has instead"
+            f"no kernel calls {target}, which {instruction.name} does; XLA can, if it is registered there"
         )
+    if instruction.opcode in _INSTEAD:
+        reason = _INSTEAD[instruction.opcode]
+        raise NoPlan(f"no kernel computes {instruction.opcode}, which {instruction.name} is: {reason}")
     if instruction.opcode in COLLECTIVES:
         return plan_collective(name, instruction)
     if instruction.opcode == "sort":

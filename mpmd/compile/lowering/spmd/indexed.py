@@ -9,6 +9,7 @@ from mpmd.compile.hlo.attributes import GatherDims, ScatterDims
 from mpmd.compile.hlo.builder import HloBuilder
 from mpmd.compile.hlo.evaluator.reducers import identity_of, simple_opcode
 from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.literals import integer_range
 from mpmd.compile.hlo.shape import array
 from mpmd.compile.lowering.program import Axis, Sharding
 from mpmd.compile.lowering.site import LoweringSite, Rule
@@ -83,7 +84,7 @@ class _Indexed:
 
 
 def gather(site: LoweringSite, plain: Rule) -> Made | None:
-    """Rows of other devices are read as zeros; the sum over the devices is the result."""
+    """Rows of other devices are read as what adds nothing; the sum over the devices is the result."""
     spread = site.operation.spread
     assert spread is not None
     dims: GatherDims = site.required("dimension_numbers")
@@ -114,8 +115,9 @@ def gather(site: LoweringSite, plain: Rule) -> Made | None:
     assert isinstance(made, HloInstruction)
     counted = [w for w in range(made.shape.rank) if w not in found.window_dims]
     mask = build.broadcast(inside, made.shape.dims, counted)
-    site.lowering.partial[site.operation.results[0]] = "or" if made.shape.dtype == "pred" else "add"
-    return build.select(mask, made, build.full(0, made.shape.dtype, made.shape.dims))
+    opcode = "or" if made.shape.dtype == "pred" else "add"
+    site.lowering.partial[site.operation.results[0]] = opcode
+    return build.select(mask, made, build.full(_neutral(opcode, made), made.shape.dtype, made.shape.dims))
 
 
 def scatter(site: LoweringSite, plain: Rule) -> Made | None:
@@ -166,12 +168,19 @@ def _once(build: HloBuilder, value: HloInstruction, opcode: str, axes: Sequence[
     """A value that counts once: the first device has it, the others the identity of the reduction."""
     if opcode not in ("add", "multiply"):
         return value
-    neutral = identity_of(opcode, value.shape.dtype)
+    neutral = _neutral(opcode, value)
     if _is_all(value, neutral):
         return value
     first = build.compare(own_place(build, axes), build.constant(0, "s32"), "EQ")
     nothing = build.full(neutral, value.shape.dtype, value.shape.dims)
     return build.select(build.broadcast(first, value.shape.dims), value, nothing)
+
+
+def _neutral(opcode: str, value: HloInstruction) -> float:
+    """What a reduction joins with an element without a change: -0 + -0 is -0, 0 + -0 is 0."""
+    if opcode == "add" and value.shape.info.kind == "float":
+        return -0.0
+    return identity_of(opcode, value.shape.dtype)
 
 
 def _is_all(value: HloInstruction, number: float) -> bool:
@@ -192,7 +201,7 @@ def _own_indices(
         indices: of rows of the whole table.
         clamp: whether an index outside of the whole table means its nearest row, as in a gather.
     """
-    indices = build.convert(indices, "s64" if indices.shape.info.bits > 32 else "s32")
+    indices = _signed(build, indices)
     dtype, shape = indices.shape.dtype, indices.shape.dims
     has_vector = found.vector_dim < len(shape)
     low, last, count = [], [], []
@@ -223,6 +232,15 @@ def _own_indices(
         true = build.constant(True, "pred")
         inside = build.reduce([inside], [true], (found.vector_dim,), both.computation)
     return own, inside
+
+
+def _signed(build: HloBuilder, indices: HloInstruction) -> HloInstruction:
+    """The indices as s32 or s64; those that are too large for it stay outside of every table."""
+    dtype = "s64" if indices.shape.info.bits > 32 else "s32"
+    if indices.shape.dtype == f"u{dtype[1:]}":
+        largest = integer_range(dtype)[1]
+        indices = build.add("minimum", indices, build.full(largest, indices.shape.dtype, indices.shape.dims))
+    return build.convert(indices, dtype)
 
 
 LOCAL: dict[str, Callable[[LoweringSite, Rule], Made | None]] = {

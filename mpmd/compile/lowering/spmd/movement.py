@@ -37,15 +37,15 @@ def constant(site: LoweringSite, plain: Rule) -> Made | None:
 
 
 def iota(site: LoweringSite, plain: Rule) -> Made | None:
-    """Counting begins where the device's part does."""
+    """Counting begins where the device's part does, in integers: floats are rounded once."""
     dim, (sharding,) = site.required("iota_dimension"), _spread(site).results
-    counted = plain(site)
-    assert isinstance(counted, HloInstruction)
     if not sharding[dim]:
-        return counted
-    build, dtype = site.build, site.shape.dtype
-    first = build.convert(begin(build, sharding[dim], site.shape.dims[dim]), dtype)
-    return build.add("add", counted, build.broadcast(first, site.shape.dims))
+        return plain(site)
+    build, shape = site.build, site.shape
+    dtype = shape.dtype if shape.info.is_integral else "s32"
+    first = build.convert(begin(build, sharding[dim], shape.dims[dim]), dtype)
+    counted = build.iota(dtype, shape.dims, dim)
+    return build.convert(build.add("add", counted, build.broadcast(first, shape.dims)), shape.dtype)
 
 
 def broadcast(site: LoweringSite, plain: Rule) -> Made | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpmd.compile.hlo.attributes import ReplicaGroups
@@ -84,14 +84,30 @@ def resharded(
     permuted = _permuted(build, value, source, target, devices)
     if permuted is not None:
         return permuted
-    for dim, axes in enumerate(given_up):
-        to = next((d for d, got in enumerate(gets) if axes and got == axes and d != dim), None)
+    waiting = {dim: axes for dim, axes in enumerate(given_up) if axes}
+    while waiting:
+        dim, to = _next_move(waiting, gets)
+        axes = waiting.pop(dim)
         if to is None:
             value = gathered(build, value, dim, axes, devices)
-            continue
-        value = _exchanged(build, value, to, dim, axes, devices)
-        gets[to] = ()
+        else:
+            value = _exchanged(build, value, to, dim, axes, devices)
+            gets[to] = ()
     return own_part(build, value, tuple(gets))
+
+
+def _next_move(
+    waiting: Mapping[int, Sequence[Axis]], gets: Sequence[Sequence[Axis]]
+) -> tuple[int, int | None]:
+    """A dim that gives up axes, and the dim that gets them.
+
+    A dim gets axes only when it has given up its own: new axes divide the part that is left.
+    """
+    for dim, axes in waiting.items():
+        for to, got in enumerate(gets):
+            if got == axes and to not in waiting:
+                return dim, to
+    return next(iter(waiting)), None
 
 
 def _rest(axes: Sequence[Axis], others: Sequence[Axis]) -> tuple[Axis, ...]:
@@ -120,7 +136,7 @@ def _exchanged(
 def _permuted(
     build: HloBuilder, value: HloInstruction, source: Sharding, target: Sharding, devices: int
 ) -> HloInstruction | None:
-    """The same parts on other devices; None if the parts differ, or are on more devices than before."""
+    """The same parts on other devices, as many as before; None if the parts differ."""
     if [parts(a) for a in source] != [parts(a) for a in target]:
         return None
     holders: dict[tuple[int, ...], list[int]] = {}
@@ -131,9 +147,7 @@ def _permuted(
         wanted.setdefault(tuple(place(a, device) for a in target), []).append(device)
     pairs: list[tuple[int, int]] = []
     for part, targets in wanted.items():
-        have = holders.get(part, [])
-        if len(have) != len(targets):
-            return None
+        have = holders[part]
         stay = [d for d in targets if d in have]
         pairs += [(d, d) for d in stay]
         pairs += zip([d for d in have if d not in stay], [d for d in targets if d not in stay])

@@ -68,7 +68,8 @@ class ComplexToPairs(ComputationPass):
 
 
 def _split(computation: HloComputation) -> bool:
-    if not any(_is_complex(leaf) for i in computation for _, leaf in i.shape.leaves()):
+    of_real = any(i.opcode in ("real", "imag") for i in computation)
+    if not of_real and not any(_is_complex(leaf) for i in computation for _, leaf in i.shape.leaves()):
         return False
     return Rewriter(computation).run(RULES, lambda i: True)
 

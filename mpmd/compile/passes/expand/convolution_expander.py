@@ -38,10 +38,12 @@ class ConvolutionExpander(ComputationPass):
     Attributes:
         most_slices: slices up to which a convolution is expanded.
         least_channels: channels, of the image and of the result, from which one without groups is.
+        without_library: expand those too that are left to XLA's library.
     """
 
     most_slices: int = 256
     least_channels: int = 64
+    without_library: bool = False
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
         """Rewrites one computation."""
@@ -52,16 +54,18 @@ class ConvolutionExpander(ComputationPass):
         places = tuple(site.shape.dims[d] for d in dims.out_spatial)
         if is_trivial(site.at) or any(is_trivial(o) for o in site.operands):
             return site.build.full(0, site.shape.dtype, site.shape.dims)
-        if not self._is_fast(site.at, places):
+        if not self._is_expanded(site.at, places):
             return None
         product = _product(site, _patches(site, places), _kernel(site), places)
         to = (dims.out_batch, *dims.out_spatial, dims.out_feature)
         return site.build.transpose(product, inverse(to))
 
-    def _is_fast(self, convolution: HloInstruction, places: Ints) -> bool:
+    def _is_expanded(self, convolution: HloInstruction, places: Ints) -> bool:
         dims, window = convolution.conv_dims, convolution.window
         if min(math.prod(window.sizes), math.prod(places)) > self.most_slices:
             return False
+        if self.without_library:
+            return True
         by_place = _by_place(window.sizes, places)
         if any(w.lhs_dilation > 1 for w in window.dims):
             return by_place

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 
 from mpmd.compile.analysis.call_graph import CallGraph
 from mpmd.compile.analysis.dataflow import Position
+from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.evaluator.reducers import simple_opcode
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.shape import ShapeIndex
 from mpmd.compile.kernels.narrow import NARROW
 from mpmd.compile.kernels.precision import ABRUPT, EXACT, NARROW_TYPE, WIDE_TYPE
+from mpmd.compile.passes.fusion.cancellation import may_cancel
 from mpmd.compile.passes.hlo_pass import HloPass
 
 _OPAQUE = frozenset(("convolution", "custom-call", "dot", "fusion", "ragged-dot", "scaled-dot"))
@@ -20,17 +22,20 @@ _REDUCING = frozenset(("reduce", "reduce-window"))
 
 
 class KeepRounding(HloPass):
-    """Rounds each bf16 value from which something discrete is made, as the program says.
+    """Rounds each bf16 value from which something discrete is made, or that may cancel, as the program says.
 
     y = multiply(x, s); q = convert(y + b): s8  ->  r = convert(convert(y): f32): bf16; q = convert(r + b): s8
 
     Kernels compute bf16 in f32 and round where a conversion says so.  A difference in the last place stays
     small behind smooth operations, but not behind a comparison, a rounding to integers, the bits of a value
-    or a sort: there it is another bucket, another branch, or no maximum at all.  So the chains to these keep
-    every rounding, for all their users.  Chains begin at products, whose sums have an order of their own.
+    or a sort: there it is another bucket, another branch, or no maximum at all.  Nor does it stay small
+    where values cancel of which one is rounded, the other one not (`cancellation.py`).  So the chains to
+    these keep every rounding, for all their users.  Chains begin at products, whose sums have an order of
+    their own.
 
-    Requires: no `call`; simplified, as the simplifier takes the pairs of conversions away.
-    Ensures: discrete values depend on bf16 values that are rounded after each operation.
+    Requires: no `call`; simplified, as the simplifier takes the pairs of conversions away; no fusions.
+    Ensures: discrete values, and differences of values that cancel, depend on bf16 values that are rounded
+        after each operation.
     Cost: linear.
     Source: ours; XLA's excess precision is by switch for a whole program.
     """
@@ -38,20 +43,19 @@ class KeepRounding(HloPass):
     def rewrite(self, module: HloModule) -> bool:
         """Rewrites `module`; True iff that changed something."""
         changed = False
-        for value in _behind_discrete(module):
+        for value in _to_round(module):
             if _is_inexact(value) and not _is_rounded_anyway(value):
                 _round(value)
                 changed = True
         return changed
 
 
-def _behind_discrete(module: HloModule) -> list[HloInstruction]:
-    """Instructions on which something discrete depends, through tuples, loops and branches."""
+def _to_round(module: HloModule) -> list[HloInstruction]:
+    """Instructions on which something discrete or cancelling depends, through tuples, loops and branches."""
     waiting: list[Position] = [
         (operand, ())
         for computation in CallGraph(module).sequential()
-        for instruction in computation.post_order()
-        if is_discrete(instruction)
+        for instruction in (*filter(is_discrete, computation.post_order()), *_cancelling(computation))
         for operand in instruction.operands
     ]
     seen: dict[Position, None] = {}
@@ -96,6 +100,10 @@ def _sources(instruction: HloInstruction, index: ShapeIndex) -> Iterator[Positio
                 yield from ((caller.operands[1 + k], index) for k in branches)
     elif opcode not in _OPAQUE:
         yield from ((operand, ()) for operand in instruction.operands if operand.shape.is_array)
+
+
+def _cancelling(computation: HloComputation) -> Iterator[HloInstruction]:
+    return may_cancel(computation, _is_inexact, lambda i: i.opcode in _OPAQUE)
 
 
 def _is_inexact(value: HloInstruction) -> bool:

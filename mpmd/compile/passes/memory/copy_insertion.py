@@ -8,7 +8,11 @@ from mpmd.compile.hlo.builder import HloBuilder
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
+from mpmd.compile.hlo.shape import ShapeIndex
 from mpmd.compile.passes.hlo_pass import HloPass
+
+_GIVEN = ("parameter", "constant")
+_Place = tuple[HloInstruction, ShapeIndex]
 
 
 class CopyInsertion(HloPass):
@@ -48,25 +52,24 @@ def _own_results(computation: HloComputation, *, keep: bool) -> bool:
     if root.opcode != "tuple":
         if root.shape.is_tuple:
             root = builder.tuple([builder.element(root, i) for i in range(len(root.shape.elements))])
-        elif _source(root) is not None:
+        elif _base(root)[0].opcode in _GIVEN:
             builder.build(builder.add("copy", root))
             return True
         else:
             return False
-    seen: set[HloInstruction] = set()
+    seen: set[_Place] = set()
     changed = root is not computation.root
     results = []
     for number, value in enumerate(root.operands):
-        source = _source(value)
-        stays = keep and source is not None and source.opcode == "get-tuple-element"
-        if stays and source is not None and source.tuple_index == number:
+        base = _base(value)
+        if keep and base == (computation.parameters[0], (number,)):
             results.append(value)
-        elif value.shape.is_array and (source is not None or _base(value) in seen):
+        elif value.shape.is_array and (base[0].opcode in _GIVEN or base in seen):
             results.append(builder.add("copy", value))
             changed = True
         else:
             results.append(value)
-            seen.add(_base(value))
+            seen.add(base)
     if changed:
         builder.build(builder.tuple(results))
         if not root.users:
@@ -74,43 +77,24 @@ def _own_results(computation: HloComputation, *, keep: bool) -> bool:
     return changed
 
 
-def _base(value: HloInstruction) -> HloInstruction:
-    """The source of a value through movements without cost."""
+def _base(value: HloInstruction, index: ShapeIndex = ()) -> _Place:
+    """Whose memory a part of a value is, through what moves nothing and loops that leave it unchanged."""
     while True:
-        source = value.operands[0] if value.operands else value
-        if value.opcode in ("bitcast", "reshape", "opt-barrier") and source.shape.is_array:
-            value = source
-        elif value.opcode == "get-tuple-element" and source.opcode == "tuple":
-            value = source.operands[value.tuple_index]
-        elif value.opcode == "get-tuple-element" and source.opcode == "opt-barrier":
-            inner = source.operands[0]
-            if inner.opcode != "tuple":
-                return value
-            value = inner.operands[value.tuple_index]
-        elif value.opcode == "get-tuple-element" and _is_unchanged(source, value.tuple_index):
-            value = source.operands[0].operands[value.tuple_index]
+        if value.opcode == "get-tuple-element":
+            value, index = value.operands[0], (value.tuple_index, *index)
+        elif value.opcode == "tuple" and index:
+            value, index = value.operands[index[0]], index[1:]
+        elif value.opcode in ("bitcast", "reshape", "opt-barrier") or _is_unchanged(value, index):
+            value = value.operands[0]
         else:
-            return value
+            return value, index
 
 
-def _is_unchanged(loop: HloInstruction, number: int) -> bool:
-    """Whether an element of a loop's state is unchanged by the loop, and by the loops inside of it."""
-    if loop.opcode != "while" or loop.operands[0].opcode != "tuple":
+def _is_unchanged(value: HloInstruction, index: ShapeIndex) -> bool:
+    """Whether a loop, and the loops inside of it, leave a part of its state as it is."""
+    if value.opcode != "while":
         return False
-    body = loop.while_body
-    returned = _base(body.root.operands[number]) if body.root.opcode == "tuple" else body.root
-    same = returned.opcode == "get-tuple-element" and returned.tuple_index == number
-    return same and returned.operands[0] is body.parameters[0]
-
-
-def _source(value: HloInstruction) -> HloInstruction | None:
-    """The parameter, its element, or the constant whose memory a value is; None if it has its own."""
-    base = _base(value)
-    if base.opcode in ("parameter", "constant"):
-        return base
-    if base.opcode == "get-tuple-element" and base.operands[0].opcode == "parameter":
-        return base
-    return None
+    return _base(value.while_body.root, index) == (value.while_body.parameters[0], index)
 
 
 def _numbered(computation: HloComputation, conditional: HloInstruction) -> bool:

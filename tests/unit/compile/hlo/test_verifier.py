@@ -240,9 +240,9 @@ def test_several_problems_are_reported_together():
     module = parse_module(entry(A, "x = f32[9]{0} negate(a)", "y = f32[8]{0} negate(a)"))
     text = problems_of(module)
     assert text.startswith(
-        "module m breaks 2 rules:\n  1. negate x in main: its shape should be f32[2,3], but is f32[9]"
+        "module m breaks 2 rules:\n  1. HLO text:5:3: negate x in main: its shape should be f32[2,3], but is"
     )
-    assert "x = f32[9]{0} negate(a)" in text and "2. negate y in main" in text
+    assert "x = f32[9]{0} negate(a)" in text and "2. HLO text:6:3: negate y in main" in text
 
 
 def test_edges_are_counted_on_both_sides():
@@ -320,7 +320,7 @@ def test_literal_must_fit():
     module = parse_module(entry("ROOT c = f32[2]{0} constant({1,2})"))
     module.entry.root.literal = module.entry.root.literal[:1]
     assert "the literal has shape f32[1]" in problems_of(module)
-    module.entry.root.literal = None
+    module.entry.root.literal = module.source = None
     assert problems_of(module) == "constant c in main: it has no literal"
     with pytest.raises(HloError, match="constant c has no literal"):
         print_module(module)
@@ -383,3 +383,25 @@ def test_builder_refuses_operands_of_other_computations(builder):
     with pytest.raises(HloError, match=r"operand parameter.0 of negate is not in main"):
         builder.add("negate", stranger)
     assert not stranger.users
+
+
+def test_a_broken_rule_shows_its_line_of_the_text():
+    module = parse_module(
+        entry(A, "n = f32[2,3]{1,0} negate(a)", "  ROOT r = f32[3,2] negate(n)"), "model.hlo"
+    )
+    with pytest.raises(HloError) as error:
+        verify(module)
+    assert str(error.value) == (
+        "model.hlo:6:5: negate r in main: its shape should be f32[2,3], but is f32[3,2]\n"
+        "      ROOT r = f32[3,2] negate(n)\n"
+        "      ^"
+    )
+
+
+def test_what_was_in_no_text_is_printed():
+    module = parse_module(entry(A, "ROOT r = f32[2,3]{1,0} negate(a)"))
+    root = module.entry.root
+    module.entry.set_root(module.entry.add(HloInstruction("negate", array("f32", (3, 2)), [root], {}, ())))
+    assert re.search(
+        r"^negate \S+ in main: its shape should be .*\n    negate.* negate.r.", problems_of(module)
+    )

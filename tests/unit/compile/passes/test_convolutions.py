@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,9 +13,10 @@ from jax import lax
 import mpmd
 from mpmd.compile.lowering import lower
 from mpmd.compile.passes.expand import ConvolutionToDot
+from mpmd.errors import CompileError
 from tests.support.comparing import relative_difference
 from tests.support.hlo_meaning import evaluate
-from tests.support.native_fragments import fragment_of
+from tests.support.native_fragments import compiled, fragment_of, run
 
 DIMS = ("NHWC", "HWIO", "NHWC")
 
@@ -74,6 +77,25 @@ def test_windows_that_do_not_overlap_are_products(function, image, kernel, gradi
         assert not [i for i in module.instructions() if i.opcode == "convolution"]
         got = jax.tree.leaves(evaluate(module, arguments))
         assert relative_difference(got, jax.tree.leaves(jax.jit(results)(*arguments))) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("function", "image", "kernel"),
+    [
+        pytest.param(convolution((2, 2), "SAME"), (2, 8, 8, 3), (3, 3, 3, 2), id="few features"),
+        pytest.param(convolution((1, 1), "SAME", 4), (2, 3, 3, 4), (3, 3, 1, 4), id="depthwise"),
+        pytest.param(transposed((2, 2), "SAME"), (2, 3, 4, 2), (3, 3, 2, 5), id="transposed"),
+    ],
+)
+def test_the_refusal_names_an_option_that_helps(function, image, kernel):
+    arguments, results = arrays(image, kernel), with_gradients(function)
+    fragment = fragment_of(results, *arguments)
+    with pytest.raises(CompileError) as error:
+        compiled(fragment)
+    (option,) = re.findall(r"hlo-convolution-expander\{.*?\}", str(error.value))
+    made = compiled(fragment, passes=(option,))
+    got = run(fragment, arguments, made)
+    assert relative_difference(got, jax.tree.leaves(jax.jit(results)(*arguments))) <= 1e-5
 
 
 CONFIG = {"stage": "m0"}

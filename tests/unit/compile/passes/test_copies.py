@@ -43,6 +43,18 @@ PROGRAMS = {
     ),
     "state that changes its place": (_WHILE, _LOOP.replace("RETURNED", "m, a"), 1),
     "a parameter that a loop leaves unchanged": (_WHILE, _LOOP.replace("RETURNED", "m, b"), 1),
+    "a parameter that a loop behind a barrier leaves unchanged": (
+        _WHILE.replace("while(i)", "while(o)").replace("  w =", f"  o = {_STATE} opt-barrier(i)\n  w ="),
+        _LOOP.replace("RETURNED", "m, b"),
+        1,
+    ),
+    "an element of a loop twice": (
+        _WHILE.replace(
+            "  ROOT r", f"  o = {_STATE} opt-barrier(w)\n  c = s32[] get-tuple-element(o), index=0\n  ROOT r"
+        ).replace("tuple(a, b)", "tuple(a, c)"),
+        _LOOP.replace("RETURNED", "m, a"),
+        2,
+    ),
 }
 """The entry, what it calls, and how many copies make the results independent."""
 

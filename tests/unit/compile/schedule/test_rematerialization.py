@@ -91,3 +91,25 @@ def test_what_nobody_read_before_is_moved():
     module = parse_module(KEPT)
     Rematerialization(limit=peak_of(module) - 4000).run(module)
     assert sum(i.opcode == "cosine" for i in module.entry) == 1
+
+
+ONCE = {
+    "an effect": "f32[1000] rng(zero, one), distribution=rng_uniform",
+    "a call": 'f32[1000] custom-call(x), custom_call_target="f"',
+    "a sum over devices": "f32[1000] all-reduce(x), replica_groups={}, to_apply=sum",
+    "a fixed order": "f32[1000] cosine(x), control-predecessors={n}",
+}
+
+
+@pytest.mark.parametrize("what", ONCE)
+def test_it_is_done_once_and_where_it_stands(what):
+    text = KEPT.replace("  c = f32[1000] cosine(x)\n", "").replace(
+        "  a = f32",
+        f"  zero = f32[] constant(0)\n  one = f32[] constant(1)\n  c = {ONCE[what]}\n  a = f32",
+    )
+    added = "sum {\n  a = f32[] parameter(0)\n  b = f32[] parameter(1)\n  ROOT s = f32[] add(a, b)\n}\n"
+    module = parse_module(text.replace("ENTRY", added + "ENTRY"))
+    (once,) = [i for i in module.entry if i.name == "c"]
+    with diagnostics.collecting():
+        Rematerialization(limit=100).run(module)
+    assert [i for i in module.entry if i.opcode == once.opcode] == [once]

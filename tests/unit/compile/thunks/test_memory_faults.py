@@ -128,7 +128,7 @@ def test_a_product_written_over_its_factor_is_seen():
         check(thing, [*thing.thunks[:-1], wrong])
 
 
-def test_a_parameter_that_nobody_gave_away_is_not_written():
+def test_a_parameter_that_is_not_donated_is_not_written():
     thing = made(lambda x: x + 1, ones(8))
     (kernel,) = thing.thunks
     wrong = dataclasses.replace(kernel, operands=(kernel.operands[0], kernel.operands[0]))
@@ -136,7 +136,7 @@ def test_a_parameter_that_nobody_gave_away_is_not_written():
         check(thing, [wrong])
 
 
-def test_poison_is_written_where_nothing_is_and_read_by_nobody():
+def test_poison_is_written_where_nothing_is_and_never_read():
     arguments = [ones(16, 32) / 8, ones(32, 32) / 8]
     fragment = fragment_of(chain, *arguments)
     plain, poisoned = compiled(fragment, poison=False), compiled(fragment)
@@ -174,7 +174,7 @@ def test_poison_shows_a_value_that_ends_too_early():
     native = native_program("early", early, thing.assignment, PlanCode(host_target()))
     code = compile_with_handler(native.threaded, host_target(), arguments=2, results=1, arena=True)
     wrong = dataclasses.replace(thing, program=native, code=code)
-    with pytest.raises(AssertionError, match="result 0 holds what nobody wrote"):
+    with pytest.raises(AssertionError, match="result 0 holds what was never written"):
         run(fragment, arguments, wrong)
 
 

@@ -11,6 +11,7 @@ from mpmd.compile.passes.simplify.algebra import (
     broadcasts,
     conversions,
     logic,
+    marks,
     products,
     reductions,
     reshapes,
@@ -28,6 +29,7 @@ FAMILIES = (
     slices,
     reductions,
     tuples,
+    marks,
 )
 
 

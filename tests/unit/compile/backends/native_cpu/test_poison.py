@@ -1,4 +1,4 @@
-"""Memory that nobody wrote is NaN in tests: mistakes of the past are noticed wherever they happen."""
+"""Memory that was never written is NaN in tests: mistakes of the past are noticed wherever they happen."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ def ran(function, *arguments):
     return run(fragment, list(arguments), compiled(fragment))
 
 
-def test_rows_that_read_sums_nobody_computed_are_noticed(monkeypatch):
+def test_rows_that_read_sums_which_are_not_computed_are_noticed(monkeypatch):
     """Each row looked at one strip of keys at least, also where no score of it was computed."""
 
     def one_strip(self, rows):
@@ -37,7 +37,7 @@ def test_rows_that_read_sums_nobody_computed_are_noticed(monkeypatch):
     assert any(isinstance(t, AttentionThunk) for t in compiled(fragment_of(attend, *arguments)).thunks)
     assert np.isfinite(ran(attend, *arguments)[0]).all()
     monkeypatch.setattr(Reach, "end", one_strip)
-    with pytest.raises(AssertionError, match="result 0 holds what nobody wrote"):
+    with pytest.raises(AssertionError, match="result 0 holds what was never written"):
         ran(attend, *arguments)
 
 
@@ -56,7 +56,7 @@ def test_a_comparator_that_contradicts_itself_is_noticed(monkeypatch):
     np.testing.assert_array_equal(values, [np.nan, 3.0])
     np.testing.assert_array_equal(places, [1, 2])
     monkeypatch.setattr(sorting, "Comparator", Trusted)
-    with pytest.raises(AssertionError, match="result 0 holds what nobody wrote"):
+    with pytest.raises(AssertionError, match="result 0 holds what was never written"):
         ran(lambda x: jax.lax.approx_max_k(x, 2), x)
 
 
@@ -69,7 +69,7 @@ def test_a_result_that_is_written_in_part_is_noticed():
     thunks = [short if t is kernel else t for t in made.thunks]
     native = native_program("short", thunks, made.assignment, PlanCode(host_target()))
     code = compile_with_handler(native.threaded, host_target(), arguments=1, results=1, arena=True)
-    with pytest.raises(AssertionError, match="result 0 holds what nobody wrote"):
+    with pytest.raises(AssertionError, match="result 0 holds what was never written"):
         run(fragment, [x], dataclasses.replace(made, program=native, code=code))
 
 
@@ -79,5 +79,5 @@ def test_only_poison_is_taken_for_poison(dtype):
     poison = np.full(8, 0xFF, np.uint8).view(dtype)
     check_returned([np.full(3, np.nan, dtype), np.zeros(2, dtype), np.full(3, -1)], [])
     check_returned([poison], [poison])
-    with pytest.raises(AssertionError, match="result 1 holds what nobody wrote"):
+    with pytest.raises(AssertionError, match="result 1 holds what was never written"):
         check_returned([np.zeros(1, dtype), poison], [np.zeros(1, dtype)])

@@ -89,6 +89,22 @@ PROGRAMS = {
         "ROOT r = tuple(a, w)",
         before=SUMS,
     ),
+    "marks": module(
+        X,
+        's = f32[4,8] custom-call(x), custom_call_target="Sharding", sharding={replicated}',
+        'h = f32[4,8] custom-call(s), custom_call_target="MoveToHost", custom_call_has_side_effect=true',
+        'd = f32[4,8] custom-call(h), custom_call_target="MoveToDevice"',
+        "ROOT r = negate(d)",
+    ),
+    "parts of real numbers": module(X, "a = real(x)", "b = imag(x)", "ROOT r = tuple(a, b)"),
+    "several arrays scattered into": module(
+        X,
+        "i = s32[3,1] constant({{0},{2},{2}})",
+        "u = f32[3,8] iota(), iota_dimension=1",
+        "ROOT g = scatter(x, x, i, u, u), update_window_dims={1}, inserted_window_dims={0}, "
+        "scatter_dims_to_operand_dims={0}, index_vector_dim=1, to_apply=sums",
+        before=SUMS,
+    ),
     "whole size": module(
         X, "n = s32[] constant(8)", "ROOT r = f32[4,8] set-dimension-size(x, n), dimensions={1}"
     ),
@@ -115,7 +131,7 @@ def test_native_code_and_evaluator_agree(name):
                 "ROOT r = s32[] get-dimension-size(d), dimensions={1}",
             ],
             "",
-            "no kernel computes set-dimension-size",
+            "no kernel computes set-dimension-size, which d is: .*; keep the bound, and mask",
         ),
         (
             [
@@ -123,18 +139,54 @@ def test_native_code_and_evaluator_agree(name):
                 "ROOT r = fft(x), fft_type=IRFFT, fft_length={65536}",
             ],
             "",
-            "no kernel computes fft",
+            "no kernel computes fft, which r is: .*hlo-fft-expander{most=N}",
         ),
         (
             [
                 X,
-                "i = s32[3,1] constant({{0},{2},{2}})",
-                "u = f32[3,8] constant({" + ", ".join(["{0,1,2,3,4,5,6,7}"] * 3) + "})",
-                "ROOT g = scatter(x, x, i, u, u), update_window_dims={1}, inserted_window_dims={0}, "
-                "scatter_dims_to_operand_dims={0}, index_vector_dim=1, to_apply=sums",
+                "o = f32[] constant(1)",
+                "w = f32[2,8,3] broadcast(o), dimensions={}",
+                "n = s32[2] constant({1,3})",
+                "ROOT r = f32[4,3] ragged-dot(x, w, n), lhs_contracting_dims={1}, rhs_contracting_dims={1}, "
+                "lhs_ragged_dims={0}, rhs_group_dims={0}",
             ],
-            SUMS.replace("maximum(b, d)", "maximum(b, c)"),
-            "no kernel scatters into several arrays at once",
+            "",
+            "no kernel computes ragged-dot, which r is: write a product for each group",
+        ),
+        (
+            [
+                X,
+                "o = f32[] constant(1)",
+                "s = f32[4,1] broadcast(o), dimensions={}",
+                "ROOT r = f32[4,4] scaled-dot(x, x, s, s), lhs_contracting_dims={1}, "
+                "rhs_contracting_dims={1}",
+            ],
+            "",
+            "no kernel computes scaled-dot, which r is: convert both operands",
+        ),
+        (
+            [
+                "x = f32[4] parameter(0)",
+                "i = f32[] constant(0)",
+                "ROOT r = (f32[4], f32[]) scan(x, i), dimensions={0}, num_carries=1, to_apply=totals",
+            ],
+            """totals {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  s = add(a, b)
+  ROOT t = tuple(s, s)
+}""",
+            "no kernel computes scan, which r is: write it as a while",
+        ),
+        (
+            ["a = f32[] constant(0)", "ROOT r = f32[4] rng(a, a), distribution=rng_uniform"],
+            "",
+            "no kernel computes rng, which r is: its numbers come from a hidden state; use rng-bit-generator",
+        ),
+        (
+            ["ROOT r = u64[2] rng-get-and-update-state(), delta=1"],
+            "",
+            "no kernel computes rng-get-and-update-state, which r is: it reads a hidden state",
         ),
         (
             [X, 'ROOT r = f32[4,8] custom-call(x), custom_call_target="other"'],
@@ -145,5 +197,34 @@ def test_native_code_and_evaluator_agree(name):
 )
 def test_what_has_no_native_code_is_refused_by_name(lines, before, problem):
     read = parse_module(module(*lines, before=before))
+    with pytest.raises(CompileError, match=problem):
+        run_module(read, [VALUES])
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        pytest.param(
+            "ROOT r = f32[8,8] all-gather(x), replica_groups={}, dimensions={0}",
+            r"makes f32\[8,8\] of f32\[4,8\], which groups of 1 devices do not: the header's",
+            id="all-gather",
+        ),
+        pytest.param(
+            "ROOT r = f32[2,8] reduce-scatter(x), replica_groups={}, dimensions={0}, to_apply=total",
+            r"makes f32\[2,8\] of f32\[4,8\], which groups of 1 devices do not: the header's",
+            id="reduce-scatter",
+        ),
+        pytest.param(
+            "ROOT r = f32[4,8] all-to-all(x), replica_groups={}, dimensions={0}",
+            r"makes f32\[4,8\] of f32\[4,8\], which groups of 3 devices do not: the header's",
+            id="all-to-all",
+        ),
+    ],
+)
+def test_a_collective_whose_groups_do_not_fit_its_shapes_is_refused(line, problem):
+    total = "total { a = f32[] parameter(0)\n b = f32[] parameter(1)\n ROOT s = add(a, b) }"
+    header = "HloModule m, replica_count=3" if "all-to-all" in line else "HloModule m"
+    read = parse_module(module(X, line, before=total, header=header))
+    verify(read)
     with pytest.raises(CompileError, match=problem):
         run_module(read, [VALUES])

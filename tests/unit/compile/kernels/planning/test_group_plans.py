@@ -1,10 +1,14 @@
 """What makes a group of instructions one kernel, and why others are none."""
 
+import numpy as np
+
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.kernels.plan import Load
 from mpmd.compile.kernels.planning.dots import DotPlan
 from mpmd.compile.kernels.planning.groups import GroupPlan
 from mpmd.compile.passes.fusion.grouping import Grouping
+from tests.support.directed.kernels import planned_differences
+from tests.support.random_hlo.draft import Case
 
 SUM = """
 sum {
@@ -95,3 +99,21 @@ def test_a_mask_on_both_sides_of_a_transpose_does_not_move_the_sums():
     (read,) = (n for n in made.plan.epilogue.nodes if isinstance(n, Load) and n.operand == sums)
     assert str(read.index) == "d0*4 + d1"
     assert str(result.index) == "d0 + d1*4"
+
+
+def test_dims_of_a_broadcast_may_be_in_any_order():
+    module = parse_module("""HloModule m
+fused {
+  x = f32[8,17] parameter(0)
+  s = f32[8,2] slice(x), slice={[0:8], [14:17:2]}
+  t = f32[2,8] transpose(s), dimensions={1,0}
+  b = f32[8,2,1] broadcast(t), dimensions={1,0}
+  ROOT r = (f32[8,2], f32[8,2,1]) tuple(s, b)
+}
+ENTRY e {
+  x = f32[8,17] parameter(0)
+  ROOT f = (f32[8,2], f32[8,2,1]) fusion(x), kind=kLoop, calls=fused
+}
+""")
+    case = Case("broadcast", module, [np.arange(136, dtype=np.float32).reshape(8, 17)])
+    assert planned_differences(case) == ""

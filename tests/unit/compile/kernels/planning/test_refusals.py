@@ -74,6 +74,7 @@ REFUSED = {
         X + "ROOT c = pred[6,4] compare(x, x), direction=LT, type=TOTALORDER",
         "no kernel compares floats in total order",
     ),
+    "a count of truths": ("ROOT i = pred[6] iota(), iota_dimension=0", "no kernel counts in pred"),
     "half of an element": (
         "x = s32[6] parameter(0)\n ROOT b = s16[6,2] bitcast-convert(x)",
         r"no kernel reinterprets s32\[6\]",

@@ -25,6 +25,13 @@ from tests.support.native_meshes import mesh_of
 X, W, TABLE = np.ones((8, 4), np.float32), np.ones((4, 8), np.float32), np.ones((16, 4), np.float32)
 ROWS, COLUMNS, WHOLE = [["x"], []], [[], ["x"]], [[], []]
 TOKENS = np.zeros((8, 2), np.int32)
+DISTINCT = np.arange(8, dtype=np.float32).reshape(4, 2)
+
+
+def rows_of(table, indices):
+    """Rows of a table, the nearest for an index that is out of range."""
+    dims = jax.lax.GatherDimensionNumbers((1,), (0,), (0,))
+    return jax.lax.gather(table, indices[:, None], dims, (1, 2), mode="clip")
 
 
 def communication(function, arguments, given, wanted, axes=None):
@@ -138,3 +145,34 @@ def test_a_sum_of_nothing_partial_is_refused():
 def test_what_shardy_cannot_do_is_said():
     with pytest.raises(CompileError, match="Shardy cannot partition the fragment"):
         lower_for_mesh(text_on('<["x"=2]>'), {"x": 2}, [[["z"]]], [[[]]])
+
+
+def differing(function, arguments, given, wanted, axes=None):
+    """Devices with other bits than their part of what the whole function computes."""
+    axes = axes or {"x": 2}
+    whole = np.asarray(jax.jit(function)(*arguments))
+    found = evaluated(partitioned(function, arguments, axes, given, [wanted]), arguments, axes, given)
+    parts = (part(whole, wanted, axes, device) for device in range(len(found)))
+    return [d for d, (want, (got,)) in enumerate(zip(parts, found)) if got.tobytes() != want.tobytes()]
+
+
+def test_a_count_is_rounded_once_to_a_narrow_type():
+    zeros = np.zeros(4096, jnp.bfloat16)
+    count = lambda x: x + jax.lax.iota(jnp.bfloat16, 4096)  # noqa: E731
+    assert differing(count, (zeros,), [[["x"]]], [["x"]]) == []
+
+
+@pytest.mark.parametrize("dtype", ["uint32", "uint8", "int32", "int8"])
+def test_an_index_out_of_range_means_the_row_that_is_nearest_in_its_own_type(dtype):
+    ends = np.iinfo(dtype)
+    indices = np.array([0, ends.max, ends.min, 3], dtype)
+    assert differing(rows_of, (DISTINCT, indices), [ROWS, [[]]], WHOLE) == []
+
+
+@pytest.mark.parametrize("cut", [[ROWS, [[]]], [WHOLE, [["x"]]]], ids=["rows", "indices"])
+def test_a_zero_keeps_its_sign_where_a_row_is_read_or_added_to(cut):
+    table, indices = np.full((4, 2), -0.0, np.float32), np.array([0, 3, 9, 1], np.int32)
+    nothing = np.full((4, 2), -0.0, np.float32)
+    added = lambda t, i, u: t.at[i].add(u, mode="drop")  # noqa: E731
+    assert differing(rows_of, (table, indices), cut, WHOLE) == []
+    assert differing(added, (table, indices, nothing), [*cut, [*cut[1], []]], WHOLE) == []

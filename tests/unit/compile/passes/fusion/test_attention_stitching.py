@@ -83,3 +83,26 @@ def test_inputs_do_not_depend_on_results():
         return mixed, jnp.einsum("bqk,bkd->bqd", p * 2, jnp.sort(mixed, axis=-1))
 
     assert stitched(circle, Q, K, V) >= 1
+
+
+def test_kernels_do_not_wait_for_each_other():
+    """Each of two groups mixes what the other computes: one of both is computed as before."""
+
+    def crossed(q, k, v):
+        first, second = weights(q, k), weights(k, q)
+        a, b = first @ v, second @ k
+        return second @ jnp.sort(a, axis=-1), first @ jnp.sort(b, axis=-1), a, b
+
+    assert stitched(crossed, Q, K, V) == 1
+
+
+def test_groups_of_other_scores_stay_apart():
+    def two(q, k, v):
+        return weights(q, k) @ v, weights(k, q) @ v
+
+    def one(q, k, v):
+        p = weights(q, k)
+        return p @ v, jnp.einsum("bqk,bqd->bkd", p, v)
+
+    assert stitched(two, Q, K, V) == 2
+    assert stitched(one, Q, K, V) == 1

@@ -190,7 +190,11 @@ def test_one_mesh_has_the_axes_of_all_shardings():
         (parameter("x", "f32[8,4]", 0, "{devices=[8,1]0,1,2,3,4,5,7,6}"), "is not a tiling of a mesh"),
         (parameter("x", "f32[8,4]", 0, "{devices=[8]<=[8]}"), "has 1 dims, its shape is"),
     ],
-)
+    ids=[
+        "a single device", "parts that the program has made", "a dim that does not divide", "other devices",
+        "no steps", "too few dims",
+    ],
+)  # fmt: skip
 def test_what_cannot_be_partitioned_is_refused(line, problem):
     with pytest.raises(CompileError, match=problem):
         SpmdPartitioner().run(parse_module(module(line, "ROOT n = negate(x)")))

@@ -11,7 +11,7 @@ from mpmd.compile.passes.rewriter import Rewriter
 from mpmd.compile.passes.simplify import algebra
 from tests.support.hlo_meaning import evaluate
 from tests.support.hlo_shapes import parse_shape
-from tests.support.rule_examples import EXAMPLES, F, k, shaped, total, turned
+from tests.support.rule_examples import EXAMPLES, F, k, marked, shaped, total, turned
 
 SPECIAL = [0.0, -0.0, 1.0, -1.5, np.inf, -np.inf, np.nan, 3e38, 1e-30, 2.0]
 
@@ -129,6 +129,9 @@ KEPT = {
             "set-dimension-size", x, b.constant(3, "s32"), shape=x.shape.logical, dimensions=(0,)
         ),
     ),
+    "a call of another target": (F, lambda b, x: marked(b, x, "other")),
+    "a mark on several devices": (F, lambda b, x: marked(b, x, partitions=2)),
+    "a mark of another shape": (F, lambda b, x: marked(b, x, shape=parse_shape("f32[2]{0}"))),
     "padding that is taken": (
         F,
         lambda b, x: b.slice(b.pad(x, b.constant(1.0, "f32"), [PadDim(2, 2)]), (1,), (4,)),
