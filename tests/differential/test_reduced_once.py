@@ -180,9 +180,8 @@ LINEAR = {
 }
 
 
-@pytest.mark.parametrize(
-    "change", [pytest.param(c, marks=[] if c == "clipped by norm" else pytest.mark.slow) for c in NOT_LINEAR]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("change", NOT_LINEAR)
 def test_what_is_not_linear_is_reduced_in_each_microbatch(change):
     params, loss, batch = MODELS["mlp"].build(2)
     init, step = accumulated(loss, NOT_LINEAR[change])

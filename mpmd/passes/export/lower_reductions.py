@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.dead_ops import erase_dead_ops
 from mpmd.passes.propagation.defer_reductions import NAME
-from mpmd.sharding.inside import Split, split_of
+from mpmd.sharding.inside import split_of
 from mpmd.sharding.shards import axes_of
 from mpmd.sharding.sums import sums, without
 
@@ -25,8 +22,7 @@ class LowerReductions(FunctionPass):
     sum may reduce all of it on every device.
 
     Requires: shardings are part of types.
-    Ensures: a sum stays as it is if its value is split in another way than its terms are, along other axes, or
-        unevenly.
+    Ensures: a sum stays as it is if its value is split in another way than its terms are, along other axes.
     Cost: linear in the fragments.  Source: ours.
     """
 
@@ -39,7 +35,7 @@ class LowerReductions(FunctionPass):
                 _lower(fragment, axes_of(f.topology[fragment.mesh]))
 
 
-def _lower(fragment: ir.Fragment, sizes: Mapping[str, int]) -> None:
+def _lower(fragment: ir.Fragment, sizes: dict[str, int]) -> None:
     operands = dict(zip(fragment.args, fragment.inputs))
     found = []
     for op in ir.ops(fragment.body):
@@ -48,8 +44,7 @@ def _lower(fragment: ir.Fragment, sizes: Mapping[str, int]) -> None:
             terms = operands[op.operands[0]].type
             if kind is not None and terms.sharding is not None:
                 axes, *rest = split_of(terms.sharding, len(terms.shape))
-                split = split_of(kind.sharding, len(kind.shape))
-                if axes and tuple(rest) == without(split, axes) and _is_even(kind.shape, split, sizes):
+                if axes and tuple(rest) == without(split_of(kind.sharding, len(kind.shape)), axes):
                     found.append((op, kind, axes, terms.sharding))
     if not found:
         return
@@ -61,11 +56,6 @@ def _lower(fragment: ir.Fragment, sizes: Mapping[str, int]) -> None:
     for (op, _, _, _), total in zip(found, totals):
         ir.replace_uses(op.results[0], total)
     erase_dead_ops(fragment.body)
-
-
-def _is_even(shape: Sequence[int], split: Split, sizes: Mapping[str, int]) -> bool:
-    """Whether all devices hold parts of one size, as programs of devices need it."""
-    return all(size % math.prod(sizes[axis] for axis in dim) == 0 for size, dim in zip(shape, split))
 
 
 def _kind_of(total: ir.Value, fragment: ir.Fragment) -> ir.MeshTensor | None:

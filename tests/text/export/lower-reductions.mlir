@@ -126,23 +126,3 @@ func.func public @left_alone(%a: !p) -> (!s, !w) attributes {topology = #topolog
   } : (!p) -> !w
   return %s, %t : !s, !w
 }
-
-// -----
-
-// Left alone: a value whose parts are not of one size.
-
-sdy.mesh @mesh = <["data"=2, "model"=2]>
-!p = !mpmd.mesh_tensor<"m1", tensor<2x7xf32>, sharding=<@mesh, [{"data"}, {"model"}]>>
-!s = !mpmd.mesh_tensor<"m1", tensor<7xf32>, sharding=<@mesh, [{"model"}]>>
-#topology = #mpmd.topology<<"m1" : <["data"=2, "model"=2]>>>
-
-// CHECK-LABEL: func.func public @uneven
-// CHECK-NOT:     manual_computation
-func.func public @uneven(%a: !p) -> !s attributes {topology = #topology} {
-  %s = mpmd.fragment<mesh="m1", origin=[]> (%a) {mpmd.inferred_by = ["defer_reductions"]} (%x: tensor<2x7xf32>) {
-    %zero = stablehlo.constant dense<0.0> : tensor<f32>
-    %0 = stablehlo.reduce(%x init: %zero) applies stablehlo.add across dimensions = [0] : (tensor<2x7xf32>, tensor<f32>) -> tensor<7xf32>
-    mpmd.return %0 : tensor<7xf32>
-  } : (!p) -> !s
-  return %s : !s
-}

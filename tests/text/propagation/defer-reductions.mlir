@@ -260,3 +260,146 @@ func.func public @stacked_in_a_loop(%x: !b {sdy.sharding = #sdy.sharding<@mesh, 
   } : (!x, !w) -> !w
   return %b1 : !w
 }
+
+// -----
+
+// A start that is computed, and is not zero, is added at the end.
+
+sdy.mesh @mesh = <["data"=2]>
+!x = !mpmd.mesh_tensor<"m1", tensor<8x4xf32>>
+!b = !mpmd.mesh_tensor<"m1", tensor<2x8x4xf32>>
+!w = !mpmd.mesh_tensor<"m1", tensor<4x4xf32>>
+#topology = #mpmd.topology<<"m1" : <["data"=2]>>>
+
+// CHECK-LABEL: func.func public @from_ones
+// CHECK:         %[[ONES:.*]] = mpmd.fragment<mesh="m1", origin=[]> () ()
+// CHECK-NEXT:      stablehlo.constant dense<1.000000e+00>
+// CHECK:         mpmd.inferred_by = ["start_reductions"]
+// CHECK:         mpmd.fragment<mesh="m1", origin=[]> (%{{.*}}, %[[ONES]]) {mpmd.inferred_by = ["defer_reductions"]}
+func.func public @from_ones(%x: !b {sdy.sharding = #sdy.sharding<@mesh, [{}, {"data"}, {}]>}) -> !w attributes {topology = #topology} {
+  %x0, %x1 = mpmd.fragment<mesh="m1", origin=[]> (%x) (%p: tensor<2x8x4xf32>) {
+    %0 = stablehlo.slice %p [0:1, 0:8, 0:4] : (tensor<2x8x4xf32>) -> tensor<1x8x4xf32>
+    %1 = stablehlo.reshape %0 : (tensor<1x8x4xf32>) -> tensor<8x4xf32>
+    %2 = stablehlo.slice %p [1:2, 0:8, 0:4] : (tensor<2x8x4xf32>) -> tensor<1x8x4xf32>
+    %3 = stablehlo.reshape %2 : (tensor<1x8x4xf32>) -> tensor<8x4xf32>
+    mpmd.return %1, %3 : tensor<8x4xf32>, tensor<8x4xf32>
+  } : (!b) -> (!x, !x)
+  %o = mpmd.fragment<mesh="m1", origin=[]> () () {
+    %0 = stablehlo.constant dense<1.0> : tensor<4x4xf32>
+    mpmd.return %0 : tensor<4x4xf32>
+  } : () -> !w
+  %b0 = mpmd.fragment<mesh="m1", origin=["f"(1)]> (%x0, %o) {call_counter = 0 : ui32} (%p: tensor<8x4xf32>, %q: tensor<4x4xf32>) {
+    %0 = stablehlo.dot_general %p, %p, contracting_dims = [0] x [0] : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<4x4xf32>
+    %1 = stablehlo.add %q, %0 : tensor<4x4xf32>
+    mpmd.return %1 : tensor<4x4xf32>
+  } : (!x, !w) -> !w
+  %b1 = mpmd.fragment<mesh="m1", origin=["f"(1)]> (%x1, %b0) {call_counter = 1 : ui32} (%p: tensor<8x4xf32>, %q: tensor<4x4xf32>) {
+    %0 = stablehlo.dot_general %p, %p, contracting_dims = [0] x [0] : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<4x4xf32>
+    %1 = stablehlo.add %q, %0 : tensor<4x4xf32>
+    mpmd.return %1 : tensor<4x4xf32>
+  } : (!x, !w) -> !w
+  return %b1 : !w
+}
+
+// -----
+
+// A microbatch that reads the total of those before needs it whole.
+
+sdy.mesh @mesh = <["data"=2]>
+!x = !mpmd.mesh_tensor<"m1", tensor<8x4xf32>>
+!b = !mpmd.mesh_tensor<"m1", tensor<2x8x4xf32>>
+!w = !mpmd.mesh_tensor<"m1", tensor<4x4xf32>>
+#topology = #mpmd.topology<<"m1" : <["data"=2]>>>
+
+// CHECK-LABEL: func.func public @total_is_read
+// CHECK-NOT:   defer_reductions
+func.func public @total_is_read(%x: !b {sdy.sharding = #sdy.sharding<@mesh, [{}, {"data"}, {}]>}, %start: !w) -> (!w, !w, !w) attributes {topology = #topology} {
+  %x0, %x1 = mpmd.fragment<mesh="m1", origin=[]> (%x) (%p: tensor<2x8x4xf32>) {
+    %0 = stablehlo.slice %p [0:1, 0:8, 0:4] : (tensor<2x8x4xf32>) -> tensor<1x8x4xf32>
+    %1 = stablehlo.reshape %0 : (tensor<1x8x4xf32>) -> tensor<8x4xf32>
+    %2 = stablehlo.slice %p [1:2, 0:8, 0:4] : (tensor<2x8x4xf32>) -> tensor<1x8x4xf32>
+    %3 = stablehlo.reshape %2 : (tensor<1x8x4xf32>) -> tensor<8x4xf32>
+    mpmd.return %1, %3 : tensor<8x4xf32>, tensor<8x4xf32>
+  } : (!b) -> (!x, !x)
+  %b0, %c0 = mpmd.fragment<mesh="m1", origin=["f"(1)]> (%x0, %start) {call_counter = 0 : ui32} (%p: tensor<8x4xf32>, %q: tensor<4x4xf32>) {
+    %0 = stablehlo.dot_general %p, %p, contracting_dims = [0] x [0] : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<4x4xf32>
+    %1 = stablehlo.add %q, %0 : tensor<4x4xf32>
+    %2 = stablehlo.tanh %q : tensor<4x4xf32>
+    mpmd.return %1, %2 : tensor<4x4xf32>, tensor<4x4xf32>
+  } : (!x, !w) -> (!w, !w)
+  %b1, %c1 = mpmd.fragment<mesh="m1", origin=["f"(1)]> (%x1, %b0) {call_counter = 1 : ui32} (%p: tensor<8x4xf32>, %q: tensor<4x4xf32>) {
+    %0 = stablehlo.dot_general %p, %p, contracting_dims = [0] x [0] : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<4x4xf32>
+    %1 = stablehlo.add %q, %0 : tensor<4x4xf32>
+    %2 = stablehlo.tanh %q : tensor<4x4xf32>
+    mpmd.return %1, %2 : tensor<4x4xf32>, tensor<4x4xf32>
+  } : (!x, !w) -> (!w, !w)
+  return %b1, %c0, %c1 : !w, !w, !w
+}
+
+// -----
+
+// So does one that reads the new total.
+
+sdy.mesh @mesh = <["data"=2]>
+!x = !mpmd.mesh_tensor<"m1", tensor<8x4xf32>>
+!b = !mpmd.mesh_tensor<"m1", tensor<2x8x4xf32>>
+!w = !mpmd.mesh_tensor<"m1", tensor<4x4xf32>>
+#topology = #mpmd.topology<<"m1" : <["data"=2]>>>
+
+// CHECK-LABEL: func.func public @sum_is_read
+// CHECK-NOT:   defer_reductions
+func.func public @sum_is_read(%x: !b {sdy.sharding = #sdy.sharding<@mesh, [{}, {"data"}, {}]>}, %start: !w) -> (!w, !w, !w) attributes {topology = #topology} {
+  %x0, %x1 = mpmd.fragment<mesh="m1", origin=[]> (%x) (%p: tensor<2x8x4xf32>) {
+    %0 = stablehlo.slice %p [0:1, 0:8, 0:4] : (tensor<2x8x4xf32>) -> tensor<1x8x4xf32>
+    %1 = stablehlo.reshape %0 : (tensor<1x8x4xf32>) -> tensor<8x4xf32>
+    %2 = stablehlo.slice %p [1:2, 0:8, 0:4] : (tensor<2x8x4xf32>) -> tensor<1x8x4xf32>
+    %3 = stablehlo.reshape %2 : (tensor<1x8x4xf32>) -> tensor<8x4xf32>
+    mpmd.return %1, %3 : tensor<8x4xf32>, tensor<8x4xf32>
+  } : (!b) -> (!x, !x)
+  %b0, %c0 = mpmd.fragment<mesh="m1", origin=["f"(1)]> (%x0, %start) {call_counter = 0 : ui32} (%p: tensor<8x4xf32>, %q: tensor<4x4xf32>) {
+    %0 = stablehlo.dot_general %p, %p, contracting_dims = [0] x [0] : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<4x4xf32>
+    %1 = stablehlo.add %q, %0 : tensor<4x4xf32>
+    %2 = stablehlo.tanh %1 : tensor<4x4xf32>
+    mpmd.return %1, %2 : tensor<4x4xf32>, tensor<4x4xf32>
+  } : (!x, !w) -> (!w, !w)
+  %b1, %c1 = mpmd.fragment<mesh="m1", origin=["f"(1)]> (%x1, %b0) {call_counter = 1 : ui32} (%p: tensor<8x4xf32>, %q: tensor<4x4xf32>) {
+    %0 = stablehlo.dot_general %p, %p, contracting_dims = [0] x [0] : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<4x4xf32>
+    %1 = stablehlo.add %q, %0 : tensor<4x4xf32>
+    %2 = stablehlo.tanh %1 : tensor<4x4xf32>
+    mpmd.return %1, %2 : tensor<4x4xf32>, tensor<4x4xf32>
+  } : (!x, !w) -> (!w, !w)
+  return %b1, %c0, %c1 : !w, !w, !w
+}
+
+// -----
+
+// Or that returns it twice.
+
+sdy.mesh @mesh = <["data"=2]>
+!x = !mpmd.mesh_tensor<"m1", tensor<8x4xf32>>
+!b = !mpmd.mesh_tensor<"m1", tensor<2x8x4xf32>>
+!w = !mpmd.mesh_tensor<"m1", tensor<4x4xf32>>
+#topology = #mpmd.topology<<"m1" : <["data"=2]>>>
+
+// CHECK-LABEL: func.func public @sum_is_returned_twice
+// CHECK-NOT:   defer_reductions
+func.func public @sum_is_returned_twice(%x: !b {sdy.sharding = #sdy.sharding<@mesh, [{}, {"data"}, {}]>}, %start: !w) -> (!w, !w, !w) attributes {topology = #topology} {
+  %x0, %x1 = mpmd.fragment<mesh="m1", origin=[]> (%x) (%p: tensor<2x8x4xf32>) {
+    %0 = stablehlo.slice %p [0:1, 0:8, 0:4] : (tensor<2x8x4xf32>) -> tensor<1x8x4xf32>
+    %1 = stablehlo.reshape %0 : (tensor<1x8x4xf32>) -> tensor<8x4xf32>
+    %2 = stablehlo.slice %p [1:2, 0:8, 0:4] : (tensor<2x8x4xf32>) -> tensor<1x8x4xf32>
+    %3 = stablehlo.reshape %2 : (tensor<1x8x4xf32>) -> tensor<8x4xf32>
+    mpmd.return %1, %3 : tensor<8x4xf32>, tensor<8x4xf32>
+  } : (!b) -> (!x, !x)
+  %b0, %c0 = mpmd.fragment<mesh="m1", origin=["f"(1)]> (%x0, %start) {call_counter = 0 : ui32} (%p: tensor<8x4xf32>, %q: tensor<4x4xf32>) {
+    %0 = stablehlo.dot_general %p, %p, contracting_dims = [0] x [0] : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<4x4xf32>
+    %1 = stablehlo.add %q, %0 : tensor<4x4xf32>
+    mpmd.return %1, %1 : tensor<4x4xf32>, tensor<4x4xf32>
+  } : (!x, !w) -> (!w, !w)
+  %b1, %c1 = mpmd.fragment<mesh="m1", origin=["f"(1)]> (%x1, %b0) {call_counter = 1 : ui32} (%p: tensor<8x4xf32>, %q: tensor<4x4xf32>) {
+    %0 = stablehlo.dot_general %p, %p, contracting_dims = [0] x [0] : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<4x4xf32>
+    %1 = stablehlo.add %q, %0 : tensor<4x4xf32>
+    mpmd.return %1, %1 : tensor<4x4xf32>, tensor<4x4xf32>
+  } : (!x, !w) -> (!w, !w)
+  return %b1, %c0, %c1 : !w, !w, !w
+}

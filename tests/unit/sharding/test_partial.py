@@ -14,7 +14,7 @@ from mpmd import ir
 from mpmd.sharding.inside import Split
 from mpmd.sharding.partial import Partial, PartialForms
 
-SIZES = {"x": 2, "y": 3, "one": 1}
+SIZES = {"x": 2, "y": 3, "four": 4, "one": 1}
 
 
 @dataclasses.dataclass
@@ -171,6 +171,10 @@ def test_a_product_with_batch_dims_and_two_contracted_ones(splits, axes):
     check(body_of(BATCHED, **splits), *axes)
 
 
+def test_an_axis_of_two_contracted_dims():
+    assert body_of(BATCHED, a="/x//", b="x///").form() is None
+
+
 def test_dims_that_their_axes_do_not_divide():
     text = (
         "(%a: tensor<5x4xf32>, %b: tensor<5x5xf32>) -> tensor<4x5xf32> { %d = stablehlo.dot_general %a, %b, "
@@ -211,8 +215,14 @@ def test_a_sum_over_split_dims(dims, after, split, axes):
 
 @pytest.mark.parametrize(
     ("init", "op", "split"),
-    [("1.0", "add", "x//"), ("0.0", "maximum", "x//"), ("0.0", "add", "/x/"), ("0.0", "add", "one//")],
-    ids=["another start", "no sum", "a dim that stays", "one device"],
+    [
+        ("1.0", "add", "x//"),
+        ("0.0", "maximum", "x//"),
+        ("0.0", "add", "/x/"),
+        ("0.0", "add", "one//"),
+        ("0.0", "add", "x:(1)2//"),
+    ],
+    ids=["another start", "no sum", "a dim that stays", "one device", "a part of an axis"],
 )
 def test_a_reduction_without_terms(init, op, split):
     text = SUMMED.format(sum_of("%a", "tensor<6x4x2xf32>", "tensor<4x2xf32>", "0", init, op), "4x2")
@@ -294,9 +304,10 @@ def test_a_scatter_of_split_updates(splits, axes):
         (scatter(op="maximum"), {"u": "x/"}),
         (scatter(), {"u": "/x"}),
         (scatter(), {"u": "one/"}),
+        (scatter(), {"u": "four/"}),
         (scatter(), {}),
     ],
-    ids=["into ones", "into an argument", "no sum", "windows are split", "one device", "whole"],
+    ids=["into ones", "into an argument", "no sum", "windows are split", "one device", "uneven", "whole"],
 )
 def test_a_scatter_without_terms(text, splits):
     assert body_of(text, **splits).form() is None

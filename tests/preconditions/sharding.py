@@ -1,0 +1,366 @@
+"""Partial values, weights that are gathered once, and sums that are taken once."""
+
+from __future__ import annotations
+
+from tests.preconditions import Precondition
+
+_UNIT = "tests/unit/sharding/test_"
+_TEXT = "tests/text/test_text.py::test_file"
+_ROUNDED = "within rounding: terms of microbatches are added first, then those of devices"
+
+
+def _partial(name: str, holds: str, code: str, dropped: str, test: str) -> Precondition:
+    return Precondition(
+        f"mpmd/sharding/partial.py:{name}", holds, code, dropped, f"{_UNIT}partial.py::test_{test}", _ROUNDED
+    )
+
+
+def _whole(name: str, holds: str, code: str, dropped: str, test: str) -> Precondition:
+    """A wrong answer costs an exchange and is right, too."""
+    return Precondition(
+        f"mpmd/sharding/gathers.py:{name}", holds, code, dropped, f"{_UNIT}gathers.py::test_{test}"
+    )
+
+
+def _shown(place: str, holds: str, code: str, dropped: str, file: str) -> Precondition:
+    return Precondition(f"mpmd/passes/{place}", holds, code, dropped, f"{_TEXT}[{file}-0]", _ROUNDED)
+
+
+_TERMS = (
+    _partial(
+        "PartialForms.of",
+        "the elements are floats",
+        " and _is_float(value.type)",
+        "",
+        "integers_have_no_terms",
+    ),
+    _partial(
+        "is_zero",
+        "every element is zero",
+        "float(text) == 0",
+        "True",
+        "a_reduction_without_terms[another start]",
+    ),
+    _partial(
+        "is_sum",
+        "the region has an addition",
+        'inner[0].operation.name != "stablehlo.add"',
+        "False",
+        "a_reduction_without_terms[no sum]",
+    ),
+    _partial(
+        "is_sum",
+        "and nothing else",
+        "len(inner) != 2 or ",
+        "",
+        "a_reducer_that_does_not_add_both",
+    ),
+    _partial(
+        "is_sum",
+        "of both arguments",
+        "set(inner[0].operands) == set(args)",
+        "True",
+        "a_reducer_that_does_not_add_both",
+    ),
+    _partial(
+        "is_sum",
+        "which it returns",
+        "list(inner[1].operands) == [inner[0].results[0]]",
+        "True",
+        "a_reducer_that_does_not_add_both",
+    ),
+    _partial(
+        "_known_axes",
+        "each axis has terms once",
+        "len(set(axes)) == len(axes) and ",
+        "",
+        "an_axis_of_two_contracted_dims",
+    ),
+    _partial(
+        "_known_axes",
+        "whole axes of the mesh split the dims",
+        "all(axis in forms.sizes for axis in axes)",
+        "True",
+        "a_reduction_without_terms[a part of an axis]",
+    ),
+    _partial(
+        "_known_axes",
+        "there are several devices along them",
+        " and forms.count(axes) > 1",
+        "",
+        "a_product_without_terms[one device]",
+    ),
+    _partial(
+        "_dot_general",
+        "both operands are split along the same axes",
+        "any(a and b and a != b for a, b in zip(of_lhs, of_rhs))",
+        "False",
+        "a_product_without_terms[different axes]",
+    ),
+    _partial(
+        "_dot_general",
+        "devices have blocks of one size",
+        " or not _divides(lhs, lhs_counts)",
+        "",
+        "dims_that_their_axes_do_not_divide",
+    ),
+    _partial("_reduce", "the reduction adds", "not is_sum(op) or ", "", "a_reduction_without_terms[no sum]"),
+    _partial(
+        "_reduce",
+        "it starts with zero, which every device adds",
+        " or not is_zero(op.operands[1])",
+        "",
+        "a_reduction_without_terms[another start]",
+    ),
+    _partial(
+        "_reduce",
+        "dims of a value with terms are whole",
+        "        if axes:\n            return None\n",
+        "",
+        "a_sum_of_terms_over_a_dim_that_is_split",
+    ),
+    _partial(
+        "_reduce",
+        "devices have blocks of one size",
+        "not _divides(value, counts)",
+        "False",
+        "dims_that_their_axes_do_not_divide",
+    ),
+    _partial("_scatter", "updates are added", "not is_sum(op) or ", "", "a_scatter_without_terms[no sum]"),
+    _partial(
+        "_scatter",
+        "to zeros, which every device begins with",
+        " or not is_zero(op.operands[0])",
+        "",
+        "a_scatter_without_terms[into an argument]",
+    ),
+    _partial(
+        "_scatter",
+        "one dim of updates is split",
+        "len(split) != 1",
+        "len(split) == 0",
+        "a_scatter_with_two_split_dims_has_no_terms",
+    ),
+    _partial(
+        "_scatter",
+        "devices have as many updates",
+        "not _divides(updates, {u: count})",
+        "False",
+        "a_scatter_without_terms[uneven]",
+    ),
+)
+_PASSED = (
+    _partial(
+        "_add",
+        "both values have terms along the same axes",
+        " or a.axes != b.axes",
+        "",
+        "terms_along_different_axes_are_not_added",
+    ),
+    _partial(
+        "_scaled",
+        "the other factor is not a sum of terms",
+        "of_operands[1 - at] is not None or ",
+        "",
+        "two_values_with_terms_are_not_multiplied",
+    ),
+    _partial(
+        "_scaled",
+        "the other factor is whole along the axes, which devices would gather",
+        " or forms.mentions(other, inner.axes)",
+        "",
+        "a_factor_that_is_split_along_the_axis",
+    ),
+    _partial(
+        "_scaled",
+        "a quotient has terms above",
+        'op.operation.name == "stablehlo.divide" and at == 1',
+        "False",
+        "what_is_not_linear_needs_the_value[inverse]",
+    ),
+    _partial(
+        "_moved",
+        "padding is zero",
+        'op.operation.name == "stablehlo.pad" and not is_zero(op.operands[1])',
+        "False",
+        "what_is_not_linear_needs_the_value[other padding]",
+    ),
+    _partial(
+        "_concatenate",
+        "every part has terms",
+        "any(form is None for form in found) or ",
+        "",
+        "what_is_not_linear_needs_the_value[beside a constant]",
+    ),
+    _partial(
+        "_concatenate",
+        "along the same axes",
+        "len({form.axes for form in found if form is not None}) != 1",
+        "False",
+        "terms_along_different_axes_are_not_added",
+    ),
+    _partial(
+        "_of_loop",
+        "the loop begins with zeros",
+        "not is_zero(op.operands[number]) or ",
+        "",
+        "a_loop_without_terms",
+    ),
+    _partial(
+        "_of_loop",
+        "its condition does not read the total",
+        " or not ir.is_unused(condition.arguments[number])",
+        "",
+        "a_loop_without_terms",
+    ),
+    _partial(
+        "_of_loop",
+        "its body only adds to the total",
+        "len(ir.uses(total)) != 1 or ",
+        "",
+        "a_loop_without_terms",
+    ),
+    _partial(
+        "_of_loop",
+        "and does not read the new one",
+        " or len(ir.uses(step.results[0])) != 1",
+        "",
+        "a_loop_without_terms",
+    ),
+)
+_GATHERS = (
+    _whole(
+        "axes_needed_whole",
+        "rows are split along the axis",
+        "axis in axes and ",
+        "",
+        "a_factor_of_a_product[an axis that is not asked for]",
+    ),
+    _whole(
+        "_UsesAlong.use_needs",
+        "the axis splits something else of the operation",
+        " or not (self.is_split(operands[1 - position]) or self.is_split(op.results[0]))",
+        "",
+        "a_factor_of_a_product[nothing else is split]",
+    ),
+    _whole(
+        "_UsesAlong.use_needs",
+        "in another dim than that of the weight",
+        "not self.is_matched(op, position, dim)",
+        "True",
+        "a_factor_of_a_product[contracted with what is split alike]",
+    ),
+    _whole(
+        "_UsesAlong.use_needs", "elementwise work, too", "self.axis not in of_result[kept]", "True", "a_bias"
+    ),
+    _whole(
+        "_UsesAlong.use_needs",
+        "what keeps a value for later does not decide",
+        "if name in _KEEPS:",
+        "if False:",
+        "residuals_do_not_decide",
+    ),
+    _whole(
+        "_UsesAlong.loop_needs",
+        "a loop does not change the value",
+        "last.operands[position] != body.arguments[position]",
+        "False",
+        "a_stack_that_a_loop_changes",
+    ),
+    _whole(
+        "_all_of",
+        "no use reads the value as it is split",
+        "False if False in found else ",
+        "",
+        "one_use_of_what_lies_split_keeps_it_so",
+    ),
+    _whole(
+        "dim_after",
+        "a slice has the whole dim",
+        " and shape[dim] == after[dim]",
+        "",
+        "one_use_of_what_lies_split_keeps_it_so",
+    ),
+)
+_DEFER, _LOWER = "propagation/defer_reductions.py", "export/lower_reductions.py"
+_DEFERRED, _LOWERED = "propagation/defer-reductions", "export/lower-reductions"
+_PASSES = (
+    _shown(
+        "propagation/trial.py:kinds_of_work",
+        "what only one microbatch reads may differ between those of a kind",
+        " and len(microbatches[value]) > 1",
+        "",
+        _DEFERRED,
+    ),
+    _shown(
+        "propagation/hoist_gathers.py:_needed",
+        "all uses need the weight whole",
+        "if axes:",
+        "if True:",
+        "propagation/hoist-gathers",
+    ),
+    _shown(
+        f"{_DEFER}:_accumulations",
+        "the new total is returned, once, and not read",
+        "len(ir.users(value)) > 1",
+        "False",
+        _DEFERRED,
+    ),
+    _shown(
+        f"{_DEFER}:_accumulations",
+        "the total is only added to",
+        " and len(ir.users(taken)) == 1",
+        "",
+        _DEFERRED,
+    ),
+    _shown(
+        f"{_DEFER}:_links",
+        "the term has a partial form: all that makes it is linear",
+        "form is not None and ",
+        "",
+        _DEFERRED,
+    ),
+    _shown(
+        f"{_DEFER}:_chains",
+        "nothing else reads the total between two microbatches",
+        " or uses[value] != 1",
+        "",
+        _DEFERRED,
+    ),
+    _shown(
+        f"{_DEFER}:_Deferring._begin",
+        "the start that is replaced is zero",
+        "is_zero(returned[position])",
+        "True",
+        _DEFERRED,
+    ),
+    _shown(
+        f"{_DEFER}:_Deferring._begin",
+        "and nothing else reads it",
+        "self.uses[start] == 1",
+        "True",
+        _DEFERRED,
+    ),
+    _shown(
+        f"{_LOWER}:LowerReductions.rewrite_function",
+        "the fragment has the sums of deferred reductions",
+        "fragment.inferred_by == [NAME]",
+        "True",
+        _LOWERED,
+    ),
+    _shown(
+        f"{_LOWER}:_lower",
+        "but for the axes of the terms the value is split as they are",
+        " and tuple(rest) == without(split_of(kind.sharding, len(kind.shape)), axes)",
+        "",
+        _LOWERED,
+    ),
+)
+
+ROWS = (*_TERMS, *_PASSED, *_GATHERS, *_PASSES)
+
+ALWAYS = {
+    "mpmd/sharding/partial.py:_elementwise": "a change of sign and of type is linear",
+    "mpmd/sharding/inside.py:_program_of": "the copy of a body is read and dropped",
+    "mpmd/passes/propagation/trial.py:layouts": "the copy of a module is read and dropped",
+}
