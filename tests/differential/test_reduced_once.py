@@ -110,6 +110,18 @@ def test_gradients_are_reduced_once(name, schedule):
     assert before["all-reduce"] > 0
 
 
+def test_all_microbatches_are_one_program():
+    """Their first one reuses the memory of its start values too, which are equal for equal layers."""
+    params, loss, batch = MODELS["mlp"].build(4)
+    init, update = sgd_momentum()
+    step = training_step(loss, MICROBATCHES, update)
+    lowered = on_two_meshes(step, 4, "interleaved_1f1b", in_shardings=(None, P("data"), P("data"))).lower(
+        init(params), *batch
+    )
+    of_microbatches = [name for name in lowered.fragments if "_call" in name]
+    assert of_microbatches and all(f"calls0to{MICROBATCHES - 1}" in name for name in of_microbatches)
+
+
 MESHES = {
     "data": (DATA, ((0, 1),)),
     "data and model": ({"data": 2, "model": 2}, ((0, 2), (1, 3))),

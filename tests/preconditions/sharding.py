@@ -11,7 +11,12 @@ _ROUNDED = "within rounding: terms of microbatches are added first, then those o
 
 def _partial(name: str, holds: str, code: str, dropped: str, test: str) -> Precondition:
     return Precondition(
-        f"mpmd/sharding/partial.py:{name}", holds, code, dropped, f"{_UNIT}partial.py::test_{test}", _ROUNDED
+        f"mpmd/sharding/partial.py:{name}",
+        holds,
+        code,
+        dropped,
+        f"{_UNIT}{'partial_loops' if name == '_of_loop' else 'partial'}.py::test_{test}",
+        _ROUNDED,
     )
 
 
@@ -234,7 +239,7 @@ _GATHERS = (
         "rows are split along the axis",
         "axis in axes and ",
         "",
-        "a_factor_of_a_product[an axis that is not asked for]",
+        "a_factor_of_a_product[another axis]",
     ),
     _whole(
         "_UsesAlong.use_needs",
@@ -248,7 +253,7 @@ _GATHERS = (
         "in another dim than that of the weight",
         "not self.is_matched(op, position, dim)",
         "True",
-        "a_factor_of_a_product[contracted with what is split alike]",
+        "a_factor_of_a_product[contracted with a dim split alike]",
     ),
     _whole(
         "_UsesAlong.use_needs", "elementwise work, too", "self.axis not in of_result[kept]", "True", "a_bias"

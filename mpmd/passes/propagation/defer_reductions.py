@@ -123,9 +123,7 @@ def _accumulations(fragment: ir.Fragment) -> Iterable[tuple[int, int, ir.Op, ir.
     position = {arg: i for i, arg in enumerate(fragment.args)}
     for given, value in enumerate(returned):
         op = ir.producer(value)
-        if op is None or op.operation.name != "stablehlo.add" or returned.count(value) > 1:
-            continue
-        if len(ir.users(value)) > 1:
+        if op is None or op.operation.name != "stablehlo.add" or len(ir.users(value)) > 1:
             continue
         for taken, term in (list(op.operands), list(op.operands)[::-1]):
             if taken in position and len(ir.users(taken)) == 1 and taken != term:

@@ -53,12 +53,12 @@ PRODUCT = (
         "contracted",
         "free dim",
         "free dim of the result",
-        "contracted with what is split alike",
+        "contracted with a dim split alike",
         "nothing else is split",
         "another axis stays",
         "two axes",
         "rows along another axis",
-        "an axis that is not asked for",
+        "another axis",
     ],
 )
 def test_a_factor_of_a_product(weight, splits, axes, whole):
