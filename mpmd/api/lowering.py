@@ -239,7 +239,7 @@ def _within_memory(partitioned: Callable[[Config], Partitioned], config: Config)
     for count in range(1, len(free) + 1):
         if least <= limit:
             break
-        tried = {name: _IN_LESS_MEMORY[name] for name in free[:count]}
+        tried: dict[str, Any] = {name: _IN_LESS_MEMORY[name] for name in free[:count]}
         other = partitioned(dataclasses.replace(config, options=dataclasses.replace(options, **tried)))
         peak = _peak_of_a_device(other.program, meshes)
         if peak < least:

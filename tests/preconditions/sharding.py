@@ -10,13 +10,9 @@ _ROUNDED = "within rounding: terms of microbatches are added first, then those o
 
 
 def _partial(name: str, holds: str, code: str, dropped: str, test: str) -> Precondition:
+    file = "partial_loops" if name == "_of_loop" else "partial"
     return Precondition(
-        f"mpmd/sharding/partial.py:{name}",
-        holds,
-        code,
-        dropped,
-        f"{_UNIT}{'partial_loops' if name == '_of_loop' else 'partial'}.py::test_{test}",
-        _ROUNDED,
+        f"mpmd/sharding/partial.py:{name}", holds, code, dropped, f"{_UNIT}{file}.py::test_{test}", _ROUNDED
     )
 
 
