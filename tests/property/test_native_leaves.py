@@ -27,7 +27,9 @@ def sweep(problems) -> None:
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("first", range(0, FAST, 50))
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(50, FAST, 50))]
+)
 def test_leaves_of_branches_and_loops_stay_apart(first):
     with quick_code():
         sweep(disagreement(seed, ways=[one_way(seed)]) for seed in range(first, first + 50))
