@@ -12,6 +12,7 @@ from mpmd.passes.propagation.convert_sdy_shardings_to_mpmd_types import ConvertS
 from mpmd.passes.propagation.propagate_shardings import PropagateShardings
 from mpmd.sharding.inside import Split, split_axes, split_of
 from mpmd.sharding.shards import axes_of, sdy_meshes
+from mpmd.support import diagnostics
 
 _NUMBER = "mpmd.trial_number"
 
@@ -45,8 +46,11 @@ def layouts(
             if given is not None and (attribute == "res_attrs" or i not in kept):
                 of_value[shardings.ARGUMENT] = without_axes(given, without, is_closed=False)
         ir.put_attribute_dicts(copy, attribute, dicts)
-    PropagateShardings(share=True).run(trial)
-    ConvertSdyShardingsToMpmdTypes().run(trial)
+    with diagnostics.apart() as reports:
+        PropagateShardings(share=True).run(trial)
+        ConvertSdyShardingsToMpmdTypes().run(trial)  # transfers may reshard: no pass extracts that here
+    if reports.of(diagnostics.Severity.ERROR):
+        return {}  # which the propagation of the program itself reports
     found = {}
     for fragment in ir.fragments(ir.symbol_table(trial)[f.symbol]):
         if _NUMBER in fragment.attributes:
