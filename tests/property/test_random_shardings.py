@@ -11,7 +11,8 @@ from tests.support.sharded_graphs import draw_split, outcome
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 
-FAST = 3
+# Transfers that reshard if only rows are split.
+FAST = (33, 199, 214)
 PART = 50
 
 
@@ -25,7 +26,7 @@ def check(some) -> None:
 
 
 def test_some_graphs():
-    check(seeds(FAST))
+    check(FAST)
 
 
 @pytest.mark.slow
