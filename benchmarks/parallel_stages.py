@@ -12,7 +12,7 @@ each program, times its calls in a step; one in a loop counts once per call.  Fo
 `step_over_before`: wall and CPU seconds of a step over those with one reduction per microbatch and a gather
     per use; `step_over_jit`: over `jax.jit` on the same devices, with microbatches in a scan; medians of
     interleaved rounds.
-`difference`: the largest relative difference between the weights after one step and those of `jax.jit`.
+`difference`: the largest relative difference between the weights after one step and the weights by `jax.jit`.
 `peak_over_predicted`: bytes of the step's arrays, as counted, over the prediction.
 
 The last line is one JSON object with the worst of each.

@@ -32,7 +32,7 @@ def axes_needed_whole(
 
 
 class _UsesAlong:
-    """The uses of a value one dim of which an axis may split.
+    """The uses of a value that an axis may split along one dim.
 
     Each needs it whole (True), uses it as it is split (False), or is content with both (None).
     """

@@ -43,7 +43,7 @@ def splits_inside(
     Args:
         fragment: its body calls no function.
         operands: the types of its operands, with their shardings.
-        results: those of its results.
+        results: the types of its results.
     """
     given = [kind.sharding for kind in (*operands, *results) if isinstance(kind, ir.MeshTensor)]
     known = next((sharding for sharding in given if sharding is not None), None)

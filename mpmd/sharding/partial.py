@@ -26,7 +26,7 @@ class Partial:
 
     Attributes:
         axes: along them lie the terms, the outermost first.
-        build: inserts the ops, next to those of the value.
+        build: inserts the ops, next to the value's own.
     """
 
     axes: tuple[str, ...]
@@ -433,7 +433,7 @@ def _concatenate(op: ir.Op, forms: PartialForms) -> Partial | None:
 
 
 class _LoopResults:
-    """A loop, and those of its results that are built up, from zeros, of values with partial forms.
+    """A loop, and its results that are built up, from zeros, of values with partial forms.
 
     A result that is one more slice in each iteration, or one more term, is carried in partial form.
     """

@@ -1,4 +1,4 @@
-"""Programs that only add what the devices of a mesh hold: the sums of partial values.
+"""Programs that only add terms of the devices of a mesh: the sums of partial values.
 
 They are written device by device, as `jax.shard_map` writes them, so that every compiler communicates just
 that.

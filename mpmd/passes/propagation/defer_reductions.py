@@ -33,7 +33,7 @@ STARTS = "start_reductions"
 
 
 class DeferReductions(FunctionPass):
-    """Adds what the devices of a mesh have, once for all microbatches.
+    """Adds terms of the devices of a mesh, once for all microbatches.
 
         b0 = m1["f"(1)] cc=0 (x0, z)  { w = dot x0 x0 over rows; s = add z w;  ret s }
         b1 = m1["f"(1)] cc=1 (x1, b0) { w = dot x1 x1 over rows; s = add b0 w; ret s }

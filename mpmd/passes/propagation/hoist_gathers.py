@@ -39,7 +39,7 @@ class HoistGathers(FunctionPass):
     it would let weights that are split decide how activations are.
 
     Requires: shardings are attributes of arguments; microbatches are numbered.
-    Ensures: an argument is read whole along an axis only by fragments of which every use needs it so, if
+    Ensures: an argument is read whole along an axis only by fragments whose every use needs it so, if
         only rows were split along it.
     Cost: one more propagation, if weights and rows are split along one axis.
     Source: ours; torchtitan schedules it as UNSHARD.

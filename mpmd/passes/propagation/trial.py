@@ -85,7 +85,7 @@ def given_split(f: ir.Func, position: int) -> Split:
 
 
 def kinds_of_work(fragments: Iterable[ir.Fragment]) -> list[list[ir.Fragment]]:
-    """Named work of microbatches in kinds, each of which has one body and reads the same weights."""
+    """Named work of microbatches in kinds: fragments of one kind have one body and read the same weights."""
     some = [x for x in fragments if x.is_user and x.call_counter is not None]
     microbatches = collections.defaultdict[ir.Value, set[int | None]](set)
     for fragment in some:
@@ -124,7 +124,7 @@ def _is_from_outside(value: ir.Value) -> bool:
 
 
 def arguments_of_rows(f: ir.Func) -> set[int]:
-    """The arguments of which the rows of the batch are computed."""
+    """The arguments that rows of the batch are computed from."""
     todo = [fragment.inputs[position] for fragment, position in rows(kinds_of_work(ir.fragments(f)))]
     seen = set[ir.Value]()
     while todo:
@@ -137,7 +137,7 @@ def arguments_of_rows(f: ir.Func) -> set[int]:
 
 
 def axes_of_rows(f: ir.Func) -> frozenset[str]:
-    """The axes along which the user splits arguments of which rows are computed."""
+    """The axes along which the user splits arguments that rows are computed from."""
     return frozenset().union(*(split_axes(given_split(f, i)) for i in arguments_of_rows(f)))
 
 

@@ -1,4 +1,4 @@
-"""Where bf16 values may cancel, of which a kernel knows one more exactly than the other.
+"""Where two bf16 values may cancel, and a kernel knows one more exactly than the other.
 
     g - sum(f32(g) * p)    g is not rounded in the difference, but on its way to the sum
 
