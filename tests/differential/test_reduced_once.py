@@ -129,6 +129,19 @@ def test_all_microbatches_are_one_program():
     assert all(f"calls0to{MICROBATCHES - 1}" in name for name in of_microbatches)
 
 
+@pytest.mark.parametrize("alike", [True, False])
+def test_meshes_that_differ_reduce_in_each_microbatch_and_say_so(alike):
+    params, loss, batch = MODELS["mlp"].build(2)
+    init, update = sgd_momentum()
+    topology = mpmd.make_topology({"m0": {"data": 2}, "m1": {"data": 2 if alike else 4}})
+    config = mpmd.make_config(
+        topology, {"stage0": "m0", "stage1": "m1"}, in_shardings=(None, P("data"), P("data"))
+    )
+    lowered = mpmd.jit(training_step(loss, MICROBATCHES, update), config).lower(init(params), *batch)
+    assert any("have different axes" in notice for notice in lowered.notices) == (not alike)
+    assert any("_reduce." in name for name in lowered.fragments) == alike
+
+
 MESHES = {
     "data": (DATA, ((0, 1),)),
     "data and model": ({"data": 2, "model": 2}, ((0, 2), (1, 3))),

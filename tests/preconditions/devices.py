@@ -244,7 +244,7 @@ _SUMMED = (
     ),
     _local(
         "rules.py:convolution",
-        "there are no groups, whose features belong to others",
+        "features are not in groups",
         "grouped or ",
         "",
         "features in groups",

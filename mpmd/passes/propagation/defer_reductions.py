@@ -26,6 +26,7 @@ from mpmd.sharding.inside import split_of, splits_inside
 from mpmd.sharding.partial import PartialForms, is_zero, tensor, total_of
 from mpmd.sharding.shards import axes_of
 from mpmd.sharding.sums import sharding_of, without
+from mpmd.support import diagnostics
 
 _MODEL = "mpmd.model_number"
 NAME = "defer_reductions"
@@ -50,6 +51,7 @@ class DeferReductions(FunctionPass):
     Ensures: a value is deferred only if all that its fragments do with it is to add terms that have a partial
         form along the same axes.  Values change by rounding: terms of microbatches are added first, then
         those of devices.
+    Notice: meshes whose axes differ, where nothing is deferred.
     Cost: one more propagation, and for each distinct body that adds to an accumulator one inside of it.
     Source: ours; JaxPP's users write it with `jax.P(unreduced=...)`.
     """
@@ -59,7 +61,14 @@ class DeferReductions(FunctionPass):
     def rewrite_function(self, f: ir.Func) -> None:
         """Finds the chains, rewrites their fragments, one of each kind, and inserts the sums."""
         rows = axes_of_rows(f)
-        if not rows or not is_one_mesh(f):
+        if not rows:
+            return
+        if not is_one_mesh(f):
+            diagnostics.notice(
+                "what devices add up is reduced in each microbatch, and weights are gathered where they are "
+                "used, as the meshes of the topology have different axes",
+                f.location,
+            )
             return
         before = ir.edits()
         kept = {i for i, arg in enumerate(f.args) if any(_is_of_microbatch(op) for op in ir.users(arg))}

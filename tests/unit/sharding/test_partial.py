@@ -1,4 +1,4 @@
-"""The sum of a partial form over its first dim is the value; where that is not so, there is no form."""
+"""The sum of a partial form over its first dim is the value; otherwise a value has none."""
 
 from __future__ import annotations
 
