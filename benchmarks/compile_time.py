@@ -3,7 +3,7 @@
     python benchmarks/compile_time.py [--microbatches 8 16 32 64 128 256] [--layers 12] [--stages 4]
                                       [--repeats 3] [--schedule 1f1b] [--passes 10] [--whole 3]
 
-The step is that of `reference_gpt.py` under `accumulate_gradients`.  Nothing is compiled or run, and no array
+The step is `reference_gpt.py`'s under `accumulate_gradients`.  Nothing is compiled or run, and no array
 exists: only the program counts.  Every number of microbatches has a process of its own, which partitions the
 step `--repeats` times; the best time of each phase is in the table, and `first` is the first time:
 
@@ -26,7 +26,7 @@ log(partition) over log(microbatches) by least squares as `exponent`, the same o
 Then the whole way to machine code: tracing, partitioning, generating code, of a step of width 768 with 8
 microbatches, against `jax.jit` of the same step, each `--whole` times in turn, in a new process without a
 compile cache.  `whole_s` and `whole_jit_s` are the best wall seconds, `whole_over_jit` is their ratio.
-Modules are imported from bytecode, as those of an installed package are: the first process writes it.
+Modules are imported from bytecode, like an installed package's: the first process writes it.
 """
 
 from __future__ import annotations
@@ -234,13 +234,13 @@ def whole(repeats: int) -> dict[str, float]:
 
 
 def over(row: dict[str, Any]) -> tuple[str, float]:
-    """What the row is compared with, and how many times as long partitioning takes."""
+    """The row's reference, and how many times as long partitioning takes."""
     against = "peer" if row["peer"] else "parse"
     return f"over_{against}", row["cpu"] / row[against]
 
 
 def report(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the last line says."""
+    """The content of the last line."""
     counts = [row["microbatches"] for row in rows]
     figures: dict[str, Any] = {f"partition_s_{row['microbatches']}": row["partition"] for row in rows}
     figures |= {f"{against}_{row['microbatches']}": ratio for row in rows for against, ratio in [over(row)]}

@@ -6,12 +6,12 @@ allocates its results in every call, and fresh pages would be charged to its ker
 
 All kernels are timed in several sweeps, and the best time of all sweeps counts.  For fused kernels, what
 starts a call from Python takes as long as small kernels do, and is left out on both sides: ours is called
-with everything prepared, and from XLA's time that of a program with the same arguments and one number as its
+with everything prepared, and from XLA's time a program with the same arguments and one number as its
 result is taken off.  Rounds are short (a millisecond) and many: another process that uses the same cache
 disturbs a long one nearly always.
 
 A kernel is compared with copies that move as many bytes, timed in the same way: the fastest that we know, our
-own (`of_copy`), and that of the C library (`of_memcpy`).  One core reads more slowly than it copies past the
+own (`of_copy`), and the C library's (`of_memcpy`).  One core reads more slowly than it copies past the
 caches, and many kernels read more than they write.  So the limit of the machine (`of_limit`) is to copy as
 much as is written and to read the rest, by a loop that does nothing else.  The roofline is the longer of
 that limit and of the arithmetic, which is the vector instructions that the cost model counts, at two per
@@ -259,7 +259,7 @@ def fused(names: list[str], dtypes: list[str], sizes: list[str], rounds: int) ->
         for case, known in zip(cases, best, strict=True):
             rows.append(fused_row(case, known))
             print_fused(rows[-1])
-        del cases, case  # before those of the next size take memory
+        del cases, case  # before the next size's take memory
         yardsticks.cache_clear()
     return rows
 

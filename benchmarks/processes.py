@@ -6,13 +6,13 @@
 * `equal`: the example, in four processes and in one, gives the same losses and parameters, bit by bit.
 * `efficiency_4`: in four processes, stages sleep 20 ms in a forward and 40 ms in a backward, and messages
   have 4 MB: the part of a step, of the median of `--steps`, that ideal 1F1B takes, in which nothing but the
-  sleep costs anything.  It is that of `efficiency_schedule`; `efficiencies` has those of all that ran.  Under
+  sleep costs anything.  Its schedule is `efficiency_schedule`; `efficiencies` has every one that ran.  Under
   `1f1b` each task of the first and last microbatches waits for a message that was sent when the task before
   it ended, so that the latency of a message counts at every stage twice; `eager_1f1b` holds more microbatches
   and leaves each message the time of a task.
 * `example_over_one_process`: seconds of the example's step in four processes, over those in one process, on
   the same cores.  The two take turns, of four times `--steps`; of each the median of its turns counts, where
-  a turn is the median of its steps.  `example_over_one_process_least` is that of the least turns: one process
+  a turn is the median of its steps.  `example_over_one_process_least` compares the least turns: one process
   has a turn that is 7 % faster now and then.
 * `detect_s`, `faults`, `hangs`: `tests/support/fault_campaign.py`; `detect_s` is the longest time from a
   fault to the error of another process, `faults` counts those that left a trace, `wrong` other errors.
@@ -170,7 +170,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="turns of the example")
     parser.add_argument("--only", default="efficiency,example,faults,restarts", help="which parts")
     parser.add_argument("--faults", type=int, default=200, help="how many are injected")
-    parser.add_argument("--restarts", type=int, default=20, help="runs of which a process is killed")
+    parser.add_argument("--restarts", type=int, default=20, help="runs in which a process is killed")
     parser.add_argument(
         "--done", type=Path, default=None, help="folder that keeps results of faults and restarts"
     )

@@ -1,7 +1,7 @@
 """Writes what result files say into README and `docs/benchmarks.md`.
 
     python benchmarks/report.py            # both pages, from the newest complete file of benchmarks/results
-    python benchmarks/report.py --check    # exit status 1 if a page is not what the file says
+    python benchmarks/report.py --check    # exit status 1 if a page differs from the file
 
 A row of the table is a sentence of `ROWS` with figures of one benchmark: medians over its runs.
 """
@@ -72,7 +72,7 @@ class TableRow:
         what: was measured.
         benchmark: whose figures these are.
         ours: the cell with our figures.
-        instead: the cell with those of others, measured in the same run; empty if there are none.
+        instead: the cell with alternatives measured in the same run; empty if there are none.
         key: the figure that the page follows over time, and the meaning of it.
     """
 
@@ -119,7 +119,7 @@ ROWS = (
             f"`jax.jit` with `scan` on one device: {_train(f, 'jit_one_device')}; "
             f"data parallel: {_train(f, 'jit_data_parallel')}"
         ),
-        ("train_step.wall_ratio", "the step over that of `jax.jit`"),
+        ("train_step.wall_ratio", "the step over `jax.jit`'s"),
     ),
     TableRow(
         "partitioning 12 layers, 8 and 64 microbatches, after tracing",
@@ -240,7 +240,7 @@ def result_files() -> list[Path]:
 
 
 def described(f: ResultFigures) -> str:
-    """When and on what the figures were measured, with all versions."""
+    """Date, machine and versions of the measurement."""
     result = f.result
     counts = sorted({len(entry["runs"]) for entry in result["benchmarks"].values()})
     runs = " or ".join(map(str, counts)) + f" run{'s' * (counts[-1] > 1)}"
@@ -324,7 +324,7 @@ def pages() -> dict[Path, str]:
 
 
 def stale() -> list[Path]:
-    """Pages that are not what the newest file says."""
+    """Pages that differ from the newest file."""
     return [path for path, text in pages().items() if not path.exists() or path.read_text() != text]
 
 
@@ -341,7 +341,7 @@ def main() -> None:
     if not parser.parse_args().check:
         write_pages()
     elif stale():
-        sys.exit(f"not what the newest result file says: {', '.join(path.name for path in stale())}")
+        sys.exit(f"differs from the newest result file: {', '.join(path.name for path in stale())}")
 
 
 if __name__ == "__main__":

@@ -191,9 +191,9 @@ def losses_of(folder: Path) -> list[str]:
 def campaign(
     runs: int, processes: int, seed: int, at_once: int = 2, log: Path | None = None
 ) -> dict[str, Any]:
-    """Compares runs of which a process is killed with one that is not disturbed.
+    """Compares runs in which a process is killed with an undisturbed run.
 
-    Run `UNDISTURBED` is that one.  Those of which `log` has the results are not run.
+    Run `UNDISTURBED` is the reference.  Runs whose results `log` has are not repeated.
     """
     started = time.perf_counter()
     known = (

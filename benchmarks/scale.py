@@ -7,8 +7,8 @@
 * `partition`: a chain of small layers, stages x microbatches, is traced, partitioned, scheduled, linearized.
 
 Every size has a process of its own.  The last line is one JSON object: for each size CPU seconds, the most
-memory of the process beyond that of its imports, in MiB, instructions or tasks, and both per one of them;
-`streams_growth` and `partition_growth` are those per unit of the largest size over those of the smallest: 1
+memory of the process beyond its imports, in MiB, instructions or tasks, and both per one of them;
+`streams_growth` and `partition_growth` are the largest size's figures per unit over the smallest's: 1
 where time (first) and memory (second) are linear.
 """
 

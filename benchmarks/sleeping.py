@@ -5,7 +5,7 @@ device would if `seconds` is `OUT_OF_MEMORY` or `BROKEN`, and results in zero.  
 hardly disturbs it, and as many of them as there are meshes sleep at the same time on few cores.
 
 `Stages` is a train step of such stages, to be run under `mpmd.jit`: a forward sleeps, and its backward
-sleeps once for the gradient of its input and once for that of its weights.
+sleeps once for the gradient of its input and once for its weight gradient.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TARGET = "mpmd_benchmark_sleep"
 OUT_OF_MEMORY, BROKEN = -1.0, -2.0
 
 # XLA_FFI_Error* handler(XLA_FFI_CallFrame*): the first call queries the version of its interface, then it
-# runs.  Offsets are those of xla/ffi/api/c_api.h, version 0.3; later minor versions add fields at the ends
+# runs.  Offsets are from xla/ffi/api/c_api.h, version 0.3; later minor versions add fields at the ends
 # only.  Linux may wake a sleeper 50 us late unless prctl 29 forbids it.
 _HANDLER = r"""
 declare i32 @nanosleep(ptr, ptr)
@@ -136,7 +136,7 @@ def sleep(seconds: Any, after: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Durations:
-    """Seconds of a stage's forward, of the gradient of its input, and of that of its weights."""
+    """Seconds of a stage's forward, input gradient and weight gradient."""
 
     forward: float
     input_gradient: float
@@ -164,7 +164,7 @@ def sleeping_layer(durations: Durations) -> Any:
 def sleeping_scale(durations: Durations) -> Any:
     """`layer(w, x) -> x * w` that sleeps in each direction: large arrays cost little to compute.
 
-    The gradient of `w` is that of the first row alone.
+    The gradient of `w` is the first row's alone.
     """
 
     @jax.custom_vjp

@@ -223,9 +223,9 @@ def _call_of_known_types(
 def execution_order(number: int) -> Iterator[bool]:
     """Orders the programs that this thread starts on CPU devices inside it separately.
 
-    On a device, programs of one thread run in the order in which they were started; those of one number, from
-    1 up, in the order among themselves.  Yields whether that is so: False where this jaxlib has no such
-    orders.
+    On a device, programs of one thread run in the order in which they were started; programs with a number,
+    from 1 up, are ordered only among those with the same one.  Yields whether that is so: False where this
+    jaxlib has no such orders.
     """
     from jaxlib import _jax
 
@@ -409,7 +409,7 @@ def hlo_to_stablehlo(text: str) -> str | None:
 
 
 def is_key(dtype: Any) -> bool:
-    """Whether a dtype is that of random keys, which are integers in lowered programs."""
+    """Whether a dtype is a random key's; keys are integers in lowered programs."""
     return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))
 
 

@@ -20,7 +20,7 @@ class PipelineOptions:
     Attributes:
         name_to_mesh_assignment: where named computations and tensors go: `"encode@m1"`, `"f@m1/0"` with a
             stage, `"t@m1#pinned_host"` in host memory.
-        mirrored_names: names of which the second half of the microbatches uses a copy, called `encode_mirror`
+        mirrored_names: names with a copy for the second half of the microbatches, called `encode_mirror`
             in the assignment; for schedules with two copies of every stage.
         input_assignment: where flat arguments go: `"0@m1"`, `"2@m2#pinned_host"`.
         output_assignment: likewise for flat results.
@@ -81,8 +81,8 @@ class PipelineOptions:
             product.
         float_jitter: regular expression on opcodes, names and sources of values whose floats the native
             backend perturbs slightly, such as `dot|exponential`: to find numerically fragile programs.
-        kernel_overrides: folder with kernels in LLVM's assembly, `FRAGMENT/KERNEL.ll`, that replace those of
-            the native backend; `dump_to` writes these.
+        kernel_overrides: folder with kernels in LLVM's assembly, `FRAGMENT/KERNEL.ll`, that replace
+            the native backend's; `dump_to` writes these.
         backend: the compile backend: `native`, `xla`, `auto`: native code on CPUs, XLA's elsewhere, or
             `reference`: the program of `native`, run by NumPy, to find errors of generated code.
         compare: `xla`: in the first call of a step XLA computes every fragment, too, and what differs beyond

@@ -252,7 +252,7 @@ def infer_mesh_pipeline(o: PipelineOptions) -> list[Step]:
 
 
 def optimize_pipeline(o: PipelineOptions) -> list[Step]:
-    """Orders the fragments of every mesh, then merges what the order allows."""
+    """Orders the fragments of every mesh, then merges as far as the order allows."""
     late = o.merge_after_scheduling
     return _flattened(
         _step(
@@ -354,7 +354,7 @@ def sharding_propagation_pipeline(o: PipelineOptions) -> list[Step]:
             when=o.keep_microbatches_equal,
         ),
         _step("mpmd-simplify-program", "joins operands and results that have become equal"),
-        _step("mpmd-forget-empty-computations", "a name of which only a reshard is left names nothing"),
+        _step("mpmd-forget-empty-computations", "a name with nothing left but a reshard names nothing"),
     )
 
 

@@ -1,6 +1,6 @@
 """The MLIR context, text in and out, and two repairs to the bindings.
 
-In jaxlib an op's hash is that of its contents, so that a set or dict loses an op when its operands or
+In jaxlib an op is hashed by its contents, so that a set or dict loses an op when its operands or
 attributes change, and comparing an op to None raises.  Here an op is hashed and compared by its address.
 """
 
@@ -53,7 +53,7 @@ _CAPSULE = ctypes.c_char_p(b"jaxlib.mlir.ir.Operation._CAPIPtr")
 
 
 def _address(op: Any) -> int:
-    """That of the first result, which is at a fixed distance: `ctypes` takes twice as long."""
+    """The first result's address, which is at a fixed distance: `ctypes` takes twice as long."""
     try:
         results = op.operation.results
         return hash(results[0]) if len(results) else _pointer_of(op._CAPIPtr, _CAPSULE)

@@ -41,7 +41,7 @@ _KEPT = frozenset([
     "sdy.sharding_group", "stablehlo.all_reduce", "stablehlo.all_gather", "stablehlo.all_to_all",
     "stablehlo.reduce_scatter", "stablehlo.collective_permute", "stablehlo.collective_broadcast",
 ])  # fmt: skip
-"""Annotations, and what the devices of a mesh do together: not dropped, but may be done again."""
+"""Annotations, and collectives of a mesh: not dropped, but may be done again."""
 _ANNOTATIONS = frozenset(["annotate_device_placement", "annotate_device_placement_v2"])
 """Targets of custom calls that say where a value is to be, with `has_side_effect` so that XLA keeps them."""
 
@@ -54,7 +54,7 @@ def is_side_effect_free(op: Op) -> bool:
 def is_duplicable(op: Op) -> bool:
     """Whether the op, and all in it, may be done twice: unnoticed, and with the same results.
 
-    So are those of `rng_bit_generator`, which computes them from its key; those of `rng` are not.
+    `rng_bit_generator` may, which computes its results from its key; `rng` may not.
     """
     return _holds(op, lambda o: _computes_only(o) or _is_kept(o), PURE, DUPLICABLE)
 

@@ -26,8 +26,8 @@ def read_entry(
 
     Args:
         module: after the export pipeline: fragment calls, transfers and a return.
-        argument_paths: what the user calls each flat argument.
-        result_paths: what the user calls each flat result.
+        argument_paths: pytree path of each flat argument.
+        result_paths: pytree path of each flat result.
         donated: flat arguments that a step may consume.
 
     Raises:

@@ -110,7 +110,7 @@ class SchedulingProblem:
         num_meshes: number of meshes.
         num_microbatches: number of microbatches.
         transfer: links between meshes.
-        stage_to_mesh: the placement; None: the search may choose among those of the named schedules.
+        stage_to_mesh: the placement; None: the search may choose among the named schedules' placements.
         limit_bytes: per mesh, or one for all: the most bytes it may hold.
         limit_activations: per mesh, or one for all: the most stages' activations of a microbatch it may hold.
         split_backward: backwards may be two tasks.
@@ -195,7 +195,7 @@ class _Hunt:
         self.nodes = 0
 
     def placements(self) -> list[Placement]:
-        """The given placement, or those of the named schedules."""
+        """The given placement, or the named schedules' placements."""
         if self.problem.stage_to_mesh is not None:
             return [self.problem.stage_to_mesh]
         return list(self.named_placements)

@@ -40,7 +40,7 @@ class StageChain:
     microbatches: range
 
     def source(self, kind: int) -> int | None:
-        """The chain whose forward or backward comes before that of this chain; None for the first."""
+        """The chain whose forward or backward precedes this chain's; None for the first."""
         return self.previous if kind == FORWARD else self.following
 
 
@@ -50,7 +50,7 @@ class Workload:
 
     Attributes:
         num_meshes: number of meshes.
-        chains: all chains; those of one direction follow each other.
+        chains: all chains, grouped by direction.
         splits: backwards are two steps.
         seconds: per chain, of its forward, backward and weight gradient.
         delays: per chain, seconds until the output of the previous chain is here, and the gradient of the

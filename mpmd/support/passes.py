@@ -31,7 +31,7 @@ class Pass(abc.ABC):
 
     name: ClassVar[str]
     prefix: ClassVar[str] = ""
-    """Of names that passes take from their classes: that of the IR they rewrite."""
+    """Prefix of names that passes take from their classes: the IR they rewrite."""
     reports_changes: ClassVar[bool] = True
     """Whether the result of `run` is exact; else True may also mean no change."""
 
@@ -55,7 +55,7 @@ class Pass(abc.ABC):
 
 
 def passes_in(package: str) -> tuple[type[Pass], ...]:
-    """The passes of a family: those that the modules of a package define, then those of packages in it."""
+    """The passes of a family: those defined in the modules of a package, then in packages inside it."""
     found: list[type[Pass]] = []
     inner: list[type[Pass]] = []
     for _, name, is_package in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):

@@ -4,8 +4,8 @@
     mpmd-run -n 2 --devices 2 -m package.train
 
 Every process runs the script; `mpmd.make_topology` then takes the devices of all.  Lines of output begin
-with the index of the process; those of more than 64 KiB are divided.  If one fails, the others have some
-seconds to report it, and are then ended; the exit code is that of the first that failed.  A signal that ends
+with the index of the process; longer ones than 64 KiB are divided.  If one fails, the others have some
+seconds to report it, and are then ended; the exit code comes from the first that failed.  A signal that ends
 this program (SIGTERM, SIGINT, SIGHUP) ends them by SIGTERM, after the same seconds by force, and a second one
 at once; SIGUSR1 and SIGUSR2 are passed on, and SIGTSTP stops them too.  If the output is not read any more,
 they are ended, and the exit code is 141.  The coordinator of `jax.distributed` runs in this program and
@@ -159,7 +159,7 @@ class _Children:
         """Waits for all; after a failure at most `grace` seconds.
 
         Returns:
-            The exit code of the first that failed; that of a signal, if this program got one, or if its
+            The exit code of the first that failed; a signal's, if this program got one, or if its
             output is not read any more.
         """
         first, until = 0, float("inf")

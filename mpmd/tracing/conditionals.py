@@ -193,7 +193,7 @@ class _BranchState:
     env: dict[int, Any]
 
     def with_free(self, items: Sequence[Item], ends: Sequence[Any]) -> list[Item]:
-        """Items, and those of no group that they or some values need, in program order."""
+        """Items, and ungrouped items that they or some values need, in program order."""
         wanted, found = {*ends, *(v for item in items for v in item.reads)}, set(items)
         for item in reversed(self.flat.items):
             if self.group[item] is FREE and not wanted.isdisjoint(item.outputs):
@@ -208,7 +208,7 @@ class _BranchState:
 
 
 class _Conditional:
-    """One conditional as many: those of a level read scalars of it, and values of lower levels."""
+    """One conditional as many: each level reads the scalars of the original, and values of lower levels."""
 
     def __init__(
         self, which: Any, operands: Sequence[Any], branches: Sequence[FlatFunction], groups: _Groups

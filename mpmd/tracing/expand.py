@@ -40,7 +40,7 @@ class ExpansionScope(enum.Enum):
     """The context of ops, which decides how calls and loops are converted.
 
     `ENTRY` is the body of the entry function: calls and loops stay.  `INNER` is a callee, a branch or another
-    region: loops over names are unrolled.  `NAMED` is a named computation, all of which runs on one mesh:
+    region: loops over names are unrolled.  `NAMED` is a named computation, which runs on one mesh as a whole:
     loops stay as they are.
     """
 
@@ -205,7 +205,7 @@ class Expansion:
         """A counted loop over names: kept as `mpmd.for` in the entry function, unrolled elsewhere.
 
         A loop whose iterations choose between names is unrolled there, too: a callee cannot be one program
-        for all of them.  So is one of no iterations, of which nothing is left.
+        for all of them.  So is one of no iterations: nothing is left of it.
         """
         counted = counted_loop(loop, self._called_in(loop))
         if not counted.trip_count or scope is not ExpansionScope.ENTRY or self._names_in_branches(loop):

@@ -59,7 +59,7 @@ class ArgumentOrder:
 
 
 def _picker(numbers: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """A function that gives the entries of these numbers, of which there is at least one."""
+    """A function that gives the entries with these numbers (at least one)."""
     if len(numbers) > 1:
         return operator.itemgetter(*numbers)
     (number,) = numbers
@@ -72,7 +72,7 @@ def jax_function(
     """The custom call as a compiled function of JAX, arguments and results in `ArgumentOrder`.
 
     Args:
-        fragment: what the program computes.
+        fragment: the computation.
         mesh: where.
         program: what computes it.
         aliases: argument → the result that takes its memory.

@@ -29,14 +29,14 @@ class TargetBackend(Backend, Protocol):
 
     @property
     def options(self) -> CompileOptions:
-        """What the user says about compiling."""
+        """The user's options of compilation."""
 
     def unfit(self, fragment: FragmentModule, mesh: Mesh) -> str:
         """Why it compiles none of a mesh's fragments, or not this one in any case; or ""."""
 
 
 def unfit_for_targets(name: str, fragment: FragmentModule, mesh: Mesh) -> str:
-    """Why the backend of no target compiles a fragment, or ""; `name` is that of the one in question."""
+    """Why the backend of no target compiles a fragment, or ""; `name` is its name."""
     if len({device.process_index for device in mesh.devices.flat}) > 1:
         return f"{name} fragments run on the devices of one process"
     if any(v.memory_kind for v in (*fragment.arguments, *fragment.results)):

@@ -1,4 +1,4 @@
-"""HLO computations: functions made of instructions, one of which is the root."""
+"""HLO computations: functions made of instructions with one root."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ class HloComputation:
             parameter.attributes["parameter_number"] = parameter.parameter_number - 1
 
     def reorder(self, order: Sequence[HloInstruction]) -> None:
-        """Put the instructions in this order, e.g. that of a schedule.
+        """Put the instructions in this order, e.g. a schedule's.
 
         Raises:
             HloError: the order leaves out or adds an instruction.

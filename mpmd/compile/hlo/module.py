@@ -1,4 +1,4 @@
-"""HLO modules: a program, made of computations, one of which is the entry."""
+"""HLO modules: a program, made of computations with one entry."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class HloModule:
         is_scheduled: the order of instructions is the order of execution.
         input_output_alias: results that may or must take a parameter's memory.
         buffer_donor: parameters whose memory may be reused for anything.
-        parameter_layouts: shapes with layouts that the caller passes, or None: those of the parameters.
-        result_layout: shape with layout that the caller gets, or None: that of the root.
+        parameter_layouts: shapes with layouts that the caller passes, or None: the parameters' own.
+        result_layout: shape with layout that the caller gets, or None: the root's own.
         replica_count: number of replicas.
         num_partitions: number of partitions.
         header: further header attributes by key, as text.

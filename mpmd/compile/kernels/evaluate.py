@@ -43,8 +43,8 @@ _EXTREMES = ("maximum", "minimum")
 def evaluate(plan: KernelPlan, arrays: Sequence[np.ndarray], most: int = 1 << 24) -> None:
     """Run a plan.
 
-    A large space is computed in slices of its outermost dim, unless something is added up along it: that of
-    a running sum of n elements has n x n.
+    A large space is computed in slices of its outermost dim, unless something is added up along it: the
+    space of a running sum of n elements has n x n.
 
     Args:
         plan: the plan to compute.
@@ -155,7 +155,7 @@ class Evaluation:
         return found
 
     def _inside(self, access: Load | Store, position: Array) -> Array:
-        """Positions, all of which are in the array that is read or written.
+        """Positions, checked to lie in the array that is read or written.
 
         Raises:
             CompileError: one is not.

@@ -28,7 +28,7 @@ _PURE = frozenset(
     ("add", "sub", "mul", "udiv", "urem", "and", "or", "xor", "icmp", "getelementptr")
     + ("insertelement", "shufflevector", "zext", "sext", "trunc", "select")
 )
-"""Instructions on integers, addresses and lanes, of which emitters write the same again and again."""
+"""Instructions on integers, addresses and lanes that emitters repeat again and again."""
 
 
 class Loop:
@@ -45,7 +45,7 @@ class Loop:
         self.following: list[Value] | None = None
 
     def carry(self, values: Sequence[Value]) -> None:
-        """Say what the next iteration gets."""
+        """Define the values of the next iteration."""
         self.following = list(values)
 
 

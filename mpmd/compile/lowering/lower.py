@@ -1,6 +1,6 @@
 """StableHLO to HLO: one rule per operation, one computation per function and region.
 
-Source: the mapping is that of the StableHLO specification, whose operations HLO has nearly one for one.
+Source: the mapping follows the StableHLO specification, whose operations HLO has nearly one for one.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Lowering:
     Attributes:
         program: the source.
         module: the module under construction.
-        partial: values of which every device has a partial result, and the reduction that joins them.
+        partial: values with a partial result on every device, and the reduction that joins them.
     """
 
     def __init__(self, program: StablehloProgram, module: HloModule) -> None:

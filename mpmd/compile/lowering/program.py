@@ -74,7 +74,7 @@ class Operation:
 class Block:
     """A computation: arguments, operations, returned values.
 
-    `shardings` are those of the arguments of a function, where the program gives them.
+    `shardings` belong to the arguments of a function, where the program gives them.
     """
 
     arguments: tuple[ValueId, ...]
@@ -84,7 +84,7 @@ class Block:
     shardings: tuple[Sharding | None, ...] = ()
 
     def walk(self) -> Iterator[Operation]:
-        """All operations, those of inner blocks included."""
+        """All operations, inner blocks included."""
         for operation in self.operations:
             yield operation
             for region in operation.regions:
@@ -124,7 +124,7 @@ class Function:
 
 @dataclass(slots=True)
 class StablehloProgram:
-    """A module: functions by name, of which `main` is the entry."""
+    """A module: functions by name; `main` is the entry."""
 
     name: str
     functions: dict[str, Function]

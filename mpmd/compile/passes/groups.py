@@ -28,7 +28,7 @@ def inlining() -> list[Pass]:
 def expansion(limits: KernelLimits = HOST.limits) -> list[Pass]:
     """Operations that no later pass need know, as others; products and indexed accesses in one form."""
     return [
-        expand.NarrowTypeExpander(),  # first: what the others make is made of types that kernels compute with
+        expand.NarrowTypeExpander(),  # first: later expanders emit only types that kernels support
         expand.BatchNormExpander(),  # it makes reductions and elementwise work
         expand.RngBitGeneratorExpander(),
         expand.StochasticConvertExpander(),
@@ -70,7 +70,7 @@ def simplification() -> list[Pass]:
                 simplify.WhileInvariantCodeMotion(),  # after it: constants and unchanged elements are known
                 simplify.WhileLoopUnroller(),  # the remaining state is known now
                 simplify.Cse(),  # duplicates would be simplified twice
-                simplify.Dce(),  # last: what the others left behind
+                simplify.Dce(),  # last: removes leftovers of the others
             ),
         )
     ]

@@ -34,7 +34,7 @@ class Dependencies:
     def stable_order(self) -> tuple[list[ir.Op], list[ir.Op]]:
         """The ops in dependency order, and one cycle if there is any (else nothing).
 
-        The order is that of repeated passes over the ops, each taking, in order, the ops whose dependences
+        The order results from repeated passes over the ops, each taking, in order, the ops whose dependences
         were all taken; where no op can be taken the first one is taken nevertheless.  That is MLIR's
         `sortTopologically`, in linear time: an op is taken in the round of its last dependence, or in the
         next round if that comes after it.
@@ -93,7 +93,7 @@ class Dependencies:
         return needed_by
 
     def _cycle(self, taken: Sequence[bool]) -> list[ir.Op]:
-        """Ops of which each needs the next and the last one the first, among those not taken."""
+        """A cycle among the ops not taken: each needs the next, and the last one the first."""
         i, path = taken.index(False), dict[int, int]()
         while i not in path:
             path[i] = len(path)

@@ -12,10 +12,10 @@ from mpmd.passes.fragments.control_edges import keep_control_edges
 def merge(*group: ir.Fragment) -> ir.Fragment:
     """Merges fragments, in that order, into one at the position of the last.
 
-    Operands: every value that one of them reads and none defines, once.  Results: those of the others that
-    have a user outside of the group, then those of the last.  Origins and stage are united, as are the
+    Operands: every value that one of them reads and none defines, once.  Results: those of earlier
+    members used outside of the group, then all of the last.  Origins and stage are united, as are the
     control edges to others; every other attribute is dropped.  The ops of the others move into the body of
-    the last: merging bottom-up, they are the small ones.  If two are merged of which the first has one input
+    the last: merging bottom-up, they are the small ones.  If two are merged, and the first has one input
     and one result with one use, the operand list of the second is unchanged, except for the input of the
     first instead of its result.
 

@@ -102,7 +102,7 @@ def _other_copies(
     needed: Sequence[int],
     missing: Sequence[int],
 ) -> set[int]:
-    """The needed leaves of which this process has a copy that is not the array that others lack.
+    """The needed leaves that this process holds a copy of, other than the array that others lack.
 
     Raises:
         PeerError: the processes that lack an array, and those that hold it, mean different ones.
@@ -219,7 +219,7 @@ def _offer(
     wanted: Sequence[Sequence[int]],
     sources: dict[int, dict[int, list[tuple[Box, Any]]]],
 ) -> None:
-    """Offers this process's parts of what the others lack, once per receiver."""
+    """Offers this process's parts of the leaves that others lack, once per receiver."""
     known: dict[int, list[jax.Array]] = {}
     for receiver, of_receiver in enumerate(wanted):
         for k in of_receiver if receiver != joined.index else ():

@@ -148,7 +148,7 @@ class WorldDevices(MeshDevices):
         return frozenset(k for k, end in enumerate(ends) if end == {self._process})
 
     def _messages(self, program: Program) -> dict[int, dict[int, RemoteMessage] | SpanningMessages]:
-        """The messages of every channel between processes, one end of which is here."""
+        """The messages of every channel between processes that ends here."""
         sources = {
             (op.channel, op.sequence): stream.buffers[op.buffer].type
             for stream in program.streams
@@ -219,7 +219,7 @@ def _in_default_memory(sharding: Sharding) -> Sharding:
 
 
 def _into_memory(target: Sharding) -> Callable[[jax.Array], jax.Array]:
-    """Copies an array from the default memory of its devices to that of a sharding, if it is another."""
+    """Copies an array from the default memory of its devices to a sharding's, if it is another."""
     if target.memory_kind in (None, jax_compat.default_memory_kind(target)):
         return lambda array: array
     return jax_compat.array_copier(target)

@@ -16,10 +16,10 @@ _ROUNDS = 8
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ClockOffset:
-    """How this process's `time.perf_counter` differs from that of process 0.
+    """Offset of this process's `time.perf_counter` to process 0's.
 
     Attributes:
-        seconds: to add to a time here to get that of process 0.
+        seconds: to add to a time here to get process 0's.
         error_s: the largest error of it, in seconds.
     """
 
@@ -28,7 +28,7 @@ class ClockOffset:
 
 
 def compare_clocks(exchange: WorldExchange) -> ClockOffset:
-    """Compares the clock of this process with that of process 0.
+    """Compares the clock of this process with process 0's.
 
     Raises:
         PeerError: a process failed meanwhile.

@@ -49,7 +49,7 @@ class Part:
         self._executor = Executor(program, executables, engine, waiting, workspace, world.index)
         self._paths = {spec.index: spec.path for spec in program.inputs}
         self._placed: dict[tuple[int, str], Any] = {}
-        """The shardings of the arguments of the last step: those of the next one are usually the same."""
+        """The shardings of the last step's arguments: the next step's are usually the same."""
         self._fed = sorted(
             {
                 (op.input, stream.mesh)
@@ -66,12 +66,12 @@ class Part:
         """Runs one step; see `Executor.run`.
 
         Args:
-            inputs: the user's flat arguments; this process reads those of its own meshes only.
+            inputs: the user's flat arguments; this process reads only leaves of its own meshes.
             observers: see `Executor.run`.
             one_by_one: see `Executor.run`.
 
         Returns:
-            The flat results; None for those of other processes.
+            The flat results; None for other processes' results.
 
         Raises:
             PeerError: another process failed.

@@ -105,24 +105,24 @@ class FixedSchedule(PipelineSchedule):
 
     @property
     def splits_backward(self) -> bool:  # type: ignore[override]
-        """That of the table."""
+        """The table's."""
         return self.fixed.splits_backward
 
     @property
     def has_backward(self) -> bool:  # type: ignore[override]
-        """That of the table."""
+        """The table's."""
         return self.fixed.has_backward
 
     def placement(self, num_stages: int, num_meshes: int) -> Placement:
-        """That of the table."""
+        """The table's."""
         return self.fixed.stage_to_mesh
 
     def mirror(self, shape: PipelineShape) -> Mirror | None:
-        """That of the table."""
+        """The table's."""
         return self.fixed.mirror
 
     def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
-        """Those of the table."""
+        """The table's."""
         return self.fixed.orders
 
     def table(
@@ -164,7 +164,7 @@ def from_table(
 
     Args:
         orders: per mesh, its tasks.
-        stage_to_mesh: the mesh of each stage; by default that of the first task of the stage.
+        stage_to_mesh: the mesh of each stage; by default the mesh of its first task.
         name: its name in errors and charts.
 
     Raises:

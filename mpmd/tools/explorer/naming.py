@@ -17,7 +17,7 @@ _STEM = re.compile(r"%[A-Za-z_$.-]*?(?=\d*$)")
 
 
 class RegionNames:
-    """The names used in one region, also by removed values; `around` are those of the region around it.
+    """The names used in one region, also by removed values; `around` are the enclosing region's names.
 
     A region may use the names of its siblings, but none of those around it.
     """
@@ -56,7 +56,7 @@ class RegionNames:
 
 
 class Namer:
-    """Names the values of each tree after those of the tree before."""
+    """Names the values of each tree after the tree before."""
 
     def __init__(self) -> None:
         self._names: dict[OpText, RegionNames] = {}
@@ -101,7 +101,7 @@ class Namer:
                 self._name_ops(inside, inside_known, inside_names, found)
 
     def _names_inside(self, op: OpText, around: RegionNames | None) -> RegionNames:
-        """The names inside an op: those of its partner, and those taken since."""
+        """The names inside an op: its partner's, and those taken since."""
         names = self._names.get(op.partner) if op.partner else None
         if names is None or names.around is not around:
             return RegionNames(around)

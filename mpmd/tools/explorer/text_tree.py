@@ -27,9 +27,9 @@ class OwnNames:
     """The names in an op's own lines.
 
     Attributes:
-        results: those of its results.
+        results: names of its results.
         arguments: name and type of the arguments of its regions.
-        operands: those that it uses.
+        operands: names that it uses.
     """
 
     results: list[str]
@@ -174,7 +174,7 @@ def pair(before: Sequence[OpText], after: Sequence[OpText]) -> None:
     """Sets the partners of the ops in `after`, and of all inside them, among those in `before`.
 
     First those that compute the same, then those with the same identity, then those with the same text,
-    at last those of one kind between the same partners.
+    at last ops of one kind between the same partners.
     """
     partners: dict[int, int] = {}
     levels: list[tuple[Callable[[OpText], Hashable], bool]] = [

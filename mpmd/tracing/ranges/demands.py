@@ -27,7 +27,7 @@ CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_v
 
 @dataclasses.dataclass(frozen=True)
 class ComputedWhole:
-    """A value of which a range is wanted, and which no rule divides.
+    """A value that no rule divides although a range of it is wanted.
 
     Attributes:
         primitive: name of the operation that computes it.
@@ -95,7 +95,7 @@ class DemandedJaxpr:
         """Computes the wanted results.
 
         Args:
-            constants: for each constant its value, or those of ranges.
+            constants: for each constant its value, or its ranges' values.
             arguments: likewise for each argument.
         """
         values = Values()
@@ -256,7 +256,7 @@ class _ScanBody:
         return [wanted] if before is None or not self.carried else [wanted, before]
 
     def _before(self, wanted: Range) -> Range | None:
-        """The iterations before those of a range; None if there are none."""
+        """The iterations before a range; None if there are none."""
         start, stop = (wanted.stop, self._length) if self._reverse else (0, wanted.start)
         return Range(0, start, stop) if stop > start else None
 

@@ -82,7 +82,7 @@ class AutomaticSelector(Selector):
 
     @property
     def meshes(self) -> Meshes:
-        """What the stages run on, for the choice of the division."""
+        """The meshes of the stages, for the choice of the division."""
         devices = self.devices or (1,) * len(self.over)
         wire = 2 / self.rates.link_bandwidth  # the value, and its gradient back
         return Meshes(devices, wire, self.memory)
@@ -109,7 +109,7 @@ def by_cost(
     possible.  The work is estimated from arithmetic and bytes for the devices of the meshes, and is taken to
     be divided over the devices of a mesh.  Scans over stacked layers are divided between iterations, as by
     `mpmd.split`; each mesh then has only its own part of the stack.  `lowered.as_text("stages")` says why
-    each stage ends where it does, and what the next best place would have cost.
+    each stage ends where it does, and the cost of the next best place.
 
     Args:
         stages: how many; by default one for each mesh.  More stages than meshes take turns on the meshes.

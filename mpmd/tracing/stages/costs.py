@@ -59,7 +59,7 @@ class DeviceRates:
 
 
 HOST_RATES = DeviceRates()
-"""About those of a core of a CPU."""
+"""About one core of a CPU."""
 
 
 def item_seconds(item: Item, rates: DeviceRates) -> float:
@@ -100,7 +100,7 @@ def gradient_seconds(nbytes: float, rates: DeviceRates) -> float:
 
 
 def saved_bytes(item: Item, avals: Any, constant: set[int]) -> int:
-    """Bytes of an item's inputs that its backward reads; those of parameters are there anyway.
+    """Bytes of an item's inputs that its backward reads, without parameters, which are there anyway.
 
     Linear operations save nothing; products save their operands, and other functions an array as large as
     their results.

@@ -2,7 +2,7 @@
 
     fori_loop(0, 8, lambda i, x: layer(stack[i], x), x)  ->  scan(lambda x, row: layer(row, x), x, stack)
 
-The index of every iteration must follow from the counters of the loop, and be that of the row which the scan
+The index of every iteration must follow from the counters of the loop, and be the row that the scan
 takes, from the first to the last or in reverse.
 """
 
@@ -35,7 +35,7 @@ def scan_rows_of_indexed_stacks(flat: FlatFunction, sources: Mapping[int, set[in
 
 
 class _Loop:
-    """A scan of which some constants are stacks."""
+    """A scan with stacks among its constants."""
 
     def __init__(self, flat: FlatFunction, scan: Item) -> None:
         self.flat, self.scan, self.params = flat, scan, scan.equation.params

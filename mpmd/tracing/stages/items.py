@@ -41,7 +41,7 @@ class Item:
         compute: the outputs from the inputs.
         inputs: values that it reads.
         outputs: numbers of its values.
-        equation: its equation, or that of the scan whose rows it slices or joins.
+        equation: its equation, or the scan's whose rows it slices or joins.
         checkpoints: those around it, outermost first.
         stage: its stage; None if it has none, and mesh inference places it.
         iterations: how many iterations it runs of a scan that was divided.
@@ -149,7 +149,7 @@ class FlatFunction:
         """Adds the items of a jaxpr.
 
         Args:
-            jaxpr: its equations have scopes relative to that of its call.
+            jaxpr: its equations have scopes relative to its call's.
             constants: the values of its constants.
             given: its arguments.
             around: the checkpoints around its call.

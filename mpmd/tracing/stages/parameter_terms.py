@@ -1,4 +1,4 @@
-"""What the loss computes from stacked parameters alone, such as a decay of the weights, part by part.
+"""Terms of the loss in stacked parameters alone, such as a decay of the weights, part by part.
 
     sum(stack ** 2)  ->  sum(rows 0:2 of stack ** 2) + sum(rows 2:4 of stack ** 2)
 
@@ -27,7 +27,7 @@ def divide_terms(
     """Divides values that are computed of stacks, and are not stacks themselves.
 
     Args:
-        flat: gets the terms of the parts in place of those of the stacks.
+        flat: gets the terms of the parts in place of the stacks'.
         computed: the items that compute from parameters alone, stacks among them.
         stacks: the ranges of each stacked parameter, in the order of the rows.
 
@@ -87,7 +87,7 @@ class _Term:
             self._given[v] = [self._slice(v, *of_part) for of_part in stacks[v]] if v in stacks else [v]
 
     def replace(self, result: int) -> dict[str, None]:
-        """Puts the items of the parts after those of the whole; returns a text for each that joins parts."""
+        """Puts the items of the parts after the whole's; returns a text for each that joins parts."""
         interpreter = PartwiseInterpreter(RULES, FROM_ARRAYS, list(self._divisions.values()))
 
         def of_parts(*values: Any) -> Any:

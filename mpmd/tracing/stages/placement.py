@@ -1,4 +1,4 @@
-"""The stage of each item, from those of the parameters.
+"""The stage of each item, from the stages of the parameters.
 
 1. An item that reads parameters of a stage, and data, is of this stage, or of a later one that it reads.
 2. Other items that read a stage are of the latest that they read.
@@ -68,7 +68,7 @@ def _terms(flat: FlatFunction, parameters: Sequence[int]) -> dict[Item, set[int]
 
 
 def _place_terms(flat: FlatFunction, terms: Mapping[Item, set[int]], stage_of: Mapping[int, int]) -> None:
-    """Gives items of which all parameters are of one stage this stage, if their readers are not before it."""
+    """Places items whose parameters are all of one stage there, if their readers are not before it."""
     readers = flat.readers()
 
     def stage(parameter: int) -> int | None:
@@ -158,7 +158,7 @@ def check_order(flat: FlatFunction, stage_of: Mapping[int, int], paths: Mapping[
     Args:
         flat: with the stages of all items.
         stage_of: the stages of parameters.
-        paths: what the user calls each of them.
+        paths: pytree path of each.
 
     Raises:
         ConfigError: parameters are read in later stages only: layers run in another order.

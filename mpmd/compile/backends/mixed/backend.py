@@ -1,4 +1,4 @@
-"""A fragment of which XLA compiles the unsupported parts, in one function of JAX.
+"""Fragments with unsupported parts, which XLA compiles, in one function of JAX.
 
 XLA runs the whole: native clusters are custom calls, its own clusters are inlined between them, and values
 between clusters are in its memory.
@@ -220,7 +220,7 @@ class MixedBackend:
 
 
 def _may_be_taken(fragment: FragmentModule, made: HloInstruction) -> bool:
-    """Whether the memory of an array may hold others: that of an argument only if it is donated."""
+    """Whether the memory of an array may hold others; an argument's only if it is donated."""
     return made.opcode != "parameter" or made.parameter_number in fragment.donated
 
 

@@ -33,7 +33,7 @@ class NativeCpu:
     """CPUs of one kind; see `Target`.
 
     Attributes:
-        cpu: which; that of this process by default.
+        cpu: the processor; by default this process's.
     """
 
     cpu: CpuTarget = dataclasses.field(default_factory=host_target)

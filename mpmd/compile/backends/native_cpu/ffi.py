@@ -80,7 +80,7 @@ class RegisteredProgram:
         return call(*arguments, **{ATTRIBUTE: np.int64(self.index)})
 
 
-# XLA on CPU counts the operations of a program, those of custom calls as none, and runs one with fewer than a
+# XLA on CPU counts the operations of a program (a custom call has none) and runs one with fewer than a
 # thousand in the thread that calls it, in which nothing else is issued meanwhile.
 _BALLAST = (8, 16)
 
@@ -119,7 +119,7 @@ def register(
         compiled: what `compile_with_handler` returned.
         target: the CPU it was compiled for.
         arena_bytes: size of the program's temporary memory.
-        constants: what the arena begins with and keeps.
+        constants: bytes at the begin of the arena, which stay.
         instance: whose memory and threads these are, for instance a mesh's name.
         slots: how many calls may run at the same time, each with an arena.
         pools: threads of each slot; without one the calling thread works alone.

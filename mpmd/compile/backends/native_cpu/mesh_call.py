@@ -1,4 +1,4 @@
-"""What the handler of a program of several devices does: find its device, meet the others, run.
+"""The handler of a program of several devices: find its device, meet the others, run.
 
 XLA calls the handler once per device and launch.  It launches programs of several devices one after the
 other, each device on a thread that nothing else holds, so devices may wait for each other.  What XLA promises
@@ -24,7 +24,7 @@ from mpmd.compile.backends.native_cpu.program import ThreadedProgram
 from mpmd.compile.llvm.types import Value, constant
 
 SLOT = {"busy": 0, "arena": 8, "workspace": 16, "barrier": 24, "pool": 32, "log": 40}
-"""A slot: its own busy flag, then pointers; that of the log is null while no call is timed.
+"""A slot: its own busy flag, then pointers; the log's is null while no call is timed.
 
 The numbers of the devices in XLA follow the slots."""
 

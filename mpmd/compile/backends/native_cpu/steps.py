@@ -60,7 +60,7 @@ class NativeProgram:
     Attributes:
         threaded: its table holds the parameters, the results and the arena.
         arena_bytes: bytes of the arena: constants, temporaries, partial sums of kernels.
-        constants: what the arena begins with.
+        constants: bytes at the begin of the arena.
     """
 
     threaded: ThreadedProgram
@@ -149,7 +149,7 @@ def _is_apart(thunk: Thunk) -> bool:
 class _Sequence:
     """Steps in order: a kernel waits only if one since the last wait touches what it touches.
 
-    Small thunks each of which needs one before it run on the first thread, one after the other, as one step.
+    Small thunks that each need one before them run on the first thread, one after the other, as one step.
 
     Attributes:
         steps: those so far.

@@ -48,7 +48,7 @@ BYTES = {
 
 
 def check_dtype(dtype: str) -> None:
-    """Refuse what the CPU backend cannot hold.
+    """Refuse arrays that the CPU backend cannot hold.
 
     Raises:
         CompileError: a dtype outside of the table above.
@@ -112,7 +112,7 @@ def widen(f: FunctionBuilder, raw: Value, dtype: str) -> Value:
 def _upper_halves(f: FunctionBuilder, raw: Value) -> Value:
     """Floats whose upper halves are these bits.
 
-    Two instructions, of which the first is part of a load.  One that picks halves from two vectors needs what
+    Two instructions; the first is part of a load.  One that picks halves from two vectors needs what
     multiplies, which is what there is least of.
     """
     bits = f.shl(f.cast("zext", raw, with_element(raw.type, "i32")), 16)

@@ -69,7 +69,7 @@ class ReferenceExecutable:
         return jax.make_array_from_single_device_arrays(value.shape, sharding, shards)
 
     def as_text(self, what: str = "hlo") -> str:
-        """One of its texts: those of native code but `"llvm"` and `"assembly"`; see `Executable`."""
+        """One of its texts, as native code has them but for `"llvm"` and `"assembly"`; see `Executable`."""
         return self.fragment.text if what == "stablehlo" else self.made.text(what, Reference())
 
     def cost_analysis(self) -> dict[str, float]:
@@ -86,7 +86,7 @@ class ReferenceBackend:
     """Runs fragments by NumPy.
 
     Attributes:
-        options: what the user says about compiling.
+        options: the user's options of compilation.
     """
 
     options: CompileOptions = DEFAULTS

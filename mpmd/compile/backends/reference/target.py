@@ -28,7 +28,7 @@ class ReferenceProgram:
 
     Attributes:
         thunks: in order.
-        allocations: what each device allocates for a call; those of the parameters come first.
+        allocations: what each device allocates for a call; parameters first.
         values: each constant, where it is.
         results: where the results are at the end.
         size: of code there is nothing.
@@ -83,7 +83,7 @@ class Reference:
         return "reference"
 
     def passes(self, devices: int, options: CompileOptions) -> list[Pass]:
-        """Those of the native target, so that thunks and memory are those of native code; see `Target`."""
+        """The native target's, so that thunks and memory are native code's; see `Target`."""
         return optimization_pipeline(devices, options.attention_stitching, options.float_jitter, self.device)
 
     def schedule(self, devices: int) -> list[Pass]:

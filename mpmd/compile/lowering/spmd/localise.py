@@ -1,4 +1,4 @@
-"""From a program with whole shapes to that of one device; operations keep their global form in `spread`."""
+"""From a program with whole shapes to one device's; operations keep their global form in `spread`."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class _Localising:
         )
 
     def call(self, operation: Operation, shardings: Sequence[Sharding]) -> None:
-        """Check that the shardings of a function match those of its call."""
+        """Check that the shardings of a function match its call."""
         callee = self.program.functions[str(operation.attributes["callee"])]
         taken = callee.body.shardings or tuple(map(_whole, callee.body.shapes))
         shapes = callee.body.shapes
@@ -162,7 +162,7 @@ class _Localising:
         return made
 
     def copied(self, value: ValueId, shape: Shape, sharding: Sharding, made: list[Operation]) -> ValueId:
-        """The same part of each device as another value, of which it is the part in another way."""
+        """Each device's same part under a new value, which is divided in another way."""
         number, self.fresh = self.fresh, self.fresh + 1
         whole = Operation("stablehlo.convert", (value,), (number,), (shape,), {}, (), "", (sharding,))
         spread = Spread(whole, (sharding,), (sharding,), (shape,), self.devices)

@@ -17,9 +17,9 @@ class ConvolutionToDot(ComputationPass):
     convolution(image: [b,h,w,f], kernel: [2,2,f,o]), stride=2x2
       -> dot(reshape(image: [b,h/2,2,w/2,2,f]), kernel), contracting the window and f
 
-    The gradients of such a convolution too.  That of the kernel has windows whose elements are as far apart
-    as there are windows: the image is reshaped to `[window, place]` instead of `[place, window]`.  That of
-    the image, a transposed convolution, has each element from one place: the product of the image and the
+    The gradients of such a convolution too.  The kernel's has windows whose elements are as far apart
+    as there are windows: the image is reshaped to `[window, place]` instead of `[place, window]`.  The
+    image's, a transposed convolution, has each element from one place: the product of the image and the
     kernel, `[place.., window.., o]`, is transposed.
 
     Requires: no schedule.

@@ -12,7 +12,7 @@ from mpmd.compile.passes.values import inverse
 
 
 def physical(shape: Shape) -> Shape:
-    """The row-major array whose dims are those of this one from the outermost in memory inwards."""
+    """The row-major array with this one's dims from the outermost in memory inwards."""
     return array(shape.dtype, shape.physical_dims)
 
 
@@ -22,7 +22,7 @@ def order_of(shape: Shape) -> Ints:
 
 
 def transposed_layout(layout: Layout, permutation: Sequence[int]) -> Layout:
-    """The layout of a transpose that moves nothing, from that of its operand."""
+    """The layout of a transpose that moves nothing, from its operand's."""
     to = inverse(tuple(permutation))
     return Layout(tuple(to[d] for d in layout.minor_to_major))
 

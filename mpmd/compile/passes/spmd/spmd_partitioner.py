@@ -34,7 +34,7 @@ _LOCATION = re.compile(r" loc\((?:#loc\d*|\"[^\"]*\"|unknown)\)|^#loc.*\n", re.M
 
 
 class SpmdPartitioner(HloPass):
-    """Partitions a program with whole arrays and shardings into that of one device.
+    """Partitions a program with whole arrays and shardings into one device's program.
 
     p = f32[8,4] parameter(0), sharding={devices=[2,1]<=[2]}
         ->  p = f32[4,4] parameter(0), and an all-reduce where a contraction was sharded
@@ -43,10 +43,10 @@ class SpmdPartitioner(HloPass):
     the others.  Parameters and results without one are whole on every device.
 
     Requires: no schedule; the mesh of all shardings is one.
-    Ensures: shapes are those of one device, communication is collectives; calls are inlined.
+    Ensures: shapes are one device's, communication is collectives; calls are inlined.
     Error: a sharding that is neither tiled nor replicated, shapes of single devices within the program.
     Cost: linear, and Shardy's.
-    Source: Shardy for propagation and reshards; the step to one device is that of fragments.
+    Source: Shardy for propagation and reshards; the step to one device is shared with fragments.
     """
 
     def rewrite(self, module: HloModule) -> bool:

@@ -1,8 +1,8 @@
-"""Rows of a few elements from an array each, as those of pairs that are interleaved: vectors of rows.
+"""Rows of a few elements, one from each array, such as interleaved pairs: vectors of rows.
 
     stack([x, y], -1)  [rows, 2]   ->   for each block of rows, for each of its columns: a vector of rows
 
-A vector along such a row would hold two or three elements, all of which would be loaded by themselves.  In a
+A vector along such a row would hold two or three elements, each with a load of its own.  In a
 vector of rows one array is read, mostly in order, and the stores have a stride, which scatters take.
 """
 

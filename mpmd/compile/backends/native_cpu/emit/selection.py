@@ -2,7 +2,7 @@
 
 A row's best elements so far are in order in a few vectors.  The next elements are compared with the last of
 them, many at once, and only the few that come before it are inserted: each lane takes its old element,
-the new element, or that of its neighbour.  Later elements never pass equal ones, so the order is stable.
+the new element, or its neighbour's.  Later elements never pass equal ones, so the order is stable.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class _Row:
             write(self.scope, self.sorting, each.i, best)
 
     def _scan(self, first: int, end: int, at_once: int, *, again: bool = False) -> None:
-        """Insert what comes before the last of the best, in blocks of which the last overlaps the one before.
+        """Insert what comes before the last of the best, in blocks; the last block overlaps the one before.
 
         Args:
             first: the first element of the row to compare.

@@ -16,12 +16,12 @@ from mpmd.compile.llvm.builder import FunctionBuilder, Index
 from mpmd.compile.llvm.target import LINE_BYTES
 from mpmd.compile.llvm.types import Value, constant
 
-_FETCHES = 4  # tiles of which one fetches what comes next of A, and the others of B: there is more time for A
+_FETCHES = 4  # one tile in four prefetches the next block of A, three prefetch B: there is more time for A
 
 
 @dataclass
 class Block:
-    """What the loops around a tile have fixed.
+    """Values fixed by the loops around a tile.
 
     Attributes:
         a, b, c: the matrices of a batch index.

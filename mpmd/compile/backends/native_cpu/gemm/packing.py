@@ -25,7 +25,7 @@ ARGUMENTS = (
     ("lane_stride", "i64"),  # bytes between lanes
     ("step_stride", "i64"),  # bytes between elements along K
     ("depth", "i64"),  # elements along K
-    ("valid", "i64"),  # lanes that exist; beyond the width, those of the next strips (`Pack.many_strips`)
+    ("valid", "i64"),  # lanes that exist; beyond the width, the next strips' (`Pack.many_strips`)
     ("destination", "ptr"),
 )
 
@@ -59,7 +59,7 @@ class Pack:
     def many_strips(self, target: CpuTarget) -> bool:
         """Whether one call copies several strips, one after the other in the destination.
 
-        Lanes of a strip that does not fill a register share their lines with those of its neighbours; and the
+        Lanes of a strip that does not fill a register share their lines with its neighbours' lanes; and the
         lanes of two steps, one step's after the other's, fill one.
         """
         lanes = target.lanes("double" if self.step == "f64" else "float")
