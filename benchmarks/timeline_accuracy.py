@@ -14,7 +14,7 @@ of it alone.  Fragments that only make zeros take no time and are left out.  For
 figures, how long a recorded step takes compared with others, and the worst fragments.  The last line is one
 JSON object: `within_25_percent` is the part of all runs within a quarter of their median, `below_half` how
 many took less than half of what they take alone, `unattributed` by how much of a step busy, transfer and idle
-time of a mesh are off, at most.  Each is that of the worse backend; `backends` has those of both.  `control`
+time of a mesh are off, at most.  Each is the worse backend's; `backends` has both.  `control`
 is the same part of equal hashes of 20 ms, which plain threads compute beside each other, one for each mesh,
 between the steps: how much the machine itself delays.
 """

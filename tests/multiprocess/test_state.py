@@ -83,7 +83,7 @@ def test_state_of_meshes_over_several_processes(tmp_path):
 
 @pytest.mark.slow
 def test_arguments_and_results_of_a_mesh_over_two_processes():
-    """Host arrays, rows of each process, arrays on the mesh; a result of which each process has a part."""
+    """Host arrays, rows of each process, arrays on the mesh; a result in parts."""
     code, found = launch(2, "tests.support.global_arrays", devices=2)
     assert code == 0 and sorted(line.pop("process") for line in found) == [0, 1]
     for process, line in enumerate(sorted(found, key=lambda line: line["page"])):
@@ -95,7 +95,7 @@ def test_arguments_and_results_of_a_mesh_over_two_processes():
         assert "mpmd.fetch(tree)" in rest[0]
         assert "mpmd.fetch" in line["refused"] and line["spans"] and line["costs"]
         assert line["table"].splitlines()[1].split()[:3] == ["m0", "0,", "1"]
-    assert found[0] == found[1], "timeline and costs are those of both processes"
+    assert found[0] == found[1], "timeline and costs cover both processes"
 
 
 def floats(texts):

@@ -1,4 +1,4 @@
-"""Training in several processes is that of one process, bit by bit."""
+"""Training in several processes equals one process's, bit by bit."""
 
 from __future__ import annotations
 

@@ -304,7 +304,7 @@ _GROUPS = (
     ),
     Precondition(
         f"{_PLANNING}/attention.py:_mixture",
-        "the batch dims of a mixture are those of its factor, in their order",
+        "a mixture has its factor's batch dims, in their order",
         "tuple(batched) != tuple(range(rank - 2)) or ",
         "",
         f"{_ATTENTION}::test_batches_of_a_product_in_another_order_are_no_mixture",

@@ -37,7 +37,7 @@ _MOVEMENT = (
     ),
     _local(
         "movement.py:broadcast",
-        "a dim of the operand is sharded as that of the result",
+        "a dim of the operand is sharded as the result's",
         "c == result[d] if",
         "True if",
         "a broadcast along a sharded dim",
@@ -68,7 +68,7 @@ _MOVEMENT = (
         "the dim that only one has is whole",
         " and not any((*sharding[rank:], *result[rank:]))",
         "",
-        "bits of which each part has some",
+        "bits that are spread over the parts",
     ),
     _local(
         "movement.py:concatenate",
@@ -82,7 +82,7 @@ _MOVEMENT = (
         "operands and result are sharded alike",
         "alike and ",
         "",
-        "rows joined of which some are whole",
+        "joined rows, some of them whole",
     ),
     _local(
         "movement.py:reverse",
@@ -303,7 +303,7 @@ _INDEXED = (
     ),
     _local(
         "indexed.py:_once",
-        "what the table holds counts once, not once for each device",
+        "the table's values count once, not once for each device",
         'if opcode not in ("add", "multiply"):',
         "if True:",
         "updates of a table, each by one device",
@@ -317,7 +317,7 @@ _INDEXED = (
     ),
     _local(
         "indexed.py:scatter",
-        "what updates do is a reduction that joins those of devices",
+        "the update is a reduction that also joins devices' results",
         "if opcode is None or ",
         'opcode = opcode or "add"\n        if ',
         "updates that no sum joins",

@@ -220,7 +220,7 @@ ROWS: tuple[Precondition, ...] = (
     ),
     Precondition(
         _CALLS + "carry_sums_through_calls.py:_is_possible",
-        "What the sum begins with is defined before the first call.",
+        "The sum's initial value is defined before the first call.",
         "maker is None or ir.comes_before(maker, found.calls[0])",
         "True",
         f"{_TEXT}[calls/carry-sums-through-calls-0]",
@@ -269,7 +269,7 @@ ROWS: tuple[Precondition, ...] = (
     ),
     Precondition(
         _MERGE + "merge_inferred_fragments.py:_is_cheap",
-        "A fragment of which each consumer gets a clone may be done twice.",
+        "A fragment cloned for each consumer may be done twice.",
         " and ir.is_duplicable(fragment)",
         "",
         f"{_TEXT}[merge/merge-inferred-fragments-cloned-0]",

@@ -335,7 +335,7 @@ ROWS: tuple[Precondition, ...] = (
     ),
     Precondition(
         "mpmd/scheduling/workload.py:_sizes",
-        "Memory is that of all stages of a chain.",
+        "All stages of a chain count as its memory.",
         "len(chain.stages) for chain in chains",
         "1 for chain in chains",
         f"{_UNEVEN}[v_min-3]",

@@ -86,8 +86,7 @@ ROWS: tuple[Precondition, ...] = (
     ),
     Precondition(
         f"{_STAGES}/scan_ranges.py:replace_scan",
-        "Results of the parts of a scan are joined in the order of the rows, which is not that of the stages"
-        " in reverse.",
+        "Results of the parts of a scan are joined in the order of the rows, not of the stages in reverse.",
         "sorted(parts)",
         "parts",
         f"{_DIVISIONS}::test_a_divided_function_gives_the_same",
@@ -242,14 +241,14 @@ ROWS: tuple[Precondition, ...] = (
     ),
     Precondition(
         "mpmd/compile/comparison/widened.py:widened",
-        "The bits of a float are those of its own type, before they are cast and after.",
+        "A float's bits are its own type's, before the cast and after.",
         "_BITCAST.sub(_with_own_bits, _CONSTANT.sub(_constant, fragment.text))",
         "_CONSTANT.sub(_constant, fragment.text)",
         f"{_COMPARISON}::test_a_fragment_in_f64_has_the_constants_and_bits_of_its_own_types",
     ),
     Precondition(
         "mpmd/compile/comparison/widened.py:widened",
-        "Constants that are written as bits have those of f64.",
+        "Constants written as bits have f64 bits.",
         "_CONSTANT.sub(_constant, fragment.text)",
         "fragment.text",
         f"{_COMPARISON}::test_a_fragment_in_f64_has_the_constants_and_bits_of_its_own_types",

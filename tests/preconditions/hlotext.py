@@ -149,6 +149,6 @@ ALWAYS = {
         "a copy is its operand's value; values that are live at once never share memory"
     ),
     "mpmd/compile/passes/simplify/call_inliner.py:CallInliner": (
-        "the value of a call or a fusion is that of the root of its computation"
+        "the value of a call or a fusion is the value of its computation's root"
     ),
 }

@@ -297,7 +297,7 @@ _NARROW_VALUES = (
     ),
     Precondition(
         f"{_CPU}/narrow.py:_rounded",
-        "an overflow becomes what the format says",
+        "an overflow becomes the format's value for it",
         "f.select(over, constant(form.beyond, type_), made)",
         "made",
         f"{_NARROW}::test_wide_values_are_rounded_once[f32]",

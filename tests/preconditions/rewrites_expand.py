@@ -303,7 +303,7 @@ _CONVOLUTIONS = (
     ),
     _directed(
         "transposed_convolution.py:patches_of_dot",
-        "an element is reached by that of the window which is as far from its end",
+        "an element is reached by the window's element at the same distance from its end",
         "if turned:",
         "if False:",
         "windows of a convolution",

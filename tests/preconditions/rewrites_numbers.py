@@ -25,7 +25,7 @@ _TYPES = (
     ),
     _tested(
         "narrow_type_expander.py:_high_half",
-        "the high half is that of the narrow type",
+        "the high half is the narrow type's",
         "site.shape.info.bits",
         "16",
         f"{_NARROW}::test_two_numbers[s4-mulhi]",

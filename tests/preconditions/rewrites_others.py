@@ -133,7 +133,7 @@ _COMMUNICATION = (
         "none needs another: it would wait for itself",
         "any(reach.connected(candidate, other) for other in chosen)",
         "False",
-        "gathers of which one needs the other",
+        "gathers that depend on each other",
     ),
     _row(
         "collectives/combining.py:combine",
@@ -179,7 +179,7 @@ _FUSED = (
         "nothing between two groups needs one and feeds the other",
         "grouping.would_create_cycle(a, b)",
         "False",
-        "work of which both need a call between them",
+        "work that needs the call between",
     ),
     _row(
         "fusion/grouping.py:Grouping._following",
@@ -214,7 +214,7 @@ _FUSED = (
         "all results are read by slices",
         ' or any(u.opcode != "slice" for u in users)',
         "",
-        "sorted values of which all are read",
+        "sorted values that are all read",
     ),
     _row(
         "fusion/sort_prefix.py:_taken",

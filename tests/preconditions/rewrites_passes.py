@@ -492,7 +492,7 @@ _ROWS = (
 ROWS = (*_COUNTING, *_LOOPS, *_BRANCHES, *_SHARED, *_ROWS)
 
 ALWAYS = {
-    f"{_SIMPLIFY}/flatten_call_graph.py:FlattenCallGraph.rewrite": "a copy computes what the original does",
+    f"{_SIMPLIFY}/flatten_call_graph.py:FlattenCallGraph.rewrite": "a copy computes the same as the original",
     f"{_SIMPLIFY}/tuple_simplifier.py:TupleSimplifier": "it has the rules of tuples alone",
     f"{_SIMPLIFY}/unit_dim_removal.py:_broadcast": "a dim of 1 is repeated once",
     f"{_SIMPLIFY}/unit_dim_removal.py:_transpose": "dims of 1 have no order",

@@ -261,7 +261,7 @@ _MOVED = (
     ),
     _row(
         "slices.py:pad_nothing",
-        "nothing is added between elements, of which there may be one",
+        "nothing is added between elements; there may be only one",
         " and (not p.interior or n <= 1)",
         "",
         "a pad between elements",
@@ -289,7 +289,7 @@ _MOVED = (
     ),
     _row(
         "slices.py:set_whole_size",
-        "the size is that of the array",
+        "the size is the array's",
         "integer(size) == x.shape.dims[dim]",
         "integer(size) is not None",
         "a size that is less",

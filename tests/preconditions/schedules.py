@@ -45,7 +45,7 @@ _AGAIN = (
     ),
     _once(
         "rematerialization.py:_can_repeat",
-        "it calls nothing of which only the caller knows what it does",
+        "it calls nothing whose effect only the caller knows",
         "instruction.opcode in _NEVER or ",
         "",
         "a call",
@@ -103,7 +103,7 @@ _BESIDE = (
     ),
     _stays(
         "side_by_side.py:_structure",
-        "it computes what the others do",
+        "it computes the same as the others",
         "(i.opcode, tuple",
         "(tuple",
         "other work",

@@ -6,7 +6,7 @@ from tests.preconditions import Precondition
 
 _UNIT = "tests/unit/sharding/test_"
 _TEXT = "tests/text/test_text.py::test_file"
-_ROUNDED = "within rounding: terms of microbatches are added first, then those of devices"
+_ROUNDED = "within rounding: terms of microbatches are added first, then of devices"
 
 
 def _partial(name: str, holds: str, code: str, dropped: str, test: str) -> Precondition:
@@ -246,7 +246,7 @@ _GATHERS = (
     ),
     _whole(
         "_UsesAlong.use_needs",
-        "in another dim than that of the weight",
+        "in another dim than the weight's",
         "not self.is_matched(op, position, dim)",
         "True",
         "a_factor_of_a_product[contracted with a dim split alike]",
@@ -288,7 +288,7 @@ _DEFERRED, _LOWERED = "propagation/defer-reductions", "export/lower-reductions"
 _PASSES = (
     _shown(
         "propagation/trial.py:kinds_of_work",
-        "what only one microbatch reads may differ between those of a kind",
+        "an operand of one microbatch alone may differ between fragments of a kind",
         " and len(microbatches[value]) > 1",
         "",
         _DEFERRED,

@@ -1,4 +1,4 @@
-"""Programs of which most are one kernel: the kernel's plan, and its code, compute what the program means."""
+"""Programs that are mostly one kernel: the kernel's plan, and its code, compute the program's values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.random_hlo import Case, differences
 
 
 def plans(family: str, numbers: range) -> list[str]:
-    """What the kernels of a family compute wrongly; at least half of the programs are one kernel."""
+    """Wrong results of a family's kernels; at least half of the programs are one kernel."""
     accepted, problems = 0, []
     for seed in numbers:
         case = case_of(family, seed)
@@ -34,7 +34,7 @@ def plans(family: str, numbers: range) -> list[str]:
 
 
 def code(case: Case) -> str:
-    """What the program's code computes wrongly: as one kernel if it is one, else as passes divide it."""
+    """Wrong results of the program's code: as one kernel if it is one, else as passes divide it."""
     try:
         found = run_module(fused(case).module, case.arguments)
     except NoPlan:

@@ -107,7 +107,7 @@ class _Copier:
         self.effects: Effects = collections.Counter() if effects is None else effects
 
     def run(self, body: Any, inputs: Sequence[Any]) -> list[Any]:
-        """What the body of an op returns for these inputs."""
+        """The results of an op's body for these inputs."""
         values = dict(zip(body.args, inputs))
         for op in ir.ops(body):
             made = self.results(op, [values[v] for v in op.operands if v in values], values)

@@ -330,7 +330,7 @@ def _state(pid: int) -> str:
 
 
 def campaign(chosen: list[Fault], at_once: int, log: Path | None = None) -> dict[str, Any]:
-    """Runs faults, some worlds at a time; the figures.  Those of which `log` has the results are not run."""
+    """Runs faults, some worlds at a time; the figures.  Faults whose results `log` has are not run."""
     results = {}
     if log is not None and log.exists():
         known = [json.loads(line) for line in log.read_text().splitlines()]

@@ -112,7 +112,7 @@ class Poison:
         self._uses: dict[int, list[tuple[int, int, Slice]]] = {}
         """Allocation → (first instant, last instant, part of it that is in use)."""
         self._given: list[Slice] = []
-        """What the program finds."""
+        """The program's findings."""
         # read-only parameters and constants stay, and values that share their memory; of a result that takes
         # the memory of a donated parameter the other allocation is nowhere
         written = {place.allocation for place in assignment.results}
@@ -217,17 +217,17 @@ class PoisonedKernel:
 
     @property
     def pointers(self) -> tuple[str, ...]:
-        """Those of the kernel."""
+        """The kernel's."""
         return self.inner.pointers
 
     @property
     def units(self) -> int:
-        """Those of the kernel."""
+        """The kernel's."""
         return self.inner.units
 
     @property
     def workspace_bytes(self) -> int:
-        """That of the kernel."""
+        """The kernel's."""
         return self.inner.workspace_bytes
 
     def emit(self, module: Module) -> Sequence[SharedFunction]:

@@ -145,7 +145,7 @@ class _Imported:
             self._fragment([forward[i][0], self.rng.choice(values)], ('"f"(1)', "", entries))
 
     def _accumulators(self) -> None:
-        """Microbatches that hand on two sums, both of which begin with one value."""
+        """Microbatches that hand on two sums, which begin with one value."""
         mesh = self.rng.choice([v.mesh for v in self.pool])
         made = self._constant(VECTOR, mesh)
         carried = [made, made]

@@ -2,7 +2,7 @@
 
 The text that runs is the text that is compiled.  Replaced is what the interpreter lacks or has wrong:
 functions of `libdevice`, rounding to bf16, products of bf16, atomics on values that are broadcast, and
-reductions, which it computes element by element and some of which lose NaN.
+reductions, which it computes element by element, some without NaN.
 """
 
 from __future__ import annotations

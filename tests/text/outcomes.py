@@ -27,7 +27,7 @@ def run_lines(text: str) -> list[str]:
 
 
 def files_of(name: str) -> list[Path]:
-    """The text tests of a pass: `fragment-dce.mlir`, and what begins so, but for those of other passes."""
+    """The text tests of a pass: `fragment-dce.mlir`, and what begins so, but for other passes' tests."""
     stem = name.removeprefix("mpmd-")
     others = {other.removeprefix("mpmd-") for other in PASSES} - {stem}
     return [
@@ -85,7 +85,7 @@ def _functions(module: ir.Module) -> dict[str, str]:
 
 
 def wanted(name: str) -> set[str]:
-    """What the text tests of a pass must show."""
+    """Required observations of a pass's text tests."""
     modules = {inspect.getmodule(kind) for kind in PASSES[name].__mro__ if kind.__module__ != "builtins"}
     source = "".join(inspect.getsource(m) for m in modules if m.__name__.startswith("mpmd.passes."))
     found = {NO_CHANGE}

@@ -203,7 +203,7 @@ def transposed_products(m: FragmentWriter) -> None:
 
 
 def halves(m: FragmentWriter) -> None:
-    """A backward fragment of which some results are sent, with effects in what is not."""
+    """A backward fragment that sends some results and has effects in the rest."""
     source, target = _two(m)
 
     def both(args: list[str]) -> list[str]:

@@ -53,14 +53,14 @@ class KernelDraft:
         return int(self.rng.integers(low, high + 1))
 
     def dims(self, rank: int) -> tuple[int, ...]:
-        """Sizes around those of vectors and tiles, of an array that is not large."""
+        """Sizes around vectors' and tiles', of an array that is not large."""
         while True:
             dims = tuple(self.draft.pick(SIZES) for _ in range(rank))
             if math.prod(dims) <= _MAX_ELEMENTS:
                 return dims
 
     def parameter(self, dims: Sequence[int]) -> HloInstruction:
-        """A parameter of whole numbers, some of which may be special."""
+        """A parameter of whole numbers; some may be special."""
         numbers = small_integers(self.rng, self.dtype, tuple(dims))
         if self.special:
             denormal = float(ml_dtypes.finfo(numbers.dtype).tiny) / 64  # lost in any sum, and no difference

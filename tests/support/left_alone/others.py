@@ -106,7 +106,7 @@ _COMMUNICATION = {
             "  ROOT r = (f32[8], f32[8]) tuple(p, q)"
         ),
     ),
-    "gathers of which one needs the other": (
+    "gathers that depend on each other": (
         "hlo-all-gather-combiner",
         _devices(
             f"  x = f32[4] parameter(0)\n  p = f32[8] all-gather(x), {_GROUPS}, dimensions={{0}}\n"
@@ -190,7 +190,7 @@ def _prefix(lines: str, sort: str = "") -> str:
 
 
 _FUSIONS = {
-    "work of which both need a call between them": (
+    "work that needs the call between": (
         "hlo-fusion",
         entry(
             f"  x = f32[4096] parameter(0)\n  a = f32[4096] negate(x)\n"
@@ -218,7 +218,7 @@ _FUSIONS = {
         "hlo-fusion",
         entry("  x = f32[0] parameter(0)\n  a = f32[0] negate(x)\n  ROOT r = f32[0] abs(a)"),
     ),
-    "sorted values of which all are read": (
+    "sorted values that are all read": (
         "hlo-sort-prefix",
         _prefix(
             "  f = f32[2,8] slice(v), slice={[0:2], [0:8]}\n  n = f32[2,64] negate(v)\n"

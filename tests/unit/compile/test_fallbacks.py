@@ -1,4 +1,4 @@
-"""Each program of which XLA compiles a part says so once, whatever the filters of warnings are meanwhile."""
+"""Each program with a part that XLA compiles says so once, whatever the filters of warnings are meanwhile."""
 
 import threading
 import warnings
@@ -15,7 +15,7 @@ REASON = "native fragments do not call back to Python"
 
 
 def step(meshes=("m0",)):
-    """A step of which each stage calls back to Python."""
+    """A step whose stages call back to Python."""
 
     def stage(x):
         return jax.pure_callback(np.asarray, jax.ShapeDtypeStruct(x.shape, x.dtype), x * 2)

@@ -52,7 +52,7 @@ def test_an_argument_is_read_by_one_process_and_sent_to_the_other():
 
 
 def test_a_scalar_argument_is_read_by_every_process_that_uses_it():
-    """The array that one of them consumes is not that of another."""
+    """An array that one of them consumes is not another's."""
     b = GraphBuilder(shape=())
     x = b.input("a", donated=True)
     b.output(*b.call("f", "a", [x], donated=(0,)))
@@ -200,7 +200,7 @@ def test_texts_are_exchanged_in_turns_and_forgotten():
             return [exchange.gather(f"{turn} {world.index}") for turn in range(3)]
 
     assert in_threads(work, table) == [[["0 0", "0 1"], ["1 0", "1 1"], ["2 0", "2 1"]]] * 2
-    assert len(table.entries) == 2, "those of the last turn"
+    assert len(table.entries) == 2, "the last turn's"
 
 
 def test_processes_of_a_machine_divide_the_cores_that_they_may_all_use():

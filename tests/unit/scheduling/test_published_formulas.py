@@ -49,7 +49,7 @@ PUBLISHED = {
         lambda p, m, r: 2 * ((p + 4) // 3),
         2,
         {
-            2: (1, "the memory of two microbatches is that of zb_v"),
+            2: (1, "two microbatches take as much memory as under zb_v"),
             8: (23, "steps may overtake each other in the gaps of the pattern"),
         },
     ),

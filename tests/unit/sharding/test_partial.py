@@ -408,4 +408,4 @@ def test_two_results_share_the_ops_of_what_they_share():
     terms, negated = check(body, "x")
     np.testing.assert_array_equal(negated, -terms)
     products = [op for op in ir.walk(body.main) if op.operation.name == "stablehlo.dot_general"]
-    assert len(products) == 2, "that of the value, and that of its form"
+    assert len(products) == 2, "the value's, and its form's"

@@ -99,7 +99,7 @@ def test_long_options_fold(page):
 
 
 def test_a_kernel_shows_its_buffers(page):
-    """A fragment with two kernels, of which the second reads what the first writes."""
+    """A fragment with two kernels; the second reads the first one's result."""
     page.run(
         'data.kernels = { f: [["dot.1", "matmul 8x8x8", "compute", 3e-6, 1e3, 5e2, [["argument 0", 256]],'
         ' [["arena at 0", 256]], []], ["add.2", "kernel loop 8x8", "memory", 1e-6, 64, 5e2,'

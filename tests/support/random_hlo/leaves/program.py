@@ -31,7 +31,7 @@ NESTS = (
     "l(c(l))",
     "l(c)l(c)",
 )
-"""Which conditionals and loops a program has, and which are in one branch or the body of which others."""
+"""Which conditionals and loops a program has, and how they are nested."""
 
 
 class LeafProgram:
@@ -81,7 +81,7 @@ class LeafProgram:
 
     # -- loops and conditionals
     def _inside(self, scope: LeafScope, nest: str) -> None:
-        """What the program, a branch or a body does: changes, and the conditionals and loops of a nest."""
+        """The content of a program, branch or body: changes, and the conditionals and loops of a nest."""
         self._steps(scope)
         while nest:
             kind, inner, nest = _taken_apart(nest)

@@ -28,7 +28,7 @@ SQUARE = RNG.standard_normal((8, 8)).astype(np.float32)
 
 
 def run_parts(found, arguments):
-    """What the clusters compute, one after the other, by the evaluator; no memory is read once taken."""
+    """The clusters' results, one after the other, by the evaluator; no memory is read once taken."""
     known, taken = {}, set()
 
     def at(position):

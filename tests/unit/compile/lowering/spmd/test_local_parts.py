@@ -196,13 +196,13 @@ EXAMPLES = {
     "a transpose whose sharding stays": moved("transpose %a, dims = [1, 0]", ROWS, ROWS),
     "a reshape of other parts": moved("reshape %a", ROWS, COLUMNS, "4x2xf32 2x4xf32"),
     "bits of other parts": moved("bitcast_convert %a", ROWS, COLUMNS, "4x4xf32 4x4xi32"),
-    "bits of which each part has some": moved("bitcast_convert %a", "-", COLUMNS, "4xf32 4x4xi8"),
+    "bits that are spread over the parts": moved("bitcast_convert %a", "-", COLUMNS, "4xf32 4x4xi8"),
     "rows joined along a sharded dim": Example(
         "stablehlo.concatenate %a, %b, dim = 0 @S : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>",
         (ShardedType(SQUARE, ROWS),) * 2,
         ShardedType("8x4xf32", ROWS),
     ),
-    "rows joined of which some are whole": Example(
+    "joined rows, some of them whole": Example(
         "stablehlo.concatenate %a, %b, dim = 0 @S : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>",
         (ShardedType(SQUARE, COLUMNS), ShardedType(SQUARE, WHOLE)),
         ShardedType("8x4xf32", WHOLE),

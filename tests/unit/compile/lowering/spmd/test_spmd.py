@@ -1,4 +1,4 @@
-"""From whole programs to those of devices: what is communicated, who has what, and what is refused."""
+"""From whole programs to devices' programs: what is communicated, who has what, and what is refused."""
 
 from __future__ import annotations
 

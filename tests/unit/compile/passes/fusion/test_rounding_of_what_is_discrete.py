@@ -1,4 +1,4 @@
-"""Buckets, comparisons and indices made of bf16 are those of JAX, operation by operation."""
+"""Buckets, comparisons and indices made of bf16 agree with JAX, operation by operation."""
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +60,7 @@ CASES = {
 
 
 def differing(function):
-    """How many results are not those of JAX without `jit`."""
+    """How many results differ from JAX without `jit`."""
     x = floats(32, 96, dtype=ml_dtypes.bfloat16)
     with jax.disable_jit():
         wanted = np.asarray(function(jnp.asarray(x)))
