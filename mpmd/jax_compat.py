@@ -47,6 +47,22 @@ def trace_context() -> Hashable:
     return () if found is None else cast("Hashable", found())
 
 
+def effort_levels() -> dict[str, int]:
+    """Name -> number of XLA's levels of effort; empty where this JAX has none."""
+    from jax._src import config
+
+    levels = getattr(jax, "CompilerEffortLevel", None) or getattr(config, "EffortLevel", ())
+    return {level.name: level.value for level in levels}
+
+
+def has_effort() -> bool:
+    """Whether the user told JAX how hard XLA shall try to make programs fast."""
+    level = getattr(jax.config, "jax_optimization_level", "UNKNOWN")
+    return str(getattr(level, "name", level)) != "UNKNOWN" or bool(
+        getattr(jax.config, "jax_exec_time_optimization_effort", 0.0)
+    )
+
+
 class ClearedWithJax:
     """Calls a method when `jax.clear_caches()` is called, as long as this and the method's object exist.
 

@@ -54,8 +54,8 @@ def why_not() -> str:
 
 
 @functools.cache
-def devices() -> tuple[Any, ...]:
-    """One described H200, for shardings of programs that are only compiled.
+def devices(count: int = 1) -> tuple[Any, ...]:
+    """Described H200s of one process, for shardings of programs that are only compiled.
 
     Raises:
         CompileError: this JAX cannot compile so.
@@ -66,7 +66,7 @@ def devices() -> tuple[Any, ...]:
     jax.devices()  # finds the plugins
     try:
         made = topologies.get_topology_desc(
-            platform="cuda", topology_name="described", topology="1x1x1", target_config=H200
+            platform="cuda", topology_name="described", topology=f"1x1x{count}", target_config=H200
         )
     except (RuntimeError, KeyError) as error:
         raise CompileError(f"this JAX does not compile for a GPU that is not there: {error}") from error

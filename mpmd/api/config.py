@@ -13,6 +13,7 @@ from mpmd.errors import ConfigError, close_to, collect
 from mpmd.options import PipelineOptions
 from mpmd.scheduling.schedule import PipelineSchedule, get_schedule
 from mpmd.support.assignment import NamePlacement
+from mpmd.support.compiler_options import OptionsRow, OptionValue
 from mpmd.tracing.stages.selectors import Selector
 
 PlaceLike = str | tuple[str, int]
@@ -35,6 +36,7 @@ class Config:
     options: PipelineOptions | None = None
     stages: Selector | None = None
     replicate: Any = None
+    compiler_options: tuple[OptionsRow, ...] = ()
 
     @property
     def pipeline_schedule(self) -> PipelineSchedule:
@@ -59,6 +61,7 @@ def make_config(
     backend: str | None = None,
     options: PipelineOptions | None = None,
     replicate: Any = None,
+    compiler_options: Mapping[str, OptionValue | Mapping[str, OptionValue]] | None = None,
 ) -> Config:
     """Says where the named parts of a step run.
 
@@ -83,9 +86,14 @@ def make_config(
         options: pass options; None for those of the flags, read when a function is first traced.
         replicate: pytree prefix of the results: True for those that every process gets, where there are
             several.  Scalars are in every process anyway.
+        compiler_options: options of XLA, as `jax.jit` takes them, for what it compiles of the fragments:
+            `{"xla_gpu_enable_triton_gemm": False}`.  Under the name of a mesh or of a computation are options
+            of its fragments: `{"m1": {"optimization_level": "O2"}}`; a name's count before a mesh's, and a
+            mesh's before those of all.
 
     Raises:
-        ConfigError: an unknown mesh or memory, or a bad stage; all problems at once.
+        ConfigError: an unknown mesh or memory, a bad stage, or an option that XLA does not take; all problems
+            at once.
         ScheduleError: an unknown schedule.
     """
     assignment = {} if assignment is None and stages is not None else assignment
@@ -104,13 +112,19 @@ def make_config(
     if not assignment:
         problems.append("the assignment is empty: name a computation and give it a mesh")
     problems += _stage_problems(placed)
+    rows: tuple[OptionsRow, ...] = ()
+    if compiler_options is not None:
+        from mpmd.api.compiler_options import read_rows
+
+        rows, refused = read_rows(compiler_options, topology, {n: place.mesh for n, place in placed.items()})
+        problems += refused
     if schedule is not None:
         get_schedule(schedule)
     if problems:
         raise collect(ConfigError, problems, "the configuration cannot be used:")
     return Config(
         topology, placed, schedule, input_meshes, output_meshes, tuple(constraints), in_shardings,
-        out_shardings, backend, options, stages, replicate,
+        out_shardings, backend, options, stages, replicate, rows,
     )  # fmt: skip
 
 

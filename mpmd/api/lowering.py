@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import jax
 
 from mpmd import ir, pipeline
+from mpmd.api.compiler_options import put_options, warn_of_unused_options
 from mpmd.api.config import Config
 from mpmd.api.names import CalledNames, check_names, warn_of_idle_meshes, warn_of_vanished_names
 from mpmd.api.prepare import erase_batch_marks, flat_prefix, mark_donated, mark_shardings
@@ -282,6 +283,7 @@ def _partition(
     with phases.collecting():
         named = set(check_names(module, config, called))
     _prepare(module, config, arguments, argument_paths, out_tree)
+    put_options(module, config.topology, config.compiler_options, options.mirrored_names)
     if observer is not None:
         observer.begins(module)
     phases.seconds["trace"] = time.perf_counter() - start
@@ -301,6 +303,7 @@ def _partition(
     program = linearize(graph, processes=config.topology.processes, replicated=everywhere)
     with phases.collecting():
         warn_of_idle_meshes(program, config)
+        warn_of_unused_options(module, config.compiler_options)
     phases.seconds["linearize"] = time.perf_counter() - start
     return Partitioned(
         module, graph, program, argument_paths, options.backend, compiling, options.compare != "",

@@ -14,6 +14,7 @@ from mpmd import ir
 from mpmd.api.ambient import refuse_within_jit, without_ambient_mesh
 from mpmd.api.bounds import StepBounds, step_bounds
 from mpmd.api.compare import Comparison, FragmentComparison, kept, reported
+from mpmd.api.compiler_options import with_compiler_options
 from mpmd.api.config import Config
 from mpmd.api.estimate import DeviceSpeed, estimate_costs
 from mpmd.api.initial_state import Reader, initialized, loaded
@@ -62,6 +63,7 @@ from mpmd.runtime.processes.exchange import WorldExchange
 from mpmd.runtime.program import Program
 from mpmd.scheduling.render import render_text
 from mpmd.scheduling.timeline import Timeline
+from mpmd.support.compiler_options import OptionValue, titled
 from mpmd.support.garbage import garbage_kept
 from mpmd.support.user_warnings import warn_user
 from mpmd.tracing.live import live_names, lower
@@ -204,15 +206,7 @@ class Lowered:
         Raises:
             ConfigError: one calls back to Python, and this version of JAX does not say what.
         """
-        callbacks = host_callbacks(self.jax_lowered)
-        made = fragment_modules(self.partitioned.module, callbacks or ())
-        calling = [name for name, fragment in made.items() if "_callback" in fragment.text]
-        if callbacks is None and calling:
-            raise ConfigError(
-                f"fragment {calling[0]!r} calls back to Python, and this version of JAX hides the function\n"
-                "  use another version of JAX, or take the callback out of the step"
-            )
-        return made
+        return fragment_modules(self.partitioned.module, host_callbacks(self.jax_lowered))
 
     def schedule(self, costs: ProgramCosts | Mapping[str, float] | None = None) -> Timeline:
         """The predicted timeline, with the bytes that every mesh holds.
@@ -236,26 +230,40 @@ class Lowered:
 
     @garbage_kept()
     @without_ambient_mesh
-    def compile(self, *, runtime: RuntimeOptions | None = None) -> Compiled:
+    def compile(
+        self,
+        compiler_options: Mapping[str, OptionValue | Mapping[str, OptionValue]] | None = None,
+        *,
+        runtime: RuntimeOptions | None = None,
+    ) -> Compiled:
         """Compiles the fragments and makes the program ready to run.
+
+        Args:
+            compiler_options: options of XLA, which count before those of the configuration; under the name of
+                a mesh or a fragment those of its own.
+            runtime: how it runs.
 
         Raises:
             CompileError: a fragment cannot be compiled; names it.
-            ConfigError: `runtime` is something else.
+            ConfigError: `runtime` is something else, or XLA does not take an option.
         """
         if runtime is not None and not isinstance(runtime, RuntimeOptions):
             raise ConfigError(f"runtime is {runtime!r}; it must be mpmd.RuntimeOptions, or None")
-        with compiling(self.partitioned, self.config.topology) as exchange:
-            made = self._compiled(runtime or RuntimeOptions(), exchange)
+        topology = self.config.topology
+        fragments = with_compiler_options(self.fragments, compiler_options, topology)
+        with compiling(self.partitioned, topology) as exchange:
+            made = self._compiled(fragments, runtime or RuntimeOptions(), exchange)
         made.fallbacks.show()
         return made
 
-    def _compiled(self, runtime: RuntimeOptions, exchange: WorldExchange | None) -> Compiled:
+    def _compiled(
+        self, fragments: Mapping[str, Any], runtime: RuntimeOptions, exchange: WorldExchange | None
+    ) -> Compiled:
         meshes = own_meshes(self.config.topology)
         unwatched = {name for _, name in unwatched_executables(self.program)}
         fragments = {
             name: dataclasses.replace(fragment, token=name in unwatched)
-            for name, fragment in self.fragments.items()
+            for name, fragment in fragments.items()
             if fragment.mesh in meshes
         }
         cores = cores_of_own(meshes, exchange)
@@ -443,7 +451,8 @@ class Compiled:
             return "\n".join([f"// the step\n{self._bounds.text()}", *tables])
         if what in PICTURES:
             return stacked({name: e.as_text(what) for name, e in self.executables.items()})
-        return "\n\n".join(f"// {name}\n{e.as_text(what)}" for name, e in self.executables.items())
+        made = self.executables.values()
+        return "\n\n".join(f"{titled(e.name, e.fragment.compiler_options)}\n{e.as_text(what)}" for e in made)
 
     def cost_analysis(self) -> dict[str, Any]:
         """`flops` and `bytes accessed` of one step over all meshes, and the same for each fragment.

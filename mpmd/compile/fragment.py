@@ -7,8 +7,10 @@ import hashlib
 from typing import Any
 
 from mpmd import ir
-from mpmd.errors import CompileError
+from mpmd.errors import CompileError, ConfigError
+from mpmd.passes.export.compiler_options import ATTRIBUTE, read_options
 from mpmd.sharding.shards import axes_by_dim
+from mpmd.support.compiler_options import FragmentOptions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +45,7 @@ class FragmentModule:
         token: whether its executable should return one more result, of one element, that is ready when it has
         ended: for fragments whose results are all consumed.
         callbacks: Python functions that its custom calls name by their position here.
+        compiler_options: of XLA, for what XLA compiles of it.
     """
 
     name: str
@@ -54,6 +57,7 @@ class FragmentModule:
     reserved_bytes: int = 0
     token: bool = False
     callbacks: tuple[Any, ...] = ()
+    compiler_options: FragmentOptions = ()
 
     @property
     def fingerprint(self) -> str:
@@ -64,28 +68,38 @@ class FragmentModule:
             self.results,
             self.donated,
             self.token,
+            self.compiler_options,
             *map(id, self.callbacks),
         )
         return hashlib.sha256(repr(content).encode()).hexdigest()
 
 
-def fragment_modules(module: ir.Module, callbacks: tuple[Any, ...]) -> dict[str, FragmentModule]:
+def fragment_modules(module: ir.Module, callbacks: tuple[Any, ...] | None) -> dict[str, FragmentModule]:
     """The distinct fragments of an exported module, by name, in the order of their first call.
 
     Args:
         module: after the export pipeline.
-        callbacks: Python functions that custom calls of the module name by their position.
+        callbacks: Python functions that custom calls of the module name by their position; None if they are
+            unknown.
+
+    Raises:
+        ConfigError: a fragment calls back to Python, and the functions are unknown.
     """
     symbols = ir.symbol_table(module)
     made: dict[str, FragmentModule] = {}
-    for f in symbols.values():
-        if f.is_mpmd:
-            for call in ir.ops(f, ir.FragmentCall):
-                if call.callee_name not in made:
-                    fragment = _extract(module, symbols, call)
-                    if "_callback" in fragment.text:
-                        fragment = dataclasses.replace(fragment, callbacks=callbacks)
-                    made[call.callee_name] = fragment
+    for call in (call for f in symbols.values() if f.is_mpmd for call in ir.ops(f, ir.FragmentCall)):
+        name = call.callee_name
+        if name in made:
+            continue
+        made[name] = _extract(module, symbols, call)
+        if "_callback" not in made[name].text:
+            continue
+        if callbacks is None:
+            raise ConfigError(
+                f"fragment {name!r} calls back to Python, and this version of JAX hides the function\n"
+                "  use another version of JAX, or take the callback out of the step"
+            )
+        made[name] = dataclasses.replace(made[name], callbacks=callbacks)
     return made
 
 
@@ -105,7 +119,7 @@ def _extract(module: ir.Module, symbols: dict[str, ir.Func], call: ir.FragmentCa
             i for i in range(len(main.args)) if main.arg_attribute(i, "tf.aliasing_output") is not None
         )
         reserved = f.attributes.get("reserved_hbm_bytes")
-        for name in ("arg_attrs", "res_attrs", "mesh_shape", "reserved_hbm_bytes"):
+        for name in ("arg_attrs", "res_attrs", "mesh_shape", "reserved_hbm_bytes", ATTRIBUTE):
             ir.put(main, name, None)
         return FragmentModule(
             name=call.callee_name,
@@ -115,6 +129,7 @@ def _extract(module: ir.Module, symbols: dict[str, ir.Func], call: ir.FragmentCa
             results=tuple(value_spec(v.type) for v in call.results),
             donated=donated,
             reserved_bytes=0 if reserved is None else ir.IntegerAttr(reserved).value,
+            compiler_options=read_options(f),
         )
 
 

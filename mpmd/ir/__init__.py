@@ -13,9 +13,9 @@ own mutators: those crash the process when misused, these raise.
 # isort: off
 from jax.extend.mlir.dialects import sdy, stablehlo
 from jax.extend.mlir.ir import (
-    ArrayAttr, Attribute, Block, BoolAttr, ComplexType, DenseI64ArrayAttr, FlatSymbolRefAttr,
-    FunctionType, InsertionPoint, IntegerAttr, IntegerType, Location, MLIRError, Module, RankedTensorType,
-    StringAttr, Type, TypeAttr, UnitAttr, Value,
+    ArrayAttr, Attribute, Block, BoolAttr, ComplexType, DenseI64ArrayAttr, DictAttr, FlatSymbolRefAttr,
+    FloatAttr, FunctionType, InsertionPoint, IntegerAttr, IntegerType, Location, MLIRError, Module,
+    RankedTensorType, StringAttr, Type, TypeAttr, UnitAttr, Value,
 )
 from jax.extend.mlir.ir import OpView as Op
 

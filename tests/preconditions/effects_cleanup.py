@@ -313,6 +313,13 @@ ROWS: tuple[Precondition, ...] = (
         "tests/property/test_directed_effects.py::test_effects_and_values[mpmd-copy-scalar-results]",
     ),
     Precondition(
+        _EXPORT + "programs.py:programs",
+        "Fragments that are one program are compiled with the same options.",
+        ", options_of_fragment(fragment, rows)",
+        "",
+        f"{_TEXT}[export/lower-to-fragment-calls-0]",
+    ),
+    Precondition(
         _EXPORT + "lower_to_fragment_calls.py:_lower_group",
         "A manual computation names the axes of the mesh of its fragment.",
         "shardings.point_to(ir.walk(computation), first.mesh)",

@@ -76,7 +76,7 @@ def compiled_function(
 
     Args:
         run: computes the fragment's results, as traced arrays.
-        fragment: its name, its arguments and results, and which arguments are donated.
+        fragment: its name, arguments, results and options of XLA, and which arguments are donated.
         mesh: its mesh.
 
     Raises:
@@ -104,7 +104,7 @@ def compiled_function(
                 # Buffers that cannot be donated are freed by the runtime; nothing is lost.
                 warnings.filterwarnings("ignore", "Some donated buffers were not usable")
                 lowered = jitted.lower(*array_types(mesh, fragment.arguments))
-            return taking_packed(lowered.compile())
+            return taking_packed(lowered.compile(dict(fragment.compiler_options) or None))
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         raise CompileError(
             f"XLA cannot compile fragment {fragment.name!r} on {fragment.mesh}: {error}"

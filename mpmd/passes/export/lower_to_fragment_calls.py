@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.calls.shared_bodies import functions_of, put_back
+from mpmd.passes.export.compiler_options import names_of, options_of_fragment, put_options, rows_of
 from mpmd.passes.export.fragment_names import fragment_name, has_transposed, site_text
 from mpmd.passes.export.programs import programs
 from mpmd.passes.fragments.bodies import outline
 from mpmd.passes.fragments.fragment_info import FragmentInfo
 from mpmd.passes.propagation import shardings
 from mpmd.sharding.shards import on_sdy_mesh, sdy_meshes
+from mpmd.support import diagnostics
+from mpmd.support.compiler_options import OptionsRow, contradictions
 
 log = logging.getLogger("mpmd.passes")
 
@@ -33,13 +36,17 @@ class LowerToFragmentCalls(ModulePass):
           %1 = mpmd.fragment_call<mesh="m1", origin=["f"]> @p0_f_calls0to1.main(%0) {call_counter = 1}
         func @p0_f_calls0to1.main(%p: tensor<..>) -> tensor<..> attributes {mesh_shape = ..} { body }
 
-    Fragments are one program if mesh, types, `arg_attrs`, `res_attrs` and bodies are equal; locations do
-    not count.  Shardings of the mesh tensor types become `sdy.sharding` of arguments and results.  Where the
-    module has an sdy mesh called like the fragment's mesh, all shardings of the function name that one.
-    Manual computations always do, as the axes that they hold are those of their mesh: it is created for them.
+    Fragments are one program if mesh, types, `arg_attrs`, `res_attrs`, bodies and options of XLA are equal;
+    locations do not count.  `mpmd.compiler_options` of the module are the options that the user gave for all
+    fragments, those of a mesh or those of a name; that of a function are its own.
+
+    Shardings of the mesh tensor types become `sdy.sharding` of arguments and results.  Where the module has
+    an sdy mesh called like the fragment's mesh, all shardings of the function name that one.  Manual
+    computations always do, as the axes that they hold are those of their mesh: it is created for them.
 
     Requires: shardings in types, donation marked.
     Ensures: no fragment is left; functions come after the others, numbered by their first call.
+    Error: two names of a fragment have different values of one option.
     Cost: linear in the text of the module.
     Source: openxla/shardy MPMD, `lower_to_fragment_calls`; that calls keep call counter, stage and split
         marks is ours.
@@ -68,9 +75,11 @@ class LowerToFragmentCalls(ModulePass):
         ]
         if self.verbose_logging:
             self._log(of_module, groups, sites, names, transposed)
-        own = set(sdy_meshes(module.operation))
+        own, rows = set(sdy_meshes(module.operation)), rows_of(module.operation)
         for group, name in zip(groups, names):
-            _lower_group(group, name, own)
+            for problem in contradictions(rows, names_of(group[0])):
+                diagnostics.error(_one_fragment(problem, group[0]), group[0].location)
+            _lower_group(group, name, own, rows)
         for body in bodies:
             ir.erase(body)
 
@@ -104,7 +113,16 @@ def _with_own_bodies(groups: list[list[ir.Fragment]], module: ir.Module) -> list
     ]
 
 
-def _lower_group(group: Sequence[ir.Fragment], name: str, meshes: set[str]) -> None:
+def _one_fragment(problem: str, fragment: ir.Fragment) -> str:
+    return (
+        f"the compiler options {problem} contradict: both are in one fragment on mesh {fragment.mesh!r}\n"
+        "  give the mesh the option instead"
+    )
+
+
+def _lower_group(
+    group: Sequence[ir.Fragment], name: str, meshes: set[str], rows: Sequence[OptionsRow]
+) -> None:
     first = group[0]
     mesh = _topology_of(first)[first.mesh]
     reserved = [
@@ -121,8 +139,10 @@ def _lower_group(group: Sequence[ir.Fragment], name: str, meshes: set[str]) -> N
         _create_sdy_mesh(first.mesh, mesh, ir.module_of(first))
         for computation in manual:
             shardings.point_to(ir.walk(computation), first.mesh)
+    options = options_of_fragment(first, rows)
     made = outline(first, name)
     ir.put(made, "mesh_shape", mesh)
+    put_options(made, options)
     if reserved:
         ir.put(made, "reserved_hbm_bytes", ir.i64(max(reserved)))
     ir.put_attribute_dicts(made, "arg_attrs", argument_attributes)

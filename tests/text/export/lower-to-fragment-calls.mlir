@@ -1,5 +1,5 @@
-// RUN: mpmd-opt %s -mpmd-lower-to-fragment-calls -split-input-file | FileCheck %s
-// RUN: mpmd-opt %s -mpmd-lower-to-fragment-calls='verbose-logging=true' -split-input-file 2>&1 | FileCheck %s --check-prefix=LOG
+// RUN: mpmd-opt %s -mpmd-lower-to-fragment-calls -split-input-file -verify-diagnostics | FileCheck %s
+// RUN: mpmd-opt %s -mpmd-lower-to-fragment-calls='verbose-logging=true' -split-input-file -verify-diagnostics 2>&1 | FileCheck %s --check-prefix=LOG
 
 // Three fragments, two programs: equal bodies, but the third makes another sharding. Calls keep what the
 // runtime wants to know; the larger reservation counts; attributes go to arguments and results.
@@ -86,6 +86,42 @@ module {
         sdy.return %2 : tensor<2x8xf32>
       } : (tensor<4x8xf32>) -> tensor<4x8xf32>
       mpmd.return %1 : tensor<4x8xf32>
+    } : (!t) -> !t
+    return %0 : !t
+  }
+}
+
+// -----
+
+// Equal fragments are two programs where a name has options of its own; the default of a mesh gives way.
+
+!t = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+
+// CHECK:       func.func @p0_f.main({{.*}}) -> tensor<4xf32> attributes {mesh_shape = {{.*}}, mpmd.compiler_options = {fast = true, level = 19 : i64}}
+// CHECK:       func.func @p1_g.main({{.*}}) -> tensor<4xf32> attributes {mesh_shape = {{.*}}, mpmd.compiler_options = {fast = false, hide = false}}
+module attributes {mpmd.compiler_options = [{mesh = "m1", options = {level = 19 : i64}, unless = "effort,hide"}, {options = {fast = true}}, {mesh = "m2", options = {fast = "no"}}, {name = "g", options = {fast = false, hide = false}}]} {
+  func.func @main(%a: !t) -> !t attributes {topology = #mpmd.topology<<"m1" : <["x"=2]>>, <"m2" : <["x"=2]>>>} {
+    %0 = mpmd.fragment<mesh="m1", origin=["f"]> (%a) (%p: tensor<4xf32>) {
+      %1 = stablehlo.tanh %p : tensor<4xf32>
+      mpmd.return %1 : tensor<4xf32>
+    } : (!t) -> !t
+    %2 = mpmd.fragment<mesh="m1", origin=["g"]> (%0) (%p: tensor<4xf32>) {
+      %1 = stablehlo.tanh %p : tensor<4xf32>
+      mpmd.return %1 : tensor<4xf32>
+    } : (!t) -> !t
+    return %2 : !t
+  }
+}
+
+// -----
+
+!t = !mpmd.mesh_tensor<"m1", tensor<4xf32>>
+
+module attributes {mpmd.compiler_options = [{name = "f", options = {fast = true, size = 5.000000e-01 : f64}}, {name = "g", options = {fast = false, size = 5.000000e-01 : f64}}]} {
+  func.func @main(%a: !t) -> !t attributes {topology = #mpmd.topology<<"m1" : <["x"=2]>>>} {
+    // expected-error@+1 {{the compiler options fast=True for 'f', fast=False for 'g' contradict: both are in one fragment on mesh 'm1'}}
+    %0 = mpmd.fragment<mesh="m1", origin=["f", "g"]> (%a) (%p: tensor<4xf32>) {
+      mpmd.return %p : tensor<4xf32>
     } : (!t) -> !t
     return %0 : !t
   }
