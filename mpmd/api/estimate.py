@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from mpmd.compile.analysis.cost import CostModel
+from mpmd.compile.analysis.cost import Cost, CostModel
+from mpmd.compile.driver import lowered
 from mpmd.compile.fragment import FragmentModule
-from mpmd.compile.lowering.lower import lower
+from mpmd.compile.passes import make_pass
 from mpmd.runtime.costs import ProgramCosts
 from mpmd.runtime.instructions import Run, Send
 from mpmd.runtime.program import Program
@@ -38,7 +39,8 @@ def estimate_costs(
 ) -> ProgramCosts:
     """Seconds by the roofline: the larger of the times to compute and to move arguments and results.
 
-    Operations inside of a fragment are taken to be fused; its devices share the work evenly.
+    Operations inside of a fragment are taken to be fused.  Collectives are those of the program of one device
+    as our compiler partitions it, and wait for each other and for the arithmetic.
 
     Args:
         program: the streams.
@@ -53,17 +55,30 @@ def estimate_costs(
     transfers = {}
     for stream in program.streams:
         size = [buffer.type.bytes for buffer in stream.buffers]
+        devices = meshes[stream.mesh].size
         for op in stream.instructions:
             if isinstance(op, Run) and op.executable not in seconds:
-                work = CostModel().module(lower(fragments[op.executable].text))
-                devices = meshes[stream.mesh].size
-                # Bytes of buffers are over all devices already, as the arithmetic is.
-                moved = sum(size[b] for b in (*op.inputs, *op.outputs))
+                work = _work(fragments[op.executable], dict(meshes[stream.mesh].shape))
+                moved = sum(size[b] for b in (*op.inputs, *op.outputs)) / devices  # replicas are counted
                 arithmetic = (work.flops + work.transcendentals) / speed.flops_per_s
-                seconds[op.executable] = speed.start_s + max(arithmetic, moved / speed.bytes_per_s) / devices
+                exchange = work.messages * speed.link_s + work.bytes_sent / speed.link_bytes_per_s
+                seconds[op.executable] = speed.start_s + max(arithmetic, moved / speed.bytes_per_s) + exchange
             elif isinstance(op, Send):
                 target = program.channels[op.channel].types[op.sequence]
                 kinds = stream.buffers[op.buffer].type, target
-                devices = meshes[target.mesh].size
-                transfers[kinds] = speed.link_s + target.bytes / devices / speed.link_bytes_per_s
+                transfers[kinds] = (
+                    speed.link_s + target.bytes / meshes[target.mesh].size / speed.link_bytes_per_s
+                )
     return ProgramCosts(seconds, transfers)
+
+
+_COUNTING_TRIPS = ("hlo-call-inliner", "hlo-while-simplifier", "hlo-while-simplifier")
+"""The second time limits of loops are constants."""
+
+
+def _work(fragment: FragmentModule, axes: Mapping[str, int]) -> Cost:
+    """The work of each device."""
+    module = lowered(fragment, axes)
+    for name in _COUNTING_TRIPS:
+        make_pass(name).run(module)
+    return CostModel().module(module)

@@ -27,7 +27,7 @@ from mpmd.scheduling.task import Phase, Task
 from mpmd.scheduling.timeline import COMPUTE, IDLE, TRANSFER, MemoryCurve, Span, Timeline
 
 Interval = tuple[float, float]
-_BUFFERS = ("argument", "received", "activation", "gradient", "result", "copy", "other")
+_BUFFERS = ("argument", "received", "activation", "gradient", "gathered", "result", "copy", "other")
 _CATEGORIES = (*_BUFFERS, "kept", "workspace")
 
 WAITS_FOR_HOST = "the host to enqueue it"

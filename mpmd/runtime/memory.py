@@ -9,7 +9,9 @@ Besides, messages may be on their way: bytes at the receiver that no buffer of t
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -164,7 +166,7 @@ def buffer_categories(stream: Stream) -> list[str]:
     """For each buffer of a stream its category, as far as the stream shows it.
 
     "argument", "received", "result" of the step, "activation" (of a forward task), "gradient" (of a backward
-    task), "copy" or "other".
+    task or a reduction), "gathered" (weights that are whole for a while), "copy" or "other".
     """
     results = {op.buffer for op in stream.instructions if isinstance(op, Fetch)}
     categories = ["other"] * len(stream.buffers)
@@ -172,6 +174,13 @@ def buffer_categories(stream: Stream) -> list[str]:
         for b in writes(op):
             categories[b] = "result" if b in results and not isinstance(op, Feed) else _category(op)
     return categories
+
+
+_EXCHANGE = re.compile(r"p\d+_(gather|reduce)\.")
+_MADE_BY = collections.defaultdict(
+    lambda: "other",
+    {"F": "activation", **dict.fromkeys(("B", "I", "W", "reduce"), "gradient"), "gather": "gathered"},
+)
 
 
 def _category(op: Instruction) -> str:
@@ -183,9 +192,8 @@ def _category(op: Instruction) -> str:
         case Copy():
             return "copy"
         case Run():
-            return {"F": "activation", "B": "gradient", "I": "gradient", "W": "gradient"}.get(
-                op.phase, "other"
-            )
+            exchange = _EXCHANGE.match(op.executable)
+            return _MADE_BY[exchange[1] if exchange and not op.phase else op.phase]
     return "other"
 
 

@@ -1,11 +1,15 @@
-"""How much work an instruction does: floating-point operations, transcendental functions, bytes moved."""
+"""How much work an instruction does: arithmetic, transcendental functions, bytes that are moved and sent."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import operator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mpmd.compile.hlo.attributes import WindowDim
+from mpmd.compile.hlo.collective_groups import collective_groups
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
@@ -38,12 +42,16 @@ class Cost:
         transcendentals: evaluations of exp, tanh, sqrt and the like, not among the flops.
         bytes_read: bytes of operands that are read.
         bytes_written: bytes of results.
+        bytes_sent: bytes that a device sends to others in collectives.
+        messages: one after the other, in which it does.
     """
 
     flops: int = 0
     transcendentals: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
+    bytes_sent: int = 0
+    messages: int = 0
 
     @property
     def bytes(self) -> int:
@@ -51,21 +59,11 @@ class Cost:
         return self.bytes_read + self.bytes_written
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            self.flops + other.flops,
-            self.transcendentals + other.transcendentals,
-            self.bytes_read + other.bytes_read,
-            self.bytes_written + other.bytes_written,
-        )
+        return Cost(*map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other)))
 
     def times(self, count: int) -> Cost:
         """The work done `count` times."""
-        return Cost(
-            self.flops * count,
-            self.transcendentals * count,
-            self.bytes_read * count,
-            self.bytes_written * count,
-        )
+        return Cost(*(count * work for work in dataclasses.astuple(self)))
 
 
 class CostModel:
@@ -103,7 +101,7 @@ class CostModel:
             return max((self.computation(c) for c in instruction.called), key=lambda c: (c.bytes, c.flops))
         flops, transcendentals = self._operations(instruction)
         read, written = bytes_touched(instruction)
-        return Cost(flops, transcendentals, read, written)
+        return Cost(flops, transcendentals, read, written, *exchanged(instruction))
 
     def _operations(self, instruction: HloInstruction) -> tuple[int, int]:
         opcode, size = instruction.opcode, _size(instruction)
@@ -176,6 +174,28 @@ def _valid_products(side: WindowDim, size: int, positions: int) -> int:
             place = position * side.stride - side.pad_low + element * side.rhs_dilation
             total += 0 <= place <= (size - 1) * side.lhs_dilation and place % side.lhs_dilation == 0
     return total
+
+
+_ROUNDS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1, "collective-broadcast": 1}
+"""How often a ring goes around for a collective."""
+
+
+def exchanged(instruction: HloInstruction) -> tuple[int, int]:
+    """(bytes, messages) that a device sends in a collective, as in a ring."""
+    opcode = instruction.opcode.removesuffix("-start")
+    whole = max(_byte_size(instruction.operands), _byte_size([instruction]))
+    if opcode == "collective-permute":
+        return _byte_size(instruction.operands), 1
+    if opcode not in _ROUNDS:
+        return 0, 0
+    module = instruction.parent.module
+    groups = collective_groups(instruction, module.replica_count, module.num_partitions)
+    others = max(map(len, groups), default=1) - 1
+    return _ROUNDS[opcode] * whole * others // (others + 1), _ROUNDS[opcode] * others
+
+
+def _byte_size(values: Iterable[HloInstruction]) -> int:
+    return sum(shape.byte_size for v in values for _, shape in v.shape.leaves() if shape.is_array)
 
 
 def bytes_touched(instruction: HloInstruction) -> tuple[int, int]:

@@ -63,11 +63,12 @@ class WhileSimplifier(ComputationPass):
             if not passes_through(loop, index) or not self._is_constant(value):
                 continue
             for computation in loop.called:
-                used = [r for r in readers(computation, index) if _is_used(computation, r)]
+                used = [r for r in readers(computation, index) if _computing(computation, r)]
                 if used:
                     made = _copied_constant(computation, value)
                     for reader in used:
-                        _redirect(computation, reader, made)
+                        for user in _computing(computation, reader):
+                            reader.replace_use(user, made)
                     changed = True
         return changed
 
@@ -84,16 +85,9 @@ def may_change_state(loop: HloInstruction) -> bool:
     return all(sum(c.callers.values()) == 1 for c in loop.called) and has_plain_state(loop)
 
 
-def _is_used(computation: HloComputation, reader: HloInstruction) -> bool:
-    """True if the value has a user other than the root of the body."""
-    return any(user is not computation.root for user in reader.users)
-
-
-def _redirect(computation: HloComputation, reader: HloInstruction, value: HloInstruction) -> None:
-    """Replace a value in all users but the root."""
-    for user in list(reader.users):
-        if user is not computation.root:
-            reader.replace_use(user, value)
+def _computing(computation: HloComputation, reader: HloInstruction) -> list[HloInstruction]:
+    """The users of a value that do not just pass it on to the next iteration."""
+    return [user for user in reader.users if user is not computation.root or user.opcode != "tuple"]
 
 
 def _copied_constant(computation: HloComputation, value: HloInstruction) -> HloInstruction:

@@ -333,3 +333,26 @@ ENTRY e {
     )
     cost = CostModel().module(module)
     assert (cost.bytes_read, cost.bytes_written) == (4 * (32 + 4 + 32), 4 * 32)
+
+
+@pytest.mark.parametrize(
+    ("opcode", "result", "attributes", "expected"),
+    [
+        ("all-reduce", "[8]", "to_apply=sum", (2 * 32 * 3 // 4, 6)),
+        ("all-gather", "[32]", "dimensions={0}", (128 * 3 // 4, 3)),
+        ("reduce-scatter", "[2]", "dimensions={0}, to_apply=sum", (32 * 3 // 4, 3)),
+        ("all-to-all", "[8]", "dimensions={0}", (32 * 3 // 4, 3)),
+        ("collective-permute", "[8]", "source_target_pairs={{0,1}}", (32, 1)),
+    ],
+)
+def test_collectives_send_what_a_ring_does(opcode, result, attributes, expected):
+    groups = "" if "pairs" in attributes else ", replica_groups={{0,1,2,3},{4,5,6,7}}"
+    module = parse_module(
+        "HloModule m, num_partitions=8\nsum {\n  a = f32[] parameter(0)\n  b = f32[] parameter(1)\n"
+        "  ROOT c = f32[] add(a, b)\n}\nENTRY main {\n  x = f32[8] parameter(0)\n"
+        f"  ROOT r = f32{result} {opcode}(x){groups}, channel_id=1, {attributes}"
+        + (", use_global_device_ids=true" if opcode in ("all-reduce", "all-gather", "reduce-scatter") else "")
+        + "\n}\n"
+    )
+    cost = CostModel().module(module)
+    assert (cost.bytes_sent, cost.messages) == expected
