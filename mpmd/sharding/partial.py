@@ -243,7 +243,7 @@ def _dot_general(op: ir.Op, forms: PartialForms) -> Partial | None:
 
 
 def _reduce(op: ir.Op, forms: PartialForms) -> Partial | None:
-    """A sum over split dims: each device adds what it has.  Or one over other dims of a partial value."""
+    """A sum over split dims: each device adds what it has.  Or one over whole dims of a partial value."""
     if len(op.operands) != 2 or not is_sum(op) or not is_zero(op.operands[1]):
         return None
     value = op.operands[0]
@@ -252,9 +252,7 @@ def _reduce(op: ir.Op, forms: PartialForms) -> Partial | None:
     inner = forms.of(value)
     of_dims = forms.axes(value, dims)
     axes = tuple(axis for dim in of_dims for axis in dim)
-    if inner is not None:
-        if axes:
-            return None
+    if inner is not None and not axes:
 
         def build_inner() -> ir.Value:
             source = inner.build()

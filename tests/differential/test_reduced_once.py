@@ -81,6 +81,7 @@ EXCHANGE = {
 }
 """Models that exchange in each microbatch, whatever becomes of gradients."""
 
+
 @pytest.mark.parametrize(
     ("name", "schedule"),
     [pytest.param(n, s, marks=[] if (n, s) in FAST else pytest.mark.slow) for n in MODELS for s in SCHEDULES],
@@ -349,16 +350,6 @@ def fsdp(params):
     return jax.tree.map(spec, params)
 
 
-GATHER = {
-    ("scanned_layers", "zb_h1"),
-    ("scanned_layers", "interleaved_1f1b"),
-    ("tied", "1f1b"),
-    ("tied", "zb_h1"),
-    ("tied", "interleaved_1f1b"),
-}
-"""Where activations are split along features in some stage, and so gathered in each microbatch."""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("gather", ["once", "per_use"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -378,4 +369,4 @@ def test_weights_that_lie_split_are_gathered(name, schedule, gather):
         assert others["all-gather"] == 0
     else:
         assert others["all-gather"] > 0
-        assert (of_microbatches["all-gather"] > 0) == ((name, schedule) in GATHER)
+        assert of_microbatches.total() == 0

@@ -90,7 +90,7 @@ def _is_of_microbatch(op: ir.Op) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Link:
-    """A result of a fragment that has a partial form if some operands have: `taken`, each used for it alone."""
+    """A result that has a partial form if the operands `taken` have, each of which is used for it alone."""
 
     given: int
     axes: tuple[str, ...]
@@ -176,9 +176,11 @@ def _links(kind: _Kind, partial: Mapping[int, tuple[str, ...]]) -> list[tuple[_L
         if form is None:
             of_terms = ((taken, forms.of(term)) for taken, term in _addition(value))
             taken, form = next(((t, x) for t, x in of_terms if x is not None), (None, None))
-            if form is None or taken.type != value.type:
+            if form is None:
                 continue
             start = args.index(taken)
+            if kind.model.inputs[start].type != kind.model.results[given].type:
+                continue
         needs = tuple(i for i, arg in enumerate(args) if arg in form.needs or i == start)
         if all(_is_used_for(args[i], value) for i in needs):
             found.append((_Link(given, form.axes, needs), start))
