@@ -85,6 +85,20 @@ def _by_value(
     return splits
 
 
+def splits_of_copy(
+    splits: Mapping[ir.Value, Split], fragment: ir.Fragment, copy: ir.Fragment
+) -> dict[ir.Value, Split]:
+    """The splits of the values in the body of a copy."""
+    found = {}
+    for old, new in zip([fragment, *ir.walk(fragment)], [copy, *ir.walk(copy)], strict=True):
+        pairs = list(zip(old.results, new.results))
+        for one, other in zip(old.operation.regions, new.operation.regions):
+            for block, own in zip(one.blocks, other.blocks):
+                pairs += zip(block.arguments, own.arguments)
+        found.update({own: splits[value] for value, own in pairs if value in splits})
+    return found
+
+
 def _program_of(
     fragment: ir.Fragment, mesh: Any, operands: Sequence[ir.Type], results: Sequence[ir.Type]
 ) -> ir.Module:

@@ -27,10 +27,12 @@ class Partial:
     Attributes:
         axes: along them lie the terms, the outermost first.
         build: inserts the ops, next to the value's own.
+        needs: the arguments of the body that have to be in partial form for it.
     """
 
     axes: tuple[str, ...]
     build: Callable[[], ir.Value]
+    needs: frozenset[ir.Value] = frozenset()
 
 
 class PartialForms:
@@ -39,12 +41,20 @@ class PartialForms:
     Args:
         splits: how its values are split; see `mpmd.sharding.inside`.
         sizes: the axes of the mesh and their sizes.
+        given: the arguments that come in partial form, and the axes of their terms.
     """
 
-    def __init__(self, splits: Mapping[ir.Value, Split], sizes: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        splits: Mapping[ir.Value, Split],
+        sizes: Mapping[str, int],
+        given: Mapping[ir.Value, tuple[str, ...]] | None = None,
+    ) -> None:
         self.splits = splits
         self.sizes = sizes
-        self._known: dict[ir.Value, Partial | None] = {}
+        self._known: dict[ir.Value, Partial | None] = {
+            arg: Partial(axes, lambda arg=arg: arg, frozenset({arg})) for arg, axes in (given or {}).items()
+        }
         self._built: dict[ir.Value, ir.Value] = {}
         self.loops: dict[ir.Op, _LoopResults] = {}
 
@@ -66,7 +76,7 @@ class PartialForms:
                 self._built[value] = partial.build()
             return self._built[value]
 
-        return Partial(partial.axes, build)
+        return Partial(partial.axes, build, partial.needs)
 
     def count(self, axes: Sequence[str]) -> int:
         """The number of devices along some axes."""
@@ -233,7 +243,7 @@ def _dot_general(op: ir.Op, forms: PartialForms) -> Partial | None:
 
 
 def _reduce(op: ir.Op, forms: PartialForms) -> Partial | None:
-    """A sum over split dims: each device adds what it has.  Or one over other dims of a partial value."""
+    """A sum over split dims: each device adds what it has.  Or one over whole dims of a partial value."""
     if len(op.operands) != 2 or not is_sum(op) or not is_zero(op.operands[1]):
         return None
     value = op.operands[0]
@@ -242,16 +252,14 @@ def _reduce(op: ir.Op, forms: PartialForms) -> Partial | None:
     inner = forms.of(value)
     of_dims = forms.axes(value, dims)
     axes = tuple(axis for dim in of_dims for axis in dim)
-    if inner is not None:
-        if axes:
-            return None
+    if inner is not None and not axes:
 
         def build_inner() -> ir.Value:
             source = inner.build()
             shape = [source.type.shape[0], *rest]
             return _copy(op, [source, op.operands[1]], shape, dimensions=numbers([d + 1 for d in dims]))
 
-        return Partial(inner.axes, build_inner)
+        return Partial(inner.axes, build_inner, inner.needs)
     if not _known_axes(axes, forms):
         return None
     counts = {d: forms.count(a) for d, a in zip(dims, of_dims) if a}
@@ -351,7 +359,7 @@ def _elementwise(op: ir.Op, forms: PartialForms) -> Partial | None:
         source = inner.build()
         return _copy(op, [source], source.type.shape)
 
-    return Partial(inner.axes, build)
+    return Partial(inner.axes, build, inner.needs)
 
 
 def _add(op: ir.Op, forms: PartialForms) -> Partial | None:
@@ -364,7 +372,7 @@ def _add(op: ir.Op, forms: PartialForms) -> Partial | None:
         left, right = a.build(), b.build()
         return _copy(op, [left, right], left.type.shape)
 
-    return Partial(a.axes, build)
+    return Partial(a.axes, build, a.needs | b.needs)
 
 
 def _scaled(op: ir.Op, forms: PartialForms) -> Partial | None:
@@ -387,7 +395,7 @@ def _scaled(op: ir.Op, forms: PartialForms) -> Partial | None:
         ).results[0]  # fmt: skip
         return _copy(op, [source, factor] if at == 0 else [factor, source], shape)
 
-    return Partial(inner.axes, build)
+    return Partial(inner.axes, build, inner.needs)
 
 
 def _moved(attributes: Callable[[ir.Op, int], dict[str, ir.Attribute]]) -> Rule:
@@ -404,7 +412,7 @@ def _moved(attributes: Callable[[ir.Op, int], dict[str, ir.Attribute]]) -> Rule:
             shape = [count, *op.results[0].type.shape]
             return _copy(op, [source, *list(op.operands)[1:]], shape, **attributes(op, count))
 
-        return Partial(inner.axes, build)
+        return Partial(inner.axes, build, inner.needs)
 
     return rule
 
@@ -429,7 +437,7 @@ def _concatenate(op: ir.Op, forms: PartialForms) -> Partial | None:
         dimension = int(ir.IntegerAttr(op.attributes["dimension"]).value)
         return _copy(op, sources, shape, dimension=ir.i64(dimension + 1))
 
-    return Partial(parts[0].axes, build)
+    return Partial(parts[0].axes, build, frozenset().union(*(form.needs for form in parts)))
 
 
 class _LoopResults:
@@ -501,7 +509,7 @@ def _of_loop(op: ir.Op, forms: PartialForms, value: ir.Value) -> Partial | None:
         return None
     loop = forms.loops.setdefault(op, _LoopResults(op))
     loop.steps[number] = step, inner
-    return Partial(inner.axes, lambda: loop.result(number))
+    return Partial(inner.axes, lambda: loop.result(number), inner.needs)
 
 
 def _constant(text: str, kind: ir.Type, before: ir.Op) -> ir.Value:

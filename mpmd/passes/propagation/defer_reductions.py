@@ -22,7 +22,7 @@ from mpmd.passes.propagation.trial import (
     layouts,
 )
 from mpmd.passes.transfers.uniquify_carried_values import START
-from mpmd.sharding.inside import split_of, splits_inside
+from mpmd.sharding.inside import Split, split_of, splits_inside, splits_of_copy
 from mpmd.sharding.partial import PartialForms, is_zero, tensor, total_of
 from mpmd.sharding.shards import axes_of
 from mpmd.sharding.sums import sharding_of, without
@@ -75,13 +75,13 @@ class DeferReductions(FunctionPass):
         found = layouts(ir.module_of(f), f, rows, kept | arguments_of_rows(f))
         uses = {v: len(ir.uses(v)) for x in ir.fragments(f) for v in x.results}
         kinds = _kinds_of(f, found)
-        chains = _chains(list(found), kinds, uses)
-        if chains:
-            _Deferring(f, kinds, chains, uses).run()
-        for model in dict.fromkeys(kind.model for kind in kinds.values()):
+        totals = _totals(list(found), kinds, uses)
+        if totals:
+            _Deferring(f, kinds, totals, uses).run()
+            return
+        for model in _models(kinds):
             ir.erase(model)
-        if not chains:
-            ir.forget_edits(before)  # of copies
+        ir.forget_edits(before)  # of copies
 
 
 def _is_of_microbatch(op: ir.Op) -> bool:
@@ -90,106 +90,169 @@ def _is_of_microbatch(op: ir.Op) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Link:
-    """An accumulator of a fragment: operand `taken` plus a term is result `given`."""
+    """A result that has a partial form if the operands `taken` have, each of which is used for it alone."""
 
-    taken: int
     given: int
     axes: tuple[str, ...]
+    taken: tuple[int, ...]
 
 
 @dataclasses.dataclass(eq=False)
 class _Kind:
-    """Fragments of one mesh with one body and the same types, and what they accumulate."""
+    """Fragments of one mesh with one body and the same types."""
 
-    links: dict[int, _Link]
     model: ir.Fragment
     layout: Layout
     shares: bool
+    sizes: Mapping[str, int]
+    splits: Mapping[ir.Value, Split]
+    known: dict[frozenset[tuple[int, tuple[str, ...]]], list[tuple[_Link, int | None]]]
+
+    def links(self, partial: Mapping[int, tuple[str, ...]]) -> list[tuple[_Link, int | None]]:
+        """Results in partial form, and the operand among those taken that is only a start, if one is.
+
+        Args:
+            partial: the operands that come in partial form, with the axes of their terms; each link may
+                take some of them, and what no link takes has to be whole.
+        """
+        key = frozenset(partial.items())
+        if key not in self.known:
+            links = _links(self, partial)
+            used = {i for link, start in links for i in link.taken if i != start}
+            if used != set(partial):
+                links = self.links({i: axes for i, axes in partial.items() if i in used})
+            self.known[key] = links
+        return self.known[key]
 
 
 def _kinds_of(f: ir.Func, layout: Mapping[ir.Fragment, Layout]) -> dict[ir.Fragment, _Kind]:
-    """The kind of each fragment that has accumulators with partial terms."""
-    found: dict[ir.Fragment, _Kind] = {}
+    """The kinds of the fragments that add to accumulators, and of those that give them terms."""
     symbols = ir.symbol_table(ir.module_of(f))
+    groups: list[tuple[list[ir.Fragment], ir.Fragment, bool]] = []
+    added = set[ir.Value]()
     for group in kinds_of_work(layout):
-        if len(group) < 2:
-            continue
-        model = ir.clone(group[0], ir.after(group[0]))
-        shares = calls_one_body(model)
-        put_back(model, symbols)
-        of_group = layout[group[-1]]
-        links = {link.given: link for link in _links(model, of_group, axes_of(f.topology[model.mesh]))}
-        if links:
-            found.update(dict.fromkeys(group, _Kind(links, model, of_group, shares)))
-        else:
+        if len(group) > 1:
+            model = ir.clone(group[0], ir.after(group[0]))
+            shares = calls_one_body(model)
+            put_back(model, symbols)
+            groups.append((group, model, shares))
+            returned = model.returned
+            adding = [i for i, arg in enumerate(model.args) if any(_is_used_for(arg, v) for v in returned)]
+            added |= {list(fragment.inputs)[i] for fragment in group for i in adding}
+    found: dict[ir.Fragment, _Kind] = {}
+    for group, model, shares in groups:
+        if added.isdisjoint(value for fragment in group for value in (*fragment.inputs, *fragment.results)):
             ir.erase(model)
-    return found
-
-
-def _accumulations(fragment: ir.Fragment) -> Iterable[tuple[int, int, ir.Op, ir.Value]]:
-    """The operands that a fragment only adds a term to, and returns: operand, result, op and term."""
-    returned = fragment.returned
-    position = {arg: i for i, arg in enumerate(fragment.args)}
-    for given, value in enumerate(returned):
-        op = ir.producer(value)
-        if op is None or op.operation.name != "stablehlo.add" or len(ir.users(value)) > 1:
             continue
-        for taken, term in (list(op.operands), list(op.operands)[::-1]):
-            if taken in position and len(ir.users(taken)) == 1 and taken != term:
-                yield position[taken], given, op, term
-                break
-
-
-def _links(model: ir.Fragment, layout: Layout, sizes: Mapping[str, int]) -> list[_Link]:
-    """The accumulators of a fragment whose terms have a partial form."""
-    accumulations = list(_accumulations(model))
-    if not accumulations:
-        return []
-    forms = PartialForms(splits_inside(model, *layout), sizes)
-    found = []
-    for taken, given, _, term in accumulations:
-        form = forms.of(term)
-        if form is not None and model.inputs[taken].type == model.results[given].type:
-            found.append(_Link(taken, given, form.axes))
+        of_group, sizes = layout[group[-1]], axes_of(f.topology[model.mesh])
+        kind = _Kind(model, of_group, shares, sizes, splits_inside(model, *of_group), {})
+        found.update(dict.fromkeys(group, kind))
     return found
+
+
+def _models(kinds: Mapping[ir.Fragment, _Kind]) -> list[ir.Fragment]:
+    """The copies of fragments that their kinds were found in."""
+    return list(dict.fromkeys(kind.model for kind in kinds.values()))
+
+
+def _addition(value: ir.Value) -> Iterable[tuple[ir.Value, ir.Value]]:
+    """The arguments that a value adds a term to, and the terms."""
+    op = ir.producer(value)
+    if op is not None and op.operation.name == "stablehlo.add":
+        for taken, term in (list(op.operands), list(op.operands)[::-1]):
+            if ir.producer(taken) is None and taken != term:
+                yield taken, term
+
+
+def _links(kind: _Kind, partial: Mapping[int, tuple[str, ...]]) -> list[tuple[_Link, int | None]]:
+    """The results of a body that have a partial form, given the operands that have one."""
+    args, returned = kind.model.args, kind.model.returned
+    forms = PartialForms(kind.splits, kind.sizes, {args[i]: axes for i, axes in partial.items()})
+    found = []
+    for given, value in enumerate(returned):
+        if ir.producer(value) is None or len(ir.users(value)) > 1:
+            continue
+        form, start = forms.of(value), None
+        if form is None:
+            of_terms = ((taken, forms.of(term)) for taken, term in _addition(value))
+            taken, form = next(((t, x) for t, x in of_terms if x is not None), (None, None))
+            if form is None:
+                continue
+            start = args.index(taken)
+            if kind.model.inputs[start].type != kind.model.results[given].type:
+                continue
+        needs = tuple(i for i, arg in enumerate(args) if arg in form.needs or i == start)
+        if all(_is_used_for(args[i], value) for i in needs):
+            found.append((_Link(given, form.axes, needs), start))
+    return found
+
+
+def _is_used_for(value: ir.Value, result: ir.Value) -> bool:
+    """Whether all that is computed of a value is on one path to a result."""
+    while value != result:
+        users = ir.users(value)
+        if len(users) != 1 or len(users[0].results) != 1:
+            return False
+        value = users[0].results[0]
+    return True
+
+
+@dataclasses.dataclass(eq=False)
+class _Node:
+    """A fragment that gives a value in partial form; `start` is the operand that it begins to add to."""
+
+    fragment: ir.Fragment
+    link: _Link
+    start: int | None
+
+    @property
+    def result(self) -> ir.Value:
+        return self.fragment.results[self.link.given]
+
+    @property
+    def continued(self) -> list[ir.Value]:
+        """The operands that come in partial form."""
+        inputs = list(self.fragment.inputs)
+        return [inputs[i] for i in self.link.taken if i != self.start]
 
 
 @dataclasses.dataclass(eq=False)
 class _Total:
-    """A sum over microbatches: each fragment takes it from the one before, and adds a term."""
+    """A sum over microbatches: the last of its nodes gives it."""
 
-    links: list[tuple[ir.Fragment, _Link]]
-
-    @property
-    def start(self) -> ir.Value:
-        fragment, link = self.links[0]
-        return fragment.inputs[link.taken]
+    nodes: list[_Node]
 
     @property
     def end(self) -> ir.Value:
-        fragment, link = self.links[-1]
-        return fragment.results[link.given]
+        return self.nodes[-1].result
+
+    @property
+    def is_worth(self) -> bool:
+        """Whether it saves reductions, and is not itself reduced in each microbatch."""
+        counters = {node.fragment.call_counter for node in self.nodes}
+        return len(counters) > 1 or (
+            len(self.nodes) > 1 and not any(map(_is_of_microbatch, ir.users(self.end)))
+        )
 
 
-def _chains(
+def _totals(
     fragments: Sequence[ir.Fragment], kinds: Mapping[ir.Fragment, _Kind], uses: Mapping[ir.Value, int]
 ) -> list[_Total]:
-    """The chains of at least two accumulators."""
+    """The sums of at least two terms that fragments pass on to each other, nothing else reading them."""
     ends: dict[ir.Value, _Total] = {}
-    found: list[_Total] = []
     for fragment in fragments:
         if fragment not in kinds:
             continue
-        inputs = list(fragment.inputs)
-        for link in kinds[fragment].links.values():
-            value = inputs[link.taken]
-            chain = ends.get(value)
-            if chain is None or chain.links[-1][1].axes != link.axes or uses[value] != 1:
-                chain = _Total([])
-                found.append(chain)
-            chain.links.append((fragment, link))
-            ends[fragment.results[link.given]] = chain
-    return [chain for chain in found if len(chain.links) > 1]
+        partial = {
+            i: ends[value].nodes[-1].link.axes
+            for i, value in enumerate(fragment.inputs)
+            if value in ends and uses[value] == 1
+        }
+        for link, start in kinds[fragment].links(partial):
+            node = _Node(fragment, link, start)
+            parts = [ends.pop(value) for value in node.continued]
+            ends[node.result] = _Total([*(x for part in parts for x in part.nodes), node])
+    return [total for total in ends.values() if total.is_worth]
 
 
 class _Deferring:
@@ -199,7 +262,7 @@ class _Deferring:
         self,
         f: ir.Func,
         kinds: Mapping[ir.Fragment, _Kind],
-        chains: Sequence[_Total],
+        totals: Sequence[_Total],
         uses: Mapping[ir.Value, int],
     ) -> None:
         self.f = f
@@ -207,54 +270,54 @@ class _Deferring:
         self.numbers = itertools.count(1 + max((int(ir.IntegerAttr(n).value) for n in known), default=-1))
         self.uses = uses
         self.kinds = kinds
-        self.of_fragment: dict[ir.Fragment, dict[_Link, _Total]] = {}
-        for chain in chains:
-            for fragment, link in chain.links:
-                self.of_fragment.setdefault(fragment, {})[link] = chain
+        self.nodes: dict[ir.Fragment, list[_Node]] = {}
+        for total in totals:
+            for node in total.nodes:
+                self.nodes.setdefault(node.fragment, []).append(node)
+        self.total_of = {total.nodes[-1]: total for total in totals}
         self.models: dict[tuple[ir.Fragment, tuple[_Link, ...]], ir.Fragment] = {}
         self.operands: list[ir.Fragment] = []
-        self.carried: dict[_Total, ir.Value] = {}
-        self.starts: dict[_Total, ir.Value] = {}
+        self.carried: dict[ir.Value, tuple[ir.Value, shardings.Sharding]] = {}
+        self.starts: dict[_Node, ir.Value] = {}
 
     def run(self) -> None:
         """In the order of the program, so that each fragment takes what those before have become."""
         replaced = []
-        for fragment in [x for x in ir.fragments(self.f) if x in self.of_fragment]:
+        for fragment in [x for x in ir.fragments(self.f) if x in self.nodes]:
             made = self._replacement(fragment)
             replaced.append(fragment)
-            ending = [c for c in self.of_fragment[fragment].values() if c.links[-1][0] == fragment]
+            ending = [self.total_of[node] for node in self.nodes[fragment] if node in self.total_of]
             if ending:
                 self._finish(fragment, made, ending)
+        for model in (*self.models.values(), *self.operands, *_models(self.kinds)):
+            ir.erase(model)
         for fragment in reversed(replaced):
             ir.erase(fragment)
-        for model in (*self.models.values(), *self.operands):
-            ir.erase(model)
 
     def _replacement(self, fragment: ir.Fragment) -> ir.Fragment:
         """The fragment with accumulators in partial form."""
-        chains = self.of_fragment[fragment]
-        model = self._model(self.kinds[fragment], tuple(chains))
-        made: ir.Fragment = ir.clone(model, ir.before(fragment))
-        values = list(fragment.inputs)
-        for link, chain in chains.items():
-            if chain.links[0][0] == fragment:
-                self.carried[chain] = self._begin(chain, made)
-            values[link.taken] = self.carried[chain]
+        nodes = sorted(self.nodes[fragment], key=lambda node: node.link.given)
+        made: ir.Fragment = ir.clone(
+            self._model(self.kinds[fragment], tuple(node.link for node in nodes)), ir.before(fragment)
+        )
+        values, taken = list(fragment.inputs), dict[int, shardings.Sharding]()
+        for node in nodes:
+            for i in node.link.taken:
+                new = self._begin(node, made) if i == node.start else self.carried[values[i]]
+                values[i], taken[i] = new
         for i, value in enumerate(values):
             ir.set_operand(made, i, value)
         own = dict(fragment.attributes.items())
         for name in dict.fromkeys((*own, *(name for name, _ in made.attributes.items()))):
             ir.put(made, name, own.get(name))
-        of_links = {link: self._sharding(fragment, link) for link in chains}
-        shardings.update(made, "in_shardings", values, {x.taken: s for x, s in of_links.items()})
-        results = list(made.results)
-        shardings.update(made, "out_shardings", results, {x.given: s for x, s in of_links.items()})
-        carried = {link.given for link in chains}
+        given = {node.link.given: self._sharding(node) for node in nodes}
+        shardings.update(made, "in_shardings", values, taken)
+        shardings.update(made, "out_shardings", list(made.results), given)
         for i, (old, new) in enumerate(zip(fragment.results, made.results)):
-            if i not in carried:
+            if i in given:
+                self.carried[old] = new, given[i]
+            else:
                 ir.replace_uses(old, new)
-        for link, chain in chains.items():
-            self.carried[chain] = made.results[link.given]
         return made
 
     def _model(self, kind: _Kind, links: tuple[_Link, ...]) -> ir.Fragment:
@@ -265,76 +328,68 @@ class _Deferring:
 
     def _rewritten(self, kind: _Kind, links: tuple[_Link, ...]) -> ir.Fragment:
         model: ir.Fragment = ir.clone(kind.model, ir.after(kind.model))
-        forms = PartialForms(splits_inside(model, *kind.layout), self._sizes(model))
-        found = {given: (op, term) for _, given, op, term in _accumulations(model)}
-        types = [r.type for r in model.results]
-        wanted = [(link, found[link.given][0], forms.of(found[link.given][1])) for link in links]
-        sums: dict[int, ir.Value] = {}
-        for link, op, form in wanted:
-            assert form is not None
-            value, total = form.build(), model.args[link.taken]
-            ir.set_type(total, value.type)
-            sums[link.given] = ir.create(
-                "stablehlo.add", [total, value], [value.type], ir.before(op), location=op.location
-            ).result
-            types[link.given] = self._partial(types[link.given], link, model)
-        model.returned = [sums.get(i, value) for i, value in enumerate(model.returned)]
+        args, types = model.args, [r.type for r in model.results]
+        taken = {i: link.axes for link in links for i in link.taken}
+        splits = splits_of_copy(kind.splits, kind.model, model)
+        forms = PartialForms(splits, kind.sizes, {args[i]: axes for i, axes in taken.items()})
+        found = [forms.of(model.returned[link.given]) for link in links]
+        operands = {i: self._partial(model.inputs[i].type, axes, model) for i, axes in taken.items()}
+        for i, operand in operands.items():
+            ir.set_type(args[i], operand.tensor)
+        values = {link.given: form.build() for link, form in zip(links, found) if form is not None}
+        assert len(values) == len(links)
+        for link in links:
+            types[link.given] = self._partial(types[link.given], link.axes, model)
+        model.returned = [values.get(i, value) for i, value in enumerate(model.returned)]
         erase_dead_ops(model.body)
         made: ir.Fragment = ir.rebuild(model, list(model.inputs), types)
         ir.erase(model)
         if not kind.shares:
             return made
-        operands = [types[link.given] for link in links]
-        self.operands.append(_zeros(made, operands))  # of the types that its body takes now
-        for link, value in zip(links, self.operands[-1].results):
-            ir.set_operand(made, link.taken, value)
+        if operands:
+            self.operands.append(_zeros(made, list(operands.values())))  # of the types that its body takes
+            for i, value in zip(operands, self.operands[-1].results):
+                ir.set_operand(made, i, value)
         ir.put(made, _MODEL, ir.i64(len(self.models)))
         share_bodies([made], numbered(ir.module_of(self.f)))
         return next(
             x for x in ir.fragments(self.f) if _MODEL in x.attributes and x not in self.models.values()
         )
 
-    def _sizes(self, fragment: ir.Fragment) -> dict[str, int]:
-        return axes_of(self.f.topology[fragment.mesh])
+    def _partial(self, kind: ir.MeshTensor, axes: Sequence[str], fragment: ir.Fragment) -> ir.MeshTensor:
+        sizes = axes_of(self.f.topology[fragment.mesh])
+        shape = [math.prod(sizes[axis] for axis in axes), *kind.shape]
+        return ir.MeshTensor.get(kind.mesh, tensor(shape, kind), None, kind.memory_kind)
 
-    def _partial(self, kind: ir.MeshTensor, link: _Link, fragment: ir.Fragment) -> ir.MeshTensor:
-        count = math.prod(self._sizes(fragment)[axis] for axis in link.axes)
-        return ir.MeshTensor.get(kind.mesh, tensor([count, *kind.shape], kind), None, kind.memory_kind)
-
-    def _sharding(self, fragment: ir.Fragment, link: _Link) -> shardings.Sharding:
+    def _sharding(self, node: _Node) -> shardings.Sharding:
         """That of a partial form: each device has its own term."""
-        operands, results = self.kinds[fragment].layout
+        operands, results = self.kinds[node.fragment].layout
         known = next(kind.sharding for kind in (*operands, *results) if kind.sharding is not None)
-        kind = results[link.given]
-        split = (link.axes, *without(split_of(kind.sharding, len(kind.shape)), link.axes))
+        kind, axes = results[node.link.given], node.link.axes
+        split = (axes, *without(split_of(kind.sharding, len(kind.shape)), axes))
         return sharding_of(split, str(ir.sdy.TensorShardingAttr(known).mesh_or_ref))
 
-    def _begin(self, chain: _Total, before: ir.Fragment) -> ir.Value:
-        """Zeros: in place of the chain's start if that is zero, which is added at the end otherwise."""
-        fragment, link = chain.links[0]
-        start = chain.start
-        kind = self._partial(start.type, link, fragment)
+    def _begin(self, node: _Node, before: ir.Fragment) -> tuple[ir.Value, shardings.Sharding]:
+        """Zeros: in place of a start if that is zero, which is added at the end otherwise."""
+        assert node.start is not None
+        start = list(node.fragment.inputs)[node.start]
+        kind, sharding = self._partial(start.type, node.link.axes, node.fragment), self._sharding(node)
         maker = ir.producer(start)
-        if isinstance(maker, ir.Fragment):
-            position = ir.result_index(start)
+        position = ir.result_index(start) if isinstance(maker, ir.Fragment) else 0
+        if not isinstance(maker, ir.Fragment) or not is_zero(maker.returned[position]):
+            self.starts[node] = start
+        elif self.uses[start] == 1:
             returned = maker.returned
-            if is_zero(returned[position]):
-                if self.uses[start] == 1:
-                    zero = zeros(kind.tensor, maker.terminator)
-                    returned[position] = self._apart(zero, ir.at_end(maker.body))
-                    maker.returned = returned
-                    ir.set_type(start, kind)
-                    entries = {position: self._sharding(fragment, link)}
-                    shardings.update(maker, "out_shardings", list(maker.results), entries)
-                    return start
-            else:
-                self.starts[chain] = start
-        else:
-            self.starts[chain] = start
+            zero = zeros(kind.tensor, maker.terminator)
+            returned[position] = self._apart(zero, ir.at_end(maker.body))
+            maker.returned = returned
+            ir.set_type(start, kind)
+            shardings.update(maker, "out_shardings", list(maker.results), {position: sharding})
+            return start, sharding
         made = _zeros(before, [kind])
         made.returned = [self._apart(value, ir.at_end(made.body)) for value in made.returned]
-        shardings.write(made, "out_shardings", [self._sharding(fragment, link)])
-        return made.results[0]
+        shardings.write(made, "out_shardings", [sharding])
+        return made.results[0], sharding
 
     def _apart(self, start: ir.Value, where: ir.InsertionPoint) -> ir.Value:
         """A start value that is not joined with others, so that the first microbatch can reuse its memory."""
@@ -343,24 +398,28 @@ class _Deferring:
             "stablehlo.optimization_barrier", [start], [start.type], where, number, start.location
         ).results[0]
 
-    def _finish(self, old: ir.Fragment, made: ir.Fragment, chains: Sequence[_Total]) -> None:
-        """Takes the sums of the chains that end in a fragment, right after it."""
-        kinds = [chain.end.type for chain in chains]
-        starts = {k: self.starts[chain] for k, chain in enumerate(chains) if chain in self.starts}
+    def _finish(self, old: ir.Fragment, made: ir.Fragment, totals: Sequence[_Total]) -> None:
+        """Takes the sums that end in a fragment, right after it."""
+        kinds = [total.end.type for total in totals]
+        starts = [
+            (k, self.starts[node])
+            for k, total in enumerate(totals)
+            for node in total.nodes
+            if node in self.starts
+        ]
 
         def body(args: list[ir.Value], inside: ir.InsertionPoint) -> list[ir.Value]:
-            totals = [total_of(value, kind.tensor, inside) for value, kind in zip(args, kinds)]
-            for position, k in enumerate(starts):
-                operands = [args[len(chains) + position], totals[k]]
-                totals[k] = ir.create("stablehlo.add", operands, [totals[k].type], inside).result
-            return totals
+            sums = [total_of(value, kind.tensor, inside) for value, kind in zip(args, kinds)]
+            for (k, _), start in zip(starts, args[len(totals) :]):
+                sums[k] = ir.create("stablehlo.add", [start, sums[k]], [sums[k].type], inside).result
+            return sums
 
-        inputs = [*(self.carried[chain] for chain in chains), *starts.values()]
-        total = ir.make_fragment(
+        inputs = [*(self.carried[total.end][0] for total in totals), *(value for _, value in starts)]
+        made_sums = ir.make_fragment(
             old.mesh, inputs, kinds, ir.after(made), body, inferred_by=[NAME], location=old.location
         )
-        for chain, value in zip(chains, total.results):
-            ir.replace_uses(chain.end, value)
+        for total, value in zip(totals, made_sums.results):
+            ir.replace_uses(total.end, value)
 
 
 def _zeros(before: ir.Fragment, kinds: Sequence[ir.MeshTensor]) -> ir.Fragment:

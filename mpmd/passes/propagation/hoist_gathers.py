@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
@@ -17,6 +17,7 @@ from mpmd.passes.propagation.trial import (
     is_one_mesh,
     kinds_of_work,
     layouts,
+    transferred,
     without_axes,
 )
 from mpmd.sharding.gathers import axes_needed_whole
@@ -39,8 +40,8 @@ class HoistGathers(FunctionPass):
     it would let weights that are split decide how activations are.
 
     Requires: shardings are attributes of arguments; microbatches are numbered.
-    Ensures: an argument is read whole along an axis only by fragments whose every use needs it so, if
-        only rows were split along it.
+    Ensures: an argument, or one transferred, is read whole along an axis only by fragments whose every use
+        needs it so, if only rows were split along it.
     Cost: one more propagation, if weights and rows are split along one axis.
     Source: ours; torchtitan schedules it as UNSHARD.
     """
@@ -50,30 +51,31 @@ class HoistGathers(FunctionPass):
     def rewrite_function(self, f: ir.Func) -> None:
         """Propagates in a copy whose weights are whole, and looks there at how they are used."""
         weights, rows = _weights(f), axes_of_rows(f)
-        if is_one_mesh(f) and any(rows & split_axes(given_split(f, w)) for w in weights):
+        if is_one_mesh(f) and any(rows & split_axes(given_split(f, w)) for w in weights.values()):
             before = ir.edits()
             found = layouts(ir.module_of(f), f, rows, arguments_of_rows(f))
-            needed = _needed(f, set(weights), rows, found)
+            needed = _needed(f, weights, rows, found)
             ir.forget_edits(before)  # of copies
-            _hoist(f, needed)
+            _hoist(f, weights, needed)
 
 
-_Uses = dict[tuple[int, frozenset[str]], list[tuple[ir.Fragment, int]]]
-"""For an argument and the axes along which it is needed whole: the operands that it is."""
+_Uses = dict[tuple[ir.Value, frozenset[str]], list[tuple[ir.Fragment, int]]]
+"""For a weight and the axes along which it is needed whole: the operands that it is."""
 
 
-def _weights(f: ir.Func) -> list[int]:
-    """The arguments that fragments of several microbatches read."""
-    found = []
-    for i, arg in enumerate(f.args):
-        readers = [op for op in ir.users(arg) if isinstance(op, ir.Fragment)]
-        if len({op.call_counter for op in readers} - {None}) > 1:
-            found.append(i)
+def _weights(f: ir.Func) -> dict[ir.Value, int]:
+    """The arguments that fragments of several microbatches read, or read transferred: value and argument."""
+    found = {}
+    for value in (*f.args, *(op.result for op in ir.ops(f.body) if isinstance(op, ir.Transfer))):
+        readers = [op for op in ir.users(value) if isinstance(op, ir.Fragment)]
+        source = transferred(value)
+        if ir.producer(source) is None and len({op.call_counter for op in readers} - {None}) > 1:
+            found[value] = ir.arg_index(source)
     return found
 
 
 def _needed(
-    f: ir.Func, weights: set[int], rows: frozenset[str], found: Mapping[ir.Fragment, Layout]
+    f: ir.Func, weights: Mapping[ir.Value, int], rows: frozenset[str], found: Mapping[ir.Fragment, Layout]
 ) -> _Uses:
     """What needs weights whole, given the layouts of fragments if they are."""
     symbols = ir.symbol_table(ir.module_of(f))
@@ -82,37 +84,42 @@ def _needed(
         model: ir.Fragment = ir.clone(group[0], ir.after(group[0]))
         put_back(model, symbols)
         splits = splits_inside(model, *found[group[-1]])
-        for position, value in enumerate(model.inputs):
-            if ir.producer(value) is None and ir.arg_index(value) in weights:
-                weight = ir.arg_index(value)
-                axes = axes_needed_whole(model.args[position], given_split(f, weight), rows, splits)
-                if axes:
-                    needed[weight, axes] += [(fragment, position) for fragment in group]
+        for position, values in enumerate(zip(*(fragment.inputs for fragment in group))):
+            for fragment, value in zip(group, values):
+                if value in weights:
+                    split = given_split(f, weights[value])
+                    axes = axes_needed_whole(model.args[position], split, rows, splits)
+                    if axes:
+                        needed[value, axes].append((fragment, position))
         ir.erase(model)
     return needed
 
 
-def _hoist(f: ir.Func, needed: _Uses) -> None:
+def _hoist(f: ir.Func, weights: Mapping[ir.Value, int], needed: _Uses) -> None:
     """Inserts the gathers: one fragment for all weights that a fragment needs first."""
     place = {fragment: i for i, fragment in enumerate(ir.fragments(f))}
-    firsts: dict[ir.Fragment, list[tuple[int, frozenset[str]]]] = {}
+    firsts: dict[ir.Fragment, list[tuple[ir.Value, frozenset[str]]]] = {}
     for key, uses in needed.items():
         if len(uses) > 1:
             firsts.setdefault(min((x for x, _ in uses), key=place.__getitem__), []).append(key)
     for first in sorted(firsts, key=place.__getitem__):
-        gathered = _gather(f, first, firsts[first])
+        whole = [
+            without_axes(shardings.of_value(f.args[weights[value]], f), axes, is_closed=True)
+            for value, axes in firsts[first]
+        ]
+        gathered = _gather(first, [value for value, _ in firsts[first]], whole)
         for key, value in zip(firsts[first], gathered):
             for fragment, position in needed[key]:
                 ir.set_operand(fragment, position, value)
 
 
-def _gather(f: ir.Func, first: ir.Fragment, keys: Iterable[tuple[int, frozenset[str]]]) -> Sequence[ir.Value]:
-    """Arguments that are whole along some axes, right before a fragment of their mesh."""
-    values = [f.args[weight] for weight, _ in keys]
+def _gather(
+    first: ir.Fragment, values: Sequence[ir.Value], whole: Sequence[shardings.Sharding]
+) -> Sequence[ir.Value]:
+    """Weights with other shardings, right before a fragment of their mesh."""
     made = ir.make_fragment(
         first.mesh, values, [v.type for v in values], ir.before(first), lambda args, _: args,
         inferred_by=[NAME], location=first.location,
     )  # fmt: skip
-    whole = [without_axes(shardings.of_value(f.args[w], f), axes, is_closed=True) for w, axes in keys]
     shardings.write(made, "out_shardings", whole)
     return list(made.results)

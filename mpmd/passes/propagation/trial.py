@@ -93,7 +93,7 @@ def kinds_of_work(fragments: Iterable[ir.Fragment]) -> list[list[ir.Fragment]]:
             microbatches[value].add(fragment.call_counter)
 
     def is_weight(value: ir.Value) -> bool:
-        return ir.producer(value) is None and len(microbatches[value]) > 1
+        return _is_from_outside(value) and len(microbatches[value]) > 1
 
     def signature(fragment: ir.Fragment) -> Hashable:
         own = tuple(v if is_weight(v) else v.type for v in fragment.inputs)
@@ -117,10 +117,15 @@ def rows(groups: Iterable[Sequence[ir.Fragment]]) -> list[tuple[ir.Fragment, int
 
 def _is_from_outside(value: ir.Value) -> bool:
     """Whether no microbatch computes a value."""
-    op = ir.producer(value)
-    while isinstance(op, ir.Transfer):
-        op = ir.producer(op.tensor)
+    op = ir.producer(transferred(value))
     return not isinstance(op, ir.Fragment) or op.call_counter is None
+
+
+def transferred(value: ir.Value) -> ir.Value:
+    """The value that a transfer, or several, take from another mesh."""
+    while isinstance(op := ir.producer(value), ir.Transfer):
+        value = op.tensor
+    return value
 
 
 def arguments_of_rows(f: ir.Func) -> set[int]:

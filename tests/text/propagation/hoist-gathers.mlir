@@ -153,3 +153,55 @@ func.func public @experts(%x: !b {sdy.sharding = #sdy.sharding<@mesh, [{}, {"dat
   } : (!x, !w) -> !x
   return %f0, %f1 : !x, !x
 }
+
+// -----
+
+// A weight of another mesh crosses split, and is gathered where it is used.  Stages with one body have their
+// own weights.
+
+sdy.mesh @mesh = <["data"=2]>
+!x = !mpmd.mesh_tensor<"m2", tensor<8x4xf32>>
+!b = !mpmd.mesh_tensor<"m2", tensor<2x8x4xf32>>
+!w = !mpmd.mesh_tensor<"m1", tensor<4x4xf32>>
+!t = !mpmd.mesh_tensor<"m2", tensor<4x4xf32>>
+#topology = #mpmd.topology<<"m1" : <["data"=2]>>, <"m2" : <["data"=2]>>>
+
+// CHECK-LABEL: func.func public @weights_of_another_mesh
+// CHECK:         %[[T:.*]] = mpmd.transfer
+// CHECK:         %[[U:.*]] = mpmd.transfer
+// CHECK:         %[[G:.*]] = mpmd.fragment<mesh="m2", origin=[], out_shardings=[<@mesh, [{}, {}]>]> (%[[T]]) {mpmd.inferred_by = ["hoist_gathers"]}
+// CHECK:         mpmd.fragment<mesh="m2", origin=["f"]> (%{{.*}}, %[[G]]) {call_counter = 0
+// CHECK:         %[[H:.*]] = mpmd.fragment<mesh="m2", origin=[], out_shardings=[<@mesh, [{}, {}]>]> (%[[U]]) {mpmd.inferred_by = ["hoist_gathers"]}
+// CHECK:         mpmd.fragment<mesh="m2", origin=["g"]> (%{{.*}}, %[[H]]) {call_counter = 0
+// CHECK:         mpmd.fragment<mesh="m2", origin=["f"]> (%{{.*}}, %[[G]]) {call_counter = 1
+// CHECK:         mpmd.fragment<mesh="m2", origin=["g"]> (%{{.*}}, %[[H]]) {call_counter = 1
+func.func public @weights_of_another_mesh(%x: !b {sdy.sharding = #sdy.sharding<@mesh, [{}, {"data"}, {}]>},
+    %v: !w {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>},
+    %w: !w {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>}) -> (!x, !x) attributes {topology = #topology} {
+  %t = mpmd.transfer %v : (!w) -> !t
+  %u = mpmd.transfer %w : (!w) -> !t
+  %x0, %x1 = mpmd.fragment<mesh="m2", origin=[]> (%x) (%p: tensor<2x8x4xf32>) {
+    %0 = stablehlo.slice %p [0:1, 0:8, 0:4] : (tensor<2x8x4xf32>) -> tensor<1x8x4xf32>
+    %1 = stablehlo.reshape %0 : (tensor<1x8x4xf32>) -> tensor<8x4xf32>
+    %2 = stablehlo.slice %p [1:2, 0:8, 0:4] : (tensor<2x8x4xf32>) -> tensor<1x8x4xf32>
+    %3 = stablehlo.reshape %2 : (tensor<1x8x4xf32>) -> tensor<8x4xf32>
+    mpmd.return %1, %3 : tensor<8x4xf32>, tensor<8x4xf32>
+  } : (!b) -> (!x, !x)
+  %f0 = mpmd.fragment<mesh="m2", origin=["f"]> (%x0, %t) {call_counter = 0 : ui32} (%p: tensor<8x4xf32>, %q: tensor<4x4xf32>) {
+    %0 = stablehlo.dot_general %p, %q, contracting_dims = [1] x [0] : (tensor<8x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>
+    mpmd.return %0 : tensor<8x4xf32>
+  } : (!x, !t) -> !x
+  %g0 = mpmd.fragment<mesh="m2", origin=["g"]> (%f0, %u) {call_counter = 0 : ui32} (%p: tensor<8x4xf32>, %q: tensor<4x4xf32>) {
+    %0 = stablehlo.dot_general %p, %q, contracting_dims = [1] x [0] : (tensor<8x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>
+    mpmd.return %0 : tensor<8x4xf32>
+  } : (!x, !t) -> !x
+  %f1 = mpmd.fragment<mesh="m2", origin=["f"]> (%x1, %t) {call_counter = 1 : ui32} (%p: tensor<8x4xf32>, %q: tensor<4x4xf32>) {
+    %0 = stablehlo.dot_general %p, %q, contracting_dims = [1] x [0] : (tensor<8x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>
+    mpmd.return %0 : tensor<8x4xf32>
+  } : (!x, !t) -> !x
+  %g1 = mpmd.fragment<mesh="m2", origin=["g"]> (%f1, %u) {call_counter = 1 : ui32} (%p: tensor<8x4xf32>, %q: tensor<4x4xf32>) {
+    %0 = stablehlo.dot_general %p, %q, contracting_dims = [1] x [0] : (tensor<8x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>
+    mpmd.return %0 : tensor<8x4xf32>
+  } : (!x, !t) -> !x
+  return %g0, %g1 : !x, !x
+}

@@ -389,9 +389,10 @@ def test_two_values_with_terms_are_not_multiplied():
     assert body_of(after_a_product(ops), a="x/").form() is None
 
 
-def test_a_sum_of_terms_over_a_dim_that_is_split():
-    ops = sum_of("%d", T, "tensor<4xf32>", "1")
-    assert body_of(after_a_product(ops, "tensor<4xf32>"), a="x/", dot_general="/y").form() is None
+def test_a_sum_over_a_dim_that_is_split_has_terms_of_its_own():
+    """What it adds up is whole along the other axis, as activations are."""
+    ops = sum_of("%d", T, "tensor<5xf32>", "0")
+    check(body_of(after_a_product(ops, "tensor<5xf32>"), a="y/", dot_general="x/"), "x")
 
 
 def test_arguments_have_no_terms():
