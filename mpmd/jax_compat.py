@@ -14,7 +14,7 @@ from typing import Any, cast
 import jax
 from jax.core import ShapedArray as ShapedArray
 from jax.errors import JaxRuntimeError as JaxRuntimeError
-from jax.sharding import Sharding
+from jax.sharding import AxisType, NamedSharding, Sharding
 from jaxlib.mlir._mlir_libs._mlir import register_operation as register_operation
 from jaxlib.mlir.dialects import _func_ops_gen, _mpmd_ops_gen
 
@@ -383,6 +383,40 @@ def ordered_effects(traced: jax.stages.Traced) -> tuple[str, ...]:
 
     look_into(traced.jaxpr)
     return tuple(found)
+
+
+_MESH_REFUSALS = (
+    "should match the mesh passed to",  # jax.shard_map, over another mesh than that of the context
+    "in_specs argument must be a pytree",  # jax.shard_map, without in_specs
+    "names that are of type Auto or Manual",  # jax.reshard and out_sharding=, without explicit axes
+    "can only refer to Auto axes of the mesh",  # with_sharding_constraint, over explicit axes
+    "should match the mesh of sharding",  # out_sharding=, over another mesh
+    "must match the mesh passed to shardings",  # jax.sharding.auto_axes
+)
+
+
+def refuses_mesh(error: Exception) -> bool:
+    """Whether JAX raised an error because the mesh of the context, or a type of its axes, does not fit.
+
+    Never where this JAX words it differently.
+    """
+    return any(text in str(error) for text in _MESH_REFUSALS)
+
+
+def explicit_sharding(value: Any) -> NamedSharding | None:
+    """The sharding in the type of an array or an abstract value; None if no axis of it is explicit."""
+    kind = getattr(value, "aval", value)
+    sharding = getattr(kind, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
+        return None
+    return sharding if AxisType.Explicit in sharding.mesh.axis_types else None
+
+
+def struct_of(aval: Any) -> jax.ShapeDtypeStruct:
+    """Shape, dtype, weakness and explicit sharding of an abstract value."""
+    return jax.ShapeDtypeStruct(
+        aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=explicit_sharding(aval)
+    )
 
 
 def closed_over(traced: jax.stages.Traced) -> tuple[jax.core.Tracer, ...]:

@@ -124,6 +124,7 @@ class Jitted(Generic[P, R]):
         functools.update_wrapper(self, fn)
         self._fn, self._config, self._rules = fn, config, rules
         self._compiled: dict[Hashable, Compiled] = {}
+        self._explicit = False  # whether it was traced with explicit axes
         self._last: tuple[Any, Compiled] | None = None
         """Of the last call without static arguments, what its arguments were, and what it ran."""
         self._refined: dict[Hashable, Config] = {}
@@ -180,16 +181,21 @@ class Jitted(Generic[P, R]):
             marks = arguments.tree, context, arguments.marks
             if last is not None and last[0] == marks and not arguments.statics:
                 return last[1]
-            key = arguments.key, context
+            key = self._key(arguments, context)
         except (TypeError, OverflowError):  # some leaf is not an array
             check_leaves(arguments, paths(self._rules, args, kwargs))
             raise
         found = known.get(key)
         if found is None:
-            found = known[key] = self._compile(arguments, args, kwargs)
+            found = self._compile(arguments, args, kwargs)
+            self._explicit |= found.lowered.traced.explicit
+            known[self._key(arguments, context)] = found
         if not arguments.statics and known is self._compiled:
             self._last = marks, found
         return found
+
+    def _key(self, arguments: Arguments, context: Hashable) -> Hashable:
+        return arguments.key, context, arguments.types if self._explicit else None
 
     def _compile(self, arguments: Arguments, args: Any, kwargs: Any) -> Compiled:
         """What a new signature runs; with stacks in parts it is the program of whole arrays."""

@@ -17,7 +17,7 @@ from mpmd import ir, pipeline
 from mpmd.api.compiler_options import put_options, warn_of_unused_options
 from mpmd.api.config import Config
 from mpmd.api.names import CalledNames, check_names, warn_of_idle_meshes, warn_of_vanished_names
-from mpmd.api.prepare import erase_batch_marks, flat_prefix, mark_donated, mark_shardings
+from mpmd.api.prepare import erase_batch_marks, flat_prefix, for_arguments, mark_donated, mark_shardings
 from mpmd.api.signature import Arguments
 from mpmd.api.tasks import mirrored_places, numbered, task_orders
 from mpmd.compile.cache import DiskCache
@@ -199,6 +199,8 @@ def partition(
     out_tree: Any,
     called: CalledNames,
     observer: LoweringObserver | None = None,
+    *,
+    explicit: bool = False,
 ) -> Partitioned:
     """Takes a step that JAX lowered through the whole MPMD pipeline.
 
@@ -210,6 +212,7 @@ def partition(
         out_tree: the pytree of its results.
         called: names that were called while the step was traced; their computations may be dead code.
         observer: is called with the module before the first pass, and after each.
+        explicit: whether it was traced with explicit axes.
 
     Raises:
         ConfigError: names do not fit the assignment, or shardings or meshes cannot be used.
@@ -218,7 +221,7 @@ def partition(
     """
 
     def of(config: Config) -> Partitioned:
-        return _partition(lowered, config, arguments, argument_paths, out_tree, called, observer)
+        return _partition(lowered, config, arguments, argument_paths, out_tree, called, observer, explicit)
 
     with _ONE_AT_A_TIME, garbage_kept():
         return _within_memory(of, config)
@@ -273,12 +276,13 @@ def _partition(
     out_tree: Any,
     called: CalledNames,
     observer: LoweringObserver | None,
+    explicit: bool,
 ) -> Partitioned:
     start = time.perf_counter()
     options = _options(config, arguments, out_tree)
     pipeline.check_options(options)
     compiling = compile_options(options)
-    module = to_module(lowered, config.topology.ir())
+    module = to_module(lowered, config.topology.ir(), explicit=explicit)
     phases = _Phases(module, options, observer)
     with phases.collecting():
         named = set(check_names(module, config, called))
@@ -409,7 +413,7 @@ def _text(assignment: dict[str, Any]) -> tuple[str, ...]:
 
 def _meshes(prefix: Any, tree: Any, config: Config, what: str, inputs: bool = False) -> tuple[str, ...]:
     """Assignments of flat arguments or results, such as `2@m2#pinned_host`."""
-    flat = flat_prefix(_for_arguments(prefix) if inputs else prefix, tree, what)
+    flat = flat_prefix(for_arguments(prefix) if inputs else prefix, tree, what)
     for mesh in flat:
         if mesh is None:
             continue
@@ -423,17 +427,10 @@ def _meshes(prefix: Any, tree: Any, config: Config, what: str, inputs: bool = Fa
     return tuple(f"{i}@{mesh}" for i, mesh in enumerate(flat) if mesh is not None)
 
 
-def _for_arguments(prefix: Any) -> Any:
-    """A prefix of the arguments as one of `(positional, keywords)`."""
-    if prefix is None or isinstance(prefix, (str, jax.sharding.PartitionSpec, jax.sharding.Sharding)):
-        return prefix  # for all of them
-    return (tuple(prefix) if isinstance(prefix, (tuple, list)) else (prefix,), None)
-
-
 def _prepare(
     module: ir.Module, config: Config, arguments: Arguments, argument_paths: list[str], out_tree: Any
 ) -> None:
-    inputs = flat_prefix(_for_arguments(config.in_shardings), arguments.tree, "in_shardings")
+    inputs = flat_prefix(for_arguments(config.in_shardings), arguments.tree, "in_shardings")
     results = flat_prefix(config.out_shardings, out_tree, "out_shardings")
     with ir.context(), ir.Location.unknown():
         mark_donated(module, arguments.donated)

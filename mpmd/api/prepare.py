@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from mpmd import ir
 from mpmd.api.config import did_you_mean
@@ -60,14 +60,10 @@ def mark_shardings(
     ):
         dicts = ir.attribute_dicts(main, row, len(values))
         for i, (spec, value) in enumerate(zip(specs, values, strict=True)):
-            unread = _unread(spec)
-            problems += [f"{names[i]}: {unread}"] if unread else []
-            if spec is not None and not unread:
-                dims = axes_of_dims(spec, len(value.type.shape))
-                found = _spec_problems(spec, dims, value.type.shape, axes)
-                problems += [f"{names[i]}: {problem}" for problem in found]
-                if not found:
-                    dicts[i]["sdy.sharding"] = _attribute(mesh, dims)
+            found = spec_problems(spec, value.type.shape, axes)
+            problems += [f"{names[i]}: {problem}" for problem in found]
+            if spec is not None and not found:
+                dicts[i]["sdy.sharding"] = _attribute(mesh, axes_of_dims(spec, len(value.type.shape)))
         ir.put_attribute_dicts(main, row, dicts)
     if problems:
         raise collect(ConfigError, problems, "the shardings cannot be used:")
@@ -127,10 +123,13 @@ def _mesh_of(module: ir.Module, axes: dict[str, int]) -> str:
     return name
 
 
-def _spec_problems(
-    spec: Any, dims: Sequence[Sequence[str]], shape: Sequence[int], axes: dict[str, int]
-) -> list[str]:
+def spec_problems(spec: Any, shape: Sequence[int], axes: dict[str, int]) -> list[str]:
     """Why a value of some shape cannot be sharded so."""
+    if spec is None:
+        return []
+    if unread := _unread(spec):
+        return [unread]
+    dims = axes_of_dims(spec, len(shape))
     if len(dims) > len(shape):
         return [f"{spec} is for {len(dims)} dims, but it has {len(shape)}"]
     names = [name for of_dim in dims for name in of_dim]
@@ -146,8 +145,6 @@ def _spec_problems(
 
 def _unread(spec: Any) -> str:
     """Why a sharding cannot be read; "" if it can."""
-    if spec is None:
-        return ""
     if not isinstance(spec, (PartitionSpec, NamedSharding)):
         return f"{spec!r} is not a jax.sharding.PartitionSpec"
     for entry in spec.spec if isinstance(spec, NamedSharding) else spec:
@@ -168,6 +165,13 @@ def axes_of_dims(spec: Any, rank: int) -> list[tuple[str, ...]]:
 def _attribute(mesh: str, dims: Sequence[Sequence[str]]) -> ir.Attribute:
     text = ", ".join("{" + ", ".join(f'"{name}"' for name in names) + "}" for names in dims)
     return ir.Attribute.parse(f"#sdy.sharding<@{mesh}, [{text}]>")
+
+
+def for_arguments(prefix: Any) -> Any:
+    """A prefix of the arguments as one of `(positional, keywords)`."""
+    if prefix is None or isinstance(prefix, (str, PartitionSpec, Sharding)):
+        return prefix  # for all of them
+    return (tuple(prefix) if isinstance(prefix, (tuple, list)) else (prefix,), None)
 
 
 def flat_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:

@@ -13,6 +13,7 @@ import numpy as np
 from jax.tree_util import DictKey, keystr, tree_leaves_with_path
 
 from mpmd.errors import SignatureError, collect
+from mpmd.jax_compat import explicit_sharding
 
 Leaf = tuple[tuple[int, ...], Any, bool]
 
@@ -136,6 +137,11 @@ class Arguments:
         """Equal for calls that share one traced function: a static 1, 1.0 and True are three values."""
         statics = tuple((where, type(value), value) for where, value in self.statics)
         return self.tree, tuple(map(describe, self.leaves)), statics
+
+    @property
+    def types(self) -> tuple[Any, ...]:
+        """For each leaf its sharding over explicit axes: steps with such axes are traced for it."""
+        return tuple(map(explicit_sharding, self.leaves))
 
     @property
     def marks(self) -> list[Any]:

@@ -84,6 +84,7 @@ class Traced:
         names: names that were called.
         known_names: names that were called for these or for other static arguments.
         plan: the stages that `stages=` of the configuration gave its losses; None without it.
+        explicit: whether axes were explicit while it was traced: its values have shardings as types.
     """
 
     jax_traced: Any
@@ -93,6 +94,7 @@ class Traced:
     names: frozenset[str] = frozenset()
     known_names: frozenset[str] = frozenset()
     plan: StagePlan | None = None
+    explicit: bool = False
 
     @property
     def stages_text(self) -> str:
@@ -144,8 +146,9 @@ class Traced:
         """Takes the step as JAX lowered it through the passes."""
         called = CalledNames(self.names, self.known_names, frozenset(live_names(self.jaxpr.jaxpr)))
         return partition(
-            lowered, self.config, self.arguments, self.argument_paths, self.out_tree, called, observer
-        )
+            lowered, self.config, self.arguments, self.argument_paths, self.out_tree, called, observer,
+            explicit=self.explicit,
+        )  # fmt: skip
 
 
 @dataclasses.dataclass

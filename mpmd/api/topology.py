@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, cast, get_args
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from mpmd import ir
 from mpmd.errors import ConfigError, collect
@@ -25,10 +25,15 @@ MeshLike: TypeAlias = int | Mesh | Mapping[str, int] | Sequence[Any]
 
 
 class Topology(Mapping[str, Mesh]):
-    """Mesh name -> `jax.sharding.Mesh`, in pipeline order.  Built by `make_topology`."""
+    """Mesh name -> `jax.sharding.Mesh`, in pipeline order.  Built by `make_topology`.
 
-    def __init__(self, meshes: Mapping[str, Mesh]) -> None:
+    Attributes:
+        explicit_axes: names of the axes that were explicit in the meshes that it was built from.
+    """
+
+    def __init__(self, meshes: Mapping[str, Mesh], explicit_axes: Sequence[str] = ()) -> None:
         self._meshes = dict(meshes)
+        self.explicit_axes = tuple(explicit_axes)
 
     def __getitem__(self, name: str) -> Mesh:
         return self._meshes[name]
@@ -141,7 +146,8 @@ def make_topology(
     counts = {name: math.prod(axes.values()) for name, axes in sizes.items() if axes}
     chosen = _devices(counts, devices, pinning)
     made = {name: _mesh(spec, sizes[name], chosen.get(name, [])) for name, spec in meshes.items()}
-    topology = Topology(made)
+    explicit = dict.fromkeys(axis for spec in meshes.values() for axis in _explicit_axes(spec))
+    topology = Topology(made, list(explicit))
     if (joined := world()) is not None:
         check_processes(topology)
         joined.pin()
@@ -231,6 +237,12 @@ def _axes(spec: MeshLike) -> dict[str, int]:
     if isinstance(spec, (int, np.integer)):
         return {"data": int(spec)}
     return {axis: int(size) for axis, size in spec.items()} if isinstance(spec, Mapping) else {}
+
+
+def _explicit_axes(spec: MeshLike) -> list[str]:
+    if not isinstance(spec, Mesh):
+        return []
+    return [str(axis) for axis, kind in zip(spec.axis_names, spec.axis_types) if kind is AxisType.Explicit]
 
 
 def _mesh(spec: MeshLike, axes: dict[str, int], devices: list[Any]) -> Mesh:

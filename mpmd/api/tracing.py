@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.sharding import AbstractMesh
 
 from mpmd.api.ambient import without_ambient_mesh
 from mpmd.api.config import Config
+from mpmd.api.prepare import flat_prefix, for_arguments
 from mpmd.api.signature import ArgumentRules, Arguments, abstract, check_leaves, flatten, paths
 from mpmd.api.stages import Traced
+from mpmd.api.traced_axes import explicit_axes, typed, under_fitting_mesh
 from mpmd.errors import PlacementError, SignatureError
 from mpmd.jax_compat import closed_over, created_by, is_staging, ordered_effects
 from mpmd.tracing.conditionals import has_wide_conditional, with_split_conditionals
@@ -20,6 +24,25 @@ from mpmd.tracing.live import names_in
 from mpmd.tracing.names import decode, names_called
 from mpmd.tracing.stages.staged import StagePlan, planned
 from mpmd.tracing.stages.step import over_parts
+
+
+@dataclasses.dataclass(frozen=True)
+class _Attempt:
+    """A step traced under one mesh.
+
+    Attributes:
+        traced: by JAX.
+        given: shapes and dtypes of its arguments, stacks in parts.
+        names: names that were called.
+        plan: the stages from outside.
+        explicit: whether axes were explicit.
+    """
+
+    traced: jax.stages.Traced
+    given: Any
+    names: set[str]
+    plan: StagePlan | None
+    explicit: bool
 
 
 @without_ambient_mesh
@@ -37,7 +60,7 @@ def trace(
 
     Raises:
         SignatureError: the function does not take such arguments.
-        PlacementError: it has ordered effects, which meshes do not keep.
+        PlacementError: it has ordered effects, which meshes do not keep, or needs another mesh.
         UnexpectedTracerError: it stores a value of a named computation outside of it, and reads it there.
     """
     try:
@@ -55,26 +78,37 @@ def trace(
         positional = tuple(args[i] if i in rules.static_argnums else next(values) for i in range(len(args)))
         return positional, {k: kwargs[k] if k in rules.static_argnames else named[k] for k in kwargs}
 
-    given = jax.tree.unflatten(arguments.tree, [abstract(leaf) for leaf in arguments.leaves])
-    names: set[str] = set()
-    plan = None if config.stages is None else StagePlan(config.stages)
-    with jax.sharding.use_abstract_mesh(config.topology.abstract_mesh), names_called(names), planned(plan):
-        if plan is not None and plan.selector.stacked:
-            of_parts, given = over_parts(fn, plan, given, lambda wholes: _call(fn, *with_statics(*wholes)))
-            traced = jax.jit(of_parts, keep_unused=True).trace(given)
-            arguments = flatten(rules, *with_statics(*given))
-            found = paths(rules, *with_statics(*given))
-        else:
-            jitted = jax.jit(
-                fn,
-                keep_unused=True,
-                static_argnums=rules.static_argnums,
-                static_argnames=rules.static_argnames,
-            )
-            positional, keywords = with_statics(*given)
-            traced = jitted.trace(*positional, **keywords)
-        if len(config.topology) > 1 and not is_staging() and has_wide_conditional(traced.jaxpr.jaxpr):
-            traced = _with_split_conditionals(traced, given)
+    specs = flat_prefix(for_arguments(config.in_shardings), arguments.tree, "in_shardings")
+    structs = [abstract(leaf) for leaf in arguments.leaves]
+
+    def under(mesh: AbstractMesh) -> _Attempt:
+        names: set[str] = set()
+        plan = None if config.stages is None else StagePlan(config.stages)
+        given = jax.tree.unflatten(arguments.tree, typed(structs, arguments.leaves, specs, mesh))
+        with names_called(names), planned(plan):
+            if plan is not None and plan.selector.stacked:
+                of_parts, given = over_parts(
+                    fn, plan, given, lambda wholes: _call(fn, *with_statics(*wholes))
+                )
+                traced = jax.jit(of_parts, keep_unused=True).trace(given)
+            else:
+                jitted = jax.jit(
+                    fn,
+                    keep_unused=True,
+                    static_argnums=rules.static_argnums,
+                    static_argnames=rules.static_argnames,
+                )
+                positional, keywords = with_statics(*given)
+                traced = jitted.trace(*positional, **keywords)
+            if len(config.topology) > 1 and not is_staging() and has_wide_conditional(traced.jaxpr.jaxpr):
+                traced = _with_split_conditionals(traced, given)
+        return _Attempt(traced, given, names, plan, bool(explicit_axes(mesh)))
+
+    attempt = under_fitting_mesh(config.topology, under)
+    traced, names, plan = attempt.traced, attempt.names, attempt.plan
+    if plan is not None and plan.selector.stacked:
+        arguments = flatten(rules, *with_statics(*attempt.given))
+        found = paths(rules, *with_statics(*attempt.given))
     if plan is not None:
         plan.check_used()
     if not is_staging():  # or its closed-over values may belong to the function around it
@@ -89,7 +123,7 @@ def trace(
     called = _called(traced.jaxpr, names)
     return Traced(
         traced, config, arguments.without_arrays(), found, frozenset(called), _ever_called(fn, called),
-        plan,
+        plan, attempt.explicit,
     )  # fmt: skip
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import linecache
 import re
+import traceback
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -39,8 +41,20 @@ def frames_of(place: object) -> list[Frame]:
         for function, file, line in _FRAME.findall(str(getattr(place, "location", place)))
         if file != "-" and not file.startswith((_PACKAGE, "<frozen "))
     )
-    own = [frame for frame in found if not _INSTALLED & set(Path(frame.file).parts)]
-    return own or [frame for frame in found if not {"jax", "jaxlib"} & set(Path(frame.file).parts)]
+    return _users(found)
+
+
+def raised_at(error: BaseException) -> Frame | None:
+    """Where the user's code called what raised an error; None if it is not in the user's code."""
+    calls = reversed(traceback.extract_tb(error.__traceback__))
+    called = [Frame(call.name, call.filename, call.lineno or 0) for call in calls]
+    return next(iter(_users([f for f in called if not f.file.startswith(_PACKAGE)])), None)
+
+
+def _users(frames: Iterable[Frame]) -> list[Frame]:
+    """The frames outside of installed packages; if there are none, those outside of JAX."""
+    own = [frame for frame in frames if not _INSTALLED & set(Path(frame.file).parts)]
+    return own or [frame for frame in frames if not {"jax", "jaxlib"} & set(Path(frame.file).parts)]
 
 
 _INSTALLED = {"site-packages", "dist-packages"}

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from mpmd.jax_compat import as_of, inner_jaxprs, rebind
+from mpmd.jax_compat import as_of, inner_jaxprs, rebind, struct_of
 from mpmd.tracing.names import decode
 from mpmd.tracing.stages.items import FlatFunction, Item
 
@@ -84,7 +84,7 @@ def _split(equation: Any, which: Any, *operands: Any) -> list[Any]:
     shapes = [v.aval for v in equation.invars[1:]]
     branches = []
     for closed in equation.params["branches"]:
-        inside = jax.make_jaxpr(with_split_conditionals(closed))(*map(_shape, shapes))
+        inside = jax.make_jaxpr(with_split_conditionals(closed))(*map(struct_of, shapes))
         branches.append(FlatFunction(inside))
     groups = _Groups(branches)
     items = ((item, groups.of(b, flat, item)) for b, flat in enumerate(branches) for item in flat.items)
@@ -92,10 +92,6 @@ def _split(equation: Any, which: Any, *operands: Any) -> list[Any]:
         return rebind(equation, [which, *operands])
     with as_of(equation):
         return _Conditional(which, operands, branches, groups).run()
-
-
-def _shape(aval: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
 def _is_fixed(item: Item, group: Any) -> bool:

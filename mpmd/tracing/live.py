@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jax.extend.core import Literal, jaxpr_as_fun
 
-from mpmd.jax_compat import inner_jaxprs, without_dead_code
+from mpmd.jax_compat import inner_jaxprs, struct_of, without_dead_code
 from mpmd.tracing.names import decode
 
 _KINDS = ("comp", "tensor")
@@ -72,8 +72,7 @@ def lower(traced: jax.stages.Traced, platform: str) -> jax.stages.Lowered:
     def step(*arguments: Any) -> Any:
         return jax.tree.unflatten(results, jaxpr_as_fun(closed)(*arguments))
 
-    avals = [v.aval for v in live.invars]
-    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+    shapes = [struct_of(v.aval) for v in live.invars]
     return jax.jit(step, keep_unused=True).trace(*shapes).lower(lowering_platforms=(platform,))
 
 

@@ -9,8 +9,10 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from mpmd.errors import SignatureError
+from mpmd.jax_compat import explicit_sharding, struct_of
 from mpmd.tracing.names import MICROBATCHES, carrier
 from mpmd.tracing.scalar_loss import scalar_loss
 from mpmd.tracing.stages.staged import staged
@@ -136,13 +138,28 @@ def _split(batches: Sequence[tuple[str, Any]], num_microbatches: int, axis: int,
         shape = jnp.shape(leaf)
         rows = shape[axis] // num_microbatches
         if strided:
-            apart = jnp.reshape(leaf, (*shape[:axis], rows, num_microbatches, *shape[axis + 1 :]))
+            apart = _with_new_dim(leaf, (*shape[:axis], rows, num_microbatches, *shape[axis + 1 :]), axis + 1)
             return jnp.moveaxis(apart, axis + 1, 0)
         inner = (*shape[:axis], num_microbatches, rows, *shape[axis + 1 :])
-        named = carrier(lambda x: jnp.reshape(x, inner), MICROBATCHES, str(axis))
+        named = carrier(lambda x: _with_new_dim(x, inner, axis), MICROBATCHES, str(axis))
         return jnp.moveaxis(named(leaf), axis, 0)
 
     return [jax.tree.map(split, batch) for _, batch in batches]
+
+
+def _with_new_dim(x: jax.Array, shape: Sequence[int], new: int) -> jax.Array:
+    """`x` reshaped so that a dim is split in two, of which `new` is split over no device."""
+    sharding = explicit_sharding(jax.typeof(x))
+    if sharding is None:
+        return jnp.reshape(x, shape)
+    dims = [*sharding.spec, *[None] * (jnp.ndim(x) - len(sharding.spec))]
+    return jax.lax.reshape(x, shape, out_sharding=PartitionSpec(*dims[:new], None, *dims[new:]))
+
+
+def _zeros_of(struct: jax.ShapeDtypeStruct) -> jax.Array:
+    """Zeros of a shape, a dtype and an explicit sharding."""
+    zeros, sharding = jnp.zeros(struct.shape, struct.dtype), explicit_sharding(struct)
+    return zeros if sharding is None else jax.reshard(zeros, sharding.spec)
 
 
 def _is_count(number: Any) -> bool:
@@ -266,11 +283,14 @@ def _parameter(fn: Callable[..., Any], number: int) -> str:
     return parameters[number].name if named else f"argument {number}"
 
 
-def _one(stacked: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(stacked.shape[1:], stacked.dtype)
+def _one(stacked: Any) -> jax.ShapeDtypeStruct:
+    """A row of an array."""
+    whole = struct_of(jax.typeof(stacked))
+    sharding = whole.sharding and NamedSharding(whole.sharding.mesh, PartitionSpec(*whole.sharding.spec[1:]))
+    return whole.update(shape=whole.shape[1:], weak_type=False, sharding=sharding)
 
 
 def _zeros(shapes: Any, has_aux: bool) -> Any:
     value, grads = shapes
     loss = value[0] if has_aux else value
-    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (loss, grads))
+    return jax.tree.map(_zeros_of, (loss, grads))
