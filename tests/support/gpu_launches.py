@@ -1,6 +1,7 @@
 """Launch programs on a stand-in GPU: loaded as on a real one, and called as XLA calls them.
 
-All memory that holds no argument begins as NaN or -1; copies and products outside of the buffers are errors.
+All memory that holds no argument begins as NaN or -1.  Kernels that leave the slices of their arguments, and
+copies and products that leave the buffers, are errors.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import numpy as np
 
 from benchmarks.gpu.frame import CallFrame
 from mpmd.compile.backends.arrays import numpy_dtype
+from mpmd.compile.backends.native_gpu.calls import STATE
 from mpmd.compile.backends.native_gpu.gpu import OpenGpu
-from mpmd.compile.backends.native_gpu.launches import LaunchProgram
+from mpmd.compile.backends.native_gpu.launches import KernelLaunch, LaunchProgram
 from mpmd.compile.backends.native_gpu.loading import LoadedGpuProgram
 from mpmd.compile.backends.native_gpu.target import GpuCode, gpu_code
 from mpmd.compile.fragment import FragmentModule
@@ -57,6 +59,7 @@ class CalledProgram:
         for buffer, data in zip(self.gpu.buffers, arguments):
             buffer[: data.size] = data
         given = [b.ctypes.data for b in self.gpu.buffers]
+        self.gpu.extents = self._extents(given)
         frame = CallFrame(given[: len(arguments)], given[len(arguments) :], stream=STREAM)
         worked = frame.run(self)
         if self.gpu.broken:
@@ -65,6 +68,18 @@ class CalledProgram:
             raise RuntimeError(frame.errors[0])
         buffers = dict(enumerate(self.gpu.buffers[:-1])) | {len(allocations) - 1: self.gpu.buffers[-1]}
         return [buffers[p.allocation][p.offset : p.offset + p.size] for p in self.program.results]
+
+    def _extents(self, given: Sequence[int]) -> dict[tuple[str, tuple[int, ...]], tuple[int, ...]]:
+        """Bytes of the arguments of each launch."""
+        constants, found = self.loaded.state[STATE.index("constants")], {}
+        places = [*given[:-1], constants, given[-1]]
+        for step in self.program.launches():
+            if isinstance(step, KernelLaunch):
+                addresses = tuple(places[s.allocation] + s.offset for s in step.arguments)
+                sizes = tuple(s.size for s in step.arguments)
+                before = found.setdefault((step.kernel, addresses), sizes)
+                found[step.kernel, addresses] = tuple(map(min, before, sizes))
+        return found
 
     def move(self) -> None:
         """The next call has its arguments and results elsewhere."""

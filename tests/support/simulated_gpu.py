@@ -25,12 +25,15 @@ from mpmd.compile.backends.native_gpu.functions import CUBLASLT, DRIVER, prototy
 from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
 from mpmd.compile.backends.native_gpu.triton.kernels import PrintedKernel
 from mpmd.compile.cache import DiskCache
+from tests.support.launch_memory import Extent
+from tests.support.tf32 import tf32
 
 STREAM, FAILED, LIBRARY_FAILED = 0x77, 719, 13
 STREAMS = (STREAM, 0)  # that of XLA, and the driver's own
 SHARED = 64 << 10  # more than a kernel may have without leave
 WORKSPACE = 1 << 10
 _P = ctypes.c_void_p
+_TF32 = 77  # of cublasComputeType_t
 _LENGTH = struct.Struct("<Q")
 _CAPACITY = 1024  # of a thread block
 _KINDS = {0: "float32", 1: "float64", 2: "float16", 14: "bfloat16"}  # cudaDataType
@@ -89,6 +92,7 @@ class StandInGpu:
         launched: names of the kernels, in order.
         broken: mistakes of the code under test, or of the stand-in.
         buffers: if there are any, all memory that may be used is in them.
+        extents: bytes of a launch's arguments, by the kernel's name and their addresses.
     """
 
     platform = "cpu"
@@ -102,6 +106,7 @@ class StandInGpu:
         self.launched: list[str] = []
         self.broken: list[Exception] = []
         self.buffers: list[np.ndarray] = []
+        self.extents: dict[tuple[str, tuple[int, ...]], tuple[int, ...]] = {}
         self.fail_at, self.missing = 0, frozenset[str]()
         self._handles: dict[int, tuple[str, Any]] = {}
         self._next = 0x1000
@@ -260,16 +265,29 @@ class StandInGpu:
         pointers = ctypes.cast(parameters, ctypes.POINTER(_P))
         values = [ctypes.cast(pointers[k], ctypes.POINTER(_P))[0] for k in range(len(kernel.pointers) + 2)]
         assert values[-2:] == [None, None] and not extra
+        addresses = tuple(at or 0 for at in values[:-2])
         for aligned, at in zip(kernel.aligned, values):
             assert not aligned or (at or 0) % 16 == 0, "an argument is not aligned"
 
         def run() -> None:
             # Triton is imported where there are kernels: programs of products alone run without it
             interpreter = importlib.import_module("tests.support.triton_interpreter")
-            interpreter.run_kernel(kernel, values[:-2], grid=sizes[0])
+            interpreter.run_kernel(kernel, self._arguments(kernel.name, addresses), grid=sizes[0])
             self.launched.append(kernel.name)
 
         return self._start(run)
+
+    def _arguments(self, kernel: str, addresses: tuple[int, ...]) -> list[Extent]:
+        """The arrays of a launch: those of the program, or else all memory from their addresses on."""
+        sizes = self.extents.get((kernel, addresses))
+        assert sizes is not None or not self.extents, "the program has no such launch"
+        return [Extent(at, size) for at, size in zip(addresses, sizes or map(self._left, addresses))]
+
+    def _left(self, at: int) -> int:
+        """Bytes to the end of the memory at an address; far more than there are if it is XLA's."""
+        held = [v for kind, v in self._handles.values() if kind == "memory"]
+        ends = [b.ctypes.data + b.nbytes for b in (*self.buffers, *held) if at >= b.ctypes.data]
+        return next((end - at for end in ends if end >= at), 1 << 40)
 
     def _cuMemcpyDtoDAsync_v2(self, target: int, source: int, size: int, stream: int) -> None:
         assert stream in STREAMS
@@ -353,7 +371,7 @@ class StandInGpu:
 
     def _cublasLtMatmulDescCreate(self, where: int, compute: int, scale: int) -> None:
         assert (compute, scale) in ((68, 0), (77, 0), (70, 1))
-        self._create("descriptor", where, {"scale": scale})
+        self._create("descriptor", where, {"scale": scale, "compute": compute})
 
     def _cublasLtMatmulDescDestroy(self, made: int) -> None:
         self._drop("descriptor", made)
@@ -423,7 +441,8 @@ class StandInGpu:
 
         def run() -> None:
             with np.errstate(all="ignore"):
-                z[...] = np.matmul(x.astype(np.float64), y.astype(np.float64)).astype(z.dtype)
+                left, right = map(tf32, (x, y)) if transposed["compute"] == _TF32 else (x, y)
+                z[...] = np.matmul(left.astype(np.float64), right.astype(np.float64)).astype(z.dtype)
 
         return self._start(run)
 

@@ -1,8 +1,10 @@
 """Kernels of the GPU target on NumPy arrays, by Triton's interpreter: on CPU, without torch.
 
 The text that runs is the text that is compiled.  Replaced is what the interpreter lacks or has wrong:
-functions of `libdevice`, rounding to bf16, products of bf16, atomics on values that are broadcast, and
-reductions, which it computes element by element, some without NaN.
+functions of `libdevice`, rounding to bf16, products of bf16 and of tf32, atomics on values that are
+broadcast, and reductions, which it computes element by element, some without NaN.
+
+A load or store outside of the arrays that a kernel is given is an error.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from mpmd.compile.backends.native_gpu.triton.kernels import PlanKernels, Printed
 from mpmd.compile.backends.native_gpu.triton.source import PRELUDE
 from mpmd.compile.kernels.narrow import NARROW
 from mpmd.compile.kernels.plan import KernelPlan
+from tests.support.launch_memory import Extent, LaunchMemory
+from tests.support.tf32 import tf32
 
 triton = pytest.importorskip("triton", reason="kernels are run by Triton's interpreter: pip install triton")
 
@@ -30,6 +34,7 @@ import triton.language as tl  # noqa: E402
 from triton.runtime import interpreter  # noqa: E402
 
 _BF16 = np.dtype(ml_dtypes.bfloat16)
+_TF32 = interpreter._ir.INPUT_PRECISION.TF32
 _LIBDEVICE = {
     **{name: getattr(np, name) for name in ("cbrt", "cos", "expm1", "fmod", "log1p")},
     **{name: getattr(np, name) for name in ("rint", "sin", "tan", "tanh")},
@@ -52,6 +57,13 @@ _REDUCE = {
 _POISON = 0xFF
 _ONE_AT_A_TIME = threading.Lock()
 """The interpreter replaces functions of Triton while it runs."""
+
+
+class _Launch:
+    """What runs now: the memory of its arguments, and the number of its first program."""
+
+    memory = LaunchMemory((), ())
+    first = 0
 
 
 def _round(x: np.ndarray) -> np.ndarray:
@@ -153,11 +165,12 @@ def _cast(self: Any, source: Any, target: Any) -> Any:
     return interpreter.TensorHandle(data, kind)
 
 
-def _dot(self: Any, a: Any, b: Any, start: Any, *rest: Any) -> Any:
+def _dot(self: Any, a: Any, b: Any, start: Any, precision: Any, *rest: Any) -> Any:
     """A product, exact to f64 and rounded once; bf16 is held as its bits."""
-    left, right = (
-        (x.data.view(_BF16) if x.dtype.scalar == tl.bfloat16 else x.data).astype(np.float64) for x in (a, b)
-    )
+    left, right = (x.data.view(_BF16) if x.dtype.scalar == tl.bfloat16 else x.data for x in (a, b))
+    if left.dtype == right.dtype == np.float32 and precision == _TF32:
+        left, right = tf32(np.ascontiguousarray(left)), tf32(np.ascontiguousarray(right))
+    left, right = left.astype(np.float64), right.astype(np.float64)
     made = (np.matmul(left, right) + start.data).astype(start.data.dtype)
     return interpreter.TensorHandle(made, start.dtype.scalar)
 
@@ -171,14 +184,47 @@ def _atomic(original: Any) -> Any:
         )
         if value.dtype.scalar in (tl.bfloat16, tl.float16):
             kind = _BF16 if value.dtype.scalar == tl.bfloat16 else np.float16
-            for address, number in zip(pointers[masks], values.view(kind)[masks]):
+            real, there = _Launch.memory.translated(pointers, masks, 2, "an atomic operation")
+            for address, number in zip(real[there], values.view(kind)[there]):
                 place = np.ctypeslib.as_array((np.ctypeslib.ctypes.c_uint16 * 1).from_address(int(address)))
                 place.view(kind)[0] += number
             return value
-        handles = [interpreter.TensorHandle(a, h.dtype) for a, h in ((pointers, pointer), (values, value))]
-        return original(self, operation, *handles, interpreter.TensorHandle(masks, tl.int1), *rest)
+        real, there = _Launch.memory.translated(pointers, masks, values.itemsize, "an atomic operation")
+        handles = [interpreter.TensorHandle(a, h.dtype) for a, h in ((real, pointer), (values, value))]
+        return original(self, operation, *handles, interpreter.TensorHandle(there, tl.int1), *rest)
 
     return atomic
+
+
+def _loading(original: Any) -> Any:
+    def load(self: Any, pointers: Any, mask: Any, other: Any, *rest: Any) -> Any:
+        size = pointers.get_element_ty().primitive_bitwidth // 8
+        real, there = _Launch.memory.translated(pointers.data, mask.data, size, "a load")
+        if other is not None:
+            other = interpreter.TensorHandle(np.broadcast_to(other.data, real.shape).copy(), other.dtype)
+        real, there = interpreter.TensorHandle(real, pointers.dtype), interpreter.TensorHandle(there, tl.int1)
+        return original(self, real, there, other, *rest)
+
+    return load
+
+
+def _storing(original: Any) -> Any:
+    def store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        size = pointers.get_element_ty().primitive_bitwidth // 8
+        real, there = _Launch.memory.translated(pointers.data, mask.data, size, "a store")
+        values = np.broadcast_to(value.data, real.shape).copy()
+        real, there = interpreter.TensorHandle(real, pointers.dtype), interpreter.TensorHandle(there, tl.int1)
+        return original(self, real, interpreter.TensorHandle(values, value.dtype), there, *rest)
+
+    return store
+
+
+def _numbered(original: Any) -> Any:
+    def program(self: Any, axis: int) -> Any:
+        made = original(self, axis)
+        return interpreter.TensorHandle(made.data + np.int32(_Launch.first), made.dtype)
+
+    return program
 
 
 @functools.cache
@@ -189,6 +235,9 @@ def _patched() -> None:
         setattr(builder, name, _cast)
     builder.create_dot = _dot
     builder.create_atomic_rmw = _atomic(builder.create_atomic_rmw)
+    builder.create_masked_load = _loading(builder.create_masked_load)
+    builder.create_masked_store = _storing(builder.create_masked_store)
+    builder.create_get_program_id = _numbered(builder.create_get_program_id)
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
 
 
@@ -214,10 +263,23 @@ def _function(source: str, name: str) -> Any:
     return _defined(source, _prelude())[name]
 
 
-def run_kernel(kernel: PrintedKernel, addresses: Sequence[int], grid: int = 0) -> None:
-    """Runs a kernel on arguments at some addresses."""
-    tensors = [_Tensor(at, pointer) for at, pointer in zip(addresses, kernel.pointers, strict=True)]
+def run_kernel(kernel: PrintedKernel, arrays: Sequence[Extent], grid: int = 0, first: int = 0) -> None:
+    """Runs a kernel.
+
+    Args:
+        kernel: the kernel.
+        arrays: its arguments.
+        grid: how many programs run; by default all.
+        first: the number of the first of them.
+
+    Raises:
+        OutOfBounds: it reads or writes something else.
+    """
+    names = [f"argument {n} of {kernel.name}, {p}," for n, p in enumerate(kernel.pointers)]
     with np.errstate(all="ignore"), _ONE_AT_A_TIME:
+        _Launch.memory, _Launch.first = LaunchMemory(arrays, names), first
+        pairs = enumerate(zip(kernel.pointers, arrays, strict=True))
+        tensors = [_Tensor(_Launch.memory.pointer(n), pointer) for n, (pointer, _) in pairs]
         _function(kernel.source, kernel.name).run(*tensors, grid=(grid or kernel.grid,), warmup=False)
 
 
@@ -231,9 +293,11 @@ def run_plan(plan: KernelPlan, arrays: Sequence[np.ndarray], programs: int = 8) 
     """
     made = plan_kernels(plan, programs)
     scratch = np.full(made.scratch_bytes, _POISON, np.uint8)
-    memory = [*arrays, *(scratch[at:] for at in made.scratch)]
+    ends = [*made.scratch[1:], made.scratch_bytes]
+    memory = [Extent(a.ctypes.data, o.bytes) for a, o in zip(arrays, plan.operands, strict=True)]
+    memory += [Extent.of(scratch[at:end]) for at, end in zip(made.scratch, ends)]
     for kernel in made.kernels:
-        run_kernel(kernel, [memory[k].ctypes.data for k in kernel.operands])
+        run_kernel(kernel, [memory[k] for k in kernel.operands])
     return made
 
 

@@ -8,6 +8,7 @@ Without an epilogue the sums are the result; with one they are an operand of a p
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mpmd.compile.kernels.plan import KernelPlan
@@ -29,6 +30,11 @@ class View:
     row: int
     column: int
     batch: tuple[int, ...] = ()
+
+    def span(self, batch: Iterable[int], rows: int, columns: int) -> int:
+        """Elements from the first of the array to the last of matrices of some size."""
+        steps = zip((*batch, rows, columns), (*self.batch, self.row, self.column))
+        return self.offset + sum((extent - 1) * step for extent, step in steps) + 1
 
 
 @dataclass(frozen=True)

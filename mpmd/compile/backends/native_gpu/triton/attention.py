@@ -12,10 +12,11 @@ Source: FlashAttention (Dao et al. 2022) for the iteration over blocks.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 from mpmd.compile.backends.native_gpu.triton.dtypes import (
     HALF,
@@ -26,13 +27,12 @@ from mpmd.compile.backends.native_gpu.triton.dtypes import (
 )
 from mpmd.compile.backends.native_gpu.triton.emit import identity, unsupported
 from mpmd.compile.backends.native_gpu.triton.kernels import ALIGNMENT, PlanKernels, PrintedKernel
-from mpmd.compile.backends.native_gpu.triton.matrices import MIN_SIDE, MatrixWriter, pieces_of
+from mpmd.compile.backends.native_gpu.triton.matrices import MIN_SIDE, MatrixOperand, MatrixWriter, pieces_of
 from mpmd.compile.backends.native_gpu.triton.online import RowIteration, RowReductions, factored
 from mpmd.compile.backends.native_gpu.triton.operations import accumulator_type, combine, reduce
 from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, power_of_two
 from mpmd.compile.kernels.attention import KEYS, QUERIES, AttentionPlan, Mixture, Scores
 from mpmd.compile.kernels.masking import Triangle, triangle_of
-from mpmd.compile.kernels.matmul import View
 from mpmd.compile.kernels.nodes import ELEMENT, ROW, Load, ReduceNode, Store, store_arguments
 from mpmd.compile.kernels.operations import DTYPE_BYTES
 from mpmd.compile.kernels.plan import KernelPlan, store_level
@@ -201,7 +201,7 @@ class _AttentionWriter(MatrixWriter):
     """
 
     def __init__(self, this: _Attention, tiling: PlanTiling, blocks: _Blocks) -> None:
-        super().__init__(tiling)
+        super().__init__(tiling, {this.numbers[name]: _matrix(this.plan, name) for name in this.plan.views})
         self.this, self.blocks = this, blocks
 
     def needed(self, numbers: Iterable[int]) -> set[int]:
@@ -228,8 +228,7 @@ class _AttentionWriter(MatrixWriter):
             for at, (first, size, padded) in enumerate(pieces_of(score.depth)):
                 along = f"({first} + tl.arange(0, {size})[:, None])"
                 masks = [f"({along} < {score.depth})" if padded else "", self.masks[1]]
-                view = _turned(right) if swapped else right
-                self.factor(f"{other}{k}_{at}", view, operand, (along, "c"), masks)
+                self.factor(f"{other}{k}_{at}", operand, (along, "c"), masks, turned=swapped)
                 pairs.append((f"{own}{k}_{at}", f"{other}{k}_{at}"))
             self.dot(f"s{k}", pairs, (left.dtype, right.dtype))
             for number in loads:
@@ -239,11 +238,12 @@ class _AttentionWriter(MatrixWriter):
     def own_factors(self, scores: Iterable[tuple[int, Scores]], swapped: bool) -> None:
         """The left factors of the products, which stay."""
         for k, score in scores:
-            view, name = (_turned(score.b), "b") if swapped else (score.a, "a")
+            name = "b" if swapped else "a"
             for at, (first, size, padded) in enumerate(pieces_of(score.depth)):
                 along = f"({first} + tl.arange(0, {size})[None, :])"
                 masks = [self.masks[0], f"({along} < {score.depth})" if padded else ""]
-                self.factor(f"{name}{k}_{at}", view, self.this.numbers[f"{name}{k}"], ("r", along), masks)
+                operand = self.this.numbers[f"{name}{k}"]
+                self.factor(f"{name}{k}_{at}", operand, ("r", along), masks, turned=swapped)
 
     def mixture_sums(self, mixtures: Iterable[tuple[int, Mixture]]) -> None:
         """Accumulators of mixtures."""
@@ -264,7 +264,7 @@ class _AttentionWriter(MatrixWriter):
             for at, (first, size, padded) in enumerate(pieces_of(mixture.width)):
                 along = f"({first} + tl.arange(0, {size})[None, :])"
                 masks = [inner, f"({along} < {mixture.width})" if padded else ""]
-                self.factor(f"w{k}_{at}", mixture.w, self.this.numbers[f"w{k}"], ("t", along), masks)
+                self.factor(f"w{k}_{at}", self.this.numbers[f"w{k}"], ("t", along), masks)
                 self.dot(f"m{k}_{at}", [(f"x{k}", f"w{k}_{at}")], (dtype, mixture.w.dtype), f"m{k}_{at}")
             self._count(mixture.width)
 
@@ -277,18 +277,19 @@ class _AttentionWriter(MatrixWriter):
             times = f" * {self.value(self.this.factor(after))}" if after is not None else ""
             for at, (first, size, padded) in enumerate(pieces_of(mixture.width)):
                 along = f"({first} + tl.arange(0, {size})[None, :])"
-                place = f"{self._origin(view, operand)} + r * {view.row} + {along} * {view.column}"
-                mask = " & ".join(
-                    filter(None, [self.masks[0], f"({along} < {mixture.width})" if padded else ""])
-                )
+                place = self.element(operand, "r", along)
+                inside = [self.masks[0], f"({along} < {mixture.width})" if padded else ""]
+                mask = " & ".join(filter(None, inside))
                 rest = f", mask={mask}" if mask else ""
                 self.line(f"tl.store({place}, (m{k}_{at}{times}).to(tl.{MEMORY[view.dtype]}){rest})")
 
-    def inner_positions(self, start: str, count: int) -> str:
-        """Those of an iteration, as columns and down; returns the condition that they exist."""
-        self.columns(start)
-        self.line(f"t = {start} + tl.arange(0, {self.blocks.inner})[:, None]")
-        return f"(t < {count})" if count % self.blocks.inner else ""
+    @contextlib.contextmanager
+    def inner_tiles(self, first: str = "0", end: str = "") -> Iterator[str]:
+        """A loop over inner positions, as columns and down; gives the condition that they exist."""
+        steps = self.tiling.column_steps
+        with self.column_tiles(first, end):
+            self.line(f"t = c0 + tl.arange(0, {steps.side})[:, None]")
+            yield "" if steps.fill else f"(t < {steps.points})"
 
     def _count(self, width: int) -> None:
         share = 1.0 if self.this.triangle is None else self.this.plan.share
@@ -296,15 +297,11 @@ class _AttentionWriter(MatrixWriter):
 
     def finished(self, grid: int) -> PrintedKernel:
         """The kernel."""
-        this, numbers = self.this, self.this.numbers
-        arrays = {k: (o.dtype, o.bytes) for k, o in enumerate(this.rows.operands)}
-        for name, view in this.plan.views.items():
-            arrays[numbers[name]] = (view.dtype, _view_bytes(this.plan, name))
-        first = first_scratch(this.plan)
-        for k, (dtype, count) in enumerate(_scratch(this)):
-            arrays[first + k] = (dtype, DTYPE_BYTES[dtype] * count)
+        this, first = self.this, first_scratch(self.this.plan)
+        arrays = enumerate(_scratch(this), first)
+        scratch = {k: (dtype, DTYPE_BYTES[dtype] * count) for k, (dtype, count) in arrays}
         factors = this.plan.scores[0].a.dtype
-        return self.printed("attention", arrays, grid, self.blocks.warps, factors)
+        return self.printed("attention", scratch, grid, self.blocks.warps, factors)
 
 
 class _QueryKernel:
@@ -335,7 +332,7 @@ class _QueryKernel:
         # the last blocks have the most keys: they go first
         write.line(f"block = {self.block_count - 1} - pid % {self.block_count}")
         write.batch(f"pid // {self.block_count}")
-        write.rows(f"block * {self.blocks.outer}")
+        write.rows("block")
         write.own_factors(enumerate(this.plan.scores), swapped=False)
         write.mixture_sums(self.mixtures)
         end = str(self.keys)
@@ -393,7 +390,7 @@ class _QueryKernel:
             write.line(f"broken = tl.where({write.masks[0]}, broken, 0)")
         write.line("broken = tl.reduce(tl.reduce(broken, 1, bitwise_or), 0, bitwise_or)")
         write.line(f"last = tl.where(broken > 0, {self.keys}, {end})")
-        begin = f"({end} + {self.blocks.inner - 1}) // {self.blocks.inner} * {self.blocks.inner}"
+        begin = f"(({end} + {self.blocks.inner - 1}) // {self.blocks.inner})"
         counted = write.flops  # few rows need the rest
         self._keys(each, begin, "last", mixes)
         write.flops = counted
@@ -404,8 +401,7 @@ class _QueryKernel:
     def _keys(self, each: RowIteration, begin: str, end: str, mixes: bool) -> None:
         write = self.write
         write.forget(each.reductions)
-        with write.repeated(f"for c0 in range({begin}, {end}, {self.blocks.inner}):"):
-            inner = write.inner_positions("c0", self.keys)
+        with write.inner_tiles(begin, end) as inner:
             wanted = [self._node(n).arg for n in each.reductions]
             wanted += [self.this.factor(m.factor) for _, m in self.mixtures] if mixes else []
             write.scores(write.needed(wanted), swapped=False)
@@ -441,8 +437,7 @@ class _QueryKernel:
         wide = [s for s in this.kept if store_level(this.rows, s) == ELEMENT]
         if not wide and not self.mixtures:
             return
-        with write.repeated(f"for c0 in range(0, {end}, {self.blocks.inner}):"):
-            inner = write.inner_positions("c0", self.keys)
+        with write.inner_tiles(end=end) as inner:
             wanted = [n for s in wide for n in store_arguments(s)]
             wanted += [this.factor(m.factor) for _, m in self.mixtures]
             write.scores(write.needed(wanted), swapped=False)
@@ -501,12 +496,12 @@ class _KeyKernel:
 
     def kernel(self) -> PrintedKernel:
         """The kernel."""
-        write, this, queries = self.write, self.this, self.this.plan.queries
+        write, this = self.write, self.this
         wide = ".to(tl.int64)" if write.tiling.index_type == "int64" else ""
         write.line(f"pid = tl.program_id(0){wide}")
         write.line(f"block = pid % {self.block_count}")
         write.batch(f"pid // {self.block_count}")
-        write.rows(f"block * {self.blocks.outer}")
+        write.rows("block")
         wanted = write.needed(this.factor(m.factor) for _, m in self.mixtures)
         used = [(k, s) for k, s in enumerate(this.plan.scores)
                 if any(_is_load_of(this.rows, n, s.sums) for n in wanted)]  # fmt: skip
@@ -515,8 +510,7 @@ class _KeyKernel:
         begin = "0"
         if this.triangle is not None:
             begin = self._first(this.triangle)
-        with write.repeated(f"for c0 in range({begin}, {queries}, {self.blocks.inner}):"):
-            inner = write.inner_positions("c0", queries)
+        with write.inner_tiles(begin) as inner:
             self._statistics(sorted(wanted))
             write.scores(wanted, swapped=True)
             write.mix(self.mixtures, inner)
@@ -527,7 +521,7 @@ class _KeyKernel:
         """The first query that sees a key of the block, or 0 if a row before sees all."""
         write = self.write
         start = f"tl.maximum(block * {self.blocks.outer} - {triangle.offset}, 0)"
-        write.line(f"first = {start} // {self.blocks.inner} * {self.blocks.inner}")
+        write.line(f"first = {start} // {self.blocks.inner}")
         if triangle.guards:
             rows = _blocks(self.this, KEYS).outer
             count = -(-self.this.plan.queries // rows)
@@ -536,7 +530,8 @@ class _KeyKernel:
             write.line(f"f = tl.arange(0, {power_of_two(count)})")
             # blocks of queries are numbered from the last one
             place = f"p{operand} + pid // {self.block_count} * {count} + {count - 1} - f"
-            write.line(f"flags = tl.load({place}, mask=(f < {count}) & (f * {rows} < first), other=0)")
+            before = f"(f * {rows} < first * {self.blocks.inner})"
+            write.line(f"flags = tl.load({place}, mask=(f < {count}) & {before}, other=0)")
             write.line("first = tl.where(tl.reduce(flags, 0, bitwise_or) > 0, 0, first)")
         return "first"
 
@@ -553,18 +548,13 @@ class _KeyKernel:
                 write.define(number, from_memory(f"tl.load(p{operand} + {image}c{rest})", dtype))
 
 
-def _turned(view: View) -> View:
-    """The transpose."""
-    return dataclasses.replace(view, row=view.column, column=view.row)
-
-
 def _is_load_of(plan: KernelPlan, number: int, operand: int) -> bool:
     node = plan.nodes[number]
     return isinstance(node, Load) and node.operand == operand
 
 
-def _view_bytes(plan: AttentionPlan, name: str) -> int:
-    """Bytes of the different elements of a factor or a result."""
+def _matrix(plan: AttentionPlan, name: str) -> MatrixOperand:
+    """The matrices of a factor or a result."""
     kind, k = name[0], int(name[1:])
     if kind in "ab":
         depth = plan.scores[k].depth
@@ -573,6 +563,4 @@ def _view_bytes(plan: AttentionPlan, name: str) -> int:
         mixture = plan.mixtures[k]
         summed, kept = (plan.keys, plan.queries) if mixture.over == KEYS else (plan.queries, plan.keys)
         rows, columns = (summed if kind == "w" else kept), mixture.width
-    view = plan.views[name]
-    sizes = zip((*plan.batch, rows, columns), (*view.batch, view.row, view.column))
-    return int(DTYPE_BYTES[view.dtype] * math.prod(size for size, step in sizes if step))
+    return MatrixOperand(plan.views[name], tuple(plan.batch), rows, columns)

@@ -19,7 +19,7 @@ from mpmd.compile.backends.native_gpu.triton.dtypes import (
     rounded,
     to_memory,
 )
-from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling
+from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, TileSteps
 from mpmd.compile.kernels.index import Index
 from mpmd.compile.kernels.nodes import (
     COLUMN,
@@ -81,21 +81,47 @@ class TileWriter:
         self._depth -= 1
 
     # -- the position of the tile
-    def rows(self, start: str) -> None:
-        """The rows of the tile; `start` is the first."""
-        tiling = self.tiling
-        count = tiling.size(tiling.rows)
-        self.line(f"r = {start} + tl.arange(0, {tiling.height})[:, None]")
-        self._masks[0] = self._mask("r", count, tiling.height)
-        self._dims("r", tiling.rows)
+    def rows(self, number: str) -> None:
+        """The rows of the tile with a number."""
+        self._rows(f"{number} * {self.tiling.height}")
 
-    def columns(self, start: str) -> None:
-        """The columns of the tile; `start` is the first, by default 0."""
-        tiling = self.tiling
-        count = tiling.size(tiling.columns)
-        self.line(f"c = {start + ' + ' if start else ''}tl.arange(0, {tiling.width})[None, :]")
-        self._masks[1] = self._mask("c", count, tiling.width)
-        self._dims("c", tiling.columns)
+    def columns(self, number: str) -> None:
+        """The columns of the tile with a number."""
+        self._columns(f"{number} * {self.tiling.width}" if self.tiling.column_steps.tiles > 1 else "")
+
+    @contextlib.contextmanager
+    def row_tiles(self, program: str) -> Iterator[None]:
+        """A loop over the rows of a program, of those that share them."""
+        first, end = self.tiling.row_steps.bounds(program)
+        with self.repeated(f"for r0 in range({first}, {end}, {self.tiling.height}):"):
+            self._rows("r0")
+            yield
+        self._masks[0] = ""  # what follows happens once
+
+    @contextlib.contextmanager
+    def column_tiles(self, first: str = "0", end: str = "") -> Iterator[None]:
+        """A loop over columns: from the tile with a number to an end that is no more than the columns are."""
+        steps = self.tiling.column_steps
+        begin = "0" if first == "0" else f"{first} * {steps.side}"
+        with self.repeated(f"for c0 in range({begin}, {end or steps.points}, {steps.side}):"):
+            self._columns("c0")
+            yield
+
+    def _rows(self, start: str) -> None:
+        self._masks[0] = self._positions("r", start, self.tiling.row_steps, "[:, None]")
+        self._dims("r", self.tiling.rows)
+
+    def _columns(self, start: str) -> None:
+        self._masks[1] = self._positions("c", start, self.tiling.column_steps, "[None, :]")
+        self._dims("c", self.tiling.columns)
+
+    def _positions(self, name: str, start: str, steps: TileSteps, shape: str) -> str:
+        """Writes the positions of a tile; the name of their mask, empty if all exist."""
+        self.line(f"{name} = {start + ' + ' if start else ''}tl.arange(0, {steps.side}){shape}")
+        if steps.fill:
+            return ""
+        self.line(f"{name}m = {name} < {steps.points}")
+        return f"{name}m"
 
     def batch(self, number: str) -> None:
         """The batch index of the program."""
@@ -107,17 +133,6 @@ class TileWriter:
     def masks(self) -> tuple[str, str]:
         """The names of the conditions that rows and columns of the tile exist; empty where all do."""
         return self._masks[0], self._masks[1]
-
-    def leave_rows(self) -> None:
-        """After the loop over rows: the following lines happen once per column block."""
-        self._masks[0] = ""
-
-    def _mask(self, name: str, count: int, side: int) -> str:
-        """The name of the mask of one side; empty if every point of all tiles is in the space."""
-        if count and not count % side:
-            return ""
-        self.line(f"{name}m = {name} < {count}")
-        return f"{name}m"
 
     def _dims(self, name: str, dims: tuple[int, ...]) -> None:
         """The index along each dim of a group whose position is `name`."""

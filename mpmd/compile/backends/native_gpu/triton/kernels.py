@@ -144,8 +144,8 @@ def refusal(plan: KernelPlan) -> str:
 def _tile(tiling: PlanTiling) -> PrintedKernel:
     write = TileWriter(tiling)
     below = _program(write, tiling)
-    write.rows(f"{below} * {tiling.height}")
-    write.columns(f"cb * {tiling.width}" if tiling.column_blocks > 1 else "")
+    write.rows(below)
+    write.columns("cb")
     write.stores(tiling.plan.stores)
     return _finished(write, tiling)
 
@@ -154,16 +154,14 @@ def _long_rows(tiling: PlanTiling) -> PrintedKernel:
     """A pass for each stage of reductions, and one that stores; values of a row are kept."""
     write, plan = TileWriter(tiling), tiling.plan
     _program(write, tiling)
-    write.rows(f"pid * {tiling.height}")
-    pieces = f"for c0 in range(0, {tiling.size(tiling.columns)}, {tiling.width}):"
+    write.rows("pid")
     reductions = [k for k, n in enumerate(plan.nodes) if isinstance(n, ReduceNode)]
     for stage in sorted({plan.stages[k] for k in reductions}):
         now = [k for k in reductions if plan.stages[k] == stage]
         _hoist(write, [a for k in now for a in plan.uses[k]], tiling.columns)
         for number in now:
             write.accumulator(number)
-        with write.repeated(pieces):
-            write.columns("c0")
+        with write.column_tiles():
             for number in now:
                 write.accumulate(number)
         for number in now:
@@ -173,8 +171,7 @@ def _long_rows(tiling: PlanTiling) -> PrintedKernel:
     wide = [s for s in plan.stores if store_level(plan, s) == ELEMENT]
     _hoist(write, [n for s in wide for n in store_arguments(s)], tiling.columns)
     if wide:
-        with write.repeated(pieces):
-            write.columns("c0")
+        with write.column_tiles():
             write.stores(wide)
     write.stores([s for s in plan.stores if s not in wide])
     return _finished(write, tiling)
@@ -200,18 +197,16 @@ def _sums(tiling: PlanTiling, partial: Sequence[tuple[str, int]]) -> PrintedKern
     below = _program(write, tiling)
     write.line(f"chunk = {below} % {tiling.chunks}")
     write.batch(f"{below} // {tiling.chunks}")
-    write.columns(f"cb * {tiling.width}" if tiling.column_blocks > 1 else "")
+    write.columns("cb")
     needed = [n for s in inside for n in store_arguments(s)] + [a for k in sums for a in plan.uses[k]]
     _hoist(write, needed, tiling.rows)
     for number in sums:
         write.accumulator(number)
-    with write.repeated(f"for r0 in range(0, {tiling.chunk_rows}, {tiling.height}):"):
-        write.rows(f"chunk * {tiling.chunk_rows} + r0")
+    with write.row_tiles("chunk"):
         write.prepare(inside)
         for number in sums:
             write.accumulate(number)
         write.stores(inside)
-    write.leave_rows()
     for place, number in enumerate(sums):
         node = plan.nodes[number]
         assert isinstance(node, ReduceNode)

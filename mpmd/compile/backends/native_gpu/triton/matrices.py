@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 
 from mpmd.compile.backends.native_gpu.triton.dtypes import pointer_type
@@ -9,6 +11,7 @@ from mpmd.compile.backends.native_gpu.triton.emit import TileWriter
 from mpmd.compile.backends.native_gpu.triton.kernels import PrintedKernel
 from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling
 from mpmd.compile.kernels.matmul import View
+from mpmd.compile.kernels.operations import DTYPE_BYTES
 
 MIN_SIDE = 16
 """Of the matrices that Triton multiplies."""
@@ -27,31 +30,70 @@ def pieces_of(width: int) -> list[tuple[int, int, bool]]:
     return found
 
 
+@dataclasses.dataclass(frozen=True)
+class MatrixOperand:
+    """An array of matrices, one per batch index, and their sides."""
+
+    view: View
+    batch: tuple[int, ...]
+    rows: int
+    columns: int
+
+    @property
+    def span(self) -> int:
+        """Elements up to the last one."""
+        return self.view.span(self.batch, self.rows, self.columns)
+
+    @property
+    def bytes(self) -> int:
+        """Of the different elements."""
+        sizes = zip(
+            (*self.batch, self.rows, self.columns), (*self.view.batch, self.view.row, self.view.column)
+        )
+        return int(DTYPE_BYTES[self.view.dtype] * math.prod(size for size, step in sizes if step))
+
+
 class MatrixWriter(TileWriter):
     """Writes a kernel with matrix products.
+
+    Args:
+        tiling: its tiles.
+        matrices: number of an argument → the matrices in it; positions have room for all of them.
 
     Attributes:
         flops: of the products so far.
     """
 
-    def __init__(self, tiling: PlanTiling) -> None:
-        super().__init__(tiling)
+    def __init__(self, tiling: PlanTiling, matrices: Mapping[int, MatrixOperand]) -> None:
+        super().__init__(dataclasses.replace(tiling, span=max(m.span for m in matrices.values())))
+        self.matrices = matrices
         self.flops = 0.0
 
-    def _origin(self, view: View, operand: int) -> str:
-        """Where the matrix of the program's batch index begins."""
-        steps = [f"d{d} * {step}" for d, step in enumerate(view.batch) if step]
-        return " + ".join([f"p{operand}", *([str(view.offset)] if view.offset else []), *steps])
+    def element(self, operand: int, row: str, column: str, *, turned: bool = False) -> str:
+        """The address of an element of the program's matrix, or of its transpose.
+
+        Args:
+            operand: number of the argument.
+            row: its position, a tensor.
+            column: likewise.
+            turned: whether it is an element of the transpose.
+        """
+        view = self.matrices[operand].view
+        steps = [(f"d{d}", step) for d, step in enumerate(view.batch)]
+        sides = (column, row) if turned else (row, column)
+        steps += zip(sides, (view.row, view.column))
+        wide = ".to(tl.int64)" if self.tiling.index_type == "int64" else ""
+        parts = [f"{place}{wide}" + (f" * {step}" if step != 1 else "") for place, step in steps if step]
+        return " + ".join([f"p{operand}", *([str(view.offset)] if view.offset else []), *parts])
 
     def factor(
-        self, name: str, view: View, operand: int, sides: tuple[str, str], masks: Iterable[str]
+        self, name: str, operand: int, sides: tuple[str, str], masks: Iterable[str], *, turned: bool = False
     ) -> None:
         """Loads a matrix `[rows, columns]`; `sides` are the positions along both, as columns and as a row."""
         self.reads.add(operand)
-        place = f"{self._origin(view, operand)} + {sides[0]} * {view.row} + {sides[1]} * {view.column}"
         mask = " & ".join(filter(None, masks))
         rest = f", mask={mask}, other=0.0" if mask else ""
-        self.line(f"{name} = tl.load({place}{rest})")
+        self.line(f"{name} = tl.load({self.element(operand, *sides, turned=turned)}{rest})")
 
     def dot(
         self,
@@ -74,18 +116,20 @@ class MatrixWriter(TileWriter):
             start = name
 
     def printed(
-        self, kind: str, arrays: Mapping[int, tuple[str, int]], grid: int, warps: int, factors: str
+        self, kind: str, scratch: Mapping[int, tuple[str, int]], grid: int, warps: int, factors: str
     ) -> PrintedKernel:
         """The kernel.
 
         Args:
             kind: of it.
-            arrays: number of an argument → its dtype and bytes.
+            scratch: number of an argument that is neither the plan's nor a matrix → its dtype and bytes.
             grid: how many programs run it.
             warps: of each.
             factors: dtype of what it multiplies.
         """
         operands = tuple(sorted(self.reads | self.writes))
+        arrays = {k: (o.dtype, o.bytes) for k, o in enumerate(self.plan.operands)}
+        arrays |= {k: (m.view.dtype, m.bytes) for k, m in self.matrices.items()} | dict(scratch)
         return PrintedKernel(
             kind=kind,
             body=f"({', '.join(f'p{k}' for k in operands)}):\n{self.text()}",

@@ -12,13 +12,12 @@ import math
 
 from mpmd.compile.backends.native_gpu.triton.emit import unsupported
 from mpmd.compile.backends.native_gpu.triton.kernels import PlanKernels
-from mpmd.compile.backends.native_gpu.triton.matrices import MIN_SIDE, MatrixWriter
-from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, power_of_two
+from mpmd.compile.backends.native_gpu.triton.matrices import MIN_SIDE, MatrixOperand, MatrixWriter
+from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, TileSteps, power_of_two
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import constant, dim, linear, strides_of
-from mpmd.compile.kernels.matmul import MatmulPlan, View
+from mpmd.compile.kernels.matmul import MatmulPlan
 from mpmd.compile.kernels.nodes import Apply, Load
-from mpmd.compile.kernels.operations import DTYPE_BYTES
 from mpmd.compile.kernels.plan import KernelPlan
 
 FACTORS = ("bf16", "f16", "f32")
@@ -71,22 +70,21 @@ def product_kernel(plan: MatmulPlan, units: int) -> PlanKernels:
     tiling = PlanTiling(
         epilogue, tuple(range(rank - 2)), (rank - 2,), (rank - 1,), tile.rows, tile.columns, looped=True
     )
-    write = MatrixWriter(tiling)
+    first = len(epilogue.operands)
+    sides = ((plan.a, plan.m, plan.k), (plan.b, plan.k, plan.n))
+    matrices = {k: MatrixOperand(view, plan.batch, *shape) for k, (view, *shape) in enumerate(sides, first)}
+    write = MatrixWriter(tiling, matrices)
     below, beside = -(-plan.m // tile.rows), -(-plan.n // tile.columns)
-    _place(write, tiling, below, beside, tile)
-    write.columns(f"column * {tile.columns}")
-    _sum(write, plan, tile, len(epilogue.operands))
+    _place(write, below, beside)
+    write.columns("column")
+    _sum(write, plan, tile, first)
     for number, node in enumerate(epilogue.nodes):
         if isinstance(node, Load) and node.operand == _sums_of(plan):
             write.define(number, "acc")
     write.stores(epilogue.stores)
     write.flops = float(plan.flops)
-    arrays = {k: (o.dtype, o.bytes) for k, o in enumerate(epilogue.operands)}
-    sides = ((plan.a, plan.m, plan.k), (plan.b, plan.k, plan.n))
-    for k, (view, rows, columns) in enumerate(sides, len(epilogue.operands)):
-        arrays[k] = (view.dtype, _bytes(view, plan.batch, rows, columns))
     grid = below * beside * math.prod(plan.batch)
-    return PlanKernels((write.printed("product", arrays, grid, tile.warps, plan.a.dtype),))
+    return PlanKernels((write.printed("product", {}, grid, tile.warps, plan.a.dtype),))
 
 
 def operands_of(plan: MatmulPlan) -> int:
@@ -130,9 +128,9 @@ def _tile_of(plan: MatmulPlan, units: int) -> _ProductTile:
     return _ProductTile(min(rows, fit[0]), min(columns, fit[1]), min(depth, fit[2]), warps)
 
 
-def _place(write: MatrixWriter, tiling: PlanTiling, below: int, beside: int, tile: _ProductTile) -> None:
+def _place(write: MatrixWriter, below: int, beside: int) -> None:
     """The tile of the program: groups of rows, and columns of each."""
-    wide = ".to(tl.int64)" if tiling.index_type == "int64" else ""
+    wide = ".to(tl.int64)" if write.tiling.index_type == "int64" else ""
     write.line(f"pid = tl.program_id(0){wide}")
     write.batch(f"pid // {below * beside}")
     write.line(f"tile = pid % {below * beside}")
@@ -141,23 +139,17 @@ def _place(write: MatrixWriter, tiling: PlanTiling, below: int, beside: int, til
     write.line(f"high = tl.minimum({below} - first, {_NEIGHBOURS})")
     write.line(f"row = first + tile % {group} % high")
     write.line(f"column = tile % {group} // high")
-    write.rows(f"row * {tile.rows}")
+    write.rows("row")
 
 
 def _sum(write: MatrixWriter, plan: MatmulPlan, tile: _ProductTile, first: int) -> None:
     """`acc` = the sums of the tile."""
     write.line(f"acc = tl.full([{tile.rows}, {tile.columns}], 0.0, tl.float32)")
     rows, columns = write.masks
-    ragged = plan.k % tile.depth
+    steps = TileSteps(plan.k, tile.depth)
     with write.repeated(f"for k0 in range(0, {plan.k}, {tile.depth}):"):
         write.line(f"k = k0 + tl.arange(0, {tile.depth})")
-        inside = [f"(k[{side}] < {plan.k})" if ragged else "" for side in ("None, :", ":, None")]
-        write.factor("x", plan.a, first, ("r", "k[None, :]"), [rows, inside[0]])
-        write.factor("y", plan.b, first + 1, ("k[:, None]", "c"), [inside[1], columns])
+        inside = ["" if steps.fill else f"(k[{side}] < {plan.k})" for side in ("None, :", ":, None")]
+        write.factor("x", first, ("r", "k[None, :]"), [rows, inside[0]])
+        write.factor("y", first + 1, ("k[:, None]", "c"), [inside[1], columns])
         write.dot("acc", [("x", "y")], (plan.a.dtype, plan.b.dtype), "acc", exact=plan.exact)
-
-
-def _bytes(view: View, batch: tuple[int, ...], rows: int, columns: int) -> int:
-    """Bytes of the different elements of a factor."""
-    sizes = zip((*batch, rows, columns), (*view.batch, view.row, view.column))
-    return int(DTYPE_BYTES[view.dtype] * math.prod(size for size, step in sizes if step))

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from mpmd.compile.kernels.index import Index
+from mpmd.compile.kernels.nodes import IndexValue
 from mpmd.compile.kernels.plan import ROW, KernelPlan, Load, ReduceNode
 
 MAX_ROW = 16384
@@ -22,6 +24,46 @@ _SIDE, _MIN_SIDE = 64, 16
 """Of a tile that is transposed."""
 _SUM_WIDTH = 128
 _MAX_WARPS = 16
+_MAX_NARROW = (1 << 31) - (1 << 16)
+"""Positions below it are `int32`, also those of tiles that reach beyond the last point."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TileSteps:
+    """Points of a line in tiles: a tile begins at a multiple of its side that is less than the points.
+
+    Attributes:
+        points: how many.
+        side: of a tile.
+        sharing: programs, each of which has tiles that follow each other; at least one.
+    """
+
+    points: int
+    side: int
+    sharing: int = 1
+
+    @property
+    def tiles(self) -> int:
+        """How many tiles there are."""
+        return -(-self.points // self.side)
+
+    @property
+    def fill(self) -> bool:
+        """Whether every point of every tile exists: only then nothing needs a mask."""
+        return self.points > 0 and not self.points % self.side
+
+    @property
+    def part(self) -> int:
+        """Points from the first of a program to the first of the next; a multiple of the side."""
+        return -(-self.tiles // self.sharing) * self.side
+
+    def bounds(self, program: str) -> tuple[str, str]:
+        """Expressions for the first point of a program's tiles, and for one before which all begin."""
+        if self.sharing == 1:
+            return "0", str(self.points)
+        begin, end = f"{program} * {self.part}", f"{program} * {self.part} + {self.part}"
+        even = self.part * self.sharing == self.tiles * self.side
+        return begin, end if even else f"tl.minimum({end}, {self.points})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +76,7 @@ class PlanTiling:
         height, width: of a tile.
         chunks: programs that share the rows of one column block; 1 without sums over the outer dims.
         looped: a row is longer than a tile: programs iterate over its pieces.
+        span: elements of the largest array that the plan does not list.
     """
 
     plan: KernelPlan
@@ -44,6 +87,7 @@ class PlanTiling:
     width: int
     chunks: int = 1
     looped: bool = False
+    span: int = 0
 
     def size(self, dims: Iterable[int]) -> int:
         """Points over some dims."""
@@ -55,20 +99,24 @@ class PlanTiling:
         return self.plan.kind in ("column", "mixed")
 
     @property
-    def column_blocks(self) -> int:
-        """Programs beside each other along a row."""
-        return 1 if self.looped else -(-self.size(self.columns) // self.width)
+    def row_steps(self) -> TileSteps:
+        """The tiles below each other."""
+        return TileSteps(self.size(self.rows), self.height, self.chunks)
 
     @property
-    def chunk_rows(self) -> int:
-        """Rows that one program adds up, a multiple of the height."""
-        blocks = -(-self.size(self.rows) // self.height)
-        return -(-blocks // self.chunks) * self.height
+    def column_steps(self) -> TileSteps:
+        """The tiles beside each other."""
+        return TileSteps(self.size(self.columns), self.width)
+
+    @property
+    def column_blocks(self) -> int:
+        """Programs beside each other along a row."""
+        return 1 if self.looped else self.column_steps.tiles
 
     @property
     def row_blocks(self) -> int:
         """Programs below each other."""
-        return self.chunks if self.sums_columns else -(-self.size(self.rows) // self.height)
+        return self.chunks if self.sums_columns else self.row_steps.tiles
 
     @property
     def grid(self) -> int:
@@ -83,14 +131,31 @@ class PlanTiling:
 
     @property
     def index_type(self) -> str:
-        """The integers of positions."""
-        largest = max([o.size for o in self.plan.operands] + [self.plan.size])
-        return "int64" if largest >= 1 << 31 else "int32"
+        """The integers of positions: every value on the way to one fits."""
+        plan = self.plan
+        indices = [n.index for n in plan.nodes if isinstance(n, Load | IndexValue)]
+        indices += [s.index for s in plan.stores]
+        reach = max([self.span, plan.size, *(_reach(index, plan.extents) for index in indices)])
+        return "int64" if reach > _MAX_NARROW else "int32"
 
     def shape(self, dims: Iterable[int]) -> tuple[int, int]:
         """The part of a tile that a value has that depends on some dims."""
         dims = set(dims)
         return (self.height if dims & set(self.rows) else 1, self.width if dims & set(self.columns) else 1)
+
+
+def _reach(index: Index, extents: Sequence[int]) -> int:
+    """The largest value of a part of an expression; positions that are data are `int64` in any case."""
+    reach = abs(index.constant)
+    for atom, factor in index.terms:
+        if atom.kind == "dim":
+            largest = max(extents[atom.number] - 1, 0)
+        elif atom.inner is None:
+            largest = 0
+        else:
+            largest = _reach(atom.inner, extents)
+        reach += abs(factor) * largest
+    return reach
 
 
 def power_of_two(number: int) -> int:
@@ -129,11 +194,11 @@ def _for_sums(plan: KernelPlan, programs: int) -> PlanTiling:
     tiling = dataclasses.replace(
         tiling, height=min(height, max(1, _SUM_POINTS // width)), width=width, looped=width > MAX_ROW
     )
-    blocks = -(-tiling.size(tiling.rows) // tiling.height)
+    tiles = tiling.row_steps.tiles
     others = max(1, tiling.column_blocks * tiling.size(tiling.batch))
-    chunks = max(1, min(blocks, -(-programs // others)))
-    per_chunk = -(-blocks // chunks)
-    return dataclasses.replace(tiling, chunks=max(1, -(-blocks // max(1, per_chunk))))
+    chunks = max(1, min(tiles, -(-programs // others)))
+    per_chunk = max(1, -(-tiles // chunks))
+    return dataclasses.replace(tiling, chunks=max(1, -(-tiles // per_chunk)))
 
 
 def _strided_dim(plan: KernelPlan, rows: tuple[int, ...], columns: tuple[int, ...]) -> int | None:

@@ -28,7 +28,9 @@ from tests.support.simulated_gpu import StandInGpu
 
 X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-pytestmark = pytest.mark.usefixtures("unpoisoned")  # poison is written by kernels, which need Triton
+pytestmark = pytest.mark.usefixtures(
+    "unpoisoned", "every_digit"
+)  # poison is written by kernels, which need Triton
 
 
 def mesh(device=0):

@@ -18,6 +18,7 @@ from tests.support.native_fragments import fragment_of
 from tests.support.poison import poison
 
 X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
+pytestmark = pytest.mark.usefixtures("every_digit")
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed: make test-gpu"
 )

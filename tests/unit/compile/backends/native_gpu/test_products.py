@@ -22,24 +22,20 @@ from mpmd.compile.kernels.evaluate_products import evaluate_product
 from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
 from tests.support.gpu_launches import CalledProgram
+from tests.support.tf32 import tf32
 
 M, N, K = 4, 6, 5
 ROWS = {"a": View("f32", 0, K, 1), "b": View("f32", 0, N, 1), "c": View("f32", 0, N, 1)}
 COLUMNS = {"a": View("f32", 0, 1, M), "b": View("f32", 0, 1, K), "c": View("f32", 0, 1, M)}
 
 
-def product(a, b, c, batch=(), m=M, n=N, k=K):
-    return MatmulPlan("product", batch, m, n, k, a, b, c)
+def product(a, b, c, batch=(), m=M, n=N, k=K, exact=True):
+    return MatmulPlan("product", batch, m, n, k, a, b, c, exact=exact)
 
 
 def heads(rows, width, dtype="f32", count=3, images=2):
     """One matrix per image and head inside of `[images, rows, heads, width]`."""
     return View(dtype, 2, count * width, 1, (rows * count * width, width))
-
-
-def size(view, batch, rows, columns):
-    steps = zip((*batch, rows, columns), (*view.batch, view.row, view.column))
-    return view.offset + sum((extent - 1) * step for extent, step in steps) + 1
 
 
 def multiplied(plan, calls):
@@ -48,7 +44,7 @@ def multiplied(plan, calls):
     views = (plan.a, plan.b, plan.c)
     shapes = ((plan.m, plan.k), (plan.k, plan.n), (plan.m, plan.n))
     arrays = [
-        rng.standard_normal(size(view, plan.batch, *shape)).astype(NUMPY_DTYPE[view.dtype])
+        rng.standard_normal(view.span(plan.batch, *shape)).astype(NUMPY_DTYPE[view.dtype])
         for view, shape in zip(views, shapes)
     ]
     allocations = [Allocation(k, "parameter", a.nbytes) for k, a in enumerate(arrays)]
@@ -126,7 +122,7 @@ def with_epilogue(op):
     sums = b.load_dense(b.operand("sums", "f32", M * N))
     made = b.apply(op, sums) if op else sums
     b.store(b.operand("y", "bf16", M * N), b.dense((1, 0)), b.convert(made, "bf16"))
-    return MatmulPlan("product", (), M, N, K, ROWS["a"], ROWS["b"], ROWS["c"], b.finish(), 0)
+    return MatmulPlan("product", (), M, N, K, ROWS["a"], ROWS["b"], ROWS["c"], b.finish(), exact=True)
 
 
 def test_an_epilogue_that_only_converts_is_the_library_s():
@@ -158,10 +154,12 @@ def test_products_of_narrow_factors_with_an_epilogue_are_one_kernel():
         with_epilogue("tanh"),
         product(View("f32", 3, 2 * K, 2), COLUMNS["b"], ROWS["c"]),
         product(heads(M, K), heads(K, N), heads(M, N), batch=(2, 3)),
+        dataclasses.replace(with_epilogue("tanh"), exact=False),
         product(View("bf16", 0, 1, 200), View("bf16", 0, 150, 1), View("f32", 0, 1, 200), m=200, n=150, k=70),
     ],
 )
 def test_kernels_of_products(plan):
+    from tests.support.launch_memory import Extent
     from tests.support.triton_interpreter import run_kernel
 
     made, first = product_kernel(plan, 4), operands_of(plan)
@@ -170,16 +168,16 @@ def test_kernels_of_products(plan):
     for (view, rows, columns), number in zip(
         ((plan.a, plan.m, plan.k), (plan.b, plan.k, plan.n)), (first, first + 1)
     ):
-        steps = zip((*plan.batch, rows, columns), (*view.batch, view.row, view.column))
-        sizes[number] = view.dtype, view.offset + sum((n - 1) * step for n, step in steps) + 1
+        sizes[number] = view.dtype, view.span(plan.batch, rows, columns)
     result, dtype = (0, plan.c.dtype) if plan.epilogue is None else (1, "bf16")
-    steps = zip((*plan.batch, plan.m, plan.n), (*plan.c.batch, plan.c.row, plan.c.column))
-    sizes[result] = dtype, plan.c.offset + sum((n - 1) * step for n, step in steps) + 1
+    sizes[result] = dtype, plan.c.span(plan.batch, plan.m, plan.n)
     arrays = {k: rng.standard_normal(n).astype(NUMPY_DTYPE[kind]) for k, (kind, n) in sizes.items()}
     wanted = {result: arrays[result].copy()}
     (kernel,) = made.kernels
-    run_kernel(kernel, [arrays[k].ctypes.data for k in kernel.operands])
-    evaluate_product(plan, arrays[first], arrays[first + 1], wanted)
+    run_kernel(kernel, [Extent.of(arrays[k]) for k in kernel.operands])
+    whole = plan.exact or plan.a.dtype != "f32"
+    factors = [arrays[n] if whole else tf32(arrays[n]) for n in (first, first + 1)]
+    evaluate_product(plan, *factors, wanted)
     loose = 1e-2 if dtype == "bf16" else 1e-5
     np.testing.assert_allclose(
         arrays[result].astype(np.float32), wanted[result].astype(np.float32), rtol=loose, atol=loose

@@ -78,16 +78,18 @@ def arrays_of(plan, seed=0, scale=1.0):
 
 def check(plan, **how):
     """Kernels and evaluator agree on every result."""
+    from tests.support.launch_memory import Extent
     from tests.support.triton_interpreter import run_kernel
 
     found, wanted = arrays_of(plan, **how), arrays_of(plan, **how)
     evaluate_attention(plan, wanted)
     made = attention_kernels(plan)
-    scratch = np.full(made.scratch_bytes, 0xFF, np.uint8)
+    scratch, ends = np.full(made.scratch_bytes, 0xFF, np.uint8), [*made.scratch[1:], made.scratch_bytes]
     places = {n: found[name] for n, name in argument_names(plan).items() if name in found}
-    places |= {n: scratch[at:] for n, at in enumerate(made.scratch, first_scratch(plan))}
+    numbered = enumerate(zip(made.scratch, ends), first_scratch(plan))
+    places |= {n: scratch[at:end] for n, (at, end) in numbered}
     for kernel in made.kernels:
-        run_kernel(kernel, [places[k].ctypes.data for k in kernel.operands])
+        run_kernel(kernel, [Extent.of(places[k]) for k in kernel.operands])
     results = {f"c{k}" for k in range(len(plan.mixtures))} | {f"p{k}" for k in plan.rows.results}
     for name in results & found.keys():
         a, b = found[name].astype(np.float64), wanted[name].astype(np.float64)

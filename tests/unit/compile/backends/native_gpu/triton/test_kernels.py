@@ -82,7 +82,7 @@ def test_tiles_follow_the_plan():
     long = tiling_of(softmax(3, MAX_ROW + 1), 8)
     assert long.looped and long.grid == 3
     shared = tiling_of(column_sums(1000, 100), 64)
-    assert (shared.chunks, shared.chunk_rows, shared.grid) == (32, 32, 32)
+    assert (shared.chunks, shared.row_steps.part, shared.grid) == (32, 32, 32)
 
 
 def test_sums_over_many_rows_are_two_kernels_with_partial_sums_between():
