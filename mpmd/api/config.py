@@ -77,8 +77,9 @@ def make_config(
         input_meshes: pytree prefix of the arguments: mesh names, or None where inference decides.
         output_meshes: likewise for the results.
         constraints: pairs (flat argument, flat result) that must live on one mesh.
-        in_shardings: pytree prefix of the arguments: `PartitionSpec`s over the axes of the meshes.  An axis
-            means the same on all meshes that have it, whatever its size there; the others do not split.
+        in_shardings: pytree prefix of the arguments: `PartitionSpec`s over the axes of the meshes, or
+            `NamedSharding`s.  An axis means the same on all meshes that have it, whatever its size there; the
+            others do not split.  One over the devices of a mesh of the topology also puts the argument there.
         out_shardings: likewise for the results.
         backend: `"native"` (XLA compiles what it cannot, counted and warned of), `"xla"`, `"auto"`
             (native on CPUs, XLA elsewhere), or `"reference"` (what `"native"` compiles, run by NumPy, slowly,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import types
 from collections.abc import Callable, Hashable, Iterable
@@ -35,6 +36,8 @@ def jit(
     static_argnames: str | Iterable[str] = (),
     donate_argnums: int | Iterable[int] = (),
     donate_argnames: str | Iterable[str] = (),
+    in_shardings: Any = None,
+    out_shardings: Any = None,
 ) -> Jitted[P, R]: ...
 
 
@@ -46,6 +49,8 @@ def jit(
     static_argnames: str | Iterable[str] = (),
     donate_argnums: int | Iterable[int] = (),
     donate_argnames: str | Iterable[str] = (),
+    in_shardings: Any = None,
+    out_shardings: Any = None,
 ) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
 
 
@@ -57,6 +62,8 @@ def jit(
     static_argnames: str | Iterable[str] = (),
     donate_argnums: int | Iterable[int] = (),
     donate_argnames: str | Iterable[str] = (),
+    in_shardings: Any = None,
+    out_shardings: Any = None,
 ) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
 
 
@@ -68,6 +75,8 @@ def jit(
     static_argnames: str | Iterable[str] = (),
     donate_argnums: int | Iterable[int] = (),
     donate_argnames: str | Iterable[str] = (),
+    in_shardings: Any = None,
+    out_shardings: Any = None,
 ) -> Any:
     """Compiles a function for several meshes.
 
@@ -88,12 +97,14 @@ def jit(
         static_argnames: names of such arguments.
         donate_argnums: positions of arguments whose memory the step may reuse; their arrays are deleted.
         donate_argnames: names of such arguments.
+        in_shardings: as `in_shardings` of `make_config`, for a config without them.
+        out_shardings: likewise for the results.
 
     Returns:
         A `Jitted` function, or a decorator that makes one.
 
     Raises:
-        ConfigError: no config, or no function, was given.
+        ConfigError: no config, or no function, was given, or shardings twice.
         SignatureError: a position or name that the function does not have.
     """
     if isinstance(fn, Config):
@@ -104,6 +115,7 @@ def jit(
         )
     if not isinstance(config, Config):
         raise ConfigError(f"mpmd.jit needs a config made by mpmd.make_config, got {config!r}")
+    config = _with_shardings(config, in_shardings=in_shardings, out_shardings=out_shardings)
     options = {
         "static_argnums": static_argnums,
         "static_argnames": static_argnames,
@@ -115,6 +127,14 @@ def jit(
     if not callable(fn):
         raise ConfigError(f"mpmd.jit compiles a function, got {fn!r}")
     return Jitted(fn, config, ArgumentRules.of(fn, **options))  # type: ignore[arg-type]
+
+
+def _with_shardings(config: Config, **shardings: Any) -> Config:
+    given = {name: value for name, value in shardings.items() if value is not None}
+    for name in given:
+        if getattr(config, name) is not None:
+            raise ConfigError(f"mpmd.jit and its config both have {name}\n  leave one of them out")
+    return dataclasses.replace(config, **given)
 
 
 class Jitted(Generic[P, R]):

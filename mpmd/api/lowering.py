@@ -7,7 +7,7 @@ import dataclasses
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,9 +17,17 @@ from mpmd import ir, pipeline
 from mpmd.api.compiler_options import put_options, warn_of_unused_options
 from mpmd.api.config import Config
 from mpmd.api.names import CalledNames, check_names, warn_of_idle_meshes, warn_of_vanished_names
-from mpmd.api.prepare import erase_batch_marks, flat_prefix, for_arguments, mark_donated, mark_shardings
+from mpmd.api.prepare import (
+    erase_batch_marks,
+    flat_prefix,
+    for_arguments,
+    mark_donated,
+    mark_shardings,
+    place_of_sharding,
+)
 from mpmd.api.signature import Arguments
 from mpmd.api.tasks import mirrored_places, numbered, task_orders
+from mpmd.api.topology import Topology
 from mpmd.compile.cache import DiskCache
 from mpmd.compile.dump import Dump
 from mpmd.compile.options import CompileOptions
@@ -362,6 +370,8 @@ def _options(config: Config, arguments: Arguments, out_tree: Any) -> PipelineOpt
     _check_one_order(config, options)
     backend = config.backend or options.backend
     platforms = {mesh.devices.flat[0].platform for mesh in config.topology.values()}
+    given = flat_prefix(for_arguments(config.in_shardings), arguments.tree, "in_shardings")
+    results = flat_prefix(config.out_shardings, out_tree, "out_shardings")
     mirrored, assignment = mirrored_places(config), _text(config.assignment)
     if mirrored:
         copies = {f"{name}{SUFFIX}": place for name, place in mirrored.items()}
@@ -370,8 +380,10 @@ def _options(config: Config, arguments: Arguments, out_tree: Any) -> PipelineOpt
         options,
         name_to_mesh_assignment=assignment,
         mirrored_names=tuple(mirrored),
-        input_assignment=_meshes(config.input_meshes, arguments.tree, config, "input_meshes", inputs=True),
-        output_assignment=_meshes(config.output_meshes, out_tree, config, "output_meshes"),
+        input_assignment=_meshes(
+            for_arguments(config.input_meshes), given, arguments.tree, config.topology, "input_meshes"
+        ),
+        output_assignment=_meshes(config.output_meshes, results, out_tree, config.topology, "output_meshes"),
         copy_scalar_results=mesh_of_each(config.topology.processes),
         constraints=tuple(f"{i}:{o}" for i, o in config.constraints),
         backend=backend,
@@ -411,20 +423,38 @@ def _text(assignment: dict[str, Any]) -> tuple[str, ...]:
     return tuple(f"{name}@{place}" for name, place in assignment.items())
 
 
-def _meshes(prefix: Any, tree: Any, config: Config, what: str, inputs: bool = False) -> tuple[str, ...]:
-    """Assignments of flat arguments or results, such as `2@m2#pinned_host`."""
-    flat = flat_prefix(for_arguments(prefix) if inputs else prefix, tree, what)
-    for mesh in flat:
+def _meshes(
+    prefix: Any, shardings: Sequence[Any], tree: Any, topology: Topology, what: str
+) -> tuple[str, ...]:
+    """Assignments of flat arguments or results, such as `2@m2#pinned_host`.
+
+    Args:
+        prefix: the user's meshes.
+        shardings: the user's sharding of each leaf; one over the devices of a mesh names that mesh.
+        tree: of the arguments or results.
+        topology: the meshes.
+        what: the name of the option with the prefix.
+
+    Raises:
+        ConfigError: an unknown mesh or memory, or two meshes for one leaf.
+    """
+    found = {}
+    for i, (mesh, sharding) in enumerate(zip(flat_prefix(prefix, tree, what), shardings, strict=True)):
+        own = place_of_sharding(sharding, topology)
         if mesh is None:
+            found[i] = own
             continue
         name, _, memory = mesh.partition("#") if isinstance(mesh, str) else (mesh, "", "")
-        if not isinstance(name, str) or name not in config.topology:
-            raise ConfigError(
-                f"{what} names an unknown mesh {mesh!r}; there are {', '.join(config.topology)}"
-            )
+        if not isinstance(name, str) or name not in topology:
+            raise ConfigError(f"{what} names an unknown mesh {mesh!r}; there are {', '.join(topology)}")
         if memory not in ("", "device", "pinned_host"):
             raise ConfigError(f"{what} names an unknown memory {memory!r}; use 'pinned_host'")
-    return tuple(f"{i}@{mesh}" for i, mesh in enumerate(flat) if mesh is not None)
+        if own is not None and own.partition("#")[0] != name:
+            raise ConfigError(
+                f"{what} names the mesh {name!r}, but {sharding} is over the devices of {own!r}"
+            )
+        found[i] = mesh
+    return tuple(f"{i}@{mesh}" for i, mesh in found.items() if mesh is not None)
 
 
 def _prepare(

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from mpmd import ir
 from mpmd.api.config import did_you_mean
+from mpmd.api.topology import Topology
 from mpmd.errors import ConfigError, collect
 from mpmd.passes.fragments.block_order import in_block_order
 
@@ -146,12 +147,29 @@ def spec_problems(spec: Any, shape: Sequence[int], axes: dict[str, int]) -> list
 def _unread(spec: Any) -> str:
     """Why a sharding cannot be read; "" if it can."""
     if not isinstance(spec, (PartitionSpec, NamedSharding)):
-        return f"{spec!r} is not a jax.sharding.PartitionSpec"
-    for entry in spec.spec if isinstance(spec, NamedSharding) else spec:
+        return f"{spec!r} is neither a jax.sharding.PartitionSpec nor a NamedSharding"
+    spec = spec.spec if isinstance(spec, NamedSharding) else spec
+    if spec.unreduced or spec.reduced:
+        return f"{spec}: arguments and results of a step are whole sums; leave unreduced and reduced out"
+    for entry in spec:
         names = entry if isinstance(entry, tuple) else (entry,)
         if entry is not None and not all(isinstance(name, str) for name in names):
             return f"{spec} has {entry!r} for a dim; name axes of the meshes, or None"
     return ""
+
+
+def place_of_sharding(sharding: Any, topology: Topology) -> str | None:
+    """The mesh, with its memory if that is not the default, whose devices a `NamedSharding` is over.
+
+    None for any other sharding, and where meshes share these devices.
+    """
+    if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
+        return None
+    devices = list(sharding.mesh.devices.flat)
+    found = [name for name, mesh in topology.items() if list(mesh.devices.flat) == devices]
+    if len(found) != 1:
+        return None
+    return found[0] + ("#pinned_host" if sharding.memory_kind == "pinned_host" else "")
 
 
 def axes_of_dims(spec: Any, rank: int) -> list[tuple[str, ...]]:

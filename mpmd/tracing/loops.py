@@ -152,7 +152,7 @@ def _with_new_dim(x: jax.Array, shape: Sequence[int], new: int) -> jax.Array:
     sharding = explicit_sharding(jax.typeof(x))
     if sharding is None:
         return jnp.reshape(x, shape)
-    dims = [*sharding.spec, *[None] * (jnp.ndim(x) - len(sharding.spec))]
+    dims = [*sharding.spec.partitions, *[None] * (jnp.ndim(x) - len(sharding.spec))]
     return jax.lax.reshape(x, shape, out_sharding=PartitionSpec(*dims[:new], None, *dims[new:]))
 
 
@@ -286,7 +286,9 @@ def _parameter(fn: Callable[..., Any], number: int) -> str:
 def _one(stacked: Any) -> jax.ShapeDtypeStruct:
     """A row of an array."""
     whole = struct_of(jax.typeof(stacked))
-    sharding = whole.sharding and NamedSharding(whole.sharding.mesh, PartitionSpec(*whole.sharding.spec[1:]))
+    sharding = whole.sharding
+    if sharding is not None:
+        sharding = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec.partitions[1:]))
     return whole.update(shape=whole.shape[1:], weak_type=False, sharding=sharding)
 
 
