@@ -1,4 +1,4 @@
-"""How the values inside of a fragment are split, by Shardy, from what goes in and comes out."""
+"""How the values inside of a fragment are split, by Shardy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Split = tuple[tuple[str, ...], ...]
 
 _SHARDING = "sdy.sharding"
 _NUMBER = "mpmd.number"
-_PROPAGATE = (
+PROPAGATE = (
     "sdy-import-pipeline,sdy-user-priority-propagate,func.func(sdy-sink-func-data-flow-edges),"
     "func.func(sdy-sink-data-flow-edges),sdy-close-shardings"
 )
@@ -35,29 +35,36 @@ def _axis_name(axis: Any) -> str:
     return str(axis.name) if axis.sub_axis_info is None else str(axis)
 
 
+def number_ops(fragment: ir.Fragment) -> None:
+    """Numbers the ops in a body, which then are known after Shardy has added others."""
+    for number, op in enumerate(ir.walk(fragment)):
+        ir.put(op, _NUMBER, ir.i64(number))
+
+
 def splits_inside(
-    fragment: ir.Fragment, operands: Sequence[ir.Type], results: Sequence[ir.Type]
+    propagated: ir.Fragment, body: ir.Fragment, operands: Sequence[ir.Type]
 ) -> dict[ir.Value, Split]:
     """The splits of the values in the body of a fragment; a value that is whole may be missing.
 
     Args:
-        fragment: its body calls no function.
+        propagated: a copy of it whose ops were numbered, after Shardy.
+        body: the fragment.
         operands: the types of its operands, with their shardings.
-        results: the types of its results.
     """
-    given = [kind.sharding for kind in (*operands, *results) if isinstance(kind, ir.MeshTensor)]
-    known = next((sharding for sharding in given if sharding is not None), None)
-    if known is None:
-        return {}
-    mesh = ir.sdy.TensorShardingAttr(known).mesh_or_ref
-    module = _program_of(fragment, mesh, operands, results)
-    ir.run_mlir(_PROPAGATE, module)
     found: dict[int, list[Split]] = {}
-    for op in ir.walk(module.operation):
+    for op in ir.walk(propagated):
         if _NUMBER in op.attributes and _SHARDING in op.attributes:
-            number = int(ir.IntegerAttr(op.attributes[_NUMBER]).value)
-            found[number] = _splits_of(op)
-    return _by_value(fragment, operands, found)
+            found[int(ir.IntegerAttr(op.attributes[_NUMBER]).value)] = _splits_of(op)
+    splits: dict[ir.Value, Split] = {}
+    for arg, kind in zip(body.args, operands):
+        splits[arg] = split_of(kind.sharding, len(kind.shape))
+    for number, op in enumerate(ir.walk(body)):
+        of_results = found.get(number, [])
+        splits.update(zip(op.results, of_results))
+        if op.operation.name == "stablehlo.while":
+            for region in op.operation.regions:
+                splits.update(zip(region.blocks[0].arguments, of_results))
+    return splits
 
 
 def _splits_of(op: ir.Op) -> list[Split]:
@@ -67,22 +74,6 @@ def _splits_of(op: ir.Op) -> list[Split]:
     else:
         shardings = [attribute]
     return [split_of(s, 0) for s in shardings]
-
-
-def _by_value(
-    fragment: ir.Fragment, operands: Sequence[ir.Type], found: Mapping[int, list[Split]]
-) -> dict[ir.Value, Split]:
-    splits: dict[ir.Value, Split] = {}
-    for arg, kind in zip(fragment.args, operands):
-        if isinstance(kind, ir.MeshTensor):
-            splits[arg] = split_of(kind.sharding, len(kind.shape))
-    for number, op in enumerate(ir.walk(fragment)):
-        of_results = found.get(number, [])
-        splits.update(zip(op.results, of_results))
-        if op.operation.name == "stablehlo.while":
-            for region in op.operation.regions:
-                splits.update(zip(region.blocks[0].arguments, of_results))
-    return splits
 
 
 def splits_of_copy(
@@ -97,34 +88,3 @@ def splits_of_copy(
                 pairs += zip(block.arguments, own.arguments)
         found.update({own: splits[value] for value, own in pairs if value in splits})
     return found
-
-
-def _program_of(
-    fragment: ir.Fragment, mesh: Any, operands: Sequence[ir.Type], results: Sequence[ir.Type]
-) -> ir.Module:
-    """A module whose `main` is the body, with shardings of arguments and results; ops are numbered."""
-    module = ir.parse("func.func public @main() {\n  return\n}")
-    for op in ir.module_of(fragment).body.operations:
-        if isinstance(op, ir.sdy.MeshOp):
-            ir.clone(op, ir.at_start(module.body))
-    (main,) = ir.funcs(module)
-    inside = {
-        arg: ir.append_arg(main.body, like=value, kind=arg.type)
-        for arg, value in zip(fragment.args, fragment.inputs)
-    }
-    _, main.returned = ir.clone_body(fragment.body, inside, ir.at_end(main.body))
-    ir.return_types_changed(main)
-    for attribute, kinds in (("arg_attrs", operands), ("res_attrs", results)):
-        ir.put_attribute_dicts(main, attribute, [_attribute(kind, mesh) for kind in kinds])
-    for number, op in enumerate(ir.walk(main)):
-        if number:
-            ir.put(op, _NUMBER, ir.i64(number))
-    return module
-
-
-def _attribute(kind: ir.Type, mesh: Any) -> dict[str, ir.Attribute]:
-    if not isinstance(kind, ir.MeshTensor):
-        return {}
-    dims = [ir.sdy.DimensionShardingAttr.get([], is_closed=True)] * len(kind.shape)
-    whole = ir.sdy.TensorShardingAttr.get(mesh, dims)
-    return {_SHARDING: whole if kind.sharding is None else kind.sharding}

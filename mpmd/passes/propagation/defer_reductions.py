@@ -15,14 +15,14 @@ from mpmd.passes.fragments.dead_ops import erase_dead_ops
 from mpmd.passes.propagation import shardings
 from mpmd.passes.propagation.trial import (
     Layout,
+    Trial,
     arguments_of_rows,
     axes_of_rows,
     is_one_mesh,
     kinds_of_work,
-    layouts,
 )
 from mpmd.passes.transfers.uniquify_carried_values import START
-from mpmd.sharding.inside import Split, split_of, splits_inside, splits_of_copy
+from mpmd.sharding.inside import Split, split_of, splits_of_copy
 from mpmd.sharding.partial import PartialForms, is_zero, tensor, total_of
 from mpmd.sharding.shards import axes_of
 from mpmd.sharding.sums import sharding_of, without
@@ -72,10 +72,10 @@ class DeferReductions(FunctionPass):
             return
         before = ir.edits()
         kept = {i for i, arg in enumerate(f.args) if any(_is_of_microbatch(op) for op in ir.users(arg))}
-        found = layouts(ir.module_of(f), f, rows, kept | arguments_of_rows(f))
+        trial = Trial(f, rows, kept | arguments_of_rows(f))
         uses = {v: len(ir.uses(v)) for x in ir.fragments(f) for v in x.results}
-        kinds = _kinds_of(f, found)
-        totals = _totals(list(found), kinds, uses)
+        kinds = _kinds_of(f, trial)
+        totals = _totals(trial.fragments, kinds, uses)
         if totals:
             _Deferring(f, kinds, totals, uses).run()
             return
@@ -125,12 +125,12 @@ class _Kind:
         return self.known[key]
 
 
-def _kinds_of(f: ir.Func, layout: Mapping[ir.Fragment, Layout]) -> dict[ir.Fragment, _Kind]:
+def _kinds_of(f: ir.Func, trial: Trial) -> dict[ir.Fragment, _Kind]:
     """The kinds of the fragments that add to accumulators, and of those that give them terms."""
     symbols = ir.symbol_table(ir.module_of(f))
     groups: list[tuple[list[ir.Fragment], ir.Fragment, bool]] = []
     added = set[ir.Value]()
-    for group in kinds_of_work(layout):
+    for group in kinds_of_work(trial.fragments):
         if len(group) > 1:
             model = ir.clone(group[0], ir.after(group[0]))
             shares = calls_one_body(model)
@@ -144,8 +144,8 @@ def _kinds_of(f: ir.Func, layout: Mapping[ir.Fragment, Layout]) -> dict[ir.Fragm
         if added.isdisjoint(value for fragment in group for value in (*fragment.inputs, *fragment.results)):
             ir.erase(model)
             continue
-        of_group, sizes = layout[group[-1]], axes_of(f.topology[model.mesh])
-        kind = _Kind(model, of_group, shares, sizes, splits_inside(model, *of_group), {})
+        sizes, splits = axes_of(f.topology[model.mesh]), trial.splits(group[-1], model)
+        kind = _Kind(model, trial.layout(group[-1]), shares, sizes, splits, {})
         found.update(dict.fromkeys(group, kind))
     return found
 

@@ -10,18 +10,17 @@ from mpmd.passes.bases import FunctionPass
 from mpmd.passes.calls.shared_bodies import put_back
 from mpmd.passes.propagation import shardings
 from mpmd.passes.propagation.trial import (
-    Layout,
+    Trial,
     arguments_of_rows,
     axes_of_rows,
     given_split,
     is_one_mesh,
     kinds_of_work,
-    layouts,
     transferred,
     without_axes,
 )
 from mpmd.sharding.gathers import axes_needed_whole
-from mpmd.sharding.inside import split_axes, splits_inside
+from mpmd.sharding.inside import split_axes
 
 NAME = "hoist_gathers"
 
@@ -53,8 +52,8 @@ class HoistGathers(FunctionPass):
         weights, rows = _weights(f), axes_of_rows(f)
         if is_one_mesh(f) and any(rows & split_axes(given_split(f, w)) for w in weights.values()):
             before = ir.edits()
-            found = layouts(ir.module_of(f), f, rows, arguments_of_rows(f))
-            needed = _needed(f, weights, rows, found)
+            trial = Trial(f, rows, arguments_of_rows(f))
+            needed = _needed(f, weights, rows, trial)
             ir.forget_edits(before)  # of copies
             _hoist(f, weights, needed)
 
@@ -74,16 +73,14 @@ def _weights(f: ir.Func) -> dict[ir.Value, int]:
     return found
 
 
-def _needed(
-    f: ir.Func, weights: Mapping[ir.Value, int], rows: frozenset[str], found: Mapping[ir.Fragment, Layout]
-) -> _Uses:
-    """What needs weights whole, given the layouts of fragments if they are."""
+def _needed(f: ir.Func, weights: Mapping[ir.Value, int], rows: frozenset[str], trial: Trial) -> _Uses:
+    """What needs weights whole, given the splits if they are."""
     symbols = ir.symbol_table(ir.module_of(f))
     needed: _Uses = collections.defaultdict(list)
-    for group in kinds_of_work(found):
+    for group in kinds_of_work(trial.fragments):
         model: ir.Fragment = ir.clone(group[0], ir.after(group[0]))
         put_back(model, symbols)
-        splits = splits_inside(model, *found[group[-1]])
+        splits = trial.splits(group[-1], model)
         for position, values in enumerate(zip(*(fragment.inputs for fragment in group))):
             for fragment, value in zip(group, values):
                 if value in weights:

@@ -41,13 +41,13 @@ _WITHOUT_RESHARDS = (  # the passes of that pipeline, without its steps towards 
     "sdy-close-shardings",
     "func.func(sdy-drop-sharding-rules)",
 )
-_NUMBER = "mpmd.propagation_number"
+NUMBER = "mpmd.propagation_number"
 _SHARDINGS = ("in_shardings", "out_shardings")
 
 # How many fragments with one body go through Shardy: the first may be the begin of a chain, such as that of
 # an accumulator, the second represents all others.  One is enough where nothing is sharded.  The second ones
 # are of one microbatch, so that their readers are in the program, too.
-_REPRESENTATIVES = 2
+REPRESENTATIVES = 2
 
 
 class PropagateShardings(ModulePass):
@@ -96,7 +96,7 @@ class PropagateShardings(ModulePass):
             self._tidy_bodies(f)
             return
         small = ir.clone(module)
-        kinds = _without_copies(ir.funcs(small)[0], _REPRESENTATIVES if is_sharded else 1)
+        kinds = without_copies(ir.funcs(small)[0], REPRESENTATIVES if is_sharded else 1)
         if len(set(kinds)) == len(kinds):
             put_back_bodies(module)
             self._propagate(module)
@@ -201,8 +201,13 @@ def _module_of(f: ir.Func, fragments: Sequence[ir.Fragment]) -> ir.Module:
     return module
 
 
-def _without_copies(f: ir.Func, representatives: int) -> list[int]:
-    """Leaves out copies, and numbers the other ops; for each op the number of its representative."""
+def without_copies(f: ir.Func, representatives: int) -> list[int]:
+    """Leaves out copies, and numbers the other ops; for each op the number of its representative.
+
+    Args:
+        f: the function; it gets smaller.
+        representatives: how many fragments with one body stay.
+    """
     kept: dict[Hashable, ir.Op] = {}
     of_body: collections.Counter[Hashable] = collections.Counter()
     fragments = ir.fragments(f)
@@ -224,7 +229,7 @@ def _without_copies(f: ir.Func, representatives: int) -> list[int]:
         if not may_go or key not in kept:
             kept[key] = op
             number_of[op] = number
-            ir.put(op, _NUMBER, ir.i64(number))
+            ir.put(op, NUMBER, ir.i64(number))
             numbers.append(number)
             continue
         numbers.append(number_of[kept[key]])
@@ -260,9 +265,9 @@ def _kind_of(
 def _take_over(f: ir.Func, small: ir.Func, kinds: Sequence[int]) -> None:
     """Gives each op of `f` the shardings, and each fragment the body, of its representative in `small`."""
     found = {
-        int(ir.IntegerAttr(op.attributes[_NUMBER]).value): op
+        int(ir.IntegerAttr(op.attributes[NUMBER]).value): op
         for op in ir.ops(small)
-        if _NUMBER in op.attributes
+        if NUMBER in op.attributes
     }
     symbols = ir.symbol_table(ir.module_of(f))
     for op, kind in zip(ir.ops(f), kinds, strict=True):

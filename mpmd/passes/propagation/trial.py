@@ -6,58 +6,84 @@ import collections
 from collections.abc import Hashable, Iterable, Sequence
 
 from mpmd import ir
+from mpmd.passes.calls.shared_bodies import put_back_bodies
 from mpmd.passes.fragments.bodies import body_keys
 from mpmd.passes.propagation import shardings
-from mpmd.passes.propagation.convert_sdy_shardings_to_mpmd_types import ConvertSdyShardingsToMpmdTypes
-from mpmd.passes.propagation.propagate_shardings import PropagateShardings
-from mpmd.sharding.inside import Split, split_axes, split_of
+from mpmd.passes.propagation.propagate_shardings import NUMBER, REPRESENTATIVES, without_copies
+from mpmd.passes.shardy_limits import propagation_problem
+from mpmd.sharding.inside import PROPAGATE, Split, number_ops, split_axes, split_of, splits_inside
 from mpmd.sharding.shards import axes_of, sdy_meshes
-from mpmd.support import diagnostics
-
-_NUMBER = "mpmd.trial_number"
 
 Layout = tuple[list[ir.Type], list[ir.Type]]
 """The types of a fragment's operands and results, with their shardings."""
 
 
-def layouts(
-    module: ir.Module, f: ir.Func, without: frozenset[str], but_in: Iterable[int]
-) -> dict[ir.Fragment, Layout]:
-    """The layouts of the fragments of a function, if some axes split none of its arguments and results.
+class Trial:
+    """How the values of a function would be split if some axes split none of its arguments and results.
 
     Args:
-        module: the function's; it does not change.
-        f: the function.
+        f: the function; it does not change, nor does its module.
         without: the axes.
         but_in: the arguments that they split as given.
     """
-    fragments = ir.fragments(f)
-    for number, fragment in enumerate(fragments):
-        ir.put(fragment, _NUMBER, ir.i64(number))
-    trial = ir.clone(module)
-    for fragment in fragments:
-        ir.put(fragment, _NUMBER, None)
-    copy = ir.symbol_table(trial)[f.symbol]
-    kept = set(but_in)
-    for attribute, values in (("arg_attrs", copy.args), ("res_attrs", copy.returned)):
-        dicts = ir.attribute_dicts(copy, attribute, len(values))
+
+    def __init__(self, f: ir.Func, without: frozenset[str], but_in: Iterable[int]) -> None:
+        self._models: dict[ir.Fragment, ir.Fragment] = {}
+        self._module = ir.clone(ir.module_of(f))
+        copy = ir.symbol_table(self._module)[f.symbol]
+        _drop_axes(copy, without, set(but_in))
+        numbers = without_copies(copy, REPRESENTATIVES)
+        put_back_bodies(self._module)
+        if propagation_problem(self._module):
+            return  # which the propagation of the program itself reports
+        for fragment in ir.fragments(copy):
+            number_ops(fragment)
+        ir.run_mlir(PROPAGATE, self._module)
+        models = {
+            int(ir.IntegerAttr(op.attributes[NUMBER]).value): op
+            for op in ir.fragments(ir.symbol_table(self._module)[f.symbol])
+            if NUMBER in op.attributes
+        }
+        for op, number in zip(ir.ops(f), numbers, strict=True):
+            if isinstance(op, ir.Fragment) and number in models:
+                self._models[op] = models[number]
+
+    @property
+    def fragments(self) -> list[ir.Fragment]:
+        """The fragments of the function that are in it."""
+        return list(self._models)
+
+    def layout(self, fragment: ir.Fragment) -> Layout:
+        """The types of a fragment's operands and results."""
+        model = self._models[fragment]
+        return (
+            _with_shardings(fragment.inputs, shardings.read(model, "in_shardings")),
+            _with_shardings(fragment.results, shardings.read(model, "out_shardings")),
+        )
+
+    def splits(self, fragment: ir.Fragment, body: ir.Fragment) -> dict[ir.Value, Split]:
+        """The splits of the values in a body that is a fragment's, without calls."""
+        return splits_inside(self._models[fragment], body, self.layout(fragment)[0])
+
+
+def _drop_axes(f: ir.Func, axes: frozenset[str], but_in: set[int]) -> None:
+    """Takes axes from the shardings of a function's arguments, but some, and results."""
+    for attribute, values in (("arg_attrs", f.args), ("res_attrs", f.returned)):
+        dicts = ir.attribute_dicts(f, attribute, len(values))
         for i, of_value in enumerate(dicts):
             given = of_value.get(shardings.ARGUMENT)
-            if given is not None and (attribute == "res_attrs" or i not in kept):
-                of_value[shardings.ARGUMENT] = without_axes(given, without, is_closed=False)
-        ir.put_attribute_dicts(copy, attribute, dicts)
-    with diagnostics.apart() as reports:
-        PropagateShardings(share=True).run(trial)
-        ConvertSdyShardingsToMpmdTypes().run(trial)  # transfers may reshard: no pass extracts that here
-    if reports.of(diagnostics.Severity.ERROR):
-        return {}  # which the propagation of the program itself reports
-    found = {}
-    for fragment in ir.fragments(ir.symbol_table(trial)[f.symbol]):
-        if _NUMBER in fragment.attributes:
-            number = int(ir.IntegerAttr(fragment.attributes[_NUMBER]).value)
-            types = [v.type for v in fragment.inputs], [v.type for v in fragment.results]
-            found[fragments[number]] = types
-    return found
+            if given is not None and (attribute == "res_attrs" or i not in but_in):
+                of_value[shardings.ARGUMENT] = without_axes(given, axes, is_closed=False)
+        ir.put_attribute_dicts(f, attribute, dicts)
+
+
+def _with_shardings(values: Sequence[ir.Value], found: Sequence[shardings.Sharding]) -> list[ir.Type]:
+    """The types of values of which all have shardings, or none has."""
+    types = [value.type for value in values]
+    return [
+        ir.MeshTensor.get(kind.mesh, kind.tensor, sharding, kind.memory_kind)
+        for kind, sharding in zip(types, found or [None] * len(types), strict=True)
+    ]
 
 
 def without_axes(sharding: shardings.Sharding, axes: frozenset[str], is_closed: bool) -> shardings.Sharding:
