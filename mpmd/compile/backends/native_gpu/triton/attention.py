@@ -22,6 +22,7 @@ from mpmd.compile.backends.native_gpu.triton.dtypes import (
     HALF,
     MEMORY,
     from_memory,
+    literal,
     rounded,
     to_memory,
 )
@@ -373,18 +374,20 @@ class _QueryKernel:
             kind = accumulator_type(node.dtype)
             write.line(f"a{number} = tl.full([{self.blocks.outer}, 1], {identity(node)}, tl.{kind})")
         if each.top >= 0:
-            write.line(f"old = tl.full([{self.blocks.outer}, 1], float('-inf'), tl.float32)")
+            write.line(f"old = tl.full([{self.blocks.outer}, 1], 0.0, tl.float32)")
         self._keys(each, "0", end, mixes)
         for number in each.reductions:
             write.define(number, self._reduced(number))
         if not guarded:
+            self._finish(each, mixes)
             return end
         assert self.this.triangle is not None
         broken = []
         for guard in self.this.triangle.guards:
             value = write.value(guard.value)
-            difference = f"{guard.filler!r} {'+' if guard.negated else '-'} {value}"
-            broken.append(f"(1 - ({difference} < {guard.bound!r}).to(tl.int32))")
+            filler, bound = (literal(number, "f32") for number in (guard.filler, guard.bound))
+            difference = f"{filler} {'+' if guard.negated else '-'} {value}"
+            broken.append(f"(1 - ({difference} < {bound}).to(tl.int32))")
         write.line(f"broken = tl.broadcast_to({' | '.join(broken)}, [{self.blocks.outer}, 1])")
         if write.masks[0]:
             write.line(f"broken = tl.where({write.masks[0]}, broken, 0)")
@@ -396,6 +399,7 @@ class _QueryKernel:
         write.flops = counted
         for number in each.reductions:
             write.define(number, self._reduced(number))
+        self._finish(each, mixes)
         return "last"
 
     def _keys(self, each: RowIteration, begin: str, end: str, mixes: bool) -> None:
@@ -415,21 +419,48 @@ class _QueryKernel:
                 before = f"a{number} * fade" if each.top >= 0 else f"a{number}"
                 write.line(f"a{number} = {combine(node.op, node.dtype, before, tile)}")
             if mixes:
-                for k, mixture in self.mixtures:
-                    for at in range(len(pieces_of(mixture.width))):
-                        write.line(f"m{k}_{at} = m{k}_{at} * fade")
+                for name in self._sums_of_mixtures():
+                    write.line(f"{name} = {name} * fade")
                 write.mix(self.mixtures, inner)
             if each.top >= 0:
-                write.line(f"a{each.top} = {write.value(each.top)}")
-                write.line(f"old = {write.value(each.shift)}")
+                write.line("old = shift")
 
     def _grown_maximum(self, each: RowIteration) -> None:
-        """The maximum with this tile, and what values relative to the old one are multiplied by."""
+        """The maximum with this tile, and what values relative to the old one are multiplied by.
+
+        While a row has seen nothing but -inf its sums are 0, and relative to any number: to 0 here, since
+        `-inf - -inf` is NaN.
+        """
         write, node = self.write, self._node(each.top)
         tile = reduce(node.op, node.dtype, write.accumulated(node), 1)
         write.define(each.top, combine(node.op, node.dtype, f"a{each.top}", tile))
+        nothing = "tl.where({} == float('-inf'), {}, {})".format
+        write.line(f"shift = {nothing(write.value(each.top), '0.0', write.value(each.shift))}")
+        write.line(f"fade = {nothing(f'a{each.top}', '1.0', 'tl.exp(old - shift)')}")
+        write.line(f"a{each.top} = {write.value(each.top)}")
+        write.define(each.shift, "shift")
+
+    def _finish(self, each: RowIteration, mixes: bool) -> None:
+        """The sums of rows that see nothing are NaN if these rows subtract -inf, and 0 if they do not."""
+        if each.top < 0:
+            return
+        write = self.write
+        write.forget(each.reductions)
+        for number in each.reductions:
+            write.define(number, self._reduced(number))
         shift = write.value(each.shift)
-        write.line(f"fade = tl.where(old == {shift}, 1.0, tl.exp(old - {shift}))")
+        write.line(f"beside = {shift} - {shift}")
+        for number in each.relative:
+            write.line(f"a{number} = a{number} + beside")
+            write.define(number, self._reduced(number))
+        if mixes:
+            for name in self._sums_of_mixtures():
+                write.line(f"{name} = {name} + beside")
+
+    def _sums_of_mixtures(self) -> Iterator[str]:
+        for k, mixture in self.mixtures:
+            for at in range(len(pieces_of(mixture.width))):
+                yield f"m{k}_{at}"
 
     def _last(self, end: str) -> None:
         """The iteration that makes factors and results."""

@@ -312,7 +312,8 @@ class TileWriter:
         rest = f", mask={mask}" if mask else ""
         if store.combine and not is_injective(self.plan, store.index, dims):
             value = f"tl.broadcast_to({to_memory(value, dtype)}, {list(shape)})"
-            self.line(f"tl.atomic_{operations.ATOMIC[store.combine]}({pointer}, {value}{rest})")
+            self.line(f"at = {pointer}")
+            self.line(operations.atomic(store.combine, dtype, "at", value, mask, shape))
             return
         if store.combine:
             self.line(f"at = {pointer}")

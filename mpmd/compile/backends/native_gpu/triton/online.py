@@ -10,6 +10,7 @@ Source: online softmax (Milakov and Gimelshein 2018), as in FlashAttention.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection
 
 from mpmd.compile.kernels.builder import PlanBuilder, renumbered
@@ -189,8 +190,8 @@ class RowReductions:
             if not isinstance(inner, Apply) or inner.op != "subtract" or inner.dtype != "f32":
                 return -1
             value, shift = inner.args
-            fits = top not in self.needs[value] and self.needs[shift] == {top}
-            return shift if fits and self.plan.levels[shift] == ROW else -1
+            fits = top not in self.needs[value] and self.plan.levels[shift] == ROW
+            return shift if fits and self._grows_with(shift, top) else -1
         free = [top not in self.needs[a] for a in node.args]
         if node.op in ("convert", "negate") or (node.op == "divide" and free[1]):
             return self.shift_of(node.args[0], top)
@@ -199,6 +200,42 @@ class RowReductions:
         if node.op == "select" and free[0]:
             return self._same([a for a in node.args[1:] if not self._is_zero(a)], top)
         return self._same(list(node.args), top) if node.op in ("add", "subtract") else -1
+
+    def _grows_with(self, number: int, top: int) -> bool:
+        """Whether a value is a maximum, or another number where that is not finite.
+
+        What falls as the maximum grows may have lost sums that count at the end.
+        """
+        node = self.plan.nodes[number]
+        if number == top:
+            return True
+        if not isinstance(node, Apply):
+            return False
+        if node.op == "convert":
+            return self._grows_with(node.args[0], top)
+        if node.op == "maximum":
+            return any(
+                self._grows_with(a, top) and not self.needs[b] for a, b in (node.args, node.args[::-1])
+            )
+        if node.op != "select":
+            return False
+        condition, yes, no = node.args
+        tests_top = self.needs[condition] == {top} and self._tells_infinities(condition)
+        return tests_top and any(
+            self._grows_with(a, top) and isinstance(self.plan.nodes[b], Constant)
+            for a, b in ((yes, no), (no, yes))
+        )
+
+    def _tells_infinities(self, number: int) -> bool:
+        """Whether a condition is the same for all finite maxima."""
+        node = self.plan.nodes[number]
+        if not isinstance(node, Apply):
+            return False
+        if node.op in ("is-finite", "not"):
+            return node.op == "is-finite" or self._tells_infinities(node.args[0])
+        others = [self.plan.nodes[a] for a in node.args]
+        infinite = [isinstance(n, Constant) and math.isinf(n.value) for n in others]
+        return node.op.startswith("compare-") and any(infinite)
 
     def _same(self, numbers: list[int], top: int) -> int:
         found = {self.shift_of(a, top) for a in numbers}

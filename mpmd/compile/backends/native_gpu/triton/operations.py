@@ -7,6 +7,8 @@ the last place; those of ours are in `PRELUDE`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mpmd.compile.backends.native_gpu.triton.dtypes import BITS, REGISTER
 from mpmd.compile.kernels.operations import FLOATS
 
@@ -28,7 +30,7 @@ ANY: dict[str, str] = {
     **{f"compare-{name}": f"({{0}} {sign} {{1}})" for name, sign in _COMPARE.items()},
 }
 FLOAT: dict[str, str] = {
-    "divide": "({0} / {1})",
+    "divide": "tl.div_rn({0}, {1})",  # `/` multiplies by a reciprocal: 41 / 41 is less than 1
     "remainder": "libdevice.fmod({0}, {1})",
     "power": "libdevice.pow({0}, {1})",
     "atan2": "libdevice.atan2({0}, {1})",
@@ -47,11 +49,13 @@ FLOAT: dict[str, str] = {
     "sine": "libdevice.sin({0})",
     "cosine": "libdevice.cos({0})",
     "erf": "libdevice.erf({0})",
-    "sqrt": "tl.sqrt({0})",
+    "sqrt": "tl.sqrt_rn({0})",
     "rsqrt": "tl.rsqrt({0})",
     "cbrt": "libdevice.cbrt({0})",
     "is-finite": "(tl.abs({0}) < float('inf'))",
 }
+DOUBLE: dict[str, str] = {**FLOAT, "divide": "({0} / {1})", "sqrt": "tl.sqrt({0})"}
+"""F64 has no approximate operations."""
 INTEGER: dict[str, str] = {
     "divide": "integer_divide({0}, {1}).to({t})",
     "remainder": "integer_remainder({0}, {1}).to({t})",
@@ -138,6 +142,24 @@ def integer_power(a, b, bits: tl.constexpr):
         left = left >> 1
     unit = tl.where((a == 1) | ((a + 1 == 0) & ((b & 1) == 0)), 1, tl.where(a + 1 == 0, -1, 0))
     return tl.where(b < 0, unit.to(a.dtype), result)
+
+@triton.jit
+def atomic_float_maximum(floats, signed, unsigned, value, mask, nan: tl.constexpr):
+    """Bits of positive floats are in order, those of negative ones in the opposite; NaN is above all."""
+    bits = value.to(signed.dtype.element_ty, bitcast=True)
+    old = tl.load(floats, mask=mask, other=0.0)  # a NaN stays until it is one that wins
+    bits = tl.where((value != value) | (old != old), nan, bits)
+    tl.atomic_max(signed, bits, mask=mask & (bits >= 0))
+    tl.atomic_min(unsigned, bits.to(unsigned.dtype.element_ty, bitcast=True), mask=mask & (bits < 0))
+
+@triton.jit
+def atomic_float_minimum(floats, signed, unsigned, value, mask, nan: tl.constexpr):
+    """As the maximum; the NaN that wins is a negative one."""
+    bits = value.to(signed.dtype.element_ty, bitcast=True)
+    old = tl.load(floats, mask=mask, other=0.0)
+    bits = tl.where((value != value) | (old != old), nan, bits)
+    tl.atomic_min(signed, bits, mask=mask & (bits >= 0))
+    tl.atomic_max(unsigned, bits.to(unsigned.dtype.element_ty, bitcast=True), mask=mask & (bits < 0))
 '''
 """Functions that kernels call: those that combine values of reductions, and HLO's arithmetic of integers."""
 
@@ -191,7 +213,7 @@ def has_cell(op: str, dtype: str) -> bool:
 def _cells(dtype: str) -> dict[str, str]:
     if dtype == "pred":
         return PRED
-    return {**ANY, **(INTEGER if dtype in BITS else FLOAT)}
+    return {**ANY, **(INTEGER if dtype in BITS else DOUBLE if dtype == "f64" else FLOAT)}
 
 
 def combine(op: str, dtype: str, a: str, b: str) -> str:
@@ -210,6 +232,27 @@ def reduce(op: str, dtype: str, text: str, axis: int) -> str:
 def accumulator_type(dtype: str) -> str:
     """The type in which values are combined."""
     return "int32" if dtype == "pred" else REGISTER[dtype]
+
+
+def atomic(op: str, dtype: str, pointer: str, value: str, mask: str, shape: Sequence[int]) -> str:
+    """A value combined with one in memory.
+
+    Args:
+        op: how.
+        dtype: of both.
+        pointer: where.
+        value: as it is in memory.
+        mask: where it happens; empty for everywhere.
+        shape: of the three.
+    """
+    if op not in ("maximum", "minimum") or dtype in BITS:
+        return f"tl.atomic_{ATOMIC[op]}({pointer}, {value}{f', mask={mask}' if mask else ''})"
+    bits = 64 if dtype == "f64" else 32
+    casts = [f"{pointer}.to(tl.pointer_type(tl.{kind}{bits}), bitcast=True)" for kind in ("int", "uint")]
+    nan = (1 << (bits - 1)) - 1 if op == "maximum" else -1
+    everywhere = f"tl.full({list(shape)}, 1, tl.int1)"
+    given = ", ".join([pointer, *casts, value, mask or everywhere, str(nan)])
+    return f"atomic_float_{op}({given})"
 
 
 def has_atomic(op: str, dtype: str) -> bool:

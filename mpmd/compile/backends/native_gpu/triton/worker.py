@@ -40,7 +40,8 @@ def compiled(request: dict[str, Any]) -> dict[str, Any]:
             constexprs={},
             attrs={(k,): _ALIGNED for k, wide in enumerate(request["aligned"]) if wide},
         )
-        options = {"num_warps": request["warps"], "enable_fp_fusion": True}
+        # libdevice would take denormals for 0: their logarithm and inverse root would be infinite
+        options = {"num_warps": request["warps"], "enable_fp_fusion": True, "enable_reflect_ftz": False}
         made = triton.compile(source, target=GPUTarget("cuda", request["capability"], _WARP), options=options)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}

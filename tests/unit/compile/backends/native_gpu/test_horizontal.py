@@ -146,6 +146,7 @@ def test_inside_of_loops():
     assert set(again.kernels) == {s.kernel for s in again.launches() if isinstance(s, KernelLaunch)}
 
 
+@pytest.mark.usefixtures("every_digit")
 @needs_triton
 def test_groups_compute_what_their_launches_did():
     arguments = update_arguments()

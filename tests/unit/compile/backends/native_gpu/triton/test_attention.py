@@ -181,6 +181,68 @@ def test_heads_of_every_width_fit_into_a_program(depth, gpu):
             assert kernel_facts(cubin).spilled_bytes <= 16, cubin.name
 
 
+def unseen(kind):
+    """Masks with -inf as the filler, and their positions over 96 queries and keys in blocks of 32."""
+    q, k = jnp.arange(96)[:, None], jnp.arange(96)
+    return {
+        "left padding": k >= 70,
+        "a window": abs(q - k - 30) < 9,
+        "segments": ((q < 37) & (k < 37)) | ((q >= 37) & (k >= 37)),
+        "causal": q >= k,
+        "nothing": (k < 60) & (q > 3),
+    }[kind]
+
+
+def guarded(q, k, v, seen):
+    """A softmax that is 0 where a row sees nothing; all scores are far below 0."""
+    scores = jnp.where(seen, jnp.einsum("bhqd,bhkd->bhqk", q, k) - 150, -jnp.inf)
+    top = scores.max(-1, keepdims=True)
+    e = jnp.exp(scores - jnp.where(jnp.isfinite(top), top, 0))
+    total = e.sum(-1, keepdims=True)
+    return jnp.einsum("bhqk,bhkd->bhqd", e / jnp.where(total == 0, 1, total), v)
+
+
+@needs_triton
+@pytest.mark.parametrize("kind", ["left padding", "a window", "segments", "causal", "nothing"])
+def test_rows_that_see_nothing_of_their_first_keys(kind):
+    """Fillers of -inf; where a row sees nothing at all it is NaN, or 0 if that is asked for."""
+
+    def masked(scores):
+        return jnp.where(unseen(kind), scores, -jnp.inf)
+
+    arguments = heads(16, queries=96, keys=96, batch=(1, 1))
+    plans = plans_of(lambda q, k, v: attend(q, k, v, masked), *arguments)
+    plans += plans_of(lambda q, k, v: guarded(q, k, v, unseen(kind)), *arguments)[:1]
+    assert len(plans) == 3
+    for plan in plans:
+        check(plan)
+
+
+def test_fillers_are_numbers_of_the_kernel_s_language():
+    """The text of -inf is no name."""
+    for plan in plans_of(lambda q, k, v: attend(q, k, v, lambda s: jnp.where(unseen("causal"), s, -jnp.inf)),
+                         *heads(16, queries=96, keys=96, batch=(1, 1))):  # fmt: skip
+        assert plan.rows and "float('-inf') - v" in attention_kernels(plan).kernels[0].source
+
+
+def test_what_falls_as_the_maximum_grows_is_not_subtracted_before_the_last_key():
+    """exp(x + max) is no online sum: what was lost beside a small maximum counts at the end."""
+
+    def mirrored(q, k, v):
+        scores = jnp.einsum("bhqd,bhkd->bhqk", q, k)
+        e = jnp.exp(scores + scores.max(-1, keepdims=True))
+        return jnp.einsum("bhqk,bhkd->bhqd", e / e.sum(-1, keepdims=True), v)
+
+    def clipped(q, k, v):
+        scores = jnp.einsum("bhqd,bhkd->bhqk", q, k)
+        e = jnp.exp(scores - jnp.maximum(scores.max(-1, keepdims=True), 0))
+        return jnp.einsum("bhqk,bhkd->bhqd", e / e.sum(-1, keepdims=True), v)
+
+    for function, online in ((mirrored, False), (clipped, True), (lambda q, k, v: attend(q, k, v), True)):
+        for plan in plans_of(function, *heads(16, queries=96, keys=96, batch=(1, 1)))[:1]:
+            assert ("fade" in attention_kernels(plan).kernels[0].source) == online
+
+
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])

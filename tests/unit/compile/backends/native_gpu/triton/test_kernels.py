@@ -168,3 +168,52 @@ def test_kernels_compute_what_their_plan_means(plan):
 def test_values_of_one_place_are_added_up(dtype):
     ids = np.random.default_rng(1).integers(-3, 20, 50)
     check(scatter(dtype), {"ids": ids, "x": np.arange(50) % 5, "y": np.zeros(20)})
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize("op", ["minimum", "maximum"])
+def test_a_nan_wins_wherever_values_meet(op, dtype):
+    """In memory or in an update, of any sign and order; other places have the extreme."""
+    nan = np.array([0x7FC00000, 0xFFC00001], np.uint32).view(np.float32)
+    updates = [
+        [nan[0], 3],
+        [3, nan[0]],
+        [-3, nan[1]],
+        [nan[1], -3],
+        [3, -3],
+        [-0.0, -1],
+        [-2, 5],
+        [1, -np.inf],
+    ]
+    before = [0, 1, -1, 0, nan[0], nan[1], 0, np.inf]
+    x, y = np.ravel(updates), np.array(before)
+    check(scatter(dtype, op, len(x), len(y)), {"ids": np.arange(len(x)) // 2, "x": x, "y": y})
+
+
+def two_floats(op):
+    b = PlanBuilder(op, (4,))
+    x, z = (b.load_dense(b.operand(name, "f32", 4)) for name in "xz")
+    b.store_dense(b.operand("y", "f32", 4), b.apply(op, *((x, z) if op == "divide" else (x,))))
+    return b.finish()
+
+
+@needs_triton
+def test_quotients_and_roots_are_rounded_to_the_nearest_and_denormals_are_numbers():
+    """Only the compiler knows: what the interpreter computes is exact in any case."""
+    from mpmd.compile.backends.native_gpu.triton.compiler import TritonCompiler
+
+    names = ("divide", "sqrt", "rsqrt", "log")
+    kernels = {name: plan_kernels(two_floats(name), 8).kernels[0] for name in names}
+    kernels["scatter"] = plan_kernels(scatter("f32", "minimum"), 8).kernels[0]
+    kernels["wide scatter"] = plan_kernels(scatter("f64", "maximum"), 8).kernels[0]
+    made = TritonCompiler().compile({k.name: k for k in kernels.values()}, 90)
+    text = {name: made[kernel.name].ptx for name, kernel in kernels.items()}
+    assert (
+        "div.rn.f32" in text["divide"]
+        and "sqrt.rn.f32" in text["sqrt"]
+        and "rsqrt.approx.f32" in text["rsqrt"]
+    )
+    assert not [name for name in names if ".ftz" in text[name]]
+    for name, kinds in {"scatter": ("s32", "u32"), "wide scatter": ("s64", "u64")}.items():
+        assert all(f".{kind}" in text[name] for kind in kinds)
