@@ -49,8 +49,13 @@ def layouts(
     with diagnostics.apart() as reports:
         PropagateShardings(share=True).run(trial)
         ConvertSdyShardingsToMpmdTypes().run(trial)  # transfers may reshard: no pass extracts that here
-    if reports.of(diagnostics.Severity.ERROR):
-        return {}  # which the propagation of the program itself reports
+    if errors := reports.of(diagnostics.Severity.ERROR):
+        diagnostics.warning(
+            "gradients are reduced in each microbatch and weights gathered where they are used: how the step "
+            f"is split cannot be tried out\n  {errors[0].message}",
+            f.location,
+        )
+        return {}
     found = {}
     for fragment in ir.fragments(ir.symbol_table(trial)[f.symbol]):
         if _NUMBER in fragment.attributes:
