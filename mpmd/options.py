@@ -65,10 +65,12 @@ class PipelineOptions:
         reduce_gradients: `once`: what each device adds up over microbatches, such as gradients where a batch
             is split over devices, is added between devices when the last microbatch is done;
             `per_microbatch`: in each microbatch, which needs less memory where weights are split (FSDP);
-            `auto`: once, unless a device would then hold more than `device_memory_bytes`.
+            `auto`: once, unless a device would then hold more than `device_memory_bytes`.  With `once` a
+            warning names what is still added in each microbatch, and why.
         gather_weights: `once`: a weight that is split over devices (FSDP), and that the fragments of a stage
             need whole, is gathered before the first of them, and freed after the last; `per_use`: in each
-            fragment, which needs less memory; `auto`: once, with the same limit.
+            fragment, which needs less memory; `auto`: once, with the same limit.  With `once` a
+            warning names what is still gathered in each.
         task_orders: for each mesh its tasks in order, `"m1:0F0,0F1,0B0;m2:1F0,1B0"`; replaces
             `pipeline_schedule`.
         fail_on_impossible_order: an order of tasks that the data flow forbids is an error; otherwise tasks

@@ -355,6 +355,13 @@ def sharding_propagation_pipeline(o: PipelineOptions) -> list[Step]:
         ),
         _step("mpmd-simplify-program", "joins operands and results that have become equal"),
         _step("mpmd-forget-empty-computations", "a name with nothing left but a reshard names nothing"),
+        _step(
+            "mpmd-validate-no-repeated-collectives",
+            "the user wants them once, and shardings are final",
+            when="once" in (o.reduce_gradients, o.gather_weights),
+            reductions=o.reduce_gradients == "once",
+            gathers=o.gather_weights == "once",
+        ),
     )
 
 

@@ -31,6 +31,15 @@ def axes_needed_whole(
     )
 
 
+def uses_along(
+    value: ir.Value, split: Split, axis: str, splits: Mapping[ir.Value, Split]
+) -> list[tuple[ir.Op, bool | None]]:
+    """What each use of a value that an axis splits needs: all of it (True), its part (False), or either."""
+    (dim,) = (d for d, of_dim in enumerate(split) if axis in of_dim)
+    along = _UsesAlong(splits, axis)
+    return [(op, along.use_needs(op, position, dim)) for op, position in ir.uses(value)]
+
+
 class _UsesAlong:
     """The uses of a value that an axis may split along one dim.
 

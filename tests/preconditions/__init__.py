@@ -13,6 +13,7 @@ Source: Offutt and Untch, Mutation 2000: uniting the orthogonal.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import pkgutil
 from collections.abc import Mapping
@@ -63,12 +64,12 @@ class Precondition:
         body = source[start:end]
         if body.count(self.code) != 1:
             raise ValueError(f"{self.rewrite} has the code {body.count(self.code)} times: {self.code!r}")
-        mutant = source[:start] + body.replace(self.code, self.dropped) + source[end:]
+        mutant = body.replace(self.code, self.dropped)
         try:
-            ast.parse(mutant)
+            ast.parse(f"if True:\n{mutant}" if mutant[:1].isspace() else mutant)
         except SyntaxError as error:
             raise ValueError(f"{self.rewrite} is not Python with {self.dropped!r}: {error}") from None
-        return mutant
+        return source[:start] + mutant + source[end:]
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def span(source: str, name: str) -> tuple[int, int]:
     starts = [0]
     for line in lines:
         starts.append(starts[-1] + len(line))
-    node: ast.AST = ast.parse(source)
+    node: ast.AST = _parsed(source)
     for part in filter(None, name.split(".")):
         for inner in ast.walk(node):
             if inner is not node and getattr(inner, "name", None) == part:
@@ -113,6 +114,12 @@ def span(source: str, name: str) -> tuple[int, int]:
         return 0, len(source)
     assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef), name
     return starts[node.lineno - 1], starts[node.end_lineno or node.lineno]
+
+
+@functools.lru_cache(maxsize=8)
+def _parsed(source: str) -> ast.AST:
+    """The syntax of a file: rows come file by file."""
+    return ast.parse(source)
 
 
 def rooms() -> list[str]:

@@ -371,4 +371,5 @@ ALWAYS = {
     "mpmd/sharding/partial.py:_elementwise": "a change of sign and of type is linear",
     "mpmd/sharding/inside.py:_program_of": "the copy of a body is read and dropped",
     "mpmd/passes/propagation/trial.py:layouts": "the copy of a module is read and dropped",
+    "mpmd/passes/propagation/validate_no_repeated_collectives.py": "the copy of a module is read and dropped",
 }

@@ -14,7 +14,8 @@ from tests.support.random_hlo.leaves.agreement import disagreement, one_way
 from tests.support.xla_hlo import XlaWorker
 
 FAST = 150
-"""Programs with fixed seeds, of which every test run has the first few."""
+"""Programs with fixed seeds, of which every test run has the first part."""
+PART = 15
 SLOW = 400
 """New programs in each part of the slow test."""
 OPTIMIZED = 50
@@ -28,11 +29,11 @@ def sweep(problems) -> None:
 
 
 @pytest.mark.parametrize(
-    "first", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(25, FAST, 25))]
+    "first", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(PART, FAST, PART))]
 )
 def test_leaves_of_branches_and_loops_stay_apart(first):
     with quick_code():
-        sweep(disagreement(seed, ways=[one_way(seed)]) for seed in range(first, first + 25))
+        sweep(disagreement(seed, ways=[one_way(seed)]) for seed in range(first, first + PART))
 
 
 @pytest.mark.slow

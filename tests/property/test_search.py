@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,12 +56,24 @@ def named_tables(problem: SchedulingProblem):
             yield name, line.makespan_s
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(problem=problems())
 def test_a_search_is_no_worse_than_any_named_schedule_that_fits(problem: SchedulingProblem) -> None:
+    check(problem, effort=1_000)
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None)
+@given(problem=problems())
+def test_nor_is_a_longer_search(problem: SchedulingProblem) -> None:
+    check(problem, effort=3_000)
+
+
+def check(problem: SchedulingProblem, effort: int) -> None:
+    """A table that fits, with a bound that it does not fall below, and no named one that is shorter."""
     named = dict(named_tables(problem))
     try:
-        found = search(problem, effort=3_000)
+        found = search(problem, effort=effort)
     except ScheduleError as error:
         assert not named, f"{sorted(named)} would fit: {error}"
         return

@@ -94,8 +94,12 @@ def test_only_some_rooms_know(package):
     assert strangers == []
 
 
+@pytest.mark.slow
 def test_layers_hold():
-    """The contract file is checked as a whole, and names every room: `exhaustive` fails otherwise."""
+    """The contract file is checked as a whole, and names every room: `exhaustive` fails otherwise.
+
+    `make test` checks it beside the tests.
+    """
     command = [
         sys.executable,
         "-c",

@@ -13,6 +13,7 @@ from mpmd.passes.propagation.propagate_shardings import NUMBER, REPRESENTATIVES,
 from mpmd.passes.shardy_limits import propagation_problem
 from mpmd.sharding.inside import PROPAGATE, Split, number_ops, split_axes, split_of, splits_inside
 from mpmd.sharding.shards import axes_of, sdy_meshes
+from mpmd.support import diagnostics
 
 Layout = tuple[list[ir.Type], list[ir.Type]]
 """The types of a fragment's operands and results, with their shardings."""
@@ -34,8 +35,13 @@ class Trial:
         _drop_axes(copy, without, set(but_in))
         numbers = without_copies(copy, REPRESENTATIVES)
         put_back_bodies(self._module)
-        if propagation_problem(self._module):
-            return  # which the propagation of the program itself reports
+        if problem := propagation_problem(self._module):
+            diagnostics.warning(
+                "gradients are reduced in each microbatch and weights gathered where they are used: how the "
+                f"step is split cannot be tried out\n  {problem}",
+                f.location,
+            )
+            return
         for fragment in ir.fragments(copy):
             number_ops(fragment)
         ir.run_mlir(PROPAGATE, self._module)
