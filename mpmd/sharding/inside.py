@@ -35,14 +35,14 @@ def _axis_name(axis: Any) -> str:
     return str(axis.name) if axis.sub_axis_info is None else str(axis)
 
 
-def number_ops(fragment: ir.Fragment) -> None:
+def number_ops(fragment: ir.Op) -> None:
     """Numbers the ops in a body, which then are known after Shardy has added others."""
     for number, op in enumerate(ir.walk(fragment)):
         ir.put(op, _NUMBER, ir.i64(number))
 
 
 def splits_inside(
-    propagated: ir.Fragment, body: ir.Fragment, operands: Sequence[ir.Type]
+    propagated: ir.Op, body: ir.Fragment, operands: Sequence[ir.Type]
 ) -> dict[ir.Value, Split]:
     """The splits of the values in the body of a fragment; a value that is whole may be missing.
 
@@ -57,7 +57,8 @@ def splits_inside(
             found[int(ir.IntegerAttr(op.attributes[_NUMBER]).value)] = _splits_of(op)
     splits: dict[ir.Value, Split] = {}
     for arg, kind in zip(body.args, operands):
-        splits[arg] = split_of(kind.sharding, len(kind.shape))
+        if isinstance(kind, ir.MeshTensor):
+            splits[arg] = split_of(kind.sharding, len(kind.shape))
     for number, op in enumerate(ir.walk(body)):
         of_results = found.get(number, [])
         splits.update(zip(op.results, of_results))
@@ -88,3 +89,45 @@ def splits_of_copy(
                 pairs += zip(block.arguments, own.arguments)
         found.update({own: splits[value] for value, own in pairs if value in splits})
     return found
+
+
+def splits_of_typed(fragment: ir.Fragment) -> dict[ir.Value, Split]:
+    """The splits of the values in a body that calls no function, from the types of operands and results."""
+    operands, results = ([v.type for v in values] for values in (fragment.inputs, fragment.results))
+    given = [kind.sharding for kind in (*operands, *results) if isinstance(kind, ir.MeshTensor)]
+    known = next((sharding for sharding in given if sharding is not None), None)
+    if known is None:
+        return {}
+    mesh = ir.sdy.TensorShardingAttr(known).mesh_or_ref
+    program = _program_of(fragment, mesh, operands, results)
+    ir.run_mlir(PROPAGATE, program)
+    return splits_inside(program.operation.opview, fragment, operands)
+
+
+def _program_of(
+    fragment: ir.Fragment, mesh: Any, operands: Sequence[ir.Type], results: Sequence[ir.Type]
+) -> ir.Module:
+    """A module whose `main` is the body, with shardings of arguments and results; ops are numbered."""
+    module = ir.parse("func.func public @main() {\n  return\n}")
+    for op in ir.module_of(fragment).body.operations:
+        if isinstance(op, ir.sdy.MeshOp):
+            ir.clone(op, ir.at_start(module.body))
+    (main,) = ir.funcs(module)
+    inside = {
+        arg: ir.append_arg(main.body, like=value, kind=arg.type)
+        for arg, value in zip(fragment.args, fragment.inputs)
+    }
+    _, main.returned = ir.clone_body(fragment.body, inside, ir.at_end(main.body))
+    ir.return_types_changed(main)
+    for attribute, kinds in (("arg_attrs", operands), ("res_attrs", results)):
+        ir.put_attribute_dicts(main, attribute, [_attribute(kind, mesh) for kind in kinds])
+    number_ops(main)
+    return module
+
+
+def _attribute(kind: ir.Type, mesh: Any) -> dict[str, ir.Attribute]:
+    if not isinstance(kind, ir.MeshTensor):
+        return {}
+    dims = [ir.sdy.DimensionShardingAttr.get([], is_closed=True)] * len(kind.shape)
+    whole = ir.sdy.TensorShardingAttr.get(mesh, dims)
+    return {_SHARDING: whole if kind.sharding is None else kind.sharding}

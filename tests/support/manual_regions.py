@@ -163,7 +163,8 @@ LAYERS: dict[str, Layer] = {
     layer.__name__: layer
     for layer in (
         experts, summed, shifted, gathered, scattered, ring_attention, in_scan, scan_inside, in_cond,
-        cond_inside, in_while, called_twice, rematerialised, custom_gradient, partly_manual, one_after_another,
+        cond_inside, in_while, called_twice, rematerialised, custom_gradient, partly_manual,
+        one_after_another,
     )
 }  # fmt: skip
 """Those with a gradient."""

@@ -10,7 +10,7 @@ from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.calls.shared_bodies import put_back
 from mpmd.sharding.gathers import uses_along
-from mpmd.sharding.inside import Split, split_axes, split_of, splits_inside
+from mpmd.sharding.inside import Split, split_axes, split_of, splits_of_typed
 from mpmd.sharding.partial import is_sum
 from mpmd.sharding.shards import axes_of
 from mpmd.support import diagnostics
@@ -59,8 +59,7 @@ class ValidateNoRepeatedCollectives(FunctionPass):
             diagnostics.warning(_message(alike), alike[0].location)
 
     def _of_fragment(self, fragment: ir.Fragment, f: ir.Func) -> Iterator[_Finding]:
-        types = [v.type for v in fragment.inputs], [v.type for v in fragment.results]
-        splits = splits_inside(fragment, *types)
+        splits = splits_of_typed(fragment)
         if self.reductions:
             for op in ir.walk(fragment):
                 axes = _added_along(op, splits)
