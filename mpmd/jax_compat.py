@@ -51,12 +51,12 @@ def effort_levels() -> dict[str, int]:
     """Name -> number of XLA's levels of effort; empty where this JAX has none."""
     from jax._src import config
 
-    levels = getattr(jax, "CompilerEffortLevel", None) or getattr(config, "EffortLevel", ())
-    return {level.name: level.value for level in levels}
+    levels = getattr(jax, "CompilerEffortLevel", None) or getattr(config, "EffortLevel", None)
+    return {level.name: level.value for level in levels or ()}
 
 
 def has_effort() -> bool:
-    """Whether the user told JAX how hard XLA shall try to make programs fast."""
+    """Whether the user set how hard XLA shall try to make programs fast."""
     level = getattr(jax.config, "jax_optimization_level", "UNKNOWN")
     return str(getattr(level, "name", level)) != "UNKNOWN" or bool(
         getattr(jax.config, "jax_exec_time_optimization_effort", 0.0)

@@ -66,11 +66,11 @@ class PipelineOptions:
             is split over devices, is added between devices when the last microbatch is done;
             `per_microbatch`: in each microbatch, which needs less memory where weights are split (FSDP);
             `auto`: once, unless a device would then hold more than `device_memory_bytes`.  With `once` a
-            warning names what is still added in each microbatch, and why.
+            warning names sums that are still taken in each microbatch, and why.
         gather_weights: `once`: a weight that is split over devices (FSDP), and that the fragments of a stage
             need whole, is gathered before the first of them, and freed after the last; `per_use`: in each
             fragment, which needs less memory; `auto`: once, with the same limit.  With `once` a
-            warning names what is still gathered in each.
+            warning names weights that are still gathered in each.
         task_orders: for each mesh its tasks in order, `"m1:0F0,0F1,0B0;m2:1F0,1B0"`; replaces
             `pipeline_schedule`.
         fail_on_impossible_order: an order of tasks that the data flow forbids is an error; otherwise tasks

@@ -37,7 +37,7 @@ _COMMAND_BUFFERS = "xla_gpu_enable_command_buffer"
 def read_rows(
     given: Any, topology: Mapping[str, Mesh], names: Mapping[str, str]
 ) -> tuple[tuple[OptionsRow, ...], list[str]]:
-    """The options in a configuration, in the order in which they count; and what is wrong with them.
+    """The options in a configuration, in the order in which they count; and their problems.
 
     Args:
         given: options for all fragments; under the name of a mesh or of a computation such for its own.
@@ -64,7 +64,7 @@ def read_rows(
                 own = [topology[names[scope]]]
                 rows.append(OptionsRow(_checked(options, where, own, problems), name=scope))
             else:
-                problems.append(f"{where}: it is no mesh and no name{_known(scope, [*topology, *names])}")
+                problems.append(f"{where}: neither a mesh nor a name{_known(scope, [*topology, *names])}")
     return tuple(row for row in sorted(rows, key=lambda row: row.name != "") if row.options), problems
 
 
@@ -156,7 +156,7 @@ def _with_several_communicators(topology: Mapping[str, Mesh]) -> set[str]:
 def _checked(
     options: Mapping[Any, Any], where: str, meshes: Iterable[Mesh], problems: list[str]
 ) -> FragmentOptions:
-    """Options as XLA's compiler takes them; adds what is wrong with them."""
+    """Options as XLA's compiler takes them; adds their problems."""
     found: dict[str, OptionValue] = {}
     before = len(problems)
     for name, value in options.items():
@@ -173,7 +173,7 @@ def _checked(
 
 
 def _value(name: Any, value: Any) -> OptionValue | None:
-    """A value as XLA takes it; None if it is no value of this option."""
+    """A value as XLA takes it; None if this option cannot have it."""
     if not isinstance(name, str) or not name:
         return None
     if name in _LEVELS:
@@ -188,7 +188,7 @@ def _value(name: Any, value: Any) -> OptionValue | None:
 
 def _value_problem(name: Any, value: Any) -> str:
     if not isinstance(name, str) or not name:
-        return f"{name!r} is no option, which is a text such as 'xla_gpu_enable_latency_hiding_scheduler'"
+        return f"{name!r} is not an option, which is a text such as 'xla_gpu_enable_latency_hiding_scheduler'"
     if name in _LEVELS:
         return f"{name} is {value!r}; there are {', '.join(map(repr, jax_compat.effort_levels()))}"
     return f"{name} is {value!r}; it must be True, False, a number of at most 64 bits or a text"

@@ -105,20 +105,8 @@ def make_config(
     if stages is not None:
         stages = on_topology(stages, topology)
         assignment = {**stages.places, **assignment}
-    placed = {}
-    for name, place in assignment.items():
-        found = _placement(name, place, topology, problems)
-        if found is not None:
-            placed[name] = found
-    if not assignment:
-        problems.append("the assignment is empty: name a computation and give it a mesh")
-    problems += _stage_problems(placed)
-    rows: tuple[OptionsRow, ...] = ()
-    if compiler_options is not None:
-        from mpmd.api.compiler_options import read_rows
-
-        rows, refused = read_rows(compiler_options, topology, {n: place.mesh for n, place in placed.items()})
-        problems += refused
+    placed = _placements(assignment, topology, problems)
+    rows = _option_rows(compiler_options, topology, placed, problems)
     if schedule is not None:
         get_schedule(schedule)
     if problems:
@@ -127,6 +115,31 @@ def make_config(
         topology, placed, schedule, input_meshes, output_meshes, tuple(constraints), in_shardings,
         out_shardings, backend, options, stages, replicate, rows,
     )  # fmt: skip
+
+
+def _placements(
+    assignment: Mapping[str, PlaceLike], topology: Topology, problems: list[str]
+) -> dict[str, NamePlacement]:
+    """The places of names; adds their problems."""
+    found = {name: _placement(name, place, topology, problems) for name, place in assignment.items()}
+    placed = {name: place for name, place in found.items() if place is not None}
+    if not assignment:
+        problems.append("the assignment is empty: name a computation and give it a mesh")
+    problems += _stage_problems(placed)
+    return placed
+
+
+def _option_rows(
+    given: Any, topology: Topology, placed: Mapping[str, NamePlacement], problems: list[str]
+) -> tuple[OptionsRow, ...]:
+    """The options of XLA; adds their problems."""
+    if given is None:
+        return ()
+    from mpmd.api.compiler_options import read_rows  # brings the compiler
+
+    rows, refused = read_rows(given, topology, {name: place.mesh for name, place in placed.items()})
+    problems += refused
+    return rows
 
 
 def with_stages(config: Config, stages: Selector) -> Config:

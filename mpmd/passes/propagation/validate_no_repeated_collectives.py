@@ -238,7 +238,7 @@ def _takes_several(fragment: ir.Fragment) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Finding:
-    """A collective in each microbatch: the option that says otherwise, what is done, and why."""
+    """A collective in each microbatch: the option that forbids it, the values, and why."""
 
     done: str
     axes: str

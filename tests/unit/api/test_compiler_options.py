@@ -100,10 +100,10 @@ def test_the_second_copy_of_a_stage_has_its_options():
             f"compiler_options of 'm1': {FAST_MATH}='yes': While setting option {FAST_MATH}, 'yes' is not",
         ),
         ({"second": {"optimization_level": 1}}, "optimization_level is 1; there are 'UNKNOWN', 'O0', 'O1'"),
-        ({"seconds": {FAST_MATH: True}}, "of 'seconds': it is no mesh and no name; did you mean 'second'?"),
+        ({"seconds": {FAST_MATH: True}}, "of 'seconds': neither a mesh nor a name; did you mean 'second'?"),
         ({FAST_MATH: [True]}, f"{FAST_MATH} is [True]; it must be True, False, a number of at most 64 bits"),
         ({"xla_dump_max_hlo_modules": 2**64}, "a number of at most 64 bits or a text"),
-        ({3: True}, "3 is no option"),
+        ({3: True}, "3 is not an option"),
         ([FAST_MATH], "compiler_options is ['xla_cpu_enable_fast_math']; it must map options of XLA"),
     ],
 )
@@ -118,7 +118,7 @@ def test_all_problems_are_reported_together():
         config({"nope": 1, "m0": {"neither": True}})
     assert "1. compiler_options: nope=1" in str(caught.value)
     assert "2. compiler_options of 'm0': neither=True" in str(caught.value)
-    with pytest.raises(ConfigError, match="it is no mesh and no name; there are 'm0', 'm1', 'p0_first"):
+    with pytest.raises(ConfigError, match="neither a mesh nor a name; there are 'm0', 'm1', 'p0_first"):
         lowered(None).compile({"other": {FAST_MATH: True}})
     with pytest.raises(ConfigError, match="a mesh and a computation have this name"):
         mpmd.make_config(TOPOLOGY, {"m0": "m0"}, compiler_options={"m0": {FAST_MATH: True}})
