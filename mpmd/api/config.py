@@ -13,7 +13,7 @@ from mpmd.errors import ConfigError, close_to, collect
 from mpmd.options import PipelineOptions
 from mpmd.scheduling.schedule import PipelineSchedule, get_schedule
 from mpmd.support.assignment import NamePlacement
-from mpmd.support.compiler_options import OptionsRow, OptionValue
+from mpmd.support.compiler_options import CompilerOptions, OptionsRow
 from mpmd.tracing.stages.selectors import Selector
 
 PlaceLike = str | tuple[str, int]
@@ -61,7 +61,7 @@ def make_config(
     backend: str | None = None,
     options: PipelineOptions | None = None,
     replicate: Any = None,
-    compiler_options: Mapping[str, OptionValue | Mapping[str, OptionValue]] | None = None,
+    compiler_options: CompilerOptions | None = None,
 ) -> Config:
     """Says where the named parts of a step run.
 

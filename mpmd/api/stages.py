@@ -63,7 +63,7 @@ from mpmd.runtime.processes.exchange import WorldExchange
 from mpmd.runtime.program import Program
 from mpmd.scheduling.render import render_text
 from mpmd.scheduling.timeline import Timeline
-from mpmd.support.compiler_options import OptionValue, titled
+from mpmd.support.compiler_options import CompilerOptions, titled
 from mpmd.support.garbage import garbage_kept
 from mpmd.support.user_warnings import warn_user
 from mpmd.tracing.live import live_names, lower
@@ -234,10 +234,7 @@ class Lowered:
     @garbage_kept()
     @without_ambient_mesh
     def compile(
-        self,
-        compiler_options: Mapping[str, OptionValue | Mapping[str, OptionValue]] | None = None,
-        *,
-        runtime: RuntimeOptions | None = None,
+        self, compiler_options: CompilerOptions | None = None, *, runtime: RuntimeOptions | None = None
     ) -> Compiled:
         """Compiles the fragments and makes the program ready to run.
 

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 OptionValue = bool | int | float | str
+CompilerOptions = Mapping[str, OptionValue | Mapping[str, OptionValue]]
+"""As a user gives them: for all fragments, and by mesh or name for some."""
 FragmentOptions = tuple[tuple[str, OptionValue], ...]
 """Name and value of each option of a fragment, by name."""
 
