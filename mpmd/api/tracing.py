@@ -85,7 +85,8 @@ def trace(
         given = jax.tree.unflatten(arguments.tree, typed(structs, arguments.leaves, specs, mesh))
         return _attempt(fn, config, rules, given, with_statics, bool(explicit_axes(mesh)))
 
-    attempt = under_fitting_mesh(config.topology, under)
+    topology = config.topology
+    attempt = under_fitting_mesh(topology.abstract_mesh, under, topology.explicit_axes)
     traced, names, plan = attempt.traced, attempt.names, attempt.plan
     if plan is not None and plan.selector.stacked:
         arguments = flatten(rules, *with_statics(*attempt.given))
