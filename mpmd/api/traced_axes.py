@@ -15,7 +15,6 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from mpmd.api.prepare import axes_of_dims, spec_problems
-from mpmd.api.topology import Topology
 from mpmd.errors import PlacementError
 from mpmd.jax_compat import explicit_sharding, refuses_mesh
 from mpmd.support.source import raised_at
@@ -23,26 +22,29 @@ from mpmd.support.source import raised_at
 R = TypeVar("R")
 
 
-def under_fitting_mesh(topology: Topology, trace: Callable[[AbstractMesh], R]) -> R:
+def under_fitting_mesh(
+    mesh: AbstractMesh, trace: Callable[[AbstractMesh], R], explicit: Sequence[str] = ()
+) -> R:
     """What `trace` returns under the first mesh that the step it traces accepts.
 
     Args:
-        topology: the meshes of the step.
+        mesh: of all axes of the step, which are automatic.
         trace: is called with the mesh of the context, and traces the step anew.
+        explicit: the axes that are made explicit, if the step needs some; all of them by default.
 
     Raises:
-        PlacementError: the step needs another mesh than that of its topology, or several at a time.
+        PlacementError: the step needs a mesh with other axes, or several meshes at a time.
     """
     refused: list[Exception] = []
-    for mesh in _meshes(topology.abstract_mesh, topology.explicit_axes):
+    for context in _meshes(mesh, explicit):
         try:
-            with jax.sharding.use_abstract_mesh(mesh):
-                return trace(mesh)
+            with jax.sharding.use_abstract_mesh(context):
+                return trace(context)
         except (TypeError, ValueError) as error:
             if not refuses_mesh(error):
                 raise
             refused.append(error)
-    raise PlacementError(_refusal(refused[0], topology)) from refused[0]
+    raise PlacementError(_refusal(refused[0], mesh)) from refused[0]
 
 
 def _meshes(mesh: AbstractMesh, explicit: Sequence[str]) -> Iterator[AbstractMesh]:
@@ -53,13 +55,13 @@ def _meshes(mesh: AbstractMesh, explicit: Sequence[str]) -> Iterator[AbstractMes
         yield AbstractMesh(of_type.axis_sizes, of_type.axis_names, of_type.axis_types)
 
 
-def _refusal(refused: Exception, topology: Topology) -> str:
+def _refusal(refused: Exception, mesh: AbstractMesh) -> str:
     reason = str(refused).partition("This error occurs")[0].strip()
-    place, axes = raised_at(refused), ", ".join(f"{name}={size}" for name, size in topology.axes.items())
+    place, axes = raised_at(refused), ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
     return (
         f"the step needs another mesh than its topology has{f', at {place}' if place else ''}\n  {reason}\n"
-        f"  the axes of the topology are {axes}: leave mesh= of jax.shard_map out, or give all calls "
-        f"topology[{next(iter(topology))!r}]; jax.reshard and out_sharding= take a jax.P over these axes"
+        f"  the axes of the topology are {axes}: leave mesh= of jax.shard_map out, or give all calls the "
+        "same mesh of the topology; jax.reshard and out_sharding= take a jax.P over these axes"
     )
 
 

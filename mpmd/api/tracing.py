@@ -82,29 +82,11 @@ def trace(
     structs = [abstract(leaf) for leaf in arguments.leaves]
 
     def under(mesh: AbstractMesh) -> _Attempt:
-        names: set[str] = set()
-        plan = None if config.stages is None else StagePlan(config.stages)
         given = jax.tree.unflatten(arguments.tree, typed(structs, arguments.leaves, specs, mesh))
-        with names_called(names), planned(plan):
-            if plan is not None and plan.selector.stacked:
-                of_parts, given = over_parts(
-                    fn, plan, given, lambda wholes: _call(fn, *with_statics(*wholes))
-                )
-                traced = jax.jit(of_parts, keep_unused=True).trace(given)
-            else:
-                jitted = jax.jit(
-                    fn,
-                    keep_unused=True,
-                    static_argnums=rules.static_argnums,
-                    static_argnames=rules.static_argnames,
-                )
-                positional, keywords = with_statics(*given)
-                traced = jitted.trace(*positional, **keywords)
-            if len(config.topology) > 1 and not is_staging() and has_wide_conditional(traced.jaxpr.jaxpr):
-                traced = _with_split_conditionals(traced, given)
-        return _Attempt(traced, given, names, plan, bool(explicit_axes(mesh)))
+        return _attempt(fn, config, rules, given, with_statics, bool(explicit_axes(mesh)))
 
-    attempt = under_fitting_mesh(config.topology, under)
+    topology = config.topology
+    attempt = under_fitting_mesh(topology.abstract_mesh, under, topology.explicit_axes)
     traced, names, plan = attempt.traced, attempt.names, attempt.plan
     if plan is not None and plan.selector.stacked:
         arguments = flatten(rules, *with_statics(*attempt.given))
@@ -125,6 +107,35 @@ def trace(
         traced, config, arguments.without_arrays(), found, frozenset(called), _ever_called(fn, called),
         plan, attempt.explicit,
     )  # fmt: skip
+
+
+def _attempt(
+    fn: Callable[..., Any],
+    config: Config,
+    rules: ArgumentRules,
+    given: Any,
+    with_statics: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]],
+    explicit: bool,
+) -> _Attempt:
+    """Traces a step under the mesh of the context."""
+    names: set[str] = set()
+    plan = None if config.stages is None else StagePlan(config.stages)
+    with names_called(names), planned(plan):
+        if plan is not None and plan.selector.stacked:
+            of_parts, given = over_parts(fn, plan, given, lambda wholes: _call(fn, *with_statics(*wholes)))
+            traced = jax.jit(of_parts, keep_unused=True).trace(given)
+        else:
+            jitted = jax.jit(
+                fn,
+                keep_unused=True,
+                static_argnums=rules.static_argnums,
+                static_argnames=rules.static_argnames,
+            )
+            positional, keywords = with_statics(*given)
+            traced = jitted.trace(*positional, **keywords)
+        if len(config.topology) > 1 and not is_staging() and has_wide_conditional(traced.jaxpr.jaxpr):
+            traced = _with_split_conditionals(traced, given)
+    return _Attempt(traced, given, names, plan, explicit)
 
 
 def _with_split_conditionals(traced: jax.stages.Traced, given: Any) -> jax.stages.Traced:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from mpmd import ir
 from mpmd.sharding.inside import Split
+from mpmd.sharding.shards import axes_by_dim
 
 
 def axes_needed_whole(
@@ -61,6 +62,8 @@ class _UsesAlong:
             return self.loop_needs(op, position, dim)
         if name in _KEEPS:
             return None
+        if name == "sdy.sharding_constraint":
+            return self.makes_whole(op, dim) or self.uses_need(op.results[0], dim)
         if name in ("stablehlo.dot_general", "stablehlo.convolution", "stablehlo.gather"):
             if position > 1 or not (self.is_split(operands[1 - position]) or self.is_split(op.results[0])):
                 return False
@@ -78,6 +81,12 @@ class _UsesAlong:
 
     def is_split(self, value: ir.Value) -> bool:
         return any(self.axis in dim for dim in self.dims(value))
+
+    def makes_whole(self, constraint: ir.Op, dim: int) -> bool:
+        sharding = constraint.sharding
+        of_dim = ir.sdy.DimensionShardingAttr(ir.sdy.TensorShardingAttr(sharding).dimension_shardings[dim])
+        names = [axis.name for axis in axes_by_dim(sharding)[dim]]
+        return bool(of_dim.is_closed) and self.axis not in names
 
     def is_matched(self, op: ir.Op, position: int, dim: int) -> bool:
         """Whether the axis splits the other operand, or the result, of a product in the same dim."""

@@ -4,7 +4,7 @@
     %2 = sharding_constraint %1 {"x"}       ...
     %3 = sharding_constraint %2 {"y"}       %3 = sharding_constraint %1 {"y"}      of `jax.reshard`
 
-Those that `jax.reshard` and `jax.lax.with_sharding_constraint` ask for stay, so that Shardy chooses all other
+Those that `jax.reshard` and `jax.lax.with_sharding_constraint` require stay, so that Shardy chooses all other
 shardings, and reductions and gathers move as in a step with automatic axes.  An axis over which a value is
 unreduced says when to reduce it, and not what it is: the constraint goes, and the partitioner decides.
 """
@@ -17,7 +17,7 @@ from mpmd import ir
 from mpmd.errors import PlacementError
 from mpmd.support.source import frames_of
 
-_ASKED_FOR = ("device_put", "reshard", "sharding_constraint")
+_REQUIRED_BY = ("device_put", "reshard", "sharding_constraint")
 """Primitives that take a sharding from the user, and change nothing else."""
 
 _SHARDING = "sdy.sharding"
@@ -31,7 +31,7 @@ def remove_sharding_types(module: ir.Module) -> None:
     """
     with ir.context(), ir.Location.unknown():
         for op in ir.walk(module, ir.sdy.ShardingConstraintOp):
-            if not _is_asked_for(op):
+            if not _is_required(op):
                 ir.replace(op, [op.input])
         for region in ir.walk(module, ir.sdy.ManualComputationOp):
             _check_reduced(region)
@@ -63,9 +63,9 @@ def _check_reduced(region: ir.Op) -> None:
                 )
 
 
-def _is_asked_for(op: ir.Op) -> bool:
+def _is_required(op: ir.Op) -> bool:
     """Whether a constraint is of a primitive of the user's: its name ends the path in the location."""
     path = re.match(r'loc\("([^"]*)"', str(op.location))
     primitive = path[1].rpartition("/")[2] if path else ""
     sharding = ir.sdy.TensorShardingAttr(op.sharding)
-    return primitive in _ASKED_FOR and bool(op.input.type.shape) and not sharding.unreduced_axes
+    return primitive in _REQUIRED_BY and bool(op.input.type.shape) and not sharding.unreduced_axes

@@ -123,6 +123,15 @@ def test_a_step_equals_jit_under_explicit_axes(layer, backend, named):
     assert relative_difference(jax.device_get(jitted(PARAMS, X)), by_jit(step)) < 1e-5
 
 
+def test_weights_are_gathered_and_gradients_reduced_once():
+    whole = P(None, None)
+    fsdp = lambda p, x: jnp.tanh(rows(x) @ jax.reshard(p["w"], whole)) @ jax.reshard(p["v"], whole)  # noqa: E731
+    split = {"w": P("data"), "v": P("data")}
+    fragments = ours(step_of(fsdp), in_shardings=([split] * 2, P("data"))).lower(PARAMS, X).fragments
+    kinds = [name.partition(".")[0].partition("_")[2] for name in fragments]
+    assert kinds.count("gather") == kinds.count("reduce") == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stages", ["auto", mpmd.split("layers")], ids=["auto", "split"])
 def test_stages_from_outside_of_stacked_layers(stages):

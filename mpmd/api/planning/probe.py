@@ -15,6 +15,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from mpmd.api.planning.costs import StepSizes
 from mpmd.api.prepare import axes_of_dims, flat_prefix
+from mpmd.api.traced_axes import under_fitting_mesh
 from mpmd.errors import ConfigError, SignatureError
 from mpmd.jax_compat import inner_jaxprs
 from mpmd.tracing.names import decode
@@ -79,10 +80,14 @@ class StepProbe:
         """
         selector = by_cost(1, over=()).on(["m0"])
         assert isinstance(selector, AutomaticSelector)
-        plan = StagePlan(selector.on_devices({"m0": 1}, rates))
+
+        def traced(_: AbstractMesh) -> tuple[StagePlan, Any]:
+            plan = StagePlan(selector.on_devices({"m0": 1}, rates))
+            with planned(plan):
+                return plan, jax.make_jaxpr(step)(*self.args, **self.kwargs)
+
         mesh = AbstractMesh((1,) * len(self.axes), tuple(self.axes))
-        with jax.sharding.use_abstract_mesh(mesh), planned(plan):
-            closed = jax.make_jaxpr(step)(*self.args, **self.kwargs)
+        plan, closed = under_fitting_mesh(mesh, traced)
         if not plan.choices:
             raise ConfigError(
                 f"no loss to divide is in {getattr(step, '__name__', 'the step')}\n"

@@ -190,3 +190,16 @@ def test_a_stack_of_weights_that_a_loop_reads():
 
 def test_a_stack_that_a_loop_changes():
     assert needed(LOOP.format("%t"), "/x/", a="x/", dot_general="x/") == set()
+
+
+@pytest.mark.parametrize(
+    ("dims", "whole"),
+    [("{}, {}", {"x"}), ('{"y"}, {}', {"x"}), ('{"x"}, {}', set()), ("{?}, {?}", set())],
+    ids=["whole", "along another axis", "as it is", "undecided"],
+)
+def test_a_constraint_that_makes_a_weight_whole_is_a_use(dims, whole):
+    text = (
+        f'(%w: {W}) -> {W} {{ %c = sdy.sharding_constraint %w <mesh<["x"=2, "y"=2]>, [{dims}]> : {W} '
+        f"%n = stablehlo.negate %c : {W} return %n : {W} }}"
+    )
+    assert needed(text, "x/") == whole
