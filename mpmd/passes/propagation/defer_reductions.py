@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.calls.shared_bodies import calls_one_body, numbered, put_back, share_bodies
+from mpmd.passes.calls.shared_bodies import called_bodies, numbered, put_back, share_bodies
 from mpmd.passes.constants import zeros
 from mpmd.passes.fragments.dead_ops import erase_dead_ops
 from mpmd.passes.propagation import shardings
@@ -133,7 +133,7 @@ def _kinds_of(f: ir.Func, trial: Trial) -> dict[ir.Fragment, _Kind]:
     for group in kinds_of_work(trial.fragments):
         if len(group) > 1:
             model = ir.clone(group[0], ir.after(group[0]))
-            shares = calls_one_body(model)
+            shares = bool(called_bodies(model))
             put_back(model, symbols)
             groups.append((group, model, shares))
             returned = model.returned
