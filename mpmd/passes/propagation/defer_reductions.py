@@ -20,6 +20,7 @@ from mpmd.passes.propagation.trial import (
     axes_of_rows,
     is_one_mesh,
     kinds_of_work,
+    mesh_of_shardings,
 )
 from mpmd.passes.transfers.uniquify_carried_values import START
 from mpmd.sharding.inside import Split, split_of, splits_of_copy
@@ -268,6 +269,7 @@ class _Deferring:
         self.f = f
         known = [op.attributes[START] for op in ir.walk(f) if START in op.attributes]
         self.numbers = itertools.count(1 + max((int(ir.IntegerAttr(n).value) for n in known), default=-1))
+        self.mesh = mesh_of_shardings(f)
         self.uses = uses
         self.kinds = kinds
         self.nodes: dict[ir.Fragment, list[_Node]] = {}
@@ -363,11 +365,10 @@ class _Deferring:
 
     def _sharding(self, node: _Node) -> shardings.Sharding:
         """That of a partial form: each device has its own term."""
-        operands, results = self.kinds[node.fragment].layout
-        known = next(kind.sharding for kind in (*operands, *results) if kind.sharding is not None)
+        _, results = self.kinds[node.fragment].layout
         kind, axes = results[node.link.given], node.link.axes
         split = (axes, *without(split_of(kind.sharding, len(kind.shape)), axes))
-        return sharding_of(split, str(ir.sdy.TensorShardingAttr(known).mesh_or_ref))
+        return sharding_of(split, self.mesh)
 
     def _begin(self, node: _Node, before: ir.Fragment) -> tuple[ir.Value, shardings.Sharding]:
         """Zeros: in place of a start if that is zero, which is added at the end otherwise."""
