@@ -46,14 +46,15 @@ class DeferReductions(FunctionPass):
 
     The rows of `x0` lie over devices, so that `w` is a sum over them.  A primed value has the terms of all
     devices, in one more dim that is split over them: see `mpmd.sharding.partial`.  A chain of fragments that
-    add to one accumulator carries it in this form, and the sum is taken where the chain ends.
+    add to one accumulator carries it in this form, and the sum is taken where the chain ends.  So does a term
+    that one fragment computes and another adds: the weight of two stages, or a split backward.
 
     Requires: shardings are attributes; microbatches are numbered.
     Ensures: a value is deferred only if all that its fragments do with it is to add terms that have a partial
         form along the same axes.  Values change by rounding: terms of microbatches are added first, then
         those of devices.
     Notice: meshes whose axes differ, where nothing is deferred.
-    Cost: one more propagation, and for each distinct body that adds to an accumulator one inside of it.
+    Cost: one more propagation.
     Source: ours; JaxPP's users write it with `jax.P(unreduced=...)`.
     """
 
