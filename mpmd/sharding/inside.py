@@ -41,9 +41,7 @@ def number_ops(fragment: ir.Op) -> None:
         ir.put(op, _NUMBER, ir.i64(number))
 
 
-def splits_inside(
-    propagated: ir.Op, body: ir.Fragment, operands: Sequence[ir.Type]
-) -> dict[ir.Value, Split]:
+def splits_inside(propagated: ir.Op, body: ir.Fragment, operands: Sequence[ir.Type]) -> dict[ir.Value, Split]:
     """The splits of the values in the body of a fragment; a value that is whole may be missing.
 
     Args:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.calls.shared_bodies import calls_one_body, numbered, put_back, share_bodies
+from mpmd.passes.calls.shared_bodies import called_bodies, numbered, put_back, share_bodies
 from mpmd.passes.constants import zeros
 from mpmd.passes.fragments.dead_ops import erase_dead_ops
 from mpmd.passes.propagation import shardings
@@ -20,6 +20,7 @@ from mpmd.passes.propagation.trial import (
     axes_of_rows,
     is_one_mesh,
     kinds_of_work,
+    mesh_of_shardings,
 )
 from mpmd.passes.transfers.uniquify_carried_values import START
 from mpmd.sharding.inside import Split, split_of, splits_of_copy
@@ -45,14 +46,15 @@ class DeferReductions(FunctionPass):
 
     The rows of `x0` lie over devices, so that `w` is a sum over them.  A primed value has the terms of all
     devices, in one more dim that is split over them: see `mpmd.sharding.partial`.  A chain of fragments that
-    add to one accumulator carries it in this form, and the sum is taken where the chain ends.
+    add to one accumulator carries it in this form, and the sum is taken where the chain ends.  So does a term
+    that one fragment computes and another adds: the weight of two stages, or a split backward.
 
     Requires: shardings are attributes; microbatches are numbered.
     Ensures: a value is deferred only if all that its fragments do with it is to add terms that have a partial
         form along the same axes.  Values change by rounding: terms of microbatches are added first, then
         those of devices.
     Notice: meshes whose axes differ, where nothing is deferred.
-    Cost: one more propagation, and for each distinct body that adds to an accumulator one inside of it.
+    Cost: one more propagation.
     Source: ours; JaxPP's users write it with `jax.P(unreduced=...)`.
     """
 
@@ -133,7 +135,7 @@ def _kinds_of(f: ir.Func, trial: Trial) -> dict[ir.Fragment, _Kind]:
     for group in kinds_of_work(trial.fragments):
         if len(group) > 1:
             model = ir.clone(group[0], ir.after(group[0]))
-            shares = calls_one_body(model)
+            shares = bool(called_bodies(model))
             put_back(model, symbols)
             groups.append((group, model, shares))
             returned = model.returned
@@ -268,6 +270,7 @@ class _Deferring:
         self.f = f
         known = [op.attributes[START] for op in ir.walk(f) if START in op.attributes]
         self.numbers = itertools.count(1 + max((int(ir.IntegerAttr(n).value) for n in known), default=-1))
+        self.mesh = mesh_of_shardings(f)
         self.uses = uses
         self.kinds = kinds
         self.nodes: dict[ir.Fragment, list[_Node]] = {}
@@ -363,11 +366,10 @@ class _Deferring:
 
     def _sharding(self, node: _Node) -> shardings.Sharding:
         """That of a partial form: each device has its own term."""
-        operands, results = self.kinds[node.fragment].layout
-        known = next(kind.sharding for kind in (*operands, *results) if kind.sharding is not None)
+        _, results = self.kinds[node.fragment].layout
         kind, axes = results[node.link.given], node.link.axes
         split = (axes, *without(split_of(kind.sharding, len(kind.shape)), axes))
-        return sharding_of(split, str(ir.sdy.TensorShardingAttr(known).mesh_or_ref))
+        return sharding_of(split, self.mesh)
 
     def _begin(self, node: _Node, before: ir.Fragment) -> tuple[ir.Value, shardings.Sharding]:
         """Zeros: in place of a start if that is zero, which is added at the end otherwise."""

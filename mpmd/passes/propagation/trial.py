@@ -180,5 +180,15 @@ def axes_of_rows(f: ir.Func) -> frozenset[str]:
 
 def is_one_mesh(f: ir.Func) -> bool:
     """Whether all meshes have the axes of the one that shardings name, which propagation uses."""
-    meshes = [mesh for mesh in sdy_meshes(ir.module_of(f)).values() if axes_of(mesh)]
+    meshes = list(_meshes_with_axes(f).values())
     return len(meshes) == 1 and all(axes_of(mesh) == axes_of(meshes[0]) for mesh in f.topology.values())
+
+
+def mesh_of_shardings(f: ir.Func) -> str:
+    """How shardings refer to their mesh, if all meshes are one."""
+    (name,) = _meshes_with_axes(f)
+    return str(ir.FlatSymbolRefAttr.get(name, ir.context()))
+
+
+def _meshes_with_axes(f: ir.Func) -> dict[str, ir.sdy.MeshAttr]:
+    return {name: mesh for name, mesh in sdy_meshes(ir.module_of(f)).items() if axes_of(mesh)}
