@@ -11,6 +11,7 @@ from mpmd.api.found_stages import rates_of
 from mpmd.api.planning.candidate import PlanCandidate
 from mpmd.api.planning.costs import StepSizes
 from mpmd.api.planning.measure import measured_candidates
+from mpmd.api.planning.partitioned import absent_devices, partitioned_candidates
 from mpmd.api.planning.probe import StepProbe, axes_for, binder, first_line
 from mpmd.api.planning.result import Plan
 from mpmd.api.planning.search import Axes, PlanSearch, PlanSpace
@@ -39,6 +40,7 @@ def plan(
     in_shardings: Any = None,
     out_shardings: Any = None,
     device: str | None = None,
+    partition: int = 3,
     measure: int = 0,
     **kwargs: Any,
 ) -> Plan:
@@ -50,7 +52,10 @@ def plan(
 
     All combinations are predicted: numbers of meshes and their devices, stages by cost as with
     `stages="auto"`, schedules, microbatches, rematerialisation.  Seconds are estimated from arithmetic and
-    bytes or measured; the simulator of schedules predicts step and memory.  Equal input gives equal plans.
+    bytes, and the simulator of schedules predicts step and memory.  The best ones are partitioned: step and
+    memory are then of the programs that they run, the batch and all collectives included, and gradients are
+    reduced and weights gathered once in a step or more often, as is faster and fits.  Equal input gives
+    equal plans.
 
     Args:
         step: the train step, which calls `mpmd.accumulate_gradients` or `mpmd.staged`.  To vary the number of
@@ -66,6 +71,8 @@ def plan(
         in_shardings: as in `make_config`; without it meshes have one device each.
         out_shardings: likewise.
         device: a device that the compiler describes, such as `"H100"`; by default about the one here.
+        partition: how many of the best that fit to partition, which nothing runs for; they are ranked first.
+            With 0 all that is known is estimates, of which `memory` may be missed by a quarter.
         measure: of how many of the best to compile and measure the fragments, each alone, for a prediction
             from that; they are ranked first.  The devices must be here.
         **kwargs: keyword arguments of the step.
@@ -76,7 +83,7 @@ def plan(
     Raises:
         ConfigError: an option cannot be used, or nothing fits; says why the best ones do not.
     """
-    _check(devices, schedules, stages_per_mesh, axes, measure)
+    _check(devices, schedules, stages_per_mesh, axes, measure, partition)
     bind = binder(step, microbatches)
     probe = StepProbe(args, kwargs, axes, in_shardings)
     rates, start = _rates(device), time.perf_counter()
@@ -88,6 +95,12 @@ def plan(
         )  # fmt: skip
         options = {"in_shardings": in_shardings, "out_shardings": out_shardings}
         candidates = _search(space, progress)
+        if partition:
+            absent = absent_devices(losses, rates, space.memory)
+            step_of = probe.tracer(bind, next(iter(losses.values())))
+            candidates = partitioned_candidates(
+                candidates, partition, absent, step_of, options, progress.show
+            )
         if measure:
             candidates = measured_candidates(candidates, measure, bind, options, args, kwargs, progress.show)
     ranked = sorted(candidates, key=lambda c: c.order)
@@ -172,7 +185,7 @@ def _bytes_of(memory: Any) -> int | None:
     return int(float(found[1]) * _UNITS[found[2]])
 
 
-def _check(devices: Any, schedules: Any, per_mesh: Any, axes: Any, measure: Any) -> None:
+def _check(devices: Any, schedules: Any, per_mesh: Any, axes: Any, measure: Any, partition: Any) -> None:
     """Refuses options of the wrong kind.
 
     Raises:
@@ -185,6 +198,7 @@ def _check(devices: Any, schedules: Any, per_mesh: Any, axes: Any, measure: Any)
         raise ConfigError(f"schedules is {schedules!r}; there are {', '.join(SCHEDULES)}")
     if isinstance(axes, str) or not axes:
         raise ConfigError(f"axes is {axes!r}; it must list names of axes, such as ('data', 'model')")
-    numbers = [*per_mesh, measure + 1] if isinstance(measure, int) else [0]
+    known = isinstance(measure, int) and isinstance(partition, int)
+    numbers = [*per_mesh, measure + 1, partition + 1] if known else [0]
     if not all(isinstance(n, int) and n > 0 for n in numbers):
-        raise ConfigError("stages_per_mesh must be numbers from 1, and measure a number from 0")
+        raise ConfigError("stages_per_mesh must be numbers from 1, measure and partition numbers from 0")
