@@ -49,7 +49,9 @@ def test_the_sums_before_an_epilogue_are_scratch_memory(unpoisoned):
 
 def test_products_of_f32_have_the_digits_that_were_asked_for(unpoisoned):
     """TF32 by default, as XLA has it; what no descriptor describes is a kernel with the same choice."""
-    for precision, how in ((None, "tf32"), ("high", "tf32"), ("highest", "f32")):
+    preset = jax.lax.DotAlgorithmPreset
+    exact = [(algorithm, "f32") for algorithm in ("highest", preset.F32_F32_F32, preset.BF16_BF16_F32_X3)]
+    for precision, how in ((None, "tf32"), ("high", "tf32"), *exact):
 
         def product(x, w, precision=precision):
             return jnp.dot(x, w, precision=precision)
