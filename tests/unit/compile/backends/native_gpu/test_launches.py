@@ -87,6 +87,18 @@ def test_what_depends_on_the_gpu(unpoisoned):
     assert {gpu.capability for gpu in GPUS.values()} == {80, 90, 100}
 
 
+def test_gradients_of_embeddings_are_added_in_f32():
+    """A frequent token's would stop to grow in bf16; its sum is rounded once."""
+    table, ids = np.zeros((64, 32), jnp.bfloat16), np.zeros(8192, np.int32)
+
+    def gradient(ids, change):
+        return jax.vjp(lambda table: jnp.take(table, ids, axis=0), jnp.asarray(table))[1](change)[0]
+
+    program = prepared(gradient, ids, np.full((8192, 32), 1e-3, jnp.bfloat16)).program
+    atomics = [k for k in program.kernels.values() if "tl.atomic_add" in k.source]
+    assert atomics and all(k.pointers[k.operands.index(max(k.writes))] == "*fp32" for k in atomics)
+
+
 def test_what_has_no_launches_is_refused():
     ids = np.zeros(8, np.int32)
     with pytest.raises(NoPlan, match="GPUs do not combine values of f32 by multiply at one place"):
