@@ -130,6 +130,27 @@ _TYPES = (
         "random rounding to floats",
     ),
     _row(
+        "scatter_widener.py:_widened",
+        "updates may meet at a place",
+        ' or site.at.attributes.get("unique_indices")',
+        "",
+        "updates at different places",
+    ),
+    _row(
+        "scatter_widener.py:_widened",
+        "updates have two bytes",
+        "site.shape.dtype not in _NARROW",
+        "False",
+        "updates of four bytes",
+    ),
+    _row(
+        "scatter_widener.py:_widened",
+        "the device combines f32 so in one step",
+        "opcode not in _COMBINED",
+        "opcode is None",
+        "updates that are multiplied",
+    ),
+    _row(
         "dot_algorithm_rewriter.py:_rounded",
         "the algorithm rounds the factors",
         '_FACTORS.get(str(site.at.attributes.get("algorithm", "")))',

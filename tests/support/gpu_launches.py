@@ -32,12 +32,14 @@ class CalledProgram:
 
     Attributes:
         gpu: the stand-in; `calls` are those of loading, too, until they are cleared.
+        opened: the stand-in as programs see it.
         loaded: the program.
     """
 
     def __init__(self, program: LaunchProgram, gpu: StandInGpu | None = None, **options: bool) -> None:
         self.program, self.gpu = program, gpu or StandInGpu()
-        self.loaded = LoadedGpuProgram(code_of(program), OpenGpu(self.gpu, 0), **options)
+        self.opened = OpenGpu(self.gpu, 0)
+        self.loaded = LoadedGpuProgram(code_of(program), self.opened, **options)
         self.function = self.loaded.function
         self.gpu.calls.clear()
         self._addresses: list[int] = []
@@ -52,8 +54,8 @@ class CalledProgram:
         kinds = ("parameter", "result", "constant", "arena")
         assert [a.kind for a in allocations] == sorted((a.kind for a in allocations), key=kinds.index)
         if not self.gpu.buffers:
-            self.gpu.buffers = [_aligned(a.size) for a in allocations[:-2]]
-            self.gpu.buffers.append(_aligned(self.loaded.arena_bytes))
+            self.gpu.buffers = [_memory(a.size, a.kind, n) for n, a in enumerate(allocations[:-2])]
+            self.gpu.buffers.append(_memory(self.loaded.arena_bytes, "arena", 0))
         for buffer in self.gpu.buffers:
             buffer[:] = POISON
         for buffer, data in zip(self.gpu.buffers, arguments):
@@ -86,10 +88,13 @@ class CalledProgram:
         self.kept, self.gpu.buffers = self.gpu.buffers, []
 
 
-def _aligned(size: int) -> np.ndarray:
-    """Memory as XLA gives it."""
-    data = np.empty(max(size, 1) + 128, np.uint8)
-    return data[-data.ctypes.data % 128 :][: max(size, 1)]
+def _memory(size: int, kind: str, number: int) -> np.ndarray:
+    """Memory as XLA gives it: what it allocates at 128 bytes, what callers may bring at 16."""
+    data = np.empty(max(size, 1) + 256, np.uint8)
+    begin = -data.ctypes.data % 128
+    if kind in ("parameter", "result"):
+        begin += 16 * (1 + 2 * number % 8)
+    return data[begin:][: max(size, 1)]
 
 
 def run_program(

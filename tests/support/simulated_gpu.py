@@ -93,6 +93,8 @@ class StandInGpu:
         broken: mistakes of the code under test, or of the stand-in.
         buffers: if there are any, all memory that may be used is in them.
         extents: bytes of a launch's arguments, by the kernel's name and their addresses.
+        attributes: what the driver says of a GPU.
+        lacks: whether the library has no algorithm for products of some sizes m, n, k.
     """
 
     platform = "cpu"
@@ -108,12 +110,17 @@ class StandInGpu:
         self.buffers: list[np.ndarray] = []
         self.extents: dict[tuple[str, tuple[int, ...]], tuple[int, ...]] = {}
         self.fail_at, self.missing = 0, frozenset[str]()
+        # multiprocessors, kHz, kHz of memory, its bits, bytes of L2 and of shared memory
+        self.attributes = {16: 132, 13: 1_980_000, 36: 3_125_000, 37: 6144, 38: 50 << 20, 97: 227 << 10}
+        self.lacks: Callable[[tuple[int, int, int]], bool] = lambda sizes: False
         self._handles: dict[int, tuple[str, Any]] = {}
         self._next = 0x1000
         self._contexts: dict[int, int] = {}
         self._context = threading.local()
         self._shims: list[Any] = []
-        self._capturing: list[Callable[[], Any]] | None = None
+        self._promised: dict[int, int] = {}
+        self._captures: dict[int, list[Callable[[], Any]]] = {}
+        self._captures_by: dict[int, int] = {}
         self.driver = _Functions(self, DRIVER)
         self.cublaslt = _Functions(self, CUBLASLT)
 
@@ -151,7 +158,8 @@ class StandInGpu:
             self.calls.append(name)
             if len(self.calls) == self.fail_at and not name.endswith(_RELEASING):
                 if name == "cuStreamEndCapture":
-                    self._capturing = None
+                    self._captures.clear()
+                    self._captures_by.clear()
                 return LIBRARY_FAILED if name.startswith("cublas") else FAILED
             try:
                 status = function(*(argument or 0 for argument in given))
@@ -198,7 +206,8 @@ class StandInGpu:
         ctypes.memmove(where, data, len(data))
 
     def _cuDeviceGetAttribute(self, where: int, attribute: int, device: int) -> None:
-        _store(where, ctypes.c_int({75: self.capability // 10, 76: self.capability % 10}[attribute]))
+        found = {75: self.capability // 10, 76: self.capability % 10, **self.attributes}
+        _store(where, ctypes.c_int(found[attribute]))
 
     def _cuDevicePrimaryCtxRetain(self, where: int, device: int) -> None:
         if device not in self._contexts:
@@ -228,15 +237,25 @@ class StandInGpu:
         kernel = self._get("module", module)
         if ctypes.string_at(name).decode() != kernel.name:
             return 500
-        self._create("function", where, {"of": module, "kernel": kernel, "shared": 48 << 10})
+        self._create("function", where, {"of": module, "kernel": kernel, "shared": 48 << 10, "loaded": False})
         return 0
 
     def _cuFuncSetAttribute(self, function: int, attribute: int, value: int) -> None:
         assert attribute == 8
         self._get("function", function)["shared"] = value
 
+    def _cuStreamCreate(self, where: int, flags: int) -> None:
+        assert flags == 1, "a stream that waits for the driver's own"
+        self._here()
+        self._create("stream", where, None)
+
+    def _cuStreamDestroy_v2(self, stream: int) -> None:
+        assert stream not in self._captures
+        self._drop("stream", stream)
+
     def _cuFuncGetAttribute(self, where: int, attribute: int, function: int) -> None:
         assert attribute in (3, 4) and self._get("function", function)
+        self._get("function", function)["loaded"] = True
         _store(where, ctypes.c_int(0))
 
     def _cuMemAlloc_v2(self, where: int, size: int) -> None:
@@ -259,8 +278,11 @@ class StandInGpu:
         *sizes, shared, stream, parameters, extra = rest
         made = self._get("function", function)
         kernel = made["kernel"]
+        assert made["loaded"], "a launch that loads its kernel waits for the whole GPU"
         assert sizes[1:] == [1, 1, 32 * kernel.warps, 1, 1]
-        assert 32 * kernel.warps <= _CAPACITY and SHARED == shared <= made["shared"] and stream in STREAMS
+        assert (
+            32 * kernel.warps <= _CAPACITY and SHARED == shared <= made["shared"] and self._is_stream(stream)
+        )
         assert sizes[0] < 1 << 31
         pointers = ctypes.cast(parameters, ctypes.POINTER(_P))
         values = [ctypes.cast(pointers[k], ctypes.POINTER(_P))[0] for k in range(len(kernel.pointers) + 2)]
@@ -275,7 +297,7 @@ class StandInGpu:
             interpreter.run_kernel(kernel, self._arguments(kernel.name, addresses), grid=sizes[0])
             self.launched.append(kernel.name)
 
-        return self._start(run)
+        return self._start(run, stream)
 
     def _arguments(self, kernel: str, addresses: tuple[int, ...]) -> list[Extent]:
         """The arrays of a launch: those of the program, or else all memory from their addresses on."""
@@ -290,45 +312,55 @@ class StandInGpu:
         return next((end - at for end in ends if end >= at), 1 << 40)
 
     def _cuMemcpyDtoDAsync_v2(self, target: int, source: int, size: int, stream: int) -> None:
-        assert stream in STREAMS
         places = self._memory(target, size), self._memory(source, size)
-        self._start(lambda: ctypes.memmove(*places, size))
+        self._start(lambda: ctypes.memmove(*places, size), stream)
 
     def _cuMemsetD32Async(self, target: int, word: int, count: int, stream: int) -> None:
-        assert stream in STREAMS and target % 4 == 0
+        assert target % 4 == 0
         filled = _array(self._memory(target, 4 * count), np.uint32, count)
-        self._start(lambda: filled.fill(word))
+        self._start(lambda: filled.fill(word), stream)
 
     def _cuMemcpyDtoHAsync_v2(self, host: int, source: int, size: int, stream: int) -> None:
-        assert stream in STREAMS and self._capturing is None
+        assert stream in STREAMS and not self._captures_here()
         ctypes.memmove(host, self._memory(source, size), size)
 
     def _cuStreamSynchronize(self, stream: int) -> None:
-        assert stream in STREAMS and self._capturing is None
+        assert stream in STREAMS and not self._captures_here()
 
-    def _start(self, work: Callable[[], Any]) -> int:
-        """Runs what is launched, or captures it."""
-        if self._capturing is None:
-            work()
+    def _is_stream(self, stream: int) -> bool:
+        """Whether work may be given to it: XLA's, the driver's own, or one that was created."""
+        return stream in STREAMS or self._get("stream", stream) is None
+
+    def _captures_here(self) -> bool:
+        """Whether this thread captures: it may not wait then."""
+        return threading.get_ident() in self._captures_by.values()
+
+    def _start(self, work: Callable[[], Any], stream: int) -> int:
+        """Runs what is launched, or captures it, whoever launches it on a stream that captures."""
+        assert self._is_stream(stream)
+        if stream in self._captures:
+            assert self._captures_by[stream] == threading.get_ident(), "another thread's work is captured"
+            self._captures[stream].append(work)
         else:
-            self._capturing.append(work)
+            work()
         return 0
 
     def _cuStreamBeginCapture_v2(self, stream: int, mode: int) -> None:
-        assert stream in STREAMS and mode == 1 and self._capturing is None
-        self._capturing = []
+        assert mode == 1 and stream not in self._captures
+        assert stream not in STREAMS, "others work on XLA's stream: it would be captured"
+        self._get("stream", stream)
+        self._captures[stream], self._captures_by[stream] = [], threading.get_ident()
 
     def _cuStreamEndCapture(self, stream: int, where: int) -> None:
-        assert stream in STREAMS and self._capturing is not None
-        self._create("graph", where, self._capturing)
-        self._capturing = None
+        self._create("graph", where, self._captures.pop(stream))
+        del self._captures_by[stream]
 
     def _cuGraphInstantiateWithFlags(self, where: int, graph: int, flags: int) -> None:
         assert flags == 0
         self._create("executable graph", where, list(self._get("graph", graph)))
 
     def _cuGraphLaunch(self, executable: int, stream: int) -> None:
-        assert stream in STREAMS and self._capturing is None
+        assert stream in STREAMS
         for work in self._get("executable graph", executable):
             work()
 
@@ -405,9 +437,12 @@ class StandInGpu:
         limits = self._get("preference", preference)
         assert limits.keys() >= {1, 5, 6, 7, 8} and limits[1] >= WORKSPACE and count == 1
         shapes = self._shapes(descriptor, a, b, d)
+        if self.lacks(shapes):
+            return 15
         result = Heuristic.from_address(results)
         result.algorithm[:] = [descriptor, a, b, c, d, *shapes]
         result.workspace, result.state = WORKSPACE, 0
+        self._promised[descriptor] = min(limits[number] for number in (5, 6, 7, 8))
         _store(found, ctypes.c_int(1))
         return 0
 
@@ -427,9 +462,13 @@ class StandInGpu:
             given
         )
         self._get("library", handle)
-        assert c == d and c_at == d_at and stream in STREAMS
+        assert c == d and c_at == d_at
         assert list((ctypes.c_uint64 * 5).from_address(algorithm)) == [descriptor, a, b, c, d]
         assert size == WORKSPACE and work % 256 == 0
+        promised = self._promised[descriptor]
+        assert not any(at % promised for at in (a_at, b_at, d_at)), (
+            f"a matrix does not begin at {promised} bytes"
+        )
         self._memory(work, size)
         number = ctypes.c_double if self._get("descriptor", descriptor)["scale"] else ctypes.c_float
         assert (number.from_address(alpha).value, number.from_address(beta).value) == (1.0, 0.0)
@@ -444,7 +483,7 @@ class StandInGpu:
                 left, right = map(tf32, (x, y)) if transposed["compute"] == _TF32 else (x, y)
                 z[...] = np.matmul(left.astype(np.float64), right.astype(np.float64)).astype(z.dtype)
 
-        return self._start(run)
+        return self._start(run, stream)
 
     def _matrices(self, at: int, made: int) -> np.ndarray:
         """The column-major matrices of a layout."""

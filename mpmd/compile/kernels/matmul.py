@@ -48,7 +48,7 @@ class MatmulPlan:
         a, b, c: views of the factors and the result; c is not used with an epilogue.
         epilogue: a plan of kind `loop` over `batch, m, n`; None stores the sums into c.
         sums: number of the epilogue's operand for the sums.
-        exact: factors of f32 are multiplied with all of their digits: the highest precision was requested.
+        exact: factors of f32 are multiplied with all of their digits, by the precision or the algorithm.
     """
 
     name: str

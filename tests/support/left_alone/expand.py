@@ -71,6 +71,13 @@ def _convolution(
 
 _TO_DOT = "hlo-convolution-to-dot"
 _SOLVED = 'custom-call(a), custom_call_target="{}", api_version=API_VERSION_TYPED_FFI, backend_config={{{}}}'
+_UPDATES = (
+    "HloModule m\n\nboth {{\n  a = {2}[] parameter(0)\n  b = {2}[] parameter(1)\n"
+    "  ROOT c = {2}[] {0}(a, b)\n}}\n\n"
+    "ENTRY main {{\n  x = {2}[9] parameter(0)\n  i = s32[6,1] parameter(1)\n  u = {2}[6] parameter(2)\n"
+    "  ROOT r = {2}[9] scatter(x, i, u), update_window_dims={{}}, inserted_window_dims={{0}}, "
+    "scatter_dims_to_operand_dims={{0}}, index_vector_dim=1, {1}to_apply=both\n}}\n"
+)
 
 LEFT = {
     "the last of equal values": _argmax("s32", _best("s32", "GT")),
@@ -207,6 +214,12 @@ LEFT = {
             "  ROOT r = f32[2,5] dot(x, y), lhs_contracting_dims={1,2}, rhs_contracting_dims={0,1}"
         ),
     ),
+    "updates at different places": (
+        "hlo-scatter-widener",
+        _UPDATES.format("add", "unique_indices=true, ", "bf16"),
+    ),
+    "updates of four bytes": ("hlo-scatter-widener", _UPDATES.format("add", "", "f32")),
+    "updates that are multiplied": ("hlo-scatter-widener", _UPDATES.format("multiply", "", "bf16")),
     "narrow numbers that only move": (
         "hlo-narrow-type-expander",
         entry("  x = s4[4,2] parameter(0)\n  ROOT r = s4[2,4] transpose(x), dimensions={1,0}"),

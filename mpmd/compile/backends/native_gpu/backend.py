@@ -19,6 +19,7 @@ from mpmd.compile.backends.ffi.custom_call import ATTRIBUTE, TARGET_NAME
 from mpmd.compile.backends.ffi.frame import check_version
 from mpmd.compile.backends.ffi.loaded import LoadedPrograms, ProgramLoad
 from mpmd.compile.backends.jax_function import ArgumentOrder, DirectCall, jax_function
+from mpmd.compile.backends.native_gpu.cublaslt import NoAlgorithm
 from mpmd.compile.backends.native_gpu.gpu import GpuLibraries, gpu_at
 from mpmd.compile.backends.native_gpu.libraries import CudaLibraries
 from mpmd.compile.backends.native_gpu.loading import LoadedGpuProgram
@@ -169,7 +170,12 @@ class NativeGpuBackend:
         if unfit:
             raise CompileError(unfit)
         made, kept = compiled_or_kept(fragment, self.target, self.options, axes=dict(mesh.shape))
-        return self.load(made, fragment, mesh, kept)
+        try:
+            return self.load(made, fragment, mesh, kept)
+        except NoAlgorithm as error:  # these are kernels of ours then
+            without = self.target.without | error.products
+            other = dataclasses.replace(self, target=dataclasses.replace(self.target, without=without))
+            return other.compile(fragment, mesh)
 
     def unfit(self, fragment: FragmentModule, mesh: Mesh) -> str:
         """Why no code for GPUs runs on a mesh, or not this fragment in any case; or ""."""

@@ -1,8 +1,10 @@
 """A program as a CUDA graph: what a call issues is captured, and replayed while the addresses are the same.
 
     first call with some addresses      the steps are issued, which also loads what the driver loads late
-    second                              they are captured on XLA's stream, and the graph is launched
-    later                               the graph is launched
+    second                              they are captured on a stream of the program's own
+    then and later                      the graph is launched on XLA's stream
+
+What any thread enqueues on a stream that captures becomes part of the graph, and others work on XLA's stream.
 
 A graph keeps the addresses of its arguments, and XLA may give others in any call: a program has a few graphs,
 of which the oldest makes room for the next.  Programs that wait for a flag on the host cannot be captured.
@@ -126,10 +128,10 @@ class _CaptureEmitter:
 
     def _capture(self, f: FunctionBuilder, row: Value) -> None:
         """Captures what the call issues; a row whose capture fails stays without a graph."""
-        stream, graph, executable = f.arguments["stream"], f.stack("ptr"), f.stack("ptr")
+        stream, graph, executable = self.calls.word(f, "capturing"), f.stack("ptr"), f.stack("ptr")
         mode = constant(_CAPTURE_OF_THREAD, "i32")
         self.calls.call(f, "cuStreamBeginCapture_v2", [stream, mode], _WHERE)
-        self._issue(f, "%captured")
+        self._issue(f, "%captured", stream)
         failed = f.op("icmp ne ptr %captured, null", "i1")
         f.store(NULL, graph)
         # in any case, or the stream is lost
@@ -149,8 +151,9 @@ class _CaptureEmitter:
         with f.when(f.op(f"icmp ne ptr {made}, null", "i1")):
             self.calls.enter(f, "cuGraphDestroy", [made])
 
-    def _issue(self, f: FunctionBuilder, result: str) -> None:
-        listed = ", ".join(value.typed for value in self._arguments(f))
+    def _issue(self, f: FunctionBuilder, result: str, stream: Value | None = None) -> None:
+        frame, given, memory = self._arguments(f)
+        listed = ", ".join(value.typed for value in (frame, stream or given, memory))
         f.emit(f"{result} = call ptr @{self.name}_issue({listed})")
 
     def _arguments(self, f: FunctionBuilder) -> list[Value]:

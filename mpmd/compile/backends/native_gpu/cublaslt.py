@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 from mpmd.compile.backends.native_gpu.driver import DeviceError
@@ -25,7 +26,7 @@ _COMPUTE = {"f32": 68, "tf32": 77, "f64": 70}  # cublasComputeType_t
 _TRANSPOSE_A, _TRANSPOSE_B = 3, 4  # cublasLtMatmulDescAttributes_t
 _BATCH_COUNT, _BATCH_STRIDE = 5, 6  # cublasLtMatrixLayoutAttribute_t
 _MAX_WORKSPACE, _ALIGNMENTS = 1, (5, 6, 7, 8)  # cublasLtMatmulPreferenceAttributes_t: bytes; of A, B, C, D
-_SUCCESS = 0
+_SUCCESS, _NOT_SUPPORTED = 0, 15  # cublasStatus_t
 
 
 class Heuristic(ctypes.Structure):
@@ -38,6 +39,19 @@ class Heuristic(ctypes.Structure):
         ("waves", ctypes.c_float),
         ("reserved", ctypes.c_int * 4),
     ]
+
+
+class NoAlgorithm(DeviceError):
+    """The library has no algorithm for some products.
+
+    Args:
+        message: says so.
+        products: which.
+    """
+
+    def __init__(self, message: str, products: Collection[ProductDescriptor]) -> None:
+        super().__init__(message)
+        self.products = frozenset(products)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +107,18 @@ class MatrixLibrary:
         Raises:
             DeviceError: its status is not 0.
         """
-        status = self.function(name)(*arguments)
+        self.check(name, self.status(name, *arguments), what)
+
+    def status(self, name: str, *arguments: Any) -> int:
+        """What a function returns."""
+        return int(self.function(name)(*arguments))
+
+    def check(self, name: str, status: int, what: str) -> None:
+        """An error, unless the status of a function is 0.
+
+        Raises:
+            DeviceError: it is not.
+        """
         if status != _SUCCESS:
             words = self.function("cublasLtGetStatusName")(status)
             said = ctypes.string_at(words).decode() if words else "unknown error"
@@ -110,7 +135,8 @@ class MatrixLibrary:
             undo: releases the library's objects.
 
         Raises:
-            DeviceError: a call failed, or the library has no algorithm.
+            DeviceError: a call failed.
+            NoAlgorithm: the library has none.
         """
         return _Preparation(self, product, alignment, undo).prepared()
 
@@ -172,12 +198,13 @@ class _Preparation:
                 self._set("MatmulPreference", preference, attribute, ctypes.c_uint32(self.alignment))
             found, count, what = Heuristic(), ctypes.c_int(), self._what
             a, b, d = layouts["a"], layouts["b"], layouts["d"]
-            self.library.call(
-                "cublasLtMatmulAlgoGetHeuristic", self.library.handle, descriptor, a, b, d, d, preference, 1,
-                ctypes.byref(found), ctypes.byref(count), what=what,
-            )  # fmt: skip
-        if count.value < 1 or found.state != _SUCCESS:
-            raise DeviceError(f"{what}: cuBLASLt has no algorithm for it")
+            given = (descriptor, a, b, d, d, preference, 1, ctypes.byref(found), ctypes.byref(count))
+            name = "cublasLtMatmulAlgoGetHeuristic"
+            status = self.library.status(name, self.library.handle, *given)
+            if status != _NOT_SUPPORTED:
+                self.library.check(name, status, what)
+        if status == _NOT_SUPPORTED or count.value < 1 or found.state != _SUCCESS:
+            raise NoAlgorithm(f"{what}: cuBLASLt has no algorithm for it", [self.product])
         return found
 
     @property

@@ -1,16 +1,19 @@
 """The CUDA driver on one GPU: contexts, kernels, memory.  A call that fails is an error in words.
 
-Everything that is created is released when the `ExitStack` is closed that was given for it.
+Everything that is created is released when the `ExitStack` is closed that was given for it.  That waits for
+the whole GPU: what programs leave behind is kept until the next one is loaded, since any thread may end one.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
 import functools
 from collections.abc import Iterator
 from typing import Any
 
+from mpmd.compile.backends.native_gpu.devices import GpuFacts
 from mpmd.compile.backends.native_gpu.functions import FunctionLibrary
 from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
 from mpmd.compile.backends.target_backend import LoadError
@@ -21,7 +24,11 @@ _MAX_DYNAMIC_SHARED_BYTES = 8  # of CUfunction_attribute
 _PLAIN_SHARED_BYTES = 48 << 10
 """Shared memory that every kernel may have; one that needs more must be given leave."""
 
+_REGISTERS = 4  # of CUfunction_attribute
+_NON_BLOCKING = 1  # of CUstream_flags: it does not wait for the driver's own stream
 _CAPABILITY = (75, 76)  # of CUdevice_attribute: its major and minor number
+_MULTIPROCESSORS, _L2_BYTES, _SHARED_BYTES = 16, 38, 97  # of CUdevice_attribute
+_KILOHERTZ, _MEMORY_KILOHERTZ, _MEMORY_BITS = 13, 36, 37
 _NAME_BYTES = 256
 
 
@@ -42,6 +49,7 @@ class GpuDriver:
 
     def __init__(self, library: FunctionLibrary, ordinal: int) -> None:
         self._library, self.ordinal = library, ordinal
+        self._left = collections.deque[contextlib.ExitStack]()
         self.call("cuInit", 0, what="starting the CUDA driver")
         device = ctypes.c_int()
         self.call("cuDeviceGet", ctypes.byref(device), ordinal, what=f"finding GPU {ordinal}")
@@ -93,12 +101,26 @@ class GpuDriver:
     @functools.cached_property
     def capability(self) -> int:
         """Its compute capability without the dot: 90."""
-        major, minor = (ctypes.c_int() for _ in _CAPABILITY)
-        for number, value in zip(_CAPABILITY, (major, minor), strict=True):
-            self.call(
-                "cuDeviceGetAttribute", ctypes.byref(value), number, self._device, what="describing the GPU"
-            )
-        return 10 * major.value + minor.value
+        major, minor = map(self._attribute, _CAPABILITY)
+        return 10 * major + minor
+
+    @functools.cached_property
+    def facts(self) -> GpuFacts:
+        """What it is made of: boards and slices of one name differ."""
+        return GpuFacts(
+            units=self._attribute(_MULTIPROCESSORS),
+            clock=1e3 * self._attribute(_KILOHERTZ),
+            l2_bytes=self._attribute(_L2_BYTES),
+            shared_bytes=self._attribute(_SHARED_BYTES),
+            # of double data rate
+            bandwidth=2e3 * self._attribute(_MEMORY_KILOHERTZ) * self._attribute(_MEMORY_BITS) / 8,
+        )
+
+    def _attribute(self, number: int) -> int:
+        value = ctypes.c_int()
+        given = (ctypes.byref(value), number, self._device)
+        self.call("cuDeviceGetAttribute", *given, what="describing the GPU")
+        return value.value
 
     @functools.cached_property
     def version(self) -> int:
@@ -135,6 +157,15 @@ class GpuDriver:
                 "cuFuncSetAttribute", found, _MAX_DYNAMIC_SHARED_BYTES, cubin.shared_bytes,
                 what=f"giving kernel {cubin.name} {cubin.shared_bytes} bytes of shared memory",
             )  # fmt: skip
+        # a kernel that is loaded at its first launch makes that wait for the whole GPU
+        self.call("cuFuncGetAttribute", ctypes.byref(ctypes.c_int()), _REGISTERS, found, what=what)
+        return found.value or 0
+
+    def stream(self, undo: contextlib.ExitStack) -> int:
+        """A stream that no other has."""
+        found = ctypes.c_void_p()
+        self.call("cuStreamCreate", ctypes.byref(found), _NON_BLOCKING, what="a stream for captures")
+        undo.callback(self._release, "cuStreamDestroy_v2", found)
         return found.value or 0
 
     def memory(self, data: bytes, undo: contextlib.ExitStack) -> int:
@@ -146,6 +177,16 @@ class GpuDriver:
         # it may return before the copy is on the GPU, and XLA's stream does not wait for the driver's own
         self.call("cuStreamSynchronize", None, what=what)
         return found.value
+
+    def leave(self, undo: contextlib.ExitStack) -> None:
+        """Has something released when there is time to wait."""
+        self._left.append(undo)
+
+    def release(self) -> None:
+        """Releases what was left."""
+        while self._left:
+            with contextlib.suppress(IndexError):  # another thread was faster
+                self._left.popleft().close()
 
     def _release(self, name: str, handle: Any) -> None:
         """Releases something; its status says nothing that a caller could act on."""

@@ -33,6 +33,8 @@ DRIVER: dict[str, tuple[Any, ...]] = {
     "cuMemcpyDtoDAsync_v2": (_Q, _Q, _S, _P),
     "cuMemsetD32Async": (_Q, _U, _S, _P),
     "cuMemcpyDtoHAsync_v2": (_P, _Q, _S, _P),
+    "cuStreamCreate": (_P, _U),
+    "cuStreamDestroy_v2": (_P,),
     "cuStreamSynchronize": (_P,),
     "cuStreamBeginCapture_v2": (_P, _I),
     "cuStreamEndCapture": (_P, _P),

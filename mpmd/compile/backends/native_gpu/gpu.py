@@ -73,7 +73,7 @@ class OpenGpu:
                 f"the CUDA driver is too old: it knows CUDA {version // 1000}.{version % 1000 // 10}; "
                 f"kernels need {MIN_DRIVER // 1000}.{MIN_DRIVER % 1000 // 10}"
             )
-        self.model: GpuModel = gpu_model(self.driver.name, self.driver.capability)
+        self.model: GpuModel = gpu_model(self.driver.name, self.driver.capability).of(self.driver.facts)
 
     @functools.cached_property
     def cublaslt(self) -> MatrixLibrary:

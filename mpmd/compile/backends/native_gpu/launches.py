@@ -14,7 +14,7 @@ on NumPy arrays.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from mpmd.compile.backends.native_gpu.products import (
     ProductDescriptor,
@@ -191,7 +191,11 @@ class LaunchProgram:
 
 
 def launch_program(
-    name: str, thunks: Sequence[Thunk], assignment: BufferAssignment, programs: int
+    name: str,
+    thunks: Sequence[Thunk],
+    assignment: BufferAssignment,
+    programs: int,
+    without: Collection[ProductDescriptor] = (),
 ) -> LaunchProgram:
     """The launches of a sequence of thunks.
 
@@ -200,11 +204,12 @@ def launch_program(
         thunks: what it does.
         assignment: where its values are.
         programs: how many keep the device busy.
+        without: products for which the matrix library has no algorithm.
 
     Raises:
         CompileError: a thunk has no launches.
     """
-    lowering = _LaunchLowering(programs)
+    lowering = _LaunchLowering(programs, without)
     steps = tuple(lowering.steps(thunks))
     constants = bytearray(assignment.constant_bytes)
     for value in assignment.constants:
@@ -224,8 +229,8 @@ class _LaunchLowering:
         kernels: those so far, by name.
     """
 
-    def __init__(self, programs: int) -> None:
-        self.programs = programs
+    def __init__(self, programs: int, without: Collection[ProductDescriptor]) -> None:
+        self.programs, self.without = programs, without
         self.kernels: dict[str, PrintedKernel] = {}
 
     def steps(self, thunks: Sequence[Thunk]) -> Iterator[Step]:
@@ -277,7 +282,7 @@ class _LaunchLowering:
             yield KernelLaunch(name, kernel.name, arguments, kernel.grid, kernel.sizes)
 
     def _product(self, thunk: MatmulThunk) -> Iterator[Step]:
-        if in_one_kernel(thunk.plan):
+        if in_one_kernel(thunk.plan, self.without):
             made, first = product_kernel(thunk.plan, self.programs // 2), operands_of(thunk.plan)
             places = {**thunk.operands, first: thunk.a, first + 1: thunk.b}
             yield from self._launches(thunk.name, made, places, None, first + 2)
@@ -295,7 +300,7 @@ class _LaunchLowering:
 
     def _sums(self, thunk: MatmulThunk, target: Slice, view: View) -> Iterator[Step]:
         plan = thunk.plan
-        calls = library_calls(plan, view)
+        calls = library_calls(plan, view, self.without)
         if not calls:
             yield from self._kernels(thunk.name, as_row_sums(plan, view), [thunk.a, thunk.b, target])
         for call in calls:

@@ -1,7 +1,7 @@
 """A compiled program on a GPU: kernels loaded, products prepared, constants copied, the handler bound.
 
-A call of the driver or of cuBLASLt that fails leaves nothing behind; kernels, objects and memory are
-released with the program that owns them.
+A call of the driver or of cuBLASLt that fails leaves nothing behind.  Kernels, objects and memory are
+released after the program that owns them, when the next one is loaded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from mpmd.compile.backends.native_gpu.calls import ENTRIES, STATE
 from mpmd.compile.backends.native_gpu.capture import EXECUTABLE, HEADER_WORDS, ROW_WORDS, block_words
-from mpmd.compile.backends.native_gpu.cublaslt import PreparedProduct
+from mpmd.compile.backends.native_gpu.cublaslt import NoAlgorithm, PreparedProduct
 from mpmd.compile.backends.native_gpu.driver import DeviceError, GpuDriver
 from mpmd.compile.backends.native_gpu.functions import address
 from mpmd.compile.backends.native_gpu.gpu import OpenGpu
@@ -23,10 +23,13 @@ from mpmd.compile.backends.native_gpu.handler import PRODUCT_RECORD, WORKSPACE_A
 from mpmd.compile.backends.native_gpu.launches import LaunchProgram, ProductLaunch
 from mpmd.compile.backends.native_gpu.products import ProductDescriptor
 from mpmd.compile.backends.native_gpu.target import GpuCode
+from mpmd.compile.buffers.assignment import Allocation, Slice
 from mpmd.compile.llvm.engine import load_object
 
 BASE_ALIGNMENT = 128
-"""Bytes: where XLA's arrays begin on a GPU."""
+"""Bytes: where memory that XLA allocates begins on a GPU."""
+PARAMETER_ALIGNMENT = 16
+"""The same of parameters, which others may have allocated, and of results, which may be in their memory."""
 
 
 class LoadedGpuProgram:
@@ -45,6 +48,7 @@ class LoadedGpuProgram:
 
     Raises:
         CompileError: a call failed, or cuBLASLt is missing; names the program.
+        NoAlgorithm: cuBLASLt lacks some of its products.
     """
 
     def __init__(self, code: GpuCode, gpu: OpenGpu, *, command_buffers: bool = False) -> None:
@@ -53,16 +57,21 @@ class LoadedGpuProgram:
         with contextlib.ExitStack() as undo:
             try:
                 gpu.driver.enter()
+                gpu.driver.release()
                 kernels = _kernel_records(code, gpu.driver, undo)
                 products = _prepared(program, gpu, undo)
                 constants = gpu.driver.memory(program.constants, undo) if program.constants else 0
                 table = _table(program, gpu)
                 graphs = _words([0] * block_words(len(program.allocations)))
+                captured = command_buffers and program.is_capturable
+                capturing = gpu.driver.stream(undo) if captured else 0
                 undo.callback(_destroy_graphs, graphs, len(program.allocations), gpu.driver)
+            except NoAlgorithm as error:
+                raise NoAlgorithm(f"GPU program {program.name}: {error}", error.products) from error
             except DeviceError as error:
                 raise DeviceError(f"GPU program {program.name}: {error}") from error
             self._undo = undo.pop_all()
-        weakref.finalize(self, self._undo.close).atexit = False
+        weakref.finalize(self, gpu.driver.leave, self._undo).atexit = False
         needed = max((p.workspace_bytes for p in products), default=0)
         arena = program.allocations[-1].size
         self.arena_bytes = arena + needed + WORKSPACE_ALIGNMENT if products else max(1, arena)
@@ -74,8 +83,8 @@ class LoadedGpuProgram:
         self.state = (ctypes.c_int64 * len(STATE)).from_address(
             host.function(state, result=ctypes.c_void_p)()
         )
-        captured = graphs.ctypes.data if command_buffers and program.is_capturable else 0
-        self.state[:] = [*(b.ctypes.data for b in blocks), gpu.driver.context, constants, captured, 0]
+        kept = graphs.ctypes.data if captured else 0
+        self.state[:] = [*(b.ctypes.data for b in blocks), gpu.driver.context, constants, kept, capturing, 0]
         self.function = host.function(handler, ctypes.c_void_p, result=ctypes.c_void_p)
         self.handler = gpu.libraries.entry(host.address(handler))
         self._kept = [blocks, products, host, code]  # the handler has their addresses
@@ -95,14 +104,24 @@ def _prepared(program: LaunchProgram, gpu: OpenGpu, undo: contextlib.ExitStack) 
     alignments: dict[ProductDescriptor, int] = {}
     for step in program.launches():
         if isinstance(step, ProductLaunch):
-            least = min(_alignment(place.offset) for place in (step.a, step.b, step.d))
+            least = min(_alignment(place, program.allocations) for place in (step.a, step.b, step.d))
             alignments[step.descriptor] = min(least, alignments.get(step.descriptor, BASE_ALIGNMENT))
-    return [gpu.cublaslt.prepare(product, alignments[product], undo) for product in program.descriptors]
+    found, missing = [], list[NoAlgorithm]()
+    for product in program.descriptors:
+        try:
+            found.append(gpu.cublaslt.prepare(product, alignments[product], undo))
+        except NoAlgorithm as error:
+            missing.append(error)
+    if missing:
+        raise NoAlgorithm("\n".join(map(str, missing)), {p for error in missing for p in error.products})
+    return found
 
 
-def _alignment(offset: int) -> int:
-    """The largest power of two, up to `BASE_ALIGNMENT`, of which an offset is a multiple."""
-    return min(BASE_ALIGNMENT, offset & -offset or BASE_ALIGNMENT)
+def _alignment(place: Slice, allocations: Sequence[Allocation]) -> int:
+    """The largest power of two of which an address is surely a multiple, up to that of its allocation."""
+    given = allocations[place.allocation].kind in ("parameter", "result")
+    base = PARAMETER_ALIGNMENT if given else BASE_ALIGNMENT
+    return min(base, place.offset & -place.offset or base)
 
 
 def _table(program: LaunchProgram, gpu: OpenGpu) -> list[int]:

@@ -6,6 +6,7 @@ from mpmd.compile.kernels.cost.device import Device
 from mpmd.compile.options import CompileOptions
 from mpmd.compile.passes.expand.dot_algorithm_rewriter import DotAlgorithmRewriter
 from mpmd.compile.passes.expand.float_jitter import FloatJitter
+from mpmd.compile.passes.expand.scatter_widener import ScatterWidener
 from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
 from mpmd.compile.passes.fusion.fusion import Fusion
 from mpmd.compile.passes.fusion.keep_rounding import KeepRounding
@@ -34,6 +35,7 @@ def gpu_pipeline(devices: int, options: CompileOptions, device: Device) -> list[
         ),  # each instruction by itself; after it they are kernels
         DotAlgorithmRewriter(),  # before attention and products are planned, by the types of their factors
         OnePerRowRewriter(),  # after gathers have one form: the rows of a loss need not be arrays then
+        ScatterWidener(),  # after that has taken the scatters of labels
         Cse(),  # the loss and its gradient compare with the same labels
         Dce(),  # what only made indices
         CopyInsertion(),  # before fusion, so that copies are fused into what computes their value

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from mpmd.compile.backends.native_gpu.triton import products as triton_products
@@ -17,7 +18,8 @@ from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.nodes import Apply, Load
 from mpmd.compile.kernels.plan import KernelPlan
 
-LIBRARY_DTYPES = ("f16", "bf16", "f32", "f64")
+LIBRARY_DTYPES = {"f16": ("f16", "f32"), "bf16": ("bf16", "f32"), "f32": ("f32",), "f64": ("f64",)}
+"""Types of factors → those of results."""
 _NARROW = ("bf16", "f16")
 _MAX_CALLS = 64
 """Calls of the library for one product, where one stride does not describe its batch."""
@@ -76,16 +78,19 @@ class ProductCall:
     d: int
 
 
-def library_calls(plan: MatmulPlan, result: View) -> tuple[ProductCall, ...]:
+def library_calls(
+    plan: MatmulPlan, result: View, without: Collection[ProductDescriptor] = ()
+) -> tuple[ProductCall, ...]:
     """The calls that compute a product; none if the library has none for its types or strides.
 
     Args:
         plan: the product; its epilogue and its own result are left out.
         result: where the sums go.
+        without: products for which the library of a machine has no algorithm.
     """
-    if plan.a.dtype != plan.b.dtype or plan.a.dtype not in LIBRARY_DTYPES:
+    if plan.a.dtype != plan.b.dtype or result.dtype not in LIBRARY_DTYPES.get(plan.a.dtype, ()):
         return ()
-    if result.dtype not in (plan.a.dtype, "f32") or not plan.m * plan.n * plan.k * math.prod(plan.batch):
+    if not plan.m * plan.n * plan.k * math.prod(plan.batch):
         return ()
     single, many = _batch(plan, result)
     sums = {"f64": "f64", "f32": "f32" if plan.exact else "tf32"}.get(plan.a.dtype, "f32")
@@ -99,6 +104,8 @@ def library_calls(plan: MatmulPlan, result: View) -> tuple[ProductCall, ...]:
         return ()
     count = math.prod(plan.batch[i] for i in range(len(plan.batch)) if i not in many)
     descriptor = ProductDescriptor(count, plan.m, plan.n, plan.k, a, b, d, sums)
+    if descriptor in without:
+        return ()
     calls = []
     for index in itertools.product(*(range(plan.batch[i]) for i in many)):
         a_at, b_at, d_at = (
@@ -140,7 +147,7 @@ def dense_sums(plan: MatmulPlan) -> View:
 
 
 def stored_sums(plan: MatmulPlan) -> tuple[int, View] | None:
-    """The operand and the view of a result that is the sums themselves, or the sums converted.
+    """The operand and the view of a result that is the sums themselves, or the sums as the library converts.
 
     None if the epilogue computes.
     """
@@ -161,17 +168,19 @@ def stored_sums(plan: MatmulPlan) -> tuple[int, View] | None:
         return None
     factors = [index.factor(d) for d in range(rank)]
     dtype = epilogue.operands[store.operand].dtype
+    if plan.a.dtype not in _NARROW and dtype not in LIBRARY_DTYPES.get(plan.a.dtype, ()):
+        return None
     return store.operand, View(dtype, index.constant, factors[-2], factors[-1], tuple(factors[:-2]))
 
 
-def in_one_kernel(plan: MatmulPlan) -> bool:
+def in_one_kernel(plan: MatmulPlan, without: Collection[ProductDescriptor] = ()) -> bool:
     """Whether a product and its epilogue are one kernel of ours, not a call of the library.
 
     A call takes a product whose epilogue at most converts.  Products of f32 with another epilogue are a call
     and a kernel: without tensor cores the library's code is far better than Triton's.
     """
     stored = stored_sums(plan)
-    calls = library_calls(plan, dense_sums(plan) if stored is None else stored[1])
+    calls = library_calls(plan, dense_sums(plan) if stored is None else stored[1], without)
     narrow = plan.a.dtype in _NARROW and plan.b.dtype in _NARROW
     if triton_products.refusal(plan):
         return False

@@ -15,7 +15,12 @@ from mpmd.compile.backends.native_gpu.handler import emit_handler
 from mpmd.compile.backends.native_gpu.horizontal import side_by_side, small_bytes
 from mpmd.compile.backends.native_gpu.launches import LaunchProgram, launch_program
 from mpmd.compile.backends.native_gpu.pipeline import gpu_pipeline
-from mpmd.compile.backends.native_gpu.products import dense_sums, in_one_kernel, stored_sums
+from mpmd.compile.backends.native_gpu.products import (
+    ProductDescriptor,
+    dense_sums,
+    in_one_kernel,
+    stored_sums,
+)
 from mpmd.compile.backends.native_gpu.triton import attention
 from mpmd.compile.backends.native_gpu.triton.compiler import KernelCompiler, TritonCompiler
 from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
@@ -91,10 +96,12 @@ class GpuTarget:
     Attributes:
         gpu: which.
         compiler: compiles kernels.
+        without: products for which the matrix library has no algorithm: they are kernels.
     """
 
     gpu: GpuModel = dataclasses.field(default_factory=lambda: GPUS["H200"])
     compiler: KernelCompiler = dataclasses.field(default_factory=TritonCompiler)
+    without: frozenset[ProductDescriptor] = frozenset()
 
     code_texts: ClassVar[Mapping[str, str]] = {
         "launches": "launches.txt",
@@ -111,7 +118,8 @@ class GpuTarget:
 
     def key(self) -> str:
         """The kind of GPU, what its kernels call, and the CPU of the handler."""
-        return f"gpu {self.gpu} {self.compiler.key()} {PRELUDE} {host_target().key()}"
+        without = sorted(map(str, self.without))
+        return f"gpu {self.gpu} {without} {self.compiler.key()} {PRELUDE} {host_target().key()}"
 
     def passes(self, devices: int, options: CompileOptions) -> list[Pass]:
         """The list of `pipeline.py`; see `Target`."""
@@ -138,7 +146,7 @@ class GpuTarget:
         if isinstance(planned, PlannedAttention):
             return attention.attention_kernels(planned.plan).scratch_bytes
         if isinstance(planned, DotPlan) and stored_sums(planned.plan) is None:
-            if in_one_kernel(planned.plan):
+            if in_one_kernel(planned.plan, self.without):
                 return 0
             assert planned.plan.epilogue is not None
             size = planned.plan.epilogue.operands[planned.plan.sums].size
@@ -147,7 +155,7 @@ class GpuTarget:
 
     def program(self, name: str, thunks: Sequence[Thunk], assignment: BufferAssignment) -> LaunchProgram:
         """Thunks as launches; see `Target`."""
-        made = launch_program(name, thunks, assignment, self.gpu.programs)
+        made = launch_program(name, thunks, assignment, self.gpu.programs, self.without)
         return side_by_side(made, small_bytes(self.device))
 
     def compile(self, program: LaunchProgram, fragment: FragmentModule, options: CompileOptions) -> GpuCode:

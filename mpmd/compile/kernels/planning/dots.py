@@ -188,14 +188,21 @@ def plan_dot(name: str, group: Sequence[HloInstruction], results: Sequence[HloIn
     place = position_of(dot, at_dot)
     steps = [place.factor(d) for d in range(len(space))]
     c = View(dot.shape.dtype, 0, steps[count], steps[count + 1] or 1, tuple(steps[:count]))
-    precision = dot.attributes.get("operand_precision")
-    exact = isinstance(precision, tuple) and "highest" in precision
     m, n, k = sizes[count : count + 3]
-    plan = MatmulPlan(name, tuple(sizes[:count]), m, n, k, a, b, c, exact=exact)
+    plan = MatmulPlan(name, tuple(sizes[:count]), m, n, k, a, b, c, exact=_is_exact(dot))
     factors = (lhs.array, rhs.array)
     if list(results) == [dot] and all(a.kind == "dim" for a, _ in place.terms):
         return DotPlan(plan, factors, (), (dot,))
     return _with_epilogue(plan, factors, dot, at_dot, IterationSpace(space), group, results)
+
+
+def _is_exact(dot: HloInstruction) -> bool:
+    """Whether factors of f32 may lose no digits: an algorithm says it, or else the precision."""
+    algorithm = str(dot.attributes.get("algorithm", "unset"))
+    if algorithm != "unset":
+        return algorithm != "dot_tf32_tf32_f32"
+    precision = dot.attributes.get("operand_precision")
+    return isinstance(precision, tuple) and "highest" in precision
 
 
 def size_of(group: Sequence[int], loops: Loops) -> int:

@@ -25,6 +25,7 @@ from mpmd.compile.passes.expand.reduce_window_rewriter import ReduceWindowRewrit
 from mpmd.compile.passes.expand.reduction_expander import ReductionExpander
 from mpmd.compile.passes.expand.rng_bit_generator_expander import RngBitGeneratorExpander
 from mpmd.compile.passes.expand.scatter_simplifier import ScatterSimplifier
+from mpmd.compile.passes.expand.scatter_widener import ScatterWidener
 from mpmd.compile.passes.expand.select_and_scatter_expander import SelectAndScatterExpander
 from mpmd.compile.passes.expand.special_function_expander import SpecialFunctionExpander
 from mpmd.compile.passes.expand.stochastic_convert_expander import StochasticConvertExpander

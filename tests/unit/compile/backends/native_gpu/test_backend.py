@@ -1,5 +1,6 @@
 """Fragments on a stand-in GPU through JAX: loading, calls, donation, faults, and what XLA takes over."""
 
+import ctypes
 import dataclasses
 import gc
 import importlib.util
@@ -14,6 +15,8 @@ from jax.sharding import Mesh
 import mpmd
 from mpmd.compile.backends import targets
 from mpmd.compile.backends.native_gpu.backend import GpuExecutable, NativeGpuBackend
+from mpmd.compile.backends.native_gpu.devices import GPUS
+from mpmd.compile.backends.native_gpu.functions import CUBLASLT
 from mpmd.compile.backends.native_gpu.gpu import OpenGpu
 from mpmd.compile.backends.native_gpu.libraries import CudaLibraries
 from mpmd.compile.backends.native_gpu.loading import LoadedGpuProgram
@@ -96,7 +99,7 @@ def test_every_call_of_loading_fails_once():
         gpu.fail_at = number
         with pytest.raises(CompileError, match=f"{name} failed: CU") as failed:
             LoadedGpuProgram(code, OpenGpu(gpu, 0))
-        if number > calls.index("cuDeviceGetAttribute") + 2:  # those before find out what the GPU is
+        if number > len(calls) - calls[::-1].index("cuDeviceGetAttribute"):  # those find out what the GPU is
             assert WHAT.match(str(failed.value)), failed.value
         assert not gpu.live and not gpu.broken, name
         assert LoadedGpuProgram(code, OpenGpu(gpu, 0)).handler
@@ -109,9 +112,60 @@ WHAT = re.compile(
 )
 
 
+def test_a_product_that_the_library_lacks_is_a_kernel():
+    """Those of other sizes stay calls, and no part of the fragment is XLA's."""
+    gpu = StandInGpu()
+    gpu.lacks = lambda sizes: 6 in sizes
+
+    def function(x, w, z):
+        return x @ w, w @ z
+
+    made = compiled(function, X, X, X[:, :6], gpu=gpu)
+    assert isinstance(made, GpuExecutable)
+    text = made.as_text("launches")
+    assert text.count("product 1x8x8x8") == 1 and "product 1x8x6x8" not in text and "launch product_" in text
+    assert made.target.key() != GpuTarget(made.target.gpu, made.target.compiler).key()
+    if HAS_TRITON:
+        for got, want in zip(made(*map(jnp.asarray, (X, X, X[:, :6]))), function(X, X, X[:, :6])):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    assert not gpu.broken
+
+
+def test_boards_and_slices_of_one_name_differ():
+    """Half of the processors at half of the clock, and memory at half of its rate."""
+    whole = GPUS["H200"]
+    assert OpenGpu(StandInGpu(), 0).model.device == dataclasses.replace(
+        whole.device, levels=OpenGpu(StandInGpu(), 0).model.device.levels
+    )
+    gpu = StandInGpu(name="NVIDIA H200 MIG 3g.71gb")
+    gpu.attributes |= {16: 66, 13: 990_000, 37: 3072, 38: 25 << 20, 97: 100 << 10}
+    part = OpenGpu(gpu, 0).model
+    assert (part.programs, part.shared_bytes, part.device.levels[1][0]) == (132, 100 << 10, 25 << 20)
+    assert part.device.matmul_rate("bf16") == pytest.approx(whole.device.matmul_rate("bf16") / 4)
+    assert part.device.bandwidth == pytest.approx(whole.device.bandwidth / 2)
+    assert GpuTarget(part).key() != GpuTarget(whole).key()
+
+
+def test_parameters_are_promised_to_begin_at_16_bytes():
+    """Others may have allocated them, and results may be in their memory; the arena is XLA's."""
+    gpu, promised = StandInGpu(), []
+    keep = gpu._cublasLtMatmulPreferenceSetAttribute
+
+    def kept(made, attribute, where, size):
+        promised.append((attribute, ctypes.c_uint32.from_address(where).value))
+        return keep(made, attribute, where, size)
+
+    gpu._cublasLtMatmulPreferenceSetAttribute = kept
+    gpu.cublaslt = type(gpu.cublaslt)(gpu, CUBLASLT)
+    compiled(lambda x, w: x @ w, X, X, gpu=gpu)
+    assert {value for attribute, value in promised if attribute in (5, 6, 7, 8)} == {16}
+
+
 def test_a_program_that_does_not_load_is_left_to_xla():
     gpu = StandInGpu()
-    gpu.fail_at = 15
+    compiled(products, X, X, gpu=gpu)
+    number, gpu = 1 + gpu.calls.index("cublasLtMatrixLayoutCreate"), StandInGpu()
+    gpu.fail_at = number
     made = compiled(products, X, X, gpu=gpu)
     assert made.backend == "xla" and "cublasLtMatrixLayoutCreate failed: CUBLAS" in made.reasons[0]
     assert isinstance(compiled(products, X, X, gpu=gpu), GpuExecutable)

@@ -1,7 +1,9 @@
 """The handler of a launch program: its calls, in order, with their arguments; errors that name the call."""
 
+import ctypes
 import gc
 import importlib.util
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +13,13 @@ import pytest
 from benchmarks.gpu.frame import CallFrame
 from mpmd.compile.backends.native_gpu.calls import ENTRIES, STATE
 from mpmd.compile.backends.native_gpu.capture import ROWS
+from mpmd.compile.backends.native_gpu.functions import prototype
 from mpmd.compile.backends.native_gpu.target import GpuTarget
 from mpmd.compile.driver import prepare_fragment
 from tests.support.gpu_launches import CalledProgram
 from tests.support.native_fragments import fragment_of
 from tests.support.poison import poison
+from tests.support.simulated_gpu import STREAM, StandInGpu
 
 X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
 pytestmark = pytest.mark.usefixtures("every_digit")
@@ -137,8 +141,11 @@ def test_a_call_is_captured_when_its_addresses_come_again():
         if number in (0, ROWS):
             assert check(made, X) == ["cuCtxSetCurrent", *CAPTURED]
     assert made.gpu.live["executable graph"] == 1 and not made.gpu.live["graph"]
+    made.gpu.calls.clear()
     del made.loaded, made.function
     gc.collect()
+    assert not made.gpu.calls  # any thread may collect garbage, and releasing waits for the whole GPU
+    made.opened.driver.release()
     assert not made.gpu.live
 
 
@@ -169,3 +176,30 @@ def test_programs_that_wait_for_a_flag_are_not_captured():
     for _ in range(3):
         made.call(as_bytes(X, np.int32(2)))
     assert not [name for name in made.gpu.calls if "Graph" in name or "Capture" in name]
+
+
+def test_what_others_enqueue_while_a_call_is_captured_is_not_captured():
+    """XLA's own work on its stream, from another thread, between two launches of a capture."""
+    made = CalledProgram(program_of(products, X, X), command_buffers=True)
+    check(made, X)
+    target, multiply, done = np.zeros(4, np.uint32), made.gpu._cublasLtMatmul, []
+
+    def others(*given):
+        fill = made.opened.driver.function("cuMemsetD32Async")
+        thread = threading.Thread(target=lambda: done.append(fill(target.ctypes.data, 7, 4, STREAM)))
+        made.gpu.buffers.append(target)
+        thread.start()
+        thread.join()
+        made.gpu.buffers.pop()
+        return multiply(*given)
+
+    made.gpu._cublasLtMatmul = others
+    captured = StandInGpu.entry_of(made.gpu, "cublasLtMatmul")
+    prototyped = prototype("cublasLtMatmul")(captured)
+    table = (ctypes.c_uint64 * len(ENTRIES)).from_address(made.loaded.state[STATE.index("table")])
+    table[ENTRIES.index("cublasLtMatmul")] = ctypes.cast(prototyped, ctypes.c_void_p).value
+    assert check(made, X + 1)[-1] == "cuGraphLaunch" and not made.gpu.broken
+    assert done == [0, 0] and (target == 7).all()
+    target[:] = 0
+    check(made, X + 2)  # the graph has nothing of it
+    assert not target.any()

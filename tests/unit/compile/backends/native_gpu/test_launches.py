@@ -49,7 +49,9 @@ def test_the_sums_before_an_epilogue_are_scratch_memory(unpoisoned):
 
 def test_products_of_f32_have_the_digits_that_were_asked_for(unpoisoned):
     """TF32 by default, as XLA has it; what no descriptor describes is a kernel with the same choice."""
-    for precision, how in ((None, "tf32"), ("high", "tf32"), ("highest", "f32")):
+    preset = jax.lax.DotAlgorithmPreset
+    exact = [(algorithm, "f32") for algorithm in ("highest", preset.F32_F32_F32, preset.BF16_BF16_F32_X3)]
+    for precision, how in ((None, "tf32"), ("high", "tf32"), *exact):
 
         def product(x, w, precision=precision):
             return jnp.dot(x, w, precision=precision)
@@ -83,6 +85,18 @@ def test_what_depends_on_the_gpu(unpoisoned):
     assert grids[0] == 8 < grids[1] < grids[2] == grids[3] <= grids[4]
     assert len({GpuTarget(gpu).key() for gpu in GPUS.values()}) == len(GPUS)
     assert {gpu.capability for gpu in GPUS.values()} == {80, 90, 100}
+
+
+def test_gradients_of_embeddings_are_added_in_f32():
+    """A frequent token's would stop to grow in bf16; its sum is rounded once."""
+    table, ids = np.zeros((64, 32), jnp.bfloat16), np.zeros(8192, np.int32)
+
+    def gradient(ids, change):
+        return jax.vjp(lambda table: jnp.take(table, ids, axis=0), jnp.asarray(table))[1](change)[0]
+
+    program = prepared(gradient, ids, np.full((8192, 32), 1e-3, jnp.bfloat16)).program
+    atomics = [k for k in program.kernels.values() if "tl.atomic_add" in k.source]
+    assert atomics and all(k.pointers[k.operands.index(max(k.writes))] == "*fp32" for k in atomics)
 
 
 def test_what_has_no_launches_is_refused():

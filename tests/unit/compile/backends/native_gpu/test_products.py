@@ -126,9 +126,10 @@ def with_epilogue(op):
 
 
 def test_an_epilogue_that_only_converts_is_the_library_s():
-    operand, view = stored_sums(with_epilogue(""))
+    operand, view = stored_sums(narrow(with_epilogue("")))
     assert (operand, view) == (1, View("bf16", 0, 1, M))
     assert stored_sums(with_epilogue("tanh")) is None
+    assert stored_sums(with_epilogue("")) is None  # the library does not convert f32 to bf16, nor f64 to f32
     assert dense_sums(with_epilogue("tanh")) == View("f32", 0, N, 1)
 
 
@@ -136,6 +137,26 @@ def narrow(plan):
     """The product of bf16 factors."""
     a, b = (dataclasses.replace(view, dtype="bf16") for view in (plan.a, plan.b))
     return dataclasses.replace(plan, a=a, b=b)
+
+
+def test_products_of_f64_that_are_stored_as_f32_are_a_call_and_a_kernel():
+    """The library adds products of f64 into f64 alone."""
+    double = {k: dataclasses.replace(view, dtype="f64") for k, view in ROWS.items()}
+    b = PlanBuilder("epilogue", (M, N))
+    sums = b.load_dense(b.operand("sums", "f64", M * N))
+    b.store_dense(b.operand("y", "f32", M * N), b.convert(sums, "f32"))
+    plan = MatmulPlan("product", (), M, N, K, double["a"], double["b"], double["c"], b.finish())
+    assert stored_sums(plan) is None and not in_one_kernel(plan)
+    (call,) = library_calls(plan, dense_sums(plan))
+    assert call.descriptor.d.dtype == call.descriptor.sums == "f64"
+    assert library_calls(plan, ROWS["c"]) == ()
+
+
+def test_a_product_that_the_library_lacks_is_a_kernel_of_ours():
+    plan = product(ROWS["a"], ROWS["b"], ROWS["c"])
+    (call,) = library_calls(plan, plan.c)
+    assert not in_one_kernel(plan) and in_one_kernel(plan, {call.descriptor})
+    assert library_calls(plan, plan.c, {call.descriptor}) == ()
 
 
 def test_products_of_narrow_factors_with_an_epilogue_are_one_kernel():
