@@ -5,7 +5,12 @@
 Both compilers are given the same programs for a described H200.  Ours go through the GPU target, machine
 code included; XLA's figures are read from `benchmarks/results/`, which `--xla record` writes where JAX's CUDA
 plugin is installed.  Launches and bytes are counted by one rule, and times are those of one model: see
-`counting.py`.  `--launches` lists our launches by kind and size.  The last line is JSON.
+`counting.py`.  `--launches` lists our launches by kind and size, and by their machine code.
+
+The last line is JSON.  `devices` has for an H100 and for an H200 what the machine code of our kernels says:
+`predicted_ms`, `limit_ms` at the limits of memory and of products, and kernels with faults: accesses of two
+bytes to global memory, values of threads in memory, room for one program a multiprocessor.  XLA's machine
+code is not in its record, so there is no such time of its programs.
 """
 
 from __future__ import annotations
@@ -29,23 +34,28 @@ import jax  # noqa: E402 - the root must be importable first
 
 from benchmarks.gpu import ahead  # noqa: E402
 from benchmarks.gpu.counting import CountedLaunch, own_launches, totals, xla_launches  # noqa: E402
-from benchmarks.gpu.kernel_facts import kernel_facts  # noqa: E402
 from benchmarks.gpu.programs import ComparedProgram, ModelSize, programs  # noqa: E402
 from benchmarks.gpu.target import fragment_of  # noqa: E402
 from benchmarks.script import run  # noqa: E402
-from mpmd.compile.backends.native_gpu.target import GpuTarget  # noqa: E402
+from mpmd.compile.backends.native_gpu.devices import GPUS  # noqa: E402
+from mpmd.compile.backends.native_gpu.machine.report import program_times  # noqa: E402
+from mpmd.compile.backends.native_gpu.target import GpuCode, GpuTarget  # noqa: E402
 from mpmd.compile.cache import DiskCache  # noqa: E402
 from mpmd.compile.driver import compiled_or_kept, prepare_fragment  # noqa: E402
+from mpmd.compile.fragment import FragmentModule  # noqa: E402
 from mpmd.compile.kernels.cost.device import H200  # noqa: E402
 from mpmd.compile.options import CompileOptions  # noqa: E402
+from mpmd.errors import CompileError  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "xla_h200_ahead.json"
 COMPARED = {"launches": "launches", "bytes": "bytes", "temp": "temp_bytes", "modelled": "modelled_ms"}
 """Ratio to XLA's → the figure."""
+DEVICES = ("H100", "H200")
+"""GPUs for which machine code is priced."""
 
 
-def own_figures(program: ComparedProgram, *, code: bool, listed: bool) -> dict[str, float]:
-    """The figures of our program."""
+def own_figures(program: ComparedProgram, *, code: bool, listed: bool) -> dict[str, Any]:
+    """The figures of our program, and those that its machine code gives for each of `DEVICES`."""
     target = GpuTarget()
     fragment = fragment_of(program.name, program.function, list(program.arguments), program.donated)
     started = time.perf_counter()
@@ -61,10 +71,8 @@ def own_figures(program: ComparedProgram, *, code: bool, listed: bool) -> dict[s
         "prepare_s": round(prepared, 2),
     }
     if code:
-        compiled = made.compiled()
+        made.compiled()
         figures["compile_s"] = round(time.perf_counter() - started, 2)
-        facts = [kernel_facts(cubin) for cubin in compiled.code.cubins.values()]
-        figures["spilling_kernels"] = sum(fact.spilled_bytes > 0 for fact in facts)
         with tempfile.TemporaryDirectory() as folder:
             options = CompileOptions(cache=DiskCache(Path(folder) / "kept"))
             compiled_or_kept(fragment, target, options)
@@ -72,7 +80,36 @@ def own_figures(program: ComparedProgram, *, code: bool, listed: bool) -> dict[s
             _, found = compiled_or_kept(fragment, target, options)
             figures["cached_compile_s"] = round(time.perf_counter() - started, 3)
             assert found, "the artefact was not kept"
+        figures["devices"] = {name: machine_figures(fragment, name, listed=listed) for name in DEVICES}
     return figures
+
+
+def machine_figures(fragment: FragmentModule, name: str, *, listed: bool) -> dict[str, Any]:
+    """The figures of a program by its machine code for a GPU; without a disassembler those that need none."""
+    target = GpuTarget(GPUS[name])
+    made = prepare_fragment(fragment, target)
+    code = made.compiled().code
+    assert isinstance(code, GpuCode)
+    launches = own_launches(made.program)
+    counted = {
+        "launches": len(launches),
+        "bytes": sum(launch.bytes for launch in launches),
+        "arena_bytes": made.program.arena_bytes,
+    }
+    try:
+        times = program_times(code.program, code.cubins, target.gpu)
+    except CompileError as error:
+        return {**counted, "why_not": str(error)}
+    if listed:
+        print(times.text(), flush=True)
+    return {
+        "predicted_ms": round(1e3 * times.seconds, 3),
+        "limit_ms": round(1e3 * times.limit, 3),
+        **counted,
+        "two_byte_kernels": times.narrow,
+        "spilling_kernels": times.spilling,
+        "lonely_kernels": times.lonely,
+    }
 
 
 def xla_figures(program: ComparedProgram) -> dict[str, float]:

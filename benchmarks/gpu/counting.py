@@ -12,14 +12,8 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from mpmd.compile.backends.native_gpu.launches import (
-    CopyLaunch,
-    FillLaunch,
-    KernelLaunch,
-    LaunchProgram,
-    ProductLaunch,
-)
-from mpmd.compile.backends.native_gpu.products import ProductDescriptor
+from mpmd.compile.backends.native_gpu.launches import LaunchProgram
+from mpmd.compile.backends.native_gpu.machine.report import LaunchWork, launch_work
 from mpmd.compile.kernels.cost.device import Device
 from mpmd.compile.kernels.operations import DTYPE_BYTES
 
@@ -31,22 +25,8 @@ _CALLS = ("call", "while", "conditional", "async-start")
 
 
 @dataclasses.dataclass(frozen=True)
-class CountedLaunch:
-    """A launch.
-
-    Attributes:
-        name: of what it computes.
-        kind: of the launch.
-        bytes: of its operands and results.
-        flops: of its matrix products.
-        dtype: of their factors.
-    """
-
-    name: str
-    kind: str
-    bytes: int
-    flops: float = 0.0
-    dtype: str = "f32"
+class CountedLaunch(LaunchWork):
+    """A launch with its time by one model for both."""
 
     def seconds(self, device: Device) -> float:
         """Its time on a device."""
@@ -65,34 +45,8 @@ def totals(launches: Sequence[CountedLaunch], device: Device) -> dict[str, float
 
 def own_launches(program: LaunchProgram) -> list[CountedLaunch]:
     """The launches of a program of ours; steps of loops and branches once."""
-    found = []
-    for step in program.launches():
-        if isinstance(step, KernelLaunch):
-            kernel = program.kernels[step.kernel]
-            moved = 0
-            for numbers in (kernel.reads, kernel.writes):
-                used = [k for k, number in enumerate(kernel.operands) if number in numbers]
-                places = {
-                    (step.arguments[k].allocation, step.arguments[k].offset): step.sizes[k] for k in used
-                }
-                moved += sum(places.values())
-            found.append(CountedLaunch(step.name, kernel.kind, moved, kernel.flops, kernel.factors))
-        elif isinstance(step, ProductLaunch):
-            found.append(CountedLaunch(step.name, "product", *_of_product(step.descriptor)))
-        elif isinstance(step, CopyLaunch):
-            found.append(CountedLaunch(step.name, "copy", 2 * step.source.size))
-        else:
-            assert isinstance(step, FillLaunch)
-            found.append(CountedLaunch(step.name, "fill", step.target.size))
-    return found
-
-
-def _of_product(this: ProductDescriptor) -> tuple[int, float, str]:
-    sizes = ((this.a, this.m * this.k), (this.b, this.k * this.n), (this.d, this.m * this.n))
-    moved = sum(
-        DTYPE_BYTES[matrix.dtype] * count * (this.batch if matrix.stride else 1) for matrix, count in sizes
-    )
-    return moved, 2.0 * this.batch * this.m * this.n * this.k, this.a.dtype
+    works = [launch_work(step, program) for step in program.launches()]
+    return [CountedLaunch(**vars(work)) for work in works]
 
 
 # -- XLA's programs, from their text

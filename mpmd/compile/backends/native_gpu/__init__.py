@@ -5,6 +5,7 @@
 | `target.py` | GPUs of one kind as a target of the driver |
 | `devices.py` | GPUs as data |
 | `triton/` | plans as Triton source, and this as machine code |
+| `machine/` | what machine code says about the time of kernels |
 | `pipeline.py` | the list of its passes |
 | `products.py` | matrix products as descriptors |
 | `launches.py` | thunks as a list of launches |

@@ -108,7 +108,8 @@ class GpuExecutable(DirectCall, CompiledFragment):
 
         Args:
             what: `"stablehlo"` as given, `"hlo"` optimised, `"buffers"`, `"memory"` (an SVG of the arena),
-                `"thunks"`, `"kernels"` as plans, `"costs"` of each kernel, `"bars"` (an SVG of these),
+                `"thunks"`, `"kernels"` as plans, `"costs"` of each kernel by its bytes and operations, and of
+                each launch by its machine code, `"bars"` (an SVG of the first),
                 `"launches"`, `"triton"`, `"ptx"`, `"llvm"` of the handler, or `"clusters"`.
 
         Raises:
@@ -116,7 +117,12 @@ class GpuExecutable(DirectCall, CompiledFragment):
         """
         if what == "clusters":
             return "cluster 0: native, the whole fragment\n"
-        return self.fragment.text if what == "stablehlo" else self.made.text(what, self.target)
+        if what == "stablehlo":
+            return self.fragment.text
+        text = self.made.text(what, self.target)
+        code = self.made.code
+        assert isinstance(code, GpuCode)
+        return f"{text}\n{self.target.machine_costs(code)}" if what == "costs" else text
 
     def cost_analysis(self) -> dict[str, float]:
         """Our own count."""

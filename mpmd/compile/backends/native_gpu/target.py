@@ -14,6 +14,7 @@ from mpmd.compile.backends.native_gpu.devices import GPUS, GpuModel
 from mpmd.compile.backends.native_gpu.handler import emit_handler
 from mpmd.compile.backends.native_gpu.horizontal import side_by_side, small_bytes
 from mpmd.compile.backends.native_gpu.launches import LaunchProgram, launch_program
+from mpmd.compile.backends.native_gpu.machine.report import program_times
 from mpmd.compile.backends.native_gpu.pipeline import gpu_pipeline
 from mpmd.compile.backends.native_gpu.products import (
     ProductDescriptor,
@@ -186,3 +187,10 @@ class GpuTarget:
         if what == "ptx":
             return "\n".join(cubin.ptx for cubin in code.cubins.values())
         return code.program.text() if what == "launches" else code.program.triton()
+
+    def machine_costs(self, code: GpuCode) -> str:
+        """What the machine code says about the time of each launch; or why it says nothing here."""
+        try:
+            return program_times(code.program, code.cubins, self.gpu).text()
+        except CompileError as error:
+            return f"no times by machine code: {error}\n"

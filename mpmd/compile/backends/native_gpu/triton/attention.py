@@ -29,7 +29,7 @@ from mpmd.compile.backends.native_gpu.triton.dtypes import (
 from mpmd.compile.backends.native_gpu.triton.emit import identity, unsupported
 from mpmd.compile.backends.native_gpu.triton.kernels import ALIGNMENT, PlanKernels, PrintedKernel
 from mpmd.compile.backends.native_gpu.triton.matrices import MIN_SIDE, MatrixOperand, MatrixWriter, pieces_of
-from mpmd.compile.backends.native_gpu.triton.online import RowIteration, RowReductions, factored
+from mpmd.compile.backends.native_gpu.triton.online import RowIteration, RowReductions, factored, tiles_seen
 from mpmd.compile.backends.native_gpu.triton.operations import accumulator_type, combine, reduce
 from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, power_of_two
 from mpmd.compile.kernels.attention import KEYS, QUERIES, AttentionPlan, Mixture, Scores
@@ -287,8 +287,10 @@ class _AttentionWriter(MatrixWriter):
     @contextlib.contextmanager
     def inner_tiles(self, first: str = "0", end: str = "") -> Iterator[str]:
         """A loop over inner positions, as columns and down; gives the condition that they exist."""
-        steps = self.tiling.column_steps
-        with self.column_tiles(first, end):
+        steps, triangle = self.tiling.column_steps, self.this.triangle
+        keys = self.tiling.rows < self.tiling.columns
+        times = tiles_seen(self.tiling.row_steps, steps, triangle.offset if triangle else None, keys=keys)
+        with self.column_tiles(first, end, 0.0 if keys and first != "0" else times):  # few rows need the rest
             self.line(f"t = c0 + tl.arange(0, {steps.side})[:, None]")
             yield "" if steps.fill else f"(t < {steps.points})"
 

@@ -71,9 +71,15 @@ class TileWriter:
         self._lines.append("    " * self._depth + text)
 
     @contextlib.contextmanager
-    def repeated(self, head: str) -> Iterator[None]:
-        """The body of a loop; values computed in it are not known after it."""
-        self.line(head)
+    def repeated(self, head: str, times: float | None = None) -> Iterator[None]:
+        """The body of a loop; values computed in it are not known after it.
+
+        Args:
+            head: its line.
+            times: its iterations on average over programs, for the model of machine code, which reads them in
+                the line, where its bounds are not numbers.
+        """
+        self.line(head if times is None else f"{head}  # {times:g} times")
         self._depth += 1
         known = dict(self._known)
         yield
@@ -93,17 +99,19 @@ class TileWriter:
     def row_tiles(self, program: str) -> Iterator[None]:
         """A loop over the rows of a program, of those that share them."""
         first, end = self.tiling.row_steps.bounds(program)
-        with self.repeated(f"for r0 in range({first}, {end}, {self.tiling.height}):"):
+        steps = self.tiling.row_steps
+        times = None if steps.sharing == 1 else steps.tiles / steps.sharing
+        with self.repeated(f"for r0 in range({first}, {end}, {steps.side}):", times):
             self._rows("r0")
             yield
         self._masks[0] = ""  # what follows happens once
 
     @contextlib.contextmanager
-    def column_tiles(self, first: str = "0", end: str = "") -> Iterator[None]:
+    def column_tiles(self, first: str = "0", end: str = "", times: float | None = None) -> Iterator[None]:
         """A loop over columns: from the tile with a number to an end that is no more than the columns are."""
         steps = self.tiling.column_steps
         begin = "0" if first == "0" else f"{first} * {steps.side}"
-        with self.repeated(f"for c0 in range({begin}, {end or steps.points}, {steps.side}):"):
+        with self.repeated(f"for c0 in range({begin}, {end or steps.points}, {steps.side}):", times):
             self._columns("c0")
             yield
 

@@ -13,6 +13,7 @@ import dataclasses
 import math
 from collections.abc import Collection
 
+from mpmd.compile.backends.native_gpu.triton.tiling import TileSteps
 from mpmd.compile.kernels.builder import PlanBuilder, renumbered
 from mpmd.compile.kernels.index import dim, linear, strides_of
 from mpmd.compile.kernels.nodes import ELEMENT, ROW, Apply, Constant, ReduceNode
@@ -39,6 +40,25 @@ class RowIteration:
     def relative(self) -> tuple[int, ...]:
         """The reductions that are kept relative to the maximum."""
         return tuple(k for k in self.reductions if k != self.top) if self.top >= 0 else ()
+
+
+def tiles_seen(rows: TileSteps, columns: TileSteps, offset: int | None, *, keys: bool) -> float:
+    """Tiles of columns that a tile of rows goes through, on average.
+
+    Args:
+        rows, columns: the tiles.
+        offset: query q sees the keys up to q + offset; None if each sees all.
+        keys: columns are keys, not queries.
+    """
+    if offset is None:
+        return float(columns.tiles)
+    seen = 0
+    for first in range(0, rows.points, rows.side):
+        if keys:
+            seen += -(-min(max(first + rows.side + offset, 0), columns.points) // columns.side)
+        else:
+            seen += max(0, columns.tiles - max(first - offset, 0) // columns.side)
+    return seen / max(1, rows.tiles)
 
 
 @dataclasses.dataclass(frozen=True)

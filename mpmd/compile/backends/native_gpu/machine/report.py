@@ -1,0 +1,221 @@
+"""What a program's launches cost: at their limits and by their machine code; and the faults of kernels."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from mpmd.compile.backends.native_gpu.devices import GpuModel
+from mpmd.compile.backends.native_gpu.launches import (
+    CopyLaunch,
+    FillLaunch,
+    KernelLaunch,
+    LaunchProgram,
+    ProductLaunch,
+    SimpleStep,
+)
+from mpmd.compile.backends.native_gpu.machine.times import (
+    KernelModel,
+    LaunchTime,
+    alignment_of,
+    kernel_model,
+    kernel_time,
+    limit_seconds,
+    product_time,
+    rates_of,
+    transfer_time,
+)
+from mpmd.compile.backends.native_gpu.products import ProductDescriptor
+from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
+from mpmd.compile.backends.native_gpu.triton.workers import shared_workers
+from mpmd.compile.kernels.operations import DTYPE_BYTES
+
+_NARROW = 2
+"""Bytes of an access to global memory that should be wider."""
+_NARROW_SHARE = 0.05
+"""Of a kernel's accesses: with fewer narrow ones it is not worth a word."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchWork:
+    """What a launch moves and multiplies.
+
+    Attributes:
+        name: of what it computes.
+        kind: of the launch.
+        bytes: of its distinct operands and its results, whole arrays.
+        flops: of its matrix products.
+        dtype: of their factors.
+    """
+
+    name: str
+    kind: str
+    bytes: int
+    flops: float = 0.0
+    dtype: str = "f32"
+
+
+def launch_work(step: SimpleStep, program: LaunchProgram) -> LaunchWork:
+    """The work of one launch of a program."""
+    if isinstance(step, KernelLaunch):
+        kernel, moved = program.kernels[step.kernel], 0
+        for numbers in (kernel.reads, kernel.writes):
+            used = [k for k, number in enumerate(kernel.operands) if number in numbers]
+            places = {(step.arguments[k].allocation, step.arguments[k].offset): step.sizes[k] for k in used}
+            moved += sum(places.values())
+        return LaunchWork(step.name, kernel.kind, moved, kernel.flops, kernel.factors)
+    if isinstance(step, ProductLaunch):
+        return LaunchWork(step.name, "product", *_of_product(step.descriptor))
+    if isinstance(step, CopyLaunch):
+        return LaunchWork(step.name, "copy", 2 * step.source.size)
+    assert isinstance(step, FillLaunch)
+    return LaunchWork(step.name, "fill", step.target.size)
+
+
+def _of_product(this: ProductDescriptor) -> tuple[int, float, str]:
+    sizes = ((this.a, this.m * this.k), (this.b, this.k * this.n), (this.d, this.m * this.n))
+    moved = sum(
+        DTYPE_BYTES[matrix.dtype] * count * (this.batch if matrix.stride else 1) for matrix, count in sizes
+    )
+    return int(moved), 2.0 * this.batch * this.m * this.n * this.k, this.a.dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class PricedLaunch:
+    """A launch with its price: `key` is equal for launches that cost the same."""
+
+    key: str
+    work: LaunchWork
+    time: LaunchTime
+    limit: float
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramTimes:
+    """Prices of all launches of a program on a GPU; those of loops and branches once.
+
+    Attributes:
+        gpu: its name.
+        launches: in order.
+        models: kernel → its machine code.
+    """
+
+    gpu: str
+    launches: tuple[PricedLaunch, ...]
+    models: Mapping[str, KernelModel]
+
+    @property
+    def seconds(self) -> float:
+        """Of all launches."""
+        return sum(launch.time.seconds for launch in self.launches)
+
+    @property
+    def limit(self) -> float:
+        """Seconds of all launches at their limits."""
+        return sum(launch.limit for launch in self.launches)
+
+    @property
+    def narrow(self) -> tuple[str, ...]:
+        """The kernels with accesses of two bytes or one to global memory that are not a few."""
+        found = []
+        for name, model in self.models.items():
+            widths = model.program.widths
+            narrow = sum(count for width, count in widths.items() if width <= _NARROW)
+            if narrow > _NARROW_SHARE * sum(widths.values()):
+                found.append(name)
+        return tuple(found)
+
+    @property
+    def spilling(self) -> tuple[str, ...]:
+        """The kernels that keep values of threads in memory."""
+        return tuple(name for name, model in self.models.items() if model.code.stack)
+
+    @property
+    def lonely(self) -> tuple[str, ...]:
+        """The kernels of which a multiprocessor has room for one program alone."""
+        return tuple(name for name, model in self.models.items() if model.together == 1)
+
+    def text(self) -> str:
+        """Launches of a kind in a line, those that take the longest first; then findings."""
+        total = f"{1e3 * self.seconds:.3f} ms by machine code, {1e3 * self.limit:.3f} ms at the limits"
+        lines = [f"{self.gpu}: {len(self.launches)} launches, {total}"]
+        lines.append(f"{'each, us':>10} {'limit':>10} {'times':>6} {'MB':>9} {'bound':>8}  kernel")
+        for group in _grouped(self.launches):
+            first, count = group[0], len(group)
+            mean, limit, moved = (
+                sum(values) / count
+                for values in (
+                    [launch.time.seconds for launch in group],
+                    [launch.limit for launch in group],
+                    [launch.work.bytes for launch in group],
+                )
+            )
+            lines.append(
+                f"{1e6 * mean:10.1f} {1e6 * limit:10.1f} {count:6} {moved / 1e6:9.2f} {first.time.bound:>8}  "
+                f"{first.key}{self._facts(first.key)}"
+            )
+        for what, names in (
+            ("values in memory (spills)", self.spilling),
+            ("narrow accesses to global memory", self.narrow),
+            ("one program a multiprocessor", self.lonely),
+        ):
+            if names:
+                lines.append(f"{what}: {', '.join(names)}")
+        return "\n".join(lines) + "\n"
+
+    def _facts(self, key: str) -> str:
+        model = self.models.get(key.partition(" ")[0])
+        if model is None:
+            return ""
+        loops = ", ".join(
+            f"{loop.last - loop.first + 1} instructions x{loop.times:g}{'' if loop.known else '?'}"
+            for loop in model.program.loops
+            if loop.times
+        )
+        return (
+            f": {model.code.registers} registers, {model.shared_bytes} bytes, {model.together} together"
+            f"{'; ' + loops if loops else ''}"
+        )
+
+
+def _grouped(launches: Sequence[PricedLaunch]) -> list[list[PricedLaunch]]:
+    groups = collections.defaultdict[str, list[PricedLaunch]](list)
+    for launch in launches:
+        groups[launch.key].append(launch)
+    return sorted(groups.values(), key=lambda group: -sum(launch.time.seconds for launch in group))
+
+
+def program_times(program: LaunchProgram, cubins: Mapping[str, Cubin], gpu: GpuModel) -> ProgramTimes:
+    """Prices the launches of a program.
+
+    Args:
+        program: the launches.
+        cubins: the machine code of its kernels.
+        gpu: the GPU that it is for.
+
+    Raises:
+        CompileError: machine code cannot be read here, or there is no model of the GPU.
+    """
+    rates = rates_of(gpu)
+    with ThreadPoolExecutor(shared_workers().count) as pool:
+        read = {n: pool.submit(kernel_model, k, cubins[n], rates) for n, k in program.kernels.items()}
+        models = {name: future.result() for name, future in read.items()}
+    found = []
+    for step in program.launches():
+        work = launch_work(step, program)
+        if isinstance(step, KernelLaunch):
+            key = f"{step.kernel} x{step.grid}"
+            time = kernel_time(models[step.kernel], step.grid, work.bytes, gpu, rates)
+        elif isinstance(step, ProductLaunch):
+            key = f"library {step.descriptor}"
+            offsets = (step.a.offset, step.b.offset, step.d.offset)
+            time = product_time(
+                step.descriptor, work.bytes, alignment_of(step.descriptor, offsets), gpu, rates
+            )
+        else:
+            key, time = work.kind, transfer_time(work.bytes, gpu, rates)
+        limit = limit_seconds(work.bytes, work.flops, work.dtype, gpu, rates)
+        found.append(PricedLaunch(key, work, time, limit))
+    return ProgramTimes(gpu.device.name, tuple(found), models)
