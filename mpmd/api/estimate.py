@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
+from mpmd import ir
+from mpmd.api.found_stages import rates_of
+from mpmd.api.timeline import predicted_timeline
 from mpmd.compile.analysis.cost import Cost, CostModel
 from mpmd.compile.driver import lowered
-from mpmd.compile.fragment import FragmentModule
+from mpmd.compile.fragment import FragmentModule, fragment_modules
+from mpmd.compile.kernels.cost.device import HOST, OF_PLATFORM
 from mpmd.compile.passes import make_pass
+from mpmd.errors import CompileError
 from mpmd.runtime.costs import ProgramCosts
 from mpmd.runtime.instructions import Run, Send
 from mpmd.runtime.program import Program
+from mpmd.tracing.stages.costs import DeviceRates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +39,29 @@ class DeviceSpeed:
     start_s: float = 2e-5
     link_bytes_per_s: float = 2e9
     link_s: float = 5e-5
+
+    @staticmethod
+    def of(rates: DeviceRates, flops_per_s: float = 0.0) -> DeviceSpeed:
+        """That of a device whose rates are known; its arithmetic by default that of f32 products."""
+        flops = flops_per_s or rates.matmul[0][1]
+        return DeviceSpeed(flops, rates.bandwidth, rates.start_s, rates.link_bandwidth, rates.link_s)
+
+
+def predicted_seconds(program: Program, module: ir.Module, meshes: Mapping[str, Any]) -> float:
+    """Estimated seconds of a step on the devices of its meshes; infinite where no work can be counted.
+
+    Args:
+        program: the streams.
+        module: after the export pipeline.
+        meshes: the JAX mesh behind each name.
+    """
+    platform = next(iter(meshes.values())).devices.flat[0].platform
+    speed = DeviceSpeed.of(rates_of(OF_PLATFORM.get(platform, HOST)))
+    try:
+        costs = estimate_costs(program, fragment_modules(module, ()), meshes, speed)
+    except CompileError:
+        return math.inf
+    return predicted_timeline(program, costs, list(meshes)).makespan_s
 
 
 def estimate_costs(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import re
 import threading
 import time
@@ -16,6 +17,7 @@ import jax
 from mpmd import ir, pipeline
 from mpmd.api.compiler_options import put_options, warn_of_unused_options
 from mpmd.api.config import Config
+from mpmd.api.estimate import predicted_seconds
 from mpmd.api.names import CalledNames, check_names, warn_of_idle_meshes, warn_of_vanished_names
 from mpmd.api.prepare import (
     erase_batch_marks,
@@ -239,23 +241,24 @@ _IN_LESS_MEMORY = {"gather_weights": "per_use", "reduce_gradients": "per_microba
 
 
 def _within_memory(partitioned: Callable[[Config], Partitioned], config: Config) -> Partitioned:
-    """The step with options that are `auto` decided by the memory of devices, where that is limited."""
+    """The step with options that are `auto`: where memory is limited, the fastest way that fits."""
     made = partitioned(config)
     options = config.options if config.options is not None else current_options()
     limit, meshes = options.device_memory_bytes, config.topology
     free = [name for name in _IN_LESS_MEMORY if getattr(options, name) == "auto"]
     if not limit or not free or all(mesh.size == 1 for mesh in meshes.values()):
         return made
-    most = least = _peak_of_a_device(made.program, meshes)
-    changed: dict[str, str] = {}
-    for count in range(1, len(free) + 1):
-        if least <= limit:
-            break
-        tried: dict[str, Any] = {name: _IN_LESS_MEMORY[name] for name in free[:count]}
+    most = _peak_of_a_device(made.program, meshes)
+    if most <= limit:
+        return made
+    found: list[tuple[bool, float, int, Partitioned, int, dict[str, Any]]] = [(True, most, 0, made, most, {})]
+    for names in (some for n in range(1, len(free) + 1) for some in itertools.combinations(free, n)):
+        tried: dict[str, Any] = {name: _IN_LESS_MEMORY[name] for name in names}
         other = partitioned(dataclasses.replace(config, options=dataclasses.replace(options, **tried)))
         peak = _peak_of_a_device(other.program, meshes)
-        if peak < least:
-            made, least, changed = other, peak, tried
+        cost = peak if peak > limit else predicted_seconds(other.program, other.module, meshes)
+        found.append((peak > limit, cost, len(found), other, peak, tried))
+    *_, made, least, changed = min(found, key=lambda way: way[:3])
     if changed:
         said = " and ".join(f"{name}={value}" for name, value in changed.items())
         made.diagnostics.append(

@@ -30,6 +30,8 @@ from mpmd.runtime.interpreter import BoundFeed, BoundInstruction, Observer, Step
 from mpmd.runtime.program import Program, Stream, instruction_text
 from mpmd.runtime.verify import verify
 
+_SCRATCH = ("kept", "workspace")
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Holder:
@@ -67,11 +69,11 @@ class MeshMemory:
 
     @property
     def by_category(self) -> dict[str, int]:
-        """Bytes held at the peak by category, names in order."""
-        total: dict[str, int] = {}
-        for holder in sorted(self.holders, key=lambda h: h.category):
-            total[holder.category] = total.get(holder.category, 0) + holder.bytes
-        return total
+        """Bytes held at the peak by category, names in order; together they are the peak."""
+        total = collections.Counter({"kept": self.kept_bytes, "workspace": self.workspace_bytes})
+        for holder in self.holders:
+            total[holder.category] += holder.bytes
+        return {name: size for name, size in sorted(total.items()) if size or name not in _SCRATCH}
 
 
 def predict_memory(

@@ -26,6 +26,8 @@ class StageCosts:
         workspace_bytes: temporaries while a task of the stage runs.
         parameter_bytes: parameters and optimizer state, the whole step.
         gradient_bytes: the gradient accumulator, from the first backward to the end of the step.
+        batch_bytes: data that the stage reads: that of all microbatches until the mesh begins, and for each
+            microbatch until its last task.
     """
 
     forward_s: float = 1.0
@@ -39,6 +41,7 @@ class StageCosts:
     workspace_bytes: int = 0
     parameter_bytes: int = 0
     gradient_bytes: int = 0
+    batch_bytes: int = 0
 
     def __post_init__(self) -> None:
         for field, value in vars(self).items():

@@ -9,7 +9,7 @@ from mpmd.scheduling.table import ScheduleTable
 from mpmd.scheduling.task import Phase, Task
 from mpmd.scheduling.timeline import MemoryCurve, Span
 
-CATEGORIES = ("parameters", "gradients", "residuals", "activations", "workspace")
+CATEGORIES = ("parameters", "gradients", "residuals", "activations", "workspace", "batch")
 
 
 def peak_activations(table: ScheduleTable) -> tuple[int, ...]:
@@ -93,11 +93,19 @@ class _Ledger:
         return tuple(samples)
 
 
+def _last_end(table: ScheduleTable, spans: Mapping[Task, Span], forward: Task) -> float:
+    """When the last task of a stage and a microbatch ends."""
+    stage, microbatch = forward.stage, forward.microbatch
+    phases = table.backward_phases(stage, microbatch) if table.has_backward else (Phase.F,)
+    return max(spans[Task(stage, microbatch, phase)].end_s for phase in phases)
+
+
 def _add_tasks(
     table: ScheduleTable, costs: Costs, spans: Mapping[Task, Span], ledgers: Sequence[_Ledger]
 ) -> None:
     """Everything but messages between meshes; a task passes bytes to the next stage on its own mesh, too."""
     first_backward: dict[tuple[int, int], float] = {}
+    begun = [min((spans[task].end_s for task in order), default=0.0) for order in table.orders]
     for mesh, order in enumerate(table.orders):
         hold = ledgers[mesh].hold
         for task in order:
@@ -108,6 +116,9 @@ def _add_tasks(
             for source in table.dependencies(task):
                 if source.stage != task.stage and table.mesh_of(source) == mesh:
                     hold("activations", costs.message_bytes(source, task), spans[source].start_s, span.end_s)
+            if task.phase is Phase.F:
+                hold("batch", stage.batch_bytes, 0.0, begun[mesh])
+                hold("batch", stage.batch_bytes, 0.0, _last_end(table, spans, task))
             if task.phase is Phase.F and table.has_backward:
                 phases = table.backward_phases(task.stage, task.microbatch)
                 ends = [spans[Task(task.stage, task.microbatch, phase)].end_s for phase in phases]

@@ -20,6 +20,7 @@ class PlanChoice:
         schedule: its name.
         rematerialise: whether each stage computes its forward again in the backward.
         starts: the first units of all stages but the first.
+        exchanges: options that differ from one reduction and one gather in a step, and their values.
     """
 
     microbatches: int
@@ -28,6 +29,7 @@ class PlanChoice:
     schedule: str
     rematerialise: bool
     starts: tuple[int, ...]
+    exchanges: tuple[tuple[str, str], ...] = ()
 
     @property
     def meshes(self) -> int:
@@ -57,6 +59,7 @@ class PlanCandidate:
         timeline: the predicted one.
         refused: why it cannot be used; "" if it can.
         is_measured: whether the seconds are from measured fragments.
+        is_partitioned: whether seconds and bytes are of the program that it runs.
     """
 
     choice: PlanChoice
@@ -68,6 +71,7 @@ class PlanCandidate:
     timeline: Timeline | None = None
     refused: str = ""
     is_measured: bool = False
+    is_partitioned: bool = False
 
     @property
     def order(self) -> tuple[Any, ...]:
@@ -76,6 +80,7 @@ class PlanCandidate:
         return (
             bool(self.refused),
             not self.is_measured,
+            not self.is_partitioned,
             self.step_s,
             max(self.peak_bytes, default=0),
             choice.rematerialise,
@@ -83,4 +88,5 @@ class PlanCandidate:
             choice.microbatches,
             choice.schedule,
             choice.axes,
+            choice.exchanges,
         )

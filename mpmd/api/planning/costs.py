@@ -19,10 +19,15 @@ class StepSizes:
     Attributes:
         state: bytes of parameters and of the optimizer's state, in units of the parameters.
         state_shards: over how many devices of a mesh the parameters are sharded.
+        rows: over how many of them the batch is.
+        exchanging: parameters, by their numbers, that are split along axes that do not split the batch: each
+            product with one has a result, or a gradient, that is a sum over devices.
     """
 
     state: float = 1.0
     state_shards: int = 1
+    rows: int = 1
+    exchanging: frozenset[int] = frozenset()
 
 
 def division_costs(
@@ -50,6 +55,12 @@ def division_costs(
     repeated = list(itertools.accumulate(map(_repeated, chain.seconds, chain.forward), initial=0.0))
     forward_s = [0.0, *itertools.accumulate(chain.forward)]
     kept = [0, *itertools.accumulate(chain.residuals)]
+    exchanges = [
+        min(unit + 1, len(chain) - 1)
+        for k, readers in enumerate(units.parameter_units.values())
+        if k in sizes.exchanging
+        for unit in readers
+    ]
     stages = []
     ends = (0, *starts, len(chain))
     for stage, (begin, end) in enumerate(itertools.pairwise(ends)):
@@ -57,21 +68,24 @@ def division_costs(
         forward = (forward_s[end] - forward_s[begin]) / devices
         backward = segments.seconds(stage, begin, end) - forward
         again = (repeated[end] - repeated[begin]) / devices if rematerialise else 0.0
-        reduction = _all_reduce_s(parameters / sizes.state_shards, devices // sizes.state_shards, rates)
+        exchanged = [chain.crossing[unit] for unit in exchanges if begin < unit <= end]
+        exchange = sum(_all_reduce_s(size / sizes.rows, devices // sizes.rows, rates) for size in exchanged)
         values = kept[end] - kept[begin]
         replicas = devices // sizes.state_shards
         stages.append(
             StageCosts(
-                forward_s=rates.start_s + forward,
-                backward_s=rates.start_s + backward + again + reduction,
-                input_gradient_s=rates.start_s + backward / 2 + again,
-                weight_gradient_s=rates.start_s + backward / 2 + reduction,
+                forward_s=rates.start_s + forward + exchange / 2,
+                backward_s=rates.start_s + backward + again + exchange / 2,
+                input_gradient_s=rates.start_s + backward / 2 + again + exchange / 2,
+                weight_gradient_s=rates.start_s + backward / 2,
                 output_bytes=chain.crossing[end] if end < len(chain) else 0,
                 input_gradient_bytes=chain.crossing[begin] if begin else 0,
                 residual_bytes=chain.crossing[begin] if rematerialise else values,
                 workspace_bytes=values if rematerialise else max(chain.residuals[begin:end]),
                 parameter_bytes=int(parameters * sizes.state) * replicas,
                 gradient_bytes=parameters * replicas,
+                batch_bytes=sum(size for size, readers in units.batch if begin <= readers[0] < end)
+                * (devices // sizes.rows),
             )
         )
     return Costs(tuple(stages))
@@ -94,10 +108,18 @@ def link_of(devices: int, rates: DeviceRates) -> Link:
     return Link(latency_s=rates.link_s, bytes_per_s=rates.link_bandwidth * devices)
 
 
-def update_seconds(costs: Costs, placement: Sequence[int], rates: DeviceRates, devices: int) -> list[float]:
-    """Seconds of the optimizer on each mesh, once per step: its state is read and written."""
+def update_seconds(
+    costs: Costs, placement: Sequence[int], rates: DeviceRates, devices: int, sizes: StepSizes
+) -> list[float]:
+    """Seconds of what each mesh does once in a step.
+
+    The optimizer reads and writes its state.  Gradients are reduced over the devices that split the batch;
+    where these split the parameters too, each is reduced into its part and gathered, in as many bytes.
+    """
     seconds = [0.0] * (max(placement) + 1)
     for stage, mesh in zip(costs.stages, placement, strict=True):
         traffic = 2 * stage.parameter_bytes + stage.gradient_bytes
         seconds[mesh] += traffic / devices / rates.bandwidth
+        parameters = stage.gradient_bytes * sizes.state_shards / devices
+        seconds[mesh] += _all_reduce_s(parameters * sizes.rows / devices, sizes.rows, rates)
     return seconds

@@ -17,6 +17,7 @@ import jax
 from mpmd.api.jit import jit
 from mpmd.api.planning.candidate import PlanCandidate
 from mpmd.api.planning.machine import HostFactors, StepSamples
+from mpmd.api.planning.partitioned import by_program
 from mpmd.api.planning.result import config_for
 from mpmd.api.refine import zeros
 from mpmd.api.stages import Compiled
@@ -158,16 +159,5 @@ def measured_candidates(
 def _measured(
     candidate: PlanCandidate, compiled: Compiled, timeline: Timeline, step_s: float
 ) -> PlanCandidate:
-    peaks = compiled.memory_analysis()
-    names = [f"m{mesh}" for mesh in range(candidate.choice.meshes)]
-    busy = sum(timeline.busy_s(name) for name in names)
-    return dataclasses.replace(
-        candidate,
-        step_s=step_s,
-        bubble=1 - busy / (step_s * len(names)),
-        peak_bytes=tuple(peaks[name].peak_bytes // candidate.choice.devices for name in names),
-        held=tuple(peaks[name].by_category for name in names),
-        sent_bytes=sum(span.nbytes for span in timeline.transfers),
-        timeline=timeline,
-        is_measured=True,
-    )
+    made = by_program(candidate, timeline, step_s, compiled.memory_analysis())
+    return dataclasses.replace(made, is_measured=True)

@@ -11,6 +11,7 @@ from mpmd.api.found_stages import rates_of
 from mpmd.api.planning.candidate import PlanCandidate
 from mpmd.api.planning.costs import StepSizes
 from mpmd.api.planning.measure import measured_candidates
+from mpmd.api.planning.partitioned import absent_devices, partitioned_candidates
 from mpmd.api.planning.probe import StepProbe, axes_for, binder, first_line
 from mpmd.api.planning.result import Plan
 from mpmd.api.planning.search import Axes, PlanSearch, PlanSpace
@@ -39,6 +40,7 @@ def plan(
     in_shardings: Any = None,
     out_shardings: Any = None,
     device: str | None = None,
+    partition: int = 3,
     measure: int = 0,
     **kwargs: Any,
 ) -> Plan:
@@ -48,9 +50,9 @@ def plan(
         print(plan)
         train_step = mpmd.jit(plan.step, plan.config, donate_argnums=0)
 
-    All combinations are predicted: numbers of meshes and their devices, stages by cost as with
-    `stages="auto"`, schedules, microbatches, rematerialisation.  Seconds are estimated from arithmetic and
-    bytes or measured; the simulator of schedules predicts step and memory.  Equal input gives equal plans.
+    All combinations of these are estimated; stages are divided by cost as with `stages="auto"`.  The best are
+    partitioned: step and memory are then of the programs that they run, with one reduction and one gather
+    in a step, or more where these do not fit.  Equal input gives equal plans.
 
     Args:
         step: the train step, which calls `mpmd.accumulate_gradients` or `mpmd.staged`.  To vary the number of
@@ -66,6 +68,7 @@ def plan(
         in_shardings: as in `make_config`; without it meshes have one device each.
         out_shardings: likewise.
         device: a device that the compiler describes, such as `"H100"`; by default about the one here.
+        partition: how many of the best that fit to partition; they are ranked first.
         measure: of how many of the best to compile and measure the fragments, each alone, for a prediction
             from that; they are ranked first.  The devices must be here.
         **kwargs: keyword arguments of the step.
@@ -76,7 +79,7 @@ def plan(
     Raises:
         ConfigError: an option cannot be used, or nothing fits; says why the best ones do not.
     """
-    _check(devices, schedules, stages_per_mesh, axes, measure)
+    _check(devices, schedules, stages_per_mesh, axes, measure, partition)
     bind = binder(step, microbatches)
     probe = StepProbe(args, kwargs, axes, in_shardings)
     rates, start = _rates(device), time.perf_counter()
@@ -87,15 +90,27 @@ def plan(
             tuple(rematerialise), _bytes_of(memory), rates,
         )  # fmt: skip
         options = {"in_shardings": in_shardings, "out_shardings": out_shardings}
-        candidates = _search(space, progress)
+        found, show = _search(space, progress), progress.show
+        if partition:
+            step_of = probe.tracer(bind, next(iter(losses.values())))
+            found = partitioned_candidates(found, partition, absent_devices(space), step_of, options, show)
         if measure:
-            candidates = measured_candidates(candidates, measure, bind, options, args, kwargs, progress.show)
-    ranked = sorted(candidates, key=lambda c: c.order)
+            found = measured_candidates(found, measure, bind, options, args, kwargs, show)
+    return Plan(*_ranked(found), bind, options, time.perf_counter() - start)
+
+
+def _ranked(found: Sequence[PlanCandidate]) -> tuple[tuple[PlanCandidate, ...], tuple[PlanCandidate, ...]]:
+    """The candidates that can be used, best first, and the others.
+
+    Raises:
+        ConfigError: none can be used.
+    """
+    ranked = sorted(found, key=lambda c: c.order)
     usable = tuple(c for c in ranked if not c.refused)
     unusable = tuple(c for c in ranked if c.refused)
     if not usable:
         raise ConfigError(_nothing_fits(unusable))
-    return Plan(usable, unusable, bind, options, time.perf_counter() - start)
+    return usable, unusable
 
 
 def _divisions(
@@ -172,7 +187,7 @@ def _bytes_of(memory: Any) -> int | None:
     return int(float(found[1]) * _UNITS[found[2]])
 
 
-def _check(devices: Any, schedules: Any, per_mesh: Any, axes: Any, measure: Any) -> None:
+def _check(devices: Any, schedules: Any, per_mesh: Any, axes: Any, measure: Any, partition: Any) -> None:
     """Refuses options of the wrong kind.
 
     Raises:
@@ -185,6 +200,7 @@ def _check(devices: Any, schedules: Any, per_mesh: Any, axes: Any, measure: Any)
         raise ConfigError(f"schedules is {schedules!r}; there are {', '.join(SCHEDULES)}")
     if isinstance(axes, str) or not axes:
         raise ConfigError(f"axes is {axes!r}; it must list names of axes, such as ('data', 'model')")
-    numbers = [*per_mesh, measure + 1] if isinstance(measure, int) else [0]
+    known = isinstance(measure, int) and isinstance(partition, int)
+    numbers = [*per_mesh, measure + 1, partition + 1] if known else [0]
     if not all(isinstance(n, int) and n > 0 for n in numbers):
-        raise ConfigError("stages_per_mesh must be numbers from 1, and measure a number from 0")
+        raise ConfigError("stages_per_mesh must be numbers from 1, measure and partition numbers from 0")

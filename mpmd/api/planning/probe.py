@@ -6,13 +6,17 @@ import collections
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, PartitionSpec
 from jax.tree_util import keystr, tree_flatten_with_path
 
+from mpmd.api.config import Config
+from mpmd.api.jit import jit
+from mpmd.api.planning.candidate import PlanChoice
 from mpmd.api.planning.costs import StepSizes
 from mpmd.api.prepare import axes_of_dims, flat_prefix
 from mpmd.errors import ConfigError, SignatureError
@@ -27,7 +31,7 @@ NUMBER = "num_microbatches"
 
 
 def binder(step: Callable[..., Any], microbatches: Sequence[int] | None) -> Callable[[int], Any]:
-    """The step as a function of its number of microbatches.
+    """The step as a function of its number of microbatches; 0 for the number that it has.
 
     Raises:
         ConfigError: several numbers are to be tried, but the step has no such argument.
@@ -37,7 +41,7 @@ def binder(step: Callable[..., Any], microbatches: Sequence[int] | None) -> Call
     except (TypeError, ValueError):
         known = False
     if known:
-        return lambda count: _named(functools.partial(step, **{NUMBER: count}), step)
+        return lambda count: _named(functools.partial(step, **{NUMBER: count}), step) if count else step
     if microbatches is not None:
         name = getattr(step, "__name__", repr(step))
         raise ConfigError(
@@ -96,6 +100,17 @@ class StepProbe:
             )
         return plan.choices[0], _microbatches(closed.jaxpr)
 
+    def tracer(self, bind: Callable[[int], Any], loss: DivisionChoice) -> Callable[[PlanChoice, Config], Any]:
+        """Traces the step of a choice under a configuration; arguments that hold the state are donated."""
+        mine = self._state_of(loss)
+        donated = {path[1].idx for path, _ in self.leaves if _text(path) in mine and path[0].idx == 0}
+
+        def traced(choice: PlanChoice, config: Config) -> Any:
+            step = jit(bind(choice.microbatches), config, donate_argnums=sorted(donated))
+            return step.trace(*self.args, **self.kwargs)
+
+        return traced
+
     def state(self, loss: DivisionChoice) -> float:
         """Bytes of parameters and of the optimizer's state, in units of the parameters."""
         total = sum(loss.parameters.values()) or 1
@@ -122,28 +137,36 @@ class StepProbe:
         self, loss: DivisionChoice, microbatches: Iterable[int], axes: dict[str, int]
     ) -> StepSizes | str:
         """The sizes on meshes with these axes, or why the step cannot be sharded so."""
-        devices = 1
-        for size in axes.values():
-            devices *= size
-        shards, found, mine = 1, set[str](), self._state_of(loss)
+        of_state, of_batch, mine = dict[str, set[str]](), set[str](), self._state_of(loss)
         for (path, leaf), spec in zip(self.leaves, self.specs, strict=True):
             dims = [] if spec is None else axes_of_dims(spec, leaf.ndim)
+            is_state = _text(path) in mine
             for dim, names in enumerate(dims):
-                parts = 1
-                for name in names:
-                    parts *= axes.get(name, 1)
-                found.update(names)
-                if _text(path) in mine:
-                    shards = max(shards, parts)
-                    rows = leaf.shape[dim]
-                else:
-                    rows = leaf.shape[dim] // max(microbatches)
+                parts = _product(axes, names)
+                rows = leaf.shape[dim] if is_state else leaf.shape[dim] // max(microbatches)
                 if rows % parts:
                     return f"{keystr(path[1:])} has {rows} rows in a microbatch, for {parts} devices"
-        unused = [name for name, size in axes.items() if size > 1 and name not in found]
+                (of_state.setdefault(_text(path), set()) if is_state else of_batch).update(names)
+        unused = [name for name in axes if axes[name] > 1 and name not in of_batch.union(*of_state.values())]
         if unused:
+            devices = _product(axes, axes)
             return f"{devices} devices for each mesh, but no argument is sharded over {', '.join(unused)}"
-        return StepSizes(self.state(loss), shards)
+        exchanging = frozenset(
+            k
+            for k, name in enumerate(loss.parameters)
+            if any(
+                _product(axes, names - of_batch) > 1
+                for text, names in of_state.items()
+                if text.endswith(f"/{name}")
+            )
+        )
+        shards = max((_product(axes, names) for names in of_state.values()), default=1)
+        return StepSizes(self.state(loss), shards, _product(axes, of_batch), exchanging)
+
+
+def _product(axes: Mapping[str, int], names: Iterable[str]) -> int:
+    """The number of devices along some axes."""
+    return math.prod(axes.get(name, 1) for name in names)
 
 
 def _text(path: Any) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 
 from mpmd.api.config import Config, make_config
 from mpmd.api.planning.candidate import PlanCandidate, PlanChoice
-from mpmd.api.topology import make_topology
+from mpmd.api.topology import Topology, make_topology
+from mpmd.options import current_options
 from mpmd.scheduling.render_svg import render_svg
 from mpmd.tracing.stages.automatic import by_cost
 from mpmd.tracing.stages.report import bytes_text, seconds_text
@@ -100,7 +101,7 @@ class Plan:
 
 _HEADINGS = (
     "", "step", "bubble", "microbatches", "meshes", "stages", "schedule", "remat",
-    "peak per device", "held there", "sent",
+    "peak per device", "held there", "sent", "by", "exchanges",
 )  # fmt: skip
 
 
@@ -122,7 +123,16 @@ def _row(rank: int, candidate: PlanCandidate) -> tuple[str, ...]:
         f"{bytes_text(max(candidate.peak_bytes))} on m{mesh}",
         what,
         bytes_text(candidate.sent_bytes),
+        "program" if candidate.is_partitioned or candidate.is_measured else "estimate",
+        _exchanges(choice),
     )
+
+
+def _exchanges(choice: PlanChoice) -> str:
+    """How the devices of a mesh exchange gradients and weights."""
+    if choice.devices == 1:
+        return "none"
+    return ", ".join(f"{name}={value}" for name, value in choice.exchanges) or "once"
 
 
 def _meshes(choice: PlanChoice) -> str:
@@ -139,14 +149,23 @@ def _named(candidate: PlanCandidate) -> str:
     )
 
 
-def config_for(choice: PlanChoice, options: dict[str, Any]) -> Config:
+def config_for(choice: PlanChoice, options: dict[str, Any], topology: Topology | None = None) -> Config:
     """The configuration of a choice.
+
+    Args:
+        choice: of meshes, stages and schedule.
+        options: of `make_config`.
+        topology: by default of devices of this machine.
 
     Raises:
         ConfigError: its devices are not on this machine.
     """
     sizes = dict(choice.axes)
-    topology = make_topology({f"m{mesh}": sizes for mesh in range(choice.meshes)})
+    if topology is None:
+        topology = make_topology({f"m{mesh}": sizes for mesh in range(choice.meshes)})
+    if choice.exchanges:
+        chosen: dict[str, Any] = dict(choice.exchanges)
+        options = {**options, "options": dataclasses.replace(current_options(), **chosen)}
     stages = dataclasses.replace(
         by_cost(over=[f"m{mesh}" for mesh in choice.placement], rematerialise=choice.rematerialise),
         starts=choice.starts,

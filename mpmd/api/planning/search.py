@@ -95,7 +95,7 @@ class PlanSearch:
         costs = division_costs(
             units, starts, choice.devices, self.space.rates, sizes, rematerialise=choice.rematerialise
         )
-        return predict(choice, table, costs, self.space)
+        return predict(choice, table, costs, self.space, sizes)
 
     def _starts_of(self, microbatches: int, stages: int, devices: int) -> tuple[int, ...] | None:
         key = microbatches, stages, devices
@@ -118,25 +118,32 @@ class PlanSearch:
         return self._tables[key]
 
 
-def predict(choice: PlanChoice, table: ScheduleTable, costs: Costs, space: PlanSpace) -> PlanCandidate:
+def predict(
+    choice: PlanChoice, table: ScheduleTable, costs: Costs, space: PlanSpace, sizes: StepSizes
+) -> PlanCandidate:
     """The prediction of one choice, refused if it does not fit the memory."""
     names = [f"m{mesh}" for mesh in range(choice.meshes)]
     link = link_of(choice.devices, space.rates)
     timeline = simulate(table, costs, link, mesh_names=names)
-    update = update_seconds(costs, choice.placement, space.rates, choice.devices)
+    update = update_seconds(costs, choice.placement, space.rates, choice.devices, sizes)
     ends = [max((s.end_s for s in timeline.compute(name)), default=0.0) for name in names]
     step_s = max(end + seconds for end, seconds in zip(ends, update, strict=True))
     busy = sum(timeline.busy_s(name) for name in names) + sum(update)
     peaks = tuple(memory.peak_bytes // choice.devices for memory in timeline.memory)
     held = tuple(memory.at_peak for memory in timeline.memory)
-    refused = ""
-    if space.memory is not None and max(peaks) > space.memory:
-        mesh = peaks.index(max(peaks))
-        kind = max(held[mesh], key=lambda name: held[mesh][name])
-        refused = (
-            f"{bytes_text(peaks[mesh])} on each device of {names[mesh]}, mostly {kind} "
-            f"({bytes_text(held[mesh][kind] / choice.devices)})"
-        )
     sent = sum(span.nbytes for span in timeline.transfers)
     bubble = 1 - busy / (step_s * len(names)) if step_s else 0.0
-    return PlanCandidate(choice, step_s, max(0.0, bubble), peaks, held, sent, timeline, refused)
+    found = PlanCandidate(choice, step_s, max(0.0, bubble), peaks, held, sent, timeline)
+    return dataclasses.replace(found, refused=too_large(found, space.memory))
+
+
+def too_large(candidate: PlanCandidate, limit: int | None) -> str:
+    """Which mesh needs more than a limit of each device, and mostly for what; "" if none does."""
+    most = max(candidate.peak_bytes)
+    if limit is None or most <= limit:
+        return ""
+    mesh = candidate.peak_bytes.index(most)
+    held = candidate.held[mesh]
+    kind = max(held, key=lambda name: held[name])
+    share = bytes_text(held[kind] / candidate.choice.devices)
+    return f"{bytes_text(most)} on each device of m{mesh}, mostly {kind} ({share})"

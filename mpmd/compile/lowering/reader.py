@@ -364,7 +364,9 @@ def _constant(op: mlir.Operation) -> Any:
     """A constant's array.  The bindings read arrays of some element types only, the text has them all."""
     shape = shape_of(str(op.results[0].type))
     if shape.dtype in _BUFFERED and shape.size > 64:
-        return np.array(mlir.DenseElementsAttr(op.attributes["value"])).reshape(shape.dims)
+        value = mlir.DenseElementsAttr(op.attributes["value"])
+        if not value.is_splat:
+            return np.array(value).reshape(shape.dims)
     if shape.info.kind != "complex":
         return parse_dense(str(op.attributes["value"]), shape)
     text = op.get_asm(use_local_scope=True)  # the bindings have no complex attributes

@@ -35,6 +35,7 @@ class UnitChain:
         first: the first unit of each item.
         scans: the scans of which each iteration is a unit → their stacked parameters.
         parameter_units: for each parameter the units that read it; rows of a stack are one each.
+        batch: for each input that is data its bytes, and the units that read it.
     """
 
     chain: Chain
@@ -42,6 +43,7 @@ class UnitChain:
     first: tuple[int, ...]
     scans: Mapping[Item, frozenset[int]]
     parameter_units: Mapping[int, tuple[int, ...]]
+    batch: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 def chain_of(
@@ -78,7 +80,9 @@ def chain_of(
         for of in (seconds, forward):
             of[begin:end] = [s * factor for s in of[begin:end]]
         begin = end
-    units = _parameter_units(flat, parameters, items, first, scans)
+    units = _units_reading(flat, parameters, items, first, scans)
+    data = [v for v in flat.inputs if v not in units]
+    batch = _units_reading(flat, data, items, first, scans)
     owned = []
     for v, readers in units.items():
         rows = {row for item, stacks in scans.items() if v in stacks for row in _units_of(item, items, first)}
@@ -89,7 +93,8 @@ def chain_of(
             owned.append((nbytes, gradient_seconds(nbytes, rates), readers_of_part))
     crossing = _crossing(flat, items, first, scans)
     chain = Chain(seconds, crossing, residuals, owned, _fused(items, first), forward)
-    return UnitChain(chain, tuple(items), first[:-1], scans, units)
+    read = tuple((size(flat.avals[v]), readers) for v, readers in batch.items() if readers)
+    return UnitChain(chain, tuple(items), first[:-1], scans, units, read)
 
 
 def _trunk(flat: FlatFunction, parameters: set[int]) -> tuple[list[Item], set[int]]:
@@ -135,17 +140,17 @@ def _units_of(item: Item, items: Sequence[Item], first: Sequence[int]) -> range:
     return range(first[at], first[at + 1])
 
 
-def _parameter_units(
+def _units_reading(
     flat: FlatFunction,
-    parameters: Sequence[int],
+    inputs: Sequence[int],
     items: Sequence[Item],
     first: Sequence[int],
     scans: Mapping[Item, frozenset[int]],
 ) -> dict[int, tuple[int, ...]]:
-    """The units that read each parameter, or values computed from it alone, in order."""
-    sources = {v: frozenset((v,)) for v in parameters}
+    """The units that read each of some inputs, or values of no unit that are computed from it, in order."""
+    sources = {v: frozenset((v,)) for v in inputs}
     position = {id(item): at for at, item in enumerate(items)}
-    found: dict[int, set[int]] = {v: set() for v in parameters}
+    found: dict[int, set[int]] = {v: set() for v in inputs}
     for item in flat.items:
         read = frozenset[int]().union(*(sources.get(v, frozenset()) for v in item.reads))
         at = position.get(id(item))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from mpmd.jax_compat import inner_jaxprs
@@ -83,6 +84,19 @@ def equation_seconds(equation: Any, rates: DeviceRates) -> float:
         elements = max(math.prod(getattr(v.aval, "shape", ())) for v in equation.invars)
     operations = _TRANSCENDENTAL_OPERATIONS if name in _TRANSCENDENTAL else 1
     return max(elements * operations / rates.elements, results * _FUSED_BYTES / rates.bandwidth)
+
+
+def products_work(equations: Sequence[Any], rates: DeviceRates) -> tuple[float, float]:
+    """(operations, seconds of arithmetic) of the products in equations, loops and calls included."""
+    flops = seconds = 0.0
+    for equation in equations:
+        if equation.primitive.name in ("dot_general", "conv_general_dilated"):
+            own = equation_flops(equation)
+            flops, seconds = flops + own, seconds + rates.products_s(own, equation.outvars[0].aval.dtype)
+        for jaxpr in inner_jaxprs(equation):
+            of_inner = products_work(jaxpr.eqns, rates)
+            flops, seconds = flops + of_inner[0], seconds + of_inner[1]
+    return flops, seconds
 
 
 def _iterations(equation: Any) -> int:

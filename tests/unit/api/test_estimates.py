@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +12,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from mpmd.api.estimate import DeviceSpeed
+from mpmd.api.estimate import DeviceSpeed, predicted_seconds
+from mpmd.runtime.memory import predict_memory
 from tests.support.models import normal
 
 WIDTH, ROWS, LAYERS, MICROBATCHES = 32, 16, 2, 4
@@ -72,12 +76,38 @@ def test_a_gather_takes_and_holds_what_it_gathers():
     assert named(costs.fragments, "gather") == pytest.approx([share, share])
     line, before = (x.schedule(x.estimated_costs(SPEED)) for x in (once, each))
     assert before.makespan_s > 1.5 * line.makespan_s
-    most, least = (x.compile().memory_analysis()["m1"] for x in (once, each))
+    most, least = (predict_memory(x.program)[1] for x in (once, each))
     assert most.by_category["gathered"] == 2 * WEIGHTS  # each device holds all
     assert "gathered" not in least.by_category
+    assert sum(most.by_category.values()) == most.peak_bytes
     memory = line.memory[1]
     assert memory.at_peak["gathered"] == 2 * WEIGHTS
     assert memory.samples[-1][1][memory.categories.index("gathered")] == 0
+
+
+@pytest.mark.slow
+def test_the_fastest_way_that_fits_is_chosen():
+    """Gathers in each microbatch take less memory than reductions in each, but more time."""
+    fields = {"gather_weights": ("once", "per_use"), "reduce_gradients": ("once", "per_microbatch")}
+    known = {}
+    for ways in itertools.product(*fields.values()):
+        made = lowered({"data": 2}, P("data"), **dict(zip(fields, ways, strict=True)))
+        peak = max(m.peak_bytes // 2 for m in predict_memory(made.program))
+        known[ways] = peak, predicted_seconds(made.program, made.partitioned.module, made.config.topology)
+    peaks = sorted(peak for peak, _ in known.values())
+    assert len(set(peaks)) == 4
+    assert known["per_use", "once"][0] < known["once", "per_microbatch"][0]
+    for limit in [peaks[0] - 1, *peaks]:
+        fitting = [ways for ways in known if known[ways][0] <= limit]
+        best = min(fitting, key=lambda ways: known[ways][1]) if fitting else ("per_use", "per_microbatch")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            made = lowered({"data": 2}, P("data"), device_memory_bytes=limit)
+        assert max(m.peak_bytes // 2 for m in predict_memory(made.program)) == known[best][0]
+        changed = [f"{n}={way}" for n, way in zip(fields, best, strict=True) if way != "once"]
+        said = [str(w.message) for w in caught if "a device would hold" in str(w.message)]
+        assert len(said) == bool(changed)
+        assert all(" and ".join(changed) + ", as" in text for text in said)
 
 
 @pytest.mark.slow

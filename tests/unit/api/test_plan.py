@@ -31,7 +31,7 @@ def step(params, x, *, num_microbatches):
 
 
 def planned(*args, **options):
-    given = {"devices": 2, "microbatches": (4,), "schedules": ("1f1b", "gpipe")} | options
+    given = {"devices": 2, "microbatches": (4,), "schedules": ("1f1b", "gpipe"), "partition": 0} | options
     return mpmd.plan(step, *(args or (PARAMS, X)), **given)
 
 
@@ -116,10 +116,107 @@ def test_the_number_of_microbatches_is_an_argument_of_the_step():
 
     with pytest.raises(ConfigError, match="fixed has no argument num_microbatches\n  write def fixed"):
         mpmd.plan(fixed, PARAMS, X, devices=2, microbatches=(2, 4))
-    found = mpmd.plan(fixed, PARAMS, X, devices=2, schedules=("1f1b",))
+    found = mpmd.plan(fixed, PARAMS, X, devices=2, schedules=("1f1b",), partition=0)
     assert {c.choice.microbatches for c in found.candidates} == {4}
     with pytest.raises(ConfigError, match="no loss to divide is in <lambda>"):
         mpmd.plan(lambda params, x: loss(params, x), PARAMS, X, devices=2)
+
+
+def peaks_of(found, rank, *args):
+    """The peaks of each mesh's devices: those predicted for a candidate, and those of its compiled step."""
+    choice = found.candidates[rank].choice
+    compiled = mpmd.jit(found.step_of(rank), found.config_of(rank), donate_argnums=0).lower(*args).compile()
+    memory = compiled.memory_analysis()
+    peaks = [memory[f"m{mesh}"].peak_bytes / choice.devices for mesh in range(choice.meshes)]
+    compiled.close()
+    return found.candidates[rank].peak_bytes, peaks
+
+
+def normalized(params, x):
+    for w in params:
+        h = (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-6)
+        x = x + jax.nn.gelu(h @ w)
+    return jnp.mean(x**2)
+
+
+def attending(params, x):
+    x = x.reshape(-1, 16, D)
+    for w in params:
+        weights = jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", x @ w, x) / D)
+        x = x + jnp.einsum("bqk,bkd->bqd", weights, x)
+    return jnp.mean(x**2)
+
+
+MESHES = {"one": {"data": 1}, "data": {"data": 2}, "model": {"data": 2, "model": 2}}
+
+
+@pytest.mark.parametrize(
+    "mesh", ["one", *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in ("data", "model"))]
+)
+@pytest.mark.parametrize(
+    "of_model", [loss, *(pytest.param(of, marks=pytest.mark.slow) for of in (normalized, attending))]
+)
+def test_the_peak_is_that_of_the_compiled_step(of_model, mesh):
+    def trained(params, x, *, num_microbatches=4):
+        value, grads = mpmd.accumulate_gradients(of_model, num_microbatches)(params, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+    axes, params = MESHES[mesh], [np.eye(D, dtype=np.float32)] * 4
+    x = np.ones((4 * ROWS, D), np.float32)
+    count = 2 * int(np.prod(list(axes.values())))
+    spec = jax.sharding.PartitionSpec
+    found = mpmd.plan(
+        trained, params, x, devices=count, axes=tuple(axes), schedules=("1f1b",), stages_per_mesh=(1,),
+        in_shardings=([spec(None, "model")] * 4 if "model" in axes else None, spec("data")),
+        rematerialise=(False,), partition=10,
+    )  # fmt: skip
+    rank = next(k for k, c in enumerate(found.candidates) if dict(c.choice.axes) == axes)
+    assert found.candidates[rank].is_partitioned
+    predicted, peaks = peaks_of(found, rank, params, x)
+    assert predicted == pytest.approx(peaks, rel=0.05)
+
+
+def test_a_batch_that_does_not_fit_is_refused():
+    """The first mesh holds it whole, and then its slices."""
+    rows = jax.ShapeDtypeStruct((16 * ROWS, D), jnp.float32)
+    batch = 16 * ROWS * D * 4
+    for partition in (0, 1):
+        with pytest.raises(ConfigError, match="on each device of m0, mostly"):
+            planned(PARAMS, rows, memory=2 * batch, rematerialise=(True,), partition=partition)
+    best = planned(PARAMS, rows, memory=4 * batch, rematerialise=(True,), schedules=("1f1b",)).best
+    assert best.held[0]["batch"] == 2 * batch
+
+
+@pytest.mark.slow
+def test_a_plan_exchanges_as_often_as_fits():
+    rows = jax.sharding.PartitionSpec("data")
+    options = {
+        "devices": 4, "in_shardings": (rows, rows), "schedules": ("1f1b",), "rematerialise": (False,),
+        "stages_per_mesh": (1,), "partition": 9,
+    }  # fmt: skip
+    free = next(c for c in planned(**options).candidates if c.choice.devices == 2)
+    assert free.choice.exchanges == ()
+    found = planned(memory=max(free.peak_bytes) - 1, **options)
+    rank, less = next((k, c) for k, c in enumerate(found.candidates) if c.choice.devices == 2)
+    assert less.choice.exchanges and less.step_s > free.step_s
+    assert max(less.peak_bytes) < max(free.peak_bytes)
+    params = [np.eye(D, dtype=np.float32)] * LAYERS
+    predicted, peaks = peaks_of(found, rank, params, np.ones((ROWS, D), np.float32))
+    assert predicted == pytest.approx(peaks, rel=0.05)
+
+
+@pytest.mark.parametrize("partition", [0, pytest.param(9, marks=pytest.mark.slow)])
+def test_what_devices_of_a_mesh_exchange_takes_time(partition):
+    """A weight that is split over columns: the gradient of its rows is a sum over devices."""
+    spec = jax.sharding.PartitionSpec
+    found = planned(
+        devices=2, axes=("data", "model"), stages_per_mesh=(1,), schedules=("1f1b",), rematerialise=(False,),
+        in_shardings=([spec(None, "model")] * LAYERS, spec("data")), device="H100", partition=partition,
+    )  # fmt: skip
+    seconds = {c.choice.axes: c.step_s for c in found.candidates}
+    tensor, rows = (("data", 1), ("model", 2)), (("data", 2), ("model", 1))
+    assert set(seconds) == {tensor, rows, (("data", 1), ("model", 1))}
+    assert seconds[tensor] > seconds[rows]  # more bytes, in each microbatch
 
 
 @pytest.mark.slow

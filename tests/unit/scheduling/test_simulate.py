@@ -98,12 +98,13 @@ def test_memory_by_category() -> None:
     first, last = line.memory
     assert first.peak_by_category == {
         "parameters": 1000, "gradients": 500, "residuals": 200, "activations": 14, "workspace": 11,
+        "batch": 0,
     }  # fmt: skip
     assert (first.peak_activations, last.peak_activations) == (2, 1)
     assert last.peak_by_category["residuals"] == 100
     assert last.peak_by_category["activations"] == 14  # the next input arrives while this one is used
-    assert first.samples[0] == (0.0, (1000, 0, 100, 7, 11))
-    assert first.samples[-1][1] == (1000, 500, 0, 0, 0)
+    assert first.samples[0] == (0.0, (1000, 0, 100, 7, 11, 0))
+    assert first.samples[-1][1] == (1000, 500, 0, 0, 0, 0)
     assert first.at(0.5) == 1118 and first.at(1e9) == 1500
     assert first.peak_bytes == sum(first.at_peak.values()) == first.at(first.peak_time_s)
 
@@ -175,3 +176,14 @@ def test_sixteen_stages_and_128_microbatches_take_well_below_a_second() -> None:
     )
     assert time.process_time() - begin < 1.0
     assert sum(len(line.compute(mesh)) for mesh in line.meshes) == 16 * 128 * 3
+
+
+def test_a_batch_is_whole_at_first_and_in_slices_until_they_are_read() -> None:
+    table = get_schedule("gpipe").table(2, 2, 4)
+    line = simulate(table, Costs((StageCosts(batch_bytes=10), StageCosts())))
+    first, last = line.memory
+    batch = first.categories.index("batch")
+    assert first.samples[0][1][batch] == 2 * 4 * 10
+    assert first.at(1.0) == 4 * 10  # the first forward has ended
+    assert first.samples[-1][1][batch] == 0
+    assert not last.peak_by_category["batch"]

@@ -38,7 +38,7 @@ from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import dim
 from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.plan import KernelPlan
-from mpmd.compile.llvm.target import MEMORY, CpuTarget
+from mpmd.compile.llvm.target import LINE_BYTES, MEMORY, CpuTarget
 from mpmd.compile.thunks.thunk import (
     AttentionThunk,
     CollectiveThunk,
@@ -66,6 +66,11 @@ class NativeProgram:
     threaded: ThreadedProgram
     arena_bytes: int
     constants: bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        """What one device with one thread keeps from call to call."""
+        return max(LINE_BYTES, self.arena_bytes) + max(LINE_BYTES, self.threaded.workspace_bytes)
 
 
 class PlanCode:

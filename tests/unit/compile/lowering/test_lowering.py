@@ -300,6 +300,18 @@ def test_dense_constants(text, dtype, dims, expected):
     assert value.shape == dims
 
 
+@pytest.mark.parametrize("dtype", ["f32", "i32", "i1", "bf16"])
+def test_one_value_repeated_takes_no_memory(dtype):
+    value = {"f32": "2.5", "bf16": "2.5", "i32": "7", "i1": "true"}[dtype]
+    kind = f"tensor<40x100x{dtype}>"
+    module = lower(
+        f"func.func public @main() -> {kind} {{\n  %c = stablehlo.constant dense<{value}> : {kind}\n"
+        f"  return %c : {kind}\n}}"
+    )
+    assert module.entry.root.opcode == "broadcast"
+    assert [i.shape.size for i in module.entry if i.opcode == "constant"] == [1]
+
+
 def test_types():
     assert shape_of("tensor<2x3xui8>") is array("u8", (2, 3))
     assert shape_of("tensor<f8E4M3FN>") is array("f8e4m3fn")
