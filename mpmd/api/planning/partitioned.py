@@ -19,7 +19,7 @@ from mpmd.api.ambient import without_ambient_mesh
 from mpmd.api.estimate import DeviceSpeed
 from mpmd.api.planning.candidate import PlanCandidate, PlanChoice
 from mpmd.api.planning.result import config_for
-from mpmd.api.planning.search import too_large
+from mpmd.api.planning.search import PlanSpace, too_large
 from mpmd.api.stages import Lowered
 from mpmd.api.timeline import Scratch
 from mpmd.api.topology import Topology
@@ -31,8 +31,7 @@ from mpmd.runtime.memory import MeshMemory, predict_memory
 from mpmd.scheduling.timeline import Timeline
 from mpmd.support.garbage import garbage_kept
 from mpmd.tracing.live import lower
-from mpmd.tracing.stages.automatic import DivisionChoice
-from mpmd.tracing.stages.costs import DeviceRates, products_work
+from mpmd.tracing.stages.costs import products_work
 
 _LESS_MEMORY = {"reduce_gradients": ("_reduce.", "per_microbatch"), "gather_weights": ("_gather.", "per_use")}
 """Options: what is in the names of programs that they add, and the value that adds none."""
@@ -56,14 +55,12 @@ class AbsentDevices:
     memory: int | None
 
 
-def absent_devices(
-    losses: Mapping[int, DivisionChoice], rates: DeviceRates, memory: int | None
-) -> AbsentDevices:
-    """Devices of some rates, for the products of a loss: those of another dtype have another rate."""
-    chosen = next(iter(losses.values()))
+def absent_devices(space: PlanSpace) -> AbsentDevices:
+    """The devices of a search, for the products of its loss: those of another dtype have another rate."""
+    rates, chosen = space.rates, next(iter(space.losses.values()))
     flops, seconds = products_work([item.equation for item in chosen.units.items], rates)
     speed = DeviceSpeed.of(rates, flops / seconds if seconds else 0.0)
-    return AbsentDevices(speed, rates.name if rates.name in DESCRIBED else "cpu", memory)
+    return AbsentDevices(speed, rates.name if rates.name in DESCRIBED else "cpu", space.memory)
 
 
 def partitioned_candidates(

@@ -50,12 +50,9 @@ def plan(
         print(plan)
         train_step = mpmd.jit(plan.step, plan.config, donate_argnums=0)
 
-    All combinations are predicted: numbers of meshes and their devices, stages by cost as with
-    `stages="auto"`, schedules, microbatches, rematerialisation.  Seconds are estimated from arithmetic and
-    bytes, and the simulator of schedules predicts step and memory.  The best ones are partitioned: step and
-    memory are then of the programs that they run, the batch and all collectives included, and gradients are
-    reduced and weights gathered once in a step or more often, as is faster and fits.  Equal input gives
-    equal plans.
+    All combinations of these are estimated; stages are divided by cost as with `stages="auto"`.  The best are
+    partitioned: step and memory are then of the programs that they run, with one reduction and one gather
+    in a step, or more where these do not fit.  Equal input gives equal plans.
 
     Args:
         step: the train step, which calls `mpmd.accumulate_gradients` or `mpmd.staged`.  To vary the number of
@@ -71,8 +68,7 @@ def plan(
         in_shardings: as in `make_config`; without it meshes have one device each.
         out_shardings: likewise.
         device: a device that the compiler describes, such as `"H100"`; by default about the one here.
-        partition: how many of the best that fit to partition, which nothing runs for; they are ranked first.
-            With 0 all that is known is estimates, of which `memory` may be missed by a quarter.
+        partition: how many of the best that fit to partition; they are ranked first.
         measure: of how many of the best to compile and measure the fragments, each alone, for a prediction
             from that; they are ranked first.  The devices must be here.
         **kwargs: keyword arguments of the step.
@@ -94,21 +90,27 @@ def plan(
             tuple(rematerialise), _bytes_of(memory), rates,
         )  # fmt: skip
         options = {"in_shardings": in_shardings, "out_shardings": out_shardings}
-        candidates = _search(space, progress)
+        found, show = _search(space, progress), progress.show
         if partition:
-            absent = absent_devices(losses, rates, space.memory)
             step_of = probe.tracer(bind, next(iter(losses.values())))
-            candidates = partitioned_candidates(
-                candidates, partition, absent, step_of, options, progress.show
-            )
+            found = partitioned_candidates(found, partition, absent_devices(space), step_of, options, show)
         if measure:
-            candidates = measured_candidates(candidates, measure, bind, options, args, kwargs, progress.show)
-    ranked = sorted(candidates, key=lambda c: c.order)
+            found = measured_candidates(found, measure, bind, options, args, kwargs, show)
+    return Plan(*_ranked(found), bind, options, time.perf_counter() - start)
+
+
+def _ranked(found: Sequence[PlanCandidate]) -> tuple[tuple[PlanCandidate, ...], tuple[PlanCandidate, ...]]:
+    """The candidates that can be used, best first, and the others.
+
+    Raises:
+        ConfigError: none can be used.
+    """
+    ranked = sorted(found, key=lambda c: c.order)
     usable = tuple(c for c in ranked if not c.refused)
     unusable = tuple(c for c in ranked if c.refused)
     if not usable:
         raise ConfigError(_nothing_fits(unusable))
-    return Plan(usable, unusable, bind, options, time.perf_counter() - start)
+    return usable, unusable
 
 
 def _divisions(

@@ -153,7 +153,7 @@ def config_for(choice: PlanChoice, options: dict[str, Any], topology: Topology |
     """The configuration of a choice.
 
     Args:
-        choice: what was chosen.
+        choice: of meshes, stages and schedule.
         options: of `make_config`.
         topology: by default of devices of this machine.
 

@@ -104,7 +104,7 @@ def test_memory_by_category() -> None:
     assert last.peak_by_category["residuals"] == 100
     assert last.peak_by_category["activations"] == 14  # the next input arrives while this one is used
     assert first.samples[0] == (0.0, (1000, 0, 100, 7, 11, 0))
-    assert first.samples[-1][1] == (1000, 500, 0, 0, 0)
+    assert first.samples[-1][1] == (1000, 500, 0, 0, 0, 0)
     assert first.at(0.5) == 1118 and first.at(1e9) == 1500
     assert first.peak_bytes == sum(first.at_peak.values()) == first.at(first.peak_time_s)
 
