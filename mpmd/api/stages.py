@@ -145,10 +145,8 @@ class Traced:
     def partition(self, lowered: Any, observer: LoweringObserver | None = None) -> Partitioned:
         """Takes the step as JAX lowered it through the passes."""
         called = CalledNames(self.names, self.known_names, frozenset(live_names(self.jaxpr.jaxpr)))
-        return partition(
-            lowered, self.config, self.arguments, self.argument_paths, self.out_tree, called, observer,
-            explicit=self.explicit,
-        )  # fmt: skip
+        step = self.config, self.arguments, self.argument_paths, self.out_tree
+        return partition(lowered, *step, called, observer, explicit=self.explicit)
 
 
 @dataclasses.dataclass

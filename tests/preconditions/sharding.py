@@ -252,6 +252,20 @@ _GATHERS = (
         "a_factor_of_a_product[contracted with a dim split alike]",
     ),
     _whole(
+        "_UsesAlong.makes_whole",
+        "a constraint leaves no further axis open",
+        "bool(of_dim.is_closed) and ",
+        "",
+        "a_constraint_that_makes_a_weight_whole_is_a_use[undecided]",
+    ),
+    _whole(
+        "_UsesAlong.makes_whole",
+        "a constraint does not split along the axis",
+        " and self.axis not in names",
+        "",
+        "a_constraint_that_makes_a_weight_whole_is_a_use[as it is]",
+    ),
+    _whole(
         "_UsesAlong.use_needs", "elementwise work, too", "self.axis not in of_result[kept]", "True", "a_bias"
     ),
     _whole(
