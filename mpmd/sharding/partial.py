@@ -35,6 +35,11 @@ class Partial:
     needs: frozenset[ir.Value] = frozenset()
 
 
+def _as_given(arg: ir.Value, axes: tuple[str, ...]) -> Partial:
+    """An argument that comes in partial form."""
+    return Partial(axes, lambda: arg, frozenset({arg}))
+
+
 class PartialForms:
     """The partial forms of the values in one body: find all before the first is built.
 
@@ -53,7 +58,7 @@ class PartialForms:
         self.splits = splits
         self.sizes = sizes
         self._known: dict[ir.Value, Partial | None] = {
-            arg: Partial(axes, lambda arg=arg: arg, frozenset({arg})) for arg, axes in (given or {}).items()
+            arg: _as_given(arg, axes) for arg, axes in (given or {}).items()
         }
         self._built: dict[ir.Value, ir.Value] = {}
         self.loops: dict[ir.Op, _LoopResults] = {}
