@@ -26,6 +26,7 @@ from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
 from mpmd.compile.backends.native_gpu.triton.kernels import PrintedKernel
 from mpmd.compile.cache import DiskCache
 from tests.support.launch_memory import Extent
+from tests.support.poison import POISON
 from tests.support.tf32 import tf32
 
 STREAM, FAILED, LIBRARY_FAILED = 0x77, 719, 13
@@ -119,6 +120,7 @@ class StandInGpu:
         self._context = threading.local()
         self._shims: list[Any] = []
         self._promised: dict[int, int] = {}
+        self._freed: list[np.ndarray] = []
         self._captures: dict[int, list[Callable[[], Any]]] = {}
         self._captures_by: dict[int, int] = {}
         self.driver = _Functions(self, DRIVER)
@@ -268,11 +270,13 @@ class StandInGpu:
         _store(where, ctypes.c_uint64(data.ctypes.data))
 
     def _cuMemFree_v2(self, at: int) -> None:
+        freed = self._get("memory", at)
+        freed[:] = POISON
+        self._freed.append(freed)  # nothing else may come to lie there
         self._drop("memory", at)
 
     def _cuMemcpyHtoD_v2(self, target: int, source: int, size: int) -> None:
-        assert size <= self._get("memory", target).size
-        ctypes.memmove(target, source, size)
+        ctypes.memmove(self._memory(target, size), source, size)
 
     def _cuLaunchKernel(self, function: int, *rest: int) -> int:
         *sizes, shared, stream, parameters, extra = rest
@@ -301,6 +305,8 @@ class StandInGpu:
 
     def _arguments(self, kernel: str, addresses: tuple[int, ...]) -> list[Extent]:
         """The arrays of a launch: those of the program, or else all memory from their addresses on."""
+        for at in addresses:
+            self._memory(at, 0)
         sizes = self.extents.get((kernel, addresses))
         assert sizes is not None or not self.extents, "the program has no such launch"
         return [Extent(at, size) for at, size in zip(addresses, sizes or map(self._left, addresses))]
@@ -386,6 +392,9 @@ class StandInGpu:
         held = [v for k, v in self._handles.values() if k == "memory"]
         inside += [b for b in held if b.ctypes.data <= at and at + size <= b.ctypes.data + b.nbytes]
         assert inside or not self.buffers, f"{size} bytes are not inside of a buffer"
+        assert not any(b.ctypes.data <= at < b.ctypes.data + b.nbytes for b in self._freed), (
+            "memory was freed"
+        )
         return at
 
     # -- cuBLASLt
