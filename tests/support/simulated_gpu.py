@@ -91,6 +91,7 @@ class StandInGpu:
         calls: names of the functions that were called.
         fail_at: the call, from 1, that fails.
         launched: names of the kernels, in order.
+        contexts: of the threads that gave work to streams.
         broken: mistakes of the code under test, or of the stand-in.
         buffers: if there are any, all memory that may be used is in them.
         extents: bytes of a launch's arguments, by the kernel's name and their addresses.
@@ -107,6 +108,7 @@ class StandInGpu:
         self.compiler = StandInCompiler(problem)
         self.calls: list[str] = []
         self.launched: list[str] = []
+        self.contexts: set[int] = set()
         self.broken: list[Exception] = []
         self.buffers: list[np.ndarray] = []
         self.extents: dict[tuple[str, tuple[int, ...]], tuple[int, ...]] = {}
@@ -249,7 +251,7 @@ class StandInGpu:
     def _cuStreamCreate(self, where: int, flags: int) -> None:
         assert flags == 1, "a stream that waits for the driver's own"
         self._here()
-        self._create("stream", where, None)
+        self._create("stream", where, self._context.current)
 
     def _cuStreamDestroy_v2(self, stream: int) -> None:
         assert stream not in self._captures
@@ -334,8 +336,8 @@ class StandInGpu:
         assert stream in STREAMS and not self._captures_here()
 
     def _is_stream(self, stream: int) -> bool:
-        """Whether work may be given to it: XLA's, the driver's own, or one that was created."""
-        return stream in STREAMS or self._get("stream", stream) is None
+        """Whether work may be given to it: XLA's, the driver's own, or one of the context of the thread."""
+        return stream in STREAMS or self._get("stream", stream) == self._context.current
 
     def _captures_here(self) -> bool:
         """Whether this thread captures: it may not wait then."""
@@ -344,6 +346,8 @@ class StandInGpu:
     def _start(self, work: Callable[[], Any], stream: int) -> int:
         """Runs what is launched, or captures it, whoever launches it on a stream that captures."""
         assert self._is_stream(stream)
+        self._here()
+        self.contexts.add(self._context.current)
         if stream in self._captures:
             assert self._captures_by[stream] == threading.get_ident(), "another thread's work is captured"
             self._captures[stream].append(work)
