@@ -119,7 +119,7 @@ class Child:
             sys.executable, "-m", f"{entry.package}.{entry.name}", "--result", str(self.result),
             "--seconds", str(seconds), *mode.flags,
         ]  # fmt: skip
-        variables = environment(mode is Mode.GPU and not entry.beside, folder)
+        variables = environment(mode is Mode.GPU and not entry.beside, folder, entry.name)
         self._process = subprocess.Popen(
             command, cwd=ROOT, env=variables, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
@@ -177,8 +177,9 @@ def _status(code: int | None, found: dict[str, Any]) -> str:
     return "failed"
 
 
-def environment(gpu: bool, folder: Path) -> dict[str, str]:
-    """The arguments of an experiment's process."""
+def environment(gpu: bool, folder: Path, name: str) -> dict[str, str]:
+    """The variables of an experiment's process: those of our target load modules as users' processes do."""
+    lazy = name.startswith("target")
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p),
@@ -187,7 +188,8 @@ def environment(gpu: bool, folder: Path) -> dict[str, str]:
         "JAX_PLATFORMS": "cuda,cpu" if gpu else "cpu",
         "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0],
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-        "CUDA_MODULE_LOADING": "EAGER",  # a module that loads at its first launch would disturb a capture
+        # a module that loads at its first launch would disturb the captures of the other experiments
+        "CUDA_MODULE_LOADING": "LAZY" if lazy else "EAGER",
         "TRITON_CACHE_DIR": str(folder / "triton"),
         "TF_CPP_MIN_LOG_LEVEL": "1",
     }

@@ -1,7 +1,7 @@
 """Do all test models give on a GPU, by our own target, what `jax.jit` gives?
 
 Method: loss, gradients and a step of gradient descent of each model as one fragment, parameters donated,
-compiled by the target; the same function by `jax.jit` with products in full f32.
+compiled by the target; the same function by `jax.jit`.  Both have products in full f32.
 
 What the answer means: a model that differs has a kernel, a product or an address that is wrong on the device
 and right in Triton's interpreter; `largest` is the largest difference over the largest value of a result.
@@ -49,7 +49,8 @@ def compare(run: Experiment, name: str, model: Any) -> None:
     arguments = [np.asarray(jnp.asarray(a)) for a in (*leaves, *batch)]
     with jax.default_matmul_precision("highest"):
         wanted = [np.asarray(a, np.float32) for a in jax.jit(step)(*arguments)]
-    made = compiled(run, fragment_of(name, step, arguments, range(count)))
+        fragment = fragment_of(name, step, arguments, range(count))
+    made = compiled(run, fragment)
     program: Any = made.made.code
     run.figure(f"launches.{name}", len(list(program.program.launches())))
     worst = 0.0

@@ -26,6 +26,7 @@ from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
 from mpmd.compile.backends.native_gpu.triton.kernels import PrintedKernel
 from mpmd.compile.cache import DiskCache
 from tests.support.launch_memory import Extent
+from tests.support.poison import POISON
 from tests.support.tf32 import tf32
 
 STREAM, FAILED, LIBRARY_FAILED = 0x77, 719, 13
@@ -90,6 +91,7 @@ class StandInGpu:
         calls: names of the functions that were called.
         fail_at: the call, from 1, that fails.
         launched: names of the kernels, in order.
+        contexts: of the threads that gave work to streams.
         broken: mistakes of the code under test, or of the stand-in.
         buffers: if there are any, all memory that may be used is in them.
         extents: bytes of a launch's arguments, by the kernel's name and their addresses.
@@ -106,6 +108,7 @@ class StandInGpu:
         self.compiler = StandInCompiler(problem)
         self.calls: list[str] = []
         self.launched: list[str] = []
+        self.contexts: set[int] = set()
         self.broken: list[Exception] = []
         self.buffers: list[np.ndarray] = []
         self.extents: dict[tuple[str, tuple[int, ...]], tuple[int, ...]] = {}
@@ -119,6 +122,7 @@ class StandInGpu:
         self._context = threading.local()
         self._shims: list[Any] = []
         self._promised: dict[int, int] = {}
+        self._freed: list[np.ndarray] = []
         self._captures: dict[int, list[Callable[[], Any]]] = {}
         self._captures_by: dict[int, int] = {}
         self.driver = _Functions(self, DRIVER)
@@ -247,7 +251,7 @@ class StandInGpu:
     def _cuStreamCreate(self, where: int, flags: int) -> None:
         assert flags == 1, "a stream that waits for the driver's own"
         self._here()
-        self._create("stream", where, None)
+        self._create("stream", where, self._context.current)
 
     def _cuStreamDestroy_v2(self, stream: int) -> None:
         assert stream not in self._captures
@@ -268,11 +272,13 @@ class StandInGpu:
         _store(where, ctypes.c_uint64(data.ctypes.data))
 
     def _cuMemFree_v2(self, at: int) -> None:
+        freed = self._get("memory", at)
+        freed[:] = POISON
+        self._freed.append(freed)  # nothing else may come to lie there
         self._drop("memory", at)
 
     def _cuMemcpyHtoD_v2(self, target: int, source: int, size: int) -> None:
-        assert size <= self._get("memory", target).size
-        ctypes.memmove(target, source, size)
+        ctypes.memmove(self._memory(target, size), source, size)
 
     def _cuLaunchKernel(self, function: int, *rest: int) -> int:
         *sizes, shared, stream, parameters, extra = rest
@@ -301,6 +307,8 @@ class StandInGpu:
 
     def _arguments(self, kernel: str, addresses: tuple[int, ...]) -> list[Extent]:
         """The arrays of a launch: those of the program, or else all memory from their addresses on."""
+        for at in addresses:
+            self._memory(at, 0)
         sizes = self.extents.get((kernel, addresses))
         assert sizes is not None or not self.extents, "the program has no such launch"
         return [Extent(at, size) for at, size in zip(addresses, sizes or map(self._left, addresses))]
@@ -328,8 +336,8 @@ class StandInGpu:
         assert stream in STREAMS and not self._captures_here()
 
     def _is_stream(self, stream: int) -> bool:
-        """Whether work may be given to it: XLA's, the driver's own, or one that was created."""
-        return stream in STREAMS or self._get("stream", stream) is None
+        """Whether work may be given to it: XLA's, the driver's own, or one of the context of the thread."""
+        return stream in STREAMS or self._get("stream", stream) == self._context.current
 
     def _captures_here(self) -> bool:
         """Whether this thread captures: it may not wait then."""
@@ -338,6 +346,8 @@ class StandInGpu:
     def _start(self, work: Callable[[], Any], stream: int) -> int:
         """Runs what is launched, or captures it, whoever launches it on a stream that captures."""
         assert self._is_stream(stream)
+        self._here()
+        self.contexts.add(self._context.current)
         if stream in self._captures:
             assert self._captures_by[stream] == threading.get_ident(), "another thread's work is captured"
             self._captures[stream].append(work)
@@ -386,6 +396,9 @@ class StandInGpu:
         held = [v for k, v in self._handles.values() if k == "memory"]
         inside += [b for b in held if b.ctypes.data <= at and at + size <= b.ctypes.data + b.nbytes]
         assert inside or not self.buffers, f"{size} bytes are not inside of a buffer"
+        assert not any(b.ctypes.data <= at < b.ctypes.data + b.nbytes for b in self._freed), (
+            "memory was freed"
+        )
         return at
 
     # -- cuBLASLt

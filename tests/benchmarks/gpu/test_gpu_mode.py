@@ -46,7 +46,8 @@ def test_the_command_on_a_stand_in(tmp_path):
     for name in TARGET:
         assert written[name]["checks"] and not written[name]["errors"], name
         assert {check["state"] for check in written[name]["checks"].values()} == {"recorded"}, name
-    assert written["target_kernels"]["figures"]["kernels"]["adam"][0]["bytes"] > 0
+    kernels = written["target_kernels"]["figures"]
+    assert kernels["kernels"]["adam"][0]["bytes"] > 0 and kernels["products"]["block_forward+backward"]
     assert written["target_gpt2"]["figures"]["step"]["launches"] > 20
 
 

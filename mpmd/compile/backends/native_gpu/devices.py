@@ -1,6 +1,6 @@
 """GPUs as data: what cost models price for, and what kernels and their machine code depend on.
 
-A name means several boards, and slices of them: what the driver says of one scales what is known of the name.
+A name means several boards, and slices of them: the driver's facts about one scale the description.
 
 Source: the vendor's data sheets and the CUDA programming guide.
 """

@@ -183,7 +183,7 @@ class GpuDriver:
         self._left.append(undo)
 
     def release(self) -> None:
-        """Releases what was left."""
+        """Releases everything that was left."""
         while self._left:
             with contextlib.suppress(IndexError):  # another thread was faster
                 self._left.popleft().close()

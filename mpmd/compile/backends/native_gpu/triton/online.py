@@ -240,19 +240,19 @@ class RowReductions:
         if node.op != "select":
             return False
         condition, yes, no = node.args
-        tests_top = self.needs[condition] == {top} and self._tells_infinities(condition)
-        return tests_top and any(
+        of_top = self.needs[condition] == {top} and self._distinguishes_infinities(condition)
+        return of_top and any(
             self._grows_with(a, top) and isinstance(self.plan.nodes[b], Constant)
             for a, b in ((yes, no), (no, yes))
         )
 
-    def _tells_infinities(self, number: int) -> bool:
+    def _distinguishes_infinities(self, number: int) -> bool:
         """Whether a condition is the same for all finite maxima."""
         node = self.plan.nodes[number]
         if not isinstance(node, Apply):
             return False
         if node.op in ("is-finite", "not"):
-            return node.op == "is-finite" or self._tells_infinities(node.args[0])
+            return node.op == "is-finite" or self._distinguishes_infinities(node.args[0])
         others = [self.plan.nodes[a] for a in node.args]
         infinite = [isinstance(n, Constant) and math.isinf(n.value) for n in others]
         return node.op.startswith("compare-") and any(infinite)

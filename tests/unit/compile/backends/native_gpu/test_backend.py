@@ -5,6 +5,7 @@ import dataclasses
 import gc
 import importlib.util
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -211,6 +212,28 @@ def test_native_is_the_target_of_the_platform_and_auto_leaves_gpus_to_xla():
         "cpu",
         "gpu",
     }
+
+
+def test_threads_call_programs_of_several_gpus_at_once():
+    """Captured and not: each call has its own numbers, and what one captures is not another's."""
+    gpu, calls = StandInGpu(count=2), []
+    for device in range(2):
+        for captured in (False, True):
+            options = CompileOptions(command_buffers=captured)
+            backend = NativeGpuBackend.of(mesh(device), options, gpu)
+            made = backend.compile(fragment_of(products, X, X), mesh(device))
+            calls.append((made, jax.device_put(X, jax.devices()[device])))
+
+    def work(seed):
+        made, w = calls[seed % len(calls)]
+        for number in range(6):
+            x = jax.device_put(X * (seed + number), w.device)
+            (got,) = made(x, w)
+            np.testing.assert_allclose(got, products(X * (seed + number), X), rtol=1e-4, atol=1e-4)
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(12)))
+    assert not gpu.broken and len(gpu.contexts) == 2
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed: make test-gpu")

@@ -185,8 +185,11 @@ def test_what_others_enqueue_while_a_call_is_captured_is_not_captured():
     target, multiply, done = np.zeros(4, np.uint32), made.gpu._cublasLtMatmul, []
 
     def others(*given):
-        fill = made.opened.driver.function("cuMemsetD32Async")
-        thread = threading.Thread(target=lambda: done.append(fill(target.ctypes.data, 7, 4, STREAM)))
+        def fill():
+            made.opened.driver.enter()
+            done.append(made.opened.driver.function("cuMemsetD32Async")(target.ctypes.data, 7, 4, STREAM))
+
+        thread = threading.Thread(target=fill)
         made.gpu.buffers.append(target)
         thread.start()
         thread.join()

@@ -16,8 +16,8 @@ from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import dim
 from mpmd.compile.kernels.matmul import MatmulPlan, View
+from tests.support.gpu_plans import check, column_sums, softmax, transposed
 from tests.support.native_fragments import fragment_of
-from tests.unit.compile.backends.native_gpu.triton.test_kernels import check, column_sums, softmax, transposed
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed: make test-gpu"
