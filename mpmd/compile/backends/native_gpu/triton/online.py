@@ -46,7 +46,8 @@ def tiles_seen(rows: TileSteps, columns: TileSteps, offset: int | None, *, keys:
     """Tiles of columns that a tile of rows goes through, on average.
 
     Args:
-        rows, columns: the tiles.
+        rows: tiles of a program each.
+        columns: tiles of an iteration each.
         offset: query q sees the keys up to q + offset; None if each sees all.
         keys: columns are keys, not queries.
     """
