@@ -156,7 +156,7 @@ def _at_once(body: list[Instruction], source: SourceLoop) -> int:
     if source.step in grown:
         return 1
     multiples = [number // source.step for number in grown if number % source.step == 0]
-    fit = [m for m in multiples if 1 < m <= _MAX_AT_ONCE and not (source.times or 0) % m]
+    fit = [m for m in multiples if 1 < m <= min(_MAX_AT_ONCE, source.times or 1)]
     return min(fit) if fit else 1
 
 

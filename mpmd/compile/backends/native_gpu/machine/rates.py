@@ -26,7 +26,7 @@ class CodeRates:
         barrier: cycles of a barrier of all warps of a program.
         clock: its share of the greatest clock while it works (fit).
         tensor: the share of the tensor cores' peak that power allows (fit).
-        memory: the share of the memory's rate that a copy reaches (fit).
+        memory: the share of the memory's rate, as the device's description has it, that a copy reaches (fit).
         l2: bytes per second from the second level.
         launch: seconds from the end of a kernel to the begin of the next, in a graph (fit).
         ramp: seconds in which a kernel fills and empties the device (fit).
@@ -83,7 +83,7 @@ RATES = {
         {**_VOLTA_PIPES, "tensor": 2048.0},
         warps=64, programs=32, registers=65536, shared_bytes=228 << 10, reserved_bytes=1 << 10,
         latency=_LATENCY, read=16.0, barrier=24.0, clock=0.886, tensor=0.84,
-        memory=0.9, l2=7.0e12, launch=1.0e-6, ramp=1.5e-6, exponent=4.0,
+        memory=1.0, l2=7.0e12, launch=1.0e-6, ramp=1.5e-6, exponent=4.0,
         unaligned={8: 0.7, 4: 0.5, 2: 0.35}, library=0.92, library_start=1500.0,
     ),
 }  # fmt: skip

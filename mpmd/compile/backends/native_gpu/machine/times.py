@@ -176,7 +176,7 @@ def _tile_bytes(rows: int, columns: int, size: float) -> float:
 
 def limit_seconds(moved: float, flops: float, dtype: str, gpu: GpuModel, rates: CodeRates) -> float:
     """What no kernel beats: bytes once, or its products at the rate that power allows."""
-    peak = gpu.device.matmul_rate(dtype) * rates.tensor * rates.clock
+    peak = gpu.device.matmul_rate(dtype) * gpu.device.matmul_efficiency
     return max(moved / (gpu.device.bandwidth * rates.memory), flops / peak)
 
 

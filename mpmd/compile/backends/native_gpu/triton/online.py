@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Collection
 
 from mpmd.compile.backends.native_gpu.triton.tiling import TileSteps
@@ -46,7 +47,8 @@ def tiles_seen(rows: TileSteps, columns: TileSteps, offset: int | None, *, keys:
     """Tiles of columns that a tile of rows goes through, on average.
 
     Args:
-        rows, columns: the tiles.
+        rows: tiles of a program each.
+        columns: tiles of an iteration each.
         offset: query q sees the keys up to q + offset; None if each sees all.
         keys: columns are keys, not queries.
     """
@@ -108,10 +110,15 @@ class _Factoring:
         for operand in plan.operands:
             self.build.operand(operand.name, operand.dtype, operand.size)
         self.numbers: dict[int, int] = {}
+        self._reciprocals: dict[int, int] = {}
+        totals = RowReductions(plan).totals()
         for number, node in enumerate(plan.nodes):
             if isinstance(node, ReduceNode) and node.op == "add" and node.axis == ROW and node.dtype == "f32":
                 core, factor = self.split(node.arg)
                 self.numbers[number] = self._times(self.build.reduce_row("add", core), factor)
+            elif isinstance(node, Apply) and node.op == "divide" and node.args[1] in totals:
+                value, over = node.args
+                self.numbers[number] = self._times(self.numbers[value], self._reciprocal(over))
             else:
                 self.numbers[number] = self.build.node(renumbered(node, self.numbers))
 
@@ -134,6 +141,14 @@ class _Factoring:
                 core, factor = self.split(node.args[0])
                 return self.build.convert(core, node.dtype), factor
         return self.numbers[number], None
+
+    def _reciprocal(self, number: int) -> int:
+        """One division for a row instead of one for each element."""
+        if number not in self._reciprocals:
+            over = self.numbers[number]
+            one = self.build.constant(1.0, self.build.dtype(over))
+            self._reciprocals[number] = self.build.apply("divide", one, over)
+        return self._reciprocals[number]
 
     def _product(self, factors: list[int | None]) -> int | None:
         found = [self.build.convert(f, "f32") for f in factors if f is not None]
@@ -180,6 +195,40 @@ class RowReductions:
             known.update(made.reductions)
             waiting = [k for k in waiting if k not in known]
         return found
+
+    def totals(self) -> set[int]:
+        """The sums of a softmax's exponentials, of which the largest is 1, and selections of them and 1.
+
+        They are 0, NaN, or between 1 and the number of keys: their reciprocals are normal numbers.
+        """
+        plan, found = self.plan, set[int]()
+        for number, node in enumerate(plan.nodes):
+            if isinstance(node, ReduceNode) and node.op == "add" and node.axis == ROW and node.dtype == "f32":
+                tops = [k for k in self.needs[node.arg] if self._is_maximum(k)]
+                found |= {number for top in tops if self._is_weight(node.arg, top)}
+            elif isinstance(node, Apply) and node.op == "select":
+                values = [plan.nodes[a] for a in node.args[1:]]
+                ones = [isinstance(v, Constant) and float(v.value) == 1.0 for v in values]
+                sums = [a in found for a in node.args[1:]]
+                found |= {number} if any(sums) and all(map(operator.or_, ones, sums)) else set()
+        return found
+
+    def _is_maximum(self, number: int) -> bool:
+        node = self.plan.nodes[number]
+        return isinstance(node, ReduceNode) and node.op == "maximum" and node.axis == ROW
+
+    def _is_weight(self, number: int, top: int) -> bool:
+        """Whether a value is exp(x - maximum of all x), or that where the maximum is a number."""
+        node = self.plan.nodes[number]
+        if not isinstance(node, Apply) or node.op != "exponential":
+            return False
+        inner, reduced = self.plan.nodes[node.args[0]], self.plan.nodes[top]
+        assert isinstance(reduced, ReduceNode)
+        if not isinstance(inner, Apply) or inner.op != "subtract" or inner.args[0] != reduced.arg:
+            return False
+        shift = self.plan.nodes[inner.args[1]]
+        chosen = isinstance(shift, Apply) and shift.op == "select" and top in shift.args[1:]
+        return inner.args[1] == top or chosen
 
     def _inputs(self, reduction: int) -> frozenset[int]:
         node = self.plan.nodes[reduction]

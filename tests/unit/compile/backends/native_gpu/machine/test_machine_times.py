@@ -51,7 +51,7 @@ def test_what_bounds_a_launch():
     assert priced(model(moved=0), 132).bound == "latency"
     streams = priced(model(alone=10.0), 132, moved=132 << 20)
     assert streams.bound == "memory"
-    assert streams.parts["memory"] == pytest.approx((132 << 20) / 3.015e12, rel=0.01)
+    assert streams.parts["memory"] == pytest.approx((132 << 20) / 3.0e12, rel=0.01)
     assert priced(model(alone=10.0, moved=0, issue=1.0), 1).bound == "start"
 
 
@@ -64,7 +64,7 @@ def test_programs_that_share_a_multiprocessor_hide_each_others_latency():
 
 def test_bytes_that_no_instruction_moves_cost_nothing():
     gather = priced(model(alone=10.0, moved=1024), 132, moved=1 << 30)
-    assert gather.parts["memory"] == pytest.approx(132 * 1024 / 3.015e12, rel=0.01)
+    assert gather.parts["memory"] == pytest.approx(132 * 1024 / 3.0e12, rel=0.01)
 
 
 def product(n, pitch):

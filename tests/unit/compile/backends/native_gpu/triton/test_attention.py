@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -216,6 +217,34 @@ def test_rows_that_see_nothing_of_their_first_keys(kind):
     assert len(plans) == 3
     for plan in plans:
         check(plan)
+
+
+def test_weights_are_divided_once_for_each_row():
+    """By totals of a softmax, whose reciprocals are normal numbers; not by others, which may be denormal."""
+
+    def halved(q, k, v):
+        scores = jnp.einsum("bhqd,bhkd->bhqk", q, k)
+        weights = jnp.exp(scores - scores.max(-1, keepdims=True) / 2)
+        return jnp.einsum("bhqk,bhkd->bhqd", weights / weights.sum(-1, keepdims=True), v)
+
+    arguments = heads(16, queries=96, keys=96, batch=(1, 1))
+    whole, half = (
+        [
+            kernel.source
+            for plan in plans_of(function, *arguments)
+            for kernel in attention_kernels(plan).kernels
+        ]
+        for function in (attend, halved)
+    )
+    assert sum("div_rn" in source for source in whole) >= 2
+    assert all(map(_divides_rows, whole))
+    assert not all(map(_divides_rows, half))
+
+
+def _divides_rows(source):
+    """Whether every division is of a number 1 by a value of a row."""
+    ones = set(re.findall(r"(v\d+) = tl.full\(\[1, 1\], 1.0, tl.float32\)", source))
+    return set(re.findall(r"div_rn\((v\d+),", source)) <= ones
 
 
 def test_fillers_are_numbers_of_the_kernel_s_language():
