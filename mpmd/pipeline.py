@@ -12,7 +12,7 @@ from typing import Any
 
 from mpmd import ir
 from mpmd.errors import ConfigError, close_to, collect
-from mpmd.options import DIALECT_DEFAULTS, PipelineOptions
+from mpmd.options import DIALECT_DEFAULTS, PipelineOptions, ways_to_reduce
 from mpmd.passes import PASSES, make_pass
 from mpmd.passes.bases import mlir_pass
 from mpmd.support.passes import Pass, option_text, parsed_options
@@ -327,6 +327,7 @@ def sharding_propagation_pipeline(o: PipelineOptions) -> list[Step]:
             "mpmd-defer-reductions",
             "how gradients are split is left to who reads the sums, and does not reach into microbatches",
             when=o.reduce_gradients != "per_microbatch",
+            per_microbatch=tuple(axis for axis, way in ways_to_reduce(o).items() if way == "per_microbatch"),
         ),
         _step(
             "mpmd-propagate-shardings",
