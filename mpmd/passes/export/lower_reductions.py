@@ -82,7 +82,7 @@ def _mesh_of(sharding: ir.Attribute) -> str:
 def _lower_in_microbatches(f: ir.Func) -> None:
     """Sums of terms that are then added to a total, whose sharding they take."""
     symbols = ir.symbol_table(ir.module_of(f))
-    kinds: dict[ir.Value, set[ir.Type]] = {}
+    kinds: dict[ir.Value, dict[ir.Attribute | None, ir.MeshTensor]] = {}  # by sharding, on any mesh
     sizes: dict[ir.Value, dict[str, int]] = {}
     for fragment in ir.fragments(f):
         results = dict(zip(fragment.returned, fragment.results))
@@ -92,11 +92,11 @@ def _lower_in_microbatches(f: ir.Func) -> None:
             returned += [(value, results[result].type) for value, result in inside if result in results]
         for value, kind in returned:
             for total in _sums_of_terms(value):
-                kinds.setdefault(total, set()).add(kind)
+                kinds.setdefault(total, {})[kind.sharding] = kind
                 sizes[total] = axes_of(f.topology[fragment.mesh])
     for total, found in kinds.items():
         if len(found) == 1:
-            _lower_in_microbatch(total, found.pop(), sizes[total])
+            _lower_in_microbatch(total, *found.values(), sizes[total])
 
 
 def _sums_of_terms(value: ir.Value) -> list[ir.Value]:
@@ -114,7 +114,7 @@ def _reduction_of(term: ir.Value) -> ir.Op | None:
     return op if op is not None and REDUCES_TERMS in op.attributes else None
 
 
-def _lower_in_microbatch(total: ir.Value, kind: ir.Type, sizes: Mapping[str, int]) -> None:
+def _lower_in_microbatch(total: ir.Value, kind: ir.MeshTensor, sizes: Mapping[str, int]) -> None:
     reduction = _reduction_of(total)
     constraint = None if reduction is None else ir.producer(reduction.operands[0])
     if reduction is None or not isinstance(constraint, ir.sdy.ShardingConstraintOp):
