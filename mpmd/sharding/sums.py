@@ -69,10 +69,10 @@ def sums(wanted: Sequence[Sum], sizes: Mapping[str, int], mesh: str) -> ir.Modul
         value.split = terms[len(counts) :]
         inner = innermost(split, along)
         rest = [axis for axis in along if axis not in inner]
-        if rest:
-            value.all_reduce(rest)
         for axis, dim in inner.items():
             value.reduce_scatter(axis, dim)
+        if rest:  # last, as parts are smaller
+            value.all_reduce(rest)
         if total.kept:
             value.reshape([1, *value.local])
             value.split, split = (total.kept, *value.split), (total.kept, *split)

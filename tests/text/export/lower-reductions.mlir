@@ -56,7 +56,7 @@ func.func public @with_a_start(%a: !p, %start: !w) -> !w attributes {topology = 
 
 // -----
 
-// Terms lie along two axes: over one the value is split, over the other it is not.
+// Terms lie along two axes: over one the value is split, over the other its parts are added.
 
 sdy.mesh @mesh = <["data"=2, "model"=3, "fsdp"=2]>
 !p = !mpmd.mesh_tensor<"m1", tensor<4x4x6xf32>, sharding=<@mesh, [{"data", "fsdp"}, {}, {"model"}]>>
@@ -64,12 +64,12 @@ sdy.mesh @mesh = <["data"=2, "model"=3, "fsdp"=2]>
 #topology = #mpmd.topology<<"m1" : <["data"=2, "model"=3, "fsdp"=2]>>>
 
 // CHECK-LABEL: func.func public @two_axes
-// CHECK:         "stablehlo.all_reduce"
-// CHECK-SAME{LITERAL}: replica_groups = dense<[[0, 6], [1, 7], [2, 8], [3, 9], [4, 10], [5, 11]]>
-// CHECK:         (tensor<4x2xf32>) -> tensor<4x2xf32>
 // CHECK:         "stablehlo.reduce_scatter"
 // CHECK-SAME{LITERAL}: replica_groups = dense<[[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]>
 // CHECK:         (tensor<4x2xf32>) -> tensor<2x2xf32>
+// CHECK:         "stablehlo.all_reduce"
+// CHECK-SAME{LITERAL}: replica_groups = dense<[[0, 6], [1, 7], [2, 8], [3, 9], [4, 10], [5, 11]]>
+// CHECK:         (tensor<2x2xf32>) -> tensor<2x2xf32>
 func.func public @two_axes(%a: !p) -> !s attributes {topology = #topology} {
   %s = mpmd.fragment<mesh="m1", origin=[]> (%a) {mpmd.inferred_by = ["defer_reductions"]} (%x: tensor<4x4x6xf32>) {
     %zero = stablehlo.constant dense<0.0> : tensor<f32>
