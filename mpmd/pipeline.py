@@ -394,6 +394,11 @@ def export_pipeline(o: PipelineOptions) -> list[Step]:
         _step("mpmd-mark-offloaded-input-output", "which values live in host memory"),
         _step("mpmd-mark-input-output-with-layouts", "which values have a layout of their own"),
         _step("mpmd-delay-inferred-fragments", "before anything depends on program order"),
+        _step(
+            "mpmd-issue-reductions",
+            "not all as late as possible: a mesh that waits can reduce",
+            when=o.reduce_gradients != "per_microbatch",
+        ),
         _step("mpmd-delay-transfers-from-cpu", "before anything depends on program order"),
         _step("mpmd-sink-create-token-into-fragments", "tokens do not cross programs"),
         _step(
