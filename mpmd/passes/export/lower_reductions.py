@@ -96,7 +96,7 @@ def _lower_in_microbatches(f: ir.Func) -> None:
                 sizes[total] = axes_of(f.topology[fragment.mesh])
     for total, found in kinds.items():
         if len(found) == 1:
-            _lower_in_microbatch(total, *found.values(), sizes[total])
+            _lower_in_microbatch(total, next(iter(found.values())), sizes[total])
 
 
 def _sums_of_terms(value: ir.Value) -> list[ir.Value]:

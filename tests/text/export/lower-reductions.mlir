@@ -196,3 +196,26 @@ func.func private @mpmd.body.0(%x: tensor<2x2x4x6xf32>, %y: tensor<2x4x6xf32>) -
   %total = stablehlo.add %y, %sum : tensor<2x4x6xf32>
   return %total : tensor<2x4x6xf32>
 }
+
+// -----
+
+// So does one whose total is split along an axis that does not split the terms.
+
+sdy.mesh @mesh = <["replica"=2, "fsdp"=2, "model"=2]>
+!p = !mpmd.mesh_tensor<"m1", tensor<2x2x4x6xf32>, sharding=<@mesh, [{"replica"}, {"fsdp"}, {}, {}]>>
+!t = !mpmd.mesh_tensor<"m1", tensor<2x4x6xf32>, sharding=<@mesh, [{"replica"}, {"fsdp"}, {"model"}]>>
+#topology = #mpmd.topology<<"m1" : <["replica"=2, "fsdp"=2, "model"=2]>>>
+
+// CHECK-LABEL: func.func public @split_along_another_axis
+// CHECK-NOT:   manual_computation
+// CHECK:       stablehlo.reduce(
+func.func public @split_along_another_axis(%a: !p, %t: !t) -> !t attributes {topology = #topology} {
+  %0 = mpmd.fragment<mesh="m1", origin=["f"(1)]> (%a, %t) {call_counter = 0 : ui32} (%x: tensor<2x2x4x6xf32>, %y: tensor<2x4x6xf32>) {
+    %zero = stablehlo.constant dense<0.0> : tensor<f32>
+    %terms = sdy.sharding_constraint %x <@mesh, [{"replica"}, {"fsdp"}, {}, {}]> : tensor<2x2x4x6xf32>
+    %sum = stablehlo.reduce(%terms init: %zero) applies stablehlo.add across dimensions = [1] {mpmd.reduces_terms} : (tensor<2x2x4x6xf32>, tensor<f32>) -> tensor<2x4x6xf32>
+    %total = stablehlo.add %y, %sum : tensor<2x4x6xf32>
+    mpmd.return %total : tensor<2x4x6xf32>
+  } : (!p, !t) -> !t
+  return %0 : !t
+}

@@ -160,7 +160,7 @@ def test_places_and_shardings_of_arguments(more, message):
         ("device_memory_bytes", "1G", "device_memory_bytes is '1G'; it must be of type int"),
         ("verify_each", "x", "verify_each is 'x'; it must be of type bool"),
         ("pipeline_schedule", "1F2B", "pipeline_schedule is '1F2B'; there are 'none', 'GPipe'"),
-        ("reduce_gradients", "twice", "reduce_gradients is 'twice'; there are 'auto', 'once', 'per_microbatch'"),
+        ("reduce_gradients", "twice", "reduce_gradients is 'twice'; there are 'auto', 'once'"),
         ("reduce_gradients", {"x": "auto"}, "'auto' over the axis 'x'; there are 'once', 'per_microbatch'"),
         ("reduce_gradients", 3, "reduce_gradients is 3"),
         ("attention_stitching", "maybe", "attention_stitching is 'maybe'; there are 'auto', 'off'"),
