@@ -1,4 +1,4 @@
-"""Over each axis of a mesh gradients are reduced once, or in each microbatch: three ways on {replica, fsdp}."""
+"""Over each axis of a mesh gradients are reduced once or in each microbatch: on {replica, fsdp}."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def on_two_meshes(step, stages, given, schedule="1f1b", backend=None, **options)
 
 
 def executed(compiled):
-    """The reductions of a step as executed: whether in a microbatch, the kind, and the axes; how many bytes."""
+    """Bytes of a step's reductions as executed: in microbatches or not, by kind and by axes."""
     found = Counter()
     for stream in compiled.program.streams:
         for op in stream.instructions:

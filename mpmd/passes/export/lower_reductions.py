@@ -14,7 +14,7 @@ from mpmd.sharding.sums import REDUCES_TERMS, Sum, sums, without
 
 
 class LowerReductions(FunctionPass):
-    """Writes sums over the devices of a mesh as collectives: those of deferred reductions, and of microbatches.
+    """Writes sums over the devices of a mesh as collectives: those at the end, and those of microbatches.
 
         s<[{"data"}, {}]> = m1[] by=defer_reductions (p<[{"data"}, {}, {}]>) { reduce add p over dim 0 }
         ->
