@@ -4,8 +4,8 @@
 
 A GPT of 4 layers on two meshes of {data: 2}, {fsdp: 2}, {data: 2, model: 2} and {replica: 2, fsdp: 2}, where
 rows lie over both axes, 8 microbatches, its stages named or divided from a scan over stacked layers, by both
-backends.  Collectives are counted in the text of each program, times its calls in a step; one in a loop counts
-once per call.  For each variant one line:
+backends.  Collectives are counted in the text of each program, times its calls in a step; one in a loop
+counts once per call.  For each variant one line:
 
 `reductions`: of a weight's gradient, in a step.  `gathers`: of a weight.
 `reduced_over_least`, `gathered_over_least`: bytes that a device sends for them, over the least possible: what

@@ -392,14 +392,12 @@ def without_axes(axes: Sequence[str], others: frozenset[str]) -> tuple[str, ...]
     return tuple(axis for axis in axes if axis not in others)
 
 
-def _along(
-    axes: tuple[str, ...], form: Partial, value: ir.Value, op: ir.Op, forms: PartialForms
-) -> ir.Value:
+def _along(axes: tuple[str, ...], form: Partial, value: ir.Value, op: ir.Op, forms: PartialForms) -> ir.Value:
     """The partial form of an operand of an op along some of its axes: reduced over the others."""
-    rest = without(forms.axes(value, range(len(value.type.shape))), form.axes)
     built = form.build()
     if form.axes == axes:
         return built
+    rest = without(forms.axes(value, range(len(value.type.shape))), form.axes)
     return partly_reduced(built, form.axes, axes, rest, forms.sizes, forms.mesh, ir.before(op))
 
 
