@@ -154,8 +154,8 @@ _PASSED = (
     _partial(
         "_add",
         "both values have terms along the same axes",
-        " or a.axes != b.axes",
-        "",
+        "any(x.axes != axes and without_axes(x.axes, forms.per_microbatch) != axes for x in (a, b))",
+        "False",
         "terms_along_different_axes_are_not_added",
     ),
     _partial(
@@ -381,7 +381,7 @@ _PASSES = (
     _shown(
         f"{_DEFER}:_deferred",
         "what microbatches would add can be split along their axes",
-        "all(size % parts for size in kind.shape)",
+        "all(size % parts for size in value.shape)",
         "False",
         _BY_AXIS,
     ),
