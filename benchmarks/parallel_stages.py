@@ -2,9 +2,10 @@
 
     python benchmarks/parallel_stages.py [--rounds 5] [--steps 2] [--only 'fsdp'] [--counts]
 
-A GPT of 4 layers on two meshes of {data: 2}, {fsdp: 2} and {data: 2, model: 2}, 8 microbatches, its stages
-named or divided from a scan over stacked layers, by both backends.  Collectives are counted in the text of
-each program, times its calls in a step; one in a loop counts once per call.  For each variant one line:
+A GPT of 4 layers on two meshes of {data: 2}, {fsdp: 2}, {data: 2, model: 2} and {replica: 2, fsdp: 2}, where
+rows lie over both axes, 8 microbatches, its stages named or divided from a scan over stacked layers, by both
+backends.  Collectives are counted in the text of each program, times its calls in a step; one in a loop
+counts once per call.  For each variant one line:
 
 `reductions`: of a weight's gradient, in a step.  `gathers`: of a weight.
 `reduced_over_least`, `gathered_over_least`: bytes that a device sends for them, over the least possible: what
@@ -52,7 +53,19 @@ from mpmd.runtime.memory import predict_memory
 SIZES = Sizes(
     layers=4, stages=2, width=128, heads=4, sequence=64, vocabulary=512, microbatch=4, microbatches=8
 )
-MESHES = {"data": {"data": 2}, "fsdp": {"fsdp": 2}, "data+model": {"data": 2, "model": 2}}
+MESHES = {
+    "data": {"data": 2},
+    "fsdp": {"fsdp": 2},
+    "data+model": {"data": 2, "model": 2},
+    "replica+fsdp": {"replica": 2, "fsdp": 2},
+}
+
+
+def row_axes(axes: dict[str, int]) -> tuple[str, ...]:
+    """The axes that split the rows of a batch."""
+    return tuple(axis for axis in axes if axis != "model")
+
+
 COLLECTIVE = re.compile(
     r"= (?P<shape>\(.*?\)|\S+) (?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)"
     r"(?:-start)?\((?P<rest>.*)"
@@ -93,7 +106,7 @@ def specs(params: Any, way: str, named: bool) -> Any:
         stacked = not named and path[0].key == "layers"
         shape = leaf.shape[1:] if stacked else leaf.shape
         dims: list[str | None] = [None] * len(shape)
-        if way == "fsdp":
+        if way.endswith("fsdp"):
             dims[int(np.argmax(shape))] = "fsdp"
         elif way == "data+model" and path[-1].key in ("qkv", "up", "head"):
             dims[1] = "model"
@@ -200,15 +213,19 @@ def exchanged(compiled: Any, axes: dict[str, int], least: int) -> Exchanged:
     """The counts of one step; values smaller than any weight are not counted as one."""
     names = list(axes)
     ids = np.arange(math.prod(axes.values())).reshape(list(axes.values()))
-    rows = np.moveaxis(ids, 0, -1).reshape(-1, axes[names[0]])
-    along = {tuple(sorted(int(i) for i in row)) for row in rows}
+    rows = row_axes(axes)
+    along = set()
+    for some in (*((axis,) for axis in rows), rows):
+        groups = np.moveaxis(ids, [names.index(axis) for axis in some], range(-len(some), 0))
+        groups = groups.reshape(-1, math.prod(axes[axis] for axis in some))
+        along.add(frozenset(tuple(sorted(int(i) for i in group)) for group in groups))
     total = Exchanged()
     for stream in compiled.program.streams:
         calls = collections.Counter(op.executable for op in stream.instructions if isinstance(op, Run))
         reductions = gathers = 0
         for name, count in calls.items():
             found = collectives(compiled.executables[name].as_text("hlo"), ids.size)
-            mine = [c for c in found if {tuple(sorted(g)) for g in c.groups} == along]
+            mine = [c for c in found if frozenset(tuple(sorted(g)) for g in c.groups) in along]
             reducing = [c for c in mine if c.kind in ("all-reduce", "reduce-scatter")]
             gathering = [c for c in mine if c.kind == "all-gather"]
             total.reduced += count * sum(c.sent for c in reducing)
@@ -223,16 +240,17 @@ def exchanged(compiled: Any, axes: dict[str, int], least: int) -> Exchanged:
 
 def least_bytes(params: Any, split: Any, way: str, axes: dict[str, int]) -> tuple[float, float]:
     """Bytes that devices must send to reduce each gradient once, and to gather each weight once."""
-    rows = next(iter(axes))
-    n = axes[rows]
+    rows = row_axes(axes)
     reduced = gathered = 0.0
     for leaf, spec in zip(
         jax.tree.leaves(params), jax.tree.leaves(split, is_leaf=lambda s: isinstance(s, P))
     ):
-        size = leaf.nbytes // math.prod(axes[axis] for axis in spec if axis is not None and axis != rows)
-        share = (n - 1) / n * size
-        reduced += share if rows in spec else 2 * share
-        gathered += share if rows in spec else 0
+        used = {axis for axis in spec if axis is not None}
+        size = leaf.nbytes // math.prod(axes[axis] for axis in used.difference(rows))
+        parts = math.prod(axes[axis] for axis in used.intersection(rows))
+        others = math.prod(axes[axis] for axis in rows if axis not in used)
+        gathered += (parts - 1) / parts * size
+        reduced += (parts - 1) / parts * size + 2 * (others - 1) / others * size / parts
     return reduced, gathered
 
 
@@ -254,7 +272,7 @@ class Setting:
         of_state = optax.tree_map_params(
             optimizer, lambda _, spec: spec, self.state, self.split, transform_non_params=lambda _: P()
         )
-        rows = P(next(iter(self.axes)))
+        rows = P(row_axes(self.axes))
         self.shardings = (self.split, of_state, rows, rows)
 
     def pipelined(self, **options: Any) -> Any:
@@ -354,7 +372,7 @@ def main() -> None:
                 if args.only in name:
                     lines.append(measure(way, named, backend, args))
                     print(json.dumps(lines[-1]), flush=True)
-    gathering = [x for x in lines if x["mesh"] == "fsdp"]
+    gathering = [x for x in lines if x["mesh"].endswith("fsdp")]
     summary = {
         "gradient_reductions": max(x["reductions"][0] for x in lines),
         "gathers": max((x["gathers"][0] for x in gathering), default=0),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from mpmd.errors import ConfigError, collect
 
@@ -65,8 +65,11 @@ class PipelineOptions:
         reduce_gradients: `once`: what each device adds up over microbatches, such as gradients where a batch
             is split over devices, is added between devices when the last microbatch is done;
             `per_microbatch`: in each microbatch, which needs less memory where weights are split (FSDP);
-            `auto`: once, unless a device would then hold more than `device_memory_bytes`.  With `once` a
-            warning names sums that are still taken in each microbatch, and why.
+            `{"replica": "once", "fsdp": "per_microbatch"}`, in text `replica:once,fsdp:per_microbatch`: over
+            each axis of the meshes in its own way, over those left out once; `auto`: once, unless a device
+            would then hold more than `device_memory_bytes`: then over axes that split weights or what is kept
+            of them in each microbatch, and if that is not enough over all.  With `once` a warning names sums
+            that are still taken in each microbatch, and why.
         gather_weights: `once`: a weight that is split over devices (FSDP), and that the fragments of a stage
             need whole, is gathered before the first of them, and freed after the last; `per_use`: in each
             fragment, which needs less memory; `auto`: once, with the same limit.  With `once` a
@@ -141,7 +144,7 @@ class PipelineOptions:
     split_accumulators: bool = True
     recompute_cheap_residuals: bool = True
     swap_transposed_dots: bool = True
-    reduce_gradients: str = "auto"
+    reduce_gradients: str | Mapping[str, str] = "auto"
     gather_weights: str = "auto"
     task_orders: str = ""
     fail_on_impossible_order: bool = False
@@ -161,6 +164,9 @@ class PipelineOptions:
     dump_passes: str = ".*"
 
     def __post_init__(self) -> None:
+        if isinstance(self.reduce_gradients, Mapping):
+            by_axis = ",".join(f"{axis}:{way}" for axis, way in self.reduce_gradients.items())
+            object.__setattr__(self, "reduce_gradients", by_axis or "once")
         problems = option_problems(self)
         if problems:
             raise collect(ConfigError, problems, "the options cannot be used:")
@@ -184,8 +190,8 @@ _CHOICES = {
     "backend": ("auto", "native", "reference", "xla"),
     "compare": ("", "xla"),
     "gather_weights": ("auto", "once", "per_use"),
-    "reduce_gradients": ("auto", "once", "per_microbatch"),
 }
+_WAYS = ("once", "per_microbatch")
 _PATTERNS = ("dump_passes", "float_jitter")
 _FROM = {"error_limit": -1, "max_clones": 0, "compile_cache_bytes": 0, "device_memory_bytes": 0}
 
@@ -200,11 +206,20 @@ def ordered_by(o: PipelineOptions) -> str:
     return next((name for name, value in given.items() if value), "")
 
 
+def ways_to_reduce(o: PipelineOptions) -> dict[str, str]:
+    """For each axis that `reduce_gradients` names how values are reduced over it."""
+    pairs = (entry.partition(":") for entry in str(o.reduce_gradients).split(","))
+    return {axis.strip(): way.strip() for axis, colon, way in pairs if colon}
+
+
 def option_problems(o: PipelineOptions) -> list[str]:
     """Problems of the values of options, one sentence each."""
     found = []
     for name, kind in typing.get_type_hints(PipelineOptions).items():
         value = getattr(o, name)
+        if name == "reduce_gradients":
+            found += _reduction_problems(o)
+            continue
         if kind is tuple or typing.get_origin(kind) is tuple:
             fits = isinstance(value, tuple) and all(isinstance(entry, str) for entry in value)
             wanted = "a tuple of texts"
@@ -221,6 +236,19 @@ def option_problems(o: PipelineOptions) -> list[str]:
         elif name in _PATTERNS:
             found += _pattern_problems(name, value)
     return found
+
+
+def _reduction_problems(o: PipelineOptions) -> list[str]:
+    value = o.reduce_gradients
+    by_axis = ways_to_reduce(o)
+    words = ", ".join(map(repr, ("auto", *_WAYS)))
+    if not by_axis and value not in ("auto", *_WAYS):
+        return [f"reduce_gradients is {value!r}; there are {words}, or one of the last two for each axis"]
+    return [
+        f"reduce_gradients is {way!r} over the axis {axis!r}; there are {', '.join(map(repr, _WAYS))}"
+        for axis, way in by_axis.items()
+        if way not in _WAYS
+    ]
 
 
 def _pattern_problems(name: str, pattern: str) -> list[str]:

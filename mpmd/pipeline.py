@@ -12,7 +12,7 @@ from typing import Any
 
 from mpmd import ir
 from mpmd.errors import ConfigError, close_to, collect
-from mpmd.options import DIALECT_DEFAULTS, PipelineOptions
+from mpmd.options import DIALECT_DEFAULTS, PipelineOptions, ways_to_reduce
 from mpmd.passes import PASSES, make_pass
 from mpmd.passes.bases import mlir_pass
 from mpmd.support.passes import Pass, option_text, parsed_options
@@ -327,6 +327,7 @@ def sharding_propagation_pipeline(o: PipelineOptions) -> list[Step]:
             "mpmd-defer-reductions",
             "how gradients are split is left to who reads the sums, and does not reach into microbatches",
             when=o.reduce_gradients != "per_microbatch",
+            per_microbatch=tuple(axis for axis, way in ways_to_reduce(o).items() if way == "per_microbatch"),
         ),
         _step(
             "mpmd-propagate-shardings",
@@ -393,6 +394,11 @@ def export_pipeline(o: PipelineOptions) -> list[Step]:
         _step("mpmd-mark-offloaded-input-output", "which values live in host memory"),
         _step("mpmd-mark-input-output-with-layouts", "which values have a layout of their own"),
         _step("mpmd-delay-inferred-fragments", "before anything depends on program order"),
+        _step(
+            "mpmd-issue-reductions",
+            "not all as late as possible: a mesh that waits can reduce",
+            when=o.reduce_gradients != "per_microbatch",
+        ),
         _step("mpmd-delay-transfers-from-cpu", "before anything depends on program order"),
         _step("mpmd-sink-create-token-into-fragments", "tokens do not cross programs"),
         _step(

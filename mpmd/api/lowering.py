@@ -16,7 +16,7 @@ import jax
 
 from mpmd import ir, pipeline
 from mpmd.api.compiler_options import put_options, warn_of_unused_options
-from mpmd.api.config import Config
+from mpmd.api.config import Config, did_you_mean
 from mpmd.api.estimate import predicted_seconds
 from mpmd.api.names import CalledNames, check_names, warn_of_idle_meshes, warn_of_vanished_names
 from mpmd.api.prepare import (
@@ -35,8 +35,9 @@ from mpmd.compile.dump import Dump
 from mpmd.compile.options import CompileOptions
 from mpmd.compile.passes import make_pass
 from mpmd.errors import ConfigError, IRError, PassError, collect
-from mpmd.options import PipelineOptions, current_options, ordered_by
+from mpmd.options import PipelineOptions, current_options, ordered_by, ways_to_reduce
 from mpmd.passes.calls.mirror_stages import SUFFIX
+from mpmd.passes.export.fragment_names import is_reduction
 from mpmd.passes.verify import verify
 from mpmd.runtime.entry import read_entry
 from mpmd.runtime.graph import EntryGraph
@@ -44,6 +45,7 @@ from mpmd.runtime.linearize import linearize
 from mpmd.runtime.memory import predict_memory
 from mpmd.runtime.processes.scalars import mesh_of_each
 from mpmd.runtime.program import Program
+from mpmd.sharding.inside import split_of
 from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Diagnostic, Diagnostics, Severity
 from mpmd.support.garbage import garbage_kept
@@ -237,30 +239,26 @@ def partition(
         return _within_memory(of, config)
 
 
-_IN_LESS_MEMORY = {"gather_weights": "per_use", "reduce_gradients": "per_microbatch"}
-
-
 def _within_memory(partitioned: Callable[[Config], Partitioned], config: Config) -> Partitioned:
     """The step with options that are `auto`: where memory is limited, the fastest way that fits."""
     made = partitioned(config)
     options = config.options if config.options is not None else current_options()
     limit, meshes = options.device_memory_bytes, config.topology
-    free = [name for name in _IN_LESS_MEMORY if getattr(options, name) == "auto"]
-    if not limit or not free or all(mesh.size == 1 for mesh in meshes.values()):
+    if not limit or all(mesh.size == 1 for mesh in meshes.values()):
         return made
     most = _peak_of_a_device(made.program, meshes)
     if most <= limit:
         return made
     found: list[tuple[bool, float, int, Partitioned, int, dict[str, Any]]] = [(True, most, 0, made, most, {})]
-    for names in (some for n in range(1, len(free) + 1) for some in itertools.combinations(free, n)):
-        tried: dict[str, Any] = {name: _IN_LESS_MEMORY[name] for name in names}
+    for tried in _in_less_memory(options, made.module):
         other = partitioned(dataclasses.replace(config, options=dataclasses.replace(options, **tried)))
         peak = _peak_of_a_device(other.program, meshes)
         cost = peak if peak > limit else predicted_seconds(other.program, other.module, meshes)
         found.append((peak > limit, cost, len(found), other, peak, tried))
     *_, made, least, changed = min(found, key=lambda way: way[:3])
     if changed:
-        said = " and ".join(f"{name}={value}" for name, value in changed.items())
+        chosen = dataclasses.replace(options, **changed)
+        said = " and ".join(f"{name}={getattr(chosen, name)}" for name in changed)
         made.diagnostics.append(
             Diagnostic(
                 Severity.WARNING,
@@ -269,6 +267,42 @@ def _within_memory(partitioned: Callable[[Config], Partitioned], config: Config)
             )
         )
     return made
+
+
+def _in_less_memory(options: PipelineOptions, module: ir.Module) -> Iterator[dict[str, Any]]:
+    """Settings of the options that are `auto`, with less memory than they have otherwise.
+
+    Args:
+        options: the user's.
+        module: the step as it is exported with them.
+    """
+    gathers: list[dict[str, Any]] = [{}]
+    if options.gather_weights == "auto":
+        gathers.append({"gather_weights": "per_use"})
+    reductions: list[dict[str, Any]] = [{}]
+    if options.reduce_gradients == "auto":
+        reduced, split = _axes_of_reductions(module)
+        if split and reduced - split:
+            ways = {axis: "per_microbatch" if axis in split else "once" for axis in sorted(reduced)}
+            reductions.append({"reduce_gradients": ways})
+        reductions.append({"reduce_gradients": "per_microbatch"})
+    for reduction, gather in itertools.product(reductions, gathers):
+        if gather or reduction:
+            yield gather | reduction
+
+
+def _axes_of_reductions(module: ir.Module) -> tuple[frozenset[str], frozenset[str]]:
+    """The axes over which deferred values are reduced; those of them that split the results."""
+    reduced, split = set[str](), set[str]()
+    for f in ir.funcs(module):
+        for call in ir.ops(f, ir.FragmentCall) if f.is_mpmd else ():
+            if not is_reduction(call.callee_name):
+                continue
+            terms = {axis for v in call.operands for axis in (*split_of(v.type.sharding, 1)[:1], ())[0]}
+            parts = {axis for v in call.results for dim in split_of(v.type.sharding, 0) for axis in dim}
+            reduced |= terms
+            split |= terms & parts
+    return frozenset(reduced), frozenset(split)
 
 
 def _peak_of_a_device(program: Program, meshes: Mapping[str, Any]) -> int:
@@ -371,6 +405,7 @@ def _options(config: Config, arguments: Arguments, out_tree: Any) -> PipelineOpt
     """The options of the configuration, or those of the flags, with the configuration's own fields."""
     options = config.options if config.options is not None else current_options()
     _check_one_order(config, options)
+    _check_axes(config, options)
     backend = config.backend or options.backend
     platforms = {mesh.devices.flat[0].platform for mesh in config.topology.values()}
     given = flat_prefix(for_arguments(config.in_shardings), arguments.tree, "in_shardings")
@@ -420,6 +455,20 @@ def _check_one_order(config: Config, options: PipelineOptions) -> None:
             f"the schedule {config.pipeline_schedule.name!r} and the option {option} both say in which order "
             "tasks run\n  leave one of them out"
         )
+
+
+def _check_axes(config: Config, options: PipelineOptions) -> None:
+    """Refuses an option that names an axis of no mesh.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    known = dict.fromkeys(axis for mesh in config.topology.values() for axis in mesh.shape)
+    for axis in ways_to_reduce(options):
+        if axis not in known:
+            raise ConfigError(
+                f"reduce_gradients names the axis {axis!r}, which no mesh has{did_you_mean(axis, known)}"
+            )
 
 
 def _text(assignment: dict[str, Any]) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ Source: Okabe and Ito, Color Universal Design, 2008.
 
 from __future__ import annotations
 
+import re
+
 from mpmd.scheduling.timeline import Span, Timeline
 
 COLOURS = {"F": "#56b4e9", "B": "#e69f00", "I": "#f0c860", "W": "#2fb389", "": "#c9a0c0"}
@@ -40,10 +42,15 @@ def phases_of(*timelines: Timeline) -> list[str]:
     return [phase for phase in COLOURS if phase in found]
 
 
+_EXCHANGE = re.compile(r"p\d+_(reduce|gather)\.")
+"""Names of programs that only exchange values between the devices of a mesh."""
+
+
 def label_of(span: Span, with_stage: bool) -> str:
-    """`B0`, with the stage before it where a mesh holds several; the name of a span without a task."""
+    """`B0`, with the stage before it where a mesh holds several; what a span without a task does."""
     if span.task is None:
-        return span.name
+        exchange = _EXCHANGE.match(span.name)
+        return span.name if exchange is None else exchange[1]
     return f"{span.task.stage if with_stage else ''}{phase_of(span)}{span.task.microbatch}"
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mpmd import ir
 from mpmd.sharding.inside import Split
+from mpmd.sharding.sums import partly_reduced, without
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,11 +29,13 @@ class Partial:
         axes: along them lie the terms, the outermost first.
         build: inserts the ops, next to the value's own.
         needs: the arguments of the body that have to be in partial form for it.
+        is_reduced: some of what is added to it has terms along more axes, and is reduced over these.
     """
 
     axes: tuple[str, ...]
     build: Callable[[], ir.Value]
     needs: frozenset[ir.Value] = frozenset()
+    is_reduced: bool = False
 
 
 def _as_given(arg: ir.Value, axes: tuple[str, ...]) -> Partial:
@@ -47,6 +50,8 @@ class PartialForms:
         splits: how its values are split; see `mpmd.sharding.inside`.
         sizes: the axes of the mesh and their sizes.
         given: the arguments that come in partial form, and the axes of their terms.
+        per_microbatch: axes over which what is added to a value without terms along them is reduced.
+        mesh: how shardings refer to the mesh.
     """
 
     def __init__(
@@ -54,9 +59,13 @@ class PartialForms:
         splits: Mapping[ir.Value, Split],
         sizes: Mapping[str, int],
         given: Mapping[ir.Value, tuple[str, ...]] | None = None,
+        per_microbatch: frozenset[str] = frozenset(),
+        mesh: str = "",
     ) -> None:
         self.splits = splits
         self.sizes = sizes
+        self.per_microbatch = per_microbatch
+        self.mesh = mesh
         self._known: dict[ir.Value, Partial | None] = {
             arg: _as_given(arg, axes) for arg, axes in (given or {}).items()
         }
@@ -81,7 +90,7 @@ class PartialForms:
                 self._built[value] = partial.build()
             return self._built[value]
 
-        return Partial(partial.axes, build, partial.needs)
+        return dataclasses.replace(partial, build=build)
 
     def count(self, axes: Sequence[str]) -> int:
         """The number of devices along some axes."""
@@ -368,16 +377,33 @@ def _elementwise(op: ir.Op, forms: PartialForms) -> Partial | None:
 
 
 def _add(op: ir.Op, forms: PartialForms) -> Partial | None:
-    """A sum or difference of two values with terms along the same axes."""
+    """A sum or difference of two values with terms along the same axes, or fewer of one."""
     a, b = (forms.of(v) for v in op.operands)
-    if a is None or b is None or a.axes != b.axes:
+    if a is None or b is None:
+        return None
+    axes = min(a.axes, b.axes, key=len)
+    if any(x.axes != axes and without_axes(x.axes, forms.per_microbatch) != axes for x in (a, b)):
         return None
 
     def build() -> ir.Value:
-        left, right = a.build(), b.build()
-        return _copy(op, [left, right], left.type.shape)
+        sides = [_along(axes, form, v, op, forms) for form, v in zip((a, b), op.operands)]
+        return _copy(op, sides, sides[0].type.shape)
 
-    return Partial(a.axes, build, a.needs | b.needs)
+    return Partial(axes, build, a.needs | b.needs, a.axes != b.axes or a.is_reduced or b.is_reduced)
+
+
+def without_axes(axes: Sequence[str], others: frozenset[str]) -> tuple[str, ...]:
+    """Those of some axes that are not among others."""
+    return tuple(axis for axis in axes if axis not in others)
+
+
+def _along(axes: tuple[str, ...], form: Partial, value: ir.Value, op: ir.Op, forms: PartialForms) -> ir.Value:
+    """The partial form of an operand of an op along some of its axes: reduced over the others."""
+    built = form.build()
+    if form.axes == axes:
+        return built
+    rest = without(forms.axes(value, range(len(value.type.shape))), form.axes)
+    return partly_reduced(built, form.axes, axes, rest, forms.sizes, forms.mesh, ir.before(op))
 
 
 def _scaled(op: ir.Op, forms: PartialForms) -> Partial | None:

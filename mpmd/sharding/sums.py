@@ -6,6 +6,7 @@ that.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -30,36 +31,95 @@ def sharding_of(split: Split, mesh: str) -> ir.Attribute:
     return ir.Attribute.parse("#sdy.sharding" + text_of(split, mesh), ir.context())
 
 
-def sums(
-    kinds: Sequence[ir.MeshTensor], axes: Sequence[Sequence[str]], sizes: Mapping[str, int], mesh: str
-) -> ir.Module:
-    """A module whose `main` takes partial forms and returns the values.
+@dataclasses.dataclass(frozen=True)
+class Sum:
+    """A sum that devices take of terms.
 
-    A value that is split along one of the axes is reduced into its parts.
+    Attributes:
+        kind: the type of the result, in partial form if terms along some axes are `kept` apart.
+        terms: for each dim of terms, in front of the others, the axes that split it.
+        kept: the axes along which the result is partial.
+    """
+
+    kind: ir.MeshTensor
+    terms: Split
+    kept: tuple[str, ...] = ()
+
+
+def sums(wanted: Sequence[Sum], sizes: Mapping[str, int], mesh: str) -> ir.Module:
+    """A module whose `main` takes terms and returns their sums.
+
+    A value that is split along one of the axes of its terms is reduced into its parts.
 
     Args:
-        kinds: the types of the values.
-        axes: for each the axes along which its terms lie.
+        wanted: the sums.
         sizes: the axes of the mesh and their sizes.
         mesh: how shardings refer to it.
     """
     program = _DeviceProgram(sizes, mesh)
-    for kind, along in zip(kinds, axes):
-        split = split_of(kind.sharding, len(kind.shape))
-        partial = (tuple(along), *without(split, along))
-        value = program.take(
-            [math.prod(sizes[a] for a in along), *kind.shape], str(kind.element_type), partial
-        )
-        value.reshape(value.local[1:])
-        value.split = partial[1:]
+    for total in wanted:
+        own = 1 if total.kept else 0
+        shape = list(total.kind.shape)[own:]
+        split = split_of(total.kind.sharding, len(total.kind.shape))[own:]
+        along = [axis for dim in total.terms for axis in dim if axis not in total.kept]
+        counts = [math.prod(sizes[axis] for axis in dim) for dim in total.terms]
+        terms = (*total.terms, *without(split, along))
+        value = program.take([*counts, *shape], str(total.kind.element_type), terms)
+        value.reshape(value.local[len(counts) :])
+        value.split = terms[len(counts) :]
         inner = innermost(split, along)
         rest = [axis for axis in along if axis not in inner]
-        if rest:
-            value.all_reduce(rest)
         for axis, dim in inner.items():
             value.reduce_scatter(axis, dim)
-        program.give(value, kind.shape, split)
+        if rest:  # last, as parts are smaller
+            value.all_reduce(rest)
+        if total.kept:
+            value.reshape([1, *value.local])
+            value.split, split = (total.kept, *value.split), (total.kept, *split)
+        program.give(value, total.kind.shape, split)
     return program.module()
+
+
+REDUCES_TERMS = "mpmd.reduces_terms"
+"""On the sum over some of several dims of terms: between devices, in a microbatch."""
+
+
+def partly_reduced(
+    value: ir.Value, axes: Sequence[str], kept: Sequence[str], rest: Split, sizes: Mapping[str, int],
+    mesh: str, where: ir.InsertionPoint,
+) -> ir.Value:  # fmt: skip
+    """The partial form along `kept` of a value, from the one along `axes`: a sum over the other axes.
+
+    Args:
+        value: the partial form along `axes`.
+        axes: along them its terms lie, the outermost first.
+        kept: some of them.
+        rest: how other dims of the terms are split.
+        sizes: the axes of the mesh and their sizes.
+        mesh: how shardings refer to it.
+        where: place of the ops.
+    """
+    element, shape = str(value.type.element_type), list(value.type.shape)[1:]
+    counts = [sizes[axis] for axis in axes]
+    apart = _tensor([*counts, *shape], element)
+    left = _tensor([*(sizes[axis] for axis in axes if axis in kept), *shape], element)
+    total = _tensor([math.prod(sizes[axis] for axis in kept), *shape], element)
+    dims = [k for k, axis in enumerate(axes) if axis not in kept]
+    known = ", ".join(f'"{axis}"={size}' for axis, size in sizes.items())
+    split = text_of((*((axis,) for axis in axes), *rest), mesh)
+    module = ir.parse(
+        f"sdy.mesh {mesh} = <[{known}]>\n"
+        f"func.func @sum(%x: {value.type}) -> {total} {{\n"
+        f"  %zero = stablehlo.constant dense<0.0> : tensor<{element}>\n"
+        f"  %terms = stablehlo.reshape %x : ({value.type}) -> {apart}\n"
+        f"  %split = sdy.sharding_constraint %terms {split} : {apart}\n"
+        f"  %sum = stablehlo.reduce(%split init: %zero) applies stablehlo.add across dimensions = {dims} "
+        f"{{{REDUCES_TERMS}}} : ({apart}, tensor<{element}>) -> {left}\n"
+        f"  %total = stablehlo.reshape %sum : ({left}) -> {total}\n"
+        f"  return %total : {total}\n}}"
+    )
+    (program,) = ir.funcs(module)
+    return ir.clone_body(program.body, {program.args[0]: value}, where)[1][0]
 
 
 def innermost(split: Split, axes: Sequence[str]) -> dict[str, int]:

@@ -122,6 +122,28 @@ def test_all_microbatches_are_one_program():
     assert all(f"calls0to{MICROBATCHES - 1}" in name for name in of_microbatches)
 
 
+@pytest.mark.slow
+def test_a_stage_reduces_while_others_compute():
+    """One of two stages of a mesh is done early: it reduces where the mesh would wait."""
+    model, stages = MODELS["mlp"], SCHEDULES["interleaved_1f1b"]
+    params, loss, batch = model.build(stages)
+    init, update = sgd_momentum()
+    step = training_step(loss, MICROBATCHES, update)
+    given = (None, *(P("data") for _ in batch))
+    lowered = on_two_meshes(step, stages, "interleaved_1f1b", None, given).lower(init(params), *batch)
+    last = [op for op in lowered.program.streams[1].instructions if isinstance(op, Run)]
+    names = [op.executable.partition("_")[2].partition(".")[0].partition("_calls")[0] for op in last]
+    first, second = (i for i, name in enumerate(names) if name == "reduce")
+    assert names[first - 1] == "stage3_fwd_bwd"
+    assert names[first + 1 : second] == ["stage1_bwd", "stage1_bwd"]
+    timeline = lowered.schedule()
+    others = [span for span in timeline.compute("m0") if span.task is not None]
+    reduction = next(span for span in timeline.compute("m1") if "_reduce" in span.name)
+    assert any(span.start_s < reduction.end_s and reduction.start_s < span.end_s for span in others)
+    chart = lowered.as_text("schedule")
+    assert chart.count("r" * 5) >= 2 or chart.count("reduce") >= 2
+
+
 @pytest.mark.parametrize("alike", [True, False])
 def test_meshes_that_differ_reduce_in_each_microbatch_and_say_so(alike):
     params, loss, batch = MODELS["mlp"].build(2)

@@ -154,8 +154,8 @@ _PASSED = (
     _partial(
         "_add",
         "both values have terms along the same axes",
-        " or a.axes != b.axes",
-        "",
+        "any(x.axes != axes and without_axes(x.axes, forms.per_microbatch) != axes for x in (a, b))",
+        "False",
         "terms_along_different_axes_are_not_added",
     ),
     _partial(
@@ -298,6 +298,7 @@ _GATHERS = (
     ),
 )
 _DEFER, _LOWER = "propagation/defer_reductions.py", "export/lower_reductions.py"
+_BY_AXIS = "propagation/defer-reductions-by-axis"
 _DEFERRED, _LOWERED = "propagation/defer-reductions", "export/lower-reductions"
 _PASSES = (
     _shown(
@@ -371,11 +372,39 @@ _PASSES = (
         _LOWERED,
     ),
     _shown(
-        f"{_LOWER}:_lower",
+        f"{_LOWER}:_lower_at_end",
         "but for the axes of the terms the value is split as they are",
         " and tuple(rest) == without(split_of(kind.sharding, len(kind.shape)), axes)",
         "",
         _LOWERED,
+    ),
+    _shown(
+        f"{_LOWER}:_lower_in_microbatches",
+        "all values of a shared body are split in one way",
+        "if len(found) == 1:",
+        "if True:",
+        _LOWERED,
+    ),
+    _shown(
+        f"{_LOWER}:_lower_in_microbatch",
+        "but for the axes of the terms the total is split as they are",
+        " and split[count:] == without(of_total[1:], axes)",
+        "",
+        _LOWERED,
+    ),
+    _shown(
+        f"{_DEFER}:_deferred",
+        "what microbatches would add can be split along their axes",
+        "all(size % parts for size in value.shape)",
+        "False",
+        _BY_AXIS,
+    ),
+    _shown(
+        "export/issue_reductions.py:IssueReductions.rewrite_function",
+        "a reduction is behind all that it reads",
+        "made < place[other] < place[fragment]",
+        "place[other] < place[fragment]",
+        "export/issue-reductions",
     ),
 )
 

@@ -18,6 +18,11 @@ def is_exchange(name: str) -> bool:
     return re.match(rf"p\d+_({'|'.join(_EXCHANGES.values())})\.", name) is not None
 
 
+def is_reduction(name: str) -> bool:
+    """Whether a program was made to add what devices of a mesh hold."""
+    return re.match(r"p\d+_reduce\.", name) is not None
+
+
 def has_transposed(sites: Iterable[FragmentInfo]) -> bool:
     """Whether some computation was transposed, so that names must distinguish forward from backward."""
     return any(count for site in sites for count in _counts(site))

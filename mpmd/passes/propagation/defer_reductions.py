@@ -24,7 +24,7 @@ from mpmd.passes.propagation.trial import (
 )
 from mpmd.passes.transfers.uniquify_carried_values import START
 from mpmd.sharding.inside import Split, split_of, splits_of_copy
-from mpmd.sharding.partial import PartialForms, is_zero, tensor, total_of
+from mpmd.sharding.partial import PartialForms, is_zero, tensor, total_of, without_axes
 from mpmd.sharding.shards import axes_of
 from mpmd.sharding.sums import sharding_of, without
 from mpmd.support import diagnostics
@@ -49,6 +49,10 @@ class DeferReductions(FunctionPass):
     add to one accumulator carries it in this form, and the sum is taken where the chain ends.  So does a term
     that one fragment computes and another adds: the weight of two stages, or a split backward.
 
+    Over axes of `per_microbatch` terms are added in each microbatch, if they are deferred over others: a
+    value split along them is then reduced into its parts, and the accumulator has no more than these.  Not
+    so what cannot be split along them, such as a loss.
+
     Requires: shardings are attributes; microbatches are numbered.
     Ensures: a value is deferred only if all that its fragments do with it is to add terms that have a partial
         form along the same axes.  Values change by rounding: terms of microbatches are added first, then
@@ -56,9 +60,13 @@ class DeferReductions(FunctionPass):
     Notice: meshes whose axes differ, where nothing is deferred.
     Cost: one more propagation.
     Source: ours; JaxPP's users write it with `jax.P(unreduced=...)`.
+
+    Attributes:
+        per_microbatch: axes over which terms are added in each microbatch.
     """
 
     runs_on = "mpmd"
+    per_microbatch: tuple[str, ...] = ()
 
     def rewrite_function(self, f: ir.Func) -> None:
         """Finds the chains, rewrites their fragments, one of each kind, and inserts the sums."""
@@ -76,7 +84,7 @@ class DeferReductions(FunctionPass):
         kept = {i for i, arg in enumerate(f.args) if any(_is_of_microbatch(op) for op in ir.users(arg))}
         trial = Trial(f, rows, kept | arguments_of_rows(f))
         uses = {v: len(ir.uses(v)) for x in ir.fragments(f) for v in x.results}
-        kinds = _kinds_of(f, trial)
+        kinds = _kinds_of(f, trial, frozenset(self.per_microbatch))
         totals = _totals(trial.fragments, kinds, uses)
         if totals:
             _Deferring(f, kinds, totals, uses).run()
@@ -92,11 +100,15 @@ def _is_of_microbatch(op: ir.Op) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Link:
-    """A result that has a partial form if the operands `taken` have, each of which is used for it alone."""
+    """A result that has a partial form if the operands `taken` have, each of which is used for it alone.
+
+    It `is_reduced` if a term is reduced over some axes before it is added.
+    """
 
     given: int
     axes: tuple[str, ...]
     taken: tuple[int, ...]
+    is_reduced: bool
 
 
 @dataclasses.dataclass(eq=False)
@@ -108,6 +120,7 @@ class _Kind:
     shares: bool
     sizes: Mapping[str, int]
     splits: Mapping[ir.Value, Split]
+    per_microbatch: frozenset[str]
     known: dict[frozenset[tuple[int, tuple[str, ...]]], list[tuple[_Link, int | None]]]
 
     def links(self, partial: Mapping[int, tuple[str, ...]]) -> list[tuple[_Link, int | None]]:
@@ -127,7 +140,7 @@ class _Kind:
         return self.known[key]
 
 
-def _kinds_of(f: ir.Func, trial: Trial) -> dict[ir.Fragment, _Kind]:
+def _kinds_of(f: ir.Func, trial: Trial, per_microbatch: frozenset[str]) -> dict[ir.Fragment, _Kind]:
     """The kinds of the fragments that add to accumulators, and of those that give them terms."""
     symbols = ir.symbol_table(ir.module_of(f))
     groups: list[tuple[list[ir.Fragment], ir.Fragment, bool]] = []
@@ -147,7 +160,7 @@ def _kinds_of(f: ir.Func, trial: Trial) -> dict[ir.Fragment, _Kind]:
             ir.erase(model)
             continue
         sizes, splits = axes_of(f.topology[model.mesh]), trial.splits(group[-1], model)
-        kind = _Kind(model, trial.layout(group[-1]), shares, sizes, splits, {})
+        kind = _Kind(model, trial.layout(group[-1]), shares, sizes, splits, per_microbatch, {})
         found.update(dict.fromkeys(group, kind))
     return found
 
@@ -169,12 +182,14 @@ def _addition(value: ir.Value) -> Iterable[tuple[ir.Value, ir.Value]]:
 def _links(kind: _Kind, partial: Mapping[int, tuple[str, ...]]) -> list[tuple[_Link, int | None]]:
     """The results of a body that have a partial form, given the operands that have one."""
     args, returned = kind.model.args, kind.model.returned
-    forms = PartialForms(kind.splits, kind.sizes, {args[i]: axes for i, axes in partial.items()})
+    of_args = {args[i]: axes for i, axes in partial.items()}
+    forms = PartialForms(kind.splits, kind.sizes, of_args, kind.per_microbatch)
     found = []
     for given, value in enumerate(returned):
         if ir.producer(value) is None or len(ir.users(value)) > 1:
             continue
         form, start = forms.of(value), None
+        axes, is_reduced = ((), False) if form is None else (form.axes, form.is_reduced)
         if form is None:
             of_terms = ((taken, forms.of(term)) for taken, term in _addition(value))
             taken, form = next(((t, x) for t, x in of_terms if x is not None), (None, None))
@@ -183,10 +198,23 @@ def _links(kind: _Kind, partial: Mapping[int, tuple[str, ...]]) -> list[tuple[_L
             start = args.index(taken)
             if kind.model.inputs[start].type != kind.model.results[given].type:
                 continue
+            axes = _deferred(form.axes, kind, value.type)
+            if not axes:
+                continue
+            is_reduced = axes != form.axes
         needs = tuple(i for i, arg in enumerate(args) if arg in form.needs or i == start)
         if all(_is_used_for(args[i], value) for i in needs):
-            found.append((_Link(given, form.axes, needs), start))
+            found.append((_Link(given, axes, needs, is_reduced), start))
     return found
+
+
+def _deferred(axes: tuple[str, ...], kind: _Kind, value: ir.Type) -> tuple[str, ...]:
+    """The axes along which terms of a value stay apart: all, if those of microbatches cannot split it.
+
+    The accumulator would then be as large, and devices would exchange in each microbatch for nothing.
+    """
+    parts = math.prod(kind.sizes[axis] for axis in axes if axis in kind.per_microbatch)
+    return axes if all(size % parts for size in value.shape) else without_axes(axes, kind.per_microbatch)
 
 
 def _is_used_for(value: ir.Value, result: ir.Value) -> bool:
@@ -334,7 +362,8 @@ class _Deferring:
         args, types = model.args, [r.type for r in model.results]
         taken = {i: link.axes for link in links for i in link.taken}
         splits = splits_of_copy(kind.splits, kind.model, model)
-        forms = PartialForms(splits, kind.sizes, {args[i]: axes for i, axes in taken.items()})
+        of_args = {args[i]: axes for i, axes in taken.items()}
+        forms = PartialForms(splits, kind.sizes, of_args, kind.per_microbatch, self.mesh)
         found = [forms.of(model.returned[link.given]) for link in links]
         operands = {i: self._partial(model.inputs[i].type, axes, model) for i, axes in taken.items()}
         for i, operand in operands.items():
@@ -365,11 +394,16 @@ class _Deferring:
         return ir.MeshTensor.get(kind.mesh, tensor(shape, kind), None, kind.memory_kind)
 
     def _sharding(self, node: _Node) -> shardings.Sharding:
-        """That of a partial form: each device has its own term."""
+        """That of a partial form: each device has its own term.
+
+        Of what is reduced in part its reader decides how it is split.
+        """
         _, results = self.kinds[node.fragment].layout
         kind, axes = results[node.link.given], node.link.axes
-        split = (axes, *without(split_of(kind.sharding, len(kind.shape)), axes))
-        return sharding_of(split, self.mesh)
+        others = {*axes, *self.kinds[node.fragment].per_microbatch} if node.link.is_reduced else {*axes}
+        split = (axes, *without(split_of(kind.sharding, len(kind.shape)), [*others]))
+        closed = sharding_of(split, self.mesh)
+        return _open_but_first(closed) if node.link.is_reduced else closed
 
     def _begin(self, node: _Node, before: ir.Fragment) -> tuple[ir.Value, shardings.Sharding]:
         """Zeros: in place of a start if that is zero, which is added at the end otherwise."""
@@ -422,6 +456,14 @@ class _Deferring:
         )
         for total, value in zip(totals, made_sums.results):
             ir.replace_uses(total.end, value)
+
+
+def _open_but_first(sharding: shardings.Sharding) -> shardings.Sharding:
+    """The same sharding, whose dims but the first may be split further."""
+    old = ir.sdy.TensorShardingAttr(sharding)
+    first, *rest = map(ir.sdy.DimensionShardingAttr, old.dimension_shardings)
+    dims = [first, *(ir.sdy.DimensionShardingAttr.get(dim.axes, is_closed=False) for dim in rest)]
+    return ir.sdy.TensorShardingAttr.get(old.mesh_or_ref, dims)
 
 
 def _zeros(before: ir.Fragment, kinds: Sequence[ir.MeshTensor]) -> ir.Fragment:

@@ -56,7 +56,7 @@ func.func public @with_a_start(%a: !p, %start: !w) -> !w attributes {topology = 
 
 // -----
 
-// Terms lie along two axes: over one the value is split, over the other it is not.
+// Terms lie along two axes: over one the value is split, over the other its parts are added.
 
 sdy.mesh @mesh = <["data"=2, "model"=3, "fsdp"=2]>
 !p = !mpmd.mesh_tensor<"m1", tensor<4x4x6xf32>, sharding=<@mesh, [{"data", "fsdp"}, {}, {"model"}]>>
@@ -64,12 +64,12 @@ sdy.mesh @mesh = <["data"=2, "model"=3, "fsdp"=2]>
 #topology = #mpmd.topology<<"m1" : <["data"=2, "model"=3, "fsdp"=2]>>>
 
 // CHECK-LABEL: func.func public @two_axes
-// CHECK:         "stablehlo.all_reduce"
-// CHECK-SAME{LITERAL}: replica_groups = dense<[[0, 6], [1, 7], [2, 8], [3, 9], [4, 10], [5, 11]]>
-// CHECK:         (tensor<4x2xf32>) -> tensor<4x2xf32>
 // CHECK:         "stablehlo.reduce_scatter"
 // CHECK-SAME{LITERAL}: replica_groups = dense<[[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]>
 // CHECK:         (tensor<4x2xf32>) -> tensor<2x2xf32>
+// CHECK:         "stablehlo.all_reduce"
+// CHECK-SAME{LITERAL}: replica_groups = dense<[[0, 6], [1, 7], [2, 8], [3, 9], [4, 10], [5, 11]]>
+// CHECK:         (tensor<2x2xf32>) -> tensor<2x2xf32>
 func.func public @two_axes(%a: !p) -> !s attributes {topology = #topology} {
   %s = mpmd.fragment<mesh="m1", origin=[]> (%a) {mpmd.inferred_by = ["defer_reductions"]} (%x: tensor<4x4x6xf32>) {
     %zero = stablehlo.constant dense<0.0> : tensor<f32>
@@ -125,4 +125,97 @@ func.func public @left_alone(%a: !p) -> (!s, !w) attributes {topology = #topolog
     mpmd.return %0 : tensor<8xf32>
   } : (!p) -> !w
   return %s, %t : !s, !w
+}
+
+// -----
+
+// A sum of a microbatch, over one of two dims of terms, in a body that fragments share: its value is split as the
+// total that it is added to.
+
+sdy.mesh @mesh = <["replica"=2, "fsdp"=2]>
+!p = !mpmd.mesh_tensor<"m1", tensor<2x2x4x6xf32>, sharding=<@mesh, [{"replica"}, {"fsdp"}, {}, {}]>>
+!t = !mpmd.mesh_tensor<"m1", tensor<2x4x6xf32>, sharding=<@mesh, [{"replica"}, {"fsdp"}, {}]>>
+#topology = #mpmd.topology<<"m1" : <["replica"=2, "fsdp"=2]>>>
+
+// CHECK-LABEL: func.func public @in_a_microbatch
+// CHECK-LABEL: func.func private @mpmd.body.0
+// CHECK:         %[[TERMS:.*]] = sdy.sharding_constraint
+// CHECK:         %[[SUM:.*]] = sdy.manual_computation(%[[TERMS]]) in_shardings=[<@mesh, [{"replica"}, {"fsdp"}, {}, {}]>] out_shardings=[<@mesh, [{"replica"}, {"fsdp"}, {}]>]
+// CHECK-NOT:     all_reduce
+// CHECK:         "stablehlo.reduce_scatter"
+// CHECK-SAME{LITERAL}: replica_groups = dense<[[0, 1], [2, 3]]>
+// CHECK-NOT:     stablehlo.reduce(
+// CHECK:         stablehlo.add %{{.*}}, %[[SUM]]
+func.func public @in_a_microbatch(%a: !p, %b: !p, %t: !t) -> !t attributes {topology = #topology} {
+  %0 = mpmd.fragment<mesh="m1", origin=["f"(1)]> (%a, %t) {call_counter = 0 : ui32} (%x: tensor<2x2x4x6xf32>, %y: tensor<2x4x6xf32>) {
+    %1 = func.call @mpmd.body.0(%x, %y) : (tensor<2x2x4x6xf32>, tensor<2x4x6xf32>) -> tensor<2x4x6xf32>
+    mpmd.return %1 : tensor<2x4x6xf32>
+  } : (!p, !t) -> !t
+  %2 = mpmd.fragment<mesh="m1", origin=["f"(1)]> (%b, %0) {call_counter = 1 : ui32} (%x: tensor<2x2x4x6xf32>, %y: tensor<2x4x6xf32>) {
+    %1 = func.call @mpmd.body.0(%x, %y) : (tensor<2x2x4x6xf32>, tensor<2x4x6xf32>) -> tensor<2x4x6xf32>
+    mpmd.return %1 : tensor<2x4x6xf32>
+  } : (!p, !t) -> !t
+  return %2 : !t
+}
+func.func private @mpmd.body.0(%x: tensor<2x2x4x6xf32>, %y: tensor<2x4x6xf32>) -> tensor<2x4x6xf32> attributes {mpmd.kept_arguments = array<i64: 0, 1>} {
+  %zero = stablehlo.constant dense<0.0> : tensor<f32>
+  %terms = sdy.sharding_constraint %x <@mesh, [{"replica"}, {"fsdp"}, {}, {}]> : tensor<2x2x4x6xf32>
+  %sum = stablehlo.reduce(%terms init: %zero) applies stablehlo.add across dimensions = [1] {mpmd.reduces_terms} : (tensor<2x2x4x6xf32>, tensor<f32>) -> tensor<2x4x6xf32>
+  %total = stablehlo.add %y, %sum : tensor<2x4x6xf32>
+  return %total : tensor<2x4x6xf32>
+}
+
+// -----
+
+// Totals of one body that are split in different ways: its sum stays.
+
+sdy.mesh @mesh = <["replica"=2, "fsdp"=2]>
+!p = !mpmd.mesh_tensor<"m1", tensor<2x2x4x6xf32>, sharding=<@mesh, [{"replica"}, {"fsdp"}, {}, {}]>>
+!t = !mpmd.mesh_tensor<"m1", tensor<2x4x6xf32>, sharding=<@mesh, [{"replica"}, {"fsdp"}, {}]>>
+!u = !mpmd.mesh_tensor<"m1", tensor<2x4x6xf32>, sharding=<@mesh, [{"replica"}, {}, {"fsdp"}]>>
+#topology = #mpmd.topology<<"m1" : <["replica"=2, "fsdp"=2]>>>
+
+// CHECK-LABEL: func.func public @split_in_two_ways
+// CHECK-NOT:   manual_computation
+// CHECK:       stablehlo.reduce(
+func.func public @split_in_two_ways(%a: !p, %t: !t, %u: !u) -> (!t, !u) attributes {topology = #topology} {
+  %0 = mpmd.fragment<mesh="m1", origin=["f"(1)]> (%a, %t) {call_counter = 0 : ui32} (%x: tensor<2x2x4x6xf32>, %y: tensor<2x4x6xf32>) {
+    %1 = func.call @mpmd.body.0(%x, %y) : (tensor<2x2x4x6xf32>, tensor<2x4x6xf32>) -> tensor<2x4x6xf32>
+    mpmd.return %1 : tensor<2x4x6xf32>
+  } : (!p, !t) -> !t
+  %2 = mpmd.fragment<mesh="m1", origin=["g"(1)]> (%a, %u) {call_counter = 0 : ui32} (%x: tensor<2x2x4x6xf32>, %y: tensor<2x4x6xf32>) {
+    %1 = func.call @mpmd.body.0(%x, %y) : (tensor<2x2x4x6xf32>, tensor<2x4x6xf32>) -> tensor<2x4x6xf32>
+    mpmd.return %1 : tensor<2x4x6xf32>
+  } : (!p, !u) -> !u
+  return %0, %2 : !t, !u
+}
+func.func private @mpmd.body.0(%x: tensor<2x2x4x6xf32>, %y: tensor<2x4x6xf32>) -> tensor<2x4x6xf32> attributes {mpmd.kept_arguments = array<i64: 0, 1>} {
+  %zero = stablehlo.constant dense<0.0> : tensor<f32>
+  %terms = sdy.sharding_constraint %x <@mesh, [{"replica"}, {"fsdp"}, {}, {}]> : tensor<2x2x4x6xf32>
+  %sum = stablehlo.reduce(%terms init: %zero) applies stablehlo.add across dimensions = [1] {mpmd.reduces_terms} : (tensor<2x2x4x6xf32>, tensor<f32>) -> tensor<2x4x6xf32>
+  %total = stablehlo.add %y, %sum : tensor<2x4x6xf32>
+  return %total : tensor<2x4x6xf32>
+}
+
+// -----
+
+// So does one whose total is split along an axis that does not split the terms.
+
+sdy.mesh @mesh = <["replica"=2, "fsdp"=2, "model"=2]>
+!p = !mpmd.mesh_tensor<"m1", tensor<2x2x4x6xf32>, sharding=<@mesh, [{"replica"}, {"fsdp"}, {}, {}]>>
+!t = !mpmd.mesh_tensor<"m1", tensor<2x4x6xf32>, sharding=<@mesh, [{"replica"}, {"fsdp"}, {"model"}]>>
+#topology = #mpmd.topology<<"m1" : <["replica"=2, "fsdp"=2, "model"=2]>>>
+
+// CHECK-LABEL: func.func public @split_along_another_axis
+// CHECK-NOT:   manual_computation
+// CHECK:       stablehlo.reduce(
+func.func public @split_along_another_axis(%a: !p, %t: !t) -> !t attributes {topology = #topology} {
+  %0 = mpmd.fragment<mesh="m1", origin=["f"(1)]> (%a, %t) {call_counter = 0 : ui32} (%x: tensor<2x2x4x6xf32>, %y: tensor<2x4x6xf32>) {
+    %zero = stablehlo.constant dense<0.0> : tensor<f32>
+    %terms = sdy.sharding_constraint %x <@mesh, [{"replica"}, {"fsdp"}, {}, {}]> : tensor<2x2x4x6xf32>
+    %sum = stablehlo.reduce(%terms init: %zero) applies stablehlo.add across dimensions = [1] {mpmd.reduces_terms} : (tensor<2x2x4x6xf32>, tensor<f32>) -> tensor<2x4x6xf32>
+    %total = stablehlo.add %y, %sum : tensor<2x4x6xf32>
+    mpmd.return %total : tensor<2x4x6xf32>
+  } : (!p, !t) -> !t
+  return %0 : !t
 }

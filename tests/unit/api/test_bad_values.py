@@ -160,12 +160,21 @@ def test_places_and_shardings_of_arguments(more, message):
         ("device_memory_bytes", "1G", "device_memory_bytes is '1G'; it must be of type int"),
         ("verify_each", "x", "verify_each is 'x'; it must be of type bool"),
         ("pipeline_schedule", "1F2B", "pipeline_schedule is '1F2B'; there are 'none', 'GPipe'"),
+        ("reduce_gradients", "twice", "reduce_gradients is 'twice'; there are 'auto', 'once'"),
+        ("reduce_gradients", {"x": "auto"}, "'auto' over the axis 'x'; there are 'once', 'per_microbatch'"),
+        ("reduce_gradients", 3, "reduce_gradients is 3"),
         ("attention_stitching", "maybe", "attention_stitching is 'maybe'; there are 'auto', 'off'"),
     ],
 )
 def test_options(option, value, message):
     with pytest.raises(ConfigError, match=message):
         mpmd.PipelineOptions(**{option: value})
+
+
+def test_an_axis_that_no_mesh_has():
+    options = mpmd.PipelineOptions(reduce_gradients={"fdsp": "once"})
+    with pytest.raises(ConfigError, match="reduce_gradients names the axis 'fdsp', which no mesh has"):
+        mpmd.jit(two_stages, config(options=options)).lower(X)
 
 
 def test_a_folder_that_cannot_be_made():

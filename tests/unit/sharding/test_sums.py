@@ -10,7 +10,7 @@ import pytest
 from mpmd import ir
 from mpmd.compile.hlo import HloModule
 from mpmd.compile.lowering import lower_for_mesh
-from mpmd.sharding.sums import groups, innermost, sums, without
+from mpmd.sharding.sums import Sum, groups, innermost, sums, without
 from tests.support.hlo_meaning import evaluate_devices
 from tests.support.meshes import part
 
@@ -79,7 +79,7 @@ CASES = [
 def test_devices_get_their_parts_of_the_sum(shapes, splits, axes):
     """The program of each device, evaluated in NumPy."""
     kinds = [kind_of(shape, split) for shape, split in zip(shapes, splits)]
-    program = sums(kinds, axes, SIZES, "@mesh")
+    program = sums([Sum(kind, (tuple(along),)) for kind, along in zip(kinds, axes)], SIZES, "@mesh")
     rng = np.random.default_rng(0)
     counts = [int(np.prod([SIZES[a] for a in along])) for along in axes]
     given = [rng.integers(-9, 9, (n, *shape)).astype(np.float32) for n, shape in zip(counts, shapes)]
@@ -91,6 +91,32 @@ def test_devices_get_their_parts_of_the_sum(shapes, splits, axes):
         got = list(found) if isinstance(found, tuple) else [found]
         for value, terms, split in zip(got, given, splits, strict=True):
             np.testing.assert_array_equal(value, part(terms.sum(0), split, SIZES, d))
+
+
+@pytest.mark.parametrize(
+    ("shape", "split", "axes", "kept"),
+    [
+        ((6, 4), ((), ()), ("x", "y"), ("x",)),
+        ((6, 4), (("y",), ()), ("x", "y"), ("x",)),
+        ((6, 4), ((), ("z",)), ("z", "x"), ("x",)),
+        ((6, 4), (("y",), ("z",)), ("x", "y"), ("x",)),
+        ((6, 4), (("y",), ()), ("z", "y", "x"), ("z", "x")),
+        ((6, 4), (("z",), ()), ("x", "z", "y"), ("x", "y")),
+    ],
+)
+def test_terms_along_other_axes_stay_apart(shape, split, axes, kept):
+    terms = tuple((axis,) for axis in axes)
+    counts = [SIZES[axis] for axis in axes]
+    at_end = (kept, *split)
+    kind = kind_of((int(np.prod([SIZES[axis] for axis in kept])), *shape), at_end)
+    program = sums([Sum(kind, terms, kept)], SIZES, "@mesh")
+    given = np.random.default_rng(0).integers(-9, 9, (*counts, *shape)).astype(np.float32)
+    at_start = (*terms, *without(split, axes))
+    module: HloModule = lower_for_mesh(str(program), SIZES, [at_start], [at_end])
+    rows = [[part(given, at_start, SIZES, d)] for d in range(12)]
+    wanted = given.sum(tuple(i for i, axis in enumerate(axes) if axis not in kept)).reshape(kind.shape)
+    for d, value in enumerate(evaluate_devices(module, rows)):
+        np.testing.assert_array_equal(value, part(wanted, at_end, SIZES, d))
 
 
 def kind_of(shape: tuple[int, ...], split: tuple[tuple[str, ...], ...]) -> ir.MeshTensor:
