@@ -29,7 +29,7 @@ class Partial:
         axes: along them lie the terms, the outermost first.
         build: inserts the ops, next to the value's own.
         needs: the arguments of the body that have to be in partial form for it.
-        is_reduced: some of what is added to it has terms along more axes, and is reduced over these.
+        is_reduced: values with terms along more axes are added to it, and reduced over these axes.
     """
 
     axes: tuple[str, ...]
@@ -50,7 +50,7 @@ class PartialForms:
         splits: how its values are split; see `mpmd.sharding.inside`.
         sizes: the axes of the mesh and their sizes.
         given: the arguments that come in partial form, and the axes of their terms.
-        per_microbatch: axes over which what is added to a value without terms along them is reduced.
+        per_microbatch: axes over which an addend is reduced, if the other one has no terms along them.
         mesh: how shardings refer to the mesh.
     """
 

@@ -97,17 +97,6 @@ def collecting() -> Iterator[Diagnostics]:
             outer.extend(found)
 
 
-@contextlib.contextmanager
-def apart() -> Iterator[Diagnostics]:
-    """Collects the reports inside, which are not of the user's program: no other collection gets them."""
-    found = Diagnostics()
-    token = _current.set(found)
-    try:
-        yield found
-    finally:
-        _current.reset(token)
-
-
 def report(severity: Severity, message: str, location: Any = None) -> None:
     """Adds a finding to the current collection.
 

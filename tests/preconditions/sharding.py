@@ -310,7 +310,7 @@ _PASSES = (
     ),
     Precondition(
         "mpmd/passes/propagation/trial.py:kinds_of_work",
-        "what several microbatches read is no row of the batch, wherever it is computed",
+        "a value that several microbatches read is not a row of the batch, wherever it is computed",
         "_is_from_outside(value)",
         "ir.producer(value) is None",
         "tests/unit/passes/propagation/test_trial.py::test_weights_of_equal_stages_are_no_rows",
@@ -345,7 +345,7 @@ _PASSES = (
     ),
     _shown(
         f"{_DEFER}:_Total.is_worth",
-        "a sum that each microbatch needs is no fragment of its own",
+        "a sum that each microbatch needs does not become a fragment of its own",
         " and not any(map(_is_of_microbatch, ir.users(self.end)))",
         "",
         f"{_DEFERRED}-terms",

@@ -213,7 +213,7 @@ def _last_step(failed: int) -> str:
     return f"step {failed - 1} is the last one" if failed else "no step was completed"
 
 
-class Trial(ForkedWorld):
+class FaultTrial(ForkedWorld):
     """One world with a fault."""
 
     def __init__(self, fault: Fault) -> None:
@@ -337,11 +337,11 @@ def campaign(chosen: list[Fault], at_once: int, log: Path | None = None) -> dict
         names = {str(fault) for fault in chosen}
         results = {result["fault"]: result for result in known if result["fault"] in names}
     waiting = [fault for fault in reversed(chosen) if str(fault) not in results]
-    running = list[Trial]()
+    running = list[FaultTrial]()
     try:
         while waiting or running:
             while waiting and len(running) < at_once:
-                running.append(Trial(waiting.pop()))
+                running.append(FaultTrial(waiting.pop()))
             before = time.monotonic()
             time.sleep(POLL_SECONDS)
             if time.monotonic() - before > STOPPED_SECONDS:  # so were the processes: they begin again

@@ -228,7 +228,7 @@ def _is_used_for(value: ir.Value, result: ir.Value) -> bool:
 
 
 @dataclasses.dataclass(eq=False)
-class _Node:
+class _Addend:
     """A fragment that gives a value in partial form; `start` is the operand that it begins to add to."""
 
     fragment: ir.Fragment
@@ -250,7 +250,7 @@ class _Node:
 class _Total:
     """A sum over microbatches: the last of its nodes gives it."""
 
-    nodes: list[_Node]
+    nodes: list[_Addend]
 
     @property
     def end(self) -> ir.Value:
@@ -279,7 +279,7 @@ def _totals(
             if value in ends and uses[value] == 1
         }
         for link, start in kinds[fragment].links(partial):
-            node = _Node(fragment, link, start)
+            node = _Addend(fragment, link, start)
             parts = [ends.pop(value) for value in node.continued]
             ends[node.result] = _Total([*(x for part in parts for x in part.nodes), node])
     return [total for total in ends.values() if total.is_worth]
@@ -301,7 +301,7 @@ class _Deferring:
         self.mesh = mesh_of_shardings(f)
         self.uses = uses
         self.kinds = kinds
-        self.nodes: dict[ir.Fragment, list[_Node]] = {}
+        self.nodes: dict[ir.Fragment, list[_Addend]] = {}
         for total in totals:
             for node in total.nodes:
                 self.nodes.setdefault(node.fragment, []).append(node)
@@ -309,7 +309,7 @@ class _Deferring:
         self.models: dict[tuple[ir.Fragment, tuple[_Link, ...]], ir.Fragment] = {}
         self.operands: list[ir.Fragment] = []
         self.carried: dict[ir.Value, tuple[ir.Value, shardings.Sharding]] = {}
-        self.starts: dict[_Node, ir.Value] = {}
+        self.starts: dict[_Addend, ir.Value] = {}
 
     def run(self) -> None:
         """In the order of the program, so that each fragment takes what those before have become."""
@@ -393,10 +393,10 @@ class _Deferring:
         shape = [math.prod(sizes[axis] for axis in axes), *kind.shape]
         return ir.MeshTensor.get(kind.mesh, tensor(shape, kind), None, kind.memory_kind)
 
-    def _sharding(self, node: _Node) -> shardings.Sharding:
+    def _sharding(self, node: _Addend) -> shardings.Sharding:
         """That of a partial form: each device has its own term.
 
-        Of what is reduced in part its reader decides how it is split.
+        A value that is reduced in part is split as its reader decides.
         """
         _, results = self.kinds[node.fragment].layout
         kind, axes = results[node.link.given], node.link.axes
@@ -405,7 +405,7 @@ class _Deferring:
         closed = sharding_of(split, self.mesh)
         return _open_but_first(closed) if node.link.is_reduced else closed
 
-    def _begin(self, node: _Node, before: ir.Fragment) -> tuple[ir.Value, shardings.Sharding]:
+    def _begin(self, node: _Addend, before: ir.Fragment) -> tuple[ir.Value, shardings.Sharding]:
         """Zeros: in place of a start if that is zero, which is added at the end otherwise."""
         assert node.start is not None
         start = list(node.fragment.inputs)[node.start]

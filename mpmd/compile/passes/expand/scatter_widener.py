@@ -43,5 +43,6 @@ def _widened(site: RewriteSite) -> HloInstruction | None:
     wide = [site.build.convert(a, _WIDE) for a in (x, updates)]
     combine = scalar_computation(site.at.parent.module, opcode, _WIDE)
     attributes, operands = site.at.attributes, (wide[0], places, wide[1])
-    made = site.build.add("scatter", *operands, shape=wide[0].shape, called=(combine,), **attributes)
+    shape = wide[0].shape
+    made = site.build.add("scatter", *operands, shape=shape, called=(combine,), name="", **attributes)
     return site.build.convert(made, site.shape.dtype)
