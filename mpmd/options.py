@@ -67,7 +67,7 @@ class PipelineOptions:
             `per_microbatch`: in each microbatch, which needs less memory where weights are split (FSDP);
             `{"replica": "once", "fsdp": "per_microbatch"}`, in text `replica:once,fsdp:per_microbatch`: over
             each axis of the meshes in its own way, over those left out once; `auto`: once, unless a device
-            would then hold more than `device_memory_bytes`: then over axes that split weights or their optimizer
+            would then hold more than `device_memory_bytes`: then over axes that split weights or optimizer
             state in each microbatch, and if that is not enough over all.  With `once` a warning names sums
             that are still taken in each microbatch, and why.
         gather_weights: `once`: a weight that is split over devices (FSDP), and that the fragments of a stage
