@@ -387,6 +387,11 @@ def export_pipeline(o: PipelineOptions) -> list[Step]:
             keep_microbatches_equal=o.keep_microbatches_equal,
         ),
         _step(
+            "mpmd-lower-gathers",
+            "when the shardings of the weights are final",
+            when=o.gather_weights != "per_use",
+        ),
+        _step(
             "mpmd-lower-reductions",
             "when the shardings of the sums are final",
             when=o.reduce_gradients != "per_microbatch",

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 
 from mpmd import ir
-from mpmd.sharding.inside import Split
 from mpmd.sharding.shards import axes_by_dim
+from mpmd.sharding.splits import Split
 
 
 def axes_needed_whole(

@@ -6,10 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpmd import ir
-from mpmd.sharding.shards import axes_by_dim
-
-Split = tuple[tuple[str, ...], ...]
-"""For each dim the axes that split it, the outermost first."""
+from mpmd.sharding.splits import Split, split_of
 
 _SHARDING = "sdy.sharding"
 _NUMBER = "mpmd.number"
@@ -17,22 +14,6 @@ PROPAGATE = (
     "sdy-import-pipeline,sdy-user-priority-propagate,func.func(sdy-sink-func-data-flow-edges),"
     "func.func(sdy-sink-data-flow-edges),sdy-close-shardings"
 )
-
-
-def split_of(sharding: ir.Attribute | None, rank: int) -> Split:
-    """A sharding as the names of axes; a part of an axis has a name that no axis has."""
-    if sharding is None:
-        return ((),) * rank
-    return tuple(tuple(_axis_name(axis) for axis in dim) for dim in axes_by_dim(sharding))
-
-
-def split_axes(split: Split) -> frozenset[str]:
-    """All axes of a split."""
-    return frozenset(axis for dim in split for axis in dim)
-
-
-def _axis_name(axis: Any) -> str:
-    return str(axis.name) if axis.sub_axis_info is None else str(axis)
 
 
 def number_ops(fragment: ir.Op) -> None:

@@ -17,8 +17,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from mpmd import ir
-from mpmd.sharding.inside import Split
-from mpmd.sharding.sums import partly_reduced, without
+from mpmd.sharding.splits import Split, without
+from mpmd.sharding.sums import partly_reduced
 
 
 @dataclasses.dataclass(frozen=True)

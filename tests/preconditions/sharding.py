@@ -323,6 +323,20 @@ _PASSES = (
         "propagation/hoist-gathers",
     ),
     _shown(
+        "export/lower_gathers.py:LowerGathers.rewrite_function",
+        "the fragment only gathers",
+        "if fragment.inferred_by == [NAME]:",
+        "if True:",
+        "export/lower-gathers",
+    ),
+    _shown(
+        "export/lower_gathers.py:_lower",
+        "each gathered axis splits its dim within those that stay",
+        "set(inner) == gathered and ",
+        "",
+        "export/lower-gathers",
+    ),
+    _shown(
         f"{_DEFER}:_links",
         "the value is returned, once, and not read",
         " or len(ir.users(value)) > 1",

@@ -10,8 +10,8 @@ from jax.extend.mlir import ir as mlir
 from jax.extend.mlir.dialects import stablehlo
 
 from mpmd import ir
-from mpmd.sharding.inside import Split
 from mpmd.sharding.partial import Partial, PartialForms
+from mpmd.sharding.splits import Split
 
 SIZES = {"x": 2, "y": 3, "four": 4, "one": 1}
 

@@ -8,9 +8,9 @@ from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.dead_ops import erase_dead_ops
 from mpmd.passes.propagation.defer_reductions import NAME
-from mpmd.sharding.inside import split_of
 from mpmd.sharding.shards import axes_of
-from mpmd.sharding.sums import REDUCES_TERMS, Sum, sums, without
+from mpmd.sharding.splits import split_of, without
+from mpmd.sharding.sums import REDUCES_TERMS, Sum, sums
 
 
 class LowerReductions(FunctionPass):

@@ -13,7 +13,7 @@ from mpmd.passes.export.fragment_names import fragment_name, has_transposed, sit
 from mpmd.passes.export.programs import programs
 from mpmd.passes.fragments.bodies import outline
 from mpmd.passes.fragments.fragment_info import FragmentInfo
-from mpmd.passes.propagation import shardings
+from mpmd.sharding import shardings
 from mpmd.sharding.shards import on_sdy_mesh, sdy_meshes
 from mpmd.support import diagnostics
 from mpmd.support.compiler_options import OptionsRow, contradictions

@@ -12,7 +12,6 @@ from mpmd.passes.bases import FunctionPass
 from mpmd.passes.calls.shared_bodies import called_bodies, numbered, put_back, share_bodies
 from mpmd.passes.constants import zeros
 from mpmd.passes.fragments.dead_ops import erase_dead_ops
-from mpmd.passes.propagation import shardings
 from mpmd.passes.propagation.trial import (
     Layout,
     Trial,
@@ -23,10 +22,11 @@ from mpmd.passes.propagation.trial import (
     mesh_of_shardings,
 )
 from mpmd.passes.transfers.uniquify_carried_values import START
-from mpmd.sharding.inside import Split, split_of, splits_of_copy
+from mpmd.sharding import shardings
+from mpmd.sharding.inside import splits_of_copy
 from mpmd.sharding.partial import PartialForms, is_zero, tensor, total_of, without_axes
 from mpmd.sharding.shards import axes_of
-from mpmd.sharding.sums import sharding_of, without
+from mpmd.sharding.splits import Split, sharding_of, split_of, without
 from mpmd.support import diagnostics
 
 _MODEL = "mpmd.model_number"

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.calls.shared_bodies import functions_of, put_back_bodies
-from mpmd.passes.propagation import shardings
+from mpmd.sharding import shardings
 from mpmd.sharding.shards import axes_of, axis_size, sdy_meshes
 from mpmd.support import diagnostics
 from mpmd.support.source import frames_of

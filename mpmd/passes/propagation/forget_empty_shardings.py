@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.propagation import shardings
+from mpmd.sharding import shardings
 
 
 class ForgetEmptyShardings(FunctionPass):

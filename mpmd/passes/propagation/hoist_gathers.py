@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.calls.shared_bodies import put_back
-from mpmd.passes.propagation import shardings
 from mpmd.passes.propagation.trial import (
     Trial,
     arguments_of_rows,
@@ -19,8 +18,9 @@ from mpmd.passes.propagation.trial import (
     transferred,
     without_axes,
 )
+from mpmd.sharding import shardings
 from mpmd.sharding.gathers import axes_needed_whole
-from mpmd.sharding.inside import split_axes
+from mpmd.sharding.splits import split_axes
 
 NAME = "hoist_gathers"
 

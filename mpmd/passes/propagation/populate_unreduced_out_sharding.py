@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.propagation import shardings
+from mpmd.sharding import shardings
 
 
 class PopulateUnreducedOutSharding(FunctionPass):

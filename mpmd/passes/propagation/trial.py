@@ -8,11 +8,12 @@ from collections.abc import Hashable, Iterable, Sequence
 from mpmd import ir
 from mpmd.passes.calls.shared_bodies import put_back_bodies
 from mpmd.passes.fragments.bodies import body_keys
-from mpmd.passes.propagation import shardings
 from mpmd.passes.propagation.propagate_shardings import NUMBER, REPRESENTATIVES, without_copies
 from mpmd.passes.shardy_limits import propagation_problem
-from mpmd.sharding.inside import PROPAGATE, Split, number_ops, split_axes, split_of, splits_inside
+from mpmd.sharding import shardings
+from mpmd.sharding.inside import PROPAGATE, number_ops, splits_inside
 from mpmd.sharding.shards import axes_of, sdy_meshes
+from mpmd.sharding.splits import Split, split_axes, split_of
 from mpmd.support import diagnostics
 
 Layout = tuple[list[ir.Type], list[ir.Type]]

@@ -10,9 +10,10 @@ from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.calls.shared_bodies import put_back
 from mpmd.sharding.gathers import uses_along
-from mpmd.sharding.inside import Split, split_axes, split_of, splits_of_typed
+from mpmd.sharding.inside import splits_of_typed
 from mpmd.sharding.partial import is_sum
 from mpmd.sharding.shards import axes_of
+from mpmd.sharding.splits import Split, split_axes, split_of
 from mpmd.support import diagnostics
 from mpmd.support.source import frames_of
 

@@ -47,6 +47,7 @@ func.func public @in_a_wait(%a: !m0, %b: !m1) -> (!m1, !m1) attributes {topology
 // CHECK-LABEL: func.func public @without_a_wait
 // CHECK:       origin=["s1"]>
 // CHECK:       origin=["s0"]>
+// CHECK:       origin=["s0"]>
 // CHECK:       origin=["s1"]>
 // CHECK:       origin=["s1"]>
 // CHECK:       inferred_by = ["other"]
@@ -58,7 +59,10 @@ func.func public @without_a_wait(%a: !m0, %b: !m1) -> (!m1, !m1) attributes {top
   %f = mpmd.fragment<mesh="m0", origin=["s0"]> (%a) (%p: tensor<4xf32>) {
     mpmd.return %p : tensor<4xf32>
   } : (!m0) -> !m0
-  %t = mpmd.transfer %f : (!m0) -> !m1
+  %g = mpmd.fragment<mesh="m0", origin=["s0"]> (%f) (%p: tensor<4xf32>) {
+    mpmd.return %p : tensor<4xf32>
+  } : (!m0) -> !m0
+  %t = mpmd.transfer %g : (!m0) -> !m1
   %h = mpmd.fragment<mesh="m1", origin=["s1"]> (%t) (%p: tensor<4xf32>) {
     mpmd.return %p : tensor<4xf32>
   } : (!m1) -> !m1
