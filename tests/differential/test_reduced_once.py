@@ -375,7 +375,7 @@ def fsdp(params):
 @pytest.mark.slow
 @pytest.mark.parametrize("gather", ["once", "per_use"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", ["mlp", "transformer", "mixture", "scanned_layers", "tied"])
+@pytest.mark.parametrize("name", ["mlp", "transformer", "mixture", "scanned_layers", "tied", "checkpointed"])
 def test_weights_that_lie_split_are_gathered(name, schedule, gather):
     model, stages = MODELS[name], SCHEDULES[schedule]
     params, loss, batch = model.build(stages)

@@ -100,12 +100,19 @@ def _added_along(op: ir.Op, splits: Mapping[ir.Value, Split]) -> list[str]:
     elif _adds(op):
         found = axes(operands[0], map(int, ir.DenseI64ArrayAttr(op.attributes["dimensions"])))
     elif name == "stablehlo.scatter" and len(operands) == 3 and is_sum(op):
-        numbers = ir.stablehlo.ScatterDimensionNumbers(op.attributes["scatter_dimension_numbers"])
-        window = set(numbers.update_window_dims)
-        found = axes(operands[2], (d for d in range(len(operands[2].type.shape)) if d not in window))
+        found = axes(operands[2], _scattered(op))
     else:
         return []
     return list(dict.fromkeys(found))
+
+
+def _scattered(scatter: ir.Op) -> list[int]:
+    """The dims of updates whose entries meet in one place; those of a batch each have a place of their own."""
+    numbers = ir.stablehlo.ScatterDimensionNumbers(scatter.attributes["scatter_dimension_numbers"])
+    indices, updates = (len(value.type.shape) for value in list(scatter.operands)[1:])
+    of_indices = (d for d in range(indices) if d != numbers.index_vector_dim)
+    of_updates = (d for d in range(updates) if d not in numbers.update_window_dims)
+    return [u for i, u in zip(of_indices, of_updates) if i not in numbers.scatter_indices_batching_dims]
 
 
 _LINEAR = frozenset(

@@ -57,6 +57,40 @@ func.func public @normalized(%x0: !x, %x1: !x) -> (!x, !x, !w, !w) attributes {t
 
 // -----
 
+// Each device scatters its own rows into its own table: nothing is added over devices.
+
+sdy.mesh @mesh = <["data"=2]>
+!u = !mpmd.mesh_tensor<"m1", tensor<2x4x4xf32>, sharding=<@mesh, [{"data"}, {}, {}]>>
+!i = !mpmd.mesh_tensor<"m1", tensor<2x4x1xi32>, sharding=<@mesh, [{"data"}, {}, {}]>>
+!t = !mpmd.mesh_tensor<"m1", tensor<2x6x4xf32>, sharding=<@mesh, [{"data"}, {}, {}]>>
+
+// CHECK-LABEL: func.func public @table_of_each_device
+func.func public @table_of_each_device(%x0: !u, %i0: !i, %x1: !u, %i1: !i, %z: !t) -> !t attributes {topology = #mpmd.topology<<"m1" : <["data"=2]>>>} {
+  %b0 = mpmd.fragment<mesh="m1", origin=["f"(1)]> (%x0, %i0, %z) {call_counter = 0 : ui32} (%u: tensor<2x4x4xf32>, %i: tensor<2x4x1xi32>, %q: tensor<2x6x4xf32>) {
+    %0 = stablehlo.constant dense<0.0> : tensor<2x6x4xf32>
+    %1 = "stablehlo.scatter"(%0, %i, %u) <{scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [2], inserted_window_dims = [1], input_batching_dims = [0], scatter_indices_batching_dims = [0], scatter_dims_to_operand_dims = [1], index_vector_dim = 2>}> ({
+    ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+      %s = stablehlo.add %a, %b : tensor<f32>
+      stablehlo.return %s : tensor<f32>
+    }) : (tensor<2x6x4xf32>, tensor<2x4x1xi32>, tensor<2x4x4xf32>) -> tensor<2x6x4xf32>
+    %2 = stablehlo.add %q, %1 : tensor<2x6x4xf32>
+    mpmd.return %2 : tensor<2x6x4xf32>
+  } : (!u, !i, !t) -> !t
+  %b1 = mpmd.fragment<mesh="m1", origin=["f"(1)]> (%x1, %i1, %b0) {call_counter = 1 : ui32} (%u: tensor<2x4x4xf32>, %i: tensor<2x4x1xi32>, %q: tensor<2x6x4xf32>) {
+    %0 = stablehlo.constant dense<0.0> : tensor<2x6x4xf32>
+    %1 = "stablehlo.scatter"(%0, %i, %u) <{scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [2], inserted_window_dims = [1], input_batching_dims = [0], scatter_indices_batching_dims = [0], scatter_dims_to_operand_dims = [1], index_vector_dim = 2>}> ({
+    ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+      %s = stablehlo.add %a, %b : tensor<f32>
+      stablehlo.return %s : tensor<f32>
+    }) : (tensor<2x6x4xf32>, tensor<2x4x1xi32>, tensor<2x4x4xf32>) -> tensor<2x6x4xf32>
+    %2 = stablehlo.add %q, %1 : tensor<2x6x4xf32>
+    mpmd.return %2 : tensor<2x6x4xf32>
+  } : (!u, !i, !t) -> !t
+  return %b1 : !t
+}
+
+// -----
+
 // A weight of which one reader takes its parts, and another all of it.
 
 sdy.mesh @mesh = <["data"=2]>

@@ -121,6 +121,9 @@ THROUGH = {
         f"%v = stablehlo.reshape %u : (tensor<1x4x2x3xf32>) -> {W}"
     ),
     "sliced whole": f"%v = stablehlo.slice %w [0:4, 0:6] : ({W}) -> {W}",
+    "rematerialised": (
+        f"%n = stablehlo.negate %a : {X}  %u, %v = stablehlo.optimization_barrier %n, %w : {X}, {W}"
+    ),
 }
 
 
