@@ -92,7 +92,7 @@ def test_every_call_of_loading_fails_once():
     loaded = LoadedGpuProgram(code, OpenGpu(gpu, 0))
     calls = list(gpu.calls)
     assert loaded.handler and gpu.live == {"module": 1, "memory": 1, "descriptor": 1, "layout": 3}
-    assert {"cuModuleLoadDataEx", "cuFuncSetAttribute", "cuMemcpyHtoD_v2"} <= set(calls)
+    assert {"cuModuleLoadDataEx", "cuFuncSetAttribute", "cuFuncGetAttribute", "cuMemcpyHtoD_v2"} <= set(calls)
     for number, name in enumerate(calls, 1):
         if name.endswith(RELEASING):
             continue
