@@ -23,8 +23,8 @@ _KERNELS = (
     _kernel(
         "tiling.py:TileSteps.bounds",
         "the tiles of the last program end with the points",
-        'end if even else f"tl.minimum({end}, {self.points})"',
-        "end",
+        'if self.even else f"tl.minimum({self.part}, {self.points} - {begin})"',
+        "",
         f"{_BOUNDS}::test_tiles_of_programs_that_share_points_have_each_point_once",
     ),
     _kernel(
