@@ -179,6 +179,7 @@ class NativeGpuBackend:
         try:
             return self.load(made, fragment, mesh, kept)
         except OtherTargetError as error:
+            assert isinstance(error.target, GpuTarget)
             return dataclasses.replace(self, target=error.target).compile(fragment, mesh)
 
     def unfit(self, fragment: FragmentModule, mesh: Mesh) -> str:

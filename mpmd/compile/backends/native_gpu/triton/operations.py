@@ -14,7 +14,7 @@ from mpmd.compile.backends.native_gpu.triton.dtypes import BITS, REGISTER
 from mpmd.compile.kernels.operations import FLOATS
 
 _FEW_EXPONENTS = 100
-"""Powers of two below it have a reciprocal that is no denormal."""
+"""Powers of two below it have a normal reciprocal."""
 _NAN = "propagate_nan=tl.PropagateNan.ALL"
 _COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _INSIDE = "({1} >= 0) & ({1} < {n})"
