@@ -10,7 +10,9 @@ _ATTENTION = f"{_GPU}/triton/test_attention.py"
 _kernel = RowsOf("mpmd/compile/backends/native_gpu/triton")
 _program = RowsOf("mpmd/compile/backends/native_gpu")
 _planned = RowsOf("mpmd/compile/kernels/planning")
-_DIGITS = "within rounding: sums of products have no order, and factors have the digits that the program requires"
+_DIGITS = (
+    "within rounding: sums of products have no order, and factors have the digits that the program requires"
+)
 
 _KERNELS = (
     _kernel(
