@@ -81,11 +81,12 @@ def test_sums_of_common_shapes(rows, width):
         check(plan, programs=programs)
 
 
-COMMON = list(itertools.product((128, 160, 1024, 2048, 4096), (64, 100, 768, 1024, 3072), ("f32", "bf16")))
+COMMON = list(itertools.product((160, 1024, 4096), (100, 768, 3072), ("f32", "bf16")))
 
 
 @needs_triton
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("rows", "width", "dtype"), COMMON)
 def test_every_family_of_kernels_stays_in_its_arrays(rows, width, dtype):
     for units in UNITS.values():
