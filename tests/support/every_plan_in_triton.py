@@ -20,17 +20,17 @@ _seen: set[str] = set()
 _counts: collections.Counter[str] = collections.Counter()
 
 
-def _both(plan, arrays):
+def _both(plan, arrays, *how, **named):
     """Evaluates a plan, and compares what its kernels compute."""
     key = plan.text()
     small = plan.size < _MAX_POINTS and sum(a.size for a in arrays) < _MAX_POINTS
     if key in _seen or not small:
-        return _evaluate(plan, arrays)
+        return _evaluate(plan, arrays, *how, **named)
     _seen.add(key)
     reason = refusal(plan)
     _counts[f"not printed: {reason}" if reason else f"printed: {plan.kind}"] += 1
     found = [a.reshape(-1).copy() for a in arrays]
-    _evaluate(plan, arrays)
+    _evaluate(plan, arrays, *how, **named)
     if not reason:
         from tests.support.triton_interpreter import differences, run_plan
 

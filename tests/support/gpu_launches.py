@@ -71,7 +71,7 @@ class CalledProgram:
         buffers = dict(enumerate(self.gpu.buffers[:-1])) | {len(allocations) - 1: self.gpu.buffers[-1]}
         return [buffers[p.allocation][p.offset : p.offset + p.size] for p in self.program.results]
 
-    def _extents(self, given: Sequence[int]) -> dict[tuple[str, tuple[int, ...]], tuple[int, ...]]:
+    def _extents(self, given: Sequence[int]) -> dict[tuple[str, int, tuple[int, ...]], tuple[int, ...]]:
         """Bytes of the arguments of each launch."""
         constants, found = self.loaded.state[STATE.index("constants")], {}
         places = [*given[:-1], constants, given[-1]]
@@ -79,8 +79,9 @@ class CalledProgram:
             if isinstance(step, KernelLaunch):
                 addresses = tuple(places[s.allocation] + s.offset for s in step.arguments)
                 sizes = tuple(s.size for s in step.arguments)
-                before = found.setdefault((step.kernel, addresses), sizes)
-                found[step.kernel, addresses] = tuple(map(min, before, sizes))
+                key = step.kernel, step.grid, addresses
+                before = found.setdefault(key, sizes)
+                found[key] = tuple(map(min, before, sizes))
         return found
 
     def move(self) -> None:

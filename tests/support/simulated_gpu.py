@@ -94,7 +94,7 @@ class StandInGpu:
         contexts: of the threads that gave work to streams.
         broken: mistakes of the code under test, or of the stand-in.
         buffers: if there are any, all memory that may be used is in them.
-        extents: bytes of a launch's arguments, by the kernel's name and their addresses.
+        extents: bytes of a launch's arguments, by the kernel's name, its programs and their addresses.
         attributes: what the driver says of a GPU.
         lacks: whether the library has no algorithm for products of some sizes m, n, k.
     """
@@ -111,7 +111,7 @@ class StandInGpu:
         self.contexts: set[int] = set()
         self.broken: list[Exception] = []
         self.buffers: list[np.ndarray] = []
-        self.extents: dict[tuple[str, tuple[int, ...]], tuple[int, ...]] = {}
+        self.extents: dict[tuple[str, int, tuple[int, ...]], tuple[int, ...]] = {}
         self.fail_at, self.missing = 0, frozenset[str]()
         # multiprocessors, kHz, kHz of memory, its bits, bytes of L2 and of shared memory
         self.attributes = {16: 132, 13: 1_980_000, 36: 3_125_000, 37: 6144, 38: 50 << 20, 97: 227 << 10}
@@ -300,16 +300,17 @@ class StandInGpu:
         def run() -> None:
             # Triton is imported where there are kernels: programs of products alone run without it
             interpreter = importlib.import_module("tests.support.triton_interpreter")
-            interpreter.run_kernel(kernel, self._arguments(kernel.name, addresses), grid=sizes[0])
+            arrays = self._arguments(kernel.name, sizes[0], addresses)
+            interpreter.run_kernel(kernel, arrays, grid=sizes[0])
             self.launched.append(kernel.name)
 
         return self._start(run, stream)
 
-    def _arguments(self, kernel: str, addresses: tuple[int, ...]) -> list[Extent]:
+    def _arguments(self, kernel: str, grid: int, addresses: tuple[int, ...]) -> list[Extent]:
         """The arrays of a launch: those of the program, or else all memory from their addresses on."""
         for at in addresses:
             self._memory(at, 0)
-        sizes = self.extents.get((kernel, addresses))
+        sizes = self.extents.get((kernel, grid, addresses))
         assert sizes is not None or not self.extents, "the program has no such launch"
         return [Extent(at, size) for at, size in zip(addresses, sizes or map(self._left, addresses))]
 

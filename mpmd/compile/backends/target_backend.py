@@ -20,6 +20,19 @@ class LoadError(CompileError):
     """Code was generated, but its device or a library of it does not take it."""
 
 
+class OtherTargetError(LoadError):
+    """Code for another target would load.
+
+    Args:
+        message: why this code does not.
+        target: the other one.
+    """
+
+    def __init__(self, message: str, target: Target) -> None:
+        super().__init__(message)
+        self.target = target
+
+
 class TargetBackend(Backend, Protocol):
     """A `Backend` of one target."""
 

@@ -21,7 +21,7 @@ from mpmd.compile.backends.arrays import numpy_dtype, value_spec
 from mpmd.compile.backends.compiled import CompiledFragment, compiled_function
 from mpmd.compile.backends.inlined import INLINE_BELOW_FLOPS, module_p
 from mpmd.compile.backends.mixed.clusters import Cluster, Clusters, split
-from mpmd.compile.backends.target_backend import LoadedProgram, TracedTargetBackend
+from mpmd.compile.backends.target_backend import LoadedProgram, OtherTargetError, TracedTargetBackend
 from mpmd.compile.driver import compiled_or_kept
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule, ValueSpec
@@ -186,7 +186,11 @@ class MixedBackend:
         if self.native.options.dump is not None:
             self.native.options.dump.write(fragment, "clusters.txt", found.text())
         parts = tuple(self._part(fragment, number, part) for number, part in enumerate(found.parts))
-        return self._load(MixedFragment(found, parts), fragment, mesh)
+        try:
+            return self._load(MixedFragment(found, parts), fragment, mesh)
+        except OtherTargetError as error:
+            native: Any = self.native
+            return MixedBackend(dataclasses.replace(native, target=error.target)).compile(fragment, mesh)
 
     def relocate(self, executable: MixedExecutable, fragment: FragmentModule, mesh: Mesh) -> MixedExecutable:
         """The same machine code with memory of another mesh; XLA's part is compiled again."""

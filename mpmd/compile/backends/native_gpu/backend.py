@@ -24,7 +24,7 @@ from mpmd.compile.backends.native_gpu.gpu import GpuLibraries, gpu_at
 from mpmd.compile.backends.native_gpu.libraries import CudaLibraries
 from mpmd.compile.backends.native_gpu.loading import LoadedGpuProgram
 from mpmd.compile.backends.native_gpu.target import GpuCode, GpuTarget
-from mpmd.compile.backends.target_backend import unfit_for_targets
+from mpmd.compile.backends.target_backend import OtherTargetError, unfit_for_targets
 from mpmd.compile.driver import compiled_or_kept
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule
@@ -178,10 +178,9 @@ class NativeGpuBackend:
         made, kept = compiled_or_kept(fragment, self.target, self.options, axes=dict(mesh.shape))
         try:
             return self.load(made, fragment, mesh, kept)
-        except NoAlgorithm as error:  # these are kernels of ours then
-            without = self.target.without | error.products
-            other = dataclasses.replace(self, target=dataclasses.replace(self.target, without=without))
-            return other.compile(fragment, mesh)
+        except OtherTargetError as error:
+            assert isinstance(error.target, GpuTarget)
+            return dataclasses.replace(self, target=error.target).compile(fragment, mesh)
 
     def unfit(self, fragment: FragmentModule, mesh: Mesh) -> str:
         """Why no code for GPUs runs on a mesh, or not this fragment in any case; or ""."""
@@ -210,6 +209,7 @@ class NativeGpuBackend:
 
         Raises:
             CompileError: the code does not load.
+            OtherTargetError: cuBLASLt lacks some of its products; they can be kernels.
         """
         check_version()
         code = made.code
@@ -226,7 +226,11 @@ class NativeGpuBackend:
 
         captured = ".captured" if self.options.command_buffers else ""
         name = f"{code.fingerprint}.{gpu.driver.ordinal}{captured}"
-        return _programs(self.libraries).named(name, load)
+        try:
+            return _programs(self.libraries).named(name, load)
+        except NoAlgorithm as error:
+            without = self.target.without | error.products
+            raise OtherTargetError(str(error), dataclasses.replace(self.target, without=without)) from error
 
 
 def ordinal_of(mesh: Mesh) -> int:

@@ -91,7 +91,9 @@ def product(
     build: TrackingBuilder, a: HloInstruction, b: HloInstruction, contract: tuple[int, int]
 ) -> HloInstruction:
     """A product of each pair of matrices (or vectors), summed over one dim of both."""
-    return build.dot(a, b, DotDims((contract[0],), (contract[1],), (0,), (0,)))
+    dims = DotDims((contract[0],), (contract[1],), (0,), (0,))
+    # a factorisation loses more than the digits of one product
+    return build.add("dot", a, b, dot_dims=dims, operand_precision=("highest", "highest"))
 
 
 def is_nan_in(build: TrackingBuilder, value: HloInstruction) -> HloInstruction:

@@ -98,11 +98,11 @@ class TileWriter:
     @contextlib.contextmanager
     def row_tiles(self, program: str) -> Iterator[None]:
         """A loop over the rows of a program, of those that share them."""
-        first, end = self.tiling.row_steps.bounds(program)
         steps = self.tiling.row_steps
-        times = None if steps.sharing == 1 else steps.tiles / steps.sharing
-        with self.repeated(f"for r0 in range({first}, {end}, {steps.side}):", times):
-            self._rows("r0")
+        first, end = steps.bounds(program)
+        times = None if steps.even else steps.tiles / steps.sharing
+        with self.repeated(f"for r0 in range(0, {end}, {steps.side}):", times):
+            self._rows("r0" if first == "0" else f"{first} + r0")
             yield
         self._masks[0] = ""  # what follows happens once
 
@@ -228,8 +228,15 @@ class TileWriter:
             return conversions.convert(names[0], source, node.dtype)
         if node.op == "bitcast-convert":
             return conversions.bitcast(names[0], source, node.dtype)
-        text = operations.apply(node.op, source, names)
+        text = self._quotient_of(node, names[0]) or operations.apply(node.op, source, names)
         return text if node.op in ("select", "negate", "abs") else rounded(text, node.dtype)
+
+    def _quotient_of(self, node: Apply, text: str) -> str:
+        """A value over a constant, if it needs no division; else empty."""
+        over = self.plan.nodes[node.args[-1]]
+        if node.op != "divide" or not isinstance(over, Constant):
+            return ""
+        return operations.divided(text, node.dtype, float(over.value))
 
     def _load(self, number: int, node: Load) -> str:
         self.reads.add(node.operand)

@@ -7,11 +7,14 @@ the last place; those of ours are in `PRELUDE`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from mpmd.compile.backends.native_gpu.triton.dtypes import BITS, REGISTER
 from mpmd.compile.kernels.operations import FLOATS
 
+_FEW_EXPONENTS = 100
+"""Powers of two below it have a normal reciprocal."""
 _NAN = "propagate_nan=tl.PropagateNan.ALL"
 _COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _INSIDE = "({1} >= 0) & ({1} < {n})"
@@ -203,6 +206,19 @@ def apply(op: str, dtype: str, arguments: list[str]) -> str:
         wide=f"tl.int{wide}",
         excess=wide - bits,
     )
+
+
+def divided(text: str, dtype: str, divisor: float) -> str:
+    """A float over a number that is known, rounded to the nearest; empty where that takes a division.
+
+    The quotient of two numbers of 24 digits is further from the middle of two others than f64 is inexact.
+    """
+    if REGISTER[dtype] != "float32" or not math.isfinite(divisor) or not divisor:
+        return ""
+    mantissa, exponent = math.frexp(divisor)
+    if abs(mantissa) == 0.5 and abs(exponent) < _FEW_EXPONENTS:
+        return f"({text} * {1 / divisor!r})"
+    return f"({text}.to(tl.float64) * {1 / divisor!r}).to(tl.float32)"
 
 
 def has_cell(op: str, dtype: str) -> bool:

@@ -57,13 +57,17 @@ class TileSteps:
         """Points from the first of a program to the first of the next; a multiple of the side."""
         return -(-self.tiles // self.sharing) * self.side
 
+    @property
+    def even(self) -> bool:
+        """Whether all programs have equally many tiles."""
+        return self.part * self.sharing == self.tiles * self.side
+
     def bounds(self, program: str) -> tuple[str, str]:
-        """Expressions for the first point of a program's tiles, and for one before which all begin."""
+        """Expressions for a program's first point, and for the points from it on in which its tiles begin."""
         if self.sharing == 1:
             return "0", str(self.points)
-        begin, end = f"{program} * {self.part}", f"{program} * {self.part} + {self.part}"
-        even = self.part * self.sharing == self.tiles * self.side
-        return begin, end if even else f"tl.minimum({end}, {self.points})"
+        begin = f"{program} * {self.part}"
+        return begin, str(self.part) if self.even else f"tl.minimum({self.part}, {self.points} - {begin})"
 
 
 @dataclasses.dataclass(frozen=True)

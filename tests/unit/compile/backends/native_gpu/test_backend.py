@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 import mpmd
 from mpmd.compile.backends import targets
+from mpmd.compile.backends.mixed.backend import MixedExecutable
 from mpmd.compile.backends.native_gpu.backend import GpuExecutable, NativeGpuBackend
 from mpmd.compile.backends.native_gpu.devices import GPUS
 from mpmd.compile.backends.native_gpu.functions import CUBLASLT
@@ -92,7 +93,7 @@ def test_every_call_of_loading_fails_once():
     loaded = LoadedGpuProgram(code, OpenGpu(gpu, 0))
     calls = list(gpu.calls)
     assert loaded.handler and gpu.live == {"module": 1, "memory": 1, "descriptor": 1, "layout": 3}
-    assert {"cuModuleLoadDataEx", "cuFuncSetAttribute", "cuMemcpyHtoD_v2"} <= set(calls)
+    assert {"cuModuleLoadDataEx", "cuFuncSetAttribute", "cuFuncGetAttribute", "cuMemcpyHtoD_v2"} <= set(calls)
     for number, name in enumerate(calls, 1):
         if name.endswith(RELEASING):
             continue
@@ -129,6 +130,22 @@ def test_a_product_that_the_library_lacks_is_a_kernel():
     if HAS_TRITON:
         for got, want in zip(made(*map(jnp.asarray, (X, X, X[:, :6]))), function(X, X, X[:, :6])):
             np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    assert not gpu.broken
+
+
+def test_a_product_that_the_library_lacks_is_a_kernel_beside_xla_s_parts():
+    """Another part of the fragment has no native code."""
+    gpu, x, w = StandInGpu(), np.ones((64, 96), np.float32), np.ones((96, 80), np.float32)
+
+    def function(x, w, ids):
+        return jnp.sin(x @ w).at[ids].multiply(2.0)
+
+    made = compiled(function, x, w, np.arange(3), gpu=gpu)
+    assert isinstance(made, MixedExecutable) and "product 1x64x80x96" in made.as_text("launches")
+    gpu.lacks = lambda sizes: 96 in sizes
+    gc.collect()
+    again = compiled(lambda *given: function(*given) + 1, x, w, np.arange(3), gpu=gpu)
+    assert isinstance(again, MixedExecutable) and "launch product_" in again.as_text("launches")
     assert not gpu.broken
 
 

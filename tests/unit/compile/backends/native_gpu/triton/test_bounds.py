@@ -34,7 +34,7 @@ def test_tiles_of_programs_that_share_points_have_each_point_once():
         steps, found = TileSteps(points, side, sharing), []
         for chunk in range(sharing):
             first, end = (eval(text, {"tl": np, "chunk": chunk}) for text in steps.bounds("chunk"))
-            starts = list(range(first, end, side))
+            starts = list(range(first, first + end, side))
             assert starts
             found += [place for start in starts for place in range(start, start + side)]
         assert [place for place in found if place < points] == list(range(points))
@@ -67,7 +67,7 @@ def test_programs_that_share_rows_unevenly_end_with_the_rows():
     """The text says it; 160 rows of 32 are five tiles, three and two of two programs."""
     (first, last) = plan_kernels(total(160, 128), 2).kernels
     assert tiling_of(total(160, 128), 2).row_steps == TileSteps(160, 32, 2)
-    assert "for r0 in range(chunk * 96, tl.minimum(chunk * 96 + 96, 160), 32)" in first.source
+    assert "for r0 in range(0, tl.minimum(96, 160 - chunk * 96), 32)" in first.source
     assert "mask" not in first.source + last.source
 
 
@@ -81,11 +81,12 @@ def test_sums_of_common_shapes(rows, width):
         check(plan, programs=programs)
 
 
-COMMON = list(itertools.product((128, 160, 1024, 2048, 4096), (64, 100, 768, 1024, 3072), ("f32", "bf16")))
+COMMON = list(itertools.product((160, 1024, 4096), (100, 768, 3072), ("f32", "bf16")))
 
 
 @needs_triton
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("rows", "width", "dtype"), COMMON)
 def test_every_family_of_kernels_stays_in_its_arrays(rows, width, dtype):
     for units in UNITS.values():

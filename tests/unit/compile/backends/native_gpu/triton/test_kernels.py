@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mpmd.compile.backends.native_gpu.triton.kernels import plan_kernels, refusal
-from mpmd.compile.backends.native_gpu.triton.operations import has_cell
+from mpmd.compile.backends.native_gpu.triton.operations import divided, has_cell
 from mpmd.compile.backends.native_gpu.triton.tiling import MAX_ROW, tiling_of
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import constant
@@ -160,3 +160,21 @@ def test_quotients_and_roots_are_rounded_to_the_nearest_and_denormals_are_number
     assert not [name for name in names if ".ftz" in text[name]]
     for name, kinds in {"scatter": ("s32", "u32"), "wide scatter": ("s64", "u64")}.items():
         assert all(f".{kind}" in text[name] for kind in kinds)
+
+
+@pytest.mark.parametrize("divisor", [768.0, 3.0, 0.25, 1e-30, -41.0, 2.0**120, np.inf, 0.0, np.nan])
+def test_quotients_by_constants_are_rounded_to_the_nearest(divisor):
+    """Also those that are denormal, and those of what is no number."""
+    x = np.random.default_rng(0).standard_normal(20000).astype(np.float32)
+    x *= np.float32(2) ** np.random.default_rng(1).integers(-126, 126, x.size).astype(np.float32)
+    x[:5] = np.inf, -np.inf, np.nan, 0, 1e-44
+    divisor = np.float32(divisor)
+    text = divided("x", "f32", float(divisor))
+    assert bool(text) == (np.isfinite(divisor) and divisor != 0)
+    if text:
+        with np.errstate(all="ignore"):
+            kinds = {"tl.float64": "np.float64", "tl.float32": "np.float32", ".to(": ".astype("}
+            for ours, theirs in kinds.items():
+                text = text.replace(ours, theirs)
+            np.testing.assert_array_equal(eval(text, {"x": x, "np": np}), x / divisor)
+    assert divided("x", "f64", 3.0) == ""

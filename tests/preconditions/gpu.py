@@ -1,0 +1,123 @@
+"""Kernels, products and programs of GPUs."""
+
+from __future__ import annotations
+
+from tests.preconditions import RowsOf
+
+_GPU = "tests/unit/compile/backends/native_gpu"
+_BOUNDS = f"{_GPU}/triton/test_bounds.py"
+_ATTENTION = f"{_GPU}/triton/test_attention.py"
+_kernel = RowsOf("mpmd/compile/backends/native_gpu/triton")
+_program = RowsOf("mpmd/compile/backends/native_gpu")
+_planned = RowsOf("mpmd/compile/kernels/planning")
+_DIGITS = (
+    "within rounding: sums of products have no order, and factors have the digits that the program requires"
+)
+
+_KERNELS = (
+    _kernel(
+        "tiling.py:TileSteps.fill",
+        "without a mask all points of all tiles exist",
+        "self.points > 0 and not self.points % self.side",
+        "True",
+        f"{_BOUNDS}::test_tiles_of_programs_that_share_points_have_each_point_once",
+    ),
+    _kernel(
+        "tiling.py:TileSteps.bounds",
+        "the tiles of the last program end with the points",
+        'if self.even else f"tl.minimum({self.part}, {self.points} - {begin})"',
+        "",
+        f"{_BOUNDS}::test_tiles_of_programs_that_share_points_have_each_point_once",
+    ),
+    _kernel(
+        "tiling.py:PlanTiling.index_type",
+        "positions have room for factors, which the plan does not list",
+        "self.span, plan.size",
+        "plan.size",
+        f"{_BOUNDS}::test_positions_in_large_arrays_are_wide[a long cache]",
+    ),
+    _kernel(
+        "matrices.py:MatrixWriter.element",
+        "a position is wide before it is multiplied",
+        '".to(tl.int64)" if self.tiling.index_type == "int64" else ""',
+        '""',
+        f"{_BOUNDS}::test_a_row_of_a_large_factor_is_far_from_the_first",
+    ),
+    _kernel(
+        "online.py:RowReductions.shift_of",
+        "exponentials of an online sum subtract what grows with the maximum",
+        "fits and self._grows_with(shift, top)",
+        "fits",
+        f"{_ATTENTION}::test_what_falls_as_the_maximum_grows_is_not_subtracted_before_the_last_key",
+    ),
+    _kernel(
+        "attention.py:_QueryKernel._reductions",
+        "a filler is a number of the kernel's language",
+        'literal(number, "f32") for',
+        "repr(number) for",
+        f"{_ATTENTION}::test_fillers_are_numbers_of_the_kernel_s_language",
+    ),
+)
+_PRODUCTS = (
+    _planned(
+        "dots.py:_is_exact",
+        "an algorithm decides before the precision does",
+        'algorithm != "unset"',
+        "False",
+        f"{_GPU}/test_launches.py::test_products_of_f32_have_the_digits_that_were_asked_for",
+        _DIGITS,
+    ),
+    _program(
+        "products.py:library_calls",
+        "the library has the type of the result for the type of the factors",
+        "result.dtype not in LIBRARY_DTYPES.get(plan.a.dtype, ())",
+        "False",
+        f"{_GPU}/test_products.py::test_products_of_f64_that_are_stored_as_f32_are_a_call_and_a_kernel",
+    ),
+    _program(
+        "products.py:library_calls",
+        "the library has an algorithm",
+        "descriptor in without",
+        "False",
+        f"{_GPU}/test_products.py::test_a_product_that_the_library_lacks_is_a_kernel_of_ours",
+    ),
+    _program(
+        "loading.py:_alignment",
+        "parameters and results begin at 16 bytes alone",
+        '("parameter", "result")',
+        "()",
+        f"{_GPU}/test_backend.py::test_parameters_are_promised_to_begin_at_16_bytes",
+    ),
+)
+_PROGRAMS = (
+    _program(
+        "capture.py:_CaptureEmitter._capture",
+        "a stream that captures has no work of others",
+        'self.calls.word(f, "capturing")',
+        'f.arguments["stream"]',
+        f"{_GPU}/test_handler.py::test_what_others_enqueue_while_a_call_is_captured_is_not_captured",
+    ),
+    _program(
+        "loading.py:LoadedGpuProgram.__init__",
+        "a finalizer does not wait for the GPU",
+        "gpu.driver.leave, self._undo",
+        "self._undo.close",
+        f"{_GPU}/test_handler.py::test_a_call_is_captured_when_its_addresses_come_again",
+    ),
+    _program(
+        "driver.py:GpuDriver.kernel",
+        "a kernel is loaded before its first launch",
+        'self.call("cuFuncGetAttribute", ctypes.byref(ctypes.c_int()), _REGISTERS, found, what=what)',
+        "pass",
+        f"{_GPU}/test_backend.py::test_every_call_of_loading_fails_once",
+    ),
+    _program(
+        "backend.py:NativeGpuBackend.compile",
+        "a product that the library lacks is a kernel, and not a reason to leave the fragment to XLA",
+        "except OtherTargetError as error",
+        "except ZeroDivisionError as error",
+        f"{_GPU}/test_backend.py::test_a_product_that_the_library_lacks_is_a_kernel",
+    ),
+)
+ROWS = _KERNELS + _PRODUCTS + _PROGRAMS
+ALWAYS: dict[str, str] = {}
