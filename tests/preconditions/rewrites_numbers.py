@@ -14,6 +14,7 @@ _ORDER = "within rounding: XLA leaves the order of sums open, too"
 _row = RowsOf(_EXPAND, _LEFT)
 _directed = RowsOf(_EXPAND, _DIRECTED)
 _tested = RowsOf(_EXPAND)
+_PADDED = "tests/unit/compile/passes/test_dot_padding.py"
 
 _TYPES = (
     _tested(
@@ -149,6 +150,67 @@ _TYPES = (
         "opcode not in _COMBINED",
         "opcode is None",
         "updates that are multiplied",
+    ),
+    _row(
+        "dot_padding.py:_Padding._all",
+        "a product has no place in an order of its own",
+        "[i for i in found if not i.has_control_edges]",
+        "found",
+        "a large product that has an order",
+    ),
+    *(
+        _tested(f"dot_padding.py:_Padding.{function}", says, text, mutant, f"{_PADDED}::{test}")
+        for function, says, text, mutant, test in (
+            (
+                "_pays",
+                "numbers have two bytes",
+                "dtype not in _NARROW",
+                "False",
+                "test_what_pays[sizes0-True]",
+            ),
+            (
+                "_pays",
+                "rows begin at odd places",
+                "extent * DTYPE_BYTES[dtype] % _ROW_BYTES == 0",
+                "False",
+                "test_what_pays[sizes3-False]",
+            ),
+            (
+                "_pays",
+                "a dim grows by little",
+                "_multiple(extent) - extent > _MAX_GROWN * extent",
+                "False",
+                "test_what_pays[sizes6-False]",
+            ),
+            (
+                "_pays",
+                "rows are along the dim",
+                "not _is_innermost(dot, side)",
+                "False",
+                "test_what_pays[sizes5-False]",
+            ),
+            (
+                "_new_zeros",
+                "a product reads zeros behind the end: what is there else may be no number",
+                "return self._inside(longer, d, value.shape.dims[d], zero)",
+                "return longer",
+                "test_numbers_stay_and_every_product_has_even_rows[None]",
+            ),
+            (
+                "_reduce",
+                "the start value changes nothing",
+                "not is_identity(opcode, start)",
+                "False",
+                "test_sums_that_start_with_a_number_read_it_once",
+            ),
+            (
+                "_reduce",
+                "a reduction reads start values behind the end",
+                "(inside, start)",
+                "(longer, start)",
+                "test_numbers_stay_and_every_product_has_even_rows[None]",
+            ),
+        )
     ),
     _row(
         "dot_algorithm_rewriter.py:_rounded",

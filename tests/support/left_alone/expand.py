@@ -214,6 +214,15 @@ LEFT = {
             "  ROOT r = f32[2,5] dot(x, y), lhs_contracting_dims={1,2}, rhs_contracting_dims={0,1}"
         ),
     ),
+    "a large product that has an order": (
+        "hlo-dot-padding",
+        entry(
+            "  x = bf16[256,250] parameter(0)\n  y = bf16[250,128] parameter(1)\n"
+            "  n = bf16[256,250] negate(x)\n"
+            "  d = bf16[256,128] dot(x, y), lhs_contracting_dims={1}, rhs_contracting_dims={0}, "
+            "control-predecessors={n}\n  ROOT r = (bf16[256,250], bf16[256,128]) tuple(n, d)"
+        ),
+    ),
     "updates at different places": (
         "hlo-scatter-widener",
         _UPDATES.format("add", "unique_indices=true, ", "bf16"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mpmd.compile.kernels.cost.device import Device
 from mpmd.compile.options import CompileOptions
 from mpmd.compile.passes.expand.dot_algorithm_rewriter import DotAlgorithmRewriter
+from mpmd.compile.passes.expand.dot_padding import DotPadding
 from mpmd.compile.passes.expand.float_jitter import FloatJitter
 from mpmd.compile.passes.expand.scatter_widener import ScatterWidener
 from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
@@ -36,6 +37,7 @@ def gpu_pipeline(devices: int, options: CompileOptions, device: Device) -> list[
         DotAlgorithmRewriter(),  # before attention and products are planned, by the types of their factors
         OnePerRowRewriter(),  # after gathers have one form: the rows of a loss need not be arrays then
         ScatterWidener(),  # after that has taken the scatters of labels
+        DotPadding(device),  # after the rows of a loss are elementwise: they become longer with the product
         Cse(),  # the loss and its gradient compare with the same labels
         Dce(),  # what only made indices
         CopyInsertion(),  # before fusion, so that copies are fused into what computes their value

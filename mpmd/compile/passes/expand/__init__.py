@@ -13,6 +13,7 @@ from mpmd.compile.passes.expand.convolution_expander import ConvolutionExpander
 from mpmd.compile.passes.expand.convolution_to_dot import ConvolutionToDot
 from mpmd.compile.passes.expand.dot_algorithm_rewriter import DotAlgorithmRewriter
 from mpmd.compile.passes.expand.dot_decomposer import DotDecomposer
+from mpmd.compile.passes.expand.dot_padding import DotPadding
 from mpmd.compile.passes.expand.fft_expander import FftExpander
 from mpmd.compile.passes.expand.float_jitter import FloatJitter
 from mpmd.compile.passes.expand.gather_simplifier import GatherSimplifier
