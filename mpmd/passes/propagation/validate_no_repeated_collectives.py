@@ -107,7 +107,7 @@ def _added_along(op: ir.Op, splits: Mapping[ir.Value, Split]) -> list[str]:
 
 
 def _scattered(scatter: ir.Op) -> list[int]:
-    """The dims of updates whose entries meet in one place; those of a batch each have a place of their own."""
+    """The dims of updates whose entries meet in one place; entries of a batch each have their own."""
     numbers = ir.stablehlo.ScatterDimensionNumbers(scatter.attributes["scatter_dimension_numbers"])
     indices, updates = (len(value.type.shape) for value in list(scatter.operands)[1:])
     of_indices = (d for d in range(indices) if d != numbers.index_vector_dim)
