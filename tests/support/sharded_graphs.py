@@ -18,7 +18,7 @@ from tests.support.random_graphs import TOLERANCE, draw_graph
 from tests.support.random_steps import RandomStep
 
 SCHEDULES = ("gpipe", "1f1b", "zb_h1", "interleaved_1f1b")
-_WHOLE_VALUES = {"disable_passes": ("mpmd-lower-reductions",)}
+_WHOLE_VALUES = {"disable_passes": ("mpmd-lower-reductions", "mpmd-lower-gathers")}
 """Sums as reductions of whole values, not device by device: how they can be evaluated."""
 
 
