@@ -63,7 +63,7 @@ def save(
         folder: where the checkpoints of a run are; created if it does not exist.
         step: its number; a checkpoint of the same number is replaced.
         state: a pytree of arrays on any meshes, `mpmd.Stacked`, NumPy arrays, or numbers.
-        extra: what JSON can hold, to be saved with it; that of process 0.
+        extra: a JSON value to be saved with it; process 0's counts.
         keep: how many of the checkpoints that were written last stay, this one included.
 
     Raises:
@@ -82,7 +82,7 @@ def save(
 
 
 def _save(request: SaveRequest, processes: Together, until_complete: contextlib.ExitStack) -> list[str]:
-    """Saves; returns what the user should know."""
+    """Saves; returns notices for the user."""
     root, step, first = request.root, request.step, jax.process_index() == 0
     what, kinds = f"write a checkpoint to {root}", [leaf.kind for leaf in request.leaves]
     pieces: dict[tuple[int, Box], np.ndarray] = {}

@@ -57,7 +57,7 @@ class ResultDifference:
 
 @dataclasses.dataclass(frozen=True)
 class FragmentDifference:
-    """A fragment of which some results differ beyond rounding.
+    """A fragment with results that differ beyond rounding.
 
     Attributes:
         fragment, mesh: what runs where.

@@ -75,7 +75,7 @@ def with_compiler_options(
 
     Args:
         fragments: by name.
-        given: options for all fragments; under the name of a mesh or of a fragment those of its own.
+        given: options for all fragments; under the name of a mesh or of a fragment its own.
         topology: the meshes.
 
     Raises:
@@ -92,7 +92,7 @@ def with_compiler_options(
 
 
 def default_rows(topology: Mapping[str, Mesh]) -> list[OptionsRow]:
-    """The options of meshes of several GPUs, which those of the user override, in `XLA_FLAGS` and in JAX too.
+    """The options of meshes of several GPUs, which the user's override, in `XLA_FLAGS` and in JAX too.
 
     The first level of optimization lets XLA hide the latency of collectives and pipeline them in loops; it
     takes longer to compile.  Command buffers that hold collectives of several communicators can wait for
@@ -125,7 +125,7 @@ def put_options(
         module: the step.
         topology: its meshes.
         rows: the user's options.
-        mirrored: names of which there is a second copy, which has the same options.
+        mirrored: names with a second copy, which has the same options.
     """
     copies = [dataclasses.replace(row, name=f"{row.name}{SUFFIX}") for row in rows if row.name in mirrored]
     put_rows(module, [*default_rows(topology), *rows, *copies])
@@ -195,7 +195,7 @@ def _value_problem(name: Any, value: Any) -> str:
 
 
 def _refused(options: Mapping[str, OptionValue], mesh: Mesh) -> list[str]:
-    """What the compiler of a mesh says of options that it does not take."""
+    """The message of a mesh's compiler on options that it refuses."""
     here = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
     device = here[0] if here else jax.local_devices()[0]
     said = _said_of(options, device)

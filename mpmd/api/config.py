@@ -22,7 +22,7 @@ PlaceLike = str | tuple[str, int]
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Made by `make_config`, which says what the fields mean."""
+    """Made by `make_config`, which documents the fields."""
 
     topology: Topology
     assignment: dict[str, NamePlacement]
@@ -83,14 +83,14 @@ def make_config(
         out_shardings: likewise for the results.
         backend: `"native"` (XLA compiles what it cannot, counted and warned of), `"xla"`, `"auto"`
             (native on CPUs, XLA elsewhere), or `"reference"` (what `"native"` compiles, run by NumPy, slowly,
-            on any platform); None for that of the options.
-        options: pass options; None for those of the flags, read when a function is first traced.
+            on any platform); None for the options' one.
+        options: pass options; None for the flags', read when a function is first traced.
         replicate: pytree prefix of the results: True for those that every process gets, where there are
             several.  Scalars are in every process anyway.
         compiler_options: options of XLA, as `jax.jit` takes them, for what it compiles of the fragments:
             `{"xla_gpu_enable_triton_gemm": False}`.  Under the name of a mesh or of a computation are options
             of its fragments: `{"m1": {"optimization_level": "O2"}}`; a name's count before a mesh's, and a
-            mesh's before those of all.
+            mesh's before general ones.
 
     Raises:
         ConfigError: an unknown mesh or memory, a bad stage, or an option that XLA does not take; all problems

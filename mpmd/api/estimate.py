@@ -24,7 +24,7 @@ from mpmd.tracing.stages.costs import DeviceRates
 
 @dataclasses.dataclass(frozen=True)
 class DeviceSpeed:
-    """Speed of one device; the defaults are about those of a CPU core.
+    """Speed of one device; the defaults are about a CPU core's.
 
     Attributes:
         flops_per_s: arithmetic throughput.
@@ -42,7 +42,7 @@ class DeviceSpeed:
 
     @staticmethod
     def of(rates: DeviceRates, flops_per_s: float = 0.0) -> DeviceSpeed:
-        """That of a device whose rates are known; its arithmetic by default that of f32 products."""
+        """The speed of a device whose rates are known; its arithmetic by default f32 products'."""
         flops = flops_per_s or rates.matmul[0][1]
         return DeviceSpeed(flops, rates.bandwidth, rates.start_s, rates.link_bandwidth, rates.link_s)
 
@@ -69,7 +69,7 @@ def estimate_costs(
 ) -> ProgramCosts:
     """Seconds by the roofline: the larger of the times to compute and to move arguments and results.
 
-    Operations inside of a fragment are taken to be fused.  Collectives are those of the program of one device
+    Operations inside of a fragment are taken to be fused.  Collectives come from the program of one device
     as our compiler partitions it, and wait for each other and for the arithmetic.
 
     Args:

@@ -67,7 +67,7 @@ class Partitioned:
         module: the exported module.
         graph: its entry function as plain data.
         program: the streams.
-        argument_paths: what the user calls each flat argument.
+        argument_paths: pytree path of each flat argument.
         backend: name of the compile backend in the options.
         compile_options: how the options want the fragments to be compiled.
         compare: whether they want the first call to be compared with XLA.
@@ -220,7 +220,7 @@ def partition(
         lowered: by JAX.
         config: the user's.
         arguments: of the call that it was traced for.
-        argument_paths: what the user calls each flat argument.
+        argument_paths: pytree path of each flat argument.
         out_tree: the pytree of its results.
         called: names that were called while the step was traced; their computations may be dead code.
         observer: is called with the module before the first pass, and after each.
@@ -292,7 +292,7 @@ def _in_less_memory(options: PipelineOptions, module: ir.Module) -> Iterator[dic
 
 
 def _axes_of_reductions(module: ir.Module) -> tuple[frozenset[str], frozenset[str]]:
-    """The axes over which deferred values are reduced; those of them that split the results."""
+    """The axes over which deferred values are reduced; the ones among them that split the results."""
     reduced, split = set[str](), set[str]()
     for f in ir.funcs(module):
         for call in ir.ops(f, ir.FragmentCall) if f.is_mpmd else ():
@@ -402,7 +402,7 @@ def _folder_in_jax_cache() -> str:
 
 
 def _options(config: Config, arguments: Arguments, out_tree: Any) -> PipelineOptions:
-    """The options of the configuration, or those of the flags, with the configuration's own fields."""
+    """The options of the configuration, or the flags', with the configuration's own fields."""
     options = config.options if config.options is not None else current_options()
     _check_one_order(config, options)
     _check_axes(config, options)
@@ -444,7 +444,7 @@ def stitches_attention(backend: str, platforms: Collection[str]) -> bool:
 
 
 def _check_one_order(config: Config, options: PipelineOptions) -> None:
-    """Refuses a schedule and an option of which one would have no effect.
+    """Rejects `schedule=` together with an option that already fixes the order.
 
     Raises:
         ConfigError: both are given.

@@ -45,7 +45,7 @@ def mark_shardings(
         inputs: for each flat argument a `PartitionSpec`, a `NamedSharding` or None.
         results: likewise for each flat result.
         axes: the axes of the meshes and their sizes.
-        paths: what the user calls each argument, and each result.
+        paths: pytree path of each argument, and of each result.
 
     Raises:
         ConfigError: a spec names an axis that no mesh has, or splits a dim unevenly.
@@ -104,7 +104,7 @@ def _shard_within_microbatches(
 
 
 def _mesh_of(module: ir.Module, axes: dict[str, int]) -> str:
-    """The name of a mesh with such axes: that of a mesh in the module, or else a new one.
+    """The name of a mesh with such axes: a mesh in the module, or else a new one.
 
     The module may have other meshes from JAX, such as one without axes for random keys.
     """

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 def own_meshes(topology: Topology) -> dict[str, Any]:
-    """The meshes of which this process has devices: all of them where there is one process."""
+    """The meshes with devices of this process: all of them where there is one process."""
     here = jax.process_index()
     return {name: mesh for name, mesh in topology.items() if here in topology.processes.get(name, (here,))}
 
@@ -158,13 +158,13 @@ def _kept(make: Callable[[], jax.Array]) -> Callable[[], jax.Array]:
 
 
 def record_results(executor: Executor | Part, leaves: list[Any]) -> None:
-    """Notes which results of a step these are: `mpmd.fetch` compares them with those of other processes."""
+    """Notes which results of a step these are: `mpmd.fetch` compares them with other processes'."""
     if isinstance(executor, Part):
         executor.record(leaves)
 
 
 def with_absent(leaves: list[Any], absent: Mapping[int, Callable[[], jax.Array]]) -> list[Any]:
-    """Flat results, in which those of other processes are arrays without data here."""
+    """Flat results; other processes' are arrays without data here."""
     return [absent[k]() if leaf is None else leaf for k, leaf in enumerate(leaves)] if absent else leaves
 
 

@@ -197,7 +197,7 @@ def check_leaves(arguments: Arguments, names: list[str]) -> None:
 
     Args:
         arguments: the arguments of a call.
-        names: what the user calls each leaf.
+        names: pytree path of each leaf.
 
     Raises:
         SignatureError: some are not; names them.
@@ -229,8 +229,8 @@ def structure_problem(got: Any, expected: Any, names: list[str]) -> str:
 
     Args:
         got: their pytree, `(positional, keywords)`.
-        expected: that of the arguments it was compiled for.
-        names: what the user calls each leaf of those.
+        expected: the pytree that it was compiled for.
+        names: pytree path of each leaf of it.
     """
     known = dict(zip(_flat_paths(expected), names, strict=True))
     found = _flat_paths(got)
@@ -268,7 +268,7 @@ def _shortened(tree: Any) -> str:
 
 
 def paths(rules: ArgumentRules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-    """What the user calls each flat argument, such as `state['params']['w']`."""
+    """Pytree path of each flat argument, such as `state['params']['w']`."""
     found = []
     for i, argument in enumerate(args):
         if i not in rules.static_argnums:

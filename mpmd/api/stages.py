@@ -1,4 +1,4 @@
-"""The stages of a function: Traced -> Lowered -> Compiled, as in JAX, each of which prints."""
+"""The stages of a function: Traced -> Lowered -> Compiled, as in JAX; all print."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Traced:
         jax_traced: as JAX traced it.
         config: its configuration.
         arguments: of the call.
-        argument_paths: what the user calls each flat argument.
+        argument_paths: pytree path of each flat argument.
         names: names that were called.
         known_names: names that were called for these or for other static arguments.
         plan: the stages that `stages=` of the configuration gave its losses; None without it.
@@ -238,7 +238,7 @@ class Lowered:
 
         Args:
             compiler_options: options of XLA, which count before those of the configuration; under the name of
-                a mesh or a fragment those of its own.
+                a mesh or a fragment its own.
             runtime: how it runs.
 
         Raises:
@@ -323,7 +323,7 @@ class Compiled:
             state = compiled.init(init_fn, key)
 
         Every process calls it, and computes the leaves of its own meshes, with the shardings of the step;
-        stacks of `mpmd.split` in parts.  The values are those of `jax.jit(init_fn)`, but for the rounding of
+        stacks of `mpmd.split` in parts.  The values equal `jax.jit(init_fn)`'s, but for the rounding of
         another fusion.
 
         Args:
@@ -367,7 +367,7 @@ class Compiled:
 
     @property
     def input_shardings(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The shardings of `(positional, keywords)`, as those of `jax.stages.Compiled`."""
+        """The shardings of `(positional, keywords)`, as in `jax.stages.Compiled`."""
         found: tuple[tuple[Any, ...], dict[str, Any]] = jax.tree.map(
             lambda leaf: leaf.sharding, structs(self.lowered, self._devices)
         )
@@ -515,7 +515,7 @@ class Compiled:
         return {name: e.memory_analysis() for name, e in self.executables.items()}
 
     def schedule(self, costs: ProgramCosts | Mapping[str, float] | None = None) -> Timeline:
-        """The predicted timeline, as that of `Lowered`, the scratch memory of fragments included."""
+        """The predicted timeline, as in `Lowered`, the scratch memory of fragments included."""
         meshes = list(self.lowered.config.topology)
         return predicted_timeline(self.program, costs, meshes, self._scratch)
 
@@ -523,7 +523,7 @@ class Compiled:
     def costs(self, *args: Any, **kwargs: Any) -> tuple[Any, ProgramCosts]:
         """Runs one step fragment by fragment; returns its results and the seconds of each fragment.
 
-        In several processes, which must all call it, those of all fragments.
+        In several processes, which must all call it, all fragments.
         """
         executor = self._executor
         leaves = self._arguments.stored(self._checked(args, kwargs))
@@ -564,7 +564,7 @@ class Compiled:
         return self._compared(kept(self._checked(args, kwargs), self.lowered.traced.arguments.donated))
 
     def _compared(self, leaves: list[Any]) -> Comparison:
-        """`compare` of flat arguments, which are consumed as those of a step are."""
+        """`compare` of flat arguments, which are consumed as a step's are."""
         meshes, partitioned = own_meshes(self.lowered.config.topology), self.lowered.partitioned
         comparison = FragmentComparison(self.executables, meshes, partitioned.compile_options)
         results = self._executor.run(self._arguments.stored(leaves), observers=[comparison], one_by_one=True)

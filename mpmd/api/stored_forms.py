@@ -16,7 +16,7 @@ class StoredForms:
     """The forms of flat arguments or results.
 
     Attributes:
-        weak: positions of those of weak type.
+        weak: positions of leaves of weak type.
     """
 
     def __init__(self, leaves: Sequence[Any]) -> None:
@@ -29,7 +29,7 @@ class StoredForms:
         self._count = len(leaves)
 
     def stored(self, leaves: list[Any]) -> list[Any]:
-        """Flat arguments as the program takes them; those of another dtype than expected are unchanged."""
+        """Flat arguments as the program takes them; other dtypes than expected are unchanged."""
         if not (self._keys or self._without_values) or len(leaves) != self._count:
             return leaves
         leaves = list(leaves)

@@ -28,7 +28,7 @@ _STAND_FOR = {"F": ("F",), "B": BACKWARD, "I": ("I", "B"), "W": ("W",)}
 def task_orders(module: ir.Module, config: Config) -> str:
     """For each mesh its tasks in the order of the schedule: `"m1:0F0,0F1,0B0;m2:1F0,1B0"`.
 
-    Loops over microbatches of which one waits for the other are scheduled each by itself, and so are all
+    Loops over microbatches, one waiting for another, are scheduled each by itself, and so are all
     loops if the schedule has two copies of the stages.  Stages without a number follow each other as the
     data flow does; each has the number of its mesh, or of a visit where a microbatch comes to a mesh several
     times.  A program without microbatches has no tasks and keeps the order of its data flow.
@@ -58,7 +58,7 @@ def task_orders(module: ir.Module, config: Config) -> str:
 
 
 def _check_phases(schedule: PipelineSchedule, fragments: Sequence[TaskFragment]) -> None:
-    """Compares the tasks that a schedule orders with those of the step.
+    """Compares the tasks that a schedule orders with the step's.
 
     Raises:
         ScheduleError: the step has a backward pass, and the schedule does not order it.
@@ -119,7 +119,7 @@ def numbered(config: Config) -> dict[str, NamePlacement]:
 
 
 def _stages(config: Config) -> dict[str, int]:
-    """The stage of every name: its own, or that of its mesh."""
+    """The stage of every name: its own, or its mesh's."""
     of_mesh = _stages_of_meshes(config)
     return {
         name: of_mesh[place.mesh] if place.stage is None else place.stage
@@ -153,7 +153,7 @@ def _first_copies(config: Config) -> dict[int, str]:
 
 
 def _number_remaining(main: ir.Func, fragments: Sequence[TaskFragment], config: Config) -> bool:
-    """Gives fragments without a stage that of their mesh, if it is not the position of the mesh.
+    """Gives fragments without a stage their mesh's, if it is not the position of the mesh.
 
     Returns whether there were any; all other fragments without a stage belong to the position of their mesh.
     """
@@ -220,7 +220,7 @@ def _round_orders(
 
 
 def _names_by_stage(main: ir.Func, staged: Iterable[TaskFragment], suffix: str) -> dict[int, list[str]]:
-    """The names in the fragments of each stage, without what the names of second copies end with."""
+    """The names in the fragments of each stage, without the suffix of second copies."""
     ops = ir.ops(main)
     found: dict[int, list[str]] = {}
     for fragment in staged:

@@ -48,7 +48,7 @@ class Scratch:
 
     @staticmethod
     def of(executables: Mapping[str, Any], meshes: Mapping[str, Any]) -> Scratch:
-        """That of fragments by name, over the devices of their meshes."""
+        """The scratch memory of fragments by name, over the devices of their meshes."""
         workspace, kept = dict[tuple[str, str], int](), dict[str, dict[int, int]]()
         for name, executable in executables.items():
             mesh = executable.fragment.mesh

@@ -48,7 +48,7 @@ def task_fragments(main: ir.Func) -> list[TaskFragment]:
 
 
 def rounds_of(main: ir.Func, fragments: Collection[TaskFragment]) -> list[list[int]]:
-    """The microbatches in groups, each of which needs the backward work of those before it.
+    """The microbatches in groups; each needs the backward work of groups before it.
 
     Microbatches of one loop over a batch are one group.  Those of a second loop that uses the gradients of
     the first, such as an evaluation of new parameters, are another.
@@ -71,11 +71,11 @@ def rounds_of(main: ir.Func, fragments: Collection[TaskFragment]) -> list[list[i
 
 
 def mirrored_rounds(main: ir.Func, fragments: Collection[TaskFragment]) -> list[list[int | None]]:
-    """The microbatches in groups of which each has second copies of stages in its second half.
+    """The microbatches in groups; each has second copies of stages in its second half.
 
     Each loop over a batch has copies of its own and numbers of its own in a row, and is a group; a loop with
     one microbatch has no copies.  None takes the place of a microbatch of the first half that computes
-    nothing, as nothing uses its results: those of the second half stay in the second half.
+    nothing, as nothing uses its results: the second half's stay there.
     """
     ops = ir.ops(main)
     copied = {

@@ -13,7 +13,7 @@ from mpmd.sharding.splits import Split
 def axes_needed_whole(
     value: ir.Value, split: Split, axes: frozenset[str], splits: Mapping[ir.Value, Split]
 ) -> frozenset[str]:
-    """Those of some axes that split an argument of a body, and along which all its uses need it whole.
+    """The axes, among some, that split an argument of a body and along which all its uses need it whole.
 
     An axis can split one dim of an operation's data.  Where it splits rows of activations and a dim of a
     weight that has nothing to do with rows, one of the two must be whole: FSDP means the weight.
@@ -106,7 +106,7 @@ class _UsesAlong:
         return self.axis in self.dims(op.results[0])[before + free.index(dim)]
 
     def loop_needs(self, loop: ir.Op, position: int, dim: int) -> bool | None:
-        """What the body of a loop decides on a value that it does not change."""
+        """The decision of a loop's body on a value that it does not change."""
         body = loop.operation.regions[1].blocks[0]
         last = list(body.operations)[-1]
         if last.operands[position] != body.arguments[position]:

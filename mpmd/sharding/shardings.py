@@ -63,7 +63,7 @@ def update_operands(fragment: ir.Fragment, f: ir.Func, entries: Mapping[int, Sha
     update(fragment, "in_shardings", values, entries)
 
 
-# Their sharding is that of a device; it does not come from propagation.
+# Their sharding is a device's; it does not come from propagation.
 _KEEP = ("stablehlo.send", "stablehlo.recv")
 
 

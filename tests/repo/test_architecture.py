@@ -121,7 +121,7 @@ def test_the_compiler_is_imported_where_it_is_needed():
 
 
 def test_every_target_is_protected():
-    """What the table of targets imports from a package of its own, nothing else may import."""
+    """A package that the table of targets imports, nothing else may import."""
     contracts = configparser.ConfigParser()
     contracts.read(ROOT / ".importlinter")
     protected = contracts["importlinter:contract:targets"]["protected_modules"].split()

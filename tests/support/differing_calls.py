@@ -1,4 +1,4 @@
-"""Calls that all processes must make alike, of which one process makes one differently.
+"""Calls that all processes must make alike; one process makes one differently.
 
     python -m tests.support.differing_calls 100 [--first 0] [--at-once 2]
 
@@ -259,7 +259,7 @@ class CallTrial(ForkedWorld):
         (self.folder / f"process-{index}").write_text(json.dumps(found))
 
     def problems(self) -> list[str]:
-        """What is wrong with what the processes raised."""
+        """What is wrong with the processes' errors."""
         found, quiet = [], list[int]()
         for index in range(2):
             path = self.folder / f"process-{index}"

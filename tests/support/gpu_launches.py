@@ -45,7 +45,7 @@ class CalledProgram:
         self._addresses: list[int] = []
 
     def call(self, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The bytes of the results, from those of the arguments; in the same memory as before.
+        """The bytes of the results, from the arguments' bytes; in the same memory as before.
 
         Raises:
             RuntimeError: the handler ended with an error.

@@ -43,7 +43,7 @@ class Gpu:
         ]
         self.table = (P * len(ENTRIES))(*[ctypes.cast(c, P).value for c in self._callbacks])
 
-    # -- what the driver offers
+    # -- the driver's interface
     def facts(self):
         return DeviceFacts("stand-in", "sm_90", 132, 60 << 20, 227 << 10, 13000)
 

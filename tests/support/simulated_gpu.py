@@ -30,7 +30,7 @@ from tests.support.poison import POISON
 from tests.support.tf32 import tf32
 
 STREAM, FAILED, LIBRARY_FAILED = 0x77, 719, 13
-STREAMS = (STREAM, 0)  # that of XLA, and the driver's own
+STREAMS = (STREAM, 0)  # XLA's, and the driver's own
 SHARED = 64 << 10  # more than a kernel may have without leave
 WORKSPACE = 1 << 10
 _P = ctypes.c_void_p
@@ -82,7 +82,7 @@ class StandInGpu:
     """The driver and cuBLASLt of a machine with some GPUs: `GpuLibraries`.
 
     Args:
-        name: what the driver calls the GPUs.
+        name: the GPUs' name in the driver.
         capability: theirs.
         count: how many there are.
         problem: why there is no compiler, if there is none.
@@ -95,7 +95,7 @@ class StandInGpu:
         broken: mistakes of the code under test, or of the stand-in.
         buffers: if there are any, all memory that may be used is in them.
         extents: bytes of a launch's arguments, by the kernel's name, its programs and their addresses.
-        attributes: what the driver says of a GPU.
+        attributes: the driver's attributes of a GPU.
         lacks: whether the library has no algorithm for products of some sizes m, n, k.
     """
 
@@ -307,7 +307,7 @@ class StandInGpu:
         return self._start(run, stream)
 
     def _arguments(self, kernel: str, grid: int, addresses: tuple[int, ...]) -> list[Extent]:
-        """The arrays of a launch: those of the program, or else all memory from their addresses on."""
+        """The arrays of a launch: the program's, or else all memory from their addresses on."""
         for at in addresses:
             self._memory(at, 0)
         sizes = self.extents.get((kernel, grid, addresses))

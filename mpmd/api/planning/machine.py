@@ -55,7 +55,7 @@ class StepSamples:
 
 @dataclasses.dataclass(frozen=True)
 class HostFactors:
-    """What the host adds, the same for all steps on the machine.
+    """Overheads of the host, the same for all steps on the machine.
 
     Attributes:
         starts: seconds from when each run could begin until it did.

@@ -56,7 +56,7 @@ class AbsentDevices:
 
 
 def absent_devices(space: PlanSpace) -> AbsentDevices:
-    """The devices of a search, for the products of its loss: those of another dtype have another rate."""
+    """The devices of a search, for the products of its loss: other dtypes have other rates."""
     rates, chosen = space.rates, next(iter(space.losses.values()))
     flops, seconds = products_work([item.equation for item in chosen.units.items], rates)
     speed = DeviceSpeed.of(rates, flops / seconds if seconds else 0.0)
@@ -71,7 +71,7 @@ def partitioned_candidates(
     options: dict[str, Any],
     show: Callable[[str], None],
 ) -> list[PlanCandidate]:
-    """The candidates, of which the best that fit are predicted from their programs.
+    """The candidates; the best that fit are predicted from their programs.
 
     The estimates of the others are scaled by the median ratio of prediction to estimate.
 

@@ -1,4 +1,4 @@
-"""What the loss of a step computes for each microbatch, and what the step holds."""
+"""Work of a step's loss for each microbatch, and the step's memory."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class StepProbe:
             )
         if len({len(choice.units.chain) for choice in plan.choices}) > 1:
             raise ConfigError(
-                "the step divides several functions, of which a plan can only weigh one\n"
+                "the step divides several functions, and a plan can weigh only one\n"
                 "  use make_config with stages='auto' for it"
             )
         return plan.choices[0], _microbatches(closed.jaxpr)

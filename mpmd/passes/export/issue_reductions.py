@@ -30,7 +30,7 @@ class IssueReductions(FunctionPass):
     runs_on = "entry"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """In program order, so that those of one wait stay in order."""
+        """In program order, so that reductions in one wait stay in order."""
         place = {op: i for i, op in enumerate(ir.ops(f))}
         waiting = _waiting(f)
         for fragment in ir.fragments(f):

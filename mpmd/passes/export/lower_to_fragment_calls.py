@@ -38,11 +38,11 @@ class LowerToFragmentCalls(ModulePass):
 
     Fragments are one program if mesh, types, `arg_attrs`, `res_attrs`, bodies and options of XLA are equal;
     locations do not count.  `mpmd.compiler_options` of the module are the options that the user gave for all
-    fragments, those of a mesh or those of a name; that of a function are its own.
+    fragments, a mesh or a name; a function's are its own.
 
     Shardings of the mesh tensor types become `sdy.sharding` of arguments and results.  Where the module has
     an sdy mesh called like the fragment's mesh, all shardings of the function name that one.  Manual
-    computations always do, as the axes that they hold are those of their mesh: it is created for them.
+    computations always do, as the axes that they hold are their mesh's: it is created for them.
 
     Requires: shardings in types, donation marked.
     Ensures: no fragment is left; functions come after the others, numbered by their first call.

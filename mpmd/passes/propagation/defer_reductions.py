@@ -100,7 +100,7 @@ def _is_of_microbatch(op: ir.Op) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Link:
-    """A result that has a partial form if the operands `taken` have, each of which is used for it alone.
+    """A result that has a partial form if the operands `taken` have, each used for it alone.
 
     It `is_reduced` if a term is reduced over some axes before it is added.
     """
@@ -209,7 +209,7 @@ def _links(kind: _Kind, partial: Mapping[int, tuple[str, ...]]) -> list[tuple[_L
 
 
 def _deferred(axes: tuple[str, ...], kind: _Kind, value: ir.Type) -> tuple[str, ...]:
-    """The axes along which terms of a value stay apart: all, if those of microbatches cannot split it.
+    """The axes along which terms of a value stay apart: all, if microbatches' axes cannot split it.
 
     The accumulator would then be as large, and devices would exchange in each microbatch for nothing.
     """
@@ -394,7 +394,7 @@ class _Deferring:
         return ir.MeshTensor.get(kind.mesh, tensor(shape, kind), None, kind.memory_kind)
 
     def _sharding(self, node: _Addend) -> shardings.Sharding:
-        """That of a partial form: each device has its own term.
+        """The sharding of a partial form: each device has its own term.
 
         A value that is reduced in part is split as its reader decides.
         """

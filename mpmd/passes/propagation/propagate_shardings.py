@@ -288,7 +288,7 @@ def _take_over(f: ir.Func, small: ir.Func, kinds: Sequence[int]) -> None:
 
 
 def _settle(f: ir.Func) -> None:
-    """Changes the shardings of producers and transfers to those of their readers, where these differ.
+    """Changes the shardings of producers and transfers to their readers', where these differ.
 
     A fragment may have gone through Shardy without its readers, where these are copies of others.  Of readers
     that differ the last one decides.

@@ -41,7 +41,7 @@ class ValidateNoRepeatedCollectives(FunctionPass):
     gathers: bool = False
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Looks at the microbatch that ends last, whose totals are those of all."""
+        """Looks at the microbatch that ends last, whose totals are everyone's."""
         counters = [n for x in ir.fragments(f) if (n := x.call_counter) is not None]
         if len(set(counters)) < 2:
             return
@@ -134,7 +134,7 @@ class _Readers:
         sent_to: the first mesh to which it is sent.
         constraint: the first constraint on its sharding.
         is_total: whether it is added to what comes from other microbatches, or goes to them.
-        results: those of the step that it reaches.
+        results: the step's results that it reaches.
     """
 
     fragment: ir.Fragment

@@ -1,4 +1,4 @@
-"""What the guide and the docstrings promise about checkpoints, and what tries to break it."""
+"""Promises of the guide and the docstrings about checkpoints, and attempts to break them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tiles of a product fetch for those who come after them, as micro-kernels see it."""
+"""Prefetches of a product's tiles for later tiles, as micro-kernels see them."""
 
 import ctypes
 import dataclasses
