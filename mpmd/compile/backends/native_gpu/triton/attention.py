@@ -45,11 +45,12 @@ _WIDEST = 256
 
 @dataclasses.dataclass(frozen=True)
 class _Blocks:
-    """Sizes of a kernel's tiles: `outer` positions of a program, `inner` of an iteration."""
+    """Sizes of a kernel's tiles: `outer` positions of a program, `inner` of an iteration, and its stages."""
 
     outer: int
     inner: int
     warps: int
+    stages: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,22 +175,21 @@ def _stored(dtype: str) -> str:
 
 
 def _blocks(this: _Attention, over: str) -> _Blocks:
-    """Sizes that do not spill."""
-    plan = this.plan
+    """Sizes that do not spill; four warps for 64 rows, as they multiply; two programs of a gradient."""
+    plan, gradient = this.plan, len(this.plan.scores) > 1
     dtypes = {v.dtype for v in plan.views.values()}
     width = max([s.depth for s in plan.scores] + [m.width for m in plan.mixtures])
     wide = max(width, 64)
     if "f32" in dtypes:
         outer, inner, warps = (32, 32, 4) if wide <= 128 else (16, 16, 4)
-    elif wide <= 64:
-        outer, inner, warps = (128, 64, 4) if len(plan.scores) == 1 else (64, 64, 4 if over == KEYS else 8)
     elif wide <= 128:
-        outer, inner, warps = (128, 64, 8) if len(plan.scores) == 1 else (64, 32, 8)
+        narrow = wide <= 64 and over == KEYS
+        outer, inner, warps = (64, 64 if narrow else 32, 4) if gradient else (128, 64, 8)
     else:
-        outer, inner, warps = (64, 32, 8) if len(plan.scores) == 1 else (32, 32, 8)  # of 163 KiB on an A100
+        outer, inner, warps = (32, 32, 8) if gradient else (64, 32, 8)  # of 163 KiB on an A100
     positions = (plan.queries, plan.keys) if over == KEYS else (plan.keys, plan.queries)
     outer, inner = (min(b, max(MIN_SIDE, power_of_two(n))) for b, n in zip((outer, inner), positions))
-    return _Blocks(outer, inner, warps)
+    return _Blocks(outer, inner, warps, 2 if gradient and (wide <= 64) == (over == KEYS) else 3)
 
 
 class _AttentionWriter(MatrixWriter):
@@ -290,7 +290,8 @@ class _AttentionWriter(MatrixWriter):
         steps, triangle = self.tiling.column_steps, self.this.triangle
         keys = self.tiling.rows < self.tiling.columns
         times = tiles_seen(self.tiling.row_steps, steps, triangle.offset if triangle else None, keys=keys)
-        with self.column_tiles(first, end, 0.0 if keys and first != "0" else times):  # few rows need the rest
+        times = 0.0 if keys and first != "0" else times  # few rows need the rest
+        with self.column_tiles(first, end, times, self.blocks.stages):
             self.line(f"t = c0 + tl.arange(0, {steps.side})[:, None]")
             yield "" if steps.fill else f"(t < {steps.points})"
 

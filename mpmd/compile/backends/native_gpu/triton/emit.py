@@ -107,11 +107,21 @@ class TileWriter:
         self._masks[0] = ""  # what follows happens once
 
     @contextlib.contextmanager
-    def column_tiles(self, first: str = "0", end: str = "", times: float | None = None) -> Iterator[None]:
-        """A loop over columns: from the tile with a number to an end that is no more than the columns are."""
+    def column_tiles(
+        self, first: str = "0", end: str = "", times: float | None = None, stages: int = 3
+    ) -> Iterator[None]:
+        """A loop over columns: from the tile with a number to an end that is no more than the columns are.
+
+        Args:
+            first: number of the first tile.
+            end: the first column that is none of them.
+            times: see `repeated`.
+            stages: tiles that are loaded while others are computed, and the one that is.
+        """
         steps = self.tiling.column_steps
         begin = "0" if first == "0" else f"{first} * {steps.side}"
-        with self.repeated(f"for c0 in range({begin}, {end or steps.points}, {steps.side}):", times):
+        head, rest = ("range", "") if stages == 3 else ("tl.range", f", num_stages={stages}")
+        with self.repeated(f"for c0 in {head}({begin}, {end or steps.points}, {steps.side}{rest}):", times):
             self._columns("c0")
             yield
 

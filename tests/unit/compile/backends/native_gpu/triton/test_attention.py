@@ -11,6 +11,9 @@ import pytest
 
 from benchmarks.gpu.kernel_facts import kernel_facts
 from mpmd.compile.backends.native_gpu.devices import GPUS
+from mpmd.compile.backends.native_gpu.machine.disassembly import disassembler_problem
+from mpmd.compile.backends.native_gpu.machine.rates import RATES
+from mpmd.compile.backends.native_gpu.machine.times import kernel_model
 from mpmd.compile.backends.native_gpu.target import GpuTarget
 from mpmd.compile.backends.native_gpu.triton.attention import argument_names, attention_kernels, first_scratch
 from mpmd.compile.driver import prepare_fragment
@@ -180,6 +183,23 @@ def test_heads_of_every_width_fit_into_a_program(depth, gpu):
         for cubin in target.compiler.compile(found, target.gpu.capability).values():
             assert cubin.shared_bytes <= target.gpu.shared_bytes
             assert kernel_facts(cubin).spilled_bytes <= 16, cubin.name
+
+
+@pytest.mark.skipif(bool(disassembler_problem()), reason=disassembler_problem())
+@pytest.mark.parametrize("depth", [64, 128])
+def test_gradients_have_room_for_two_programs(depth):
+    """By their machine code; four warps multiply 64 rows, and more would compute them again."""
+    shape = jax.ShapeDtypeStruct((4, 8, 1024, depth), jnp.bfloat16)
+    target = GpuTarget(GPUS["H100"])
+    fragment = fragment_of(lambda q, k, v, g: jax.vjp(attend, q, k, v)[1](g), *[shape] * 4)
+    kernels = prepare_fragment(fragment, target).program.kernels
+    gradients = {name: kernel for name, kernel in kernels.items() if len(kernel.operands) > 6}
+    gradients = {name: kernel for name, kernel in gradients.items() if kernel.kind == "attention"}
+    assert len(gradients) == 2
+    for name, cubin in target.compiler.compile(gradients, 90).items():
+        found = kernel_model(gradients[name], cubin, RATES[90])
+        assert found.together >= 2 and found.warps == 4 and not found.code.stack
+        assert found.program.flops * kernels[name].grid < 1.2 * kernels[name].flops
 
 
 def unseen(kind):
