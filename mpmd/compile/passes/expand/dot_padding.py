@@ -101,11 +101,11 @@ class _Padding:
         results = [side.result for side in sides if side.result >= 0]
         dims = _lengthened(dot.shape.dims, *results)
         made = self.build.like(dot, (a, b), array(dot.shape.dtype, dims))
-        cut = self.build.slice(made, [0] * len(dims), dot.shape.dims) if results else made
+        sliced = self.build.slice(made, [0] * len(dims), dot.shape.dims) if results else made
         if len(results) == 1:
-            self.longer[cut, results[0]] = made
+            self.longer[sliced, results[0]] = made
             self.extents.add(dot.shape.dims[results[0]])
-        self.computation.replace(dot, cut)
+        self.computation.replace(dot, sliced)
         return True
 
     def _pays(self, dot: HloInstruction, side: _Side) -> bool:
@@ -163,7 +163,7 @@ class _Padding:
             self.computation.replace(reduce, self.build.like(reduce, (inside, start)))
 
     def _reduce_others(self, reduce: HloInstruction) -> bool:
-        """A reduction over other dims than a longer one: its result is cut instead of what it reads."""
+        """A reduction over other dims than a longer one: its result is sliced instead of its operand."""
         value, start = reduce.operands
         kept = [d for d in range(value.shape.rank) if d not in reduce.dimensions]
         for k, d in enumerate(kept):
@@ -171,8 +171,8 @@ class _Padding:
             if longer is not None:
                 dims = _lengthened(reduce.shape.dims, k)
                 made = self.build.like(reduce, (longer, start), array(reduce.shape.dtype, dims))
-                cut = self.build.slice(made, [0] * len(dims), reduce.shape.dims)
-                self.computation.replace(reduce, cut)
+                sliced = self.build.slice(made, [0] * len(dims), reduce.shape.dims)
+                self.computation.replace(reduce, sliced)
                 return True
         return False
 
@@ -233,7 +233,7 @@ def _lengthened(dims: Sequence[int], *longer: int) -> tuple[int, ...]:
 
 
 def _sides(dot: HloInstruction) -> list[_Side]:
-    """The dims of a product that are no batch dims."""
+    """The dims of a product but its batch dims."""
     dims, (a, b) = dot.dot_dims, dot.operands
     found = [_Side(left, right) for left, right in zip(dims.lhs_contracting, dims.rhs_contracting)]
     free = [_Side(left=d) for d in dims.lhs_free(a.shape.rank)] + [
