@@ -62,7 +62,7 @@ class _UsesAlong:
             return self.loop_needs(op, position, dim)
         if name in _KEEPS:
             return None
-        if name == "stablehlo.optimization_barrier":  # of what is rematerialised
+        if name == "stablehlo.optimization_barrier":  # of rematerialised work
             return self.uses_need(op.results[position], dim)
         if name == "sdy.sharding_constraint":
             return self.makes_whole(op, dim) or self.uses_need(op.results[0], dim)

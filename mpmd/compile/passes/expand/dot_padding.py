@@ -116,7 +116,7 @@ class _Padding:
             return False
         if _multiple(extent) - extent > _MAX_GROWN * extent or not _is_innermost(dot, side):
             return False
-        copied = [v for v, d in pairs if not self._is_cut(v, d)] + ([dot] if side.result >= 0 else [])
+        copied = [v for v, d in pairs if not self._is_sliced(v, d)] + ([dot] if side.result >= 0 else [])
         moved = sum(2 * DTYPE_BYTES[dtype] * math.prod(v.shape.dims) for v in copied)
         terms = math.prod(dot.operands[0].shape.dims[d] for d in dot.dot_dims.lhs_contracting)
         seconds = 2.0 * terms * math.prod(dot.shape.dims) / self.device.matmul_rate(dtype)
@@ -134,7 +134,7 @@ class _Padding:
                 self._with_zeros(value.operands[0], value.dimensions[d]), value.dimensions
             )
         zero = self.build.constant(np.zeros((), value.shape.numpy_dtype))
-        longer = self._longer(value, d) if self._is_cut(value, d) else None
+        longer = self._longer(value, d) if self._is_sliced(value, d) else None
         if longer is not None:
             return self._inside(longer, d, value.shape.dims[d], zero)
         sizes = zip(value.shape.dims, _lengthened(value.shape.dims, d))
@@ -167,7 +167,7 @@ class _Padding:
         value, start = reduce.operands
         kept = [d for d in range(value.shape.rank) if d not in reduce.dimensions]
         for k, d in enumerate(kept):
-            longer = self._longer(value, d) if self._is_cut(value, d) else None
+            longer = self._longer(value, d) if self._is_sliced(value, d) else None
             if longer is not None:
                 dims = _lengthened(reduce.shape.dims, k)
                 made = self.build.like(reduce, (longer, start), array(reduce.shape.dtype, dims))
@@ -176,7 +176,7 @@ class _Padding:
                 return True
         return False
 
-    def _is_cut(self, value: HloInstruction, d: int) -> bool:
+    def _is_sliced(self, value: HloInstruction, d: int) -> bool:
         """Whether a value is made elementwise of a slice of a longer product."""
         waiting, seen = [value], set[HloInstruction]()
         while waiting:
