@@ -281,7 +281,7 @@ class RowReductions:
         return self._same([(a, where) for a in node.args], top) if node.op in ("add", "subtract") else -1
 
     def _subtracted(self, inner: Node, top: int, where: frozenset[tuple[int, bool]]) -> int:
-        """What is subtracted in the argument of an exponential that is at most 1; -1 if that is not known."""
+        """The node that an exponential of at most 1 subtracts; -1 if it may be larger."""
         if not isinstance(inner, Apply) or inner.op != "subtract" or inner.dtype != "f32":
             return -1
         value, shift = inner.args
