@@ -44,10 +44,17 @@ _KERNELS = (
         f"{_BOUNDS}::test_a_row_of_a_large_factor_is_far_from_the_first",
     ),
     _kernel(
-        "online.py:RowReductions.shift_of",
-        "exponentials of an online sum subtract what grows with the maximum",
-        "fits and self._grows_with(shift, top)",
+        "online.py:RowReductions._subtracted",
+        "exponentials of an online sum are at most 1, also of rows that have seen nothing yet",
+        "fits and self._is_below(value, reduced.arg, where)",
         "fits",
+        f"{_ATTENTION}::test_exponentials_of_online_sums_are_at_most_1[-200.0-False]",
+    ),
+    _kernel(
+        "online.py:RowReductions._subtracted",
+        "they subtract what grows with the maximum",
+        "below and self._grows_with(shift, top)",
+        "below",
         f"{_ATTENTION}::test_what_falls_as_the_maximum_grows_is_not_subtracted_before_the_last_key",
     ),
     _kernel(

@@ -3,12 +3,15 @@
 No kernel may leave its arrays, which begin at multiples of 16 bytes alone.
 """
 
+import functools
 import importlib.util
 import re
 
 import pytest
 
 from mpmd.errors import CompileError
+from tests.support.directed import seeds
+from tests.support.directed.attention import case, recipe, wrong
 from tests.support.gpu_hlo import run_module_on_gpu
 from tests.support.random_hlo import FAMILIES, random_case
 from tests.support.random_hlo.rewritable import rewritable
@@ -62,3 +65,20 @@ def test_programs_of_all_types(seed):
 @pytest.mark.parametrize("first", range(1000, 1040, 10))
 def test_many_programs(first):
     sweep(make(seed) for seed in range(first, first + 10) for make in (wide, rewritable))
+
+
+def sweep_attention(numbers):
+    """What f64 gives; rows that see no key, and fillers of any size."""
+    made = [recipe(seed) for seed in numbers]
+    problems = [wrong(m, functools.partial(run_module_on_gpu, case(m).module)) for m in made]
+    assert not any(problems), "\n".join(filter(None, problems))
+
+
+def test_attention_is_what_f64_gives():
+    sweep_attention([0, 1, 2, 63])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_much_attention_is_what_f64_gives():
+    sweep_attention(seeds(1000))

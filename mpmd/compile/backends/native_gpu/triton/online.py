@@ -12,12 +12,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from mpmd.compile.backends.native_gpu.triton.tiling import TileSteps
 from mpmd.compile.kernels.builder import PlanBuilder, renumbered
 from mpmd.compile.kernels.index import dim, linear, strides_of
-from mpmd.compile.kernels.nodes import ELEMENT, ROW, Apply, Constant, ReduceNode
+from mpmd.compile.kernels.nodes import ELEMENT, ROW, Apply, Constant, Node, ReduceNode
 from mpmd.compile.kernels.plan import KernelPlan
 
 _WIDE = ("f32", "bf16")
@@ -249,26 +249,77 @@ class RowReductions:
                     found.append(number)
         return shift, found
 
-    def shift_of(self, number: int, top: int) -> int:
-        """What exponentials subtract in a value that is a sum of multiples of them; -1 if it is not one."""
+    def shift_of(self, number: int, top: int, where: frozenset[tuple[int, bool]] = frozenset()) -> int:
+        """What exponentials subtract in a value that is a sum of multiples of them; -1 if it is not one.
+
+        Args:
+            number: of the value.
+            top: the maximum that they subtract, which bounds them.
+            where: conditions, and whether they hold, outside of which the value is 0.
+        """
         node = self.plan.nodes[number]
         if not isinstance(node, Apply) or node.dtype not in _WIDE:
             return -1
         if node.op == "exponential":
-            inner = self.plan.nodes[node.args[0]]
-            if not isinstance(inner, Apply) or inner.op != "subtract" or inner.dtype != "f32":
-                return -1
-            value, shift = inner.args
-            fits = top not in self.needs[value] and self.plan.levels[shift] == ROW
-            return shift if fits and self._grows_with(shift, top) else -1
+            return self._subtracted(self.plan.nodes[node.args[0]], top, where)
         free = [top not in self.needs[a] for a in node.args]
         if node.op in ("convert", "negate") or (node.op == "divide" and free[1]):
-            return self.shift_of(node.args[0], top)
+            return self.shift_of(node.args[0], top, where)
         if node.op == "multiply" and any(free):
-            return self.shift_of(node.args[0 if free[1] else 1], top)
+            return self.shift_of(node.args[0 if free[1] else 1], top, where)
         if node.op == "select" and free[0]:
-            return self._same([a for a in node.args[1:] if not self._is_zero(a)], top)
-        return self._same(list(node.args), top) if node.op in ("add", "subtract") else -1
+            condition, yes, no = node.args
+            parts = [(a, other, holds) for a, other, holds in ((yes, no, True), (no, yes, False))
+                     if not self._is_zero(a)]  # fmt: skip
+            return self._same(
+                [
+                    (a, where | {(condition, holds)} if self._is_zero(other) else where)
+                    for a, other, holds in parts
+                ],
+                top,
+            )
+        return self._same([(a, where) for a in node.args], top) if node.op in ("add", "subtract") else -1
+
+    def _subtracted(self, inner: Node, top: int, where: frozenset[tuple[int, bool]]) -> int:
+        """The node that an exponential of at most 1 subtracts; -1 if it may be larger."""
+        if not isinstance(inner, Apply) or inner.op != "subtract" or inner.dtype != "f32":
+            return -1
+        value, shift = inner.args
+        reduced = self.plan.nodes[top]
+        assert isinstance(reduced, ReduceNode)
+        fits = top not in self.needs[value] and self.plan.levels[shift] == ROW
+        below = fits and self._is_below(value, reduced.arg, where)
+        return shift if below and self._grows_with(shift, top) else -1
+
+    def _is_below(self, number: int, other: int, where: frozenset[tuple[int, bool]]) -> bool:
+        """Whether a value is no more than another, but for rounding, where some conditions hold."""
+        number, other = self._unrounded(number), self._unrounded(other)
+        a, b = self.plan.nodes[number], self.plan.nodes[other]
+        if number == other:
+            return True
+        if isinstance(a, Constant) and isinstance(b, Constant):
+            return float(a.value) <= float(b.value)
+        if not isinstance(b, Apply) or b.op != "select":
+            return False
+        condition, *branches = b.args
+        of_a = (
+            a.args[1:]
+            if isinstance(a, Apply) and a.op == "select" and a.args[0] == condition
+            else (number,) * 2
+        )
+        return all(
+            (condition, not holds) in where or self._is_below(own, branch, where)
+            for own, branch, holds in zip(of_a, branches, (True, False))
+        )
+
+    def _unrounded(self, number: int) -> int:
+        node = self.plan.nodes[number]
+        while (
+            isinstance(node, Apply) and node.op == "convert" and self.plan.nodes[node.args[0]].dtype in _WIDE
+        ):
+            number = node.args[0]
+            node = self.plan.nodes[number]
+        return number
 
     def _grows_with(self, number: int, top: int) -> bool:
         """Whether a value is a maximum, or another number where that is not finite.
@@ -306,8 +357,8 @@ class RowReductions:
         infinite = [isinstance(n, Constant) and math.isinf(n.value) for n in others]
         return node.op.startswith("compare-") and any(infinite)
 
-    def _same(self, numbers: list[int], top: int) -> int:
-        found = {self.shift_of(a, top) for a in numbers}
+    def _same(self, parts: Sequence[tuple[int, frozenset[tuple[int, bool]]]], top: int) -> int:
+        found = {self.shift_of(a, top, where) for a, where in parts}
         return found.pop() if len(found) == 1 else -1
 
     def _is_zero(self, number: int) -> bool:

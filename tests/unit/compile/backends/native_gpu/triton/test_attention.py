@@ -292,6 +292,24 @@ def test_what_falls_as_the_maximum_grows_is_not_subtracted_before_the_last_key()
             assert ("fade" in attention_kernels(plan).kernels[0].source) == online
 
 
+@pytest.mark.parametrize(("value", "online"), [(-200.0, False), (-1e30, True), (-np.inf, True), (None, True)])
+def test_exponentials_of_online_sums_are_at_most_1(value, online):
+    """A filler above that of the maximum gives infinity where a row has seen nothing; 0 for it is no sum."""
+
+    def function(q, k, v):
+        scores = jnp.einsum("bhqd,bhkd->bhqk", q, k)
+        seen = unseen("left padding")
+        top = jnp.where(seen, scores, -1e30).max(-1, keepdims=True)
+        if value is None:
+            e = jnp.where(seen, jnp.exp(scores - top), 0)
+        else:
+            e = jnp.exp(jnp.where(seen, scores, value) - top)
+        return jnp.einsum("bhqk,bhkd->bhqd", e / (1 + e.sum(-1, keepdims=True)), v)
+
+    plans = plans_of(function, *heads(16, queries=96, keys=96, batch=(1, 1)))
+    assert ("fade" in attention_kernels(plans[0]).kernels[0].source) == online
+
+
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
