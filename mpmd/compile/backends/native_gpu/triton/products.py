@@ -22,7 +22,7 @@ from mpmd.compile.kernels.plan import KernelPlan
 
 FACTORS = ("bf16", "f16", "f32")
 _MAX_OPERATIONS, _MAX_OF_WIDEST = 16, 8
-"""Operations of an epilogue up to which tiles of 128 and of 256 columns do not spill: each needs registers."""
+"""Operations of an epilogue up to which tiles of 128 and of 256 columns do not spill."""
 _NEIGHBOURS = 8
 """Tiles below each other whose programs have numbers next to each other."""
 
