@@ -190,7 +190,7 @@ _TYPES = (
                 "test_what_pays[sizes5-False]",
             ),
             (
-                "_new_zeros",
+                "_zeros_behind",
                 "a product reads zeros behind the end: what is there else may be no number",
                 "return self._inside(longer, d, value.shape.dims[d], zero)",
                 "return longer",

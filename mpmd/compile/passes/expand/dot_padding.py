@@ -125,10 +125,10 @@ class _Padding:
     def _with_zeros(self, value: HloInstruction, d: int) -> HloInstruction:
         """A value with zeros behind the end of a dim."""
         if (value, d) not in self.padded:
-            self.padded[value, d] = self._new_zeros(value, d)
+            self.padded[value, d] = self._zeros_behind(value, d)
         return self.padded[value, d]
 
-    def _new_zeros(self, value: HloInstruction, d: int) -> HloInstruction:
+    def _zeros_behind(self, value: HloInstruction, d: int) -> HloInstruction:
         if value.opcode == "transpose":
             return self.build.transpose(
                 self._with_zeros(value.operands[0], value.dimensions[d]), value.dimensions

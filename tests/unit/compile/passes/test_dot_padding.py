@@ -67,7 +67,7 @@ def arguments(special):
 
 def pads(text):
     """Whether the pass changes a program."""
-    return DotPadding(H100).run(parse_module(text))
+    return DotPadding(device=H100).run(parse_module(text))
 
 
 @pytest.mark.parametrize("special", [None, np.inf, np.nan])

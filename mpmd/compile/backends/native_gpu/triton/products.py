@@ -21,8 +21,8 @@ from mpmd.compile.kernels.nodes import Apply, Load
 from mpmd.compile.kernels.plan import KernelPlan
 
 FACTORS = ("bf16", "f16", "f32")
-_MAX_OPERATIONS = 16
-"""Operations of an epilogue up to which the largest tile does not spill: more need more registers."""
+_MAX_OPERATIONS, _MAX_OF_WIDEST = 16, 8
+"""Operations of an epilogue up to which tiles of 128 and of 256 columns do not spill."""
 _NEIGHBOURS = 8
 """Tiles below each other whose programs have numbers next to each other."""
 
@@ -119,11 +119,14 @@ def _tile_of(plan: MatmulPlan, units: int) -> _ProductTile:
         rows, columns, depth, warps = 64, 64, 32, 8
     else:
         rows, columns, depth, warps = 128, 128, 64, 8
-        many = math.prod(plan.batch) * -(-plan.m // rows) * -(-plan.n // columns)
-        if many < units:
+        below = math.prod(plan.batch) * -(-plan.m // rows)
+        operations = sum(isinstance(n, Apply) for n in _epilogue(plan).nodes)
+        if below * -(-plan.n // columns) < units:
             rows, columns, warps = 64, 64, 4
-        elif sum(isinstance(n, Apply) for n in _epilogue(plan).nodes) > _MAX_OPERATIONS:
+        elif operations > _MAX_OPERATIONS:
             columns = 64
+        elif operations <= _MAX_OF_WIDEST and not plan.n % 256 and below * (plan.n // 256) >= units:
+            columns = 256  # reads half as much from the second level; masks would need its last registers
     fit = [max(MIN_SIDE, power_of_two(side)) for side in (plan.m, plan.n, plan.k)]
     return _ProductTile(min(rows, fit[0]), min(columns, fit[1]), min(depth, fit[2]), warps)
 
