@@ -392,3 +392,44 @@ def test_weights_that_lie_split_are_gathered(name, schedule, gather):
     else:
         assert others["all-gather"] > 0
         assert of_microbatches.total() == 0
+
+
+def in_bf16(params, x):
+    """Layers whose weights are masters in f32."""
+    for w in params:
+        x = jnp.tanh(x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16))
+    return x
+
+
+LAYERS_IN_BF16 = {
+    "separate": in_bf16,
+    "rematerialised": jax.checkpoint(in_bf16),
+    "scanned": lambda w, x: jax.lax.scan(lambda x, w: (in_bf16([w], x), None), x.astype(jnp.bfloat16), w)[0],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["xla", "native"])
+@pytest.mark.parametrize("way", LAYERS_IN_BF16)
+def test_masters_are_gathered_as_they_are_used(way, backend):
+    """Half of the bytes of the same weights in f32; XLA exchanges f32 on CPUs."""
+    params = {f"s{s}": np.stack([normal(2 * s + k, D, D) for k in range(2)]) for s in range(2)}
+    batch = normal(7, 8, D), normal(8, 8, D)
+    init, update = sgd_momentum()
+    state, spec = init(params), jax.tree.map(lambda _: P(None, "data"), params)
+
+    def loss(params, x, y):
+        x = named(LAYERS_IN_BF16[way], 0)(params["s0"], x)
+        return named(lambda p, x, y: square(LAYERS_IN_BF16[way](p, x), y), 1)(params["s1"], x, y)
+
+    once, _ = check(
+        training_step(loss, MICROBATCHES, update), state, batch,
+        in_shardings=((spec, spec), P("data"), P("data")), tolerance=3e-2,
+        gather_weights="once", backend=backend,
+    )  # fmt: skip
+    compiled = once.compiled(state, *batch)
+    texts = [executable.as_text("hlo") for executable in compiled.executables.values()]
+    gathers = [c.size for text in texts for c in collectives(text, 2) if c.kind == "all-gather"]
+    share = 1 if backend == "xla" else 2
+    assert sum(gathers) == sum(leaf.nbytes for leaf in jax.tree.leaves(params)) // share
+    assert exchanges(once, state, *batch)[0].total() == 0

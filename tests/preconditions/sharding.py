@@ -297,6 +297,51 @@ _GATHERS = (
         "one_use_of_what_lies_split_keeps_it_so",
     ),
 )
+
+
+def _cast(name: str, holds: str, code: str, dropped: str, test: str) -> Precondition:
+    return Precondition(
+        f"mpmd/sharding/casts.py:{name}", holds, code, dropped, f"{_UNIT}casts.py::test_{test}"
+    )
+
+
+_CASTS = (
+    _cast(
+        "cast_of",
+        "all conversions are to one type",
+        "len({kind.element_type for kind in kinds}) != 1",
+        "not kinds",
+        "a_body_that_reads_the_argument_itself[two types]",
+    ),
+    _cast(
+        "cast_of",
+        "which is smaller",
+        " if smaller else None",
+        "",
+        "a_body_that_reads_the_argument_itself[a larger type]",
+    ),
+    _cast(
+        "cast_of",
+        "nothing else reads the argument",
+        "return None\n            moved +=",
+        "continue\n            moved +=",
+        "a_body_that_reads_the_argument_itself[a norm]",
+    ),
+    _cast(
+        "_moved",
+        "a loop does not change the value",
+        "if kept else None\n    if name",
+        "if inside else None\n    if name",
+        "a_body_that_reads_the_argument_itself[changed by a loop]",
+    ),
+    Precondition(
+        "mpmd/passes/propagation/hoist_gathers.py:_common",
+        "all fragments of the mesh that need the weight whole cast it alike",
+        "len(types) == 1",
+        "len(types) > 0",
+        f"{_TEXT}[propagation/hoist-gathers-0]",
+    ),
+)
 _DEFER, _LOWER = "propagation/defer_reductions.py", "export/lower_reductions.py"
 _BY_AXIS = "propagation/defer-reductions-by-axis"
 _DEFERRED, _LOWERED = "propagation/defer-reductions", "export/lower-reductions"
@@ -422,7 +467,7 @@ _PASSES = (
     ),
 )
 
-ROWS = (*_TERMS, *_PASSED, *_GATHERS, *_PASSES)
+ROWS = (*_TERMS, *_PASSED, *_GATHERS, *_CASTS, *_PASSES)
 
 ALWAYS = {
     "mpmd/sharding/partial.py:_elementwise": "a change of sign and of type is linear",

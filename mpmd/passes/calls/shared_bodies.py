@@ -24,13 +24,15 @@ _PREFIX = "mpmd.body."
 _KEPT = "mpmd.kept_arguments"
 
 
-def share_bodies(fragments: Sequence[ir.Fragment], first: int = 0) -> None:
+def share_bodies(fragments: Sequence[ir.Fragment], first: int = 0) -> list[ir.Fragment]:
     """Turns the bodies of fragments of one module into functions; equal bodies become one.
 
-    `first` is the number of the first function, for modules that have some already.
+    `first` is the number of the first function, for modules that have some already.  Gives what the fragments
+    have become.
     """
     functions: dict[Hashable, ir.Func] = {}
-    for fragment, identity in zip(fragments, body_keys(fragments)):
+    made = list(fragments)
+    for number, (fragment, identity) in enumerate(zip(fragments, body_keys(fragments))):
         returned = fragment.returned
         makers = {v: op for v in returned if (op := ir.producer(v)) is not None}
         computed = [v for v, op in makers.items() if not ir.is_constant(op)]
@@ -40,7 +42,8 @@ def share_bodies(fragments: Sequence[ir.Fragment], first: int = 0) -> None:
             positions = [returned.index(v) for v in computed]
             functions[identity] = _function(fragment, f"{_PREFIX}{first + len(functions)}", positions)
         constants = [op for op in makers.values() if ir.is_constant(op)]
-        _call_instead(fragment, functions[identity], computed, constants)
+        made[number] = _call_instead(fragment, functions[identity], computed, constants)
+    return made
 
 
 def share_again(f: ir.Func) -> None:
@@ -63,7 +66,7 @@ def _hides_results(body: ir.Func) -> bool:
 
 def _call_instead(
     fragment: ir.Fragment, function: ir.Func, computed: Sequence[ir.Value], constants: Sequence[ir.Op]
-) -> None:
+) -> ir.Fragment:
     """Replaces a fragment by one with a call of the body's function."""
 
     def body(args: list[ir.Value], inside: ir.InsertionPoint) -> list[ir.Value]:
@@ -80,6 +83,7 @@ def _call_instead(
     for name, attribute in fragment.attributes.items():
         ir.put(made, name, attribute)
     ir.replace(fragment, list(made.results))
+    return made
 
 
 def numbered(module: ir.Module) -> int:

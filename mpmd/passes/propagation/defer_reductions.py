@@ -29,7 +29,6 @@ from mpmd.sharding.shards import axes_of
 from mpmd.sharding.splits import Split, sharding_of, split_of, without
 from mpmd.support import diagnostics
 
-_MODEL = "mpmd.model_number"
 NAME = "defer_reductions"
 STARTS = "start_reductions"
 
@@ -382,11 +381,8 @@ class _Deferring:
             self.operands.append(_zeros(made, list(operands.values())))  # of the types that its body takes
             for i, value in zip(operands, self.operands[-1].results):
                 ir.set_operand(made, i, value)
-        ir.put(made, _MODEL, ir.i64(len(self.models)))
-        share_bodies([made], numbered(ir.module_of(self.f)))
-        return next(
-            x for x in ir.fragments(self.f) if _MODEL in x.attributes and x not in self.models.values()
-        )
+        (shared,) = share_bodies([made], numbered(ir.module_of(self.f)))
+        return shared
 
     def _partial(self, kind: ir.MeshTensor, axes: Sequence[str], fragment: ir.Fragment) -> ir.MeshTensor:
         sizes = axes_of(self.f.topology[fragment.mesh])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.calls.shared_bodies import put_back
+from mpmd.passes.calls.shared_bodies import called_bodies, numbered, put_back, share_bodies
 from mpmd.passes.propagation.trial import (
     Trial,
     arguments_of_rows,
@@ -19,7 +20,9 @@ from mpmd.passes.propagation.trial import (
     without_axes,
 )
 from mpmd.sharding import shardings
+from mpmd.sharding.casts import cast_of
 from mpmd.sharding.gathers import axes_needed_whole
+from mpmd.sharding.partial import tensor
 from mpmd.sharding.splits import split_axes
 
 NAME = "hoist_gathers"
@@ -36,7 +39,8 @@ class HoistGathers(FunctionPass):
 
     Rows of `x0` lie over "data", so that each fragment would gather `w` along it, or move rows.  The gather
     comes right before the first of them; the whole weight is freed after the last.  Before Shardy runs, as
-    it would let weights that are split decide how activations are.
+    it would let weights that are split decide how activations are.  A weight that is used as bf16 alone is
+    cast first, as elements are gathered alike before and after: half of the bytes.
 
     Requires: shardings are attributes of arguments; microbatches are numbered.
     Ensures: an argument, or one transferred, is read whole along an axis only by fragments whose every use
@@ -58,8 +62,23 @@ class HoistGathers(FunctionPass):
             _hoist(f, weights, needed)
 
 
-_Uses = dict[tuple[ir.Value, frozenset[str]], list[tuple[ir.Fragment, int]]]
-"""For a weight and the axes along which it is needed whole: the operands that it is."""
+_Key = tuple[ir.Value, frozenset[str]]
+"""A weight, and the axes along which it is needed whole."""
+
+
+@dataclasses.dataclass(eq=False)
+class _Alike:
+    """Fragments with one body that read the same weights.
+
+    Attributes:
+        fragments: all of them.
+        needed: by position, the weights to gather.
+        casts: by position, the types to which the body converts them before it does anything else.
+    """
+
+    fragments: Sequence[ir.Fragment]
+    needed: dict[int, _Key]
+    casts: dict[int, ir.Type]
 
 
 def _weights(f: ir.Func) -> dict[ir.Value, int]:
@@ -73,50 +92,121 @@ def _weights(f: ir.Func) -> dict[ir.Value, int]:
     return found
 
 
-def _needed(f: ir.Func, weights: Mapping[ir.Value, int], rows: frozenset[str], trial: Trial) -> _Uses:
+def _needed(f: ir.Func, weights: Mapping[ir.Value, int], rows: frozenset[str], trial: Trial) -> list[_Alike]:
     """What needs weights whole, given the splits if they are."""
     symbols = ir.symbol_table(ir.module_of(f))
-    needed: _Uses = collections.defaultdict(list)
+    kinds = []
     for group in kinds_of_work(trial.fragments):
         model: ir.Fragment = ir.clone(group[0], ir.after(group[0]))
         put_back(model, symbols)
-        splits = trial.splits(group[-1], model)
+        splits, kind = trial.splits(group[-1], model), _Alike(group, {}, {})
         for position, values in enumerate(zip(*(fragment.inputs for fragment in group))):
-            for fragment, value in zip(group, values):
-                if value in weights:
-                    split = given_split(f, weights[value])
-                    axes = axes_needed_whole(model.args[position], split, rows, splits)
-                    if axes:
-                        needed[value, axes].append((fragment, position))
+            value, *others = dict.fromkeys(values)
+            if value in weights and not others:
+                arg = model.args[position]
+                axes = axes_needed_whole(arg, given_split(f, weights[value]), rows, splits)
+                if axes:
+                    kind.needed[position] = value, axes
+                if (cast := cast_of(arg)) is not None:
+                    kind.casts[position] = cast.kind
+        kinds.append(kind)
         ir.erase(model)
-    return needed
+    return kinds
 
 
-def _hoist(f: ir.Func, weights: Mapping[ir.Value, int], needed: _Uses) -> None:
+def _hoist(f: ir.Func, weights: Mapping[ir.Value, int], kinds: Sequence[_Alike]) -> None:
     """Inserts the gathers: one fragment for all weights that a fragment needs first."""
     place = {fragment: i for i, fragment in enumerate(ir.fragments(f))}
-    firsts: dict[ir.Fragment, list[tuple[ir.Value, frozenset[str]]]] = {}
-    for key, uses in needed.items():
-        if len(uses) > 1:
-            firsts.setdefault(min((x for x, _ in uses), key=place.__getitem__), []).append(key)
+    uses: dict[_Key, list[tuple[ir.Fragment, _Alike, int]]] = collections.defaultdict(list)
+    for kind in kinds:
+        for position, key in kind.needed.items():
+            uses[key] += [(fragment, kind, position) for fragment in kind.fragments]
+    firsts: dict[ir.Fragment, list[_Key]] = {}
+    for key, of_key in uses.items():
+        if len(of_key) > 1:
+            firsts.setdefault(min((x for x, _, _ in of_key), key=place.__getitem__), []).append(key)
+    gathered: dict[_Key, ir.Value] = {}
     for first in sorted(firsts, key=place.__getitem__):
-        whole = [
-            without_axes(shardings.of_value(f.args[weights[value]], f), axes, is_closed=True)
+        wanted = [
+            _Whole(
+                value,
+                shardings.of_value(f.args[weights[value]], f),
+                axes,
+                _common([kind.casts.get(position) for _, kind, position in uses[value, axes]]),
+            )
             for value, axes in firsts[first]
         ]
-        gathered = _gather(first, [value for value, _ in firsts[first]], whole)
-        for key, value in zip(firsts[first], gathered):
-            for fragment, position in needed[key]:
-                ir.set_operand(fragment, position, value)
+        gathered.update(zip(firsts[first], _gather(first, wanted)))
+    for kind in kinds:
+        _take(kind, {i: gathered[key] for i, key in kind.needed.items() if key in gathered})
 
 
-def _gather(
-    first: ir.Fragment, values: Sequence[ir.Value], whole: Sequence[shardings.Sharding]
-) -> Sequence[ir.Value]:
-    """Weights with other shardings, right before a fragment of their mesh."""
+def _common(casts: Sequence[ir.Type | None]) -> ir.Type | None:
+    """The type to which all uses of a weight convert it."""
+    types = {cast and cast.element_type for cast in casts}
+    return casts[0] if len(types) == 1 else None
+
+
+def _take(kind: _Alike, gathered: Mapping[int, ir.Value]) -> None:
+    """Makes the fragments of a kind read gathered weights, some of which are cast."""
+    first = kind.fragments[0]
+    inputs = list(first.inputs)
+    cast = [i for i, value in gathered.items() if value.type.tensor != inputs[i].type.tensor]
+    if not cast:
+        for fragment in kind.fragments:
+            for i, value in gathered.items():
+                ir.set_operand(fragment, i, value)
+        return
+    model: ir.Fragment = ir.clone(first, ir.after(first))
+    shares = bool(called_bodies(model))
+    put_back(model, ir.symbol_table(ir.module_of(model)))
+    for i in cast:
+        found = cast_of(model.args[i])
+        assert found is not None
+        found.move_out()
+        ir.set_operand(model, i, gathered[i])
+    if shares:
+        (model,) = share_bodies([model], numbered(ir.module_of(model)))
+    for fragment in kind.fragments:
+        made: ir.Fragment = ir.clone(model, ir.before(fragment))
+        for i, value in enumerate(fragment.inputs):
+            ir.set_operand(made, i, gathered.get(i, value))
+        own = dict(fragment.attributes.items())
+        for name in dict.fromkeys((*own, *(name for name, _ in made.attributes.items()))):
+            ir.put(made, name, own.get(name))
+        ir.replace(fragment, list(made.results))
+    ir.erase(model)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Whole:
+    """A weight to be gathered: how it is split, the axes along which it shall not be, and as what type."""
+
+    value: ir.Value
+    sharding: shardings.Sharding
+    axes: frozenset[str]
+    cast: ir.Type | None
+
+
+def _gather(first: ir.Fragment, wanted: Sequence[_Whole]) -> Sequence[ir.Value]:
+    """Weights with other shardings, right before a fragment of their mesh; cast before they are gathered."""
+
+    def body(args: list[ir.Value], inside: ir.InsertionPoint) -> list[ir.Value]:
+        values = list(args)
+        for i, (value, whole) in enumerate(zip(args, wanted)):
+            if whole.cast is not None:
+                kind = tensor(value.type.shape, whole.cast)
+                values[i] = ir.create("stablehlo.convert", [value], [kind], inside).results[0]
+        return values
+
+    types = []
+    for whole in wanted:
+        kind = whole.value.type
+        narrow = kind.tensor if whole.cast is None else tensor(kind.shape, whole.cast)
+        types.append(ir.MeshTensor.get(kind.mesh, narrow, None, kind.memory_kind))
     made = ir.make_fragment(
-        first.mesh, values, [v.type for v in values], ir.before(first), lambda args, _: args,
+        first.mesh, [x.value for x in wanted], types, ir.before(first), body,
         inferred_by=[NAME], location=first.location,
     )  # fmt: skip
-    shardings.write(made, "out_shardings", whole)
+    shardings.write(made, "out_shardings", [without_axes(x.sharding, x.axes, is_closed=True) for x in wanted])
     return list(made.results)
