@@ -13,6 +13,7 @@ import importlib
 import pickle
 import struct
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -335,6 +336,22 @@ class StandInGpu:
 
     def _cuStreamSynchronize(self, stream: int) -> None:
         assert stream in STREAMS and not self._captures_here()
+
+    def _cuEventCreate(self, where: int, flags: int) -> None:
+        assert flags == 0, "an event without a time"
+        self._here()
+        self._create("event", where, [])
+
+    def _cuEventRecord(self, event: int, stream: int) -> None:
+        assert self._is_stream(stream) and not self._captures_here()
+        self._get("event", event)[:] = [time.perf_counter()]
+
+    def _cuEventElapsedTime(self, where: int, begin: int, end: int) -> None:
+        (first,), (last,) = self._get("event", begin), self._get("event", end)
+        _store(where, ctypes.c_float(1e3 * (last - first)))
+
+    def _cuEventDestroy_v2(self, event: int) -> None:
+        self._drop("event", event)
 
     def _is_stream(self, stream: int) -> bool:
         """Whether work may be given to it: XLA's, the driver's own, or one of the context of the thread."""

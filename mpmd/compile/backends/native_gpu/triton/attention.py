@@ -63,6 +63,7 @@ class _Attention:
         after: operand of a factor → the operand, in the plan only, of what its mixtures are multiplied by.
         passes: the iterations before the last.
         triangle: the scores that can be left out.
+        sizes: of the tiles of its kernels; by rules if none are given.
     """
 
     plan: AttentionPlan
@@ -70,6 +71,7 @@ class _Attention:
     after: dict[int, int]
     passes: tuple[RowIteration, ...]
     triangle: Triangle | None
+    sizes: tuple[int, ...] = ()
 
     @property
     def reductions(self) -> tuple[int, ...]:
@@ -115,8 +117,12 @@ def refusal(plan: AttentionPlan) -> str:
 
 
 @functools.lru_cache(maxsize=512)
-def attention_kernels(plan: AttentionPlan) -> PlanKernels:
+def attention_kernels(plan: AttentionPlan, sizes: tuple[int, ...] = ()) -> PlanKernels:
     """The kernels of a plan: their operands are those of the rows, then its views, then scratch arrays.
+
+    Args:
+        plan: the plan.
+        sizes: see `_Blocks`; by rules if none are given.
 
     Raises:
         CompileError: there is no kernel for it.
@@ -124,7 +130,7 @@ def attention_kernels(plan: AttentionPlan) -> PlanKernels:
     reason = refusal(plan)
     if reason:
         raise CompileError(reason)
-    this = _described(plan)
+    this = dataclasses.replace(_described(plan), sizes=sizes)
     kernels = []
     if this.mixtures(KEYS) or this.kept or this.reductions:
         kernels.append(_QueryKernel(this).kernel())
@@ -176,6 +182,8 @@ def _stored(dtype: str) -> str:
 
 def _blocks(this: _Attention, over: str) -> _Blocks:
     """Sizes that do not spill; four warps for 64 rows, as they multiply; two programs of a gradient."""
+    if this.sizes:
+        return _Blocks(*this.sizes)
     plan, gradient = this.plan, len(this.plan.scores) > 1
     dtypes = {v.dtype for v in plan.views.values()}
     width = max([s.depth for s in plan.scores] + [m.width for m in plan.mixtures])
@@ -314,15 +322,8 @@ class _QueryKernel:
     def __init__(self, this: _Attention) -> None:
         self.this, self.blocks = this, _blocks(this, KEYS)
         rank, blocks = this.rows.rank, self.blocks
-        tiling = PlanTiling(
-            this.rows,
-            tuple(range(rank - 2)),
-            (rank - 2,),
-            (rank - 1,),
-            blocks.outer,
-            blocks.inner,
-            looped=True,
-        )
+        dims = tuple(range(rank - 2)), (rank - 2,), (rank - 1,)
+        tiling = PlanTiling(this.rows, *dims, blocks.outer, blocks.inner, looped=True)
         self.write = _AttentionWriter(this, tiling, blocks)
         self.mixtures = this.mixtures(KEYS)
         self.keys = this.plan.keys
@@ -515,15 +516,8 @@ class _KeyKernel:
     def __init__(self, this: _Attention) -> None:
         self.this, self.blocks = this, _blocks(this, QUERIES)
         rank, blocks = this.rows.rank, self.blocks
-        tiling = PlanTiling(
-            this.rows,
-            tuple(range(rank - 2)),
-            (rank - 1,),
-            (rank - 2,),
-            blocks.outer,
-            blocks.inner,
-            looped=True,
-        )
+        dims = tuple(range(rank - 2)), (rank - 1,), (rank - 2,)
+        tiling = PlanTiling(this.rows, *dims, blocks.outer, blocks.inner, looped=True)
         self.write = _AttentionWriter(this, tiling, blocks)
         self.mixtures = this.mixtures(QUERIES)
         self.block_count = -(-this.plan.keys // blocks.outer)

@@ -58,14 +58,15 @@ def _dense(plan: KernelPlan) -> object:
 
 
 @functools.lru_cache(maxsize=2048)
-def product_kernel(plan: MatmulPlan, units: int) -> PlanKernels:
+def product_kernel(plan: MatmulPlan, units: int, sizes: tuple[int, ...] = ()) -> PlanKernels:
     """The kernel of a product: its operands are those of the epilogue, then both factors.
 
     Args:
         plan: the product.
         units: processors of the device.
+        sizes: rows, columns, depth and warps of a tile; by rules if none are given.
     """
-    epilogue, tile = _epilogue(plan), _tile_of(plan, units)
+    epilogue, tile = _epilogue(plan), _ProductTile(*sizes) if sizes else _tile_of(plan, units)
     rank = epilogue.rank
     tiling = PlanTiling(
         epilogue, tuple(range(rank - 2)), (rank - 2,), (rank - 1,), tile.rows, tile.columns, looped=True
