@@ -401,10 +401,18 @@ def in_bf16(params, x):
     return x
 
 
+def scanned(layers):
+    def run(params, x):
+        return jax.lax.scan(lambda x, w: (layers([w], x), None), x.astype(jnp.bfloat16), params)[0]
+
+    return run
+
+
 LAYERS_IN_BF16 = {
     "separate": in_bf16,
     "rematerialised": jax.checkpoint(in_bf16),
-    "scanned": lambda w, x: jax.lax.scan(lambda x, w: (in_bf16([w], x), None), x.astype(jnp.bfloat16), w)[0],
+    "scanned": scanned(in_bf16),
+    "scanned, rematerialised": scanned(jax.checkpoint(in_bf16)),
 }
 
 

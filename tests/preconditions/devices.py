@@ -164,6 +164,13 @@ _SUMMED = (
         "a sum of arrays in other parts",
     ),
     _local(
+        "rules.py:of_values",
+        "a result is sharded as its operand is",
+        " if spread.operands == spread.results else None",
+        "",
+        "a barrier before other parts",
+    ),
+    _local(
         "rules.py:dot",
         "contracted and batch dims of both factors are sharded alike",
         "if any(a[i] != b[j] for i, j in pairs):",

@@ -35,10 +35,7 @@ _EXCHANGES = frozenset(
     }
 )
 
-_OF_ELEMENTS = {*elementwise.RULES, "stablehlo.optimization_barrier"} - {
-    "stablehlo.map",
-    "stablehlo.bitcast_convert",
-}
+_OF_ELEMENTS = elementwise.RULES.keys() - {"stablehlo.map", "stablehlo.bitcast_convert"}
 
 _SHELLS = frozenset(control.RULES) - {"stablehlo.optimization_barrier"}
 
@@ -112,6 +109,12 @@ def of_elements(site: LoweringSite, plain: Rule) -> Made | None:
     shardings: set[Sharding] = set(spread.results)
     shardings |= {sharding for sharding, shape in zip(spread.operands, spread.shapes) if shape.rank}
     return plain(site) if len(shardings) == 1 else None
+
+
+def of_values(site: LoweringSite, plain: Rule) -> Made | None:
+    """Each value by itself: a result is sharded as its operand is."""
+    spread = _spread(site)
+    return plain(site) if spread.operands == spread.results else None
 
 
 # -- communication ----------------------------------------------------------------------------------------
@@ -243,6 +246,7 @@ def _spread(site: LoweringSite) -> Spread:
 _LOCAL: dict[str, LocalRule] = {
     "stablehlo.convolution": convolution,
     "stablehlo.dot_general": dot,
+    "stablehlo.optimization_barrier": of_values,
     "stablehlo.reduce": reduce,
     "stablehlo.reduce_window": along_other_dims(_window_dims),
     "stablehlo.sort": along_other_dims(_sorted_dim),

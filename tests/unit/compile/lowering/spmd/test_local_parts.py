@@ -244,6 +244,11 @@ EXAMPLES = {
         (ShardedType(SQUARE, ROWS), ShardedType(SQUARE, COLUMNS)),
         ShardedType(SQUARE, ROWS),
     ),
+    "a barrier before other parts": Example(
+        f"stablehlo.optimization_barrier @S %a : tensor<{SQUARE}>",
+        (ShardedType(SQUARE, ROWS),),
+        ShardedType(SQUARE, COLUMNS),
+    ),
     "a product whose sums lie elsewhere": Example(
         f"{DOT}tensor<{SQUARE}>",
         (ShardedType(SQUARE, COLUMNS), ShardedType(SQUARE, WHOLE)),

@@ -58,6 +58,7 @@ def communication(function, arguments, given, wanted, axes=None):
         (lambda x: jax.lax.top_k(x, 2)[0], (X,), (ROWS,), (ROWS,), {}),
         (lambda x: jnp.tril(jnp.ones((8, 4))) * x, (X,), (ROWS,), (ROWS,), {}),
         (lambda x: x.reshape(2, 4, 4), (X,), (ROWS,), ([["x"], [], []],), {}),
+        (lambda x, w: jax.lax.optimization_barrier((x, w)), (X, W), (ROWS, WHOLE), (ROWS, WHOLE), {}),
         (lambda x: x * 2, (X,), (ROWS,), (COLUMNS,), {"all-to-all": 1}),
         (lambda x: x * 2, (X,), (ROWS,), (WHOLE,), {"all-gather": 1}),
         (lambda x: x * 2, (X,), (WHOLE,), (ROWS,), {}),
