@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from mpmd import ir
-from mpmd.sharding.splits import Split, without
+from mpmd.sharding.splits import Split, without, without_axes
 from mpmd.sharding.sums import partly_reduced
 
 
@@ -385,24 +385,22 @@ def _add(op: ir.Op, forms: PartialForms) -> Partial | None:
     if any(x.axes != axes and without_axes(x.axes, forms.per_microbatch) != axes for x in (a, b)):
         return None
 
+    # Now, as an argument has one more dim when sums are built.
+    rests = [forms.axes(v, range(len(v.type.shape))) for v in op.operands]
+
     def build() -> ir.Value:
-        sides = [_along(axes, form, v, op, forms) for form, v in zip((a, b), op.operands)]
+        sides = [_along(axes, form, rest, op, forms) for form, rest in zip((a, b), rests)]
         return _copy(op, sides, sides[0].type.shape)
 
     return Partial(axes, build, a.needs | b.needs, a.axes != b.axes or a.is_reduced or b.is_reduced)
 
 
-def without_axes(axes: Sequence[str], others: frozenset[str]) -> tuple[str, ...]:
-    """Those of some axes that are not among others."""
-    return tuple(axis for axis in axes if axis not in others)
-
-
-def _along(axes: tuple[str, ...], form: Partial, value: ir.Value, op: ir.Op, forms: PartialForms) -> ir.Value:
-    """The partial form of an operand of an op along some of its axes: reduced over the others."""
+def _along(axes: tuple[str, ...], form: Partial, split: Split, op: ir.Op, forms: PartialForms) -> ir.Value:
+    """The partial form, along some axes, of an operand of an op that is split so: reduced over the others."""
     built = form.build()
     if form.axes == axes:
         return built
-    rest = without(forms.axes(value, range(len(value.type.shape))), form.axes)
+    rest = without(split, form.axes)
     return partly_reduced(built, form.axes, axes, rest, forms.sizes, forms.mesh, ir.before(op))
 
 

@@ -34,6 +34,11 @@ def without(split: Split, axes: Sequence[str]) -> Split:
     return tuple(tuple(axis for axis in dim if axis not in axes) for dim in split)
 
 
+def without_axes(axes: Sequence[str], others: frozenset[str]) -> tuple[str, ...]:
+    """Those of some axes that are not among others."""
+    return tuple(axis for axis in axes if axis not in others)
+
+
 def innermost(split: Split, axes: Sequence[str]) -> dict[str, int]:
     """Those of some axes that split a dim within all others that do, the outermost first; and the dims.
 

@@ -24,9 +24,9 @@ from mpmd.passes.propagation.trial import (
 from mpmd.passes.transfers.uniquify_carried_values import START
 from mpmd.sharding import shardings
 from mpmd.sharding.inside import splits_of_copy
-from mpmd.sharding.partial import PartialForms, is_zero, tensor, total_of, without_axes
+from mpmd.sharding.partial import PartialForms, is_zero, tensor, total_of
 from mpmd.sharding.shards import axes_of
-from mpmd.sharding.splits import Split, sharding_of, split_of, without
+from mpmd.sharding.splits import Split, sharding_of, split_of, without, without_axes
 from mpmd.support import diagnostics
 
 NAME = "defer_reductions"
@@ -99,14 +99,20 @@ def _is_of_microbatch(op: ir.Op) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Link:
-    """A result that has a partial form if the operands `taken` have, each used for it alone.
+    """A result that has a partial form if some operands have, each used for it alone.
 
-    It `is_reduced` if a term is reduced over some axes before it is added.
+    Attributes:
+        given: the result.
+        axes: along them lie its terms.
+        taken: the operands.
+        along: for each of these the axes of its terms: more than the result's, if it is reduced here.
+        is_reduced: a term is reduced over some axes before it is added.
     """
 
     given: int
     axes: tuple[str, ...]
     taken: tuple[int, ...]
+    along: tuple[tuple[str, ...], ...]
     is_reduced: bool
 
 
@@ -203,7 +209,8 @@ def _links(kind: _Kind, partial: Mapping[int, tuple[str, ...]]) -> list[tuple[_L
             is_reduced = axes != form.axes
         needs = tuple(i for i, arg in enumerate(args) if arg in form.needs or i == start)
         if all(_is_used_for(args[i], value) for i in needs):
-            found.append((_Link(given, axes, needs, is_reduced), start))
+            along = tuple(axes if i == start else partial[i] for i in needs)
+            found.append((_Link(given, axes, needs, along, is_reduced), start))
     return found
 
 
@@ -359,7 +366,7 @@ class _Deferring:
     def _rewritten(self, kind: _Kind, links: tuple[_Link, ...]) -> ir.Fragment:
         model: ir.Fragment = ir.clone(kind.model, ir.after(kind.model))
         args, types = model.args, [r.type for r in model.results]
-        taken = {i: link.axes for link in links for i in link.taken}
+        taken = {i: axes for link in links for i, axes in zip(link.taken, link.along)}
         splits = splits_of_copy(kind.splits, kind.model, model)
         of_args = {args[i]: axes for i, axes in taken.items()}
         forms = PartialForms(splits, kind.sizes, of_args, kind.per_microbatch, self.mesh)
