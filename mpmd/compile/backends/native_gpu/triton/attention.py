@@ -136,8 +136,8 @@ def attention_kernels(plan: AttentionPlan, sizes: tuple[int, ...] = ()) -> PlanK
         kernels.append(_QueryKernel(this).kernel())
     if this.mixtures(QUERIES):
         kernels.append(_KeyKernel(this).kernel())
-    sizes = [DTYPE_BYTES[dtype] * count for dtype, count in _scratch(this)]
-    padded = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
+    scratch = [DTYPE_BYTES[dtype] * count for dtype, count in _scratch(this)]
+    padded = [-(-size // ALIGNMENT) * ALIGNMENT for size in scratch]
     return PlanKernels(tuple(kernels), tuple(sum(padded[:k]) for k in range(len(padded))), sum(padded))
 
 
