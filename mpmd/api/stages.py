@@ -222,7 +222,7 @@ class Lowered:
         """Estimated seconds of fragments and messages on such devices, by the work in them.
 
         Args:
-            speed: of one device; by default about that of a CPU core.
+            speed: of one device; by default about a CPU core's.
 
         Raises:
             CompileError: the work of a fragment cannot be counted; names the operation.
@@ -237,7 +237,7 @@ class Lowered:
         """Compiles the fragments and makes the program ready to run.
 
         Args:
-            compiler_options: options of XLA, which count before those of the configuration; under the name of
+            compiler_options: options of XLA, which count before the configuration's; under the name of
                 a mesh or a fragment its own.
             runtime: how it runs.
 

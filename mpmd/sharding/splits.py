@@ -40,7 +40,7 @@ def without_axes(axes: Sequence[str], others: frozenset[str]) -> tuple[str, ...]
 
 
 def innermost(split: Split, axes: Sequence[str]) -> dict[str, int]:
-    """Those of some axes that split a dim within all others that do, the outermost first; and the dims.
+    """The axes, among some, that split a dim within all others that do, the outermost first; and the dims.
 
     Along these the parts of a value lie within what a device holds of a value that is whole along them.
     """

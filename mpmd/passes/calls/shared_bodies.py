@@ -1,4 +1,4 @@
-"""Bodies that fragments share, so that the cost of many microbatches is that of one.
+"""Bodies that fragments share, so that many microbatches cost as one.
 
     f = m1["f"] cc=0 (a, b) { x = add a a; y = neg x; ret y, b }
     g = m1["f"] cc=1 (c, b) { x = add c c; y = neg x; ret y, b }

@@ -247,7 +247,7 @@ def _kind_of(
 ) -> Hashable:
     """The key of a value; equal for values that alike fragments may read at the same position.
 
-    A parameter, which many fragments read, is its own key; data of one microbatch is like that of another;
+    A parameter, which many fragments read, is its own key; data of microbatches are alike;
     values without a name (a slice of a batch, a zero as start value) are like all of their type.
     """
     op = ir.producer(value)

@@ -1,6 +1,6 @@
 """A program as a CUDA graph: what a call issues is captured, and replayed while the addresses are the same.
 
-    first call with some addresses      the steps are issued, which also loads what the driver loads late
+    first call with some addresses      the steps are issued, which also loads the driver's late parts
     second                              they are captured on a stream of the program's own
     then and later                      the graph is launched on XLA's stream
 

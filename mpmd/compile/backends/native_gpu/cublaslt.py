@@ -30,7 +30,7 @@ _SUCCESS, _NOT_SUPPORTED = 0, 15  # cublasStatus_t
 
 
 class Heuristic(ctypes.Structure):
-    """`cublasLtMatmulHeuristicResult_t`: 96 bytes, of which the algorithm is the first 64."""
+    """`cublasLtMatmulHeuristicResult_t`: 96 bytes; the algorithm is the first 64."""
 
     _fields_ = [
         ("algorithm", ctypes.c_uint64 * 8),

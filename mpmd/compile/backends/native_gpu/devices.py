@@ -16,7 +16,7 @@ from mpmd.errors import CompileError
 
 @dataclasses.dataclass(frozen=True)
 class GpuFacts:
-    """What the driver says of a GPU.
+    """A GPU, as its driver describes it.
 
     Attributes:
         units: multiprocessors.
@@ -41,7 +41,7 @@ class GpuModel:
         device: its description for the cost models.
         capability: its compute capability, without a dot: 90.
         shared_bytes: of shared memory that one program may have.
-        bandwidth: bytes per second of its memory by the data sheet, of which kernels see less.
+        bandwidth: bytes per second of its memory by the data sheet; kernels see less.
     """
 
     device: Device

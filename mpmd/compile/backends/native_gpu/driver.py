@@ -137,7 +137,7 @@ class GpuDriver:
         return found.value or 0
 
     def enter(self) -> None:
-        """Makes the context that of the calling thread."""
+        """Makes the context current."""
         self.call("cuCtxSetCurrent", self.context, what="the GPU's context")
 
     # -- what it holds
@@ -196,7 +196,7 @@ class GpuDriver:
 
 @contextlib.contextmanager
 def _with_log(log: Any) -> Iterator[None]:
-    """Adds what the driver wrote to the message of an error."""
+    """Adds the driver's log to the message of an error."""
     try:
         yield
     except DeviceError as error:

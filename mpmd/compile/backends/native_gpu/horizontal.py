@@ -56,7 +56,7 @@ class StepMemory:
                 kept.setdefault(place.allocation, []).append(place)
 
     def add_all(self, other: StepMemory) -> None:
-        """Adds that of others."""
+        """Adds another's."""
         for own, more in ((self.reads, other.reads), (self.writes, other.writes)):
             for number, places in more.items():
                 own.setdefault(number, []).extend(places)

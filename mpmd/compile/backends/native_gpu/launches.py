@@ -4,7 +4,7 @@
     product   a call of the matrix library: a descriptor, and the memory of its matrices
     copy      bytes from one place to another
     fill      a word, repeated
-    repeat    steps, while a flag in memory is set after those of its condition
+    repeat    steps, while a flag in memory is set after its condition's steps
     choose    one of several sequences, by a number in memory
 
 Memory is slices of the allocations of buffer assignment.  The program prints, and `tests/support` executes it
@@ -52,7 +52,7 @@ _ALIGNED = 16
 
 @dataclasses.dataclass(frozen=True)
 class KernelLaunch:
-    """A kernel: its name among those of the program, its arguments, and how many programs run it.
+    """A kernel: its name in the program, its arguments, and how many programs run it.
 
     `sizes` are the bytes of the arguments' arrays: kernels of the same text may have others.
     """
@@ -111,7 +111,7 @@ class FillLaunch:
 
 @dataclasses.dataclass(frozen=True)
 class LoopLaunch:
-    """The condition's steps; while the flag is set, those of the body and of the condition again."""
+    """The condition's steps; while the flag is set, the body's and the condition's again."""
 
     name: str
     condition: tuple[Step, ...]
@@ -148,7 +148,7 @@ class LaunchProgram:
         name: its symbol.
         steps: in order.
         kernels: by name, each once however often it is launched.
-        allocations: the memory of a call; those of the parameters come first.
+        allocations: the memory of a call; the parameters' come first.
         results: where the results are at the end.
         constants: the content of the allocation of constants.
     """
@@ -186,7 +186,7 @@ class LaunchProgram:
         return not any(isinstance(step, LoopLaunch | BranchLaunch) for step in self.steps)
 
     def launches(self) -> Iterator[SimpleStep]:
-        """All steps that a call may run, those of loops and branches once."""
+        """All steps that a call may run, in loops and branches once."""
         return _simple(self.steps)
 
 

@@ -118,14 +118,14 @@ def _prepared(program: LaunchProgram, gpu: OpenGpu, undo: contextlib.ExitStack) 
 
 
 def _alignment(place: Slice, allocations: Sequence[Allocation]) -> int:
-    """The largest power of two of which an address is surely a multiple, up to that of its allocation."""
+    """The largest power of two that surely divides an address, up to its allocation's."""
     given = allocations[place.allocation].kind in ("parameter", "result")
     base = PARAMETER_ALIGNMENT if given else BASE_ALIGNMENT
     return min(base, place.offset & -place.offset or base)
 
 
 def _table(program: LaunchProgram, gpu: OpenGpu) -> list[int]:
-    """The addresses of `ENTRIES`; without products those of cuBLASLt, which need not be here, are null."""
+    """The addresses of `ENTRIES`; without products cuBLASLt's, which need not be here, are null."""
     found = []
     for name in ENTRIES:
         if not name.startswith("cublasLt"):

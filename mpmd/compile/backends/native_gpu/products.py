@@ -19,7 +19,7 @@ from mpmd.compile.kernels.nodes import Apply, Load
 from mpmd.compile.kernels.plan import KernelPlan
 
 LIBRARY_DTYPES = {"f16": ("f16", "f32"), "bf16": ("bf16", "f32"), "f32": ("f32",), "f64": ("f64",)}
-"""Types of factors → those of results."""
+"""Types of factors → types of results."""
 _NARROW = ("bf16", "f16")
 _MAX_CALLS = 64
 """Calls of the library for one product, where one stride does not describe its batch."""
@@ -117,7 +117,7 @@ def library_calls(
 
 
 def _batch(plan: MatmulPlan, result: View) -> tuple[int, tuple[int, ...]]:
-    """The batch dim whose stride is that of a call, or -1; and those dims that need calls of their own."""
+    """The batch dim whose stride is that of a call, or -1; and the dims that need calls of their own."""
     dims = [i for i, extent in enumerate(plan.batch) if extent > 1]
     views = (plan.a, plan.b, result)
     if not dims:

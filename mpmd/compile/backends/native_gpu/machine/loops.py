@@ -1,4 +1,4 @@
-"""How often a program executes each instruction: from the loops of its text, and those of its machine code.
+"""How often a program executes each instruction: from the loops of its text and of its machine code.
 
     for c0 in range(0, 50257, 4096):           13 times
     for c0 in range(0, end, 64):  # 8.5 times  as the text says, where its bounds are not known
@@ -149,7 +149,7 @@ def _source_of(body: list[Instruction], loops: tuple[SourceLoop, ...]) -> Source
 
 
 def _at_once(body: list[Instruction], source: SourceLoop) -> int:
-    """Iterations of the text in one of the machine code: what the counter of its condition grows by."""
+    """Iterations of the text in one of the machine code: the step of its condition's counter."""
     added = [found for each in body if each.base in _ADDS and (found := _ADDITION.match(each.operands))]
     compared = set(_compared(body))
     grown = {int(found[2], 16) for found in added if found[1] in compared}

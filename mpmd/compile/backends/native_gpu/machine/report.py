@@ -94,7 +94,7 @@ class PricedLaunch:
 
 @dataclasses.dataclass(frozen=True)
 class ProgramTimes:
-    """Prices of all launches of a program on a GPU; those of loops and branches once.
+    """Prices of all launches of a program on a GPU; in loops and branches once.
 
     Attributes:
         gpu: its name.
@@ -134,7 +134,7 @@ class ProgramTimes:
 
     @property
     def lonely(self) -> tuple[str, ...]:
-        """The kernels of which a multiprocessor has room for one program alone."""
+        """The kernels that run one program a multiprocessor."""
         return tuple(name for name, model in self.models.items() if model.together == 1)
 
     def text(self) -> str:

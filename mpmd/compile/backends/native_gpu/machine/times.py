@@ -1,6 +1,6 @@
 """The time of a launch: programs over multiprocessors, and what bounds them.
 
-    pipe      what the programs of the busiest multiprocessor ask of one pipe
+    pipe      work of the busiest multiprocessor's programs on one pipe
     latency   programs one after another, each as long as it takes by itself
     memory    bytes that come from memory and go there
     l2        bytes that programs move to and from the second level
@@ -143,7 +143,7 @@ def product_time(
     Args:
         this: the product.
         moved: bytes of its matrices.
-        alignment: bytes of which the rows of all matrices begin at multiples, or fewer.
+        alignment: bytes at whose multiples the rows of all matrices begin, or fewer.
         gpu: the GPU.
         rates: its constants.
     """
@@ -181,7 +181,7 @@ def limit_seconds(moved: float, flops: float, dtype: str, gpu: GpuModel, rates: 
 
 
 def alignment_of(this: ProductDescriptor, offsets: tuple[int, int, int]) -> int:
-    """Bytes of which the rows of all matrices begin at multiples, at most 16."""
+    """Bytes at whose multiples the rows of all matrices begin, at most 16."""
     found = _WIDE_ACCESS
     for matrix, offset in zip((this.a, this.b, this.d), offsets):
         for number in (
