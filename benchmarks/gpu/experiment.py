@@ -3,9 +3,9 @@
 An experiment is a module with a docstring (question, method, what the answer means) and a function that is
 given an `Experiment`.  It runs in a process of its own:
 
-    python -m benchmarks.gpu.<name> --result FILE [--seconds N] [--no_gpu | --stand-in]
+    python -m benchmarks.gpu.<name> --lines FILE [--pack FOLDER] [--seconds N] [--no_gpu | --stand-in]
 
-Its findings are written after each one, so that a crash or a time limit loses nothing that was found.
+Each finding is a line of JSON, written at once, so that a crash or a time limit loses nothing that was found.
 """
 
 from __future__ import annotations
@@ -26,67 +26,62 @@ PASSED, COMPILED, RECORDED, FAILED, SKIPPED = "passed", "compiled", "recorded", 
 
 
 class Experiment:
-    """The findings of one experiment, and how much time it has.
+    """The findings of one experiment, each a line of JSON, and how much time it has.
+
+    Args:
+        lines: the file to which lines are added.
 
     Attributes:
         gpu: whether there is a GPU; without one everything up to the launch is done.
         simulated: whether a stand-in that computes on the CPU takes its place.
+        pack: the folder that was prepared for it, if there is one.
+        failures: names of the checks that failed and the parts that broke off.
+        after: how many items a process before this one has finished; see `restart`.
     """
 
     def __init__(
-        self, name: str, question: str, result: Path, gpu: bool, seconds: float, simulated: bool = False
+        self,
+        name: str,
+        question: str,
+        lines: Path,
+        gpu: bool,
+        seconds: float,
+        simulated: bool = False,
+        pack: Path = Path("out/gpu_pack"),
+        after: int = 0,
     ) -> None:
-        self.gpu, self.simulated = gpu, simulated
-        self._result, self._start, self._seconds = result, time.monotonic(), seconds
-        self._found: dict[str, Any] = {
-            "experiment": name,
-            "question": question,
-            "gpu": gpu,
-            "seconds": 0.0,
-            "checks": {},
-            "figures": {},
-            "errors": {},
-        }
-        self._write()
+        self.name, self.gpu, self.simulated, self.pack = name, gpu, simulated, pack
+        self.failures, self.after = list[str](), after
+        self._lines, self._start, self._seconds = lines, time.monotonic(), seconds
+        self._write("begin", "experiment", question=question, gpu=gpu)
 
     @property
     def done(self) -> str:
         """What a check says that got as far as it can here."""
         return PASSED if self.gpu else RECORDED
 
-    @property
-    def failures(self) -> list[str]:
-        """Names of the checks that failed and the parts that broke off."""
-        checks = [name for name, check in self._found["checks"].items() if check["state"] == FAILED]
-        return checks + list(self._found["errors"])
-
     def seconds_left(self) -> float:
         """Until the time limit, less a margin to end in order."""
         return self._seconds - (time.monotonic() - self._start) - 3.0
 
     def figure(self, name: str, value: Any, unit: str = "") -> None:
-        """Keeps and prints something measured; a name with dots is nested."""
-        folder = self._found["figures"]
-        *path, last = name.split(".")
-        for part in path:
-            folder = folder.setdefault(part, {})
-        folder[last] = value
+        """Keeps and prints something measured."""
         self.say(f"{name} = {_short(value)} {unit}".rstrip())
-        self._write()
+        self._write("figure", name, value=value, unit=unit)
 
     def check(self, name: str, holds: bool, note: str = "", state: str = "") -> bool:
         """Keeps and prints whether something holds; `state` says how far it was tried if it does."""
         found = (state or self.done) if holds else FAILED
-        self._found["checks"][name] = {"state": found, "note": note}
+        if not holds:
+            self.failures.append(name)
         self.say(f"{name}: {found}{f' ({note})' if note else ''}")
-        self._write()
+        self._write("check", name, state=found, note=note)
         return holds
 
     def skip(self, name: str, why: str) -> None:
         """Says that something was not tried."""
-        self._found["checks"][name] = {"state": SKIPPED, "note": why}
         self.say(f"{name}: {SKIPPED} ({why})")
-        self._write()
+        self._write("check", name, state=SKIPPED, note=why)
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -97,13 +92,10 @@ class Experiment:
             yield
         except Exception as error:  # whatever it is, it is a finding, and the other parts must run
             text = "".join(traceback.format_exception(error))
-            self._found["errors"][name] = {
-                "error": f"{type(error).__name__}: {error}"[:2000],
-                "trace": text[-4000:],
-            }
+            self.failures.append(name)
+            self._write("error", name, error=f"{type(error).__name__}: {error}"[:2000], trace=text[-4000:])
             self.say(f"{name} broke off: {type(error).__name__}: {str(error)[:600]}")
-        self._found.setdefault("part_seconds", {})[name] = round(time.monotonic() - start, 2)
-        self._write()
+        self._write("part", name, seconds=round(time.monotonic() - start, 2))
 
     def has_time(self, name: str, seconds: float) -> bool:
         """Whether about `seconds` are left; says that `name` was skipped if not."""
@@ -112,15 +104,52 @@ class Experiment:
         self.skip(name, f"needs {seconds:.0f} s, {max(0.0, self.seconds_left()):.0f} s are left")
         return False
 
+    def restart(self, after: int) -> None:
+        """Goes on in a new process behind so many items: after an error a GPU's context runs nothing more."""
+        flags = ["--stand-in"] if self.simulated else [] if self.gpu else ["--no_gpu"]
+        given = {"lines": self._lines, "pack": self.pack, "seconds": self.seconds_left(), "after": after}
+        values = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+        os.execv(sys.executable, [sys.executable, "-m", f"benchmarks.gpu.{self.name}", *values, *flags])
+
     def say(self, text: str) -> None:
         """Progress."""
         print(f"   [{time.monotonic() - self._start:5.1f} s] {text}", flush=True)
 
-    def _write(self) -> None:
-        self._found["seconds"] = round(time.monotonic() - self._start, 2)
-        beside = self._result.with_suffix(".part")
-        beside.write_text(json.dumps(self._found, indent=1, default=str))
-        os.replace(beside, self._result)
+    def _write(self, line: str, name: str, **rest: Any) -> None:
+        seconds = round(time.monotonic() - self._start, 3)
+        write_line(self._lines, {"experiment": self.name, "at": seconds, "line": line, "name": name, **rest})
+
+
+def write_line(path: Path, content: dict[str, Any]) -> None:
+    """Adds a line of JSON to a file, in one write: several processes may add theirs."""
+    data = (json.dumps(content, default=str) + "\n").encode()
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(file, data)
+    finally:
+        os.close(file)
+
+
+def read_lines(path: Path) -> dict[str, dict[str, Any]]:
+    """Experiment → its `figures`, `checks` and `errors` by name, and what else its lines say.
+
+    A line that a process did not finish is left out.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for text in path.read_text(errors="replace").splitlines() if path.exists() else ():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        kept = found.setdefault(line["experiment"], {"figures": {}, "checks": {}, "errors": {}})
+        kind, name = line["line"], line["name"]
+        if kind == "figure":
+            kept["figures"][name] = line["value"]
+        elif kind in ("check", "error"):
+            kept[f"{kind}s"][name] = line
+        elif kind in ("begin", "end"):
+            kept.update(line)
+    return found
 
 
 def _short(value: Any) -> str:
@@ -131,13 +160,15 @@ def run_experiment(name: str, document: str | None, measure: Callable[[Experimen
     """The main function of an experiment's module; ends with 1 if something failed."""
     question = " ".join((document or "").split("\n\n")[0].split())
     parser = argparse.ArgumentParser(description=question)
-    parser.add_argument("--result", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--lines", type=Path, required=True, help="file to which lines of JSON are added")
+    parser.add_argument("--pack", type=Path, default=Path("out/gpu_pack"), help="what prepare.py made")
+    parser.add_argument("--after", type=int, default=0, help="items that are finished")
     parser.add_argument("--seconds", type=float, default=300.0, help="time limit")
     parser.add_argument("--no_gpu", action="store_true", help="do everything up to the launch")
     parser.add_argument("--stand-in", dest="simulated", action="store_true", help="use a stand-in GPU")
     args = parser.parse_args()
     gpu = not (args.no_gpu or args.simulated)
-    run = Experiment(name, question, args.result, gpu, args.seconds, args.simulated)
+    run = Experiment(name, question, args.lines, gpu, args.seconds, args.simulated, args.pack, args.after)
     with run.part("experiment"):
         measure(run)
     sys.exit(1 if run.failures else 0)

@@ -1,147 +1,167 @@
-"""Python packages that the experiments need, and the quick way to install missing ones.
+"""Compiles on a CPU everything that the first call on a GPU runs: a folder that travels.
 
-    python benchmarks/gpu/prepare.py                                   says what is there
-    python benchmarks/gpu/prepare.py --wheels DIR --target SITE      installs missing packages from wheels in
-    DIR python benchmarks/gpu/prepare.py --network --target SITE           installs it from the package index
+    python benchmarks/gpu/prepare.py [--out out/gpu_pack] [--gpu H100] [--seconds 3600] [--stand-in]
 
-Then SITE goes to the front of PYTHONPATH.  Installing unpacks wheels and nothing else: no dependencies are
-resolved, nothing is compiled to bytecode.  `run.py --wheels DIR` does all of this itself.
+Programs come first: GPT-2 124M's step, the same of two layers, small ones. Then variants of the step's
+kernels, as many as compile in `--seconds` and fit into 64 MiB. The last line says how many there are of
+each; `pack.json` in the folder has those that did not compile. With a stand-in everything is small, for
+`run.py --stand-in`.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib.metadata
-import subprocess
+import itertools
+import json
+import os
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import jax  # noqa: E402 - the root must be importable first
+
+from benchmarks.gpu.pack import MAX_PACK_BYTES, KernelVariant, TravellingPack  # noqa: E402
+from benchmarks.gpu.programs import SMALL, ModelSize, step_sizes, training_step  # noqa: E402
+from benchmarks.gpu.smoke_programs import MODELS, smoke_programs  # noqa: E402
+from benchmarks.gpu.target import fragment_of, libraries  # noqa: E402
+from benchmarks.gpu.variant_kernels import PrintedVariant, variants_of  # noqa: E402
+from benchmarks.script import run  # noqa: E402
+from mpmd.compile.backends.native_gpu.devices import GPUS  # noqa: E402
+from mpmd.compile.backends.native_gpu.target import GpuTarget  # noqa: E402
+from mpmd.compile.compilation import Prepared  # noqa: E402
+from mpmd.compile.driver import prepare_fragment  # noqa: E402
+from mpmd.compile.fragment import FragmentModule  # noqa: E402
+from mpmd.errors import CompileError  # noqa: E402
+
+FEW_VARIANTS, AT_ONCE = 24, 32
+"""Variants on a stand-in, and in a file."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Package:
-    """A distribution.
+class Preparation:
+    """The work on one folder.
 
     Attributes:
-        least: the oldest version that will do.
-        wanted: what to install if there is none.
-        why: what it is for.
+        refused: what did not compile → why.
     """
 
-    name: str
-    least: tuple[int, ...]
-    wanted: str
-    why: str
+    def __init__(self, pack: TravellingPack, target: GpuTarget) -> None:
+        self.pack, self.target = pack, target
+        self.refused: dict[str, str] = {}
+        self.programs: list[str] = []
 
-    def found(self) -> str | None:
-        """The version that is here."""
+    def program(self, name: str, fragment: FragmentModule) -> Prepared | None:
+        """Compiles a program and writes it; None if it does not compile."""
+        started = time.monotonic()
         try:
-            return importlib.metadata.version(self.name)
-        except importlib.metadata.PackageNotFoundError:
+            made = prepare_fragment(fragment, self.target)
+            size = self.pack.put_program(name, fragment, made.compiled().artefact())
+        except CompileError as error:
+            self.refused[name] = str(error)[:2000]
+            print(f"{name}: does not compile: {str(error)[:300]}", flush=True)
             return None
+        launches = len(list(made.program.launches()))
+        seconds = time.monotonic() - started
+        print(f"{name}: {launches} launches, {size / 1e6:.2f} MB, {seconds:.1f} s", flush=True)
+        self.programs.append(name)
+        return made
 
-    @property
-    def is_here(self) -> bool:
-        """Whether a version that will do is here."""
-        found = self.found()
-        return found is not None and version_numbers(found) >= self.least
+    def variants(self, printed: Sequence[PrintedVariant], seconds: float) -> int:
+        """Compiles variants and writes them; how many."""
+        end, count = time.monotonic() + seconds, 0
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            for number, some in enumerate(_batches(printed, AT_ONCE)):
+                if time.monotonic() > end:
+                    break
+                made = [found for found in threads.map(self._compiled, some) if found is not None]
+                size = self.pack.put_variants(number, made)
+                if self.pack.size > MAX_PACK_BYTES:
+                    self.pack.put_variants(number, [])
+                    break
+                count += len(made)
+                print(f"{count} variants of {len(printed)}, {size / 1e6:.2f} MB more", flush=True)
+        return count
 
-
-def version_numbers(text: str) -> tuple[int, ...]:
-    """`3.6.0+cu13` -> (3, 6, 0)."""
-    numbers = []
-    for part in text.partition("+")[0].split("."):
-        if not part.isdigit():
-            break
-        numbers.append(int(part))
-    return tuple(numbers)
-
-
-PACKAGES = {
-    package.name: package
-    for package in (
-        Package("jax", (0, 10, 2), "0.11.2", "everything"),
-        Package("jaxlib", (0, 10, 2), "0.11.2", "everything"),
-        Package("jax-cuda13-plugin", (0, 10, 2), "0.11.2", "JAX on the GPU"),
-        Package("jax-cuda13-pjrt", (0, 10, 2), "0.11.2", "JAX on the GPU"),
-        Package("numpy", (2, 0), "2.5.2", "everything"),
-        Package("llvmlite", (0, 46), "0.50.0", "handlers and kernels"),
-        Package("absl-py", (2, 1), "2.5.1", "the library's flags"),
-        Package("triton", (3, 6), "3.6.0", "attention kernels"),
-        Package("flax", (0, 12), "0.12.12", "the example"),
-        Package("optax", (0, 2, 5), "0.2.8", "the example"),
-        Package("pytest", (8, 3), "9.2.0", "version_drift runs tests"),
-        Package("hypothesis", (6, 100), "6.170.15", "version_drift runs tests"),
-    )
-}
-
-
-def missing(gpu: bool) -> list[Package]:
-    """Packages that are missing or too old."""
-    return [p for p in PACKAGES.values() if not p.is_here and (gpu or "cuda" not in p.name)]
-
-
-def install(packages: list[Package], target: Path, wheels: Path | None) -> float:
-    """Installs packages; seconds it took.
-
-    Raises:
-        RuntimeError: pip failed; with its last words.
-    """
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-compile",
-    ]
-    command += ["--no-cache-dir", "--upgrade", "--target", str(target), "--no-deps"]
-    if wheels is not None:
-        command += ["--no-index", "--find-links", str(wheels)]
-    command += [f"{p.name}=={p.wanted}" if wheels is None else p.name for p in packages]
-    begin = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    if done.returncode:
-        raise RuntimeError(
-            f"pip could not install {', '.join(p.name for p in packages)}:\n{done.stderr[-1500:]}"
+    def _compiled(self, variant: PrintedVariant) -> KernelVariant | None:
+        kernel, gpu = variant.kernel, self.target.gpu
+        try:
+            cubin = self.target.compiler.compile({kernel.name: kernel}, gpu.capability, None)[kernel.name]
+        except CompileError as error:
+            self.refused[f"{variant.group} {variant.choice}"] = str(error)[:200]
+            return None
+        if cubin.shared_bytes > gpu.shared_bytes:
+            self.refused[f"{variant.group} {variant.choice}"] = f"{cubin.shared_bytes} bytes of shared memory"
+            return None
+        travels = type(cubin)(cubin.name, cubin.code, "", cubin.shared_bytes, cubin.threads)
+        moved, pointers = sum(kernel.sizes), kernel.pointers
+        return KernelVariant(
+            variant.group, variant.choice, travels, kernel.grid, kernel.sizes, pointers, kernel.flops, moved
         )
-    return time.monotonic() - begin
 
 
-def report(gpu: bool = True) -> None:
-    """Prints installed and missing packages."""
-    for package in PACKAGES.values():
-        found = package.found()
-        state = "here" if package.is_here else "MISSING" if found is None else "TOO OLD"
-        needed = ".".join(map(str, package.least))
-        print(f"{state:8} {package.name:18} {found or '-':12} needs {needed:8} for {package.why}")
-    gone = missing(gpu)
-    if gone:
-        names = " ".join(f"{p.name}=={p.wanted}" for p in gone)
-        print("\nwith a network, fetch wheels for Python 3.12:")
-        print(f"  python3 -m pip download --no-deps --only-binary=:all: --python-version 3.12 -d DIR {names}")
+def _batches(items: Sequence[PrintedVariant], size: int) -> Iterator[list[PrintedVariant]]:
+    """Some at a time."""
+    rest = iter(items)
+    while some := list(itertools.islice(rest, size)):
+        yield some
+
+
+def prepare(folder: Path, gpu: str, seconds: float, *, simulated: bool) -> dict[str, Any]:
+    """Makes the folder; the facts about it."""
+    started, pack = time.monotonic(), TravellingPack(folder)
+    pack.begin()
+    target = GpuTarget(GPUS[gpu], libraries(simulated).compiler)
+    if why := target.compiler.problem():
+        sys.exit(why)
+    work = Preparation(pack, target)
+    with jax.default_matmul_precision("highest"):  # of all that are compared with XLA's to the last digits
+        for small in smoke_programs(MODELS[:1] if simulated else MODELS):
+            work.program(
+                small.name,
+                fragment_of(small.name, small.function, small.arguments, range(small.donated)),
+            )
+    made = None
+    for name, size in step_sizes(SMALL if simulated else ModelSize()).items():
+        step = training_step(size)
+        made = work.program(name, fragment_of(name, step.function, list(step.arguments), step.donated))
+    printed = variants_of(made.thunks, target.gpu) if made is not None else []
+    count = work.variants(printed[:FEW_VARIANTS] if simulated else printed, seconds)
+    facts = {
+        "gpu": gpu,
+        "capability": target.gpu.capability,
+        "stand_in": simulated,
+        "programs": work.programs,
+        "variants": count,
+        "of_variants": len(printed),
+        "refused": work.refused,
+        "bytes": pack.size,
+        "seconds": round(time.monotonic() - started, 1),
+        "versions": {name: importlib.metadata.version(name) for name in ("jax", "triton", "llvmlite")},
+    }
+    pack.finish(facts)
+    return facts
 
 
 def main() -> None:
-    """Prints installed packages; installs missing ones on request."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--wheels", type=Path, help="folder with wheels")
-    parser.add_argument("--network", action="store_true", help="take them from the package index")
-    parser.add_argument("--target", type=Path, default=Path("/tmp/mpmd_gpu_site"), help="where they go")
-    parser.add_argument("--no_gpu", action="store_true", help="without what only a GPU needs")
-    args = parser.parse_args()
-    gone = missing(not args.no_gpu)
-    if gone and (args.wheels or args.network):
-        seconds = install(gone, args.target, args.wheels)
-        print(f"installed {', '.join(p.name for p in gone)} in {seconds:.1f} s; PYTHONPATH={args.target}")
-        return
-    report(not args.no_gpu)
-    sys.exit(1 if gone else 0)
+    """Prepares the folder; ends with 1 if a program did not compile."""
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
+    parser.add_argument("--out", type=Path, default=Path("out/gpu_pack"), help="the folder")
+    parser.add_argument("--gpu", choices=GPUS, default="H100")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="for variants")
+    parser.add_argument("--stand-in", dest="simulated", action="store_true", help="for the stand-in, small")
+    given = parser.parse_args()
+    jax.config.update("jax_platforms", "cpu")
+    facts = prepare(given.out, given.gpu, given.seconds, simulated=given.simulated)
+    print(json.dumps({**facts, "refused": len(facts["refused"])}))
+    sys.exit(1 if any(" " not in name for name in facts["refused"]) else 0)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from benchmarks.fragments import adam, block, experts, gradients, head, mlp, norm
 
@@ -23,6 +24,15 @@ class ModelSize:
     heads: int = 12
     layers: int = 12
     vocabulary: int = 50257
+
+
+SMALL = ModelSize(batch=1, tokens=8, width=16, heads=2, layers=1, vocabulary=32)
+"""For the stand-in."""
+
+
+def step_sizes(size: ModelSize) -> dict[str, ModelSize]:
+    """Name → size of the steps of a first call: one that XLA compiles quickly, and the whole."""
+    return {"step_of_two_layers": dataclasses.replace(size, layers=min(2, size.layers)), "step": size}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +102,22 @@ def training_step(size: ModelSize) -> ComparedProgram:
 
     tokens = jax.ShapeDtypeStruct((size.batch, size.tokens), jnp.int32)
     return ComparedProgram("step", step, (*shapes * 3, _f32(), tokens, tokens), tuple(range(3 * count + 1)))
+
+
+def step_arguments(size: ModelSize) -> list[np.ndarray]:
+    """The arrays of a step: parameters, both moments, count; tokens, labels."""
+    rng = np.random.default_rng(0)
+    *state, _, tokens, labels = training_step(size).arguments
+    count = len(state) // 3
+
+    def weights(shape: tuple[int, ...]) -> np.ndarray:
+        if len(shape) == 1:
+            return np.ones(shape, np.float32)
+        return rng.standard_normal(shape, np.float32) * np.float32(0.02)
+
+    moments = [np.zeros(a.shape, np.float32) for a in state[count:]]
+    words = [rng.integers(0, size.vocabulary, a.shape).astype(np.int32) for a in (tokens, labels)]
+    return [*(weights(a.shape) for a in state[:count]), *moments, np.zeros((), np.float32), *words]
 
 
 def _loss(size: ModelSize, p: list[Any], tokens: Any, labels: Any) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from benchmarks.gpu.experiment import Experiment
+from benchmarks.gpu.pack import TravellingPack
 from mpmd.compile.backends import targets
 from mpmd.compile.backends.arrays import value_spec
 from mpmd.compile.backends.native_gpu.backend import GpuExecutable, NativeGpuBackend
@@ -69,7 +70,24 @@ def compiled(run: Experiment, fragment: FragmentModule, options: CompileOptions 
     Raises:
         CompileError: it is not; says why.
     """
-    return NativeGpuBackend.of(mesh(), options, libraries(run.simulated)).compile(fragment, mesh())
+    return backend(run, options).compile(fragment, mesh())
+
+
+def backend(run: Experiment, options: CompileOptions = DEFAULTS) -> NativeGpuBackend:
+    """The target's backend for the first device."""
+    return NativeGpuBackend.of(mesh(), options, libraries(run.simulated))
+
+
+def loaded(run: Experiment, name: str, options: CompileOptions = DEFAULTS) -> GpuExecutable:
+    """A prepared program on the first device.
+
+    Raises:
+        CompileError: it does not load.
+        FileNotFoundError: it was not prepared.
+    """
+    on = backend(run, options)
+    fragment, made = TravellingPack(run.pack).program(name, on.target)
+    return on.load(made, fragment, mesh())
 
 
 def chained(
