@@ -54,6 +54,13 @@ class DeviceRuns:
         self.fill(found.value, size, _numbers() if data is None else data, repeat=data is None)
         return found.value
 
+    def zeros(self, size: int) -> int:
+        """The address of some bytes that are zero, four at least."""
+        words = -(-max(size, 1) // 4)
+        found = self.memory(4 * words, b"")
+        self.driver.call("cuMemsetD32Async", found, 0, words, None, what="memory of an experiment")
+        return found
+
     def fill(self, address: int, size: int, data: bytes, *, repeat: bool) -> None:
         """Copies bytes to the GPU, once or again and again."""
         what = "memory of an experiment"

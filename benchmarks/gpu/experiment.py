@@ -109,7 +109,8 @@ class Experiment:
         flags = ["--stand-in"] if self.simulated else [] if self.gpu else ["--no_gpu"]
         given = {"lines": self._lines, "pack": self.pack, "seconds": self.seconds_left(), "after": after}
         values = [word for name, value in given.items() for word in (f"--{name}", str(value))]
-        os.execv(sys.executable, [sys.executable, "-m", f"benchmarks.gpu.{self.name}", *values, *flags])
+        module: Any = sys.modules["__main__"]
+        os.execv(sys.executable, [sys.executable, "-m", module.__spec__.name, *values, *flags])
 
     def say(self, text: str) -> None:
         """Progress."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from benchmarks.gpu.device_runs import DeviceRuns, Issue, device_runs
 from benchmarks.gpu.driver import kernel_facts
 from benchmarks.gpu.experiment import Experiment, run_experiment
-from benchmarks.gpu.pack import KernelVariant, TravellingPack
+from benchmarks.gpu.pack import OWN, KernelVariant, TravellingPack
 from benchmarks.gpu.target import clocks, gpu_of
 from mpmd.errors import CompileError
 
@@ -29,13 +29,15 @@ def measure(run: Experiment) -> None:
     run.figure("clocks_before", clocks())
     with device_runs(gpu_of(run)) as runs:
         pool = _Arguments(runs, everything)
-        baseline = pool.issue(everything[0])
-        for number, variant in enumerate(everything[run.after :], run.after):
+        rest = everything[run.after :]
+        baseline = pool.issue(next((v for v in rest if v.choice == OWN), everything[0]))
+        for number, variant in enumerate(rest, run.after):
             if run.seconds_left() < 1:
                 run.skip("the other variants", f"{len(everything) - number} of {len(everything)}: no time")
                 break
             if number % EVERY == 0:
-                run.figure(f"baseline.{number:05}", _seconds(run, runs, baseline), "us")
+                with run.part("baseline"):
+                    run.figure(f"baseline.{number:05}", _microseconds(run, runs, baseline), "us")
             name = f"variant.{variant.group}.{variant.choice}"
             with run.part(name):
                 _measure(run, runs, pool, variant, name)
@@ -45,7 +47,7 @@ def measure(run: Experiment) -> None:
 
 
 def _measure(run: Experiment, runs: DeviceRuns, pool: _Arguments, variant: KernelVariant, name: str) -> None:
-    us = _seconds(run, runs, pool.issue(variant))
+    us = _microseconds(run, runs, pool.issue(variant))
     facts = kernel_facts(runs.driver, runs.kernel(variant.cubin))
     row = {
         "us": round(us, 2), "grid": variant.grid, "threads": variant.cubin.threads,
@@ -55,7 +57,7 @@ def _measure(run: Experiment, runs: DeviceRuns, pool: _Arguments, variant: Kerne
     run.figure(name, row)
 
 
-def _seconds(run: Experiment, runs: DeviceRuns, issue: Issue) -> float:
+def _microseconds(run: Experiment, runs: DeviceRuns, issue: Issue) -> float:
     return runs.microseconds(issue, 0.005 if run.gpu else 0.0)
 
 
@@ -74,7 +76,7 @@ class _Arguments:
     def __init__(self, runs: DeviceRuns, variants: list[KernelVariant]) -> None:
         self._runs = runs
         needed = max(sum(-(-size // _ALIGNED) * _ALIGNED for size in v.sizes) for v in variants)
-        self._numbers, self._zeros = runs.memory(needed), runs.memory(needed, bytes(needed))
+        self._numbers, self._zeros = runs.memory(needed), runs.zeros(needed)
 
     def issue(self, variant: KernelVariant) -> Issue:
         """A launch of a variant; its arguments follow each other."""

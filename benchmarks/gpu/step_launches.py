@@ -21,10 +21,10 @@ from benchmarks.gpu.driver import kernel_facts
 from benchmarks.gpu.experiment import Experiment, run_experiment
 from benchmarks.gpu.pack import TravellingPack
 from benchmarks.gpu.programs import SMALL, ModelSize, step_arguments
-from benchmarks.gpu.target import backend, clocks, gpu_of
+from benchmarks.gpu.target import clocks, gpu_of
 from mpmd.compile.backends.native_gpu.launches import KernelLaunch, ProductLaunch, SimpleStep
 from mpmd.compile.backends.native_gpu.machine.report import launch_work
-from mpmd.compile.backends.native_gpu.target import GpuCode
+from mpmd.compile.backends.native_gpu.target import GpuCode, GpuTarget
 
 REPEATS = 20
 
@@ -32,7 +32,7 @@ REPEATS = 20
 def measure(run: Experiment) -> None:
     """Finds it out."""
     size = ModelSize() if run.gpu else SMALL
-    _, made = TravellingPack(run.pack).program("step", backend(run).target)
+    _, made = TravellingPack(run.pack).program("step", GpuTarget())
     code = made.code
     assert isinstance(code, GpuCode)
     with device_runs(gpu_of(run)) as runs:

@@ -36,6 +36,7 @@ BODIES = {
     "die": "os.abort()",
     "hang": "time.sleep(600)",
     "raise": "raise ValueError('no luck')",
+    "restart": "run.figure('after', run.after) if run.after else run.restart(2)",
 }
 
 
@@ -63,12 +64,14 @@ def run_them(entries, out, budget=600.0):
 
 
 def test_each_experiment_ends_in_its_own_way(placeholders, tmp_path):
-    found = run_them([placeholders[name] for name in ("work", "die", "raise")], tmp_path / "out")
+    found = run_them([placeholders[name] for name in ("work", "die", "raise", "restart")], tmp_path / "out")
     assert {name: e["status"] for name, e in found.items()} == {
         "work_it": "compiled",
         "die_it": "crashed (SIGABRT)",
         "raise_it": "failed",
+        "restart_it": "compiled",
     }
+    assert found["restart_it"]["figures"].pop("after") == 2
     for experiment in found.values():  # what was found before the end is there
         assert experiment["figures"] == {"a.before": 1.5}
         assert experiment["checks"]["begins"]["state"] == "recorded"
