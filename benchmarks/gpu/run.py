@@ -48,7 +48,7 @@ class ListedExperiment:
         seconds: its time limit.
         needs: packages besides the base.
         first: whether it is part of the first call; the others run where they are named.
-        packed: whether it runs what was prepared.
+        packed: whether it runs programs of the prepared folder.
         beside: on the CPU only; runs beside the others where there are cores for it.
         package: that its module is in.
         simulated: whether it runs on a stand-in.
