@@ -36,7 +36,7 @@ Issue = Callable[[int | None], None]
 
 
 class DeviceRuns:
-    """A GPU, and what was loaded on it until it is closed."""
+    """A GPU, and kernels, memory and events on it, which are released with `undo`."""
 
     def __init__(self, gpu: OpenGpu, undo: contextlib.ExitStack) -> None:
         self.gpu, self.driver, self._undo = gpu, gpu.driver, undo

@@ -18,6 +18,8 @@ from mpmd.errors import CompileError
 
 EVERY = 20
 _ALIGNED = 256
+_PITCH = 4
+"""An argument may be a part of each row of an array that is so many times as large."""
 
 
 def measure(run: Experiment) -> None:
@@ -70,12 +72,16 @@ def _works(runs: DeviceRuns) -> bool:
     return True
 
 
+def _room(size: int) -> int:
+    return -(-_PITCH * size // _ALIGNED) * _ALIGNED
+
+
 class _Arguments:
     """Memory for the arguments of all variants: numbers, and zeros where they are integers."""
 
     def __init__(self, runs: DeviceRuns, variants: list[KernelVariant]) -> None:
         self._runs = runs
-        needed = max(sum(-(-size // _ALIGNED) * _ALIGNED for size in v.sizes) for v in variants)
+        needed = max(sum(map(_room, v.sizes)) for v in variants)
         self._numbers, self._zeros = runs.memory(needed), runs.zeros(needed)
 
     def issue(self, variant: KernelVariant) -> Issue:
@@ -84,7 +90,7 @@ class _Arguments:
         for size, pointer in zip(variant.sizes, variant.pointers):
             floating = pointer.startswith(("*fp", "*bf"))
             places.append((self._numbers if floating else self._zeros) + offset)
-            offset += -(-size // _ALIGNED) * _ALIGNED
+            offset += _room(size)
         return self._runs.launch(variant.cubin, variant.grid, places)
 
 

@@ -1,6 +1,6 @@
 """Python packages that the experiments need.
 
-python benchmarks/gpu/packages.py      lists what is there, and how to fetch what is missing
+python benchmarks/gpu/packages.py      lists those that are here, and how to fetch the others
 """
 
 from __future__ import annotations

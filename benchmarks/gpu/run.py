@@ -48,7 +48,7 @@ class ListedExperiment:
         seconds: its time limit.
         needs: packages besides the base.
         first: whether it is part of the first call; the others run where they are named.
-        packed: whether it runs what was prepared.
+        packed: whether it runs programs of the prepared folder.
         beside: on the CPU only; runs beside the others where there are cores for it.
         package: that its module is in.
         simulated: whether it runs on a stand-in.
@@ -72,6 +72,10 @@ EXPERIMENTS = (
     ListedExperiment("step_right", 60, first=True, packed=True, simulated=True),
     ListedExperiment("kernel_variants", 110, first=True, packed=True, simulated=True),
     ListedExperiment("whole_step", 280, packed=True, simulated=True),
+    ListedExperiment("target_launches", 60, ("triton",), simulated=True),
+    ListedExperiment("target_models", 120, ("triton", "absl-py"), simulated=True),
+    ListedExperiment("target_gpt2", 150, ("triton",), simulated=True),
+    ListedExperiment("target_kernels", 60, ("triton",), simulated=True),
     ListedExperiment("target_example", 120, ("triton", "absl-py", "flax", "optax"), simulated=True),
     ListedExperiment("cublaslt_epilogues", 60),
     ListedExperiment("flash_attention", 100, ("triton",)),
