@@ -69,7 +69,7 @@ class ExperimentDriver(GpuDriver):
                 not in it.
         """
         self.enter()
-        cubins = [Cubin(name, image, "", size, 0) for name, size in zip(names, shared or [0] * len(names))]
+        cubins = [Cubin(name, image, "", size, 0, 0) for name, size in zip(names, shared or [0] * len(names))]
         return [self.kernel(cubin, self._kept) for cubin in cubins]
 
     def kernel_facts(self, kernel: int) -> dict[str, int]:

@@ -64,7 +64,7 @@ class StandInCompiler:
 
 def _cubin(name: str, kernel: PrintedKernel) -> Cubin:
     data = pickle.dumps(kernel)
-    return Cubin(name, _LENGTH.pack(len(data)) + data, f"// {name}", SHARED, 32 * kernel.warps)
+    return Cubin(name, _LENGTH.pack(len(data)) + data, f"// {name}", SHARED, 32 * kernel.warps, 0)
 
 
 class _Functions:

@@ -222,6 +222,30 @@ def launch_program(
     )
 
 
+def with_smaller_tiles(program: LaunchProgram, names: Collection[str]) -> LaunchProgram:
+    """The program with the next smaller tile of some kernels."""
+
+    def smaller(step: Step) -> Step:
+        if isinstance(step, LoopLaunch):
+            return dataclasses.replace(step, condition=all_of(step.condition), body=all_of(step.body))
+        if isinstance(step, BranchLaunch):
+            return dataclasses.replace(step, branches=tuple(map(all_of, step.branches)))
+        if not isinstance(step, KernelLaunch) or step.kernel not in names:
+            return step
+        kernel = program.kernels[step.kernel]
+        made = kernel.smaller
+        assert made is not None and (made.operands, made.pointers) == (kernel.operands, kernel.pointers)
+        kernels[made.name] = made
+        # launches of one kernel differ in their batch, which is a factor of the grid
+        return dataclasses.replace(step, kernel=made.name, grid=step.grid * made.grid // kernel.grid)
+
+    def all_of(steps: Sequence[Step]) -> tuple[Step, ...]:
+        return tuple(map(smaller, steps))
+
+    kernels = {name: kernel for name, kernel in program.kernels.items() if name not in names}
+    return dataclasses.replace(program, steps=all_of(program.steps), kernels=kernels)
+
+
 class _LaunchLowering:
     """The work on one program.
 

@@ -13,7 +13,7 @@ from typing import ClassVar
 from mpmd.compile.backends.native_gpu.devices import GPUS, GpuModel
 from mpmd.compile.backends.native_gpu.handler import emit_handler
 from mpmd.compile.backends.native_gpu.horizontal import side_by_side, small_bytes
-from mpmd.compile.backends.native_gpu.launches import LaunchProgram, launch_program
+from mpmd.compile.backends.native_gpu.launches import LaunchProgram, launch_program, with_smaller_tiles
 from mpmd.compile.backends.native_gpu.machine.report import program_times
 from mpmd.compile.backends.native_gpu.pipeline import gpu_pipeline
 from mpmd.compile.backends.native_gpu.products import (
@@ -29,6 +29,7 @@ from mpmd.compile.backends.native_gpu.triton.kernels import ALIGNMENT, plan_kern
 from mpmd.compile.backends.native_gpu.triton.source import PRELUDE
 from mpmd.compile.buffers.assignment import BufferAssignment
 from mpmd.compile.buffers.packing import DeviceMemory
+from mpmd.compile.cache import DiskCache
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.cost.device import Device
@@ -167,11 +168,28 @@ class GpuTarget:
         """
         if options.kernel_overrides is not None:
             raise CompileError("GPUs have no kernels of LLVM that files could replace")
-        cubins = self.compiler.compile(program.kernels, self.gpu.capability, options.cache)
+        program, cubins = self._with_code(program, options.cache)
         for name, cubin in cubins.items():
             if cubin.shared_bytes > self.gpu.shared_bytes:
                 raise CompileError(f"kernel {name} needs {cubin.shared_bytes} bytes of shared memory")
         return gpu_code(program, cubins)
+
+    def _with_code(
+        self, program: LaunchProgram, cache: DiskCache | None
+    ) -> tuple[LaunchProgram, dict[str, Cubin]]:
+        """The program with the largest tiles that need neither stack nor more memory than there is."""
+        cubins: dict[str, Cubin] = {}
+        while True:
+            missing = {name: kernel for name, kernel in program.kernels.items() if name not in cubins}
+            cubins |= self.compiler.compile(missing, self.gpu.capability, cache)
+            smaller = [name for name, k in program.kernels.items() if k.smaller is not None]
+            large = {name for name in smaller if not self._fits(cubins[name])}
+            if not large:
+                return program, {name: cubins[name] for name in program.kernels}
+            program = with_smaller_tiles(program, large)
+
+    def _fits(self, cubin: Cubin) -> bool:
+        return not cubin.stack_bytes and cubin.shared_bytes <= self.gpu.shared_bytes
 
     def code_from_bytes(self, data: bytes) -> GpuCode:
         """What `GpuCode.to_bytes` wrote; see `Target`."""

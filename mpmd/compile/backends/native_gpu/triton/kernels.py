@@ -57,6 +57,7 @@ class PrintedKernel:
         warps: of each program.
         flops: of its matrix products; `factors` is the type of what they multiply.
         parts: the text of functions that are its own.
+        smaller: what computes the same with a smaller tile, for a GPU on which this one does not fit.
     """
 
     kind: str
@@ -72,6 +73,7 @@ class PrintedKernel:
     flops: float = 0.0
     factors: str = "f32"
     parts: tuple[str, ...] = ()
+    smaller: PrintedKernel | None = None
 
     @functools.cached_property
     def name(self) -> str:
@@ -86,7 +88,10 @@ class PrintedKernel:
 
     def with_alignment(self, aligned: Sequence[bool]) -> PrintedKernel:
         """The same kernel for arguments of which only some are aligned."""
-        return self if self.aligned == tuple(aligned) else dataclasses.replace(self, aligned=tuple(aligned))
+        if self.aligned == tuple(aligned):
+            return self
+        smaller = self.smaller.with_alignment(aligned) if self.smaller is not None else None
+        return dataclasses.replace(self, aligned=tuple(aligned), smaller=smaller)
 
 
 @dataclasses.dataclass(frozen=True)

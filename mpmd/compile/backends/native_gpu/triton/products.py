@@ -11,18 +11,16 @@ import functools
 import math
 
 from mpmd.compile.backends.native_gpu.triton.emit import unsupported
-from mpmd.compile.backends.native_gpu.triton.kernels import PlanKernels
+from mpmd.compile.backends.native_gpu.triton.kernels import PlanKernels, PrintedKernel
 from mpmd.compile.backends.native_gpu.triton.matrices import MIN_SIDE, MatrixOperand, MatrixWriter
 from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, TileSteps, power_of_two
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import constant, dim, linear, strides_of
 from mpmd.compile.kernels.matmul import MatmulPlan
-from mpmd.compile.kernels.nodes import Apply, Load
+from mpmd.compile.kernels.nodes import Load
 from mpmd.compile.kernels.plan import KernelPlan
 
 FACTORS = ("bf16", "f16", "f32")
-_MAX_OPERATIONS, _MAX_OF_WIDEST = 16, 8
-"""Operations of an epilogue up to which tiles of 128 and of 256 columns do not spill."""
 _NEIGHBOURS = 8
 """Tiles below each other whose programs have numbers next to each other."""
 
@@ -64,9 +62,18 @@ def product_kernel(plan: MatmulPlan, units: int, sizes: tuple[int, ...] = ()) ->
     Args:
         plan: the product.
         units: processors of the device.
-        sizes: rows, columns, depth and warps of a tile; by rules if none are given.
+        sizes: rows, columns, depth and warps of a tile; without them the largest that keeps the device
+            busy, and smaller ones behind it.
     """
-    epilogue, tile = _epilogue(plan), _ProductTile(*sizes) if sizes else _tile_of(plan, units)
+    found: PrintedKernel | None = None
+    for tile in (_ProductTile(*sizes),) if sizes else _tiles_of(plan, units)[::-1]:
+        found = dataclasses.replace(_with_tile(plan, tile), smaller=found)
+    assert found is not None
+    return PlanKernels((found,))
+
+
+def _with_tile(plan: MatmulPlan, tile: _ProductTile) -> PrintedKernel:
+    epilogue = _epilogue(plan)
     rank = epilogue.rank
     tiling = PlanTiling(
         epilogue, tuple(range(rank - 2)), (rank - 2,), (rank - 1,), tile.rows, tile.columns, looped=True
@@ -85,7 +92,7 @@ def product_kernel(plan: MatmulPlan, units: int, sizes: tuple[int, ...] = ()) ->
     write.stores(epilogue.stores)
     write.flops = float(plan.flops)
     grid = below * beside * math.prod(plan.batch)
-    return PlanKernels((write.printed("product", {}, grid, tile.warps, plan.a.dtype),))
+    return write.printed("product", {}, grid, tile.warps, plan.a.dtype)
 
 
 def operands_of(plan: MatmulPlan) -> int:
@@ -114,22 +121,23 @@ def _epilogue(plan: MatmulPlan) -> KernelPlan:
     return build.finish()
 
 
-def _tile_of(plan: MatmulPlan, units: int) -> _ProductTile:
-    """A tile that does not spill; smaller ones where the device would not be busy."""
+def _tiles_of(plan: MatmulPlan, units: int) -> tuple[_ProductTile, ...]:
+    """Tiles that keep the device busy, the largest first: it reads least from the second level.
+
+    Which of them have registers enough, with their epilogue, is the compiler's to say.
+    """
+    below = math.prod(plan.batch) * -(-plan.m // 128)
     if "f32" in (plan.a.dtype, plan.b.dtype):
-        rows, columns, depth, warps = 64, 64, 32, 8
+        sizes = [(64, 64, 32, 8)]
+    elif below * -(-plan.n // 128) < units:
+        sizes = [(64, 64, 64, 4)]
     else:
-        rows, columns, depth, warps = 128, 128, 64, 8
-        below = math.prod(plan.batch) * -(-plan.m // rows)
-        operations = sum(isinstance(n, Apply) for n in _epilogue(plan).nodes)
-        if below * -(-plan.n // columns) < units:
-            rows, columns, warps = 64, 64, 4
-        elif operations > _MAX_OPERATIONS:
-            columns = 64
-        elif operations <= _MAX_OF_WIDEST and not plan.n % 256 and below * (plan.n // 256) >= units:
-            columns = 256  # reads half as much from the second level; masks would need its last registers
+        wider = -(-plan.n // 256)
+        widest = below * wider >= units and 2 * wider <= -(-plan.n // 128)  # no columns are added
+        sizes = [*([(128, 256, 64, 8)] if widest else []), (128, 128, 64, 8), (128, 64, 64, 8)]
     fit = [max(MIN_SIDE, power_of_two(side)) for side in (plan.m, plan.n, plan.k)]
-    return _ProductTile(min(rows, fit[0]), min(columns, fit[1]), min(depth, fit[2]), warps)
+    tiles = [_ProductTile(min(m, fit[0]), min(n, fit[1]), min(k, fit[2]), w) for m, n, k, w in sizes]
+    return tuple(dict.fromkeys(tiles))
 
 
 def _place(write: MatrixWriter, below: int, beside: int) -> None:
