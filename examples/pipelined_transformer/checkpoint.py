@@ -57,11 +57,11 @@ class Checkpoints:
         run = {"facts": self._facts, "losses": list(losses), "run": os.environ.get("MPMD_RUN_ID")}
         mpmd.checkpoint.save(self.directory, step, state, run)
 
-    def restore(self, state: Any) -> tuple[TrainState, list[float]]:
-        """The newest checkpoint: a state with the shardings of `state`, and the losses up to there.
+    def newest(self) -> int:
+        """The step of the newest checkpoint.
 
         Raises:
-            CheckpointError: there is none, it is damaged, or it belongs to another model or other data.
+            CheckpointError: there is none, or it belongs to another model or other data.
         """
         if not self.steps:
             raise CheckpointError(
@@ -69,6 +69,15 @@ class Checkpoints:
             )
         step = self.steps[-1]
         self._compare(step, mpmd.checkpoint.extra(self.directory, step).get("facts", {}))
+        return step
+
+    def restore(self, state: Any) -> tuple[TrainState, list[float]]:
+        """The newest checkpoint: a state with the shardings of `state`, and the losses up to there.
+
+        Raises:
+            CheckpointError: there is none, it is damaged, or it belongs to another model or other data.
+        """
+        step = self.newest()
         restored = mpmd.checkpoint.restore(self.directory, state, step)
         return restored.state, restored.extra["losses"]
 

@@ -83,6 +83,12 @@ class TrainingRun:
         self.checkpoints = Checkpoints(
             Path(config.checkpoint_dir or self.folder / "checkpoints"), facts(config, self.dataset)
         )
+        self.resumes = config.resume or self.checkpoints.of_this_start
+        if self.resumes and self.checkpoints.newest() >= config.steps:
+            raise ConfigError(
+                f"the checkpoint is of step {self.checkpoints.newest()}, and --steps is {config.steps}\n"
+                "  nothing is left to train: request more steps"
+            )
         start = time.perf_counter()
         shapes = jax.eval_shape(functools.partial(make_state, config))
         self.compiled = make_train_step(config).lower(shapes, self.batch(0)).compile()
@@ -109,18 +115,13 @@ class TrainingRun:
 
     def _first_state(self) -> tuple[Any, list[float]]:
         """What training begins with, each leaf on the mesh that uses it."""
-        if not self.config.resume and not self.checkpoints.of_this_start:
+        if not self.resumes:
             aside = self.checkpoints.set_aside()
             if aside:
                 print(f"the checkpoints of the run before are now in {aside}")
             return self.compiled.init(functools.partial(make_state, self.config)), []
         state, losses = self.checkpoints.restore(self.compiled.abstract_args[0])
         print(f"resumed after step {len(losses)} from {self.checkpoints.directory}")
-        if len(losses) >= self.config.steps:
-            raise ConfigError(
-                f"the checkpoint is of step {len(losses)}, and --steps is {self.config.steps}\n"
-                "  nothing is left to train: request more steps"
-            )
         return state, losses
 
     def train(self) -> Timeline | None:

@@ -110,7 +110,7 @@ def test_a_second_ctrl_c_is_at_once():
 
 
 def test_nothing_left_to_train(tiny, tmp_path):
-    config = tiny(steps=1, output_dir=str(tmp_path))
+    config = tiny(steps=1, num_stages=2, output_dir=str(tmp_path))
     shapes = jax.eval_shape(lambda: make_state(config))
     state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
     dataset = data.load(config.data, config.vocab_size, config.seq_len, 1 << 20)

@@ -11,8 +11,8 @@ from tests.support.sharded_graphs import draw_split, outcome
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 
-# Transfers that reshard if only rows are split.
-FAST = (33, 199, 214)
+# A transfer that reshards if only rows are split; 199 and 214, which are among the slow ones, have some, too.
+FAST = (33,)
 PART = 50
 
 
@@ -25,7 +25,7 @@ def check(some) -> None:
     assert sum(deferred for _, deferred in found) >= len(found) / 4
 
 
-def test_some_graphs():
+def test_a_graph():
     check(FAST)
 
 
