@@ -119,7 +119,7 @@ def register(
         compiled: what `compile_with_handler` returned.
         target: the CPU it was compiled for.
         arena_bytes: size of the program's temporary memory.
-        constants: bytes at the begin of the arena, which stay.
+        constants: bytes at the beginning of the arena, which stay.
         instance: whose memory and threads these are, for instance a mesh's name.
         slots: how many calls may run at the same time, each with an arena.
         pools: threads of each slot; without one the calling thread works alone.

@@ -60,7 +60,7 @@ class NativeProgram:
     Attributes:
         threaded: its table holds the parameters, the results and the arena.
         arena_bytes: bytes of the arena: constants, temporaries, partial sums of kernels.
-        constants: bytes at the begin of the arena.
+        constants: bytes at the beginning of the arena.
     """
 
     threaded: ThreadedProgram
