@@ -56,7 +56,7 @@ class LaunchMemory:
         """Real addresses of elements, and the mask of those that have memory.
 
         Raises:
-            OutOfBounds: one that is accessed is no part of an argument.
+            OutOfBounds: an accessed one lies outside of every argument.
         """
         pointers, mask = np.broadcast_arrays(pointers, mask)
         active = pointers[mask]

@@ -111,7 +111,7 @@ def machine_code(cubin: bytes) -> MachineCode:
     """The machine code in a cubin that has one kernel.
 
     Raises:
-        CompileError: there is no disassembler, or it does not read the file.
+        CompileError: the disassembler is missing, or does not read the file.
     """
     if why := disassembler_problem():
         raise CompileError(f"machine code cannot be read: {why}")

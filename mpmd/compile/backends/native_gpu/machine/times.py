@@ -82,7 +82,7 @@ def kernel_model(kernel: PrintedKernel, cubin: Cubin, rates: CodeRates) -> Kerne
     """Reads a kernel's machine code.
 
     Raises:
-        CompileError: there is no disassembler.
+        CompileError: the disassembler is missing.
     """
     code, warps = machine_code(cubin.code), cubin.threads // _WARP
     program = profile(code, source_counts(kernel.source, kernel.grid), warps, rates)

@@ -41,7 +41,7 @@ class ScarceCompiler(StandInCompiler):
 
 
 def columns_of(kernel):
-    """Of its tile; 0 if it is no product."""
+    """Of its tile; 0 for other kernels than products."""
     sums = kernel.source.partition("acc = tl.full([")[2].partition("]")[0]
     return int(sums.split(", ")[1]) if sums else 0
 

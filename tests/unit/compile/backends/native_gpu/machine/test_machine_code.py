@@ -53,7 +53,7 @@ def code():
 
 def test_instructions_with_their_lines_widths_and_control_bits():
     found, labels = parsed(LOOP)
-    assert [i.base for i in found][-2:] == ["STG", "EXIT"], "what is behind the end is no part of the program"
+    assert [i.base for i in found][-2:] == ["STG", "EXIT"], "the program ends there"
     assert labels[".L_x_0"] == 1
     load, add, branch = found[1], found[5], found[6]
     assert (load.opcode, load.width, load.line, load.sets, load.stall) == ("LDG.E.128", 16, 6, (2, -1), 1)

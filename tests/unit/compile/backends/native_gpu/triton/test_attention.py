@@ -49,7 +49,7 @@ def plans_of(function, *arguments):
 
     def both(*given):
         value, pull = jax.vjp(lambda *a: function(*a, *given[3:]), *given[:3])
-        return value, pull(jnp.flip(value, 0))  # what the backward pass is given depends on the forward pass
+        return value, pull(jnp.flip(value, 0))  # the cotangent depends on the forward pass
 
     fragment = fragment_of(both, *arguments)
     thunks = prepare_fragment(fragment, GpuTarget()).thunks
@@ -57,7 +57,7 @@ def plans_of(function, *arguments):
 
 
 def arrays_of(plan, seed=0, scale=1.0):
-    """Arrays for every argument, those of results as NaN."""
+    """Arrays for every argument; results begin as NaN."""
     rng, arrays = np.random.default_rng(seed), {}
     for name, view in plan.views.items():
         kind, k = name[0], int(name[1:])
@@ -268,14 +268,14 @@ def _divides_rows(source):
 
 
 def test_fillers_are_numbers_of_the_kernel_s_language():
-    """The text of -inf is no name."""
+    """-inf is printed as a call, not as a name."""
     for plan in plans_of(lambda q, k, v: attend(q, k, v, lambda s: jnp.where(unseen("causal"), s, -jnp.inf)),
                          *heads(16, queries=96, keys=96, batch=(1, 1))):  # fmt: skip
         assert plan.rows and "float('-inf') - v" in attention_kernels(plan).kernels[0].source
 
 
 def test_what_falls_as_the_maximum_grows_is_not_subtracted_before_the_last_key():
-    """exp(x - (3 - max)) is no online sum: what was lost beside a small maximum counts at the end."""
+    """exp(x - (3 - max)) cannot be summed online: terms lost beside a small maximum count at the end."""
 
     def mirrored(q, k, v):
         scores = jnp.einsum("bhqd,bhkd->bhqk", q, k)
@@ -294,7 +294,7 @@ def test_what_falls_as_the_maximum_grows_is_not_subtracted_before_the_last_key()
 
 @pytest.mark.parametrize(("value", "online"), [(-200.0, False), (-1e30, True), (-np.inf, True), (None, True)])
 def test_exponentials_of_online_sums_are_at_most_1(value, online):
-    """A filler above that of the maximum gives infinity where a row has seen nothing; 0 for it is no sum."""
+    """A filler above the maximum's gives infinity where a row has seen nothing, and cannot be summed online."""
 
     def function(q, k, v):
         scores = jnp.einsum("bhqd,bhkd->bhqk", q, k)

@@ -143,7 +143,7 @@ def two_floats(op):
 
 @needs_triton
 def test_quotients_and_roots_are_rounded_to_the_nearest_and_denormals_are_numbers():
-    """Only the compiler knows: what the interpreter computes is exact in any case."""
+    """Only the compiler knows: the interpreter is exact in any case."""
     from mpmd.compile.backends.native_gpu.triton.compiler import TritonCompiler
 
     names = ("divide", "sqrt", "rsqrt", "log")
@@ -164,7 +164,7 @@ def test_quotients_and_roots_are_rounded_to_the_nearest_and_denormals_are_number
 
 @pytest.mark.parametrize("divisor", [768.0, 3.0, 0.25, 1e-30, -41.0, 2.0**120, np.inf, 0.0, np.nan])
 def test_quotients_by_constants_are_rounded_to_the_nearest(divisor):
-    """Also those that are denormal, and those of what is no number."""
+    """Denormals and NaN, too."""
     x = np.random.default_rng(0).standard_normal(20000).astype(np.float32)
     x *= np.float32(2) ** np.random.default_rng(1).integers(-126, 126, x.size).astype(np.float32)
     x[:5] = np.inf, -np.inf, np.nan, 0, 1e-44
