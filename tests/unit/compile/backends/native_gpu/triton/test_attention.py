@@ -294,7 +294,7 @@ def test_what_falls_as_the_maximum_grows_is_not_subtracted_before_the_last_key()
 
 @pytest.mark.parametrize(("value", "online"), [(-200.0, False), (-1e30, True), (-np.inf, True), (None, True)])
 def test_exponentials_of_online_sums_are_at_most_1(value, online):
-    """A filler above the maximum's gives infinity where a row has seen nothing, and cannot be summed online."""
+    """A filler above the maximum's gives infinity where a row has seen nothing: it is not summed online."""
 
     def function(q, k, v):
         scores = jnp.einsum("bhqd,bhkd->bhqk", q, k)
