@@ -14,9 +14,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from examples.pipelined_transformer.config import TrainConfig
-from mpmd.scheduling.appearance import CURVE_COLOUR
 from mpmd.scheduling.chrome_trace import chrome_trace
-from mpmd.scheduling.render import render_text
+from mpmd.scheduling.render import CURVE_COLOUR, render_text
 from mpmd.scheduling.render_svg import render_svg
 from mpmd.scheduling.timeline import Timeline
 

@@ -23,7 +23,7 @@ from mpmd.runtime.program import Program, Stream
 from mpmd.runtime.trace import MeasuredSpan, StepRecorder, TraceRecorder, spans_of, stamped_types
 from mpmd.runtime.verify import verify
 from mpmd.runtime.watchers import WatchingRecorder
-from mpmd.scheduling.task import Phase, Task
+from mpmd.scheduling.table import Phase, Task
 from mpmd.scheduling.timeline import COMPUTE, IDLE, TRANSFER, MemoryCurve, Span, Timeline
 
 Interval = tuple[float, float]

@@ -18,6 +18,6 @@ from mpmd.scheduling.schedule import (
 )
 from mpmd.scheduling.search import SchedulingProblem, SearchResult, search
 from mpmd.scheduling.simulate import simulate
-from mpmd.scheduling.task import Phase, Task
+from mpmd.scheduling.table import Phase, Task
 from mpmd.scheduling.timeline import MemoryCurve, Span, Timeline
 from mpmd.scheduling.validate import linearize, validate

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mpmd.errors import ScheduleError
-from mpmd.scheduling.task import Phase, Task
+from mpmd.scheduling.table import Phase, Task
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,23 @@
-"""Definition of a pipeline schedule: a rule that orders the tasks of any pipeline."""
+"""Pipeline schedules: rules that order the tasks of any pipeline."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from mpmd.errors import ScheduleError
-from mpmd.scheduling.placement import Placement, contiguous
-from mpmd.scheduling.table import Mirror, ScheduleTable
-from mpmd.scheduling.task import Phase, Task
+from mpmd.scheduling.table import (
+    Mirror,
+    Phase,
+    Placement,
+    ScheduleTable,
+    Task,
+    contiguous,
+    looped,
+    visits_of_mesh,
+)
 from mpmd.scheduling.validate import validate
 
 
@@ -112,3 +119,25 @@ def checked_placement(stage_to_mesh: Any, num_stages: int, num_meshes: int) -> P
                 f"stage_to_mesh puts stage {stage} on mesh {mesh!r}, but the meshes are 0 to {num_meshes - 1}"
             )
     return placement
+
+
+@dataclass(frozen=True)
+class RoundRobinSchedule(PipelineSchedule):
+    """A schedule over several stages per mesh, placed round-robin."""
+
+    instead: ClassVar[str]
+    """The schedule that does the same where a mesh has one stage."""
+
+    def placement(self, num_stages: int, num_meshes: int) -> Placement:
+        """Round-robin."""
+        return looped(num_stages, num_meshes)
+
+    def remarks(self, shape: PipelineShape) -> list[str]:
+        """Whether there are rounds at all."""
+        if any(count > 1 for count in visits_of_mesh(shape.placement).values()):
+            return []
+        return [
+            f"schedule {self.name!r} comes to every mesh several times, but here to each once: it has "
+            "nothing to interleave\n  give each mesh several stages that are not neighbours, "
+            f"or use {self.instead}"
+        ]

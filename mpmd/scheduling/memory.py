@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mpmd.scheduling.costs import Costs
-from mpmd.scheduling.table import ScheduleTable
-from mpmd.scheduling.task import Phase, Task
+from mpmd.scheduling.table import Phase, ScheduleTable, Task
 from mpmd.scheduling.timeline import MemoryCurve, Span
 
 CATEGORIES = ("parameters", "gradients", "residuals", "activations", "workspace", "batch")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-from mpmd.scheduling.appearance import (
+from mpmd.scheduling.render import (
     COLOURS,
     IDLE_COLOUR,
     INK,
@@ -18,7 +18,7 @@ from mpmd.scheduling.appearance import (
     phases_of,
 )
 from mpmd.scheduling.render_svg import describe, ticks
-from mpmd.scheduling.task import Task
+from mpmd.scheduling.table import Task
 from mpmd.scheduling.timeline import COMPUTE, IDLE, TRANSFER, MemoryCurve, Span, Timeline
 
 _CATEGORY_COLOURS = ("#6f7f8f", "#009e73", "#e69f00", "#0072b2", "#cc79a7", "#d55e00", "#56b4e9", "#b3a125")

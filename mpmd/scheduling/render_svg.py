@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from mpmd.scheduling.appearance import (
+from mpmd.scheduling.render import (
     COLOURS,
     IDLE_COLOUR,
     INK,

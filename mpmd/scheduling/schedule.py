@@ -7,22 +7,12 @@ from typing import Any
 
 from mpmd.errors import ScheduleError, close_to
 from mpmd.scheduling.definition import PipelineSchedule
-from mpmd.scheduling.schedules.circular import Circular
-from mpmd.scheduling.schedules.dualpipe import DualPipe
-from mpmd.scheduling.schedules.dualpipe_v import DualPipeV
-from mpmd.scheduling.schedules.eager_1f1b import EagerOneFOneB
-from mpmd.scheduling.schedules.forward_only import ForwardOnly
-from mpmd.scheduling.schedules.gpipe import GPipe
-from mpmd.scheduling.schedules.interleaved_1f1b import Interleaved1F1B
-from mpmd.scheduling.schedules.interleaved_zb import InterleavedZeroBubble
-from mpmd.scheduling.schedules.looped_bfs import LoopedBFS
-from mpmd.scheduling.schedules.one_f_one_b import OneFOneB
+from mpmd.scheduling.schedules.dualpipe import DualPipe, DualPipeV
+from mpmd.scheduling.schedules.gpipe import Circular, ForwardOnly, GPipe, LoopedBFS
+from mpmd.scheduling.schedules.one_f_one_b import EagerOneFOneB, Interleaved1F1B, OneFOneB
 from mpmd.scheduling.schedules.user import FixedSchedule, from_csv, from_function, from_table  # noqa: F401
-from mpmd.scheduling.schedules.v_half import VHalf
-from mpmd.scheduling.schedules.v_min import VMin
-from mpmd.scheduling.schedules.zb_h1 import ZeroBubbleH1
-from mpmd.scheduling.schedules.zb_h2 import ZeroBubbleH2
-from mpmd.scheduling.schedules.zb_v import ZeroBubbleV
+from mpmd.scheduling.schedules.v_shaped import VHalf, VMin, ZeroBubbleV
+from mpmd.scheduling.schedules.zero_bubble import InterleavedZeroBubble, ZeroBubbleH1, ZeroBubbleH2
 from mpmd.scheduling.table import ScheduleTable
 
 _ALL: tuple[type[PipelineSchedule], ...] = (

@@ -6,26 +6,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mpmd.errors import ScheduleError
-from mpmd.scheduling.appearance import duration
 from mpmd.scheduling.bounds import lower_bound
 from mpmd.scheduling.costs import Costs, Link, Transfer
 from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
 from mpmd.scheduling.exact import branch_and_bound
-from mpmd.scheduling.improve import improve
 from mpmd.scheduling.list_schedule import (
     Ordered,
     backward_first,
     fill_weights,
     forward_first,
+    improve,
     list_schedule,
     old_first,
 )
 from mpmd.scheduling.memory import peak_activations
-from mpmd.scheduling.placement import Placement
+from mpmd.scheduling.render import duration
 from mpmd.scheduling.schedule import SCHEDULES
 from mpmd.scheduling.simulate import simulate
-from mpmd.scheduling.table import ScheduleTable
-from mpmd.scheduling.task import Phase
+from mpmd.scheduling.table import Phase, Placement, ScheduleTable
 from mpmd.scheduling.timeline import Timeline
 from mpmd.scheduling.validate import validate
 from mpmd.scheduling.workload import BACKWARD, FORWARD, WEIGHTS, Step, Workload, costed_workload, expand

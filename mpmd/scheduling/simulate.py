@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from mpmd.errors import ScheduleError
 from mpmd.scheduling.costs import Costs, Link, Transfer, link_between
 from mpmd.scheduling.memory import memory_over_time
-from mpmd.scheduling.table import ScheduleTable
-from mpmd.scheduling.task import Phase, Task
+from mpmd.scheduling.table import Phase, ScheduleTable, Task
 from mpmd.scheduling.timeline import IDLE, TRANSFER, Span, Timeline
 from mpmd.scheduling.validate import linearize
 

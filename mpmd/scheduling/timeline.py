@@ -7,7 +7,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mpmd.scheduling.task import Task
+from mpmd.scheduling.table import Task
 
 COMPUTE = "compute"
 TRANSFER = "transfer"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpmd.errors import ScheduleError, collect
-from mpmd.scheduling.table import ScheduleTable
-from mpmd.scheduling.task import Phase, Task
+from mpmd.scheduling.table import Phase, ScheduleTable, Task
 
 _MAX_PROBLEMS = 8
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from mpmd.scheduling.costs import Costs, Link, Transfer, link_between
 from mpmd.scheduling.definition import PipelineShape
-from mpmd.scheduling.placement import Placement, Visit, visits
-from mpmd.scheduling.task import Phase, Task
+from mpmd.scheduling.table import Phase, Placement, Task, Visit, visits
 
 FORWARD, BACKWARD, WEIGHTS = 0, 1, 2
 """Kinds of steps.  ``BACKWARD`` is ``B``, or ``I`` where the backward is split."""

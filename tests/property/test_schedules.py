@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mpmd.errors import ScheduleError
 from mpmd.scheduling import SCHEDULES, Costs, Link, ScheduleTable, StageCosts, Task, get_schedule, simulate
 from mpmd.scheduling.memory import peak_activations
-from mpmd.scheduling.placement import visits_of_mesh
+from mpmd.scheduling.table import visits_of_mesh
 from mpmd.scheduling.validate import linearize, validate
 
 SINGLE_VISIT = {"1f1b", "eager_1f1b", "zb_h1", "zb_h2", "dualpipe"}

@@ -10,10 +10,9 @@ from mpmd.api.planning.candidate import PlanCandidate, PlanChoice
 from mpmd.api.planning.costs import StepSizes, division_costs, link_of, update_seconds
 from mpmd.errors import ScheduleError
 from mpmd.scheduling.costs import Costs
-from mpmd.scheduling.placement import visits
 from mpmd.scheduling.schedule import get_schedule
 from mpmd.scheduling.simulate import simulate
-from mpmd.scheduling.table import ScheduleTable
+from mpmd.scheduling.table import ScheduleTable, visits
 from mpmd.tracing.stages.automatic import DivisionChoice
 from mpmd.tracing.stages.costs import DeviceRates
 from mpmd.tracing.stages.division import Meshes, Segments, choose

@@ -1,4 +1,4 @@
-"""DualPipe: two copies of every stage, microbatches enter at both ends."""
+"""DualPipe: two copies of the stages, in opposite directions; and its form with one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
 from mpmd.scheduling.list_schedule import backward_first, forward_first, list_schedule, old_first
-from mpmd.scheduling.placement import pipeline_positions
-from mpmd.scheduling.table import Mirror
-from mpmd.scheduling.task import Task
+from mpmd.scheduling.schedules.v_shaped import VShaped
+from mpmd.scheduling.table import Mirror, Task, pipeline_positions
 from mpmd.scheduling.workload import expand, unit_workload
 
 
@@ -48,3 +47,19 @@ class DualPipe(PipelineSchedule):
             for priority in (backward_first, old_first, forward_first)
         ]
         return expand(workload, min(found, key=lambda ordered: ordered.makespan_s).orders)
+
+
+@dataclass(frozen=True)
+class DualPipeV(VShaped):
+    """The V-shaped half of DualPipe: half a microbatch more of memory than ``zb_v``.
+
+    Idle per mesh ``p-1`` tasks of one stage; every mesh holds at most ``p+1/2`` microbatches.
+
+    Source: DeepSeek, DualPipe, 2025; Liu et al., the halving procedure.
+    """
+
+    name = "dualpipe_v"
+
+    def limit(self, num_meshes: int) -> int:
+        """``2p+1``."""
+        return 2 * num_meshes + 1

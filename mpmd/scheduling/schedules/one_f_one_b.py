@@ -1,4 +1,4 @@
-"""1F1B: a microbatch's backward as early as possible; then one forward, one backward."""
+"""1F1B: one forward and one backward in turn; with several stages a mesh, and earlier forwards."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
-from mpmd.scheduling.placement import Visit, pipeline_positions
-from mpmd.scheduling.task import Phase, Task
+from mpmd.errors import ScheduleError
+from mpmd.scheduling.definition import PipelineSchedule, PipelineShape, RoundRobinSchedule
+from mpmd.scheduling.table import Phase, Task, Visit, pipeline_positions
+from mpmd.scheduling.workload import expand, unit_workload
+from mpmd.scheduling.zigzag import best_order, zigzag
 
 
 @dataclass(frozen=True)
@@ -44,3 +46,56 @@ def alternate(visit: Visit, warm_up: int, num_microbatches: int) -> list[Task]:
         if turn >= 0:
             order += (Task(s, turn, Phase.B) for s in reversed(visit.stages))
     return order
+
+
+@dataclass(frozen=True)
+class EagerOneFOneB(OneFOneB):
+    """1F1B with twice the warm-up: a transfer may take as long as a task without a wait.
+
+    Idle as 1F1B when transfers are instant; position ``r`` of ``p`` holds ``min(m, 2(p-r)-1)`` microbatches.
+
+    Source: Zhuang et al., On Optimizing the Communication of Model Parallelism, 2022.
+    """
+
+    name = "eager_1f1b"
+    warm_up_factor = 2
+
+
+@dataclass(frozen=True)
+class Interleaved1F1B(RoundRobinSchedule):
+    """1F1B over ``v`` stages per mesh, placed round-robin.
+
+    Idle per mesh ``(p-1)(F+B)/v``; position ``r`` of ``p`` holds ``(v-1)p + 2(p-1-r) + 1`` stages'
+    activations of a microbatch.  Where microbatches or stages do not divide evenly, the order comes from
+    list scheduling within the same memory.
+
+    Attributes:
+        extra_warm_up: more forwards before the first backward; one hides transfers (the order of Kimi K2).
+        group: microbatches that pass a stage together; None: as many as meshes.
+
+    Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters, 2021.
+    """
+
+    extra_warm_up: int = 0
+    group: int | None = None
+
+    name = "interleaved_1f1b"
+    instead = "1f1b"
+
+    def __post_init__(self) -> None:
+        if self.extra_warm_up < 0 or (self.group is not None and self.group < 1):
+            raise ScheduleError(
+                "schedule 'interleaved_1f1b': extra_warm_up must not be negative and group at least 1, "
+                f"got {self.extra_warm_up} and {self.group}"
+            )
+
+    def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
+        """``(v-1)p + 2(p-1-r)`` forwards first, where ``r`` is the position of the mesh in the pipeline."""
+        workload = unit_workload(shape, splits=False)
+        meshes = len({chain.mesh for chain in workload.chains})
+        size = self.group or meshes
+
+        def warm_up(place: int, chains: int) -> int:
+            return (chains - 1) * size + 2 * (meshes - 1 - place) + self.extra_warm_up
+
+        return expand(workload, best_order(workload, zigzag(workload, warm_up, size)).orders)

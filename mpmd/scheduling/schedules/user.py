@@ -10,9 +10,7 @@ from typing import Any
 
 from mpmd.errors import ScheduleError, collect
 from mpmd.scheduling.definition import PipelineSchedule, PipelineShape, checked_placement
-from mpmd.scheduling.placement import Placement, contiguous, folded, looped
-from mpmd.scheduling.table import Mirror, ScheduleTable
-from mpmd.scheduling.task import Phase, Task
+from mpmd.scheduling.table import Mirror, Phase, Placement, ScheduleTable, Task, contiguous, folded, looped
 from mpmd.scheduling.validate import validate
 
 _PLACEMENTS: dict[str, Callable[[int, int], Placement]] = {

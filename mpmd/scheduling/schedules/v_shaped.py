@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from mpmd.errors import ScheduleError
 from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
 from mpmd.scheduling.list_schedule import backward_first, list_schedule, old_first
-from mpmd.scheduling.placement import Placement, contiguous
-from mpmd.scheduling.task import Task
-from mpmd.scheduling.v_patterns import VPattern, is_v_shaped, pattern_candidates
+from mpmd.scheduling.table import Placement, Task, contiguous
+from mpmd.scheduling.v_patterns import (
+    V_HALF_PATTERNS,
+    V_MIN_PATTERNS,
+    VPattern,
+    is_v_shaped,
+    pattern_candidates,
+)
 from mpmd.scheduling.workload import expand, limits, unit_workload
 
 
@@ -79,3 +85,54 @@ class VShaped(PipelineSchedule):
         if is_v_shaped(workload):
             found += pattern_candidates(workload, self.patterns, most)
         return expand(workload, min(found, key=lambda ordered: ordered.makespan_s).orders)
+
+
+@dataclass(frozen=True)
+class ZeroBubbleV(VShaped):
+    """The memory of 1F1B, no idle time between a mesh's first and last task.
+
+    Idle per mesh at most ``(p-1)F`` of one stage; every mesh holds at most ``p`` microbatches.
+
+    Source: Qi et al., Pipeline Parallelism with Controllable Memory, 2024.
+    """
+
+    name = "zb_v"
+
+    def limit(self, num_meshes: int) -> int:
+        """Twice ``p``."""
+        return 2 * num_meshes
+
+
+@dataclass(frozen=True)
+class VHalf(VShaped):
+    """Half the memory of 1F1B.
+
+    Idle per mesh ``3p-7`` tasks of one stage; every mesh holds at most ``(p+2)//2`` microbatches.
+
+    Source: Qi et al., Pipeline Parallelism with Controllable Memory, 2024.
+    """
+
+    name = "v_half"
+    patterns = V_HALF_PATTERNS
+
+    def limit(self, num_meshes: int) -> int:
+        """Twice ``(p+2)//2``."""
+        return 2 * ((num_meshes + 2) // 2)
+
+
+@dataclass(frozen=True)
+class VMin(VShaped):
+    """A third of the memory of 1F1B.
+
+    Idle per mesh at most ``4p-5`` tasks of one stage when all tasks take equally long, more when they do not;
+    every mesh holds at most ``(p+4)//3`` microbatches.
+
+    Source: Qi et al., Pipeline Parallelism with Controllable Memory, 2024.
+    """
+
+    name = "v_min"
+    patterns = V_MIN_PATTERNS
+
+    def limit(self, num_meshes: int) -> int:
+        """Twice ``(p+4)//3``."""
+        return 2 * ((num_meshes + 4) // 3)

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from mpmd.scheduling.appearance import COLOURS
+from mpmd.scheduling.render import COLOURS
 from mpmd.tools.explorer.changes import CHANGED, MOVED_HERE, NEW
 from mpmd.tools.explorer.graph import Graph
 

@@ -9,8 +9,7 @@ from mpmd.scheduling import SCHEDULES, Costs, Link, StageCosts, get_schedule, si
 from mpmd.scheduling.bounds import lower_bound
 from mpmd.scheduling.definition import PipelineShape
 from mpmd.scheduling.exact import branch_and_bound
-from mpmd.scheduling.improve import improve
-from mpmd.scheduling.list_schedule import Clockwork, Ordered, fill_weights, list_schedule
+from mpmd.scheduling.list_schedule import Clockwork, Ordered, fill_weights, improve, list_schedule
 from mpmd.scheduling.memory import peak_activations
 from mpmd.scheduling.search import SchedulingProblem, search
 from mpmd.scheduling.validate import validate
