@@ -6,7 +6,7 @@ import collections
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.propagation.defer_reductions import NAME
+from mpmd.passes.propagation.defer_reductions import REDUCTION
 
 
 class IssueReductions(FunctionPass):
@@ -34,7 +34,7 @@ class IssueReductions(FunctionPass):
         place = {op: i for i, op in enumerate(ir.ops(f))}
         waiting = _waiting(f)
         for fragment in ir.fragments(f):
-            if fragment.inferred_by != [NAME]:
+            if fragment.inferred_by != [REDUCTION]:
                 continue
             made = max((place[op] for v in fragment.inputs if (op := ir.producer(v)) is not None), default=0)
             for other in waiting[fragment.mesh]:

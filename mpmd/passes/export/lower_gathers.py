@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.propagation.hoist_gathers import NAME
+from mpmd.passes.propagation.hoist_gathers import GATHERING
 from mpmd.sharding.device_program import DeviceProgram
 from mpmd.sharding.shards import axes_of
 from mpmd.sharding.splits import innermost, split_axes, split_of, without
@@ -30,7 +30,7 @@ class LowerGathers(FunctionPass):
     def rewrite_function(self, f: ir.Func) -> None:
         """Each fragment of gathers."""
         for fragment in ir.fragments(f):
-            if fragment.inferred_by == [NAME]:
+            if fragment.inferred_by == [GATHERING]:
                 _lower(fragment, axes_of(f.topology[fragment.mesh]))
 
 

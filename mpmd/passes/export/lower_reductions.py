@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.dead_ops import erase_dead_ops
-from mpmd.passes.propagation.defer_reductions import NAME
+from mpmd.passes.propagation.defer_reductions import REDUCTION
 from mpmd.sharding.shards import axes_of
 from mpmd.sharding.splits import split_of, without
 from mpmd.sharding.sums import REDUCES_TERMS, Sum, sums
@@ -34,7 +34,7 @@ class LowerReductions(FunctionPass):
     def rewrite_function(self, f: ir.Func) -> None:
         """Each fragment of sums, and each body of microbatches with sums."""
         for fragment in ir.fragments(f):
-            if fragment.inferred_by == [NAME]:
+            if fragment.inferred_by == [REDUCTION]:
                 _lower_at_end(fragment, axes_of(f.topology[fragment.mesh]))
         _lower_in_microbatches(f)
 

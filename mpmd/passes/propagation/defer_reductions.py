@@ -29,7 +29,7 @@ from mpmd.sharding.shards import axes_of
 from mpmd.sharding.splits import Split, sharding_of, split_of, without, without_axes
 from mpmd.support import diagnostics
 
-NAME = "defer_reductions"
+REDUCTION = "defer_reductions"
 STARTS = "start_reductions"
 
 
@@ -455,7 +455,7 @@ class _Deferring:
 
         inputs = [*(self.carried[total.end][0] for total in totals), *(value for _, value in starts)]
         made_sums = ir.make_fragment(
-            old.mesh, inputs, kinds, ir.after(made), body, inferred_by=[NAME], location=old.location
+            old.mesh, inputs, kinds, ir.after(made), body, inferred_by=[REDUCTION], location=old.location
         )
         for total, value in zip(totals, made_sums.results):
             ir.replace_uses(total.end, value)

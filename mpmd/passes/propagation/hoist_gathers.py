@@ -25,7 +25,7 @@ from mpmd.sharding.gathers import axes_needed_whole
 from mpmd.sharding.partial import tensor
 from mpmd.sharding.splits import split_axes
 
-NAME = "hoist_gathers"
+GATHERING = "hoist_gathers"
 
 
 class HoistGathers(FunctionPass):
@@ -206,7 +206,7 @@ def _gather(first: ir.Fragment, wanted: Sequence[_Whole]) -> Sequence[ir.Value]:
         types.append(ir.MeshTensor.get(kind.mesh, narrow, None, kind.memory_kind))
     made = ir.make_fragment(
         first.mesh, [x.value for x in wanted], types, ir.before(first), body,
-        inferred_by=[NAME], location=first.location,
+        inferred_by=[GATHERING], location=first.location,
     )  # fmt: skip
     shardings.write(made, "out_shardings", [without_axes(x.sharding, x.axes, is_closed=True) for x in wanted])
     return list(made.results)
