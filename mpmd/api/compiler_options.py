@@ -17,7 +17,7 @@ from mpmd.api.ambient import without_ambient_mesh
 from mpmd.compile.fragment import FragmentModule
 from mpmd.errors import ConfigError, close_to, collect
 from mpmd.passes.calls.mirror_stages import SUFFIX
-from mpmd.passes.export.compiler_options import names_of, put_rows
+from mpmd.passes.export.programs import names_of, put_rows
 from mpmd.support import diagnostics
 from mpmd.support.compiler_options import (
     FragmentOptions,

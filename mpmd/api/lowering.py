@@ -51,8 +51,7 @@ from mpmd.support.diagnostics import Diagnostic, Diagnostics, Severity
 from mpmd.support.garbage import garbage_kept
 from mpmd.support.passes import Pass, with_overrides
 from mpmd.support.pipeline import Timing, Watch, name_of, run_pipeline
-from mpmd.support.readable import readable
-from mpmd.support.source import frames_of
+from mpmd.support.source import frames_of, readable
 from mpmd.tracing.trace import to_module
 
 _OVER_HLO = "hlo-"

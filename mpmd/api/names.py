@@ -13,7 +13,7 @@ from typing import Any
 from mpmd import ir
 from mpmd.api.config import Config, did_you_mean
 from mpmd.errors import ConfigError, collect
-from mpmd.passes import regions
+from mpmd.passes import structure
 from mpmd.passes.calls.mirror_stages import SUFFIX
 from mpmd.runtime.instructions import Run
 from mpmd.runtime.program import Program
@@ -56,7 +56,7 @@ def check_names(module: ir.Module, config: Config, called: CalledNames) -> dict[
                 tensors.add(ir.StringAttr(op.attributes["name"]).value)
                 continue
             computations.setdefault(op.named.name, op)
-            if not any(isinstance(outer, ir.NamedComputation) for outer in regions.around(op)):
+            if not any(isinstance(outer, ir.NamedComputation) for outer in structure.around(op)):
                 outermost.setdefault(op.named.name, op)
     used = {*computations, *tensors, *called.ever}
     unused = [name for name in config.assignment if name not in used]

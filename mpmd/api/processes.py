@@ -28,7 +28,7 @@ from mpmd.runtime.processes.part import Part
 from mpmd.runtime.processes.settings import settings_text
 from mpmd.runtime.processes.world import world
 from mpmd.runtime.program import Program, processes_text
-from mpmd.support.pending_warning import PendingWarning
+from mpmd.support.user_warnings import PendingWarning
 
 T = TypeVar("T")
 

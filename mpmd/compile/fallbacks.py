@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from mpmd.compile.backends.mixed import MixedExecutable
 from mpmd.compile.executable import Executable
-from mpmd.support.pending_warning import PendingWarning
+from mpmd.support.user_warnings import PendingWarning
 
 _MAX_NAMES = 8
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from mpmd import ir
 from mpmd.errors import CompileError, ConfigError
-from mpmd.passes.export.compiler_options import ATTRIBUTE, read_options
+from mpmd.passes.export.programs import ATTRIBUTE, read_options
 from mpmd.sharding.shards import axes_by_dim
 from mpmd.support.compiler_options import FragmentOptions
 

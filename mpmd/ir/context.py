@@ -14,7 +14,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir as jax_mlir
 
-from mpmd.support.once import once
+from mpmd.support.memoisation import once
 
 
 @once

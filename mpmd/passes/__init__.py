@@ -1,4 +1,4 @@
-"""Every pass over the MPMD IR, by name.  One pass per file; a family's table is in its package."""
+"""Every pass over the MPMD IR, by name.  A family's table is in its package."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mpmd import ir
-from mpmd.passes.call_order import called_by, reached_from
+from mpmd.passes.structure import called_by, reached_from
 
 _SHARDING = "sdy.sharding"
 _PLAIN = ("sdy.constant", "sdy.return")

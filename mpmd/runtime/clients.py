@@ -26,7 +26,7 @@ from typing import Any, Literal
 from mpmd import jax_compat
 from mpmd.errors import ConfigError
 from mpmd.support.cores import on_cores
-from mpmd.support.native_lifetime import keep_past_exit
+from mpmd.support.garbage import keep_past_exit
 
 Pinning = Literal["auto", "always", "never"]
 

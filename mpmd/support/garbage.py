@@ -1,11 +1,13 @@
-"""Garbage collection of reference cycles, paused while many objects are built."""
+"""Reference cycles collected later, and objects that native code uses until the process ends."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 MIN_AGED = 10_000
 """Objects: fewer are left to the next collection, which takes less than a millisecond."""
@@ -58,3 +60,13 @@ def _age() -> None:
     else:
         gc.freeze()
         gc.unfreeze()
+
+
+def keep_past_exit(used: Any) -> None:
+    """Keeps an object alive until `release` is called, or else until the process ends."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(used))
+
+
+def release(used: Any) -> None:
+    """Undoes one call of `keep_past_exit`: native code does not use the object any more."""
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(used))

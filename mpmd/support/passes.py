@@ -25,7 +25,7 @@ from mpmd.errors import ConfigError, close_to
 class Pass(abc.ABC):
     """One step of a pipeline, a frozen record: its fields are its options.
 
-    Its name is its file, flag and command line: `ForgetStages` is `mpmd-forget-stages` in `forget_stages.py`.
+    Its name is its class, flag and command line: `ForgetStages` is `mpmd-forget-stages`.
     The docstring of a pass is: one line; before -> after; Requires; Ensures; Cost; Source.
     """
 

@@ -22,8 +22,8 @@ import functools
 import re
 
 from mpmd import ir
-from mpmd.passes import regions
-from mpmd.passes.calls.inlining import inline_call
+from mpmd.passes import structure
+from mpmd.passes.calls.inline import inline_call
 from mpmd.tracing.inline import body_copy, inline_all
 from mpmd.tracing.names import MICROBATCHES, decode
 from mpmd.tracing.scans import counted_loop, make_for, unroll
@@ -95,7 +95,7 @@ class Expansion:
         Iterations may then differ in the names that they run.  Microbatches do not.
         """
         for op in ir.walk(loop):
-            if regions.is_conditional(op) and self._names_in(op):
+            if structure.is_conditional(op) and self._names_in(op):
                 return True
             if isinstance(op, ir.FuncCall) and decode(op.callee.value) is None:
                 if self._names_in_branches(self.symbols[op.callee.value]):

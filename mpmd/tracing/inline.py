@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mpmd import ir
-from mpmd.passes.calls.inlining import inline_call
+from mpmd.passes.calls.inline import inline_call
 
 
 def body_copy(f: ir.Func) -> ir.Func:

@@ -103,7 +103,7 @@ ROWS: tuple[Precondition, ...] = (
         f"{_TEXT}[import_/infer-mesh-rewrite-using-analysis-0]",
     ),
     Precondition(
-        _INFER + "assign_mesh_func_leaves.py:_Leaves._wrap_resultless",
+        _INFER + "assign.py:_Leaves._wrap_resultless",
         "Of ops without results, those are done on every mesh that may be done twice.",
         " or not ir.is_duplicable(op)",
         "",
@@ -226,7 +226,7 @@ ROWS: tuple[Precondition, ...] = (
         f"{_TEXT}[calls/carry-sums-through-calls-0]",
     ),
     Precondition(
-        _CALLS + "erase_unused_callee_block_arguments.py:_erase_unused",
+        _CALLS + "signatures.py:_erase_unused",
         "A callee that is not called any more has no side effects.",
         " and all(map(ir.is_side_effect_free, ir.ops(f)))",
         "",
@@ -268,14 +268,14 @@ ROWS: tuple[Precondition, ...] = (
         f"{_TEXT}[merge/merge-inferred-fragments-0]",
     ),
     Precondition(
-        _MERGE + "merge_inferred_fragments.py:_is_cheap",
+        _MERGE + "merge_inferred.py:_is_cheap",
         "A fragment cloned for each consumer may be done twice.",
         " and ir.is_duplicable(fragment)",
         "",
         f"{_TEXT}[merge/merge-inferred-fragments-cloned-0]",
     ),
     Precondition(
-        _MERGE + "merge_inferred_fragments.py:MergeInferredFragments.allows",
+        _MERGE + "merge_inferred.py:MergeInferredFragments.allows",
         "The halves of a split fragment stay apart.",
         "not (producer.split_keep_transferred and consumer.split_drop_transferred)",
         "True",
@@ -303,7 +303,7 @@ ROWS: tuple[Precondition, ...] = (
         f"{_TEXT}[merge/absorb-inferred-fragments-0]",
     ),
     Precondition(
-        _MERGE + "merge_forward_with_backward.py:MergeForwardWithBackward.candidate",
+        _MERGE + "merge_named.py:MergeForwardWithBackward.candidate",
         "No other fragment of the mesh is between the two.",
         " and closest == next(following, None)",
         "",
@@ -313,12 +313,10 @@ ROWS: tuple[Precondition, ...] = (
 
 ALWAYS: dict[str, str] = {
     _CALLS + "signatures.py:drop_from_call": "the call is replaced by one with fewer operands and results",
-    _PASSES + "fragments/bodies.py:outline": "the terminator is replaced",
+    _PASSES + "fragments/splitting.py:outline": "the terminator is replaced",
     _PASSES + "fragments/dropping.py:drop": "the fragment is replaced; the caller chooses what nothing uses",
-    _PASSES + "fragments/dead_ops.py:erase_dead_ops": "each op is asked about",
-    _PASSES + "import_/simplify_named_computations.py:SimplifyNamedComputations.rewrite_function": (
-        "each op is asked about"
-    ),
+    _PASSES + "fragments/dropping.py:erase_dead_ops": "each op is asked about",
+    _PASSES + "import_/named.py:SimplifyNamedComputations.rewrite_function": ("each op is asked about"),
     _PASSES + "import_/assigning.py:wrap": "one copy; the caller says for which users, and erases the op",
     _PASSES + "import_/assigning.py:remove_dead_ops": "each op is asked about",
     _PASSES
@@ -329,15 +327,15 @@ ALWAYS: dict[str, str] = {
     _INFER + "convert_reduce_ops.py:_convert": (
         "a sum that is part of another one goes if nothing else reads it; it has no effects"
     ),
-    _INFER + "loops.py:LoopAssignment._rebuild": "the loop is replaced",
-    _CALLS + "inlining.py:inline_call": "the call is replaced by one copy of the body, and is erased",
-    _CALLS + "unroll_for_loops.py:_unroll": "each iteration is one copy, and the loop is erased",
+    _INFER + "flow.py:LoopAssignment._rebuild": "the loop is replaced",
+    _CALLS + "inline.py:inline_call": "the call is replaced by one copy of the body, and is erased",
+    _CALLS + "unroll.py:_unroll": "each iteration is one copy, and the loop is erased",
     _CALLS + "mirror_stages.py:MirrorStages._copy": "each call calls one of the two copies",
     _CALLS + "shared_bodies.py:_call_instead": "the fragment is replaced; constants alone are copied",
     _CALLS + "shared_bodies.py:narrow_calls": "the call is replaced; ops that leave the body are dead",
     _PASSES
     + "import_/fold_constant_branches.py:_fold": "the conditional is replaced by the branch that is taken",
-    _PASSES + "merge/merge_inferred_by_round.py:MergeInferredByRound.rewrite_function": (
+    _PASSES + "merge/merge_inferred.py:MergeInferredByRound.rewrite_function": (
         "a fragment reads earlier rounds alone, so that merged ones form no cycle"
     ),
     _PASSES + "fragments/merging.py:merge": "ops move, in their order; the caller has compared positions",

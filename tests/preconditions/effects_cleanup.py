@@ -65,35 +65,35 @@ ROWS: tuple[Precondition, ...] = (
         f"{_TEXT}[propagation/simplify-program-0]",
     ),
     Precondition(
-        _CLEANUP + "fragment_dedup.py:FragmentDedup.rewrite_function",
+        _CLEANUP + "fragments.py:FragmentDedup.rewrite_function",
         "Equal results have one type: the same sharding and memory.",
         "first_result.setdefault((value, result.type), result)",
         "first_result.setdefault((value, None), result)",
         f"{_TEXT}[cleanup/fragment-dedup-0]",
     ),
     Precondition(
-        _CLEANUP + "copy_constants.py:CopyConstants.rewrite_function",
+        _CLEANUP + "constants.py:CopyConstants.rewrite_function",
         "Only a constant is done again in each reader.",
         "if ir.is_constant(constant):",
         "if constant is not None and not len(constant.operands):",
         "tests/property/test_directed_effects.py::test_effects_and_values[mpmd-copy-constants]",
     ),
     Precondition(
-        _CLEANUP + "copy_cheap_constants.py:CopyCheapConstants._plan",
+        _CLEANUP + "constants.py:CopyCheapConstants._plan",
         "All that a value is computed from may be done again, and costs next to nothing.",
         "op is None or op.operation.name not in CHEAP or len(op.operation.regions)",
         "op is None",
         "tests/property/test_directed_effects.py::test_effects_and_values[mpmd-copy-cheap-constants]",
     ),
     Precondition(
-        _CLEANUP + "recompute_cheap_residuals.py:_is_cheap",
+        _CLEANUP + "recompute.py:_is_cheap",
         "Only data movement and arithmetic that is fused into its use is done again.",
         "op.operation.name in CHEAP and ",
         "",
         "tests/property/test_directed_effects.py::test_effects_and_values[mpmd-recompute-cheap-residuals]",
     ),
     Precondition(
-        _CLEANUP + "recompute_attention.py:_is_of_rows",
+        _CLEANUP + "recompute.py:_is_of_rows",
         "Only products of rows, elementwise work and reductions are done again.",
         "return op.operation.name in _ROWS",
         "return True",
@@ -194,28 +194,28 @@ ROWS: tuple[Precondition, ...] = (
         f"{_TEXT}[cleanup/simplify-stablehlo-1]",
     ),
     Precondition(
-        _TRANSFERS + "combine_before_transfer.py:CombineBeforeTransfer.rewrite_function",
+        _TRANSFERS + "merge_transfers.py:CombineBeforeTransfer.rewrite_function",
         "A fragment that moves to another mesh may.",
         " and ir.is_movable(fragment)",
         "",
         _COMBINED,
     ),
     Precondition(
-        _TRANSFERS + "combine_before_transfer.py:_better_mesh",
+        _TRANSFERS + "merge_transfers.py:_better_mesh",
         "Nothing else reads the values that are sent.",
         "any(user != fragment for op in transfers for user in ir.users(op))",
         "False",
         _COMBINED,
     ),
     Precondition(
-        _TRANSFERS + "combine_before_transfer.py:_better_mesh",
+        _TRANSFERS + "merge_transfers.py:_better_mesh",
         "No operand and no result is in host memory.",
         "kind.on_host or ",
         "",
         _COMBINED,
     ),
     Precondition(
-        _TRANSFERS + "combine_before_transfer.py:_better_mesh",
+        _TRANSFERS + "merge_transfers.py:_better_mesh",
         "All operands come from one mesh.",
         "len(sources) != 1 or ",
         "",
@@ -236,21 +236,21 @@ ROWS: tuple[Precondition, ...] = (
         f"{_TEXT}[transfers/merge-transfers-0]",
     ),
     Precondition(
-        _TRANSFERS + "remove_transfer_cycles.py:value_that_comes_back",
+        _TRANSFERS + "merge_transfers.py:value_that_comes_back",
         "The way does not lead through host memory.",
         "if value.type.on_host:",
         "if False:",
         f"{_TEXT}[transfers/remove-transfer-cycles-0]",
     ),
     Precondition(
-        _TRANSFERS + "remove_transfer_cycles.py:value_that_comes_back",
+        _TRANSFERS + "merge_transfers.py:value_that_comes_back",
         "The value has the type of the result: mesh, sharding and memory.",
         "if value.type == transfer.result.type:",
         "if value.type.mesh == transfer.result.type.mesh:",
         f"{_TEXT}[transfers/remove-transfer-cycles-0]",
     ),
     Precondition(
-        _TRANSFERS + "uniquify_carried_values.py:UniquifyCarriedValues.rewrite_function",
+        _TRANSFERS + "carried.py:UniquifyCarriedValues.rewrite_function",
         "Unnamed work makes the start value, and something else reads it.",
         "if len(ir.users(first.inputs[position])) > 1:",
         "if True:",
@@ -327,14 +327,14 @@ ROWS: tuple[Precondition, ...] = (
         f"{_TEXT}[export/lower-to-fragment-calls-0]",
     ),
     Precondition(
-        _EXPORT + "delay_inferred_fragments.py:DelayInferredFragments.rewrite_function",
+        _EXPORT + "delays.py:DelayInferredFragments.rewrite_function",
         "A fragment moves no further than to its first user.",
         "in_block_order(ir.users(fragment))[0]",
         "in_block_order(ir.users(fragment))[-1]",
         f"{_TEXT}[export/delay-inferred-fragments-0]",
     ),
     Precondition(
-        _EXPORT + "delay_transfers_from_cpu.py:DelayTransfersFromCpu.rewrite_function",
+        _EXPORT + "delays.py:DelayTransfersFromCpu.rewrite_function",
         "A transfer moves no further than to its first user.",
         "in_block_order(ir.users(transfer))[0]",
         "in_block_order(ir.users(transfer))[-1]",
@@ -358,21 +358,20 @@ ROWS: tuple[Precondition, ...] = (
 
 ALWAYS: dict[str, str] = {
     _FRAGMENTS + "residuals.py:recompute": "the caller has chosen ops that may be done again",
-    _PASSES + "propagation/convert_sdy_constants.py:_complex_constant": "a constant is replaced",
-    _PASSES + "propagation/fit_shardings_to_meshes.py": "only meshes that nothing names any more",
-    _PASSES + "propagation/propagate_shardings.py": (
+    _PASSES + "propagation/sdy_ops.py:_complex_constant": "a constant is replaced",
+    _PASSES
+    + "propagation/fit_shardings_to_meshes.py:FitShardingsToMeshes": "only meshes without a name in the program",
+    _PASSES + "propagation/propagate_shardings.py:PropagateShardings": (
         "a function is propagated as a copy, from which shardings alone are taken"
     ),
     _CLEANUP
-    + "fragment_dce.py:remove_dead_code": "unused results go; ops go as dead ops, which ask by themselves",
-    _TRANSFERS + "move_transfers_to_producer.py:MoveTransfersToProducer.rewrite_function": (
+    + "fragments.py:remove_dead_code": "unused results go; ops go as dead ops, which ask by themselves",
+    _TRANSFERS + "merge_transfers.py:MoveTransfersToProducer.rewrite_function": (
         "a transfer has no effects, and its operand is defined right before it"
     ),
-    _TRANSFERS + "forget_carried_starts.py:ForgetCarriedStarts.rewrite_function": (
-        "a barrier gives its operands"
-    ),
-    _TRANSFERS + "uniquify_function_inputs_outputs.py:_copy_by_transfers": "each copy is the value itself",
-    _PASSES + "schedule/reordering.py:apply_edges": (
+    _TRANSFERS + "carried.py:ForgetCarriedStarts.rewrite_function": ("a barrier gives its operands"),
+    _TRANSFERS + "carried.py:_copy_by_transfers": "each copy is the value itself",
+    _PASSES + "schedule/order.py:apply_edges": (
         "the order is one of data flow, tokens included; effects without a token have none"
     ),
 }

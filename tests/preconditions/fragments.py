@@ -13,7 +13,7 @@ _schedule = RowsOf("mpmd/passes/schedule", _TEXT)
 _shardings = RowsOf("mpmd/passes/propagation", _TEXT)
 _export = RowsOf("mpmd/passes/export", _TEXT)
 
-_UNITS = "merge_user_fragments_into_scheduling_units.py:"
+_UNITS = "merge_named.py:"
 _MERGED = "merge/merge-user-fragments-into-scheduling-units-0"
 _SIBLINGS = "merge/merge-user-fragments-into-scheduling-units-siblings-0"
 _RESHARDS = "propagation/extract-reshards-from-inter-mesh-transfers-0"
@@ -22,70 +22,70 @@ _OFFLOADED = "export/mark-offloaded-input-output-0"
 
 _IMPORTED = (
     _import(
-        "enforce_input_output_equisharding.py:EnforceInputOutputEquisharding.rewrite_function",
+        "arguments.py:EnforceInputOutputEquisharding.rewrite_function",
         "A result has the type of its argument only if it has its shape.",
         "if value.type.tensor != wanted.tensor:",
         "if False:",
         "import_/enforce-input-output-equisharding-0",
     ),
     _import(
-        "map_input_output_to_mesh.py:_checked",
+        "arguments.py:_checked",
         "The program has an argument or result of that number.",
         "if item.index >= count:",
         "if False:",
         "import_/map-input-output-to-mesh-errors-0",
     ),
     _import(
-        "map_input_output_to_mesh.py:_checked",
+        "arguments.py:_checked",
         "The topology has the mesh.",
         "elif item.place.mesh not in meshes:",
         "elif False:",
         "import_/map-input-output-to-mesh-errors-0",
     ),
     _import(
-        "map_input_output_to_mesh.py:_checked",
+        "arguments.py:_checked",
         "A position is assigned once.",
         "elif found.setdefault(item.index, item.place) != item.place:",
         "elif found.setdefault(item.index, item.place) is None:",
         "import_/map-input-output-to-mesh-conflicts-0",
     ),
     _import(
-        "map_input_output_to_mesh.py:_can_be_assigned",
+        "arguments.py:_can_be_assigned",
         "An assigned value is a plain tensor.",
         "if assigning.is_tensor(kind):",
         "if True:",
         "import_/map-input-output-to-mesh-conflicts-0",
     ),
     _import(
-        "map_named_ops_to_mpmd_ops.py:MapNamedOpsToMpmdOps.rewrite_function",
+        "named.py:MapNamedOpsToMpmdOps.rewrite_function",
         "A name is in a function or a loop over microbatches, in no other region.",
         "if not isinstance(op.operation.parent.opview, (ir.Func, ir.For)):",
         "if False:",
         "import_/map-named-ops-to-mpmd-ops-0",
     ),
     _import(
-        "map_named_ops_to_mpmd_ops.py:_can_be_mapped",
+        "named.py:_can_be_mapped",
         "The assignment has the name of a computation.",
         "if name not in places:",
         "if False:",
         "import_/map-named-ops-to-mpmd-ops-errors-0",
     ),
     _import(
-        "map_named_ops_to_mpmd_ops.py:_mesh_exists",
+        "named.py:_mesh_exists",
         "The topology has the mesh.",
         "if place.mesh in meshes:",
         "if True:",
         "import_/map-named-ops-to-mpmd-ops-errors-0",
     ),
     _import(
-        "infer_mesh/assign_using_input_output_constraints.py:_mesh_of_pair",
+        "infer_mesh/assign.py:_mesh_of_pair",
         "The user assigned neither of both to another mesh.",
         "if assigning.is_mesh_tensor(arg.type) and arg.type.mesh != wanted:",
         "if False:",
         "import_/infer-mesh-assign-using-input-output-constraints-errors-0",
     ),
     _import(
-        "infer_mesh/assign_using_input_output_constraints.py:_mesh_of_pair",
+        "infer_mesh/assign.py:_mesh_of_pair",
         "The mesh is one where the result can be.",
         "(of_input if possible is None else of_input & possible).best()",
         "of_input.best()",
@@ -199,29 +199,28 @@ _JOINED = (
         "calls/inline-0",
     ),
     _split(
-        "split_and_prioritize_transfer_independent_computations.py:_values_from",
+        "split.py:_values_from",
         "Values that are computed from a transferred one wait for it, too.",
         "if _reads(op, found):",
         "if False:",
         "split/split-and-prioritize-transfer-independent-computations-0",
     ),
     _split(
-        "split_and_prioritize_transfer_independent_computations.py:"
-        "SplitAndPrioritizeTransferIndependentComputations.rewrite_function",
+        "split.py:SplitAndPrioritizeTransferIndependentComputations.rewrite_function",
         "Results of the first half are not computed from transferred values.",
         "if value not in waiting",
         "if True",
         "split/split-and-prioritize-transfer-independent-computations-0",
     ),
     _split(
-        "split_bwd_fragments.py:SplitBwdFragments.rewrite_function",
+        "split.py:SplitBwdFragments.rewrite_function",
         "Only backward work is split.",
         "not fragment.is_backward or ",
         "",
         "split/split-bwd-fragments-0",
     ),
     _split(
-        "split_bwd_fragments.py:SplitBwdFragments.rewrite_function",
+        "split.py:SplitBwdFragments.rewrite_function",
         "Something is waited for, and results are left for the second half.",
         "if not 0 < len(sent) < len(fragment.results):",
         "if len(sent) == len(fragment.results):",
@@ -230,14 +229,14 @@ _JOINED = (
 )
 _ORDERED = (
     _schedule(
-        "order_by_tasks.py:OrderByTasks.rewrite_function",
+        "order.py:OrderByTasks.rewrite_function",
         "The topology has the meshes of the order.",
         "if mesh not in topology:",
         "if False:",
         "schedule/order-by-tasks-errors-2",
     ),
     _schedule(
-        "order_by_tasks.py:OrderByTasks.rewrite_function",
+        "order.py:OrderByTasks.rewrite_function",
         "The order does not contradict the data flow.",
         "if cycle:",
         "if False:",
@@ -258,7 +257,7 @@ _ORDERED = (
         "schedule/pipeline-scheduler-errors-0",
     ),
     _schedule(
-        "rule_based_schedule.py:_fragments_by_info",
+        "order.py:_fragments_by_info",
         "A rule names one fragment alone.",
         "if info in known:",
         "if False:",
@@ -267,14 +266,14 @@ _ORDERED = (
 )
 _SHARDED = (
     _shardings(
-        "convert_sdy_shardings_to_mpmd_types.py:_check",
+        "sdy_ops.py:_check",
         "A transfer does not change a sharding.",
         "if not shardings.is_same(source, target):",
         "if False:",
         "propagation/convert-sdy-shardings-to-mpmd-types-0",
     ),
     _shardings(
-        "enforce_user_shardings.py:EnforceUserShardings.rewrite_function",
+        "signature_shardings.py:EnforceUserShardings.rewrite_function",
         "A fragment reads an argument as the user shards it.",
         "inputs |= {i: of_argument[v] for i, v in enumerate(op.inputs) if v in of_argument}",
         "pass",
@@ -311,28 +310,28 @@ _SHARDED = (
         _RESHARDS,
     ),
     _shardings(
-        "forget_empty_computations.py:ForgetEmptyComputations.rewrite_function",
+        "empty.py:ForgetEmptyComputations.rewrite_function",
         "The fragment computes nothing, and has no effect.",
         "not ir.ops(fragment.body)",
         "all(ir.producer(value) is None for value in fragment.returned)",
         "propagation/forget-empty-computations-0",
     ),
     _shardings(
-        "forget_empty_shardings.py:_forget",
+        "empty.py:_forget",
         "The sharding shards nothing, and the value is not a term of a sum.",
         "same = shardings.is_same(kind.sharding, None)",
         "same = True",
         "propagation/forget-empty-shardings-0",
     ),
     _shardings(
-        "populate_unreduced_out_sharding.py:PopulateUnreducedOutSharding.rewrite_function",
+        "signature_shardings.py:PopulateUnreducedOutSharding.rewrite_function",
         "The returned value is a term of a sum.",
         " and constraint.unreduced_axes",
         "",
         "propagation/populate-unreduced-out-sharding-0",
     ),
     _shardings(
-        "populate_unreduced_out_sharding.py:PopulateUnreducedOutSharding.rewrite_function",
+        "signature_shardings.py:PopulateUnreducedOutSharding.rewrite_function",
         "The shardings of the other results stay.",
         'shardings.read(fragment, "out_shardings") or ',
         "",
@@ -376,21 +375,21 @@ _MARKED = (
         _LAYOUTS,
     ),
     _export(
-        "mark_offloaded_input_output.py:_Trace._origin",
+        "memory.py:_Trace._origin",
         "A reshape leads to where its operand is only if the order of elements is the same.",
         "op.operands[0] if _only_adds_or_drops_ones(op) else None",
         "op.operands[0]",
         _OFFLOADED,
     ),
     _export(
-        "mark_offloaded_input_output.py:_check",
+        "memory.py:_check",
         "All users of an argument want it in one memory.",
         "others = [kind for kind in kinds if not _agree(kinds[0], kind)]",
         "others = []",
         _OFFLOADED,
     ),
     _export(
-        "mark_offloaded_input_output.py:_check",
+        "memory.py:_check",
         "A result is where the function says.",
         "if not _agree(of_result.get(MEMORY_KIND), made):",
         "if False:",
@@ -410,23 +409,28 @@ ROWS = (*_IMPORTED, *_JOINED, *_ORDERED, *_SHARDED, *_MARKED)
 _REPORTS = "it reports, and changes nothing"
 _PASSES = "mpmd/passes/"
 ALWAYS = {
-    _PASSES + "import_/copy_topology_from_main.py": "callees get the meshes of their caller; no op changes",
-    _PASSES + "import_/validate_named_ops_in_mpmd_func.py": _REPORTS,
-    _PASSES + "import_/infer_mesh/populate_src_set.py": "it writes what it found into attributes",
-    _PASSES + "import_/infer_mesh/populate_use_set.py": "it writes what it found into attributes",
-    _PASSES + "import_/infer_mesh/validate_no_additional_transfers_needed.py": _REPORTS,
-    _PASSES + "import_/infer_mesh/validate_src_set_not_empty.py": _REPORTS,
-    _PASSES + "calls/from_unroll_to_call_counter.py": "an attribute of calls has another name",
-    _PASSES + "propagation/drop_sub_axes.py": (
+    _PASSES + "import_/copy_topology_from_main.py:CopyTopologyFromMain": (
+        "callees get the meshes of their caller; no op changes"
+    ),
+    _PASSES + "import_/named.py:ValidateNamedOpsInMpmdFunc": _REPORTS,
+    _PASSES
+    + "import_/infer_mesh/populate.py:InferMeshPopulateSrcSet": "it writes what it found into attributes",
+    _PASSES
+    + "import_/infer_mesh/populate.py:InferMeshPopulateUseSet": "it writes what it found into attributes",
+    _PASSES + "import_/infer_mesh/validation.py:InferMeshValidateNoAdditionalTransfersNeeded": _REPORTS,
+    _PASSES + "import_/infer_mesh/validation.py:InferMeshValidateSrcSetNotEmpty": _REPORTS,
+    _PASSES + "calls/unroll.py:FromUnrollToCallCounter": "an attribute of calls has another name",
+    _PASSES + "propagation/empty.py:DropSubAxes": (
         "a sharding says where elements are, not which: the producer and all readers lose the same axes"
     ),
-    _PASSES + "propagation/reshards_to_constraints.py": "both give the value of their operand",
-    _PASSES + "propagation/simplify_program.py": "`fragments/simplifying.py` checks each value",
-    _PASSES + "export/mark_fragment_reserved_memory.py": "it writes a number of bytes at fragments",
-    _PASSES + "export/validate_no_backward_deps.py": _REPORTS,
-    _PASSES + "export/validate_no_inferred_fragments.py": _REPORTS,
-    _PASSES + "export/validate_no_param_transfers.py": _REPORTS,
-    _PASSES + "export/validate_no_reshards.py": _REPORTS,
-    _PASSES + "validate/scheduling_units_verifier.py": _REPORTS,
-    _PASSES + "validate/verify_stage_merging.py": _REPORTS,
+    _PASSES + "propagation/sdy_ops.py:ReshardsToConstraints": "both give the value of their operand",
+    _PASSES
+    + "propagation/simplify_program.py:SimplifyProgram": "`fragments/simplifying.py` checks each value",
+    _PASSES + "export/memory.py:MarkFragmentReservedMemory": "it writes a number of bytes at fragments",
+    _PASSES + "export/validation.py:ValidateNoBackwardDeps": _REPORTS,
+    _PASSES + "export/validation.py:ValidateNoInferredFragments": _REPORTS,
+    _PASSES + "export/validation.py:ValidateNoParamTransfers": _REPORTS,
+    _PASSES + "export/validation.py:ValidateNoReshards": _REPORTS,
+    _PASSES + "validate/validation.py:SchedulingUnitsVerifier": _REPORTS,
+    _PASSES + "validate/validation.py:VerifyStageMerging": _REPORTS,
 }

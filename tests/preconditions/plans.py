@@ -214,8 +214,8 @@ _LAID = "mpmd/compile/passes/layout/layout_normalization.py:"
 _RULES = "mpmd/compile/kernels/planning/rules.py:"
 ALWAYS = {
     **{
-        f"mpmd/compile/passes/collectives/{name}_combiner.py": _COMBINED
-        for name in ("all_gather", "all_reduce", "reduce_scatter")
+        f"mpmd/compile/passes/collectives/combiners.py:{name}Combiner": _COMBINED
+        for name in ("AllGather", "AllReduce", "ReduceScatter")
     },
     **{
         _PAIRS + name: _COMPLEX

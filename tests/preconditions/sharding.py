@@ -342,7 +342,7 @@ _CASTS = (
         f"{_TEXT}[propagation/hoist-gathers-0]",
     ),
 )
-_DEFER, _LOWER = "propagation/defer_reductions.py", "export/lower_reductions.py"
+_DEFER, _LOWER = "propagation/defer_reductions.py", "export/collectives.py"
 _BY_AXIS = "propagation/defer-reductions-by-axis"
 _DEFERRED, _LOWERED = "propagation/defer-reductions", "export/lower-reductions"
 _PASSES = (
@@ -368,14 +368,14 @@ _PASSES = (
         "propagation/hoist-gathers",
     ),
     _shown(
-        "export/lower_gathers.py:LowerGathers.rewrite_function",
+        "export/collectives.py:LowerGathers.rewrite_function",
         "the fragment only gathers",
-        "if fragment.inferred_by == [NAME]:",
+        "if fragment.inferred_by == [GATHERING]:",
         "if True:",
         "export/lower-gathers",
     ),
     _shown(
-        "export/lower_gathers.py:_lower",
+        "export/collectives.py:_lower",
         "each gathered axis splits its dim within those that stay",
         "set(inner) == gathered and ",
         "",
@@ -426,7 +426,7 @@ _PASSES = (
     _shown(
         f"{_LOWER}:LowerReductions.rewrite_function",
         "the fragment has the sums of deferred reductions",
-        "fragment.inferred_by == [NAME]",
+        "fragment.inferred_by == [REDUCTION]",
         "True",
         _LOWERED,
     ),
@@ -459,7 +459,7 @@ _PASSES = (
         _BY_AXIS,
     ),
     _shown(
-        "export/issue_reductions.py:IssueReductions.rewrite_function",
+        "export/collectives.py:IssueReductions.rewrite_function",
         "a reduction is behind all that it reads",
         "made < place[other] < place[fragment]",
         "place[other] < place[fragment]",
@@ -472,6 +472,8 @@ ROWS = (*_TERMS, *_PASSED, *_GATHERS, *_CASTS, *_PASSES)
 ALWAYS = {
     "mpmd/sharding/partial.py:_elementwise": "a change of sign and of type is linear",
     "mpmd/sharding/inside.py:_program_of": "the copy of a body is read and dropped",
-    "mpmd/passes/propagation/trial.py:layouts": "the copy of a module is read and dropped",
-    "mpmd/passes/propagation/validate_no_repeated_collectives.py": "the copy of a module is read and dropped",
+    "mpmd/passes/propagation/trial.py:layouts": ("the copy of a module is read and dropped"),
+    "mpmd/passes/propagation/validate_no_repeated_collectives.py:ValidateNoRepeatedCollectives": (
+        "the copy of a module is read and dropped"
+    ),
 }

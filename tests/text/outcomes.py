@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from mpmd.passes import PASSES
 from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Severity
 from mpmd.tools import opt
+from tests.support.definitions import used_by
 
 CHANGE, NO_CHANGE, COMPLAINT = "change", "no change", "complaint"
 
@@ -86,8 +87,9 @@ def _functions(module: ir.Module) -> dict[str, str]:
 
 def wanted(name: str) -> set[str]:
     """Required observations of a pass's text tests."""
-    modules = {inspect.getmodule(kind) for kind in PASSES[name].__mro__ if kind.__module__ != "builtins"}
-    source = "".join(inspect.getsource(m) for m in modules if m.__name__.startswith("mpmd.passes."))
+    kinds = [kind for kind in PASSES[name].__mro__ if kind.__module__.startswith("mpmd.passes.")]
+    parts = [used_by(sys.modules[kind.__module__], kind.__name__) for kind in kinds]
+    source = "".join(text for part in parts for text in part.values())
     found = {NO_CHANGE}
     if not re.search("validate|verify|verifier", name):
         found.add(CHANGE)

@@ -20,7 +20,7 @@ import llvmlite.binding as binding
 from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.target import CpuTarget
 from mpmd.errors import CompileError
-from mpmd.support.once import once
+from mpmd.support.memoisation import once
 
 _EFFORT = 2  # of LLVM's code generation, 0 to 3
 _LIBRARY_NUMBERS = itertools.count()

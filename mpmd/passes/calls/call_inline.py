@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
-from mpmd.passes.calls.inlining import inline_call
+from mpmd.passes.calls.inline import inline_call
 from mpmd.passes.calls.shared_bodies import share_bodies
 from mpmd.support import diagnostics
 

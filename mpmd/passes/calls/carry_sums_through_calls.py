@@ -8,7 +8,7 @@ from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.calls.signatures import calls_by_callee, fill_attributes
 from mpmd.passes.constants import zeros
-from mpmd.passes.fragments.block_order import in_block_order
+from mpmd.passes.fragments.moving import in_block_order
 
 
 @dataclasses.dataclass(frozen=True)

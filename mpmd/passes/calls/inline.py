@@ -1,11 +1,20 @@
-"""mpmd-inline."""
+"""Passes that replace calls by the bodies of their callees."""
 
 from __future__ import annotations
 
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
-from mpmd.passes.call_order import called_by, reached_from
-from mpmd.passes.calls.inlining import inline_call
+from mpmd.passes.structure import called_by, reached_from
+
+
+def inline_call(call: ir.Call | ir.FuncCall, callee: ir.Func) -> list[ir.Op]:
+    """Replaces a call by a copy of the callee's body; the inlined ops, in order."""
+    copy: ir.Func = ir.clone(callee, ir.before(callee))
+    made = ir.ops(copy)
+    returned = ir.move_body(copy, list(call.operands), call)
+    ir.replace(call, returned)
+    ir.erase(copy)
+    return made
 
 
 class Inline(ModulePass):

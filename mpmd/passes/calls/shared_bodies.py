@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 
 from mpmd import ir
-from mpmd.passes.calls.inlining import inline_call
-from mpmd.passes.fragments.bodies import body_keys, outline
-from mpmd.passes.fragments.dead_ops import erase_dead_ops
+from mpmd.passes.calls.inline import inline_call
+from mpmd.passes.fragments.dropping import erase_dead_ops
+from mpmd.passes.fragments.splitting import body_keys, outline
 
 _PREFIX = "mpmd.body."
 _KEPT = "mpmd.kept_arguments"

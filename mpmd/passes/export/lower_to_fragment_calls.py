@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.calls.shared_bodies import functions_of, put_back
-from mpmd.passes.export.compiler_options import names_of, options_of_fragment, put_options, rows_of
 from mpmd.passes.export.fragment_names import fragment_name, has_transposed, site_text
-from mpmd.passes.export.programs import programs
-from mpmd.passes.fragments.bodies import outline
+from mpmd.passes.export.programs import names_of, options_of_fragment, programs, put_options, rows_of
 from mpmd.passes.fragments.fragment_info import FragmentInfo
+from mpmd.passes.fragments.splitting import outline
 from mpmd.sharding import shardings
 from mpmd.sharding.shards import on_sdy_mesh, sdy_meshes
 from mpmd.support import diagnostics

@@ -1,4 +1,4 @@
-"""A fragment or named computation loses some of its results and operands."""
+"""Dead ops, and fragments that lose results and operands."""
 
 from __future__ import annotations
 
@@ -6,6 +6,20 @@ from collections.abc import Collection, Sequence
 from typing import TypeVar
 
 from mpmd import ir
+
+
+def erase_dead_ops(body: ir.Block) -> None:
+    """Erases dead ops from a body and from the regions in it."""
+    for op in reversed(ir.ops(body)):
+        if ir.is_trivially_dead(op):
+            ir.erase(op)
+            continue
+        regions = op.operation.regions
+        if len(regions):
+            for region in regions:
+                for block in region:
+                    erase_dead_ops(block)
+
 
 Op = TypeVar("Op", ir.Fragment, ir.NamedComputation)
 

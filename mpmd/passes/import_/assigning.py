@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from mpmd import ir
-from mpmd.passes.fragments.block_order import in_block_order
-from mpmd.passes.fragments.dead_ops import erase_dead_ops
-from mpmd.passes.mesh_order import mesh_order
+from mpmd.passes.fragments.dropping import erase_dead_ops
+from mpmd.passes.fragments.moving import in_block_order
+from mpmd.passes.structure import mesh_order
 
 USER_IN = "user_in"
 USER_OUT = "user_out"

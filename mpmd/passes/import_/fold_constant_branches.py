@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mpmd import ir
-from mpmd.passes import regions
+from mpmd.passes import structure
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.constant_evaluation import ConstantEvaluator
 from mpmd.support import diagnostics
@@ -44,7 +44,7 @@ def _foldable(module: ir.Module) -> list[tuple[ir.Op, int]]:
     found: dict[ir.Op, int] = {}
     for op in choices:
         index = evaluator.integer(op.operands[0]) if evaluator is not None else None
-        if index is not None and not any(outer in found for outer in regions.around(op)):
+        if index is not None and not any(outer in found for outer in structure.around(op)):
             found[op] = _branch(op, index)
     return list(found.items())
 
@@ -58,7 +58,7 @@ def _choices_between_names(module: ir.Module) -> list[ir.Op]:
 def _chooses_between_names(conditional: ir.Op) -> bool:
     if not ir.walk(conditional, (ir.NamedComputation, ir.NamedTensor)):
         return False
-    return not any(isinstance(outer, ir.NamedComputation) for outer in regions.around(conditional))
+    return not any(isinstance(outer, ir.NamedComputation) for outer in structure.around(conditional))
 
 
 def _branch(op: ir.Op, index: int) -> int:
@@ -80,8 +80,8 @@ def _report_if_in_branch(op: ir.Op, reported: set[tuple[str, str]]) -> None:
 
     Forward and backward pass have a conditional each: a name is reported once for a line.
     """
-    around = regions.around(op)
-    conditional = next(filter(regions.is_conditional, around), None)
+    around = structure.around(op)
+    conditional = next(filter(structure.is_conditional, around), None)
     if conditional is None or any(isinstance(outer, ir.NamedComputation) for outer in around):
         return
     inside = around[around.index(conditional) - 1] if conditional is not around[0] else op
@@ -107,13 +107,13 @@ def _message(what: str, where: str, kind: str, branch: str) -> str:
 
 def _described(conditional: ir.Op, inside: ir.Op) -> tuple[str, str]:
     """The user's name of a conditional, and the branch that contains an op."""
-    regions = conditional.operation.regions
-    number = next(i for i, region in enumerate(regions) if inside.operation.block.region == region)
+    structure = conditional.operation.regions
+    number = next(i for i, region in enumerate(structure) if inside.operation.block.region == region)
     if conditional.operation.name == "stablehlo.if":
         return "lax.cond", f"the {'false' if number else 'true'} branch"
     source = ir.producer(conditional.operands[0])
     is_converted = source is not None and source.operation.name == "stablehlo.convert"
     given = source.operands[0] if source is not None and is_converted else None
-    if given is not None and str(given.type.element_type) == "i1" and len(regions) == 2:
+    if given is not None and str(given.type.element_type) == "i1" and len(structure) == 2:
         return "lax.cond", f"the {'true' if number else 'false'} branch"
-    return "lax.switch", f"branch {number} of {len(regions)} (counted from 0)"
+    return "lax.switch", f"branch {number} of {len(structure)} (counted from 0)"

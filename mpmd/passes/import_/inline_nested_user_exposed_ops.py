@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mpmd import ir
-from mpmd.passes import regions
+from mpmd.passes import structure
 from mpmd.passes.bases import FunctionPass
 from mpmd.support import diagnostics
 from mpmd.support.assignment import NOTHING, Assignment, NamePlacement
@@ -33,7 +33,7 @@ class InlineNestedUserExposedOps(FunctionPass):
         for op in _inner_first(f.body):
             if not isinstance(op, (ir.NamedComputation, *_UNARY)):
                 continue
-            parent = next((p for p in regions.around(op) if isinstance(p, ir.NamedComputation)), None)
+            parent = next((p for p in structure.around(op) if isinstance(p, ir.NamedComputation)), None)
             if parent is None:
                 continue
             if isinstance(op, (ir.NamedComputation, ir.NamedTensor)):
@@ -61,7 +61,7 @@ def _inner_first(block: ir.Block) -> list[ir.Op]:
 
 def _assigned_around(op: ir.Op, places: dict[str, NamePlacement]) -> ir.NamedComputation | None:
     """The nearest assigned computation around an op; None if no enclosing one is assigned."""
-    names = (outer for outer in regions.around(op) if isinstance(outer, ir.NamedComputation))
+    names = (outer for outer in structure.around(op) if isinstance(outer, ir.NamedComputation))
     return next((outer for outer in names if outer.named.name in places), None)
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.constants import constant_text, holds_complex
-from mpmd.passes.fragments.block_order import block_users, in_block_order
-from mpmd.passes.fragments.dead_ops import erase_dead_ops
+from mpmd.passes.fragments.dropping import erase_dead_ops
 from mpmd.passes.fragments.merging import merge
-from mpmd.passes.fragments.moving import moving
+from mpmd.passes.fragments.moving import block_users, in_block_order, moving
 from mpmd.passes.merge.engine import named
 from mpmd.support import diagnostics
 

@@ -7,8 +7,8 @@ import functools
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.control_edges import control_edges, put_control_edges
-from mpmd.passes.fragments.dead_ops import erase_dead_ops
 from mpmd.passes.fragments.dependencies import Dependencies
+from mpmd.passes.fragments.dropping import erase_dead_ops
 from mpmd.passes.fragments.fragment_info import FragmentInfo, FragmentMergeRule
 from mpmd.passes.fragments.merging import merge
 from mpmd.passes.merge.engine import named

@@ -11,7 +11,7 @@ from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.calls.shared_bodies import called_bodies, numbered, put_back, share_bodies
 from mpmd.passes.constants import zeros
-from mpmd.passes.fragments.dead_ops import erase_dead_ops
+from mpmd.passes.fragments.dropping import erase_dead_ops
 from mpmd.passes.propagation.trial import (
     Layout,
     Trial,
@@ -21,7 +21,7 @@ from mpmd.passes.propagation.trial import (
     kinds_of_work,
     mesh_of_shardings,
 )
-from mpmd.passes.transfers.uniquify_carried_values import START
+from mpmd.passes.transfers.carried import START
 from mpmd.sharding import shardings
 from mpmd.sharding.inside import splits_of_copy
 from mpmd.sharding.partial import PartialForms, is_zero, tensor, total_of

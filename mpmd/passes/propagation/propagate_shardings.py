@@ -19,12 +19,11 @@ from mpmd.passes.calls.shared_bodies import (
     share_bodies,
 )
 from mpmd.passes.cleanup.simplify_stablehlo import SimplifyStablehlo
-from mpmd.passes.fragments.bodies import body_keys
-from mpmd.passes.mentions import mentions
-from mpmd.passes.propagation.convert_sdy_constants import ConvertSdyConstants
-from mpmd.passes.propagation.populate_unreduced_out_sharding import PopulateUnreducedOutSharding
-from mpmd.passes.propagation.reshards_to_constraints import ReshardsToConstraints
+from mpmd.passes.fragments.splitting import body_keys
+from mpmd.passes.propagation.sdy_ops import ConvertSdyConstants, ReshardsToConstraints
+from mpmd.passes.propagation.signature_shardings import PopulateUnreducedOutSharding
 from mpmd.passes.shardy_limits import propagation_problem
+from mpmd.passes.structure import mentions
 from mpmd.sharding import shardings
 from mpmd.support import diagnostics
 

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Sequence
 
 from mpmd import ir
 from mpmd.passes.calls.shared_bodies import put_back_bodies
-from mpmd.passes.fragments.bodies import body_keys
+from mpmd.passes.fragments.splitting import body_keys
 from mpmd.passes.propagation.propagate_shardings import NUMBER, REPRESENTATIVES, without_copies
 from mpmd.passes.shardy_limits import propagation_problem
 from mpmd.sharding import shardings

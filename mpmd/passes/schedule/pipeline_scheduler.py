@@ -16,7 +16,7 @@ from mpmd.passes.schedule.happens_before import (
     SchedulingUnit,
     find_schedule,
 )
-from mpmd.passes.schedule.reordering import Edges, Precedence, apply_edges, describe, way
+from mpmd.passes.schedule.order import Edges, Precedence, apply_edges, describe, way
 from mpmd.support import diagnostics
 
 

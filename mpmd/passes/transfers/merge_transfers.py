@@ -1,4 +1,4 @@
-"""mpmd-merge-transfers."""
+"""Passes that join transfers, put them where they can start, and drop those that come back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,80 @@ from collections.abc import Callable
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.sharding.shards import axes_by_dim
+from mpmd.passes.fragments.moving import moving
+from mpmd.sharding.shards import axes_by_dim, local_bytes
+
+
+class CombineBeforeTransfer(FunctionPass):
+    """Combines values before they are sent, if they are only sent to be combined.
+
+        s = transfer a@m1 to m0
+        t = transfer b@m1 to m0              f = m1[] (a, b) { x = add a b; ret x }
+        f = m0[] (s, t) { x = add a b; ret x }  -->  t = transfer f to m0
+
+    Such sums occur where a value of m0 is used more than once on m1: its gradients are added where it was
+    produced.  The pass moves unnamed fragments whose operands are transfers from one mesh, used by nothing
+    else, if fewer values and no more bytes are sent then.
+
+    Requires: no shardings in types; meshes with equal axes.  A fragment with effects stays on its mesh.
+    Ensures: the number of transfers does not grow.  Cost: linear.
+    Source: ours.
+    """
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """First fragment first: the transfer of a sum may be an operand of the next."""
+        for fragment in ir.ops(f, ir.Fragment):
+            is_free = not fragment.is_user and ir.is_movable(fragment)
+            if is_free and (source := _better_mesh(fragment, f.topology)):
+                _move(fragment, source)
+
+
+def _better_mesh(fragment: ir.Fragment, topology: ir.TopologyAttr) -> str | None:
+    """The mesh of all operands, if the fragment is better placed there."""
+    transfers = _operand_transfers(fragment)
+    if len(transfers) < len(fragment.inputs):
+        return None
+    if any(user != fragment for op in transfers for user in ir.users(op)):
+        return None
+    sources = {op.tensor.type.mesh for op in transfers}
+    kinds = [v.type for op in transfers for v in (op.tensor, op.result)] + [r.type for r in fragment.results]
+    if len(sources) != 1 or any(kind.on_host or kind.sharding is not None for kind in kinds):
+        return None
+    mesh = topology[fragment.mesh]
+    sent, instead = (
+        [local_bytes(v.type, mesh) for v in values]
+        for values in (dict.fromkeys(fragment.inputs), fragment.results)
+    )
+    if len(instead) >= len(sent) or sum(instead) > sum(sent):
+        return None
+    return str(sources.pop())
+
+
+def _operand_transfers(fragment: ir.Fragment) -> list[ir.Transfer]:
+    """The operands that are transfers, an operand that is passed twice counted twice."""
+    return [op for value in fragment.inputs if isinstance(op := ir.producer(value), ir.Transfer)]
+
+
+def _move(fragment: ir.Fragment, mesh: str) -> None:
+    """Builds the fragment on another mesh, from the sources of its operands, and sends its results."""
+    transfers = _operand_transfers(fragment)
+    inputs = [op.tensor for op in transfers]
+    where = ir.before(fragment)
+
+    def body(arguments: list[ir.Value], into: ir.InsertionPoint) -> list[ir.Value]:
+        return ir.clone_body(fragment.body, dict(zip(fragment.args, arguments)), into)[1]
+
+    made = ir.make_fragment(
+        mesh, inputs, [r.type.on(mesh) for r in fragment.results], where, body,
+        inferred_by=fragment.inferred_by, location=fragment.location,
+    )  # fmt: skip
+    if fragment.call_counter is not None:
+        made.call_counter = fragment.call_counter
+    sent = [ir.make_transfer(r, old.type, where) for r, old in zip(made.results, fragment.results)]
+    ir.replace(fragment, [op.result for op in sent])
+    for op in dict.fromkeys(transfers):
+        ir.erase(op)
+
 
 MAX_ELEMENTS = 1
 _MARK = "concat_transfer"
@@ -173,3 +246,67 @@ def _extend(fragment: ir.Fragment, dicts: str, shardings: str, count: int) -> No
     if dicts in fragment.attributes:
         ir.put_attribute_dicts(fragment, dicts, [*ir.attribute_dicts(fragment, dicts, 0), *[{}] * count])
     ir.put(fragment, shardings, None)
+
+
+class MoveTransfersToProducer(FunctionPass):
+    """Moves each transfer right after the op that defines its operand, or to the begin of the function.
+
+        f = m1["f"] (a) { x = add a a; ret x }              t = transfer b to m2
+        g = m1["g"] (f) { y = neg f; ret y }                f = m1["f"] (a) { x = add a a; ret x }
+        s = transfer f to m2                          -->   s = transfer f to m2
+        t = transfer b to m2                                u = transfer s to m3
+        u = transfer s to m3                                g = m1["g"] (f) { y = neg f; ret y }
+
+    Several transfers of one op, or of arguments, end in reverse order.
+
+    Requires: values are defined before they are used.  Ensures: the same.  Cost: linear.
+    Source: openxla/shardy MPMD, `move_transfers_to_producer`.
+    """
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """In program order: a transfer of a transfer follows it."""
+        with moving(f):
+            for transfer in ir.ops(f, ir.Transfer):
+                maker = ir.producer(transfer.tensor)
+                if maker is None:
+                    ir.move_to_start(transfer, f.body)
+                else:
+                    ir.move_after(transfer, maker)
+
+
+class RemoveTransferCycles(FunctionPass):
+    """Uses a value itself instead of sending it away and back.
+
+        s = transfer a to m2
+        t = transfer s to m3                s = transfer a to m2
+        u = transfer t to m1         -->    t = transfer s to m3
+        v = transfer u to m2                return a, s
+        return u, v
+
+    A transfer is replaced by the closest value on its chain of transfers whose type (mesh,
+    tensor, sharding, memory) is that of its result.  A path through host memory is kept: it may be there
+    to save device memory.  Transfers that become unused stay; fragment-dce removes them.
+
+    Requires: nothing.  Ensures: no such cycle is left.  Cost: linear times the length of chains.
+    Source: openxla/shardy MPMD, `remove_transfer_cycles`.
+    """
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Last transfer first."""
+        for transfer in reversed(ir.ops(f, ir.Transfer)):
+            origin = value_that_comes_back(transfer)
+            if origin is not None:
+                ir.replace(transfer, [origin])
+
+
+def value_that_comes_back(transfer: ir.Transfer) -> ir.Value | None:
+    """The closest value on a transfer's chain with the type of its result; None if there is none."""
+    op: ir.Op | None = transfer
+    while isinstance(op, ir.Transfer):
+        value = op.tensor
+        if value.type.on_host:
+            return None
+        if value.type == transfer.result.type:
+            return value
+        op = ir.producer(value)
+    return None

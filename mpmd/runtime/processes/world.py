@@ -27,7 +27,7 @@ from mpmd.runtime.processes.exchange import Alike, WorldExchange
 from mpmd.runtime.processes.mail import Mail
 from mpmd.runtime.processes.origins import Origins
 from mpmd.runtime.processes.store import BoundedStore, NoAnswer, delay_aborts
-from mpmd.support.once import once
+from mpmd.support.memoisation import once
 
 _STATE = "mpmd/state/"
 _CAUSE_SECONDS = 5.0

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from mpmd.support.once import once
+from mpmd.support.memoisation import once
 
 
 def in_threads(count, function):

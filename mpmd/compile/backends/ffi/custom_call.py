@@ -28,8 +28,8 @@ from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.target import host_target
 from mpmd.compile.llvm.types import Value
 from mpmd.errors import CompileError
-from mpmd.support.native_lifetime import keep_past_exit
-from mpmd.support.once import once
+from mpmd.support.garbage import keep_past_exit
+from mpmd.support.memoisation import once
 
 TARGET_NAME = "mpmd_native"
 ATTRIBUTE = "program"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from mpmd.compile.backends.ffi.custom_call import add_program, is_called, remove_program
-from mpmd.support.native_lifetime import keep_past_exit, release
+from mpmd.support.garbage import keep_past_exit, release
 
 P = TypeVar("P")
 

@@ -19,8 +19,8 @@ from mpmd.compile.llvm.engine import LoadedCode, compile_module
 from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.target import host_target
 from mpmd.compile.llvm.types import Value, constant
-from mpmd.support.native_lifetime import keep_past_exit
-from mpmd.support.once import once
+from mpmd.support.garbage import keep_past_exit
+from mpmd.support.memoisation import once
 
 STAMP = "mpmd.stamp"
 """The custom call's target.  It takes `u64[2]`, the address of a log and a key, and results in `s8[]`."""

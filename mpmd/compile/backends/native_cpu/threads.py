@@ -25,7 +25,7 @@ from mpmd.compile.llvm.target import LINE_BYTES, host_target
 from mpmd.compile.llvm.types import Value, constant
 from mpmd.errors import ConfigError
 from mpmd.support.cores import on_cores
-from mpmd.support.native_lifetime import keep_past_exit, release
+from mpmd.support.garbage import keep_past_exit, release
 
 # Bytes from the start of a pool to each of its fields; what threads write often has a line of its own.
 _MUTEX, _CONDITION, _JOB_MUTEX = 0, LINE_BYTES, 2 * LINE_BYTES

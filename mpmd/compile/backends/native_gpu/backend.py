@@ -32,7 +32,7 @@ from mpmd.compile.options import DEFAULTS, CompileOptions
 from mpmd.errors import CompileError
 from mpmd.jax_compat import direct_call
 from mpmd.support.garbage import garbage_kept
-from mpmd.support.once import once
+from mpmd.support.memoisation import once
 
 
 @dataclasses.dataclass(frozen=True)

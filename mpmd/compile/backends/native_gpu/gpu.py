@@ -12,7 +12,7 @@ from mpmd.compile.backends.native_gpu.driver import GpuDriver
 from mpmd.compile.backends.native_gpu.functions import FunctionLibrary
 from mpmd.compile.backends.native_gpu.triton.compiler import KernelCompiler
 from mpmd.errors import CompileError
-from mpmd.support.once import once
+from mpmd.support.memoisation import once
 
 MIN_DRIVER = 12000
 """Version of CUDA that the driver must know at least: cubins of Triton's are of 12."""

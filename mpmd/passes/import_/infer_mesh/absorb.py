@@ -7,7 +7,7 @@ import functools
 from mpmd import ir
 from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.infer_mesh import sets
-from mpmd.passes.mesh_order import mesh_order
+from mpmd.passes.structure import mesh_order
 
 MADE_BY = "infer_mesh_wrap_meshless_ops"
 

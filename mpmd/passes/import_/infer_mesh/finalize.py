@@ -7,7 +7,7 @@ from mpmd.passes.bases import ModulePass
 from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.infer_mesh import flow, sets
 from mpmd.passes.import_.infer_mesh.rewrite_using_analysis import COPIES
-from mpmd.passes.mesh_order import mesh_order
+from mpmd.passes.structure import mesh_order
 from mpmd.support import diagnostics
 
 _MADE_BY = "infer_mesh_convert_reduce_ops"

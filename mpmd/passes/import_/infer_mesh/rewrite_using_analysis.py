@@ -8,10 +8,10 @@ from mpmd.passes.calls.signatures import calls_by_callee
 from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.infer_mesh import flow, sets
 from mpmd.passes.import_.infer_mesh.absorb import Absorber
-from mpmd.passes.import_.infer_mesh.loops import LoopAssignment
+from mpmd.passes.import_.infer_mesh.flow import LoopAssignment
 from mpmd.passes.import_.infer_mesh.round_groups import OnMeshes, RoundGroups
-from mpmd.passes.merge.merge_inferred_by_round import has_microbatches
-from mpmd.passes.mesh_order import mesh_order
+from mpmd.passes.merge.merge_inferred import has_microbatches
+from mpmd.passes.structure import mesh_order
 from mpmd.support import diagnostics
 
 COPIES = "mpmd.copies"

@@ -8,7 +8,7 @@ from mpmd import ir
 from mpmd.passes import make_pass
 from mpmd.passes.bases import mlir_pass
 from mpmd.passes.calls import shared_bodies
-from mpmd.passes.fragments.bodies import body_keys
+from mpmd.passes.fragments.splitting import body_keys
 from mpmd.passes.verify import verify
 
 _T = '!mpmd.mesh_tensor<"m1", tensor<4xf32>>'

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from mpmd import ir
 from mpmd.passes.fragments.control_edges import control_edges, put_control_edges
 from mpmd.passes.fragments.dependencies import Dependencies
-from mpmd.passes.schedule.reordering import Precedence
+from mpmd.passes.schedule.order import Precedence
 
 
 def function(needs: list[list[int]]) -> ir.Module:

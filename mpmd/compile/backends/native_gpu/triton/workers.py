@@ -15,7 +15,7 @@ from typing import Any
 
 from mpmd.compile.backends.native_gpu.triton import worker
 from mpmd.errors import CompileError
-from mpmd.support.once import once
+from mpmd.support.memoisation import once
 
 _TRIES = 2  # a process may have ended because it had no work
 _LAST_CHARACTERS = 2000

@@ -1,0 +1,156 @@
+"""Passes by which a backward computes again what the forward would have to keep."""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Iterable
+
+from mpmd import ir
+from mpmd.passes.bases import FunctionPass
+from mpmd.passes.fragments.residuals import Maker, given, ops_to_remake, recompute, residuals_of
+
+
+class BackwardPass(FunctionPass):
+    """A pass that rewrites one backward fragment after the other, in program order."""
+
+    runs_on = "mpmd"
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Visits each backward fragment of the function."""
+        for fragment in ir.fragments(f):
+            if fragment.is_backward:
+                self.rewrite_fragment(fragment)
+
+    @abc.abstractmethod
+    def rewrite_fragment(self, fragment: ir.Fragment) -> None:
+        """Rewrites one backward fragment."""
+
+
+_NAMES = """
+    abs add and broadcast_in_dim clamp compare constant convert divide iota maximum minimum multiply negate
+    not or reshape rsqrt select sign slice sqrt subtract transpose xor
+"""
+CHEAP = frozenset("stablehlo." + name for name in _NAMES.split())
+_ROWS = CHEAP | {"stablehlo.exponential", "stablehlo.reduce"}
+_PRODUCT = "stablehlo.dot_general"
+
+
+class RecomputeAttention(BackwardPass):
+    """Computes the scores of attention again in a backward fragment, instead of keeping their functions.
+
+        o, p = m1["f"] (q, k, v) { s = dot q k; p = softmax s; o = dot p v; ret o, p }
+        g = m1["f"(1)] (p, v, d) { ... }
+        -->
+        o, p = m1["f"] (q, k, v) { s = dot q k; p = softmax s; o = dot p v; ret o, p }
+        g = m1["f"(1)] (p, v, d, q, k) { s = dot q k; p = softmax s; ... }
+
+    A residual is recomputed if batched products, elementwise work and reductions compute it from values that
+    the backward fragment reads anyway, and if it is as large as a product that is larger than its factors:
+    probabilities, exponentials; and with it other functions of the same products: the sums of rows.  `p` is
+    left unused; fragment-dce removes it.  The memory between forward and backward of a microbatch then no
+    longer grows with the square of the sequence, and a backend that stitches attention never writes a matrix
+    of scores.
+
+    Requires: fragments in program order.  Ensures: same values.  Cost: linear times `max_ops`.
+    Source: recomputation in FlashAttention (Dao et al. 2022).
+
+    Attributes:
+        max_ops: operations that one residual may take.
+    """
+
+    max_ops: int = 64
+
+    def rewrite_fragment(self, fragment: ir.Fragment) -> None:
+        """Recomputes residuals in a backward fragment."""
+        read = [bool(ir.users(argument)) for argument in fragment.args]
+        every = residuals_of(fragment)
+        residuals = [residual for residual in every if read[residual[0]]]
+        makers = {maker: Maker(maker) for maker in {maker for _, _, maker in residuals}}
+        have, worth = given(fragment, every), set[ir.Op]()
+        for _, value, maker in residuals:  # the products whose results are kept in full
+            plan = self._plan(makers[maker], value, have)
+            if plan is None:
+                have.add(value)
+                continue
+            size = math.prod(value.type.tensor.shape)
+            worth |= {p for p in _products(plan) if size >= math.prod(p.results[0].type.shape)}
+        have, plans = given(fragment, every), []
+        for position, value, maker in residuals:
+            plan = self._plan(makers[maker], value, have)
+            if plan is None or not worth.issuperset(_products(plan)):
+                have.add(value)
+            else:
+                plans.append((position, maker, plan))
+        if plans:
+            recompute(fragment, plans)
+
+    def _plan(self, maker: Maker, value: ir.Value, have: set[ir.Value]) -> list[ir.Op] | None:
+        """The ops that compute a residual from available values, None if it is not one of attention."""
+        ops = ops_to_remake(maker, value, have, _is_of_rows, self.max_ops)
+        return ops if ops and _products(ops) else None
+
+
+def _products(ops: Iterable[ir.Op]) -> list[ir.Op]:
+    return [op for op in ops if op.operation.name == _PRODUCT]
+
+
+def _is_of_rows(op: ir.Op) -> bool:
+    """Whether an op may be between attention's factors and its rows."""
+    if op.operation.name == _PRODUCT:
+        return _is_score(op)
+    return op.operation.name in _ROWS
+
+
+def _is_score(op: ir.Op) -> bool:
+    """Whether a product is batched, and larger than its factors together."""
+    numbers = ir.stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
+    if not numbers.lhs_batching_dimensions:
+        return False
+    factors = sum(math.prod(o.type.shape) for o in op.operands)
+    return math.prod(op.results[0].type.shape) >= factors
+
+
+class RecomputeCheapResiduals(BackwardPass):
+    """Recomputes in a backward fragment residuals that are not worth keeping.
+
+        y, t = m1["f"] (w, x) { t = transpose w; y = dot x t; ret y, t }
+        g = m1["f"(1)] (t, d) { z = dot d t; ret z }
+        -->
+        y, t = m1["f"] (w, x) { t = transpose w; y = dot x t; ret y, t }
+        g = m1["f"(1)] (t, d, w) { s = transpose w; z = dot d s; ret z }
+
+    A residual is recomputed if cheap ops (data movement and arithmetic that a compiler fuses into its use)
+    compute it from values that the backward fragment reads or can read without longer live ranges: its own
+    operands, and arguments of the function.  `t` and its operand are left unused; fragment-dce removes them.
+    Fewer bytes are then live between forward and backward of each microbatch.
+
+    Requires: fragments in program order.  Ensures: same values.  Cost: linear times `max_ops`.  Source: ours.
+
+    Attributes:
+        max_ops: operations that one residual may take.
+    """
+
+    max_ops: int = 24
+
+    def rewrite_fragment(self, fragment: ir.Fragment) -> None:
+        """Recomputes residuals in a backward fragment."""
+        residuals = residuals_of(fragment)
+        have = given(fragment, residuals)
+        plans = []
+        makers: dict[ir.Fragment, Maker] = {}
+        for position, value, maker in residuals:
+            if maker not in makers:
+                makers[maker] = Maker(maker)
+            plan = ops_to_remake(makers[maker], value, have, _is_cheap, self.max_ops)
+            if plan:
+                plans.append((position, maker, plan))
+            else:
+                have.add(value)
+        if plans:
+            recompute(fragment, plans)
+
+
+def _is_cheap(op: ir.Op) -> bool:
+    """Whether a compiler fuses an op into its users."""
+    return op.operation.name in CHEAP and not len(op.operation.regions)

@@ -1,0 +1,165 @@
+"""From Shardy's operations and attributes to ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mpmd import ir
+from mpmd.passes.bases import FunctionPass
+from mpmd.passes.constants import attributes_of, constant_text, holds_complex
+from mpmd.sharding import shardings
+from mpmd.support import diagnostics
+
+
+class ConvertSdyConstants(FunctionPass):
+    """Turns `sdy.constant` back into `stablehlo.constant`.
+
+        %c = sdy.constant dense<1.0> : tensor<4xf32>  ->  %c = stablehlo.constant dense<1.0> : tensor<4xf32>
+
+    Shardy uses ops of its own while it propagates, so that nothing joins equal constants.
+
+    Requires: propagation is over.  Ensures: no `sdy.constant` is left; attributes stay.
+    Cost: linear in the module.
+    Source: openxla/shardy MPMD, `convert_sdy_constants`.
+    """
+
+    runs_on = "any"
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """At any depth."""
+        for op in ir.walk(f, ir.sdy.ConstantOp):
+            made = _complex_constant(op) if holds_complex(op) else _constant(op)
+            ir.replace(op, [made.results[0]])
+
+
+def _constant(op: ir.Op) -> ir.Op:
+    attributes = dict(op.attributes.items())
+    made: ir.Op = ir.create(
+        "stablehlo.constant", [], [op.result.type], ir.before(op), attributes, op.location
+    )
+    return made
+
+
+def _complex_constant(op: ir.Op) -> ir.Op:
+    """The bindings have no attributes of complex numbers, so the op is rebuilt from text."""
+    kind = op.result.type
+    module = ir.parse(
+        f'"stablehlo.constant"() <{{value = {constant_text(op)}}}> : () -> {kind} {op.location}'
+    )
+    made: ir.Op = ir.clone(module.body.operations[0], ir.before(op))
+    for name, attribute in attributes_of(op):
+        if not isinstance(attribute, str):
+            ir.put(made, name, attribute)
+    return made
+
+
+class ConvertSdyShardingsToMpmdTypes(FunctionPass):
+    """Makes shardings part of the types of values on meshes.
+
+        main(a@m1 {sharding = S}):  f = m1["f"] in_shardings=[S], out_shardings=[T] (a) {...}
+        ->  main(a@m1<S>):          f: m1<T> = m1["f"] (a) {...}
+
+    Requires: shardings are attributes of arguments, fragments, transfers and loops.
+    Ensures: no `sdy.sharding` is left but on send and recv, no in_shardings, no out_shardings; the type of
+        the function follows.  Late error: a transfer between different shardings of one sdy mesh.
+    Cost: linear in the module.
+    Source: openxla/shardy MPMD, `convert_sdy_shardings_to_mpmd_types`.
+    """
+
+    runs_on = "distributed"
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Arguments, then ops in order: a reader's sharding of a value replaces the producer's."""
+        types = _Types()
+        _convert_arguments(f, types)
+        holders = _holders(f)
+        for op in holders:
+            if isinstance(op, ir.Fragment):
+                types.give(op.inputs, shardings.read(op, "in_shardings"))
+                types.give(op.results, shardings.read(op, "out_shardings"))
+                ir.put(op, "in_shardings", None)
+                ir.put(op, "out_shardings", None)
+                continue
+            of_results = shardings.read(op, shardings.ARGUMENT)
+            types.give(op.results, of_results)
+            if isinstance(op, ir.For):
+                types.give(op.args, of_results)
+        shardings.drop_inside(f)
+        ir.return_types_changed(f)
+        for op in holders:
+            if isinstance(op, ir.Transfer):
+                _check(op)
+
+
+def _holders(where: ir.Op) -> list[ir.Op]:
+    """The ops between fragments that have shardings, those in loops included."""
+    found: list[ir.Op] = []
+    for op in ir.ops(where, (ir.Fragment, ir.Transfer, ir.For)):
+        found.append(op)
+        if isinstance(op, ir.For):
+            found += _holders(op)
+    return found
+
+
+def _convert_arguments(f: ir.Func, types: _Types) -> None:
+    for attribute, values in (("arg_attrs", f.args), ("res_attrs", f.returned)):
+        dicts = ir.attribute_dicts(f, attribute, len(values))
+        found = [of_value.pop(shardings.ARGUMENT, None) for of_value in dicts]
+        if attribute == "arg_attrs":
+            types.give(values, found)
+        ir.put_attribute_dicts(f, attribute, dicts)
+
+
+class _Types:
+    """Mesh tensor types with shardings; each is built once, as microbatches repeat them."""
+
+    def __init__(self) -> None:
+        self.made: dict[tuple[ir.Type, shardings.Sharding], ir.Type] = {}
+
+    def give(self, values: Iterable[ir.Value], found: Iterable[shardings.Sharding | None]) -> None:
+        """Gives values the types for their shardings."""
+        for value, sharding in zip(values, found):
+            kind = value.type
+            if sharding is None or not isinstance(kind, ir.MeshTensor):
+                continue
+            new = self.made.get((kind, sharding))
+            if new is None:
+                new = ir.MeshTensor.get(kind.mesh, kind.tensor, sharding, kind.memory_kind)
+                self.made[(kind, sharding)] = new
+            ir.set_type(value, new)
+
+
+def _check(transfer: ir.Transfer) -> None:
+    source, target = transfer.tensor.type.sharding, transfer.result.type.sharding
+    if source is None or target is None or shardings.mesh_of(source) != shardings.mesh_of(target):
+        return
+    if not shardings.is_same(source, target):
+        diagnostics.late_error(
+            "Transfer op has different shardings for the tensor and result, tensor sharding: "
+            f"{source}, result sharding: {target}",
+            transfer.location,
+        )
+
+
+class ReshardsToConstraints(FunctionPass):
+    """Turns the reshards that Shardy's pipeline created from sharding constraints back into constraints.
+
+        %1 = sdy.reshard %0 <@mesh, [{"x"}, {}]>  ->  %1 = sdy.sharding_constraint %0 <@mesh, [{"x"}, {}]>
+
+    Each fragment goes through propagation once more when it is compiled, with these shardings fixed at
+    its arguments and results; reshards would stop that propagation, constraints guide it.
+
+    Requires: propagation is over.  Ensures: no `sdy.reshard` is left.  Cost: linear in the module.
+    Source: ours; the dialect runs Shardy's pipeline with an option that jaxlib does not offer.
+    """
+
+    runs_on = "any"
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """At any depth."""
+        for op in ir.walk(f, ir.sdy.ReshardOp):
+            made = ir.create(
+                "sdy.sharding_constraint", [op.input], [op.result.type], ir.before(op),
+                dict(op.attributes.items()), op.location,
+            )  # fmt: skip
+            ir.replace(op, [made.results[0]])
