@@ -10,8 +10,8 @@ from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.kernels.cost.device import HOST, Device, KernelLimits
 from mpmd.compile.options import CompileOptions
 from mpmd.compile.passes import groups
-from mpmd.compile.passes.expand.dot_decomposer import DotDecomposer
 from mpmd.compile.passes.expand.float_jitter import FloatJitter
+from mpmd.compile.passes.expand.products import DotDecomposer
 from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
 from mpmd.compile.passes.fusion.fusion import Fusion
 from mpmd.compile.passes.fusion.keep_rounding import KeepRounding
@@ -19,7 +19,7 @@ from mpmd.compile.passes.fusion.sort_prefix import SortPrefix
 from mpmd.compile.passes.hlo_pass import Fixpoint
 from mpmd.compile.passes.layout.layout_removal import LayoutRemoval
 from mpmd.compile.passes.memory.copy_insertion import CopyInsertion
-from mpmd.compile.passes.simplify.flatten_call_graph import FlattenCallGraph
+from mpmd.compile.passes.simplify.calls import FlattenCallGraph
 from mpmd.compile.schedule.memory_schedule import MemorySchedule
 from mpmd.support.passes import Pass, with_overrides
 

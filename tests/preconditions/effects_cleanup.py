@@ -359,8 +359,7 @@ ROWS: tuple[Precondition, ...] = (
 ALWAYS: dict[str, str] = {
     _FRAGMENTS + "residuals.py:recompute": "the caller has chosen ops that may be done again",
     _PASSES + "propagation/sdy_ops.py:_complex_constant": "a constant is replaced",
-    _PASSES
-    + "propagation/fit_shardings_to_meshes.py:FitShardingsToMeshes": "only meshes without a name in the program",
+    _PASSES + "propagation/fit_shardings_to_meshes.py:FitShardingsToMeshes": "only meshes that have no name",
     _PASSES + "propagation/propagate_shardings.py:PropagateShardings": (
         "a function is propagated as a copy, from which shardings alone are taken"
     ),

@@ -80,7 +80,7 @@ ROWS = (
         "tests/unit/compile/kernels/test_evaluate.py::test_slices_of_a_space_give_what_the_whole_gives",
     ),
     Precondition(
-        "mpmd/compile/passes/expand/scatter_simplifier.py:_apart",
+        "mpmd/compile/passes/expand/indexing.py:_apart",
         "A scatter into several arrays is one for each where no array is combined with another's updates.",
         " or any(_read(part) - {k, count + k} for k, part in enumerate(parts))",
         "",
@@ -148,7 +148,7 @@ ALWAYS = {
     "mpmd/compile/passes/simplify/algebra/tuples.py:copy_of_tuple": (
         "a copy is its operand's value; values that are live at once never share memory"
     ),
-    "mpmd/compile/passes/simplify/call_inliner.py:CallInliner": (
+    "mpmd/compile/passes/simplify/calls.py:CallInliner": (
         "the value of a call or a fusion is the value of its computation's root"
     ),
 }

@@ -159,7 +159,7 @@ _GROUPED = (
         f"{_TEXT}[hlo/layout/layout-normalization-0]",
     ),
     _passes(
-        "expand/convolution_expander.py:_kernel",
+        "expand/convolutions.py:_kernel",
         "a window that is reversed meets a reversed kernel",
         "if turned:",
         "if False:",
@@ -167,7 +167,7 @@ _GROUPED = (
         _ORDER,
     ),
     _passes(
-        "expand/convolution_expander.py:_padded",
+        "expand/convolutions.py:_padded",
         "the elements of a dilated image lie apart",
         "w.lhs_dilation - 1",
         "0",
@@ -175,7 +175,7 @@ _GROUPED = (
         _ORDER,
     ),
     _passes(
-        "expand/convolution_expander.py:_product",
+        "expand/convolutions.py:_product",
         "groups are of the features, or of the batch",
         "if inputs < features:",
         "if True:",
@@ -183,7 +183,7 @@ _GROUPED = (
         _ORDER,
     ),
     _passes(
-        "expand/convolution_expander.py:ConvolutionExpander._expand",
+        "expand/convolutions.py:ConvolutionExpander._expand",
         "a sum of no terms is 0",
         "if is_trivial(site.at) or any(is_trivial(o) for o in site.operands):",
         "if False:",
@@ -207,7 +207,7 @@ _GROUPED = (
 
 ROWS = (*_CACHED, *_EXCHANGED, *_GROUPED)
 
-_COMBINED = "`combining.py` compares all that collectives must have in common"
+_COMBINED = "`combiners.py` compares all that collectives must have in common"
 _COMPLEX = "the definition of the operation on real and imaginary parts; real numbers are left alone"
 _PAIRS = "mpmd/compile/passes/expand/complex_to_pairs.py:"
 _LAID = "mpmd/compile/passes/layout/layout_normalization.py:"

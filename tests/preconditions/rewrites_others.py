@@ -14,7 +14,7 @@ _tested = RowsOf(_PASSES)
 
 _COMMUNICATION = (
     _row(
-        "collectives/all_reduce_reassociate.py:_join",
+        "collectives/reductions.py:_join",
         "both sums are over the same groups",
         '("replica_groups", "use_global_device_ids", "constrain_layout")',
         '("use_global_device_ids", "constrain_layout")',
@@ -22,7 +22,7 @@ _COMMUNICATION = (
         _ADDED,
     ),
     _row(
-        "collectives/all_reduce_reassociate.py:_join",
+        "collectives/reductions.py:_join",
         "both reduce by one operation",
         "{reducer(a.to_apply), reducer(b.to_apply)} != {site.at.opcode}",
         "reducer(a.to_apply) != site.at.opcode",
@@ -30,28 +30,28 @@ _COMMUNICATION = (
         _ADDED,
     ),
     _row(
-        "collectives/all_reduce_reassociate.py:_join",
+        "collectives/reductions.py:_join",
         "which is the one that joins them",
         "{reducer(a.to_apply), reducer(b.to_apply)} != {site.at.opcode}",
         "reducer(a.to_apply) != reducer(b.to_apply)",
         "a maximum of sums",
     ),
     _row(
-        "collectives/all_reduce_reassociate.py:_join",
+        "collectives/reductions.py:_join",
         "nothing else reads them: devices would communicate once more",
         " or {only_user(a), only_user(b)} != {site.at}",
         "",
         "a sum over devices that is read twice",
     ),
     _row(
-        "collectives/all_reduce_reassociate.py:_join",
+        "collectives/reductions.py:_join",
         "no control edge orders them",
         "a.has_control_edges or b.has_control_edges",
         "False",
         "sums over devices in a fixed order",
     ),
     _row(
-        "collectives/all_reduce_reassociate.py:_join",
+        "collectives/reductions.py:_join",
         "both name a channel, or neither: groups are of partitions or of replicas",
         " or (a.channel_id is None) != (b.channel_id is None)",
         "",
@@ -79,7 +79,7 @@ _COMMUNICATION = (
         "half of a part",
     ),
     _row(
-        "collectives/reduce_scatter_creator.py:_create",
+        "collectives/reductions.py:_create",
         "nothing else reads the sum",
         " or only_user(whole) is not site.at",
         "",
@@ -87,56 +87,56 @@ _COMMUNICATION = (
         _ADDED,
     ),
     _row(
-        "collectives/reduce_scatter_creator.py:_create",
+        "collectives/reductions.py:_create",
         "no control edge orders it",
         "whole.has_control_edges",
         "False",
         "a part of a sum in a fixed order",
     ),
     _row(
-        "collectives/all_reduce_mover.py:_move",
+        "collectives/reductions.py:_move",
         "nothing else reads the sum",
         " or only_user(reduced) is not site.at",
         "",
         "a transpose of a sum that is read as it is, too",
     ),
     _row(
-        "collectives/all_reduce_mover.py:_move",
+        "collectives/reductions.py:_move",
         "no control edge orders it",
         "reduced.has_control_edges or ",
         "",
         "a transpose of a sum in a fixed order",
     ),
     _row(
-        "collectives/combining.py:_key",
+        "collectives/combiners.py:_key",
         "arrays are of one type",
         "instruction.operands[0].shape.dtype",
         "instruction.opcode",
         "gathers of different types",
     ),
     _row(
-        "collectives/combining.py:_key",
+        "collectives/combiners.py:_key",
         "groups and dims are the same",
         "tuple(sorted(attributes.items(), key=lambda item: item[0]))",
         "len(attributes)",
         "gathers in different groups",
     ),
     _row(
-        "collectives/combining.py:_key",
+        "collectives/combiners.py:_key",
         "they reduce by equal computations",
         "        called,\n",
         "        len(called),\n",
         "a sum and a maximum over devices",
     ),
     _row(
-        "collectives/combining.py:_first_set",
+        "collectives/combiners.py:_first_set",
         "none needs another: it would wait for itself",
         "any(reach.connected(candidate, other) for other in chosen)",
         "False",
         "gathers that depend on each other",
     ),
     _row(
-        "collectives/combining.py:combine",
+        "collectives/combiners.py:combine",
         "no control edge orders them",
         "not instruction.has_control_edges",
         "True",
@@ -166,7 +166,7 @@ _LAID = (
         "arrays in different orders, joined",
     ),
     _row(
-        "layout/broadcast_canonicalizer.py:_sorted",
+        "layout/decomposition.py:_sorted",
         "dims are not in order",
         "list(dims) == sorted(dims)",
         "False",
@@ -293,7 +293,7 @@ _COPIED = (
 ROWS = (*_COMMUNICATION, *_LAID, *_FUSED, *_COPIED)
 
 ALWAYS = {
-    f"{_PASSES}/layout/reshape_decomposer.py:_decompose": "a copy, unless the bytes stay in place",
+    f"{_PASSES}/layout/decomposition.py:_decompose": "a copy, unless the bytes stay in place",
     f"{_PASSES}/layout/layout_removal.py:LayoutRemoval": "transposes describe the order that layouts did",
     f"{_PASSES}/layout/layout_assignment.py:LayoutAssignment": "copies separate orders that differ",
     f"{_PASSES}/fusion/repeating.py:repeat_cheap_results": "an operation gives one number everywhere",

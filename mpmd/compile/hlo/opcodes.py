@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from mpmd.compile.hlo import codecs, dimension_codecs
+from mpmd.compile.hlo import codecs
 from mpmd.compile.hlo.attributes import Attribute
 from mpmd.compile.hlo.codecs import Codec
 from mpmd.errors import close_to
@@ -115,7 +115,7 @@ _DIMENSIONS = _must("dimensions", codecs.ints("dimensions"))
 _PRECISION = _may("operand_precision", codecs.words("operand_precision"))
 _SORTED = _may("indices_are_sorted", codecs.boolean("indices_are_sorted"), False)
 _CHANNEL = _may("channel_id", codecs.integer("channel_id"))
-_GROUPS = _may("replica_groups", dimension_codecs.GROUPS)
+_GROUPS = _may("replica_groups", codecs.GROUPS)
 _GLOBAL_IDS = _may("use_global_device_ids", codecs.boolean("use_global_device_ids"), False)
 _CONSTRAIN = _may("constrain_layout", codecs.boolean("constrain_layout"), False)
 _THREAD = _may("async_execution_thread", codecs.string("async_execution_thread"))
@@ -202,8 +202,8 @@ def _movement() -> None:
     _define(Category.SHAPE, "broadcast", 1, _DIMENSIONS)
     _define(Category.SHAPE, "concatenate", (1, None), _DIMENSIONS)
     _define(Category.SHAPE, "reverse transpose", 1, _DIMENSIONS)
-    _define(Category.SHAPE, "pad", 2, _must("padding", dimension_codecs.PADDING))
-    _define(Category.SHAPE, "slice", 1, _must("slice", dimension_codecs.SLICE))
+    _define(Category.SHAPE, "pad", 2, _must("padding", codecs.PADDING))
+    _define(Category.SHAPE, "slice", 1, _must("slice", codecs.SLICE))
     _define(Category.SHAPE, "get-dimension-size", 1, _DIMENSIONS)
     _define(Category.SHAPE, "set-dimension-size", 2, _DIMENSIONS)
 
@@ -214,14 +214,14 @@ def _reductions() -> None:
         Category.REDUCTION,
         "reduce-window",
         (2, None),
-        _may("window", dimension_codecs.WINDOW),
+        _may("window", codecs.WINDOW),
         called=("to_apply",),
     )
     _define(
         Category.REDUCTION,
         "select-and-scatter",
         3,
-        _may("window", dimension_codecs.WINDOW),
+        _may("window", codecs.WINDOW),
         called=("select", "scatter"),
     )
     _define(
@@ -263,16 +263,16 @@ def _products() -> None:
         Category.PRODUCT,
         "dot",
         (2, None),
-        _must("dot_dims", dimension_codecs.DOT),
+        _must("dot_dims", codecs.DOT),
         _PRECISION,
         _may("algorithm", codecs.matching("algorithm", r"dot_\w+|unset", "dot_bf16_bf16_f32")),
     )
-    _define(Category.PRODUCT, "scaled-dot", (2, None), _must("dot_dims", dimension_codecs.DOT), _PRECISION)
+    _define(Category.PRODUCT, "scaled-dot", (2, None), _must("dot_dims", codecs.DOT), _PRECISION)
     _define(
         Category.PRODUCT,
         "ragged-dot",
         3,
-        _must("dot_dims", dimension_codecs.DOT),
+        _must("dot_dims", codecs.DOT),
         _must("lhs_ragged_dims", codecs.ints("lhs_ragged_dims")),
         _may("rhs_group_dims", codecs.ints("rhs_group_dims")),
         _PRECISION,
@@ -281,8 +281,8 @@ def _products() -> None:
         Category.PRODUCT,
         "convolution",
         2,
-        _may("window", dimension_codecs.WINDOW),
-        _must("conv_dims", dimension_codecs.CONV),
+        _may("window", codecs.WINDOW),
+        _must("conv_dims", codecs.CONV),
         _FEATURES,
         _BATCHES,
         _PRECISION,
@@ -311,7 +311,7 @@ def _indexed() -> None:
         Category.INDEX,
         "gather",
         2,
-        _must("gather_dims", dimension_codecs.GATHER),
+        _must("gather_dims", codecs.GATHER),
         _must("slice_sizes", codecs.ints("slice_sizes")),
         _SORTED,
     )
@@ -319,7 +319,7 @@ def _indexed() -> None:
         Category.INDEX,
         "scatter",
         (3, None),
-        _must("scatter_dims", dimension_codecs.SCATTER),
+        _must("scatter_dims", codecs.SCATTER),
         _SORTED,
         _may("unique_indices", codecs.boolean("unique_indices"), False),
         called=("to_apply",),
@@ -378,7 +378,7 @@ def _collectives() -> None:
     _define(Category.COLLECTIVE, "all-to-all", (1, None), _CHANNEL, _GROUPS, _CONSTRAIN, dims)
     _define(Category.COLLECTIVE, "ragged-all-to-all", 6, _CHANNEL, _GROUPS, dims)
     _define(Category.COLLECTIVE, "collective-broadcast", (1, None), _CHANNEL, _GROUPS, _CONSTRAIN)
-    pairs = _must("source_target_pairs", dimension_codecs.PAIRS)
+    pairs = _must("source_target_pairs", codecs.PAIRS)
     _define(
         Category.COLLECTIVE,
         "collective-permute collective-permute-start",
@@ -407,8 +407,8 @@ def _external() -> None:
         "custom-call",
         (0, None),
         _must("custom_call_target", codecs.string("custom_call_target")),
-        _may("window", dimension_codecs.WINDOW),
-        _may("conv_dims", dimension_codecs.CONV),
+        _may("window", codecs.WINDOW),
+        _may("conv_dims", codecs.CONV),
         _FEATURES,
         _BATCHES,
         _PRECISION,

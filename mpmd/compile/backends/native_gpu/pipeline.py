@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from mpmd.compile.kernels.cost.device import Device
 from mpmd.compile.options import CompileOptions
-from mpmd.compile.passes.expand.dot_algorithm_rewriter import DotAlgorithmRewriter
 from mpmd.compile.passes.expand.dot_padding import DotPadding
 from mpmd.compile.passes.expand.float_jitter import FloatJitter
-from mpmd.compile.passes.expand.scatter_widener import ScatterWidener
+from mpmd.compile.passes.expand.indexing import ScatterWidener
+from mpmd.compile.passes.expand.products import DotAlgorithmRewriter
 from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
 from mpmd.compile.passes.fusion.fusion import Fusion
 from mpmd.compile.passes.fusion.keep_rounding import KeepRounding
 from mpmd.compile.passes.fusion.sort_prefix import SortPrefix
 from mpmd.compile.passes.memory.copy_insertion import CopyInsertion
-from mpmd.compile.passes.simplify.cse import Cse
-from mpmd.compile.passes.simplify.dce import Dce
 from mpmd.compile.passes.simplify.one_per_row_rewriter import OnePerRowRewriter
+from mpmd.compile.passes.simplify.redundancy import Cse, Dce
 from mpmd.compile.pipelines import preparation
 from mpmd.support.passes import Pass
 

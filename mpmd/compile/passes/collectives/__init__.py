@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from mpmd.compile.passes.collectives.all_gather_combiner import AllGatherCombiner
-from mpmd.compile.passes.collectives.all_reduce_combiner import AllReduceCombiner
-from mpmd.compile.passes.collectives.all_reduce_mover import AllReduceMover
-from mpmd.compile.passes.collectives.all_reduce_reassociate import AllReduceReassociate
-from mpmd.compile.passes.collectives.reduce_scatter_combiner import ReduceScatterCombiner
-from mpmd.compile.passes.collectives.reduce_scatter_creator import ReduceScatterCreator
+from mpmd.compile.passes.collectives.combiners import (
+    AllGatherCombiner,
+    AllReduceCombiner,
+    ReduceScatterCombiner,
+)
+from mpmd.compile.passes.collectives.reductions import (
+    AllReduceMover,
+    AllReduceReassociate,
+    ReduceScatterCreator,
+)
 from mpmd.support.passes import passes_in
 
 PASSES = passes_in(__name__)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mpmd.compile.passes.expand.formulas import Number
+from mpmd.compile.passes.expand.functions import Number
 
 Pair = tuple[Number, Number]
 

@@ -12,7 +12,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import Shape, array
 from mpmd.compile.passes.expand import complex_functions
-from mpmd.compile.passes.expand.formulas import Number
+from mpmd.compile.passes.expand.functions import Number
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule, TrackingBuilder
 from mpmd.compile.passes.values import is_splat, literal_of, reducer

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from mpmd.compile.passes.layout.broadcast_canonicalizer import BroadcastCanonicalizer
+from mpmd.compile.passes.layout.decomposition import BroadcastCanonicalizer, ReshapeDecomposer
 from mpmd.compile.passes.layout.layout_assignment import LayoutAssignment
 from mpmd.compile.passes.layout.layout_normalization import LayoutNormalization
 from mpmd.compile.passes.layout.layout_removal import LayoutRemoval
-from mpmd.compile.passes.layout.reshape_decomposer import ReshapeDecomposer
 from mpmd.support.passes import passes_in
 
 PASSES = passes_in(__name__)

@@ -9,7 +9,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import tuple_of
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import remove_unused
-from mpmd.compile.passes.simplify.call_inliner import inline
+from mpmd.compile.passes.simplify.calls import inline
 from mpmd.compile.passes.values import splat
 
 

@@ -19,9 +19,9 @@ from mpmd.compile.lowering.spmd.hlo_shardings import (
     parse_sharding,
     parse_shardings,
 )
-from mpmd.compile.passes.expand.topk_decomposer import TopkDecomposer
+from mpmd.compile.passes.expand.comparisons import TopkDecomposer
 from mpmd.compile.passes.hlo_pass import HloPass
-from mpmd.compile.passes.simplify.call_inliner import CallInliner
+from mpmd.compile.passes.simplify.calls import CallInliner
 from mpmd.errors import CompileError
 
 _MARKS = frozenset({"xla.sdy.FuncResultSharding", "xla.sdy.PropagationBarrier"})

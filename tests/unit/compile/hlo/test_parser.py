@@ -12,7 +12,7 @@ from mpmd.compile.hlo.attributes import (
     ScatterDims,
     WindowDim,
 )
-from mpmd.compile.hlo.dimension_codecs import DOT, GATHER, SCATTER
+from mpmd.compile.hlo.codecs import DOT, GATHER, SCATTER
 from mpmd.errors import HloError
 
 

@@ -17,7 +17,7 @@ from mpmd.compile.lowering import lower_for_mesh
 from mpmd.compile.lowering.program import Axis
 from mpmd.compile.lowering.reader import sharding_axes
 from mpmd.compile.lowering.spmd.devices import even, groups, local, place
-from mpmd.compile.passes.simplify.dce import Dce
+from mpmd.compile.passes.simplify.redundancy import Dce
 from mpmd.errors import CompileError
 from tests.support.meshes import evaluated, part, partitioned
 from tests.support.native_meshes import mesh_of

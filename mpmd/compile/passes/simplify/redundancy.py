@@ -1,16 +1,46 @@
-"""hlo-cse."""
+"""Instructions that are not needed: dead, equal to others, or without elements."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
+
+import numpy as np
 
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.fingerprint import computation_digest
 from mpmd.compile.hlo.instruction import HloInstruction, Literal
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.opcodes import Category
-from mpmd.compile.passes.hlo_pass import HloPass, unfused
-from mpmd.compile.passes.rewriter import remove_unused
+from mpmd.compile.passes.hlo_pass import ComputationPass, HloPass, unfused
+from mpmd.compile.passes.rewriter import Rewriter, is_dead, remove_unused
+from mpmd.compile.passes.values import is_trivial
+
+
+class Dce(HloPass):
+    """Removes unused instructions, and computations without callers.
+
+    a = add(x, y); ROOT b = negate(x)  ->  ROOT b = negate(x)
+
+    Requires: nothing.
+    Ensures: every instruction is the root, a parameter, has a side effect, has users, or orders others.
+    Cost: linear.
+    Source: dead-code elimination; unused elements of loop states are for the while simplifier.
+    """
+
+    def run(self, module: HloModule) -> bool:
+        """Rewrites `module`; True iff that changed it.  Removal keeps a schedule."""
+        return self.rewrite(module)
+
+    def rewrite(self, module: HloModule) -> bool:
+        """Removes dead instructions, callers before callees: a dead call makes its computation dead."""
+        changed = module.remove_unreached()
+        for computation in reversed(module.call_order()):
+            for instruction in computation.instructions:
+                if instruction.computation is not None and is_dead(instruction):
+                    remove_unused(instruction)
+                    changed = True
+        return module.remove_unreached() or changed
+
 
 _NEVER = frozenset(
     ["parameter", "rng", "rng-get-and-update-state", "partition-id", "replica-id", "after-all", "opt-barrier"]
@@ -92,3 +122,35 @@ def _bytes(literal: Literal) -> Hashable:
     if isinstance(literal, tuple):
         return tuple(_bytes(part) for part in literal)
     return literal.tobytes()
+
+
+_OUTSIDE = frozenset({Category.COLLECTIVE, Category.ASYNC, Category.EXTERNAL})
+
+
+class ZeroSizedRemoval(ComputationPass):
+    """Replaces arrays without elements by constants.
+
+    negate(x: f32[0,3]) -> constant(f32[0,3])
+
+    Requires: no schedule.
+    Ensures: only parameters, constants, elements of tuples and operations with effects have no elements.
+    Cost: linear.
+    Source: there is nothing to compute.
+    """
+
+    def rewrite_computation(self, computation: HloComputation) -> bool:
+        """Rewrites one computation."""
+        rewriter = Rewriter(computation)
+        for instruction in computation.instructions:
+            if instruction.computation is not None and _is_removable(instruction):
+                value = np.zeros(instruction.shape.dims, instruction.shape.numpy_dtype)
+                rewriter.replace(instruction, rewriter.build.constant(value))
+        return rewriter.changed
+
+
+def _is_removable(instruction: HloInstruction) -> bool:
+    if not is_trivial(instruction) or instruction.shape.dynamic or instruction.has_side_effect:
+        return False
+    if instruction.opcode in ("parameter", "constant", "get-tuple-element"):
+        return False
+    return instruction.info.category not in _OUTSIDE

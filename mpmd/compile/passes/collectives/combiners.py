@@ -1,4 +1,4 @@
-"""Combines several collectives into one: the base of the combiners."""
+"""Passes that combine collectives of one kind into one."""
 
 from __future__ import annotations
 
@@ -96,3 +96,48 @@ def _join(computation: HloComputation, chosen: list[HloInstruction]) -> list[Hlo
         part = build.add("get-tuple-element", made, shape=instruction.shape, index=number)
         computation.replace(instruction, part)
     return [*build.made, *(u for i in build.made for u in i.users)]
+
+
+class AllGatherCombiner(Combiner):
+    """Gathers several arrays from devices at once.
+
+    all-gather(x); all-gather(y)  ->  (x', y') = all-gather(x, y)
+
+    Requires: no schedule.
+    Ensures: all-gathers that agree in groups, type and attributes and do not need each other are
+        one, up to the limits; the order of the other collectives is the same on all devices.
+    Cost: linear, and one reachability query per pair of candidates.
+    Source: XLA's combiner of that name.
+    """
+
+    opcode = "all-gather"
+
+
+class AllReduceCombiner(Combiner):
+    """Reduces several arrays over devices at once.
+
+    all-reduce(x); all-reduce(y)  ->  (x', y') = all-reduce(x, y)
+
+    Requires: no schedule.
+    Ensures: all-reduces that agree in groups, type and attributes and do not need each other are
+        one, up to the limits; the order of the other collectives is the same on all devices.
+    Cost: linear, and one reachability query per pair of candidates.
+    Source: XLA's combiner of that name.
+    """
+
+    opcode = "all-reduce"
+
+
+class ReduceScatterCombiner(Combiner):
+    """Reduces and scatters several arrays at once.
+
+    reduce-scatter(x); reduce-scatter(y)  ->  (x', y') = reduce-scatter(x, y)
+
+    Requires: no schedule.
+    Ensures: reduce-scatters that agree in groups, type and attributes and do not need each other are
+        one, up to the limits; the order of the other collectives is the same on all devices.
+    Cost: linear, and one reachability query per pair of candidates.
+    Source: XLA's combiner of that name.
+    """
+
+    opcode = "reduce-scatter"

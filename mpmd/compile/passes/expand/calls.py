@@ -1,4 +1,4 @@
-"""hlo-async-expander."""
+"""Operations with a computation, inlined or as calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 from mpmd.compile.hlo.builder import HloBuilder
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.passes.expand.functions import applied, is_inlinable
 from mpmd.compile.passes.hlo_pass import ComputationPass
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 
 _SYNCHRONOUS = {
     "copy-done": "copy",
@@ -61,3 +63,27 @@ def _join(computation: HloComputation, done: HloInstruction, chain: list[HloInst
     computation.replace(done, made)
     for instruction in chain:
         computation.remove(instruction)
+
+
+class MapInliner(ComputationPass):
+    """Applies the operations of a map to whole arrays.
+
+    map(x, y), to_apply=(a, b) -> add(a, negate(b))  ->  add(x, negate(y))
+
+    Requires: no schedule; calls are inlined.
+    Ensures: no map is left whose computation is elementwise.
+    Cost: linear.
+    Source: an elementwise operation is the same on arrays as on their elements.
+    """
+
+    def rewrite_computation(self, computation: HloComputation) -> bool:
+        """Rewrites one computation."""
+        return Rewriter(computation).run({"map": (_inline,)}, lambda i: True)
+
+
+def _inline(site: RewriteSite) -> HloInstruction | None:
+    body = site.at.to_apply
+    if not is_inlinable(body) or body.root.shape.is_tuple:
+        return None
+    (value,) = applied(site.build, body, site.operands)
+    return value

@@ -1,4 +1,4 @@
-"""hlo-convolution-expander."""
+"""Convolutions as products."""
 
 from __future__ import annotations
 
@@ -7,13 +7,145 @@ from typing import cast
 
 import numpy as np
 
-from mpmd.compile.hlo.attributes import DotDims, Ints, PadDim
+from mpmd.compile.hlo.attributes import DotDims, Ints, PadDim, WindowDim
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import array
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 from mpmd.compile.passes.values import inverse, is_trivial
+
+
+def patches_of_dot(site: RewriteSite) -> HloInstruction | None:
+    """The product of the image and the kernel, `[place.., window.., outputs]`, transposed.
+
+    None for a convolution whose results are sums over several places.
+    """
+    image, kernel = site.operands
+    dims, window = site.at.conv_dims, site.at.window.dims
+    sizes = [image.shape.dims[d] for d in dims.lhs_spatial]
+    behind = [
+        site.shape.dims[d] - size * w.size for d, size, w in zip(dims.out_spatial, sizes, window)
+    ]  # what no window reaches
+    for rest, w in zip(behind, window):
+        if w.lhs_dilation != w.size or w.pad_low != w.size - 1 or w.stride != 1 or w.rhs_dilation != 1:
+            return None
+        if rest < 0:
+            return None
+    build = site.build
+    # the element p of a patch is reached by that of the window which is as far from its end
+    turned = tuple(d for d, w in zip(dims.rhs_spatial, window) if w.size > 1 and not w.reversed)
+    if turned:
+        kernel = build.add("reverse", kernel, dimensions=turned)
+    numbers = DotDims((dims.lhs_feature,), (dims.rhs_input_feature,))
+    left, right = numbers.lhs_free(image.shape.rank), numbers.rhs_free(kernel.shape.rank)
+    result = [*(image.shape.dims[d] for d in left), *(kernel.shape.dims[d] for d in right)]
+    made = build.add(
+        "dot",
+        image,
+        kernel,
+        shape=array(site.shape.dtype, result),
+        dot_dims=numbers,
+        operand_precision=site.at.attributes.get("operand_precision"),
+    )
+    order: dict[int, tuple[int, ...]] = {
+        dims.out_batch: (left.index(dims.lhs_batch),),
+        dims.out_feature: (len(left) + right.index(dims.rhs_output_feature),),
+    }
+    for d, at, element in zip(dims.out_spatial, dims.lhs_spatial, dims.rhs_spatial):
+        order[d] = left.index(at), len(left) + right.index(element)
+    made = build.transpose(made, [d for out in range(site.shape.rank) for d in order[out]])
+    rests = dict(zip(dims.out_spatial, behind))
+    made = build.reshape(made, [extent - rests.get(d, 0) for d, extent in enumerate(site.shape.dims)])
+    if not any(behind):
+        return made
+    edges = [PadDim(0, rests.get(d, 0)) for d in range(site.shape.rank)]
+    return build.pad(made, build.constant(0, made.shape.dtype), edges)
+
+
+class ConvolutionToDot(ComputationPass):
+    """Multiplies matrices where a convolution's windows do not overlap: patch embeddings, 1 x 1 convolutions.
+
+    convolution(image: [b,h,w,f], kernel: [2,2,f,o]), stride=2x2
+      -> dot(reshape(image: [b,h/2,2,w/2,2,f]), kernel), contracting the window and f
+
+    The gradients of such a convolution too.  The kernel's has windows whose elements are as far apart
+    as there are windows: the image is reshaped to `[window, place]` instead of `[place, window]`.  The
+    image's, a transposed convolution, has each element from one place: the product of the image and the
+    kernel, `[place.., window.., o]`, is transposed.
+
+    Requires: no schedule.
+    Ensures: no convolution without groups is left whose windows do not overlap.
+    Cost: linear.
+    Source: each element of the image, or of the result, belongs to one window: the patches are a reshape.
+    """
+
+    def rewrite_computation(self, computation: HloComputation) -> bool:
+        """Rewrites one computation."""
+        rules = {"convolution": (_as_dot_of_patches, patches_of_dot)}
+        return Rewriter(computation).run(rules, _has_no_groups)
+
+
+def _has_no_groups(convolution: HloInstruction) -> bool:
+    attributes = convolution.attributes
+    return attributes.get("feature_group_count", 1) == attributes.get("batch_group_count", 1) == 1
+
+
+def _are_adjacent(w: WindowDim) -> bool:
+    """Whether each window begins where the one before ends."""
+    return w.size == w.stride and w.rhs_dilation == 1
+
+
+def _are_interleaved(w: WindowDim, places: int) -> bool:
+    """Whether each window is the one before moved by an element, up to the second element of the first."""
+    return w.stride == 1 and w.rhs_dilation == places
+
+
+def _as_dot_of_patches(site: RewriteSite) -> HloInstruction | None:
+    image, kernel = site.operands
+    dims, window = site.at.conv_dims, site.at.window.dims
+    counts = [site.shape.dims[d] for d in dims.out_spatial]
+    for count, w in zip(counts, window):
+        if w.pad_low or w.pad_high > 0 or w.lhs_dilation != 1 or w.reversed:
+            return None
+        if not (_are_adjacent(w) or _are_interleaved(w, count)):
+            return None
+    limits = list(image.shape.dims)
+    for d, count, w in zip(dims.lhs_spatial, counts, window):
+        limits[d] = count * w.size
+    if tuple(limits) != image.shape.dims:
+        image = site.build.slice(image, (0,) * len(limits), limits)
+    split: list[int] = []
+    inner: dict[int, int] = {}
+    outer: dict[int, int] = {}
+    for d, size in enumerate(limits):
+        if d not in dims.lhs_spatial:
+            outer[d] = len(split)
+            split.append(size)
+            continue
+        place = dims.lhs_spatial.index(d)
+        parts = [(outer, counts[place]), (inner, window[place].size)]
+        for where, extent in parts if _are_adjacent(window[place]) else parts[::-1]:
+            where[d] = len(split)
+            split.append(extent)
+    patches = site.build.reshape(image, split)
+    contracted = (*(inner[d] for d in dims.lhs_spatial), outer[dims.lhs_feature])
+    numbers = DotDims(contracted, (*dims.rhs_spatial, dims.rhs_input_feature))
+    free = numbers.lhs_free(len(split))
+    result = [*(split[d] for d in free), kernel.shape.dims[dims.rhs_output_feature]]
+    made = site.build.add(
+        "dot",
+        patches,
+        kernel,
+        shape=array(site.shape.dtype, result),
+        dot_dims=numbers,
+        operand_precision=site.at.attributes.get("operand_precision"),
+    )
+    meaning = {outer[dims.lhs_batch]: dims.out_batch}
+    meaning |= {outer[d]: o for d, o in zip(dims.lhs_spatial, dims.out_spatial)}
+    to = [*(meaning[d] for d in free), dims.out_feature]
+    return site.build.transpose(made, [to.index(d) for d in range(site.shape.rank)])
+
 
 _MIN_OF_GROUP = 2
 """Channels of a group, of the image and of the result, from which a convolution with groups is expanded."""
