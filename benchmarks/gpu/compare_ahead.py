@@ -5,7 +5,7 @@
 Both compilers are given the same programs for a described H200.  Ours go through the GPU target, machine
 code included; XLA's figures are read from `benchmarks/results/`, which `--xla record` writes where JAX's CUDA
 plugin is installed.  Launches and bytes are counted by one rule, and times are those of one model: see
-`counting.py`.  `--launches` lists our launches by kind and size, and by their machine code.
+`query.py`.  `--launches` lists our launches by kind and size, and by their machine code.
 
 The last line is JSON.  `devices` has for an H100 and for an H200 what the machine code of our kernels says:
 `predicted_ms`, `limit_ms` at the limits of memory and of products, and kernels with faults: accesses of two

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mpmd.api.topology import Topology
 from mpmd.errors import ConfigError
 from mpmd.tracing.stages.automatic import AutomaticSelector, by_cost
-from mpmd.tracing.stages.costs import DeviceRates
+from mpmd.tracing.stages.division import DeviceRates
 from mpmd.tracing.stages.selectors import Selector
 
 if TYPE_CHECKING:

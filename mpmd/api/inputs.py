@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from mpmd.api.weak_types import weakly_typed
+from mpmd.api.stored_forms import weakly_typed
 from mpmd.errors import SignatureError
 from mpmd.jax_compat import ShapedArray, as_key, is_key
 from mpmd.jax_distributed import absent_array_maker

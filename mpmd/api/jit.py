@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
 
-from mpmd.api.ambient import refuse_within_jit
+from mpmd.api.ambient import bind_step, refuse_within_jit
 from mpmd.api.config import Config
-from mpmd.api.signature import ArgumentRules, Arguments, check_leaves, flatten, paths
-from mpmd.api.stacked_arguments import fitted, in_wholes
-from mpmd.api.staging import bind_step
+from mpmd.api.signature import ArgumentRules, Arguments, check_leaves, fitted, flatten, in_wholes, paths
 from mpmd.errors import ConfigError
 from mpmd.jax_compat import ClearedWithJax, closed_over, is_staging, trace_context
 from mpmd.support.garbage import garbage_kept

@@ -45,7 +45,7 @@ from mpmd.runtime.linearize import linearize
 from mpmd.runtime.memory import predict_memory
 from mpmd.runtime.processes.scalars import mesh_of_each
 from mpmd.runtime.program import Program
-from mpmd.sharding.splits import split_of
+from mpmd.sharding.shards import split_of
 from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Diagnostic, Diagnostics, Severity
 from mpmd.support.garbage import garbage_kept

@@ -1,4 +1,4 @@
-"""The arguments of a call: which are static, which are donated, and what their leaves look like."""
+"""Arguments of a call: their signature, and their leaves in the parts that a program takes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from jax.tree_util import DictKey, keystr, tree_leaves_with_path
 
 from mpmd.errors import SignatureError, collect
 from mpmd.jax_compat import explicit_sharding
+from mpmd.tracing.stages.stacked import Stacked, in_parts, is_stacked, of_axis
 
 Leaf = tuple[tuple[int, ...], Any, bool]
 
@@ -303,3 +304,58 @@ def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     """A leaf as `jax.jit` traces it, without any device."""
     shape, dtype, weak = describe(leaf)
     return jax.ShapeDtypeStruct(shape, dtype, weak_type=weak)
+
+
+def in_wholes(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Arguments with shapes and dtypes of whole arrays for those that are `Stacked`."""
+
+    def whole(value: Any) -> Any:
+        shapes = [jax.ShapeDtypeStruct(part.shape, part.dtype) for part in value.parts]
+        return Stacked(shapes, value.dim).whole()
+
+    given: tuple[Any, Any] = jax.tree.map(
+        lambda v: whole(v) if is_stacked(v) else v, (args, kwargs), is_leaf=is_stacked
+    )
+    return given
+
+
+def fitted(expected: Arguments, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments of a call, `Stacked` where the program expects parts.
+
+    A whole array that the call may consume is deleted: its parts are copies.
+
+    Args:
+        expected: those that a program was traced for.
+        args: positional arguments that are not static.
+        kwargs: likewise keywords.
+    """
+    wanted = jax.tree.unflatten(expected.tree, range(len(expected.leaves)))
+    slots = jax.tree.leaves(wanted, is_leaf=is_stacked)
+    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_stacked)
+    if len(leaves) != len(slots):
+        return args, kwargs  # another structure, which is reported later
+    donated = set(expected.donated)
+    made: tuple[Any, Any] = jax.tree.unflatten(
+        tree, [_fitted(value, slot, expected.leaves, donated) for value, slot in zip(leaves, slots)]
+    )
+    return made
+
+
+def _fitted(value: Any, slot: Any, leaves: list[Any], donated: set[int]) -> Any:
+    if not is_stacked(slot):
+        return value.whole() if is_stacked(value) else value
+    lengths = tuple(leaves[i].shape[slot.dim] for i in slot.parts)
+    if is_stacked(value):
+        if (value.dim, value.lengths) == (slot.dim, lengths):
+            return value
+        value = value.whole()
+    if not hasattr(value, "shape") or value.shape[slot.dim : slot.dim + 1] != (sum(lengths),):
+        return value  # reported later
+    shards = of_axis(value, slot.dim, len(lengths)) if len(set(lengths)) == 1 else None
+    if shards is not None:
+        return Stacked(shards, slot.dim)
+    parts = in_parts(value, lengths, slot.dim)
+    is_array = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
+    if is_array and len(lengths) > 1 and slot.parts[0] in donated:
+        value.delete()
+    return parts

@@ -12,11 +12,10 @@ import jax
 
 from mpmd import ir
 from mpmd.api.ambient import refuse_within_jit, without_ambient_mesh
-from mpmd.api.bounds import StepBounds, step_bounds
 from mpmd.api.compare import Comparison, FragmentComparison, kept, reported
 from mpmd.api.compiler_options import with_compiler_options
 from mpmd.api.config import Config
-from mpmd.api.estimate import DeviceSpeed, estimate_costs
+from mpmd.api.estimate import DeviceSpeed, StepBounds, estimate_costs, step_bounds
 from mpmd.api.initial_state import Reader, initialized, loaded
 from mpmd.api.inputs import argument, structs, used
 from mpmd.api.lowering import LoweringObserver, Partitioned, partition
@@ -36,8 +35,7 @@ from mpmd.api.processes import (
     together,
     with_absent,
 )
-from mpmd.api.signature import Arguments, check_leaves, describe, structure_problem
-from mpmd.api.stacked_arguments import fitted
+from mpmd.api.signature import Arguments, check_leaves, describe, fitted, structure_problem
 from mpmd.api.stored_forms import StoredForms
 from mpmd.api.timeline import (
     Scratch,

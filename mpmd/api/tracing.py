@@ -22,8 +22,7 @@ from mpmd.jax_compat import closed_over, created_by, is_staging, ordered_effects
 from mpmd.tracing.conditionals import has_wide_conditional, with_split_conditionals
 from mpmd.tracing.live import names_in
 from mpmd.tracing.names import decode, names_called
-from mpmd.tracing.stages.staged import StagePlan, planned
-from mpmd.tracing.stages.step import over_parts
+from mpmd.tracing.stages.staged import StagePlan, over_parts, planned
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from mpmd.compile.analysis.call_graph import CallGraph
 from mpmd.compile.artefact import Artefact, KeptArtefacts
 from mpmd.compile.buffers.assignment import BufferAssignment, assign_buffers
-from mpmd.compile.buffers.donation import pair_donations
 from mpmd.compile.buffers.fitting import fit
+from mpmd.compile.buffers.sharing import pair_donations
 from mpmd.compile.compilation import PhaseClock, Prepared
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import HloModule

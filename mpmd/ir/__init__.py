@@ -20,7 +20,7 @@ from jax.extend.mlir.ir import (
 from jax.extend.mlir.ir import OpView as Op
 
 from mpmd.ir.context import context, op_text, to_text
-from mpmd.ir.counting import edits, forget_edits
+from mpmd.ir.query import edits, forget_edits
 from mpmd.ir.edit import (
     after, append_arg, at_end, at_start, before, change_args, clone, clone_body, clone_with, create, erase,
     erase_args, make_fragment, make_transfer, move_after, move_before, move_body, move_to_start, rebuild,
@@ -40,5 +40,5 @@ from mpmd.ir.query import (
     arg_index, fragments, funcs, is_constant, is_unused, module_of, ops, producer,
     read_by, result_index, comes_before, symbol_table, users, uses, walk,
 )
-from mpmd.ir.reading import name_of, parse
+from mpmd.ir.query import name_of, parse
 from mpmd.ir.types import MeshTensor, Origin, TopologyAttr

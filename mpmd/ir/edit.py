@@ -15,7 +15,7 @@ from jax.extend.mlir.ir import OpView as Op
 from jax.extend.mlir.ir import Value
 
 from mpmd.errors import IRError
-from mpmd.ir import counting
+from mpmd.ir import query
 from mpmd.ir.context import context
 from mpmd.ir.kept import defer_block_deletion, defer_deletion, keep, placeholders
 from mpmd.ir.ops import Fragment, Func, Transfer, put
@@ -38,7 +38,7 @@ def create(
     regions: int = 0,
 ) -> Any:
     """A new op, by its name such as `mpmd.transfer`."""
-    counting.note_edit()
+    query.note_edit()
     return ir.Operation.create(
         name, list(types), list(operands), attributes or {}, regions=regions,
         loc=location or ir.Location.unknown(context()), ip=where,
@@ -79,7 +79,7 @@ def make_transfer(
 def replace_uses(old: Value, new: Value) -> None:
     """Uses `new` wherever `old` was used.  (MLIR never returns if the two are one.)"""
     if old != new and not is_unused(old):
-        counting.note_edit()
+        query.note_edit()
         old.replace_all_uses_with(new)
 
 
@@ -93,14 +93,14 @@ def replace_uses_in(old: Value, new: Value, user: Op) -> None:
 def set_operand(op: Op, index: int, value: Value) -> None:
     """Replaces one operand of an op."""
     if op.operands[index] != value:
-        counting.note_edit()
+        query.note_edit()
         op.operation.operands[index] = value
 
 
 def set_type(value: Value, kind: ir.Type) -> None:
     """Changes the type of a value in its definition; its users must accept the new one."""
     if value.type != kind:
-        counting.note_edit()
+        query.note_edit()
         value.set_type(kind)
 
 
@@ -112,7 +112,7 @@ def erase(op: Op) -> None:
     """
     if not is_unused(op):
         raise IRError(f"cannot erase {op.operation.name} at {op.location}: it is still used")
-    counting.note_edit()
+    query.note_edit()
     defer_deletion(op)
 
 
@@ -129,7 +129,7 @@ def replace(op: Op, values: Sequence[Value]) -> None:
         raise IRError(f"cannot replace {op.operation.name} by its own result")
     for old, new in zip(results, values):
         replace_uses(old, new)
-    counting.note_edit()
+    query.note_edit()
     defer_deletion(op)
 
 
@@ -147,7 +147,7 @@ def erase_args(block: ir.Block, indices: Iterable[int]) -> ir.Block:
             raise IRError(f"cannot erase block argument {i}: it is still used")
     if not gone:
         return block
-    counting.note_edit()
+    query.note_edit()
     left, spare = [arg for i, arg in enumerate(args) if i not in gone], args[next(iter(gone))]
     made = block.create_after(*(arg.type for arg in left), arg_locs=[arg.location for arg in left])
     for old, new in zip(left, made.arguments):
@@ -161,7 +161,7 @@ def erase_args(block: ir.Block, indices: Iterable[int]) -> ir.Block:
 
 def change_args(block: ir.Block, like: Sequence[Value]) -> list[Value]:
     """Replaces the arguments of a block by ones like those values; returns the replacements."""
-    counting.note_edit()
+    query.note_edit()
     args, kinds = list(block.arguments), [(v.type, v.location) for v in like]
     first, second = placeholders(len(args)), placeholders(len(args))
     for arg, once, twice in zip(args, first, second):
@@ -178,21 +178,21 @@ def change_args(block: ir.Block, like: Sequence[Value]) -> list[Value]:
 
 def append_arg(block: ir.Block, like: Value, kind: ir.Type | None = None) -> Value:
     """A new last argument of a block, with the location (and type, unless given) of `like`."""
-    counting.note_edit()
+    query.note_edit()
     return block.add_argument(kind or like.type, like.location)
 
 
 def move_before(op: Op, other: Op) -> None:
     """Moves an op to right before another, into its block."""
     if op != other and _next(op) != other:
-        counting.note_edit()
+        query.note_edit()
         op.operation.move_before(other.operation)
 
 
 def move_after(op: Op, other: Op) -> None:
     """Moves an op to right after another, into its block."""
     if op != other and _next(other) != op:
-        counting.note_edit()
+        query.note_edit()
         op.operation.move_after(other.operation)
 
 
@@ -209,7 +209,7 @@ def reorder(f: Func, order: Sequence[Op]) -> None:
     """Puts all ops of a function, but for its terminator, into `order`; counts only if that changes it."""
     if list(order) == ops(f):
         return
-    counting.note_edit()
+    query.note_edit()
     terminator = f.terminator
     for op in order:
         op.operation.move_before(terminator.operation)
@@ -217,7 +217,7 @@ def reorder(f: Func, order: Sequence[Op]) -> None:
 
 def clone(op: Any, where: ir.InsertionPoint | None = None) -> Any:
     """A copy of an op, or module, with the same operands; `where` is for ops."""
-    counting.note_edit()
+    query.note_edit()
     made = op.operation.clone(where).opview
     return made if where is not None else keep(made)
 
@@ -254,7 +254,7 @@ def clone_body(
 
 def move_body(op: Any, values: Sequence[Value], where: Op) -> list[Value]:
     """Moves the ops of an op's body to before `where`, with `values` for its arguments; its results."""
-    counting.note_edit()
+    query.note_edit()
     for arg, value in zip(op.args, values, strict=True):
         replace_uses(arg, value)
     body = op.body
@@ -265,7 +265,7 @@ def move_body(op: Any, values: Sequence[Value], where: Op) -> list[Value]:
 
 def take_bodies(old: Op, new: Op) -> None:
     """Moves the blocks of an op into the regions of another, which are empty."""
-    counting.note_edit()
+    query.note_edit()
     for source, target in zip(old.operation.regions, new.operation.regions, strict=True):
         for block in list(source):
             block.append_to(target)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jax.extend.mlir import ir, passmanager
 
 from mpmd.errors import IRError
-from mpmd.ir import counting
+from mpmd.ir import query
 from mpmd.ir.context import context
 from mpmd.ir.kept import defer_contents_deletion
 
@@ -26,7 +26,7 @@ def run_mlir(pipeline: str, module: ir.Module) -> None:
         module.body.append(op)
     for name, attribute in result.attributes.items():
         module.operation.attributes[name] = attribute
-    counting.note_edit()
+    query.note_edit()
 
 
 def run_mlir_alone(pipeline: str, module: ir.Module | ir.Operation) -> None:

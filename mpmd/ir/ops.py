@@ -8,7 +8,7 @@ from typing import Any
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import func, mpmd
 
-from mpmd.ir import counting
+from mpmd.ir import query
 from mpmd.ir.context import context
 from mpmd.ir.kept import defer_deletion
 from mpmd.ir.types import Origin, TopologyAttr, string_array, string_list
@@ -25,10 +25,10 @@ def put(op: ir.OpView, name: str, attribute: ir.Attribute | None) -> None:
     """Sets an attribute of an op; None removes it."""
     if attribute is None:
         if name in op.attributes:
-            counting.note_edit()
+            query.note_edit()
             del op.attributes[name]
     elif name not in op.attributes or op.attributes[name] != attribute:
-        counting.note_edit()
+        query.note_edit()
         op.attributes[name] = attribute
 
 
@@ -103,7 +103,7 @@ class _HasBody:
         old = self.terminator
         if list(values) == list(old.operands):
             return
-        counting.note_edit()
+        query.note_edit()
         if len(values) == len(old.operands):
             for i, value in enumerate(values):
                 old.operands[i] = value

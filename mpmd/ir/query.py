@@ -1,7 +1,9 @@
-"""Reading a program."""
+"""Questions about ops and values."""
 
 from __future__ import annotations
 
+import re
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,7 +11,63 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.ir import OpView as Op
 from jax.extend.mlir.ir import Value
 
+from mpmd.errors import IRError
+from mpmd.ir.context import context
+from mpmd.ir.kept import keep
 from mpmd.ir.ops import Fragment, Func
+
+_count = threading.local()
+
+
+def note_edit() -> None:
+    """Called by every function of `mpmd.ir` that changes a program."""
+    _count.edits = edits() + 1
+
+
+def edits() -> int:
+    """Edits made so far by this thread; compare two readings."""
+    return getattr(_count, "edits", 0)
+
+
+def forget_edits(since: int) -> None:
+    """Discards the edits since `edits()` returned `since`: they have undone each other."""
+    _count.edits = since
+
+
+def parse(text: str | bytes) -> ir.Module:
+    """A module from MLIR text or bytecode.
+
+    Raises:
+        IRError: the text is not a valid module; says where and why.
+    """
+    if isinstance(text, str):
+        _require_known_callees(text)
+    try:
+        with context(), ir.Location.unknown():
+            return keep(ir.Module.parse(text, context()))
+    except ir.MLIRError as e:
+        raise IRError(f"cannot read the program: {e}") from e
+
+
+def _require_known_callees(text: str) -> None:
+    """The dialect's verifier crashes the process on a call of an unknown function."""
+    if "mpmd.call" not in text:
+        return
+    text = re.sub(r"(?m)^\s*//.*$", "", text)
+    name = r'@("(?:[^"\\]|\\.)*"|[\w.$-]+)'
+    known = set(re.findall(r"func\.func(?:\s+(?:public|private|nested))?\s+" + name, text))
+    called = re.findall(r"mpmd\.call\s+" + name, text)
+    called += re.findall(r'"mpmd\.call"\(.*\bcallee = ' + name, text)
+    for callee in dict.fromkeys(c for c in called if c not in known):
+        raise IRError(f"cannot read the program: it calls @{callee}, which it does not define")
+
+
+def name_of(location: ir.Location) -> str | None:
+    """The name in a location, such as the path of an argument."""
+    while isinstance(location, ir.CallSiteLoc):
+        location = location.callee
+    return str(location.name_str) if isinstance(location, ir.NameLoc) else None
+
 
 CONSTANTS = ("stablehlo.constant", "sdy.constant")
 

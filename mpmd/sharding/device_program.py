@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from mpmd import ir
-from mpmd.sharding.splits import Split, text_of
+from mpmd.sharding.shards import Split, text_of
 
 
 def groups(axes: Sequence[str], sizes: Mapping[str, int]) -> list[list[int]]:

@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from mpmd import ir
-from mpmd.sharding.shards import axes_by_dim
-from mpmd.sharding.splits import Split
+from mpmd.sharding.shards import Split, axes_by_dim
 
 
 def axes_needed_whole(

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from mpmd import ir
-from mpmd.sharding.splits import Split, without, without_axes
+from mpmd.sharding.shards import Split, without, without_axes
 from mpmd.sharding.sums import partly_reduced
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from mpmd import ir
 from mpmd.sharding.device_program import DeviceProgram, tensor_type
-from mpmd.sharding.splits import Split, innermost, split_of, text_of, without
+from mpmd.sharding.shards import Split, innermost, split_of, text_of, without
 
 
 @dataclasses.dataclass(frozen=True)

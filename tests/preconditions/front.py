@@ -99,21 +99,21 @@ ROWS: tuple[Precondition, ...] = (
         f"{_DIVISIONS}::test_a_divided_function_gives_the_same",
     ),
     Precondition(
-        f"{_STAGES}/indexed_stacks.py:_Loop.take_rows",
+        f"{_STAGES}/stacks.py:_Loop.take_rows",
         "A loop reads as many rows as the stack has.",
         "rows is None or self._aval(p).shape[0] != length",
         "rows is None",
         f"{_DIVISIONS}::test_what_does_not_run_over_the_rows_is_refused",
     ),
     Precondition(
-        f"{_STAGES}/indexed_stacks.py:_Loop.take_rows",
+        f"{_STAGES}/stacks.py:_Loop.take_rows",
         "Iterations read the rows in order, or in reverse.",
         "if all(indices == wanted for indices in rows.values()):",
         "if True:",
         f"{_DIVISIONS}::test_what_does_not_run_over_the_rows_is_refused",
     ),
     Precondition(
-        f"{_STAGES}/indexed_stacks.py:_is_row",
+        f"{_STAGES}/stacks.py:_is_row",
         "A slice at an index is one whole row.",
         "return bool(tuple(sizes) == (1, *shape[1:]))",
         "return bool(sizes[0] == 1)",
@@ -269,6 +269,6 @@ ALWAYS: dict[str, str] = {
     f"{_RULES}:_squeeze": "a dim of size 1 has no other index",
     f"{_RULES}:_reduction": "a range is along a dim that is kept",
     f"{_RULES}:_of_keys": "every key is used by itself",
-    f"{_STAGES}/sliced_stacks.py:_split_unstacked": "a row of `jnp.unstack` is a row",
+    f"{_STAGES}/stacks.py:_split_unstacked": "a row of `jnp.unstack` is a row",
     "mpmd/tracing/inline.py": "a call is its function's body",
 }

@@ -44,7 +44,7 @@ ROWS = (
         _MEMORY,
     ),
     Precondition(
-        "mpmd/compile/analysis/in_place.py:overwritten_pairs",
+        "mpmd/compile/analysis/liveness.py:overwritten_pairs",
         "An update that reads its array a second time changes a copy.",
         "if not _is_read_too(instruction, p[0])",
         "if True",

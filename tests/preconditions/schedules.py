@@ -120,5 +120,5 @@ _BESIDE = (
 ROWS = (*_ORDERED, *_AGAIN, *_BESIDE)
 
 ALWAYS = {
-    "mpmd/compile/schedule/post_order.py:post_order": "operands and control predecessors come before users",
+    "mpmd/compile/schedule/list_order.py:post_order": "operands and control predecessors come before users",
 }

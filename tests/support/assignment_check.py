@@ -5,8 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 from mpmd.compile.analysis.dataflow import HloValue
-from mpmd.compile.analysis.in_place import overwritten_pairs
-from mpmd.compile.analysis.liveness import LiveRange
+from mpmd.compile.analysis.liveness import LiveRange, overwritten_pairs
 from mpmd.compile.buffers.assignment import BufferAssignment
 from mpmd.compile.buffers.ranges import Occupancy
 from mpmd.compile.buffers.sharing import MayShare

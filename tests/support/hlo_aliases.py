@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mpmd.compile.analysis.dataflow import Dataflow, HloValue
-from mpmd.compile.analysis.in_place import in_place_pairs
+from mpmd.compile.analysis.liveness import in_place_pairs
 from mpmd.compile.hlo.instruction import HloInstruction
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from mpmd.api.checkpoints import files, folder
 from mpmd.api.checkpoints.pieces import Box, Leaf, LeafKind, as_box, box_of, intersection, within
-from mpmd.api.weak_types import weakly_typed
+from mpmd.api.stored_forms import weakly_typed
 from mpmd.jax_compat import ShapedArray, as_key, is_key
 from mpmd.jax_distributed import absent_array_maker
 

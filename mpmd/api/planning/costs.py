@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from mpmd.scheduling.costs import Costs, Link, StageCosts
 from mpmd.tracing.stages.chains import UnitChain
-from mpmd.tracing.stages.costs import REMATERIALISED, DeviceRates
-from mpmd.tracing.stages.division import Meshes, Segments
+from mpmd.tracing.stages.division import REMATERIALISED, DeviceRates, Meshes, Segments
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,7 +31,7 @@ from mpmd.runtime.memory import MeshMemory, predict_memory
 from mpmd.scheduling.timeline import Timeline
 from mpmd.support.garbage import garbage_kept
 from mpmd.tracing.live import lower
-from mpmd.tracing.stages.costs import products_work
+from mpmd.tracing.stages.division import products_work
 
 _LESS_MEMORY = {"reduce_gradients": ("_reduce.", "per_microbatch"), "gather_weights": ("_gather.", "per_use")}
 """Options: what is in the names of programs that they add, and the value that adds none."""

@@ -24,7 +24,7 @@ from mpmd.errors import ConfigError, SignatureError
 from mpmd.jax_compat import inner_jaxprs
 from mpmd.tracing.names import decode
 from mpmd.tracing.stages.automatic import AutomaticSelector, DivisionChoice, by_cost
-from mpmd.tracing.stages.costs import DeviceRates
+from mpmd.tracing.stages.division import DeviceRates
 from mpmd.tracing.stages.staged import StagePlan, planned
 
 NUMBER = "num_microbatches"

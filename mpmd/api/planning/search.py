@@ -14,8 +14,7 @@ from mpmd.scheduling.schedule import get_schedule
 from mpmd.scheduling.simulate import simulate
 from mpmd.scheduling.table import ScheduleTable, visits
 from mpmd.tracing.stages.automatic import DivisionChoice
-from mpmd.tracing.stages.costs import DeviceRates
-from mpmd.tracing.stages.division import Meshes, Segments, choose
+from mpmd.tracing.stages.division import DeviceRates, Meshes, Segments, choose
 from mpmd.tracing.stages.report import bytes_text
 
 Axes = tuple[tuple[str, int], ...]

@@ -2,7 +2,7 @@
 
 Allocations are the program's parameters, its results, its constants, and one arena for all other values in
 each memory space.  A donated parameter and the result that takes its memory are one allocation; before a
-result is written, its memory serves others (`output_reuse.py`).
+result is written, its memory serves others (`sharing.py`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 from mpmd.compile.analysis.dataflow import Dataflow, HloValue
 from mpmd.compile.analysis.liveness import LiveRange
-from mpmd.compile.buffers.output_reuse import reuse_outputs
 from mpmd.compile.buffers.packing import ANY_MEMORY, DeviceMemory, LiveBlock, Packing, Room, bits, pack
 from mpmd.compile.buffers.ranges import Occupancy
-from mpmd.compile.buffers.sharing import MayShare, Sharing, space_of
+from mpmd.compile.buffers.sharing import MayShare, Sharing, reuse_outputs, space_of
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.shape import ShapeIndex

@@ -1,19 +1,129 @@
-"""Coalescing of values into shared memory: updates in place, the state of loops, results over operands.
-
-Coalescing is optional: where two values are live at the same time they stay apart, and a copy joins
-them when the program runs.  So no pass has to prove beforehand that a change in place is safe.
-"""
+"""Values that can share memory: with their operands, with arguments that are donated, with results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from mpmd.compile.analysis.dataflow import Dataflow, HloValue
-from mpmd.compile.analysis.in_place import overwritten_pairs
-from mpmd.compile.analysis.liveness import LiveRange
+from mpmd.compile.analysis.liveness import LiveRange, overwritten_pairs
+from mpmd.compile.buffers.packing import LiveBlock, Room
 from mpmd.compile.buffers.ranges import Occupancy, loop_of
+from mpmd.compile.hlo.attributes import InputOutputAlias
 from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.module import HloModule
+
+
+def pair_donations(
+    module: HloModule, donated: Sequence[int], may_share: MayShare
+) -> tuple[InputOutputAlias, ...]:
+    """Pairs of donated parameters and results of equal shape, as many as possible.
+
+    Args:
+        module: after all passes; parameters and results are arrays.
+        donated: numbers of the parameters whose memory may be taken.
+        may_share: which operands results may overwrite.
+    """
+    root = module.entry.root
+    several = root.opcode == "tuple"
+    results = list(root.operands) if several else [root]
+    parameters = module.entry.parameters
+    free = {parameters[number]: None for number in donated}
+    pairs: dict[int, HloInstruction] = {}
+    for number, result in enumerate(results):
+        for parameter in _computed_over(result, may_share):
+            if parameter in free and parameter.shape.logical is result.shape.logical:
+                pairs[number] = parameter
+                del free[parameter]
+                break
+    for number, result in enumerate(results):
+        if number not in pairs:
+            fits = (p for p in free if p.shape.logical is result.shape.logical)
+            taken = next(fits, None)
+            if taken is not None:
+                pairs[number] = taken
+                del free[taken]
+    return tuple(
+        InputOutputAlias((number,) if several else (), pairs[number].parameter_number)
+        for number in sorted(pairs)
+    )
+
+
+def _computed_over(result: HloInstruction, may_share: MayShare) -> list[HloInstruction]:
+    """Parameters that the kernel of a result may overwrite with it, or must."""
+    made, number = _through(result), 0
+    if made.opcode == "get-tuple-element":
+        made, number = made.operands[0], made.tuple_index
+    index = (number,) if made.shape.is_tuple else ()
+    in_place = [operand for operand, _, outer in overwritten_pairs(made) if outer == index]
+    found = []
+    for operand, value in enumerate(made.operands):
+        source = _through(value)
+        if source.opcode == "parameter" and value.shape.is_array:
+            if operand in in_place or may_share(made, operand, number):
+                found.append(source)
+    return found
+
+
+def _through(value: HloInstruction) -> HloInstruction:
+    while value.opcode == "bitcast":
+        value = value.operands[0]
+    return value
+
+
+ReusedSlice = tuple[int, int]
+"""(number of an allocation, offset in it)."""
+
+
+def reuse_outputs(blocks: Sequence[LiveBlock], rooms: Mapping[int, Room]) -> dict[int, ReusedSlice]:
+    """Blocks that move into output buffers.
+
+    The largest block that is in use at the peak moves first; then the peak is another.  The end is reached
+    when no block at the peak fits.
+
+    Args:
+        blocks: the blocks of the arena.
+        rooms: by number of the allocation; they are filled.
+
+    Returns:
+        The slice of each block that moved, by its number in `blocks`.
+    """
+    moved: dict[int, ReusedSlice] = {}
+    if not rooms or not blocks:
+        return moved
+    in_use = np.zeros(max(b.spans[-1].end for b in blocks) + 1, np.int64)
+    for block in blocks:
+        for span in block.spans:
+            in_use[span.start : span.end + 1] += block.size
+    when = [b.instants for b in blocks]
+    by_capacity = sorted(rooms, key=lambda r: (rooms[r].capacity or 0, r))
+    waiting = sorted(range(len(blocks)), key=lambda k: (-blocks[k].size, k))
+    while in_use.max():
+        instant = int(in_use.argmax())
+        chosen = None
+        for number in [k for k in waiting if when[k] >> instant & 1]:
+            waiting.remove(number)
+            slice_ = _find(blocks[number].size, when[number], by_capacity, rooms)
+            if slice_ is not None:
+                chosen, moved[number] = number, slice_
+                break
+        if chosen is None:
+            break
+        for span in blocks[chosen].spans:
+            in_use[span.start : span.end + 1] -= blocks[chosen].size
+    return moved
+
+
+def _find(size: int, when: int, order: Sequence[int], rooms: Mapping[int, Room]) -> ReusedSlice | None:
+    """The smallest allocation with room for a block, which is placed there."""
+    for number in order:
+        offset = rooms[number].place(size, when)
+        if offset is not None:
+            return number, offset
+    return None
+
 
 MayShare = Callable[[HloInstruction, int, int], bool]
 """(instruction, number of an operand, number of a result) → whether the result may overwrite the operand."""

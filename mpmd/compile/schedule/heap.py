@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mpmd.compile.analysis.dataflow import FORWARDING, Dataflow, HloValue
-from mpmd.compile.analysis.in_place import overwritten_pairs
+from mpmd.compile.analysis.liveness import overwritten_pairs
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule

@@ -1,4 +1,4 @@
-"""List scheduling: of the ready instructions, the one that frees the most bytes less those it allocates."""
+"""Orders of instructions by a list, and the order in which they were written."""
 
 from __future__ import annotations
 
@@ -8,6 +8,15 @@ from mpmd.compile.analysis.dataflow import HloValue
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.schedule.heap import Heap
+
+
+def post_order(computation: HloComputation, heap: Heap) -> list[HloInstruction]:
+    """Operands before users, in the order in which they are named.
+
+    Source: XLA's post-order memory scheduler.
+    """
+    return computation.post_order()
+
 
 _Priority = tuple[int, int, int, int]
 

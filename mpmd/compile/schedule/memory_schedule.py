@@ -9,8 +9,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.schedule.exchange import exchanged
 from mpmd.compile.schedule.heap import Heap
-from mpmd.compile.schedule.list_order import list_order
-from mpmd.compile.schedule.post_order import post_order
+from mpmd.compile.schedule.list_order import list_order, post_order
 from mpmd.errors import PassError
 from mpmd.support.passes import Pass
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpmd.compile.analysis.cost import CostModel
 from mpmd.compile.analysis.dataflow import HloValue
-from mpmd.compile.analysis.in_place import in_place_pairs
+from mpmd.compile.analysis.liveness import in_place_pairs
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule

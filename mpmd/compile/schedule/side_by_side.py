@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 
-from mpmd.compile.analysis.in_place import in_place_pairs
+from mpmd.compile.analysis.liveness import in_place_pairs
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.schedule.heap import Heap

@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 
-from mpmd.compile.analysis.in_place import in_place_pairs
+from mpmd.compile.analysis.liveness import in_place_pairs
 from mpmd.compile.buffers.assignment import Allocation, Slice
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction

@@ -11,8 +11,7 @@ from mpmd.passes.fragments.dropping import erase_dead_ops
 from mpmd.passes.propagation.defer_reductions import REDUCTION
 from mpmd.passes.propagation.hoist_gathers import GATHERING
 from mpmd.sharding.device_program import DeviceProgram
-from mpmd.sharding.shards import axes_of
-from mpmd.sharding.splits import innermost, split_axes, split_of, without
+from mpmd.sharding.shards import axes_of, innermost, split_axes, split_of, without
 from mpmd.sharding.sums import REDUCES_TERMS, Sum, sums
 
 

@@ -25,8 +25,7 @@ from mpmd.passes.transfers.carried import START
 from mpmd.sharding import shardings
 from mpmd.sharding.inside import splits_of_copy
 from mpmd.sharding.partial import PartialForms, is_zero, tensor, total_of
-from mpmd.sharding.shards import axes_of
-from mpmd.sharding.splits import Split, sharding_of, split_of, without, without_axes
+from mpmd.sharding.shards import Split, axes_of, sharding_of, split_of, without, without_axes
 from mpmd.support import diagnostics
 
 REDUCTION = "defer_reductions"

@@ -23,7 +23,7 @@ from mpmd.sharding import shardings
 from mpmd.sharding.casts import cast_of
 from mpmd.sharding.gathers import axes_needed_whole
 from mpmd.sharding.partial import tensor
-from mpmd.sharding.splits import split_axes
+from mpmd.sharding.shards import split_axes
 
 GATHERING = "hoist_gathers"
 

@@ -12,8 +12,7 @@ from mpmd.passes.propagation.propagate_shardings import NUMBER, REPRESENTATIVES,
 from mpmd.passes.shardy_limits import propagation_problem
 from mpmd.sharding import shardings
 from mpmd.sharding.inside import PROPAGATE, number_ops, splits_inside
-from mpmd.sharding.shards import axes_of, sdy_meshes
-from mpmd.sharding.splits import Split, split_axes, split_of
+from mpmd.sharding.shards import Split, axes_of, sdy_meshes, split_axes, split_of
 from mpmd.support import diagnostics
 
 Layout = tuple[list[ir.Type], list[ir.Type]]

@@ -10,8 +10,9 @@ from typing import TypeAlias
 
 from mpmd.errors import ConfigError
 from mpmd.tracing.stages.chains import UnitChain, chain_of
-from mpmd.tracing.stages.costs import HOST_RATES, DeviceRates
 from mpmd.tracing.stages.division import (
+    HOST_RATES,
+    DeviceRates,
     Meshes,
     Segments,
     StageDivision,

@@ -7,14 +7,14 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from mpmd.jax_compat import scan_counts
-from mpmd.tracing.stages.costs import (
+from mpmd.tracing.stages.division import (
+    Chain,
     DeviceRates,
     gradient_seconds,
     item_seconds,
     saved_bytes,
     work_factor,
 )
-from mpmd.tracing.stages.division import Chain
 from mpmd.tracing.stages.items import FlatFunction, Item, numbers
 from mpmd.tracing.stages.placement import size
 from mpmd.tracing.stages.scan_ranges import scans_over

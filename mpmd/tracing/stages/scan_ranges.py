@@ -11,11 +11,10 @@ import jax
 
 from mpmd.errors import ConfigError
 from mpmd.jax_compat import rebind, scan_counts
-from mpmd.tracing.stages.indexed_stacks import scan_rows_of_indexed_stacks
 from mpmd.tracing.stages.items import FlatFunction, Item, numbers
 from mpmd.tracing.stages.parameter_terms import divide_terms
 from mpmd.tracing.stages.selectors import Selector
-from mpmd.tracing.stages.sliced_stacks import SlicedStacks
+from mpmd.tracing.stages.stacks import SlicedStacks, scan_rows_of_indexed_stacks
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Hashable
 
-from mpmd.compile.analysis.reachability import Reachability
+from mpmd.compile.analysis.call_graph import Reachability
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.fingerprint import computation_digest
 from mpmd.compile.hlo.instruction import HloInstruction

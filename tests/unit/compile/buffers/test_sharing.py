@@ -1,7 +1,7 @@
 """Which values take each other's memory: changes in place, loops and branches, and what is read last."""
 
 from mpmd.compile.buffers.assignment import assign_buffers
-from mpmd.compile.buffers.donation import pair_donations
+from mpmd.compile.buffers.sharing import pair_donations
 from mpmd.compile.hlo import parse_module
 from tests.support.assignment_check import check_assignment
 from tests.support.scheduled_loop import LOOP
