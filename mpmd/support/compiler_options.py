@@ -14,7 +14,7 @@ FragmentOptions = tuple[tuple[str, OptionValue], ...]
 
 @dataclasses.dataclass(frozen=True)
 class OptionsRow:
-    """Options of all fragments, of those of a mesh, or of those of a name.
+    """Options of all fragments, of a mesh's fragments, or of a name's.
 
     Attributes:
         options: names and values.

@@ -109,7 +109,7 @@ class NamedProgram:
         return [f"{made}#{i}" for i in range(results)], text
 
     def _calls(self, values: list[str], operands: int, results: int) -> tuple[list[str], list[str]]:
-        """Microbatches, of which each may use what the one before it returned."""
+        """Microbatches; each may use the results of the one before it."""
         lines, values, before = [], list(values), list[str]()
         for number in range(self._random.randint(1, 4)):
             given = [self._random.choice(values) for _ in range(operands)]

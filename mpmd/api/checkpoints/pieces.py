@@ -182,7 +182,7 @@ def writers(
 def replicas_that_differ(
     kinds: Sequence[LeafKind], claims: Sequence[Sequence[tuple[int, Sequence[Sequence[int]], int]]]
 ) -> list[str]:
-    """Warnings of leaves of which processes hold other values in one place; that of the first is saved.
+    """Warnings of leaves where processes differ in one place; the first process's value is saved.
 
     Args:
         kinds: the leaves.

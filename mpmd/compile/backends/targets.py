@@ -29,7 +29,7 @@ NATIVE: Mapping[str, MakeBackend] = {
 """Platform of a mesh, as JAX names it → the target that generates code for it."""
 
 AUTOMATIC = ("cpu",)
-"""The platforms of which the backend `auto` uses the target; that of GPUs has not been seen to run on one."""
+"""The platforms whose target the backend `auto` uses; the one for GPUs has not been seen to run."""
 
 EVERYWHERE: Mapping[str, MakeBackend] = {"reference": lambda mesh, options: ReferenceBackend(options)}
 """The name of a backend in the options → the target, for meshes of every platform."""

@@ -118,7 +118,7 @@ def _lower(fragment: ir.Fragment, sizes: dict[str, int]) -> None:
 
 
 class LowerReductions(FunctionPass):
-    """Writes sums over the devices of a mesh as collectives: those at the end, and those of microbatches.
+    """Writes sums over the devices of a mesh as collectives, at the end of the step or in each microbatch.
 
         s<[{"data"}, {}]> = m1[] by=defer_reductions (p<[{"data"}, {}, {}]>) { reduce add p over dim 0 }
         ->

@@ -24,7 +24,7 @@ class SplitAndPrioritizeTransferIndependentComputations(FunctionPass):
     runs_on = "any"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Splits each fragment of which some operands, but not all, come from transfers."""
+        """Splits each fragment some of whose operands, but not all, come from transfers."""
         for fragment in ir.fragments(f):
             if fragment.split_keep_transferred or fragment.split_drop_transferred:
                 continue
@@ -81,7 +81,7 @@ class SplitBwdFragments(FunctionPass):
     between_stages: bool = False
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Splits each backward fragment of which some results, but not all, are waited for elsewhere."""
+        """Splits each backward fragment some of whose results, but not all, are waited for elsewhere."""
         for fragment in ir.fragments(f):
             if not fragment.is_backward or fragment.split_keep_transferred or fragment.split_drop_transferred:
                 continue

@@ -16,7 +16,7 @@ class Circular(RoundRobinSchedule):
     """A group of as many microbatches as meshes passes all stages before the next group starts.
 
     Idle per mesh ``(p-1)(F+B)/v`` if the microbatches divide into whole groups.  Between rounds it holds the
-    boundary activations of one group, where looped breadth first holds those of all microbatches.
+    boundary activations of one group; looped breadth first holds them for all microbatches.
 
     Attributes:
         degree: the number of rounds that the program must have; None: any.
@@ -84,7 +84,7 @@ class GPipe(PipelineSchedule):
     name = "gpipe"
 
     def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
-        """Those of ``circular`` with all microbatches in one group."""
+        """As ``circular``, with all microbatches in one group."""
         way, orders = visits(shape.placement), Circular(group=shape.num_microbatches).orders(shape)
         if self.last_mesh_1f1b:
             if any(visit.mesh == way[-1].mesh for visit in way[:-1]):

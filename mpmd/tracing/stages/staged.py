@@ -35,7 +35,7 @@ def over_parts(
 
     Args:
         fn: the user's, for messages.
-        plan: is the current one; gets what the losses in the function divide, and warnings.
+        plan: the current one; losses in the function add what they divide, and warnings.
         given: shapes and dtypes of arguments: whole arrays or `Stacked`.
         whole_call: the function, of whole arrays.
     """
@@ -86,7 +86,7 @@ class StagePlan:
     def lengths_of(self, path: str, shape: Sequence[int]) -> list[int] | None:
         """The lengths of the parts of an argument of the step: a stacked parameter, or state shaped like one.
 
-        Its path ends with that of the parameter, as the paths of moments do.
+        Its path ends with the parameter's, as the paths of moments do.
         """
         for parameter, lengths in self.divisions.items():
             if f"/{path}".endswith(f"/{parameter}") and tuple(shape[:1]) == (sum(lengths),):

@@ -102,7 +102,7 @@ class Drawn:
 
     Attributes:
         text: what was drawn.
-        params: its parameters, of which a loss with names has those of the layers too.
+        params: its parameters, and the layers' where the loss has names.
         batch: the other arguments of the loss.
         loss: `loss(params, x, y)`, with or without an auxiliary result.
         has_aux: whether it has one.

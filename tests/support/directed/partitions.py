@@ -50,7 +50,7 @@ class Choices:
         return options[int(self.rng.integers(len(options)))]
 
     def dims(self, rank: int) -> tuple[int, ...]:
-        """Sizes, of which most are multiples of what the mesh has."""
+        """Sizes, most of them multiples of the mesh's."""
         devices = math.prod(self.axes.values())
         return tuple(self.one((devices, devices, 2 * devices, 1, 3, 5)) for _ in range(rank))
 

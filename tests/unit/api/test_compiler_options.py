@@ -1,4 +1,4 @@
-"""Options of XLA for all fragments, those of a mesh and those of a name: they arrive, or are refused."""
+"""Options of XLA for all fragments, for a mesh and for a name: they arrive, or are refused."""
 
 from __future__ import annotations
 

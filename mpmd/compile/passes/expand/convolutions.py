@@ -33,7 +33,7 @@ def patches_of_dot(site: RewriteSite) -> HloInstruction | None:
         if rest < 0:
             return None
     build = site.build
-    # the element p of a patch is reached by that of the window which is as far from its end
+    # element p of a patch meets the element of the window that is as far from its end
     turned = tuple(d for d, w in zip(dims.rhs_spatial, window) if w.size > 1 and not w.reversed)
     if turned:
         kernel = build.add("reverse", kernel, dimensions=turned)

@@ -148,7 +148,7 @@ class Number:
         return self._apply("abs")
 
     def with_sign_of(self, other: Number) -> Number:
-        """This magnitude with another's sign, that of zeros too."""
+        """This magnitude with another's sign, zeros included."""
         bits = self.value.shape.info.bits
         kind, shape = f"u{bits}", self.value.shape.with_dtype(f"u{bits}")
         a, b = (self.build.add("bitcast-convert", v.value, shape=shape) for v in (self, other))
@@ -215,7 +215,7 @@ def _is_large(x: Number) -> Number:
 
 
 def _twice_if_large(x: Number, near: Number, far: Number) -> Number:
-    """The logarithm of 1 + near, of large x that of twice 1 + far: one logarithm for both."""
+    """The logarithm of 1 + near, or for large x of twice 1 + far: one logarithm for both."""
     large = _is_large(x)
     made = large.choose(far, near).of("log-plus-one")
     return large.choose(made + math.log(2), made)

@@ -222,7 +222,7 @@ def _reshaped(layout: Layout, value: HloInstruction, other: HloInstruction) -> L
     target = other.shape.with_layout(Layout.row_major(other.shape.rank))
     if is_bitcast(value.shape.with_layout(layout), target):
         return target.layout
-    # Dims that keep their size keep their position; those of size 1 are innermost.
+    # Dims that keep their size keep their position; dims of size 1 are innermost.
     theirs = [d for d, n in enumerate(other.shape.dims) if n != 1]
     mine = [d for d, n in enumerate(value.shape.dims) if n != 1]
     if [value.shape.dims[d] for d in mine] != [other.shape.dims[d] for d in theirs]:
