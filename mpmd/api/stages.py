@@ -537,10 +537,10 @@ class Compiled:
     def timeline(self, *args: Any, **kwargs: Any) -> tuple[Any, Timeline]:
         """Runs one step with every fragment timed; returns its results and the measured timeline.
 
-        On CPUs begin and end are taken where a fragment runs: by native code itself, and for other fragments
-        by stamps before and after it, which cost the host about 10 µs each.  On other devices one thread per
-        mesh waits for each result.  In several processes, which must all call it, every process gets the
-        timeline of all meshes; its title says how exactly their clocks were aligned.
+        On CPUs and GPUs begin and end are taken where a fragment runs: by native code itself, and for other
+        fragments by stamps before and after it, which cost the host about 10 µs each.  On other devices one
+        thread per mesh waits for each result, which the title says.  In several processes, which must all
+        call it, every process gets the timeline of all meshes; its title says how well their clocks agree.
 
         Raises:
             FragmentError: a fragment failed.

@@ -28,6 +28,7 @@ from mpmd.compile.backends.native_gpu.triton.kernels import PrintedKernel
 from mpmd.compile.cache import DiskCache
 from tests.support.launch_memory import Extent
 from tests.support.poison import POISON
+from tests.support.simulated_clock import PtxModule, SimulatedClock
 from tests.support.tf32 import tf32
 
 STREAM, FAILED, LIBRARY_FAILED = 0x77, 719, 13
@@ -80,7 +81,7 @@ class _Functions:
             raise AttributeError(name) from None
 
 
-class StandInGpu:
+class StandInGpu(SimulatedClock):
     """The driver and cuBLASLt of a machine with some GPUs: `GpuLibraries`.
 
     Args:
@@ -93,6 +94,7 @@ class StandInGpu:
         calls: names of the functions that were called.
         fail_at: the call, from 1, that fails.
         launched: names of the kernels, in order.
+        stamps: the streams on which times were launched to be written, in order.
         contexts: of the threads that gave work to streams.
         broken: mistakes of the code under test, or of the stand-in.
         buffers: if there are any, all memory that may be used is in them.
@@ -110,6 +112,7 @@ class StandInGpu:
         self.compiler = StandInCompiler(problem)
         self.calls: list[str] = []
         self.launched: list[str] = []
+        self.stamps: list[int] = []
         self.contexts: set[int] = set()
         self.broken: list[Exception] = []
         self.buffers: list[np.ndarray] = []
@@ -228,6 +231,9 @@ class StandInGpu:
     def _cuModuleLoadDataEx(self, where: int, image: int, count: int, options: int, values: int) -> None:
         self._here()
         assert [ctypes.cast(options, ctypes.POINTER(ctypes.c_int))[n] for n in range(count)] == [5, 6]
+        if ctypes.string_at(image, 8) == b".version":  # the driver compiles it itself
+            self._create("module", where, PtxModule(ctypes.string_at(image).decode()))
+            return
         (size,) = _LENGTH.unpack(ctypes.string_at(image, _LENGTH.size))
         kernel = pickle.loads(ctypes.string_at(image + _LENGTH.size, size))
         self._create("module", where, kernel)
@@ -286,6 +292,8 @@ class StandInGpu:
         *sizes, shared, stream, parameters, extra = rest
         made = self._get("function", function)
         kernel = made["kernel"]
+        if isinstance(kernel, PtxModule):
+            return self._stamp(made, sizes, shared, stream, parameters, extra)
         assert made["loaded"], "a launch that loads its kernel waits for the whole GPU"
         assert sizes[1:] == [1, 1, 32 * kernel.warps, 1, 1]
         assert (
@@ -336,7 +344,7 @@ class StandInGpu:
         ctypes.memmove(host, self._memory(source, size), size)
 
     def _cuStreamSynchronize(self, stream: int) -> None:
-        assert stream in STREAMS and not self._captures_here()
+        assert self._is_stream(stream) and not self._captures_here()
 
     def _cuEventCreate(self, where: int, flags: int) -> None:
         assert flags == 0, "an event without a time"
