@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import functools
 import importlib
 import pickle
 import struct
@@ -100,6 +101,7 @@ class StandInGpu(SimulatedClock):
         buffers: if there are any, all memory that may be used is in them.
         extents: bytes of a launch's arguments, by the kernel's name, its programs and their addresses.
         attributes: the driver's attributes of a GPU.
+        pause: seconds that all work on a stream takes longer, in graphs too.
         lacks: whether the library has no algorithm for products of some sizes m, n, k.
     """
 
@@ -117,7 +119,7 @@ class StandInGpu(SimulatedClock):
         self.broken: list[Exception] = []
         self.buffers: list[np.ndarray] = []
         self.extents: dict[tuple[str, int, tuple[int, ...]], tuple[int, ...]] = {}
-        self.fail_at, self.missing = 0, frozenset[str]()
+        self.fail_at, self.missing, self.pause = 0, frozenset[str](), 0.0
         # multiprocessors, kHz, kHz of memory, its bits, bytes of L2 and of shared memory
         self.attributes = {16: 132, 13: 1_980_000, 36: 3_125_000, 37: 6144, 38: 50 << 20, 97: 227 << 10}
         self.lacks: Callable[[tuple[int, int, int]], bool] = lambda sizes: False
@@ -375,6 +377,8 @@ class StandInGpu(SimulatedClock):
         assert self._is_stream(stream)
         self._here()
         self.contexts.add(self._context.current)
+        if self.pause:
+            work = functools.partial(lambda work: (time.sleep(self.pause), work()), work)
         if stream in self._captures:
             assert self._captures_by[stream] == threading.get_ident(), "another thread's work is captured"
             self._captures[stream].append(work)
