@@ -290,7 +290,7 @@ class Compiled:
         self.lowered, self.executables = lowered, executables
         self.fallbacks = fallback_warning(executables)
         program = lowered.program
-        self._devices = devices_of(lowered.config.topology, exchange)
+        self._devices = devices_of(lowered.config.topology, exchange, runtime.transfers)
         self._scratch = merged_scratch(Scratch.of(executables, self._devices.meshes), exchange)
         table = {(e.fragment.mesh, name): e for name, e in executables.items()}
         workspace = self._scratch.workspace

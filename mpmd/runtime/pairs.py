@@ -1,0 +1,165 @@
+"""Messages whose both ends must be issued by all processes in one order: pairs.
+
+A communicator of GPUs matches a send and a receive by nothing but their order, and each waits for the other
+on the one stream of its device for such copies.  So all pairs of a program have one order, by when their
+values are there, and every process issues its ends in this order:
+
+* a send where it is in the stream, right behind what computes it
+* a receive where it is in the stream, a task before its use, but not before the pairs that precede it, and in
+  any case before those that follow it
+
+`check_pairs` runs the result with every process as impatient as it can be: each waits at each end for the
+other end, and begins nothing before.  If all come to the end, they do so under any timing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_left
+from collections.abc import Collection, Mapping, Sequence
+
+from mpmd.errors import ProgramError
+from mpmd.runtime.instructions import Recv, reads
+from mpmd.runtime.order import InstructionOrder, Message, Node, issue_order
+from mpmd.runtime.program import Program, instruction_text
+
+MessageKey = tuple[int, int]
+"""The channel of a message, and its number there."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PairOrder:
+    """The pairs of a program, in order, and what each process issues.
+
+    Attributes:
+        pairs: in the order in which every process issues its ends.
+        issued: for each process all of its instructions, in order.
+    """
+
+    pairs: tuple[Message, ...]
+    issued: Mapping[int, tuple[Node, ...]]
+
+
+def order_pairs(program: Program, order: InstructionOrder, paired: Collection[MessageKey]) -> PairOrder:
+    """Orders pairs, and the instructions of all processes around them; checked.
+
+    Args:
+        program: a verified program.
+        order: of its instructions.
+        paired: which messages are pairs: between meshes without a common process.
+
+    Raises:
+        ProgramError: a pair is within a process.
+    """
+    nodes = issue_order(program, order)
+    rank = {node: k for k, node in enumerate(nodes)}
+    chosen = [m for of in order.pairs for m in of if (m.channel, m.sequence) in paired]
+    pairs = tuple(sorted(chosen, key=lambda message: rank[message.send]))
+    processes = sorted({process for stream in program.streams for process in stream.processes})
+    issued = {process: _issued(program, order, nodes, rank, pairs, process) for process in processes}
+    found = PairOrder(pairs, issued)
+    check_pairs(program, order, found)
+    return found
+
+
+def _issued(
+    program: Program,
+    order: InstructionOrder,
+    nodes: Sequence[Node],
+    rank: Mapping[Node, int],
+    pairs: Sequence[Message],
+    process: int,
+) -> tuple[Node, ...]:
+    """The instructions of a process: by their ranks, but for receives, which have a place of their own.
+
+    A place is a rank, whether it is before (0), at (1) or behind (2) the instruction of that rank, and the
+    number of the pair.
+    """
+    here = {s for s, stream in enumerate(program.streams) if process in stream.processes}
+    own = [(k, pair) for k, pair in enumerate(pairs) if here & {pair.send[0], pair.recv[0]}]
+    # other messages that leave or arrive: pairs may wait for them, and the other way round
+    others = [m for c in program.between_processes for m in order.pairs[c]]
+    sends = sorted(rank[m.send] for m in others if m.send[0] in here)
+    needs = {rank[m.send]: _first_reader(program, rank, m.recv) for m in others if m.recv[0] in here}
+    latest, bound = {}, len(rank)
+    arrivals = sorted(needs)
+    for k, pair in reversed(own):
+        while arrivals and arrivals[-1] >= rank[pair.send]:
+            bound = min(bound, needs[arrivals.pop()])
+        latest[k] = bound = min(bound, rank[pair.send]) if pair.send[0] in here else bound
+    place: dict[Node, tuple[int, int, int]] = {}
+    before = (-1, 0, 0)
+    for k, pair in own:
+        if pair.send[0] in here:
+            before = (rank[pair.send], 1, 0)
+            continue
+        sent = bisect_left(sends, rank[pair.send])
+        wanted = max((rank[pair.recv], 1, k), (before[0], 2, k), (sends[sent - 1] if sent else -1, 2, k))
+        before = place[pair.recv] = min(wanted, (latest[k], 0, k))
+    mine = (node for node in nodes if node[0] in here)
+    return tuple(sorted(mine, key=lambda node: place.get(node, (rank[node], 1, 0))))
+
+
+def _first_reader(program: Program, rank: Mapping[Node, int], recv: Node) -> int:
+    s, at = recv
+    instructions = program.streams[s].instructions
+    op = instructions[at]
+    assert isinstance(op, Recv)
+    readers = (rank[s, k] for k in range(at + 1, len(instructions)) if op.buffer in reads(instructions[k]))
+    return next(readers, len(rank))
+
+
+def check_pairs(program: Program, order: InstructionOrder, found: PairOrder) -> None:
+    """Runs all processes, each waiting for the other ends of its pairs, and for all messages that it reads.
+
+    Raises:
+        ProgramError: they cannot all come to the end, or one issues its pairs in another order.
+    """
+    of_pair = {node: k for k, pair in enumerate(found.pairs) for node in (pair.send, pair.recv)}
+    streams = program.streams
+    at = dict.fromkeys(found.issued, 0)
+    passed: dict[Node, int] = {}
+    following = 0
+
+    def ends(pair: Message) -> list[tuple[int, Node]]:
+        return [(p, node) for node in (pair.send, pair.recv) for p in streams[node[0]].processes]
+
+    def is_ready(node: Node) -> bool:
+        awaited = (n for n in order.before.get(node, ()) if n not in of_pair)
+        return all(passed.get(n, 0) == len(streams[n[0]].processes) for n in awaited)
+
+    moved = True
+    while moved:
+        moved = False
+        for process, nodes in found.issued.items():
+            while (
+                at[process] < len(nodes)
+                and nodes[at[process]] not in of_pair
+                and is_ready(nodes[at[process]])
+            ):
+                passed[nodes[at[process]]] = passed.get(nodes[at[process]], 0) + 1
+                at[process] += 1
+                moved = True
+        if following < len(found.pairs):
+            waiting = ends(found.pairs[following])
+            if all(_next(found, at, process) == node for process, node in waiting):
+                for process, _ in waiting:
+                    at[process] += 1
+                following, moved = following + 1, True
+    stuck = {process: node for process in at if (node := _next(found, at, process)) is not None}
+    if stuck:
+        lines = (
+            f"  process {process} waits at {streams[s].mesh}[{k}] "
+            f"{instruction_text(streams[s].instructions[k])}"
+            for process, (s, k) in stuck.items()
+        )
+        raise ProgramError(
+            f"program {program.name!r} has no order in which all processes can exchange arrays directly:\n"
+            + "\n".join(lines)
+        )
+
+
+def _next(found: PairOrder, at: Mapping[int, int], process: int) -> Node | None:
+    """What a process issues next."""
+    nodes = found.issued[process]
+    return nodes[at[process]] if at[process] < len(nodes) else None
