@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import random
 
 import pytest
 
@@ -12,37 +11,13 @@ from mpmd.runtime.linearize import linearize
 from mpmd.runtime.order import issue_order
 from mpmd.runtime.pairs import PairOrder, check_pairs, order_pairs
 from mpmd.runtime.verify import verify
+from tests.support.pairs_in_processes import all_pairs, random_program
 from tests.support.pipeline_graphs import GraphBuilder, one_f_one_b
-
-
-def all_pairs(program):
-    return {(c, k) for c in program.posted for k in range(len(program.channels[c].types))}
 
 
 def ordered(program, paired=None):
     order = verify(program)
     return order, order_pairs(program, order, all_pairs(program) if paired is None else paired)
-
-
-def random_program(seed):
-    """Calls on up to five meshes, each of one process or of two; some processes have several meshes."""
-    chance = random.Random(seed)
-    meshes = "abcde"[: chance.randint(2, 5)]
-    spare = [(0,), (1,), (2,), (3, 4), (5, 6), (0,), (1,)]
-    processes = dict(zip(meshes, chance.sample(spare, len(meshes))))
-    b = GraphBuilder()
-    on = {mesh: [b.input(mesh)] for mesh in meshes}
-    for call in range(chance.randint(3, 14)):
-        mesh = chance.choice(meshes)
-        inputs = [chance.choice(on[mesh])]
-        for other in chance.sample(meshes, chance.randint(0, len(meshes) - 1)):
-            value = chance.choice(on[other])
-            inputs.append(value if other == mesh else b.transfer(value, mesh))
-        inputs = list(dict.fromkeys(inputs))
-        on[mesh] += b.call(f"f{call}", mesh, inputs, microbatch=chance.choice([None, call]))
-    for mesh in meshes:
-        b.output(on[mesh][-1]) if len(on[mesh]) > 1 else None
-    return linearize(b.graph(), processes=processes)
 
 
 @pytest.mark.parametrize("stages", [2, 4])
@@ -82,7 +57,7 @@ def test_receives_are_posted_a_task_early_where_the_order_leaves_room():
 def test_random_programs_have_an_order_and_another_one_is_found_out():
     """Two ends that change places in one process are an error that names what waits."""
     pairs = refused = 0
-    for seed in range(150):
+    for seed in range(60):
         program = random_program(seed)
         order, found = ordered(program)
         pairs += len(found.pairs)
@@ -98,7 +73,7 @@ def test_random_programs_have_an_order_and_another_one_is_found_out():
                 with pytest.raises(ProgramError, match="no order in which all processes can exchange"):
                     check_pairs(program, order, other)
                 refused += 1
-    assert pairs > 500 and refused > 500
+    assert pairs > 200 and refused > 200
 
 
 def test_a_pair_within_a_process_is_refused():
