@@ -1,9 +1,9 @@
 """Trains with arrays that are sent directly between processes, and prints what came out as a JSON line.
 
-    python -m tests.support.direct_transfers TRANSFERS MESHES STEPS
+    python -m tests.support.direct_transfers TRANSFERS MESHES DEVICES STEPS
 
-On CPUs `jax.device_put` between processes goes through sockets of JAX's own, with a flag, for which each
-process names a port.
+Each mesh has so many devices, over which rows are split.  On CPUs `jax.device_put` between processes goes
+through sockets of JAX's own, with a flag, for which each process names a port.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 import mpmd
 
@@ -33,16 +34,20 @@ def step(params, x, y):
 
 
 def main() -> None:
-    transfers, meshes, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    transfers, (meshes, devices, steps) = sys.argv[1], map(int, sys.argv[2:5])
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     jax.config.update("jax_cross_host_transfer_socket_address", f"127.0.0.1:{port}")
     if not jax.distributed.is_initialized():
-        jax.config.update("jax_num_cpu_devices", meshes)
-    topology = mpmd.make_topology({f"m{k}": 1 for k in range(meshes)})
+        jax.config.update("jax_num_cpu_devices", meshes * devices)
+    topology = mpmd.make_topology({f"m{k}": devices for k in range(meshes)})
     placed = {f"stage{k}": f"m{k % meshes}" for k in range(meshes)} | {"loss": f"m{meshes - 1}"}
-    jitted = mpmd.jit(step, mpmd.make_config(topology, placed, schedule="1f1b"))
+    rows = PartitionSpec("data") if devices > 1 else None
+    config = mpmd.make_config(
+        topology, placed, schedule="1f1b", backend="xla", in_shardings=(None, rows, rows)
+    )
+    jitted = mpmd.jit(step, config)
     params = [np.eye(16, dtype=np.float32) + 0.01 * k for k in range(meshes)]
     x = np.random.default_rng(0).standard_normal((16, 16), np.float32)
     compiled = jitted.lower(params, x, x).compile(runtime=mpmd.RuntimeOptions(transfers=transfers))

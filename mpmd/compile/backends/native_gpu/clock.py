@@ -1,7 +1,7 @@
 """When work ran on a GPU: a kernel of one thread that writes the GPU's clock to memory of the host.
 
 It is launched on the stream of the work, before and behind it, so that it takes its place among the kernels,
-in a graph too.  Its only argument is the address of a mark:
+in a graph too, where events have no time.  Its only argument is the address of a mark:
 
     mark      the address of a head, and a key
     head      the number of entries, the room for them, and where they are: in memory that the GPU shares
@@ -26,7 +26,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 
 from mpmd.compile.backends.native_gpu.driver import GpuDriver
-from mpmd.compile.backends.native_gpu.gpu import OpenGpu
+from mpmd.compile.backends.native_gpu.gpu import GpuLibraries
 from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
 from mpmd.support.execution_log import Execution
 from mpmd.support.once import once
@@ -35,7 +35,7 @@ STAMP_KERNEL = "mpmd_stamp"
 
 PTX = f"""\
 .version 7.0
-.target sm_80
+.target sm_75
 .address_size 64
 
 .visible .entry {STAMP_KERNEL}(.param .u64 mark)
@@ -105,6 +105,7 @@ class GpuClock:
         """The closest of some readings; the GPU should have nothing to do."""
         driver = self.driver
         driver.enter()
+        driver.release()  # logs of earlier recordings
         with contextlib.ExitStack() as undo:
             log = _Entries(driver, _READINGS, undo)
             mark = ctypes.c_uint64(driver.memory(struct.pack("2Q", log.head, 0), undo, "marks"))
@@ -126,9 +127,13 @@ class GpuClock:
 
 
 @once
-def clock_at(gpu: OpenGpu) -> GpuClock:
-    """The clock of a GPU; once it was found it stays."""
-    return GpuClock(gpu.driver)
+def clock_at(libraries: GpuLibraries, ordinal: int) -> GpuClock:
+    """The clock of a GPU, of any kind; once it was found it stays.
+
+    Raises:
+        CompileError: there is no driver, it is too old, or a call of it failed.
+    """
+    return GpuClock(GpuDriver(libraries.driver, ordinal))
 
 
 class _Entries:

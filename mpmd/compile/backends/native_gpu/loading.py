@@ -119,7 +119,11 @@ class LoadedGpuProgram:
             driver.write(self._mark, mark, f"the mark of GPU program {self._kept[-1].program.name}")
         else:
             self._mark = driver.memory(mark, self._undo, "marks")
-        self._set(mark=self._mark, graphs=self._graphs[1], stamp=clock_at(self._gpu).function)
+        self._set(
+            mark=self._mark,
+            graphs=self._graphs[1],
+            stamp=clock_at(self._gpu.libraries, driver.ordinal).function,
+        )
 
     def _set(self, **words: int) -> None:
         for word, value in words.items():

@@ -20,7 +20,7 @@ from mpmd.compile.backends.ffi.frame import FfiFrame, check_version
 from mpmd.compile.backends.native_gpu.calls import ENTRIES, NULL, STATE, CallEmitter
 from mpmd.compile.backends.native_gpu.clock import GpuLog, clock_at
 from mpmd.compile.backends.native_gpu.functions import address
-from mpmd.compile.backends.native_gpu.gpu import GpuLibraries, gpu_at
+from mpmd.compile.backends.native_gpu.gpu import GpuLibraries
 from mpmd.compile.backends.native_gpu.libraries import CudaLibraries
 from mpmd.compile.llvm.builder import FunctionBuilder
 from mpmd.compile.llvm.engine import LoadedCode, compile_module
@@ -77,8 +77,7 @@ class GpuStamps:
 
     def log(self, devices: Sequence[Any], room: int) -> GpuLog:
         """A log of some devices."""
-        gpus = {n: gpu_at(self._libraries, n) for n in map(_ordinal, devices)}
-        return GpuLog({n: clock_at(gpu) for n, gpu in gpus.items()}, room)
+        return GpuLog({n: clock_at(self._libraries, n) for n in map(_ordinal, devices)}, room)
 
 
 def _ordinal(device: Any) -> int:
@@ -89,8 +88,8 @@ def _ordinal(device: Any) -> int:
 @once
 def _registered(libraries: GpuLibraries, ordinal: int) -> tuple[str, LoadedCode, Any]:
     """Makes the stamp of a GPU known to XLA; its target, and what stays: its code and the table."""
-    gpu = gpu_at(libraries, ordinal)
-    clock, driver = clock_at(gpu), gpu.driver
+    clock = clock_at(libraries, ordinal)
+    driver = clock.driver
     module = Module(host_target())
     calls = CallEmitter(module, "stamp")
     with FunctionBuilder(module, "stamp_state", [], result="ptr") as f:

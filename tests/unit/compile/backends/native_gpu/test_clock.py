@@ -16,7 +16,6 @@ import mpmd
 from mpmd.compile.backends import targets
 from mpmd.compile.backends.native_gpu.backend import NativeGpuBackend
 from mpmd.compile.backends.native_gpu.clock import PAIRED, PTX, ClockReading, GpuLog, clock_at, host_seconds
-from mpmd.compile.backends.native_gpu.gpu import OpenGpu
 from mpmd.compile.backends.native_gpu.stamps import GpuStamps
 from mpmd.compile.backends.native_gpu.target import GpuTarget
 from mpmd.compile.driver import prepare_fragment
@@ -64,7 +63,7 @@ def test_the_kernel_is_ptx_for_every_gpu(tmp_path, architecture):
 def test_a_clock_is_read_between_two_readings_of_the_host():
     """Each GPU begins somewhere, and one runs faster by a thousandth."""
     gpu = StandInGpu(count=2)
-    clocks = {n: clock_at(OpenGpu(gpu, n)) for n in range(2)}
+    clocks = {n: clock_at(gpu, n) for n in range(2)}
     before = {n: clock.read() for n, clock in clocks.items()}
     time.sleep(0.02)
     after = {n: clock.read() for n, clock in clocks.items()}
@@ -81,6 +80,11 @@ def test_a_clock_is_read_between_two_readings_of_the_host():
         500e-9
     )  # within the error
     assert host_seconds(ClockReading(0, 0, 1), ClockReading(2000, 1000, 1), 500) == pytest.approx(1000e-9)
+    log = GpuLog(clocks, 1)
+    del log
+    assert gpu.live["host"] == 2, "what is left is released where there is time to wait"
+    for clock in clocks.values():
+        clock.read()
     assert not gpu.broken and not gpu.live["host"] and not gpu.live["memory"]
 
 
@@ -92,7 +96,7 @@ def test_a_program_writes_only_while_it_is_recorded():
     made(x, x)[0].block_until_ready()
     plain = list(gpu.calls)
     assert plain == ["cuCtxSetCurrent", "cublasLtMatmul", "cublasLtMatmul"] and not gpu.stamps
-    log = GpuLog({0: clock_at(OpenGpu(gpu, 0))}, 6)
+    log = GpuLog({0: clock_at(gpu, 0)}, 6)
     gpu.stamps.clear()
     made.timer.write_to(log)
     begin = time.perf_counter()
@@ -126,7 +130,7 @@ def test_a_graph_is_recorded_too_and_those_that_are_not_stay():
 
     assert calls(3)[-2:] == ["cuCtxSetCurrent", "cuGraphLaunch"]
     for replayed in (3, 4):
-        log = GpuLog({0: clock_at(called.opened)}, 20)
+        log = GpuLog({0: clock_at(gpu, 0)}, 20)
         loaded.write_to(log)
         assert calls(4).count("cuGraphLaunch") == replayed
         loaded.write_to(None)
@@ -142,7 +146,7 @@ def test_a_graph_is_recorded_too_and_those_that_are_not_stay():
 def test_a_full_log_takes_no_more_and_a_call_that_fails_leaves_no_time():
     gpu = StandInGpu()
     made, x = compiled(gpu), jnp.asarray(X)
-    log = GpuLog({0: clock_at(OpenGpu(gpu, 0))}, 3)
+    log = GpuLog({0: clock_at(gpu, 0)}, 3)
     made.timer.write_to(log)
     for _ in range(3):
         made(x, x)[0].block_until_ready()
@@ -179,8 +183,8 @@ def trained(backend, schedule=None, **options):
     ],
 )
 def test_a_step_has_a_timeline_and_costs(monkeypatch, backend):
-    """Around XLA's fragments stamps are started; native ones write their times themselves."""
-    gpu = StandInGpu(count=2)
+    """Around XLA's fragments stamps are started, on any GPU; native ones write their times themselves."""
+    gpu = StandInGpu("NVIDIA GeForce RTX 9090" if backend == "xla" else "NVIDIA H200", count=2)
     monkeypatch.setitem(targets.NATIVE, "cpu", lambda m, options: NativeGpuBackend.of(m, options, gpu))
     monkeypatch.setitem(targets.STAMPS, "cpu", lambda: GpuStamps(gpu))
     step, w, x = trained(backend)
@@ -224,18 +228,16 @@ def test_without_the_kernel_the_host_watches_and_the_title_says_so(monkeypatch):
 def test_every_call_for_times_fails_once():
     """The error names the call and what it was for, and nothing is left."""
     gpu = StandInGpu()
-    driver = OpenGpu(gpu, 0)
-    first = len(gpu.calls)
-    log = GpuLog({0: clock_at(driver)}, 2)
+    log = GpuLog({0: clock_at(gpu, 0)}, 2)
     calls = list(gpu.calls)
     del log
-    for number, name in enumerate(calls[first:], first + 1):
+    for number, name in enumerate(calls, 1):
         if any(each.endswith(("Free_v2", "FreeHost")) for each in calls[number - 1 : number + 1]):
             continue  # what releases something is not looked at, nor is the context for it
         gpu = StandInGpu()
-        opened = OpenGpu(gpu, 0)
         gpu.fail_at = number
         with pytest.raises(CompileError, match=f"{name} failed: CU"):
-            GpuLog({0: clock_at(opened)}, 2)
-        opened.driver.release()
+            GpuLog({0: clock_at(gpu, 0)}, 2)
+        gpu.fail_at = 0
+        clock_at(gpu, 0).driver.release()
         assert not gpu.live["host"] and not gpu.live["memory"] and not gpu.broken, name
