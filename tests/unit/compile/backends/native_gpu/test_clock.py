@@ -155,7 +155,7 @@ def test_a_full_log_takes_no_more_and_a_call_that_fails_leaves_no_time():
     assert max(made.timer.key, 2**48) < PAIRED and not gpu.broken
 
 
-def trained(backend, schedule=None, **options):
+def trained(backend, gpus=2):
     def step(w, x):
         def loss(w, x):
             h = mpmd.named_computation(lambda w, x: jnp.tanh(x @ w), name="one")(w[0], x)
@@ -164,30 +164,26 @@ def trained(backend, schedule=None, **options):
         value, gradients = mpmd.accumulate_gradients(loss, num_microbatches=3)(w, x)
         return [a - 0.1 * g for a, g in zip(w, gradients)], value
 
-    topology = mpmd.make_topology({"m0": 1, "m1": 1}, devices=jax.devices()[:2])
-    config = mpmd.make_config(
-        topology, {"one": "m0", "two": "m1"}, schedule="1f1b", backend=backend, **options
-    )
+    topology = mpmd.make_topology({f"m{k}": [jax.devices()[k % gpus]] for k in range(2)})
+    config = mpmd.make_config(topology, {"one": "m0", "two": "m1"}, schedule="1f1b", backend=backend)
     w, x = [X * 0.1, X.T * 0.1], np.tile(X, (3, 1))
     return mpmd.jit(step, config).lower(w, x).compile(), w, x
 
 
+NATIVE = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed: make test-gpu")
+
+
 @pytest.mark.parametrize(
-    "backend",
-    [
-        "xla",
-        pytest.param(
-            "native",
-            marks=pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed: make test-gpu"),
-        ),
-    ],
+    ("backend", "gpus"),
+    [("xla", 2), pytest.param("native", 2, marks=NATIVE), pytest.param("native", 1, marks=NATIVE)],
 )
-def test_a_step_has_a_timeline_and_costs(monkeypatch, backend):
+@pytest.mark.filterwarnings("ignore:meshes m0, m1 share:UserWarning")
+def test_a_step_has_a_timeline_and_costs(monkeypatch, backend, gpus):
     """Around XLA's fragments stamps are started, on any GPU; native ones write their times themselves."""
-    gpu = StandInGpu("NVIDIA GeForce RTX 9090" if backend == "xla" else "NVIDIA H200", count=2)
+    gpu = StandInGpu("NVIDIA GeForce RTX 9090" if backend == "xla" else "NVIDIA H200", count=gpus)
     monkeypatch.setitem(targets.NATIVE, "cpu", lambda m, options: NativeGpuBackend.of(m, options, gpu))
     monkeypatch.setitem(targets.STAMPS, "cpu", lambda: GpuStamps(gpu))
-    step, w, x = trained(backend)
+    step, w, x = trained(backend, gpus)
     wanted, _ = jax.block_until_ready(step(w, x))
     assert not gpu.stamps
     begin = time.perf_counter()
