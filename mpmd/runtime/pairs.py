@@ -19,8 +19,8 @@ from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 
 from mpmd.errors import ProgramError
-from mpmd.runtime.instructions import Recv, reads
-from mpmd.runtime.order import InstructionOrder, Message, Node, issue_order
+from mpmd.runtime.instructions import Copy, Instruction, Recv, Run, reads
+from mpmd.runtime.order import InstructionOrder, Message, Node, earliest_begins
 from mpmd.runtime.program import Program, instruction_text
 
 MessageKey = tuple[int, int]
@@ -51,7 +51,12 @@ def order_pairs(program: Program, order: InstructionOrder, paired: Collection[Me
     Raises:
         ProgramError: a pair is within a process.
     """
-    nodes = issue_order(program, order)
+    begin = earliest_begins(program, order)
+    place = {node: k for k, node in enumerate(order.nodes)}
+    # what takes no time first: a message leaves before the runs that begin when it is there
+    nodes = sorted(
+        order.nodes, key=lambda node: (begin[node], isinstance(_op(program, node), Run), place[node])
+    )
     rank = {node: k for k, node in enumerate(nodes)}
     chosen = [m for of in order.pairs for m in of if (m.channel, m.sequence) in paired]
     pairs = tuple(sorted(chosen, key=lambda message: rank[message.send]))
@@ -77,13 +82,17 @@ def _issued(
     """
     here = {s for s, stream in enumerate(program.streams) if process in stream.processes}
     own = [(k, pair) for k, pair in enumerate(pairs) if here & {pair.send[0], pair.recv[0]}]
-    # other messages that leave or arrive: pairs may wait for them, and the other way round
+    # other messages that leave or arrive, and what several processes do together: pairs may wait for these,
+    # and these for pairs
     others = [m for c in program.between_processes for m in order.pairs[c]]
-    sends = sorted(rank[m.send] for m in others if m.send[0] in here)
-    needs = {rank[m.send]: _first_reader(program, rank, m.recv) for m in others if m.recv[0] in here}
+    together = [rank[node] for node in nodes if node[0] in here and _is_met(program, node)]
+    points = sorted([*together, *(rank[m.send] for m in others if m.send[0] in here)])
+    needs = {rank[m.send]: _waiting(program, rank, m) for m in others if m.recv[0] in here}
     latest, bound = {}, len(rank)
     arrivals = sorted(needs)
     for k, pair in reversed(own):
+        while together and together[-1] >= rank[pair.send]:
+            bound = min(bound, together.pop())
         while arrivals and arrivals[-1] >= rank[pair.send]:
             bound = min(bound, needs[arrivals.pop()])
         latest[k] = bound = min(bound, rank[pair.send]) if pair.send[0] in here else bound
@@ -93,15 +102,27 @@ def _issued(
         if pair.send[0] in here:
             before = (rank[pair.send], 1, 0)
             continue
-        sent = bisect_left(sends, rank[pair.send])
-        wanted = max((rank[pair.recv], 1, k), (before[0], 2, k), (sends[sent - 1] if sent else -1, 2, k))
+        passed = bisect_left(points, rank[pair.send])
+        wanted = max((rank[pair.recv], 1, k), (before[0], 2, k), (points[passed - 1] if passed else -1, 2, k))
         before = place[pair.recv] = min(wanted, (latest[k], 0, k))
     mine = (node for node in nodes if node[0] in here)
     return tuple(sorted(mine, key=lambda node: place.get(node, (rank[node], 1, 0))))
 
 
-def _first_reader(program: Program, rank: Mapping[Node, int], recv: Node) -> int:
-    s, at = recv
+def _op(program: Program, node: Node) -> Instruction:
+    return program.streams[node[0]].instructions[node[1]]
+
+
+def _is_met(program: Program, node: Node) -> bool:
+    """Whether several processes do it together, in collectives."""
+    return len(program.streams[node[0]].processes) > 1 and isinstance(_op(program, node), (Run, Copy))
+
+
+def _waiting(program: Program, rank: Mapping[Node, int], message: Message) -> int:
+    """The rank of the instruction that waits for a message: the first reader, or the receive; see `order`."""
+    s, at = message.recv
+    if message.channel not in program.posted:
+        return rank[s, at]
     instructions = program.streams[s].instructions
     op = instructions[at]
     assert isinstance(op, Recv)
@@ -110,7 +131,7 @@ def _first_reader(program: Program, rank: Mapping[Node, int], recv: Node) -> int
 
 
 def check_pairs(program: Program, order: InstructionOrder, found: PairOrder) -> None:
-    """Runs all processes, each waiting for the other ends of its pairs, and for all messages that it reads.
+    """Runs all processes: each waits for the other ends of its pairs, in collectives, and for what it reads.
 
     Raises:
         ProgramError: they cannot all come to the end, or one issues its pairs in another order.
@@ -119,25 +140,29 @@ def check_pairs(program: Program, order: InstructionOrder, found: PairOrder) -> 
     streams = program.streams
     at = dict.fromkeys(found.issued, 0)
     passed: dict[Node, int] = {}
+    met = set[tuple[int, Node]]()
     following = 0
 
     def ends(pair: Message) -> list[tuple[int, Node]]:
         return [(p, node) for node in (pair.send, pair.recv) for p in streams[node[0]].processes]
 
-    def is_ready(node: Node) -> bool:
+    def is_ready(process: int, node: Node) -> bool:
+        if _is_met(program, node) and (process, node) not in met:
+            others = streams[node[0]].processes
+            if any(_next(found, at, other) != node for other in others):
+                return False
+            met.update((other, node) for other in others)
         awaited = (n for n in order.before.get(node, ()) if n not in of_pair)
         return all(passed.get(n, 0) == len(streams[n[0]].processes) for n in awaited)
 
     moved = True
     while moved:
         moved = False
-        for process, nodes in found.issued.items():
-            while (
-                at[process] < len(nodes)
-                and nodes[at[process]] not in of_pair
-                and is_ready(nodes[at[process]])
-            ):
-                passed[nodes[at[process]]] = passed.get(nodes[at[process]], 0) + 1
+        for process in found.issued:
+            while (node := _next(found, at, process)) is not None:
+                if node in of_pair or not is_ready(process, node):
+                    break
+                passed[node] = passed.get(node, 0) + 1
                 at[process] += 1
                 moved = True
         if following < len(found.pairs):
@@ -146,7 +171,7 @@ def check_pairs(program: Program, order: InstructionOrder, found: PairOrder) -> 
                 for process, _ in waiting:
                     at[process] += 1
                 following, moved = following + 1, True
-    stuck = {process: node for process in at if (node := _next(found, at, process)) is not None}
+    stuck = {process: last for process in at if (last := _next(found, at, process)) is not None}
     if stuck:
         lines = (
             f"  process {process} waits at {streams[s].mesh}[{k}] "

@@ -15,16 +15,23 @@ def all_pairs(program: Program) -> set[tuple[int, int]]:
 
 
 def random_program(seed: int) -> Program:
-    """The program of `random_graph`."""
-    graph, processes = random_graph(seed)
+    """The program of a random graph."""
+    graph, processes = random_graph(seed, ((3,), (4, 5), (5,)))
     return linearize(graph, processes=processes)
 
 
-def random_graph(seed: int) -> tuple[EntryGraph, dict[str, tuple[int, ...]]]:
-    """Calls on up to five meshes, each of one process or of two; some processes have several meshes."""
+def random_graph(
+    seed: int, others: tuple[tuple[int, ...], ...] = ()
+) -> tuple[EntryGraph, dict[str, tuple[int, ...]]]:
+    """Calls on up to five meshes, each of one process or of two; some processes have several meshes.
+
+    Args:
+        seed: of the graph.
+        others: processes that meshes may have, too.
+    """
     chance = random.Random(seed)
     meshes = "abcde"[: chance.randint(2, 5)]
-    spare = [(0,), (1,), (2,), (3, 4), (5, 6), (0,), (1,)]
+    spare = [(0,), (1,), (2,), (3, 4), (5, 6), (0,), (1,), *others]
     processes = dict(zip(meshes, chance.sample(spare, len(meshes))))
     b = GraphBuilder()
     on = {mesh: [b.input(mesh)] for mesh in meshes}

@@ -1,7 +1,7 @@
 """Messages between processes by the call behind `jax.device_put`: from device to device, on GPUs by NCCL.
 
 Both ends make the same call: the sender with its array, the receiver with one of the same type without data
-here.  JAX counts these calls in every process to tell transfers apart, and NCCL pairs them by their order.
+here.  JAX numbers these calls in every process, and NCCL pairs sends and receives by their order.
 So every process makes the calls of all pairs of a program in the order of `pairs`, also of those between
 others.
 
@@ -37,7 +37,7 @@ class DirectPair:
     Attributes:
         key: of the message.
         sends, receives: whether this process has an end.
-        prepare: what is sent, of the array.
+        prepare: a function of the sender's array, before the call.
         absent: an array of the sent type without data here; not used by the sender.
         copy: the call.
     """
@@ -150,7 +150,7 @@ class MessageEnds:
     there: Sharding
 
     def pair(self, aval: Any, process: int) -> DirectPair:
-        """It as a process sees it; `aval` is the type of what is sent."""
+        """It as a process sees it; `aval` is the type of the sent array."""
         make = jax_distributed.absent_array_maker(aval, self.here)
         known: list[jax.Array] = []
 
@@ -210,7 +210,7 @@ class DirectMessages:
         if self.others:
             warnings.warn(
                 "arrays of GPUs that are sent through the host, by JAX's transfer server:\n"
-                f"{_told(self.others)}\n"
+                f"{_listing(self.others)}\n"
                 "  RuntimeOptions(transfers='server') sends all of them so, without this warning",
                 UserWarning,
                 stacklevel=2,
@@ -244,13 +244,13 @@ def direct_messages(ends: Iterable[MessageEnds], transfers: str) -> DirectMessag
             direct.add(end.key)
     if others and transfers == "device_put":
         raise ConfigError(
-            f"transfers is 'device_put', but not all arrays can be sent so:\n{_told(others)}\n"
+            f"transfers is 'device_put', but not all arrays can be sent so:\n{_listing(others)}\n"
             "  use 'auto', which sends these by JAX's transfer server, or meshes that are alike"
         )
     return DirectMessages(frozenset(direct), others)
 
 
-def _told(others: Mapping[tuple[str, str, str], int]) -> str:
+def _listing(others: Mapping[tuple[str, str, str], int]) -> str:
     lines = [
         f"  {count} message{'s' * (count > 1)} a step from mesh {source!r} to mesh {target!r}: {why}"
         for (source, target, why), count in others.items()

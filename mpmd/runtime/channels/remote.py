@@ -242,7 +242,7 @@ class WorldDevices(MeshDevices):
 
 
 def _sent(program: Program) -> Iterator[tuple[int, int, BufferType]]:
-    """Every message: its channel, its number there, and the type of what is sent."""
+    """Every message: its channel, its number there, and the type of the sent buffer."""
     for stream in program.streams:
         for op in stream.instructions:
             if isinstance(op, Send):

@@ -83,7 +83,7 @@ def test_threads_of_their_own_are_refused():
 
 
 @dataclasses.dataclass(frozen=True)
-class Device:
+class FarDevice:
     process_index: int
     device_kind: str = "H100"
     platform: str = "gpu"
@@ -92,7 +92,7 @@ class Device:
 
     @property
     def client(self):
-        made = [Device(p, number=n) for p in range(8) for n in range(self.count)]
+        made = [FarDevice(p, number=n) for p in range(8) for n in range(self.count)]
         return SimpleNamespace(devices=lambda: made)
 
 
@@ -111,7 +111,7 @@ def ends(here, there, sequence=0):
     return MessageEnds((0, sequence), *kinds, Lying(*here), Lying(*there))
 
 
-GPUS = ([Device(0)],), ([Device(1)],)
+GPUS = ([FarDevice(0)],), ([FarDevice(1)],)
 
 
 @pytest.fixture
@@ -123,16 +123,16 @@ def nccl(monkeypatch):
 @pytest.mark.parametrize(
     ("here", "there", "why"),
     [
-        (([Device(0)],), ([Device(1, "H200")],), "their devices are H100 and H200"),
-        (([Device(0)], "a"), ([Device(1)], "b"), "they are sharded differently"),
-        (([Device(0), Device(1)],), ([Device(2)],), "they are sharded differently"),
-        (([Device(0)],), ([Device(0, number=1)],), "both meshes have devices in one process"),
+        (([FarDevice(0)],), ([FarDevice(1, "H200")],), "their devices are H100 and H200"),
+        (([FarDevice(0)], "a"), ([FarDevice(1)], "b"), "they are sharded differently"),
+        (([FarDevice(0), FarDevice(1)],), ([FarDevice(2)],), "they are sharded differently"),
+        (([FarDevice(0)],), ([FarDevice(0, number=1)],), "both meshes have devices in one process"),
         (
-            ([Device(0)], "r", "pinned_host"),
-            ([Device(1)], "r"),
+            ([FarDevice(0)], "r", "pinned_host"),
+            ([FarDevice(1)], "r"),
             "one of them is not in the memory of its devices",
         ),
-        (([Device(0, count=4)],), ([Device(1, count=4)],), "a process has several GPUs"),
+        (([FarDevice(0, count=4)],), ([FarDevice(1, count=4)],), "a process has several GPUs"),
     ],
 )
 @pytest.mark.usefixtures("nccl")
@@ -153,16 +153,16 @@ def test_arrays_that_are_not_alike_go_by_the_server_and_a_warning_says_so(here, 
 def test_what_is_sent_directly():
     assert direct_messages([ends(*GPUS)], "auto").keys == {(0, 0)}
     assert not direct_messages([ends(*GPUS)], "server").keys
-    cpus = ([Device(0, "cpu", "cpu")],), ([Device(1, "cpu", "cpu")],)
+    cpus = ([FarDevice(0, "cpu", "cpu")],), ([FarDevice(1, "cpu", "cpu")],)
     assert not direct_messages([ends(*cpus)], "auto").keys
     assert direct_messages([ends(*cpus)], "device_put").keys == {(0, 0)}
-    several = ([Device(0), Device(1)],), ([Device(2), Device(3)],)
+    several = ([FarDevice(0), FarDevice(1)],), ([FarDevice(2), FarDevice(3)],)
     assert direct_messages([ends(*several)], "auto").keys == {(0, 0)}
 
 
 def test_without_such_copies_the_choice_is_an_error():
     """JAX on CPUs has them with a flag only."""
-    cpus = ([Device(0, "cpu", "cpu")],), ([Device(1, "cpu", "cpu")],)
+    cpus = ([FarDevice(0, "cpu", "cpu")],), ([FarDevice(1, "cpu", "cpu")],)
     with pytest.raises(ConfigError, match="does not copy arrays between CPUs of different processes"):
         direct_messages([ends(*cpus)], "device_put")
 
