@@ -44,22 +44,23 @@ class RegisteredGpuProgram:
         index: which of the loaded programs it is.
         arena_bytes: of the arena that each call takes, workspace included.
         kept_bytes: that it keeps on the GPU from call to call.
-        loaded: what it calls.
+        loaded: it, on each of its GPUs.
     """
 
     index: int
     arena_bytes: int
     kept_bytes: int
-    loaded: LoadedGpuProgram = dataclasses.field(repr=False, compare=False)
+    loaded: Sequence[LoadedGpuProgram] = dataclasses.field(repr=False, compare=False)
 
     @property
     def key(self) -> int:
         """By what a log knows it."""
-        return self.loaded.key
+        return self.loaded[0].address
 
     def write_to(self, log: TimeLog | None) -> None:
         """Writes to a log, from the next call on, when it runs; to none if it is None."""
-        self.loaded.write_to(log)
+        for on_gpu in self.loaded:
+            on_gpu.write_to(log, self.key)
 
     def __call__(
         self,
@@ -232,7 +233,7 @@ class NativeGpuBackend:
             loaded = LoadedGpuProgram(code, gpu, command_buffers=self.options.command_buffers)
 
             def program(index: int) -> RegisteredGpuProgram:
-                return RegisteredGpuProgram(index, loaded.arena_bytes, loaded.kept_bytes, loaded)
+                return RegisteredGpuProgram(index, loaded.arena_bytes, loaded.kept_bytes, [loaded])
 
             return ProgramLoad(loaded.handler, program, loaded)
 

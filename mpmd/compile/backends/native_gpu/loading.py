@@ -100,12 +100,12 @@ class LoadedGpuProgram:
         self._kept = [blocks, graphs, products, host, code]  # the handler has their addresses
 
     @property
-    def key(self) -> int:
-        """By what a log knows it."""
+    def address(self) -> int:
+        """Of its state, which is no other program's."""
         return ctypes.addressof(self.state)
 
-    def write_to(self, log: TimeLog | None) -> None:
-        """Writes to a log when its calls begin and end, from the next one on; None: to none.
+    def write_to(self, log: TimeLog | None, key: int) -> None:
+        """Writes to a log, with a key, when its calls begin and end, from the next one on; None: to none.
 
         Graphs of calls that write are others, which are kept: their argument, the mark, stays where it is.
         """
@@ -114,7 +114,7 @@ class LoadedGpuProgram:
             return
         driver = self._gpu.driver
         driver.enter()
-        mark = struct.pack("2Q", log.address_of(driver.ordinal), self.key | PAIRED)
+        mark = struct.pack("2Q", log.address_of(driver.ordinal), key | PAIRED)
         if self._mark:
             driver.write(self._mark, mark, f"the mark of GPU program {self._kept[-1].program.name}")
         else:

@@ -131,11 +131,11 @@ def test_a_graph_is_recorded_too_and_those_that_are_not_stay():
     assert calls(3)[-2:] == ["cuCtxSetCurrent", "cuGraphLaunch"]
     for replayed in (3, 4):
         log = GpuLog({0: clock_at(gpu, 0)}, 20)
-        loaded.write_to(log)
+        loaded.write_to(log, loaded.address)
         assert calls(4).count("cuGraphLaunch") == replayed
-        loaded.write_to(None)
+        loaded.write_to(None, loaded.address)
         found = log.entries()
-        assert [e.key for e in found] == [loaded.key] * 4
+        assert [e.key for e in found] == [loaded.address] * 4
         times = [t for e in found for t in (e.begin_s, e.end_s)]
         assert times == sorted(times)
         assert all(e.end_s - e.begin_s > 2 * gpu.pause for e in found), "of two products"
