@@ -85,7 +85,7 @@ class LoadedGpuProgram:
         self.state = (ctypes.c_int64 * len(STATE)).from_address(
             host.function(state, result=ctypes.c_void_p)()
         )
-        self._gpu, self._mark = gpu, 0
+        self._gpu, self._name, self._mark = gpu, program.name, 0
         self._graphs = [block.ctypes.data for block in graphs] or [0, 0]
         filled = {
             **dict(zip(STATE, (b.ctypes.data for b in blocks))),
@@ -116,7 +116,7 @@ class LoadedGpuProgram:
         driver.enter()
         mark = struct.pack("2Q", log.address_of(driver.ordinal), key | PAIRED)
         if self._mark:
-            driver.write(self._mark, mark, f"the mark of GPU program {self._kept[-1].program.name}")
+            driver.write(self._mark, mark, f"the mark of GPU program {self._name}")
         else:
             self._mark = driver.memory(mark, self._undo, "marks")
         self._set(
