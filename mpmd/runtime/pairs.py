@@ -2,14 +2,14 @@
 
 A communicator of GPUs matches a send and a receive by nothing but their order, and each waits for the other
 on the one stream of its device for such copies.  So all pairs of a program have one order, by when their
-values are there, and every process issues its ends in this order:
+values are computed, and every process issues its ends in this order:
 
 * a send where it is in the stream, right behind what computes it
-* a receive where it is in the stream, a task before its use, but not before the pairs that precede it, and in
-  any case before those that follow it
+* a receive where it is in the stream, a task before its use, but not before what precedes the pair, other
+  pairs, collectives and other sends, and in any case before what follows it
 
-`check_pairs` runs the result with every process as impatient as it can be: each waits at each end for the
-other end, and begins nothing before.  If all come to the end, they do so under any timing.
+`check_pairs` runs the result under the strictest rules: each process waits at each end for the other end, in
+collectives for all others, and begins nothing before.  If all come to the end, they do so under any timing.
 """
 
 from __future__ import annotations
@@ -51,12 +51,7 @@ def order_pairs(program: Program, order: InstructionOrder, paired: Collection[Me
     Raises:
         ProgramError: a pair is within a process.
     """
-    begin = earliest_begins(program, order)
-    place = {node: k for k, node in enumerate(order.nodes)}
-    # what takes no time first: a message leaves before the runs that begin when it is there
-    nodes = sorted(
-        order.nodes, key=lambda node: (begin[node], isinstance(_op(program, node), Run), place[node])
-    )
+    nodes = _by_slots(program, order)
     rank = {node: k for k, node in enumerate(nodes)}
     chosen = [m for of in order.pairs for m in of if (m.channel, m.sequence) in paired]
     pairs = tuple(sorted(chosen, key=lambda message: rank[message.send]))
@@ -65,6 +60,25 @@ def order_pairs(program: Program, order: InstructionOrder, paired: Collection[Me
     found = PairOrder(pairs, issued)
     check_pairs(program, order, found)
     return found
+
+
+def _by_slots(program: Program, order: InstructionOrder) -> list[Node]:
+    """All instructions in an order that is legal for all processes together.
+
+    By the begin of the run before them in their stream, the legal order of the program between equals: a
+    message follows what computes it, before runs of other meshes at the same time, so that its receiver may
+    ask for it before it begins one.
+    """
+    begin = earliest_begins(program, order)
+    slot: dict[Node, int] = {}
+    last = [0] * len(program.streams)
+    for node in order.nodes:
+        if isinstance(_op(program, node), Run):
+            last[node[0]] = begin[node]
+        waited = (slot[other] for other in order.before.get(node, ()))
+        slot[node] = last[node[0]] = max(last[node[0]], *waited, 0)
+    place = {node: k for k, node in enumerate(order.nodes)}
+    return sorted(order.nodes, key=lambda node: (slot[node], place[node]))
 
 
 def _issued(
