@@ -66,8 +66,8 @@ def _by_slots(program: Program, order: InstructionOrder) -> list[Node]:
     """All instructions in an order that is legal for all processes together.
 
     By the begin of the run before them in their stream, the legal order of the program between equals: a
-    message follows what computes it, before runs of other meshes at the same time, so that its receiver may
-    ask for it before it begins one.
+    message follows the run that computes it, before runs of other meshes at the same time, so that its
+    receive may be issued before one of these.
     """
     begin = earliest_begins(program, order)
     slot: dict[Node, int] = {}
