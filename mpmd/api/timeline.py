@@ -178,7 +178,7 @@ def recorder_of(executor: Executor | Part, devices: MeshDevices, one_by_one: boo
     if source is not None:
         try:
             stamps = Stamps(source(), devices)
-            stamps.prepare(stamped_types(program, executor.executables))
+            stamps.prepare(stamped_types(program, executor.executables, stamps.ordered_apart))
             return TraceRecorder(program, executor.executables, stamps, one_by_one)
         except CompileError as error:
             why = str(error).splitlines()[0]

@@ -340,15 +340,18 @@ def _last_sends(stream: Stream, calls: Container[int]) -> dict[int, int]:
 
 
 def stamped_types(
-    program: Program, executables: Mapping[tuple[str, str], FragmentExecutable]
+    program: Program,
+    executables: Mapping[tuple[str, str], FragmentExecutable],
+    messages: bool = True,
 ) -> Iterator[BufferType]:
-    """The types of the buffers that may be stamped: messages, and those of fragments without a timer.
+    """The types of the buffers that may be stamped.
 
-    The token of such a fragment, too, if it has one.
+    They are those of fragments without a timer, the token of such a fragment, too, if it has one, and with
+    `messages` those of messages.
     """
     for stream in program.streams:
         for op in stream.instructions:
-            if isinstance(op, Recv):
+            if isinstance(op, Recv) and messages:
                 yield stream.buffers[op.buffer].type
             elif isinstance(op, Run):
                 executable = executables[stream.mesh, op.executable]
