@@ -1,5 +1,6 @@
 """Times of GPUs: the kernel that writes them, their translation, and timelines of steps on stand-in GPUs."""
 
+import dataclasses
 import importlib.util
 import itertools
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from jax.sharding import Mesh
 
 import mpmd
+from mpmd.api.timeline import recorder_of
 from mpmd.compile.backends import targets
 from mpmd.compile.backends.native_gpu.backend import NativeGpuBackend
 from mpmd.compile.backends.native_gpu.clock import PAIRED, PTX, ClockReading, GpuLog, clock_at, host_seconds
@@ -143,6 +145,24 @@ def test_a_graph_is_recorded_too_and_those_that_are_not_stay():
     assert not gpu.broken
 
 
+def test_equal_programs_of_two_meshes_on_one_gpu_have_times_of_their_own():
+    gpu, x = StandInGpu(), jnp.asarray(X)
+    backend, fragment = NativeGpuBackend.of(mesh(), libraries=gpu), fragment_of(products, X, X)
+    made = [backend.compile(dataclasses.replace(fragment, mesh=name), mesh()) for name in ("m0", "m1")]
+    logs = [GpuLog({0: clock_at(gpu, 0)}, 4) for _ in made]
+    for executable, log in zip(made, logs):
+        executable.timer.write_to(log)
+    for executable in (*made, made[1]):
+        executable(x, x)[0].block_until_ready()
+    for executable in made:
+        executable.timer.write_to(None)
+    assert [[e.key for e in log.entries()] for log in logs] == [
+        [made[0].timer.key],
+        [made[1].timer.key] * 2,
+    ]
+    assert made[0].timer.key != made[1].timer.key and not gpu.broken
+
+
 def test_a_full_log_takes_no_more_and_a_call_that_fails_leaves_no_time():
     gpu = StandInGpu()
     made, x = compiled(gpu), jnp.asarray(X)
@@ -203,6 +223,11 @@ def test_a_step_has_a_timeline_and_costs(monkeypatch, backend, gpus):
     assert len(timeline.transfers) == 6
     forward = {str(s.task): s for mesh in ("m0", "m1") for s in timeline.compute(mesh) if s.task}
     assert all(forward[f"F{k}"].end_s <= forward[f"B{k}"].end_s for k in range(3) if f"F{k}" in forward)
+    recorder = recorder_of(step._executor, step._devices)
+    with recorder:
+        step._executor.run(jax.tree.leaves((w, x)), observers=[recorder])
+    # of the other three messages, which their readers consume, the host sees no arrival
+    assert len(recorder.times.arrivals) == 3 and not recorder.unseen
     _, costs = step.costs(w, x)
     assert set(costs.fragments) == {name for _, name in step.program.executables}
     assert all(seconds >= 0 for seconds in costs.fragments.values())
