@@ -148,6 +148,32 @@ def poison(connection: Any) -> None:
         stop()
 
 
+def copies_between_processes(platform: str) -> bool:
+    """Whether `jax.device_put` copies arrays between devices of different processes.
+
+    GPUs do, by NCCL.  CPUs do where the user has set the flag `jax_cross_host_transfer_socket_address`.
+    """
+    from jax._src import xla_bridge
+
+    def flag(name: str) -> Any:
+        return getattr(getattr(xla_bridge, name, None), "value", None)
+
+    if flag("CROSS_HOST_TRANSFER_SOCKET_ADDRESS"):
+        return True
+    if flag("FORCE_DCN_CROSS_HOST_TRANSFERS"):
+        return False
+    client = jax.local_devices(backend=platform)[0].client
+    return bool(getattr(client, "supports_cross_host_transfers", False))
+
+
+def same_hlo_sharding(one: Sharding, other: Sharding, rank: int) -> bool:
+    """Whether device k of both has the same part of an array of some rank; False where JAX hides it."""
+    forms = [getattr(each, "_to_xla_hlo_sharding", None) for each in (one, other)]
+    if forms[0] is None or forms[1] is None or len(one.device_set) != len(other.device_set):
+        return False
+    return bool(forms[0](rank) == forms[1](rank))
+
+
 def absent_array_maker(aval: ShapedArray, sharding: Sharding) -> Callable[[], jax.Array]:
     """What makes arrays all of whose devices belong to other processes: with a type, and no data here."""
     from jax._src import array

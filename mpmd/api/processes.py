@@ -83,12 +83,18 @@ def together(exchange: WorldExchange | None, act: Callable[[], T]) -> T:
     return found[0]
 
 
-def devices_of(topology: Topology, exchange: WorldExchange | None) -> MeshDevices:
-    """The devices of the meshes, which move arrays between processes where there are several."""
+def devices_of(topology: Topology, exchange: WorldExchange | None, transfers: str = "auto") -> MeshDevices:
+    """The devices of the meshes, which move arrays between processes where there are several.
+
+    Args:
+        topology: the meshes.
+        exchange: about the program.
+        transfers: see `RuntimeOptions`.
+    """
     if exchange is None or not topology.processes:
         return MeshDevices(dict(topology))
     explain_absent_arrays(absent_value)
-    return WorldDevices(dict(topology), topology.processes, links(exchange))
+    return WorldDevices(dict(topology), topology.processes, links(exchange), transfers)
 
 
 def executor_of(
@@ -106,7 +112,12 @@ def executor_of(
     assert isinstance(devices, WorldDevices)
     unmap_compiler_code()
     executables = with_meetings(program, executables, devices.meshes, exchange)
-    return Part(program, executables, devices, options, workspace, exchange)
+    part = Part(program, executables, devices, options, workspace, exchange)
+    if part.pairs:
+        # all fragments are compiled, everywhere, before the first message: to load one may wait for its
+        # device, which waits for the other end of a message
+        exchange.compare(Alike("sends other arrays directly", "\n".join(map(str, part.pairs)), _SAME_SCRIPT))
+    return part
 
 
 def merged(executor: Executor | Part, what: str, figures: Mapping[str, int]) -> dict[str, int]:

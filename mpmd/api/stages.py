@@ -288,7 +288,7 @@ class Compiled:
         self.lowered, self.executables = lowered, executables
         self.fallbacks = fallback_warning(executables)
         program = lowered.program
-        self._devices = devices_of(lowered.config.topology, exchange)
+        self._devices = devices_of(lowered.config.topology, exchange, runtime.transfers)
         self._scratch = merged_scratch(Scratch.of(executables, self._devices.meshes), exchange)
         table = {(e.fragment.mesh, name): e for name, e in executables.items()}
         workspace = self._scratch.workspace
@@ -535,10 +535,10 @@ class Compiled:
     def timeline(self, *args: Any, **kwargs: Any) -> tuple[Any, Timeline]:
         """Runs one step with every fragment timed; returns its results and the measured timeline.
 
-        On CPUs begin and end are taken where a fragment runs: by native code itself, and for other fragments
-        by stamps before and after it, which cost the host about 10 µs each.  On other devices one thread per
-        mesh waits for each result.  In several processes, which must all call it, every process gets the
-        timeline of all meshes; its title says how exactly their clocks were aligned.
+        On CPUs and GPUs begin and end are taken where a fragment runs: by native code itself, and for other
+        fragments by stamps before and after it, which cost the host about 10 µs each.  On other devices one
+        thread per mesh waits for each result, which the title says.  In several processes, which must all
+        call it, every process gets the timeline of all meshes; its title says how well their clocks agree.
 
         Raises:
             FragmentError: a fragment failed.

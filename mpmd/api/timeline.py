@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 
-from mpmd.compile.backends.ffi.stamp import register_stamp
-from mpmd.errors import ConfigError
+from mpmd.compile.backends.targets import STAMPS
+from mpmd.errors import CompileError, ConfigError
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.channels.stamps import Stamps
 from mpmd.runtime.costs import ProgramCosts
@@ -152,11 +152,11 @@ def measured_timeline(
         results = executor.run(leaves, observers=[recorder])
     executor.synchronize()
     warn_of_unseen(recorder)
-    program = executor.program
+    program, note = executor.program, recorder.note
     if not isinstance(executor, Part):
-        return results, timeline_of(program, recorder.spans, meshes, scratch)
+        return results, timeline_of(program, recorder.spans, meshes, scratch, note)
     times, error = executor.gathered_times("timeline", recorder.times)
-    note = f", clocks of {jax.process_count()} processes aligned within {error * 1e3:.2f} ms"
+    note += f", clocks of {jax.process_count()} processes aligned within {error * 1e3:.2f} ms"
     return results, timeline_of(program, spans_of(program, times), meshes, scratch, note)
 
 
@@ -168,15 +168,22 @@ def wait_for(leaves: Sequence[Any]) -> None:
 def recorder_of(executor: Executor | Part, devices: MeshDevices, one_by_one: bool = False) -> StepRecorder:
     """An observer of a step of a program on its devices; compiled, so that it takes no time later.
 
-    With `one_by_one` another observer waits for each call before the next instruction.
+    With `one_by_one` another observer waits for each call before the next instruction.  Devices without
+    stamps are watched, which the note of the recorder says.
     """
     program = executor.own_program
-    if {device.platform for mesh in devices.meshes.values() for device in mesh.devices.flat} != {"cpu"}:
-        devices.prepare_tokens(program)
-        return WatchingRecorder(program, devices.token)
-    stamps = Stamps(register_stamp()[0], devices)
-    stamps.prepare(stamped_types(program, executor.executables))
-    return TraceRecorder(program, executor.executables, stamps, one_by_one)
+    platforms = {device.platform for mesh in devices.meshes.values() for device in mesh.devices.flat}
+    source = STAMPS.get(platforms.pop()) if len(platforms) == 1 else None
+    why = ""
+    if source is not None:
+        try:
+            stamps = Stamps(source(), devices)
+            stamps.prepare(stamped_types(program, executor.executables, stamps.ordered_apart))
+            return TraceRecorder(program, executor.executables, stamps, one_by_one)
+        except CompileError as error:
+            why = str(error).splitlines()[0]
+    devices.prepare_tokens(program)
+    return WatchingRecorder(program, devices.token, why)
 
 
 def warn_of_unseen(recorder: StepRecorder) -> None:

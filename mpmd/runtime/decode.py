@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from mpmd.errors import ProgramError, collect
@@ -22,6 +22,7 @@ from mpmd.runtime.interpreter import (
     FragmentExecutable,
     PendingCalls,
 )
+from mpmd.runtime.pairs import MessageKey
 from mpmd.runtime.program import Program, Stream
 from mpmd.runtime.run_ahead import unfinished_calls
 
@@ -35,8 +36,11 @@ class ArrayEngine(Protocol):
     def copier(self, source: BufferType, target: BufferType) -> Callable[[Any], Any]:
         """The function of a `Copy`."""
 
-    def channels(self, program: Program) -> Callable[[], Sequence[Channel]]:
-        """The function that creates all channels of one step, in the program's order."""
+    def paired(self, program: Program) -> Collection[MessageKey]:
+        """The messages whose both ends all processes must issue in one order; see `pairs`."""
+
+    def channels(self, program: Program, pairs: Sequence[MessageKey] = ()) -> Callable[[], Sequence[Channel]]:
+        """The function that creates all channels of one step, in the program's order; `pairs` in theirs."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ JAX's own error.  `RuntimeOptions(blocking=True)` waits in every step and names 
 
 Threads: one thread issues for all meshes, in the order in which everything could begin, if every call returns
 before its work is done and none waits for memory; otherwise one thread per mesh, so that no mesh waits for
-another's call.  Where a mesh is over several processes, a call waits for the same call of these: every
-process issues its part of one order, from one thread, and the user's thread is free to report a process that
-is lost.
+another's call.  Where a mesh is over several processes, a call waits for the same call of these, and where
+arrays are sent directly, a send for its receive: every process issues its part of one order, from one thread,
+and the user's thread is free to report a process that is lost.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from mpmd.runtime.interpreter import (
 from mpmd.runtime.memory import peak_and_freed
 from mpmd.runtime.observe import FiniteCheck, Observers
 from mpmd.runtime.order import issue_order
+from mpmd.runtime.pairs import order_pairs
 from mpmd.runtime.program import Program
 from mpmd.runtime.verify import verify
 from mpmd.runtime.waiting import failure_of, is_finished, wait_for
@@ -53,6 +54,7 @@ _DRAIN_SECONDS = 0.4
 
 
 Issue: TypeAlias = Literal["auto", "one-thread", "thread-per-mesh"]
+Transfers: TypeAlias = Literal["auto", "device_put", "server"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,6 +74,9 @@ class RuntimeOptions:
             frees again, and a quarter of its predicted peak or 256 MiB; any more is returned to the
             system every 10 s, and at once if it is twice as much.  Nothing happens with other C libraries
             than glibc (2.33 or later); see `host_memory`.
+        transfers: how arrays are sent between processes: "device_put", from device to device, by NCCL on
+            GPUs; "server", by JAX's transfer server; or "auto": the first for those of GPUs, one a process,
+            that are of the same kind and sharded alike at both ends, the second for all others.
         peer_timeout: in several processes, seconds after which one that does not answer has failed.
     """
 
@@ -80,12 +85,16 @@ class RuntimeOptions:
     blocking: bool = False
     debug_nans: bool = False
     keep_freed_memory: bool = True
+    transfers: Transfers = "auto"
     peer_timeout: float = 8.0
 
     def __post_init__(self) -> None:
         problems = []
         if self.issue not in get_args(Issue):
             problems.append(f"issue is {self.issue!r}; there are {', '.join(map(repr, get_args(Issue)))}")
+        if self.transfers not in get_args(Transfers):
+            there = ", ".join(map(repr, get_args(Transfers)))
+            problems.append(f"transfers is {self.transfers!r}; there are {there}")
         if type(self.run_ahead) is not int or self.run_ahead < 1:
             problems.append(f"run_ahead is {self.run_ahead!r}; a mesh needs at least 1 call on its way")
         if not isinstance(self.peer_timeout, (int, float)) or not self.peer_timeout > 0:
@@ -130,8 +139,12 @@ class Executor:
         if self._freed_memory is not None:
             self._freed_memory.allow(self, limit_of(*peak_and_freed(own, workspace)))
         self._decoded = decode(own, executables, engine, options.run_ahead)
-        self._make_channels = engine.channels(program)
-        self._spans = self._has_meshes_over_processes()
+        paired = engine.paired(program)
+        self._pairs = order_pairs(program, self.order, paired) if paired else None
+        self.pairs = [(m.channel, m.sequence) for m in self._pairs.pairs] if self._pairs else []
+        self._make_channels = engine.channels(program, self.pairs)
+        self._process = process
+        self._has_one_order = self._needs_one_order()
         self.issues_from_one_thread = self._needs_one_thread(executables)
         if self.issues_from_one_thread:
             for pending in self._decoded.pending:
@@ -274,17 +287,19 @@ class Executor:
                     f"pass a copy"
                 )
 
-    def _has_meshes_over_processes(self) -> bool:
+    def _needs_one_order(self) -> bool:
         meshes = [stream.mesh for stream in self._own.streams if len(stream.processes) > 1]
-        if meshes and len(self._own.streams) > 1 and self.options.issue == "thread-per-mesh":
+        if len(self._own.streams) > 1 and self.options.issue == "thread-per-mesh" and (meshes or self._pairs):
+            which = f"mesh {meshes[0]!r} is over several processes" if meshes else "arrays are sent directly"
+            what = "their calls" if meshes else "all sends and receives"
             raise ConfigError(
-                f"issue is 'thread-per-mesh', but mesh {meshes[0]!r} is over several processes, which must "
-                "issue their calls in one order\n  use 'auto' or 'one-thread'"
+                f"issue is 'thread-per-mesh', but {which}, and processes must issue {what} in one order\n"
+                "  use 'auto' or 'one-thread'"
             )
-        return bool(meshes)
+        return bool(meshes or self._pairs)
 
     def _needs_one_thread(self, executables: Mapping[tuple[str, str], FragmentExecutable]) -> bool:
-        if self._spans:
+        if self._has_one_order:
             return True
         if self.options.issue != "auto":
             return self.options.issue == "one-thread"
@@ -310,7 +325,10 @@ class Executor:
     def _issue_order(self) -> tuple[BoundInstruction, ...]:
         """All streams as one, for one thread."""
         bound = {(i.mesh, i.at): i for stream in self._decoded.streams for i in stream}
-        nodes = issue_order(self.program, self.order)
+        if self._pairs is not None:
+            nodes = list(self._pairs.issued.get(self._process or 0, ()))
+        else:
+            nodes = issue_order(self.program, self.order)
         keys = [(self.program.streams[s].mesh, at) for s, at in nodes]
         return tuple(bound[key] for key in keys if key in bound)
 
@@ -336,7 +354,7 @@ class Executor:
 
     def _issue(self, frame: StepState, one_thread: bool) -> None:
         self._settle()
-        if self._spans:
+        if self._has_one_order:
             self._use_threads(["all meshes"]).issue([(*self._decoded.feeds, *self._issue_order)], frame)
             return
         issue_all(self._decoded.feeds, frame)

@@ -18,7 +18,7 @@ from mpmd.errors import FragmentError, NonFiniteError
 from mpmd.runtime.channels.protocol import Channel, Stopped
 from mpmd.runtime.instructions import Run, task_text
 from mpmd.runtime.waiting import failure_of, wait_for
-from mpmd.support.execution_log import ExecutionLog
+from mpmd.support.execution_log import TimeLog
 
 
 class FragmentExecutable(Protocol):
@@ -50,7 +50,7 @@ class Timer(Protocol):
     def key(self) -> int:
         """Its key in the log."""
 
-    def write_to(self, log: ExecutionLog | None) -> None:
+    def write_to(self, log: TimeLog | None) -> None:
         """Writes to a log, from the next call on; None: to no log."""
 
 

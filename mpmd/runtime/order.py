@@ -157,17 +157,23 @@ def occupancy(order: InstructionOrder) -> tuple[int, ...]:
     return tuple(worst)
 
 
-def issue_order(program: Program, order: InstructionOrder) -> list[Node]:
-    """The order in which one thread should issue everything: by the earliest begin of each instruction.
-
-    Every run counts as one unit of time and everything else as none, so no mesh is issued far ahead of
-    the others and none waits for work because the thread is busy with another's.
-    """
+def earliest_begins(program: Program, order: InstructionOrder) -> dict[Node, int]:
+    """When each instruction could begin, if every run takes one unit of time and everything else none."""
     begin: dict[Node, int] = {}
     end: dict[Node, int] = {}
     free = [0] * len(program.streams)
     for s, at in order.nodes:
         begin[s, at] = max([free[s], *(end[node] for node in order.before.get((s, at), ()))])
         end[s, at] = free[s] = begin[s, at] + isinstance(program.streams[s].instructions[at], Run)
+    return begin
+
+
+def issue_order(program: Program, order: InstructionOrder) -> list[Node]:
+    """The order in which one thread should issue everything: by the earliest begin of each instruction.
+
+    So no mesh is issued far ahead of the others and none waits for work because the thread is busy with
+    another's.
+    """
+    begin = earliest_begins(program, order)
     rank = {node: k for k, node in enumerate(order.nodes)}
     return sorted(order.nodes, key=lambda node: (begin[node], rank[node]))

@@ -1,18 +1,20 @@
 """Measured times of a step: spans that are written where the work runs.
 
-On CPU devices a fragment that has a `Timer`, as native ones do, writes its begin and end itself.  For any
-other, stamps are started around it: of its inputs from elsewhere before it, of a result after it.  The
-programs of a device run in the order in which they were started, so that a stamp takes the time between two
-fragments, on the threads that run them.  A thread of Python that waits for results would be woken
-milliseconds late where fragments keep all cores busy.  Messages are stamped in an order of their own, since
-they are received before the fragments that need them.
+A fragment that has a `Timer`, as native ones do, writes its begin and end itself.  For any other, stamps are
+started around it: of its inputs from elsewhere before it, of a result after it.  The programs of a device run
+in the order in which they were started, so that a stamp takes the time between two fragments: on CPUs on the
+threads that run them, where a thread of Python that waits for results would be woken milliseconds late, and
+on GPUs on the stream on which it computes.
 
-On other platforms the host's cores are free for Python: see `watchers`.
+Messages are received before the fragments that need them.  On CPUs they are stamped in an order of their own.
+On GPUs a stamp would make the stream wait for the message, so that threads of the host wait for them instead:
+its cores are free for Python there.  Devices without stamps are watched altogether: see `watchers`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Container, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -32,8 +34,9 @@ from mpmd.runtime.interpreter import (
 )
 from mpmd.runtime.order import Node, messages
 from mpmd.runtime.program import Program, Stream
+from mpmd.runtime.sightings import Sighting, Watcher, consumed_receives
 from mpmd.runtime.waiting import failure_of
-from mpmd.support.execution_log import Execution, ExecutionLog
+from mpmd.support.execution_log import Execution, TimeLog
 
 Interval = tuple[float, float]
 
@@ -78,11 +81,13 @@ class StepRecorder(Observer, Protocol):
         times: afterwards when each run began and ended, and when each message was ready.
         spans: the same as spans, afterwards.
         unseen: executables without known times, afterwards.
+        note: how true the times are, afterwards; "" for those of the host's clock.
     """
 
     times: StepTimes
     spans: tuple[MeasuredSpan, ...]
     unseen: tuple[str, ...]
+    note: str
 
     def __enter__(self) -> object:
         """Begins."""
@@ -94,10 +99,14 @@ class StepRecorder(Observer, Protocol):
 class Stamper(Protocol):
     """Writes stamps: entries in a log, on each device of an array, when the array is ready."""
 
-    def devices_of(self, mesh: str) -> int:
-        """How many devices a mesh has: each of them writes."""
+    @property
+    def ordered_apart(self) -> bool:
+        """Whether there is `stamp_in_own_order`."""
 
-    def marks(self, mesh: str, log: ExecutionLog, keys: list[int]) -> dict[int, Any]:
+    def log(self, mesh: str, room: int) -> TimeLog:
+        """An empty log for a mesh, with room for so many entries of each of its devices."""
+
+    def marks(self, mesh: str, log: TimeLog, keys: list[int]) -> dict[int, Any]:
         """Arguments for stamps of a mesh that write these keys."""
 
     def stamp(self, mark: Any, array: Any) -> list[Any]:
@@ -107,12 +116,12 @@ class Stamper(Protocol):
         """The same, ordered only among stamps of that number; none where that is not supported."""
 
 
-_abandoned: list[ExecutionLog] = []
+_abandoned: list[TimeLog] = []
 """Logs of steps that ended with an error: issued programs may still write to them."""
 
 
 class TraceRecorder:
-    """Observes one step of a program on CPU devices.
+    """Observes one step of a program on devices that have stamps.
 
     ```
     with TraceRecorder(program, executables, stamps) as recorder:
@@ -133,6 +142,7 @@ class TraceRecorder:
         self.times = StepTimes({}, {})
         self.spans: tuple[MeasuredSpan, ...] = ()
         self.unseen: tuple[str, ...] = ()
+        self.note = ""
         self._meshes = {s.mesh: _MeshRecord(s, executables, stamps, one_by_one) for s in program.streams}
 
     def calling(self, call: BoundCall, frame: StepState) -> None:
@@ -174,6 +184,8 @@ class TraceRecorder:
             runs |= {(record.mesh, at): interval for at, interval in seen.items()}
             arrivals |= {(record.mesh, at): time for at, time in arrived.items()}
         self.unseen = tuple(dict.fromkeys(name for record in records for name in record.unseen))
+        if error := max((record.log.error_s for record in records), default=0.0):
+            self.note = f", clocks of the devices known within {error * 1e6:.0f} µs"
         self.times = StepTimes(runs, arrivals)
         self.spans = spans_of(self.program, self.times)
 
@@ -212,8 +224,10 @@ class _MeshRecord:
                     keys += [2 * at, 2 * at + 1]
                     self._stamped.add(at)
         reads_of_runs = sum(len(op.inputs) + 1 for op in stream.instructions if isinstance(op, Run))
-        self._keys, self._entries = keys, reads_of_runs + len(keys) + len(self._timers)
+        self._keys, self._entries = keys, reads_of_runs + len(keys) + 2 * len(self._timers)
         self._calls: list[tuple[BoundCall, float]] = []
+        self._consumed = set() if stamps.ordered_apart else {*consumed_receives(stream)}
+        self._watcher: Watcher | None = None
         self._awaited: set[int] = set()  # slots of arrays from elsewhere that no call has waited for
         self._handles: list[Any] = []
         self._ended: Any = None  # result of the last call
@@ -222,16 +236,22 @@ class _MeshRecord:
         )
 
     def open(self) -> None:
-        self.log = ExecutionLog(self._stamps.devices_of(self.mesh) * self._entries)
+        self.log = self._stamps.log(self.mesh, self._entries)
+        if self._received and not self._stamps.ordered_apart:
+            self._watcher = Watcher(self.mesh)
         self._marks = self._stamps.marks(self.mesh, self.log, self._keys)
         for timer in self._timers.values():
             timer.write_to(self.log)
 
     def expect(self, instruction: BoundRecv | BoundCopy, frame: StepState) -> None:
         self._awaited.add(instruction.buffer)
-        if isinstance(instruction, BoundRecv):
-            mark, array = self._marks[2 * instruction.at], frame.slots[instruction.buffer]
+        if not isinstance(instruction, BoundRecv):
+            return
+        mark, array = self._marks[2 * instruction.at], frame.slots[instruction.buffer]
+        if self._watcher is None:
             self._handles += self._stamps.stamp_in_own_order(instruction.channel + 1, mark, array)
+        elif instruction.at not in self._consumed:
+            self._watcher.add(Sighting(instruction.at, time.perf_counter(), array))
 
     def begin(self, call: BoundCall, frame: StepState) -> None:
         arrived = [slot for slot in dict.fromkeys(call.inputs) if slot in self._awaited]
@@ -266,6 +286,8 @@ class _MeshRecord:
         for timer in self._timers.values():
             timer.write_to(None)
         self._handles.clear()
+        if self._watcher is not None:
+            self._watcher.close(wait=wait)
 
     def times(self) -> tuple[dict[int, Interval], dict[int, float]]:
         """When each run began and ended, and when each message was ready, by position."""
@@ -298,6 +320,8 @@ class _MeshRecord:
                 runs[call.at] = interval
                 clock = max(clock, interval[1])
         arrivals = {at: _latest(found[2 * at]) for at in self._received if 2 * at in found}
+        if self._watcher is not None:
+            arrivals = {seen.at: seen.end for seen in self._watcher.sightings}
         return runs, arrivals
 
 
@@ -316,15 +340,18 @@ def _last_sends(stream: Stream, calls: Container[int]) -> dict[int, int]:
 
 
 def stamped_types(
-    program: Program, executables: Mapping[tuple[str, str], FragmentExecutable]
+    program: Program,
+    executables: Mapping[tuple[str, str], FragmentExecutable],
+    messages: bool = True,
 ) -> Iterator[BufferType]:
-    """The types of the buffers that may be stamped: messages, and those of fragments without a timer.
+    """The types of the buffers that may be stamped.
 
-    The token of such a fragment, too, if it has one.
+    They are those of fragments without a timer, the token of such a fragment, too, if it has one, and with
+    `messages` those of messages.
     """
     for stream in program.streams:
         for op in stream.instructions:
-            if isinstance(op, Recv):
+            if isinstance(op, Recv) and messages:
                 yield stream.buffers[op.buffer].type
             elif isinstance(op, Run):
                 executable = executables[stream.mesh, op.executable]

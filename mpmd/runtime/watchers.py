@@ -8,81 +8,31 @@ its issue.
 
 from __future__ import annotations
 
-import dataclasses
-import queue
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mpmd.runtime.instructions import Recv, Run, donated_buffers, reads
+from mpmd.runtime.instructions import Recv, Run, reads
 from mpmd.runtime.interpreter import BoundCall, BoundInstruction, BoundRecv, Observer, StepState
-from mpmd.runtime.program import Program, Stream
+from mpmd.runtime.program import Program
+from mpmd.runtime.sightings import Sighting, Watcher, consumed_receives
 from mpmd.runtime.trace import Interval, MeasuredSpan, StepTimes, spans_of
-from mpmd.runtime.waiting import failure_of
-
-
-@dataclasses.dataclass(slots=True)
-class Sighting:
-    """An instruction of a mesh: when it was issued, its handle, and when that was ready."""
-
-    at: int
-    issued: float
-    handle: Any = None
-    end: float = 0.0
-
-
-class _Watcher:
-    """Waits for handles in order and records when they arrive."""
-
-    def __init__(self, mesh: str) -> None:
-        self.sightings: list[Sighting] = []
-        self._queue: queue.SimpleQueue[Sighting | threading.Event | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._watch, name=f"mpmd-watch-{mesh}", daemon=True)
-        self._thread.start()
-
-    def add(self, sighting: Sighting) -> None:
-        self._queue.put(sighting)
-
-    def wait(self) -> None:
-        """Returns when everything added so far has arrived."""
-        reached = threading.Event()
-        self._queue.put(reached)
-        reached.wait()
-
-    def close(self) -> None:
-        self._queue.put(None)
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while (sighting := self._queue.get()) is not None:
-            if isinstance(sighting, threading.Event):
-                sighting.set()
-                continue
-            failure_of(sighting.handle)  # a failure is reported by the executor; here it is only an end
-            sighting.end, sighting.handle = time.perf_counter(), None
-            self.sightings.append(sighting)
-
-
-def _consumed_receives(stream: Stream) -> list[int]:
-    """Positions of receives whose buffer a later run consumes: such an array cannot be waited for."""
-    consumed = {b for op in stream.instructions for b in donated_buffers(op)}
-    return [at for at, op in enumerate(stream.instructions) if isinstance(op, Recv) and op.buffer in consumed]
 
 
 class WatchingRecorder(Observer):
     """Observes one step with a thread per mesh; a `StepRecorder`."""
 
-    def __init__(self, program: Program, token: Callable[[Any], Any]) -> None:
-        """Takes the program, and a function that makes a tiny array which is ready when its argument is."""
+    def __init__(self, program: Program, token: Callable[[Any], Any], why: str = "") -> None:
+        """Takes the program, a function whose tiny result is ready with its argument, and why it watches."""
         self.program = program
         self.times = StepTimes({}, {})
         self.spans: tuple[MeasuredSpan, ...] = ()
         self.unseen: tuple[str, ...] = ()
+        self.note = f", times of the host, late by about 0.1 ms{why and f': {why}'}"
         self._token = token
-        self._watchers: dict[str, _Watcher] = {}
+        self._watchers: dict[str, Watcher] = {}
         self._consumed_receives = {
-            (stream.mesh, at) for stream in program.streams for at in _consumed_receives(stream)
+            (stream.mesh, at) for stream in program.streams for at in consumed_receives(stream)
         }
 
     def ran(self, call: BoundCall, frame: StepState, issued: float) -> None:
@@ -103,7 +53,7 @@ class WatchingRecorder(Observer):
         self._watchers[instruction.mesh].add(Sighting(instruction.at, issued, handle))
 
     def __enter__(self) -> WatchingRecorder:
-        self._watchers = {stream.mesh: _Watcher(stream.mesh) for stream in self.program.streams}
+        self._watchers = {stream.mesh: Watcher(stream.mesh) for stream in self.program.streams}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:

@@ -8,6 +8,7 @@ one atomic addition and fills the entry of that number; beyond the capacity it o
 from __future__ import annotations
 
 import dataclasses
+from typing import Protocol
 
 import numpy as np
 
@@ -38,6 +39,20 @@ class Execution:
     end_s: float
 
 
+class TimeLog(Protocol):
+    """A log as those see it who give its address to writers, and who read it."""
+
+    def address_of(self, device: int) -> int:
+        """What a writer on a device, by its number in this process, is given."""
+
+    def entries(self) -> tuple[Execution, ...]:
+        """Every entry, those of a key and a device in their order; all writers must have ended."""
+
+    @property
+    def error_s(self) -> float:
+        """How far its times may be from those of the host's clock."""
+
+
 class ExecutionLog:
     """An empty log.  The owner of a copy of its address keeps it alive.
 
@@ -53,6 +68,15 @@ class ExecutionLog:
     def address(self) -> int:
         """Its address in memory."""
         return int(self._words.ctypes.data)
+
+    def address_of(self, device: int) -> int:
+        """The same: one log serves all devices."""
+        return self.address
+
+    @property
+    def error_s(self) -> float:
+        """0: it is the host's clock."""
+        return 0.0
 
     @property
     def capacity(self) -> int:

@@ -47,7 +47,10 @@ class FakeEngine:
     def copier(self, source, target):
         return lambda array: FakeArray(array.value)
 
-    def channels(self, program: Program):
+    def paired(self, program: Program):
+        return ()
+
+    def channels(self, program: Program, pairs=()):
         count = [len(channel.types) for channel in program.channels]
         return lambda: [LocalChannel({k: lambda a: FakeArray(a.value) for k in range(n)}) for n in count]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import functools
 import importlib
 import pickle
 import struct
@@ -28,6 +29,7 @@ from mpmd.compile.backends.native_gpu.triton.kernels import PrintedKernel
 from mpmd.compile.cache import DiskCache
 from tests.support.launch_memory import Extent
 from tests.support.poison import POISON
+from tests.support.simulated_clock import PtxModule, SimulatedClock
 from tests.support.tf32 import tf32
 
 STREAM, FAILED, LIBRARY_FAILED = 0x77, 719, 13
@@ -80,7 +82,7 @@ class _Functions:
             raise AttributeError(name) from None
 
 
-class StandInGpu:
+class StandInGpu(SimulatedClock):
     """The driver and cuBLASLt of a machine with some GPUs: `GpuLibraries`.
 
     Args:
@@ -93,11 +95,13 @@ class StandInGpu:
         calls: names of the functions that were called.
         fail_at: the call, from 1, that fails.
         launched: names of the kernels, in order.
+        stamps: the streams on which times were launched to be written, in order.
         contexts: of the threads that gave work to streams.
         broken: mistakes of the code under test, or of the stand-in.
         buffers: if there are any, all memory that may be used is in them.
         extents: bytes of a launch's arguments, by the kernel's name, its programs and their addresses.
         attributes: the driver's attributes of a GPU.
+        pause: seconds that all work on a stream takes longer, in graphs too.
         lacks: whether the library has no algorithm for products of some sizes m, n, k.
     """
 
@@ -110,11 +114,12 @@ class StandInGpu:
         self.compiler = StandInCompiler(problem)
         self.calls: list[str] = []
         self.launched: list[str] = []
+        self.stamps: list[int] = []
         self.contexts: set[int] = set()
         self.broken: list[Exception] = []
         self.buffers: list[np.ndarray] = []
         self.extents: dict[tuple[str, int, tuple[int, ...]], tuple[int, ...]] = {}
-        self.fail_at, self.missing = 0, frozenset[str]()
+        self.fail_at, self.missing, self.pause = 0, frozenset[str](), 0.0
         # multiprocessors, kHz, kHz of memory, its bits, bytes of L2 and of shared memory
         self.attributes = {16: 132, 13: 1_980_000, 36: 3_125_000, 37: 6144, 38: 50 << 20, 97: 227 << 10}
         self.lacks: Callable[[tuple[int, int, int]], bool] = lambda sizes: False
@@ -228,6 +233,9 @@ class StandInGpu:
     def _cuModuleLoadDataEx(self, where: int, image: int, count: int, options: int, values: int) -> None:
         self._here()
         assert [ctypes.cast(options, ctypes.POINTER(ctypes.c_int))[n] for n in range(count)] == [5, 6]
+        if ctypes.string_at(image, 8) == b".version":  # the driver compiles it itself
+            self._create("module", where, PtxModule(ctypes.string_at(image).decode()))
+            return
         (size,) = _LENGTH.unpack(ctypes.string_at(image, _LENGTH.size))
         kernel = pickle.loads(ctypes.string_at(image + _LENGTH.size, size))
         self._create("module", where, kernel)
@@ -286,6 +294,8 @@ class StandInGpu:
         *sizes, shared, stream, parameters, extra = rest
         made = self._get("function", function)
         kernel = made["kernel"]
+        if isinstance(kernel, PtxModule):
+            return self._stamp(made, sizes, shared, stream, parameters, extra)
         assert made["loaded"], "a launch that loads its kernel waits for the whole GPU"
         assert sizes[1:] == [1, 1, 32 * kernel.warps, 1, 1]
         assert (
@@ -336,7 +346,7 @@ class StandInGpu:
         ctypes.memmove(host, self._memory(source, size), size)
 
     def _cuStreamSynchronize(self, stream: int) -> None:
-        assert stream in STREAMS and not self._captures_here()
+        assert self._is_stream(stream) and not self._captures_here()
 
     def _cuEventCreate(self, where: int, flags: int) -> None:
         assert flags == 0, "an event without a time"
@@ -367,6 +377,8 @@ class StandInGpu:
         assert self._is_stream(stream)
         self._here()
         self.contexts.add(self._context.current)
+        if self.pause:
+            work = functools.partial(lambda work: (time.sleep(self.pause), work()), work)
         if stream in self._captures:
             assert self._captures_by[stream] == threading.get_ident(), "another thread's work is captured"
             self._captures[stream].append(work)

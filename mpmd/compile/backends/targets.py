@@ -12,8 +12,10 @@ from jax.sharding import Mesh
 
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+from mpmd.compile.backends.native_cpu.stamp import HostStamps
 from mpmd.compile.backends.native_gpu.backend import NativeGpuBackend
 from mpmd.compile.backends.native_gpu.devices import GPUS
+from mpmd.compile.backends.native_gpu.stamps import GpuStamps
 from mpmd.compile.backends.native_gpu.target import GpuTarget
 from mpmd.compile.backends.reference.backend import ReferenceBackend
 from mpmd.compile.backends.target_backend import TargetBackend
@@ -30,6 +32,9 @@ NATIVE: Mapping[str, MakeBackend] = {
 
 AUTOMATIC = ("cpu",)
 """The platforms whose target the backend `auto` uses; the one for GPUs has not been seen to run."""
+
+STAMPS: Mapping[str, Callable[[], HostStamps | GpuStamps]] = {"cpu": HostStamps, "gpu": GpuStamps}
+"""The platforms on whose devices times are written where work runs → what writes them."""
 
 EVERYWHERE: Mapping[str, MakeBackend] = {"reference": lambda mesh, options: ReferenceBackend(options)}
 """The name of a backend in the options → the target, for meshes of every platform."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from mpmd.runtime.channels.protocol import Channel
 from mpmd.runtime.channels.reshard import boxes, resharder
 from mpmd.runtime.graph import BufferType
 from mpmd.runtime.instructions import Send
+from mpmd.runtime.pairs import MessageKey
 from mpmd.runtime.program import Program
 
 _SHARDING = re.compile(r"^\s*<?\s*(?:@[\w.\"]+\s*,)?\s*\[(?P<dims>.*?)\](?:\s*,.*)?>?\s*$", re.S)
@@ -176,7 +177,11 @@ class MeshDevices:
                 with jax.enable_x64(True):
                     self._tokens[key] = _token.lower(aval).compile()
 
-    def channels(self, program: Program) -> Callable[[], Sequence[Channel]]:
+    def paired(self, program: Program) -> Collection[MessageKey]:
+        """None: within a process nothing must be paired."""
+        return ()
+
+    def channels(self, program: Program, pairs: Sequence[MessageKey] = ()) -> Callable[[], Sequence[Channel]]:
         """The function that creates the channels of each step."""
         return LocalChannels(self, program)
 

@@ -1,8 +1,9 @@
 """Messages between meshes of different processes.
 
-An array whose shards are equal on both meshes is sent whole, shard to shard.  Any other is sent as the pieces
-that `reshard` plans: the sender slices them, the receiver assembles them.  An array is offered when the call
-that computes it is issued, and the server keeps a reference to it until the receiver has pulled it.
+On GPUs, arrays that lie alike on both meshes are sent directly: see `direct`.  All others go by the transfer
+server: an array whose shards are equal on both meshes whole, shard to shard, any other as the pieces that
+`reshard` plans, which the sender slices and the receiver assembles.  An array is offered when the call that
+computes it is issued, and the server keeps a reference to it until the receiver has pulled it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 from mpmd import jax_compat, jax_distributed
 from mpmd.errors import ProgramError
+from mpmd.runtime.channels.direct import DirectChannel, DirectPairs, MessageEnds, direct_messages
 from mpmd.runtime.channels.links import MESSAGE_BITS, Links, message_number
 from mpmd.runtime.channels.mesh_devices import LocalChannels, MeshDevices
 from mpmd.runtime.channels.partly_here import has_parts_for
@@ -36,6 +38,7 @@ from mpmd.runtime.channels.reshard import (
 from mpmd.runtime.channels.spanning import SpanningChannel, SpanningMessage, SpanningMessages
 from mpmd.runtime.graph import BufferType
 from mpmd.runtime.instructions import Send
+from mpmd.runtime.pairs import MessageKey
 from mpmd.runtime.program import Program
 
 
@@ -92,14 +95,35 @@ class WorldDevices(MeshDevices):
     """The devices of every mesh in a world of several processes; arrays are placed on this process's only."""
 
     def __init__(
-        self, meshes: Mapping[str, Mesh], processes: Mapping[str, tuple[int, ...]], links: Links
+        self,
+        meshes: Mapping[str, Mesh],
+        processes: Mapping[str, tuple[int, ...]],
+        links: Links,
+        transfers: str = "auto",
     ) -> None:
-        """Takes the meshes, for each the indices of its processes, and the connections to the others."""
+        """Takes the meshes, for each the indices of its processes, the connections, and which way to send."""
         super().__init__(meshes)
-        self._processes, self._links = dict(processes), links
+        self._processes, self._links, self._transfers = dict(processes), links, transfers
         self._process = jax.process_index()
 
-    def channels(self, program: Program) -> Callable[[], Sequence[Channel]]:
+    def paired(self, program: Program) -> Collection[MessageKey]:
+        """The messages that are sent directly.
+
+        Raises:
+            ConfigError: all must be, by the user's choice, and some cannot be.
+        """
+        found = direct_messages(self._ends(program), self._transfers)
+        if self._process == 0:
+            found.warn()
+        return found.keys
+
+    def _ends(self, program: Program) -> Iterator[MessageEnds]:
+        for channel, sequence, source in _sent(program):
+            target = program.channels[channel].types[sequence]
+            if channel in program.between_processes and 0 not in target.shape:
+                yield MessageEnds((channel, sequence), source, target, *map(self.sharding, (source, target)))
+
+    def channels(self, program: Program, pairs: Sequence[MessageKey] = ()) -> Callable[[], Sequence[Channel]]:
         """The function that creates the channels of each step.
 
         All processes must call it for the same programs, in the same order.
@@ -107,6 +131,19 @@ class WorldDevices(MeshDevices):
         Raises:
             ProgramError: the program has too many messages.
         """
+        make = self._server_channels(program)
+        if not pairs:
+            return make
+        ends = {end.key: end for end in self._ends(program)}
+        direct = DirectPairs([ends[key].pair(_aval(ends[key].source, False), self._process) for key in pairs])
+
+        def with_pairs() -> list[Channel]:
+            step = direct.step()
+            return [DirectChannel(n, step, direct.position, other) for n, other in enumerate(make())]
+
+        return with_pairs
+
+    def _server_channels(self, program: Program) -> Callable[[], list[Channel]]:
         number = self._links.next_program()
         local = LocalChannels(self, program, self._own_channels(program))
         messages = self._messages(program)
@@ -149,12 +186,7 @@ class WorldDevices(MeshDevices):
 
     def _messages(self, program: Program) -> dict[int, dict[int, RemoteMessage] | SpanningMessages]:
         """The messages of every channel between processes that ends here."""
-        sources = {
-            (op.channel, op.sequence): stream.buffers[op.buffer].type
-            for stream in program.streams
-            for op in stream.instructions
-            if isinstance(op, Send)
-        }
+        sources = {(channel, sequence): source for channel, sequence, source in _sent(program)}
         found: dict[int, dict[int, RemoteMessage] | SpanningMessages] = {}
         count = 0
         for number, channel in enumerate(program.channels):
@@ -207,6 +239,14 @@ class WorldDevices(MeshDevices):
             types,
             _joiner(plan, shape, there, finish),
         )
+
+
+def _sent(program: Program) -> Iterator[tuple[int, int, BufferType]]:
+    """Every message: its channel, its number there, and the type of the sent buffer."""
+    for stream in program.streams:
+        for op in stream.instructions:
+            if isinstance(op, Send):
+                yield op.channel, op.sequence, stream.buffers[op.buffer].type
 
 
 @functools.cache

@@ -1,15 +1,16 @@
 """Stamps of arrays: a tiny program per array that writes to a log when the array is ready.
 
 The program is a custom call that does not read the array; it waits for it because it is an argument.  It
-runs on the array's own device, in the order of the programs that its thread starts there, or, with
-`stamp_in_own_order`, in an order of its own.  An array over several devices has a stamp for each: XLA runs
-the programs of several devices one after the other, and one that waits would delay the next.
+runs on the array's own device, in the order of the programs that its thread starts there (on a GPU, on the
+stream on which it computes), or, with `stamp_in_own_order`, in an order of its own.  An array over several
+devices has a stamp for each: XLA runs the programs of several devices one after the other, and one that waits
+would delay the next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -18,36 +19,61 @@ from jax.sharding import Sharding, SingleDeviceSharding
 from mpmd.jax_compat import default_memory_kind, execution_order
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.graph import BufferType
-from mpmd.support.execution_log import ExecutionLog
+from mpmd.support.execution_log import TimeLog
 
 Mark = Mapping[Any, jax.Array]
 """Second arguments of the stamps of an array, by the device of the mesh: `u64[2]`, the log and the key."""
 
 
+class StampSource(Protocol):
+    """What writes times on the devices of a platform.
+
+    Attributes:
+        ordered_apart: whether stamps can have an order of their own.
+    """
+
+    ordered_apart: bool
+
+    def target(self, device: Any) -> str:
+        """A custom call that writes the time to a log: `(u64[2]: address of the log, key) -> s8[]`."""
+
+    def log(self, devices: Sequence[Any], room: int) -> TimeLog:
+        """An empty log for some devices, with room for so many entries of each."""
+
+
 class Stamps:
-    """Writes stamps of the arrays of some meshes of CPU devices.
+    """Writes stamps of the arrays of some meshes.
 
     Args:
-        target: a custom call that writes the time to a log: `(u64[2]: address of the log, key) -> s8[]`.
+        source: of the platform of their devices.
         devices: where the arrays live.
     """
 
-    def __init__(self, target: str, devices: MeshDevices) -> None:
-        self._target, self._devices, self._programs = target, devices, devices.programs
+    def __init__(self, source: StampSource, devices: MeshDevices) -> None:
+        self._source, self._devices, self._programs = source, devices, devices.programs
 
-    def devices_of(self, mesh: str) -> int:
-        """How many devices a mesh has in this process."""
-        return len(self._own(mesh))
+    @property
+    def ordered_apart(self) -> bool:
+        """Whether stamps can have an order of their own."""
+        return self._source.ordered_apart
+
+    def log(self, mesh: str, room: int) -> TimeLog:
+        """An empty log for a mesh, with room for so many entries of each device."""
+        return self._source.log(self._own(mesh), room)
 
     def _own(self, mesh: str) -> list[Any]:
+        """The devices of a mesh in this process."""
         return list(self._devices.meshes[mesh].local_mesh.devices.flat)
 
-    def marks(self, mesh: str, log: ExecutionLog, keys: list[int]) -> dict[int, Mark]:
+    def marks(self, mesh: str, log: TimeLog, keys: list[int]) -> dict[int, Mark]:
         """The marks with which stamps of a mesh write these keys."""
-        words = [np.array([log.address, key], np.uint64) for key in keys]
-        devices = self._own(mesh)
+        devices, placed = self._own(mesh), []
         with jax.enable_x64(True):
-            placed = jax.block_until_ready([jax.device_put(words, device) for device in devices])
+            for device in devices:
+                address = log.address_of(max(0, device.local_hardware_id or 0))
+                words = [np.array([address, key], np.uint64) for key in keys]
+                placed.append(jax.device_put(words, device))
+            jax.block_until_ready(placed)
         return {key: dict(zip(devices, of, strict=True)) for key, of in zip(keys, zip(*placed), strict=True)}
 
     def prepare(self, types: Iterable[BufferType]) -> None:
@@ -69,7 +95,7 @@ class Stamps:
     def stamp_in_own_order(self, number: int, mark: Mark, array: jax.Array) -> list[jax.Array]:
         """Stamps that are ordered only among themselves: each waits for its array and for earlier stamps.
 
-        None if this jaxlib has one order only.
+        None if this jaxlib has one order only.  Only for a source with `ordered_apart`.
         """
         with execution_order(number) as is_apart:
             return self.stamp(mark, array) if is_apart else []
@@ -78,9 +104,10 @@ class Stamps:
         """The stamp of arrays of one device."""
         (device,) = sharding.device_set
         memory = sharding.memory_kind or default_memory_kind(sharding)
-        key = self._target, shape, dtype, device, memory
+        target = self._source.target(device)
+        key = target, shape, dtype, device, memory
         if key not in self._programs:
-            write = jax.ffi.ffi_call(self._target, jax.ShapeDtypeStruct((), np.int8))
+            write = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct((), np.int8))
             here = SingleDeviceSharding(device)
             jitted = jax.jit(lambda mark, array: write(mark), keep_unused=True, out_shardings=here)
             with jax.enable_x64(True):  # values inside of a step may have 64 bits whatever the user's setting

@@ -13,6 +13,7 @@ from mpmd.runtime.decode import ArrayEngine
 from mpmd.runtime.executor import Executor, RuntimeOptions
 from mpmd.runtime.instructions import Feed
 from mpmd.runtime.interpreter import FragmentExecutable, Observer
+from mpmd.runtime.pairs import MessageKey
 from mpmd.runtime.processes.clocks import compare_clocks
 from mpmd.runtime.processes.exchange import WorldExchange
 from mpmd.runtime.program import Program
@@ -117,6 +118,11 @@ class Part:
     def own_program(self) -> Program:
         """The streams of this process."""
         return self._executor.own_program
+
+    @property
+    def pairs(self) -> Sequence[MessageKey]:
+        """The messages that are sent directly, in their order."""
+        return self._executor.pairs
 
     @property
     def executables(self) -> Mapping[tuple[str, str], FragmentExecutable]:

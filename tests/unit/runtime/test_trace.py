@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.sleeping import sleep
-from mpmd.compile.backends.ffi.stamp import register_stamp
+from mpmd.compile.backends.native_cpu.stamp import HostStamps
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.channels.stamps import Stamps
 from mpmd.runtime.clients import own_clients
@@ -35,7 +35,7 @@ from tests.support.pipeline_graphs import (
 
 def recorders(program, executables, place):
     """Both ways to record a step: from inside, and from outside."""
-    stamps = Stamps(register_stamp()[0], place)
+    stamps = Stamps(HostStamps(), place)
     stamps.prepare(stamped_types(program, executables))
     return TraceRecorder(program, executables, stamps), WatchingRecorder(program, place.token)
 
@@ -144,7 +144,7 @@ def test_stamps_wait_for_their_array_alone(count):
         )
     )
     x = jax.device_put(np.full(4, pause_s, np.float32), sharding)
-    log, stamps = ExecutionLog(8), Stamps(register_stamp()[0], place)
+    log, stamps = ExecutionLog(8), Stamps(HostStamps(), place)
     jax.block_until_ready([slow(x), *stamps.stamp(stamps.marks("m", ExecutionLog(2), [0])[0], slow(x))])
     marks = stamps.marks("m", log, [7, 8])
     begin = time.perf_counter()
@@ -161,7 +161,7 @@ def test_stamps_wait_for_their_array_alone(count):
 def test_a_full_log_only_counts():
     place = devices(1)
     x = jax.device_put(np.zeros(4, np.float32), jax.devices()[0])
-    log, stamps = ExecutionLog(2), Stamps(register_stamp()[0], place)
+    log, stamps = ExecutionLog(2), Stamps(HostStamps(), place)
     guard = log._words[(ENTRIES_AT + 2 * ENTRY_BYTES) // 8 :]
     assert guard.size == 0  # it ends there
     mark = stamps.marks(next(iter(place.meshes)), log, [3])[3]

@@ -8,5 +8,4 @@ Handlers run on the host, whatever device they launch work on: their code is the
 | `custom_call.py` | the custom call, and the table of the programs that it enters |
 | `loaded.py` | the programs in memory, and when they are unloaded |
 | `timing.py` | entries of the log of executions |
-| `stamp.py` | a custom call that writes when it runs |
 """

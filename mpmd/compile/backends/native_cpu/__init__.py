@@ -15,5 +15,6 @@
 | `peer_kernels.py`, `exchange.py`, `meeting.py`, `mesh_call.py` | programs of several devices |
 | `compiled_program.py`, `overrides.py` | a program as machine code; kernels from files |
 | `handler.py`, `ffi.py` | a program's handler, its registration |
+| `stamp.py` | a custom call that writes when it runs |
 | `memory.py` | memory of programs, at cache lines and in huge pages |
 """

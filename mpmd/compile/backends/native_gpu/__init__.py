@@ -13,6 +13,8 @@
 | `handler.py` | this list as LLVM IR, which XLA calls |
 | `calls.py` | its calls through a table of functions, and their errors |
 | `capture.py` | what a call issues as a CUDA graph, replayed |
+| `clock.py` | the GPU's clock: a kernel that writes it, and its times as the host's |
+| `stamps.py` | where that kernel is launched |
 | `functions.py` | the functions of the CUDA driver and of cuBLASLt, with their types |
 | `libraries.py` | where these libraries are |
 | `driver.py` | the driver with one GPU: kernels, memory, errors in words |

@@ -31,6 +31,7 @@ from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.options import DEFAULTS, CompileOptions
 from mpmd.errors import CompileError
 from mpmd.jax_compat import direct_call
+from mpmd.support.execution_log import TimeLog
 from mpmd.support.garbage import garbage_kept
 from mpmd.support.memoisation import once
 
@@ -43,16 +44,23 @@ class RegisteredGpuProgram:
         index: which of the loaded programs it is.
         arena_bytes: of the arena that each call takes, workspace included.
         kept_bytes: that it keeps on the GPU from call to call.
+        loaded: it, on each of its GPUs.
     """
 
     index: int
     arena_bytes: int
     kept_bytes: int
+    loaded: Sequence[LoadedGpuProgram] = dataclasses.field(repr=False, compare=False)
 
     @property
     def key(self) -> int:
-        """Its index."""
-        return self.index
+        """By what a log knows it."""
+        return self.loaded[0].address
+
+    def write_to(self, log: TimeLog | None) -> None:
+        """Writes to a log, from the next call on, when it runs; to none if it is None."""
+        for on_gpu in self.loaded:
+            on_gpu.write_to(log, self.key)
 
     def __call__(
         self,
@@ -94,8 +102,13 @@ class GpuExecutable(DirectCall, CompiledFragment):
         self.__call__ = order.around(direct_call(self.compiled))
 
     @property
+    def timer(self) -> RegisteredGpuProgram:
+        """What writes when it runs."""
+        return self.program
+
+    @property
     def kept_memory(self) -> dict[int, int]:
-        """Bytes of machine code and constants; fragments of one program on one GPU share them."""
+        """Bytes of machine code and constants; fragments of one program on one mesh share them."""
         return {self.program.key: self.program.kept_bytes}
 
     @property
@@ -220,14 +233,16 @@ class NativeGpuBackend:
             loaded = LoadedGpuProgram(code, gpu, command_buffers=self.options.command_buffers)
 
             def program(index: int) -> RegisteredGpuProgram:
-                return RegisteredGpuProgram(index, loaded.arena_bytes, loaded.kept_bytes)
+                return RegisteredGpuProgram(index, loaded.arena_bytes, loaded.kept_bytes, [loaded])
 
             return ProgramLoad(loaded.handler, program, loaded)
 
         captured = ".captured" if self.options.command_buffers else ""
-        name = f"{code.fingerprint}.{gpu.driver.ordinal}{captured}"
+        instance = (
+            f"{code.fingerprint}.{gpu.driver.ordinal}{captured}.{name}"  # meshes have times of their own
+        )
         try:
-            return _programs(self.libraries).named(name, load)
+            return _programs(self.libraries).named(instance, load)
         except NoAlgorithm as error:
             without = self.target.without | error.products
             raise OtherTargetError(str(error), dataclasses.replace(self.target, without=without)) from error

@@ -7,7 +7,8 @@
 What any thread enqueues on a stream that captures becomes part of the graph, and others work on XLA's stream.
 
 A graph keeps the addresses of its arguments, and XLA may give others in any call: a program has a few graphs,
-of which the oldest makes room for the next.  Programs that wait for a flag on the host cannot be captured.
+of which the oldest makes room for the next.  Calls that write their times have a block of their own.
+Programs that wait for a flag on the host cannot be captured.
 
     block   lock · next row · rows of: executable graph · whether it is used · addresses
 

@@ -30,6 +30,7 @@ _CAPABILITY = (75, 76)  # of CUdevice_attribute: its major and minor number
 _MULTIPROCESSORS, _L2_BYTES, _SHARED_BYTES = 16, 38, 97  # of CUdevice_attribute
 _KILOHERTZ, _MEMORY_KILOHERTZ, _MEMORY_BITS = 13, 36, 37
 _NAME_BYTES = 256
+_MAPPED = 2  # of the flags of cuMemHostAlloc: the GPU has an address of it
 
 
 class DeviceError(LoadError):
@@ -161,22 +162,35 @@ class GpuDriver:
         self.call("cuFuncGetAttribute", ctypes.byref(ctypes.c_int()), _REGISTERS, found, what=what)
         return found.value or 0
 
-    def stream(self, undo: contextlib.ExitStack) -> int:
+    def stream(self, undo: contextlib.ExitStack, what: str = "a stream for captures") -> int:
         """A stream that no other has."""
         found = ctypes.c_void_p()
-        self.call("cuStreamCreate", ctypes.byref(found), _NON_BLOCKING, what="a stream for captures")
+        self.call("cuStreamCreate", ctypes.byref(found), _NON_BLOCKING, what=what)
         undo.callback(self._release, "cuStreamDestroy_v2", found)
         return found.value or 0
 
-    def memory(self, data: bytes, undo: contextlib.ExitStack) -> int:
+    def memory(self, data: bytes, undo: contextlib.ExitStack, kind: str = "constants") -> int:
         """The address of a copy of some bytes on the GPU."""
-        found, what = ctypes.c_uint64(), f"copying {len(data)} bytes of constants to the GPU"
+        found, what = ctypes.c_uint64(), f"copying {len(data)} bytes of {kind} to the GPU"
         self.call("cuMemAlloc_v2", ctypes.byref(found), len(data), what=what)
         undo.callback(self._release, "cuMemFree_v2", found.value)
-        self.call("cuMemcpyHtoD_v2", found.value, data, len(data), what=what)
+        self.write(found.value, data, what)
+        return found.value
+
+    def write(self, at: int, data: bytes, what: str) -> None:
+        """Copies bytes to memory of the GPU; all later work has them."""
+        self.call("cuMemcpyHtoD_v2", at, data, len(data), what=what)
         # it may return before the copy is on the GPU, and XLA's stream does not wait for the driver's own
         self.call("cuStreamSynchronize", None, what=what)
-        return found.value
+
+    def mapped(self, size: int, undo: contextlib.ExitStack) -> tuple[Any, int]:
+        """Zeros in memory of the host that the GPU writes to, as the host and as the GPU address it."""
+        found, there, what = ctypes.c_void_p(), ctypes.c_uint64(), f"{size} bytes for times"
+        self.call("cuMemHostAlloc", ctypes.byref(found), size, _MAPPED, what=what)
+        undo.callback(self._release, "cuMemFreeHost", found)
+        ctypes.memset(found, 0, size)
+        self.call("cuMemHostGetDevicePointer_v2", ctypes.byref(there), found, 0, what=what)
+        return (ctypes.c_uint64 * (size // 8)).from_address(found.value or 0), there.value
 
     def leave(self, undo: contextlib.ExitStack) -> None:
         """Has something released when there is time to wait."""

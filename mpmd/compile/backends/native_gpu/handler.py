@@ -31,6 +31,7 @@ from mpmd.compile.backends.native_gpu.launches import (
     ProductLaunch,
     Step,
 )
+from mpmd.compile.backends.native_gpu.stamps import emit_stamp_if_recorded
 from mpmd.compile.buffers.assignment import Slice
 from mpmd.compile.llvm.builder import FunctionBuilder
 from mpmd.compile.llvm.module import Module
@@ -120,7 +121,9 @@ class _HandlerEmitter:
             self.host = f.stack("i64")
             self._take_parameters()
             self.workspace = self._workspace() if self.products else NULL
+            emit_stamp_if_recorded(self.calls, f, self.stream)
             self._steps(self.program.steps)
+            emit_stamp_if_recorded(self.calls, f, self.stream)
             f.ret(NULL)
 
     def _take_parameters(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import struct
 import weakref
 from collections.abc import Sequence
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from mpmd.compile.backends.native_gpu.calls import ENTRIES, STATE
 from mpmd.compile.backends.native_gpu.capture import EXECUTABLE, HEADER_WORDS, ROW_WORDS, block_words
+from mpmd.compile.backends.native_gpu.clock import PAIRED, clock_at
 from mpmd.compile.backends.native_gpu.cublaslt import NoAlgorithm, PreparedProduct
 from mpmd.compile.backends.native_gpu.driver import DeviceError, GpuDriver
 from mpmd.compile.backends.native_gpu.functions import address
@@ -25,6 +27,7 @@ from mpmd.compile.backends.native_gpu.products import ProductDescriptor
 from mpmd.compile.backends.native_gpu.target import GpuCode
 from mpmd.compile.buffers.assignment import Allocation, Slice
 from mpmd.compile.llvm.engine import load_object
+from mpmd.support.execution_log import TimeLog
 
 BASE_ALIGNMENT = 128
 """Bytes: where memory that XLA allocates begins on a GPU."""
@@ -62,10 +65,9 @@ class LoadedGpuProgram:
                 products = _prepared(program, gpu, undo)
                 constants = gpu.driver.memory(program.constants, undo) if program.constants else 0
                 table = _table(program, gpu)
-                graphs = _words([0] * block_words(len(program.allocations)))
                 captured = command_buffers and program.is_capturable
                 capturing = gpu.driver.stream(undo) if captured else 0
-                undo.callback(_destroy_graphs, graphs, len(program.allocations), gpu.driver)
+                graphs = [_graphs(program, gpu.driver, undo) for _ in range(2 * captured)]
             except NoAlgorithm as error:
                 raise NoAlgorithm(f"GPU program {program.name}: {error}", error.products) from error
             except DeviceError as error:
@@ -83,11 +85,49 @@ class LoadedGpuProgram:
         self.state = (ctypes.c_int64 * len(STATE)).from_address(
             host.function(state, result=ctypes.c_void_p)()
         )
-        kept = graphs.ctypes.data if captured else 0
-        self.state[:] = [*(b.ctypes.data for b in blocks), gpu.driver.context, constants, kept, capturing, 0]
+        self._gpu, self._name, self._mark = gpu, program.name, 0
+        self._graphs = [block.ctypes.data for block in graphs] or [0, 0]
+        filled = {
+            **dict(zip(STATE, (b.ctypes.data for b in blocks))),
+            "context": gpu.driver.context,
+            "constants": constants,
+            "graphs": self._graphs[0],
+            "capturing": capturing,
+        }
+        self.state[:] = [filled.get(word, 0) for word in STATE]
         self.function = host.function(handler, ctypes.c_void_p, result=ctypes.c_void_p)
         self.handler = gpu.libraries.entry(host.address(handler))
-        self._kept = [blocks, products, host, code]  # the handler has their addresses
+        self._kept = [blocks, graphs, products, host, code]  # the handler has their addresses
+
+    @property
+    def address(self) -> int:
+        """Of its state, which is no other program's."""
+        return ctypes.addressof(self.state)
+
+    def write_to(self, log: TimeLog | None, key: int) -> None:
+        """Writes to a log, with a key, when its calls begin and end, from the next one on; None: to none.
+
+        Graphs of calls that write are others, which are kept: their argument, the mark, stays where it is.
+        """
+        if log is None:
+            self._set(stamp=0, graphs=self._graphs[0])
+            return
+        driver = self._gpu.driver
+        driver.enter()
+        mark = struct.pack("2Q", log.address_of(driver.ordinal), key | PAIRED)
+        if self._mark:
+            driver.write(self._mark, mark, f"the mark of GPU program {self._name}")
+        else:
+            self._mark = driver.memory(mark, self._undo, "marks")
+        self._set(
+            mark=self._mark,
+            graphs=self._graphs[1],
+            stamp=clock_at(self._gpu.libraries, driver.ordinal).function,
+        )
+
+    def _set(self, **words: int) -> None:
+        for word, value in words.items():
+            self.state[STATE.index(word)] = value
 
 
 def _kernel_records(code: GpuCode, driver: GpuDriver, undo: contextlib.ExitStack) -> list[int]:
@@ -133,6 +173,14 @@ def _table(program: LaunchProgram, gpu: OpenGpu) -> list[int]:
         else:
             found.append(address(gpu.cublaslt.function(name)) if program.descriptors else 0)
     return found
+
+
+def _graphs(program: LaunchProgram, driver: GpuDriver, undo: contextlib.ExitStack) -> np.ndarray:
+    """An empty block of graphs; see `capture.py`."""
+    allocations = len(program.allocations)
+    block = _words([0] * block_words(allocations))
+    undo.callback(_destroy_graphs, block, allocations, driver)
+    return block
 
 
 def _destroy_graphs(block: np.ndarray, allocations: int, driver: GpuDriver) -> None:

@@ -7,6 +7,7 @@ had ended; unlike a thread that waits for results, it runs where the fragment ra
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,11 +20,26 @@ from mpmd.compile.llvm.engine import LoadedCode, compile_module
 from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.target import host_target
 from mpmd.compile.llvm.types import Value, constant
+from mpmd.support.execution_log import ExecutionLog
 from mpmd.support.garbage import keep_past_exit
 from mpmd.support.memoisation import once
 
 STAMP = "mpmd.stamp"
 """The custom call's target.  It takes `u64[2]`, the address of a log and a key, and results in `s8[]`."""
+
+
+class HostStamps:
+    """Writes times on CPU devices; a `StampSource`."""
+
+    ordered_apart = True
+
+    def target(self, device: Any) -> str:
+        """The stamp: one serves all devices."""
+        return register_stamp()[0]
+
+    def log(self, devices: Sequence[Any], room: int) -> ExecutionLog:
+        """A log of some devices."""
+        return ExecutionLog(len(devices) * room)
 
 
 @once

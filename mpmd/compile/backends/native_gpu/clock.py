@@ -1,0 +1,212 @@
+"""When work ran on a GPU: a kernel of one thread that writes the GPU's clock to memory of the host.
+
+It is launched on the stream of the work, before and behind it, so that it takes its place among the kernels,
+in a graph too, where events have no time.  Its only argument is the address of a mark:
+
+    mark      the address of a head, and a key
+    head      the number of entries, the room for them, and where they are: in memory that the GPU shares
+    entry     the key plus one, and nanoseconds of %globaltimer
+
+Kernels of one stream run one after the other, so that the count needs no atomic addition: each GPU has a
+head of its own.  The clock of a GPU is not the host's.  It is read between two readings of that, again and
+again, before the log is written and behind; the closest pairs say which time of the host is which of the GPU.
+
+Source: the PTX ISA, `%globaltimer`; the CUDA driver API, "Memory Management".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import functools
+import struct
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+
+from mpmd.compile.backends.native_gpu.driver import GpuDriver
+from mpmd.compile.backends.native_gpu.gpu import GpuLibraries
+from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
+from mpmd.support.execution_log import Execution
+from mpmd.support.once import once
+
+STAMP_KERNEL = "mpmd_stamp"
+
+PTX = f"""\
+.version 7.0
+.target sm_75
+.address_size 64
+
+.visible .entry {STAMP_KERNEL}(.param .u64 mark)
+{{
+    .reg .pred %full;
+    .reg .b64 %at, %key, %head, %count, %room, %entry, %next, %time;
+    ld.param.u64 %at, [mark];
+    ld.global.u64 %head, [%at];
+    ld.global.u64 %key, [%at+8];
+    ld.global.u64 %count, [%head];
+    ld.global.u64 %room, [%head+8];
+    ld.global.u64 %entry, [%head+16];
+    setp.ge.u64 %full, %count, %room;
+    @%full bra done;
+    add.u64 %next, %count, 1;
+    st.global.u64 [%head], %next;
+    shl.b64 %count, %count, 4;
+    add.u64 %entry, %entry, %count;
+    add.u64 %key, %key, 1;
+    mov.u64 %time, %globaltimer;
+    st.global.v2.u64 [%entry], {{%key, %time}};
+done:
+    ret;
+}}
+"""
+"""The kernel; the driver compiles it, for any GPU, so that nothing else need be installed."""
+
+PAIRED = 1 << 62
+"""In a key: its entries are begin and end in turn."""
+
+_READINGS = 16
+_WHAT = "reading the GPU's clock"
+
+
+@dataclasses.dataclass(frozen=True)
+class ClockReading:
+    """Nanoseconds of CLOCK_MONOTONIC and of the GPU at one time, up to `error_ns`."""
+
+    host_ns: int
+    gpu_ns: int
+    error_ns: int
+
+
+class GpuClock:
+    """The clock of one GPU.
+
+    Args:
+        driver: of the GPU.
+
+    Attributes:
+        driver: the same.
+        function: the kernel, loaded; it stays for the life of the process.
+    """
+
+    def __init__(self, driver: GpuDriver) -> None:
+        self.driver = driver
+        self._kept = contextlib.ExitStack()
+        driver.enter()
+        code = Cubin(STAMP_KERNEL, PTX.encode() + b"\0", PTX, 0, 1, 0)
+        self.function = driver.kernel(code, self._kept)
+
+    @functools.cached_property
+    def _stream(self) -> int:
+        return self.driver.stream(self._kept, _WHAT)
+
+    def read(self) -> ClockReading:
+        """The closest of some readings; the GPU should have nothing to do."""
+        driver = self.driver
+        driver.enter()
+        driver.release()  # logs of earlier recordings
+        with contextlib.ExitStack() as undo:
+            log = _Entries(driver, _READINGS, undo)
+            mark = ctypes.c_uint64(driver.memory(struct.pack("2Q", log.head, 0), undo, "marks"))
+            pointer = (ctypes.c_void_p * 1)(ctypes.addressof(mark))
+            around = []
+            for _ in range(_READINGS):
+                begin = time.perf_counter_ns()
+                given = (1, 1, 1, 1, 1, 1, 0, self._stream, pointer, None)
+                driver.call("cuLaunchKernel", self.function, *given, what=_WHAT)
+                driver.call("cuStreamSynchronize", self._stream, what=_WHAT)
+                around.append((begin, time.perf_counter_ns()))
+            return min(
+                (
+                    ClockReading((begin + end) // 2, gpu, (end - begin + 1) // 2)
+                    for (begin, end), (_, gpu) in zip(around, log.written(), strict=True)
+                ),
+                key=lambda reading: reading.error_ns,
+            )
+
+
+@once
+def clock_at(libraries: GpuLibraries, ordinal: int) -> GpuClock:
+    """The clock of a GPU, of any kind; once it was found it stays.
+
+    Raises:
+        CompileError: there is no driver, it is too old, or a call of it failed.
+    """
+    return GpuClock(GpuDriver(libraries.driver, ordinal))
+
+
+class _Entries:
+    """Room for entries of one GPU, and their head."""
+
+    def __init__(self, driver: GpuDriver, room: int, undo: contextlib.ExitStack) -> None:
+        self._words, there = driver.mapped(16 * room, undo)
+        self.head = driver.memory(struct.pack("3Q", 0, room, there), undo, "marks")
+
+    def written(self) -> Iterator[tuple[int, int]]:
+        """The key and the time of each entry, in order."""
+        words = iter(self._words)
+        for key in words:
+            if not key:
+                return
+            yield key - 1, next(words)
+
+
+class GpuLog:
+    """The log of a recording on some GPUs; see `TimeLog`.
+
+    Args:
+        clocks: of the GPUs, by ordinal.
+        room: for how many entries of each.
+
+    Attributes:
+        error_s: how well the clocks are known, in seconds; of the readings so far.
+    """
+
+    def __init__(self, clocks: Mapping[int, GpuClock], room: int) -> None:
+        self._clocks, self._entries = clocks, dict[int, _Entries]()
+        self._before = {ordinal: clock.read() for ordinal, clock in clocks.items()}
+        for ordinal, clock in clocks.items():
+            undo = contextlib.ExitStack()
+            weakref.finalize(self, clock.driver.leave, undo).atexit = False
+            clock.driver.enter()
+            self._entries[ordinal] = _Entries(clock.driver, room, undo)
+        self.error_s = self._worst(self._before)
+
+    def address_of(self, ordinal: int) -> int:
+        """The head of a GPU, for marks."""
+        return self._entries[ordinal].head
+
+    def entries(self) -> tuple[Execution, ...]:
+        """Every entry, by GPU and in its order, in seconds of the host; all work must have ended."""
+        after = {ordinal: clock.read() for ordinal, clock in self._clocks.items()}
+        self.error_s = max(self.error_s, self._worst(after))
+        found = []
+        for ordinal, entries in self._entries.items():
+            seconds = functools.partial(host_seconds, self._before[ordinal], after[ordinal])
+            begun: dict[int, float] = {}
+            for key, ticks in entries.written():
+                begin = end = seconds(ticks)
+                if key & PAIRED:
+                    if key not in begun:
+                        begun[key] = begin
+                        continue
+                    begin = begun.pop(key)
+                found.append(Execution(key & ~PAIRED, ordinal, begin, end))
+        return tuple(found)
+
+    def _worst(self, readings: Mapping[int, ClockReading]) -> float:
+        return max((reading.error_ns * 1e-9 for reading in readings.values()), default=0.0)
+
+
+def host_seconds(before: ClockReading, after: ClockReading, gpu_ns: int) -> float:
+    """The time of the host, in seconds, when the GPU's clock showed some nanoseconds.
+
+    Between two readings that are close together, the offset of the first is as good as any rate.
+    """
+    passed = gpu_ns - before.gpu_ns
+    of_gpu, of_host = after.gpu_ns - before.gpu_ns, after.host_ns - before.host_ns
+    drift = of_host - of_gpu
+    if of_gpu > 0 and abs(drift) > before.error_ns + after.error_ns:
+        passed += round(drift * passed / of_gpu)
+    return (before.host_ns + passed) * 1e-9
