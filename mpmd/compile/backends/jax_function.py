@@ -10,8 +10,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from mpmd.compile.backends.arrays import array_types, named_sharding
-from mpmd.compile.backends.compiled import compiled_function
+from mpmd.compile.backends.arrays import array_types
+from mpmd.compile.backends.compiled import compiled_function, on_each_device
 from mpmd.compile.backends.target_backend import LoadedProgram
 from mpmd.compile.fragment import FragmentModule
 
@@ -97,16 +97,7 @@ def jax_function(
         made = program(*bytes_, results=whole, aliases=aliases, large=large)
         return [_packed(made[k], results[k].dtype) for k in order.results]
 
-    call: Callable[..., Sequence[Any]] = run
-    if mesh.size > 1:
-        call = jax.shard_map(
-            run,
-            mesh=mesh,
-            in_specs=tuple(named_sharding(mesh, v).spec for v in as_given.arguments),
-            out_specs=[named_sharding(mesh, v).spec for v in as_given.results],
-            check_vma=False,
-        )
-    return compiled_function(call, as_given, mesh)
+    return compiled_function(on_each_device(run, as_given, mesh), as_given, mesh)
 
 
 class DirectCall:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,16 +18,17 @@ from mpmd import jax_compat
 from mpmd.compile.analysis.dataflow import Position
 from mpmd.compile.artefact import Artefact
 from mpmd.compile.backends.arrays import numpy_dtype, value_spec
-from mpmd.compile.backends.compiled import CompiledFragment, compiled_function
+from mpmd.compile.backends.compiled import CompiledFragment, compiled_function, on_each_device
 from mpmd.compile.backends.inlined import INLINE_BELOW_FLOPS, module_p
 from mpmd.compile.backends.mixed.clusters import Cluster, Clusters, split
 from mpmd.compile.backends.target_backend import LoadedProgram, OtherTargetError, TracedTargetBackend
-from mpmd.compile.driver import compiled_or_kept
+from mpmd.compile.backends.xla import XlaBackend, XlaExecutable
+from mpmd.compile.driver import compiled_or_kept, device_count, lowered
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule, ValueSpec
 from mpmd.compile.hlo import HloInstruction, HloModule, print_module
 from mpmd.compile.kernels.cost.device import HOST, KernelLimits
-from mpmd.compile.lowering import lower
+from mpmd.compile.kernels.planning.collectives import COLLECTIVES
 from mpmd.compile.options import DEFAULTS, CompileOptions
 from mpmd.compile.pipelines import configured, preparation
 from mpmd.compile.target import Target
@@ -141,13 +142,13 @@ class MixedExecutable(CompiledFragment):
         return "\n".join(texts)
 
     def cost_analysis(self) -> dict[str, float]:
-        """Our count of the native clusters, XLA's of the rest; a fallback is a cluster that XLA compiles."""
+        """Our count of the native clusters, XLA's of the rest; fallbacks are clusters that should be native."""
         total = {"flops": 0.0, "transcendentals": 0.0, "bytes accessed": 0.0}
         xla = self.compiled.cost_analysis() or {}
         for costs in (xla, *(part.costs for part in self.mixed.native_parts)):
             for key in total:
                 total[key] += float(costs.get(key, 0.0))
-        return {**total, "fallbacks": float(sum(not c.native for c in self.mixed.clusters.parts))}
+        return {**total, "fallbacks": float(sum(bool(c.reasons) for c in self.mixed.clusters.parts))}
 
     def memory_analysis(self) -> MemoryStats:
         """XLA's count, and the memory of the native clusters."""
@@ -171,17 +172,22 @@ class MixedBackend:
     native: TracedTargetBackend
     name: str = "native"
 
-    def compile(self, fragment: FragmentModule, mesh: Mesh) -> MixedExecutable:
-        """Compiles for the one device of `mesh`; see `Backend`.
+    def compile(self, fragment: FragmentModule, mesh: Mesh) -> MixedExecutable | XlaExecutable:
+        """Compiles for the devices of `mesh`; see `Backend`.
 
         Raises:
             CompileError: no part of it can be native code that is worth a call; lists all reasons.
         """
-        module = prepared(fragment, self.native.options, self.native.target.device.limits)
+        limits = self.native.target.device.limits
+        module = prepared(fragment, self.native.options, limits, axes=dict(mesh.shape))
         refused = refusals(module.entry, self.native.target.refuses)
+        left = COLLECTIVES if mesh.size > 1 else ()
+        refused = {i: "" if i.opcode in left else reason for i, reason in refused.items()}
         found = split(module, refused)
         if not any(part.native for part in found.parts):
-            reasons = [f"{instruction.name}: {reason}" for instruction, reason in refused.items()]
+            reasons = [f"{instruction.name}: {reason}" for instruction, reason in refused.items() if reason]
+            if refused and not reasons:  # it communicates, and little else
+                return XlaBackend().compile(fragment, mesh)
             raise CompileError("\n".join(reasons) or "nothing in it is worth a native program")
         if self.native.options.dump is not None:
             self.native.options.dump.write(fragment, "clusters.txt", found.text())
@@ -278,14 +284,26 @@ def _function(
             arrays_at.update(zip(cluster.outputs, made, strict=True))
         return [at(position) for position in mixed.clusters.results]
 
-    return compiled_function(run, fragment, mesh)
+    return compiled_function(on_each_device(run, fragment, mesh), fragment, mesh)
 
 
 def prepared(
-    fragment: FragmentModule, options: CompileOptions = DEFAULTS, limits: KernelLimits = HOST.limits
+    fragment: FragmentModule,
+    options: CompileOptions = DEFAULTS,
+    limits: KernelLimits = HOST.limits,
+    axes: Mapping[str, int] | None = None,
 ) -> HloModule:
-    """The fragment as instructions that are native code, or not, each by itself."""
-    module = lower(fragment.text)
-    passes = configured(preparation(limits=limits), options)
+    """The fragment as instructions that are native code, or not, each by itself.
+
+    Collectives are of one array each: XLA combines them, and does not translate those of several.
+
+    Args:
+        fragment: what is compiled.
+        options: the compile options.
+        limits: of kernels.
+        axes: the axes of its mesh and their sizes; None for one device.
+    """
+    module = lowered(fragment, axes)
+    passes = configured(preparation(device_count(axes), limits, combined=False), options)
     run_pipeline(module, passes, Watch(verify=lambda _: None, text=print_module))
     return module

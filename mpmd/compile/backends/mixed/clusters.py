@@ -40,7 +40,7 @@ class Cluster:
         outputs: arrays of its own that others read.
         last_reads: numbers of inputs that nothing reads after it: their memory may be taken.
         module: the part as a program of its own: parameters are the inputs, the result the outputs.
-        reasons: why native code was refused, for each of its instructions for which it was.
+        reasons: why there is no native code, for each of its instructions that should have it.
     """
 
     native: bool
@@ -94,7 +94,8 @@ def split(module: HloModule, refused: Mapping[HloInstruction, str]) -> Clusters:
 
     Args:
         module: after `pipelines.preparation`; it stays as it is.
-        refused: instructions of its entry that have no native code → why.
+        refused: instructions of its entry that have no native code → why; "" for those that are meant to be
+            XLA's.
     """
     results = tuple(_arrays(module.entry.root))
     free = _free(module.entry.post_order(), results)
@@ -202,7 +203,7 @@ def _cluster(
     elsewhere = {at for i, positions in reads.items() if i not in inside for at in positions} | set(results)
     outputs = [(m, index) for m in members for index, _ in m.shape.leaves() if (m, index) in elsewhere]
     part = _Part(module, inputs).program(members, outputs)
-    reasons = {m.name: refused[m] for m in members if m in refused}
+    reasons = {m.name: refused[m] for m in members if refused.get(m)}
     last = _last_reads(tuple(inputs), members, groups, reads, set(results))
     return Cluster(native, tuple(members), tuple(inputs), tuple(outputs), last, part, reasons)
 

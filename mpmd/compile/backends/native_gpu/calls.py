@@ -31,9 +31,19 @@ ENTRIES = (
 )
 """The functions that a handler calls, in the order of its table; without products the last two are null."""
 
-STATE = ("table", "kernels", "products", "context", "constants", "graphs", "capturing", "failed_status")
+STATE = (
+    "table",
+    "kernels",
+    "products",
+    "context",
+    "constants",
+    "graphs",
+    "capturing",
+    "device",
+    "failed_status",
+)
 """The words of the state block; the handler writes the last one alone.  `graphs` is null or a block as in
-`capture.py`, and `capturing` the stream on which that captures."""
+`capture.py`, `capturing` the stream on which that captures, and `device` the GPU's number in its mesh."""
 
 _MESSAGE_BYTES = 512
 NULL = Value("null", "ptr")

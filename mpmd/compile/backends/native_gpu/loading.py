@@ -38,6 +38,7 @@ class LoadedGpuProgram:
     Args:
         code: the program.
         gpu: the GPU.
+        device: its number in the mesh that runs the program.
         command_buffers: whether calls are captured as graphs, if they can be.
 
     Attributes:
@@ -51,7 +52,9 @@ class LoadedGpuProgram:
         NoAlgorithm: cuBLASLt lacks some of its products.
     """
 
-    def __init__(self, code: GpuCode, gpu: OpenGpu, *, command_buffers: bool = False) -> None:
+    def __init__(
+        self, code: GpuCode, gpu: OpenGpu, device: int = 0, *, command_buffers: bool = False
+    ) -> None:
         program = code.program
         self._undo = contextlib.ExitStack()
         with contextlib.ExitStack() as undo:
@@ -84,7 +87,8 @@ class LoadedGpuProgram:
             host.function(state, result=ctypes.c_void_p)()
         )
         kept = graphs.ctypes.data if captured else 0
-        self.state[:] = [*(b.ctypes.data for b in blocks), gpu.driver.context, constants, kept, capturing, 0]
+        rest = [gpu.driver.context, constants, kept, capturing, device, 0]
+        self.state[:] = [*(b.ctypes.data for b in blocks), *rest]
         self.function = host.function(handler, ctypes.c_void_p, result=ctypes.c_void_p)
         self.handler = gpu.libraries.entry(host.address(handler))
         self._kept = [blocks, products, host, code]  # the handler has their addresses
