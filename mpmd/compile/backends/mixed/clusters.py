@@ -4,7 +4,8 @@
 
 An instruction is in the first cluster of its kind after all of its operands, so that dependences between
 clusters have no cycle and there are as few clusters as possible.  Constants, and instructions that only use
-constants, are copied into each cluster that uses them.
+constants, are copied into each cluster that uses them.  A loop that native code covers in part is a cluster
+of its own: XLA's loop, with clusters inside.
 
 Source: the marking of clusters for compilation in TensorFlow, `mark_for_compilation_pass.cc`: grow greedily,
     without cycles, not too small.
@@ -12,8 +13,9 @@ Source: the marking of clusters for compilation in TensorFlow, `mark_for_compila
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from mpmd.compile.analysis.dataflow import FORWARDING, Position
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -28,6 +30,24 @@ _WORTHY = frozenset(("dot", "reduce", "reduce-window", "sort", "while", "conditi
 
 _PLACELESS = frozenset(("parameter", "constant", "tuple", "get-tuple-element"))
 
+_NATIVE, _XLA, _LOOP, _KINDS = 0, 1, 2, 3
+"""Kinds of instructions, which levels have in turn, and how many."""
+
+
+@dataclass(frozen=True)
+class LoopClusters:
+    """A loop in parts.
+
+    Attributes:
+        condition: a program of the arrays of the state, whose only result says whether the body runs again.
+        body: one whose results are the next state.
+        trips: how often it runs, if that is known, or else 1.
+    """
+
+    condition: Clusters
+    body: Clusters
+    trips: int
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -41,6 +61,7 @@ class Cluster:
         last_reads: numbers of inputs that nothing reads after it: their memory may be taken.
         module: the part as a program of its own: parameters are the inputs, the result the outputs.
         reasons: why there is no native code, for each of its instructions that should have it.
+        loop: its parts if it is one loop: inputs and outputs are the arrays of its state.
     """
 
     native: bool
@@ -50,6 +71,7 @@ class Cluster:
     last_reads: tuple[int, ...]
     module: HloModule
     reasons: Mapping[str, str]
+    loop: LoopClusters | None = None
 
     @property
     def has_effect(self) -> bool:
@@ -57,13 +79,15 @@ class Cluster:
         return any(m.has_side_effect for m in self.members)
 
     def text(self, number: int) -> str:
-        """A line, and one for each refused instruction."""
-        kind = "native" if self.native else "XLA"
+        """A line, one for each refused instruction, and the clusters of a loop's body."""
+        kind = "native" if self.native else "XLA" if self.loop is None else "loop"
         lines = [
             f"cluster {number}: {kind}, {len(working(self.members))} instructions, "
             f"{len(self.inputs)} inputs, {len(self.outputs)} outputs"
         ]
         lines += [f"  {name}: {reason}" for name, reason in self.reasons.items()]
+        if self.loop is not None:
+            lines += [f"  {line}" for line in self.loop.body.text().splitlines()]
         return "\n".join(lines)
 
 
@@ -73,11 +97,33 @@ class Clusters:
 
     Attributes:
         parts: in the order in which they run.
+        arguments: the arrays of its parameters.
         results: where the arrays of the program's result are: outputs of parts, parameters, constants.
     """
 
     parts: tuple[Cluster, ...]
+    arguments: tuple[Position, ...]
     results: tuple[Position, ...]
+
+    @property
+    def has_native(self) -> bool:
+        """Whether something in it is native code."""
+        return any(p.native or (p.loop is not None and p.loop.body.has_native) for p in self.parts)
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why there is no native code, instruction by instruction."""
+        found = []
+        for part in self.parts:
+            found += [f"{name}: {reason}" for name, reason in part.reasons.items()]
+            found += part.loop.body.reasons if part.loop is not None else []
+        return found
+
+    @property
+    def refused(self) -> int:
+        """How many parts should be native code, and are not."""
+        inside = sum(part.loop.body.refused for part in self.parts if part.loop is not None)
+        return inside + sum(bool(part.reasons) for part in self.parts)
 
     def text(self) -> str:
         """One line per cluster, and under it one for each refused instruction."""
@@ -89,31 +135,38 @@ def working(members: Sequence[HloInstruction]) -> list[HloInstruction]:
     return [m for m in members if m.opcode not in FORWARDING]
 
 
-def split(module: HloModule, refused: Mapping[HloInstruction, str]) -> Clusters:
+def split(
+    module: HloModule,
+    refused: Mapping[HloInstruction, str],
+    loops: Mapping[HloInstruction, LoopClusters] = MappingProxyType({}),
+) -> Clusters:
     """The clusters of a program.
 
     Args:
         module: after `pipelines.preparation`; it stays as it is.
         refused: instructions of its entry that have no native code → why; "" for those that are meant to be
             XLA's.
+        loops: loops of its entry that are clusters of their own.
     """
     results = tuple(_arrays(module.entry.root))
-    free = _free(module.entry.post_order(), results)
+    states = [at for loop in loops for at in _arrays(loop.operands[0])]
+    free = _free(module.entry.post_order(), [*results, *states])
     order = [i for i in module.entry.post_order() if i.opcode not in _PLACELESS and i not in free]
     reads = {i: [at for o in i.operands for at in _arrays(o)] for i in order}
-    native = {i: i not in refused for i in order}
+    kinds = {i: _LOOP if i in loops else _XLA if i in refused else _NATIVE for i in order}
     for instruction in order:  # an op that forwards a value is in the cluster of its operand
-        sources = [made for made, _ in reads[instruction] if made in native]
+        sources = [made for made, _ in reads[instruction] if made in kinds]
         if instruction.opcode in FORWARDING and sources:
-            native[instruction] = native[sources[0]]
-    _move_fringe(order, reads, native)
-    groups = _grouped(order, reads, native)
-    while small := [level for level, members in groups.items() if level % 2 == 0 and not _is_worth(members)]:
+            kinds[instruction] = min(kinds[sources[0]], _XLA)
+    _move_fringe(order, reads, kinds)
+    groups = _grouped(order, reads, kinds)
+    while small := [n for n, members in groups.items() if n % _KINDS == _NATIVE and not _is_worth(members)]:
         for level in small:
-            native.update(dict.fromkeys(groups[level], False))
-        groups = _grouped(order, reads, native)
-    parts = [_cluster(module, level, groups, reads, results, refused) for level in sorted(groups)]
-    return Clusters(tuple(part for part in parts if part.outputs or part.has_effect), results)
+            kinds.update(dict.fromkeys(groups[level], _XLA))
+        groups = _grouped(order, reads, kinds)
+    work = _Division(module, groups, reads, results, refused, loops)
+    arguments = [(p, index) for p in module.entry.parameters for index, _ in p.shape.leaves()]
+    return Clusters(tuple(work.parts()), tuple(arguments), results)
 
 
 def _free(order: Sequence[HloInstruction], results: Sequence[Position]) -> set[HloInstruction]:
@@ -147,7 +200,7 @@ def _made_at(value: HloInstruction, index: ShapeIndex) -> Position:
 def _move_fringe(
     order: Sequence[HloInstruction],
     reads: Mapping[HloInstruction, Sequence[Position]],
-    native: dict[HloInstruction, bool],
+    kinds: dict[HloInstruction, int],
 ) -> None:
     """Cheap work that only XLA reads is XLA's: its result is larger than its operands."""
     users: dict[HloInstruction, list[HloInstruction]] = {}
@@ -156,23 +209,24 @@ def _move_fringe(
             users.setdefault(made, []).append(instruction)
     for instruction in reversed(order):
         readers = users.get(instruction, [])
-        if instruction.opcode in _CHEAP and readers and not any(native[u] for u in readers):
-            native[instruction] = False
+        if instruction.opcode in _CHEAP and readers and all(kinds[u] != _NATIVE for u in readers):
+            kinds[instruction] = _XLA
 
 
 def _grouped(
     order: Sequence[HloInstruction],
     reads: Mapping[HloInstruction, Sequence[Position]],
-    native: Mapping[HloInstruction, bool],
+    kinds: Mapping[HloInstruction, int],
 ) -> dict[int, list[HloInstruction]]:
-    """Instructions by level: native ones on even, others on odd, none before what it needs."""
+    """Instructions by level, each of which has one kind, none before what it needs, loops after it."""
     levels: dict[HloInstruction, int] = {}
     found: dict[int, list[HloInstruction]] = {}
     for instruction in order:
-        level = 0 if native[instruction] else 1
+        kind = level = kinds[instruction]
         for before in (*(made for made, _ in reads[instruction]), *instruction.control_predecessors):
             if before in levels:
-                level = max(level, levels[before] + (native[before] != native[instruction]))
+                further = (kind - levels[before]) % _KINDS or (_KINDS if kind == _LOOP else 0)
+                level = max(level, levels[before] + further)
         levels[instruction] = level
         found.setdefault(level, []).append(instruction)
     return found
@@ -183,53 +237,75 @@ def _is_worth(members: Sequence[HloInstruction]) -> bool:
     return len(doing) >= MIN_OPERATIONS or any(m.opcode in _WORTHY for m in doing)
 
 
-def _cluster(
-    module: HloModule,
-    level: int,
-    groups: Mapping[int, Sequence[HloInstruction]],
-    reads: Mapping[HloInstruction, Sequence[Position]],
-    results: Sequence[Position],
-    refused: Mapping[HloInstruction, str],
-) -> Cluster:
-    """The instructions of a level with the parameters and results of their cluster."""
-    members, native = groups[level], level % 2 == 0
-    inside = set(members)
-    inputs = dict.fromkeys(
-        at
-        for m in members
-        for at in reads[m]
-        if at[0] not in inside and (at[0] in reads or at[0].opcode == "parameter")
-    )
-    elsewhere = {at for i, positions in reads.items() if i not in inside for at in positions} | set(results)
-    outputs = [(m, index) for m in members for index, _ in m.shape.leaves() if (m, index) in elsewhere]
-    part = _Part(module, inputs).program(members, outputs)
-    reasons = {m.name: refused[m] for m in members if refused.get(m)}
-    last = _last_reads(tuple(inputs), members, groups, reads, set(results))
-    return Cluster(native, tuple(members), tuple(inputs), tuple(outputs), last, part, reasons)
+@dataclass(frozen=True)
+class _Division:
+    """A program, and which of its instructions are together.
 
-
-def _last_reads(
-    inputs: Sequence[Position],
-    members: Sequence[HloInstruction],
-    groups: Mapping[int, Sequence[HloInstruction]],
-    reads: Mapping[HloInstruction, Sequence[Position]],
-    results: Set[Position],
-) -> tuple[int, ...]:
-    """The inputs of a cluster all of whose other readers are needed before it.
-
-    Without such a dependence XLA may order a reader after the cluster, for which it would copy the array.
+    Attributes:
+        module: the program.
+        groups: its instructions by level.
+        reads: the arrays that each of them reads.
+        results: the arrays of its result.
+        refused: see `split`.
+        loops: likewise.
     """
-    together = {i: group for level, group in groups.items() if level % 2 == 0 for i in group}
-    before = set(members)
-    todo = [made for made, _ in inputs]
-    while todo:
-        instruction = todo.pop()
-        if instruction not in before:
-            for needed in together.get(instruction, (instruction,)):
-                before.add(needed)
-                todo += [made for made, _ in reads.get(needed, ())]
-    later = {at for i, positions in reads.items() if i not in before for at in positions}
-    return tuple(k for k, at in enumerate(inputs) if at not in later and at not in results)
+
+    module: HloModule
+    groups: Mapping[int, Sequence[HloInstruction]]
+    reads: Mapping[HloInstruction, Sequence[Position]]
+    results: Sequence[Position]
+    refused: Mapping[HloInstruction, str]
+    loops: Mapping[HloInstruction, LoopClusters]
+
+    def parts(self) -> Iterator[Cluster]:
+        """The clusters that give or do something, level by level."""
+        for level, members in sorted(self.groups.items()):
+            if level % _KINDS == _LOOP:
+                yield from (self._cluster([loop], native=False, loop=self.loops[loop]) for loop in members)
+                continue
+            part = self._cluster(members, native=level % _KINDS == _NATIVE)
+            if part.outputs or part.has_effect:
+                yield part
+
+    def _cluster(
+        self, members: Sequence[HloInstruction], *, native: bool, loop: LoopClusters | None = None
+    ) -> Cluster:
+        """Some instructions with the parameters and results of their cluster."""
+        reads, inside = self.reads, set(members)
+        given = [at for m in members for at in reads[m]]
+        outputs = [(m, index) for m in members for index, _ in m.shape.leaves()]
+        inputs = [
+            at for at in given if at[0] not in inside and (at[0] in reads or at[0].opcode == "parameter")
+        ]
+        inputs = list(dict.fromkeys(inputs))
+        part = _Part(self.module, inputs)
+        if loop is None:
+            elsewhere = {at for i, positions in reads.items() if i not in inside for at in positions}
+            outputs = [at for at in outputs if at in elsewhere or at in self.results]
+        else:
+            inputs = given
+        program = part.program(members, outputs)
+        reasons = {m.name: self.refused[m] for m in members if self.refused.get(m)}
+        last = self._last_reads(inputs, members)
+        return Cluster(native, tuple(members), tuple(inputs), tuple(outputs), last, program, reasons, loop)
+
+    def _last_reads(self, inputs: Sequence[Position], members: Sequence[HloInstruction]) -> tuple[int, ...]:
+        """The inputs of a cluster all of whose other readers are needed before it.
+
+        Without such a dependence XLA may order a reader after the cluster, for which it would copy the array.
+        """
+        reads, groups = self.reads, self.groups
+        together = {i: group for level, group in groups.items() if level % _KINDS == _NATIVE for i in group}
+        before = set(members)
+        todo = [made for made, _ in inputs]
+        while todo:
+            instruction = todo.pop()
+            if instruction not in before:
+                for needed in together.get(instruction, (instruction,)):
+                    before.add(needed)
+                    todo += [made for made, _ in reads.get(needed, ())]
+        later = {at for i, positions in reads.items() if i not in before for at in positions}
+        return tuple(k for k, at in enumerate(inputs) if at not in later and at not in self.results)
 
 
 class _Part:
