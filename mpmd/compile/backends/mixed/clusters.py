@@ -3,9 +3,10 @@
     native 0 ──▶ XLA 1 ──▶ native 2 ──▶ ...
 
 An instruction is in the first cluster of its kind after all of its operands, so that dependences between
-clusters have no cycle and there are as few clusters as possible.  Constants, and instructions that only use
-constants, are copied into each cluster that uses them.  A loop that native code covers in part is a cluster
-of its own: XLA's loop, with clusters inside.
+clusters have no cycle and there are as few clusters as possible; a native one is moved to its first reader if
+that cluster then reads no more bytes.  Constants, and instructions that only use constants, are copied into
+each cluster that uses them.  A loop that native code covers in part is a cluster of its own: XLA's loop, with
+clusters inside.
 
 Source: the marking of clusters for compilation in TensorFlow, `mark_for_compilation_pass.cc`: grow greedily,
     without cycles, not too small.
@@ -13,7 +14,7 @@ Source: the marking of clusters for compilation in TensorFlow, `mark_for_compila
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -159,11 +160,11 @@ def split(
         if instruction.opcode in FORWARDING and sources:
             kinds[instruction] = min(kinds[sources[0]], _XLA)
     _move_fringe(order, reads, kinds)
-    groups = _grouped(order, reads, kinds)
+    groups = _grouped(order, reads, results, kinds)
     while small := [n for n, members in groups.items() if n % _KINDS == _NATIVE and not _is_worth(members)]:
         for level in small:
             kinds.update(dict.fromkeys(groups[level], _XLA))
-        groups = _grouped(order, reads, kinds)
+        groups = _grouped(order, reads, results, kinds)
     work = _Division(module, groups, reads, results, refused, loops)
     arguments = [(p, index) for p in module.entry.parameters for index, _ in p.shape.leaves()]
     return Clusters(tuple(work.parts()), tuple(arguments), results)
@@ -216,11 +217,11 @@ def _move_fringe(
 def _grouped(
     order: Sequence[HloInstruction],
     reads: Mapping[HloInstruction, Sequence[Position]],
+    results: Collection[Position],
     kinds: Mapping[HloInstruction, int],
 ) -> dict[int, list[HloInstruction]]:
     """Instructions by level, each of which has one kind, none before what it needs, loops after it."""
     levels: dict[HloInstruction, int] = {}
-    found: dict[int, list[HloInstruction]] = {}
     for instruction in order:
         kind = level = kinds[instruction]
         for before in (*(made for made, _ in reads[instruction]), *instruction.control_predecessors):
@@ -228,8 +229,32 @@ def _grouped(
                 further = (kind - levels[before]) % _KINDS or (_KINDS if kind == _LOOP else 0)
                 level = max(level, levels[before] + further)
         levels[instruction] = level
-        found.setdefault(level, []).append(instruction)
+    _sink(order, reads, results, kinds, levels)
+    found: dict[int, list[HloInstruction]] = {}
+    for instruction in order:
+        found.setdefault(levels[instruction], []).append(instruction)
     return found
+
+
+def _sink(
+    order: Sequence[HloInstruction],
+    reads: Mapping[HloInstruction, Sequence[Position]],
+    results: Collection[Position],
+    kinds: Mapping[HloInstruction, int],
+    levels: dict[HloInstruction, int],
+) -> None:
+    """Moves native instructions to the cluster of their first reader; parameters are there in any case."""
+    readers: dict[HloInstruction, list[int]] = {}
+    for made, _ in results:
+        readers.setdefault(made, []).append(levels.get(made, 0))
+    for instruction in reversed(order):
+        before = dict.fromkeys(made for made, _ in reads[instruction])
+        later = readers.get(instruction, ())
+        size = sum(made.shape.byte_size for made in before if made.opcode != "parameter")
+        if kinds[instruction] == _NATIVE and later and size <= instruction.shape.byte_size:
+            levels[instruction] = max(levels[instruction], min(later) - min(later) % _KINDS)
+        for made in (*before, *instruction.control_predecessors):
+            readers.setdefault(made, []).append(levels[instruction])
 
 
 def _is_worth(members: Sequence[HloInstruction]) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import Mesh
 
 from mpmd.compile.backends.mixed import MixedBackend, MixedExecutable
-from mpmd.compile.backends.mixed import backend as mixed_backend
+from mpmd.compile.backends.mixed import loops as mixed_loops
 from mpmd.compile.backends.mixed.backend import prepared
 from mpmd.compile.backends.mixed.clusters import split
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
@@ -161,7 +161,7 @@ def without_cosines(computation, refuses):
 @pytest.mark.parametrize("function", [eigenvectors, loops, places])
 @pytest.mark.parametrize("token", [False, True])
 def test_mixed_fragments_compute_the_same(function, token, monkeypatch):
-    monkeypatch.setattr(mixed_backend, "refusals", without_cosines)
+    monkeypatch.setattr(mixed_loops, "refusals", without_cosines)
     mesh, backend = Mesh(np.array(jax.devices()[:1]), ("d",)), MixedBackend(NativeCpuBackend())
     fragment = fragment_of(function, SQUARE)
     made = backend.compile(type(fragment)(**{**vars(fragment), "token": token}), mesh)
@@ -198,7 +198,7 @@ def in_place(x, g):
 @pytest.mark.parametrize("function, over", [(beside, 0), (in_place, 2)])
 def test_results_are_put_over_arrays_that_were_read_and_xla_copies_none(function, over, monkeypatch):
     """`beside`: one cluster reads the donated argument, another computes the result that takes its memory."""
-    monkeypatch.setattr(mixed_backend, "refusals", without_cosines)
+    monkeypatch.setattr(mixed_loops, "refusals", without_cosines)
     mesh = Mesh(np.array(jax.devices()[:1]), ("d",))
     fragment = fragment_of(function, SQUARE, SQUARE + 1, donated=(0,))
     made = MixedBackend(NativeCpuBackend()).compile(fragment, mesh)
