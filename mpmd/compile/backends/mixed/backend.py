@@ -20,6 +20,7 @@ from mpmd.compile.artefact import Artefact
 from mpmd.compile.backends.arrays import numpy_dtype, value_spec
 from mpmd.compile.backends.compiled import CompiledFragment, compiled_function, on_each_device
 from mpmd.compile.backends.inlined import INLINE_BELOW_FLOPS, module_p
+from mpmd.compile.backends.jax_function import traced_call
 from mpmd.compile.backends.mixed.clusters import Cluster, Clusters
 from mpmd.compile.backends.mixed.loops import divide
 from mpmd.compile.backends.target_backend import LoadedProgram, OtherTargetError, TracedTargetBackend
@@ -298,8 +299,7 @@ def _results(
             made = module_p.bind(*given, text=part.stablehlo, results=part.results, callbacks=())
         else:
             types = [jax.ShapeDtypeStruct(r.shape, numpy_dtype(r.dtype)) for r in part.results]
-            aliases = part.native.aliases
-            made = programs[part](*given, results=types, aliases=aliases, large=large, after=before)
+            made = traced_call(programs[part], given, types, part.native.aliases, large, before)
             before = min(made, key=lambda array: array.size, default=before)
         arrays_at.update(zip(cluster.outputs, made, strict=True))
     return [at(position) for position in mixed.clusters.results]
