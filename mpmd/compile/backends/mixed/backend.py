@@ -196,8 +196,12 @@ class MixedBackend:
             native: Any = self.native
             return MixedBackend(dataclasses.replace(native, target=error.target)).compile(fragment, mesh)
 
-    def relocate(self, executable: MixedExecutable, fragment: FragmentModule, mesh: Mesh) -> MixedExecutable:
-        """The same machine code with memory of another mesh; XLA's part is compiled again."""
+    def relocate(
+        self, executable: MixedExecutable, fragment: FragmentModule, mesh: Mesh
+    ) -> MixedExecutable | XlaExecutable:
+        """The same machine code with memory of another mesh of its target; XLA's part is compiled again."""
+        if executable.target != self.native.target:
+            return self.compile(fragment, mesh)
         return self._load(executable.mixed, fragment, mesh)
 
     def _compiled(self, clusters: Clusters, fragment: FragmentModule) -> MixedFragment:

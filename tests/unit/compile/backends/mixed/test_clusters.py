@@ -217,3 +217,46 @@ def test_a_fragment_with_nothing_native_says_every_reason():
     mesh = Mesh(np.array(jax.devices()[:1]), ("d",))
     with pytest.raises(CompileError, match=r"(?s)no kernel calls first.*no kernel calls second"):
         MixedBackend(NativeCpuBackend()).compile(fragment_of(both, SQUARE), mesh)
+
+
+def test_elements_of_less_than_a_byte_pass_between_parts():
+    """XLA's arrays have them packed, native code one to a byte."""
+
+    def function(x, narrow):
+        values = jnp.linalg.eigvalsh(jnp.tanh(x @ x.T) + narrow.astype(jnp.float32))
+        return values, (values * jnp.ones((8, 1))).astype(jnp.int4)
+
+    narrow = jnp.asarray(np.arange(64).reshape(8, 8) % 15 - 7, jnp.int4)
+    mesh = Mesh(np.array(jax.devices()[:1]), ("d",))
+    made = FallbackBackend(NativeCpuBackend()).compile(fragment_of(function, SQUARE, narrow), mesh)
+    assert isinstance(made, MixedExecutable)
+    for got, wanted in zip(made(SQUARE, narrow), function(SQUARE, narrow), strict=True):
+        got, wanted = (np.asarray(a, np.float32) for a in (got, wanted))
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+SINKING = """
+HloModule sinking
+
+ENTRY main {
+  x = f32[8,4] parameter(0)
+  w = f32[4,4] parameter(1)
+  a = f32[8,4] dot(x, w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  t = f32[4,4] transpose(w), dimensions={1,0}
+  wide = f32[8,4] tanh(a)
+  sums = f32[8] custom-call(a), custom_call_target="elsewhere"
+  rows = f32[8,4] broadcast(sums), dimensions={0}
+  b = f32[8,4] dot(rows, t), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  kept = f32[8,4] sine(a)
+  ROOT result = (f32[8,4], f32[8,4], f32[8,4]) tuple(b, kept, wide)
+}
+"""
+
+
+def test_native_work_waits_for_its_first_reader_if_it_then_reads_no_more():
+    """The transposed weight is no array between parts; what is a result is made as soon as it can be."""
+    module = parse_module(SINKING)
+    first, _, last = split(module, {i: "elsewhere" for i in module.entry if i.name == "sums"}).parts
+    assert {m.name for m in first.members} == {"a", "wide", "kept"}
+    assert {m.name for m in last.members} == {"t", "rows", "b"}
+    assert [made.name for made, _ in last.inputs] == ["sums", "w"]
