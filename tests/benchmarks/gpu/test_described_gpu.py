@@ -2,6 +2,7 @@
 
 import gc
 import importlib.util
+import re
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +11,13 @@ from jax.sharding import Mesh
 
 from benchmarks.gpu import ahead
 from mpmd.compile.backends.jax_function import jax_function
+from mpmd.compile.backends.native_gpu import backend as native_gpu
 from mpmd.compile.backends.native_gpu.backend import NativeGpuBackend
+from mpmd.compile.compiler import FallbackBackend
 from mpmd.compile.driver import compiled_or_kept
+from tests.support.comparing import pipelined, sgd_momentum, training_step
 from tests.support.native_fragments import fragment_of
+from tests.support.sharded_models import EIGHT, SHARDED_MODELS, STAGES, shardings
 from tests.support.simulated_gpu import StandInGpu
 
 X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
@@ -48,3 +53,28 @@ def test_a_fragment_is_one_call_of_ours():
     assert f"u8[{program.arena_bytes}]" in text and gpu.live["descriptor"] == 1
     gc.collect()
     assert not gpu.broken
+
+
+@pytest.mark.parametrize("axes", EIGHT.values(), ids=EIGHT)
+@pytest.mark.parametrize("name", SHARDED_MODELS)
+def test_steps_of_eight_gpus_are_compiled_to_the_end(name, axes, monkeypatch):
+    """Every fragment; XLA's collectives are asynchronous, and our calls are between them."""
+    if why := ahead.why_not():
+        pytest.skip(why)
+    # what is compiled ahead cannot be called
+    monkeypatch.setattr(native_gpu, "direct_call", lambda compiled: compiled)
+    model, gpu = SHARDED_MODELS[name](), DescribedGpu(count=8)
+    init, update = sgd_momentum()
+    options = {**shardings(model, axes), "backend": "native"}
+    step = training_step(model.loss, 2, update)
+    lowered = pipelined(step, STAGES, mesh=axes, options=options, donate_argnums=0).lower(
+        init(model.params), *model.batch
+    )
+    mesh = Mesh(np.array(ahead.devices(8)).reshape(tuple(axes.values())), tuple(axes))
+    backend, texts = FallbackBackend(NativeGpuBackend.of(mesh, libraries=gpu)), []
+    for fragment in lowered.fragments.values():
+        made = backend.compile(fragment, mesh)
+        assert getattr(made, "reasons", ()) == () and made.cost_analysis().get("fallbacks", 0) == 0
+        texts.append(made.compiled.as_text())
+    both = [t for t in texts if 'custom_call_target="mpmd_native"' in t and re.search(r"all-reduce-start", t)]
+    assert len(both) >= 2 and not gpu.broken
