@@ -1,4 +1,4 @@
-"""Steps on meshes of several stand-in GPUs: native parts between collectives, equal to `jax.jit`; `make test-gpu`."""
+"""Steps on meshes of several stand-in GPUs, native between collectives, equal `jax.jit`; `make test-gpu`."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from mpmd.compile.analysis.dataflow import FORWARDING, Position
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.shape import ShapeIndex, tuple_of
+from mpmd.compile.kernels.planning.collectives import COLLECTIVES
 
 MIN_OPERATIONS = 4
 """Native clusters with fewer instructions are XLA's: a call would cost more than they bring."""
@@ -31,8 +32,8 @@ _WORTHY = frozenset(("dot", "reduce", "reduce-window", "sort", "while", "conditi
 
 _PLACELESS = frozenset(("parameter", "constant", "tuple", "get-tuple-element"))
 
-_NATIVE, _XLA, _LOOP, _KINDS = 0, 1, 2, 3
-"""Kinds of instructions, which levels have in turn, and how many."""
+_NATIVE, _BESIDE, _XLA, _LOOP, _KINDS = 0, 1, 2, 3, 4
+"""Kinds of instructions, which levels have in turn, and how many; `_BESIDE` is native, too."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ def split(
         for level in small:
             kinds.update(dict.fromkeys(groups[level], _XLA))
         groups = _grouped(order, reads, results, kinds)
-    work = _Division(module, groups, reads, results, refused, loops)
+    work = _Division(module, _beside_collectives(groups, reads), reads, results, refused, loops)
     arguments = [(p, index) for p in module.entry.parameters for index, _ in p.shape.leaves()]
     return Clusters(tuple(work.parts()), tuple(arguments), results)
 
@@ -257,6 +258,28 @@ def _sink(
             readers.setdefault(made, []).append(levels[instruction])
 
 
+def _beside_collectives(
+    groups: Mapping[int, Sequence[HloInstruction]], reads: Mapping[HloInstruction, Sequence[Position]]
+) -> dict[int, Sequence[HloInstruction]]:
+    """Levels in which products that the collectives of the next one do not wait for are on their own.
+
+    XLA starts the collectives, and calls these parts before it waits for them.
+    """
+    found = dict(groups)
+    for level, members in groups.items():
+        following = groups.get(level + _XLA, ()) if level % _KINDS == _NATIVE else ()
+        if not any(m.opcode in COLLECTIVES for m in following):
+            continue
+        needed = {made for m in following for made, _ in reads[m]}
+        for instruction in reversed(members):
+            if instruction in needed:
+                needed.update(made for made, _ in reads[instruction])
+        first, rest = ([m for m in members if (m in needed) == wanted] for wanted in (True, False))
+        if _is_worth(first) and any(m.opcode == "dot" for m in rest):
+            found[level], found[level + _BESIDE] = first, rest
+    return found
+
+
 def _is_worth(members: Sequence[HloInstruction]) -> bool:
     doing = working(members)
     return len(doing) >= MIN_OPERATIONS or any(m.opcode in _WORTHY for m in doing)
@@ -285,10 +308,11 @@ class _Division:
     def parts(self) -> Iterator[Cluster]:
         """The clusters that give or do something, level by level."""
         for level, members in sorted(self.groups.items()):
-            if level % _KINDS == _LOOP:
+            kind = level % _KINDS
+            if kind == _LOOP:
                 yield from (self._cluster([loop], native=False, loop=self.loops[loop]) for loop in members)
                 continue
-            part = self._cluster(members, native=level % _KINDS == _NATIVE)
+            part = self._cluster(members, native=kind in (_NATIVE, _BESIDE))
             if part.outputs or part.has_effect:
                 yield part
 
@@ -320,7 +344,7 @@ class _Division:
         Without such a dependence XLA may order a reader after the cluster, for which it would copy the array.
         """
         reads, groups = self.reads, self.groups
-        together = {i: group for level, group in groups.items() if level % _KINDS == _NATIVE for i in group}
+        together = {i: group for level, group in groups.items() if level % _KINDS <= _BESIDE for i in group}
         before = set(members)
         todo = [made for made, _ in inputs]
         while todo:

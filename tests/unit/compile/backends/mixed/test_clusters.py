@@ -260,3 +260,40 @@ def test_native_work_waits_for_its_first_reader_if_it_then_reads_no_more():
     assert {m.name for m in first.members} == {"a", "wide", "kept"}
     assert {m.name for m in last.members} == {"t", "rows", "b"}
     assert [made.name for made, _ in last.inputs] == ["sums", "w"]
+
+
+GRADIENTS = """
+HloModule gradients, num_partitions=2
+
+add {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT c = f32[] add(a, b)
+}
+
+ENTRY main {
+  x = f32[8,4] parameter(0)
+  dy = f32[8,6] parameter(1)
+  w = f32[4,6] parameter(2)
+  scaled = f32[8,6] negate(dy)
+  dx = f32[8,4] dot(scaled, w), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+  dw = f32[4,6] dot(x, scaled), lhs_contracting_dims={0}, rhs_contracting_dims={0}
+  sum = f32[8,4] all-reduce(dx), to_apply=add, replica_groups={}
+  before = f32[8,4] multiply(sum, x)
+  ROOT result = (f32[8,4], f32[4,6]) tuple(before, dw)
+}
+"""
+
+
+@pytest.mark.parametrize("opcode", ["all-reduce", "negate"])
+def test_products_that_a_collective_does_not_wait_for_are_a_part_of_their_own(opcode):
+    """As the gradient of a weight beside the sum of its input's; beside other work nothing is gained."""
+    text = GRADIENTS if opcode == "all-reduce" else re.sub(r"all-reduce(\(dx\)).*", r"negate\1", GRADIENTS)
+    module = parse_module(text)
+    parts = split(module, {i: "" for i in module.entry if i.name == "sum"}).parts
+    members = [[m.name for m in part.members] for part in parts if part.native]
+    if opcode == "all-reduce":
+        assert members == [["scaled", "dx"], ["dw"]] and parts[1].native and not parts[2].native
+        assert [made.name for made, _ in parts[1].inputs] == ["x", "scaled"]
+    else:
+        assert sorted(members[0]) == ["dw", "dx", "scaled"]

@@ -5,6 +5,7 @@ import importlib.util
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
@@ -12,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from mpmd.compile.backends.mixed import MixedExecutable
 from mpmd.compile.backends.native_gpu.backend import GpuExecutable, NativeGpuBackend, ordinals_of
+from mpmd.compile.backends.native_gpu.cublaslt import Heuristic
 from mpmd.compile.backends.xla import XlaExecutable
 from mpmd.compile.compiler import FallbackBackend
 from mpmd.compile.driver import compiled_or_kept
@@ -19,7 +21,7 @@ from mpmd.compile.fragment import FragmentModule, ValueSpec
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.options import CompileOptions
 from tests.support.native_meshes import COLLECTIVES, OnMesh, call_on, mesh_of, values
-from tests.support.simulated_gpu import StandInGpu
+from tests.support.simulated_gpu import WORKSPACE, StandInGpu
 
 pytestmark = pytest.mark.usefixtures("unpoisoned", "every_digit", "plain_xla")
 SLOW = pytest.mark.slow
@@ -179,7 +181,6 @@ def test_the_gpus_of_a_mesh_are_of_one_kind():
     assert made.native.reasons == ("the GPUs of a mesh are of several kinds",)
 
 
-@SLOW
 def test_a_program_is_compiled_again_for_a_mesh_of_another_kind():
     gpu, mesh = UnlikeGpus(count=4), mesh_of({"x": 2}, first=2)
     made = on_mesh(mesh, backend_of(mesh, gpu))
@@ -190,6 +191,35 @@ def test_a_program_is_compiled_again_for_a_mesh_of_another_kind():
 
 
 @SLOW
+class WideWorkspace(StandInGpu):
+    """The second GPU's products need twice as much workspace."""
+
+    def _cublasLtMatmulAlgoGetHeuristic(self, *given):
+        status = super()._cublasLtMatmulAlgoGetHeuristic(*given)
+        if self._get("context", self._context.current) == 1:
+            Heuristic.from_address(given[-2]).workspace *= 2
+        return status
+
+
+def test_the_arena_has_room_for_the_workspace_of_each_device():
+    usual, wide = (on_mesh(mesh_of({"x": 2}), backend_of(mesh_of({"x": 2}), gpu)).native for gpu in (
+        StandInGpu(count=2), WideWorkspace(count=2)
+    ))  # fmt: skip
+    for less, more in zip(usual.programs, wide.programs, strict=True):
+        assert more.arena_bytes == less.arena_bytes + WORKSPACE
+
+
+def test_collectives_of_several_arrays_are_combined_by_xla_alone():
+    mesh, gpu = mesh_of({"x": 2}), StandInGpu(count=2)
+
+    def sums(x, w):
+        return lax.psum((x @ w, w.T @ w), "x")
+
+    made = OnMesh(sums, [X, W], mesh, [P(None, "x"), P("x", None)], (P(), P()), backend_of(mesh, gpu))
+    assert kinds(made.native) == ["native", "XLA"]
+    made.check(1e-5)
+
+
 def test_a_device_that_does_not_load_leaves_the_mesh_to_xla():
     gpu = StandInGpu(count=2)
     split_products(2, gpu)
@@ -207,12 +237,19 @@ def test_a_device_that_does_not_load_leaves_the_mesh_to_xla():
 
 
 def loop(w, x):
-    return lax.fori_loop(0, 5, lambda _, h: lax.psum(h @ w, "x") @ w.T, x)
+    """The state has an array that begins as zeros."""
+
+    def body(_, state):
+        (h, _) = state
+        return lax.psum(h @ w, "x") @ w.T, h @ w
+
+    return lax.fori_loop(0, 5, body, (x, jnp.zeros((x.shape[0], w.shape[1]))))
 
 
 def test_a_loop_with_a_collective_is_xla_s_and_its_body_is_ours():
     mesh, gpu = mesh_of({"x": 2}), StandInGpu(count=2)
-    made = OnMesh(loop, [W.T, X], mesh, [P(None, "x"), P(None, "x")], P(None, "x"), backend_of(mesh, gpu))
+    wanted = (P(None, "x"), P(None, "x"))
+    made = OnMesh(loop, [W.T, X], mesh, wanted, wanted, backend_of(mesh, gpu))
     assert kinds(made.native) == ["XLA", "loop"] and made.native.cost_analysis()["fallbacks"] == 0
     inside = [line for line in made.native.as_text("clusters").splitlines() if line.startswith("  cluster")]
     assert [line.split()[2].rstrip(",") for line in inside] == ["native", "XLA", "native"]
