@@ -4,9 +4,9 @@
 
 An instruction is in the first cluster of its kind after all of its operands, so that dependences between
 clusters have no cycle and there are as few clusters as possible; a native one is moved to its first reader if
-that cluster then reads no more bytes.  Constants, and instructions that only use constants, are copied into
-each cluster that uses them.  A loop that native code covers in part is a cluster of its own: XLA's loop, with
-clusters inside.
+that cluster then reads no more bytes.  Constants, what is computed of them alone, and what is larger than its
+operand are copied into each cluster that uses them.  A loop that native code covers in part is a cluster of
+its own: XLA's loop, with clusters inside.
 
 Source: the marking of clusters for compilation in TensorFlow, `mark_for_compilation_pass.cc`: grow greedily,
     without cycles, not too small.
@@ -14,7 +14,7 @@ Source: the marking of clusters for compilation in TensorFlow, `mark_for_compila
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -28,6 +28,7 @@ MIN_OPERATIONS = 4
 """Native clusters with fewer instructions are XLA's: a call would cost more than they bring."""
 
 _CHEAP = frozenset(("broadcast", "convert", "iota", "reshape", "slice", "transpose"))
+_WIDENING = frozenset(("broadcast", "convert", "reshape"))
 _WORTHY = frozenset(("dot", "reduce", "reduce-window", "sort", "while", "conditional"))
 
 _PLACELESS = frozenset(("parameter", "constant", "tuple", "get-tuple-element"))
@@ -152,9 +153,9 @@ def split(
     """
     results = tuple(_arrays(module.entry.root))
     states = [at for loop in loops for at in _arrays(loop.operands[0])]
-    free = _free(module.entry.post_order(), [*results, *states])
-    order = [i for i in module.entry.post_order() if i.opcode not in _PLACELESS and i not in free]
-    reads = {i: [at for o in i.operands for at in _arrays(o)] for i in order}
+    copied = _copied(module.entry.post_order(), [*results, *states], refused)
+    order = [i for i in module.entry.post_order() if i.opcode not in _PLACELESS and i not in copied]
+    reads = {i: _arrays_read(i.operands, copied) for i in order}
     kinds = {i: _LOOP if i in loops else _XLA if i in refused else _NATIVE for i in order}
     for instruction in order:  # an op that forwards a value is in the cluster of its operand
         sources = [made for made, _ in reads[instruction] if made in kinds]
@@ -171,16 +172,33 @@ def split(
     return Clusters(tuple(work.parts()), tuple(arguments), results)
 
 
-def _free(order: Sequence[HloInstruction], results: Sequence[Position]) -> set[HloInstruction]:
-    """What costs nothing to make again: constants, counts, and arrays filled with a constant."""
-    wanted = {made for made, _ in results}
-    found: set[HloInstruction] = set()
+def _copied(
+    order: Sequence[HloInstruction], results: Sequence[Position], refused: Collection[HloInstruction]
+) -> set[HloInstruction]:
+    """What each cluster makes again: what reads no array, as masks, and what is larger than its operand."""
+    kept = {*refused, *(made for made, _ in results)}
+    found = {i for i in order if i.opcode == "constant"}
+    without = set(found)
     for instruction in order:
-        filled = instruction.opcode == "broadcast" and instruction.operands[0] in found
-        if instruction.opcode == "constant" or (
-            (filled or instruction.opcode == "iota") and instruction not in wanted
+        if instruction in kept or instruction in found:
+            continue
+        operands, opcode = instruction.operands, instruction.opcode
+        if opcode == "iota" or (
+            (opcode in _CHEAP or instruction.is_elementwise) and operands and without.issuperset(operands)
         ):
-            found.add(instruction)
+            without.add(instruction)
+        elif opcode not in _WIDENING or operands[0].shape.byte_size > instruction.shape.byte_size:
+            continue
+        found.add(instruction)
+    return found
+
+
+def _arrays_read(operands: Sequence[HloInstruction], copied: Set[HloInstruction]) -> list[Position]:
+    """The arrays that an instruction and what is copied before it read."""
+    found = []
+    for operand in operands:
+        for made, index in _arrays(operand):
+            found += _arrays_read(made.operands, copied) if made in copied else [(made, index)]
     return found
 
 
@@ -263,14 +281,15 @@ def _beside_collectives(
 ) -> dict[int, Sequence[HloInstruction]]:
     """Levels in which products that the collectives of the next one do not wait for are on their own.
 
-    XLA starts the collectives, and calls these parts before it waits for them.
+    XLA starts the collectives, and calls these parts before it waits for them.  Where some collectives have
+    readers and others give results, the products may be operands of the latter.
     """
     found = dict(groups)
     for level, members in groups.items():
         following = groups.get(level + _XLA, ()) if level % _KINDS == _NATIVE else ()
         if not any(m.opcode in COLLECTIVES for m in following):
             continue
-        needed = {made for m in following for made, _ in reads[m]}
+        needed = _awaited(level + _XLA, groups, reads)
         for instruction in reversed(members):
             if instruction in needed:
                 needed.update(made for made, _ in reads[instruction])
@@ -278,6 +297,20 @@ def _beside_collectives(
         if _is_worth(first) and any(m.opcode == "dot" for m in rest):
             found[level], found[level + _BESIDE] = first, rest
     return found
+
+
+def _awaited(
+    level: int,
+    groups: Mapping[int, Sequence[HloInstruction]],
+    reads: Mapping[HloInstruction, Sequence[Position]],
+) -> set[HloInstruction]:
+    """Operands of a level whose results later levels read; of all of it if none do."""
+    later = {made for n, members in groups.items() if n > level for m in members for made, _ in reads[m]}
+    for instruction in reversed(groups[level]):
+        if instruction in later:
+            later.update(made for made, _ in reads[instruction])
+    read = [m for m in groups[level] if m in later] or groups[level]
+    return {made for m in read for made, _ in reads[m]}
 
 
 def _is_worth(members: Sequence[HloInstruction]) -> bool:
@@ -321,7 +354,7 @@ class _Division:
     ) -> Cluster:
         """Some instructions with the parameters and results of their cluster."""
         reads, inside = self.reads, set(members)
-        given = [at for m in members for at in reads[m]]
+        given = [at for m in members for at in reads[m]] if loop is None else _arrays(members[0].operands[0])
         outputs = [(m, index) for m in members for index, _ in m.shape.leaves()]
         inputs = [
             at for at in given if at[0] not in inside and (at[0] in reads or at[0].opcode == "parameter")
@@ -400,12 +433,12 @@ class _Part:
         return self.body.add(HloInstruction("tuple", shape, parts))
 
     def _array(self, position: Position) -> HloInstruction:
-        """An array: a parameter, a constant, or a part of what a member makes."""
+        """An array: a parameter, a copy, or a part of what a member makes."""
         if position in self.given:
             return self.given[position]
         value, index = position
         if value not in self.copies:
-            operands = [self._array((operand, ())) for operand in value.operands]
+            operands = [self._value(operand, ()) for operand in value.operands]
             self.copies[value] = self.body.add(self.twins[value.uid].clone(operands))
         made = self.copies[value]
         for number in index:
