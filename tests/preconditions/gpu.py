@@ -215,7 +215,7 @@ _DEVICES = (
         f"{_MESHES}::test_collectives_of_several_arrays_are_combined_by_xla_alone",
     ),
     _call(
-        "mixed/clusters.py:split",
+        "mixed/levels.py:levels_of",
         "the first state of a loop is arrays, also where it is filled with a constant",
         "[*results, *states]",
         "results",
@@ -229,14 +229,14 @@ _DEVICES = (
         f"{_MESHES}::test_a_loop_with_a_collective_is_xla_s_and_its_body_is_ours",
     ),
     _call(
-        "mixed/clusters.py:_sink",
+        "mixed/levels.py:_sink",
         "what moves to a later part is not needed before",
         "min(later) - min(later)",
         "max(later) - max(later)",
         f"{_CLUSTERS}::test_native_work_waits_for_its_first_reader_if_it_then_reads_no_more",
     ),
     _call(
-        "mixed/clusters.py:_beside_collectives",
+        "mixed/levels.py:_beside_collectives",
         "what a collective waits for is before it, with all that it needs",
         "needed.update(made for made, _ in reads[instruction])",
         "pass",

@@ -136,6 +136,18 @@ def test_masks_and_wider_copies_of_an_array_are_made_by_each_reader():
     assert opcodes.count("iota") == 2 and opcodes.count("compare") == opcodes.count("convert") == 1
 
 
+def test_what_takes_more_to_make_again_is_an_array_between_parts():
+    """Each line of this chain doubles what it is made of."""
+    chain = ["s0 = s32[4,4] iota(), iota_dimension=0"]
+    chain += [f"s{n + 1} = s32[4,4] add(s{n}, s{n})" for n in range(30)]
+    text = COPIED.replace("rows = s32[4,4] iota(), iota_dimension=0", "\n".join(chain))
+    module = parse_module(text.replace("compare(rows", "compare(s30"))
+    first, _, third = split(module, {i: "not today" for i in module.entry if i.name == "e"}).parts
+    members = {m.name for m in first.members}
+    assert "s3" not in members and "s4" in members
+    assert sorted(made.name for made, _ in third.inputs) == ["e", "mask", "x"]
+
+
 def test_clusters_too_small_for_a_call_are_of_xla():
     assert [part.native for part in chain("c", "e", "g").parts] == [False]
 
