@@ -87,7 +87,7 @@ def without_unit_dims() -> list[Pass]:
     ]
 
 
-def communication(*, combined: bool) -> list[Pass]:
+def communication(*, combined: bool = True) -> list[Pass]:
     """Less communication, and if `combined` in fewer and larger pieces."""
     pieces = [
         collectives.AllReduceCombiner(),
