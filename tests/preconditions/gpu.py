@@ -181,7 +181,7 @@ _DEVICES = (
     ),
     _program(
         "loading.py:LoadedGpuProgram.__init__",
-        "a program computes with the number of its device in the mesh, as it was cut",
+        "a program computes with the number of its device in the mesh, as arrays are sharded",
         "capturing, device, 0",
         "capturing, 0, 0",
         f"{_MESHES}::test_a_program_knows_the_number_of_its_device_in_the_mesh",

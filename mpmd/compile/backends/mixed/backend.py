@@ -205,7 +205,7 @@ class MixedBackend:
         return self._load(executable.mixed, fragment, mesh)
 
     def _compiled(self, clusters: Clusters, fragment: FragmentModule) -> MixedFragment:
-        """All clusters compiled; what is taken from them is named after the fragment."""
+        """All clusters of a fragment compiled."""
         parts = (self._part(fragment, number, part) for number, part in enumerate(clusters.parts))
         return MixedFragment(clusters, tuple(parts))
 
@@ -340,7 +340,7 @@ def prepared(
     Collectives are of one array each: XLA combines them, and does not translate those of several.
 
     Args:
-        fragment: what is compiled.
+        fragment: the fragment.
         options: the compile options.
         limits: of kernels.
         axes: the axes of its mesh and their sizes; None for one device.

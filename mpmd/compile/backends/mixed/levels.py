@@ -4,8 +4,8 @@
 
 An instruction is on the first level of its kind after all of its operands, so that dependences have no cycle
 and there are as few parts as possible; a native one is moved to its first reader if that part then reads no
-more bytes.  Constants, what is computed of them alone, and what is larger than its operand are on no level:
-each part that reads them makes them.
+more bytes.  Constants, values computed of them alone, and values larger than their operand are on no level: each
+part that reads them computes them.
 
 Source: the marking of clusters for compilation in TensorFlow, `mark_for_compilation_pass.cc`: grow greedily,
     without cycles, not too small.
@@ -30,7 +30,7 @@ _WIDENING = frozenset(("broadcast", "convert", "reshape"))
 _WORTHY = frozenset(("dot", "reduce", "reduce-window", "sort", "while", "conditional"))
 
 _MAX_COPIED = 16
-"""Instructions that a part makes again for one that it reads, at most."""
+"""Instructions that a part repeats for one that it reads, at most."""
 
 _PLACELESS = frozenset(("parameter", "constant", "tuple", "get-tuple-element"))
 
@@ -49,7 +49,7 @@ class Levels:
 
     Attributes:
         groups: by level, in an order in which they can run.
-        reads: the arrays that each of them reads, and those that are read by what is made for it.
+        reads: the arrays that each of them reads, itself or by its operands on no level.
     """
 
     groups: Mapping[int, Sequence[HloInstruction]]
@@ -82,7 +82,7 @@ def levels_of(
 def _copied(
     order: Sequence[HloInstruction], results: Sequence[Position], refused: Collection[HloInstruction]
 ) -> set[HloInstruction]:
-    """What each cluster makes again: what reads no array, as masks, and what is larger than its operand."""
+    """Values that each part computes again: those without arrays, as masks, and those larger than their operand."""
     kept = {*refused, *(made for made, _ in results)}
     sizes = {i: 0 for i in order if i.opcode == "constant"}
     without = set(sizes)
@@ -102,7 +102,7 @@ def _copied(
 
 
 def _arrays_read(operands: Sequence[HloInstruction], copied: Set[HloInstruction]) -> list[Position]:
-    """The arrays that an instruction and what is copied before it read."""
+    """The arrays that an instruction reads, where copied operands read theirs."""
     found = []
     for operand in operands:
         for made, index in arrays_of(operand):

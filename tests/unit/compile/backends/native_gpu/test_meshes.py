@@ -13,7 +13,6 @@ from jax.sharding import PartitionSpec as P
 
 from mpmd.compile.backends.mixed import MixedExecutable
 from mpmd.compile.backends.native_gpu.backend import GpuExecutable, NativeGpuBackend, ordinals_of
-from mpmd.compile.backends.native_gpu.cublaslt import Heuristic
 from mpmd.compile.backends.xla import XlaExecutable
 from mpmd.compile.compiler import FallbackBackend
 from mpmd.compile.driver import compiled_or_kept
@@ -166,23 +165,16 @@ def test_a_program_is_not_called_on_a_device_that_has_not_loaded_it():
     assert not gpu.broken
 
 
-class UnlikeGpus(StandInGpu):
-    """The second is a slice with half of the processors."""
-
-    def _cuDeviceGetAttribute(self, where, attribute, device):
-        units = 66 if device == 1 else 132
-        self.attributes = {**self.attributes, 16: units}
-        super()._cuDeviceGetAttribute(where, attribute, device)
-
-
 def test_the_gpus_of_a_mesh_are_of_one_kind():
-    made = split_products(2, UnlikeGpus(count=2))
+    gpu = StandInGpu(count=2)
+    gpu.unlike[1] = {16: 66}  # a slice with half of the processors
+    made = split_products(2, gpu)
     assert made.native.backend == "xla"
     assert made.native.reasons == ("the GPUs of a mesh are of several kinds",)
 
 
 def test_a_program_is_compiled_again_for_a_mesh_of_another_kind():
-    gpu, mesh = UnlikeGpus(count=4), mesh_of({"x": 2}, first=2)
+    gpu, mesh = StandInGpu(count=4), mesh_of({"x": 2}, first=2)
     made = on_mesh(mesh, backend_of(mesh, gpu))
     other = StandInGpu(name="NVIDIA A100", capability=80, count=2)
     moved = backend_of(mesh_of({"x": 2}), other).relocate(made.native, made.fragment, mesh_of({"x": 2}))
@@ -191,22 +183,14 @@ def test_a_program_is_compiled_again_for_a_mesh_of_another_kind():
 
 
 @SLOW
-class WideWorkspace(StandInGpu):
-    """The second GPU's products need twice as much workspace."""
-
-    def _cublasLtMatmulAlgoGetHeuristic(self, *given):
-        status = super()._cublasLtMatmulAlgoGetHeuristic(*given)
-        if self._get("context", self._context.current) == 1:
-            Heuristic.from_address(given[-2]).workspace *= 2
-        return status
-
-
 def test_the_arena_has_room_for_the_workspace_of_each_device():
-    usual, wide = (on_mesh(mesh_of({"x": 2}), backend_of(mesh_of({"x": 2}), gpu)).native for gpu in (
-        StandInGpu(count=2), WideWorkspace(count=2)
-    ))  # fmt: skip
-    for less, more in zip(usual.programs, wide.programs, strict=True):
+    usual, wide = StandInGpu(count=2), StandInGpu(count=2)
+    wide.workspaces[1] = 2 * WORKSPACE
+    found = [split_products(2, gpu) for gpu in (usual, wide)]
+    for less, more in zip(*(made.native.programs for made in found), strict=True):
         assert more.arena_bytes == less.arena_bytes + WORKSPACE
+    found[1].check(1e-5)
+    assert not wide.broken
 
 
 def test_collectives_of_several_arrays_are_combined_by_xla_alone():
