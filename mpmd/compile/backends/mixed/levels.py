@@ -4,8 +4,8 @@
 
 An instruction is on the first level of its kind after all of its operands, so that dependences have no cycle
 and there are as few parts as possible; a native one is moved to its first reader if that part then reads no
-more bytes.  Constants, values computed of them alone, and values larger than their operand are on no level: each
-part that reads them computes them.
+more bytes.  Constants, values computed of them alone, and values larger than their operand are on no level:
+each part that reads them computes them.
 
 Source: the marking of clusters for compilation in TensorFlow, `mark_for_compilation_pass.cc`: grow greedily,
     without cycles, not too small.
@@ -82,7 +82,7 @@ def levels_of(
 def _copied(
     order: Sequence[HloInstruction], results: Sequence[Position], refused: Collection[HloInstruction]
 ) -> set[HloInstruction]:
-    """Values that each part computes again: those without arrays, as masks, and those larger than their operand."""
+    """Values that each part computes again: those that read no array, and those larger than their operand."""
     kept = {*refused, *(made for made, _ in results)}
     sizes = {i: 0 for i in order if i.opcode == "constant"}
     without = set(sizes)
