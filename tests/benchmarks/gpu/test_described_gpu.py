@@ -8,7 +8,9 @@ import re
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from benchmarks.gpu import ahead
 from mpmd.compile.backends.jax_function import jax_function
@@ -19,6 +21,7 @@ from mpmd.compile.driver import compiled_or_kept
 from mpmd.jax_compat import effort_levels
 from tests.support.comparing import pipelined, sgd_momentum, training_step
 from tests.support.native_fragments import fragment_of
+from tests.support.native_meshes import OnMesh, mesh_of
 from tests.support.sharded_models import EIGHT, SHARDED_MODELS, STAGES, shardings
 from tests.support.simulated_gpu import StandInGpu
 
@@ -84,3 +87,27 @@ def test_steps_of_eight_gpus_are_compiled_to_the_end(name, axes, monkeypatch):
     if name == "transformer":  # gradients of weights beside the sum of those of activations
         assert "all-reduce-start custom-call all-reduce-done" in order
     assert not gpu.broken
+
+
+def test_every_collective_is_compiled_for_several_gpus():
+    """In one program, around products of ours."""
+    if why := ahead.why_not():
+        pytest.skip(why)
+    axes = {"x": 2, "y": 2}
+
+    def function(a, w):
+        rows = lax.all_gather(a @ w, "x", tiled=True)
+        moved = lax.ppermute(rows @ w, "y", [(0, 1), (1, 0)])
+        parts = lax.all_to_all(moved @ w, "y", 1, 0, tiled=True)
+        return lax.psum_scatter(lax.pmax(parts @ w[:4], "x") @ w, "y", tiled=True)
+
+    cut = [P("x"), P()]
+    made = OnMesh(
+        function, [X, X], mesh_of(axes), cut, P("y"), FallbackBackend(NativeGpuBackend(problem="-"))
+    )
+    mesh, gpu = Mesh(np.array(ahead.devices(4)).reshape(2, 2), tuple(axes)), DescribedGpu(count=4)
+    text = FallbackBackend(NativeGpuBackend.of(mesh, libraries=gpu)).compile(made.fragment, mesh)
+    hlo = text.compiled.as_text()
+    assert text.backend == "native" and text.reasons == () and hlo.count('"mpmd_native"') >= 5
+    for opcode in ("all-gather", "collective-permute", "all-to-all", "all-reduce", "reduce-scatter"):
+        assert re.search(rf" {opcode}(-start)?\(|async_computation.*{opcode}", hlo), opcode
