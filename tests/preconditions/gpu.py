@@ -229,6 +229,13 @@ _DEVICES = (
         f"{_MESHES}::test_a_loop_with_a_collective_is_xla_s_and_its_body_is_ours",
     ),
     _call(
+        "mixed/levels.py:_copied",
+        "parts make again only instructions that have native code",
+        "*refused, ",
+        "",
+        f"{_CLUSTERS}::test_refused_instructions_are_in_no_native_part",
+    ),
+    _call(
         "mixed/levels.py:_sink",
         "what moves to a later part is not needed before",
         "min(later) - min(later)",

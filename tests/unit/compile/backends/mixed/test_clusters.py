@@ -136,6 +136,14 @@ def test_masks_and_wider_copies_of_an_array_are_made_by_each_reader():
     assert opcodes.count("iota") == 2 and opcodes.count("compare") == opcodes.count("convert") == 1
 
 
+def test_refused_instructions_are_in_no_native_part():
+    """Although they are larger than their operand."""
+    module = parse_module(COPIED)
+    parts = split(module, {i: "not today" for i in module.entry if i.name in ("e", "wide")}).parts
+    native = [part for part in parts if part.native]
+    assert all("wide" in {made.name for made, _ in part.inputs} for part in native) and len(native) == 2
+
+
 def test_what_takes_more_to_make_again_is_an_array_between_parts():
     """Each line of this chain doubles what it is made of."""
     chain = ["s0 = s32[4,4] iota(), iota_dimension=0"]
