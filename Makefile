@@ -40,7 +40,8 @@ CHECKED := tests/unit/compile/backends tests/unit/compile/kernels tests/property
 
 test-gpu: $(READY) $(TRITON)/.ready ## what can be tested of the GPU target on a CPU: 300 MB to download, a few minutes
 	PYTHONPATH=$(TRITON) $(BIN)/python -m pytest -n 2 tests/unit/compile/backends/native_gpu \
-		tests/differential/test_gpu_launches.py tests/property/test_gpu_hlo.py tests/benchmarks/gpu $(ARGS)
+		tests/differential/test_gpu_launches.py tests/differential/test_gpu_meshes.py \
+		tests/property/test_gpu_hlo.py tests/benchmarks/gpu $(ARGS)
 	PYTHONPATH=$(TRITON) $(BIN)/python -m pytest -m "not slow" -p tests.support.every_plan_in_triton $(CHECKED) $(ARGS)
 
 $(TRITON)/.ready: pyproject.toml

@@ -51,8 +51,7 @@ class FallbackBackend:
             return self._by_xla(fragment, mesh, tuple(str(error).splitlines()))
         except CompileError as error:
             refused = error
-        # parts that wait for other devices would have to run in the same order on all
-        if mesh.size > 1 or not isinstance(self.first, TracedTargetBackend):
+        if not isinstance(self.first, TracedTargetBackend) or not self.first.may_split(mesh):
             return self._by_xla(fragment, mesh, tuple(str(refused).splitlines()[:1]))
         try:
             return _compiled(MixedBackend(self.first), fragment, mesh)

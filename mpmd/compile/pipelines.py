@@ -53,7 +53,7 @@ def scheduling_pipeline() -> list[Pass]:
 
 
 def preparation(
-    devices: int = 1, limits: KernelLimits = HOST.limits, *, unit_dims: bool = True
+    devices: int = 1, limits: KernelLimits = HOST.limits, *, unit_dims: bool = True, combined: bool = True
 ) -> list[Pass]:
     """The passes after which kernels can compute each instruction by itself.
 
@@ -61,8 +61,9 @@ def preparation(
         devices: how many run the program together.
         limits: of the device.
         unit_dims: whether dims of extent 1 stay.
+        combined: whether collectives of several arrays become one.
     """
-    together = groups.communication() if devices > 1 else []
+    together = groups.communication(combined=combined) if devices > 1 else []
     narrowed = [] if unit_dims else groups.without_unit_dims()
     return [
         LayoutRemoval(),  # no later pass need know of layouts

@@ -219,17 +219,17 @@ ROWS: tuple[Precondition, ...] = (
         "::test_a_shard_map_returns_what_it_is_given_in_other_parts",
     ),
     Precondition(
-        "mpmd/compile/backends/mixed/clusters.py:_grouped",
+        "mpmd/compile/backends/mixed/levels.py:_grouped",
         "A cluster comes after those whose values it reads.",
-        " + (native[before] != native[instruction])",
-        "",
+        "levels[before] + further",
+        "levels[before]",
         f"{_CLUSTERS}::test_clusters_alternate_and_read_what_they_need",
     ),
     Precondition(
-        "mpmd/compile/backends/mixed/clusters.py:_cluster",
+        "mpmd/compile/backends/mixed/clusters.py:_Division._cluster",
         "What another cluster reads, or is a result, is an output.",
-        " | set(results)\n",
-        "\n",
+        " or at in self.results",
+        "",
         f"{_CLUSTERS}::test_clusters_alternate_and_read_what_they_need",
     ),
     Precondition(

@@ -9,6 +9,9 @@ _BOUNDS = f"{_GPU}/triton/test_bounds.py"
 _ATTENTION = f"{_GPU}/triton/test_attention.py"
 _kernel = RowsOf("mpmd/compile/backends/native_gpu/triton")
 _program = RowsOf("mpmd/compile/backends/native_gpu")
+_call = RowsOf("mpmd/compile/backends")
+_MESHES = f"{_GPU}/test_meshes.py"
+_CLUSTERS = "tests/unit/compile/backends/mixed/test_clusters.py"
 _planned = RowsOf("mpmd/compile/kernels/planning")
 _DIGITS = (
     "within rounding: sums of products have no order, and factors have the digits that the program requires"
@@ -161,5 +164,105 @@ _PROGRAMS = (
         f"{_GPU}/test_backend.py::test_a_product_that_the_library_lacks_is_a_kernel",
     ),
 )
-ROWS = _KERNELS + _PRODUCTS + _PROGRAMS
+_DEVICES = (
+    _call(
+        "ffi/custom_call.py:_emit_by_device",
+        "a call enters the handler of its device, whose state no other has",
+        "{frame.device()}",
+        "0",
+        f"{_MESHES}::test_a_program_knows_the_number_of_its_device_in_the_mesh",
+    ),
+    _call(
+        "ffi/custom_call.py:_emit_by_device",
+        "the device has loaded the program",
+        'frame.fail_if(missing, "mpmd_device",',
+        "str(",
+        f"{_MESHES}::test_a_program_is_not_called_on_a_device_that_has_not_loaded_it",
+    ),
+    _program(
+        "loading.py:LoadedGpuProgram.__init__",
+        "a program computes with the number of its device in the mesh, as arrays are sharded",
+        "capturing, device, 0",
+        "capturing, 0, 0",
+        f"{_MESHES}::test_a_program_knows_the_number_of_its_device_in_the_mesh",
+    ),
+    _program(
+        "backend.py:NativeGpuBackend.of",
+        "one machine code runs on all GPUs of a mesh",
+        "all(other == first for other in others)",
+        "True",
+        f"{_MESHES}::test_the_gpus_of_a_mesh_are_of_one_kind",
+    ),
+    _program(
+        "backend.py:NativeGpuBackend.register",
+        "the arena has room for the workspace of each device",
+        "max(p.arena_bytes for p in loaded.values())",
+        "loaded[ordinals[0]].arena_bytes",
+        f"{_MESHES}::test_the_arena_has_room_for_the_workspace_of_each_device",
+    ),
+    _call(
+        "mixed/backend.py:MixedBackend.relocate",
+        "machine code moves to GPUs of its kind alone",
+        "executable.target != self.native.target",
+        "False",
+        f"{_MESHES}::test_a_program_is_compiled_again_for_a_mesh_of_another_kind",
+    ),
+    _call(
+        "mixed/backend.py:prepared",
+        "XLA is given collectives of one array",
+        "combined=False",
+        "combined=True",
+        f"{_MESHES}::test_collectives_of_several_arrays_are_combined_by_xla_alone",
+    ),
+    _call(
+        "mixed/levels.py:levels_of",
+        "the first state of a loop is arrays, also where it is filled with a constant",
+        "[*results, *states]",
+        "results",
+        f"{_MESHES}::test_a_loop_with_a_collective_is_xla_s_and_its_body_is_ours",
+    ),
+    _call(
+        "mixed/loops.py:divide",
+        "XLA sees how its loop counts, or it would wait for a flag in every iteration",
+        "counter is not None",
+        "False",
+        f"{_MESHES}::test_a_loop_with_a_collective_is_xla_s_and_its_body_is_ours",
+    ),
+    _call(
+        "mixed/levels.py:_copied",
+        "parts make again only instructions that have native code",
+        "*refused, ",
+        "",
+        f"{_CLUSTERS}::test_refused_instructions_are_in_no_native_part",
+    ),
+    _call(
+        "mixed/levels.py:_sink",
+        "what moves to a later part is not needed before",
+        "min(later) - min(later)",
+        "max(later) - max(later)",
+        f"{_CLUSTERS}::test_native_work_waits_for_its_first_reader_if_it_then_reads_no_more",
+    ),
+    _call(
+        "mixed/levels.py:_beside_collectives",
+        "what a collective waits for is before it, with all that it needs",
+        "needed.update(made for made, _ in reads[instruction])",
+        "pass",
+        f"{_CLUSTERS}::test_products_that_a_collective_does_not_wait_for_are_a_part_of_their_own[all-reduce]",
+    ),
+    _call(
+        "jax_function.py:traced_call",
+        "native parts get one element a byte",
+        "map(_unpacked, arrays)",
+        "arrays",
+        f"{_CLUSTERS}::test_elements_of_less_than_a_byte_pass_between_parts",
+    ),
+    _call(
+        "native_cpu/backend.py:NativeCpuBackend.may_split",
+        "parts that wait for other devices run in one order on all",
+        "mesh.size == 1",
+        "True",
+        "tests/unit/compile/test_refusals.py::test_parts_that_wait_for_other_devices_are_not_split",
+    ),
+)
+ROWS = _KERNELS + _PRODUCTS + _PROGRAMS + _DEVICES
 ALWAYS: dict[str, str] = {}

@@ -8,11 +8,34 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
 
-from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend, NativeExecutable
+from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
+from mpmd.compile.executable import Backend
 from mpmd.compile.fragment import FragmentModule, ValueSpec
 from tests.support.native_fragments import mlir_type
+
+BOTH, ALONE = P("x", "y"), P("x", None)
+COLLECTIVES = {
+    "sum": (lambda a: lax.psum(a, "x"), BOTH, P(None, "y")),
+    "sum over both axes": (lambda a: lax.psum(a, ("x", "y")), BOTH, P()),
+    "maximum": (lambda a: lax.pmax(a, "y"), BOTH, P("x")),
+    "minimum": (lambda a: lax.pmin(a, "y"), BOTH, P("x")),
+    "gather": (lambda a: lax.all_gather(a, "y", axis=1, tiled=True), BOTH, P("x")),
+    "gather rows": (lambda a: lax.all_gather(a, ("x", "y")), BOTH, P()),
+    "scatter of sums": (
+        lambda a: lax.psum_scatter(a, "y", scatter_dimension=1, tiled=True),
+        ALONE,
+        BOTH,
+    ),
+    "exchange": (lambda a: lax.all_to_all(a, "y", 1, 0, tiled=True), ALONE, P(("x", "y"), None)),
+    "permutation": (lambda a: lax.ppermute(a, "x", [(0, 1), (1, 0)]), BOTH, BOTH),
+    "permutation that leaves some out": (lambda a: lax.ppermute(a, "x", [(0, 1)]), BOTH, BOTH),
+    "own number": (lambda a: a + lax.axis_index("y").astype(a.dtype), BOTH, BOTH),
+}
+"""Functions of a mesh with axes x and y, how their argument is cut, and how their result is."""
 
 
 def mesh_of(axes: Mapping[str, int], first: int = 0) -> Mesh:
@@ -39,6 +62,7 @@ class OnMesh:
         given: how the arguments are cut.
         wanted: how the results are cut.
         backend: compiles it.
+        donated: numbers of arguments.
     """
 
     def __init__(
@@ -48,7 +72,8 @@ class OnMesh:
         mesh: Mesh,
         given: Sequence[PartitionSpec],
         wanted: Any,
-        backend: NativeCpuBackend | None = None,
+        backend: Backend | None = None,
+        donated: tuple[int, ...] = (),
     ) -> None:
         mapped = jax.shard_map(function, mesh=mesh, in_specs=tuple(given), out_specs=wanted, check_vma=False)
         self.jitted = jax.jit(mapped)
@@ -59,11 +84,12 @@ class OnMesh:
             self.jitted.lower(*arguments).as_text(),
             tuple(value_spec(a, s) for a, s in zip(arguments, given, strict=True)),
             tuple(value_spec(r, s) for r, s in zip(results, jax.tree.leaves(wanted), strict=True)),
+            donated,
         )
         self.arguments = [
             jax.device_put(a, NamedSharding(mesh, s)) for a, s in zip(arguments, given, strict=True)
         ]
-        self.native: NativeExecutable = (backend or NativeCpuBackend()).compile(self.fragment, mesh)
+        self.native: Any = (backend or NativeCpuBackend()).compile(self.fragment, mesh)
 
     def check(self, tolerance: float = 1e-6) -> None:
         """Compare the results of both, on every device."""

@@ -145,7 +145,27 @@ def mixture() -> ShardedModel:
     return ShardedModel(params, chain(STAGES, _experts), regression_batch(), specs)
 
 
-SHARDED_MODELS = {"mlp": mlp, "transformer": transformer, "mixture": mixture}
+def scanned() -> ShardedModel:
+    """A scan over three layers per stage: sums over devices are inside of a loop."""
+    layers = 3
+    params = {
+        f"s{s}": {
+            "up": normal(s, layers, D, 2 * D),
+            "bias": normal(s + 9, layers, 2 * D, scale=0.1),
+            "down": normal(s + 20, layers, 2 * D, D),
+        }
+        for s in range(STAGES)
+    }
+
+    def stage(p: Any, x: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda x, layer: (x + _mlp_layer(layer, x), None), x, p)[0]
+
+    layer = {"up": P(None, None, "model"), "bias": P(None, "model"), "down": P(None, "model", None)}
+    specs = {f"s{s}": layer for s in range(STAGES)}
+    return ShardedModel(params, chain(STAGES, stage), regression_batch(), specs)
+
+
+SHARDED_MODELS = {"mlp": mlp, "transformer": transformer, "mixture": mixture, "scanned": scanned}
 
 MESHES = {
     "one device": {"data": 1, "model": 1},
@@ -155,6 +175,7 @@ MESHES = {
     "four for tensors": {"model": 4},
     "two and two": {"data": 2, "model": 2},
 }
+EIGHT = {"two and four": {"data": 2, "model": 4}, "four and two": {"data": 4, "model": 2}}
 
 
 def shardings(model, axes):

@@ -102,6 +102,8 @@ class StandInGpu(SimulatedClock):
         extents: bytes of a launch's arguments, by the kernel's name, its programs and their addresses.
         attributes: the driver's attributes of a GPU.
         pause: seconds that all work on a stream takes longer, in graphs too.
+        unlike: device → attributes that are others.
+        workspaces: device → bytes that its products need, if it is not the usual.
         lacks: whether the library has no algorithm for products of some sizes m, n, k.
     """
 
@@ -122,6 +124,8 @@ class StandInGpu(SimulatedClock):
         self.fail_at, self.missing, self.pause = 0, frozenset[str](), 0.0
         # multiprocessors, kHz, kHz of memory, its bits, bytes of L2 and of shared memory
         self.attributes = {16: 132, 13: 1_980_000, 36: 3_125_000, 37: 6144, 38: 50 << 20, 97: 227 << 10}
+        self.unlike: dict[int, dict[int, int]] = {}
+        self.workspaces: dict[int, int] = {}
         self.lacks: Callable[[tuple[int, int, int]], bool] = lambda sizes: False
         self._handles: dict[int, tuple[str, Any]] = {}
         self._next = 0x1000
@@ -218,6 +222,7 @@ class StandInGpu(SimulatedClock):
 
     def _cuDeviceGetAttribute(self, where: int, attribute: int, device: int) -> None:
         found = {75: self.capability // 10, 76: self.capability % 10, **self.attributes}
+        found |= self.unlike.get(device, {})
         _store(where, ctypes.c_int(found[attribute]))
 
     def _cuDevicePrimaryCtxRetain(self, where: int, device: int) -> None:
@@ -485,10 +490,14 @@ class StandInGpu(SimulatedClock):
             return 15
         result = Heuristic.from_address(results)
         result.algorithm[:] = [descriptor, a, b, c, d, *shapes]
-        result.workspace, result.state = WORKSPACE, 0
+        result.workspace, result.state = self._workspace, 0
         self._promised[descriptor] = min(limits[number] for number in (5, 6, 7, 8))
         _store(found, ctypes.c_int(1))
         return 0
+
+    @property
+    def _workspace(self) -> int:
+        return self.workspaces.get(self._get("context", self._context.current), WORKSPACE)
 
     def _shapes(self, descriptor: int, a: int, b: int, d: int) -> tuple[int, int, int]:
         """The sizes m, n, k of a product in the library's sense, which fit to each other."""
@@ -508,7 +517,7 @@ class StandInGpu(SimulatedClock):
         self._get("library", handle)
         assert c == d and c_at == d_at
         assert list((ctypes.c_uint64 * 5).from_address(algorithm)) == [descriptor, a, b, c, d]
-        assert size == WORKSPACE and work % 256 == 0
+        assert size == self._workspace and work % 256 == 0
         promised = min(self._promised[descriptor], _ALIGNED)
         assert not any(at % promised for at in (a_at, b_at, d_at)), (
             f"a matrix does not begin at {promised} bytes"

@@ -69,6 +69,21 @@ class CompiledFragment:
         )
 
 
+def on_each_device(
+    run: Callable[..., Sequence[Any]], fragment: FragmentModule, mesh: Mesh
+) -> Callable[..., Sequence[Any]]:
+    """A function of each device's parts of a fragment's arguments as one of whole arrays."""
+    if mesh.size == 1:
+        return run
+    given, made = (
+        [named_sharding(mesh, v).spec for v in vs] for vs in (fragment.arguments, fragment.results)
+    )
+    mapped: Callable[..., Sequence[Any]] = jax.shard_map(
+        run, mesh=mesh, in_specs=tuple(given), out_specs=made, check_vma=False
+    )
+    return mapped
+
+
 def compiled_function(
     run: Callable[..., Sequence[Any]], fragment: FragmentModule, mesh: Mesh
 ) -> jax.stages.Compiled:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
-from mpmd.compile.backends.arrays import array_types, named_sharding
-from mpmd.compile.backends.compiled import compiled_function
+from mpmd.compile.backends.arrays import array_types
+from mpmd.compile.backends.compiled import compiled_function, on_each_device
 from mpmd.compile.backends.target_backend import LoadedProgram
 from mpmd.compile.fragment import FragmentModule
 
@@ -90,23 +90,27 @@ def jax_function(
     )
     given = [order.arguments.index(k) for k in range(len(order.arguments))]
     results = [_local(t) for t in array_types(mesh, fragment.results)]
-    whole = [jax.ShapeDtypeStruct(r.shape, _BYTES.get(r.dtype.name, r.dtype)) for r in results]
 
     def run(*arrays: Any) -> list[Any]:
-        bytes_ = [_unpacked(arrays[k]) for k in given]
-        made = program(*bytes_, results=whole, aliases=aliases, large=large)
-        return [_packed(made[k], results[k].dtype) for k in order.results]
+        made = traced_call(program, [arrays[k] for k in given], results, aliases, large)
+        return [made[k] for k in order.results]
 
-    call: Callable[..., Sequence[Any]] = run
-    if mesh.size > 1:
-        call = jax.shard_map(
-            run,
-            mesh=mesh,
-            in_specs=tuple(named_sharding(mesh, v).spec for v in as_given.arguments),
-            out_specs=[named_sharding(mesh, v).spec for v in as_given.results],
-            check_vma=False,
-        )
-    return compiled_function(call, as_given, mesh)
+    return compiled_function(on_each_device(run, as_given, mesh), as_given, mesh)
+
+
+def traced_call(
+    program: LoadedProgram,
+    arrays: Sequence[Any],
+    results: Sequence[jax.ShapeDtypeStruct],
+    aliases: Mapping[int, int],
+    large: bool,
+    after: Any = None,
+) -> list[Any]:
+    """The results of a program, in traced code, in the order of its own arguments and results."""
+    whole = [jax.ShapeDtypeStruct(r.shape, _BYTES.get(r.dtype.name, r.dtype)) for r in results]
+    given = map(_unpacked, arrays)
+    made = program(*given, results=whole, aliases=aliases, large=large, after=after)
+    return [_packed(array, result.dtype) for array, result in zip(made, results, strict=True)]
 
 
 class DirectCall:

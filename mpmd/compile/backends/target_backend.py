@@ -100,5 +100,11 @@ class TracedTargetBackend(TargetBackend, Protocol):
             CompileError: the code does not load.
         """
 
+    def may_split(self, mesh: Mesh) -> bool:
+        """Whether XLA may run its own code between programs of a mesh.
+
+        Programs that wait for other devices would have to run in the same order on all.
+        """
+
     def is_large(self, made: Artefact) -> bool:
         """Whether a program on one device is so much work that it is dispatched asynchronously."""

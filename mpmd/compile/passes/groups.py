@@ -87,15 +87,18 @@ def without_unit_dims() -> list[Pass]:
     ]
 
 
-def communication() -> list[Pass]:
-    """Less communication, in fewer and larger pieces."""
+def communication(*, combined: bool = True) -> list[Pass]:
+    """Less communication, and if `combined` in fewer and larger pieces."""
+    pieces = [
+        collectives.AllReduceCombiner(),
+        collectives.AllGatherCombiner(),
+        collectives.ReduceScatterCombiner(),
+    ]
     return [
         collectives.AllReduceMover(),  # before all that look for neighbours of sums
         collectives.AllReduceReassociate(),
         collectives.ReduceScatterCreator(),  # before combiners, whose results have several users
-        collectives.AllReduceCombiner(),  # combiners last: the others know collectives of one array
-        collectives.AllGatherCombiner(),
-        collectives.ReduceScatterCombiner(),
+        *(pieces if combined else []),  # last: the others know collectives of one array
         simplify.Dce(),
     ]
 

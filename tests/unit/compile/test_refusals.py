@@ -5,15 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from mpmd.compile.backends.native_cpu import ffi
+from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.backends.native_cpu.compiled_program import compile_program
 from mpmd.compile.backends.native_cpu.program import ThreadedProgram
-from mpmd.compile.compiler import compile_fragments, get_backend
+from mpmd.compile.compiler import FallbackBackend, compile_fragments, get_backend
 from mpmd.compile.fallbacks import fallback_warning
 from mpmd.compile.llvm.target import host_target
 from mpmd.errors import CompileError
 from tests.support.native_fragments import fragment_of
+from tests.support.native_meshes import OnMesh, mesh_of
 
 X = np.linspace(0.1, 2, 64, dtype=np.float32).reshape(8, 8)
 
@@ -37,6 +40,17 @@ def test_operations_without_native_code(function, reason):
         made = compiled(function, X)
     assert made.cost_analysis()["fallbacks"] >= 1
     np.testing.assert_allclose(made(X)[0], jax.jit(function)(X), rtol=1e-3, atol=1e-4)
+
+
+def test_parts_that_wait_for_other_devices_are_not_split():
+    """A part of XLA's between two that exchange values could run in another order on another device."""
+    mesh, backend = mesh_of({"d": 2}), FallbackBackend(NativeCpuBackend())
+
+    def function(x):
+        return jnp.linalg.eigvalsh(jax.lax.psum(x @ x, "d")) @ x
+
+    made = OnMesh(function, [X], mesh, [P()], P(), backend).native
+    assert made.backend == "xla" and "no kernel calls lapack_" in made.reasons[0]
 
 
 def test_more_temporary_memory_than_there_is():

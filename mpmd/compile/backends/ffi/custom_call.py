@@ -4,6 +4,7 @@ XLA keeps target names and handlers for the life of the process.  The only handl
 for each platform, lives as long; an attribute of the call says which program to enter, an index of a table:
 
     mpmd_native(frame):        table[frame.attribute].handler(frame)
+    of several devices:        table[frame.attribute].handlers[frame.device](frame)
     instantiate(frame):        table[frame.attribute].executables += 1
     deleter(executables):      *executables -= 1
 
@@ -16,6 +17,7 @@ Source: xla/ffi/api/c_api.h (`XLA_FFI_State_Set`, `XLA_FFI_TypeInfo`), which jax
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -26,7 +28,7 @@ from mpmd.compile.llvm.builder import FunctionBuilder
 from mpmd.compile.llvm.engine import LoadedCode, compile_module
 from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.target import host_target
-from mpmd.compile.llvm.types import Value
+from mpmd.compile.llvm.types import Value, constant
 from mpmd.errors import CompileError
 from mpmd.support.garbage import keep_past_exit
 from mpmd.support.memoisation import once
@@ -34,11 +36,29 @@ from mpmd.support.memoisation import once
 TARGET_NAME = "mpmd_native"
 ATTRIBUTE = "program"
 
-_HANDLER, _EXECUTABLES, _ENTRY = 0, 1, 2
-"""Columns of the table, and how many: the handler's address, and executables that call the program."""
+_HANDLER, _EXECUTABLES, _DEVICES, _ENTRY = 0, 1, 2, 3
+"""Columns of the table, and how many: the handler's address, executables that call the program, and the
+address of the handlers of each device, if there are any."""
 
 _MAX_PROGRAMS = 1 << 16
-"""The table cannot grow, since handlers have its address: 1 MiB, of which pages are used as rows are."""
+"""The table cannot grow, since handlers have its address: 1.5 MiB, of which pages are used as rows are."""
+
+
+class DeviceHandlers:
+    """The handlers of a program that several devices run, each with its own memory.
+
+    Args:
+        handlers: XLA's number of a device in its process → the address of its handler.
+
+    Attributes:
+        words: how many follow, null, and the handlers, null where there is none.
+    """
+
+    def __init__(self, handlers: Mapping[int, int]) -> None:
+        self.words = np.zeros(3 + max(handlers), np.int64)
+        self.words[0] = 2 + max(handlers)
+        for device, handler in handlers.items():
+            self.words[2 + device] = handler
 
 
 class _Table:
@@ -53,7 +73,7 @@ class _Table:
         handlers = {stage: capsule(self.code.address(f"mpmd_{stage}")) for stage in stages}
         jax.ffi.register_ffi_target(TARGET_NAME, handlers, platform=platform)
 
-    def add(self, handler: int) -> int:
+    def add(self, handler: int | DeviceHandlers) -> int:
         if not self._free and self._used == _MAX_PROGRAMS:
             raise CompileError(
                 f"{_MAX_PROGRAMS:,} native programs are loaded, and no more can be\n"
@@ -63,7 +83,10 @@ class _Table:
             index = self._free.pop()
         else:
             index, self._used = self._used, self._used + 1
-        self.rows[index] = handler, 0
+        if isinstance(handler, DeviceHandlers):
+            self.rows[index] = self.code.address("mpmd_by_device"), 0, handler.words.ctypes.data
+        else:
+            self.rows[index] = handler, 0, 0
         return index
 
     def remove(self, index: int) -> None:
@@ -71,11 +94,11 @@ class _Table:
         self._free.append(index)
 
 
-def add_program(handler: int, platform: str = "cpu") -> int:
+def add_program(handler: int | DeviceHandlers, platform: str = "cpu") -> int:
     """Makes a handler callable by the custom call; callers hold a lock.
 
     Args:
-        handler: the address of an `XLA_FFI_Handler`.
+        handler: the address of an `XLA_FFI_Handler`; or those of each device, which the caller keeps.
         platform: as XLA names it, `"cpu"` or `"CUDA"`.
 
     Returns:
@@ -124,10 +147,11 @@ def _compile(platform: str, table: int, type_number: np.ndarray, type_info: np.n
     """The handlers of the target, with the type of its state registered."""
     module = Module(host_target())
     _emit_execute(module, table)
+    _emit_by_device(module, table)
     _emit_instantiate(module, table, type_number.ctypes.data)
     with FunctionBuilder(module, "mpmd_deleter", [("executables", "ptr")], plain=True) as f:
         f.atomic_add(f.arguments["executables"], -1)
-    code = compile_module(module, ["mpmd_execute", "mpmd_instantiate", "mpmd_deleter"])
+    code = compile_module(module, ["mpmd_execute", "mpmd_by_device", "mpmd_instantiate", "mpmd_deleter"])
     type_info[2] = code.address("mpmd_deleter")
     kind = {"type_id": capsule(type_number.ctypes.data), "type_info": capsule(type_info.ctypes.data)}
     jax.ffi.register_ffi_type("mpmd_native_executables", kind, platform=platform)
@@ -140,6 +164,20 @@ def _emit_execute(module: Module, table: int) -> None:
         frame = FfiFrame(module, f)
         frame.begin(EXECUTE_STAGE)
         handler = f.load(_entry(frame, table), "ptr", _HANDLER)
+        f.ret(f.op(f"call ptr {handler}({frame.address.typed})", "ptr"))
+
+
+def _emit_by_device(module: Module, table: int) -> None:
+    """The handler of programs with `DeviceHandlers`: that of the device which is called."""
+    with FunctionBuilder(module, "mpmd_by_device", [("frame", "ptr")], result="ptr", plain=True) as f:
+        frame = FfiFrame(module, f)
+        handlers = f.load(_entry(frame, table), "ptr", _DEVICES)
+        number = f.op(f"add i64 {frame.device()}, 1", "i64")
+        outside = f.compare("uge", number, f.load(handlers, "i64"))
+        number = f.select(outside, constant(0, "i64"), number)
+        handler = f.load(f.offset(f.offset(handlers, 8), f.imul(number, 8)), "ptr")
+        missing = f.op(f"icmp eq ptr {handler}, null", "i1")
+        frame.fail_if(missing, "mpmd_device", "a native program is called on a device that has not loaded it")
         f.ret(f.op(f"call ptr {handler}({frame.address.typed})", "ptr"))
 
 

@@ -43,6 +43,7 @@ INSTANTIATE_STAGE, EXECUTE_STAGE = 0, 3
 """Of an enum of stages: an executable is loaded; a call does its work."""
 
 _FAILED_PRECONDITION = 9
+_ORDINAL_BYTES = 28  # of the struct that requests a device's number, an `i32`
 _STATE_BYTES = 48  # of the struct that sets a state
 _ERROR_BYTES = 28  # of the struct that requests an error, up to its last field
 _NULL = Value("null", "ptr")
@@ -145,6 +146,10 @@ class FfiFrame:
         error = f.op(f"call ptr {self._service(service)}(ptr {request})", "ptr")
         self.return_if(f.op(f"icmp ne ptr {error}, null", "i1"), error)
         return f.load(f.offset(request, ANSWER), kind)
+
+    def device(self) -> Value:
+        """XLA's number in this process of the device that is called, an `i64`."""
+        return self.f.op(f"and i64 {self.ask('device_ordinal', _ORDINAL_BYTES)}, {2**32 - 1}", "i64")
 
     def fail_if(self, condition: Value, symbol: str, message: str) -> None:
         """End the handler with an error; `symbol` names its text in the module."""

@@ -8,7 +8,12 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from mpmd.compile.backends.ffi.custom_call import add_program, is_called, remove_program
+from mpmd.compile.backends.ffi.custom_call import (
+    DeviceHandlers,
+    add_program,
+    is_called,
+    remove_program,
+)
 from mpmd.support.garbage import keep_past_exit, release
 
 P = TypeVar("P")
@@ -19,13 +24,13 @@ class ProgramLoad(Generic[P]):
     """What loading a program gives.
 
     Attributes:
-        handler: the address of its handler.
+        handler: the address of its handler, or those of its devices.
         program: the program, of its index among those of its platform.
         owned: code and memory of the program; it is dropped when the program is unloaded, and not at exit:
             calls that were issued may begin after Python's end.
     """
 
-    handler: int
+    handler: int | DeviceHandlers
     program: Callable[[int], P]
     owned: Any
 
@@ -53,9 +58,10 @@ class LoadedPrograms(Generic[P]):
                 return found
             made = load()
             index = add_program(made.handler, self.platform)
-            keep_past_exit(made.owned)
+            owned = made.owned, made.handler
+            keep_past_exit(owned)
             program = self._programs[name] = made.program(index)
-            weakref.finalize(program, self._retire, index, made.owned).atexit = False
+            weakref.finalize(program, self._retire, index, owned).atexit = False
             return program
 
     def _retire(self, index: int, owned: Any) -> None:

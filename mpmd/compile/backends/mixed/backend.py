@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,25 +18,27 @@ from mpmd import jax_compat
 from mpmd.compile.analysis.dataflow import Position
 from mpmd.compile.artefact import Artefact
 from mpmd.compile.backends.arrays import numpy_dtype, value_spec
-from mpmd.compile.backends.compiled import CompiledFragment, compiled_function
+from mpmd.compile.backends.compiled import CompiledFragment, compiled_function, on_each_device
 from mpmd.compile.backends.inlined import INLINE_BELOW_FLOPS, module_p
-from mpmd.compile.backends.mixed.clusters import Cluster, Clusters, split
+from mpmd.compile.backends.jax_function import traced_call
+from mpmd.compile.backends.mixed.clusters import Cluster, Clusters
+from mpmd.compile.backends.mixed.loops import divide
 from mpmd.compile.backends.target_backend import LoadedProgram, OtherTargetError, TracedTargetBackend
-from mpmd.compile.driver import compiled_or_kept
+from mpmd.compile.backends.xla import XlaBackend, XlaExecutable
+from mpmd.compile.driver import compiled_or_kept, device_count, lowered
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule, ValueSpec
 from mpmd.compile.hlo import HloInstruction, HloModule, print_module
 from mpmd.compile.kernels.cost.device import HOST, KernelLimits
-from mpmd.compile.lowering import lower
+from mpmd.compile.kernels.planning.collectives import COLLECTIVES
 from mpmd.compile.options import DEFAULTS, CompileOptions
 from mpmd.compile.pipelines import configured, preparation
 from mpmd.compile.target import Target
-from mpmd.compile.thunks.coverage import refusals
 from mpmd.errors import CompileError
 from mpmd.support.pipeline import Watch, run_pipeline
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class CompiledCluster:
     """A cluster, compiled as far as possible without a mesh.
 
@@ -45,12 +47,14 @@ class CompiledCluster:
         stablehlo: its text if it is XLA's.
         results: its results.
         fragment: the cluster as a fragment.
+        loop: condition and body if it is a loop.
     """
 
     native: Artefact | None
     stablehlo: str
     results: tuple[ValueSpec, ...]
     fragment: FragmentModule
+    loop: tuple[MixedFragment, MixedFragment] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,17 +69,17 @@ class MixedFragment:
     clusters: Clusters
     parts: tuple[CompiledCluster, ...]
 
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """Why each instruction without native code has none."""
-        return tuple(
-            f"{name}: {reason}" for part in self.clusters.parts for name, reason in part.reasons.items()
-        )
+    def every(self, path: str = "", times: int = 1) -> Iterator[tuple[str, Cluster, CompiledCluster, int]]:
+        """All clusters, those of loops after these: their numbers, and how often each runs."""
+        for number, (cluster, part) in enumerate(zip(self.clusters.parts, self.parts, strict=True)):
+            yield f"{path}{number}", cluster, part, times
+            if cluster.loop is not None and part.loop is not None:
+                yield from part.loop[1].every(f"{path}{number}.", times * cluster.loop.trips)
 
     @property
     def native_parts(self) -> list[Artefact]:
         """The clusters of machine code."""
-        return [part.native for part in self.parts if part.native is not None]
+        return [part.native for _, _, part, _ in self.every() if part.native is not None]
 
 
 @dataclasses.dataclass
@@ -96,7 +100,7 @@ class MixedExecutable(CompiledFragment):
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why not all of it is native."""
-        return self.mixed.reasons
+        return tuple(self.mixed.clusters.reasons)
 
     @property
     def kept_memory(self) -> dict[int, int]:
@@ -111,7 +115,7 @@ class MixedExecutable(CompiledFragment):
     @functools.cached_property
     def asynchronous(self) -> bool:
         """Whether a call returns before the work is done; see `XlaExecutable.asynchronous`."""
-        others = [part.module for part in self.mixed.clusters.parts if not part.native]
+        others = [cluster.module for _, cluster, _, _ in self.mixed.every() if not cluster.native]
         calls = any(i.opcode == "custom-call" for module in others for i in module.instructions())
         flops = float((self.compiled.cost_analysis() or {}).get("flops", 0.0))
         return not calls or flops >= INLINE_BELOW_FLOPS
@@ -127,9 +131,7 @@ class MixedExecutable(CompiledFragment):
         if what == "clusters":
             return self.mixed.clusters.text()
         texts = []
-        for number, (cluster, part) in enumerate(
-            zip(self.mixed.clusters.parts, self.mixed.parts, strict=True)
-        ):
+        for number, cluster, part, _ in self.mixed.every():
             kind = "native" if part.native is not None else "XLA"
             if part.native is not None:
                 text = part.native.text(what, self.target)
@@ -141,13 +143,14 @@ class MixedExecutable(CompiledFragment):
         return "\n".join(texts)
 
     def cost_analysis(self) -> dict[str, float]:
-        """Our count of the native clusters, XLA's of the rest; a fallback is a cluster that XLA compiles."""
+        """Our count of the native clusters, XLA's of the rest; fallbacks should be native."""
         total = {"flops": 0.0, "transcendentals": 0.0, "bytes accessed": 0.0}
         xla = self.compiled.cost_analysis() or {}
-        for costs in (xla, *(part.costs for part in self.mixed.native_parts)):
+        native = [(part.native.costs, times) for _, _, part, times in self.mixed.every() if part.native]
+        for costs, times in ((xla, 1), *native):
             for key in total:
-                total[key] += float(costs.get(key, 0.0))
-        return {**total, "fallbacks": float(sum(not c.native for c in self.mixed.clusters.parts))}
+                total[key] += times * float(costs.get(key, 0.0))
+        return {**total, "fallbacks": float(self.mixed.clusters.refused)}
 
     def memory_analysis(self) -> MemoryStats:
         """XLA's count, and the memory of the native clusters."""
@@ -171,30 +174,40 @@ class MixedBackend:
     native: TracedTargetBackend
     name: str = "native"
 
-    def compile(self, fragment: FragmentModule, mesh: Mesh) -> MixedExecutable:
-        """Compiles for the one device of `mesh`; see `Backend`.
+    def compile(self, fragment: FragmentModule, mesh: Mesh) -> MixedExecutable | XlaExecutable:
+        """Compiles for the devices of `mesh`; see `Backend`.
 
         Raises:
             CompileError: no part of it can be native code that is worth a call; lists all reasons.
         """
-        module = prepared(fragment, self.native.options, self.native.target.device.limits)
-        refused = refusals(module.entry, self.native.target.refuses)
-        found = split(module, refused)
-        if not any(part.native for part in found.parts):
-            reasons = [f"{instruction.name}: {reason}" for instruction, reason in refused.items()]
-            raise CompileError("\n".join(reasons) or "nothing in it is worth a native program")
+        limits = self.native.target.device.limits
+        module = prepared(fragment, self.native.options, limits, axes=dict(mesh.shape))
+        left = COLLECTIVES if mesh.size > 1 else frozenset[str]()
+        found = divide(module, self.native.target.refuses, left)
+        if not found.has_native:
+            if left and not found.reasons:  # it communicates, and little else
+                return XlaBackend().compile(fragment, mesh)
+            raise CompileError("\n".join(found.reasons) or "nothing in it is worth a native program")
         if self.native.options.dump is not None:
             self.native.options.dump.write(fragment, "clusters.txt", found.text())
-        parts = tuple(self._part(fragment, number, part) for number, part in enumerate(found.parts))
         try:
-            return self._load(MixedFragment(found, parts), fragment, mesh)
+            return self._load(self._compiled(found, fragment), fragment, mesh)
         except OtherTargetError as error:
             native: Any = self.native
             return MixedBackend(dataclasses.replace(native, target=error.target)).compile(fragment, mesh)
 
-    def relocate(self, executable: MixedExecutable, fragment: FragmentModule, mesh: Mesh) -> MixedExecutable:
-        """The same machine code with memory of another mesh; XLA's part is compiled again."""
+    def relocate(
+        self, executable: MixedExecutable, fragment: FragmentModule, mesh: Mesh
+    ) -> MixedExecutable | XlaExecutable:
+        """The same machine code with memory of another mesh of its target; XLA's part is compiled again."""
+        if executable.target != self.native.target:
+            return self.compile(fragment, mesh)
         return self._load(executable.mixed, fragment, mesh)
+
+    def _compiled(self, clusters: Clusters, fragment: FragmentModule) -> MixedFragment:
+        """All clusters of a fragment compiled."""
+        parts = (self._part(fragment, number, part) for number, part in enumerate(clusters.parts))
+        return MixedFragment(clusters, tuple(parts))
 
     def _part(self, fragment: FragmentModule, number: int, cluster: Cluster) -> CompiledCluster:
         """A cluster as a fragment of its own, compiled."""
@@ -207,20 +220,26 @@ class MixedBackend:
             results=tuple(value_spec(shape) for _, shape in module.entry.root.shape.leaves()),
             donated=tuple(k for k in cluster.last_reads if _may_be_taken(fragment, cluster.inputs[k][0])),
         )
+        if cluster.loop is not None:
+            state = tuple(range(len(cluster.inputs)))  # XLA copies what a call must not take
+            inside = dataclasses.replace(alone, donated=state)
+            loop = (self._compiled(c, inside) for c in (cluster.loop.condition, cluster.loop.body))
+            condition, body = loop
+            return CompiledCluster(None, "", alone.results, alone, (condition, body))
         if cluster.native:
             made, _ = compiled_or_kept(alone, self.native.target, self.native.options, module.clone())
             return CompiledCluster(made, "", alone.results, alone)
         return CompiledCluster(None, _stablehlo(alone.text), alone.results, alone)
 
     def _load(self, mixed: MixedFragment, fragment: FragmentModule, mesh: Mesh) -> MixedExecutable:
-        programs = [
-            None if part.native is None else self.native.register(part.native, fragment.mesh, mesh)
-            for part in mixed.parts
-        ]
+        programs = {
+            part: self.native.register(part.native, fragment.mesh, mesh)
+            for _, _, part, _ in mixed.every()
+            if part.native is not None
+        }
         large = any(self.native.is_large(part) for part in mixed.native_parts)
-        native = tuple(program for program in programs if program is not None)
         function = _function(fragment, mesh, mixed, programs, large)
-        return MixedExecutable(fragment, function, mixed, native, self.native.target)
+        return MixedExecutable(fragment, function, mixed, tuple(programs.values()), self.native.target)
 
 
 def _may_be_taken(fragment: FragmentModule, made: HloInstruction) -> bool:
@@ -247,45 +266,86 @@ def _function(
     fragment: FragmentModule,
     mesh: Mesh,
     mixed: MixedFragment,
-    programs: Sequence[LoadedProgram | None],
+    programs: Mapping[CompiledCluster, LoadedProgram],
     large: bool,
 ) -> jax.stages.Compiled:
-    """All clusters as a compiled function of JAX; a large one is dispatched asynchronously.
+    """All clusters as a compiled function of JAX; a large one is dispatched asynchronously."""
+
+    def run(*arrays: Any) -> list[Any]:
+        return _results(mixed, arrays, programs, large)
+
+    return compiled_function(on_each_device(run, fragment, mesh), fragment, mesh)
+
+
+def _results(
+    mixed: MixedFragment,
+    arrays: Sequence[Any],
+    programs: Mapping[CompiledCluster, LoadedProgram],
+    large: bool,
+) -> list[Any]:
+    """What the clusters make of arrays, in traced code.
 
     Each native cluster is called after the one before it: where XLA knows no order, it copies an argument
     that one cluster reads and whose memory takes a result of another.
     """
+    arrays_at: dict[Position, Any] = dict(zip(mixed.clusters.arguments, arrays, strict=True))
+    before: Any = None
 
-    def run(*arrays: Any) -> list[Any]:
-        arrays_at: dict[Position, Any] = {}
-        before: Any = None
+    def at(position: Position) -> Any:
+        made, _ = position
+        return jax.numpy.asarray(made.literal) if made.opcode == "constant" else arrays_at[position]
 
-        def at(position: Position) -> Any:
-            made, _ = position
-            if made.opcode == "parameter":
-                return arrays[made.parameter_number]
-            return jax.numpy.asarray(made.literal) if made.opcode == "constant" else arrays_at[position]
+    for cluster, part in zip(mixed.clusters.parts, mixed.parts, strict=True):
+        given = [at(position) for position in cluster.inputs]
+        if part.loop is not None:
+            made = _run_loop(part.loop, given, programs, large)
+        elif part.native is None:
+            made = module_p.bind(*given, text=part.stablehlo, results=part.results, callbacks=())
+        else:
+            types = [jax.ShapeDtypeStruct(r.shape, numpy_dtype(r.dtype)) for r in part.results]
+            made = traced_call(programs[part], given, types, part.native.aliases, large, before)
+            before = min(made, key=lambda array: array.size, default=before)
+        arrays_at.update(zip(cluster.outputs, made, strict=True))
+    return [at(position) for position in mixed.clusters.results]
 
-        for cluster, part, program in zip(mixed.clusters.parts, mixed.parts, programs, strict=True):
-            given = [at(position) for position in cluster.inputs]
-            if program is None or part.native is None:
-                made = module_p.bind(*given, text=part.stablehlo, results=part.results, callbacks=())
-            else:
-                types = [jax.ShapeDtypeStruct(r.shape, numpy_dtype(r.dtype)) for r in part.results]
-                aliases = part.native.aliases
-                made = program(*given, results=types, aliases=aliases, large=large, after=before)
-                before = min(made, key=lambda array: array.size, default=before)
-            arrays_at.update(zip(cluster.outputs, made, strict=True))
-        return [at(position) for position in mixed.clusters.results]
 
-    return compiled_function(run, fragment, mesh)
+def _run_loop(
+    loop: tuple[MixedFragment, MixedFragment],
+    state: Sequence[Any],
+    programs: Mapping[CompiledCluster, LoadedProgram],
+    large: bool,
+) -> Sequence[Any]:
+    """The state after a loop of XLA's, whose body's clusters are called in each iteration."""
+    condition, body = loop
+
+    def goes_on(state: tuple[Any, ...]) -> Any:
+        (flag,) = _results(condition, state, programs, large)
+        return flag
+
+    def following(state: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(_results(body, state, programs, large))
+
+    made: tuple[Any, ...] = jax.lax.while_loop(goes_on, following, tuple(state))
+    return made
 
 
 def prepared(
-    fragment: FragmentModule, options: CompileOptions = DEFAULTS, limits: KernelLimits = HOST.limits
+    fragment: FragmentModule,
+    options: CompileOptions = DEFAULTS,
+    limits: KernelLimits = HOST.limits,
+    axes: Mapping[str, int] | None = None,
 ) -> HloModule:
-    """The fragment as instructions that are native code, or not, each by itself."""
-    module = lower(fragment.text)
-    passes = configured(preparation(limits=limits), options)
+    """The fragment as instructions that are native code, or not, each by itself.
+
+    Collectives are of one array each: XLA combines them, and does not translate those of several.
+
+    Args:
+        fragment: the fragment.
+        options: the compile options.
+        limits: of kernels.
+        axes: the axes of its mesh and their sizes; None for one device.
+    """
+    module = lowered(fragment, axes)
+    passes = configured(preparation(device_count(axes), limits, combined=False), options)
     run_pipeline(module, passes, Watch(verify=lambda _: None, text=print_module))
     return module

@@ -2,31 +2,45 @@
 
     native 0 ──▶ XLA 1 ──▶ native 2 ──▶ ...
 
-An instruction is in the first cluster of its kind after all of its operands, so that dependences between
-clusters have no cycle and there are as few clusters as possible.  Constants, and instructions that only use
-constants, are copied into each cluster that uses them.
-
-Source: the marking of clusters for compilation in TensorFlow, `mark_for_compilation_pass.cc`: grow greedily,
-    without cycles, not too small.
+`levels.py` says which instructions are together.  A loop that native code covers in part is a cluster of its
+own: XLA's loop, with clusters inside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from mpmd.compile.analysis.dataflow import FORWARDING, Position
+from mpmd.compile.analysis.dataflow import Position
+from mpmd.compile.backends.mixed.levels import (
+    BESIDE,
+    KINDS,
+    LOOP,
+    NATIVE,
+    arrays_of,
+    levels_of,
+    made_at,
+    working,
+)
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.shape import ShapeIndex, tuple_of
 
-MIN_OPERATIONS = 4
-"""Native clusters with fewer instructions are XLA's: a call would cost more than they bring."""
 
-_CHEAP = frozenset(("broadcast", "convert", "iota", "reshape", "slice", "transpose"))
-_WORTHY = frozenset(("dot", "reduce", "reduce-window", "sort", "while", "conditional"))
+@dataclass(frozen=True)
+class LoopClusters:
+    """A loop in parts.
 
-_PLACELESS = frozenset(("parameter", "constant", "tuple", "get-tuple-element"))
+    Attributes:
+        condition: a program of the arrays of the state, whose only result says whether the body runs again.
+        body: one whose results are the next state.
+        trips: how often it runs, if that is known, or else 1.
+    """
+
+    condition: Clusters
+    body: Clusters
+    trips: int
 
 
 @dataclass(frozen=True)
@@ -40,7 +54,8 @@ class Cluster:
         outputs: arrays of its own that others read.
         last_reads: numbers of inputs that nothing reads after it: their memory may be taken.
         module: the part as a program of its own: parameters are the inputs, the result the outputs.
-        reasons: why native code was refused, for each of its instructions for which it was.
+        reasons: why there is no native code, for each of its instructions that should have it.
+        loop: its parts if it is one loop: inputs and outputs are the arrays of its state.
     """
 
     native: bool
@@ -50,6 +65,7 @@ class Cluster:
     last_reads: tuple[int, ...]
     module: HloModule
     reasons: Mapping[str, str]
+    loop: LoopClusters | None = None
 
     @property
     def has_effect(self) -> bool:
@@ -57,13 +73,15 @@ class Cluster:
         return any(m.has_side_effect for m in self.members)
 
     def text(self, number: int) -> str:
-        """A line, and one for each refused instruction."""
-        kind = "native" if self.native else "XLA"
+        """A line, one for each refused instruction, and the clusters of a loop's body."""
+        kind = "native" if self.native else "XLA" if self.loop is None else "loop"
         lines = [
             f"cluster {number}: {kind}, {len(working(self.members))} instructions, "
             f"{len(self.inputs)} inputs, {len(self.outputs)} outputs"
         ]
         lines += [f"  {name}: {reason}" for name, reason in self.reasons.items()]
+        if self.loop is not None:
+            lines += [f"  {line}" for line in self.loop.body.text().splitlines()]
         return "\n".join(lines)
 
 
@@ -73,162 +91,129 @@ class Clusters:
 
     Attributes:
         parts: in the order in which they run.
+        arguments: the arrays of its parameters.
         results: where the arrays of the program's result are: outputs of parts, parameters, constants.
     """
 
     parts: tuple[Cluster, ...]
+    arguments: tuple[Position, ...]
     results: tuple[Position, ...]
+
+    @property
+    def has_native(self) -> bool:
+        """Whether something in it is native code."""
+        return any(p.native or (p.loop is not None and p.loop.body.has_native) for p in self.parts)
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why there is no native code, instruction by instruction."""
+        found = []
+        for part in self.parts:
+            found += [f"{name}: {reason}" for name, reason in part.reasons.items()]
+            found += part.loop.body.reasons if part.loop is not None else []
+        return found
+
+    @property
+    def refused(self) -> int:
+        """How many parts should be native code, and are not."""
+        inside = sum(part.loop.body.refused for part in self.parts if part.loop is not None)
+        return inside + sum(bool(part.reasons) for part in self.parts)
 
     def text(self) -> str:
         """One line per cluster, and under it one for each refused instruction."""
         return "\n".join(part.text(number) for number, part in enumerate(self.parts)) + "\n"
 
 
-def working(members: Sequence[HloInstruction]) -> list[HloInstruction]:
-    """Those that do something when the program runs."""
-    return [m for m in members if m.opcode not in FORWARDING]
-
-
-def split(module: HloModule, refused: Mapping[HloInstruction, str]) -> Clusters:
+def split(
+    module: HloModule,
+    refused: Mapping[HloInstruction, str],
+    loops: Mapping[HloInstruction, LoopClusters] = MappingProxyType({}),
+) -> Clusters:
     """The clusters of a program.
 
     Args:
         module: after `pipelines.preparation`; it stays as it is.
-        refused: instructions of its entry that have no native code → why.
+        refused: instructions of its entry that have no native code → why; "" for those that are meant to be
+            XLA's.
+        loops: loops of its entry that are clusters of their own.
     """
-    results = tuple(_arrays(module.entry.root))
-    free = _free(module.entry.post_order(), results)
-    order = [i for i in module.entry.post_order() if i.opcode not in _PLACELESS and i not in free]
-    reads = {i: [at for o in i.operands for at in _arrays(o)] for i in order}
-    native = {i: i not in refused for i in order}
-    for instruction in order:  # an op that forwards a value is in the cluster of its operand
-        sources = [made for made, _ in reads[instruction] if made in native]
-        if instruction.opcode in FORWARDING and sources:
-            native[instruction] = native[sources[0]]
-    _move_fringe(order, reads, native)
-    groups = _grouped(order, reads, native)
-    while small := [level for level, members in groups.items() if level % 2 == 0 and not _is_worth(members)]:
-        for level in small:
-            native.update(dict.fromkeys(groups[level], False))
-        groups = _grouped(order, reads, native)
-    parts = [_cluster(module, level, groups, reads, results, refused) for level in sorted(groups)]
-    return Clusters(tuple(part for part in parts if part.outputs or part.has_effect), results)
+    results = tuple(arrays_of(module.entry.root))
+    levels = levels_of(module, refused, loops)
+    work = _Division(module, levels.groups, levels.reads, frozenset(results), refused, loops)
+    arguments = [(p, index) for p in module.entry.parameters for index, _ in p.shape.leaves()]
+    return Clusters(tuple(work.parts()), tuple(arguments), results)
 
 
-def _free(order: Sequence[HloInstruction], results: Sequence[Position]) -> set[HloInstruction]:
-    """What costs nothing to make again: constants, counts, and arrays filled with a constant."""
-    wanted = {made for made, _ in results}
-    found: set[HloInstruction] = set()
-    for instruction in order:
-        filled = instruction.opcode == "broadcast" and instruction.operands[0] in found
-        if instruction.opcode == "constant" or (
-            (filled or instruction.opcode == "iota") and instruction not in wanted
-        ):
-            found.add(instruction)
-    return found
+@dataclass(frozen=True)
+class _Division:
+    """A program, and which of its instructions are together.
 
+    Attributes:
+        module: the program.
+        groups: its instructions by level.
+        reads: the arrays that each of them reads.
+        results: the arrays of its result.
+        refused: see `split`.
+        loops: likewise.
+    """
 
-def _arrays(value: HloInstruction) -> list[Position]:
-    """The arrays of a value, where they are made: not in tuples that hold them."""
-    return [_made_at(value, index) for index, _ in value.shape.leaves()]
+    module: HloModule
+    groups: Mapping[int, Sequence[HloInstruction]]
+    reads: Mapping[HloInstruction, Sequence[Position]]
+    results: Set[Position]
+    refused: Mapping[HloInstruction, str]
+    loops: Mapping[HloInstruction, LoopClusters]
 
+    def parts(self) -> Iterator[Cluster]:
+        """The clusters that give or do something, level by level."""
+        for level, members in sorted(self.groups.items()):
+            kind = level % KINDS
+            if kind == LOOP:
+                yield from (self._cluster([loop], native=False, loop=self.loops[loop]) for loop in members)
+                continue
+            part = self._cluster(members, native=kind in (NATIVE, BESIDE))
+            if part.outputs or part.has_effect:
+                yield part
 
-def _made_at(value: HloInstruction, index: ShapeIndex) -> Position:
-    while True:
-        if value.opcode == "get-tuple-element":
-            value, index = value.operands[0], (value.tuple_index, *index)
-        elif value.opcode == "tuple":
-            value, index = value.operands[index[0]], index[1:]
+    def _cluster(
+        self, members: Sequence[HloInstruction], *, native: bool, loop: LoopClusters | None = None
+    ) -> Cluster:
+        """Some instructions with the parameters and results of their cluster."""
+        reads, inside = self.reads, set(members)
+        given = [at for m in members for at in reads[m]]
+        outputs = [(m, index) for m in members for index, _ in m.shape.leaves()]
+        inputs = [
+            at for at in given if at[0] not in inside and (at[0] in reads or at[0].opcode == "parameter")
+        ]
+        inputs = list(dict.fromkeys(inputs))
+        part = _Part(self.module, inputs)
+        if loop is None:
+            elsewhere = {at for i, positions in reads.items() if i not in inside for at in positions}
+            outputs = [at for at in outputs if at in elsewhere or at in self.results]
         else:
-            return value, index
+            inputs = arrays_of(members[0].operands[0])
+        program = part.program(members, outputs)
+        reasons = {m.name: self.refused[m] for m in members if self.refused.get(m)}
+        last = self._last_reads(inputs, members)
+        return Cluster(native, tuple(members), tuple(inputs), tuple(outputs), last, program, reasons, loop)
 
+    def _last_reads(self, inputs: Sequence[Position], members: Sequence[HloInstruction]) -> tuple[int, ...]:
+        """The inputs of a cluster all of whose other readers are needed before it.
 
-def _move_fringe(
-    order: Sequence[HloInstruction],
-    reads: Mapping[HloInstruction, Sequence[Position]],
-    native: dict[HloInstruction, bool],
-) -> None:
-    """Cheap work that only XLA reads is XLA's: its result is larger than its operands."""
-    users: dict[HloInstruction, list[HloInstruction]] = {}
-    for instruction in order:
-        for made, _ in reads[instruction]:
-            users.setdefault(made, []).append(instruction)
-    for instruction in reversed(order):
-        readers = users.get(instruction, [])
-        if instruction.opcode in _CHEAP and readers and not any(native[u] for u in readers):
-            native[instruction] = False
-
-
-def _grouped(
-    order: Sequence[HloInstruction],
-    reads: Mapping[HloInstruction, Sequence[Position]],
-    native: Mapping[HloInstruction, bool],
-) -> dict[int, list[HloInstruction]]:
-    """Instructions by level: native ones on even, others on odd, none before what it needs."""
-    levels: dict[HloInstruction, int] = {}
-    found: dict[int, list[HloInstruction]] = {}
-    for instruction in order:
-        level = 0 if native[instruction] else 1
-        for before in (*(made for made, _ in reads[instruction]), *instruction.control_predecessors):
-            if before in levels:
-                level = max(level, levels[before] + (native[before] != native[instruction]))
-        levels[instruction] = level
-        found.setdefault(level, []).append(instruction)
-    return found
-
-
-def _is_worth(members: Sequence[HloInstruction]) -> bool:
-    doing = working(members)
-    return len(doing) >= MIN_OPERATIONS or any(m.opcode in _WORTHY for m in doing)
-
-
-def _cluster(
-    module: HloModule,
-    level: int,
-    groups: Mapping[int, Sequence[HloInstruction]],
-    reads: Mapping[HloInstruction, Sequence[Position]],
-    results: Sequence[Position],
-    refused: Mapping[HloInstruction, str],
-) -> Cluster:
-    """The instructions of a level with the parameters and results of their cluster."""
-    members, native = groups[level], level % 2 == 0
-    inside = set(members)
-    inputs = dict.fromkeys(
-        at
-        for m in members
-        for at in reads[m]
-        if at[0] not in inside and (at[0] in reads or at[0].opcode == "parameter")
-    )
-    elsewhere = {at for i, positions in reads.items() if i not in inside for at in positions} | set(results)
-    outputs = [(m, index) for m in members for index, _ in m.shape.leaves() if (m, index) in elsewhere]
-    part = _Part(module, inputs).program(members, outputs)
-    reasons = {m.name: refused[m] for m in members if m in refused}
-    last = _last_reads(tuple(inputs), members, groups, reads, set(results))
-    return Cluster(native, tuple(members), tuple(inputs), tuple(outputs), last, part, reasons)
-
-
-def _last_reads(
-    inputs: Sequence[Position],
-    members: Sequence[HloInstruction],
-    groups: Mapping[int, Sequence[HloInstruction]],
-    reads: Mapping[HloInstruction, Sequence[Position]],
-    results: Set[Position],
-) -> tuple[int, ...]:
-    """The inputs of a cluster all of whose other readers are needed before it.
-
-    Without such a dependence XLA may order a reader after the cluster, for which it would copy the array.
-    """
-    together = {i: group for level, group in groups.items() if level % 2 == 0 for i in group}
-    before = set(members)
-    todo = [made for made, _ in inputs]
-    while todo:
-        instruction = todo.pop()
-        if instruction not in before:
-            for needed in together.get(instruction, (instruction,)):
-                before.add(needed)
-                todo += [made for made, _ in reads.get(needed, ())]
-    later = {at for i, positions in reads.items() if i not in before for at in positions}
-    return tuple(k for k, at in enumerate(inputs) if at not in later and at not in results)
+        Without such a dependence XLA may order a reader after the cluster, for which it would copy the array.
+        """
+        reads, groups = self.reads, self.groups
+        together = {i: group for level, group in groups.items() if level % KINDS <= BESIDE for i in group}
+        before = set(members)
+        todo = [made for made, _ in inputs]
+        while todo:
+            instruction = todo.pop()
+            if instruction not in before:
+                for needed in together.get(instruction, (instruction,)):
+                    before.add(needed)
+                    todo += [made for made, _ in reads.get(needed, ())]
+        later = {at for i, positions in reads.items() if i not in before for at in positions}
+        return tuple(k for k, at in enumerate(inputs) if at not in later and at not in self.results)
 
 
 class _Part:
@@ -269,17 +254,17 @@ class _Part:
         """A value, put together of its arrays."""
         shape = original.subshape(index)
         if not shape.is_tuple:
-            return self._array(_made_at(original, index))
+            return self._array(made_at(original, index))
         parts = [self._value(original, (*index, k)) for k in range(len(shape.elements))]
         return self.body.add(HloInstruction("tuple", shape, parts))
 
     def _array(self, position: Position) -> HloInstruction:
-        """An array: a parameter, a constant, or a part of what a member makes."""
+        """An array: a parameter, a copy, or a part of what a member makes."""
         if position in self.given:
             return self.given[position]
         value, index = position
         if value not in self.copies:
-            operands = [self._array((operand, ())) for operand in value.operands]
+            operands = [self._value(operand, ()) for operand in value.operands]
             self.copies[value] = self.body.add(self.twins[value.uid].clone(operands))
         made = self.copies[value]
         for number in index:

@@ -133,6 +133,10 @@ class NativeCpuBackend:
         function = jax_function(fragment, mesh, program, made.aliases, large)
         return NativeExecutable(fragment, function, made, program, kept)
 
+    def may_split(self, mesh: Mesh) -> bool:
+        """On one device alone: programs of several wait for each other."""
+        return mesh.size == 1
+
     def is_large(self, made: Artefact) -> bool:
         """Whether a program on one device is dispatched asynchronously."""
         return is_dispatched(made.costs, len(self.options.cores))

@@ -78,7 +78,7 @@ class MeshCall:
     def _number(self) -> Value:
         """This device's number in the mesh."""
         f, devices = self.f, self.program.devices
-        ordinal = f.op(f"and i64 {self.frame.ask('device_ordinal', 28)}, {2**32 - 1}", "i64")
+        ordinal = self.frame.device()
         known = f.offset(self.slots, SLOT_BYTES * devices)
         number = constant(devices, "i64")
         for k in range(devices):

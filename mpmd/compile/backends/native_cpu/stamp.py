@@ -56,7 +56,7 @@ def register_stamp() -> tuple[str, LoadedCode]:
         frame.begin()
         (given,) = frame.buffers("args", 1)
         (result,) = frame.buffers("rets", 1)
-        device = f.op(f"and i64 {frame.ask('device_ordinal', 28)}, {2**32 - 1}", "i64")
+        device = frame.device()
         f.store(constant(0, "i8"), result)
         now = emit_now(f)
         log = f.load(given, "ptr")

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from mpmd.compile.artefact import Artefact
 from mpmd.compile.backends.compiled import CompiledFragment
-from mpmd.compile.backends.ffi.custom_call import ATTRIBUTE, TARGET_NAME
+from mpmd.compile.backends.ffi.custom_call import ATTRIBUTE, TARGET_NAME, DeviceHandlers
 from mpmd.compile.backends.ffi.frame import check_version
 from mpmd.compile.backends.ffi.loaded import LoadedPrograms, ProgramLoad
 from mpmd.compile.backends.jax_function import ArgumentOrder, DirectCall, jax_function
@@ -42,8 +42,8 @@ class RegisteredGpuProgram:
 
     Attributes:
         index: which of the loaded programs it is.
-        arena_bytes: of the arena that each call takes, workspace included.
-        kept_bytes: that it keeps on the GPU from call to call.
+        arena_bytes: of the arena that each call takes on a device, workspace included.
+        kept_bytes: that it keeps on its GPUs from call to call.
         loaded: it, on each of its GPUs.
     """
 
@@ -148,7 +148,7 @@ class GpuExecutable(DirectCall, CompiledFragment):
 
 @dataclasses.dataclass(frozen=True)
 class NativeGpuBackend:
-    """Compiles fragments for the GPU of a mesh.
+    """Compiles fragments for the GPUs of a mesh.
 
     Attributes:
         options: what the user says about compiling.
@@ -173,14 +173,15 @@ class NativeGpuBackend:
         if problem:
             return NativeGpuBackend(options, libraries, problem=problem)
         try:
-            model = gpu_at(libraries, ordinal_of(mesh)).model
+            first, *others = (gpu_at(libraries, ordinal).model for ordinal in ordinals_of(mesh))
         except CompileError as error:
             return NativeGpuBackend(options, libraries, problem=str(error).splitlines()[0])
-        return NativeGpuBackend(options, libraries, GpuTarget(model, libraries.compiler))
+        problem = "" if all(other == first for other in others) else "the GPUs of a mesh are of several kinds"
+        return NativeGpuBackend(options, libraries, GpuTarget(first, libraries.compiler), problem)
 
     @garbage_kept()
     def compile(self, fragment: FragmentModule, mesh: Mesh) -> GpuExecutable:
-        """Compiles for the device of `mesh`; see `Backend`.
+        """Compiles for the devices of `mesh`; see `Backend`.
 
         Raises:
             CompileError: it needs something for which there is no code; a call of the driver failed.
@@ -197,12 +198,10 @@ class NativeGpuBackend:
 
     def unfit(self, fragment: FragmentModule, mesh: Mesh) -> str:
         """Why no code for GPUs runs on a mesh, or not this fragment in any case; or ""."""
-        if mesh.size > 1:
-            return "native code for GPUs runs on meshes of one GPU"
         return self.problem or unfit_for_targets(self.name, fragment, mesh)
 
     def relocate(self, executable: GpuExecutable, fragment: FragmentModule, mesh: Mesh) -> GpuExecutable:
-        """The same machine code on another GPU of the same kind; compiled again for one of another."""
+        """The same machine code on other GPUs of the same kind; compiled again for others."""
         if executable.target != self.target:
             return self.compile(fragment, mesh)
         return self.load(executable.made, fragment, mesh, executable.kept)
@@ -213,12 +212,16 @@ class NativeGpuBackend:
         function = jax_function(fragment, mesh, program, made.aliases, large=False)
         return GpuExecutable(fragment, function, made, program, self.target, kept)
 
+    def may_split(self, mesh: Mesh) -> bool:
+        """True: programs are parts of XLA's, and collectives are XLA's own."""
+        return True
+
     def is_large(self, made: Artefact) -> bool:
         """False: no call on a GPU waits for its work."""
         return False
 
     def register(self, made: Artefact, name: str, mesh: Mesh) -> RegisteredGpuProgram:
-        """Machine code on the GPU of a mesh, as JAX calls it.
+        """Machine code on the GPUs of a mesh, as JAX calls it: each with a state of its own.
 
         Raises:
             CompileError: the code does not load.
@@ -227,20 +230,31 @@ class NativeGpuBackend:
         check_version()
         code = made.code
         assert isinstance(code, GpuCode)
-        gpu = gpu_at(self.libraries, ordinal_of(mesh))
+        ordinals = ordinals_of(mesh)
 
         def load() -> ProgramLoad[RegisteredGpuProgram]:
-            loaded = LoadedGpuProgram(code, gpu, command_buffers=self.options.command_buffers)
+            loaded = {
+                ordinal: LoadedGpuProgram(
+                    code,
+                    gpu_at(self.libraries, ordinal),
+                    number,
+                    command_buffers=self.options.command_buffers,
+                )
+                for number, ordinal in enumerate(ordinals)
+            }
 
             def program(index: int) -> RegisteredGpuProgram:
-                return RegisteredGpuProgram(index, loaded.arena_bytes, loaded.kept_bytes, [loaded])
+                arena = max(p.arena_bytes for p in loaded.values())
+                kept = sum(p.kept_bytes for p in loaded.values())
+                return RegisteredGpuProgram(index, arena, kept, tuple(loaded.values()))
 
-            return ProgramLoad(loaded.handler, program, loaded)
+            handlers = {ordinal: p.handler for ordinal, p in loaded.items()}
+            handler = handlers[ordinals[0]] if len(handlers) == 1 else DeviceHandlers(handlers)
+            return ProgramLoad(handler, program, loaded)
 
         captured = ".captured" if self.options.command_buffers else ""
-        instance = (
-            f"{code.fingerprint}.{gpu.driver.ordinal}{captured}.{name}"  # meshes have times of their own
-        )
+        gpus = "_".join(map(str, ordinals))
+        instance = f"{code.fingerprint}.{gpus}{captured}.{name}"  # meshes have times of their own
         try:
             return _programs(self.libraries).named(instance, load)
         except NoAlgorithm as error:
@@ -248,9 +262,10 @@ class NativeGpuBackend:
             raise OtherTargetError(str(error), dataclasses.replace(self.target, without=without)) from error
 
 
-def ordinal_of(mesh: Mesh) -> int:
-    """The number of the GPU of a mesh among those that this process sees."""
-    return max(0, getattr(mesh.devices.flat[0], "local_hardware_id", None) or 0)
+def ordinals_of(mesh: Mesh) -> tuple[int, ...]:
+    """The numbers of the GPUs of a mesh among those that this process sees; of described ones their own."""
+    numbers = ((device.local_hardware_id, device.id) for device in mesh.devices.flat)
+    return tuple(own if number is None else number for number, own in numbers)
 
 
 @once

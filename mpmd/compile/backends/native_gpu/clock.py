@@ -29,7 +29,7 @@ from mpmd.compile.backends.native_gpu.driver import GpuDriver
 from mpmd.compile.backends.native_gpu.gpu import GpuLibraries
 from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
 from mpmd.support.execution_log import Execution
-from mpmd.support.once import once
+from mpmd.support.memoisation import once
 
 STAMP_KERNEL = "mpmd_stamp"
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpmd.compile.backends.ffi.frame import FfiFrame
-from mpmd.compile.backends.native_gpu.calls import NULL, CallEmitter
+from mpmd.compile.backends.native_gpu.calls import NULL, STATE, CallEmitter
 from mpmd.compile.backends.native_gpu.capture import emit_capture
 from mpmd.compile.backends.native_gpu.launches import (
     BranchLaunch,
@@ -126,6 +126,9 @@ class _HandlerEmitter:
             emit_stamp_if_recorded(self.calls, f, self.stream)
             f.ret(NULL)
 
+    def _device(self) -> Value:
+        return self.f.load(self.f.offset(self.calls.state, 8 * STATE.index("device")), "i32")
+
     def _take_parameters(self) -> None:
         """Memory for the arguments of a kernel, which the driver copies: all launches share it."""
         steps = [step for step in self.program.launches() if isinstance(step, KernelLaunch)]
@@ -155,7 +158,8 @@ class _HandlerEmitter:
                 size = constant(step.source.size, "i64")
                 self._call("cuMemcpyDtoDAsync_v2", [*pointers, size, self.stream], step.name)
             elif isinstance(step, FillLaunch):
-                word, count = constant(step.word, "i32"), constant(step.target.size // 4, "i64")
+                word = self._device() if step.word is None else constant(step.word, "i32")
+                count = constant(step.target.size // 4, "i64")
                 self._call("cuMemsetD32Async", [self._at(step.target), word, count, self.stream], step.name)
             elif isinstance(step, LoopLaunch):
                 self._loop(step)

@@ -98,15 +98,15 @@ class CopyLaunch:
 
 @dataclasses.dataclass(frozen=True)
 class FillLaunch:
-    """A word of 32 bits in a slice."""
+    """A word of 32 bits in a slice; None is the number of the device in its mesh."""
 
     name: str
     target: Slice
-    word: int
+    word: int | None
 
     def line(self) -> str:
         """One line of a listing."""
-        return f"fill {self.word} ({self.target})  // {self.name}"
+        return f"fill {'device' if self.word is None else self.word} ({self.target})  // {self.name}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,7 +268,7 @@ class _LaunchLowering:
             elif isinstance(thunk, CopyThunk):
                 yield CopyLaunch(thunk.name, thunk.source, thunk.target)
             elif isinstance(thunk, DeviceThunk):
-                yield FillLaunch(thunk.name, thunk.target, 0)  # programs run on one device
+                yield FillLaunch(thunk.name, thunk.target, None)
             elif isinstance(thunk, WhileThunk):
                 condition, body = (tuple(self.steps(t)) for t in (thunk.condition, thunk.body))
                 yield LoopLaunch(thunk.name, condition, thunk.flag, body)

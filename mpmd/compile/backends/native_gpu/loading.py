@@ -41,6 +41,7 @@ class LoadedGpuProgram:
     Args:
         code: the program.
         gpu: the GPU.
+        device: its number in the mesh that runs the program.
         command_buffers: whether calls are captured as graphs, if they can be.
 
     Attributes:
@@ -54,7 +55,9 @@ class LoadedGpuProgram:
         NoAlgorithm: cuBLASLt lacks some of its products.
     """
 
-    def __init__(self, code: GpuCode, gpu: OpenGpu, *, command_buffers: bool = False) -> None:
+    def __init__(
+        self, code: GpuCode, gpu: OpenGpu, device: int = 0, *, command_buffers: bool = False
+    ) -> None:
         program = code.program
         self._undo = contextlib.ExitStack()
         with contextlib.ExitStack() as undo:
@@ -93,6 +96,7 @@ class LoadedGpuProgram:
             "constants": constants,
             "graphs": self._graphs[0],
             "capturing": capturing,
+            "device": device,
         }
         self.state[:] = [filled.get(word, 0) for word in STATE]
         self.function = host.function(handler, ctypes.c_void_p, result=ctypes.c_void_p)

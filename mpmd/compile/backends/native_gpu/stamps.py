@@ -27,8 +27,8 @@ from mpmd.compile.llvm.engine import LoadedCode, compile_module
 from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.target import host_target
 from mpmd.compile.llvm.types import Value, constant
-from mpmd.support.native_lifetime import keep_past_exit
-from mpmd.support.once import once
+from mpmd.support.garbage import keep_past_exit
+from mpmd.support.memoisation import once
 
 _STREAM_GET_BYTES = 32
 _numbers = itertools.count()

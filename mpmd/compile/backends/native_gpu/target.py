@@ -139,7 +139,7 @@ class GpuTarget:
             return attention.refusal(planned.plan)
         if isinstance(planned, DotPlan):
             return refusal(planned.plan.epilogue) if planned.plan.epilogue is not None else ""
-        return "GPU programs run on one device" if isinstance(planned, CollectivePlan) else ""
+        return "collectives are XLA's" if isinstance(planned, CollectivePlan) else ""
 
     def scratch_bytes(self, planned: PlannedKernel | None) -> int:
         """Partial sums, and the sums of a product whose epilogue is a kernel of its own; see `Target`."""

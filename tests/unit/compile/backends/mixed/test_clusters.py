@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import Mesh
 
 from mpmd.compile.backends.mixed import MixedBackend, MixedExecutable
-from mpmd.compile.backends.mixed import backend as mixed_backend
+from mpmd.compile.backends.mixed import loops as mixed_loops
 from mpmd.compile.backends.mixed.backend import prepared
 from mpmd.compile.backends.mixed.clusters import split
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
@@ -106,6 +106,56 @@ def test_constants_are_copied_to_their_readers():
         assert all(p[0].opcode not in ("constant", "broadcast") for p in part.inputs)
 
 
+COPIED = """
+HloModule copied
+
+ENTRY main {
+  x = bf16[4,4] parameter(0)
+  rows = s32[4,4] iota(), iota_dimension=0
+  columns = s32[4,4] iota(), iota_dimension=1
+  mask = pred[4,4] compare(rows, columns), direction=GE
+  wide = f32[4,4] convert(x)
+  a = f32[4,4] select(mask, wide, wide)
+  b = f32[4,4] dot(a, a), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  narrow = bf16[4,4] convert(b)
+  e = f32[4,4] cholesky(b), lower=true
+  f = f32[4,4] select(mask, e, wide)
+  g = f32[4,4] dot(f, f), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT result = (f32[4,4], bf16[4,4]) tuple(g, narrow)
+}
+"""
+
+
+def test_masks_and_wider_copies_of_an_array_are_made_by_each_reader():
+    """So attention finds its mask, and half as many bytes lie between parts."""
+    module = parse_module(COPIED)
+    first, second, third = split(module, {i: "not today" for i in module.entry if i.name == "e"}).parts
+    assert [made.name for made, _ in first.outputs] == ["b", "narrow"] and not second.native
+    assert sorted(made.name for made, _ in third.inputs) == ["e", "x"]
+    opcodes = [i.opcode for i in third.module.entry]
+    assert opcodes.count("iota") == 2 and opcodes.count("compare") == opcodes.count("convert") == 1
+
+
+def test_refused_instructions_are_in_no_native_part():
+    """Although they are larger than their operand."""
+    module = parse_module(COPIED)
+    parts = split(module, {i: "not today" for i in module.entry if i.name in ("e", "wide")}).parts
+    native = [part for part in parts if part.native]
+    assert all("wide" in {made.name for made, _ in part.inputs} for part in native) and len(native) == 2
+
+
+def test_what_takes_more_to_make_again_is_an_array_between_parts():
+    """Each line of this chain doubles what it is made of."""
+    chain = ["s0 = s32[4,4] iota(), iota_dimension=0"]
+    chain += [f"s{n + 1} = s32[4,4] add(s{n}, s{n})" for n in range(30)]
+    text = COPIED.replace("rows = s32[4,4] iota(), iota_dimension=0", "\n".join(chain))
+    module = parse_module(text.replace("compare(rows", "compare(s30"))
+    first, _, third = split(module, {i: "not today" for i in module.entry if i.name == "e"}).parts
+    members = {m.name for m in first.members}
+    assert "s3" not in members and "s4" in members
+    assert sorted(made.name for made, _ in third.inputs) == ["e", "mask", "x"]
+
+
 def test_clusters_too_small_for_a_call_are_of_xla():
     assert [part.native for part in chain("c", "e", "g").parts] == [False]
 
@@ -161,7 +211,7 @@ def without_cosines(computation, refuses):
 @pytest.mark.parametrize("function", [eigenvectors, loops, places])
 @pytest.mark.parametrize("token", [False, True])
 def test_mixed_fragments_compute_the_same(function, token, monkeypatch):
-    monkeypatch.setattr(mixed_backend, "refusals", without_cosines)
+    monkeypatch.setattr(mixed_loops, "refusals", without_cosines)
     mesh, backend = Mesh(np.array(jax.devices()[:1]), ("d",)), MixedBackend(NativeCpuBackend())
     fragment = fragment_of(function, SQUARE)
     made = backend.compile(type(fragment)(**{**vars(fragment), "token": token}), mesh)
@@ -198,7 +248,7 @@ def in_place(x, g):
 @pytest.mark.parametrize("function, over", [(beside, 0), (in_place, 2)])
 def test_results_are_put_over_arrays_that_were_read_and_xla_copies_none(function, over, monkeypatch):
     """`beside`: one cluster reads the donated argument, another computes the result that takes its memory."""
-    monkeypatch.setattr(mixed_backend, "refusals", without_cosines)
+    monkeypatch.setattr(mixed_loops, "refusals", without_cosines)
     mesh = Mesh(np.array(jax.devices()[:1]), ("d",))
     fragment = fragment_of(function, SQUARE, SQUARE + 1, donated=(0,))
     made = MixedBackend(NativeCpuBackend()).compile(fragment, mesh)
@@ -217,3 +267,90 @@ def test_a_fragment_with_nothing_native_says_every_reason():
     mesh = Mesh(np.array(jax.devices()[:1]), ("d",))
     with pytest.raises(CompileError, match=r"(?s)no kernel calls first.*no kernel calls second"):
         MixedBackend(NativeCpuBackend()).compile(fragment_of(both, SQUARE), mesh)
+
+
+def test_elements_of_less_than_a_byte_pass_between_parts():
+    """XLA's arrays have them packed, native code one to a byte."""
+
+    def function(x, narrow):
+        values = jnp.linalg.eigvalsh(jnp.tanh(x @ x.T) + narrow.astype(jnp.float32))
+        return values, (values * jnp.ones((8, 1))).astype(jnp.int4)
+
+    narrow = jnp.asarray(np.arange(64).reshape(8, 8) % 15 - 7, jnp.int4)
+    mesh = Mesh(np.array(jax.devices()[:1]), ("d",))
+    made = FallbackBackend(NativeCpuBackend()).compile(fragment_of(function, SQUARE, narrow), mesh)
+    assert isinstance(made, MixedExecutable)
+    for got, wanted in zip(made(SQUARE, narrow), function(SQUARE, narrow), strict=True):
+        got, wanted = (np.asarray(a, np.float32) for a in (got, wanted))
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+SINKING = """
+HloModule sinking
+
+ENTRY main {
+  x = f32[8,4] parameter(0)
+  w = f32[4,4] parameter(1)
+  a = f32[8,4] dot(x, w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  t = f32[4,4] transpose(w), dimensions={1,0}
+  wide = f32[8,4] tanh(a)
+  sums = f32[8] custom-call(a), custom_call_target="elsewhere"
+  rows = f32[8,4] broadcast(sums), dimensions={0}
+  b = f32[8,4] dot(rows, t), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  kept = f32[8,4] sine(a)
+  more = f32[8] custom-call(b), custom_call_target="elsewhere"
+  again = f32[8,4] broadcast(more), dimensions={0}
+  c = f32[8,4] dot(again, t), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT result = (f32[8,4], f32[8,4], f32[8,4], f32[8,4]) tuple(b, c, kept, wide)
+}
+"""
+
+
+def test_native_work_waits_for_its_first_reader_if_it_then_reads_no_more():
+    """The transposed weight is no array between parts; what is a result is made as soon as it can be."""
+    module = parse_module(SINKING)
+    refused = {i: "elsewhere" for i in module.entry if i.opcode == "custom-call"}
+    first, second, last = (part for part in split(module, refused).parts if part.native)
+    assert {m.name for m in first.members} == {"a", "wide", "kept"}
+    assert {m.name for m in second.members} == {"t", "b"}
+    assert {m.name for m in last.members} == {"c"}
+    assert sorted(made.name for made, _ in second.inputs) == ["sums", "w"]
+
+
+GRADIENTS = """
+HloModule gradients, num_partitions=2
+
+add {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT c = f32[] add(a, b)
+}
+
+ENTRY main {
+  x = f32[8,4] parameter(0)
+  dy = f32[8,6] parameter(1)
+  w = f32[4,6] parameter(2)
+  scaled = f32[8,6] negate(dy)
+  dx = f32[8,4] dot(scaled, w), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+  dw = f32[4,6] dot(x, scaled), lhs_contracting_dims={0}, rhs_contracting_dims={0}
+  sum = f32[8,4] all-reduce(dx), to_apply=add, replica_groups={}
+  before = f32[8,6] dot(sum, w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  total = f32[4,6] all-reduce(dw), to_apply=add, replica_groups={}
+  ROOT result = (f32[8,6], f32[4,6]) tuple(before, total)
+}
+"""
+
+
+@pytest.mark.parametrize("opcode", ["all-reduce", "negate"])
+def test_products_that_a_collective_does_not_wait_for_are_a_part_of_their_own(opcode):
+    """As the gradient of a weight beside the sum of its input's; beside other work nothing is gained."""
+    text = GRADIENTS if opcode == "all-reduce" else re.sub(r"all-reduce(\(\w+\)).*", r"negate\1", GRADIENTS)
+    module = parse_module(text)
+    parts = split(module, {i: "" for i in module.entry if i.name in ("sum", "total")}).parts
+    members = [[m.name for m in part.members] for part in parts if part.native]
+    if opcode == "all-reduce":
+        assert members == [["scaled", "dx"], ["dw"], ["before"]]
+        assert [part.native for part in parts] == [True, True, False, True]
+        assert [made.name for made, _ in parts[1].inputs] == ["x", "scaled"]
+    else:
+        assert sorted(members[0]) == ["dw", "dx", "scaled"]

@@ -25,29 +25,11 @@ from mpmd.compile.kernels.planning.collectives import CollectivePlan
 from mpmd.compile.llvm.target import host_target
 from mpmd.compile.thunks.emission import KernelPlans
 from mpmd.errors import CompileError
-from tests.support.native_meshes import OnMesh, call_on, mesh_of, values
+from tests.support.native_meshes import COLLECTIVES, OnMesh, call_on, mesh_of, values
 from tests.support.program_instance import ProgramInstance
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 
-BOTH, ALONE = P("x", "y"), P("x", None)
-COLLECTIVES = {
-    "sum": (lambda a: lax.psum(a, "x"), BOTH, P(None, "y")),
-    "sum over both axes": (lambda a: lax.psum(a, ("x", "y")), BOTH, P()),
-    "maximum": (lambda a: lax.pmax(a, "y"), BOTH, P("x")),
-    "minimum": (lambda a: lax.pmin(a, "y"), BOTH, P("x")),
-    "gather": (lambda a: lax.all_gather(a, "y", axis=1, tiled=True), BOTH, P("x")),
-    "gather rows": (lambda a: lax.all_gather(a, ("x", "y")), BOTH, P()),
-    "scatter of sums": (
-        lambda a: lax.psum_scatter(a, "y", scatter_dimension=1, tiled=True),
-        ALONE,
-        BOTH,
-    ),
-    "exchange": (lambda a: lax.all_to_all(a, "y", 1, 0, tiled=True), ALONE, P(("x", "y"), None)),
-    "permutation": (lambda a: lax.ppermute(a, "x", [(0, 1), (1, 0)]), BOTH, BOTH),
-    "permutation that leaves some out": (lambda a: lax.ppermute(a, "x", [(0, 1)]), BOTH, BOTH),
-    "own number": (lambda a: a + lax.axis_index("y").astype(a.dtype), BOTH, BOTH),
-}
 DTYPES = {"float32": 1e-6, "bfloat16": 1e-2, "int32": 0, "uint8": 0}
 
 
@@ -94,14 +76,14 @@ def test_collectives_inside_of_loops_and_branches():
 
         return lax.fori_loop(0, 5, body, a)
 
-    OnMesh(function, [values(8, 6)], mesh_of({"x": 2, "y": 2}), [BOTH], BOTH).check(1e-5)
+    OnMesh(function, [values(8, 6)], mesh_of({"x": 2, "y": 2}), [P("x", "y")], P("x", "y")).check(1e-5)
 
 
 def test_groups_may_take_different_branches():
     def function(a):
         return lax.cond(lax.axis_index("y") == 0, lambda a: lax.psum(a, "x") * 2, lambda a: a - 1, a)
 
-    OnMesh(function, [values(8, 6)], mesh_of({"x": 2, "y": 2}), [BOTH], BOTH).check()
+    OnMesh(function, [values(8, 6)], mesh_of({"x": 2, "y": 2}), [P("x", "y")], P("x", "y")).check()
 
 
 def test_devices_that_are_not_the_first_of_their_client():

@@ -212,14 +212,6 @@ def test_without_a_usable_gpu_xla_takes_over_and_says_why(gpu, problem):
     np.testing.assert_allclose(got, products(X, X), rtol=1e-5, atol=1e-6)
 
 
-def test_meshes_of_several_gpus_are_left_to_xla():
-    """So no collective, and nothing that waits for one, is in a launch program."""
-    several = Mesh(np.array(jax.devices()[:2]), ("x",))
-    backend = FallbackBackend(NativeGpuBackend.of(several, libraries=StandInGpu(count=2)))
-    made = backend.compile(fragment_of(products, X, X), several)
-    assert made.backend == "xla" and made.reasons[0] == "native code for GPUs runs on meshes of one GPU"
-
-
 def test_native_is_the_target_of_the_platform_and_auto_leaves_gpus_to_xla():
     gpus = Mesh(np.array(jax.devices()[:1]), ("x",))
     assert "gpu" in targets.NATIVE and "gpu" not in targets.AUTOMATIC

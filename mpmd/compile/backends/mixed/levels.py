@@ -1,0 +1,227 @@
+"""Which instructions of a program run together: levels, whose kinds take turns.
+
+    native ── native beside collectives ── XLA ── loops ── native ── ...
+
+An instruction is on the first level of its kind after all of its operands, so that dependences have no cycle
+and there are as few parts as possible; a native one is moved to its first reader if that part then reads no
+more bytes.  Constants, values computed of them alone, and values larger than their operand are on no level:
+each part that reads them computes them.
+
+Source: the marking of clusters for compilation in TensorFlow, `mark_for_compilation_pass.cc`: grow greedily,
+    without cycles, not too small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from mpmd.compile.analysis.dataflow import FORWARDING, Position
+from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.module import HloModule
+from mpmd.compile.hlo.shape import ShapeIndex
+from mpmd.compile.kernels.planning.collectives import COLLECTIVES
+
+MIN_OPERATIONS = 4
+"""Native clusters with fewer instructions are XLA's: a call would cost more than they bring."""
+
+_CHEAP = frozenset(("broadcast", "convert", "iota", "reshape", "slice", "transpose"))
+_WIDENING = frozenset(("broadcast", "convert", "reshape"))
+_WORTHY = frozenset(("dot", "reduce", "reduce-window", "sort", "while", "conditional"))
+
+_MAX_COPIED = 16
+"""Instructions that a part repeats for one that it reads, at most."""
+
+_PLACELESS = frozenset(("parameter", "constant", "tuple", "get-tuple-element"))
+
+NATIVE, BESIDE, XLA, LOOP, KINDS = 0, 1, 2, 3, 4
+"""Kinds of instructions, which levels have in turn, and how many; `BESIDE` is native, too."""
+
+
+def working(members: Sequence[HloInstruction]) -> list[HloInstruction]:
+    """Those that do something when the program runs."""
+    return [m for m in members if m.opcode not in FORWARDING]
+
+
+@dataclass(frozen=True)
+class Levels:
+    """The instructions of a program that are on a level.
+
+    Attributes:
+        groups: by level, in an order in which they can run.
+        reads: the arrays that each of them reads, itself or by its operands on no level.
+    """
+
+    groups: Mapping[int, Sequence[HloInstruction]]
+    reads: Mapping[HloInstruction, Sequence[Position]]
+
+
+def levels_of(
+    module: HloModule, refused: Collection[HloInstruction], loops: Collection[HloInstruction]
+) -> Levels:
+    """The levels of the entry of a program; see `clusters.split`."""
+    results = arrays_of(module.entry.root)
+    states = [at for loop in loops for at in arrays_of(loop.operands[0])]
+    copied = _copied(module.entry.post_order(), [*results, *states], refused)
+    order = [i for i in module.entry.post_order() if i.opcode not in _PLACELESS and i not in copied]
+    reads = {i: _arrays_read(i.operands, copied) for i in order}
+    kinds = {i: LOOP if i in loops else XLA if i in refused else NATIVE for i in order}
+    for instruction in order:  # an op that forwards a value is in the part of its operand
+        sources = [made for made, _ in reads[instruction] if made in kinds]
+        if instruction.opcode in FORWARDING and sources:
+            kinds[instruction] = min(kinds[sources[0]], XLA)
+    _move_fringe(order, reads, kinds)
+    groups = _grouped(order, reads, results, kinds)
+    while small := [n for n, members in groups.items() if n % KINDS == NATIVE and not _is_worth(members)]:
+        for level in small:
+            kinds.update(dict.fromkeys(groups[level], XLA))
+        groups = _grouped(order, reads, results, kinds)
+    return Levels(_beside_collectives(groups, reads), reads)
+
+
+def _copied(
+    order: Sequence[HloInstruction], results: Sequence[Position], refused: Collection[HloInstruction]
+) -> set[HloInstruction]:
+    """Values that each part computes again: those that read no array, and those larger than their operand."""
+    kept = {*refused, *(made for made, _ in results)}
+    sizes = {i: 0 for i in order if i.opcode == "constant"}
+    without = set(sizes)
+    for instruction in order:
+        operands, opcode = instruction.operands, instruction.opcode
+        size = 1 + sum(sizes.get(operand, 0) for operand in operands)
+        if instruction in kept or instruction in sizes or size > _MAX_COPIED:
+            continue
+        if opcode == "iota" or (
+            (opcode in _CHEAP or instruction.is_elementwise) and operands and without.issuperset(operands)
+        ):
+            without.add(instruction)
+        elif opcode not in _WIDENING or operands[0].shape.byte_size > instruction.shape.byte_size:
+            continue
+        sizes[instruction] = size
+    return set(sizes)
+
+
+def _arrays_read(operands: Sequence[HloInstruction], copied: Set[HloInstruction]) -> list[Position]:
+    """The arrays that an instruction reads, where copied operands read theirs."""
+    found = []
+    for operand in operands:
+        for made, index in arrays_of(operand):
+            found += _arrays_read(made.operands, copied) if made in copied else [(made, index)]
+    return found
+
+
+def arrays_of(value: HloInstruction) -> list[Position]:
+    """The arrays of a value, where they are made: not in tuples that hold them."""
+    return [made_at(value, index) for index, _ in value.shape.leaves()]
+
+
+def made_at(value: HloInstruction, index: ShapeIndex) -> Position:
+    """Where a part of a value is made, outside of tuples."""
+    while True:
+        if value.opcode == "get-tuple-element":
+            value, index = value.operands[0], (value.tuple_index, *index)
+        elif value.opcode == "tuple":
+            value, index = value.operands[index[0]], index[1:]
+        else:
+            return value, index
+
+
+def _move_fringe(
+    order: Sequence[HloInstruction],
+    reads: Mapping[HloInstruction, Sequence[Position]],
+    kinds: dict[HloInstruction, int],
+) -> None:
+    """Cheap work that only XLA reads is XLA's: its result is larger than its operands."""
+    users: dict[HloInstruction, list[HloInstruction]] = {}
+    for instruction in order:
+        for made, _ in reads[instruction]:
+            users.setdefault(made, []).append(instruction)
+    for instruction in reversed(order):
+        readers = users.get(instruction, [])
+        if instruction.opcode in _CHEAP and readers and all(kinds[u] != NATIVE for u in readers):
+            kinds[instruction] = XLA
+
+
+def _grouped(
+    order: Sequence[HloInstruction],
+    reads: Mapping[HloInstruction, Sequence[Position]],
+    results: Collection[Position],
+    kinds: Mapping[HloInstruction, int],
+) -> dict[int, list[HloInstruction]]:
+    """Instructions by level, each of which has one kind, none before what it needs, loops after it."""
+    levels: dict[HloInstruction, int] = {}
+    for instruction in order:
+        kind = level = kinds[instruction]
+        for before in (*(made for made, _ in reads[instruction]), *instruction.control_predecessors):
+            if before in levels:
+                further = (kind - levels[before]) % KINDS or (KINDS if kind == LOOP else 0)
+                level = max(level, levels[before] + further)
+        levels[instruction] = level
+    _sink(order, reads, results, kinds, levels)
+    found: dict[int, list[HloInstruction]] = {}
+    for instruction in order:
+        found.setdefault(levels[instruction], []).append(instruction)
+    return found
+
+
+def _sink(
+    order: Sequence[HloInstruction],
+    reads: Mapping[HloInstruction, Sequence[Position]],
+    results: Collection[Position],
+    kinds: Mapping[HloInstruction, int],
+    levels: dict[HloInstruction, int],
+) -> None:
+    """Moves native instructions to the cluster of their first reader; parameters are there in any case."""
+    readers: dict[HloInstruction, list[int]] = {}
+    for made, _ in results:
+        readers.setdefault(made, []).append(levels.get(made, 0))
+    for instruction in reversed(order):
+        before = dict.fromkeys(made for made, _ in reads[instruction])
+        later = readers.get(instruction, ())
+        size = sum(made.shape.byte_size for made in before if made.opcode != "parameter")
+        if kinds[instruction] == NATIVE and later and size <= instruction.shape.byte_size:
+            levels[instruction] = max(levels[instruction], min(later) - min(later) % KINDS)
+        for made in (*before, *instruction.control_predecessors):
+            readers.setdefault(made, []).append(levels[instruction])
+
+
+def _beside_collectives(
+    groups: Mapping[int, Sequence[HloInstruction]], reads: Mapping[HloInstruction, Sequence[Position]]
+) -> dict[int, Sequence[HloInstruction]]:
+    """Levels in which products that the collectives of the next one do not wait for are on their own.
+
+    XLA starts the collectives, and calls these parts before it waits for them.  Where some collectives have
+    readers and others give results, the products may be operands of the latter.
+    """
+    found = dict(groups)
+    for level, members in groups.items():
+        following = groups.get(level + XLA, ()) if level % KINDS == NATIVE else ()
+        if not any(m.opcode in COLLECTIVES for m in following):
+            continue
+        needed = _awaited(level + XLA, groups, reads)
+        for instruction in reversed(members):
+            if instruction in needed:
+                needed.update(made for made, _ in reads[instruction])
+        first, rest = ([m for m in members if (m in needed) == wanted] for wanted in (True, False))
+        if _is_worth(first) and any(m.opcode == "dot" for m in rest):
+            found[level], found[level + BESIDE] = first, rest
+    return found
+
+
+def _awaited(
+    level: int,
+    groups: Mapping[int, Sequence[HloInstruction]],
+    reads: Mapping[HloInstruction, Sequence[Position]],
+) -> set[HloInstruction]:
+    """Operands of a level whose results later levels read; of all of it if none do."""
+    later = {made for n, members in groups.items() if n > level for m in members for made, _ in reads[m]}
+    for instruction in reversed(groups[level]):
+        if instruction in later:
+            later.update(made for made, _ in reads[instruction])
+    read = [m for m in groups[level] if m in later] or groups[level]
+    return {made for m in read for made, _ in reads[m]}
+
+
+def _is_worth(members: Sequence[HloInstruction]) -> bool:
+    doing = working(members)
+    return len(doing) >= MIN_OPERATIONS or any(m.opcode in _WORTHY for m in doing)
