@@ -44,6 +44,13 @@ _KERNELS = (
         f"{_BOUNDS}::test_a_row_of_a_large_factor_is_far_from_the_first",
     ),
     _kernel(
+        "matrices.py:MatrixWriter.pieces",
+        "a piece has columns, and values, of its own",
+        "self._known = known",
+        "pass",
+        f"{_GPU}/test_products.py::test_pieces_of_a_tile_are_written_over_what_they_read",
+    ),
+    _kernel(
         "online.py:RowReductions._subtracted",
         "exponentials of an online sum are at most 1, also of rows that have seen nothing yet",
         "fits and self._is_below(value, reduced.arg, where)",

@@ -19,6 +19,7 @@ from mpmd.compile.buffers.assignment import Allocation, Slice
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.evaluate_products import evaluate_product
+from mpmd.compile.kernels.index import dim
 from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
 from tests.support.gpu_launches import CalledProgram
@@ -206,3 +207,41 @@ def test_kernels_of_products(plan):
             given[result].astype(np.float32), wanted[result].astype(np.float32), rtol=loose, atol=loose
         )
         kernel = kernel.smaller
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed: make test-gpu"
+)
+def test_pieces_of_a_tile_are_written_over_what_they_read():
+    """Batched matrices of 150 columns, which 256 of a tile are more than, are added to an array in place."""
+    from tests.support.launch_memory import Extent
+    from tests.support.triton_interpreter import run_kernel
+
+    batch, m, n, k = 2, 20, 150, 24
+    b = PlanBuilder("epilogue", (batch, m, n))
+    old = b.convert(b.load_dense(b.operand("old", "bf16", batch * m * n)), "f32")
+    shift = b.load(b.operand("shift", "f32", n), dim(2))
+    sums = b.load_dense(b.operand("sums", "f32", batch * m * n))
+    made = b.apply("add", b.apply("add", old, shift), sums)
+    b.store_dense(b.operand("y", "bf16", batch * m * n), b.convert(made, "bf16"))
+    views = (View("bf16", 0, k, 1, (m * k,)), View("bf16", 0, n, 1, (0,)), View("f32", 0, n, 1, (m * n,)))
+    plan = MatmulPlan("product", (batch,), m, n, k, *views, b.finish(), sums=2)
+    (kernel,) = product_kernel(plan, 1, (16, 256, 16, 4)).kernels
+    assert kernel.source.count("tl.store") == 4
+
+    rng = np.random.default_rng(0)
+    sizes = (
+        (batch * m * n, "bf16"),
+        (n, "f32"),
+        (0, "f32"),
+        (batch * m * n, "bf16"),
+        (batch * m * k, "bf16"),
+    )
+    arrays = [
+        rng.standard_normal(size).astype(NUMPY_DTYPE[dtype]) for size, dtype in (*sizes, (k * n, "bf16"))
+    ]
+    wanted = {0: arrays[0], 1: arrays[1], 3: arrays[3].copy()}
+    evaluate_product(plan, arrays[4], arrays[5], wanted)
+    arrays[3] = arrays[0]
+    run_kernel(kernel, [Extent.of(arrays[number]) for number in kernel.operands])
+    np.testing.assert_array_equal(arrays[0].astype(np.float32), wanted[3].astype(np.float32))
