@@ -27,13 +27,15 @@ ENTRIES = (
     "cuGraphLaunch",
     "cuGraphExecDestroy",
     "cublasLtMatmul",
+    "cublasLtMatmulDescSetAttribute",
     "cublasLtGetStatusName",
 )
-"""The functions that a handler calls, in the order of its table; without products the last two are null."""
+"""The functions that a handler calls, in the order of its table; without products the last three are null."""
 
-STATE = ("table", "kernels", "products", "context", "constants", "graphs", "capturing", "failed_status")
-"""The words of the state block; the handler writes the last one alone.  `graphs` is null or a block as in
-`capture.py`, and `capturing` the stream on which that captures."""
+_WORDS = "table kernels products context constants graphs capturing failed_status multiplying"
+STATE = tuple(_WORDS.split())
+"""The words of the state block; the handler writes the last two alone, of which `multiplying` is a lock.
+`graphs` is null or a block as in `capture.py`, and `capturing` the stream on which that captures."""
 
 _MESSAGE_BYTES = 512
 NULL = Value("null", "ptr")

@@ -84,7 +84,15 @@ class LoadedGpuProgram:
             host.function(state, result=ctypes.c_void_p)()
         )
         kept = graphs.ctypes.data if captured else 0
-        self.state[:] = [*(b.ctypes.data for b in blocks), gpu.driver.context, constants, kept, capturing, 0]
+        self.state[:] = [
+            *(b.ctypes.data for b in blocks),
+            gpu.driver.context,
+            constants,
+            kept,
+            capturing,
+            0,
+            0,
+        ]
         self.function = host.function(handler, ctypes.c_void_p, result=ctypes.c_void_p)
         self.handler = gpu.libraries.entry(host.address(handler))
         self._kept = [blocks, products, host, code]  # the handler has their addresses
@@ -104,7 +112,7 @@ def _prepared(program: LaunchProgram, gpu: OpenGpu, undo: contextlib.ExitStack) 
     alignments: dict[ProductDescriptor, int] = {}
     for step in program.launches():
         if isinstance(step, ProductLaunch):
-            least = min(_alignment(place, program.allocations) for place in (step.a, step.b, step.d))
+            least = min(_alignment(place, program.allocations) for place in (*step.reads, step.d))
             alignments[step.descriptor] = min(least, alignments.get(step.descriptor, BASE_ALIGNMENT))
     found, missing = [], list[NoAlgorithm]()
     for product in program.descriptors:

@@ -8,6 +8,7 @@ import pytest
 
 from mpmd.compile.backends.native_gpu.launches import LaunchProgram, ProductLaunch
 from mpmd.compile.backends.native_gpu.products import (
+    StoredSums,
     as_row_sums,
     dense_sums,
     in_one_kernel,
@@ -127,8 +128,7 @@ def with_epilogue(op):
 
 
 def test_an_epilogue_that_only_converts_is_the_library_s():
-    operand, view = stored_sums(narrow(with_epilogue("")))
-    assert (operand, view) == (1, View("bf16", 0, 1, M))
+    assert stored_sums(narrow(with_epilogue(""))) == StoredSums(1, View("bf16", 0, 1, M))
     assert stored_sums(with_epilogue("tanh")) is None
     assert stored_sums(with_epilogue("")) is None  # the library does not convert f32 to bf16, nor f64 to f32
     assert dense_sums(with_epilogue("tanh")) == View("f32", 0, N, 1)
@@ -138,6 +138,49 @@ def narrow(plan):
     """The product of bf16 factors."""
     a, b = (dataclasses.replace(view, dtype="bf16") for view in (plan.a, plan.b))
     return dataclasses.replace(plan, a=a, b=b)
+
+
+def with_additions(kinds, *, turned=False):
+    """An epilogue that adds arrays: matrices where the result's elements are, or vectors to its rows."""
+    b = PlanBuilder("epilogue", (M, N))
+    place = b.dense((1, 0) if turned else (0, 1))
+    made = b.load_dense(b.operand("sums", "f32", M * N))
+    for kind in kinds:
+        at = {"matrix": place, "vector": dim(1), "column": dim(0), "turned": b.dense((1, 0))}[kind]
+        made = b.apply("add", b.convert(b.load(b.operand(kind, "bf16", M * N), at), "f32"), made)
+    b.store(b.operand("y", "bf16", M * N), place, b.convert(made, "bf16"))
+    views = (dataclasses.replace(ROWS[name], dtype="bf16") for name in "abc")
+    return MatmulPlan("product", (), M, N, K, *views, b.finish())
+
+
+def test_the_library_adds_a_matrix_and_a_vector():
+    for kinds, added, shift in (
+        (["matrix"], 1, -1),
+        (["vector"], -1, 1),
+        (["vector", "matrix"], 2, 1),
+        (["matrix", "vector"], 1, 2),
+    ):
+        plan = with_additions(kinds)
+        stored = stored_sums(plan)
+        assert stored == StoredSums(len(kinds) + 1, View("bf16", 0, N, 1), added, shift)
+        assert not in_one_kernel(plan)
+        (call,) = library_calls(plan, stored.view, adds=added > 0, shifts=shift > 0)
+        assert (call.descriptor.adds, call.descriptor.shifts) == (added > 0, shift > 0)
+        assert stored_sums(plan, {call.descriptor}) is None and in_one_kernel(plan, {call.descriptor})
+
+
+@pytest.mark.parametrize("kinds", [["matrix", "matrix"], ["vector", "vector"], ["column"], ["turned"]])
+def test_other_additions_are_kernels(kinds):
+    assert stored_sums(with_additions(kinds)) is None and in_one_kernel(with_additions(kinds))
+
+
+def test_the_library_adds_to_rows_of_one_matrix_alone():
+    assert stored_sums(with_additions(["vector"], turned=True)) is None
+    plan = with_additions(["matrix"])
+    a, b, c = (dataclasses.replace(ROWS[name], dtype="bf16", batch=(100,)) for name in "abc")
+    assert library_calls(product(a, b, c, batch=(2,)), c, adds=True) == ()
+    sums = dataclasses.replace(plan, a=ROWS["a"], b=ROWS["b"])  # of f32
+    assert stored_sums(sums) is None
 
 
 def test_products_of_f64_that_are_stored_as_f32_are_a_call_and_a_kernel():
