@@ -130,10 +130,12 @@ class PlanTiling:
     @property
     def warps(self) -> int:
         """Of each program."""
-        per_warp = (
-            512 if self.sums_columns or (self.height > 1 and self.height * self.width > _POINTS) else 256
-        )
-        return max(1, min(_MAX_WARPS, self.height * self.width // per_warp))
+        points, each = self.height * self.width, 256
+        if self.plan.kind == "column" and self.width > _SUM_WIDTH:
+            each = 1024  # threads have two sums each, which they store together
+        elif self.sums_columns or (self.height > 1 and points > _POINTS):
+            each = 512
+        return max(1, min(_MAX_WARPS, points // each))
 
     @property
     def index_type(self) -> str:
