@@ -105,7 +105,7 @@ _PRODUCTS = (
     ),
     _program(
         "products.py:stored_sums",
-        "what is added is there once, and nothing else is",
+        "one matrix and one vector are added, and nothing else",
         "if not counts[0] or max(counts) > 1 or sum(counts) != len(terms):",
         "if not counts[0]:",
         f"{_GPU}/test_products.py::test_other_additions_are_kernels[kinds0]",

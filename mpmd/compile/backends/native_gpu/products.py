@@ -214,7 +214,7 @@ def stored_sums(plan: MatmulPlan, without: Collection[ProductDescriptor] = ()) -
 
 
 def _terms(epilogue: KernelPlan, number: int, dtypes: Collection[str]) -> list[Node]:
-    """What is added to a value, whose sum may be rounded to some types on the way."""
+    """The values whose sum a value is; it may be rounded to some types on the way."""
     node = epilogue.nodes[number]
     if isinstance(node, Apply) and node.op == "convert" and node.dtype in dtypes:
         return _terms(epilogue, node.args[0], dtypes)

@@ -90,8 +90,7 @@ def check_layer(made, *arguments):
 @pytest.mark.parametrize("command_buffers", [False, True])
 def test_a_product_adds_the_vector_of_its_call(command_buffers):
     made = CalledProgram(program_of(layer, *LAYER), command_buffers=command_buffers)
-    calls = check_layer(made, *LAYER)
-    assert calls == ["cuCtxSetCurrent", "cublasLtMatmulDescSetAttribute", "cublasLtMatmul"]
+    assert check_layer(made, *LAYER)[-2:] == ["cublasLtMatmulDescSetAttribute", "cublasLtMatmul"]
     for times in (2, 3, 4):
         made.move()  # the vector is elsewhere
         check_layer(made, *(a * times for a in LAYER))
@@ -104,6 +103,7 @@ def test_a_product_that_fails_does_not_keep_others_from_theirs(number, entry):
     with pytest.raises(RuntimeError, match=f"{entry} failed in "):
         made.call(as_bytes(*LAYER))
     assert made.gpu.calls[-1] == entry
+    made.gpu.fail_at = 0
     check_layer(made, *LAYER)
 
 
