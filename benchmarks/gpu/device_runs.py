@@ -97,8 +97,8 @@ class DeviceRuns:
 
         return issue
 
-    def product(self, descriptor: ProductDescriptor, a: int, b: int, d: int) -> Issue:
-        """A call of the library, with its first choice of an algorithm."""
+    def product(self, descriptor: ProductDescriptor, a: int, b: int, d: int, shift: int = 0) -> Issue:
+        """A call of the library, with its first choice of an algorithm; what it adds to a matrix is there."""
         library = self.gpu.cublaslt
         if descriptor not in self._products:
             self._products[descriptor] = library.prepare(descriptor, PARAMETER_ALIGNMENT, self._undo)
@@ -111,6 +111,8 @@ class DeviceRuns:
 
         def issue(stream: int | None) -> None:
             assert made.kept  # their addresses are among the words
+            if descriptor.shifts:
+                library.shift(made, shift)
             library.call("cublasLtMatmul", *given, stream, what=f"running {descriptor}")
 
         return issue
@@ -126,8 +128,10 @@ class DeviceRuns:
             places = [memory[s.allocation] + s.offset for s in step.arguments]
             return self.launch(code.cubins[step.kernel], step.grid, places)
         if isinstance(step, ProductLaunch):
-            a, b, d = (memory[s.allocation] + s.offset for s in (step.a, step.b, step.d))
-            return self.product(step.descriptor, a, b, d)
+            a, b, d, shift = (
+                memory[s.allocation] + s.offset for s in (step.a, step.b, step.d, step.shift or step.b)
+            )
+            return self.product(step.descriptor, a, b, d, shift)
         what, at = f"running {step.name}", memory[step.target.allocation] + step.target.offset
         if isinstance(step, CopyLaunch):
             source, size = memory[step.source.allocation] + step.source.offset, step.source.size

@@ -115,6 +115,8 @@ def _products(
         factors = [words["alpha"], first, words["a"], second, words["b"]]
         given = [words["handle"], words["descriptor"], *factors, words["beta"], d, words["c"], d, words["d"]]
         given += [words["algorithm"], work, size, None]
+        if step.shift is not None:
+            gpu.cublaslt.shift(made, memory[step.shift.allocation] + step.shift.offset)
         multiply = functools.partial(
             gpu.cublaslt.call, "cublasLtMatmul", *given, what=f"running {descriptor}"
         )

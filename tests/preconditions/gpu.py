@@ -47,6 +47,13 @@ _KERNELS = (
         f"{_BOUNDS}::test_a_row_of_a_large_factor_is_far_from_the_first",
     ),
     _kernel(
+        "matrices.py:MatrixWriter.pieces",
+        "a piece has columns, and values, of its own",
+        "self._known = known",
+        "pass",
+        f"{_GPU}/test_products.py::test_pieces_of_a_tile_are_written_over_what_they_read",
+    ),
+    _kernel(
         "online.py:RowReductions._subtracted",
         "exponentials of an online sum are at most 1, also of rows that have seen nothing yet",
         "fits and self._is_below(value, reduced.arg, where)",
@@ -90,6 +97,29 @@ _PRODUCTS = (
         "descriptor in without",
         "False",
         f"{_GPU}/test_products.py::test_a_product_that_the_library_lacks_is_a_kernel_of_ours",
+    ),
+    _program(
+        "products.py:library_calls",
+        "it adds to one matrix, whose rows are contiguous",
+        "(adds or shifts) and (d.transposed or math.prod(plan.batch) > 1)",
+        "False",
+        f"{_GPU}/test_products.py::test_the_library_adds_to_rows_of_one_matrix_alone",
+        _DIGITS,
+    ),
+    _program(
+        "products.py:stored_sums",
+        "one matrix and one vector are added, and nothing else",
+        "if not counts[0] or max(counts) > 1 or sum(counts) != len(terms):",
+        "if not counts[0]:",
+        f"{_GPU}/test_products.py::test_other_additions_are_kernels[kinds0]",
+        _DIGITS,
+    ),
+    _program(
+        "handler.py:_HandlerEmitter._multiply_and_shift",
+        "no other thread changes the vector's address before the call",
+        'leave_if(f.compare("eq", f.atomic_exchange(lock, 1), free))',
+        'leave_if(f.compare("ne", f.atomic_exchange(lock, 1), constant(2, "i64")))',
+        f"{_GPU}/test_handler.py::test_a_product_s_vector_is_its_own_until_it_was_called",
     ),
     _program(
         "target.py:GpuTarget._fits",

@@ -29,7 +29,7 @@ ROWS = (
         "::test_a_change_that_nothing_reads_leaves_an_array_that_is_read_later",
     ),
     Precondition(
-        "mpmd/compile/buffers/sharing.py:Sharing._over_operands",
+        "mpmd/compile/buffers/sharing.py:Sharing._written_over",
         "A result is written over an operand whose last reader writes it.",
         "self.occupancy.last(source) != now or ",
         "",

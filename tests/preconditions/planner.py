@@ -438,16 +438,30 @@ ROWS = (
     Precondition(
         _K + "sharing.py:_only_finishes",
         "a sum over the outer dims needs the operand no more",
-        "if isinstance(node, ReduceNode):",
-        "if False:",
+        "isinstance(node, ReduceNode) and not iterated",
+        "False",
         _SHARING + "test_a_finished_sum_is_written_over_what_only_finishes_it[reduced]",
     ),
     Precondition(
         _K + "sharing.py:_only_finishes",
         "no other store needs the operand",
-        "return all(stores_last and",
-        "return all(True or",
+        "in inner",
+        "in (ELEMENT, ROW)",
         _SHARING + "test_a_finished_sum_is_written_over_what_only_finishes_it[stored]",
+    ),
+    Precondition(
+        _K + "sharing.py:_only_finishes",
+        "one batch index alone reads an element",
+        "if any(plan.extents[d] > 1",
+        "if any(False",
+        _SHARING + "test_an_operand_is_kept_that_other_programs_read_when_a_sum_is_finished",
+    ),
+    Precondition(
+        _K + "sharing.py:_only_finishes",
+        "programs of other columns read no column's element",
+        "stores_last and final == COLUMN",
+        "stores_last",
+        _SHARING + "test_an_operand_is_kept_that_other_programs_read_when_a_sum_is_finished",
     ),
 )
 

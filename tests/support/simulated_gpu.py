@@ -515,26 +515,38 @@ class StandInGpu(SimulatedClock):
             given
         )
         self._get("library", handle)
-        assert c == d and c_at == d_at
+        assert c == d
         assert list((ctypes.c_uint64 * 5).from_address(algorithm)) == [descriptor, a, b, c, d]
         assert size == self._workspace and work % 256 == 0
         promised = min(self._promised[descriptor], _ALIGNED)
-        assert not any(at % promised for at in (a_at, b_at, d_at)), (
+        shift_at = self._get("descriptor", descriptor).get(8, 0)
+        assert not any(at % promised for at in (a_at, b_at, c_at, d_at, shift_at)), (
             f"a matrix does not begin at {promised} bytes"
         )
         self._memory(work, size)
         number = ctypes.c_double if self._get("descriptor", descriptor)["scale"] else ctypes.c_float
-        assert (number.from_address(alpha).value, number.from_address(beta).value) == (1.0, 0.0)
+        before = number.from_address(beta).value
+        assert number.from_address(alpha).value == 1.0 and (before in (0.0, 1.0))
+        assert before or c_at == d_at
         self._shapes(descriptor, a, b, d)
         transposed = self._get("descriptor", descriptor)
         x, y, z = (self._matrices(at, made) for at, made in ((a_at, a), (b_at, b), (d_at, d)))
+        w, kind = self._matrices(c_at, c), z.dtype
+        if shift_at:
+            assert transposed[7] == 4
+            shift = _array(self._memory(shift_at, z.shape[1] * kind.itemsize), kind, z.shape[1])
         x = x.swapaxes(1, 2) if transposed[3] else x
         y = y.swapaxes(1, 2) if transposed[4] else y
 
         def run() -> None:
             with np.errstate(all="ignore"):
                 left, right = map(tf32, (x, y)) if transposed["compute"] == _TF32 else (x, y)
-                z[...] = np.matmul(left.astype(np.float64), right.astype(np.float64)).astype(z.dtype)
+                sums = np.matmul(left.astype(np.float64), right.astype(np.float64))
+                if before:
+                    sums += w.astype(np.float64)
+                if shift_at:
+                    sums += shift.astype(np.float64)[:, None]
+                z[...] = sums.astype(z.dtype)
 
         return self._start(run, stream)
 

@@ -260,7 +260,12 @@ class Sharing:
                     made = self.dataflow.value_at(branch.root, phi.index)
                     yield CoalescingCandidate(phi, made, _at(spans[branch].end))
 
-    def _over_operands(self, may_share: MayShare) -> Iterator[CoalescingCandidate]:
+    def _over_operands(self, may_share: MayShare) -> list[CoalescingCandidate]:
+        """Results over operands; first those that are then where they must end, in a parameter's memory."""
+        found = list(self._written_over(may_share))
+        return sorted(found, key=lambda c: self._output_buffers.get(c.b) not in self._interface.get(c.a, ()))
+
+    def _written_over(self, may_share: MayShare) -> Iterator[CoalescingCandidate]:
         instants = self.occupancy.instants
         for instruction in self._instructions():
             leaves = [i for i, _ in instruction.shape.leaves()]

@@ -6,6 +6,7 @@ from mpmd.compile.kernels.plan import (
     BATCH,
     COLUMN,
     ELEMENT,
+    ROW,
     KernelPlan,
     Load,
     ReduceNode,
@@ -57,22 +58,31 @@ def may_share(
 
 
 def _only_finishes(plan: KernelPlan, loads: list[int], stores: list[Store], stores_last: bool) -> bool:
-    """Whether loads are used for nothing but one store of a finished column or batch value.
+    """Whether loads are used for nothing that happens after one store of a finished column or batch value.
 
     Such a store happens after all outer iterations, each place by itself.  Where all values of a place come
-    before its first store, other stores may use the loads, too.
+    before its first store, other stores may use the loads, too, and so may the outer iterations, if they are
+    those of one program that stores the place.
     """
     if len(stores) != 1 or store_level(plan, stores[0]) not in (COLUMN, BATCH):
         return False
+    final, place = store_level(plan, stores[0]), stores[0].index
+    if any(plan.extents[d] > 1 and d not in place.dims() for d in range(plan.batch_dims)):
+        return False
+    iterated = stores_last and final == COLUMN
     reached = set(loads)
     for number, node in enumerate(plan.nodes):
         if reached & set(arguments(node)):
-            if isinstance(node, ReduceNode):
+            if isinstance(node, ReduceNode) and not iterated:
                 return False
-            reached.add(number)
+            if not isinstance(node, ReduceNode) or node.axis != COLUMN:
+                reached.add(number)
+    inner = (ELEMENT, ROW) if iterated else ()
     others = [s for s in plan.stores if s is not stores[0] and reached & set(store_arguments(s))]
-    final = store_level(plan, stores[0])
-    return all(stores_last and (store_level(plan, s), s.index) == (final, stores[0].index) for s in others)
+    return all(
+        store_level(plan, s) in inner or (stores_last and (store_level(plan, s), s.index) == (final, place))
+        for s in others
+    )
 
 
 def _last_passes(plan: KernelPlan) -> list[int]:

@@ -27,17 +27,18 @@ ENTRIES = (
     "cuGraphLaunch",
     "cuGraphExecDestroy",
     "cublasLtMatmul",
+    "cublasLtMatmulDescSetAttribute",
     "cublasLtGetStatusName",
 )
-"""The functions that a handler calls, in the order of its table; without products the last two are null."""
+"""The functions that a handler calls, in the order of its table; without products the last three are null."""
 
 STATE = (
     "table", "kernels", "products", "context", "constants", "graphs", "capturing", "device", "stamp", "mark",
-    "failed_status",
+    "failed_status", "multiplying",
 )  # fmt: skip
-"""The words of the state block; the handler writes the last one alone.  `graphs` is null or a block as in
-`capture.py`, `capturing` the stream on which that captures, `device` the GPU's number in its mesh; `stamp` is
-null or the kernel of `clock.py`, and `mark` its argument."""
+"""The words of the state block; the handler writes the last two alone, and `multiplying` is a lock.  `graphs`
+is null or a block as in `capture.py`, `capturing` the stream on which that captures, `device` the GPU's number
+in its mesh; `stamp` is null or the kernel of `clock.py`, and `mark` its argument."""
 
 _MESSAGE_BYTES = 512
 NULL = Value("null", "ptr")

@@ -23,7 +23,8 @@ WORKSPACE_LIMIT = 32 << 20
 
 _DTYPES = {"f32": 0, "f64": 1, "f16": 2, "bf16": 14}  # cudaDataType
 _COMPUTE = {"f32": 68, "tf32": 77, "f64": 70}  # cublasComputeType_t
-_TRANSPOSE_A, _TRANSPOSE_B = 3, 4  # cublasLtMatmulDescAttributes_t
+_TRANSPOSE_A, _TRANSPOSE_B, _EPILOGUE, SHIFT_POINTER = 3, 4, 7, 8  # cublasLtMatmulDescAttributes_t
+_SHIFTS = 4  # cublasLtEpilogue_t: a vector is added to each of the library's columns
 _BATCH_COUNT, _BATCH_STRIDE = 5, 6  # cublasLtMatrixLayoutAttribute_t
 _MAX_WORKSPACE, _ALIGNMENTS = 1, (5, 6, 7, 8)  # cublasLtMatmulPreferenceAttributes_t: bytes; of A, B, C, D
 _SUCCESS, _NOT_SUPPORTED = 0, 15  # cublasStatus_t
@@ -140,6 +141,16 @@ class MatrixLibrary:
         """
         return _Preparation(self, product, alignment, undo).prepared()
 
+    def shift(self, product: PreparedProduct, address: int) -> None:
+        """Says where the vector is that the next call of a product adds.
+
+        Raises:
+            DeviceError: the library does not take it.
+        """
+        name, pointer = "cublasLtMatmulDescSetAttribute", ctypes.c_uint64(address)
+        given = (product.words["descriptor"], SHIFT_POINTER, ctypes.byref(pointer), ctypes.sizeof(pointer))
+        self.call(name, *given, what="a product that adds a vector")
+
 
 class _Preparation:
     """The work on one product."""
@@ -156,21 +167,25 @@ class _Preparation:
         descriptor = self._object("MatmulDesc", compute, scale)
         for attribute, transposed in ((_TRANSPOSE_A, a.transposed), (_TRANSPOSE_B, b.transposed)):
             self._set("MatmulDesc", descriptor, attribute, ctypes.c_int32(transposed))
+        if this.shifts:
+            # its address, which each call sets, promises as much as those of the matrices
+            self._set("MatmulDesc", descriptor, _EPILOGUE, ctypes.c_int32(_SHIFTS))
+            self._set("MatmulDesc", descriptor, SHIFT_POINTER, ctypes.c_uint64(self.alignment))
         layouts = {"a": self._layout(a), "b": self._layout(b), "d": self._layout(self._result())}
         found = self._algorithm(descriptor, layouts)
         number = ctypes.c_double if this.sums == "f64" else ctypes.c_float
-        one, zero = number(1.0), number(0.0)
+        one, before = number(1.0), number(float(this.adds))
         words = {
             "handle": self.library.handle,
             "descriptor": descriptor.value or 0,
             "alpha": ctypes.addressof(one),
-            "beta": ctypes.addressof(zero),
+            "beta": ctypes.addressof(before),
             "c": layouts["d"].value or 0,
             **{name: layout.value or 0 for name, layout in layouts.items()},
             "algorithm": ctypes.addressof(found),
             "workspace_bytes": found.workspace,
         }
-        return PreparedProduct(words, found.workspace, (one, zero, found))
+        return PreparedProduct(words, found.workspace, (one, before, found))
 
     def _factors(self) -> tuple[_ColumnMajor, _ColumnMajor]:
         """The library's A and B."""

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from mpmd.compile.backends.ffi.frame import FfiFrame
 from mpmd.compile.backends.native_gpu.calls import NULL, STATE, CallEmitter
 from mpmd.compile.backends.native_gpu.capture import emit_capture
+from mpmd.compile.backends.native_gpu.cublaslt import SHIFT_POINTER
 from mpmd.compile.backends.native_gpu.launches import (
     BranchLaunch,
     CopyLaunch,
@@ -184,12 +185,35 @@ class _HandlerEmitter:
         words = {name: f.load(record, "ptr", place) for place, name in enumerate(PRODUCT_RECORD[:-1])}
         size = f.load(record, "i64", PRODUCT_RECORD.index("workspace_bytes"))
         a, b, d = map(self._at, (step.a, step.b, step.d))
+        before = d if step.added is None else self._at(step.added)
         first, second = (a, b) if step.descriptor.d.transposed else (b, a)
         factors = [words["alpha"], first, words["a"], second, words["b"]]
-        results = [words["beta"], d, words["c"], d, words["d"]]
+        results = [words["beta"], before, words["c"], d, words["d"]]
         rest = [words["algorithm"], self.workspace, size, self.stream]
         given = [words["handle"], words["descriptor"], *factors, *results, *rest]
-        self._call("cublasLtMatmul", given, step.name)
+        if step.shift is None:
+            self._call("cublasLtMatmul", given, step.name)
+        else:
+            self._multiply_and_shift(step, words["descriptor"], self._at(step.shift), given)
+
+    def _multiply_and_shift(
+        self, step: ProductLaunch, descriptor: Value, shift: Value, given: Sequence[Value]
+    ) -> None:
+        """A call whose vector's address is in the descriptor, which other threads' calls change, too."""
+        f, set_attribute = self.f, "cublasLtMatmulDescSetAttribute"
+        lock, free = f.offset(self.calls.state, 8 * STATE.index("multiplying")), constant(0, "i64")
+        with f.repeat() as leave_if:
+            leave_if(f.compare("eq", f.atomic_exchange(lock, 1), free))
+            f.pause()
+        f.store(shift, self.host)
+        changed = [descriptor, constant(SHIFT_POINTER, "i32"), self.host, constant(8, "i64")]
+        status = self.calls.enter(f, set_attribute, changed)
+        with f.when(f.compare("ne", status, constant(0, "i32"))):
+            f.atomic_store(free, lock)
+        self.calls.fail_if_not_zero(f, status, set_attribute, step.name)
+        status = self.calls.enter(f, "cublasLtMatmul", given)
+        f.atomic_store(free, lock)
+        self.calls.fail_if_not_zero(f, status, "cublasLtMatmul", step.name)
 
     def _loop(self, step: LoopLaunch) -> None:
         with self.f.repeat() as leave_if:

@@ -174,7 +174,7 @@ def _place(slots: Sequence[_Slot], added: _Slot) -> _Slot | None:
 def _slot(step: SimpleStep, kernels: Mapping[str, PrintedKernel], most_bytes: int) -> _Slot:
     slot = _Slot([step])
     if isinstance(step, ProductLaunch):
-        slot.memory.add((step.a, step.b), (step.d,))
+        slot.memory.add(step.reads, (step.d,))
     elif isinstance(step, CopyLaunch):
         slot.memory.add((step.source,), (step.target,))
     elif isinstance(step, FillLaunch):

@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from mpmd.compile.backends.native_gpu.products import (
     ProductDescriptor,
+    StoredSums,
     as_row_sums,
     dense_sums,
     in_one_kernel,
@@ -32,7 +33,6 @@ from mpmd.compile.backends.native_gpu.triton.attention import (
 from mpmd.compile.backends.native_gpu.triton.kernels import PlanKernels, PrintedKernel, plan_kernels
 from mpmd.compile.backends.native_gpu.triton.products import operands_of, product_kernel
 from mpmd.compile.buffers.assignment import Allocation, BufferAssignment, Slice
-from mpmd.compile.kernels.matmul import View
 from mpmd.compile.kernels.operations import DTYPE_BYTES
 from mpmd.compile.kernels.plan import KernelPlan
 from mpmd.compile.thunks.thunk import (
@@ -70,17 +70,27 @@ class KernelLaunch:
 
 @dataclasses.dataclass(frozen=True)
 class ProductLaunch:
-    """A call of the matrix library; each slice begins with the first element of its matrix."""
+    """A call of the matrix library; each slice begins with the first element of its matrix.
+
+    `added` and `shift` are a matrix and a vector that are added, where the descriptor says so.
+    """
 
     name: str
     descriptor: ProductDescriptor
     a: Slice
     b: Slice
     d: Slice
+    added: Slice | None = None
+    shift: Slice | None = None
+
+    @property
+    def reads(self) -> tuple[Slice, ...]:
+        """What it reads."""
+        return (self.a, self.b, *(place for place in (self.added, self.shift) if place is not None))
 
     def line(self) -> str:
         """One line of a listing."""
-        return f"product {self.descriptor} ({_list((self.a, self.b, self.d))})  // {self.name}"
+        return f"product {self.descriptor} ({_list((*self.reads, self.d))})  // {self.name}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,20 +321,21 @@ class _LaunchLowering:
             places = {**thunk.operands, first: thunk.a, first + 1: thunk.b}
             yield from self._launches(thunk.name, made, places, None, first + 2)
             return
-        stored = stored_sums(thunk.plan)
+        stored = stored_sums(thunk.plan, self.without)
         if stored is not None:
-            operand, view = stored
-            yield from self._sums(thunk, thunk.operands[operand], view)
+            yield from self._sums(thunk, thunk.operands[stored.operand], stored)
             return
         epilogue = thunk.plan.epilogue
         assert epilogue is not None and thunk.scratch is not None
-        yield from self._sums(thunk, thunk.scratch, dense_sums(thunk.plan))
+        yield from self._sums(thunk, thunk.scratch, StoredSums(thunk.plan.sums, dense_sums(thunk.plan)))
         arrays = {**thunk.operands, thunk.plan.sums: thunk.scratch}
         yield from self._kernels(thunk.name, epilogue, [arrays[k] for k in range(len(epilogue.operands))])
 
-    def _sums(self, thunk: MatmulThunk, target: Slice, view: View) -> Iterator[Step]:
-        plan = thunk.plan
-        calls = library_calls(plan, view, self.without)
+    def _sums(self, thunk: MatmulThunk, target: Slice, stored: StoredSums) -> Iterator[Step]:
+        plan, view = thunk.plan, stored.view
+        added, shift = (thunk.operands.get(number) for number in (stored.added, stored.shift))
+        given = {"adds": added is not None, "shifts": shift is not None}
+        calls = library_calls(plan, view, self.without, **given)
         if not calls:
             yield from self._kernels(thunk.name, as_row_sums(plan, view), [thunk.a, thunk.b, target])
         for call in calls:
@@ -336,7 +347,9 @@ class _LaunchLowering:
                     (target, call.d, view),
                 )
             )
-            yield ProductLaunch(thunk.name, call.descriptor, a, b, d)
+            if added is not None:
+                added = _from(added, call.d * DTYPE_BYTES[view.dtype])
+            yield ProductLaunch(thunk.name, call.descriptor, a, b, d, added, shift)
 
 
 def _from(place: Slice, offset: int) -> Slice:

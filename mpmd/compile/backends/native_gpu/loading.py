@@ -148,7 +148,7 @@ def _prepared(program: LaunchProgram, gpu: OpenGpu, undo: contextlib.ExitStack) 
     alignments: dict[ProductDescriptor, int] = {}
     for step in program.launches():
         if isinstance(step, ProductLaunch):
-            least = min(_alignment(place, program.allocations) for place in (step.a, step.b, step.d))
+            least = min(_alignment(place, program.allocations) for place in (*step.reads, step.d))
             alignments[step.descriptor] = min(least, alignments.get(step.descriptor, BASE_ALIGNMENT))
     found, missing = [], list[NoAlgorithm]()
     for product in program.descriptors:

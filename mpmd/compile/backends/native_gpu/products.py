@@ -1,7 +1,8 @@
 """StoredMatrix products as descriptors of the library's, and as kernels where it has none for their strides.
 
 A descriptor has what cuBLASLt needs: sizes, element types, and for each matrix its pitch, whether it is
-stored transposed, and its distance from one batch index to the next.
+stored transposed, and its distance from one batch index to the next.  The library adds two arrays to the sums
+before it rounds them: another matrix, as a residual, and a vector to each row, as a bias.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import itertools
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mpmd.compile.backends.native_gpu.triton import products as triton_products
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import Index, constant, dim, linear, strides_of
 from mpmd.compile.kernels.matmul import MatmulPlan, View
-from mpmd.compile.kernels.nodes import Apply, Load
+from mpmd.compile.kernels.nodes import Apply, Load, Node
 from mpmd.compile.kernels.plan import KernelPlan
 
 LIBRARY_DTYPES = {"f16": ("f16", "f32"), "bf16": ("bf16", "f32"), "f32": ("f32",), "f64": ("f64",)}
@@ -53,6 +55,8 @@ class ProductDescriptor:
         batch, m, n, k: sizes.
         a, b, d: the matrices.
         sums: the type in which products are added; `tf32` multiplies factors of f32 rounded to 11 digits.
+        adds: a matrix that is stored as d is added, of d's type.
+        shifts: a vector of n elements of d's type is added to each row.
     """
 
     batch: int
@@ -63,9 +67,14 @@ class ProductDescriptor:
     b: StoredMatrix
     d: StoredMatrix
     sums: str
+    adds: bool = False
+    shifts: bool = False
 
     def __str__(self) -> str:
-        return f"{self.batch}x{self.m}x{self.n}x{self.k} {self.a} · {self.b} -> {self.d} in {self.sums}"
+        added = " + matrix" * self.adds + " + vector" * self.shifts
+        return (
+            f"{self.batch}x{self.m}x{self.n}x{self.k} {self.a} · {self.b}{added} -> {self.d} in {self.sums}"
+        )
 
 
 @dataclass(frozen=True)
@@ -78,8 +87,29 @@ class ProductCall:
     d: int
 
 
+class StoredSums(NamedTuple):
+    """A result that is the sums of a product, or those and arrays that the library adds.
+
+    Attributes:
+        operand: of the epilogue: the result.
+        view: of it.
+        added: the operand of a matrix that is added, or -1; its elements are where the result's are.
+        shift: that of a vector that is added to each row, or -1.
+    """
+
+    operand: int
+    view: View
+    added: int = -1
+    shift: int = -1
+
+
 def library_calls(
-    plan: MatmulPlan, result: View, without: Collection[ProductDescriptor] = ()
+    plan: MatmulPlan,
+    result: View,
+    without: Collection[ProductDescriptor] = (),
+    *,
+    adds: bool = False,
+    shifts: bool = False,
 ) -> tuple[ProductCall, ...]:
     """The calls that compute a product; none if the library has none for its types or strides.
 
@@ -87,6 +117,8 @@ def library_calls(
         plan: the product; its epilogue and its own result are left out.
         result: where the sums go.
         without: products for which the library of a machine has no algorithm.
+        adds: see `ProductDescriptor`; with it there is one matrix, and its rows are contiguous.
+        shifts: likewise.
     """
     if plan.a.dtype != plan.b.dtype or result.dtype not in LIBRARY_DTYPES.get(plan.a.dtype, ()):
         return ()
@@ -103,8 +135,8 @@ def library_calls(
     if a is None or b is None or d is None or math.prod(plan.batch[i] for i in many) > _MAX_CALLS:
         return ()
     count = math.prod(plan.batch[i] for i in range(len(plan.batch)) if i not in many)
-    descriptor = ProductDescriptor(count, plan.m, plan.n, plan.k, a, b, d, sums)
-    if descriptor in without:
+    descriptor = ProductDescriptor(count, plan.m, plan.n, plan.k, a, b, d, sums, adds, shifts)
+    if descriptor in without or ((adds or shifts) and (d.transposed or math.prod(plan.batch) > 1)):
         return ()
     calls = []
     for index in itertools.product(*(range(plan.batch[i]) for i in many)):
@@ -146,41 +178,62 @@ def dense_sums(plan: MatmulPlan) -> View:
     return View(plan.epilogue.operands[plan.sums].dtype, 0, strides[-2], strides[-1], strides[:-2])
 
 
-def stored_sums(plan: MatmulPlan) -> tuple[int, View] | None:
-    """The operand and the view of a result that is the sums themselves, or the sums as the library converts.
+def stored_sums(plan: MatmulPlan, without: Collection[ProductDescriptor] = ()) -> StoredSums | None:
+    """A result that is the sums themselves, or the sums as the library adds to them and converts them.
 
-    None if the epilogue computes.
+    None if the epilogue computes something else.
     """
     epilogue = plan.epilogue
     if epilogue is None:
-        return 0, plan.c
+        return StoredSums(0, plan.c)
     if len(epilogue.stores) != 1 or epilogue.extents != (*plan.batch, plan.m, plan.n):
         return None
     (store,), rank = epilogue.stores, epilogue.rank
-    dense = linear([dim(d) for d in range(rank)], strides_of(epilogue.extents))
-    node = epilogue.nodes[store.node]
-    if isinstance(node, Apply) and node.op == "convert":
-        node = epilogue.nodes[node.args[0]]
-    if not isinstance(node, Load) or (node.operand, node.index, node.where) != (plan.sums, dense, -1):
-        return None
-    index = store.index
+    index, dtype = store.index, epilogue.operands[store.operand].dtype
     if store.combine or store.where >= 0 or any(atom.kind != "dim" for atom, _ in index.terms):
         return None
-    factors = [index.factor(d) for d in range(rank)]
-    dtype = epilogue.operands[store.operand].dtype
     if plan.a.dtype not in _NARROW and dtype not in LIBRARY_DTYPES.get(plan.a.dtype, ()):
         return None
-    return store.operand, View(dtype, index.constant, factors[-2], factors[-1], tuple(factors[:-2]))
+    dense = linear([dim(d) for d in range(rank)], strides_of(epilogue.extents))
+    sums = Load(epilogue.operands[plan.sums].dtype, plan.sums, dense)
+    terms = _terms(epilogue, store.node, (sums.dtype, dtype))
+    others = [term for term in terms if isinstance(term, Load) and term != sums]
+    added = [term.operand for term in others if term == Load(dtype, term.operand, index)]
+    shift = [term.operand for term in others if term == Load(dtype, term.operand, dim(rank - 1))]
+    counts = (terms.count(sums), len(added), len(shift))
+    if not counts[0] or max(counts) > 1 or sum(counts) != len(terms):
+        return None
+    factors = [index.factor(d) for d in range(rank)]
+    view = View(dtype, index.constant, factors[-2], factors[-1], tuple(factors[:-2]))
+    if others and dtype != plan.a.dtype:
+        return None
+    adds, shifts = bool(added), bool(shift)
+    if others and not library_calls(plan, view, without, adds=adds, shifts=shifts):
+        return None
+    return StoredSums(store.operand, view, *(added or [-1]), *(shift or [-1]))
+
+
+def _terms(epilogue: KernelPlan, number: int, dtypes: Collection[str]) -> list[Node]:
+    """The values whose sum a value is; it may be rounded to some types on the way."""
+    node = epilogue.nodes[number]
+    if isinstance(node, Apply) and node.op == "convert" and node.dtype in dtypes:
+        return _terms(epilogue, node.args[0], dtypes)
+    if isinstance(node, Apply) and node.op == "add":
+        return [term for a in node.args for term in _terms(epilogue, a, dtypes)]
+    return [node]
 
 
 def in_one_kernel(plan: MatmulPlan, without: Collection[ProductDescriptor] = ()) -> bool:
     """Whether a product and its epilogue are one kernel of ours, not a call of the library.
 
-    A call takes a product whose epilogue at most converts.  Products of f32 with another epilogue are a call
-    and a kernel: without tensor cores the library's code is far better than Triton's.
+    A call takes a product whose epilogue at most adds a matrix and a vector, and converts.  Products of f32
+    with another epilogue are a call and a kernel: without tensor cores the library's code is far better than
+    Triton's.
     """
-    stored = stored_sums(plan)
-    calls = library_calls(plan, dense_sums(plan) if stored is None else stored[1], without)
+    stored = stored_sums(plan, without)
+    if stored is not None and (stored.added >= 0 or stored.shift >= 0):
+        return False
+    calls = library_calls(plan, dense_sums(plan) if stored is None else stored.view, without)
     narrow = plan.a.dtype in _NARROW and plan.b.dtype in _NARROW
     if triton_products.refusal(plan):
         return False

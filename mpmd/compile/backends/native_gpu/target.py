@@ -147,7 +147,7 @@ class GpuTarget:
             return plan_kernels(planned.plan, self.gpu.programs).scratch_bytes
         if isinstance(planned, PlannedAttention):
             return attention.attention_kernels(planned.plan).scratch_bytes
-        if isinstance(planned, DotPlan) and stored_sums(planned.plan) is None:
+        if isinstance(planned, DotPlan) and stored_sums(planned.plan, self.without) is None:
             if in_one_kernel(planned.plan, self.without):
                 return 0
             assert planned.plan.epilogue is not None

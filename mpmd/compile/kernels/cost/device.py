@@ -21,6 +21,8 @@ class KernelLimits:
         attention_width: columns of the widest factor of attention.
         mixed_row: elements of a row in a kernel that reduces rows and adds up columns.
         stores_last: kernels compute all finished values of a place before they store the first.
+        repeats_functions: a function of an array, or of it and values of its rows, may be computed again
+            instead of being kept.
     """
 
     sort_prefix: int = 128
@@ -31,6 +33,7 @@ class KernelLimits:
     attention_width: int = 1 << 30
     mixed_row: int = 1 << 60
     stores_last: bool = False
+    repeats_functions: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class Device:
             the whole device, and the last level holds everything.
         line_bytes: smallest unit of a memory transfer.
         start_seconds: overhead of a kernel.
+        product_units: products are computed by units of their own, while others compute something else.
     """
 
     name: str
@@ -92,6 +96,7 @@ class Device:
     matmul_efficiency: float = 0.92
     row_end_cycles: float = 40
     spill_cycles: float = 2
+    product_units: bool = False
     limits: KernelLimits = KernelLimits()
     dispatch: DispatchRates = DispatchRates()
 
@@ -185,6 +190,7 @@ _GPU_LIMITS = KernelLimits(
     attention_width=256,
     mixed_row=16384,
     stores_last=True,
+    repeats_functions=True,
 )
 
 
@@ -227,6 +233,7 @@ def gpu_device(
         levels=((units * shared_bytes, units * 128 * clock), l2, (float("inf"), memory_bandwidth)),
         line_bytes=32,
         start_seconds=1e-6,
+        product_units=True,
         limits=_GPU_LIMITS,
     )
 

@@ -64,7 +64,9 @@ def combined(parts: Sequence[Estimate], device: Device) -> Estimate:
         parts: estimates by `speed_of_light`, or by `projected`, of each.
         device: which they are for.
     """
-    compute, memory = (sum(p.compute_seconds for p in parts), sum(p.memory_seconds for p in parts))
+    computing = [p.compute_seconds for p in parts]
+    compute = max(computing) if device.product_units else sum(computing)
+    memory = sum(p.memory_seconds for p in parts)
     start = max(p.start_seconds for p in parts)
     hidden = device.overlap if start else 1.0  # at the speed of light all of it hides
     seconds = compute + memory - hidden * min(compute, memory) + start

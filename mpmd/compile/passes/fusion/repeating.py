@@ -1,4 +1,8 @@
-"""Results that are cheaper to compute again than to keep, such as forward epilogues in backward passes."""
+"""Results that are cheaper to compute again than to keep, such as forward epilogues in backward passes.
+
+On a device that has operations to spare, an array is also computed again by functions such as tanh, and from
+values of rows, which are stored for that: the differences from a mean follow from the array and the mean.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,8 @@ _MAX_OPERATIONS = 24
 """Maximum of operations of one repeated value: more would cost more than the memory that they save."""
 _MIN_BYTES = 1024
 """Bytes: smaller values stay in the cache."""
+_SMALL_PART = 8
+"""A value that is so much smaller than a result is stored, and the result computed from it."""
 
 
 def repeat_cheap_results(grouping: Grouping, prices: Prices) -> None:
@@ -79,20 +85,33 @@ def _cone(
         instruction = waiting.pop()
         if instruction.opcode not in MOVEMENT:
             operations += 1
-            operation = OPERATIONS.get(instruction.opcode)
-            plain = instruction.is_elementwise and (operation is None or not operation.is_expensive)
-            if not plain or operations > _MAX_OPERATIONS:
+            if not _is_cheap(grouping, instruction) or operations > _MAX_OPERATIONS:
                 return None
         for operand in instruction.operands:
             if operand.opcode == "constant" and operand.shape.size == 1:
                 continue
             inner = grouping.group_of.get(operand) is group or operand.opcode in MOVEMENT
-            if operand in kept or not inner or (operand.opcode in MOVEMENT and operand in grouping.group_of):
+            ends = operand in kept or _is_stored(grouping, operand, result)
+            if ends or not inner or (operand.opcode in MOVEMENT and operand in grouping.group_of):
                 arrays[operand] = None
             elif operand not in seen:
                 seen.add(operand)
                 waiting.append(operand)
     return list(arrays)
+
+
+def _is_cheap(grouping: Grouping, instruction: HloInstruction) -> bool:
+    """Whether a device computes an instruction again rather than that it moves an array."""
+    operation = OPERATIONS.get(instruction.opcode)
+    spared = grouping.limits.repeats_functions or operation is None or not operation.is_expensive
+    return instruction.is_elementwise and spared
+
+
+def _is_stored(grouping: Grouping, value: HloInstruction, result: HloInstruction) -> bool:
+    """Whether a member becomes a result, so that another one can be computed from it."""
+    small = value.shape.is_array and _SMALL_PART * value.shape.byte_size <= result.shape.byte_size
+    member = value in grouping.group_of and value.opcode not in MOVEMENT
+    return grouping.limits.repeats_functions and small and member
 
 
 def _try(
@@ -130,7 +149,8 @@ def _members_between(
         for operand in waiting.pop().operands:
             mine = grouping.group_of.get(operand) is group
             movement = operand.opcode in MOVEMENT and operand not in grouping.group_of
-            if (mine or movement) and operand not in kept and operand not in found:
+            ends = operand in kept or operand in found or _is_stored(grouping, operand, result)
+            if (mine or movement) and not ends:
                 found.add(operand)
                 waiting.append(operand)
     return {f for f in found if f in grouping.group_of}

@@ -101,6 +101,19 @@ def test_a_donated_parameter_becomes_the_result_that_is_computed_over_it():
     assert [(pair.output_index, pair.parameter) for pair in in_order] == [((0,), 0), ((1,), 1)]
 
 
+def test_a_result_is_written_where_it_must_end_rather_than_over_another_array():
+    module = parse_module(
+        "HloModule m, is_scheduled=true\nENTRY e {\n"
+        "  a = f32[4]{0} parameter(0)\n  b = f32[4]{0} parameter(1)\n"
+        "  t = f32[4]{0} negate(b)\n  x = f32[4]{0} add(t, a)\n  ROOT r = tuple(x)\n}\n"
+    )
+    shares = lambda made, operand, number: made.name == "x"  # noqa: E731
+    module.input_output_alias = pair_donations(module, (0,), shares)
+    assignment = assign_buffers(module, shares)
+    check_assignment(assignment, shares)
+    assert assignment.at(module.entry.root.operands[0]) == assignment.results[0]
+
+
 def test_a_change_that_nothing_reads_leaves_an_array_that_is_read_later():
     at = placed(UPDATE.replace("LAST", "a"))
     assert not at("a").overlaps(at("b"))

@@ -93,3 +93,20 @@ def test_a_finished_sum_is_written_over_what_only_finishes_it(used):
         b.store_dense(b.operand("z", "f32", ROWS * WIDTH), b.apply("multiply", x, v))
     b.store(y, dim(1), b.apply("add", total, v))
     assert may_share(b.finish(), 0, 1) == (used == "finished")
+    # kernels that finish after all iterations have read the operand by then
+    assert may_share(b.finish(), 0, 1, stores_last=True)
+
+
+def test_an_operand_is_kept_that_other_programs_read_when_a_sum_is_finished():
+    def shares(place, *, over_rows):
+        b = PlanBuilder("finish", (2, ROWS, WIDTH), batch_dims=1, row_dims=1)
+        old, y = b.operand("old", "f32", WIDTH), b.operand("y", "f32", WIDTH)
+        x = b.load_dense(b.operand("x", "f32", 2 * ROWS * WIDTH))
+        v = b.load(old, place)
+        b.store_dense(b.operand("z", "f32", 2 * ROWS * WIDTH), b.apply("multiply", x, v))
+        total = b.reduce_column("add", b.reduce_row("add", x) if over_rows else x)
+        b.store(y, place, b.apply("add", total, v))
+        return may_share(b.finish(), 0, 1, stores_last=True)
+
+    assert not shares(dim(2), over_rows=False)  # those of the other batch index
+    assert not shares(dim(0), over_rows=True)  # those of other columns

@@ -75,7 +75,8 @@ def launch_work(step: SimpleStep, program: LaunchProgram) -> LaunchWork:
 
 
 def _of_product(this: ProductDescriptor) -> tuple[int, float, str]:
-    sizes = ((this.a, this.m * this.k), (this.b, this.k * this.n), (this.d, this.m * this.n))
+    sizes = [(this.a, this.m * this.k), (this.b, this.k * this.n), (this.d, this.m * this.n)]
+    sizes += [(this.d, this.m * this.n)] * this.adds
     moved = sum(
         DTYPE_BYTES[matrix.dtype] * count * (this.batch if matrix.stride else 1) for matrix, count in sizes
     )

@@ -97,11 +97,15 @@ class TileWriter:
 
     @contextlib.contextmanager
     def row_tiles(self, program: str) -> Iterator[None]:
-        """A loop over the rows of a program, of those that share them."""
+        """A loop over the rows of a program, of those that share them.
+
+        Where each tile is reduced, which warps wait for, the next two are loaded meanwhile.
+        """
         steps = self.tiling.row_steps
         first, end = steps.bounds(program)
         times = None if steps.even else steps.tiles / steps.sharing
-        with self.repeated(f"for r0 in range(0, {end}, {steps.side}):", times):
+        head, rest = ("tl.range", ", num_stages=3") if self.plan.kind == "mixed" else ("range", "")
+        with self.repeated(f"for r0 in {head}(0, {end}, {steps.side}{rest}):", times):
             self._rows("r0" if first == "0" else f"{first} + r0")
             yield
         self._masks[0] = ""  # what follows happens once

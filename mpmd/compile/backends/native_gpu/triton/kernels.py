@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from mpmd.compile.backends.native_gpu.triton.dtypes import HALF, pointer_type
 from mpmd.compile.backends.native_gpu.triton.emit import TileWriter, unsupported
-from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, tiling_of
+from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, tiling_of, tiling_of_few_rows
 from mpmd.compile.kernels.builder import PlanBuilder, renumbered
 from mpmd.compile.kernels.index import Index, dim, linear, strides_of
 from mpmd.compile.kernels.nodes import (
@@ -134,8 +134,8 @@ def plan_kernels(plan: KernelPlan, programs: int) -> PlanKernels:
     partial, combined = _combination(plan, tiling.chunks)
     sizes = [-(-size * DTYPE_BYTES[dtype] // ALIGNMENT) * ALIGNMENT for dtype, size in partial]
     places = tuple(sum(sizes[:k]) for k in range(len(sizes)))
-    last = dataclasses.replace(tiling_of(combined, 1), chunks=1)
-    return PlanKernels((_sums(tiling, partial), _sums(last, ())), places, sum(sizes))
+    last = _sums(tiling_of_few_rows(combined), ())
+    return PlanKernels((_sums(tiling, partial), last), places, sum(sizes))
 
 
 def refusal(plan: KernelPlan) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from mpmd.compile.backends.native_gpu.triton.dtypes import pointer_type
 from mpmd.compile.backends.native_gpu.triton.emit import TileWriter
@@ -94,6 +94,37 @@ class MatrixWriter(TileWriter):
         mask = " & ".join(filter(None, masks))
         rest = f", mask={mask}, other=0.0" if mask else ""
         self.line(f"{name} = tl.load({self.element(operand, *sides, turned=turned)}{rest})")
+
+    def pieces(self, name: str, column: str, width: int) -> Iterator[str]:
+        """Narrower tiles of which a tile of sums consists, one after the other.
+
+        In each, columns are its own, and values are not known in the next.  A tile is halved by a dim of two
+        that becomes the last, which moves nothing between threads.
+
+        Args:
+            name: of the sums.
+            column: the number of the tile.
+            width: of a piece.
+        """
+        tiling = self.tiling
+        found = self._halved(name, tiling.height, tiling.width, width)
+        if len(found) > 1:
+            self.tiling = dataclasses.replace(tiling, width=width)
+        for number, piece in enumerate(found):
+            known = dict(self._known)
+            if len(found) > 1:
+                self._columns(f"({column} * {len(found)} + {number}) * {width}")
+            yield piece
+            self._known = known
+        self.tiling = tiling
+
+    def _halved(self, name: str, height: int, wide: int, width: int) -> list[str]:
+        if wide <= width:
+            return [name]
+        halves = [f"{name}{k}" for k in range(2)]
+        self.line(f"{name} = tl.permute(tl.reshape({name}, [{height}, 2, {wide // 2}]), [0, 2, 1])")
+        self.line(f"{', '.join(halves)} = tl.split({name})")
+        return [piece for half in halves for piece in self._halved(half, height, wide // 2, width)]
 
     def dot(
         self,

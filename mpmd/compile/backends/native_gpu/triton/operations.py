@@ -152,8 +152,9 @@ def atomic_float_maximum(floats, signed, unsigned, value, mask, nan: tl.constexp
     bits = value.to(signed.dtype.element_ty, bitcast=True)
     old = tl.load(floats, mask=mask, other=0.0)  # a NaN stays until it is one that wins
     bits = tl.where((value != value) | (old != old), nan, bits)
-    tl.atomic_max(signed, bits, mask=mask & (bits >= 0))
-    tl.atomic_min(unsigned, bits.to(unsigned.dtype.element_ty, bitcast=True), mask=mask & (bits < 0))
+    tl.atomic_max(signed, bits, mask=mask & (bits >= 0), sem="relaxed")
+    bits, mask = bits.to(unsigned.dtype.element_ty, bitcast=True), mask & (bits < 0)
+    tl.atomic_min(unsigned, bits, mask=mask, sem="relaxed")
 
 @triton.jit
 def atomic_float_minimum(floats, signed, unsigned, value, mask, nan: tl.constexpr):
@@ -161,8 +162,9 @@ def atomic_float_minimum(floats, signed, unsigned, value, mask, nan: tl.constexp
     bits = value.to(signed.dtype.element_ty, bitcast=True)
     old = tl.load(floats, mask=mask, other=0.0)
     bits = tl.where((value != value) | (old != old), nan, bits)
-    tl.atomic_min(signed, bits, mask=mask & (bits >= 0))
-    tl.atomic_max(unsigned, bits.to(unsigned.dtype.element_ty, bitcast=True), mask=mask & (bits < 0))
+    tl.atomic_min(signed, bits, mask=mask & (bits >= 0), sem="relaxed")
+    bits, mask = bits.to(unsigned.dtype.element_ty, bitcast=True), mask & (bits < 0)
+    tl.atomic_max(unsigned, bits, mask=mask, sem="relaxed")
 '''
 """Functions that kernels call: those that combine values of reductions, and HLO's arithmetic of integers."""
 
@@ -251,7 +253,7 @@ def accumulator_type(dtype: str) -> str:
 
 
 def atomic(op: str, dtype: str, pointer: str, value: str, mask: str, shape: Sequence[int]) -> str:
-    """A value combined with one in memory.
+    """A value combined with one in memory; nothing that a kernel reads or writes has an order by that.
 
     Args:
         op: how.
@@ -262,7 +264,8 @@ def atomic(op: str, dtype: str, pointer: str, value: str, mask: str, shape: Sequ
         shape: of the three.
     """
     if op not in ("maximum", "minimum") or dtype in BITS:
-        return f"tl.atomic_{ATOMIC[op]}({pointer}, {value}{f', mask={mask}' if mask else ''})"
+        where = f", mask={mask}" if mask else ""
+        return f'tl.atomic_{ATOMIC[op]}({pointer}, {value}{where}, sem="relaxed")'
     bits = 64 if dtype == "f64" else 32
     casts = [f"{pointer}.to(tl.pointer_type(tl.{kind}{bits}), bitcast=True)" for kind in ("int", "uint")]
     nan = (1 << (bits - 1)) - 1 if op == "maximum" else -1

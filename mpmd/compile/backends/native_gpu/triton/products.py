@@ -23,6 +23,8 @@ from mpmd.compile.kernels.plan import KernelPlan
 FACTORS = ("bf16", "f16", "f32")
 _NEIGHBOURS = 8
 """Tiles below each other whose programs have numbers next to each other."""
+_PIECE = 64
+"""Columns of a tile for which an epilogue is computed at a time: their values are in registers together."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,10 +88,11 @@ def _with_tile(plan: MatmulPlan, tile: _ProductTile) -> PrintedKernel:
     _place(write, below, beside)
     write.columns("column")
     _sum(write, plan, tile, first)
-    for number, node in enumerate(epilogue.nodes):
-        if isinstance(node, Load) and node.operand == _sums_of(plan):
-            write.define(number, "acc")
-    write.stores(epilogue.stores)
+    sums = [k for k, n in enumerate(epilogue.nodes) if isinstance(n, Load) and n.operand == _sums_of(plan)]
+    for piece in write.pieces("acc", "column", min(_PIECE, tile.columns)):
+        for number in sums:
+            write.define(number, piece)
+        write.stores(epilogue.stores)
     write.flops = float(plan.flops)
     grid = below * beside * math.prod(plan.batch)
     return write.printed("product", {}, grid, tile.warps, plan.a.dtype)

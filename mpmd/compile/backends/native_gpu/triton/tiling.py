@@ -19,10 +19,10 @@ from mpmd.compile.kernels.plan import ROW, KernelPlan, Load, ReduceNode
 
 MAX_ROW = 16384
 """Elements of a row up to which one tile holds it."""
-_POINTS, _SUM_POINTS, _LONG = 1024, 4096, 4096
+_POINTS, _SHARED_POINTS, _SUM_POINTS, _MIXED_POINTS, _LONG = 1024, 4096, 4096, 2048, 4096
 _SIDE, _MIN_SIDE = 64, 16
 """Of a tile that is transposed."""
-_SUM_WIDTH = 128
+_SUM_WIDTH, _MIN_SUM_WIDTH = 128, 16
 _MAX_WARPS = 16
 _MAX_NARROW = (1 << 31) - (1 << 16)
 """Positions below it are `int32`, also those of tiles that reach beyond the last point."""
@@ -130,8 +130,12 @@ class PlanTiling:
     @property
     def warps(self) -> int:
         """Of each program."""
-        per_warp = 512 if self.sums_columns else 256
-        return max(1, min(_MAX_WARPS, self.height * self.width // per_warp))
+        points, each = self.height * self.width, 256
+        if self.plan.kind == "column" and self.width > _SUM_WIDTH:
+            each = 1024  # threads have two sums each, which they store together
+        elif self.sums_columns or (self.height > 1 and points > _POINTS):
+            each = 512
+        return max(1, min(_MAX_WARPS, points // each))
 
     @property
     def index_type(self) -> str:
@@ -187,22 +191,40 @@ def tiling_of(plan: KernelPlan, programs: int) -> PlanTiling:
         rows = (*(d for d in rows if d != strided), strided)
         return dataclasses.replace(tiling, rows=rows, height=min(_SIDE, height), width=min(_SIDE, width))
     width = width if plan.kind == "row" else min(width, _POINTS)
-    return dataclasses.replace(tiling, height=min(height, max(1, _POINTS // width)), width=width)
+    points = _POINTS
+    if _rows_share_loads(plan, rows, columns) and plan.size >= _SHARED_POINTS * programs:
+        points = _SHARED_POINTS
+    return dataclasses.replace(tiling, height=min(height, max(1, points // width)), width=width)
+
+
+def _rows_share_loads(plan: KernelPlan, rows: tuple[int, ...], columns: tuple[int, ...]) -> bool:
+    """Whether there is an array that every row reads: the rows of a tile do so once."""
+    depends = [plan.depends[k] for k, n in enumerate(plan.nodes) if isinstance(n, Load)]
+    return any(dims & set(columns) and not dims & set(rows) for dims in depends)
 
 
 def _for_sums(plan: KernelPlan, programs: int) -> PlanTiling:
     tiling = PlanTiling(plan, tuple(range(plan.batch_dims)), tuple(plan.outer), tuple(plan.row), 1, 1)
     height, width = (power_of_two(tiling.size(dims)) for dims in (tiling.rows, tiling.columns))
+    points = _MIXED_POINTS
     if not any(isinstance(n, ReduceNode) and n.axis == ROW for n in plan.nodes):
-        width = min(width, _SUM_WIDTH)
+        width, points = min(width, _SUM_WIDTH), _SUM_POINTS
     tiling = dataclasses.replace(
-        tiling, height=min(height, max(1, _SUM_POINTS // width)), width=width, looped=width > MAX_ROW
+        tiling, height=min(height, max(1, points // width)), width=width, looped=width > MAX_ROW
     )
     tiles = tiling.row_steps.tiles
     others = max(1, tiling.column_blocks * tiling.size(tiling.batch))
     chunks = max(1, min(tiles, -(-programs // others)))
     per_chunk = max(1, -(-tiles // chunks))
     return dataclasses.replace(tiling, chunks=max(1, -(-tiles // per_chunk)))
+
+
+def tiling_of_few_rows(plan: KernelPlan) -> PlanTiling:
+    """The tiles of a normalised plan that adds up so few rows that one program has all of some columns."""
+    tiling = _for_sums(plan, 1)
+    height, width = (power_of_two(tiling.size(dims)) for dims in (tiling.rows, tiling.columns))
+    height = min(height, _SUM_POINTS // _MIN_SUM_WIDTH)
+    return dataclasses.replace(tiling, height=height, width=min(width, _SUM_POINTS // height), chunks=1)
 
 
 def _strided_dim(plan: KernelPlan, rows: tuple[int, ...], columns: tuple[int, ...]) -> int | None:

@@ -66,6 +66,61 @@ def test_a_call_that_fails_is_named_and_ends_the_program(number, entry):
     np.testing.assert_allclose(got.view(np.float32).reshape(8, 8), products(X, X), rtol=1e-5)
 
 
+def layer(x, w, bias, residual):
+    return residual + (x @ w + bias)
+
+
+LAYER = [
+    X.astype(jnp.bfloat16),
+    (X + 1).astype(jnp.bfloat16),
+    X[0].astype(jnp.bfloat16),
+    X.astype(jnp.bfloat16),
+]
+
+
+def check_layer(made, *arguments):
+    """One call that adds a matrix and a vector, which are rounded once."""
+    made.gpu.calls.clear()
+    (got,) = made.call(as_bytes(*arguments))
+    wanted = layer(*(a.astype(np.float32) for a in arguments))
+    np.testing.assert_allclose(got.view(jnp.bfloat16).astype(np.float32).reshape(8, 8), wanted, rtol=4e-3)
+    return made.gpu.calls
+
+
+@pytest.mark.parametrize("command_buffers", [False, True])
+def test_a_product_adds_the_vector_of_its_call(command_buffers):
+    made = CalledProgram(program_of(layer, *LAYER), command_buffers=command_buffers)
+    assert check_layer(made, *LAYER)[-2:] == ["cublasLtMatmulDescSetAttribute", "cublasLtMatmul"]
+    for times in (2, 3, 4):
+        made.move()  # the vector is elsewhere
+        check_layer(made, *(a * times for a in LAYER))
+
+
+@pytest.mark.parametrize(("number", "entry"), [(2, "cublasLtMatmulDescSetAttribute"), (3, "cublasLtMatmul")])
+def test_a_product_that_fails_does_not_keep_others_from_theirs(number, entry):
+    made = CalledProgram(program_of(layer, *LAYER))
+    made.gpu.fail_at = number
+    with pytest.raises(RuntimeError, match=f"{entry} failed in "):
+        made.call(as_bytes(*LAYER))
+    assert made.gpu.calls[-1] == entry
+    made.gpu.fail_at = 0
+    check_layer(made, *LAYER)
+
+
+def test_a_product_s_vector_is_its_own_until_it_was_called():
+    """Another thread's call of the program waits."""
+    made = CalledProgram(program_of(layer, *LAYER))
+    lock = STATE.index("multiplying")
+    made.loaded.state[lock] = 1
+    thread = threading.Thread(target=check_layer, args=(made, *LAYER))
+    thread.start()
+    thread.join(0.05)
+    assert thread.is_alive() and made.gpu.calls == ["cuCtxSetCurrent"]
+    made.loaded.state[lock] = 0
+    thread.join()
+    assert made.gpu.calls[-1] == "cublasLtMatmul" and made.loaded.state[lock] == 0
+
+
 def test_a_call_with_other_buffers_is_refused():
     made = CalledProgram(program_of(products, X, X))
     for arguments, results, field in (([0], [0, 0], "arg_count"), ([0, 0], [0], "ret_count")):

@@ -8,6 +8,7 @@ import pytest
 
 from mpmd.compile.backends.native_gpu.launches import LaunchProgram, ProductLaunch
 from mpmd.compile.backends.native_gpu.products import (
+    StoredSums,
     as_row_sums,
     dense_sums,
     in_one_kernel,
@@ -19,6 +20,7 @@ from mpmd.compile.buffers.assignment import Allocation, Slice
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.evaluate_products import evaluate_product
+from mpmd.compile.kernels.index import dim
 from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
 from tests.support.gpu_launches import CalledProgram
@@ -126,8 +128,7 @@ def with_epilogue(op):
 
 
 def test_an_epilogue_that_only_converts_is_the_library_s():
-    operand, view = stored_sums(narrow(with_epilogue("")))
-    assert (operand, view) == (1, View("bf16", 0, 1, M))
+    assert stored_sums(narrow(with_epilogue(""))) == StoredSums(1, View("bf16", 0, 1, M))
     assert stored_sums(with_epilogue("tanh")) is None
     assert stored_sums(with_epilogue("")) is None  # the library does not convert f32 to bf16, nor f64 to f32
     assert dense_sums(with_epilogue("tanh")) == View("f32", 0, N, 1)
@@ -137,6 +138,49 @@ def narrow(plan):
     """The product of bf16 factors."""
     a, b = (dataclasses.replace(view, dtype="bf16") for view in (plan.a, plan.b))
     return dataclasses.replace(plan, a=a, b=b)
+
+
+def with_additions(kinds, *, turned=False):
+    """An epilogue that adds arrays: matrices where the result's elements are, or vectors to its rows."""
+    b = PlanBuilder("epilogue", (M, N))
+    place = b.dense((1, 0) if turned else (0, 1))
+    made = b.load_dense(b.operand("sums", "f32", M * N))
+    for kind in kinds:
+        at = {"matrix": place, "vector": dim(1), "column": dim(0), "turned": b.dense((1, 0))}[kind]
+        made = b.apply("add", b.convert(b.load(b.operand(kind, "bf16", M * N), at), "f32"), made)
+    b.store(b.operand("y", "bf16", M * N), place, b.convert(made, "bf16"))
+    views = (dataclasses.replace(ROWS[name], dtype="bf16") for name in "abc")
+    return MatmulPlan("product", (), M, N, K, *views, b.finish())
+
+
+def test_the_library_adds_a_matrix_and_a_vector():
+    for kinds, added, shift in (
+        (["matrix"], 1, -1),
+        (["vector"], -1, 1),
+        (["vector", "matrix"], 2, 1),
+        (["matrix", "vector"], 1, 2),
+    ):
+        plan = with_additions(kinds)
+        stored = stored_sums(plan)
+        assert stored == StoredSums(len(kinds) + 1, View("bf16", 0, N, 1), added, shift)
+        assert not in_one_kernel(plan)
+        (call,) = library_calls(plan, stored.view, adds=added > 0, shifts=shift > 0)
+        assert (call.descriptor.adds, call.descriptor.shifts) == (added > 0, shift > 0)
+        assert stored_sums(plan, {call.descriptor}) is None and in_one_kernel(plan, {call.descriptor})
+
+
+@pytest.mark.parametrize("kinds", [["matrix", "matrix"], ["vector", "vector"], ["column"], ["turned"]])
+def test_other_additions_are_kernels(kinds):
+    assert stored_sums(with_additions(kinds)) is None and in_one_kernel(with_additions(kinds))
+
+
+def test_the_library_adds_to_rows_of_one_matrix_alone():
+    assert stored_sums(with_additions(["vector"], turned=True)) is None
+    plan = with_additions(["matrix"])
+    a, b, c = (dataclasses.replace(ROWS[name], dtype="bf16", batch=(100,)) for name in "abc")
+    assert library_calls(product(a, b, c, batch=(2,)), c, adds=True) == ()
+    sums = dataclasses.replace(plan, a=ROWS["a"], b=ROWS["b"])  # of f32
+    assert stored_sums(sums) is None
 
 
 def test_products_of_f64_that_are_stored_as_f32_are_a_call_and_a_kernel():
@@ -206,3 +250,41 @@ def test_kernels_of_products(plan):
             given[result].astype(np.float32), wanted[result].astype(np.float32), rtol=loose, atol=loose
         )
         kernel = kernel.smaller
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed: make test-gpu"
+)
+def test_pieces_of_a_tile_are_written_over_what_they_read():
+    """Batched matrices of 150 columns, which 256 of a tile are more than, are added to an array in place."""
+    from tests.support.launch_memory import Extent
+    from tests.support.triton_interpreter import run_kernel
+
+    batch, m, n, k = 2, 20, 150, 24
+    b = PlanBuilder("epilogue", (batch, m, n))
+    old = b.convert(b.load_dense(b.operand("old", "bf16", batch * m * n)), "f32")
+    shift = b.load(b.operand("shift", "f32", n), dim(2))
+    sums = b.load_dense(b.operand("sums", "f32", batch * m * n))
+    made = b.apply("add", b.apply("add", old, shift), sums)
+    b.store_dense(b.operand("y", "bf16", batch * m * n), b.convert(made, "bf16"))
+    views = (View("bf16", 0, k, 1, (m * k,)), View("bf16", 0, n, 1, (0,)), View("f32", 0, n, 1, (m * n,)))
+    plan = MatmulPlan("product", (batch,), m, n, k, *views, b.finish(), sums=2)
+    (kernel,) = product_kernel(plan, 1, (16, 256, 16, 4)).kernels
+    assert kernel.source.count("tl.store") == 4
+
+    rng = np.random.default_rng(0)
+    sizes = (
+        (batch * m * n, "bf16"),
+        (n, "f32"),
+        (0, "f32"),
+        (batch * m * n, "bf16"),
+        (batch * m * k, "bf16"),
+    )
+    arrays = [
+        rng.standard_normal(size).astype(NUMPY_DTYPE[dtype]) for size, dtype in (*sizes, (k * n, "bf16"))
+    ]
+    wanted = {0: arrays[0], 1: arrays[1], 3: arrays[3].copy()}
+    evaluate_product(plan, arrays[4], arrays[5], wanted)
+    arrays[3] = arrays[0]
+    run_kernel(kernel, [Extent.of(arrays[number]) for number in kernel.operands])
+    np.testing.assert_array_equal(arrays[0].astype(np.float32), wanted[3].astype(np.float32))

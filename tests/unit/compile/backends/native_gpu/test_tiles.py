@@ -135,10 +135,10 @@ def test_programs_with_other_tiles_have_the_same_results(columns):
 @needs_triton
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_the_stack_that_the_assembler_reports(capability):
-    """256 sums of a thread leave no register for anything else."""
+    """512 sums of a thread do not fit into its registers."""
     views = [View("bf16", 0, 64, 1), View("bf16", 0, 256, 1), View("f32", 0, 256, 1)]
-    plan = MatmulPlan("product", (), 128, 256, 64, *views)
-    for warps, has in ((4, True), (8, False)):
-        (kernel,) = product_kernel(plan, 1, (128, 256, 64, warps)).kernels
+    plan = MatmulPlan("product", (), 256, 256, 64, *views)
+    for rows, warps, has in ((256, 4, True), (128, 8, False)):
+        (kernel,) = product_kernel(plan, 1, (rows, 256, 64, warps)).kernels
         (cubin,) = TritonCompiler().compile({kernel.name: kernel}, capability).values()
         assert bool(cubin.stack_bytes) == has

@@ -111,6 +111,33 @@ def test_what_takes_longer_to_compute_again_is_kept():
     assert len(found) == 1 and "computing it again" in found[0]
 
 
+def test_a_gpu_computes_functions_again_that_a_cpu_keeps():
+    """Of a layer's activation its argument is kept alone: the function of it is computed in its gradient."""
+
+    def layer(x, w, v):
+        return jax.nn.gelu(x @ w) @ v
+
+    arguments = [floats(256, 256), floats(256, 1024), floats(1024, 256)]
+    made = [before_fusion(gradients(layer), *(a.astype(jnp.bfloat16) for a in arguments)) for _ in range(2)]
+    texts = [fused(module, device=device)[0] for module, device in zip(made, (HOST, H200))]
+    assert [text.count(" tanh(") for text in texts] == [1, 2]
+
+
+def test_a_gpu_keeps_the_mean_of_each_row_rather_than_the_differences_from_it():
+    def layer(x, scale, shift, w):
+        return layer_norm(x, scale, shift) @ w
+
+    def kept(device):
+        arguments = (floats(512, 1024), floats(1024), floats(1024), floats(1024, 256))
+        module = before_fusion(gradients(layer), *arguments)
+        Fusion(device=device).run(module)
+        first = next(i for i in module.entry if i.opcode == "fusion")
+        return [shape.dims for _, shape in first.shape.leaves()]
+
+    assert kept(HOST).count((512, 1024)) == 2 and kept(H200).count((512, 1024)) == 1
+    assert len(kept(H200)) == len(kept(HOST))  # one value of rows more
+
+
 def test_a_value_that_others_read_too_is_written_all_the_same():
     value = before_fusion(lambda x: jnp.tanh(jnp.exp(x)), floats(64, 64)).entry.root.operands[0]
     assert Prices(HOST).saved(value, 1, 0) == pytest.approx(2 * Prices(HOST).saved(value, 1, 1))

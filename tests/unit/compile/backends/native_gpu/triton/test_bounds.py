@@ -11,7 +11,7 @@ import pytest
 from mpmd.compile.backends.native_gpu.target import GpuTarget
 from mpmd.compile.backends.native_gpu.triton.kernels import plan_kernels
 from mpmd.compile.backends.native_gpu.triton.products import product_kernel
-from mpmd.compile.backends.native_gpu.triton.tiling import TileSteps, tiling_of
+from mpmd.compile.backends.native_gpu.triton.tiling import TileSteps, tiling_of, tiling_of_few_rows
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import dim
@@ -69,6 +69,26 @@ def test_programs_that_share_rows_unevenly_end_with_the_rows():
     assert tiling_of(total(160, 128), 2).row_steps == TileSteps(160, 32, 2)
     assert "for r0 in range(0, tl.minimum(96, 160 - chunk * 96), 32)" in first.source
     assert "mask" not in first.source + last.source
+
+
+@pytest.mark.parametrize("rows, width, height, columns", [
+    (256, 768, 256, 16), (11, 3072, 16, 256), (15, 40, 16, 64), (1000, 768, 256, 16),
+])  # fmt: skip
+def test_the_last_kernel_of_a_sum_has_as_many_programs_as_its_columns_give(rows, width, height, columns):
+    tiling = tiling_of_few_rows(total(rows, width))
+    assert (tiling.height, tiling.width, tiling.chunks) == (height, columns, 1)
+    assert tiling.grid == -(-width // columns)
+
+
+@pytest.mark.parametrize("shared, programs, height", [(True, 4, 8), (True, 1000, 2), (False, 4, 2)])
+def test_a_program_has_several_rows_that_read_one_array_together(shared, programs, height):
+    b = PlanBuilder("rows", (256, 512), row_dims=1)
+    x = b.load_dense(b.operand("x", "f32", 256 * 512))
+    scale = b.load(b.operand("scale", "f32", 512 if shared else 256), dim(1) if shared else dim(0))
+    centred = b.apply("subtract", x, b.reduce_row("add", b.apply("multiply", x, scale)))
+    b.store_dense(b.operand("y", "f32", 256 * 512), centred)
+    tiling = tiling_of(b.finish(), programs)
+    assert (tiling.height, tiling.width) == (height, 512)
 
 
 @needs_triton

@@ -6,6 +6,7 @@ import importlib.util
 import numpy as np
 import pytest
 
+from mpmd.compile.backends.native_gpu.triton.compiler import TritonCompiler
 from mpmd.compile.backends.native_gpu.triton.kernels import plan_kernels, refusal
 from mpmd.compile.backends.native_gpu.triton.operations import divided, has_cell
 from mpmd.compile.backends.native_gpu.triton.tiling import MAX_ROW, tiling_of
@@ -114,6 +115,15 @@ def test_values_of_one_place_are_added_up(dtype):
 
 
 @needs_triton
+def test_no_program_waits_for_what_others_add():
+    """Without an order, which nothing needs, an addition has no barriers of memory around it."""
+    kernels = [plan_kernels(scatter("f32", how), 264).kernels[0] for how in ("add", "maximum")]
+    made = TritonCompiler().compile({kernel.name: kernel for kernel in kernels}, 90)
+    for kernel in kernels:
+        assert "relaxed" in made[kernel.name].ptx and "acq_rel" not in made[kernel.name].ptx
+
+
+@needs_triton
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 @pytest.mark.parametrize("op", ["minimum", "maximum"])
 def test_a_nan_wins_wherever_values_meet(op, dtype):
@@ -144,8 +154,6 @@ def two_floats(op):
 @needs_triton
 def test_quotients_and_roots_are_rounded_to_the_nearest_and_denormals_are_numbers():
     """Only the compiler knows: the interpreter is exact in any case."""
-    from mpmd.compile.backends.native_gpu.triton.compiler import TritonCompiler
-
     names = ("divide", "sqrt", "rsqrt", "log")
     kernels = {name: plan_kernels(two_floats(name), 8).kernels[0] for name in names}
     kernels["scatter"] = plan_kernels(scatter("f32", "minimum"), 8).kernels[0]
