@@ -36,9 +36,9 @@ STATE = (
     "table", "kernels", "products", "context", "constants", "graphs", "capturing", "device", "stamp", "mark",
     "failed_status", "multiplying",
 )  # fmt: skip
-"""The words of the state block; the handler writes the last two alone, and `multiplying` is a lock.  `graphs`
-is null or a block as in `capture.py`, `capturing` the stream on which that captures, `device` the GPU's number
-in its mesh; `stamp` is null or the kernel of `clock.py`, and `mark` its argument."""
+"""The words of the state block; the handler writes the last two alone, and `multiplying` is a lock.
+`graphs` is null or a block as in `capture.py`, `capturing` the stream on which that captures, `device` the
+GPU's number in its mesh; `stamp` is null or the kernel of `clock.py`, and `mark` its argument."""
 
 _MESSAGE_BYTES = 512
 NULL = Value("null", "ptr")
