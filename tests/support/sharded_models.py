@@ -158,7 +158,7 @@ def scanned() -> ShardedModel:
     }
 
     def stage(p: Any, x: jax.Array) -> jax.Array:
-        return jax.lax.scan(lambda x, layer: (x + _mlp_layer(layer, x), None), x, p)[0]
+        return jax.lax.scan(lambda x, layer: (x + 0.2 * _mlp_layer(layer, x), None), x, p)[0]
 
     layer = {"up": P(None, None, "model"), "bias": P(None, "model"), "down": P(None, "model", None)}
     specs = {f"s{s}": layer for s in range(STAGES)}

@@ -82,6 +82,7 @@ def test_every_collective_is_xla_s(name):
     assert not gpu.broken
 
 
+@SLOW
 def test_each_device_has_a_state_of_its_own():
     """What one loads no other uses, and all of it goes with the last that calls it."""
     gpu = StandInGpu(count=4)
@@ -182,7 +183,6 @@ def test_a_program_is_compiled_again_for_a_mesh_of_another_kind():
     assert moved.mixed is not made.native.mixed
 
 
-@SLOW
 def test_the_arena_has_room_for_the_workspace_of_each_device():
     usual, wide = StandInGpu(count=2), StandInGpu(count=2)
     wide.workspaces[1] = 2 * WORKSPACE
@@ -204,6 +204,7 @@ def test_collectives_of_several_arrays_are_combined_by_xla_alone():
     made.check(1e-5)
 
 
+@SLOW
 def test_a_device_that_does_not_load_leaves_the_mesh_to_xla():
     gpu = StandInGpu(count=2)
     split_products(2, gpu)
@@ -244,6 +245,7 @@ def test_a_loop_with_a_collective_is_xla_s_and_its_body_is_ours():
     assert products >= 5 * 2 * 2 * 8 * 8 * 4 and not gpu.broken
 
 
+@SLOW
 def test_a_branch_with_a_collective_is_xla_s_and_said_to_be():
     mesh, gpu = mesh_of({"x": 2}), StandInGpu(count=2)
 
