@@ -13,6 +13,7 @@ import math
 from mpmd.compile.backends.native_gpu.triton.emit import unsupported
 from mpmd.compile.backends.native_gpu.triton.kernels import PlanKernels, PrintedKernel
 from mpmd.compile.backends.native_gpu.triton.matrices import MIN_SIDE, MatrixOperand, MatrixWriter
+from mpmd.compile.backends.native_gpu.triton.rows import with_long_rows
 from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, TileSteps, power_of_two
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import constant, dim, linear, strides_of
@@ -65,7 +66,7 @@ def product_kernel(plan: MatmulPlan, units: int, sizes: tuple[int, ...] = ()) ->
         sizes: rows, columns, depth and warps of a tile; without them the largest that keeps the device
             busy, and smaller ones behind it.
     """
-    found: PrintedKernel | None = None
+    plan, found = with_long_rows(plan), None
     for tile in (_ProductTile(*sizes),) if sizes else _tiles_of(plan, units)[::-1]:
         found = dataclasses.replace(_with_tile(plan, tile), smaller=found)
     assert found is not None
