@@ -24,6 +24,8 @@ from mpmd.compile.backends.native_gpu.gpu import GpuLibraries, gpu_at
 from mpmd.compile.backends.native_gpu.libraries import CudaLibraries
 from mpmd.compile.backends.native_gpu.loading import LoadedGpuProgram
 from mpmd.compile.backends.native_gpu.target import GpuCode, GpuTarget
+from mpmd.compile.backends.native_gpu.triton.choices import MeasuredTiles
+from mpmd.compile.backends.native_gpu.tuning.table_file import known_table, table_file
 from mpmd.compile.backends.target_backend import OtherTargetError, unfit_for_targets
 from mpmd.compile.driver import compiled_or_kept
 from mpmd.compile.executable import MemoryStats
@@ -163,7 +165,10 @@ class NativeGpuBackend:
             model = gpu_at(libraries, ordinal_of(mesh)).model
         except CompileError as error:
             return NativeGpuBackend(options, libraries, problem=str(error).splitlines()[0])
-        return NativeGpuBackend(options, libraries, GpuTarget(model, libraries.compiler))
+        tiles = MeasuredTiles()
+        if options.cache is not None:
+            tiles = known_table(table_file(options.cache.folder, model, libraries.compiler))
+        return NativeGpuBackend(options, libraries, GpuTarget(model, libraries.compiler, tiles=tiles))
 
     @garbage_kept()
     def compile(self, fragment: FragmentModule, mesh: Mesh) -> GpuExecutable:

@@ -110,12 +110,13 @@ class PlanKernels:
 
 
 @functools.lru_cache(maxsize=4096)
-def plan_kernels(plan: KernelPlan, programs: int) -> PlanKernels:
+def plan_kernels(plan: KernelPlan, programs: int, points: int = 0) -> PlanKernels:
     """The kernels of a plan.
 
     Args:
         plan: the plan.
         programs: how many keep the device busy.
+        points: of a tile; by rules if 0.
 
     Raises:
         CompileError: there is no kernel for it.
@@ -126,7 +127,7 @@ def plan_kernels(plan: KernelPlan, programs: int) -> PlanKernels:
     plan = normalise(plan)
     if plan.kind == "loop" and not plan.size:
         return PlanKernels(())
-    tiling = tiling_of(plan, programs)
+    tiling = tiling_of(plan, programs, points)
     if not tiling.sums_columns:
         return PlanKernels((_long_rows(tiling) if tiling.looped else _tile(tiling),))
     if tiling.chunks == 1:

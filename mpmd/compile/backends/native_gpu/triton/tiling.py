@@ -19,7 +19,8 @@ from mpmd.compile.kernels.plan import ROW, KernelPlan, Load, ReduceNode
 
 MAX_ROW = 16384
 """Elements of a row up to which one tile holds it."""
-_POINTS, _SUM_POINTS, _LONG = 1024, 4096, 4096
+POINTS, LONG = 1024, 4096
+"""Points of a tile, and of one of sums or of a part of a long row."""
 _SIDE, _MIN_SIDE = 64, 16
 """Of a tile that is transposed."""
 _SUM_WIDTH = 128
@@ -167,36 +168,38 @@ def power_of_two(number: int) -> int:
     return 1 << max(0, number - 1).bit_length()
 
 
-def tiling_of(plan: KernelPlan, programs: int) -> PlanTiling:
+def tiling_of(plan: KernelPlan, programs: int, points: int = 0) -> PlanTiling:
     """The tiles of a normalised plan.
 
     Args:
         plan: the plan.
         programs: how many keep the device busy.
+        points: of a tile, where the plan leaves a choice; by rules if 0.
     """
     if plan.kind in ("column", "mixed"):
-        return _for_sums(plan, programs)
+        return _for_sums(plan, programs, points or LONG)
     columns = tuple(plan.row) if plan.row_dims or plan.kind == "row" else tuple(range(plan.rank))[-1:]
     rows = tuple(d for d in range(plan.rank) if d not in columns)
     tiling = PlanTiling(plan, (), rows, columns, 1, 1)
     height, width = power_of_two(tiling.size(rows)), power_of_two(tiling.size(columns))
     if plan.kind == "row" and width > MAX_ROW:
-        return dataclasses.replace(tiling, width=_LONG, looped=True)
+        return dataclasses.replace(tiling, width=points or LONG, looped=True)
     strided = _strided_dim(plan, rows, columns)
     if strided is not None:
         rows = (*(d for d in rows if d != strided), strided)
         return dataclasses.replace(tiling, rows=rows, height=min(_SIDE, height), width=min(_SIDE, width))
-    width = width if plan.kind == "row" else min(width, _POINTS)
-    return dataclasses.replace(tiling, height=min(height, max(1, _POINTS // width)), width=width)
+    points = points or POINTS
+    width = width if plan.kind == "row" else min(width, points)
+    return dataclasses.replace(tiling, height=min(height, max(1, points // width)), width=width)
 
 
-def _for_sums(plan: KernelPlan, programs: int) -> PlanTiling:
+def _for_sums(plan: KernelPlan, programs: int, points: int) -> PlanTiling:
     tiling = PlanTiling(plan, tuple(range(plan.batch_dims)), tuple(plan.outer), tuple(plan.row), 1, 1)
     height, width = (power_of_two(tiling.size(dims)) for dims in (tiling.rows, tiling.columns))
     if not any(isinstance(n, ReduceNode) and n.axis == ROW for n in plan.nodes):
         width = min(width, _SUM_WIDTH)
     tiling = dataclasses.replace(
-        tiling, height=min(height, max(1, _SUM_POINTS // width)), width=width, looped=width > MAX_ROW
+        tiling, height=min(height, max(1, points // width)), width=width, looped=width > MAX_ROW
     )
     tiles = tiling.row_steps.tiles
     others = max(1, tiling.column_blocks * tiling.size(tiling.batch))
