@@ -132,14 +132,18 @@ class CompiledLaunch:
     Attributes:
         cubin: its machine code.
         grid: programs.
-        sizes: bytes of its arguments.
+        operands: numbers of its arguments; equal ones of launches of a way are one array.
+        sizes: their bytes.
         pointers: their types.
+        writes: the operands that it writes.
     """
 
     cubin: Cubin
     grid: int
+    operands: tuple[int, ...]
     sizes: tuple[int, ...]
     pointers: tuple[str, ...]
+    writes: frozenset[int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,6 +183,8 @@ def compiled(kernel: TunedKernel, way: TileWay, target: GpuTarget) -> CompiledWa
             each = each.smaller
         if cubin.shared_bytes > target.gpu.shared_bytes:
             return None
-        launches.append(CompiledLaunch(cubin, each.grid, each.sizes, each.pointers))
+        launches.append(
+            CompiledLaunch(cubin, each.grid, each.operands, each.sizes, each.pointers, each.writes)
+        )
     flops, moved = sum(k.flops for k in way.kernels), sum(sum(k.sizes) for k in way.kernels)
     return CompiledWay(kernel.key, kernel.name, way.choice, tuple(launches), flops, moved)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 import ml_dtypes
@@ -19,6 +20,10 @@ _RANDOM = 8 << 20
 """Numbers that repeat."""
 _ALIGNED, _PITCH = 256, 4
 """Of arguments; one may be a part of each row of an array that is so many times as large."""
+_FLOATS = {
+    "*bf16": np.dtype(ml_dtypes.bfloat16), "*fp16": np.dtype(np.float16), "*fp32": np.dtype(np.float32),
+    "*fp64": np.dtype(np.float64),
+}  # fmt: skip
 _WHAT = "memory of measurements"
 Issue = Callable[[int | None], None]
 """Gives something to a stream; None is the driver's own."""
@@ -42,12 +47,23 @@ class DeviceRuns:
         found = ctypes.c_uint64()
         self.driver.call("cuMemAlloc_v2", ctypes.byref(found), max(size, 1), what=_WHAT)
         self._undo.callback(self.driver.function("cuMemFree_v2"), found.value)
-        given = random_numbers() if data is None else data
-        for at in range(0, size if data is None else min(size, len(given)), max(1, len(given))):
-            part = min(len(given), size - at)
-            self.driver.call("cuMemcpyHtoD_v2", found.value + at, given[:part], part, what=_WHAT)
-        self.wait()
+        self.fill(found.value, size if data is None else min(size, len(data)), data)
         return found.value
+
+    def fill(self, address: int, size: int, data: bytes | None = None) -> None:
+        """Copies bytes to the GPU, random ones again and again."""
+        given = random_numbers() if data is None else data
+        for at in range(0, size, max(1, len(given))):
+            part = min(len(given), size - at)
+            self.driver.call("cuMemcpyHtoD_v2", address + at, given[:part], part, what=_WHAT)
+        self.wait()
+
+    def content(self, address: int, size: int) -> bytes:
+        """Bytes of the GPU."""
+        found = ctypes.create_string_buffer(size)
+        self.driver.call("cuMemcpyDtoHAsync_v2", found, address, size, None, what="reading results")
+        self.wait()
+        return found.raw
 
     def zeros(self, size: int) -> int:
         """The address of some bytes that are zero, four at least."""
@@ -128,7 +144,7 @@ def repeated(issue: Issue, times: int) -> Issue:
 
 
 class RandomArguments:
-    """Memory for the arguments of kernels, one after another: numbers, and zeros where they are integers.
+    """Memory for the arguments of a kernel in several ways: numbers, and zeros where they are integers.
 
     Args:
         runs: where.
@@ -137,25 +153,53 @@ class RandomArguments:
 
     def __init__(self, runs: DeviceRuns, ways: Iterable[CompiledWay]) -> None:
         self._runs = runs
-        needed = max(sum(map(_room, launch.sizes)) for each in ways for launch in each.launches)
-        self._numbers, self._zeros = runs.memory(needed), runs.zeros(needed)
+        self._size = max(sum(map(_room, _arrays(way).values())) for way in ways)
+        self._numbers, self._zeros = runs.memory(self._size), runs.zeros(self._size)
 
     def issue(self, way: CompiledWay) -> Issue:
-        """The launches of a way; the arguments of each follow each other."""
+        """The launches of a way; its arguments follow each other."""
+        places = self._places(way)
         issues = []
         for launch in way.launches:
-            places, offset = [], 0
-            for size, pointer in zip(launch.sizes, launch.pointers, strict=True):
-                floating = pointer.startswith(("*fp", "*bf"))
-                places.append((self._numbers if floating else self._zeros) + offset)
-                offset += _room(size)
-            issues.append(self._runs.launch(launch.cubin, launch.grid, places))
+            addresses = [
+                (self._numbers if pointer in _FLOATS else self._zeros) + places[operand]
+                for operand, pointer in zip(launch.operands, launch.pointers, strict=True)
+            ]
+            issues.append(self._runs.launch(launch.cubin, launch.grid, addresses))
 
         def issue(stream: int | None) -> None:
             for each in issues:
                 each(stream)
 
         return issue
+
+    def results(self, way: CompiledWay, issue: Issue) -> dict[int, np.ndarray]:
+        """The floats that the last launch of a way leaves, by operand, from the same numbers each time."""
+        self._runs.fill(self._numbers, self._size)
+        self._runs.wait()
+        issue(None)
+        places, last = self._places(way), way.launches[-1]
+        return {
+            operand: np.frombuffer(
+                self._runs.content(self._numbers + places[operand], size), _FLOATS[pointer]
+            ).astype(np.float64 if pointer == "*fp64" else np.float32)
+            for operand, size, pointer in zip(last.operands, last.sizes, last.pointers, strict=True)
+            if operand in last.writes and pointer in _FLOATS
+        }
+
+    def _places(self, way: CompiledWay) -> dict[int, int]:
+        arrays = _arrays(way)
+        ends = itertools.accumulate(map(_room, arrays.values()), initial=0)
+        return dict(zip(arrays, ends))
+
+
+def _arrays(way: CompiledWay) -> dict[int, int]:
+    """The operands of all launches → bytes; arrays of partial sums, whose sizes differ, are the last."""
+    found: dict[int, int] = {}
+    for launch in way.launches:
+        for operand, size in zip(launch.operands, launch.sizes, strict=True):
+            found[operand] = max(size, found.get(operand, 0))
+    return dict(sorted(found.items()))
 
 
 def _room(size: int) -> int:

@@ -11,9 +11,11 @@ import contextlib
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import numpy as np
 
 from mpmd.compile.backends.native_gpu.driver import DeviceError
 from mpmd.compile.backends.native_gpu.gpu import GpuLibraries, OpenGpu, gpu_at
@@ -30,7 +32,6 @@ from mpmd.compile.backends.native_gpu.tuning.candidates import (
 )
 from mpmd.compile.backends.native_gpu.tuning.device_runs import (
     DeviceRuns,
-    Issue,
     RandomArguments,
     repeated,
 )
@@ -45,6 +46,8 @@ _ROUND_US, _MAX_REPEATS = 2000.0, 200
 """How long a way is measured in a round, and how often it is launched in it at most."""
 _NOISE = 0.02
 """A way must be faster by this share."""
+_ROUNDING = 0.02
+"""Of the largest result: bf16 has 8 bits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +97,7 @@ def tune(task: TuningTask, say: Callable[[str], None], libraries: GpuLibraries |
         if time.monotonic() > end:
             say(f"the time is over; the kernels that are left take at most {us:.1f} us each")
             break
-        times = work.times(kernel)
+        times, wrong = work.times(kernel)
         if OWN not in times:
             continue
         choice = fastest(times)
@@ -103,6 +106,8 @@ def tune(task: TuningTask, say: Callable[[str], None], libraries: GpuLibraries |
         gained += kernel.count * (times[OWN] - times[choice])
         say(f"{times[OWN]:10.1f} us x{kernel.count:<4} {kernel.key}: {times[choice]:.1f} us by {choice}, "
             f"the best of {len(times)}  // {kernel.name}")  # fmt: skip
+        for each in wrong:
+            say(f"{'':>10} {each} computes something else; please report it")
     say(f"{gained:.1f} us less; {path}")
     return path
 
@@ -124,13 +129,25 @@ class _Tuning:
         """Microseconds of each by rules; those that do not fit into the GPU's memory are left out."""
         found = []
         for kernel in kernels:
-            times = self._measured(self._compiled(kernel, kernel.ways[:1]), 1)
-            found += [(times[OWN], kernel)] if times else []
+            with self._running(self._compiled(kernel, kernel.ways[:1])) as run:
+                found += [(run.times(1)[OWN], kernel)] if run is not None else []
         return found
 
-    def times(self, kernel: TunedKernel) -> dict[str, float]:
-        """The choice of each way that runs → its microseconds."""
-        return self._measured(self._compiled(kernel, kernel.ways), ROUNDS)
+    def times(self, kernel: TunedKernel) -> tuple[dict[str, float], list[str]]:
+        """The choice of each way → its microseconds; and the choices whose results are others.
+
+        Of the ways that are faster than the one by rules results are looked at until one's are right.
+        """
+        wrong = []
+        with self._running(self._compiled(kernel, kernel.ways)) as run:
+            if run is None:
+                return {}, []
+            times = run.times(ROUNDS)
+            own = run.results(OWN) if fastest(times) != OWN else {}
+            while (choice := fastest(times)) != OWN and not alike(run.results(choice), own):
+                wrong.append(choice)
+                del times[choice]
+        return times, wrong
 
     def _compiled(self, kernel: TunedKernel, ways: Sequence[TileWay]) -> list[CompiledWay]:
         """The ways that compile and have room."""
@@ -146,25 +163,50 @@ class _Tuning:
         with ThreadPoolExecutor(shared_workers().count) as pool:
             return [made for made in pool.map(one, ways) if made is not None]
 
-    def _measured(self, ways: Sequence[CompiledWay], rounds: int) -> dict[str, float]:
-        """Microseconds of each way, the median of some rounds in which all take turns.
+    @contextlib.contextmanager
+    def _running(self, ways: Sequence[CompiledWay]) -> Iterator[_RunningWays | None]:
+        """The ways on the GPU, each launched once; None if it has no memory for them.
 
         Raises:
             DeviceError: a launch failed, and nothing runs any more.
         """
         with contextlib.ExitStack() as undo:
             runs = DeviceRuns(self.gpu, undo)
-            issues: dict[str, Issue] = {}
             try:
-                arguments = RandomArguments(runs, ways)
-                for way in ways:
-                    issues[way.choice] = arguments.issue(way)
-                first = [runs.between([issue] * 2)[1] for issue in issues.values()]
+                run = _RunningWays(runs, ways)
             except DeviceError:
-                if runs.works():
-                    return {}  # it has no memory for it
-                raise
-            repeats = [max(1, min(_MAX_REPEATS, round(_ROUND_US / max(us, 0.1)))) for us in first]
-            turn = [repeated(issue, times) for issue, times in zip(issues.values(), repeats)]
-            columns = zip(*(runs.between(turn) for _ in range(rounds)))
-            return {c: statistics.median(us) / n for c, us, n in zip(issues, columns, repeats)}
+                if not runs.works():
+                    raise
+                run = None
+            yield run
+
+
+class _RunningWays:
+    """Ways of a kernel on a GPU, on the same arguments."""
+
+    def __init__(self, runs: DeviceRuns, ways: Sequence[CompiledWay]) -> None:
+        self._runs, self._ways = runs, {way.choice: way for way in ways}
+        self._arguments = RandomArguments(runs, ways)
+        self._issues = {choice: self._arguments.issue(way) for choice, way in self._ways.items()}
+        self._first = [runs.between([issue] * 2)[1] for issue in self._issues.values()]
+
+    def times(self, rounds: int) -> dict[str, float]:
+        """Microseconds of each, the median of some rounds in which all take turns."""
+        repeats = [max(1, min(_MAX_REPEATS, round(_ROUND_US / max(us, 0.1)))) for us in self._first]
+        turn = [repeated(issue, times) for issue, times in zip(self._issues.values(), repeats)]
+        columns = zip(*(self._runs.between(turn) for _ in range(rounds)))
+        return {c: statistics.median(us) / n for c, us, n in zip(self._issues, columns, repeats)}
+
+    def results(self, choice: str) -> dict[int, np.ndarray]:
+        """What a way leaves."""
+        return self._arguments.results(self._ways[choice], self._issues[choice])
+
+
+def alike(some: Mapping[int, np.ndarray], others: Mapping[int, np.ndarray]) -> bool:
+    """Whether results differ by no more than sums in another order do; those of the same operands."""
+    for operand in some.keys() & others.keys():
+        one, other = some[operand], others[operand]
+        scale = np.max(np.abs(other), where=np.isfinite(other), initial=0.0)
+        if one.shape != other.shape or not np.allclose(one, other, 0.0, _ROUNDING * scale, equal_nan=True):
+            return False
+    return True

@@ -10,10 +10,12 @@ import pytest
 
 from mpmd.compile.backends.native_gpu.devices import GPUS
 from mpmd.compile.backends.native_gpu.target import GpuTarget
+from mpmd.compile.backends.native_gpu.tuning import tune
 from mpmd.compile.backends.native_gpu.tuning.candidates import compiled, tuned_kernels
-from mpmd.compile.driver import prepare_fragment
+from mpmd.compile.driver import lowered, prepare_fragment
 from tests.support.launch_memory import Extent
 from tests.support.native_fragments import fragment_of
+from tests.support.simulated_gpu import StandInGpu
 
 pytestmark = [
     pytest.mark.usefixtures("unpoisoned"),
@@ -98,3 +100,26 @@ def test_ways_become_code(capability):
     made = [compiled(kernel, way, target) for way in ways]
     assert made[0] is not None and made[0].choice == "own" and all(each.flops for each in made if each)
     assert len({each.launches[0].cubin.name for each in made if each}) > 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", [product, attended, sums, mixed])
+def test_tuning_finds_no_way_with_other_results(function, tmp_path, monkeypatch):
+    """On a stand-in that computes: whichever way its clock finds fastest, the results are those by rules."""
+    pytest.importorskip("tests.support.triton_interpreter")
+
+    def few(thunks, gpu):
+        chosen = (k for k in tuned_kernels(thunks, gpu))
+        return [dataclasses.replace(k, ways=k.ways[:: max(1, len(k.ways) // 3)]) for k in chosen]
+
+    monkeypatch.setattr(tune, "tuned_kernels", few)
+    monkeypatch.setattr(tune, "ROUNDS", 1)
+    monkeypatch.setattr(
+        tune, "fastest", lambda times: min(times, key=lambda choice: (choice == "own", choice))
+    )
+    rng = np.random.default_rng(0)
+    given = [rng.standard_normal(shape).astype(jnp.bfloat16) for shape in ((128, 128), (128, 384))]
+    fragment, said, gpu = fragment_of(function, *given), [], StandInGpu()
+    tune.tune(tune.TuningTask([(fragment, lowered(fragment))], tmp_path, 100.0), said.append, gpu)
+    assert len(said) > 2 and not gpu.broken and not gpu.live
+    assert not [line for line in said if "computes something else" in line or "by own" in line]

@@ -1,5 +1,6 @@
 """Tiles that are measured: on a stand-in whose clock knows what a kernel takes."""
 
+import ctypes
 import dataclasses
 import functools
 import logging
@@ -19,7 +20,7 @@ from mpmd.compile.backends.native_gpu.target import GpuTarget
 from mpmd.compile.backends.native_gpu.triton.choices import MeasuredTiles
 from mpmd.compile.backends.native_gpu.tuning.candidates import tuned_kernels
 from mpmd.compile.backends.native_gpu.tuning.table_file import read_table, table_file
-from mpmd.compile.backends.native_gpu.tuning.tune import TuningTask, fastest, tune
+from mpmd.compile.backends.native_gpu.tuning.tune import TuningTask, alike, fastest, tune
 from mpmd.compile.cache import DiskCache
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.options import CompileOptions
@@ -41,16 +42,24 @@ ENTRY main {
 
 
 class ClockedGpu(StandInGpu):
-    """Kernels compute nothing; each takes so many microseconds as `takes` says."""
+    """Kernels compute nothing; each takes so many microseconds as `takes` says.
 
-    def __init__(self, takes, dies_at=0):
+    Those of which `wrong` says so write a number.
+    """
+
+    def __init__(self, takes, dies_at=0, wrong=lambda kernel: False):
         super().__init__()
-        self.takes, self.now, self.dies_at = takes, 0.0, dies_at
+        self.takes, self.now, self.dies_at, self.wrong = takes, 0.0, dies_at, wrong
 
     def _cuLaunchKernel(self, function, *rest):
         kernel = self._get("function", function)["kernel"]
         self.now += 1e-6 * self.takes(kernel)
         self.launched.append(kernel.name)
+        if self.wrong(kernel):
+            (place,) = (k for k, operand in enumerate(kernel.operands) if operand in kernel.writes)
+            parameter = ctypes.cast(rest[-2], ctypes.POINTER(ctypes.c_void_p))[place]
+            address = ctypes.cast(parameter, ctypes.POINTER(ctypes.c_uint64))[0]
+            ctypes.memset(self._memory(address, 2), 0x47, 2)
         return self._state()
 
     def _cuStreamSynchronize(self, stream):
@@ -110,6 +119,25 @@ def test_a_second_run_measures_what_is_not_in_the_table(tmp_path):
         "all are equal: there are rules for it"
     )
     assert "smaller" not in text and program(read_table(path))[1].text() == program(MeasuredTiles())[1].text()
+
+
+def test_a_way_with_other_results_is_left_out(tmp_path):
+    wrong = {"64x64x32 w4 s4", "64x64x64 w4 s4"}
+    gpu = ClockedGpu(
+        by_stages, wrong=lambda kernel: "num_stages=4" in kernel.source and "64, 64]" in kernel.source
+    )
+    path, said = tuned(tmp_path, gpu)
+    ((_, choice),) = read_table(path).lines
+    assert choice.endswith("w4 s4") and choice not in wrong
+    assert {line.strip() for line in said[2:-1]} == {
+        f"{way} computes something else; please report it" for way in wrong
+    }
+
+
+def test_results_are_alike_if_only_their_rounding_differs():
+    one = {0: np.array([1.0, 100.0, np.nan, np.inf]), 7: np.zeros(3)}
+    assert alike({0: np.array([2.0, 101.0, np.nan, np.inf])}, one) and not alike({0: np.zeros(4)}, one)
+    assert not alike({0: np.array([1.0, 100.0, np.nan, 3.0])}, one) and not alike({7: np.zeros(2)}, one)
 
 
 def test_time_that_is_over_ends_it(tmp_path):
