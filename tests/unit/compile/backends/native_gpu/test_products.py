@@ -236,3 +236,21 @@ def test_tokens_are_the_rows_of_heads_that_share_their_keys(op, tokens, rows):
     wide = dataclasses.replace(ROWS["a"], row=K, batch=(0,)), dataclasses.replace(ROWS["b"], batch=(0,))
     other = product(*wide, ROWS["c"], m=16, batch=(40,))
     assert with_long_rows(other) is other, "it has rows enough"
+    plan = shared_keys(op)
+    own = dataclasses.replace(plan, b=dataclasses.replace(plan.b, batch=(K, 1)))
+    assert with_long_rows(own) is own, "each has keys of its own"
+
+
+@pytest.mark.parametrize("op", ["tanh", ""])
+def test_products_with_other_rows_have_the_same_results(op):
+    plan = shared_keys(op)
+    rng, result, size = np.random.default_rng(0), int(bool(op)), 2 * 40 * 3 * N
+    spans = plan.a.span(plan.batch, plan.m, plan.k), plan.b.span(plan.batch, plan.k, plan.n)
+    factors = [rng.standard_normal(count).astype(NUMPY_DTYPE["bf16"]) for count in spans]
+    found = []
+    for each in (plan, with_long_rows(plan)):
+        arrays = {result: np.zeros(size, NUMPY_DTYPE["bf16" if op else "f32"])}
+        evaluate_product(each, *factors, arrays)
+        found.append(arrays[result])
+    np.testing.assert_array_equal(*found)
+    assert np.count_nonzero(found[0]) == size
