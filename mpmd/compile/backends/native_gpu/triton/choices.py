@@ -32,6 +32,13 @@ _OTHERS = r"p\d+ g\d+ w\d+"
 _LINE = re.compile(r"((\w+)_[0-9a-f]{8} x\d+): (.*)")
 
 
+def _is_tile(kind: str, text: str) -> bool:
+    """Whether a text is a tile of a kind of kernels: sides and warps are powers of two."""
+    sides = [int(number) for number in re.findall(r"(?<![sg\d])\d+", text)]
+    form = f"{OWN}|{_SIZES.get(kind, _OTHERS)}"
+    return bool(re.fullmatch(form, text)) and all(side.bit_count() == 1 for side in sides)
+
+
 def kernel_key(kernel: PrintedKernel) -> str:
     """What a line says of a kernel: its name and its programs."""
     return f"{kernel.name} x{kernel.grid}"
@@ -64,7 +71,7 @@ class MeasuredTiles:
             if line.startswith("#") or not line.strip():
                 continue
             match = _LINE.fullmatch(line)
-            if match is None or not re.fullmatch(f"{OWN}|{_SIZES.get(match[2], _OTHERS)}", match[3]):
+            if match is None or not _is_tile(match[2], match[3]):
                 raise CompileError(
                     f"line {number} is not a kernel with its tile: {line!r}\n"
                     "  expected such as 'product_ab12cd34 x192: 128x256x64 w8 s4'"

@@ -170,6 +170,8 @@ def gpu_calls(folder):
 @pytest.mark.parametrize("text", [
     "product_ab12cd34 x192: 128x256 w8 s4", "column_ab12cd34 x1: 1x2x3 w8 s4", "a line",
     "row_ab12cd34 x1: p1 g2",
+    "product_ab12cd34 x192: 96x256x64 w8 s4",
+    "loop_ab12cd34 x192: p1024 g264 w0",
 ])  # fmt: skip
 def test_a_line_that_says_no_tile_is_named(text, tmp_path, caplog):
     with pytest.raises(CompileError, match=f"line 3 is not a kernel with its tile: {text!r}"):
