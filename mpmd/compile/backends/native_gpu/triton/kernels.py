@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from mpmd.compile.backends.native_gpu.triton.dtypes import HALF, pointer_type
 from mpmd.compile.backends.native_gpu.triton.emit import TileWriter, unsupported
-from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, tiling_of
+from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, resized, tiling_of
 from mpmd.compile.kernels.builder import PlanBuilder, renumbered
 from mpmd.compile.kernels.index import Index, dim, linear, strides_of
 from mpmd.compile.kernels.nodes import (
@@ -127,7 +127,9 @@ def plan_kernels(plan: KernelPlan, programs: int, points: int = 0) -> PlanKernel
     plan = normalise(plan)
     if plan.kind == "loop" and not plan.size:
         return PlanKernels(())
-    tiling = tiling_of(plan, programs, points)
+    tiling = tiling_of(plan, programs)
+    if points:
+        tiling = resized(tiling, points, programs)
     if not tiling.sums_columns:
         return PlanKernels((_long_rows(tiling) if tiling.looped else _tile(tiling),))
     if tiling.chunks == 1:

@@ -19,8 +19,7 @@ from mpmd.compile.kernels.plan import ROW, KernelPlan, Load, ReduceNode
 
 MAX_ROW = 16384
 """Elements of a row up to which one tile holds it."""
-POINTS, LONG = 1024, 4096
-"""Points of a tile, and of one of sums or of a part of a long row."""
+_POINTS, _SUM_POINTS, _LONG = 1024, 4096, 4096
 _SIDE, _MIN_SIDE = 64, 16
 """Of a tile that is transposed."""
 _SUM_WIDTH = 128
@@ -168,38 +167,36 @@ def power_of_two(number: int) -> int:
     return 1 << max(0, number - 1).bit_length()
 
 
-def tiling_of(plan: KernelPlan, programs: int, points: int = 0) -> PlanTiling:
+def tiling_of(plan: KernelPlan, programs: int) -> PlanTiling:
     """The tiles of a normalised plan.
 
     Args:
         plan: the plan.
         programs: how many keep the device busy.
-        points: of a tile, where the plan leaves a choice; by rules if 0.
     """
     if plan.kind in ("column", "mixed"):
-        return _for_sums(plan, programs, points or LONG)
+        return _for_sums(plan, programs)
     columns = tuple(plan.row) if plan.row_dims or plan.kind == "row" else tuple(range(plan.rank))[-1:]
     rows = tuple(d for d in range(plan.rank) if d not in columns)
     tiling = PlanTiling(plan, (), rows, columns, 1, 1)
     height, width = power_of_two(tiling.size(rows)), power_of_two(tiling.size(columns))
     if plan.kind == "row" and width > MAX_ROW:
-        return dataclasses.replace(tiling, width=points or LONG, looped=True)
+        return dataclasses.replace(tiling, width=_LONG, looped=True)
     strided = _strided_dim(plan, rows, columns)
     if strided is not None:
         rows = (*(d for d in rows if d != strided), strided)
         return dataclasses.replace(tiling, rows=rows, height=min(_SIDE, height), width=min(_SIDE, width))
-    points = points or POINTS
-    width = width if plan.kind == "row" else min(width, points)
-    return dataclasses.replace(tiling, height=min(height, max(1, points // width)), width=width)
+    width = width if plan.kind == "row" else min(width, _POINTS)
+    return dataclasses.replace(tiling, height=min(height, max(1, _POINTS // width)), width=width)
 
 
-def _for_sums(plan: KernelPlan, programs: int, points: int) -> PlanTiling:
+def _for_sums(plan: KernelPlan, programs: int) -> PlanTiling:
     tiling = PlanTiling(plan, tuple(range(plan.batch_dims)), tuple(plan.outer), tuple(plan.row), 1, 1)
     height, width = (power_of_two(tiling.size(dims)) for dims in (tiling.rows, tiling.columns))
     if not any(isinstance(n, ReduceNode) and n.axis == ROW for n in plan.nodes):
         width = min(width, _SUM_WIDTH)
     tiling = dataclasses.replace(
-        tiling, height=min(height, max(1, points // width)), width=width, looped=width > MAX_ROW
+        tiling, height=min(height, max(1, _SUM_POINTS // width)), width=width, looped=width > MAX_ROW
     )
     tiles = tiling.row_steps.tiles
     others = max(1, tiling.column_blocks * tiling.size(tiling.batch))
@@ -219,3 +216,17 @@ def _strided_dim(plan: KernelPlan, rows: tuple[int, ...], columns: tuple[int, ..
             if abs(index.factor(d)) == 1 and abs(index.factor(last)) > 1 and plan.extents[d] >= _MIN_SIDE:
                 return d
     return None
+
+
+def resized(tiling: PlanTiling, points: int, programs: int) -> PlanTiling:
+    """Tiles of about so many points, where the plan leaves a choice; `programs` keep the device busy."""
+    if tiling.looped:
+        return dataclasses.replace(tiling, width=points)
+    height = min(power_of_two(tiling.size(tiling.rows)), max(1, points // tiling.width))
+    tiling = dataclasses.replace(tiling, height=height)
+    if not tiling.sums_columns:
+        return tiling
+    tiles = dataclasses.replace(tiling, chunks=1).row_steps.tiles
+    others = max(1, tiling.column_blocks * tiling.size(tiling.batch))
+    each = -(-tiles // max(1, min(tiles, -(-programs // others))))
+    return dataclasses.replace(tiling, chunks=-(-tiles // each))

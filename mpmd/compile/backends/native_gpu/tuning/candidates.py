@@ -15,7 +15,7 @@ from mpmd.compile.backends.native_gpu.triton.choices import OWN, kernel_key, siz
 from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
 from mpmd.compile.backends.native_gpu.triton.kernels import PrintedKernel, plan_kernels
 from mpmd.compile.backends.native_gpu.triton.products import product_kernel
-from mpmd.compile.backends.native_gpu.triton.tiling import LONG, POINTS, power_of_two
+from mpmd.compile.backends.native_gpu.triton.tiling import power_of_two
 from mpmd.compile.kernels.attention import AttentionPlan
 from mpmd.compile.kernels.matmul import MatmulPlan
 from mpmd.compile.kernels.operations import DTYPE_BYTES
@@ -27,7 +27,8 @@ _MIN_HELD, _MAX_HELD = 16, 128
 """Numbers of a tile in one thread: twice as many do not fit into its registers."""
 _POSITIONS = ((64, 128), (32, 64, 128), _WARPS, (2, 3))
 """Of a program of attention, of its iterations, and its warps and stages."""
-_SHARES, _MAX_WARPS = (0.5, 1, 2, 4), 32
+_POINTS, _SHARES, _MAX_WARPS = (1024, 4096), (0.5, 1, 2, 4), 32
+"""Points of a tile, and of one of sums; shares of them and of programs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +120,7 @@ def _of_attention(plan: AttentionPlan, number: int) -> Iterator[TileWay]:
 def _of_plan(plan: KernelPlan, programs: int) -> Iterator[TileWay]:
     sums = plan.kind in ("column", "mixed")
     for share, more, wider in itertools.product(_SHARES, _SHARES if sums else (1,), (0.5, 1, 2)):
-        points, count = int(share * (LONG if sums else POINTS)), int(more * programs)
+        points, count = int(share * _POINTS[sums]), int(more * programs)
         warps = int(wider * plan_kernels(plan, count, points).kernels[0].warps)
         if 1 <= warps <= _MAX_WARPS:
             yield TileWay(f"p{points} g{count} w{warps}", sized_plan(plan, points, count, warps).kernels)

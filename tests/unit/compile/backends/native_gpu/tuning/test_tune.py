@@ -18,14 +18,17 @@ from mpmd.compile.backends.native_gpu.devices import GPUS
 from mpmd.compile.backends.native_gpu.libraries import CudaLibraries
 from mpmd.compile.backends.native_gpu.target import GpuTarget
 from mpmd.compile.backends.native_gpu.triton.choices import MeasuredTiles
+from mpmd.compile.backends.native_gpu.triton.tiling import resized, tiling_of
 from mpmd.compile.backends.native_gpu.tuning.candidates import tuned_kernels
 from mpmd.compile.backends.native_gpu.tuning.table_file import read_table, table_file
 from mpmd.compile.backends.native_gpu.tuning.tune import TuningTask, alike, fastest, tune
 from mpmd.compile.cache import DiskCache
 from mpmd.compile.driver import prepare_fragment
+from mpmd.compile.kernels.normalise import normalise
 from mpmd.compile.options import CompileOptions
 from mpmd.errors import CompileError
 from mpmd.tools import gpu_tune
+from tests.support.gpu_plans import column_sums
 from tests.support.native_fragments import fragment_of
 from tests.support.simulated_gpu import StandInGpu
 
@@ -143,6 +146,16 @@ def test_results_are_alike_if_only_their_rounding_differs():
 def test_time_that_is_over_ends_it(tmp_path):
     path, said = tuned(tmp_path, ClockedGpu(by_stages), seconds=-1.0)
     assert "the time is over" in said[1] and not path.exists()
+
+
+@pytest.mark.parametrize("points", [512, 2048, 16384])
+@pytest.mark.parametrize("rows", [1, 31, 33, 1000, 4096])
+def test_every_program_of_resized_sums_has_rows(rows, points):
+    plan = normalise(column_sums(rows, 100))
+    for programs in (1, 7, 264, 1056):
+        steps = resized(tiling_of(plan, programs), points, programs).row_steps
+        assert steps.side * 128 <= max(points, 128) and (steps.sharing - 1) * steps.part < rows
+        assert steps.sharing * steps.part >= rows
 
 
 @pytest.mark.parametrize("best, choice", [(99.0, "own"), (97.0, "fast")])
