@@ -20,40 +20,12 @@ from typing import Any
 from mpmd.compile.artefact import Artefact
 from mpmd.compile.backends.native_gpu.target import GpuCode, GpuTarget, gpu_code
 from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
+from mpmd.compile.backends.native_gpu.tuning.candidates import CompiledWay
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.llvm.target import host_target
 
 MAX_PACK_BYTES = 64 << 20
 _FACTS = "pack.json"
-
-
-@dataclasses.dataclass(frozen=True)
-class KernelVariant:
-    """One way to compute something.
-
-    Attributes:
-        group: what it computes; variants of a group have the same arguments.
-        choice: `128x256x64 w8 s3`, or "own" of the kernel that the target prints.
-        cubin: its machine code.
-        grid: programs.
-        sizes: bytes of its arguments.
-        pointers: their types.
-        flops: of its products.
-        moved: bytes that it reads and writes at least.
-    """
-
-    group: str
-    choice: str
-    cubin: Cubin
-    grid: int
-    sizes: tuple[int, ...]
-    pointers: tuple[str, ...]
-    flops: float
-    moved: int
-
-
-OWN = "own"
-"""The choice of the target."""
 
 
 class TravellingPack:
@@ -96,7 +68,7 @@ class TravellingPack:
     def put_program(self, name: str, fragment: FragmentModule, made: Artefact) -> int:
         """Writes a program; its bytes."""
         code: Any = made.code
-        cubins = {name: dataclasses.replace(cubin, ptx="") for name, cubin in code.cubins.items()}
+        cubins = {name: without_text(cubin) for name, cubin in code.cubins.items()}
         travels = dataclasses.replace(
             made, code=GpuCode(code.program, cubins, code.handler, b""), texts={}
         ).to_bytes()
@@ -117,11 +89,20 @@ class TravellingPack:
         return fragment, made
 
     # -- variants
-    def put_variants(self, number: int, variants: Sequence[KernelVariant]) -> int:
+    def put_variants(self, number: int, variants: Sequence[CompiledWay]) -> int:
         """Writes some variants; their bytes."""
-        return self._write(f"{number:03}.variants", list(variants))
+        travels = [
+            dataclasses.replace(
+                variant,
+                launches=tuple(
+                    dataclasses.replace(each, cubin=without_text(each.cubin)) for each in variant.launches
+                ),
+            )
+            for variant in variants
+        ]
+        return self._write(f"{number:03}.variants", travels)
 
-    def variants(self) -> Iterator[list[KernelVariant]]:
+    def variants(self) -> Iterator[list[CompiledWay]]:
         """Some at a time, in the order in which they were written."""
         for path in sorted(self.folder.glob("*.variants")):
             yield self._read(path.name)
@@ -133,3 +114,8 @@ class TravellingPack:
 
     def _read(self, name: str) -> Any:
         return pickle.loads(zlib.decompress((self.folder / name).read_bytes()))
+
+
+def without_text(cubin: Cubin) -> Cubin:
+    """Machine code without its PTX."""
+    return dataclasses.replace(cubin, ptx="")

@@ -15,6 +15,7 @@ import importlib.metadata
 import itertools
 import json
 import os
+import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -27,14 +28,20 @@ sys.path.insert(0, str(ROOT))
 
 import jax  # noqa: E402 - the root must be importable first
 
-from benchmarks.gpu.pack import MAX_PACK_BYTES, KernelVariant, TravellingPack  # noqa: E402
+from benchmarks.gpu.pack import MAX_PACK_BYTES, TravellingPack  # noqa: E402
 from benchmarks.gpu.programs import SMALL, ModelSize, step_sizes, training_step  # noqa: E402
 from benchmarks.gpu.smoke_programs import MODELS, smoke_programs  # noqa: E402
 from benchmarks.gpu.target import fragment_of, libraries  # noqa: E402
-from benchmarks.gpu.variant_kernels import PrintedVariant, variants_of  # noqa: E402
 from benchmarks.script import run  # noqa: E402
 from mpmd.compile.backends.native_gpu.devices import GPUS  # noqa: E402
 from mpmd.compile.backends.native_gpu.target import GpuTarget  # noqa: E402
+from mpmd.compile.backends.native_gpu.tuning.candidates import (  # noqa: E402
+    CompiledWay,
+    TileWay,
+    TunedKernel,
+    compiled,
+    tuned_kernels,
+)
 from mpmd.compile.compilation import Prepared  # noqa: E402
 from mpmd.compile.driver import prepare_fragment  # noqa: E402
 from mpmd.compile.fragment import FragmentModule  # noqa: E402
@@ -42,6 +49,8 @@ from mpmd.errors import CompileError  # noqa: E402
 
 FEW_VARIANTS, AT_ONCE = 24, 32
 """Variants on a stand-in, and in a file."""
+MAX_KERNELS, FLOPS_OF_A_BYTE = 40, 250.0
+"""Kernels of which there are variants; products in the time of a byte."""
 
 
 class Preparation:
@@ -72,7 +81,7 @@ class Preparation:
         self.programs.append(name)
         return made
 
-    def variants(self, printed: Sequence[PrintedVariant], seconds: float) -> int:
+    def variants(self, printed: Sequence[tuple[TunedKernel, TileWay]], seconds: float) -> int:
         """Compiles variants and writes them; how many."""
         end, count = time.monotonic() + seconds, 0
         with ThreadPoolExecutor(os.cpu_count()) as threads:
@@ -88,24 +97,36 @@ class Preparation:
                 print(f"{count} variants of {len(printed)}, {size / 1e6:.2f} MB more", flush=True)
         return count
 
-    def _compiled(self, variant: PrintedVariant) -> KernelVariant | None:
-        kernel, gpu = variant.kernel, self.target.gpu
+    def _compiled(self, variant: tuple[TunedKernel, TileWay]) -> CompiledWay | None:
+        kernel, way = variant
         try:
-            cubin = self.target.compiler.compile({kernel.name: kernel}, gpu.capability, None)[kernel.name]
+            made = compiled(kernel, way, self.target)
         except CompileError as error:
-            self.refused[f"{variant.group} {variant.choice}"] = str(error)[:200]
+            self.refused[f"{kernel.key} {way.choice}"] = str(error)[:200]
             return None
-        if cubin.shared_bytes > gpu.shared_bytes:
-            self.refused[f"{variant.group} {variant.choice}"] = f"{cubin.shared_bytes} bytes of shared memory"
-            return None
-        travels = type(cubin)(cubin.name, cubin.code, "", cubin.shared_bytes, cubin.threads)
-        moved, pointers = sum(kernel.sizes), kernel.pointers
-        return KernelVariant(
-            variant.group, variant.choice, travels, kernel.grid, kernel.sizes, pointers, kernel.flops, moved
-        )
+        if made is None:
+            self.refused[f"{kernel.key} {way.choice}"] = "it needs more shared memory than there is"
+        return made
 
 
-def _batches(items: Sequence[PrintedVariant], size: int) -> Iterator[list[PrintedVariant]]:
+def in_turn(kernels: Sequence[TunedKernel]) -> list[tuple[TunedKernel, TileWay]]:
+    """Ways of the kernels that work most: those by rules, then others in turn: a part has some of each."""
+
+    def work(kernel: TunedKernel) -> float:
+        own = kernel.ways[0].kernels[0]
+        return kernel.count * (own.flops / FLOPS_OF_A_BYTE + sum(own.sizes))
+
+    rows = []
+    for kernel in sorted(kernels, key=work, reverse=True)[:MAX_KERNELS]:
+        others = list(kernel.ways[1:])
+        random.Random(0).shuffle(others)
+        rows.append([(kernel, way) for way in (kernel.ways[0], *others)])
+    return [found for each in itertools.zip_longest(*rows) for found in each if found is not None]
+
+
+def _batches(
+    items: Sequence[tuple[TunedKernel, TileWay]], size: int
+) -> Iterator[list[tuple[TunedKernel, TileWay]]]:
     """Some at a time."""
     rest = iter(items)
     while some := list(itertools.islice(rest, size)):
@@ -130,7 +151,7 @@ def prepare(folder: Path, gpu: str, seconds: float, *, simulated: bool) -> dict[
     for name, size in step_sizes(SMALL if simulated else ModelSize()).items():
         step = training_step(size)
         made = work.program(name, fragment_of(name, step.function, list(step.arguments), step.donated))
-    printed = variants_of(made.thunks, target.gpu) if made is not None else []
+    printed = in_turn(tuned_kernels(made.thunks, target.gpu, library=True)) if made is not None else []
     count = work.variants(printed[:FEW_VARIANTS] if simulated else printed, seconds)
     facts = {
         "gpu": gpu,

@@ -1,4 +1,4 @@
-"""The programs of the comparison with XLA: GPT-2 124M's step, its parts, a ViT block, experts, Adam."""
+"""The programs of the comparison with XLA: steps of GPT-2 124M and of a Llama, their parts, other models'."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.fragments import adam, block, experts, gradients, head, mlp, norm
+from benchmarks.gpu import llama
+from benchmarks.gpu.llama import LlamaSize
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +54,8 @@ class ComparedProgram:
     donated: tuple[int, ...] = ()
 
 
-def programs(size: ModelSize) -> list[ComparedProgram]:
-    """All programs."""
+def programs(size: ModelSize, large: LlamaSize) -> list[ComparedProgram]:
+    """All programs: those of GPT-2's size, then those of a Llama."""
     b, t, d, v = size.batch, size.tokens, size.width, size.vocabulary
     x, layer = _bf16(b, t, d), functools.partial(block, size.heads)
     weights = _layer_shapes(d, _bf16)
@@ -69,8 +71,32 @@ def programs(size: ModelSize) -> list[ComparedProgram]:
         ComparedProgram("head", gradients(head, 2), (x, _bf16(v, d), labels, loss)),
         ComparedProgram("vit", image_layer, (patches, *weights, patches)),
         ComparedProgram("experts", gradients(experts, 3), (x, _bf16(d, 4), _bf16(4, d, d), x)),
+        ComparedProgram("ragged", gradients(llama.ragged_experts, 4), (x, *_ragged_shapes(d), x)),
         ComparedProgram("adam", adam, tuple(moments), donated),
+        llama_block(large),
+        llama_step(large),
     ]
+
+
+def _ragged_shapes(d: int) -> list[jax.ShapeDtypeStruct]:
+    """A router, and eight experts of two products."""
+    return [_bf16(d, 8), _bf16(8, d, 4 * d), _bf16(8, 4 * d, d)]
+
+
+def llama_block(size: LlamaSize) -> ComparedProgram:
+    """A block, forward and backward."""
+    weights = [_bf16(*shape) for shape in llama.layer_shapes(size)]
+    x = _bf16(size.batch, size.tokens, size.width)
+    layer = functools.partial(llama.block, size)
+    return ComparedProgram("llama_block", gradients(layer, len(weights) + 1), (x, *weights, x))
+
+
+def llama_step(size: LlamaSize) -> ComparedProgram:
+    """A training step that is scanned over its layers."""
+    layers = [_f32(size.layers, *shape) for shape in llama.layer_shapes(size)]
+    shapes = [_f32(size.vocabulary, size.width), _f32(size.width), *layers]
+    tokens = jax.ShapeDtypeStruct((size.batch, size.tokens), jnp.int32)
+    return _training("llama_step", functools.partial(llama.loss, size), shapes, tokens)
 
 
 def parameter_shapes(size: ModelSize) -> list[jax.ShapeDtypeStruct]:
@@ -85,14 +111,21 @@ def _layer_shapes(d: int, kind: Callable[..., Any]) -> list[Any]:
 
 
 def training_step(size: ModelSize) -> ComparedProgram:
+    """A training step of GPT-2."""
+    tokens = jax.ShapeDtypeStruct((size.batch, size.tokens), jnp.int32)
+    return _training("step", functools.partial(_loss, size), parameter_shapes(size), tokens)
+
+
+def _training(
+    name: str, loss: Callable[..., Any], shapes: list[jax.ShapeDtypeStruct], tokens: jax.ShapeDtypeStruct
+) -> ComparedProgram:
     """A training step: bf16 activations, f32 weights and Adam."""
-    shapes = parameter_shapes(size)
     count = len(shapes)
 
     def step(*given: Any) -> list[Any]:
         p, m, v = (list(given[k * count : (k + 1) * count]) for k in range(3))
-        turn, tokens, labels = given[-3:]
-        value, g = jax.value_and_grad(functools.partial(_loss, size))(p, tokens, labels)
+        turn, words, labels = given[-3:]
+        value, g = jax.value_and_grad(loss)(p, words, labels)
         turn = turn + 1
         c1, c2 = 1 - 0.9**turn, 1 - 0.999**turn
         m = [0.9 * a + 0.1 * b for a, b in zip(m, g)]
@@ -100,8 +133,7 @@ def training_step(size: ModelSize) -> ComparedProgram:
         p = [a - 6e-4 * (b / c1) / (jnp.sqrt(c / c2) + 1e-8) for a, b, c in zip(p, m, v)]
         return [*p, *m, *v, turn, value]
 
-    tokens = jax.ShapeDtypeStruct((size.batch, size.tokens), jnp.int32)
-    return ComparedProgram("step", step, (*shapes * 3, _f32(), tokens, tokens), tuple(range(3 * count + 1)))
+    return ComparedProgram(name, step, (*shapes * 3, _f32(), tokens, tokens), tuple(range(3 * count + 1)))
 
 
 def step_arguments(size: ModelSize) -> list[np.ndarray]:

@@ -16,7 +16,7 @@ import dataclasses
 import statistics
 from typing import Any
 
-from benchmarks.gpu.device_runs import DeviceRuns, Issue, device_runs, on_host
+from benchmarks.gpu.device_runs import Issue, ProgramRuns, device_runs, on_host
 from benchmarks.gpu.driver import kernel_facts
 from benchmarks.gpu.experiment import Experiment, run_experiment
 from benchmarks.gpu.pack import TravellingPack
@@ -53,7 +53,7 @@ def measure(run: Experiment) -> None:
         run.figure("clocks_after", clocks())
 
 
-def _memory(runs: DeviceRuns, code: GpuCode, size: ModelSize) -> list[int]:
+def _memory(runs: ProgramRuns, code: GpuCode, size: ModelSize) -> list[int]:
     """The allocations: parameters and constants hold theirs."""
     given, found = step_arguments(size), []
     for number, allocation in enumerate(code.program.allocations):
@@ -68,7 +68,7 @@ def _memory(runs: DeviceRuns, code: GpuCode, size: ModelSize) -> list[int]:
 
 def _launches(
     run: Experiment,
-    runs: DeviceRuns,
+    runs: ProgramRuns,
     code: GpuCode,
     steps: list[SimpleStep],
     issues: list[Issue],

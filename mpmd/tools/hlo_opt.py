@@ -181,16 +181,20 @@ def text_for(module: hlo.HloModule, target: str, what: str) -> str:
     Raises:
         CompileError: something in it has no code there, or there is no such text.
     """
+    return prepare_fragment(fragment_of(module), _targets()[target](), module=module).text(what)
+
+
+def fragment_of(module: hlo.HloModule) -> FragmentModule:
+    """A module as a fragment on one device."""
     arguments = [s for p in module.entry.parameters for _, s in p.shape.leaves()]
     results = [s for _, s in module.entry.root.shape.leaves()]
-    fragment = FragmentModule(
+    return FragmentModule(
         name=module.name,
         mesh="mesh",
         text=hlo.print_module(module),
         arguments=tuple(value_spec(shape) for shape in arguments),
         results=tuple(value_spec(shape) for shape in results),
     )
-    return prepare_fragment(fragment, _targets()[target](), module=module).text(what)
 
 
 def _targets() -> Mapping[str, Callable[[], Target]]:

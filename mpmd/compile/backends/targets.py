@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from jax.sharding import Mesh
 
@@ -17,6 +18,7 @@ from mpmd.compile.backends.native_gpu.backend import NativeGpuBackend
 from mpmd.compile.backends.native_gpu.devices import GPUS
 from mpmd.compile.backends.native_gpu.stamps import GpuStamps
 from mpmd.compile.backends.native_gpu.target import GpuTarget
+from mpmd.compile.backends.native_gpu.tuning.tune import TuningTask, tune
 from mpmd.compile.backends.reference.backend import ReferenceBackend
 from mpmd.compile.backends.target_backend import TargetBackend
 from mpmd.compile.options import CompileOptions
@@ -45,3 +47,6 @@ DESCRIBED: Mapping[str, Callable[[], Target]] = {
     **{f"sm_{gpu.capability}": functools.partial(GpuTarget, gpu) for gpu in GPUS.values()},
 }
 """The name of a kind of device → its target; the device need not be here."""
+
+TUNERS: Mapping[str, Callable[[TuningTask, Callable[[str], None]], Path]] = {"gpu": tune}
+"""Platform → what measures the kernels of its target on this machine."""

@@ -291,18 +291,19 @@ def listing(thunks: Sequence[Thunk], indent: str = "") -> str:
 def kernels_text(thunks: Sequence[Thunk]) -> str:
     """The distinct kernels of a sequence, each with the instructions that it computes."""
     users: dict[str, list[str]] = {}
-    for thunk in _kernels(thunks):
+    for thunk in kernel_thunks(thunks):
         users.setdefault(thunk.plan.text(), []).append(thunk.name)
     return "\n".join(f"// {', '.join(names)}\n{text}" for text, names in users.items())
 
 
-def _kernels(thunks: Sequence[Thunk]) -> list[KernelThunk | MatmulThunk | AttentionThunk]:
+def kernel_thunks(thunks: Sequence[Thunk]) -> list[KernelThunk | MatmulThunk | AttentionThunk]:
+    """The thunks that compute, those of loops and branches too."""
     found: list[KernelThunk | MatmulThunk | AttentionThunk] = []
     for thunk in thunks:
         if isinstance(thunk, KernelThunk | MatmulThunk | AttentionThunk):
             found.append(thunk)
         elif isinstance(thunk, WhileThunk):
-            found += _kernels((*thunk.condition, *thunk.body))
+            found += kernel_thunks((*thunk.condition, *thunk.body))
         elif isinstance(thunk, ConditionalThunk):
-            found += [t for branch in thunk.branches for t in _kernels(branch)]
+            found += [t for branch in thunk.branches for t in kernel_thunks(branch)]
     return found

@@ -1,4 +1,6 @@
-"""The GPU target: fragments as launches of Triton kernels and matrix products; only `loading.py` needs a GPU.
+"""The GPU target: fragments as launches of Triton kernels and matrix products.
+
+Only `loading.py` and `tuning/` need a GPU.
 
 | file | what it holds |
 |---|---|
@@ -21,5 +23,6 @@
 | `cublaslt.py` | products as objects of cuBLASLt, with an algorithm |
 | `gpu.py` | the GPUs that this process can use |
 | `loading.py` | a program on a GPU: everything that its handler needs |
+| `tuning/` | tiles that are measured, and the file that keeps them |
 | `backend.py` | fragments as executables |
 """

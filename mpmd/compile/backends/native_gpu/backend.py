@@ -24,6 +24,8 @@ from mpmd.compile.backends.native_gpu.gpu import GpuLibraries, gpu_at
 from mpmd.compile.backends.native_gpu.libraries import CudaLibraries
 from mpmd.compile.backends.native_gpu.loading import LoadedGpuProgram
 from mpmd.compile.backends.native_gpu.target import GpuCode, GpuTarget
+from mpmd.compile.backends.native_gpu.triton.choices import MeasuredTiles
+from mpmd.compile.backends.native_gpu.tuning.table_file import known_table, table_file
 from mpmd.compile.backends.target_backend import OtherTargetError, unfit_for_targets
 from mpmd.compile.driver import compiled_or_kept
 from mpmd.compile.executable import MemoryStats
@@ -177,7 +179,11 @@ class NativeGpuBackend:
         except CompileError as error:
             return NativeGpuBackend(options, libraries, problem=str(error).splitlines()[0])
         problem = "" if all(other == first for other in others) else "the GPUs of a mesh are of several kinds"
-        return NativeGpuBackend(options, libraries, GpuTarget(first, libraries.compiler), problem)
+        tiles = MeasuredTiles()
+        if options.cache is not None:
+            tiles = known_table(table_file(options.cache.folder, first, libraries.compiler))
+        target = GpuTarget(first, libraries.compiler, tiles=tiles)
+        return NativeGpuBackend(options, libraries, target, problem)
 
     @garbage_kept()
     def compile(self, fragment: FragmentModule, mesh: Mesh) -> GpuExecutable:

@@ -25,13 +25,10 @@ from mpmd.compile.backends.native_gpu.products import (
     library_calls,
     stored_sums,
 )
-from mpmd.compile.backends.native_gpu.triton.attention import (
-    argument_names,
-    attention_kernels,
-    first_scratch,
-)
-from mpmd.compile.backends.native_gpu.triton.kernels import PlanKernels, PrintedKernel, plan_kernels
-from mpmd.compile.backends.native_gpu.triton.products import operands_of, product_kernel
+from mpmd.compile.backends.native_gpu.triton.attention import argument_names, first_scratch
+from mpmd.compile.backends.native_gpu.triton.choices import KernelChoices
+from mpmd.compile.backends.native_gpu.triton.kernels import PlanKernels, PrintedKernel
+from mpmd.compile.backends.native_gpu.triton.products import operands_of
 from mpmd.compile.buffers.assignment import Allocation, BufferAssignment, Slice
 from mpmd.compile.kernels.operations import DTYPE_BYTES
 from mpmd.compile.kernels.plan import KernelPlan
@@ -204,7 +201,7 @@ def launch_program(
     name: str,
     thunks: Sequence[Thunk],
     assignment: BufferAssignment,
-    programs: int,
+    choices: KernelChoices,
     without: Collection[ProductDescriptor] = (),
 ) -> LaunchProgram:
     """The launches of a sequence of thunks.
@@ -213,13 +210,13 @@ def launch_program(
         name: symbol of the program.
         thunks: what it does.
         assignment: where its values are.
-        programs: how many keep the device busy.
+        choices: the kernels of plans.
         without: products for which the matrix library has no algorithm.
 
     Raises:
         CompileError: a thunk has no launches.
     """
-    lowering = _LaunchLowering(programs, without)
+    lowering = _LaunchLowering(choices, without)
     steps = tuple(lowering.steps(thunks))
     constants = bytearray(assignment.constant_bytes)
     for value in assignment.constants:
@@ -263,8 +260,8 @@ class _LaunchLowering:
         kernels: those so far, by name.
     """
 
-    def __init__(self, programs: int, without: Collection[ProductDescriptor]) -> None:
-        self.programs, self.without = programs, without
+    def __init__(self, choices: KernelChoices, without: Collection[ProductDescriptor]) -> None:
+        self.choices, self.without = choices, without
         self.kernels: dict[str, PrintedKernel] = {}
 
     def steps(self, thunks: Sequence[Thunk]) -> Iterator[Step]:
@@ -291,14 +288,14 @@ class _LaunchLowering:
     def _kernels(
         self, name: str, plan: KernelPlan, operands: Sequence[Slice], scratch: Slice | None = None
     ) -> Iterator[Step]:
-        made = plan_kernels(plan, self.programs)
+        made = self.choices.of_plan(plan)
         yield from self._launches(name, made, dict(enumerate(operands)), scratch, len(plan.operands))
 
     def _attention(self, thunk: AttentionThunk) -> Iterator[Step]:
         arrays = {**thunk.inputs, **thunk.outputs}
         names = argument_names(thunk.plan).items()
         places = {number: arrays[array] for number, array in names if array in arrays}
-        made = attention_kernels(thunk.plan)
+        made = self.choices.of_attention(thunk.plan)
         yield from self._launches(thunk.name, made, places, thunk.scratch, first_scratch(thunk.plan))
 
     def _launches(
@@ -317,7 +314,7 @@ class _LaunchLowering:
 
     def _product(self, thunk: MatmulThunk) -> Iterator[Step]:
         if in_one_kernel(thunk.plan, self.without):
-            made, first = product_kernel(thunk.plan, self.programs // 2), operands_of(thunk.plan)
+            made, first = self.choices.of_product(thunk.plan), operands_of(thunk.plan)
             places = {**thunk.operands, first: thunk.a, first + 1: thunk.b}
             yield from self._launches(thunk.name, made, places, None, first + 2)
             return

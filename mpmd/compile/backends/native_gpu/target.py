@@ -23,9 +23,10 @@ from mpmd.compile.backends.native_gpu.products import (
     stored_sums,
 )
 from mpmd.compile.backends.native_gpu.triton import attention
+from mpmd.compile.backends.native_gpu.triton.choices import KernelChoices, MeasuredTiles
 from mpmd.compile.backends.native_gpu.triton.compiler import KernelCompiler, TritonCompiler
 from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
-from mpmd.compile.backends.native_gpu.triton.kernels import ALIGNMENT, plan_kernels, refusal
+from mpmd.compile.backends.native_gpu.triton.kernels import ALIGNMENT, refusal
 from mpmd.compile.backends.native_gpu.triton.source import PRELUDE
 from mpmd.compile.buffers.assignment import BufferAssignment
 from mpmd.compile.buffers.packing import DeviceMemory
@@ -99,11 +100,13 @@ class GpuTarget:
         gpu: which.
         compiler: compiles kernels.
         without: products for which the matrix library has no algorithm: they are kernels.
+        tiles: of kernels that were measured on this kind of GPU; the others follow rules.
     """
 
     gpu: GpuModel = dataclasses.field(default_factory=lambda: GPUS["H200"])
     compiler: KernelCompiler = dataclasses.field(default_factory=TritonCompiler)
     without: frozenset[ProductDescriptor] = frozenset()
+    tiles: MeasuredTiles = dataclasses.field(default_factory=MeasuredTiles)
 
     code_texts: ClassVar[Mapping[str, str]] = {
         "launches": "launches.txt",
@@ -118,10 +121,15 @@ class GpuTarget:
         """What kernels are priced for."""
         return self.gpu.device
 
+    @functools.cached_property
+    def choices(self) -> KernelChoices:
+        """The kernels of plans."""
+        return KernelChoices(self.gpu.programs, self.tiles)
+
     def key(self) -> str:
-        """The kind of GPU, what its kernels call, and the CPU of the handler."""
-        without = sorted(map(str, self.without))
-        return f"gpu {self.gpu} {without} {self.compiler.key()} {PRELUDE} {host_target().key()}"
+        """The kind of GPU, its tiles, what its kernels call, and the CPU of the handler."""
+        which = f"{self.gpu} {sorted(map(str, self.without))} {self.tiles.version}"
+        return f"gpu {which} {self.compiler.key()} {PRELUDE} {host_target().key()}"
 
     def passes(self, devices: int, options: CompileOptions) -> list[Pass]:
         """The list of `pipeline.py`; see `Target`."""
@@ -144,9 +152,9 @@ class GpuTarget:
     def scratch_bytes(self, planned: PlannedKernel | None) -> int:
         """Partial sums, and the sums of a product whose epilogue is a kernel of its own; see `Target`."""
         if isinstance(planned, GroupPlan | UpdatePlan):
-            return plan_kernels(planned.plan, self.gpu.programs).scratch_bytes
+            return self.choices.of_plan(planned.plan).scratch_bytes
         if isinstance(planned, PlannedAttention):
-            return attention.attention_kernels(planned.plan).scratch_bytes
+            return self.choices.of_attention(planned.plan).scratch_bytes
         if isinstance(planned, DotPlan) and stored_sums(planned.plan, self.without) is None:
             if in_one_kernel(planned.plan, self.without):
                 return 0
@@ -157,7 +165,7 @@ class GpuTarget:
 
     def program(self, name: str, thunks: Sequence[Thunk], assignment: BufferAssignment) -> LaunchProgram:
         """Thunks as launches; see `Target`."""
-        made = launch_program(name, thunks, assignment, self.gpu.programs, self.without)
+        made = launch_program(name, thunks, assignment, self.choices, self.without)
         return side_by_side(made, small_bytes(self.device))
 
     def compile(self, program: LaunchProgram, fragment: FragmentModule, options: CompileOptions) -> GpuCode:
@@ -183,12 +191,13 @@ class GpuTarget:
             missing = {name: kernel for name, kernel in program.kernels.items() if name not in cubins}
             cubins |= self.compiler.compile(missing, self.gpu.capability, cache)
             smaller = [name for name, k in program.kernels.items() if k.smaller is not None]
-            large = {name for name in smaller if not self._fits(cubins[name])}
+            large = {name for name in smaller if not self.fits(cubins[name])}
             if not large:
                 return program, {name: cubins[name] for name in program.kernels}
             program = with_smaller_tiles(program, large)
 
-    def _fits(self, cubin: Cubin) -> bool:
+    def fits(self, cubin: Cubin) -> bool:
+        """Whether code needs no stack, and no more memory than there is."""
         return not cubin.stack_bytes and cubin.shared_bytes <= self.gpu.shared_bytes
 
     def code_from_bytes(self, data: bytes) -> GpuCode:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
+from collections.abc import Iterator, Sequence
 
 from mpmd.compile.backends.native_gpu.machine.disassembly import Instruction, MachineCode
 from mpmd.compile.backends.native_gpu.machine.loops import MachineLoop, SourceCounts, machine_loops
@@ -101,28 +102,43 @@ def profile(code: MachineCode, counts: SourceCounts, warps: int, rates: CodeRate
     """What a program of some warps does."""
     loops = machine_loops(code, counts)
     asked = collections.defaultdict[str, float](float)
-    widths = collections.defaultdict[int, float](float)
-    for place, each in enumerate(code.instructions):
-        times = counts.share(each.line) * warps
-        for loop in loops:
-            times *= loop.times if loop.first <= place <= loop.last else 1.0
+    for each, times in _executed(code, counts, loops, warps):
         pipe = _pipe(each)
         asked["issue"] += times
         asked["shared"] += times * _near_bytes(each)
         asked[pipe] += times * (tensor_flops(each) / 2 if pipe == "tensor" else 1.0) if pipe else 0.0
-        if each.base in _GLOBAL:
-            widths[each.width] += times * _WARP
+    widths = global_accesses(code, counts, warps)
     opcodes = {each.base for each in code.instructions}
     return ProgramProfile(
         cycles={pipe: count / rates.per_cycle[pipe] for pipe, count in asked.items() if count},
         alone=_Warp(code, counts, loops, rates).cycles(),
         global_bytes=float(sum(width * count for width, count in widths.items())),
-        widths=dict(sorted(widths.items())),
+        widths=widths,
         loops=loops,
         asynchronous=bool(opcodes & {"LDGSTS", "UBLKCP", "UTMALDG"}),
         matrix=bool(opcodes & {"HGMMA", "QGMMA", "IGMMA"}),
         flops=2 * asked["tensor"],
     )
+
+
+def global_accesses(code: MachineCode, counts: SourceCounts, warps: int) -> dict[int, float]:
+    """Bytes of a thread's access to global memory → how many of them a program of some warps has."""
+    found = collections.defaultdict[int, float](float)
+    for each, times in _executed(code, counts, machine_loops(code, counts), warps):
+        if each.base in _GLOBAL:
+            found[each.width] += times * _WARP
+    return dict(sorted(found.items()))
+
+
+def _executed(
+    code: MachineCode, counts: SourceCounts, loops: Sequence[MachineLoop], warps: int
+) -> Iterator[tuple[Instruction, float]]:
+    """Each instruction with how often the warps of a program execute it."""
+    for place, each in enumerate(code.instructions):
+        times = counts.share(each.line) * warps
+        for loop in loops:
+            times *= loop.times if loop.first <= place <= loop.last else 1.0
+        yield each, times
 
 
 def _pipe(each: Instruction) -> str:

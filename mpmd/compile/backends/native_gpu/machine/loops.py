@@ -16,12 +16,15 @@ import dataclasses
 import functools
 import math
 import re
+import threading
 
 from mpmd.compile.backends.native_gpu.machine.disassembly import Instruction, MachineCode
 
 _TIMES = re.compile(r"#\s*([0-9.]+(?:e-?\d+)?) times\s*$")
 _ADDITION = re.compile(r"(U?R\d+), (?:U?P\w+, )*\1(?:\.reuse)?, (0x[0-9a-f]+)")
 _ADDS = ("IADD3", "UIADD3", "VIADD")
+_ONE_AT_A_TIME = threading.Lock()
+"""Python 3.11 counts the depth of all threads' trees as one, and then finds it wrong."""
 _MAX_AT_ONCE = 64
 """Iterations of the text in one of the machine code."""
 
@@ -62,7 +65,9 @@ class SourceCounts:
 @functools.lru_cache(maxsize=1024)
 def source_counts(source: str, grid: int) -> SourceCounts:
     """The loops and parts of a kernel's text; `grid` programs run it."""
-    lines, tree = source.splitlines(), ast.parse(source)
+    lines = source.splitlines()
+    with _ONE_AT_A_TIME:
+        tree = ast.parse(source)
     loops = [_loop(node, lines) for node in ast.walk(tree) if isinstance(node, ast.For)]
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     shares = collections.defaultdict[str, float](float)

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from mpmd.compile.backends.native_gpu.devices import GpuModel
 from mpmd.compile.backends.native_gpu.launches import (
+    BranchLaunch,
     CopyLaunch,
     FillLaunch,
     KernelLaunch,
     LaunchProgram,
+    LoopLaunch,
     ProductLaunch,
     SimpleStep,
+    Step,
 )
+from mpmd.compile.backends.native_gpu.machine.disassembly import machine_code
+from mpmd.compile.backends.native_gpu.machine.execution import global_accesses
+from mpmd.compile.backends.native_gpu.machine.loops import source_counts
 from mpmd.compile.backends.native_gpu.machine.times import (
     KernelModel,
     LaunchTime,
@@ -85,17 +91,26 @@ def _of_product(this: ProductDescriptor) -> tuple[int, float, str]:
 
 @dataclasses.dataclass(frozen=True)
 class PricedLaunch:
-    """A launch with its price: `key` is equal for launches that cost the same."""
+    """A launch with its price.
+
+    Attributes:
+        key: equal for launches that cost the same.
+        work: what it does.
+        time: of one.
+        limit: of one.
+        times: how often it runs.
+    """
 
     key: str
     work: LaunchWork
     time: LaunchTime
     limit: float
+    times: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class ProgramTimes:
-    """Prices of all launches of a program on a GPU; in loops and branches once.
+    """Prices of all launches of a program on a GPU; of branches all are listed.
 
     Attributes:
         gpu: its name.
@@ -110,23 +125,17 @@ class ProgramTimes:
     @property
     def seconds(self) -> float:
         """Of all launches."""
-        return sum(launch.time.seconds for launch in self.launches)
+        return sum(launch.times * launch.time.seconds for launch in self.launches)
 
     @property
     def limit(self) -> float:
         """Seconds of all launches at their limits."""
-        return sum(launch.limit for launch in self.launches)
+        return sum(launch.times * launch.limit for launch in self.launches)
 
     @property
     def narrow(self) -> tuple[str, ...]:
         """The kernels with accesses of two bytes or one to global memory that are not a few."""
-        found = []
-        for name, model in self.models.items():
-            widths = model.program.widths
-            narrow = sum(count for width, count in widths.items() if width <= _NARROW)
-            if narrow > _NARROW_SHARE * sum(widths.values()):
-                found.append(name)
-        return tuple(found)
+        return tuple(name for name, model in self.models.items() if is_narrow(model.program.widths))
 
     @property
     def spilling(self) -> tuple[str, ...]:
@@ -141,12 +150,12 @@ class ProgramTimes:
     def text(self) -> str:
         """Launches of a kind in a line, those that take the longest first; then findings."""
         total = f"{1e3 * self.seconds:.3f} ms by machine code, {1e3 * self.limit:.3f} ms at the limits"
-        lines = [f"{self.gpu}: {len(self.launches)} launches, {total}"]
+        lines = [f"{self.gpu}: {sum(launch.times for launch in self.launches)} launches, {total}"]
         lines.append(f"{'each, us':>10} {'limit':>10} {'times':>6} {'MB':>9} {'bound':>8}  kernel")
         for group in _grouped(self.launches):
-            first, count = group[0], len(group)
+            first, count = group[0], sum(launch.times for launch in group)
             mean, limit, moved = (
-                sum(values) / count
+                sum(launch.times * each for launch, each in zip(group, values)) / count
                 for values in (
                     [launch.time.seconds for launch in group],
                     [launch.limit for launch in group],
@@ -185,16 +194,44 @@ def _grouped(launches: Sequence[PricedLaunch]) -> list[list[PricedLaunch]]:
     groups = collections.defaultdict[str, list[PricedLaunch]](list)
     for launch in launches:
         groups[launch.key].append(launch)
-    return sorted(groups.values(), key=lambda group: -sum(launch.time.seconds for launch in group))
+    return sorted(groups.values(), key=lambda group: -sum(each.times * each.time.seconds for each in group))
 
 
-def program_times(program: LaunchProgram, cubins: Mapping[str, Cubin], gpu: GpuModel) -> ProgramTimes:
+def is_narrow(widths: Mapping[int, float]) -> bool:
+    """Whether not a few accesses are of two bytes or one; `widths` are those of a program by their bytes."""
+    narrow = sum(count for width, count in widths.items() if width <= _NARROW)
+    return narrow > _NARROW_SHARE * sum(widths.values())
+
+
+def narrow_kernels(program: LaunchProgram, cubins: Mapping[str, Cubin]) -> tuple[str, ...]:
+    """The kernels of `ProgramTimes.narrow`, also for a GPU without a model.
+
+    Raises:
+        CompileError: machine code cannot be read here.
+    """
+
+    def is_one(name: str) -> bool:
+        kernel, cubin = program.kernels[name], cubins[name]
+        counts = source_counts(kernel.source, kernel.grid)
+        return is_narrow(global_accesses(machine_code(cubin.code), counts, kernel.warps))
+
+    with ThreadPoolExecutor(shared_workers().count) as pool:
+        return tuple(name for name, found in zip(cubins, pool.map(is_one, cubins)) if found)
+
+
+def program_times(
+    program: LaunchProgram,
+    cubins: Mapping[str, Cubin],
+    gpu: GpuModel,
+    trips: Mapping[str, int] | None = None,
+) -> ProgramTimes:
     """Prices the launches of a program.
 
     Args:
         program: the launches.
         cubins: the machine code of its kernels.
         gpu: the GPU that it is for.
+        trips: how often loops run, by their names; others run once.
 
     Raises:
         CompileError: machine code cannot be read here, or there is no model of the GPU.
@@ -204,7 +241,7 @@ def program_times(program: LaunchProgram, cubins: Mapping[str, Cubin], gpu: GpuM
         read = {n: pool.submit(kernel_model, k, cubins[n], rates) for n, k in program.kernels.items()}
         models = {name: future.result() for name, future in read.items()}
     found = []
-    for step in program.launches():
+    for step, times in repeated_launches(program.steps, trips or {}):
         work = launch_work(step, program)
         if isinstance(step, KernelLaunch):
             key = f"{step.kernel} x{step.grid}"
@@ -218,5 +255,28 @@ def program_times(program: LaunchProgram, cubins: Mapping[str, Cubin], gpu: GpuM
         else:
             key, time = work.kind, transfer_time(work.bytes, gpu, rates)
         limit = limit_seconds(work.bytes, work.flops, work.dtype, gpu, rates)
-        found.append(PricedLaunch(key, work, time, limit))
+        found.append(PricedLaunch(key, work, time, limit, times))
     return ProgramTimes(gpu.device.name, tuple(found), models)
+
+
+def repeated_launches(
+    steps: Sequence[Step], trips: Mapping[str, int], times: int = 1
+) -> Iterator[tuple[SimpleStep, int]]:
+    """Each launch of some steps with how often it runs.
+
+    Args:
+        steps: the steps.
+        trips: how often loops run, by their names; others run once.
+        times: how often the steps run.
+    """
+    for step in steps:
+        if isinstance(step, LoopLaunch):
+            count = trips.get(step.name)
+            asked = 1 if count is None else count + 1
+            yield from repeated_launches(step.condition, trips, times * asked)
+            yield from repeated_launches(step.body, trips, times * (1 if count is None else count))
+        elif isinstance(step, BranchLaunch):
+            for branch in step.branches:
+                yield from repeated_launches(branch, trips, times)
+        else:
+            yield step, times

@@ -9,7 +9,9 @@
 | `emit.py` | values and stores of a tile, line by line |
 | `attention.py`, `online.py` | attention's kernels, and what one iteration over keys computes |
 | `matrices.py`, `products.py` | products of tiles, and a product with its epilogue as one kernel |
+| `rows.py` | products with few rows as products with many |
 | `kernels.py` | a plan as one kernel, or two with partial sums in between |
+| `choices.py` | which tiles the kernels of plans get: measured ones, else those of rules |
 | `group.py` | several launches as one kernel |
 | `source.py` | the functions that kernels call |
 | `cubin.py` | machine code of a kernel |

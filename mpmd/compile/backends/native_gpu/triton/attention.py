@@ -41,6 +41,8 @@ from mpmd.errors import CompileError
 
 _WIDEST = 256
 """Columns of the widest factor."""
+KernelSizes = tuple[tuple[int, ...], tuple[int, ...]]
+"""Sizes of the first and of the second kernel's tiles, see `_Blocks`; none: by rules."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +65,7 @@ class _Attention:
         after: operand of a factor → the operand, in the plan only, of what its mixtures are multiplied by.
         passes: the iterations before the last.
         triangle: the scores that can be left out.
-        sizes: of the tiles of its kernels; by rules if none are given.
+        sizes: of the tiles of both kernels; by rules if none are given.
     """
 
     plan: AttentionPlan
@@ -71,7 +73,7 @@ class _Attention:
     after: dict[int, int]
     passes: tuple[RowIteration, ...]
     triangle: Triangle | None
-    sizes: tuple[int, ...] = ()
+    sizes: KernelSizes = ((), ())
 
     @property
     def reductions(self) -> tuple[int, ...]:
@@ -117,12 +119,12 @@ def refusal(plan: AttentionPlan) -> str:
 
 
 @functools.lru_cache(maxsize=512)
-def attention_kernels(plan: AttentionPlan, sizes: tuple[int, ...] = ()) -> PlanKernels:
+def attention_kernels(plan: AttentionPlan, sizes: KernelSizes = ((), ())) -> PlanKernels:
     """The kernels of a plan: their operands are those of the rows, then its views, then scratch arrays.
 
     Args:
         plan: the plan.
-        sizes: see `_Blocks`; by rules if none are given.
+        sizes: of the tiles; by rules if none are given.
 
     Raises:
         CompileError: there is no kernel for it.
@@ -182,8 +184,8 @@ def _stored(dtype: str) -> str:
 
 def _blocks(this: _Attention, over: str) -> _Blocks:
     """Sizes that do not spill; four warps for 64 rows, as they multiply; two programs of a gradient."""
-    if this.sizes:
-        return _Blocks(*this.sizes)
+    if given := this.sizes[over == QUERIES]:
+        return _Blocks(*given)
     plan, gradient = this.plan, len(this.plan.scores) > 1
     dtypes = {v.dtype for v in plan.views.values()}
     width = max([s.depth for s in plan.scores] + [m.width for m in plan.mixtures])

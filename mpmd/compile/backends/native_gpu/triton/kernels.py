@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from mpmd.compile.backends.native_gpu.triton.dtypes import HALF, pointer_type
 from mpmd.compile.backends.native_gpu.triton.emit import TileWriter, unsupported
-from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, tiling_of, tiling_of_few_rows
+from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, resized, tiling_of, tiling_of_few_rows
 from mpmd.compile.kernels.builder import PlanBuilder, renumbered
 from mpmd.compile.kernels.index import Index, dim, linear, strides_of
 from mpmd.compile.kernels.nodes import (
@@ -110,12 +110,13 @@ class PlanKernels:
 
 
 @functools.lru_cache(maxsize=4096)
-def plan_kernels(plan: KernelPlan, programs: int) -> PlanKernels:
+def plan_kernels(plan: KernelPlan, programs: int, points: int = 0) -> PlanKernels:
     """The kernels of a plan.
 
     Args:
         plan: the plan.
         programs: how many keep the device busy.
+        points: of a tile; by rules if 0.
 
     Raises:
         CompileError: there is no kernel for it.
@@ -127,6 +128,8 @@ def plan_kernels(plan: KernelPlan, programs: int) -> PlanKernels:
     if plan.kind == "loop" and not plan.size:
         return PlanKernels(())
     tiling = tiling_of(plan, programs)
+    if points:
+        tiling = resized(tiling, points, programs)
     if not tiling.sums_columns:
         return PlanKernels((_long_rows(tiling) if tiling.looped else _tile(tiling),))
     if tiling.chunks == 1:

@@ -13,6 +13,7 @@ import math
 from mpmd.compile.backends.native_gpu.triton.emit import unsupported
 from mpmd.compile.backends.native_gpu.triton.kernels import PlanKernels, PrintedKernel
 from mpmd.compile.backends.native_gpu.triton.matrices import MIN_SIDE, MatrixOperand, MatrixWriter
+from mpmd.compile.backends.native_gpu.triton.rows import with_long_rows
 from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, TileSteps, power_of_two
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import constant, dim, linear, strides_of
@@ -29,12 +30,13 @@ _PIECE = 64
 
 @dataclasses.dataclass(frozen=True)
 class _ProductTile:
-    """Sizes of a program's tile, and of a step of its sums."""
+    """Sizes of a program's tile and of a step of its sums; steps that are loaded at once, 0 by default."""
 
     rows: int
     columns: int
     depth: int
     warps: int
+    stages: int = 0
 
 
 def refusal(plan: MatmulPlan) -> str:
@@ -64,10 +66,10 @@ def product_kernel(plan: MatmulPlan, units: int, sizes: tuple[int, ...] = ()) ->
     Args:
         plan: the product.
         units: processors of the device.
-        sizes: rows, columns, depth and warps of a tile; without them the largest that keeps the device
-            busy, and smaller ones behind it.
+        sizes: see `_ProductTile`; without them the largest tile that keeps the device busy, and smaller ones
+            behind it.
     """
-    found: PrintedKernel | None = None
+    plan, found = with_long_rows(plan), None
     for tile in (_ProductTile(*sizes),) if sizes else _tiles_of(plan, units)[::-1]:
         found = dataclasses.replace(_with_tile(plan, tile), smaller=found)
     assert found is not None
@@ -162,7 +164,10 @@ def _sum(write: MatrixWriter, plan: MatmulPlan, tile: _ProductTile, first: int) 
     write.line(f"acc = tl.full([{tile.rows}, {tile.columns}], 0.0, tl.float32)")
     rows, columns = write.masks
     steps = TileSteps(plan.k, tile.depth)
-    with write.repeated(f"for k0 in range(0, {plan.k}, {tile.depth}):"):
+    loop = f"range(0, {plan.k}, {tile.depth})"
+    if tile.stages:
+        loop = f"tl.{loop[:-1]}, num_stages={tile.stages})"
+    with write.repeated(f"for k0 in {loop}:"):
         write.line(f"k = k0 + tl.arange(0, {tile.depth})")
         inside = ["" if steps.fill else f"(k[{side}] < {plan.k})" for side in ("None, :", ":, None")]
         write.factor("x", first, ("r", "k[None, :]"), [rows, inside[0]])

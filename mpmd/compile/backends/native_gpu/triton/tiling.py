@@ -238,3 +238,17 @@ def _strided_dim(plan: KernelPlan, rows: tuple[int, ...], columns: tuple[int, ..
             if abs(index.factor(d)) == 1 and abs(index.factor(last)) > 1 and plan.extents[d] >= _MIN_SIDE:
                 return d
     return None
+
+
+def resized(tiling: PlanTiling, points: int, programs: int) -> PlanTiling:
+    """Tiles of about so many points, where the plan leaves a choice; `programs` keep the device busy."""
+    if tiling.looped:
+        return dataclasses.replace(tiling, width=points)
+    height = min(power_of_two(tiling.size(tiling.rows)), max(1, points // tiling.width))
+    tiling = dataclasses.replace(tiling, height=height)
+    if not tiling.sums_columns:
+        return tiling
+    tiles = dataclasses.replace(tiling, chunks=1).row_steps.tiles
+    others = max(1, tiling.column_blocks * tiling.size(tiling.batch))
+    each = -(-tiles // max(1, min(tiles, -(-programs // others))))
+    return dataclasses.replace(tiling, chunks=-(-tiles // each))

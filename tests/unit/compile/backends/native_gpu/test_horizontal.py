@@ -127,7 +127,7 @@ def unfused(fragment):
     """The program with each launch by itself."""
     target = GpuTarget()
     made = prepare_fragment(fragment, target)
-    return launch_program("f", made.thunks, made.assignment, target.gpu.programs)
+    return launch_program("f", made.thunks, made.assignment, target.choices)
 
 
 def test_inside_of_loops():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import math
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from mpmd.compile.backends.native_gpu.products import (
     stored_sums,
 )
 from mpmd.compile.backends.native_gpu.triton.products import operands_of, product_kernel
+from mpmd.compile.backends.native_gpu.triton.rows import with_long_rows
 from mpmd.compile.buffers.assignment import Allocation, Slice
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.evaluate import evaluate
@@ -38,6 +40,21 @@ def product(a, b, c, batch=(), m=M, n=N, k=K, exact=True):
 def heads(rows, width, dtype="f32", count=3, images=2):
     """One matrix per image and head inside of `[images, rows, heads, width]`."""
     return View(dtype, 2, count * width, 1, (rows * count * width, width))
+
+
+def shared_keys(op, tokens=40, groups=2, queries=3):
+    """Scores of heads in groups with one head of keys: a matrix of three rows for each token and group."""
+    a = View("bf16", 0, K, 1, (queries * K, groups * queries * K))
+    b = View("bf16", 0, 1, groups * K, (K, 0))
+    c = View("f32", 0, tokens * N, 1, (queries * tokens * N, N))
+    plan = product(a, b, c, batch=(groups, tokens), m=queries)
+    if not op:
+        return plan
+    build = PlanBuilder("epilogue", (groups, tokens, queries, N))
+    sums = build.load_dense(build.operand("sums", "f32", groups * tokens * queries * N))
+    value = build.convert(build.apply(op, sums), "bf16")
+    build.store(build.operand("y", "bf16", groups * tokens * queries * N), build.dense((0, 2, 1, 3)), value)
+    return dataclasses.replace(plan, epilogue=build.finish())
 
 
 def multiplied(plan, calls):
@@ -221,6 +238,8 @@ def test_products_of_narrow_factors_with_an_epilogue_are_one_kernel():
         product(heads(M, K), heads(K, N), heads(M, N), batch=(2, 3)),
         dataclasses.replace(with_epilogue("tanh"), exact=False),
         product(View("bf16", 0, 1, 200), View("bf16", 0, 150, 1), View("f32", 0, 1, 200), m=200, n=150, k=70),
+        shared_keys("tanh"),
+        shared_keys(""),
     ],
 )
 def test_kernels_of_products(plan):
@@ -288,3 +307,32 @@ def test_pieces_of_a_tile_are_written_over_what_they_read():
     arrays[3] = arrays[0]
     run_kernel(kernel, [Extent.of(arrays[number]) for number in kernel.operands])
     np.testing.assert_array_equal(arrays[0].astype(np.float32), wanted[3].astype(np.float32))
+
+
+@pytest.mark.parametrize("tokens, rows", [(40, 40), (3, 3), (2, 3)])
+@pytest.mark.parametrize("op", ["tanh", ""])
+def test_tokens_are_the_rows_of_heads_that_share_their_keys(op, tokens, rows):
+    """If they are more than the heads of a group; a tile has 16 rows at least."""
+    made = with_long_rows(shared_keys(op, tokens=tokens))
+    assert made.m == rows and math.prod(made.batch) * rows == 2 * tokens * 3
+    wide = dataclasses.replace(ROWS["a"], row=K, batch=(0,)), dataclasses.replace(ROWS["b"], batch=(0,))
+    other = product(*wide, ROWS["c"], m=16, batch=(40,))
+    assert with_long_rows(other) is other, "it has rows enough"
+    plan = shared_keys(op)
+    own = dataclasses.replace(plan, b=dataclasses.replace(plan.b, batch=(K, 1)))
+    assert with_long_rows(own) is own, "each has keys of its own"
+
+
+@pytest.mark.parametrize("op", ["tanh", ""])
+def test_products_with_other_rows_have_the_same_results(op):
+    plan = shared_keys(op)
+    rng, result, size = np.random.default_rng(0), int(bool(op)), 2 * 40 * 3 * N
+    spans = plan.a.span(plan.batch, plan.m, plan.k), plan.b.span(plan.batch, plan.k, plan.n)
+    factors = [rng.standard_normal(count).astype(NUMPY_DTYPE["bf16"]) for count in spans]
+    found = []
+    for each in (plan, with_long_rows(plan)):
+        arrays = {result: np.zeros(size, NUMPY_DTYPE["bf16" if op else "f32"])}
+        evaluate_product(each, *factors, arrays)
+        found.append(arrays[result])
+    np.testing.assert_array_equal(*found)
+    assert np.count_nonzero(found[0]) == size

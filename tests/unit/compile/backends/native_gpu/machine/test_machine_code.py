@@ -1,5 +1,8 @@
 """Machine code as instructions with counts, from listings that are written here."""
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from mpmd.compile.backends.native_gpu.machine.disassembly import MachineCode, parsed
@@ -123,3 +126,16 @@ def test_a_warp_waits_for_what_it_loads_in_each_iteration():
 def test_products_of_a_warp(opcode, flops):
     (found,), _ = parsed(listing((1, "", f"{opcode} R4, R8, R4", FREE | 1)))
     assert tensor_flops(found) == flops
+
+
+def test_texts_of_kernels_are_read_in_many_threads():
+    body = "\n".join(f"        v{k} = ((((v + {k}) * 2.0) - 1.0) / (v + 3.0))" for k in range(200))
+    sources = [f"def kernel_{n}(v):\n    for k in range(0, 12, 4):\n{body}\n" for n in range(16)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            found = list(threads.map(lambda source: source_counts(source, 1), sources))
+    finally:
+        sys.setswitchinterval(interval)
+    assert [[loop.times for loop in each.loops] for each in found] == [[3.0]] * 16

@@ -3,13 +3,18 @@
 import dataclasses
 import importlib.util
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from mpmd.compile.backends.native_gpu.devices import GPUS
+from mpmd.compile.backends.native_gpu.launches import BranchLaunch, FillLaunch, LoopLaunch
 from mpmd.compile.backends.native_gpu.machine import disassembly
 from mpmd.compile.backends.native_gpu.machine.disassembly import MachineCode, disassembler_problem
 from mpmd.compile.backends.native_gpu.machine.execution import ProgramProfile
 from mpmd.compile.backends.native_gpu.machine.rates import RATES
+from mpmd.compile.backends.native_gpu.machine.report import narrow_kernels, repeated_launches
 from mpmd.compile.backends.native_gpu.machine.times import (
     KernelModel,
     alignment_of,
@@ -23,11 +28,13 @@ from mpmd.compile.backends.native_gpu.target import GpuTarget
 from mpmd.compile.backends.native_gpu.triton.compiler import TritonCompiler
 from mpmd.compile.backends.native_gpu.triton.kernels import plan_kernels
 from mpmd.compile.backends.native_gpu.triton.products import product_kernel
+from mpmd.compile.buffers.assignment import Slice
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.fragment import FragmentModule, ValueSpec
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.errors import CompileError
+from tests.support.native_fragments import fragment_of
 
 H100 = GPUS["H100"]
 needs_disassembler = pytest.mark.skipif(bool(disassembler_problem()), reason=disassembler_problem())
@@ -89,6 +96,20 @@ def test_rows_at_odd_places_make_a_product_of_the_library_slow():
     assert even.seconds == pytest.approx(2 * 8192 * 768 * 50257 / 798e12, rel=0.3)
 
 
+def test_launches_of_loops_count_as_often_as_they_run():
+    place = Slice(0, 0, 4)
+    fills = {name: FillLaunch(name, place, 0) for name in ("condition", "body", "inner", "branch")}
+    inner = LoopLaunch("inner", (), place, (fills["inner"],))
+    branches = BranchLaunch("branches", place, ((fills["branch"],), ()))
+    loop = LoopLaunch("outer", (fills["condition"],), place, (fills["body"], inner, branches))
+
+    def counted(trips):
+        return {step.name: times for step, times in repeated_launches([loop], trips)}
+
+    assert counted({}) == {"condition": 1, "body": 1, "inner": 1, "branch": 1}
+    assert counted({"outer": 4, "inner": 3}) == {"condition": 5, "body": 4, "inner": 12, "branch": 4}
+
+
 def test_generations_without_constants_have_no_model():
     with pytest.raises(
         CompileError, match="no model of the machine code of B200: there are some of 8.0 and 9.0"
@@ -115,6 +136,19 @@ def test_a_mask_that_ends_at_an_odd_place_makes_accesses_narrow(width, narrow):
     (kernel,) = plan_kernels(rows(width), 8).kernels
     widths = of_kernel(kernel).program.widths
     assert (min(widths) <= 4) == narrow
+
+
+@needs_disassembler
+def test_narrow_accesses_are_found_without_a_model():
+    found = {}
+    for width in (768, 771):
+        fragment = fragment_of(
+            lambda x: jax.nn.softmax(x.astype(jnp.float32)).astype(x.dtype),
+            np.ones((64, width), jnp.bfloat16),
+        )
+        code = prepare_fragment(fragment, GpuTarget(GPUS["B200"])).compiled().code
+        found[width] = [name.partition("_")[0] for name in narrow_kernels(code.program, code.cubins)]
+    assert found == {768: [], 771: ["row"]}
 
 
 @needs_disassembler

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.gpu.kernel_facts import kernel_facts
 from mpmd.compile.backends.native_gpu.devices import GPUS
 from mpmd.compile.backends.native_gpu.machine.disassembly import disassembler_problem
 from mpmd.compile.backends.native_gpu.machine.rates import RATES
@@ -182,7 +181,7 @@ def test_heads_of_every_width_fit_into_a_program(depth, gpu):
         assert found
         for cubin in target.compiler.compile(found, target.gpu.capability).values():
             assert cubin.shared_bytes <= target.gpu.shared_bytes
-            assert kernel_facts(cubin).spilled_bytes <= 16, cubin.name
+            assert cubin.stack_bytes <= 16, cubin.name
 
 
 @pytest.mark.skipif(bool(disassembler_problem()), reason=disassembler_problem())
