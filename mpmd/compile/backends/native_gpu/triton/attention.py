@@ -18,19 +18,12 @@ import functools
 import math
 from collections.abc import Collection, Iterable, Iterator
 
-from mpmd.compile.backends.native_gpu.triton.dtypes import (
-    HALF,
-    MEMORY,
-    from_memory,
-    literal,
-    rounded,
-    to_memory,
-)
-from mpmd.compile.backends.native_gpu.triton.emit import identity, unsupported
+from mpmd.compile.backends.native_gpu.triton.accumulators import RowAccumulators
+from mpmd.compile.backends.native_gpu.triton.dtypes import HALF, MEMORY, from_memory, literal, to_memory
+from mpmd.compile.backends.native_gpu.triton.emit import unsupported
 from mpmd.compile.backends.native_gpu.triton.kernels import ALIGNMENT, PlanKernels, PrintedKernel
 from mpmd.compile.backends.native_gpu.triton.matrices import MIN_SIDE, MatrixOperand, MatrixWriter, pieces_of
 from mpmd.compile.backends.native_gpu.triton.online import RowIteration, RowReductions, factored, tiles_seen
-from mpmd.compile.backends.native_gpu.triton.operations import accumulator_type, combine, reduce
 from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, power_of_two
 from mpmd.compile.kernels.attention import KEYS, QUERIES, AttentionPlan, Mixture, Scores
 from mpmd.compile.kernels.masking import Triangle, triangle_of
@@ -372,22 +365,26 @@ class _QueryKernel:
 
     def _reductions(self, each: RowIteration, end: str, *, guarded: bool, mixes: bool) -> str:
         """An iteration over keys; returns the end of those that follow."""
-        write = self.write
-        for number in each.reductions:
-            node = self._node(number)
-            kind = accumulator_type(node.dtype)
-            write.line(f"a{number} = tl.full([{self.blocks.outer}, 1], {identity(node)}, tl.{kind})")
-        if each.top >= 0:
-            write.line(f"old = tl.full([{self.blocks.outer}, 1], 0.0, tl.float32)")
-        self._keys(each, "0", end, mixes)
-        for number in each.reductions:
-            write.define(number, self._reduced(number))
-        if not guarded:
-            self._finish(each, mixes)
-            return end
-        assert self.this.triangle is not None
+        write, sums = self.write, RowAccumulators(self.write, each)
+        sums.begin()
+        self._keys(sums, "0", end, mixes)
+        if guarded:
+            sums.define()
+            self._check_guards()
+            write.line(f"last = tl.where(broken > 0, {self.keys}, {end})")
+            begin = f"(({end} + {self.blocks.inner - 1}) // {self.blocks.inner})"
+            counted = write.flops  # few rows need the rest
+            self._keys(sums, begin, "last", mixes)
+            write.flops, end = counted, "last"
+        sums.finish(list(self._sums_of_mixtures()) if mixes else [])
+        return end
+
+    def _check_guards(self) -> None:
+        """Whether a row of the block does not meet the conditions for leaving out keys."""
+        write, triangle = self.write, self.this.triangle
+        assert triangle is not None
         broken = []
-        for guard in self.this.triangle.guards:
+        for guard in triangle.guards:
             value = write.value(guard.value)
             filler, bound = (literal(number, "f32") for number in (guard.filler, guard.bound))
             difference = f"{filler} {'+' if guard.negated else '-'} {value}"
@@ -396,70 +393,17 @@ class _QueryKernel:
         if write.masks[0]:
             write.line(f"broken = tl.where({write.masks[0]}, broken, 0)")
         write.line("broken = tl.reduce(tl.reduce(broken, 1, bitwise_or), 0, bitwise_or)")
-        write.line(f"last = tl.where(broken > 0, {self.keys}, {end})")
-        begin = f"(({end} + {self.blocks.inner - 1}) // {self.blocks.inner})"
-        counted = write.flops  # few rows need the rest
-        self._keys(each, begin, "last", mixes)
-        write.flops = counted
-        for number in each.reductions:
-            write.define(number, self._reduced(number))
-        self._finish(each, mixes)
-        return "last"
 
-    def _keys(self, each: RowIteration, begin: str, end: str, mixes: bool) -> None:
-        write = self.write
+    def _keys(self, sums: RowAccumulators, begin: str, end: str, mixes: bool) -> None:
+        write, each = self.write, sums.each
         write.forget(each.reductions)
         with write.inner_tiles(begin, end) as inner:
-            wanted = [self._node(n).arg for n in each.reductions]
+            wanted = [self.this.rows.uses[n][0] for n in each.reductions]
             wanted += [self.this.factor(m.factor) for _, m in self.mixtures] if mixes else []
             write.scores(write.needed(wanted), swapped=False)
-            if each.top >= 0:
-                self._grown_maximum(each)
-            for number in each.reductions:
-                if number == each.top:
-                    continue
-                node = self._node(number)
-                tile = reduce(node.op, node.dtype, write.accumulated(node), 1)
-                before = f"a{number} * fade" if each.top >= 0 else f"a{number}"
-                write.line(f"a{number} = {combine(node.op, node.dtype, before, tile)}")
+            sums.add_tile(list(self._sums_of_mixtures()) if mixes else [])
             if mixes:
-                for name in self._sums_of_mixtures():
-                    write.line(f"{name} = {name} * fade")
                 write.mix(self.mixtures, inner)
-            if each.top >= 0:
-                write.line("old = shift")
-
-    def _grown_maximum(self, each: RowIteration) -> None:
-        """The maximum with this tile, and what values relative to the old one are multiplied by.
-
-        While a row has seen nothing but -inf its sums are 0, and relative to any number: to 0 here, since
-        `-inf - -inf` is NaN.
-        """
-        write, node = self.write, self._node(each.top)
-        tile = reduce(node.op, node.dtype, write.accumulated(node), 1)
-        write.define(each.top, combine(node.op, node.dtype, f"a{each.top}", tile))
-        nothing = "tl.where({} == float('-inf'), {}, {})".format
-        write.line(f"shift = {nothing(write.value(each.top), '0.0', write.value(each.shift))}")
-        write.line(f"fade = {nothing(f'a{each.top}', '1.0', 'tl.exp(old - shift)')}")
-        write.line(f"a{each.top} = {write.value(each.top)}")
-        write.define(each.shift, "shift")
-
-    def _finish(self, each: RowIteration, mixes: bool) -> None:
-        """The sums of rows that see nothing are NaN if these rows subtract -inf, and 0 if they do not."""
-        if each.top < 0:
-            return
-        write = self.write
-        write.forget(each.reductions)
-        for number in each.reductions:
-            write.define(number, self._reduced(number))
-        shift = write.value(each.shift)
-        write.line(f"beside = {shift} - {shift}")
-        for number in each.relative:
-            write.line(f"a{number} = a{number} + beside")
-            write.define(number, self._reduced(number))
-        if mixes:
-            for name in self._sums_of_mixtures():
-                write.line(f"{name} = {name} + beside")
 
     def _sums_of_mixtures(self) -> Iterator[str]:
         for k, mixture in self.mixtures:
@@ -492,22 +436,12 @@ class _QueryKernel:
         for number in this.reductions:
             operand = this.numbers[f"stats{number}"]
             write.writes.add(operand)
-            value = to_memory(write.value(number), _stored(self._node(number).dtype))
+            value = to_memory(write.value(number), _stored(this.rows.nodes[number].dtype))
             write.line(f"tl.store(p{operand} + {image}r, {value}{mask})")
         if self._guarded() >= 0:
             operand = this.numbers["flags"]
             write.writes.add(operand)
             write.line(f"tl.store(p{operand} + pid, broken)")
-
-    def _reduced(self, number: int) -> str:
-        """A finished reduction as a value of registers."""
-        dtype = self._node(number).dtype
-        return f"(a{number} != 0)" if dtype == "pred" else rounded(f"a{number}", dtype)
-
-    def _node(self, number: int) -> ReduceNode:
-        node = self.this.rows.nodes[number]
-        assert isinstance(node, ReduceNode)
-        return node
 
 
 class _KeyKernel:

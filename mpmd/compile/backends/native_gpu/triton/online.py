@@ -1,4 +1,4 @@
-"""Which reductions of attention's rows one iteration over the keys makes, and what follows from them.
+"""Which reductions of rows one iteration over their columns makes, and what follows from them.
 
 A row's maximum is known after its last key only.  A sum of multiples of `exp(x - maximum)` is kept relative
 to the largest x so far: where that grows, the sum is multiplied by `exp(old - new)`.  Factors of a row leave
@@ -29,18 +29,15 @@ class RowIteration:
 
     Attributes:
         reductions: numbers of their nodes.
-        top: the maximum to which the others are relative; -1 if there is none.
+        top: a maximum to which others are relative; -1 if there is none.
         shift: number of the value that exponentials subtract: the maximum, or made of it.
+        relative: the sums that are kept relative to the maximum.
     """
 
     reductions: tuple[int, ...]
     top: int = -1
     shift: int = -1
-
-    @property
-    def relative(self) -> tuple[int, ...]:
-        """The reductions that are kept relative to the maximum."""
-        return tuple(k for k in self.reductions if k != self.top) if self.top >= 0 else ()
+    relative: tuple[int, ...] = ()
 
 
 def tiles_seen(rows: TileSteps, columns: TileSteps, offset: int | None, *, keys: bool) -> float:
@@ -188,8 +185,7 @@ class RowReductions:
                 assert isinstance(node, ReduceNode)
                 shift, relative = self._relative_to(top, waiting, known)
                 if node.op == "maximum" and shift >= 0:
-                    # the others of this pass wait for one of their own, unless they are sums that stay
-                    made = RowIteration((top, *relative), top, shift)
+                    made = RowIteration((*ready, *relative), top, shift, tuple(relative))
                     break
             found.append(made)
             known.update(made.reductions)
