@@ -68,6 +68,37 @@ _KERNELS = (
         f"{_ATTENTION}::test_fillers_are_numbers_of_the_kernel_s_language",
     ),
 )
+_SEEN = f"{_ATTENTION}::test_blocks_without_a_mask_are_seen_by_all_queries[96-96-0]"
+_ATTENTION_LOOPS = (
+    _kernel(
+        "attention.py:_QueryKernel.kernel",
+        "keys without a mask are seen by the first query of the block",
+        "{first} + {offset + 1}",
+        "{first} + {offset + self.blocks.outer}",
+        _SEEN,
+    ),
+    _kernel(
+        "attention.py:_KeyKernel._first",
+        "queries without a mask see the last key of the block",
+        "{outer - 1 - triangle.offset}",
+        "{-triangle.offset}",
+        _SEEN,
+    ),
+    _kernel(
+        "attention_writer.py:AttentionWriter.inner_tiles",
+        "masks are known where all queries of the program see all keys, or the other way round",
+        "self.this.seen if part.seen else {}",
+        "self.this.seen",
+        _SEEN,
+    ),
+    _kernel(
+        "attention_writer.py:AttentionWriter._tile",
+        "a tile that is there is of the same array",
+        "self.this.plan.array_of(name), ",
+        "",
+        f"{_ATTENTION}::test_one_iteration_serves_each_kernel",
+    ),
+)
 _ROWS_OF_LABELS = (
     _plans(
         "picking.py:_Picking.place",
@@ -215,5 +246,5 @@ _PROGRAMS = (
         f"{_GPU}/test_backend.py::test_a_product_that_the_library_lacks_is_a_kernel",
     ),
 )
-ROWS = _KERNELS + _ROWS_OF_LABELS + _PRODUCTS + _PROGRAMS
+ROWS = _KERNELS + _ATTENTION_LOOPS + _ROWS_OF_LABELS + _PRODUCTS + _PROGRAMS
 ALWAYS: dict[str, str] = {}

@@ -33,7 +33,7 @@ def with_picked_elements(plan: KernelPlan) -> KernelPlan:
     if plan.row_dims != 1:
         return plan
     picking = _Picking(plan)
-    places = {n: picking.place(node.arg) for n, node in enumerate(plan.nodes) if _is_sum(node)}
+    places = {n: picking.place(plan.uses[n][0]) for n, node in enumerate(plan.nodes) if _is_sum(node)}
     places = {n: place for n, place in places.items() if place >= 0 and picking.has_value_at(n)}
     others = [n for n, node in enumerate(plan.nodes) if isinstance(node, ReduceNode) and n not in places]
     return picking.plan_with(places) if places and others else plan

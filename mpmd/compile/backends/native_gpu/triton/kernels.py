@@ -171,7 +171,7 @@ def _long_rows(tiling: PlanTiling) -> PrintedKernel:
     write.rows("pid")
     for each in RowReductions(plan).passes():
         needed = [a for k in each.reductions for a in plan.uses[k]]
-        _hoist(write, needed, tiling.columns, each.reductions)
+        hoist(write, needed, tiling.columns, each.reductions)
         sums = RowAccumulators(write, each, _beside_each_other(plan))
         sums.begin()
         for _ in _pieces(write):
@@ -179,7 +179,7 @@ def _long_rows(tiling: PlanTiling) -> PrintedKernel:
         sums.finish()
     wide = [s for s in plan.stores if store_level(plan, s) == ELEMENT]
     finished = [s for s in plan.stores if s not in wide]
-    _hoist(write, [n for s in wide for n in store_arguments(s)], tiling.columns)
+    hoist(write, [n for s in wide for n in store_arguments(s)], tiling.columns)
     write.prepare(finished)
     if any(isinstance(n, Load) and n.index.values() for n in plan.nodes):
         write.line("tl.debug_barrier()")  # others may store where a thread has read an element
@@ -209,7 +209,7 @@ def _pieces(write: TileWriter) -> Iterator[None]:
                 write.decided = {}
 
 
-def _hoist(
+def hoist(
     write: TileWriter, needed: Sequence[int], dims: Sequence[int], changing: Collection[int] = ()
 ) -> None:
     """Computes what does not change along some dims before the loop over them, but for `changing`."""
@@ -235,7 +235,7 @@ def _sums(tiling: PlanTiling, partial: Sequence[tuple[str, int]]) -> PrintedKern
     write.batch(f"{below} // {tiling.chunks}")
     write.columns("cb")
     needed = [n for s in inside for n in store_arguments(s)] + [a for k in sums for a in plan.uses[k]]
-    _hoist(write, needed, tiling.rows)
+    hoist(write, needed, tiling.rows)
     for number in sums:
         write.accumulator(number)
     with write.row_tiles("chunk"):

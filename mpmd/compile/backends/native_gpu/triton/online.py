@@ -40,8 +40,8 @@ class RowIteration:
     relative: tuple[int, ...] = ()
 
 
-def tiles_seen(rows: TileSteps, columns: TileSteps, offset: int | None, *, keys: bool) -> float:
-    """Tiles of columns that a tile of rows goes through, on average.
+def tiles_seen(rows: TileSteps, columns: TileSteps, offset: int | None, *, keys: bool) -> tuple[float, float]:
+    """Tiles of columns that a tile of rows goes through, on average: of those that all see, and of others.
 
     Args:
         rows: tiles of a program each.
@@ -49,15 +49,20 @@ def tiles_seen(rows: TileSteps, columns: TileSteps, offset: int | None, *, keys:
         offset: query q sees the keys up to q + offset; None if each sees all.
         keys: columns are keys, not queries.
     """
+    full, every = columns.points // columns.side, columns.tiles
     if offset is None:
-        return float(columns.tiles)
-    seen = 0
+        return float(full), float(every - full)
+    whole, others = 0, 0
     for first in range(0, rows.points, rows.side):
+        last = first + rows.side - 1
         if keys:
-            seen += -(-min(max(first + rows.side + offset, 0), columns.points) // columns.side)
+            inside = min(max(first + offset + 1, 0) // columns.side, full)
+            seen = -(-min(max(last + 1 + offset, 0), columns.points) // columns.side)
         else:
-            seen += max(0, columns.tiles - max(first - offset, 0) // columns.side)
-    return seen / max(1, rows.tiles)
+            inside = full - min(-(-max(last - offset, 0) // columns.side), full)
+            seen = max(0, every - max(first - offset, 0) // columns.side)
+        whole, others = whole + inside, others + max(0, seen - inside)
+    return whole / max(1, rows.tiles), others / max(1, rows.tiles)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -189,18 +189,23 @@ def logits(rows, width, padding, seed=0):
     return x.ravel()
 
 
-@needs_triton
+LABELS = [2 * MAX_ROW + 69, 4096, 4095, 0, 1, 2, 3, 20, -1, 2 * MAX_ROW + 70]
+"""Of 2 * MAX_ROW + 70 positions."""
+
+
 def test_a_long_loss_is_two_iterations_over_its_row():
-    """The labels' elements are read, not looked for; results take the memory of the logits."""
-    width, padding = 2 * MAX_ROW + 70, 42
-    labels = [width - 1, 4096, 4095, 0, 1, 2, 3, 20, -1, width]
-    plan = long_loss(len(labels), width, padding)
-    (kernel,) = plan_kernels(plan, 8).kernels
+    """The labels' elements are read, not looked for, before the gradients take the memory of the logits."""
+    (kernel,) = plan_kernels(long_loss(len(LABELS), LABELS[-1], 42), 8).kernels
     whole, rest = (kernel.source.count(f"in range({first}, ") for first in (0, 2 * MAX_ROW))
     assert (whole, rest) == (2, 2)
     assert kernel.source.index("tl.debug_barrier()") < kernel.source.index("tl.store")
     assert "other=0" not in kernel.source[: kernel.source.index(f"in range({2 * MAX_ROW}")]
-    check(plan, {"labels": np.array(labels), "logits": logits(len(labels), width, padding)})
+
+
+@needs_triton
+def test_a_long_loss_is_its_plan_s():
+    plan = long_loss(len(LABELS), LABELS[-1], 42)
+    check(plan, {"labels": np.array(LABELS), "logits": logits(len(LABELS), LABELS[-1], 42)})
 
 
 @needs_triton
