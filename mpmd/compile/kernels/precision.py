@@ -12,13 +12,14 @@ computes such a value rounds it.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import numpy as np
 
 from mpmd.compile.kernels.builder import PlanBuilder, renumbered
 from mpmd.compile.kernels.operations import FLOATS, NUMPY_DTYPE, OPERATIONS
 from mpmd.compile.kernels.plan import (
-    ELEMENT,
+    ROW,
     Apply,
     Constant,
     KernelPlan,
@@ -26,6 +27,7 @@ from mpmd.compile.kernels.plan import (
     Node,
     ReduceNode,
     arguments,
+    store_arguments,
 )
 
 NARROW_TYPE, WIDE_TYPE = "bf16", "f32"
@@ -44,30 +46,26 @@ def without_rounding(plan: KernelPlan) -> KernelPlan:
     return _Widening(plan).plan()
 
 
-def without_narrow_sums(plan: KernelPlan) -> KernelPlan:
-    """The plan without roundings to bf16 between products and what is stored.
+def without_narrow_sums(plan: KernelPlan, factors: Collection[int]) -> KernelPlan:
+    """The plan without roundings to bf16 on the way to some factors of products.
 
-    They stay in a value of which something discrete is made, as others may have made it of the rounded one;
-    and in exponents, if the plan reads or stores values of a row, which others subtract from their exponents.
-    Nothing is dropped if these are bf16.
+    They stay in values that others may know rounded: those that are stored, those that meet a value of a row
+    which is in memory, and those of which something discrete is made.
+
+    Args:
+        plan: the plan.
+        factors: operands that exist in the plan only.
     """
-    levels, nodes = plan.levels, plan.nodes
-    kept = {s.node for s in plan.stores} | {k for k, n in enumerate(nodes) if isinstance(n, Load)}
-    shared = {nodes[k].dtype for k in kept if levels[k] != ELEMENT}
-    if NARROW_TYPE in shared:
-        return plan
-    sharp = set[int]()
-    for number in reversed(range(len(nodes))):
-        node = nodes[number]
-        exponent = bool(shared) and isinstance(node, Apply) and node.op == "exponential"
-        if number in sharp or exponent or _is_discrete(plan, number):
+    sharp = {n for s in plan.stores if s.operand not in factors for n in store_arguments(s)}
+    for number in reversed(range(len(plan.nodes))):
+        if number in sharp or _meets_row(plan, number) or _is_discrete(plan, number):
             sharp.update(plan.uses[number])
     narrow = _narrow_values(plan)
     build = PlanBuilder(plan.name, plan.extents, batch_dims=plan.batch_dims, row_dims=plan.row_dims)
     for operand in plan.operands:
         build.operand(operand.name, operand.dtype, operand.size)
     numbers: dict[int, int] = {}
-    for number, node in enumerate(nodes):
+    for number, node in enumerate(plan.nodes):
         source = _rounded_by(plan, number)
         if source >= 0 and (source in narrow or number not in sharp):
             numbers[number] = numbers[source]
@@ -103,6 +101,22 @@ def _narrow_values(plan: KernelPlan) -> set[int]:
 
 def _is_power_of_two(node: Node) -> bool:
     return isinstance(node, Constant) and abs(math.frexp(float(node.value))[0]) == 0.5
+
+
+def _meets_row(plan: KernelPlan, number: int) -> bool:
+    """Whether elements may cancel with a value of their row that is read from memory."""
+    node = plan.nodes[number]
+    if not isinstance(node, Apply) or node.op not in ("add", "subtract"):
+        return False
+    return any(plan.levels[a] == ROW and _is_read(plan, a) for a in node.args)
+
+
+def _is_read(plan: KernelPlan, number: int) -> bool:
+    """Whether a value is made of what is in memory; reductions are made of it here."""
+    node = plan.nodes[number]
+    if isinstance(node, ReduceNode):
+        return False
+    return isinstance(node, Load) or any(_is_read(plan, a) for a in plan.uses[number])
 
 
 def _rounded_by(plan: KernelPlan, number: int) -> int:

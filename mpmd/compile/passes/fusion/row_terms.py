@@ -5,7 +5,8 @@
 
     p / l  ->  p · (1 / l)
 
-Both sums are over keys and columns of dO · V · p.  The second one needs no scores.
+Both sums are over keys and columns of dO · V · p.  The second one needs no scores, nor is it of rounded ones:
+then g is not rounded either, as it is about the term where a row has one large weight.
 
 Source: FlashAttention (Dao et al. 2022), its backward pass.
 """
@@ -35,6 +36,7 @@ def replace_row_terms(groups: Sequence[AttentionCandidate]) -> bool:
             for dot in [user for user in users if user in results]:
                 if term is not None and _is_result(dot, term) and not _depends(dot, value):
                     value.replace_all_uses_with(_from_result(term, dot, results[dot]))
+                    _widen(term.scores)
                     changed = True
                     break
     return changed
@@ -171,6 +173,20 @@ def _is_total(value: HloInstruction) -> bool:
     top = inner.operands[1].operands[0]
     tops = top.operands[1:] if top.opcode == "select" else (top,)
     return any(_is_row_sum(t, "maximum") and t.operands[0] is inner.operands[0] for t in tops)
+
+
+def _widen(scores: HloInstruction) -> None:
+    """Takes scores as they are summed: the term that is subtracted from them is not of rounded ones."""
+    if scores.shape.dtype == "f32":
+        return
+    build = HloBuilder(scores.parent)
+    attributes = {"shape": scores.shape.with_dtype("f32"), **scores.attributes}
+    wide = build.add("dot", *scores.operands, **attributes)
+    for user in list(scores.users):
+        if user.opcode == "convert" and user.shape.dtype == "f32":
+            user.replace_all_uses_with(wide)
+    if scores.users:
+        scores.replace_all_uses_with(build.convert(wide, scores.shape.dtype))
 
 
 def _from_result(term: _RowTerm, dot: HloInstruction, moved: Sequence[HloInstruction]) -> HloInstruction:

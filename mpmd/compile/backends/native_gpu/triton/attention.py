@@ -93,7 +93,7 @@ def argument_names(plan: AttentionPlan) -> dict[int, str]:
 def _described(plan: AttentionPlan) -> PrintedAttention:
     queries = {m.factor for m in plan.mixtures if m.over == QUERIES}
     factors = frozenset(m.factor for m in plan.mixtures)
-    made = factored(without_narrow_sums(plan.rows), factors - queries)
+    made = factored(without_narrow_sums(plan.rows, factors), factors - queries)
     triangle = triangle_of(made.plan, factors)
     wide = any(s.operand not in plan.inner and store_level(made.plan, s) == ELEMENT for s in made.plan.stores
                if s.operand not in made.after.values())  # fmt: skip

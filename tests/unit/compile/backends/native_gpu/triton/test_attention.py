@@ -186,7 +186,11 @@ def test_heads_of_every_width_fit_into_a_program(depth, gpu):
         value, pull = jax.vjp(attend, q, k, v)
         return value, pull(g)
 
-    for function, arguments in ((attend, [shape] * 3), (both, [shape] * 4)):
+    def apart(q, k, v):
+        value, pull = jax.vjp(attend, q, k, v)
+        return value, pull(jnp.flip(value, 0))
+
+    for function, arguments in ((attend, [shape] * 3), (both, [shape] * 4), (apart, [shape] * 3)):
         kernels = prepare_fragment(fragment_of(function, *arguments), target).program.kernels
         found = {name: kernel for name, kernel in kernels.items() if "attention" in name}
         assert found
@@ -201,8 +205,12 @@ def test_gradients_have_room_for_two_programs(depth):
     """By their machine code; four warps multiply 64 rows, and more would compute them again."""
     shape = jax.ShapeDtypeStruct((4, 8, 1024, depth), jnp.bfloat16)
     target = GpuTarget(GPUS["H100"])
-    fragment = fragment_of(lambda q, k, v, g: jax.vjp(attend, q, k, v)[1](g), *[shape] * 4)
-    kernels = prepare_fragment(fragment, target).program.kernels
+
+    def both(q, k, v):
+        value, pull = jax.vjp(attend, q, k, v)
+        return value, pull(jnp.flip(value, 0))
+
+    kernels = prepare_fragment(fragment_of(both, *[shape] * 3), target).program.kernels
     gradients = {name: kernel for name, kernel in kernels.items() if len(kernel.operands) > 6}
     gradients = {name: kernel for name, kernel in gradients.items() if kernel.kind == "attention"}
     assert len(gradients) == 2
