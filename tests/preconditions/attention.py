@@ -332,7 +332,7 @@ _ROW_TERMS = (
     ),
     Precondition(
         f"{_TERMS}:_is_result",
-        "what the weights are divided by is a softmax's total, with which the row can be multiplied again",
+        "weights are divided by a softmax's total, with which the row can be multiplied again",
         " and known",
         "",
         f"{_OF_ROWS}::test_sums_of_other_weights_stay_what_they_are[other_scale]",
@@ -353,14 +353,14 @@ _ROW_TERMS = (
     ),
     Precondition(
         f"{_TERMS}:multiply_by_reciprocals",
-        "the reciprocal of what is divided by is a normal number",
+        "a divisor's reciprocal is a normal number",
         " or not _is_total(total)",
         "",
         f"{_OF_ROWS}::test_totals_of_numbers_that_may_be_denormal_are_divided_by",
     ),
     Precondition(
         f"{_STITCHING}:_is_shared",
-        "what is read of a row has as many digits in memory as in a kernel",
+        "values of a row have as many digits in memory as in a kernel",
         ' and value.shape.dtype == "f32"',
         "",
         f"{_OF_ROWS}::test_what_is_read_of_a_row_has_the_digits_of_f32",

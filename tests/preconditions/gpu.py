@@ -130,7 +130,7 @@ _ROWS_OF_LABELS = (
     ),
     _plans(
         "picking.py:_Picking._picked",
-        "a label that is no place of the row picks nothing",
+        "a label outside of the row picks nothing",
         'build.apply("and", *inside)',
         "inside[0]",
         f"{_PICKING}::test_a_sum_of_one_element_is_that_element[select]",

@@ -28,7 +28,7 @@ _KEEP_ZERO = ("negate", "convert")
 def with_picked_elements(plan: KernelPlan) -> KernelPlan:
     """The plan with elements instead of sums of one element; itself if it has none, or no other reduction.
 
-    Another reduction of the row comes between the reading of an element and what is written to the row.
+    Another reduction comes between the reading of an element and the writing of its row.
     """
     if plan.row_dims != 1:
         return plan

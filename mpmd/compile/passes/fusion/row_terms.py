@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mpmd.compile.hlo.builder import HloBuilder
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -58,7 +59,7 @@ def multiply_by_reciprocals(groups: Sequence[AttentionCandidate]) -> bool:
 
 
 @dataclass(frozen=True)
-class _Factors:
+class _RowFactors:
     """A product of matrices, and of values of a row: those to multiply with, and those to divide by."""
 
     matrices: tuple[HloInstruction, ...] = ()
@@ -73,7 +74,7 @@ class _RowTerm:
     sum: HloInstruction
     scores: HloInstruction
     weights: HloInstruction
-    factors: _Factors
+    factors: _RowFactors
 
 
 def _depends(value: HloInstruction, other: HloInstruction) -> bool:
@@ -90,20 +91,20 @@ def _depends(value: HloInstruction, other: HloInstruction) -> bool:
     return False
 
 
-def _factors_of(value: HloInstruction) -> _Factors:
+def _factors_of(value: HloInstruction) -> _RowFactors:
     """A matrix of rows as a product."""
     if value.opcode == "convert" and {value.shape.dtype, value.operands[0].shape.dtype} <= set(_WIDE):
         return _factors_of(value.operands[0])
     if _is_of_each_row(value):
-        return _Factors(times=tuple(value.operands))
+        return _RowFactors(times=tuple(value.operands))
     if value.opcode not in ("multiply", "divide"):
-        return _Factors((value,))
+        return _RowFactors((value,))
     a, b = map(_factors_of, value.operands)
     if value.opcode == "divide":
         if b.matrices:
-            return _Factors((value,))
-        b = _Factors((), b.over, b.times)
-    return _Factors(a.matrices + b.matrices, a.times + b.times, a.over + b.over)
+            return _RowFactors((value,))
+        b = _RowFactors((), b.over, b.times)
+    return _RowFactors(a.matrices + b.matrices, a.times + b.times, a.over + b.over)
 
 
 def _is_of_each_row(value: HloInstruction) -> bool:
@@ -180,8 +181,8 @@ def _widen(scores: HloInstruction) -> None:
     if scores.shape.dtype == "f32":
         return
     build = HloBuilder(scores.parent)
-    attributes = {"shape": scores.shape.with_dtype("f32"), **scores.attributes}
-    wide = build.add("dot", *scores.operands, **attributes)
+    attributes: dict[str, Any] = dict(scores.attributes)
+    wide = build.add("dot", *scores.operands, shape=scores.shape.with_dtype("f32"), **attributes)
     for user in list(scores.users):
         if user.opcode == "convert" and user.shape.dtype == "f32":
             user.replace_all_uses_with(wide)

@@ -87,7 +87,7 @@ class RowAccumulators:
         write.line("old = shift")
 
     def _shift(self, old: str) -> None:
-        """What is subtracted for the maximum that is known now.
+        """The subtrahend for the maximum that is known now.
 
         While a row has seen nothing but -inf its sums are 0, and relative to any number: to 0 here, since
         `-inf - -inf` is NaN.

@@ -197,7 +197,7 @@ def _beside_each_other(plan: KernelPlan) -> int:
 
 
 def _pieces(write: TileWriter) -> Iterator[None]:
-    """The loops over columns: the tiles of which all points exist, with what is known there, and the last."""
+    """The loops over columns: tiles whose points all exist, with the conditions known there, and the last."""
     steps, plan = write.tiling.column_steps, write.plan
     inside = steps.points // steps.side * steps.side
     known = decided(plan, {}, (*plan.extents[:-1], inside)) if plan.row_dims == 1 else {}
