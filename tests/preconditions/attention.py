@@ -15,6 +15,10 @@ _ATTENTION = "tests/unit/compile/backends/native_cpu/attention/test_attention.py
 _POISON = "tests/unit/compile/backends/native_cpu/test_poison.py"
 _SELECTION = "tests/unit/compile/backends/native_cpu/emit/test_selection.py"
 
+_TERMS = "mpmd/compile/passes/fusion/row_terms.py"
+_OF_ROWS = "tests/unit/compile/passes/fusion/test_row_terms.py"
+_PRECISION = "mpmd/compile/kernels/precision.py"
+_ROUNDED = "tests/unit/compile/kernels/test_narrow_sums.py"
 _CANCELLATION = "mpmd/compile/passes/fusion/cancellation.py"
 _CANCELS = "tests/unit/compile/passes/fusion/test_rounding_of_what_cancels.py"
 _ZERO = f"{_CANCELS}::test_what_cancels_is_zero"
@@ -318,6 +322,79 @@ _GROUPS = (
     ),
 )
 
+_ROW_TERMS = (
+    Precondition(
+        f"{_TERMS}:_is_result",
+        "a result is of the weights that the sum is of",
+        "found.matrices == (term.weights,) and not found.times",
+        "True",
+        f"{_OF_ROWS}::test_another_result_of_the_values_is_not_taken",
+    ),
+    Precondition(
+        f"{_TERMS}:_is_result",
+        "weights are divided by a softmax's total, with which the row can be multiplied again",
+        " and known",
+        "",
+        f"{_OF_ROWS}::test_sums_of_other_weights_stay_what_they_are[other_scale]",
+    ),
+    Precondition(
+        f"{_TERMS}:_is_result",
+        "the batch dims of the values are paired with those of the weights as with those of the scores",
+        "tuple(batch) != tuple(scores.rhs_batch) or ",
+        "",
+        f"{_OF_ROWS}::test_the_batch_of_values_is_in_the_order_of_the_weights",
+    ),
+    Precondition(
+        f"{_TERMS}:_is_total",
+        "exponentials are of what the maximum is of",
+        " and t.operands[0] is inner.operands[0]",
+        "",
+        f"{_OF_ROWS}::test_maxima_of_other_values_bound_no_exponential",
+    ),
+    Precondition(
+        f"{_TERMS}:multiply_by_reciprocals",
+        "a divisor's reciprocal is a normal number",
+        " or not _is_total(total)",
+        "",
+        f"{_OF_ROWS}::test_totals_of_numbers_that_may_be_denormal_are_divided_by",
+    ),
+    Precondition(
+        f"{_STITCHING}:_is_shared",
+        "values of a row have as many digits in memory as in a kernel",
+        ' and value.shape.dtype == "f32"',
+        "",
+        f"{_OF_ROWS}::test_what_is_read_of_a_row_has_the_digits_of_f32",
+    ),
+    Precondition(
+        f"{_PRECISION}:without_narrow_sums",
+        "exponents are rounded as those of other kernels that know the row's maximum",
+        "_meets_row(plan, number)",
+        "False",
+        f"{_ROUNDED}::test_exponents_are_rounded_if_their_maximum_is_in_memory[f32-loaded]",
+    ),
+    Precondition(
+        f"{_PRECISION}:without_narrow_sums",
+        "values are rounded in a kernel as others read them",
+        "n for s in plan.stores if s.operand not in factors for n in store_arguments(s)",
+        "n for n in ()",
+        f"{_ROUNDED}::test_values_that_others_read_are_rounded",
+    ),
+    Precondition(
+        f"{_TERMS}:replace_row_terms",
+        "scores are as exact as the term that is subtracted from them",
+        "_widen(term.scores)",
+        "pass",
+        f"{_OF_ROWS}::test_scores_are_as_exact_as_the_row_term",
+    ),
+    Precondition(
+        f"{_PRECISION}:without_narrow_sums",
+        "what something discrete is made of is rounded",
+        " or _is_discrete(plan, number)",
+        "",
+        f"{_ROUNDED}::test_values_that_are_compared_are_rounded",
+    ),
+)
+
 _ROUNDING = (
     Precondition(
         f"{_CANCELLATION}:_cancels",
@@ -349,7 +426,7 @@ _ROUNDING = (
     ),
 )
 
-ROWS = (*_POSITIONS, *_VALUES, *_KERNEL, *_GROUPS, *_ROUNDING, *_SORTS)
+ROWS = (*_POSITIONS, *_VALUES, *_KERNEL, *_GROUPS, *_ROW_TERMS, *_ROUNDING, *_SORTS)
 
 ALWAYS = {
     "mpmd/compile/passes/fusion/attention.py:moved_factor": (

@@ -7,6 +7,9 @@ from tests.preconditions import RowsOf
 _GPU = "tests/unit/compile/backends/native_gpu"
 _BOUNDS = f"{_GPU}/triton/test_bounds.py"
 _ATTENTION = f"{_GPU}/triton/test_attention.py"
+_PRINTED = f"{_GPU}/triton/test_kernels.py"
+_PICKING = "tests/unit/compile/kernels/test_picking.py"
+_plans = RowsOf("mpmd/compile/kernels")
 _kernel = RowsOf("mpmd/compile/backends/native_gpu/triton")
 _program = RowsOf("mpmd/compile/backends/native_gpu")
 _call = RowsOf("mpmd/compile/backends")
@@ -68,11 +71,93 @@ _KERNELS = (
         f"{_ATTENTION}::test_what_falls_as_the_maximum_grows_is_not_subtracted_before_the_last_key",
     ),
     _kernel(
-        "attention.py:_QueryKernel._reductions",
+        "attention.py:_QueryKernel._check_guards",
         "a filler is a number of the kernel's language",
         'literal(number, "f32") for',
         "repr(number) for",
         f"{_ATTENTION}::test_fillers_are_numbers_of_the_kernel_s_language",
+    ),
+)
+_SEEN = f"{_ATTENTION}::test_blocks_without_a_mask_are_seen_by_all_queries[96-96-0]"
+_ATTENTION_LOOPS = (
+    _kernel(
+        "attention.py:_QueryKernel.kernel",
+        "keys without a mask are seen by the first query of the block",
+        "{first} + {offset + 1}",
+        "{first} + {offset + self.blocks.outer}",
+        _SEEN,
+    ),
+    _kernel(
+        "attention.py:_KeyKernel._first",
+        "queries without a mask see the last key of the block",
+        "{outer - 1 - triangle.offset}",
+        "{-triangle.offset}",
+        _SEEN,
+    ),
+    _kernel(
+        "attention_writer.py:AttentionWriter.inner_tiles",
+        "masks are known where all queries of the program see all keys, or the other way round",
+        "self.this.seen if part.seen else {}",
+        "self.this.seen",
+        _SEEN,
+    ),
+    _kernel(
+        "attention_writer.py:AttentionWriter._tile",
+        "a tile that is there is of the same array",
+        "self.this.plan.array_of(name), ",
+        "",
+        f"{_ATTENTION}::test_one_iteration_serves_each_kernel",
+    ),
+)
+_ROWS_OF_LABELS = (
+    _plans(
+        "picking.py:_Picking.place",
+        "a sum of one element is zero at the others",
+        "not self._is_zero(other)",
+        "False",
+        f"{_PICKING}::test_other_sums_stay[not zero]",
+    ),
+    _plans(
+        "picking.py:_Picking._equal_to",
+        "one place of a row is equal to the label",
+        'node.op not in ("and", "compare-eq")',
+        'node.op not in ("and", "or", "compare-eq", "compare-lt")',
+        f"{_PICKING}::test_other_sums_stay[less]",
+    ),
+    _plans(
+        "picking.py:_Picking._is_position",
+        "the type of the positions holds all of them",
+        "self.plan.extents[self.along] - 1 <= integer_range(node.dtype)[1]",
+        "True",
+        f"{_PICKING}::test_positions_that_wrap_are_met_twice",
+    ),
+    _plans(
+        "picking.py:with_picked_elements",
+        "a reduction lies between the reading of an element and what may take its memory",
+        "places and others",
+        "places",
+        f"{_PICKING}::test_an_element_is_read_before_others_store_only_if_a_reduction_is_between",
+    ),
+    _plans(
+        "picking.py:_Picking._picked",
+        "a label outside of the row picks nothing",
+        'build.apply("and", *inside)',
+        "inside[0]",
+        f"{_PICKING}::test_a_sum_of_one_element_is_that_element[select]",
+    ),
+    _kernel(
+        "kernels.py:_long_rows",
+        "all threads have read the label's element before one stores",
+        'write.line("tl.debug_barrier()")',
+        "pass",
+        f"{_PRINTED}::test_a_long_loss_is_two_iterations_over_its_row",
+    ),
+    _plans(
+        "decisions.py:_compared",
+        "no position wraps in its type",
+        "low < smallest or largest < high",
+        "False",
+        "tests/unit/compile/kernels/test_decisions.py::test_positions_that_wrap_are_on_both_sides",
     ),
 )
 _PRODUCTS = (
@@ -233,8 +318,8 @@ _DEVICES = (
     _program(
         "loading.py:LoadedGpuProgram.__init__",
         "a program computes with the number of its device in the mesh, as arrays are sharded",
-        "capturing, device, 0",
-        "capturing, 0, 0",
+        '"device": device',
+        '"device": 0',
         f"{_MESHES}::test_a_program_knows_the_number_of_its_device_in_the_mesh",
     ),
     _program(
@@ -315,5 +400,5 @@ _DEVICES = (
         "tests/unit/compile/test_refusals.py::test_parts_that_wait_for_other_devices_are_not_split",
     ),
 )
-ROWS = _KERNELS + _PRODUCTS + _PROGRAMS + _DEVICES
+ROWS = _KERNELS + _ATTENTION_LOOPS + _ROWS_OF_LABELS + _PRODUCTS + _PROGRAMS + _DEVICES
 ALWAYS: dict[str, str] = {}

@@ -203,7 +203,7 @@ _FUSED = (
         "work on arrays without elements",
     ),
     _tested(
-        "fusion/outline.py:_remove_unused",
+        "fusion/outline.py:remove_all_unused",
         "removed instructions have no effect",
         " and not instruction.has_side_effect",
         "",

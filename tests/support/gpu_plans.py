@@ -17,6 +17,35 @@ def softmax(rows, width, dtype="f32"):
     return b.finish()
 
 
+def long_loss(rows, width, padding=47):
+    """Of each row the logarithm of its label's probability, and the gradients in the memory of the logits."""
+    n = width + padding
+    b = PlanBuilder("loss", (rows, n), row_dims=1)
+    labels, logits = b.operand("labels", "s32", rows), b.operand("logits", "bf16", rows * n)
+    x = b.convert(b.load_dense(logits), "f32")
+    label = b.load(labels, dim(0))
+    position, zero, share = b.index(dim(1), "s32"), b.constant(0.0, "f32"), b.constant(0.125, "f32")
+    there = b.apply("compare-lt", position, b.constant(width, "s32"))
+    hit = b.apply("compare-eq", position, label)
+
+    def inside(value, filler=zero):
+        return b.apply("select", there, value, filler)
+
+    top = b.reduce_row("maximum", inside(x, b.constant(-np.inf, "f32")))
+    below = b.apply("subtract", x, top)
+    e = b.apply("exponential", below)
+    total = b.reduce_row("add", inside(e))
+    log = b.apply("subtract", below, b.apply("log", total))
+    weight = b.reduce_row("add", inside(b.apply("select", hit, share, zero)))
+    gradient = b.apply("multiply", b.apply("divide", weight, total), e)
+    gradient = b.apply("subtract", gradient, b.apply("select", hit, share, zero))
+    b.store_dense(logits, b.convert(inside(gradient), "bf16"))
+    picked = b.reduce_row("add", inside(b.apply("select", hit, log, zero)))
+    b.store(b.operand("picked", "f32", rows), dim(0), picked)
+    b.store(b.operand("total", "f32", rows), dim(0), total)
+    return b.finish()
+
+
 def transposed(rows, columns, dtype="f32"):
     b = PlanBuilder("transpose", (rows, columns))
     n = rows * columns

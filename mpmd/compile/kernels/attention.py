@@ -67,12 +67,15 @@ class AttentionPlan:
         rows: the operation on them, a plan over `(batch..., queries | keys)`.  The operands for sums and
             factors are dense arrays over that space, which exist in the plan only.
         mixtures: the products after them.
+        arrays: a number for each factor, `a0`, `b0`, `a1` ..., then `w0` ..., which those of one array share;
+            none if they are not known.
     """
 
     name: str
     scores: tuple[Scores, ...]
     rows: KernelPlan
     mixtures: tuple[Mixture, ...]
+    arrays: tuple[int, ...] = ()
 
     @property
     def batch(self) -> tuple[int, ...]:
@@ -105,6 +108,12 @@ class AttentionPlan:
         found = {f"{side}{k}": getattr(s, side) for k, s in enumerate(self.scores) for side in "ab"}
         return found | {f"{side}{k}": getattr(m, side) for k, m in enumerate(self.mixtures) for side in "wc"}
 
+    def array_of(self, name: str) -> int:
+        """A number that the factors of one array share; each has one of its own if arrays are not known."""
+        side, k = name[0], int(name[1:])
+        place = 2 * len(self.scores) + k if side == "w" else 2 * k + (side == "b")
+        return self.arrays[place] if self.arrays else place
+
     @property
     def flops(self) -> int:
         """Multiplications and additions of the products, masked ones included."""
@@ -131,6 +140,8 @@ class AttentionPlan:
             lines.append(
                 f"  {_view(mixture.c)} = mixture over {mixture.over}: {factors}, {mixture.width} wide"
             )
+        if self.arrays:
+            lines.append(f"  arrays {' '.join(map(str, self.arrays))}")
         if self.triangle is not None:
             lines.append(f"  {self.triangle}")
         return "\n".join(lines) + "\n" + self.rows.text()

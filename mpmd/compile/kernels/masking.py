@@ -12,7 +12,7 @@ and not NaN.  The sign of a masked zero is not kept.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ml_dtypes
@@ -71,11 +71,13 @@ class Triangle:
         offset: last key of query 0.
         guards: conditions on a row.
         fills: number of a store → the value that it stores at masked points.
+        masks: number of a comparison → its value at masked points; at others it is the opposite.
     """
 
     offset: int
     guards: tuple[Guard, ...]
     fills: Mapping[int, bool | int | float]
+    masks: Mapping[int, bool] = field(default_factory=dict)
 
     def share(self, queries: int, keys: int) -> float:
         """The part of the scores that is computed."""
@@ -175,7 +177,7 @@ class _Following:
     """Values at masked points: a constant, `SMALL` or below under guards, or not known."""
 
     def __init__(self, plan: KernelPlan, masks: Mapping[int, bool]) -> None:
-        self.plan = plan
+        self.plan, self.masks = plan, masks
         self.guards: dict[Guard, None] = {}
         self.below: dict[int, Guard] = {}  # nodes that are `SMALL` or below under a guard
         self.constants: dict[int, Any] = {}
@@ -276,4 +278,4 @@ class _Following:
         if not self.possible or not fills:
             return None
         guards = [g for g in self.guards if not any(o.implies(g) for o in self.guards if o != g)]
-        return Triangle(offset, tuple(guards), fills)
+        return Triangle(offset, tuple(guards), fills, self.masks)

@@ -11,11 +11,24 @@ computes such a value rounds it.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
+
 import numpy as np
 
 from mpmd.compile.kernels.builder import PlanBuilder, renumbered
-from mpmd.compile.kernels.operations import NUMPY_DTYPE, OPERATIONS
-from mpmd.compile.kernels.plan import Apply, Constant, KernelPlan, Node, ReduceNode, arguments
+from mpmd.compile.kernels.operations import FLOATS, NUMPY_DTYPE, OPERATIONS
+from mpmd.compile.kernels.plan import (
+    ROW,
+    Apply,
+    Constant,
+    KernelPlan,
+    Load,
+    Node,
+    ReduceNode,
+    arguments,
+    store_arguments,
+)
 
 NARROW_TYPE, WIDE_TYPE = "bf16", "f32"
 ABRUPT = frozenset(("ceil", "floor", "remainder", "round-nearest-afz", "round-nearest-even", "sign"))
@@ -31,6 +44,102 @@ def without_rounding(plan: KernelPlan) -> KernelPlan:
     ):
         return plan
     return _Widening(plan).plan()
+
+
+def without_narrow_sums(plan: KernelPlan, factors: Collection[int]) -> KernelPlan:
+    """The plan without roundings to bf16 on the way to some factors of products.
+
+    They stay in values that others may know rounded: those that are stored, those that meet a value of a row
+    which is in memory, and those of which something discrete is made.
+
+    Args:
+        plan: the plan.
+        factors: operands that exist in the plan only.
+    """
+    sharp = {n for s in plan.stores if s.operand not in factors for n in store_arguments(s)}
+    for number in reversed(range(len(plan.nodes))):
+        if number in sharp or _meets_row(plan, number) or _is_discrete(plan, number):
+            sharp.update(plan.uses[number])
+    narrow = _narrow_values(plan)
+    build = PlanBuilder(plan.name, plan.extents, batch_dims=plan.batch_dims, row_dims=plan.row_dims)
+    for operand in plan.operands:
+        build.operand(operand.name, operand.dtype, operand.size)
+    numbers: dict[int, int] = {}
+    for number, node in enumerate(plan.nodes):
+        source = _rounded_by(plan, number)
+        if source >= 0 and (source in narrow or number not in sharp):
+            numbers[number] = numbers[source]
+        else:
+            numbers[number] = build.node(renumbered(node, numbers))
+    for store in plan.stores:
+        where = numbers[store.where] if store.where >= 0 else -1
+        place = store.index.renumber(numbers)
+        build.store(store.operand, place, numbers[store.node], combine=store.combine, where=where)
+    return build.finish()
+
+
+def _narrow_values(plan: KernelPlan) -> set[int]:
+    """Values of f32 that bf16 holds, but for denormal ones."""
+    found = set[int]()
+    for number, node in enumerate(plan.nodes):
+        if isinstance(node, Constant) and node.dtype == WIDE_TYPE:
+            value = np.float32(node.value)
+            if value.astype(NUMPY_DTYPE[NARROW_TYPE]).astype(np.float32) == value:
+                found.add(number)
+        elif isinstance(node, Apply) and node.dtype == WIDE_TYPE:
+            values = node.args[1:] if node.op == "select" else node.args
+            if node.op == "convert":
+                holds = plan.nodes[node.args[0]].dtype == NARROW_TYPE
+            elif node.op == "multiply":
+                holds = any(a in found and _is_power_of_two(plan.nodes[b]) for a, b in (values, values[::-1]))
+            else:
+                holds = node.op in EXACT and all(a in found for a in values)
+            if holds:
+                found.add(number)
+    return found
+
+
+def _is_power_of_two(node: Node) -> bool:
+    return isinstance(node, Constant) and abs(math.frexp(float(node.value))[0]) == 0.5
+
+
+def _meets_row(plan: KernelPlan, number: int) -> bool:
+    """Whether elements may cancel with a value of their row that is read from memory."""
+    node = plan.nodes[number]
+    if not isinstance(node, Apply) or node.op not in ("add", "subtract"):
+        return False
+    return any(plan.levels[a] == ROW and _is_read(plan, a) for a in node.args)
+
+
+def _is_read(plan: KernelPlan, number: int) -> bool:
+    """Whether a value is made of what is in memory; reductions are made of it here."""
+    node = plan.nodes[number]
+    if isinstance(node, ReduceNode):
+        return False
+    return isinstance(node, Load) or any(_is_read(plan, a) for a in plan.uses[number])
+
+
+def _rounded_by(plan: KernelPlan, number: int) -> int:
+    """The value in f32 that two conversions round to bf16; -1 if a node is something else."""
+    node = plan.nodes[number]
+    if not isinstance(node, Apply) or node.op != "convert" or node.dtype != WIDE_TYPE:
+        return -1
+    inner = plan.nodes[node.args[0]]
+    rounds = isinstance(inner, Apply) and inner.op == "convert" and inner.dtype == NARROW_TYPE
+    if not isinstance(inner, Apply) or not rounds or plan.nodes[inner.args[0]].dtype != WIDE_TYPE:
+        return -1
+    return inner.args[0]
+
+
+def _is_discrete(plan: KernelPlan, number: int) -> bool:
+    node = plan.nodes[number]
+    if not isinstance(node, Apply):
+        return False
+    floats = any(plan.nodes[a].dtype in (NARROW_TYPE, WIDE_TYPE) for a in node.args)
+    if node.op == "convert":
+        return floats and node.dtype not in FLOATS
+    discrete = node.op in ABRUPT or node.op == "bitcast-convert" or OPERATIONS[node.op].result == "pred"
+    return floats and discrete
 
 
 def _is_smooth(node: Node) -> bool:

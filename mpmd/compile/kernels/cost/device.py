@@ -19,6 +19,7 @@ class KernelLimits:
             work only if there are several matrices.
         attention_matrices: of large ones, what gives each thread some, where sums go over queries.
         attention_width: columns of the widest factor of attention.
+        attention_keeps_rows: its gradients read from memory what its result's kernel knows of each row.
         mixed_row: elements of a row in a kernel that reduces rows and adds up columns.
         stores_last: kernels compute all finished values of a place before they store the first.
         repeats_functions: a function of an array, or of it and values of its rows, may be computed again
@@ -31,6 +32,7 @@ class KernelLimits:
     attention_flops: int = 10**8
     attention_matrices: int = 4
     attention_width: int = 1 << 30
+    attention_keeps_rows: bool = False
     mixed_row: int = 1 << 60
     stores_last: bool = False
     repeats_functions: bool = False
@@ -188,6 +190,7 @@ _GPU_LIMITS = KernelLimits(
     attention_flops=1 << 60,
     attention_matrices=1,
     attention_width=256,
+    attention_keeps_rows=True,
     mixed_row=16384,
     stores_last=True,
     repeats_functions=True,

@@ -96,11 +96,14 @@ def plan_attention(
     mixtures = [_mixture(d, rows.factor_of(d), outputs[d], inside, batch) for d in after]
     kept = [r for r in results if r not in outputs.values()]
     plan = rows.plan(kept)
+    arrays = [*(a for s in scores for a in s[3]), *(m.array for m in mixtures)]
+    numbers = {array: number for number, array in enumerate(dict.fromkeys(arrays))}
     made = AttentionPlan(
         name,
         tuple(Scores(*s[:3], rows.sums(d)) for d, s in zip(before, scores)),
         plan,
         tuple(Mixture(m.over, m.width, rows.operand_of(d), m.w, m.c) for d, m in zip(after, mixtures)),
+        tuple(numbers[a] for a in arrays),
     )
     if len(set(made.inner)) != len(before) + len({rows.factor_of(d) for d in after}):
         raise NoPlan("a product is not read by the rows")

@@ -218,6 +218,17 @@ class Search:
             scores.update(attention.cone.scores)
             self._place(attention)
 
+    def share_rows(self) -> None:
+        """Reductions of rows in several groups are made by the first and read by the others."""
+        for number, group in enumerate(self.groups):
+            before = self.groups[:number]
+            known = {m for g in before for m in g.members if _is_shared(m, group.cone.matrix)}
+            shared = known & group.cone.members.keys()
+            if shared:
+                less = _without(group, shared)
+                if not self.refusal(less, before):
+                    self.groups[number] = less
+
     def _place(self, attention: AttentionCandidate) -> None:
         """Join a group with an earlier one that computes the same scores, or keep it alone."""
         for number in reversed(range(len(self.groups))):
@@ -329,6 +340,25 @@ def _readers(member: HloInstruction, repeated: Collection[HloInstruction]) -> li
         if user in repeated:
             waiting += user.users
     return [r for r in found if r not in repeated]
+
+
+def _is_shared(value: HloInstruction, matrix: MatrixShape) -> bool:
+    """Whether a value is a reduction of rows that loses nothing in memory."""
+    return value.opcode == "reduce" and value.shape.dtype == "f32" and _is_of_rows(value, matrix)
+
+
+def _without(attention: AttentionCandidate, arrays: Collection[HloInstruction]) -> AttentionCandidate:
+    """The group with some members as arrays."""
+    cone, needed = attention.cone, dict[HloInstruction, None]()
+    waiting = [o for d in attention.mixtures for o in d.operands]
+    while waiting:
+        value = waiting.pop()
+        if value in cone.members and value not in arrays and value not in needed:
+            needed[value] = None
+            waiting += value.operands
+    scores = {d: None for d in cone.scores if d in needed}
+    made = Cone(cone.matrix, needed, scores, {m for m in cone.repeated if m in needed})
+    return AttentionCandidate(made, attention.mixtures, attention.moved)
 
 
 def attention_of(dot: HloInstruction) -> AttentionCandidate | None:

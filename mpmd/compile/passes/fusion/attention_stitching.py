@@ -12,7 +12,8 @@ from mpmd.compile.kernels.cost.device import HOST, Device, KernelLimits
 from mpmd.compile.kernels.planning.plan_cache import caching_plans
 from mpmd.compile.kernels.planning.trace import NoPlan
 from mpmd.compile.passes.fusion.attention import Search
-from mpmd.compile.passes.fusion.outline import Outlining
+from mpmd.compile.passes.fusion.outline import Outlining, remove_all_unused
+from mpmd.compile.passes.fusion.row_terms import multiply_by_reciprocals, replace_row_terms
 from mpmd.compile.passes.hlo_pass import HloPass
 from mpmd.errors import ConfigError
 from mpmd.support import diagnostics
@@ -27,6 +28,7 @@ class AttentionStitching(HloPass):
     the cache, so no matrix of scores is written unless something outside reads it.  There is no list of
     patterns: any elementwise work and reductions of rows between the products are planned.  Values that
     forward and backward both need are computed by both.
+    Where a device says so, backward reads what forward knows of each row: reductions, and sum(dO · O).
     Masked blocks after a causal mask are skipped; rows whose own scores are as small as the mask's filler are
     detected at run time, and then computed whole.  Where values behind the mask are infinite or NaN, the
     unstitched program gives NaN and this one may not: `off` avoids that.
@@ -70,6 +72,13 @@ def _stitch(computation: HloComputation, limits: KernelLimits) -> bool:
         return False
     search = Search(computation, _report, limits)
     search.run()
+    if limits.attention_keeps_rows:
+        replaced = replace_row_terms(search.groups)
+        if multiply_by_reciprocals(search.groups) or replaced:
+            remove_all_unused(computation)
+            search = Search(computation, _report, limits)
+            search.run()
+        search.share_rows()
     outlining = Outlining(computation)
     sources: dict[HloInstruction, Sequence[HloInstruction]] = {}  # result of a kernel -> its inputs
     for number, group in enumerate(search.groups):

@@ -65,7 +65,7 @@ class Outlining:
             for number, result in enumerate(results):
                 element = HloInstruction("get-tuple-element", result.shape, [fusion], {"index": number})
                 result.replace_all_uses_with(self.computation.add(element))
-        removed = _remove_unused(self.computation)
+        removed = remove_all_unused(self.computation)
         return bool(self._made) or removed
 
 
@@ -81,7 +81,7 @@ def outline(grouping: Grouping) -> bool:
     return outlining.finish()
 
 
-def _remove_unused(computation: HloComputation) -> bool:
+def remove_all_unused(computation: HloComputation) -> bool:
     """Remove unused instructions."""
     removed = False
     for instruction in reversed(computation.post_order()):

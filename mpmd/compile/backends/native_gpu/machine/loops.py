@@ -21,7 +21,7 @@ import threading
 from mpmd.compile.backends.native_gpu.machine.disassembly import Instruction, MachineCode
 
 _TIMES = re.compile(r"#\s*([0-9.]+(?:e-?\d+)?) times\s*$")
-_ADDITION = re.compile(r"(U?R\d+), (?:U?P\w+, )*\1(?:\.reuse)?, (0x[0-9a-f]+)")
+_ADDITION = re.compile(r"(U?R\d+), (?:U?P\w+, )*(U?R\d+)(?:\.reuse)?, (0x[0-9a-f]+)")
 _ADDS = ("IADD3", "UIADD3", "VIADD")
 _ONE_AT_A_TIME = threading.Lock()
 """Python 3.11 counts the depth of all threads' trees as one, and then finds it wrong."""
@@ -157,9 +157,10 @@ def _at_once(body: list[Instruction], source: SourceLoop) -> int:
     """Iterations of the text in one of the machine code: the step of its condition's counter."""
     added = [found for each in body if each.base in _ADDS and (found := _ADDITION.match(each.operands))]
     compared = set(_compared(body))
-    grown = {int(found[2], 16) for found in added if found[1] in compared}
-    if source.step in grown:
+    sums = [(int(found[3], 16), found[1] == found[2]) for found in added if found[1] in compared]
+    if source.step in [number for number, _ in sums]:  # it may be in another register than before
         return 1
+    grown = {number for number, own in sums if own}
     multiples = [number // source.step for number in grown if number % source.step == 0]
     fit = [m for m in multiples if 1 < m <= min(_MAX_AT_ONCE, source.times or 1)]
     return min(fit) if fit else 1

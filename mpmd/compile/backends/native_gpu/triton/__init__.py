@@ -7,7 +7,8 @@
 | `conversions.py` | between types, those of a byte or less by integers |
 | `tiling.py` | the iteration space of a plan as tiles and programs |
 | `emit.py` | values and stores of a tile, line by line |
-| `attention.py`, `online.py` | attention's kernels, and what one iteration over keys computes |
+| `online.py`, `accumulators.py` | which reductions of rows one iteration makes, and how |
+| `attention_writer.py`, `attention.py` | what attention's kernels have in common, and the kernels |
 | `matrices.py`, `products.py` | products of tiles, and a product with its epilogue as one kernel |
 | `rows.py` | products with few rows as products with many |
 | `kernels.py` | a plan as one kernel, or two with partial sums in between |

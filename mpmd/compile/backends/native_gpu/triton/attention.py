@@ -4,105 +4,45 @@
     keys      a block of keys iterates over queries: mixtures over queries; it reads each row's reductions
 
 A tile of scores is `[queries, keys]` in the first kernel and `[keys, queries]` in the second, so that what
-it multiplies next is its left factor in both.  Blocks after a causal mask are left out; where a row does not
-meet the conditions for that, its program goes over all keys, and leaves a flag for the second kernel.
+it multiplies next is its left factor in both.  Blocks after a causal mask are left out, those before it have
+no mask; where a row does not meet the conditions for that, its program goes over all keys, and leaves a flag
+for the second kernel.  What factors need of a row is computed by the first kernel and kept for the second.
 
 Source: FlashAttention (Dao et al. 2022) for the iteration over blocks.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterator
 
-from mpmd.compile.backends.native_gpu.triton.dtypes import (
-    HALF,
-    MEMORY,
-    from_memory,
-    literal,
-    rounded,
-    to_memory,
+from mpmd.compile.backends.native_gpu.triton.accumulators import RowAccumulators
+from mpmd.compile.backends.native_gpu.triton.attention_writer import (
+    AttentionBlocks,
+    AttentionWriter,
+    KernelSizes,
+    PrintedAttention,
+    TilePart,
+    is_load_of,
 )
-from mpmd.compile.backends.native_gpu.triton.emit import identity, unsupported
-from mpmd.compile.backends.native_gpu.triton.kernels import ALIGNMENT, PlanKernels, PrintedKernel
-from mpmd.compile.backends.native_gpu.triton.matrices import MIN_SIDE, MatrixOperand, MatrixWriter, pieces_of
+from mpmd.compile.backends.native_gpu.triton.dtypes import from_memory, literal, to_memory
+from mpmd.compile.backends.native_gpu.triton.emit import unsupported
+from mpmd.compile.backends.native_gpu.triton.kernels import ALIGNMENT, PlanKernels, PrintedKernel, hoist
+from mpmd.compile.backends.native_gpu.triton.matrices import MIN_SIDE, pieces_of
 from mpmd.compile.backends.native_gpu.triton.online import RowIteration, RowReductions, factored, tiles_seen
-from mpmd.compile.backends.native_gpu.triton.operations import accumulator_type, combine, reduce
 from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, power_of_two
-from mpmd.compile.kernels.attention import KEYS, QUERIES, AttentionPlan, Mixture, Scores
+from mpmd.compile.kernels.attention import KEYS, QUERIES, AttentionPlan
 from mpmd.compile.kernels.masking import Triangle, triangle_of
-from mpmd.compile.kernels.nodes import ELEMENT, ROW, Load, ReduceNode, Store, store_arguments
+from mpmd.compile.kernels.nodes import ELEMENT, ROW, store_arguments
 from mpmd.compile.kernels.operations import DTYPE_BYTES
-from mpmd.compile.kernels.plan import KernelPlan, store_level
+from mpmd.compile.kernels.plan import store_level
+from mpmd.compile.kernels.precision import without_narrow_sums
 from mpmd.errors import CompileError
 
 _WIDEST = 256
 """Columns of the widest factor."""
-KernelSizes = tuple[tuple[int, ...], tuple[int, ...]]
-"""Sizes of the first and of the second kernel's tiles, see `_Blocks`; none: by rules."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Blocks:
-    """Sizes of a kernel's tiles: `outer` positions of a program, `inner` of an iteration, and its stages."""
-
-    outer: int
-    inner: int
-    warps: int
-    stages: int
-
-
-@dataclasses.dataclass(frozen=True)
-class _Attention:
-    """An attention plan with its rows as kernels compute them.
-
-    Attributes:
-        plan: the attention plan.
-        rows: its rows.
-        after: operand of a factor → the operand, in the plan only, of what its mixtures are multiplied by.
-        passes: the iterations before the last.
-        triangle: the scores that can be left out.
-        sizes: of the tiles of both kernels; by rules if none are given.
-    """
-
-    plan: AttentionPlan
-    rows: KernelPlan
-    after: dict[int, int]
-    passes: tuple[RowIteration, ...]
-    triangle: Triangle | None
-    sizes: KernelSizes = ((), ())
-
-    @property
-    def reductions(self) -> tuple[int, ...]:
-        """Numbers of all reductions."""
-        return tuple(k for each in self.passes for k in each.reductions)
-
-    @property
-    def numbers(self) -> dict[str, int]:
-        """Names of views, `stats` of each reduction, and `flags` → numbers of arguments after the rows'."""
-        names = [*self.plan.views, *(f"stats{k}" for k in self.reductions), "flags"]
-        return {name: len(self.rows.operands) + k for k, name in enumerate(names)}
-
-    @property
-    def virtual(self) -> frozenset[int]:
-        """Operands of the rows that are not in memory."""
-        return self.plan.inner | frozenset(self.after.values())
-
-    def mixtures(self, over: str) -> list[tuple[int, Mixture]]:
-        """The mixtures of a kind, with their numbers."""
-        return [(k, m) for k, m in enumerate(self.plan.mixtures) if m.over == over]
-
-    def factor(self, operand: int) -> int:
-        """The node that a factor's or a row factor's operand holds."""
-        return next(s.node for s in self.rows.stores if s.operand == operand)
-
-    @property
-    def kept(self) -> list[Store]:
-        """The stores of results that are in memory."""
-        return [s for s in self.rows.stores if s.operand not in self.virtual]
 
 
 def refusal(plan: AttentionPlan) -> str:
@@ -134,11 +74,11 @@ def attention_kernels(plan: AttentionPlan, sizes: KernelSizes = ((), ())) -> Pla
         raise CompileError(reason)
     this = dataclasses.replace(_described(plan), sizes=sizes)
     kernels = []
-    if this.mixtures(KEYS) or this.kept or this.reductions:
+    if this.mixtures(KEYS) or this.kept or this.row_values or this.guards:
         kernels.append(_QueryKernel(this).kernel())
     if this.mixtures(QUERIES):
         kernels.append(_KeyKernel(this).kernel())
-    scratch = [DTYPE_BYTES[dtype] * count for dtype, count in _scratch(this)]
+    scratch = [DTYPE_BYTES[dtype] * count for dtype, count in this.scratch]
     padded = [-(-size // ALIGNMENT) * ALIGNMENT for size in scratch]
     return PlanKernels(tuple(kernels), tuple(sum(padded[:k]) for k in range(len(padded))), sum(padded))
 
@@ -150,42 +90,31 @@ def argument_names(plan: AttentionPlan) -> dict[int, str]:
     return outer | {n: name for name, n in this.numbers.items() if name in plan.views}
 
 
-def first_scratch(plan: AttentionPlan) -> int:
-    """The number of the first scratch array."""
-    this = _described(plan)
-    return len(this.rows.operands) + len(plan.views)
-
-
 @functools.lru_cache(maxsize=512)
-def _described(plan: AttentionPlan) -> _Attention:
+def _described(plan: AttentionPlan) -> PrintedAttention:
     queries = {m.factor for m in plan.mixtures if m.over == QUERIES}
     factors = frozenset(m.factor for m in plan.mixtures)
-    made = factored(plan.rows, factors - queries)
+    made = factored(without_narrow_sums(plan.rows, factors), factors - queries)
     triangle = triangle_of(made.plan, factors)
     wide = any(s.operand not in plan.inner and store_level(made.plan, s) == ELEMENT for s in made.plan.stores
                if s.operand not in made.after.values())  # fmt: skip
     found = RowReductions(made.plan)
     passes = tuple(found.passes())
     if triangle is not None and triangle.guards:  # they are conditions on what the first iteration finds
-        wide |= any(found.needs[g.value] - set(passes[0].reductions) for g in triangle.guards)
-    return _Attention(plan, made.plan, made.after, passes, None if wide else triangle)
+        first = passes[0].reductions if passes else ()
+        wide |= any(found.needs[g.value] - set(first) for g in triangle.guards)
+    return PrintedAttention(plan, made.plan, made.after, passes, None if wide else triangle)
 
 
-def _scratch(this: _Attention) -> list[tuple[str, int]]:
-    """Dtype and size of the scratch arrays: a value of each row for each reduction, a flag for each block."""
-    size = math.prod(this.plan.batch) * this.plan.queries
-    return [*((_stored(this.rows.nodes[k].dtype), size) for k in this.reductions), ("s32", size)]
+def first_scratch(plan: AttentionPlan) -> int:
+    """The number of the first scratch array."""
+    return _described(plan).first_scratch
 
 
-def _stored(dtype: str) -> str:
-    """The type in which the value of a reduction is left for the other kernel."""
-    return "f32" if dtype in HALF else dtype
-
-
-def _blocks(this: _Attention, over: str) -> _Blocks:
+def _blocks(this: PrintedAttention, over: str) -> AttentionBlocks:
     """Sizes that do not spill; four warps for 64 rows, as they multiply; two programs of a gradient."""
     if given := this.sizes[over == QUERIES]:
-        return _Blocks(*given)
+        return AttentionBlocks(*given)
     plan, gradient = this.plan, len(this.plan.scores) > 1
     dtypes = {v.dtype for v in plan.views.values()}
     width = max([s.depth for s in plan.scores] + [m.width for m in plan.mixtures])
@@ -193,142 +122,31 @@ def _blocks(this: _Attention, over: str) -> _Blocks:
     if "f32" in dtypes:
         outer, inner, warps = (32, 32, 4) if wide <= 128 else (16, 16, 4)
     elif wide <= 128:
-        narrow = wide <= 64 and over == KEYS
-        outer, inner, warps = (64, 64 if narrow else 32, 4) if gradient else (128, 64, 8)
+        outer, inner, warps = (64, 32, 4) if gradient else (128, 64, 8)
     else:
         outer, inner, warps = (32, 32, 8) if gradient else (64, 32, 8)  # of 163 KiB on an A100
-    positions = (plan.queries, plan.keys) if over == KEYS else (plan.keys, plan.queries)
-    outer, inner = (min(b, max(MIN_SIDE, power_of_two(n))) for b, n in zip((outer, inner), positions))
-    return _Blocks(outer, inner, warps, 2 if gradient and (wide <= 64) == (over == KEYS) else 3)
+    return AttentionBlocks(outer, inner, warps, 2 if gradient and wide > 64 else 3)
 
 
-class _AttentionWriter(MatrixWriter):
-    """Writes a kernel of attention.
-
-    Args:
-        this: the attention.
-        tiling: of the tiles of scores.
-        blocks: sizes.
-    """
-
-    def __init__(self, this: _Attention, tiling: PlanTiling, blocks: _Blocks) -> None:
-        super().__init__(tiling, {this.numbers[name]: _matrix(this.plan, name) for name in this.plan.views})
-        self.this, self.blocks = this, blocks
-
-    def needed(self, numbers: Iterable[int]) -> set[int]:
-        """The nodes that must be computed for some."""
-        found, waiting = set[int](), list(numbers)
-        while waiting:
-            number = waiting.pop()
-            if number not in found and not self.is_known(number):
-                found.add(number)
-                if not isinstance(self.plan.nodes[number], ReduceNode):
-                    waiting += self.plan.uses[number]
-        return found
-
-    def scores(self, needed: Collection[int], swapped: bool) -> None:
-        """The products of a tile that some values need."""
-        for k, score in enumerate(self.this.plan.scores):
-            loads = [n for n in needed if _is_load_of(self.plan, n, score.sums)]
-            if not loads:
-                continue
-            left, right = (score.b, score.a) if swapped else (score.a, score.b)
-            own, other = ("b", "a") if swapped else ("a", "b")
-            operand = self.this.numbers[f"{other}{k}"]
-            pairs = []
-            for at, (first, size, padded) in enumerate(pieces_of(score.depth)):
-                along = f"({first} + tl.arange(0, {size})[:, None])"
-                masks = [f"({along} < {score.depth})" if padded else "", self.masks[1]]
-                self.factor(f"{other}{k}_{at}", operand, (along, "c"), masks, turned=swapped)
-                pairs.append((f"{own}{k}_{at}", f"{other}{k}_{at}"))
-            self.dot(f"s{k}", pairs, (left.dtype, right.dtype))
-            for number in loads:
-                self.define(number, f"s{k}")
-            self._count(score.depth)
-
-    def own_factors(self, scores: Iterable[tuple[int, Scores]], swapped: bool) -> None:
-        """The left factors of the products, which stay."""
-        for k, score in scores:
-            name = "b" if swapped else "a"
-            for at, (first, size, padded) in enumerate(pieces_of(score.depth)):
-                along = f"({first} + tl.arange(0, {size})[None, :])"
-                masks = [self.masks[0], f"({along} < {score.depth})" if padded else ""]
-                operand = self.this.numbers[f"{name}{k}"]
-                self.factor(f"{name}{k}_{at}", operand, ("r", along), masks, turned=swapped)
-
-    def mixture_sums(self, mixtures: Iterable[tuple[int, Mixture]]) -> None:
-        """Accumulators of mixtures."""
-        for k, mixture in mixtures:
-            for at, (_, size, _) in enumerate(pieces_of(mixture.width)):
-                self.line(f"m{k}_{at} = tl.full([{self.blocks.outer}, {size}], 0.0, tl.float32)")
-
-    def mix(self, mixtures: Iterable[tuple[int, Mixture]], inner: str) -> None:
-        """Adds the products of a tile of factors; `inner` is the condition that an inner position exists."""
-        for k, mixture in mixtures:
-            number = self.this.factor(mixture.factor)
-            shape = [self.tiling.height, self.tiling.width]
-            tile = f"tl.broadcast_to({self.value(number)}, {shape})"
-            if self.masks[1]:
-                tile = f"tl.where({self.masks[1]}, {tile}, 0.0)"
-            dtype = self.plan.nodes[number].dtype
-            self.line(f"x{k} = {tile}.to(tl.{MEMORY[dtype]})")
-            for at, (first, size, padded) in enumerate(pieces_of(mixture.width)):
-                along = f"({first} + tl.arange(0, {size})[None, :])"
-                masks = [inner, f"({along} < {mixture.width})" if padded else ""]
-                self.factor(f"w{k}_{at}", self.this.numbers[f"w{k}"], ("t", along), masks)
-                self.dot(f"m{k}_{at}", [(f"x{k}", f"w{k}_{at}")], (dtype, mixture.w.dtype), f"m{k}_{at}")
-            self._count(mixture.width)
-
-    def store_mixtures(self, mixtures: Iterable[tuple[int, Mixture]]) -> None:
-        """Writes the results of mixtures."""
-        for k, mixture in mixtures:
-            view, operand = mixture.c, self.this.numbers[f"c{k}"]
-            self.writes.add(operand)
-            after = self.this.after.get(mixture.factor)
-            times = f" * {self.value(self.this.factor(after))}" if after is not None else ""
-            for at, (first, size, padded) in enumerate(pieces_of(mixture.width)):
-                along = f"({first} + tl.arange(0, {size})[None, :])"
-                place = self.element(operand, "r", along)
-                inside = [self.masks[0], f"({along} < {mixture.width})" if padded else ""]
-                mask = " & ".join(filter(None, inside))
-                rest = f", mask={mask}" if mask else ""
-                self.line(f"tl.store({place}, (m{k}_{at}{times}).to(tl.{MEMORY[view.dtype]}){rest})")
-
-    @contextlib.contextmanager
-    def inner_tiles(self, first: str = "0", end: str = "") -> Iterator[str]:
-        """A loop over inner positions, as columns and down; gives the condition that they exist."""
-        steps, triangle = self.tiling.column_steps, self.this.triangle
-        keys = self.tiling.rows < self.tiling.columns
-        times = tiles_seen(self.tiling.row_steps, steps, triangle.offset if triangle else None, keys=keys)
-        times = 0.0 if keys and first != "0" else times  # few rows need the rest
-        with self.column_tiles(first, end, times, self.blocks.stages):
-            self.line(f"t = c0 + tl.arange(0, {steps.side})[:, None]")
-            yield "" if steps.fill else f"(t < {steps.points})"
-
-    def _count(self, width: int) -> None:
-        share = 1.0 if self.this.triangle is None else self.this.plan.share
-        self.flops += 2.0 * math.prod(self.this.rows.extents) * width * share
-
-    def finished(self, grid: int) -> PrintedKernel:
-        """The kernel."""
-        this, first = self.this, first_scratch(self.this.plan)
-        arrays = enumerate(_scratch(this), first)
-        scratch = {k: (dtype, DTYPE_BYTES[dtype] * count) for k, (dtype, count) in arrays}
-        factors = this.plan.scores[0].a.dtype
-        return self.printed("attention", scratch, grid, self.blocks.warps, factors)
+def _fitting(blocks: AttentionBlocks, outer: int, inner: int) -> AttentionBlocks:
+    """Blocks of no more than there is."""
+    sides = [
+        min(b, max(MIN_SIDE, power_of_two(n))) for b, n in ((blocks.outer, outer), (blocks.inner, inner))
+    ]
+    return dataclasses.replace(blocks, outer=sides[0], inner=sides[1])
 
 
 class _QueryKernel:
     """A program for each block of queries."""
 
-    def __init__(self, this: _Attention) -> None:
-        self.this, self.blocks = this, _blocks(this, KEYS)
+    def __init__(self, this: PrintedAttention) -> None:
+        self.this, self.blocks = this, _fitting(_blocks(this, KEYS), this.plan.queries, this.plan.keys)
         rank, blocks = this.rows.rank, self.blocks
         dims = tuple(range(rank - 2)), (rank - 2,), (rank - 1,)
         tiling = PlanTiling(this.rows, *dims, blocks.outer, blocks.inner, looped=True)
-        self.write = _AttentionWriter(this, tiling, blocks)
+        self.write = AttentionWriter(this, tiling, blocks)
         self.mixtures = this.mixtures(KEYS)
-        self.keys = this.plan.keys
+        self.keys, self.end = this.plan.keys, str(this.plan.keys)
         self.block_count = -(-this.plan.queries // blocks.outer)
 
     def kernel(self) -> PrintedKernel:
@@ -340,26 +158,41 @@ class _QueryKernel:
         write.line(f"block = {self.block_count - 1} - pid % {self.block_count}")
         write.batch(f"pid // {self.block_count}")
         write.rows("block")
-        write.own_factors(enumerate(this.plan.scores), swapped=False)
-        write.mixture_sums(self.mixtures)
-        end = str(self.keys)
-        if this.triangle is not None:
-            bound = f"block * {self.blocks.outer} + {self.blocks.outer + this.triangle.offset}"
-            write.line(f"end = tl.minimum(tl.maximum({bound}, 0), {self.keys})")
-            end = "end"
         merged = self._merges_last()
+        if this.passes or self._goes_over_keys():
+            write.own_factors(enumerate(this.plan.scores), swapped=False)
+            write.mixture_sums(self.mixtures)
+        if this.triangle is not None:
+            offset, first = this.triangle.offset, f"block * {self.blocks.outer}"
+            whole = f"tl.minimum(tl.maximum({first} + {offset + 1}, 0), {self.keys})"
+            write.line(f"whole = {whole} // {self.blocks.inner}")
+            write.line(
+                f"end = tl.minimum(tl.maximum({first} + {self.blocks.outer + offset}, 0), {self.keys})"
+            )
+            self.end = "end"
+        if this.guards and not this.passes:
+            self._check_guards()
         for k, each in enumerate(this.passes):
-            end = self._reductions(each, end, guarded=k == self._guarded(), mixes=merged)
+            self._reductions(each, guarded=bool(this.guards) and k == 0, mixes=merged)
         if not merged:
-            self._last(end)
+            self._last()
         self._results()
         return write.finished(self.block_count * math.prod(this.plan.batch))
 
-    def _guarded(self) -> int:
-        """The pass after which the conditions for leaving out keys are known."""
-        if self.this.triangle is None or not self.this.triangle.guards:
-            return -1
-        return 0  # they are conditions on the maximum of the first
+    def _parts(self) -> Iterator[TilePart]:
+        """The keys, as far as they are seen."""
+        steps, triangle = self.write.tiling.column_steps, self.this.triangle
+        offset = triangle.offset if triangle is not None else None
+        whole, others = tiles_seen(self.write.tiling.row_steps, steps, offset, keys=True)
+        if triangle is not None:
+            yield TilePart("0", f"whole * {steps.side}", whole, seen=True, counted=True)
+            yield TilePart("whole", self.end, others, exists=steps.fill)
+            return
+        full = steps.points // steps.side
+        if full:
+            yield TilePart("0", str(full * steps.side), whole, counted=True)
+        if others:
+            yield TilePart(str(full), self.end, others, exists=False, counted=not full)
 
     def _merges_last(self) -> bool:
         """Whether the mixtures are made in the only pass, relative to its maximum."""
@@ -372,24 +205,25 @@ class _QueryKernel:
         numbers = [this.factor(m.factor) for _, m in self.mixtures]
         return all(found.shift_of(n, top) == shift and found.needs[n] <= {top} for n in numbers)
 
-    def _reductions(self, each: RowIteration, end: str, *, guarded: bool, mixes: bool) -> str:
-        """An iteration over keys; returns the end of those that follow."""
-        write = self.write
-        for number in each.reductions:
-            node = self._node(number)
-            kind = accumulator_type(node.dtype)
-            write.line(f"a{number} = tl.full([{self.blocks.outer}, 1], {identity(node)}, tl.{kind})")
-        if each.top >= 0:
-            write.line(f"old = tl.full([{self.blocks.outer}, 1], 0.0, tl.float32)")
-        self._keys(each, "0", end, mixes)
-        for number in each.reductions:
-            write.define(number, self._reduced(number))
-        if not guarded:
-            self._finish(each, mixes)
-            return end
-        assert self.this.triangle is not None
-        broken = []
-        for guard in self.this.triangle.guards:
+    def _reductions(self, each: RowIteration, *, guarded: bool, mixes: bool) -> None:
+        """An iteration over keys."""
+        sums = RowAccumulators(self.write, each)
+        hoist(self.write, self._wanted(each, mixes), [self.this.rows.rank - 1], each.reductions)
+        sums.begin()
+        for part in self._parts():
+            self._keys(sums, part, mixes)
+        if guarded:
+            sums.define()
+            begin = f"(({self.end} + {self.blocks.inner - 1}) // {self.blocks.inner})"
+            self._check_guards()
+            exists = self.write.tiling.column_steps.fill
+            self._keys(sums, TilePart(begin, self.end, 0.0, exists=exists), mixes)
+        sums.finish(list(self._sums_of_mixtures()) if mixes else [])
+
+    def _check_guards(self) -> None:
+        """Goes over all keys if a row of the block does not meet the conditions for leaving out some."""
+        write, broken = self.write, []
+        for guard in self.this.guards:
             value = write.value(guard.value)
             filler, bound = (literal(number, "f32") for number in (guard.filler, guard.bound))
             difference = f"{filler} {'+' if guard.negated else '-'} {value}"
@@ -398,129 +232,69 @@ class _QueryKernel:
         if write.masks[0]:
             write.line(f"broken = tl.where({write.masks[0]}, broken, 0)")
         write.line("broken = tl.reduce(tl.reduce(broken, 1, bitwise_or), 0, bitwise_or)")
-        write.line(f"last = tl.where(broken > 0, {self.keys}, {end})")
-        begin = f"(({end} + {self.blocks.inner - 1}) // {self.blocks.inner})"
-        counted = write.flops  # few rows need the rest
-        self._keys(each, begin, "last", mixes)
-        write.flops = counted
-        for number in each.reductions:
-            write.define(number, self._reduced(number))
-        self._finish(each, mixes)
-        return "last"
+        write.line(f"last = tl.where(broken > 0, {self.keys}, {self.end})")
+        self.end = "last"
 
-    def _keys(self, each: RowIteration, begin: str, end: str, mixes: bool) -> None:
-        write = self.write
+    def _keys(self, sums: RowAccumulators, part: TilePart, mixes: bool) -> None:
+        write, each = self.write, sums.each
         write.forget(each.reductions)
-        with write.inner_tiles(begin, end) as inner:
-            wanted = [self._node(n).arg for n in each.reductions]
-            wanted += [self.this.factor(m.factor) for _, m in self.mixtures] if mixes else []
-            write.scores(write.needed(wanted), swapped=False)
-            if each.top >= 0:
-                self._grown_maximum(each)
-            for number in each.reductions:
-                if number == each.top:
-                    continue
-                node = self._node(number)
-                tile = reduce(node.op, node.dtype, write.accumulated(node), 1)
-                before = f"a{number} * fade" if each.top >= 0 else f"a{number}"
-                write.line(f"a{number} = {combine(node.op, node.dtype, before, tile)}")
+        with write.inner_tiles(part):
+            write.scores(write.needed(self._wanted(each, mixes)), swapped=False)
+            sums.add_tile(list(self._sums_of_mixtures()) if mixes else [])
             if mixes:
-                for name in self._sums_of_mixtures():
-                    write.line(f"{name} = {name} * fade")
-                write.mix(self.mixtures, inner)
-            if each.top >= 0:
-                write.line("old = shift")
+                write.mix(self.mixtures)
 
-    def _grown_maximum(self, each: RowIteration) -> None:
-        """The maximum with this tile, and what values relative to the old one are multiplied by.
-
-        While a row has seen nothing but -inf its sums are 0, and relative to any number: to 0 here, since
-        `-inf - -inf` is NaN.
-        """
-        write, node = self.write, self._node(each.top)
-        tile = reduce(node.op, node.dtype, write.accumulated(node), 1)
-        write.define(each.top, combine(node.op, node.dtype, f"a{each.top}", tile))
-        nothing = "tl.where({} == float('-inf'), {}, {})".format
-        write.line(f"shift = {nothing(write.value(each.top), '0.0', write.value(each.shift))}")
-        write.line(f"fade = {nothing(f'a{each.top}', '1.0', 'tl.exp(old - shift)')}")
-        write.line(f"a{each.top} = {write.value(each.top)}")
-        write.define(each.shift, "shift")
-
-    def _finish(self, each: RowIteration, mixes: bool) -> None:
-        """The sums of rows that see nothing are NaN if these rows subtract -inf, and 0 if they do not."""
-        if each.top < 0:
-            return
-        write = self.write
-        write.forget(each.reductions)
-        for number in each.reductions:
-            write.define(number, self._reduced(number))
-        shift = write.value(each.shift)
-        write.line(f"beside = {shift} - {shift}")
-        for number in each.relative:
-            write.line(f"a{number} = a{number} + beside")
-            write.define(number, self._reduced(number))
-        if mixes:
-            for name in self._sums_of_mixtures():
-                write.line(f"{name} = {name} + beside")
+    def _wanted(self, each: RowIteration, mixes: bool) -> list[int]:
+        wanted = [self.this.rows.uses[n][0] for n in each.reductions]
+        return wanted + [self.this.factor(m.factor) for _, m in self.mixtures if mixes]
 
     def _sums_of_mixtures(self) -> Iterator[str]:
         for k, mixture in self.mixtures:
             for at in range(len(pieces_of(mixture.width))):
                 yield f"m{k}_{at}"
 
-    def _last(self, end: str) -> None:
+    def _goes_over_keys(self) -> bool:
+        return bool(self.mixtures) or any(store_level(self.this.rows, s) == ELEMENT for s in self.this.kept)
+
+    def _last(self) -> None:
         """The iteration that makes factors and results."""
         write, this = self.write, self.this
         wide = [s for s in this.kept if store_level(this.rows, s) == ELEMENT]
         if not wide and not self.mixtures:
             return
-        with write.inner_tiles(end=end) as inner:
-            wanted = [n for s in wide for n in store_arguments(s)]
-            wanted += [this.factor(m.factor) for _, m in self.mixtures]
-            write.scores(write.needed(wanted), swapped=False)
-            write.prepare(wide)
-            write.mix(self.mixtures, inner)
-            write.stores(wide)
+        wanted = [n for s in wide for n in store_arguments(s)]
+        wanted += [this.factor(m.factor) for _, m in self.mixtures]
+        hoist(write, wanted, [this.rows.rank - 1])
+        for part in self._parts():
+            with write.inner_tiles(part):
+                write.scores(write.needed(wanted), swapped=False)
+                write.prepare(wide)
+                write.mix(self.mixtures)
+                write.stores(wide)
 
     def _results(self) -> None:
         write, this = self.write, self.this
         write.stores([s for s in this.kept if store_level(this.rows, s) == ROW])
         write.store_mixtures(self.mixtures)
-        if not this.mixtures(QUERIES):
-            return
-        queries = this.plan.queries
-        image = f"b * {queries} + " if this.plan.batch else ""
         mask = f", mask={write.masks[0]}" if write.masks[0] else ""
-        for number in this.reductions:
-            operand = this.numbers[f"stats{number}"]
-            write.writes.add(operand)
-            value = to_memory(write.value(number), _stored(self._node(number).dtype))
-            write.line(f"tl.store(p{operand} + {image}r, {value}{mask})")
-        if self._guarded() >= 0:
+        for number, dtype, place in write.row_values():
+            write.writes.add(this.numbers[f"row{number}"])
+            write.line(f"tl.store({place}r, {to_memory(write.value(number), dtype)}{mask})")
+        if this.guards and this.mixtures(QUERIES):
             operand = this.numbers["flags"]
             write.writes.add(operand)
             write.line(f"tl.store(p{operand} + pid, broken)")
-
-    def _reduced(self, number: int) -> str:
-        """A finished reduction as a value of registers."""
-        dtype = self._node(number).dtype
-        return f"(a{number} != 0)" if dtype == "pred" else rounded(f"a{number}", dtype)
-
-    def _node(self, number: int) -> ReduceNode:
-        node = self.this.rows.nodes[number]
-        assert isinstance(node, ReduceNode)
-        return node
 
 
 class _KeyKernel:
     """A program for each block of keys."""
 
-    def __init__(self, this: _Attention) -> None:
-        self.this, self.blocks = this, _blocks(this, QUERIES)
+    def __init__(self, this: PrintedAttention) -> None:
+        self.this, self.blocks = this, _fitting(_blocks(this, QUERIES), this.plan.keys, this.plan.queries)
         rank, blocks = this.rows.rank, self.blocks
         dims = tuple(range(rank - 2)), (rank - 1,), (rank - 2,)
         tiling = PlanTiling(this.rows, *dims, blocks.outer, blocks.inner, looped=True)
-        self.write = _AttentionWriter(this, tiling, blocks)
+        self.write = AttentionWriter(this, tiling, blocks)
         self.mixtures = this.mixtures(QUERIES)
         self.block_count = -(-this.plan.keys // blocks.outer)
 
@@ -532,65 +306,63 @@ class _KeyKernel:
         write.line(f"block = pid % {self.block_count}")
         write.batch(f"pid // {self.block_count}")
         write.rows("block")
-        wanted = write.needed(this.factor(m.factor) for _, m in self.mixtures)
+        factors = [this.factor(m.factor) for _, m in self.mixtures]
+        wanted = write.needed(factors)
         used = [(k, s) for k, s in enumerate(this.plan.scores)
-                if any(_is_load_of(this.rows, n, s.sums) for n in wanted)]  # fmt: skip
+                if any(is_load_of(this.rows, n, s.sums) for n in wanted)]  # fmt: skip
         write.own_factors(used, swapped=True)
         write.mixture_sums(self.mixtures)
-        begin = "0"
-        if this.triangle is not None:
-            begin = self._first(this.triangle)
-        with write.inner_tiles(begin) as inner:
-            self._statistics(sorted(wanted))
-            write.scores(wanted, swapped=True)
-            write.mix(self.mixtures, inner)
+        for part in self._parts():
+            with write.inner_tiles(part):
+                self._row_values()
+                write.scores(write.needed(factors), swapped=True)
+                write.mix(self.mixtures)
         write.store_mixtures(self.mixtures)
         return write.finished(self.block_count * math.prod(this.plan.batch))
 
-    def _first(self, triangle: Triangle) -> str:
+    def _parts(self) -> Iterator[TilePart]:
+        """The queries that see keys of the block: first those that see some of them."""
+        steps, triangle = self.write.tiling.column_steps, self.this.triangle
+        offset = triangle.offset if triangle is not None else None
+        whole, others = tiles_seen(self.write.tiling.row_steps, steps, offset, keys=False)
+        full, begin = steps.points // steps.side, "0"
+        rest = 0 if steps.fill else 1
+        if triangle is not None:
+            begin = "whole"
+            self._first(triangle, full)
+            yield TilePart("first", f"whole * {steps.side}", max(0.0, others - rest))
+        if full:
+            end = str(full * steps.side)
+            yield TilePart(begin, end, whole, seen=triangle is not None, counted=True)
+        if rest:
+            yield TilePart(self._rest(full), str(steps.points), 1.0, exists=False, counted=not full)
+
+    def _rest(self, full: int) -> str:
+        """The number of the last tile, which is not whole; later ones if none of its queries sees a key."""
+        return f"tl.maximum(first, {full})" if self.this.triangle is not None else str(full)
+
+    def _first(self, triangle: Triangle, full: int) -> None:
         """The first query that sees a key of the block, or 0 if a row before sees all."""
-        write = self.write
-        start = f"tl.maximum(block * {self.blocks.outer} - {triangle.offset}, 0)"
-        write.line(f"first = {start} // {self.blocks.inner}")
+        write, outer, inner = self.write, self.blocks.outer, self.blocks.inner
+        write.line(f"first = tl.maximum(block * {outer} - {triangle.offset}, 0) // {inner}")
+        last = f"tl.maximum(block * {outer} + {outer - 1 - triangle.offset}, 0)"
+        write.line(f"whole = tl.minimum(({last} + {inner - 1}) // {inner}, {full})")
         if triangle.guards:
-            rows = _blocks(self.this, KEYS).outer
+            rows = _fitting(_blocks(self.this, KEYS), self.this.plan.queries, self.this.plan.keys).outer
             count = -(-self.this.plan.queries // rows)
             operand = self.this.numbers["flags"]
             write.reads.add(operand)
             write.line(f"f = tl.arange(0, {power_of_two(count)})")
             # blocks of queries are numbered from the last one
             place = f"p{operand} + pid // {self.block_count} * {count} + {count - 1} - f"
-            before = f"(f * {rows} < first * {self.blocks.inner})"
+            before = f"(f * {rows} < first * {inner})"
             write.line(f"flags = tl.load({place}, mask=(f < {count}) & {before}, other=0)")
             write.line("first = tl.where(tl.reduce(flags, 0, bitwise_or) > 0, 0, first)")
-        return "first"
 
-    def _statistics(self, wanted: Iterable[int]) -> None:
-        """The reductions of the rows of this iteration, from the other kernel."""
-        write, queries = self.write, self.this.plan.queries
-        image = f"b * {queries} + " if self.this.plan.batch else ""
+    def _row_values(self) -> None:
+        """What the other kernel left, of the rows of this iteration."""
+        write = self.write
         rest = f", mask={write.masks[1]}, other=0" if write.masks[1] else ""
-        for number in wanted:
-            if isinstance(self.this.rows.nodes[number], ReduceNode):
-                operand = self.this.numbers[f"stats{number}"]
-                write.reads.add(operand)
-                dtype = _stored(self.this.rows.nodes[number].dtype)
-                write.define(number, from_memory(f"tl.load(p{operand} + {image}c{rest})", dtype))
-
-
-def _is_load_of(plan: KernelPlan, number: int, operand: int) -> bool:
-    node = plan.nodes[number]
-    return isinstance(node, Load) and node.operand == operand
-
-
-def _matrix(plan: AttentionPlan, name: str) -> MatrixOperand:
-    """The matrices of a factor or a result."""
-    kind, k = name[0], int(name[1:])
-    if kind in "ab":
-        depth = plan.scores[k].depth
-        rows, columns = (plan.queries, depth) if kind == "a" else (depth, plan.keys)
-    else:
-        mixture = plan.mixtures[k]
-        summed, kept = (plan.keys, plan.queries) if mixture.over == KEYS else (plan.queries, plan.keys)
-        rows, columns = (summed if kind == "w" else kept), mixture.width
-    return MatrixOperand(plan.views[name], tuple(plan.batch), rows, columns)
+        for number, dtype, place in write.row_values():
+            write.reads.add(self.this.numbers[f"row{number}"])
+            write.define(number, from_memory(f"tl.load({place}c{rest})", dtype))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mpmd.compile.backends.native_gpu.triton import conversions, operations
 from mpmd.compile.backends.native_gpu.triton.dtypes import (
@@ -50,6 +50,7 @@ class TileWriter:
 
     Attributes:
         reads, writes: numbers of the operands that the kernel reads and writes so far.
+        decided: conditions that are known for the tiles that are written now.
     """
 
     def __init__(self, tiling: PlanTiling) -> None:
@@ -57,6 +58,7 @@ class TileWriter:
         self.plan: KernelPlan = tiling.plan
         self.reads: set[int] = set()
         self.writes: set[int] = set()
+        self.decided: Mapping[int, bool] = {}
         self._lines: list[str] = []
         self._depth = 1
         self._known: dict[int, str] = {}
@@ -112,7 +114,13 @@ class TileWriter:
 
     @contextlib.contextmanager
     def column_tiles(
-        self, first: str = "0", end: str = "", times: float | None = None, stages: int = 3
+        self,
+        first: str = "0",
+        end: str = "",
+        times: float | None = None,
+        stages: int = 3,
+        *,
+        whole: bool = False,
     ) -> Iterator[None]:
         """A loop over columns: from the tile with a number to an end that is no more than the columns are.
 
@@ -121,26 +129,27 @@ class TileWriter:
             end: the first column that is none of them.
             times: see `repeated`.
             stages: tiles that are loaded while others are computed, and the one that is.
+            whole: all points of these tiles exist.
         """
         steps = self.tiling.column_steps
-        begin = "0" if first == "0" else f"{first} * {steps.side}"
+        begin = str(int(first) * steps.side) if first.isdigit() else f"{first} * {steps.side}"
         head, rest = ("range", "") if stages == 3 else ("tl.range", f", num_stages={stages}")
         with self.repeated(f"for c0 in {head}({begin}, {end or steps.points}, {steps.side}{rest}):", times):
-            self._columns("c0")
+            self._columns("c0", whole=whole)
             yield
 
     def _rows(self, start: str) -> None:
         self._masks[0] = self._positions("r", start, self.tiling.row_steps, "[:, None]")
         self._dims("r", self.tiling.rows)
 
-    def _columns(self, start: str) -> None:
-        self._masks[1] = self._positions("c", start, self.tiling.column_steps, "[None, :]")
+    def _columns(self, start: str, *, whole: bool = False) -> None:
+        self._masks[1] = self._positions("c", start, self.tiling.column_steps, "[None, :]", whole)
         self._dims("c", self.tiling.columns)
 
-    def _positions(self, name: str, start: str, steps: TileSteps, shape: str) -> str:
+    def _positions(self, name: str, start: str, steps: TileSteps, shape: str, whole: bool = False) -> str:
         """Writes the positions of a tile; the name of their mask, empty if all exist."""
         self.line(f"{name} = {start + ' + ' if start else ''}tl.arange(0, {steps.side}){shape}")
-        if steps.fill:
+        if whole or steps.fill:
             return ""
         self.line(f"{name}m = {name} < {steps.points}")
         return f"{name}m"
@@ -236,6 +245,8 @@ class TileWriter:
             return self._load(number, node)
         if isinstance(node, ReduceNode):
             return self.reduced(node, self.accumulated(node), 1)
+        if node.op == "select" and node.args[0] in self.decided:
+            return self.value(node.args[1 if self.decided[node.args[0]] else 2])
         names = [self.value(a) for a in node.args]
         source = self.plan.nodes[node.args[-1]].dtype
         if node.op == "convert":

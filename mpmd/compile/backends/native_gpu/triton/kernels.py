@@ -1,7 +1,8 @@
 """From a plan to the Triton kernels that compute it: one, or two with partial sums in between.
 
     tile        each program computes one tile; rows that it reduces are in it as a whole
-    long rows   each program iterates over the pieces of its rows, once per stage of reductions
+    long rows   each program iterates over the pieces of its rows, once per stage of reductions that
+                do not follow a maximum as it grows
     sums        each program iterates over rows and adds them up
 
 Where several programs share a column, they leave partial sums in scratch memory; a second kernel adds those.
@@ -13,12 +14,20 @@ import dataclasses
 import functools
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 
+from mpmd.compile.backends.native_gpu.triton.accumulators import RowAccumulators
 from mpmd.compile.backends.native_gpu.triton.dtypes import HALF, pointer_type
 from mpmd.compile.backends.native_gpu.triton.emit import TileWriter, unsupported
-from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, resized, tiling_of, tiling_of_few_rows
+from mpmd.compile.backends.native_gpu.triton.online import RowReductions
+from mpmd.compile.backends.native_gpu.triton.tiling import (
+    PlanTiling,
+    resized,
+    tiling_of,
+    tiling_of_few_rows,
+)
 from mpmd.compile.kernels.builder import PlanBuilder, renumbered
+from mpmd.compile.kernels.decisions import decided
 from mpmd.compile.kernels.index import Index, dim, linear, strides_of
 from mpmd.compile.kernels.nodes import (
     COLUMN,
@@ -32,11 +41,14 @@ from mpmd.compile.kernels.nodes import (
 )
 from mpmd.compile.kernels.normalise import normalise
 from mpmd.compile.kernels.operations import DTYPE_BYTES
+from mpmd.compile.kernels.picking import with_picked_elements
 from mpmd.compile.kernels.plan import KernelPlan, store_level
 from mpmd.errors import CompileError
 
 ALIGNMENT = 256
 """Bytes: where arrays of scratch memory begin."""
+_LOADED_BYTES, _MAX_BESIDE = 16, 8
+"""Of a thread at once, and elements."""
 PROGRAM = "tl.program_id(0)"
 """The number of a program in the text of a kernel."""
 
@@ -128,6 +140,8 @@ def plan_kernels(plan: KernelPlan, programs: int, points: int = 0) -> PlanKernel
     if plan.kind == "loop" and not plan.size:
         return PlanKernels(())
     tiling = tiling_of(plan, programs)
+    if tiling.looped and not tiling.sums_columns:
+        tiling = tiling_of(normalise(with_picked_elements(plan)), programs)
     if points:
         tiling = resized(tiling, points, programs)
     if not tiling.sums_columns:
@@ -159,40 +173,62 @@ def _tile(tiling: PlanTiling) -> PrintedKernel:
 
 
 def _long_rows(tiling: PlanTiling) -> PrintedKernel:
-    """A pass for each stage of reductions, and one that stores; values of a row are kept."""
+    """An iteration for reductions that need no other one, for others, and one that stores."""
     write, plan = TileWriter(tiling), tiling.plan
     _program(write, tiling)
     write.rows("pid")
-    reductions = [k for k, n in enumerate(plan.nodes) if isinstance(n, ReduceNode)]
-    for stage in sorted({plan.stages[k] for k in reductions}):
-        now = [k for k in reductions if plan.stages[k] == stage]
-        _hoist(write, [a for k in now for a in plan.uses[k]], tiling.columns)
-        for number in now:
-            write.accumulator(number)
-        with write.column_tiles():
-            for number in now:
-                write.accumulate(number)
-        for number in now:
-            node = plan.nodes[number]
-            assert isinstance(node, ReduceNode)
-            write.define(number, write.reduced(node, f"a{number}", 1))
+    for each in RowReductions(plan).passes():
+        needed = [a for k in each.reductions for a in plan.uses[k]]
+        hoist(write, needed, tiling.columns, each.reductions)
+        sums = RowAccumulators(write, each, _beside_each_other(plan))
+        sums.begin()
+        for _ in _pieces(write):
+            sums.add_tile()
+        sums.finish()
     wide = [s for s in plan.stores if store_level(plan, s) == ELEMENT]
-    _hoist(write, [n for s in wide for n in store_arguments(s)], tiling.columns)
+    finished = [s for s in plan.stores if s not in wide]
+    hoist(write, [n for s in wide for n in store_arguments(s)], tiling.columns)
+    write.prepare(finished)
+    if any(isinstance(n, Load) and n.index.values() for n in plan.nodes):
+        write.line("tl.debug_barrier()")  # others may store where a thread has read an element
     if wide:
-        with write.column_tiles():
+        for _ in _pieces(write):
             write.stores(wide)
-    write.stores([s for s in plan.stores if s not in wide])
+    write.stores(finished)
     return _finished(write, tiling)
 
 
-def _hoist(write: TileWriter, needed: Sequence[int], dims: Sequence[int]) -> None:
-    """Computes what does not change along some dims before the loop over them."""
-    plan, reached = write.plan, set(needed)
+def _beside_each_other(plan: KernelPlan) -> int:
+    """Elements of a row that a thread loads at once: those of the widest type."""
+    loaded = [n.dtype for k, n in enumerate(plan.nodes) if isinstance(n, Load) and plan.levels[k] == ELEMENT]
+    return min([_MAX_BESIDE, *(_LOADED_BYTES // int(DTYPE_BYTES[dtype]) for dtype in loaded)])
+
+
+def _pieces(write: TileWriter) -> Iterator[None]:
+    """The loops over columns: tiles whose points all exist, with the conditions known there, and the last."""
+    steps, plan = write.tiling.column_steps, write.plan
+    inside = steps.points // steps.side * steps.side
+    known = decided(plan, {}, (*plan.extents[:-1], inside)) if plan.row_dims == 1 else {}
+    for first, end, whole in ((0, inside, True), (inside // steps.side, steps.points, False)):
+        if end > first * steps.side:
+            with write.column_tiles(str(first), str(end), whole=whole):
+                write.decided = known if whole else {}
+                yield
+                write.decided = {}
+
+
+def hoist(
+    write: TileWriter, needed: Sequence[int], dims: Sequence[int], changing: Collection[int] = ()
+) -> None:
+    """Computes what does not change along some dims before the loop over them, but for `changing`."""
+    plan, reached, late = write.plan, set(needed), set(changing)
     for number in reversed(range(len(plan.nodes))):
         if number in reached and not write.is_known(number):
             reached |= set(plan.uses[number])
-    for number in sorted(reached):
-        if not plan.depends[number] & set(dims):
+    for number, used in enumerate(plan.uses):
+        if late & {number, *used}:
+            late.add(number)
+        elif number in reached and not plan.depends[number] & set(dims):
             write.value(number)
 
 
@@ -207,7 +243,7 @@ def _sums(tiling: PlanTiling, partial: Sequence[tuple[str, int]]) -> PrintedKern
     write.batch(f"{below} // {tiling.chunks}")
     write.columns("cb")
     needed = [n for s in inside for n in store_arguments(s)] + [a for k in sums for a in plan.uses[k]]
-    _hoist(write, needed, tiling.rows)
+    hoist(write, needed, tiling.rows)
     for number in sums:
         write.accumulator(number)
     with write.row_tiles("chunk"):

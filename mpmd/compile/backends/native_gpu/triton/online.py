@@ -1,4 +1,4 @@
-"""Which reductions of attention's rows one iteration over the keys makes, and what follows from them.
+"""Which reductions of rows one iteration over their columns makes, and what follows from them.
 
 A row's maximum is known after its last key only.  A sum of multiples of `exp(x - maximum)` is kept relative
 to the largest x so far: where that grows, the sum is multiplied by `exp(old - new)`.  Factors of a row leave
@@ -29,22 +29,19 @@ class RowIteration:
 
     Attributes:
         reductions: numbers of their nodes.
-        top: the maximum to which the others are relative; -1 if there is none.
+        top: a maximum to which others are relative; -1 if there is none.
         shift: number of the value that exponentials subtract: the maximum, or made of it.
+        relative: the sums that are kept relative to the maximum.
     """
 
     reductions: tuple[int, ...]
     top: int = -1
     shift: int = -1
-
-    @property
-    def relative(self) -> tuple[int, ...]:
-        """The reductions that are kept relative to the maximum."""
-        return tuple(k for k in self.reductions if k != self.top) if self.top >= 0 else ()
+    relative: tuple[int, ...] = ()
 
 
-def tiles_seen(rows: TileSteps, columns: TileSteps, offset: int | None, *, keys: bool) -> float:
-    """Tiles of columns that a tile of rows goes through, on average.
+def tiles_seen(rows: TileSteps, columns: TileSteps, offset: int | None, *, keys: bool) -> tuple[float, float]:
+    """Tiles of columns that a tile of rows goes through, on average: of those that all see, and of others.
 
     Args:
         rows: tiles of a program each.
@@ -52,15 +49,20 @@ def tiles_seen(rows: TileSteps, columns: TileSteps, offset: int | None, *, keys:
         offset: query q sees the keys up to q + offset; None if each sees all.
         keys: columns are keys, not queries.
     """
+    full, every = columns.points // columns.side, columns.tiles
     if offset is None:
-        return float(columns.tiles)
-    seen = 0
+        return float(full), float(every - full)
+    whole, others = 0, 0
     for first in range(0, rows.points, rows.side):
+        last = first + rows.side - 1
         if keys:
-            seen += -(-min(max(first + rows.side + offset, 0), columns.points) // columns.side)
+            inside = min(max(first + offset + 1, 0) // columns.side, full)
+            seen = -(-min(max(last + 1 + offset, 0), columns.points) // columns.side)
         else:
-            seen += max(0, columns.tiles - max(first - offset, 0) // columns.side)
-    return seen / max(1, rows.tiles)
+            inside = full - min(-(-max(last - offset, 0) // columns.side), full)
+            seen = max(0, every - max(first - offset, 0) // columns.side)
+        whole, others = whole + inside, others + max(0, seen - inside)
+    return whole / max(1, rows.tiles), others / max(1, rows.tiles)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,8 +190,7 @@ class RowReductions:
                 assert isinstance(node, ReduceNode)
                 shift, relative = self._relative_to(top, waiting, known)
                 if node.op == "maximum" and shift >= 0:
-                    # the others of this pass wait for one of their own, unless they are sums that stay
-                    made = RowIteration((top, *relative), top, shift)
+                    made = RowIteration((*ready, *relative), top, shift, tuple(relative))
                     break
             found.append(made)
             known.update(made.reductions)

@@ -95,6 +95,13 @@ def test_a_loop_that_does_several_iterations_at_once(step, times):
     assert loop.times == times and loop.known
 
 
+def test_a_counter_may_be_in_a_register_that_something_else_is_added_to():
+    text = LOOP.replace("UR4, UP0, UR4, 0x18, URZ", "UR4, UP0, UR7, 0x4, URZ")
+    text = text.replace("FADD R4, R8, R4", "UIADD3 UR4, UR4, 0x18, URZ")
+    (loop,) = machine_loops(MachineCode(parsed(text)[0], ((1, 6),), 40, 0), source_counts(SOURCE, 8))
+    assert loop.times == 24 and loop.known
+
+
 def test_a_loop_of_unknown_length_says_so():
     (loop,) = machine_loops(code(), source_counts(SOURCE.replace("96", "n"), 8))
     assert (loop.times, loop.known) == (1.0, False)

@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -56,8 +57,8 @@ def plans_of(function, *arguments):
 
 
 def arrays_of(plan, seed=0, scale=1.0):
-    """Arrays for every argument; results begin as NaN."""
-    rng, arrays = np.random.default_rng(seed), {}
+    """Arrays for every argument, one for the views of one array; results begin as NaN."""
+    rng, arrays, known = np.random.default_rng(seed), {}, {}
     for name, view in plan.views.items():
         kind, k = name[0], int(name[1:])
         if kind in "ab":
@@ -70,6 +71,10 @@ def arrays_of(plan, seed=0, scale=1.0):
         size = view.offset + sum((n - 1) * step for n, step in steps) + 1
         values = np.full(size, np.nan) if kind == "c" else rng.standard_normal(size) * scale
         arrays[name] = values.astype(NUMPY_DTYPE[view.dtype])
+        if kind != "c":
+            before = known.setdefault(plan.array_of(name), arrays[name])
+            assert len(before) >= size
+            arrays[name] = before
     for k in plan.outer:
         operand = plan.rows.operands[k]
         values = (
@@ -123,13 +128,18 @@ def test_attention_of_jax_is_found():
     assert {p.rows.operands[m.factor].dtype for p in (forward, backward) for m in p.mixtures} == {"bf16"}
 
 
-def test_one_iteration_serves_the_forward_pass_and_two_the_backward_pass():
+def test_one_iteration_serves_each_kernel():
+    """Maxima, totals and row terms of the backward pass are in memory; each factor is loaded once."""
     forward, backward = plans_of(attend, *heads(16))
     (one,) = attention_kernels(forward).kernels
     queries, keys = attention_kernels(backward).kernels
     loops = [kernel.source.count("for c0 in") for kernel in (one, queries, keys)]
-    # those after a causal mask are a loop of their own, which rows without small scores do not enter
-    assert loops == [2, 3, 1]
+    # keys that all queries of a block see, the others, and those after a causal mask, which rows without
+    # small scores do not enter; of 40 queries the last 8 are no whole tile
+    assert loops == [3, 2, 3]
+    assert backward.rows.kind == "loop"
+    bodies = [source.split("for c0 in")[1].count("tl.load") for source in (queries.source, keys.source)]
+    assert bodies == [2, 5]  # values and keys; queries, gradients, and three numbers of each row
     assert one.flops == pytest.approx(2 * forward.share * 4 * 40 * 40 * 32)
 
 
@@ -175,7 +185,11 @@ def test_heads_of_every_width_fit_into_a_program(depth, gpu):
         value, pull = jax.vjp(attend, q, k, v)
         return value, pull(g)
 
-    for function, arguments in ((attend, [shape] * 3), (both, [shape] * 4)):
+    def apart(q, k, v):
+        value, pull = jax.vjp(attend, q, k, v)
+        return value, pull(jnp.flip(value, 0))
+
+    for function, arguments in ((attend, [shape] * 3), (both, [shape] * 4), (apart, [shape] * 3)):
         kernels = prepare_fragment(fragment_of(function, *arguments), target).program.kernels
         found = {name: kernel for name, kernel in kernels.items() if "attention" in name}
         assert found
@@ -190,8 +204,12 @@ def test_gradients_have_room_for_two_programs(depth):
     """By their machine code; four warps multiply 64 rows, and more would compute them again."""
     shape = jax.ShapeDtypeStruct((4, 8, 1024, depth), jnp.bfloat16)
     target = GpuTarget(GPUS["H100"])
-    fragment = fragment_of(lambda q, k, v, g: jax.vjp(attend, q, k, v)[1](g), *[shape] * 4)
-    kernels = prepare_fragment(fragment, target).program.kernels
+
+    def both(q, k, v):
+        value, pull = jax.vjp(attend, q, k, v)
+        return value, pull(jnp.flip(value, 0))
+
+    kernels = prepare_fragment(fragment_of(both, *[shape] * 3), target).program.kernels
     gradients = {name: kernel for name, kernel in kernels.items() if len(kernel.operands) > 6}
     gradients = {name: kernel for name, kernel in gradients.items() if kernel.kind == "attention"}
     assert len(gradients) == 2
@@ -236,6 +254,46 @@ def test_rows_that_see_nothing_of_their_first_keys(kind):
     assert len(plans) == 3
     for plan in plans:
         check(plan)
+
+
+def bounds(source, block):
+    """The bounds of a block's loops: numbers of tiles, and the end."""
+    found, names = {}, types.SimpleNamespace(maximum=max, minimum=min)
+    for name, text in re.findall(r"^    (whole|end|first) = (.*)$", source, re.MULTILINE):
+        if "tl.where" not in text:  # a flag of a row that breaks a condition
+            found[name] = eval(text, {"tl": names, "block": block})
+    return found
+
+
+@pytest.mark.parametrize("offset", [0, 5, -5, 39, -38])
+@pytest.mark.parametrize(("queries", "keys"), [(96, 96), (70, 100), (100, 70)])
+def test_blocks_without_a_mask_are_seen_by_all_queries(offset, queries, keys):
+    """As many as there are of keys, and of queries; others have the mask, and those after it are left out."""
+    seen, outer, inner = np.arange(queries)[:, None] + offset >= np.arange(keys), 32, 32
+
+    def masked(scores):
+        return jnp.where(jnp.arange(queries)[:, None] + offset >= jnp.arange(keys), scores, -1e9)
+
+    arguments = heads(16, queries=queries, keys=keys, batch=(1, 1))
+    forward, backward = plans_of(lambda q, k, v: attend(q, k, v, masked), *arguments)
+    (first,), (second, last) = (attention_kernels(plan).kernels for plan in (forward, backward))
+    for kernel, over_keys in ((first, True), (second, True), (last, False)):
+        assert f"block * {outer} + tl.arange(0, {outer})" in kernel.source
+        assert f"c0 + tl.arange(0, {inner})" in kernel.source
+        bodies = kernel.source.split("for c0 in")[1:3]
+        assert [" >= " in body for body in bodies] == ([False, True] if over_keys else [True, False])
+        matrix = seen if over_keys else seen.T
+        for block in range(-(-len(matrix) // outer)):
+            rows, at = matrix[block * outer : (block + 1) * outer], bounds(kernel.source, block)
+            tiles = [rows[:, n : n + inner] for n in range(0, matrix.shape[1], inner)]
+            full = [tile.all() and tile.shape[1] == inner for tile in tiles]
+            some = [tile.any() for tile in tiles]
+            if over_keys:
+                assert all(full[: at["whole"]]) and not any(some[-(-at["end"] // inner) :])
+                assert at["whole"] == len(full) or not full[at["whole"]] or len(rows) < outer
+            else:
+                assert not any(some[: at["first"]])
+                assert all(full[at["whole"] : matrix.shape[1] // inner])
 
 
 def test_weights_are_divided_once_for_each_row():

@@ -12,9 +12,9 @@ from mpmd.compile.backends.native_gpu.triton.operations import divided, has_cell
 from mpmd.compile.backends.native_gpu.triton.tiling import MAX_ROW, tiling_of
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import constant
-from mpmd.compile.kernels.operations import OPERATIONS
+from mpmd.compile.kernels.operations import NUMPY_DTYPE, OPERATIONS
 from mpmd.errors import CompileError
-from tests.support.gpu_plans import check, column_sums, scatter, softmax, transposed
+from tests.support.gpu_plans import check, column_sums, long_loss, scatter, softmax, transposed
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed: make test-gpu"
@@ -186,3 +186,62 @@ def test_quotients_by_constants_are_rounded_to_the_nearest(divisor):
                 text = text.replace(ours, theirs)
             np.testing.assert_array_equal(eval(text, {"x": x, "np": np}), x / divisor)
     assert divided("x", "f64", 3.0) == ""
+
+
+def logits(rows, width, padding, seed=0):
+    """Rows of each kind: plain, rising, falling, the largest first, -inf in part and as a whole, NaN, inf."""
+    x = np.random.default_rng(seed).standard_normal((rows, width + padding)) * 3
+    x[1], x[2] = np.linspace(-90, 90, width + padding), np.linspace(90, -90, width + padding)
+    x[3, 0], x[4, : width // 2], x[5], x[6, 9], x[7, 20] = 1e3, -np.inf, -np.inf, np.nan, np.inf
+    x[:, width:] = 77  # no element of a row
+    return x.ravel()
+
+
+LABELS = [2 * MAX_ROW + 69, 4096, 4095, 0, 1, 2, 3, 20, -1, 2 * MAX_ROW + 70]
+"""Of 2 * MAX_ROW + 70 positions."""
+
+
+def test_a_long_loss_is_two_iterations_over_its_row():
+    """The labels' elements are read, not looked for, before the gradients take the memory of the logits."""
+    (kernel,) = plan_kernels(long_loss(len(LABELS), LABELS[-1], 42), 8).kernels
+    whole, rest = (kernel.source.count(f"in range({first}, ") for first in (0, 2 * MAX_ROW))
+    assert (whole, rest) == (2, 2)
+    assert kernel.source.index("tl.debug_barrier()") < kernel.source.index("tl.store")
+    assert "other=0" not in kernel.source[: kernel.source.index(f"in range({2 * MAX_ROW}")]
+
+
+@needs_triton
+def test_a_long_loss_is_its_plan_s():
+    plan = long_loss(len(LABELS), LABELS[-1], 42)
+    check(plan, {"labels": np.array(LABELS), "logits": logits(len(LABELS), LABELS[-1], 42)})
+
+
+@needs_triton
+def test_sums_of_long_rows_have_the_digits_of_f64():
+    width, labels = MAX_ROW + 900, np.arange(10)
+    plan = long_loss(len(labels), width)
+    values = logits(len(labels), width, 47).astype(NUMPY_DTYPE["bf16"]).reshape(len(labels), -1)
+    found = [np.zeros(o.size, NUMPY_DTYPE[o.dtype]) for o in plan.operands]
+    from tests.support.triton_interpreter import run_plan  # needs Triton
+
+    found[0][:], found[1][:] = labels, values.ravel()
+    run_plan(plan, found)
+    x = values[:5, :width].astype(np.float64)
+    total = np.exp(x - x.max(-1, keepdims=True)).sum(-1)
+    np.testing.assert_allclose(found[3][:5], total, rtol=1e-6)
+    picked = x[np.arange(5), labels[:5]] - x.max(-1) - np.log(total)
+    np.testing.assert_allclose(found[2][:5], picked, rtol=1e-5)
+
+
+def test_reductions_that_need_no_maximum_are_made_beside_it():
+    """One iteration over a row, and one that stores."""
+    b = PlanBuilder("beside", (3, MAX_ROW + 1), row_dims=1)
+    v = b.load_dense(b.operand("x", "f32", 3 * (MAX_ROW + 1)))
+    e = b.apply("exponential", b.apply("subtract", v, b.reduce_row("maximum", v)))
+    weight = b.apply("divide", b.reduce_row("add", v), b.reduce_row("add", e))
+    b.store_dense(b.operand("y", "f32", 3 * (MAX_ROW + 1)), b.apply("multiply", e, weight))
+    plan = b.finish()
+    (kernel,) = plan_kernels(plan, 8).kernels
+    assert kernel.source.count("in range(0, ") == 2
+    if importlib.util.find_spec("triton") is not None:
+        check(plan)
