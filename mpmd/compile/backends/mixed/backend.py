@@ -1,7 +1,7 @@
-"""Fragments with unsupported parts, which XLA compiles, in one function of JAX.
+"""Fragments with parts that XLA compiles, unsupported ones and collectives, in one function of JAX.
 
 XLA runs the whole: native clusters are custom calls, its own clusters are inlined between them, and values
-between clusters are in its memory.
+between clusters are in its memory.  On several devices this is the function of each.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class MixedFragment:
     parts: tuple[CompiledCluster, ...]
 
     def every(self, path: str = "", times: int = 1) -> Iterator[tuple[str, Cluster, CompiledCluster, int]]:
-        """All clusters, those of loops after these: their numbers, and how often each runs."""
+        """All clusters, those of a loop's body after the loop: their numbers, and how often each runs."""
         for number, (cluster, part) in enumerate(zip(self.clusters.parts, self.parts, strict=True)):
             yield f"{path}{number}", cluster, part, times
             if cluster.loop is not None and part.loop is not None:
@@ -223,8 +223,8 @@ class MixedBackend:
         if cluster.loop is not None:
             state = tuple(range(len(cluster.inputs)))  # XLA copies what a call must not take
             inside = dataclasses.replace(alone, donated=state)
-            loop = (self._compiled(c, inside) for c in (cluster.loop.condition, cluster.loop.body))
-            condition, body = loop
+            condition = self._compiled(cluster.loop.condition, inside)
+            body = self._compiled(cluster.loop.body, inside)
             return CompiledCluster(None, "", alone.results, alone, (condition, body))
         if cluster.native:
             made, _ = compiled_or_kept(alone, self.native.target, self.native.options, module.clone())
