@@ -179,12 +179,12 @@ def test_infos_are_equal_whatever_the_order_of_origins() -> None:
 
 def test_edits_of_another_thread_are_not_counted():
     """Two steps may be compiled at once, and a pass may discard the edits that it made."""
-    ir.counting.note_edit()
+    ir.query.note_edit()
     before = ir.edits()
 
     def of_another_thread():
         since = ir.edits()
-        ir.counting.note_edit()
+        ir.query.note_edit()
         ir.forget_edits(since)
         return ir.edits()
 
