@@ -188,6 +188,7 @@ def training_step(params, x, y):
     return sgd(params, grads), loss
 
 
+@pytest.mark.fast_cases
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
 def test_64_bits_enabled(backend, schedule):
@@ -237,6 +238,7 @@ def test_what_a_compiled_step_does_not_take():
                 call(*args, **kwargs)
 
 
+@pytest.mark.fast_cases
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "switch, value, kind", [("debug_nans", jnp.nan, "NaN"), ("debug_infs", jnp.inf, "infinite")]

@@ -28,7 +28,7 @@ THREE_STAGES = {"mlp", "skip", "shapes_change", "stacked"}
 SLOW = {"tied", "custom_gradient", "scanned_layers"}  # the fast tests have others like them
 
 
-@pytest.mark.fast_cases("mlp-3", "skip-3", "half_precision-2", "checkpointed_whole-2", "shared_by_all-2")
+@pytest.mark.fast_cases("skip-3", "half_precision-2", "checkpointed_whole-2")
 @pytest.mark.parametrize(
     ("name", "stages"),
     [

@@ -108,6 +108,7 @@ def origins(lowered):
     return {(origin.name, call.mesh) for call in calls for origin in call.origins}
 
 
+@pytest.mark.fast_cases(6)
 @pytest.mark.parametrize(
     ("loss", "step"),
     [*((loss, "microbatches") for loss in KEPT), (counter_of_a_scan, "gradient"), (own_gradient, "gradient")],

@@ -254,6 +254,7 @@ def check(
                 np.testing.assert_allclose(x, y, rtol=rtol, atol=atol)
 
 
+@pytest.mark.fast_cases(13)
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_reductions(name: str) -> None:
     check(*REDUCTIONS[name])
@@ -269,6 +270,7 @@ def test_sorts(name: str) -> None:
     check(*SORTS[name])
 
 
+@pytest.mark.fast_cases(17)
 @pytest.mark.parametrize("name", COMPLEX)
 def test_complex_numbers(name: str) -> None:
     check(*COMPLEX[name], passes=FEW_CHANNELS)
@@ -279,6 +281,7 @@ def test_fourier_transforms(name: str) -> None:
     check(*TRANSFORMS[name], atol=1e-3 if "long" in name else 2e-4, passes=ANY_LENGTH)
 
 
+@pytest.mark.fast_cases(10)
 @pytest.mark.parametrize("name", MATRICES)
 def test_matrices(name: str) -> None:
     check(*MATRICES[name], rtol=1e-3, atol=1e-3, passes=LARGE)

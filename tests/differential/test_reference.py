@@ -16,7 +16,7 @@ from tests.support.sharded_models import MESHES, SHARDED_MODELS, STAGES, shardin
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 
-QUICK = ("scanned_layers", "custom_gradient", "half_precision")
+QUICK = ("scanned_layers", "custom_gradient")
 QUICK_MESHES = {("mlp", "two and two")}
 
 

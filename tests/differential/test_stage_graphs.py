@@ -94,6 +94,7 @@ def config(loss, schedule):
     return mpmd.make_config(mpmd.make_topology({"m0": 1, "m1": 1}), PLACES[loss], schedule=schedule)
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(
     "kind", [k if k == "train" else pytest.param(k, marks=pytest.mark.slow) for k in KINDS]
 )

@@ -85,6 +85,7 @@ def test_both_backends_are_timed_at_the_end(tiny, backend, capsys):
     assert (last["native_step_ms"] is not None) == (last["xla_step_ms"] is not None) == bool(backend)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_resumes_with_the_same_loss_curve(tiny, monkeypatch, tmp_path, ctrl_c_after):
     config = tiny(output_dir=str(tmp_path))
     whole = TrainingRun(config)

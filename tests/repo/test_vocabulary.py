@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import collections
+import functools
 import io
 import re
 import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -71,33 +73,41 @@ def rooms() -> dict[str, list[Path]]:
     return found
 
 
-def prose(path: Path) -> list[tuple[int, str]]:
-    """Line number and text: the lines of a page; comments and strings of a Python file."""
+def tokens(path: Path) -> Iterator[tokenize.TokenInfo]:
+    """Of a Python file; none of a page."""
+    return tokenize.generate_tokens(io.StringIO(text(path)).readline) if path.suffix == ".py" else iter(())
+
+
+def prose_and_names(path: Path) -> list[tuple[int, str]]:
+    """Line number and text: the lines of a page; comments, strings and names, each once, of a Python file.
+
+    A name is its words: `is_asked_for` is `is asked for`.
+    """
     if path.suffix != ".py":
         return list(enumerate(text(path).splitlines(), 1))
     found = []
-    for token in tokenize.generate_tokens(io.StringIO(text(path)).readline):
+    first: dict[str, int] = {}
+    for token in tokens(path):
         if token.type in _TEXT_TOKENS:
             found += [(token.start[0] + i, line) for i, line in enumerate(token.string.splitlines())]
-    return found
-
-
-def identifiers(path: Path) -> list[tuple[int, str]]:
-    """Line number and words of each name in a Python file: `is_asked_for` → `is asked for`."""
-    first: dict[str, int] = {}
-    for token in tokenize.generate_tokens(io.StringIO(text(path)).readline) if path.suffix == ".py" else ():
-        if token.type == tokenize.NAME and token.string not in LEGAL_NAMES:
+        elif token.type == tokenize.NAME and token.string not in LEGAL_NAMES:
             first.setdefault(token.string, token.start[0])
-    return [(line, name.replace("_", " ").strip()) for name, line in first.items()]
+    return found + [(line, name.replace("_", " ").strip()) for name, line in first.items()]
+
+
+@functools.cache
+def banned(words: str) -> tuple[tuple[str, int], ...]:
+    """The banned words in some, and their numbers in the table: files have names in common."""
+    return tuple((m.group(), int(str(m.lastgroup)[1:])) for m in _BANNED.finditer(words))
 
 
 def violations(path: Path) -> list[str]:
     """Each banned word in a file, with its line and the words to use instead."""
     instead = list(INSTEAD.values())
     return [
-        f"{path}:{line} {match.group()!r}: {instead[int(str(match.lastgroup)[1:])]}"
-        for line, words in [*prose(path), *identifiers(path)]
-        for match in _BANNED.finditer(words)
+        f"{path}:{line} {word!r}: {instead[number]}"
+        for line, words in prose_and_names(path)
+        for word, number in banned(words)
     ]
 
 

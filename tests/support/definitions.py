@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 from types import ModuleType
@@ -10,12 +11,7 @@ from types import ModuleType
 
 def used_by(module: ModuleType, name: str) -> dict[str, str]:
     """Name -> text of a class, function or table of a module, and of all others that it uses there."""
-    text = inspect.getsource(module)
-    parts = {
-        name: ast.get_source_segment(text, part) or ""
-        for part in ast.parse(text).body
-        for name in _names(part)
-    }
+    parts = _parts(module)
     reached: dict[str, str] = {}
     todo = [name]
     while todo:
@@ -24,6 +20,17 @@ def used_by(module: ModuleType, name: str) -> dict[str, str]:
             reached[current] = parts[current]
             todo += re.findall(r"\w+", parts[current])
     return reached
+
+
+@functools.cache
+def _parts(module: ModuleType) -> dict[str, str]:
+    text = inspect.getsource(module)
+    lines = text.splitlines(keepends=True)
+    return {
+        name: "".join(lines[part.lineno - 1 : part.end_lineno])
+        for part in ast.parse(text).body
+        for name in _names(part)
+    }
 
 
 def _names(part: ast.stmt) -> list[str]:
