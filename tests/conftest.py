@@ -7,6 +7,7 @@ import jax
 import pytest
 
 from mpmd.compile.llvm import engine
+from tests.preconditions import rooms, rows
 from tests.support.fast_cases import mark_slow_cases
 from tests.support.poison import poison, poison_always
 
@@ -42,7 +43,8 @@ _USERS_EFFORT = engine._EFFORT
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    mark_slow_cases(items, whole=not any("::" in argument for argument in config.args))
+    named = {row.test for room in rooms() for row in rows(room)}
+    mark_slow_cases(items, whole=not any("::" in argument for argument in config.args), named=named)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -67,6 +67,7 @@ def compare(family: str, seed: int, xla: XlaWorker) -> str:
     return f"{case.name}: {problem}\n{text}" if problem else ""
 
 
+@pytest.mark.fast_cases(16)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_same_numbers_as_xla(family, xla):
     problems = [compare(family, seed, xla) for seed in range(_count(family, FAST))]

@@ -142,6 +142,7 @@ def keeps_order(seed: int, pass_: Pass) -> bool:
     return after != before
 
 
+@pytest.mark.fast_cases(16)
 @pytest.mark.parametrize("name", [*LOCAL, "hlo-fusion", "hlo-copy-insertion", "hlo-attention-stitching"])
 def test_a_pass_keeps_the_order_of_control_edges(name):
     changed = [keeps_order(seed, single(name)) for seed in range(FAST // 3)]

@@ -183,6 +183,7 @@ def xla():
         yield worker
 
 
+@pytest.mark.fast_cases(26)
 @pytest.mark.parametrize("name", SPECIAL)
 def test_special_values_and_shapes(name, xla):
     body, arguments = SPECIAL[name]

@@ -42,6 +42,7 @@ def check(name, data):
             np.testing.assert_allclose(got, part(whole, spec, axes, device), rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.fast_cases(28)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @settings(max_examples=5, deadline=None, derandomize=True)
 @given(data=st.data())

@@ -11,7 +11,7 @@ from tests.support.random_steps import draw
 pytestmark = pytest.mark.usefixtures("plain_xla")
 
 ALL = range(240)
-FAST = {*range(6), 9, 14, 158}  # 158 comes to a mesh more often on its backward way than on its forward way
+FAST = {*range(4), 9, 14, 158}  # 158 comes to a mesh more often on its backward way than on its forward way
 
 
 @pytest.mark.parametrize("seed", [s if s in FAST else pytest.param(s, marks=pytest.mark.slow) for s in ALL])

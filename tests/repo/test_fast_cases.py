@@ -62,5 +62,11 @@ def test_slow_cases_stay_slow_and_do_not_count() -> None:
     assert ["slow" in case.marks for case in cases] == [True, False]
 
 
+def test_a_case_that_is_named_stays_fast() -> None:
+    cases = [CollectedTest(settings, 1) for settings in SETTINGS[:3]]
+    mark_slow_cases(cases, named={cases[2].nodeid})
+    assert ["slow" in case.marks for case in cases] == [False, True, False]
+
+
 def test_values_that_only_later_cases_have_are_found() -> None:
     assert each_value([{"a"}, {"b"}, {"c"}, {"b", "c", "d"}]) == {0, 3}

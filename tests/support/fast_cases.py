@@ -11,7 +11,7 @@ in category-partition testing, 1994.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
@@ -19,12 +19,15 @@ import pytest
 MARK = "fast_cases"
 
 
-def mark_slow_cases(items: Sequence[pytest.Item], whole: bool = True) -> None:
+def mark_slow_cases(
+    items: Sequence[pytest.Item], whole: bool = True, named: Collection[str] = frozenset()
+) -> None:
     """Marks the cases that `make test` leaves out.
 
     Args:
         items: in the order of collection.
         whole: all cases of each test are among them.
+        named: node ids of cases that stay: each shows what no other test does.
 
     Raises:
         pytest.UsageError: a mark names a case that its test does not have.
@@ -35,7 +38,7 @@ def mark_slow_cases(items: Sequence[pytest.Item], whole: bool = True) -> None:
         if mark is not None:
             kept = _kept(cases, mark.args, whole)
             for number, item in enumerate(cases):
-                if number not in kept:
+                if number not in kept and item.nodeid not in named:
                     item.add_marker("slow")
 
 

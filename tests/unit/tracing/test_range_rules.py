@@ -51,6 +51,7 @@ CASES = {
 }
 
 
+@pytest.mark.fast_cases(12)
 @pytest.mark.parametrize("name", CASES)
 def test_a_range_is_that_of_the_whole(name):
     function, dim = CASES[name]

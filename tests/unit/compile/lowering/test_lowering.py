@@ -122,6 +122,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.fast_cases(19)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_same_numbers_as_jit(name):
     check(FUNCTIONS[name], X)

@@ -146,6 +146,7 @@ def _size(values):
     return float(finite.max()) if finite.size else 0.0
 
 
+@pytest.mark.fast_cases(20)
 @pytest.mark.parametrize("name", CASES)
 def test_equals_jit_and_the_evaluator(name):
     function, *arguments = CASES[name]
