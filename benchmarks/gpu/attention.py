@@ -86,7 +86,7 @@ class AttentionShape:
 
     @property
     def scale(self) -> float:
-        """What the scores are multiplied by."""
+        """The scale of the scores."""
         return 1.0 / math.sqrt(self.dim)
 
 
@@ -111,14 +111,14 @@ def delta_step(number: int, kernel: TritonKernel, shape: AttentionShape) -> Laun
 
 
 def dk_dv_step(number: int, kernel: TritonKernel, blocks: Blocks, shape: AttentionShape) -> Launch:
-    """Buffers as those of `delta_step`."""
+    """Buffers as in `delta_step`."""
     grid = (shape.positions // blocks.keys, shape.batch * shape.heads, 1)
     buffers = tuple(map(GpuBuffer, (0, 1, 2, 5, 4, 9, 7, 8)))
     return kernel.launch(number, grid, (*buffers, *_factors(shape), *shape.scalars))
 
 
 def dq_step(number: int, kernel: TritonKernel, blocks: Blocks, shape: AttentionShape) -> Launch:
-    """Buffers as those of `delta_step`."""
+    """Buffers as in `delta_step`."""
     grid = (shape.positions // blocks.rows, shape.batch * shape.heads, 1)
     buffers = tuple(map(GpuBuffer, (0, 1, 2, 5, 4, 9, 6)))
     return kernel.launch(number, grid, (*buffers, *_factors(shape), *shape.scalars))

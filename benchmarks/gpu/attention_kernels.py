@@ -77,7 +77,7 @@ def attention_delta(O, DO, Delta, positions, heads, row, image, BM: tl.constexpr
 @triton.jit
 def _gather(k, v, dk, dv, Q, DO, L, Delta, base, sums, keys, begin, end, row, factor, scale,
             BM: tl.constexpr, HD: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
-    """Adds to dk and dv what the queries from `begin` to `end` give."""
+    """Adds the contributions of queries `begin` to `end` to dk and dv."""
     dims = tl.arange(0, HD)
     for start in range(begin, end, BM):
         rows = start + tl.arange(0, BM)

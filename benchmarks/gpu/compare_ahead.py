@@ -4,7 +4,7 @@
 
 Both compilers are given the same programs for a described H200.  Ours go through the GPU target, machine
 code included; XLA's figures are read from `benchmarks/results/`, which `--xla record` writes where JAX's CUDA
-plugin is installed.  Launches and bytes are counted by one rule, and times are those of one model: see
+plugin is installed.  Launches and bytes are counted by one rule, and times follow one model: see
 `query.py`.  `--launches` lists our launches by kind and size, and by their machine code.
 
 The last line is JSON.  `devices` has for each GPU what the machine code of our kernels says: `predicted_ms`,
@@ -167,7 +167,7 @@ def geomeans(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def keep(name: str, devices: dict[str, Any]) -> None:
-    """Writes the figures of a program by its machine code beside those of the others."""
+    """Writes the figures of a program by its machine code beside the others' figures."""
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {"programs": {}}
     kept["triton"] = importlib.metadata.version("triton")
     kept["programs"][name] = devices

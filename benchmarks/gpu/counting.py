@@ -1,7 +1,7 @@
 """What a program on a GPU launches, by one rule for ours and XLA's.
 
 A launch is whatever starts work on the device: a kernel, a call of a library, a copy, a fill.  Its bytes
-are those of its distinct operands and of its results, whole arrays.  Its time is that of its bytes or of its
+are its distinct operands and its results, whole arrays.  Its time is the time of its bytes or of its
 matrix products, whichever is longer, and the cost of starting it.
 """
 
@@ -62,7 +62,7 @@ class _Line:
 
 
 def xla_launches(text: str) -> list[CountedLaunch]:
-    """The launches of the text of a program that XLA compiled; those of loops and branches once."""
+    """The launches in the text of a program that XLA compiled; in loops and branches once."""
     computations = _computations(text)
     return list(_launches(computations["ENTRY"], computations))
 

@@ -124,7 +124,7 @@ def measure(run: Experiment) -> None:
 
 
 def record(run: Experiment) -> None:
-    """Makes all descriptors, and records what the handlers call."""
+    """Makes all descriptors, and records the handlers' calls."""
     try:
         lt = CublasLt()
     except CompileError as error:

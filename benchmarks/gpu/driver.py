@@ -44,7 +44,7 @@ class ExperimentDriver(GpuDriver):
         self._kept = contextlib.ExitStack()
 
     def facts(self) -> DeviceFacts:
-        """What the GPU is."""
+        """Its attributes, by the driver."""
         values = {}
         for field, number in _ATTRIBUTE.items():
             value = ctypes.c_int()

@@ -5,8 +5,8 @@ mathematics as one `jax.jit`; both take three steps from one state, which must a
 for time.  `small` is the example as it is, in full f32 precision; `wide` has the widths of GPT-2 small and
 computes in bf16.
 
-What the answer means: on one device nothing can overlap, so `step_ratio` (pipelined over plain) is what the
-pipeline's calls, copies and lost fusion cost; `issue_us_per_instruction` is the host's share of it.  The
+What the answer means: on one device nothing can overlap, so `step_ratio` (pipelined over plain) is the price
+of the pipeline's calls, copies and lost fusion; `issue_us_per_instruction` is the host's share of it.  The
 ratio should come near 1 as the model grows.
 """
 

@@ -55,7 +55,7 @@ class ComparedProgram:
 
 
 def programs(size: ModelSize, large: LlamaSize) -> list[ComparedProgram]:
-    """All programs: those of GPT-2's size, then those of a Llama."""
+    """All programs: of GPT-2's size, then of a Llama."""
     b, t, d, v = size.batch, size.tokens, size.width, size.vocabulary
     x, layer = _bf16(b, t, d), functools.partial(block, size.heads)
     weights = _layer_shapes(d, _bf16)

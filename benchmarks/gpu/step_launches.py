@@ -1,7 +1,7 @@
 """Where does the time of GPT-2 124M's step go, launch by launch?
 
 Method: all launches of the prepared step in their order on one stream, without XLA, the parameters and tokens
-those of a training run, all other memory random; an event between any two, 20 times.  Then without events:
+from a training run, all other memory random; an event between any two, 20 times.  Then without events:
 issued one by one, and captured as one graph.
 
 What the answer means: `launch.…` has microseconds of one (median) and of all that are equal, an event's own

@@ -3,8 +3,8 @@
 Method: the step of two layers in bf16 with f32 master weights and Adam, prepared, and XLA's, which compiles
 here in seconds; the same state for both.  Ours twice, and captured as a graph.
 
-What the answer means: `largest_relative_difference` is that of rounding to bf16, or something is wrong; a
-second moment doubles that of its gradient.  `run_to_run` is what sums in any order differ by.
+What the answer means: `largest_relative_difference` is a rounding to bf16, or something is wrong; a
+second moment doubles its gradient's.  `run_to_run` is what sums in any order differ by.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Method: the example with two and with four stages, each on a mesh of the one dev
 twenty steps from one state beside the same mathematics as one `jax.jit`, in full f32; then steps in turn for
 time.
 
-What the answer means: `difference` is the relative difference of the losses, and must be that of rounding;
+What the answer means: `difference` is the relative difference of the losses, and must be a rounding;
 `step_ratio` (pipelined over plain) holds the cost of the pipeline and the speed of the target: see `example`
 for the pipeline alone.
 """

@@ -21,7 +21,7 @@ from benchmarks.gpu.programs import ComparedProgram, ModelSize, training_step
 
 SMALL = ModelSize(batch=1, tokens=8, width=16, heads=2, layers=1, vocabulary=32)
 CLOSE = {"block": 3e-2, "step": 1e-1}
-"""The relative difference that rounding to bf16 makes; a second moment doubles that of its gradient."""
+"""The relative difference that rounding to bf16 makes; a second moment doubles its gradient's."""
 
 
 def measure(run: Experiment) -> None:

@@ -1,6 +1,6 @@
 """What does a launch cost by our handler, with and without a CUDA graph, and is the graph right?
 
-Method: thirty times tanh of a small product, sixty launches of which each needs the last; by the target as
+Method: thirty times tanh of a small product, sixty launches, each of them needing the last; by the target as
 it is and with `--mpmd_command_buffers`, and by XLA with and without its own graphs, in turn.  Then the graph
 gets arguments at other addresses in each call.
 

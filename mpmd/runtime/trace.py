@@ -81,7 +81,7 @@ class StepRecorder(Observer, Protocol):
         times: afterwards when each run began and ended, and when each message was ready.
         spans: the same as spans, afterwards.
         unseen: executables without known times, afterwards.
-        note: how true the times are, afterwards; "" for those of the host's clock.
+        note: how true the times are, afterwards; "" for the host's clock.
     """
 
     times: StepTimes
@@ -346,8 +346,8 @@ def stamped_types(
 ) -> Iterator[BufferType]:
     """The types of the buffers that may be stamped.
 
-    They are those of fragments without a timer, the token of such a fragment, too, if it has one, and with
-    `messages` those of messages.
+    They are results of fragments without a timer, the token of such a fragment, too, if it has one, and with
+    `messages` the arrays of messages.
     """
     for stream in program.streams:
         for op in stream.instructions:

@@ -46,11 +46,11 @@ class TimeLog(Protocol):
         """What a writer on a device, by its number in this process, is given."""
 
     def entries(self) -> tuple[Execution, ...]:
-        """Every entry, those of a key and a device in their order; all writers must have ended."""
+        """Every entry, in order for each key and device; all writers must have ended."""
 
     @property
     def error_s(self) -> float:
-        """How far its times may be from those of the host's clock."""
+        """How far its times may be from the host's clock."""
 
 
 class ExecutionLog:

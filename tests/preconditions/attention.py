@@ -339,14 +339,14 @@ _ROW_TERMS = (
     ),
     Precondition(
         f"{_TERMS}:_is_result",
-        "the batch dims of the values are paired with those of the weights as with those of the scores",
+        "the values pair their batch dims with the weights as with the scores",
         "tuple(batch) != tuple(scores.rhs_batch) or ",
         "",
         f"{_OF_ROWS}::test_the_batch_of_values_is_in_the_order_of_the_weights",
     ),
     Precondition(
         f"{_TERMS}:_is_total",
-        "exponentials are of what the maximum is of",
+        "exponentials and the maximum are of the same values",
         " and t.operands[0] is inner.operands[0]",
         "",
         f"{_OF_ROWS}::test_maxima_of_other_values_bound_no_exponential",
@@ -367,7 +367,7 @@ _ROW_TERMS = (
     ),
     Precondition(
         f"{_PRECISION}:without_narrow_sums",
-        "exponents are rounded as those of other kernels that know the row's maximum",
+        "exponents are rounded as in other kernels that know the row's maximum",
         "_meets_row(plan, number)",
         "False",
         f"{_ROUNDED}::test_exponents_are_rounded_if_their_maximum_is_in_memory[f32-loaded]",

@@ -1,8 +1,8 @@
-"""Sums along a row of which one term is not zero: that place is read, and no other.
+"""Sums along a row with one term that is not zero: that place is read, and no other.
 
     sum over c of select(c == label, f(c), 0)  ->  select(0 <= label < n, f(label), 0)
 
-So a loss needs no pass over its logits to pick those of the labels.
+So a loss needs no pass over its logits to pick the labels' logits.
 """
 
 from __future__ import annotations

@@ -297,7 +297,7 @@ def kernels_text(thunks: Sequence[Thunk]) -> str:
 
 
 def kernel_thunks(thunks: Sequence[Thunk]) -> list[KernelThunk | MatmulThunk | AttentionThunk]:
-    """The thunks that compute, those of loops and branches too."""
+    """The thunks that compute, also in loops and branches."""
     found: list[KernelThunk | MatmulThunk | AttentionThunk] = []
     for thunk in thunks:
         if isinstance(thunk, KernelThunk | MatmulThunk | AttentionThunk):

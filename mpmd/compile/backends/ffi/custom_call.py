@@ -41,7 +41,7 @@ _HANDLER, _EXECUTABLES, _DEVICES, _ENTRY = 0, 1, 2, 3
 address of the handlers of each device, if there are any."""
 
 _MAX_PROGRAMS = 1 << 16
-"""The table cannot grow, since handlers have its address: 1.5 MiB, of which pages are used as rows are."""
+"""The table cannot grow, since handlers have its address: 1.5 MiB, whose pages are used as rows are."""
 
 
 class DeviceHandlers:
@@ -98,7 +98,7 @@ def add_program(handler: int | DeviceHandlers, platform: str = "cpu") -> int:
     """Makes a handler callable by the custom call; callers hold a lock.
 
     Args:
-        handler: the address of an `XLA_FFI_Handler`; or those of each device, which the caller keeps.
+        handler: the address of an `XLA_FFI_Handler`; or one for each device, which the caller keeps.
         platform: as XLA names it, `"cpu"` or `"CUDA"`.
 
     Returns:
@@ -168,7 +168,7 @@ def _emit_execute(module: Module, table: int) -> None:
 
 
 def _emit_by_device(module: Module, table: int) -> None:
-    """The handler of programs with `DeviceHandlers`: that of the device which is called."""
+    """The handler of programs with `DeviceHandlers`: calls the handler of the device it runs on."""
     with FunctionBuilder(module, "mpmd_by_device", [("frame", "ptr")], result="ptr", plain=True) as f:
         frame = FfiFrame(module, f)
         handlers = f.load(_entry(frame, table), "ptr", _DEVICES)

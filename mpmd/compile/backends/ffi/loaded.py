@@ -24,8 +24,8 @@ class ProgramLoad(Generic[P]):
     """What loading a program gives.
 
     Attributes:
-        handler: the address of its handler, or those of its devices.
-        program: the program, of its index among those of its platform.
+        handler: the address of its handler, or one for each of its devices.
+        program: the program, of its index among its platform's.
         owned: code and memory of the program; it is dropped when the program is unloaded, and not at exit:
             calls that were issued may begin after Python's end.
     """

@@ -70,7 +70,7 @@ class MixedFragment:
     parts: tuple[CompiledCluster, ...]
 
     def every(self, path: str = "", times: int = 1) -> Iterator[tuple[str, Cluster, CompiledCluster, int]]:
-        """All clusters, those of a loop's body after the loop: their numbers, and how often each runs."""
+        """All clusters, a loop's body after the loop: their numbers, and how often each runs."""
         for number, (cluster, part) in enumerate(zip(self.clusters.parts, self.parts, strict=True)):
             yield f"{path}{number}", cluster, part, times
             if cluster.loop is not None and part.loop is not None:
@@ -283,7 +283,7 @@ def _results(
     programs: Mapping[CompiledCluster, LoadedProgram],
     large: bool,
 ) -> list[Any]:
-    """What the clusters make of arrays, in traced code.
+    """The results of the clusters for arrays, in traced code.
 
     Each native cluster is called after the one before it: where XLA knows no order, it copies an argument
     that one cluster reads and whose memory takes a result of another.

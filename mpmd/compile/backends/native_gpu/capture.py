@@ -7,7 +7,7 @@
 What any thread enqueues on a stream that captures becomes part of the graph, and others work on XLA's stream.
 
 A graph keeps the addresses of its arguments, and XLA may give others in any call: a program has a few graphs,
-of which the oldest makes room for the next.  Calls that write their times have a block of their own.
+and the oldest makes room for the next.  Calls that write their times have a block of their own.
 Programs that wait for a flag on the host cannot be captured.
 
     block   lock · next row · rows of: executable graph · whether it is used · addresses
@@ -128,7 +128,7 @@ class _CaptureEmitter:
             self.calls.call(f, "cuGraphExecDestroy", [executable], _WHERE)
 
     def _capture(self, f: FunctionBuilder, row: Value) -> None:
-        """Captures what the call issues; a row whose capture fails stays without a graph."""
+        """Captures the launches of a call; a row whose capture fails stays without a graph."""
         stream, graph, executable = self.calls.word(f, "capturing"), f.stack("ptr"), f.stack("ptr")
         mode = constant(_CAPTURE_OF_THREAD, "i32")
         self.calls.call(f, "cuStreamBeginCapture_v2", [stream, mode], _WHERE)

@@ -77,7 +77,7 @@ class MatrixLibrary:
         library: its functions.
 
     Raises:
-        DeviceError: it does not start; the context of the GPU must be that of the calling thread.
+        DeviceError: it does not start; the calling thread must have the GPU's context.
     """
 
     def __init__(self, library: FunctionLibrary) -> None:
@@ -168,7 +168,7 @@ class _Preparation:
         for attribute, transposed in ((_TRANSPOSE_A, a.transposed), (_TRANSPOSE_B, b.transposed)):
             self._set("MatmulDesc", descriptor, attribute, ctypes.c_int32(transposed))
         if this.shifts:
-            # its address, which each call sets, promises as much as those of the matrices
+            # its address, which each call sets, promises as much as the matrices' addresses
             self._set("MatmulDesc", descriptor, _EPILOGUE, ctypes.c_int32(_SHIFTS))
             self._set("MatmulDesc", descriptor, SHIFT_POINTER, ctypes.c_uint64(self.alignment))
         layouts = {"a": self._layout(a), "b": self._layout(b), "d": self._layout(self._result())}

@@ -94,7 +94,7 @@ class StoredSums(NamedTuple):
         operand: of the epilogue: the result.
         view: of it.
         added: the operand of a matrix that is added, or -1; its elements are where the result's are.
-        shift: that of a vector that is added to each row, or -1.
+        shift: the operand of a vector that is added to each row, or -1.
     """
 
     operand: int
@@ -149,7 +149,7 @@ def library_calls(
 
 
 def _batch(plan: MatmulPlan, result: View) -> tuple[int, tuple[int, ...]]:
-    """The batch dim whose stride is that of a call, or -1; and the dims that need calls of their own."""
+    """The batch dim that a call strides over, or -1; and the dims that need calls of their own."""
     dims = [i for i, extent in enumerate(plan.batch) if extent > 1]
     views = (plan.a, plan.b, result)
     if not dims:

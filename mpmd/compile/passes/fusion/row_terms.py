@@ -27,7 +27,7 @@ _WIDE = ("f32", "bf16")
 
 
 def replace_row_terms(groups: Sequence[AttentionCandidate]) -> bool:
-    """Replaces such sums of each group by those of an earlier group's result; True if there was one."""
+    """Replaces such sums of each group by sums of an earlier group's result; True if there was one."""
     changed = False
     for number, group in enumerate(groups):
         results = {d: g.moved[d] for g in groups[:number] for d in g.mixtures if d not in group.members}
@@ -132,7 +132,7 @@ def _is_row_sum(value: HloInstruction, opcode: str = "add") -> bool:
 
 
 def _is_of_matrices(dot: HloInstruction) -> bool:
-    """Whether each factor has one dim besides those of the batch and that of the sums."""
+    """Whether each factor has one dim besides the batch and the sums' dim."""
     numbers, rank = dot.dot_dims, dot.shape.rank
     return len(numbers.lhs_batch) == rank - 2 and len(numbers.lhs_contracting) == 1
 

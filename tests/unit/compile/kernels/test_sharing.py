@@ -108,5 +108,5 @@ def test_an_operand_is_kept_that_other_programs_read_when_a_sum_is_finished():
         b.store(y, place, b.apply("add", total, v))
         return may_share(b.finish(), 0, 1, stores_last=True)
 
-    assert not shares(dim(2), over_rows=False)  # those of the other batch index
-    assert not shares(dim(0), over_rows=True)  # those of other columns
+    assert not shares(dim(2), over_rows=False)  # the other batch index
+    assert not shares(dim(0), over_rows=True)  # other columns

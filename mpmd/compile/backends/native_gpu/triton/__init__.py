@@ -4,7 +4,7 @@
 |---|---|
 | `dtypes.py` | element types in memory and in registers |
 | `operations.py` | a cell for each operation and reduction |
-| `conversions.py` | between types, those of a byte or less by integers |
+| `conversions.py` | between types, of a byte or less by integers |
 | `tiling.py` | the iteration space of a plan as tiles and programs |
 | `emit.py` | values and stores of a tile, line by line |
 | `online.py`, `accumulators.py` | which reductions of rows one iteration makes, and how |
@@ -12,7 +12,7 @@
 | `matrices.py`, `products.py` | products of tiles, and a product with its epilogue as one kernel |
 | `rows.py` | products with few rows as products with many |
 | `kernels.py` | a plan as one kernel, or two with partial sums in between |
-| `choices.py` | which tiles the kernels of plans get: measured ones, else those of rules |
+| `choices.py` | which tiles the kernels of plans get: measured ones, else by rules |
 | `group.py` | several launches as one kernel |
 | `source.py` | the functions that kernels call |
 | `cubin.py` | machine code of a kernel |

@@ -60,7 +60,7 @@ def refusal(plan: AttentionPlan) -> str:
 
 @functools.lru_cache(maxsize=512)
 def attention_kernels(plan: AttentionPlan, sizes: KernelSizes = ((), ())) -> PlanKernels:
-    """The kernels of a plan: their operands are those of the rows, then its views, then scratch arrays.
+    """The kernels of a plan: their operands are the rows' operands, then its views, then scratch arrays.
 
     Args:
         plan: the plan.
@@ -100,7 +100,7 @@ def _described(plan: AttentionPlan) -> PrintedAttention:
                if s.operand not in made.after.values())  # fmt: skip
     found = RowReductions(made.plan)
     passes = tuple(found.passes())
-    if triangle is not None and triangle.guards:  # they are conditions on what the first iteration finds
+    if triangle is not None and triangle.guards:  # conditions on results of the first iteration
         first = passes[0].reductions if passes else ()
         wide |= any(found.needs[g.value] - set(first) for g in triangle.guards)
     return PrintedAttention(plan, made.plan, made.after, passes, None if wide else triangle)
@@ -360,7 +360,7 @@ class _KeyKernel:
             write.line("first = tl.where(tl.reduce(flags, 0, bitwise_or) > 0, 0, first)")
 
     def _row_values(self) -> None:
-        """What the other kernel left, of the rows of this iteration."""
+        """Values that the other kernel left for the rows of this iteration."""
         write = self.write
         rest = f", mask={write.masks[1]}, other=0" if write.masks[1] else ""
         for number, dtype, place in write.row_values():

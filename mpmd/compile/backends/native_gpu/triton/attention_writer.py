@@ -57,7 +57,7 @@ class PrintedAttention:
 
     @functools.cached_property
     def row_values(self) -> tuple[int, ...]:
-        """What the kernel of queries leaves for that of keys: computed values of a row that factors need."""
+        """Values of a row that the kernel of queries leaves for the kernel of keys: its factors need them."""
         rows, found = self.rows, set[int]()
         waiting = [self.factor(m.factor) for _, m in self.mixtures(QUERIES)]
         while waiting:

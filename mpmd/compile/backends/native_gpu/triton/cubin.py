@@ -11,7 +11,7 @@ from mpmd.compile.backends.native_gpu.triton.source import PRELUDE
 from mpmd.errors import CompileError
 
 ANSWERED = ("name", "code", "ptx", "shared_bytes", "threads")
-"""What the process says of a kernel's code; the rest is read in it."""
+"""The process's answer about a kernel's code; the rest is read in it."""
 _SECTION_TABLE, _SECTION_COUNTS = 0x28, 0x3A
 """Where an ELF file of 64 bits says where its sections are, and how large and many; and which has names."""
 _ENTRY, _SIZED, _FRAME_SIZE = 4, 4, 0x11
@@ -39,7 +39,7 @@ class Cubin:
 
 
 def request_of(kernel: PrintedKernel, capability: int) -> dict[str, Any]:
-    """What the process is sent for a kernel.
+    """The request that the process gets for a kernel.
 
     Args:
         kernel: the kernel.

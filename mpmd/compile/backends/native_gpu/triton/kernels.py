@@ -99,7 +99,7 @@ class PrintedKernel:
         return "\n\n".join([*self.parts, f"@triton.jit\ndef {self.name}{self.body}"])
 
     def with_alignment(self, aligned: Sequence[bool]) -> PrintedKernel:
-        """The same kernel for arguments of which only some are aligned."""
+        """The same kernel for arguments that are not all aligned."""
         if self.aligned == tuple(aligned):
             return self
         smaller = self.smaller.with_alignment(aligned) if self.smaller is not None else None
@@ -112,7 +112,7 @@ class PlanKernels:
 
     Attributes:
         kernels: in order.
-        scratch: offsets of the scratch arrays, whose numbers follow those of the plan's operands.
+        scratch: offsets of the scratch arrays, numbered after the plan's operands.
         scratch_bytes: of all of them.
     """
 
@@ -199,7 +199,7 @@ def _long_rows(tiling: PlanTiling) -> PrintedKernel:
 
 
 def _beside_each_other(plan: KernelPlan) -> int:
-    """Elements of a row that a thread loads at once: those of the widest type."""
+    """Elements of a row that a thread loads at once, of the widest type."""
     loaded = [n.dtype for k, n in enumerate(plan.nodes) if isinstance(n, Load) and plan.levels[k] == ELEMENT]
     return min([_MAX_BESIDE, *(_LOADED_BYTES // int(DTYPE_BYTES[dtype]) for dtype in loaded)])
 

@@ -96,7 +96,7 @@ class MatrixWriter(TileWriter):
         self.line(f"{name} = tl.load({self.element(operand, *sides, turned=turned)}{rest})")
 
     def pieces(self, name: str, column: str, width: int) -> Iterator[str]:
-        """Narrower tiles of which a tile of sums consists, one after the other.
+        """Narrower tiles, which together are a tile of sums, one after the other.
 
         In each, columns are its own, and values are not known in the next.  A tile is halved by a dim of two
         that becomes the last, which moves nothing between threads.
@@ -135,7 +135,7 @@ class MatrixWriter(TileWriter):
         *,
         exact: bool = True,
     ) -> None:
-        """`name` = the sum of products, from `start` on; those of f32 by tf32 unless they are exact."""
+        """`name` = the sum of products, from `start` on; f32 by tf32 unless they are exact."""
         one = dtypes[0] == dtypes[1]
         for left, right in pairs:
             if not one:

@@ -198,7 +198,7 @@ class RowReductions:
         return found
 
     def totals(self) -> set[int]:
-        """The sums of a softmax's exponentials, of which the largest is 1, and selections of them and 1.
+        """The sums of a softmax's exponentials, the largest of them 1, and selections of them and 1.
 
         They are 0, NaN, or between 1 and the number of keys: their reciprocals are normal numbers.
         """
@@ -256,7 +256,7 @@ class RowReductions:
         Args:
             number: of the value.
             top: the maximum that they subtract, which bounds them.
-            where: conditions, and whether they hold, outside of which the value is 0.
+            where: conditions, and whether they hold; elsewhere the value is 0.
         """
         node = self.plan.nodes[number]
         if not isinstance(node, Apply) or node.dtype not in _WIDE:

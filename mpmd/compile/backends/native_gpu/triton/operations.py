@@ -2,7 +2,7 @@
 
 `{0}` `{1}` `{2}` are the operands, `{t}` their type, `{u}` and `{s}` the unsigned and signed type of its
 size, `{n}` its bits and `{last}` one less.  Functions of `libdevice` are NVIDIA's, exact to a few units in
-the last place; those of ours are in `PRELUDE`.
+the last place; our own are in `PRELUDE`.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def integer_power(a, b, bits: tl.constexpr):
 
 @triton.jit
 def atomic_float_maximum(floats, signed, unsigned, value, mask, nan: tl.constexpr):
-    """Bits of positive floats are in order, those of negative ones in the opposite; NaN is above all."""
+    """Bits of positive floats are in order, bits of negative ones in the opposite; NaN is above all."""
     bits = value.to(signed.dtype.element_ty, bitcast=True)
     old = tl.load(floats, mask=mask, other=0.0)  # a NaN stays until it is one that wins
     bits = tl.where((value != value) | (old != old), nan, bits)

@@ -61,7 +61,7 @@ def _dense(plan: KernelPlan) -> object:
 
 @functools.lru_cache(maxsize=2048)
 def product_kernel(plan: MatmulPlan, units: int, sizes: tuple[int, ...] = ()) -> PlanKernels:
-    """The kernel of a product: its operands are those of the epilogue, then both factors.
+    """The kernel of a product: its operands are the epilogue's, then both factors.
 
     Args:
         plan: the product.
@@ -112,7 +112,7 @@ def _sums_of(plan: MatmulPlan) -> int:
 
 @functools.lru_cache(maxsize=2048)
 def _epilogue(plan: MatmulPlan) -> KernelPlan:
-    """That of the plan, or one that stores the sums: its operand 0 is the result, 1 the sums."""
+    """The plan's epilogue, or one that stores the sums: its operand 0 is the result, 1 the sums."""
     if plan.epilogue is not None:
         return plan.epilogue
     build = PlanBuilder(plan.name, (*plan.batch, plan.m, plan.n))

@@ -25,7 +25,7 @@ _SIDE, _MIN_SIDE = 64, 16
 _SUM_WIDTH, _MIN_SUM_WIDTH = 128, 16
 _MAX_WARPS = 16
 _MAX_NARROW = (1 << 31) - (1 << 16)
-"""Positions below it are `int32`, also those of tiles that reach beyond the last point."""
+"""Positions below it are `int32`, also in tiles that reach beyond the last point."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class TileSteps:
     Attributes:
         points: how many.
         side: of a tile.
-        sharing: programs, each of which has tiles that follow each other; at least one.
+        sharing: programs, each with tiles that follow each other; at least one.
     """
 
     points: int

@@ -203,7 +203,7 @@ class _RunningWays:
 
 
 def alike(some: Mapping[int, np.ndarray], others: Mapping[int, np.ndarray]) -> bool:
-    """Whether results differ by no more than sums in another order do; those of the same operands."""
+    """Whether results differ by no more than sums in another order do, operand by operand."""
     for operand in some.keys() & others.keys():
         one, other = some[operand], others[operand]
         scale = np.max(np.abs(other), where=np.isfinite(other), initial=0.0)

@@ -101,7 +101,7 @@ def test_every_call_of_loading_fails_once():
         gpu.fail_at = number
         with pytest.raises(CompileError, match=f"{name} failed: CU") as failed:
             LoadedGpuProgram(code, OpenGpu(gpu, 0))
-        if number > len(calls) - calls[::-1].index("cuDeviceGetAttribute"):  # those find out what the GPU is
+        if number > len(calls) - calls[::-1].index("cuDeviceGetAttribute"):  # to find out about the GPU
             assert WHAT.match(str(failed.value)), failed.value
         assert not gpu.live and not gpu.broken, name
         assert LoadedGpuProgram(code, OpenGpu(gpu, 0)).handler
@@ -115,7 +115,7 @@ WHAT = re.compile(
 
 
 def test_a_product_that_the_library_lacks_is_a_kernel():
-    """Those of other sizes stay calls, and no part of the fragment is XLA's."""
+    """Products of other sizes stay calls, and no part of the fragment is XLA's."""
     gpu = StandInGpu()
     gpu.lacks = lambda sizes: 6 in sizes
 

@@ -51,8 +51,8 @@ def groups(pairs, made=None, most=SMALL):
 
 def test_launches_join_where_no_memory_forbids_it():
     assert groups([(0, 1), (2, 3), (4, 5)]) == [[0, 1, 2]]
-    assert groups([(0, 1), (1, 2), (3, 4)]) == [[0], [1, 2]], "the second reads what the first writes"
-    assert groups([(0, 1), (2, 0), (3, 4)]) == [[0], [1, 2]], "the second writes what the first reads"
+    assert groups([(0, 1), (1, 2), (3, 4)]) == [[0], [1, 2]], "the second reads a result of the first"
+    assert groups([(0, 1), (2, 0), (3, 4)]) == [[0], [1, 2]], "the second writes over an operand of the first"
     assert groups([(0, 1), (2, 1)]) == [[0], [1]], "both write the same"
     assert groups([(0, 0), (1, 1)]) == [[0, 1]], "each in its place"
     assert groups([(0, 1), (1, 2), (2, 3)]) == [[0], [1], [2]]

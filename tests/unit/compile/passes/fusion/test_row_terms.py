@@ -91,13 +91,13 @@ def other_scale(q, k, v):
 
 
 def of_other_values(q, k, v):
-    """The result is of values that are not those of the scores' gradient."""
+    """The result and the scores' gradient are of different values."""
     p = softmax(q, k)
     return p @ v + jnp.tanh(p @ jnp.flip(v, -1))
 
 
 def weighted(q, k, v):
-    """The weights of the result are not those of the softmax alone."""
+    """The weights of the result are not the softmax alone."""
     return (softmax(q, k) * jnp.abs(jnp.sin(jnp.arange(6.0)))) @ v
 
 
