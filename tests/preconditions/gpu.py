@@ -293,6 +293,20 @@ _PROGRAMS = (
         f"{_GPU}/test_backend.py::test_every_call_of_loading_fails_once",
     ),
     _program(
+        "launches.py:_LaunchLowering.steps",
+        "a flag is left out only if it is known how often the body runs",
+        "() if thunk.trips is not None else",
+        "() if True else",
+        f"{_GPU}/test_launches.py::test_loops_and_branches_keep_their_steps",
+    ),
+    _program(
+        "launches.py:LaunchProgram.is_capturable",
+        "no step waits for a number on the device",
+        "count is not None and ",
+        "",
+        f"{_GPU}/test_launches.py::test_programs_that_wait_for_a_flag_are_no_graph",
+    ),
+    _program(
         "backend.py:NativeGpuBackend.compile",
         "a product that the library lacks is a kernel, and not a reason to leave the fragment to XLA",
         "except OtherTargetError as error",

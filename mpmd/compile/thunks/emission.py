@@ -212,7 +212,8 @@ class Emitter:
         condition = self.sequence(loop.while_condition)
         body = [*self.sequence(loop.while_body), *repeats]
         flag = at(loop.while_condition.root)
-        return [*begins, WhileThunk(loop.name, tuple(condition), flag, tuple(body))]
+        times = loop.known_trip_count
+        return [*begins, WhileThunk(loop.name, tuple(condition), flag, tuple(body), times)]
 
     def _conditional(self, conditional: HloInstruction) -> Thunk:
         at, branches = self.assignment.at, []

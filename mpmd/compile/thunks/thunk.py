@@ -212,12 +212,14 @@ class WhileThunk:
         condition: computes the flag.
         flag: a byte.
         body: the repeated thunks.
+        trips: how often they run, if that is known: the condition need not be computed.
     """
 
     name: str
     condition: tuple[Thunk, ...]
     flag: Slice
     body: tuple[Thunk, ...]
+    trips: int | None = None
 
     @cached_property
     def writes(self) -> tuple[Slice, ...]:

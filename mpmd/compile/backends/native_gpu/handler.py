@@ -216,6 +216,10 @@ class _HandlerEmitter:
         self.calls.fail_if_not_zero(f, status, "cublasLtMatmul", step.name)
 
     def _loop(self, step: LoopLaunch) -> None:
+        if step.trips is not None:
+            with self.f.loop(0, step.trips):
+                self._steps(step.body)
+            return
         with self.f.repeat() as leave_if:
             self._steps(step.condition)
             flag = self._read(step.flag, "i8", step.name)

@@ -45,6 +45,8 @@ from mpmd.compile.thunks.thunk import (
 from mpmd.errors import CompileError
 
 _ALIGNED = 16
+MAX_CAPTURED = 1 << 14
+"""Launches of a graph: to capture and to keep a longer one would cost more than it brings."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,16 +120,21 @@ class FillLaunch:
 
 @dataclasses.dataclass(frozen=True)
 class LoopLaunch:
-    """The condition's steps; while the flag is set, the body's and the condition's again."""
+    """The condition's steps; while the flag is set, the body's and the condition's again.
+
+    If the host knows how often the body runs there is no condition, and nothing waits for the flag.
+    """
 
     name: str
     condition: tuple[Step, ...]
     flag: Slice
     body: tuple[Step, ...]
+    trips: int | None = None
 
     def line(self) -> str:
         """One line of a listing."""
-        return f"repeat while {self.flag}  // {self.name}"
+        how = f"while {self.flag}" if self.trips is None else f"{self.trips} times"
+        return f"repeat {how}  // {self.name}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,8 +196,9 @@ class LaunchProgram:
 
     @property
     def is_capturable(self) -> bool:
-        """Whether no step waits for a number on the device."""
-        return not any(isinstance(step, LoopLaunch | BranchLaunch) for step in self.steps)
+        """Whether no step waits for a number on the device, and a graph of a call is not too large."""
+        count = _issued(self.steps)
+        return count is not None and count <= MAX_CAPTURED
 
     def launches(self) -> Iterator[SimpleStep]:
         """All steps that a call may run, in loops and branches once."""
@@ -277,8 +285,9 @@ class _LaunchLowering:
             elif isinstance(thunk, DeviceThunk):
                 yield FillLaunch(thunk.name, thunk.target, None)
             elif isinstance(thunk, WhileThunk):
-                condition, body = (tuple(self.steps(t)) for t in (thunk.condition, thunk.body))
-                yield LoopLaunch(thunk.name, condition, thunk.flag, body)
+                condition = () if thunk.trips is not None else tuple(self.steps(thunk.condition))
+                body = tuple(self.steps(thunk.body))
+                yield LoopLaunch(thunk.name, condition, thunk.flag, body, thunk.trips)
             elif isinstance(thunk, ConditionalThunk):
                 branches = tuple(tuple(self.steps(branch)) for branch in thunk.branches)
                 yield BranchLaunch(thunk.name, thunk.selector, branches)
@@ -362,14 +371,31 @@ def _listing(steps: Sequence[Step], indent: str) -> Iterator[str]:
     for step in steps:
         yield indent + step.line()
         if isinstance(step, LoopLaunch):
-            yield f"{indent} condition:"
-            yield from _listing(step.condition, indent + "  ")
+            if step.trips is None:
+                yield f"{indent} condition:"
+                yield from _listing(step.condition, indent + "  ")
             yield f"{indent} body:"
             yield from _listing(step.body, indent + "  ")
         elif isinstance(step, BranchLaunch):
             for number, branch in enumerate(step.branches):
                 yield f"{indent} branch {number}:"
                 yield from _listing(branch, indent + "  ")
+
+
+def _issued(steps: Sequence[Step]) -> int | None:
+    """How many launches a call issues; None if that depends on numbers on the device."""
+    count = 0
+    for step in steps:
+        inner: int | None = 1
+        if isinstance(step, LoopLaunch):
+            inner = _issued(step.body) if step.trips is not None else None
+            inner = None if inner is None else inner * (step.trips or 0)
+        elif isinstance(step, BranchLaunch):
+            inner = None
+        if inner is None:
+            return None
+        count += inner
+    return count
 
 
 def _simple(steps: Sequence[Step]) -> Iterator[SimpleStep]:

@@ -145,6 +145,34 @@ def test_loops_and_branches_read_what_is_on_the_device(n):
     assert calls.count("cuStreamSynchronize") == calls.count("cuMemcpyDtoHAsync_v2") >= max(n, 0) + 2
 
 
+def scanned(ws, x):
+    return jax.lax.scan(lambda y, w: (jnp.tanh(y @ w), y @ y), x, ws)
+
+
+@needs_triton
+@pytest.mark.parametrize("layers", [0, 1, 5])
+def test_a_loop_that_counts_is_counted_by_the_host_and_captured(layers):
+    """Nothing waits for a flag, and from the third call on all iterations are one graph."""
+    ws = np.stack([X.T + k for k in range(layers)]) if layers else np.zeros((0, 8, 8), np.float32)
+    program = program_of(scanned, ws, X)
+    assert program.is_capturable and ("repeat 5 times" in program.text()) == (layers == 5)
+    made = CalledProgram(program, command_buffers=True)
+    for _ in range(3):
+        made.gpu.calls.clear()
+        results = made.call(as_bytes(ws, X))
+        for got, wanted in zip(results, jax.tree.leaves(scanned(ws, X)), strict=True):
+            np.testing.assert_allclose(
+                got.view(np.float32).reshape(wanted.shape), wanted, rtol=1e-5, atol=1e-6
+            )
+    assert made.gpu.calls == ["cuCtxSetCurrent", "cuGraphLaunch"]
+
+
+@needs_triton
+def test_a_long_loop_is_issued_rather_than_captured():
+    program = program_of(lambda x: jax.lax.fori_loop(0, 20000, lambda _, y: jnp.tanh(y @ y), x), X)
+    assert "repeat 20000 times" in program.text() and not program.is_capturable
+
+
 @needs_triton
 def test_every_call_fails_once():
     """Each error names its call, and the call after it is as if there had been none."""

@@ -82,7 +82,16 @@ def test_loops_and_branches_keep_their_steps():
     assert LoopLaunch in kinds and BranchLaunch in kinds
     text = program.text()
     assert "repeat while" in text and " body:" in text and " branch 1:" in text
+    assert text.partition(" condition:\n")[2].lstrip().startswith("launch "), "the flag is computed"
     assert len(list(program.launches())) > len(program.steps)
+
+
+def test_programs_that_wait_for_a_flag_are_no_graph():
+    def function(n, x):
+        return jax.lax.while_loop(lambda c: c[1] < n, lambda c: (c[0] @ c[0], c[1] + 1), (x, 0))[0]
+
+    assert not prepared(function, np.int32(5), X).program.is_capturable
+    assert prepared(lambda x: function(5, x), X).program.is_capturable
 
 
 def test_what_depends_on_the_gpu(unpoisoned):
