@@ -97,8 +97,8 @@ class PipelineOptions:
         compile_cache_bytes: size limit of that folder.
         device_memory_bytes: memory of a device, for the native backend: a fragment that would need more than
             is left beside the live buffers rematerialises values; 0: no limit.
-        command_buffers: on GPUs, capture what a native fragment issues as a CUDA graph, and replay it while
-            the addresses of its arrays are the same.
+        command_buffers: on GPUs, capture the launches of a native fragment as a CUDA graph, and replay it
+            while the addresses of its arrays are the same, unless it waits for a number of the GPU.
         disable_passes: names of passes to leave out.
         verify_each: verify the program after every pass.
         dump_to: folder for the program after each pass that changed it; has a folder for each pipeline.
@@ -157,7 +157,7 @@ class PipelineOptions:
     compile_cache_dir: str = ""
     compile_cache_bytes: int = 1 << 30
     device_memory_bytes: int = 0
-    command_buffers: bool = False
+    command_buffers: bool = True
     disable_passes: tuple[str, ...] = ()
     verify_each: bool = False
     dump_to: str = ""

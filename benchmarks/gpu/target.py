@@ -21,7 +21,7 @@ from mpmd.compile.backends.native_gpu.libraries import CudaLibraries
 from mpmd.compile.fragment import FragmentModule, ValueSpec
 from mpmd.compile.hlo.dtypes import dtype_of
 from mpmd.compile.hlo.shape import array
-from mpmd.compile.options import DEFAULTS, CompileOptions
+from mpmd.compile.options import CompileOptions
 
 
 @functools.cache
@@ -35,6 +35,10 @@ def libraries(simulated: bool) -> GpuLibraries:
     native: Any = targets.NATIVE
     native["cpu"] = lambda mesh, options: NativeGpuBackend.of(mesh, options, gpu)
     return gpu
+
+
+ISSUED = CompileOptions(command_buffers=False)
+"""Launch by launch, which graphs are compared with."""
 
 
 def mesh() -> Mesh:
@@ -64,7 +68,7 @@ def fragment_of(
     )
 
 
-def compiled(run: Experiment, fragment: FragmentModule, options: CompileOptions = DEFAULTS) -> GpuExecutable:
+def compiled(run: Experiment, fragment: FragmentModule, options: CompileOptions = ISSUED) -> GpuExecutable:
     """A fragment compiled by the target.
 
     Raises:
@@ -73,12 +77,12 @@ def compiled(run: Experiment, fragment: FragmentModule, options: CompileOptions 
     return backend(run, options).compile(fragment, mesh())
 
 
-def backend(run: Experiment, options: CompileOptions = DEFAULTS) -> NativeGpuBackend:
+def backend(run: Experiment, options: CompileOptions = ISSUED) -> NativeGpuBackend:
     """The target's backend for the first device."""
     return NativeGpuBackend.of(mesh(), options, libraries(run.simulated))
 
 
-def loaded(run: Experiment, name: str, options: CompileOptions = DEFAULTS) -> GpuExecutable:
+def loaded(run: Experiment, name: str, options: CompileOptions = ISSUED) -> GpuExecutable:
     """A prepared program on the first device.
 
     Raises:

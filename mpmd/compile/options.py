@@ -37,7 +37,7 @@ class CompileOptions:
     float_jitter: str = ""
     kernel_overrides: Path | None = None
     memory_bytes: int = 0
-    command_buffers: bool = False
+    command_buffers: bool = True
     cores: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     @property

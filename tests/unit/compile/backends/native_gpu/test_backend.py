@@ -33,6 +33,7 @@ from tests.support.simulated_gpu import StandInGpu
 
 X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
 HAS_TRITON = importlib.util.find_spec("triton") is not None
+ISSUED = CompileOptions(command_buffers=False)
 pytestmark = pytest.mark.usefixtures(
     "unpoisoned", "every_digit"
 )  # poison is written by kernels, which need Triton
@@ -47,7 +48,7 @@ def products(x, w):
 
 
 def compiled(function, *arguments, gpu, device=0, donated=()):
-    backend = FallbackBackend(NativeGpuBackend.of(mesh(device), libraries=gpu))
+    backend = FallbackBackend(NativeGpuBackend.of(mesh(device), ISSUED, gpu))
     return backend.compile(fragment_of(function, *arguments, donated=donated), mesh(device))
 
 
@@ -73,7 +74,7 @@ def test_what_is_loaded_is_released_with_the_last_that_uses_it():
     assert loaded == {"descriptor": 2, "layout": 6}
     twin = compiled(products, X, X, gpu=gpu)
     assert gpu.live == loaded and twin.program is made.program  # the same program on the same GPU
-    second = NativeGpuBackend.of(mesh(), libraries=gpu).relocate(made, made.fragment, mesh())
+    second = NativeGpuBackend.of(mesh(), ISSUED, gpu).relocate(made, made.fragment, mesh())
     assert second.program is made.program
     del made, twin
     gc.collect()
