@@ -347,9 +347,16 @@ _ROW_TERMS = (
     Precondition(
         f"{_TERMS}:_is_total",
         "exponentials and the maximum are of the same values",
-        " and t.operands[0] is inner.operands[0]",
+        " and top.operands[0] is inner.operands[0]",
         "",
         f"{_OF_ROWS}::test_maxima_of_other_values_bound_no_exponential",
+    ),
+    Precondition(
+        f"{_TERMS}:_is_total",
+        "the maximum is replaced only where it is not finite",
+        'test.opcode != "is-finite" or test.operands[0] is not top',
+        "False",
+        f"{_OF_ROWS}::test_a_maximum_that_anything_replaces_bounds_no_exponential",
     ),
     Precondition(
         f"{_TERMS}:multiply_by_reciprocals",

@@ -172,8 +172,13 @@ def _is_total(value: HloInstruction) -> bool:
     if inner.opcode != "subtract" or not _is_of_each_row(inner.operands[1]):
         return False
     top = inner.operands[1].operands[0]
-    tops = top.operands[1:] if top.opcode == "select" else (top,)
-    return any(_is_row_sum(t, "maximum") and t.operands[0] is inner.operands[0] for t in tops)
+    if (
+        top.opcode == "select"
+    ):  # where the maximum is not finite, all terms are 0, or the total is not finite either
+        test, top = top.operands[:2]
+        if test.opcode != "is-finite" or test.operands[0] is not top:
+            return False
+    return _is_row_sum(top, "maximum") and top.operands[0] is inner.operands[0]
 
 
 def _widen(scores: HloInstruction) -> None:

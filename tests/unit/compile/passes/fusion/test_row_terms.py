@@ -118,6 +118,20 @@ def test_totals_of_numbers_that_may_be_denormal_are_divided_by():
     assert any(i.operands[0].opcode not in ("broadcast", "constant") for i in text)
 
 
+def test_a_maximum_that_anything_replaces_bounds_no_exponential():
+    """Far below what replaces it exponentials and their total are denormal."""
+
+    def replaced(q, k, v):
+        scores = jnp.einsum("bhqd,bhkd->bhqk", q, k)
+        top = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
+        e = jnp.exp(scores - jnp.where(top > 1e9, top, 92.0))
+        return (e / e.sum(-1, keepdims=True)) @ v
+
+    module, want = stitched(replaced, Q, K, V)
+    assert np.isfinite(want[0]).all()
+    np.testing.assert_allclose(jax.tree.leaves(evaluate(module, [Q, K, V]))[0], want[0], rtol=1e-4, atol=1e-5)
+
+
 def test_maxima_of_other_values_bound_no_exponential():
     def shifted(q, k, v):
         scores = jnp.einsum("bhqd,bhkd->bhqk", q, k)
