@@ -64,6 +64,13 @@ _KERNELS = (
         f"{_ATTENTION}::test_exponentials_of_online_sums_are_at_most_1[-200.0-False]",
     ),
     _kernel(
+        "online.py:RowReductions._is_weight",
+        "a maximum is replaced only where it is not finite, or a total's reciprocal may be infinite",
+        "finite and shift.args[1] == top",
+        "shift.args[1] == top",
+        f"{_GPU}/triton/test_totals.py::test_a_maximum_is_replaced_only_where_it_is_not_finite[above-0]",
+    ),
+    _kernel(
         "online.py:RowReductions._subtracted",
         "they subtract what grows with the maximum",
         "below and self._grows_with(shift, top)",

@@ -219,7 +219,7 @@ class RowReductions:
         return isinstance(node, ReduceNode) and node.op == "maximum" and node.axis == ROW
 
     def _is_weight(self, number: int, top: int) -> bool:
-        """Whether a value is exp(x - maximum of all x), or that where the maximum is a number."""
+        """Whether a value is exp(x - maximum of all x), or that where the maximum is finite."""
         node = self.plan.nodes[number]
         if not isinstance(node, Apply) or node.op != "exponential":
             return False
@@ -228,8 +228,11 @@ class RowReductions:
         if not isinstance(inner, Apply) or inner.op != "subtract" or inner.args[0] != reduced.arg:
             return False
         shift = self.plan.nodes[inner.args[1]]
-        chosen = isinstance(shift, Apply) and shift.op == "select" and top in shift.args[1:]
-        return inner.args[1] == top or chosen
+        if not isinstance(shift, Apply) or shift.op != "select":
+            return inner.args[1] == top
+        test = self.plan.nodes[shift.args[0]]
+        finite = isinstance(test, Apply) and test.op == "is-finite" and test.args[0] == top
+        return finite and shift.args[1] == top
 
     def _inputs(self, reduction: int) -> frozenset[int]:
         node = self.plan.nodes[reduction]
