@@ -11,12 +11,12 @@ from mpmd.api.jit import Jitted, jit
 from mpmd.api.topology import Topology, make_topology
 from mpmd.errors import PeerError
 from mpmd.options import PipelineOptions
-from mpmd.runtime.executor import RuntimeOptions
+from mpmd.runtime.run.executor import RuntimeOptions
 from mpmd.tracing.loops import accumulate_gradients, fori_loop, microbatch_loop, split_microbatches
 from mpmd.tracing.names import broadcast, call, named_computation, named_tensor, reduce
-from mpmd.tracing.stages.automatic import by_cost
-from mpmd.tracing.stages.selectors import by_parameters, by_scopes, split
-from mpmd.tracing.stages.stacked import Stacked
+from mpmd.tracing.stages.select.automatic import by_cost
+from mpmd.tracing.stages.select.selectors import by_parameters, by_scopes, split
+from mpmd.tracing.stages.stacked.stacked import Stacked
 from mpmd.tracing.stages.staged import staged
 from mpmd.version import __version__
 

@@ -23,8 +23,8 @@ from mpmd.compile.executable import Executable
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.options import CompileOptions
 from mpmd.errors import MpmdError
-from mpmd.runtime.instructions import task_text
-from mpmd.runtime.interpreter import BoundCall, Observer, StepState
+from mpmd.runtime.program.instructions import task_text
+from mpmd.runtime.run.interpreter import BoundCall, Observer, StepState
 from mpmd.support.source import frames_of
 from mpmd.support.user_warnings import warn_user
 

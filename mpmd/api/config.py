@@ -11,10 +11,10 @@ from mpmd.api.found_stages import from_shorthand, on_topology
 from mpmd.api.topology import Topology
 from mpmd.errors import ConfigError, close_to, collect
 from mpmd.options import PipelineOptions
-from mpmd.scheduling.schedule import PipelineSchedule, get_schedule
-from mpmd.support.assignment import NamePlacement
-from mpmd.support.compiler_options import CompilerOptions, OptionsRow
-from mpmd.tracing.stages.selectors import Selector
+from mpmd.scheduling.catalogue import PipelineSchedule, get_schedule
+from mpmd.support.placement_options import NamePlacement
+from mpmd.support.xla_options import CompilerOptions, OptionsRow
+from mpmd.tracing.stages.select.selectors import Selector
 
 PlaceLike = str | tuple[str, int]
 """How a user writes a `NamePlacement`: a mesh, `"m0"` or `"m0#pinned_host"`, or with a stage, `("m0", 0)`."""

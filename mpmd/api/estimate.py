@@ -19,10 +19,10 @@ from mpmd.compile.fragment import FragmentModule, fragment_modules
 from mpmd.compile.kernels.cost.device import HOST, OF_PLATFORM, Device
 from mpmd.compile.passes import make_pass
 from mpmd.errors import CompileError
-from mpmd.runtime.costs import ProgramCosts
-from mpmd.runtime.instructions import Run, Send
-from mpmd.runtime.program import Program
-from mpmd.tracing.stages.division import DeviceRates
+from mpmd.runtime.measure.run_costs import ProgramCosts
+from mpmd.runtime.program.instructions import Run, Send
+from mpmd.runtime.program.streams import Program
+from mpmd.tracing.stages.select.division import DeviceRates
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from mpmd.api.topology import Topology
 from mpmd.errors import ConfigError
-from mpmd.tracing.stages.automatic import AutomaticSelector, by_cost
-from mpmd.tracing.stages.division import DeviceRates
-from mpmd.tracing.stages.selectors import Selector
+from mpmd.tracing.stages.select.automatic import AutomaticSelector, by_cost
+from mpmd.tracing.stages.select.division import DeviceRates
+from mpmd.tracing.stages.select.selectors import Selector
 
 if TYPE_CHECKING:
     from mpmd.compile.kernels.cost.device import Device

@@ -16,9 +16,9 @@ from mpmd.errors import SignatureError
 from mpmd.jax_compat import ShapedArray, as_key, is_key
 from mpmd.jax_distributed import absent_array_maker
 from mpmd.runtime.channels.mesh_devices import MeshDevices
-from mpmd.runtime.graph import BufferType
-from mpmd.runtime.instructions import Feed
-from mpmd.tracing.stages.stacked import is_stacked
+from mpmd.runtime.program.graph import BufferType
+from mpmd.runtime.program.instructions import Feed
+from mpmd.tracing.stages.stacked.stacked import is_stacked
 
 if TYPE_CHECKING:
     from mpmd.api.stages import Lowered

@@ -39,18 +39,18 @@ from mpmd.options import PipelineOptions, current_options, ordered_by, ways_to_r
 from mpmd.passes.calls.mirror_stages import SUFFIX
 from mpmd.passes.export.fragment_names import is_reduction
 from mpmd.passes.verify import verify
-from mpmd.runtime.entry import read_entry
-from mpmd.runtime.graph import EntryGraph
-from mpmd.runtime.linearize import linearize
-from mpmd.runtime.memory import predict_memory
 from mpmd.runtime.processes.scalars import mesh_of_each
-from mpmd.runtime.program import Program
+from mpmd.runtime.program.entry import read_entry
+from mpmd.runtime.program.graph import EntryGraph
+from mpmd.runtime.program.linearize import linearize
+from mpmd.runtime.program.stream_memory import predict_memory
+from mpmd.runtime.program.streams import Program
 from mpmd.sharding.shards import split_of
 from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Diagnostic, Diagnostics, Severity
 from mpmd.support.garbage import garbage_kept
+from mpmd.support.pass_pipeline import Timing, Watch, name_of, run_pipeline
 from mpmd.support.passes import Pass, with_overrides
-from mpmd.support.pipeline import Timing, Watch, name_of, run_pipeline
 from mpmd.support.source import frames_of, readable
 from mpmd.tracing.trace import to_module
 

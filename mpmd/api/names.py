@@ -15,8 +15,8 @@ from mpmd.api.config import Config, did_you_mean
 from mpmd.errors import ConfigError, collect
 from mpmd.passes import structure
 from mpmd.passes.calls.mirror_stages import SUFFIX
-from mpmd.runtime.instructions import Run
-from mpmd.runtime.program import Program
+from mpmd.runtime.program.instructions import Run
+from mpmd.runtime.program.streams import Program
 from mpmd.support import diagnostics
 from mpmd.support.source import frames_of
 

@@ -14,7 +14,7 @@ from jax.tree_util import DictKey, keystr, tree_leaves_with_path
 
 from mpmd.errors import SignatureError, collect
 from mpmd.jax_compat import explicit_sharding
-from mpmd.tracing.stages.stacked import Stacked, in_parts, is_stacked, of_axis
+from mpmd.tracing.stages.stacked.stacked import Stacked, in_parts, is_stacked, of_axis
 
 Leaf = tuple[tuple[int, ...], Any, bool]
 

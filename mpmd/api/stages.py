@@ -51,19 +51,19 @@ from mpmd.compile.fallbacks import fallback_warning
 from mpmd.compile.fragment import fragment_modules
 from mpmd.errors import ConfigError, SignatureError
 from mpmd.jax_compat import host_callbacks
-from mpmd.runtime.costs import ProgramCosts, measure_costs
-from mpmd.runtime.decode import unwatched_executables
-from mpmd.runtime.executor import RuntimeOptions
-from mpmd.runtime.instructions import Run
-from mpmd.runtime.memory import MemoryMeter, MeshMemory, predict_memory
-from mpmd.runtime.observe import FiniteCheck
+from mpmd.runtime.measure.run_costs import ProgramCosts, measure_costs
 from mpmd.runtime.processes.exchange import WorldExchange
-from mpmd.runtime.program import Program
+from mpmd.runtime.program.instructions import Run
+from mpmd.runtime.program.stream_memory import MemoryMeter, MeshMemory, predict_memory
+from mpmd.runtime.program.streams import Program
+from mpmd.runtime.run.decode import unwatched_executables
+from mpmd.runtime.run.executor import RuntimeOptions
+from mpmd.runtime.run.observe import FiniteCheck
 from mpmd.scheduling.render import render_text
 from mpmd.scheduling.timeline import Timeline
-from mpmd.support.compiler_options import CompilerOptions, titled
 from mpmd.support.garbage import garbage_kept
 from mpmd.support.user_warnings import warn_user
+from mpmd.support.xla_options import CompilerOptions, titled
 from mpmd.tracing.live import live_names, lower
 from mpmd.tracing.stages.staged import StagePlan
 

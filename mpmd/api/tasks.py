@@ -12,11 +12,11 @@ from mpmd.api.config import Config
 from mpmd.api.visits import BACKWARD, TaskFragment, depths_of, mirrored_rounds, rounds_of, task_fragments
 from mpmd.errors import ScheduleError
 from mpmd.passes.calls.mirror_stages import SUFFIX
+from mpmd.scheduling.catalogue import PipelineSchedule, ScheduleTable, get_schedule
 from mpmd.scheduling.definition import PipelineShape
-from mpmd.scheduling.schedule import PipelineSchedule, ScheduleTable, get_schedule
 from mpmd.scheduling.simulate import simulate
 from mpmd.support import diagnostics
-from mpmd.support.assignment import NamePlacement
+from mpmd.support.placement_options import NamePlacement
 
 # The replacement of a schedule that visits every mesh once, where microbatches visit meshes several times.
 _FOR_SEVERAL_VISITS = {"1f1b": "interleaved_1f1b", "eager_1f1b": "interleaved_1f1b"}

@@ -13,16 +13,24 @@ from mpmd.compile.backends.targets import STAMPS
 from mpmd.errors import CompileError, ConfigError
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.channels.stamps import Stamps
-from mpmd.runtime.costs import ProgramCosts
-from mpmd.runtime.executor import Executor
-from mpmd.runtime.instructions import Recv, Run, Send, donated_buffers, ended_buffers, reads, writes
-from mpmd.runtime.memory import buffer_categories
-from mpmd.runtime.order import Node, messages
+from mpmd.runtime.measure.run_costs import ProgramCosts
+from mpmd.runtime.measure.step_trace import MeasuredSpan, StepRecorder, TraceRecorder, spans_of, stamped_types
+from mpmd.runtime.measure.watchers import WatchingRecorder
 from mpmd.runtime.processes.part import Part
-from mpmd.runtime.program import Program, Stream
-from mpmd.runtime.trace import MeasuredSpan, StepRecorder, TraceRecorder, spans_of, stamped_types
-from mpmd.runtime.verify import verify
-from mpmd.runtime.watchers import WatchingRecorder
+from mpmd.runtime.program.instructions import (
+    Recv,
+    Run,
+    Send,
+    donated_buffers,
+    ended_buffers,
+    reads,
+    writes,
+)
+from mpmd.runtime.program.order import Node, messages
+from mpmd.runtime.program.stream_memory import buffer_categories
+from mpmd.runtime.program.streams import Program, Stream
+from mpmd.runtime.program.verify_streams import verify
+from mpmd.runtime.run.executor import Executor
 from mpmd.scheduling.table import Phase, Task
 from mpmd.scheduling.timeline import COMPUTE, IDLE, TRANSFER, MemoryCurve, Span, Timeline
 

@@ -16,10 +16,10 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 from mpmd import ir
 from mpmd.errors import ConfigError, collect
 from mpmd.jax_distributed import world_devices
-from mpmd.runtime.clients import Pinning, divided, mesh_devices
 from mpmd.runtime.processes.placing import placed
 from mpmd.runtime.processes.world import world
-from mpmd.runtime.program import processes_text
+from mpmd.runtime.program.streams import processes_text
+from mpmd.runtime.run.clients import Pinning, divided, mesh_devices
 
 MeshLike: TypeAlias = int | Mesh | Mapping[str, int] | Sequence[Any]
 

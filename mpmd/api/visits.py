@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from mpmd import ir
 from mpmd.passes.calls.mirror_stages import SUFFIX
-from mpmd.runtime.entry import phase
+from mpmd.runtime.program.entry import phase
 
 BACKWARD = ("B", "I", "W")
 

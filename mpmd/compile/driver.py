@@ -30,7 +30,7 @@ from mpmd.compile.thunks.miscompiled import check_program
 from mpmd.compile.watch import dumping_inside, watch_of
 from mpmd.support import diagnostics
 from mpmd.support.garbage import garbage_kept
-from mpmd.support.pipeline import Timing, run_pipeline
+from mpmd.support.pass_pipeline import Timing, run_pipeline
 
 
 @garbage_kept()

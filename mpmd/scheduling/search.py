@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mpmd.errors import ScheduleError
 from mpmd.scheduling.bounds import lower_bound
-from mpmd.scheduling.costs import Costs, Link, Transfer
+from mpmd.scheduling.catalogue import SCHEDULES
 from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
 from mpmd.scheduling.exact import branch_and_bound
 from mpmd.scheduling.list_schedule import (
@@ -19,15 +19,15 @@ from mpmd.scheduling.list_schedule import (
     list_schedule,
     old_first,
 )
-from mpmd.scheduling.memory import peak_activations
+from mpmd.scheduling.patterns import zigzag
 from mpmd.scheduling.render import duration
-from mpmd.scheduling.schedule import SCHEDULES
+from mpmd.scheduling.schedule_memory import peak_activations
 from mpmd.scheduling.simulate import simulate
 from mpmd.scheduling.table import Phase, Placement, ScheduleTable
+from mpmd.scheduling.task_costs import Costs, Link, Transfer
 from mpmd.scheduling.timeline import Timeline
 from mpmd.scheduling.validate import validate
 from mpmd.scheduling.workload import BACKWARD, FORWARD, WEIGHTS, Step, Workload, costed_workload, expand
-from mpmd.scheduling.zigzag import zigzag
 from mpmd.support.progress import ProgressLine
 
 _TOLERANCE = 1e-9

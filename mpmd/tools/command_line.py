@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from mpmd.errors import ConfigError, MpmdError
-from mpmd.support.pipeline import Timing
+from mpmd.support.pass_pipeline import Timing
 from mpmd.tools.expected_diagnostics import Finding
 from mpmd.tools.pass_help import Described, pass_help, pass_list
 from mpmd.version import __version__

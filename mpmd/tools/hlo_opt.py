@@ -25,8 +25,8 @@ from mpmd.compile.target import Target
 from mpmd.errors import ConfigError, MpmdError, close_to
 from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Severity
+from mpmd.support.pass_pipeline import Timing, Watch, run_pipeline
 from mpmd.support.passes import Pass, split_outside_brackets
-from mpmd.support.pipeline import Timing, Watch, run_pipeline
 from mpmd.tools.command_line import (
     SWITCHES,
     Result,

@@ -25,8 +25,8 @@ from mpmd.passes.fragments.control_edges import control_edges, control_edges_as_
 from mpmd.passes.verify import violations
 from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Severity
+from mpmd.support.pass_pipeline import Timing, Watch, name_of, run_pipeline
 from mpmd.support.passes import Pass
-from mpmd.support.pipeline import Timing, Watch, name_of, run_pipeline
 from mpmd.support.source import location_of
 from mpmd.tools.command_line import Result, run_pieces, run_script, run_tool
 from mpmd.tools.expected_diagnostics import Finding, expectations, mismatches

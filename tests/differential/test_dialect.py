@@ -20,7 +20,7 @@ from mpmd.passes import make_pass
 from mpmd.passes.export import lower_to_fragment_calls
 from mpmd.passes.schedule.happens_before import SCHEDULES
 from mpmd.passes.verify import verify
-from mpmd.support.pipeline import Watch, run_pipeline
+from mpmd.support.pass_pipeline import Watch, run_pipeline
 from tests.support import dialect
 
 BY_STAGE = ("Circular", "CircularWithReversedBackward")

@@ -270,5 +270,5 @@ ALWAYS: dict[str, str] = {
     f"{_RULES}:_reduction": "a range is along a dim that is kept",
     f"{_RULES}:_of_keys": "every key is used by itself",
     f"{_STAGES}/stacks.py:_split_unstacked": "a row of `jnp.unstack` is a row",
-    "mpmd/tracing/inline.py": "a call is its function's body",
+    "mpmd/tracing/expand.py": "a call is its function's body",
 }

@@ -301,7 +301,7 @@ _GATHERS = (
 
 def _cast(name: str, holds: str, code: str, dropped: str, test: str) -> Precondition:
     return Precondition(
-        f"mpmd/sharding/casts.py:{name}", holds, code, dropped, f"{_UNIT}casts.py::test_{test}"
+        f"mpmd/sharding/gathers.py:{name}", holds, code, dropped, f"{_UNIT}casts.py::test_{test}"
     )
 
 

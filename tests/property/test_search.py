@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mpmd.errors import ScheduleError
 from mpmd.scheduling import SCHEDULES, Costs, Link, StageCosts, simulate
-from mpmd.scheduling.memory import peak_activations
+from mpmd.scheduling.schedule_memory import peak_activations
 from mpmd.scheduling.search import SchedulingProblem, search
 from mpmd.scheduling.validate import validate
 

@@ -13,8 +13,8 @@ from mpmd import ir, pipeline
 from mpmd.errors import PassError
 from mpmd.options import DIALECT_DEFAULTS
 from mpmd.passes.verify import verify
+from mpmd.support.pass_pipeline import Watch, run_pipeline
 from mpmd.support.passes import Pass
-from mpmd.support.pipeline import Watch, run_pipeline
 from tests.support import dialect
 from tests.support.evaluate_mpmd import argument_shapes, evaluate
 

@@ -14,8 +14,8 @@ from mpmd.options import DIALECT_DEFAULTS, PipelineOptions
 from mpmd.passes import PASSES, make_pass
 from mpmd.passes.fragments.fragment_info import FragmentInfo
 from mpmd.passes.verify import verify
+from mpmd.support.pass_pipeline import Watch, run_pipeline
 from mpmd.support.passes import Pass
-from mpmd.support.pipeline import Watch, run_pipeline
 from tests.support import random_mpmd
 from tests.support.evaluate_mpmd import argument_shapes, entry_of
 from tests.support.random_moments import MOMENTS

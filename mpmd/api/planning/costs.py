@@ -6,9 +6,9 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
-from mpmd.scheduling.costs import Costs, Link, StageCosts
-from mpmd.tracing.stages.chains import UnitChain
-from mpmd.tracing.stages.division import REMATERIALISED, DeviceRates, Meshes, Segments
+from mpmd.scheduling.task_costs import Costs, Link, StageCosts
+from mpmd.tracing.stages.select.chains import UnitChain
+from mpmd.tracing.stages.select.division import REMATERIALISED, DeviceRates, Meshes, Segments
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 
 from mpmd.api.stages import Compiled
 from mpmd.api.timeline import WAITS_FOR_HOST
-from mpmd.runtime.costs import ProgramCosts
-from mpmd.runtime.graph import BufferType
+from mpmd.runtime.measure.run_costs import ProgramCosts
+from mpmd.runtime.program.graph import BufferType
 from mpmd.scheduling.timeline import IDLE, Timeline
 
 _DRAWS = 31

@@ -21,7 +21,7 @@ from mpmd.api.planning.partitioned import by_program
 from mpmd.api.planning.result import config_for
 from mpmd.api.refine import zeros
 from mpmd.api.stages import Compiled
-from mpmd.runtime.costs import ProgramCosts
+from mpmd.runtime.measure.run_costs import ProgramCosts
 from mpmd.scheduling.timeline import Timeline
 
 _ROUNDS = 7

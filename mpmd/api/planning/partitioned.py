@@ -27,11 +27,11 @@ from mpmd.compile.backends.targets import DESCRIBED
 from mpmd.compile.driver import prepare_fragment
 from mpmd.errors import CompileError, MpmdError
 from mpmd.jax_compat import default_platform
-from mpmd.runtime.memory import MeshMemory, predict_memory
+from mpmd.runtime.program.stream_memory import MeshMemory, predict_memory
 from mpmd.scheduling.timeline import Timeline
 from mpmd.support.garbage import garbage_kept
 from mpmd.tracing.live import lower
-from mpmd.tracing.stages.division import products_work
+from mpmd.tracing.stages.select.division import products_work
 
 _LESS_MEMORY = {"reduce_gradients": ("_reduce.", "per_microbatch"), "gather_weights": ("_gather.", "per_use")}
 """Options: what is in the names of programs that they add, and the value that adds none."""

@@ -18,10 +18,10 @@ from mpmd.api.planning.search import Axes, PlanSearch, PlanSpace
 from mpmd.compile.kernels.cost.device import OF_PLATFORM, Device
 from mpmd.errors import ConfigError, SignatureError
 from mpmd.jax_compat import default_platform
-from mpmd.scheduling.schedule import SCHEDULES
+from mpmd.scheduling.catalogue import SCHEDULES
 from mpmd.support.progress import ProgressLine
-from mpmd.tracing.stages.automatic import DivisionChoice
-from mpmd.tracing.stages.division import DeviceRates
+from mpmd.tracing.stages.select.automatic import DivisionChoice
+from mpmd.tracing.stages.select.division import DeviceRates
 
 SCHEDULES_TRIED = ("1f1b", "gpipe", "zb_h1", "interleaved_1f1b", "looped_bfs", "zb_v")
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}

@@ -23,8 +23,8 @@ from mpmd.api.traced_axes import under_fitting_mesh
 from mpmd.errors import ConfigError, SignatureError
 from mpmd.jax_compat import inner_jaxprs
 from mpmd.tracing.names import decode
-from mpmd.tracing.stages.automatic import AutomaticSelector, DivisionChoice, by_cost
-from mpmd.tracing.stages.division import DeviceRates
+from mpmd.tracing.stages.select.automatic import AutomaticSelector, DivisionChoice, by_cost
+from mpmd.tracing.stages.select.division import DeviceRates
 from mpmd.tracing.stages.staged import StagePlan, planned
 
 NUMBER = "num_microbatches"

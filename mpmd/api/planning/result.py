@@ -14,8 +14,8 @@ from mpmd.api.planning.candidate import PlanCandidate, PlanChoice
 from mpmd.api.topology import Topology, make_topology
 from mpmd.options import current_options
 from mpmd.scheduling.render_svg import render_svg
-from mpmd.tracing.stages.automatic import by_cost
-from mpmd.tracing.stages.report import bytes_text, seconds_text
+from mpmd.tracing.stages.select.automatic import by_cost
+from mpmd.tracing.stages.select.stage_report import bytes_text, seconds_text
 
 _SHOWN = 10
 _REASONS = 6

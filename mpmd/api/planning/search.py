@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from mpmd.api.planning.candidate import PlanCandidate, PlanChoice
 from mpmd.api.planning.costs import StepSizes, division_costs, link_of, update_seconds
 from mpmd.errors import ScheduleError
-from mpmd.scheduling.costs import Costs
-from mpmd.scheduling.schedule import get_schedule
+from mpmd.scheduling.catalogue import get_schedule
 from mpmd.scheduling.simulate import simulate
 from mpmd.scheduling.table import ScheduleTable, visits
-from mpmd.tracing.stages.automatic import DivisionChoice
-from mpmd.tracing.stages.division import DeviceRates, Meshes, Segments, choose
-from mpmd.tracing.stages.report import bytes_text
+from mpmd.scheduling.task_costs import Costs
+from mpmd.tracing.stages.select.automatic import DivisionChoice
+from mpmd.tracing.stages.select.division import DeviceRates, Meshes, Segments, choose
+from mpmd.tracing.stages.select.stage_report import bytes_text
 
 Axes = tuple[tuple[str, int], ...]
 

@@ -10,9 +10,8 @@ from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.dropping import erase_dead_ops
 from mpmd.passes.propagation.defer_reductions import REDUCTION
 from mpmd.passes.propagation.hoist_gathers import GATHERING
-from mpmd.sharding.device_program import DeviceProgram
+from mpmd.sharding.device_program import REDUCES_TERMS, DeviceProgram, Sum, sums
 from mpmd.sharding.shards import axes_of, innermost, split_axes, split_of, without
-from mpmd.sharding.sums import REDUCES_TERMS, Sum, sums
 
 
 class IssueReductions(FunctionPass):

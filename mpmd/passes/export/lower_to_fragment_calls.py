@@ -15,7 +15,7 @@ from mpmd.passes.fragments.splitting import outline
 from mpmd.sharding import shardings
 from mpmd.sharding.shards import on_sdy_mesh, sdy_meshes
 from mpmd.support import diagnostics
-from mpmd.support.compiler_options import OptionsRow, contradictions
+from mpmd.support.xla_options import OptionsRow, contradictions
 
 log = logging.getLogger("mpmd.passes")
 

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Sequence
 
 from mpmd import ir
 from mpmd.passes.fragments.splitting import body_keys
-from mpmd.support.compiler_options import FragmentOptions, OptionsRow, OptionValue, options_of
+from mpmd.support.xla_options import FragmentOptions, OptionsRow, OptionValue, options_of
 
 ATTRIBUTE = "mpmd.compiler_options"
 

@@ -6,7 +6,7 @@ from mpmd import ir
 from mpmd.passes import structure
 from mpmd.passes.bases import FunctionPass
 from mpmd.support import diagnostics
-from mpmd.support.assignment import NOTHING, Assignment, NamePlacement
+from mpmd.support.placement_options import NOTHING, Assignment, NamePlacement
 
 _UNARY = (ir.NamedTensor, ir.Broadcast, ir.Reduce)
 

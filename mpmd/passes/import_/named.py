@@ -8,7 +8,7 @@ from mpmd.passes.fragments.dropping import erase_dead_ops
 from mpmd.passes.fragments.simplifying import simplify
 from mpmd.passes.import_ import assigning
 from mpmd.support import diagnostics
-from mpmd.support.assignment import NOTHING, Assignment, NamePlacement
+from mpmd.support.placement_options import NOTHING, Assignment, NamePlacement
 from mpmd.support.source import frames_of
 
 

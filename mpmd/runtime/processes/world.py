@@ -2,6 +2,10 @@
 
 The store carries control only, never arrays.  Each process writes under its own index; a failure is written
 once, by the first process that knows its cause, and read by all.
+
+Where arrays come from: two processes that fetch one array each must mean the same one.
+
+An array of another process has no data here, and often the shape, the dtype and the mesh of others.
 """
 
 from __future__ import annotations
@@ -16,18 +20,58 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mpmd import jax_compat, jax_distributed
 from mpmd.errors import ConfigError, PeerError
-from mpmd.runtime.exclusive import Exclusive, ExclusiveWork
 from mpmd.runtime.processes.exchange import Alike, WorldExchange
-from mpmd.runtime.processes.mail import Mail
-from mpmd.runtime.processes.origins import Origins
-from mpmd.runtime.processes.store import BoundedStore, NoAnswer, delay_aborts
+from mpmd.runtime.processes.store import BoundedStore, Mail, NoAnswer, delay_aborts
+from mpmd.runtime.run.exclusive import Exclusive, ExclusiveWork
 from mpmd.support.memoisation import once
+
+_RECORDED = 16
+"""Calls whose results are known; those of earlier ones are compared by shape, dtype and place only."""
+
+
+class Origins:
+    """The last calls that made arrays, in every process the same; holds none of them."""
+
+    def __init__(self) -> None:
+        self._calls: deque[tuple[str, list[weakref.ref[Any] | None]]] = deque(maxlen=_RECORDED)
+
+    def record(self, what: str, leaves: Sequence[Any]) -> None:
+        """Notes the results of a call: `what`, such as `program 3`, and its leaves in order."""
+        self._calls.append((what, [_reference(leaf) for leaf in leaves]))
+
+    def of(self, leaf: Any) -> list[str]:
+        """The calls that gave an array, and which of their results it is; none if that is not known.
+
+        There are several for an array that is two results, or an argument that is a result.
+        """
+        return list(self._found(leaf))
+
+    def _found(self, leaf: Any) -> Iterator[str]:
+        for what, references in reversed(self._calls):
+            for k, reference in enumerate(references):
+                if reference is not None and reference() is leaf:
+                    yield f"result {k} of {what}"
+
+
+def differ(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether the origins of arrays are known, and none is common to both."""
+    return bool(one and other) and not set(one) & set(other)
+
+
+def _reference(leaf: Any) -> weakref.ref[Any] | None:
+    try:
+        return weakref.ref(leaf)
+    except TypeError:  # a number
+        return None
+
 
 _STATE = "mpmd/state/"
 _CAUSE_SECONDS = 5.0

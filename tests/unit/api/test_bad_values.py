@@ -13,7 +13,7 @@ from mpmd import ir
 from mpmd.errors import ConfigError, ScheduleError, SignatureError
 from mpmd.options import PIPELINE_SCHEDULES, USER_DEFAULTS, current_options
 from mpmd.passes.schedule import happens_before
-from mpmd.scheduling.schedule import from_csv, from_function, from_table, get_schedule
+from mpmd.scheduling.catalogue import from_csv, from_function, from_table, get_schedule
 from tests.support.two_stages import two_stages
 
 X = jnp.ones((8, 4))

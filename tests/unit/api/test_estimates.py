@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import mpmd
 from mpmd.api.estimate import DeviceSpeed, predicted_seconds
-from mpmd.runtime.memory import predict_memory
+from mpmd.runtime.program.stream_memory import predict_memory
 from tests.support.models import normal
 
 WIDTH, ROWS, LAYERS, MICROBATCHES = 32, 16, 2, 4

@@ -10,7 +10,7 @@ import pytest
 
 import mpmd
 from mpmd.errors import ConfigError, ScheduleError
-from mpmd.scheduling.schedule import SCHEDULES, from_function, get_schedule
+from mpmd.scheduling.catalogue import SCHEDULES, from_function, get_schedule
 
 W, X = jnp.eye(4), jnp.ones((8, 4))
 V_SHAPED = ("zb_v", "v_half", "v_min", "dualpipe_v")

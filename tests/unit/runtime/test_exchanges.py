@@ -8,11 +8,10 @@ import threading
 import pytest
 
 from mpmd.errors import CheckpointError, PeerError, ProgramError
-from mpmd.runtime.exclusive import Exclusive
-from mpmd.runtime.processes.exchange import Alike
-from mpmd.runtime.processes.origins import Origins, differ
-from mpmd.runtime.processes.settings import settings_text, without_addresses
+from mpmd.runtime.processes.exchange import Alike, settings_text, without_addresses
 from mpmd.runtime.processes.store import BoundedStore
+from mpmd.runtime.processes.world import Origins, differ
+from mpmd.runtime.run.exclusive import Exclusive
 from tests.support.worlds import in_threads
 
 

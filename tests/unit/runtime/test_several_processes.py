@@ -12,18 +12,17 @@ import numpy as np
 import pytest
 
 from mpmd.errors import ConfigError, PeerError
-from mpmd.runtime.clients import available_cores
-from mpmd.runtime.decode import chosen_fetches
-from mpmd.runtime.graph import CallNode, OutputSpec
-from mpmd.runtime.instructions import Copy, Feed, Fetch, Recv, Run, Send
-from mpmd.runtime.linearize import linearize
-from mpmd.runtime.processes.cores import own_cores, share_of
 from mpmd.runtime.processes.exchange import Alike
 from mpmd.runtime.processes.meeting import MeetingCall, with_meetings
 from mpmd.runtime.processes.monitor import Monitor, first_difference
-from mpmd.runtime.processes.placing import placed
+from mpmd.runtime.processes.placing import own_cores, placed, share_of
 from mpmd.runtime.processes.store import BoundedStore, NoAnswer
 from mpmd.runtime.processes.world import Failure, World
+from mpmd.runtime.program.graph import CallNode, OutputSpec
+from mpmd.runtime.program.instructions import Copy, Feed, Fetch, Recv, Run, Send
+from mpmd.runtime.program.linearize import linearize
+from mpmd.runtime.run.clients import available_cores
+from mpmd.runtime.run.decode import chosen_fetches
 from tests.support.fake_engine import FakeArray
 from tests.support.pipeline_graphs import GraphBuilder
 from tests.support.worlds import KeyValueTable, in_threads

@@ -10,7 +10,8 @@ from mpmd.scheduling.bounds import lower_bound
 from mpmd.scheduling.definition import PipelineShape
 from mpmd.scheduling.exact import branch_and_bound
 from mpmd.scheduling.list_schedule import Clockwork, Ordered, fill_weights, improve, list_schedule
-from mpmd.scheduling.memory import peak_activations
+from mpmd.scheduling.patterns import zigzag
+from mpmd.scheduling.schedule_memory import peak_activations
 from mpmd.scheduling.search import SchedulingProblem, search
 from mpmd.scheduling.validate import validate
 from mpmd.scheduling.workload import (
@@ -23,7 +24,6 @@ from mpmd.scheduling.workload import (
     expand,
     unit_workload,
 )
-from mpmd.scheduling.zigzag import zigzag
 
 
 def random_costs(chance: random.Random, stages: int) -> Costs:

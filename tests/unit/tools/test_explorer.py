@@ -23,7 +23,7 @@ from mpmd.errors import PassError
 from mpmd.options import DIALECT_DEFAULTS
 from mpmd.passes.bases import mlir_pass
 from mpmd.passes.verify import verify
-from mpmd.support.pipeline import Watch, run_pipeline
+from mpmd.support.pass_pipeline import Watch, run_pipeline
 from mpmd.tools import opt
 from mpmd.tools.explorer import PassRecorder, Planned, explore
 from mpmd.tools.explorer.naming import Namer

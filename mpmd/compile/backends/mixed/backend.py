@@ -35,7 +35,7 @@ from mpmd.compile.options import DEFAULTS, CompileOptions
 from mpmd.compile.pipelines import configured, preparation
 from mpmd.compile.target import Target
 from mpmd.errors import CompileError
-from mpmd.support.pipeline import Watch, run_pipeline
+from mpmd.support.pass_pipeline import Watch, run_pipeline
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

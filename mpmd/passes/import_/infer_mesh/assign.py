@@ -12,7 +12,7 @@ from mpmd.passes.import_.infer_mesh.sets import REDUCE, SRC_SET, USE_SET, MeshSe
 from mpmd.passes.import_.infer_mesh.validation import Limited
 from mpmd.passes.structure import mesh_order
 from mpmd.support import diagnostics
-from mpmd.support.assignment import Constraint
+from mpmd.support.placement_options import Constraint
 
 _MADE_BY = "infer_mesh_wrap_resultless_ops"
 

@@ -20,7 +20,7 @@ from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.target import host_target, named_target
 from mpmd.compile.llvm.types import constant, suffix, vector, vector_constant
 from mpmd.errors import CompileError, ConfigError
-from mpmd.runtime import host_memory
+from mpmd.runtime.run import host_memory
 from tests.support.targets import runs_here
 
 POINTER, INTEGER = ctypes.c_void_p, ctypes.c_int64

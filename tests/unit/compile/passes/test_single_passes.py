@@ -11,8 +11,8 @@ from mpmd.compile.passes.groups import GROUPS
 from mpmd.compile.passes.hlo_pass import Fixpoint
 from mpmd.compile.passes.simplify.loops import counter_of
 from mpmd.errors import ConfigError
+from mpmd.support.pass_pipeline import Timing, Watch, run_pipeline
 from mpmd.support.passes import Pass
-from mpmd.support.pipeline import Timing, Watch, run_pipeline
 from tests.support.hlo_meaning import evaluate
 from tests.support.rewrite_checks import rewritten
 

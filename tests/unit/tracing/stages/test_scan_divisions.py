@@ -9,9 +9,8 @@ import pytest
 
 import mpmd
 from mpmd.errors import ConfigError
-from mpmd.tracing.stages.emit import ItemEmission
-from mpmd.tracing.stages.items import FlatFunction
-from mpmd.tracing.stages.scan_ranges import divide_scans
+from mpmd.tracing.stages.items import FlatFunction, ItemEmission
+from mpmd.tracing.stages.stacked.scan_ranges import divide_scans
 
 STACK = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
 X = np.random.default_rng(1).standard_normal(4).astype(np.float32)
