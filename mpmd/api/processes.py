@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 import jax
 
 from mpmd import ir
-from mpmd.api.lowering import Partitioned
-from mpmd.api.timeline import Scratch
-from mpmd.api.topology import Topology
 from mpmd.compile.llvm.code_pages import unmap_compiler_code
+from mpmd.config.topology import Topology
 from mpmd.errors import AbsentValueError
+from mpmd.estimate.program_timeline import Scratch
 from mpmd.jax_distributed import explain_absent_arrays
+from mpmd.partition.lowering import Partitioned
 from mpmd.runtime.channels.links import links
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.channels.remote import WorldDevices

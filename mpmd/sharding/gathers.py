@@ -1,6 +1,6 @@
 """Which values are split where they lie, and needed whole where they are used.
 
-Arguments of which a body reads one cast alone: masters in f32 that are used as bf16.
+Arguments that a body reads through one cast alone: masters in f32 that are used as bf16.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class _UsesAlong:
         return _all_of(self.use_needs(op, position, dim) for op, position in ir.uses(value))
 
     def use_needs(self, op: ir.Op, position: int, dim: int) -> bool | None:
-        """What the axis splits of what an op takes or gives decides."""
+        """As `uses_need`, for one use: by the dims that the axis splits of operands and results."""
         name, operands = op.operation.name, list(op.operands)
         if name == "stablehlo.while":
             return self.loop_needs(op, position, dim)

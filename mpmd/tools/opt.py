@@ -18,8 +18,9 @@ from typing import Any, TextIO
 
 from jax.extend.mlir import ir as mlir
 
-from mpmd import ir, pipeline
+from mpmd import ir
 from mpmd.errors import IRError, MpmdError, PassError, close_to, collect
+from mpmd.partition import pipeline
 from mpmd.passes import PASSES
 from mpmd.passes.fragments.control_edges import control_edges, control_edges_as_operands
 from mpmd.passes.verify import violations

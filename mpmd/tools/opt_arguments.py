@@ -6,8 +6,9 @@ import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 
-from mpmd import ir, pipeline
+from mpmd import ir
 from mpmd.errors import ConfigError, close_to
+from mpmd.partition import pipeline
 from mpmd.passes import PASSES, make_pass
 from mpmd.passes.bases import MlirPass, mlir_pass
 from mpmd.support.passes import split_options, split_outside_brackets

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from mpmd import ir, pipeline
+from mpmd import ir
 from mpmd.options import DIALECT_DEFAULTS
+from mpmd.partition import pipeline
 from mpmd.passes import make_pass
 from mpmd.passes.export import lower_to_fragment_calls
 from mpmd.passes.schedule.happens_before import SCHEDULES

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mpmd import ir, pipeline
+from mpmd import ir
 from mpmd.errors import ConfigError, PassError
+from mpmd.partition import pipeline
 from mpmd.passes import PASSES, make_pass
 from mpmd.support.pass_pipeline import run_pipeline
 from mpmd.support.passes import Pass

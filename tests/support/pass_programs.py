@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mpmd import ir, pipeline
+from mpmd import ir
 from mpmd.errors import PassError
 from mpmd.options import DIALECT_DEFAULTS, PipelineOptions
+from mpmd.partition import pipeline
 from mpmd.passes import PASSES, make_pass
 from mpmd.passes.fragments.fragment_info import FragmentInfo
 from mpmd.passes.verify import verify

@@ -34,7 +34,7 @@ from mpmd.runtime.run.exclusive import Exclusive, ExclusiveWork
 from mpmd.support.memoisation import once
 
 _RECORDED = 16
-"""Calls whose results are known; those of earlier ones are compared by shape, dtype and place only."""
+"""Calls whose results are known; earlier results are compared by shape, dtype and place only."""
 
 
 class Origins:

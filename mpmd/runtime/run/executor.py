@@ -24,6 +24,7 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 
 from mpmd.errors import ConfigError, ProgramError, SignatureError, collect
+from mpmd.runtime.channels.profiling import dispatch_annotations, step_annotation
 from mpmd.runtime.channels.protocol import Stopped
 from mpmd.runtime.program.instructions import Feed, Fetch, Run
 from mpmd.runtime.program.order import issue_order
@@ -44,7 +45,7 @@ from mpmd.runtime.run.interpreter import (
     StepState,
     issue_all,
 )
-from mpmd.runtime.run.observe import FiniteCheck, Observers, dispatch_annotations, step_annotation
+from mpmd.runtime.run.observe import FiniteCheck, Observers
 from mpmd.runtime.run.waiting import failure_of, is_finished, wait_for
 from mpmd.runtime.run.workers import Workers
 

@@ -1,17 +1,13 @@
-"""Observers of a step: several at once, the check for NaNs and infinities, and `jax.profiler`."""
+"""Observers of a step: several at once, and the check for NaNs and infinities."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from jax.profiler import StepTraceAnnotation, TraceAnnotation
 
-from mpmd.runtime.program.instructions import task_text
 from mpmd.runtime.run.interpreter import (
     BoundCall,
     BoundFeed,
@@ -98,35 +94,3 @@ def count_values(array: Any, test: Callable[[Any], Any]) -> int:
         return int(test(array).sum())
     # A view of device memory would keep it from being donated: each is dropped before the next instruction.
     return sum(int(test(np.asarray(s.data)).sum()) for s in shards if s.replica_id == 0)
-
-
-def step_annotation(name: str, number: int) -> contextlib.AbstractContextManager[Any]:
-    """Covers the dispatch of a step, which tools for traces number and divide by."""
-    return StepTraceAnnotation(f"mpmd {name}", step_num=number)
-
-
-class DispatchAnnotations(Observer):
-    """An annotation for each call: fragment, task and mesh in its name, and each of them in its metadata."""
-
-    def __init__(self) -> None:
-        self._open = threading.local()
-
-    def calling(self, call: BoundCall, frame: StepState) -> None:
-        op = call.op
-        task = task_text(op)
-        facts = {"stage": op.stage, "microbatch": op.microbatch, "phase": op.phase or None}
-        known = {word: fact for word, fact in facts.items() if fact is not None}
-        label = f"{op.executable}{f' {task}' if task else ''} on {call.mesh}"
-        where = {"fragment": op.executable, "mesh": call.mesh, "step": frame.number}
-        self._open.annotation = TraceAnnotation(label, **where, **known)
-        self._open.annotation.__enter__()
-
-    def ran(self, call: BoundCall, frame: StepState, issued: float) -> None:
-        """Ends it; that of a call that failed ends when it is deleted, with the step."""
-        self._open.annotation.__exit__(None, None, None)
-        self._open.annotation = None
-
-
-def dispatch_annotations() -> list[DispatchAnnotations]:
-    """The observer of a step while a trace is recorded; otherwise none, and this check is the cost."""
-    return [DispatchAnnotations()] if TraceAnnotation.is_enabled() else []

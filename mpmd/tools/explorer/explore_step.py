@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mpmd.api.stages import Lowered, Traced
+from mpmd.api.aot import Lowered, Traced
 from mpmd.errors import MpmdError
 from mpmd.tools.explorer.kernels import kernels_of
 from mpmd.tools.explorer.recorder import PassRecorder

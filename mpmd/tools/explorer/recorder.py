@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 from mpmd import ir
+from mpmd.partition.pipeline import Step
 from mpmd.passes.bases import MlirPass
-from mpmd.pipeline import Step
 from mpmd.support.passes import Pass
 from mpmd.tools.explorer.changes import changes
 from mpmd.tools.explorer.graph import DRAWN_LINE, Graph, fresh_nodes, graphs_of

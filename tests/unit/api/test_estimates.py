@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from mpmd.api.estimate import DeviceSpeed, predicted_seconds
+from mpmd.estimate.estimate import DeviceSpeed, predicted_seconds
 from mpmd.runtime.program.stream_memory import predict_memory
 from tests.support.models import normal
 

@@ -11,10 +11,10 @@ import pytest
 
 import mpmd
 from benchmarks.sleeping import BROKEN, Durations, Stages
-from mpmd.api.estimate import DeviceSpeed
-from mpmd.api.timeline import WAITS_FOR_HOST, recorder_of, warn_of_unseen
 from mpmd.compile.backends.native_cpu.mesh_call import SLOT
 from mpmd.errors import FragmentError
+from mpmd.estimate.estimate import DeviceSpeed
+from mpmd.estimate.program_timeline import WAITS_FOR_HOST, recorder_of, warn_of_unseen
 from mpmd.runtime.measure.run_costs import ProgramCosts
 from mpmd.runtime.program.instructions import Run
 from mpmd.scheduling.chrome_trace import chrome_trace

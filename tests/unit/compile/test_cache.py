@@ -15,7 +15,6 @@ import pytest
 from jax.sharding import Mesh
 
 import mpmd
-from mpmd.api.lowering import compile_options
 from mpmd.compile.artefact import Artefact
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.backends.native_cpu.compilation import NativeCpu
@@ -24,6 +23,7 @@ from mpmd.compile.dump import Dump
 from mpmd.compile.options import CompileOptions
 from mpmd.errors import CompileError
 from mpmd.options import PipelineOptions
+from mpmd.partition.lowering import compile_options
 from tests.support.native_fragments import fragment_of
 
 KEY = key_of("entry")

@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 
-from mpmd import ir, pipeline
+from mpmd import ir
 from mpmd.errors import IRError
 from mpmd.options import DIALECT_DEFAULTS
+from mpmd.partition import pipeline
 from mpmd.passes import make_pass
 from mpmd.passes.verify import verify
 from mpmd.support.diagnostics import Severity

@@ -88,7 +88,7 @@ class _Term:
         self.flat, self.items = flat, items
         self.stage_of: dict[int, int] = {}
         self._slices: list[Item] = []
-        self._given: dict[int, list[int]] = {}  # what the items read → the parts of it, or itself
+        self._given: dict[int, list[int]] = {}  # value that items read → the parts of it, or itself
         self._divisions = {v: [end - begin for begin, end, _ in ranges] for v, ranges in stacks.items()}
         inside = {v for item in items for v in item.outputs}
         for v in dict.fromkeys(v for item in items for v in item.reads if v not in inside):

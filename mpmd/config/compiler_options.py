@@ -13,8 +13,8 @@ import jax
 from jax.sharding import Mesh
 
 from mpmd import ir, jax_compat
-from mpmd.api.ambient import without_ambient_mesh
 from mpmd.compile.fragment import FragmentModule
+from mpmd.config.ambient import without_ambient_mesh
 from mpmd.errors import ConfigError, close_to, collect
 from mpmd.passes.calls.mirror_stages import SUFFIX
 from mpmd.passes.export.programs import names_of, put_rows

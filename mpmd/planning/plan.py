@@ -7,17 +7,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mpmd.api.found_stages import rates_of
-from mpmd.api.planning.candidate import PlanCandidate
-from mpmd.api.planning.costs import StepSizes
-from mpmd.api.planning.measure import measured_candidates
-from mpmd.api.planning.partitioned import absent_devices, partitioned_candidates
-from mpmd.api.planning.probe import StepProbe, axes_for, binder, first_line
-from mpmd.api.planning.result import Plan
-from mpmd.api.planning.search import Axes, PlanSearch, PlanSpace
 from mpmd.compile.kernels.cost.device import OF_PLATFORM, Device
+from mpmd.config.found_stages import rates_of
 from mpmd.errors import ConfigError, SignatureError
 from mpmd.jax_compat import default_platform
+from mpmd.planning.candidates import Axes, PlanCandidate, PlanSearch, PlanSpace, StepSizes
+from mpmd.planning.measure import measured_candidates
+from mpmd.planning.partitioned import absent_devices, partitioned_candidates
+from mpmd.planning.probe import StepProbe, axes_for, binder, first_line
+from mpmd.planning.result import Plan
 from mpmd.scheduling.catalogue import SCHEDULES
 from mpmd.support.progress import ProgressLine
 from mpmd.tracing.stages.select.automatic import DivisionChoice

@@ -15,18 +15,17 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from mpmd.api.ambient import without_ambient_mesh
-from mpmd.api.estimate import DeviceSpeed
-from mpmd.api.planning.candidate import PlanCandidate, PlanChoice
-from mpmd.api.planning.result import config_for
-from mpmd.api.planning.search import PlanSpace, too_large
-from mpmd.api.stages import Lowered
-from mpmd.api.timeline import Scratch
-from mpmd.api.topology import Topology
+from mpmd.api.aot import Lowered
 from mpmd.compile.backends.targets import DESCRIBED
 from mpmd.compile.driver import prepare_fragment
+from mpmd.config.ambient import without_ambient_mesh
+from mpmd.config.topology import Topology
 from mpmd.errors import CompileError, MpmdError
+from mpmd.estimate.estimate import DeviceSpeed
+from mpmd.estimate.program_timeline import Scratch
 from mpmd.jax_compat import default_platform
+from mpmd.planning.candidates import PlanCandidate, PlanChoice, PlanSpace, too_large
+from mpmd.planning.result import config_for
 from mpmd.runtime.program.stream_memory import MeshMemory, predict_memory
 from mpmd.scheduling.timeline import Timeline
 from mpmd.support.garbage import garbage_kept

@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from mpmd.api.found_stages import from_shorthand, on_topology
-from mpmd.api.topology import Topology
+from mpmd.config.found_stages import from_shorthand, on_topology
+from mpmd.config.topology import Topology
 from mpmd.errors import ConfigError, close_to, collect
 from mpmd.options import PipelineOptions
 from mpmd.scheduling.catalogue import PipelineSchedule, get_schedule
@@ -133,7 +133,7 @@ def _option_rows(
 ) -> tuple[OptionsRow, ...]:
     if given is None:
         return ()
-    from mpmd.api.compiler_options import read_rows  # brings the compiler
+    from mpmd.config.compiler_options import read_rows  # brings the compiler
 
     rows, refused = read_rows(given, topology, {name: place.mesh for name, place in placed.items()})
     problems += refused

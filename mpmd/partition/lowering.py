@@ -14,12 +14,20 @@ from typing import Any, Protocol
 
 import jax
 
-from mpmd import ir, pipeline
-from mpmd.api.compiler_options import put_options, warn_of_unused_options
-from mpmd.api.config import Config, did_you_mean
-from mpmd.api.estimate import predicted_seconds
-from mpmd.api.names import CalledNames, check_names, warn_of_idle_meshes, warn_of_vanished_names
-from mpmd.api.prepare import (
+from mpmd import ir
+from mpmd.compile.cache import DiskCache
+from mpmd.compile.dump import Dump
+from mpmd.compile.options import CompileOptions
+from mpmd.compile.passes import make_pass
+from mpmd.config.compiler_options import put_options, warn_of_unused_options
+from mpmd.config.config import Config, did_you_mean
+from mpmd.config.topology import Topology
+from mpmd.errors import ConfigError, IRError, PassError, collect
+from mpmd.estimate.estimate import predicted_seconds
+from mpmd.options import PipelineOptions, current_options, ordered_by, ways_to_reduce
+from mpmd.partition import pipeline
+from mpmd.partition.name_checks import CalledNames, check_names, warn_of_idle_meshes, warn_of_vanished_names
+from mpmd.partition.prepare import (
     erase_batch_marks,
     flat_prefix,
     for_arguments,
@@ -27,15 +35,8 @@ from mpmd.api.prepare import (
     mark_shardings,
     place_of_sharding,
 )
-from mpmd.api.signature import Arguments
-from mpmd.api.tasks import mirrored_places, numbered, task_orders
-from mpmd.api.topology import Topology
-from mpmd.compile.cache import DiskCache
-from mpmd.compile.dump import Dump
-from mpmd.compile.options import CompileOptions
-from mpmd.compile.passes import make_pass
-from mpmd.errors import ConfigError, IRError, PassError, collect
-from mpmd.options import PipelineOptions, current_options, ordered_by, ways_to_reduce
+from mpmd.partition.signature import Arguments
+from mpmd.partition.tasks import mirrored_places, numbered, task_orders
 from mpmd.passes.calls.mirror_stages import SUFFIX
 from mpmd.passes.export.fragment_names import is_reduction
 from mpmd.passes.verify import verify

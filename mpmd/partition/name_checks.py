@@ -11,7 +11,7 @@ from collections.abc import Collection
 from typing import Any
 
 from mpmd import ir
-from mpmd.api.config import Config, did_you_mean
+from mpmd.config.config import Config, did_you_mean
 from mpmd.errors import ConfigError, collect
 from mpmd.passes import structure
 from mpmd.passes.calls.mirror_stages import SUFFIX

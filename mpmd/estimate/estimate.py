@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpmd import ir
-from mpmd.api.found_stages import rates_of
-from mpmd.api.timeline import predicted_timeline
 from mpmd.compile.analysis.cost import Cost, CostModel
 from mpmd.compile.driver import lowered
 from mpmd.compile.executable import Executable
 from mpmd.compile.fragment import FragmentModule, fragment_modules
 from mpmd.compile.kernels.cost.device import HOST, OF_PLATFORM, Device
 from mpmd.compile.passes import make_pass
+from mpmd.config.found_stages import rates_of
 from mpmd.errors import CompileError
+from mpmd.estimate.program_timeline import predicted_timeline
 from mpmd.runtime.measure.run_costs import ProgramCosts
 from mpmd.runtime.program.instructions import Run, Send
 from mpmd.runtime.program.streams import Program

@@ -10,8 +10,8 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from mpmd import ir
-from mpmd.api.config import did_you_mean
-from mpmd.api.topology import Topology
+from mpmd.config.config import did_you_mean
+from mpmd.config.topology import Topology
 from mpmd.errors import ConfigError, collect
 from mpmd.passes.fragments.moving import in_block_order
 

@@ -11,15 +11,9 @@ from typing import Any
 import jax
 
 from mpmd import ir
-from mpmd.api.ambient import refuse_within_jit, without_ambient_mesh
 from mpmd.api.compare import Comparison, FragmentComparison, kept, reported
-from mpmd.api.compiler_options import with_compiler_options
-from mpmd.api.config import Config
-from mpmd.api.estimate import DeviceSpeed, StepBounds, estimate_costs, step_bounds
 from mpmd.api.initial_state import Reader, initialized, loaded
-from mpmd.api.inputs import argument, structs, used
-from mpmd.api.lowering import LoweringObserver, Partitioned, partition
-from mpmd.api.names import CalledNames
+from mpmd.api.inputs import StoredForms, argument, structs, used
 from mpmd.api.pictures import PICTURES, stacked
 from mpmd.api.processes import (
     absent_results,
@@ -35,9 +29,16 @@ from mpmd.api.processes import (
     together,
     with_absent,
 )
-from mpmd.api.signature import Arguments, check_leaves, describe, fitted, structure_problem
-from mpmd.api.stored_forms import StoredForms
-from mpmd.api.timeline import (
+from mpmd.compile.compiler import compile_fragments, programs
+from mpmd.compile.executable import TEXTS, Executable, MemoryStats
+from mpmd.compile.fallbacks import fallback_warning
+from mpmd.compile.fragment import fragment_modules
+from mpmd.config.ambient import refuse_within_jit, without_ambient_mesh
+from mpmd.config.compiler_options import with_compiler_options
+from mpmd.config.config import Config
+from mpmd.errors import ConfigError, SignatureError
+from mpmd.estimate.estimate import DeviceSpeed, StepBounds, estimate_costs, step_bounds
+from mpmd.estimate.program_timeline import (
     Scratch,
     measured_timeline,
     predicted_timeline,
@@ -45,12 +46,10 @@ from mpmd.api.timeline import (
     wait_for,
     warn_of_unseen,
 )
-from mpmd.compile.compiler import compile_fragments, programs
-from mpmd.compile.executable import TEXTS, Executable, MemoryStats
-from mpmd.compile.fallbacks import fallback_warning
-from mpmd.compile.fragment import fragment_modules
-from mpmd.errors import ConfigError, SignatureError
 from mpmd.jax_compat import host_callbacks
+from mpmd.partition.lowering import LoweringObserver, Partitioned, partition
+from mpmd.partition.name_checks import CalledNames
+from mpmd.partition.signature import Arguments, check_leaves, describe, fitted, structure_problem
 from mpmd.runtime.measure.run_costs import ProgramCosts, measure_costs
 from mpmd.runtime.processes.exchange import WorldExchange
 from mpmd.runtime.program.instructions import Run

@@ -14,14 +14,13 @@ import jax
 from jax.sharding import AbstractMesh, PartitionSpec
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from mpmd.api.config import Config
 from mpmd.api.jit import jit
-from mpmd.api.planning.candidate import PlanChoice
-from mpmd.api.planning.costs import StepSizes
-from mpmd.api.prepare import axes_of_dims, flat_prefix
-from mpmd.api.traced_axes import under_fitting_mesh
+from mpmd.api.trace_step import under_fitting_mesh
+from mpmd.config.config import Config
 from mpmd.errors import ConfigError, SignatureError
 from mpmd.jax_compat import inner_jaxprs
+from mpmd.partition.prepare import axes_of_dims, flat_prefix
+from mpmd.planning.candidates import PlanChoice, StepSizes
 from mpmd.tracing.names import decode
 from mpmd.tracing.stages.select.automatic import AutomaticSelector, DivisionChoice, by_cost
 from mpmd.tracing.stages.select.division import DeviceRates

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mpmd.api.config import Config, make_config
-from mpmd.api.planning.candidate import PlanCandidate, PlanChoice
-from mpmd.api.topology import Topology, make_topology
+from mpmd.config.config import Config, make_config
+from mpmd.config.topology import Topology, make_topology
 from mpmd.options import current_options
+from mpmd.planning.candidates import PlanCandidate, PlanChoice
 from mpmd.scheduling.render_svg import render_svg
 from mpmd.tracing.stages.select.automatic import by_cost
 from mpmd.tracing.stages.select.stage_report import bytes_text, seconds_text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mpmd.api.topology import Topology
+from mpmd.config.topology import Topology
 from mpmd.errors import ConfigError
 from mpmd.tracing.stages.select.automatic import AutomaticSelector, by_cost
 from mpmd.tracing.stages.select.division import DeviceRates
