@@ -41,7 +41,7 @@ def weakly_typed(array: jax.Array) -> jax.Array:
 
 @memoised(256)
 def _copier(shape: tuple[int, ...], dtype: Any, sharding: Sharding) -> Callable[[jax.Array], jax.Array]:
-    """No function of JAX changes weakness alone, but a program keeps the one of the type it was compiled for."""
+    """No function of JAX changes weakness alone, a program keeps its compiled type's."""
     kind = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, weak_type=True)
     return jax.jit(lambda array: array).lower(kind).compile()
 

@@ -13,7 +13,7 @@ from mpmd import ir
 from mpmd.config.config import did_you_mean
 from mpmd.config.topology import Topology
 from mpmd.errors import ConfigError, collect
-from mpmd.passes.fragments.moving import in_block_order
+from mpmd.passes.fragments.editing import in_block_order
 
 _MESH = "mesh"
 _BATCH_MARK = "mpmd.microbatches"

@@ -314,14 +314,13 @@ ROWS: tuple[Precondition, ...] = (
 ALWAYS: dict[str, str] = {
     _CALLS + "signatures.py:drop_from_call": "the call is replaced by one with fewer operands and results",
     _PASSES + "fragments/splitting.py:outline": "the terminator is replaced",
-    _PASSES + "fragments/dropping.py:drop": "the fragment is replaced; the caller chooses what nothing uses",
-    _PASSES + "fragments/dropping.py:erase_dead_ops": "each op is asked about",
+    _PASSES + "fragments/editing.py:drop": "the fragment is replaced; the caller chooses what nothing uses",
+    _PASSES + "fragments/editing.py:erase_dead_ops": "each op is asked about",
     _PASSES + "import_/named.py:SimplifyNamedComputations.rewrite_function": ("each op is asked about"),
     _PASSES + "import_/assigning.py:wrap": "one copy; the caller says for which users, and erases the op",
     _PASSES + "import_/assigning.py:remove_dead_ops": "each op is asked about",
-    _PASSES
-    + "import_/generate_sdy_meshes_from_topology.py:_exchange": "only meshes that nothing names any more",
-    _PASSES + "import_/inline_nested_user_exposed_ops.py:InlineNestedUserExposedOps.rewrite_function": (
+    _PASSES + "import_/meshes.py:_exchange": "only meshes that nothing names any more",
+    _PASSES + "import_/named.py:InlineNestedUserExposedOps.rewrite_function": (
         "the ops of a name take its place"
     ),
     _INFER + "convert_reduce_ops.py:_convert": (
@@ -338,5 +337,5 @@ ALWAYS: dict[str, str] = {
     _PASSES + "merge/merge_inferred.py:MergeInferredByRound.rewrite_function": (
         "a fragment reads earlier rounds alone, so that merged ones form no cycle"
     ),
-    _PASSES + "fragments/merging.py:merge": "ops move, in their order; the caller has compared positions",
+    _PASSES + "fragments/editing.py:merge": "ops move, in their order; the caller has compared positions",
 }

@@ -370,7 +370,7 @@ ALWAYS: dict[str, str] = {
     ),
     _TRANSFERS + "carried.py:ForgetCarriedStarts.rewrite_function": ("a barrier gives its operands"),
     _TRANSFERS + "carried.py:_copy_by_transfers": "each copy is the value itself",
-    _PASSES + "schedule/order.py:apply_edges": (
+    _PASSES + "schedule/reorder.py:apply_edges": (
         "the order is one of data flow, tokens included; effects without a token have none"
     ),
 }

@@ -409,7 +409,7 @@ ROWS = (*_IMPORTED, *_JOINED, *_ORDERED, *_SHARDED, *_MARKED)
 _REPORTS = "it reports, and changes nothing"
 _PASSES = "mpmd/passes/"
 ALWAYS = {
-    _PASSES + "import_/copy_topology_from_main.py:CopyTopologyFromMain": (
+    _PASSES + "import_/meshes.py:CopyTopologyFromMain": (
         "callees get the meshes of their caller; no op changes"
     ),
     _PASSES + "import_/named.py:ValidateNamedOpsInMpmdFunc": _REPORTS,
@@ -417,8 +417,8 @@ ALWAYS = {
     + "import_/infer_mesh/populate.py:InferMeshPopulateSrcSet": "it writes what it found into attributes",
     _PASSES
     + "import_/infer_mesh/populate.py:InferMeshPopulateUseSet": "it writes what it found into attributes",
-    _PASSES + "import_/infer_mesh/validation.py:InferMeshValidateNoAdditionalTransfersNeeded": _REPORTS,
-    _PASSES + "import_/infer_mesh/validation.py:InferMeshValidateSrcSetNotEmpty": _REPORTS,
+    _PASSES + "import_/infer_mesh/mesh_checks.py:InferMeshValidateNoAdditionalTransfersNeeded": _REPORTS,
+    _PASSES + "import_/infer_mesh/mesh_checks.py:InferMeshValidateSrcSetNotEmpty": _REPORTS,
     _PASSES + "calls/unroll.py:FromUnrollToCallCounter": "an attribute of calls has another name",
     _PASSES + "propagation/empty.py:DropSubAxes": (
         "a sharding says where elements are, not which: the producer and all readers lose the same axes"
@@ -426,11 +426,11 @@ ALWAYS = {
     _PASSES + "propagation/sdy_ops.py:ReshardsToConstraints": "both give the value of their operand",
     _PASSES
     + "propagation/simplify_program.py:SimplifyProgram": "`fragments/simplifying.py` checks each value",
-    _PASSES + "export/memory.py:MarkFragmentReservedMemory": "it writes a number of bytes at fragments",
-    _PASSES + "export/validation.py:ValidateNoBackwardDeps": _REPORTS,
-    _PASSES + "export/validation.py:ValidateNoInferredFragments": _REPORTS,
-    _PASSES + "export/validation.py:ValidateNoParamTransfers": _REPORTS,
-    _PASSES + "export/validation.py:ValidateNoReshards": _REPORTS,
-    _PASSES + "validate/validation.py:SchedulingUnitsVerifier": _REPORTS,
-    _PASSES + "validate/validation.py:VerifyStageMerging": _REPORTS,
+    _PASSES + "export/donation.py:MarkFragmentReservedMemory": "it writes a number of bytes at fragments",
+    _PASSES + "export/export_checks.py:ValidateNoBackwardDeps": _REPORTS,
+    _PASSES + "export/export_checks.py:ValidateNoInferredFragments": _REPORTS,
+    _PASSES + "export/export_checks.py:ValidateNoParamTransfers": _REPORTS,
+    _PASSES + "export/export_checks.py:ValidateNoReshards": _REPORTS,
+    _PASSES + "validate/schedule_checks.py:SchedulingUnitsVerifier": _REPORTS,
+    _PASSES + "validate/schedule_checks.py:VerifyStageMerging": _REPORTS,
 }

@@ -28,7 +28,8 @@ BAD_NAME = re.compile(r"(^|_)(v2|impl)$|^_?(new|handle|process)_")
 # The rooms that may import a package from outside; every other room of mpmd may not.
 MAY_IMPORT = {
     "jax": (
-        "mpmd.planning", "mpmd.api", "mpmd.partition", "mpmd.estimate", "mpmd.config", "mpmd.tracing", "mpmd.ir", "mpmd.jax_compat", "mpmd.jax_distributed",
+        "mpmd.planning", "mpmd.api", "mpmd.partition", "mpmd.estimate", "mpmd.config", "mpmd.tracing",
+        "mpmd.ir", "mpmd.jax_compat", "mpmd.jax_distributed",
         "mpmd.runtime.channels", "mpmd.compile.backends", "mpmd.compile.comparison",
         "mpmd.compile.lowering.reader", "mpmd.tools",
     ),

@@ -8,8 +8,16 @@ from collections.abc import Sequence
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.calls.shared_bodies import functions_of, put_back
-from mpmd.passes.export.fragment_names import fragment_name, has_transposed, site_text
-from mpmd.passes.export.programs import names_of, options_of_fragment, programs, put_options, rows_of
+from mpmd.passes.export.programs import (
+    fragment_name,
+    has_transposed,
+    names_of,
+    options_of_fragment,
+    programs,
+    put_options,
+    rows_of,
+    site_text,
+)
 from mpmd.passes.fragments.fragment_info import FragmentInfo
 from mpmd.passes.fragments.splitting import outline
 from mpmd.sharding import shardings

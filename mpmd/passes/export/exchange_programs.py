@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.fragments.dropping import erase_dead_ops
+from mpmd.passes.fragments.editing import erase_dead_ops
 from mpmd.passes.propagation.defer_reductions import REDUCTION
 from mpmd.passes.propagation.hoist_gathers import GATHERING
 from mpmd.sharding.device_program import REDUCES_TERMS, DeviceProgram, Sum, sums

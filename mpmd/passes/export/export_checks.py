@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.export.fragment_names import is_exchange
+from mpmd.passes.export.programs import is_exchange
 from mpmd.passes.structure import mesh_order
 from mpmd.support import diagnostics
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.fragments.merging import merge
-from mpmd.passes.fragments.moving import block_users, in_block_order
+from mpmd.passes.fragments.editing import block_users, in_block_order, merge
 
 
 class MergePass(FunctionPass):

@@ -1,12 +1,61 @@
-"""Several fragments of one mesh become one."""
+"""Several fragments of one mesh become one.
+
+Dead ops, and fragments that lose results and operands.
+
+Positions of ops in their block, and moves that may undo each other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import functools
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from mpmd import ir
 from mpmd.errors import IRError
-from mpmd.passes.fragments.control_edges import keep_control_edges
+from mpmd.passes.constants import attributes_of
+from mpmd.passes.fragments.dependencies import keep_control_edges
+
+
+def block_users(x: ir.Op) -> list[ir.Op]:
+    """The ops beside `x` that use its results, in themselves or in their regions; newest use first."""
+    return [op_around(user, x.operation.block) for user in ir.users(x)]
+
+
+def op_around(user: ir.Op, block: ir.Block) -> ir.Op:
+    """The op of a block that is an op, or contains it in its regions."""
+    operation = user.operation
+    while operation.block != block:
+        operation = operation.parent
+    return operation.opview
+
+
+def in_block_order(some: Iterable[Any]) -> list[Any]:
+    """Ops of one block, first one first."""
+    return sorted(some, key=functools.cmp_to_key(lambda a, b: -1 if ir.comes_before(a, b) else 1))
+
+
+@contextlib.contextmanager
+def moving(f: ir.Func) -> Iterator[None]:
+    """Around moves of a function's ops: they do not count as edits if the text is unchanged afterwards."""
+    since, before = ir.edits(), _reading(f)
+    yield
+    if ir.edits() != since and _reading(f) == before:
+        ir.forget_edits(since)
+
+
+def _reading(f: ir.Func) -> list[Any]:
+    """Equal for one function before and after moves that change nothing in its text."""
+    number: dict[ir.Value, int] = {arg: i for i, arg in enumerate(f.args)}
+    found: list[Any] = []
+    for op in [*ir.ops(f), f.terminator]:
+        has_body = len(op.operation.regions) > 0
+        what = op if has_body else (op.operation.name, *(r.type for r in op.results), *attributes_of(op))
+        found.append((what, [number.get(v) for v in (ir.read_by(op) if has_body else op.operands)]))
+        number.update(zip(op.results, itertools.count(len(number))))
+    return found
 
 
 def merge(*group: ir.Fragment) -> ir.Fragment:
@@ -107,3 +156,53 @@ def _spliced(first: ir.Fragment, second: ir.Fragment) -> tuple[list[ir.Value], d
     for user, number in uses:
         ir.set_operand(user, number, returned)
     return inputs, {result: returned}
+
+
+def erase_dead_ops(body: ir.Block) -> None:
+    """Erases dead ops from a body and from the regions in it."""
+    for op in reversed(ir.ops(body)):
+        if ir.is_trivially_dead(op):
+            ir.erase(op)
+            continue
+        regions = op.operation.regions
+        if len(regions):
+            for region in regions:
+                for block in region:
+                    erase_dead_ops(block)
+
+
+Op = TypeVar("Op", ir.Fragment, ir.NamedComputation)
+
+
+def drop(fragment: Op, results: Collection[int] = (), inputs: Collection[int] = ()) -> Op:
+    """The fragment without some unused results and inputs; attributes per operand or result follow."""
+    if not results and not inputs:
+        return fragment
+    kept_results = [i for i in range(len(fragment.results)) if i not in results]
+    kept_inputs = [i for i in range(len(fragment.operands)) if i not in inputs]
+    if results:
+        returned = fragment.returned
+        fragment.returned = [returned[i] for i in kept_results]
+    ir.erase_args(fragment.body, inputs)
+    old_results = [fragment.results[i] for i in kept_results]
+    made: Op = ir.rebuild(
+        fragment, [fragment.operands[i] for i in kept_inputs], [r.type for r in old_results]
+    )
+    filter_attributes(made, kept_inputs, kept_results)
+    for old, new in zip(old_results, made.results):
+        ir.replace_uses(old, new)
+    ir.erase(fragment)
+    return made
+
+
+def filter_attributes(op: ir.Op, kept_inputs: Sequence[int], kept_results: Sequence[int]) -> None:
+    """Keeps the entries at the given old positions of every attribute that has one entry per value."""
+    for name, kept in (("arg_attrs", kept_inputs), ("res_attrs", kept_results)):
+        if name in op.attributes:
+            dicts = ir.attribute_dicts(op, name, 0)
+            ir.put_attribute_dicts(op, name, [dicts[i] for i in kept])
+    for name, kept in (("in_shardings", kept_inputs), ("out_shardings", kept_results)):
+        if name in op.attributes:
+            shardings = ir.sdy.TensorShardingPerValueAttr(op.attributes[name]).shardings
+            left = [shardings[i] for i in kept]
+            ir.put(op, name, ir.sdy.TensorShardingPerValueAttr.get(left, ir.context()))

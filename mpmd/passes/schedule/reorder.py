@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from mpmd import ir
 from mpmd.errors import ConfigError
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.fragments.control_edges import put_control_edges
-from mpmd.passes.fragments.dependencies import Dependencies
+from mpmd.passes.fragments.dependencies import Dependencies, put_control_edges
 from mpmd.passes.fragments.fragment_info import FragmentInfo, FragmentScheduleRule
 from mpmd.support import diagnostics
 
