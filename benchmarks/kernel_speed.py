@@ -58,9 +58,9 @@ from benchmarks.fused_kernels import BEYOND_CACHE, FUSED, Traffic, fused_plan, j
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.gemm.kernel import gemm_kernel
 from mpmd.compile.backends.native_cpu.memory import aligned_empty
-from mpmd.compile.kernels.cost.workload import plan_workload
+from mpmd.compile.cost.kernel_cost import plan_workload
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
-from mpmd.compile.llvm.target import host_target
+from mpmd.compile.llvm.cpu import host_target
 
 KEEP_HEAP = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 

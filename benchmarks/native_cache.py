@@ -85,7 +85,7 @@ def compile_all(options: argparse.Namespace) -> None:
 
     from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
     from mpmd.compile.cache import DiskCache, compiler_version
-    from mpmd.compile.options import CompileOptions
+    from mpmd.compile.compile_options import CompileOptions
 
     mesh = Mesh(np.array(jax.devices()[:1]), ("d",))
     jax.jit(lambda x: x + 1)(np.ones(3, np.float32))  # work that JAX does once per process is not measured

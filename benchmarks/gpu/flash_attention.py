@@ -24,7 +24,7 @@ from benchmarks.gpu.experiment import COMPILED, Experiment, run_experiment
 from benchmarks.gpu.frame import CallFrame
 from benchmarks.gpu.handler import Handler, Launch
 from benchmarks.gpu.table import RecordingTable, real_table
-from mpmd.compile.llvm.target import host_target
+from mpmd.compile.llvm.cpu import host_target
 
 TOKENS, FEATURES = 16384, 2048
 # head dim, positions: the most telling first

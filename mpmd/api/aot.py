@@ -29,9 +29,8 @@ from mpmd.api.processes import (
     together,
     with_absent,
 )
-from mpmd.compile.compiler import compile_fragments, programs
+from mpmd.compile.compiler import compile_fragments, fallback_warning, programs
 from mpmd.compile.executable import TEXTS, Executable, MemoryStats
-from mpmd.compile.fallbacks import fallback_warning
 from mpmd.compile.fragment import fragment_modules
 from mpmd.config.ambient import refuse_within_jit, without_ambient_mesh
 from mpmd.config.compiler_options import with_compiler_options

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import jax
 
 from mpmd import ir
-from mpmd.compile.llvm.code_pages import unmap_compiler_code
+from mpmd.compile.llvm.engine import unmap_compiler_code
 from mpmd.config.topology import Topology
 from mpmd.errors import AbsentValueError
 from mpmd.estimate.program_timeline import Scratch

@@ -11,7 +11,7 @@ from mpmd.tracing.stages.select.division import DeviceRates
 from mpmd.tracing.stages.select.selectors import Selector
 
 if TYPE_CHECKING:
-    from mpmd.compile.kernels.cost.device import Device
+    from mpmd.compile.cost.device import Device
 
 _LONG_NAMES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64"}
 
@@ -50,7 +50,7 @@ def on_topology(stages: Any, topology: Topology) -> Selector:
     placed: Selector = stages.on(list(topology))
     if not isinstance(placed, AutomaticSelector) or any(mesh not in topology for mesh in placed.over):
         return placed  # the assignment of an unknown mesh is reported with the others
-    from mpmd.compile.kernels.cost.device import HOST, OF_PLATFORM  # brings much of the compiler
+    from mpmd.compile.cost.device import HOST, OF_PLATFORM  # brings much of the compiler
 
     platform = next(iter(topology.values())).devices.flat[0].platform
     sizes = {name: mesh.size for name, mesh in topology.items()}

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpmd import ir
-from mpmd.compile.analysis.cost import Cost, CostModel
+from mpmd.compile.cost.device import HOST, OF_PLATFORM, Device
+from mpmd.compile.cost.hlo_cost import Cost, CostModel
 from mpmd.compile.driver import lowered
 from mpmd.compile.executable import Executable
 from mpmd.compile.fragment import FragmentModule, fragment_modules
-from mpmd.compile.kernels.cost.device import HOST, OF_PLATFORM, Device
 from mpmd.compile.passes import make_pass
 from mpmd.config.found_stages import rates_of
 from mpmd.errors import CompileError

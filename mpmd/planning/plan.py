@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mpmd.compile.kernels.cost.device import OF_PLATFORM, Device
+from mpmd.compile.cost.device import OF_PLATFORM, Device
 from mpmd.config.found_stages import rates_of
 from mpmd.errors import ConfigError, SignatureError
 from mpmd.jax_compat import default_platform

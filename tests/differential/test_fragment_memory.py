@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.arrays import numpy_dtype
+from mpmd.compile.backends.jax_function import numpy_dtype
 from mpmd.compile.lowering import lower
 from tests.support.comparing import pipelined, sgd_momentum, training_step
 from tests.support.flax_models import FLAX_MODELS

@@ -9,8 +9,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
+from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.fragment import FragmentModule
-from mpmd.compile.options import CompileOptions
 from mpmd.errors import CompileError
 from tests.support.native_meshes import mesh_of, value_spec
 from tests.support.partitioned_functions import FUNCTIONS

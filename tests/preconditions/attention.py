@@ -6,7 +6,7 @@ from tests.preconditions import Precondition
 
 _MASKING = "mpmd/compile/kernels/masking.py"
 _PLANNING = "mpmd/compile/kernels/planning"
-_STITCHING = "mpmd/compile/passes/fusion/attention.py"
+_STITCHING = "mpmd/compile/passes/fusion/attention_search.py"
 _GROUPED = "tests/unit/compile/passes/fusion/test_attention_stitching.py"
 _CPU = "mpmd/compile/backends/native_cpu"
 _MASKS = "tests/unit/compile/kernels/test_masking.py"
@@ -15,11 +15,11 @@ _ATTENTION = "tests/unit/compile/backends/native_cpu/attention/test_attention.py
 _POISON = "tests/unit/compile/backends/native_cpu/test_poison.py"
 _SELECTION = "tests/unit/compile/backends/native_cpu/emit/test_selection.py"
 
-_TERMS = "mpmd/compile/passes/fusion/row_terms.py"
+_TERMS = "mpmd/compile/passes/fusion/attention_stitching.py"
 _OF_ROWS = "tests/unit/compile/passes/fusion/test_row_terms.py"
 _PRECISION = "mpmd/compile/kernels/precision.py"
 _ROUNDED = "tests/unit/compile/kernels/test_narrow_sums.py"
-_CANCELLATION = "mpmd/compile/passes/fusion/cancellation.py"
+_CANCELLATION = "mpmd/compile/passes/fusion/keep_rounding.py"
 _CANCELS = "tests/unit/compile/passes/fusion/test_rounding_of_what_cancels.py"
 _ZERO = f"{_CANCELS}::test_what_cancels_is_zero"
 
@@ -262,14 +262,14 @@ _SORTS = (
         "within rounding: HLO leaves open where a comparison of floats puts NaN",
     ),
     Precondition(
-        "mpmd/compile/kernels/planning/sorting.py:_planned",
+        "mpmd/compile/kernels/planner/sorting.py:_planned",
         "equal elements keep their order",
         'build.apply("and", build.apply("not", after), earlier)',
         "earlier",
         f"{_SELECTION}::test_the_beginning_of_a_sort[greatest-dims6-2-3]",
     ),
     Precondition(
-        "mpmd/compile/kernels/planning/sorting.py:plan_sort_prefix",
+        "mpmd/compile/kernels/planner/sorting.py:plan_sort_prefix",
         "a slice takes the first elements",
         " or result.slice_dims != first_elements(whole)",
         "",
@@ -436,7 +436,7 @@ _ROUNDING = (
 ROWS = (*_POSITIONS, *_VALUES, *_KERNEL, *_GROUPS, *_ROW_TERMS, *_ROUNDING, *_SORTS)
 
 ALWAYS = {
-    "mpmd/compile/passes/fusion/attention.py:moved_factor": (
+    "mpmd/compile/passes/fusion/attention_search.py:moved_factor": (
         "movement and widening of bf16 compute nothing: each kernel may repeat them"
     ),
     f"{_CPU}/emit/merge_sort.py:MergeSortKernel": (

@@ -379,7 +379,7 @@ _DEVICES = (
         f"{_MESHES}::test_a_loop_with_a_collective_is_xla_s_and_its_body_is_ours",
     ),
     _call(
-        "mixed/loops.py:divide",
+        "mixed/clusters.py:divide",
         "XLA sees how its loop counts, or it would wait for a flag in every iteration",
         "counter is not None",
         "False",

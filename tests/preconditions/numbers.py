@@ -22,7 +22,7 @@ _SMALL = "within rounding: bf16 stays nearer to the exact value, as XLA's excess
 
 _ROUNDING = (
     Precondition(
-        "mpmd/compile/llvm/arithmetic.py:Arithmetic.binary",
+        "mpmd/compile/llvm/llvm_arithmetic.py:Arithmetic.binary",
         "a product and a sum are not joined: whether LLVM joins them depends on other users of the product",
         '"{opcode} {a.type}'[1:],
         "{opcode} {'contract ' if opcode[0] == 'f' else ''}{a.type}",

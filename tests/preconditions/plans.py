@@ -211,7 +211,7 @@ _COMBINED = "`combiners.py` compares all that collectives must have in common"
 _COMPLEX = "the definition of the operation on real and imaginary parts; real numbers are left alone"
 _PAIRS = "mpmd/compile/passes/expand/complex_to_pairs.py:"
 _LAID = "mpmd/compile/passes/layout/layout_normalization.py:"
-_RULES = "mpmd/compile/kernels/planning/rules.py:"
+_RULES = "mpmd/compile/kernels/planner/index_rules.py:"
 ALWAYS = {
     **{
         f"mpmd/compile/passes/collectives/combiners.py:{name}Combiner": _COMBINED
@@ -221,7 +221,9 @@ ALWAYS = {
         _PAIRS + name: _COMPLEX
         for name in ("_abs", "_binary", "_constant", "_convert", "_iota", "_part", "_unary")
     },
-    "mpmd/compile/passes/fusion/attention.py:together": "`Search.refusal` plans both as one, or keeps two",
+    "mpmd/compile/passes/fusion/attention_search.py:together": (
+        "`Search.refusal` plans both as one, or keeps two"
+    ),
     "mpmd/compile/passes/fusion/fusion.py:Fusion.rewrite": (
         "`grouping.py` and `merging.py` check each group, and a reshape of a row-major array moves nothing"
     ),
@@ -240,5 +242,5 @@ ALWAYS = {
     _RULES + "_part": "both parts of a complex number are nodes of the plan",
     _RULES + "read_broadcast": "the attribute names the dim of each dim of the operand",
     _RULES + "read_same": "a copy gives each element where it is",
-    "mpmd/compile/lowering/spmd/rules.py:_sorted_dim": "a sort is along one dim",
+    "mpmd/compile/lowering/spmd/spmd_rules.py:_sorted_dim": "a sort is along one dim",
 }

@@ -412,7 +412,7 @@ _SUMMED = (
         "a reduction of several elements",
     ),
     Precondition(
-        "mpmd/compile/passes/values.py:splat",
+        "mpmd/compile/passes/value_queries.py:splat",
         "all elements are equal bit for bit",
         "first if data == data[: flat.itemsize] * flat.size else None",
         "first",

@@ -120,5 +120,7 @@ _BESIDE = (
 ROWS = (*_ORDERED, *_AGAIN, *_BESIDE)
 
 ALWAYS = {
-    "mpmd/compile/schedule/list_order.py:post_order": "operands and control predecessors come before users",
+    "mpmd/compile/schedule/memory_schedule.py:post_order": (
+        "operands and control predecessors come before users"
+    ),
 }

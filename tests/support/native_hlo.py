@@ -9,15 +9,15 @@ from unittest import mock
 
 import numpy as np
 
-from mpmd.compile.backends.arrays import value_spec
+from mpmd.compile.backends.jax_function import value_spec
 from mpmd.compile.backends.native_cpu.compilation import NativeCpu
 from mpmd.compile.compilation import Compilation
+from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import HloModule
 from mpmd.compile.llvm import engine
-from mpmd.compile.options import CompileOptions
-from mpmd.compile.schedule import exchange
+from mpmd.compile.schedule import memory_schedule
 from tests.support import native_fragments
 from tests.support.poison import poison as poisoning
 
@@ -56,6 +56,6 @@ def quick_code() -> Iterator[None]:
     """
     with (
         mock.patch.object(engine, "_EFFORT", 0),
-        mock.patch.object(exchange, "_MAX_TRIES", 10),
+        mock.patch.object(memory_schedule, "_MAX_TRIES", 10),
     ):
         yield

@@ -23,8 +23,8 @@ import scipy.special
 
 from mpmd.compile.backends.native_gpu.triton.kernels import PlanKernels, PrintedKernel, plan_kernels
 from mpmd.compile.backends.native_gpu.triton.source import PRELUDE
-from mpmd.compile.kernels.narrow import NARROW
-from mpmd.compile.kernels.plan import KernelPlan
+from mpmd.compile.kernels.kernel_plan import KernelPlan
+from mpmd.compile.kernels.operations import NARROW
 from tests.support.launch_memory import Extent, LaunchMemory
 from tests.support.tf32 import tf32
 

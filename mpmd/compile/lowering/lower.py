@@ -27,12 +27,12 @@ from mpmd.compile.lowering import (
     random,
     reductions,
 )
-from mpmd.compile.lowering.program import Block, Operation, StablehloProgram, ValueId
 from mpmd.compile.lowering.reader import named_axes, parse_program, read_program
 from mpmd.compile.lowering.site import LoweringSite, Rule
 from mpmd.compile.lowering.spmd.localise import localise
-from mpmd.compile.lowering.spmd.rules import spread_rule
 from mpmd.compile.lowering.spmd.shardy import Spec, with_collectives
+from mpmd.compile.lowering.spmd.spmd_rules import spread_rule
+from mpmd.compile.lowering.stablehlo_program import Block, Operation, StablehloProgram, ValueId
 from mpmd.errors import CompileError, HloError
 
 RULES: dict[str, Rule] = {

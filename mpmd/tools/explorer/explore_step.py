@@ -16,7 +16,7 @@ from mpmd.compile.buffers.assignment import BufferAssignment, Slice
 from mpmd.compile.compilation import Prepared
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.fragment import FragmentModule
-from mpmd.compile.thunks.costs import fragment_costs
+from mpmd.compile.thunks.program_costs import fragment_costs
 from mpmd.compile.thunks.thunk import Thunk
 from mpmd.errors import CompileError, HloError, MpmdError
 from mpmd.tools.explorer.recorder import PassRecorder

@@ -22,7 +22,7 @@ from benchmarks.gpu.handler import (
     Scalar,
 )
 from benchmarks.gpu.table import ENTRIES, RecordingTable
-from mpmd.compile.llvm.target import host_target
+from mpmd.compile.llvm.cpu import host_target
 
 STREAM, CONTEXT, KERNELS = 0x77, 0xCC, [0xA0, 0xA1]
 ADDRESSES = [0x1000, 0x2000, 0x3000, 0x4000]

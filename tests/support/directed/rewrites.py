@@ -9,7 +9,7 @@ import numpy as np
 from mpmd.compile.hlo.attributes import DotDims, PadDim
 from mpmd.compile.hlo.builder import scalar_computation
 from mpmd.compile.hlo.dtypes import DTYPES
-from mpmd.compile.hlo.evaluator.reducers import identity_of
+from mpmd.compile.hlo.evaluator.values import identity_of
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.opcodes import ELEMENTWISE, OPCODES
 from mpmd.compile.hlo.shape import array

@@ -9,7 +9,7 @@ import numpy as np
 from mpmd.compile.hlo import attributes as attrs
 from mpmd.compile.hlo.builder import HloBuilder, scalar_computation
 from mpmd.compile.hlo.dtypes import DTYPES
-from mpmd.compile.hlo.evaluator.reducers import identity_of
+from mpmd.compile.hlo.evaluator.values import identity_of
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import array, tuple_of
 from tests.support.directed.rewrites import given

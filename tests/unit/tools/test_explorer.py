@@ -18,7 +18,7 @@ import mpmd
 from mpmd import ir
 from mpmd.compile.backends.targets import DESCRIBED
 from mpmd.compile.driver import prepare_fragment
-from mpmd.compile.thunks.costs import fragment_costs
+from mpmd.compile.thunks.program_costs import fragment_costs
 from mpmd.errors import PassError
 from mpmd.options import DIALECT_DEFAULTS
 from mpmd.partition import pipeline

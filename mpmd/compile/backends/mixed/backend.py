@@ -17,21 +17,26 @@ from jax.sharding import Mesh
 from mpmd import jax_compat
 from mpmd.compile.analysis.dataflow import Position
 from mpmd.compile.artefact import Artefact
-from mpmd.compile.backends.arrays import numpy_dtype, value_spec
-from mpmd.compile.backends.compiled import CompiledFragment, compiled_function, on_each_device
-from mpmd.compile.backends.inlined import INLINE_BELOW_FLOPS, module_p
-from mpmd.compile.backends.jax_function import traced_call
-from mpmd.compile.backends.mixed.clusters import Cluster, Clusters
-from mpmd.compile.backends.mixed.loops import divide
+from mpmd.compile.backends.jax_function import (
+    INLINE_BELOW_FLOPS,
+    CompiledFragment,
+    compiled_function,
+    module_p,
+    numpy_dtype,
+    on_each_device,
+    traced_call,
+    value_spec,
+)
+from mpmd.compile.backends.mixed.clusters import Cluster, Clusters, divide
 from mpmd.compile.backends.target_backend import LoadedProgram, OtherTargetError, TracedTargetBackend
 from mpmd.compile.backends.xla import XlaBackend, XlaExecutable
+from mpmd.compile.compile_options import DEFAULTS, CompileOptions
+from mpmd.compile.cost.device import HOST, KernelLimits
 from mpmd.compile.driver import compiled_or_kept, device_count, lowered
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule, ValueSpec
 from mpmd.compile.hlo import HloInstruction, HloModule, print_module
-from mpmd.compile.kernels.cost.device import HOST, KernelLimits
-from mpmd.compile.kernels.planning.collectives import COLLECTIVES
-from mpmd.compile.options import DEFAULTS, CompileOptions
+from mpmd.compile.kernels.planner.collectives import COLLECTIVES
 from mpmd.compile.pipelines import configured, preparation
 from mpmd.compile.target import Target
 from mpmd.errors import CompileError

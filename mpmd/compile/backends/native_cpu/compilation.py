@@ -12,17 +12,16 @@ from mpmd.compile.backends.native_cpu.peer_kernels import peer_refusal
 from mpmd.compile.backends.native_cpu.steps import NativeProgram, PlanCode, native_program
 from mpmd.compile.backends.native_cpu.storage import MEMORY as TYPES
 from mpmd.compile.buffers.assignment import BufferAssignment
+from mpmd.compile.compile_options import CompileOptions
+from mpmd.compile.cost.device import HOST
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.kernels.cost.device import HOST
-from mpmd.compile.kernels.planning.collectives import CollectivePlan
-from mpmd.compile.kernels.planning.groups import GroupPlan
-from mpmd.compile.kernels.planning.kernels import PlannedKernel
-from mpmd.compile.kernels.planning.trace import PAIRS
-from mpmd.compile.kernels.planning.updates import UpdatePlan
+from mpmd.compile.kernels.planner.collectives import CollectivePlan
+from mpmd.compile.kernels.planner.elements import PAIRS
+from mpmd.compile.kernels.planner.groups import GroupPlan, UpdatePlan
+from mpmd.compile.kernels.planner.plan_instruction import PlannedKernel
+from mpmd.compile.llvm.cpu import MEMORY, CpuTarget, host_target
 from mpmd.compile.llvm.engine import assembly_of
-from mpmd.compile.llvm.target import MEMORY, CpuTarget, host_target
-from mpmd.compile.options import CompileOptions
 from mpmd.compile.pipelines import optimization_pipeline, scheduling_pipeline
 from mpmd.compile.thunks.thunk import Thunk
 from mpmd.support.passes import Pass

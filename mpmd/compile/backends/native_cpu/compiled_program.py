@@ -20,9 +20,9 @@ from mpmd.compile.backends.native_cpu.program import ThreadedProgram
 from mpmd.compile.backends.native_cpu.recipes import shared_function
 from mpmd.compile.backends.native_cpu.shared import shared_code
 from mpmd.compile.cache import DiskCache
+from mpmd.compile.llvm.cpu import CpuTarget
 from mpmd.compile.llvm.engine import LoadedCode, load_object, object_of
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import CpuTarget
+from mpmd.compile.llvm.function_builder import Module
 
 _SIZES = struct.Struct("<3Q")
 

@@ -18,8 +18,8 @@ from mpmd.compile.backends.native_cpu.meeting import (
     Meet,
     MeshLayout,
 )
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.types import Value, constant
+from mpmd.compile.llvm.function_builder import FunctionBuilder
+from mpmd.compile.llvm.llvm_types import Value, constant
 
 
 @dataclass(frozen=True)

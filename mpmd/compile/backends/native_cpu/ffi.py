@@ -14,9 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from mpmd.compile.backends.ffi.custom_call import ATTRIBUTE, TARGET_NAME
+from mpmd.compile.backends.ffi.custom_call import ATTRIBUTE, TARGET_NAME, LoadedPrograms, ProgramLoad
 from mpmd.compile.backends.ffi.frame import check_version
-from mpmd.compile.backends.ffi.loaded import LoadedPrograms, ProgramLoad
 from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram
 from mpmd.compile.backends.native_cpu.meeting import (
     BACK_OFF_LIMIT,
@@ -30,7 +29,7 @@ from mpmd.compile.backends.native_cpu.memory import aligned_empty, program_memor
 from mpmd.compile.backends.native_cpu.mesh_call import SLOT, SLOT_BYTES
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.compile.cache import DiskCache
-from mpmd.compile.llvm.target import LINE_BYTES, CpuTarget
+from mpmd.compile.llvm.cpu import LINE_BYTES, CpuTarget
 from mpmd.errors import CompileError
 from mpmd.support.execution_log import ExecutionLog
 

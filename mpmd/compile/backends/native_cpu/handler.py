@@ -12,17 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mpmd.compile.backends.ffi.frame import FfiFrame
-from mpmd.compile.backends.ffi.timing import emit_entry, emit_now
+from mpmd.compile.backends.ffi.frame import FfiFrame, emit_entry, emit_now
 from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram, compile_program
 from mpmd.compile.backends.native_cpu.mesh_call import SLOT, SLOT_BYTES, MeshCall
 from mpmd.compile.backends.native_cpu.overrides import Override
 from mpmd.compile.backends.native_cpu.program import ThreadedProgram
 from mpmd.compile.backends.native_cpu.threads import PoolRun
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import CpuTarget
-from mpmd.compile.llvm.types import Value, constant
+from mpmd.compile.llvm.cpu import CpuTarget
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.llvm_types import Value, constant
 from mpmd.errors import CompileError
 
 

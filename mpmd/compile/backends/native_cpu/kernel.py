@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
-from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.function_builder import Module
 
 
 class CpuKernel(Protocol):

@@ -14,10 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mpmd.compile.backends.native_cpu.waiting import OPENED_AT, back_off
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import LINE_BYTES
-from mpmd.compile.llvm.types import Value, constant
+from mpmd.compile.llvm.cpu import LINE_BYTES
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.llvm_types import Value, constant
 
 DEVICES, BACK_OFF_LIMIT = 0, 8
 """Offsets in the memory of a mesh: how many devices it has, and after how many back-offs they give up."""

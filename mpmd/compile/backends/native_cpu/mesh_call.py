@@ -21,7 +21,7 @@ from mpmd.compile.backends.native_cpu.meeting import (
     reason_of,
 )
 from mpmd.compile.backends.native_cpu.program import ThreadedProgram
-from mpmd.compile.llvm.types import Value, constant
+from mpmd.compile.llvm.llvm_types import Value, constant
 
 SLOT = {"busy": 0, "arena": 8, "workspace": 16, "barrier": 24, "pool": 32, "log": 40}
 """A slot: its own busy flag, then pointers; the log's is null while no call is timed.

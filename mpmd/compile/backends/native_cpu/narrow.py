@@ -1,4 +1,4 @@
-"""Conversion of the bytes of narrow types to computable values, and back; see `kernels/narrow.py`.
+"""Conversion of the bytes of narrow types to computable values, and back; see `kernels/operations.py`.
 
     widened:   f8 -> f32    s4 -> s8    u4 -> u8      exact
     narrowed:  f32 -> f8    to the nearest, ties to even, once
@@ -11,9 +11,9 @@ only in `f8e8m0fnu`, whose smallest number is one.
 from __future__ import annotations
 
 from mpmd.compile.hlo.dtypes import DTYPES
-from mpmd.compile.kernels.narrow import NARROW_FLOATS, NarrowFloat
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.types import Value, constant, with_element
+from mpmd.compile.kernels.operations import NARROW_FLOATS, NarrowFloat
+from mpmd.compile.llvm.function_builder import FunctionBuilder
+from mpmd.compile.llvm.llvm_types import Value, constant, with_element
 
 _MANTISSA, _BIAS = 23, 127  # of f32
 _INFINITY, _NAN, _SIGN = 0x7F800000, 0x7FC00000, 1 << 31

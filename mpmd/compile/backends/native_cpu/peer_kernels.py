@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpmd.compile.kernels.builder import PlanBuilder, renumbered
 from mpmd.compile.kernels.index import Index, dim, linear
-from mpmd.compile.kernels.plan import KernelPlan, Load
-from mpmd.compile.kernels.planning.collectives import CollectiveArray, CollectivePlan
+from mpmd.compile.kernels.kernel_plan import KernelPlan, Load
+from mpmd.compile.kernels.plan_builder import PlanBuilder, renumbered
+from mpmd.compile.kernels.planner.collectives import CollectiveArray, CollectivePlan
 
 OWN = -1
 """The member that stands for the device itself."""

@@ -25,10 +25,9 @@ from mpmd.compile.backends.native_cpu.kernel import CpuKernel
 from mpmd.compile.backends.native_cpu.meeting import DEVICE_AT, FUNCTIONS, MET_AT, MeshLayout
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.waiting import Barrier
-from mpmd.compile.llvm.builder import FunctionBuilder, Index
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import LINE_BYTES
-from mpmd.compile.llvm.types import Value, constant
+from mpmd.compile.llvm.cpu import LINE_BYTES
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Index, Module
+from mpmd.compile.llvm.llvm_types import Value, constant
 from mpmd.errors import CompileError
 
 _MIN_SHARED_UNITS = 8

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from mpmd.compile.cache import DiskCache, key_of
+from mpmd.compile.llvm.cpu import CpuTarget
 from mpmd.compile.llvm.engine import LoadedCode, compile_module, emit_object, load_object
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import CpuTarget
+from mpmd.compile.llvm.function_builder import Module
 
 
 class SharedFunction(Protocol):

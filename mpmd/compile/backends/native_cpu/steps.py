@@ -34,11 +34,11 @@ from mpmd.compile.backends.native_cpu.program import (
 from mpmd.compile.backends.native_cpu.storage import BYTES
 from mpmd.compile.backends.native_cpu.thin_products import as_reduction
 from mpmd.compile.buffers.assignment import BufferAssignment, Slice
-from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import dim
+from mpmd.compile.kernels.kernel_plan import KernelPlan
 from mpmd.compile.kernels.matmul import MatmulPlan, View
-from mpmd.compile.kernels.plan import KernelPlan
-from mpmd.compile.llvm.target import LINE_BYTES, MEMORY, CpuTarget
+from mpmd.compile.kernels.plan_builder import PlanBuilder
+from mpmd.compile.llvm.cpu import LINE_BYTES, MEMORY, CpuTarget
 from mpmd.compile.thunks.thunk import (
     AttentionThunk,
     CollectiveThunk,

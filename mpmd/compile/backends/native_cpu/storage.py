@@ -12,16 +12,9 @@
 
 from __future__ import annotations
 
-from mpmd.compile.kernels.narrow import NARROW, bits_of
-from mpmd.compile.llvm.builder import FunctionBuilder, Index
-from mpmd.compile.llvm.types import (
-    Value,
-    constant,
-    element_of,
-    lanes_of,
-    vector,
-    with_element,
-)
+from mpmd.compile.kernels.operations import NARROW, bits_of
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Index
+from mpmd.compile.llvm.llvm_types import Value, constant, element_of, lanes_of, vector, with_element
 from mpmd.errors import CompileError
 
 MEMORY = {

@@ -7,9 +7,9 @@ contiguous along its rows, one of its columns times a number is added to the res
 
 from __future__ import annotations
 
-from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import Index, constant, dim
 from mpmd.compile.kernels.matmul import MatmulPlan, View
+from mpmd.compile.kernels.plan_builder import PlanBuilder
 from mpmd.compile.thunks.thunk import KernelThunk, MatmulThunk
 
 

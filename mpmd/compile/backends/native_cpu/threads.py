@@ -18,11 +18,10 @@ import numpy as np
 
 from mpmd.compile.backends.native_cpu.shared import shared_code
 from mpmd.compile.backends.native_cpu.waiting import SPIN_ROUNDS, wait_until
-from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.cpu import LINE_BYTES, host_target
 from mpmd.compile.llvm.engine import LoadedCode
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import LINE_BYTES, host_target
-from mpmd.compile.llvm.types import Value, constant
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.llvm_types import Value, constant
 from mpmd.errors import ConfigError
 from mpmd.support.cores import on_cores
 from mpmd.support.garbage import keep_past_exit, release

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import LINE_BYTES
-from mpmd.compile.llvm.types import Value, constant
+from mpmd.compile.llvm.cpu import LINE_BYTES
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.llvm_types import Value, constant
 
 # Rounds of a waiting loop before the core is offered to others, each round some tens of cycles.  Threads that
 # work side by side meet sooner; where two share a core, the one that waits only keeps the other from coming.

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpmd.compile.backends.ffi.frame import FfiFrame
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.types import Value, constant
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.llvm_types import Value, constant
 
 ENTRIES = (
     "cuCtxSetCurrent",

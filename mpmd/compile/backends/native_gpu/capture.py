@@ -19,8 +19,8 @@ Source: the CUDA driver API, "Graph Management" and "Stream Management"; the cap
 from __future__ import annotations
 
 from mpmd.compile.backends.native_gpu.calls import NULL, CallEmitter
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.types import Value, constant
+from mpmd.compile.llvm.function_builder import FunctionBuilder
+from mpmd.compile.llvm.llvm_types import Value, constant
 
 ROWS = 8
 """Graphs that a program has at most."""

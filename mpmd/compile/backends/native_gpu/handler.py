@@ -34,10 +34,9 @@ from mpmd.compile.backends.native_gpu.launches import (
 )
 from mpmd.compile.backends.native_gpu.stamps import emit_stamp_if_recorded
 from mpmd.compile.buffers.assignment import Slice
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import CpuTarget
-from mpmd.compile.llvm.types import Value, constant
+from mpmd.compile.llvm.cpu import CpuTarget
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.llvm_types import Value, constant
 
 KERNEL_RECORD = ("function", "shared_bytes")
 PRODUCT_RECORD = ("handle", "descriptor", "alpha", "a", "b", "beta", "c", "d", "algorithm", "workspace_bytes")

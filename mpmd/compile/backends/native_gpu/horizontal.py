@@ -28,7 +28,7 @@ from mpmd.compile.backends.native_gpu.launches import (
 from mpmd.compile.backends.native_gpu.triton.group import KernelCall, grouped
 from mpmd.compile.backends.native_gpu.triton.kernels import PrintedKernel
 from mpmd.compile.buffers.assignment import Slice
-from mpmd.compile.kernels.cost.device import Device
+from mpmd.compile.cost.device import Device
 
 MAX_POINTERS = 480
 """Of one kernel: CUDA gives a kernel 4 KB of parameters, and Triton adds two."""

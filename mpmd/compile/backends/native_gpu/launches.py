@@ -30,8 +30,8 @@ from mpmd.compile.backends.native_gpu.triton.choices import KernelChoices
 from mpmd.compile.backends.native_gpu.triton.kernels import PlanKernels, PrintedKernel
 from mpmd.compile.backends.native_gpu.triton.products import operands_of
 from mpmd.compile.buffers.assignment import Allocation, BufferAssignment, Slice
+from mpmd.compile.kernels.kernel_plan import KernelPlan
 from mpmd.compile.kernels.operations import DTYPE_BYTES
-from mpmd.compile.kernels.plan import KernelPlan
 from mpmd.compile.thunks.thunk import (
     AttentionThunk,
     ConditionalThunk,

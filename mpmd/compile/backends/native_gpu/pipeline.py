@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from mpmd.compile.kernels.cost.device import Device
-from mpmd.compile.options import CompileOptions
-from mpmd.compile.passes.expand.dot_padding import DotPadding
+from mpmd.compile.compile_options import CompileOptions
+from mpmd.compile.cost.device import Device
 from mpmd.compile.passes.expand.float_jitter import FloatJitter
 from mpmd.compile.passes.expand.indexing import ScatterWidener
-from mpmd.compile.passes.expand.products import DotAlgorithmRewriter
+from mpmd.compile.passes.expand.products import DotAlgorithmRewriter, DotPadding
 from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
 from mpmd.compile.passes.fusion.fusion import Fusion
 from mpmd.compile.passes.fusion.keep_rounding import KeepRounding

@@ -22,11 +22,10 @@ from mpmd.compile.backends.native_gpu.clock import GpuLog, clock_at
 from mpmd.compile.backends.native_gpu.functions import address
 from mpmd.compile.backends.native_gpu.gpu import GpuLibraries
 from mpmd.compile.backends.native_gpu.libraries import CudaLibraries
-from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.cpu import host_target
 from mpmd.compile.llvm.engine import LoadedCode, compile_module
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import host_target
-from mpmd.compile.llvm.types import Value, constant
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.llvm_types import Value, constant
 from mpmd.support.garbage import keep_past_exit
 from mpmd.support.memoisation import once
 

@@ -29,21 +29,20 @@ from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
 from mpmd.compile.backends.native_gpu.triton.kernels import ALIGNMENT, refusal
 from mpmd.compile.backends.native_gpu.triton.source import PRELUDE
 from mpmd.compile.buffers.assignment import BufferAssignment
-from mpmd.compile.buffers.packing import DeviceMemory
+from mpmd.compile.buffers.offsets import DeviceMemory
 from mpmd.compile.cache import DiskCache
+from mpmd.compile.compile_options import CompileOptions
+from mpmd.compile.cost.device import Device
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.kernels.cost.device import Device
 from mpmd.compile.kernels.operations import DTYPE_BYTES
-from mpmd.compile.kernels.planning.attention import PlannedAttention
-from mpmd.compile.kernels.planning.collectives import CollectivePlan
-from mpmd.compile.kernels.planning.dots import DotPlan
-from mpmd.compile.kernels.planning.groups import GroupPlan
-from mpmd.compile.kernels.planning.kernels import PlannedKernel
-from mpmd.compile.kernels.planning.updates import UpdatePlan
+from mpmd.compile.kernels.planner.attention import PlannedAttention
+from mpmd.compile.kernels.planner.collectives import CollectivePlan
+from mpmd.compile.kernels.planner.dots import DotPlan
+from mpmd.compile.kernels.planner.groups import GroupPlan, UpdatePlan
+from mpmd.compile.kernels.planner.plan_instruction import PlannedKernel
+from mpmd.compile.llvm.cpu import host_target
 from mpmd.compile.llvm.engine import object_of
-from mpmd.compile.llvm.target import host_target
-from mpmd.compile.options import CompileOptions
 from mpmd.compile.pipelines import scheduling_pipeline
 from mpmd.compile.schedule.side_by_side import SideBySide
 from mpmd.compile.thunks.thunk import Thunk

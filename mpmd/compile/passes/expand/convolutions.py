@@ -13,7 +13,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import array
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
-from mpmd.compile.passes.values import inverse, is_trivial
+from mpmd.compile.passes.value_queries import inverse, is_trivial
 
 
 def patches_of_dot(site: RewriteSite) -> HloInstruction | None:

@@ -11,8 +11,7 @@ from jax.extend.mlir import ir as mlir
 from mpmd.compile.hlo import fingerprint, parse_module, print_module, verify
 from mpmd.compile.hlo.shape import array
 from mpmd.compile.lowering import lower
-from mpmd.compile.lowering.dense import parse_dense
-from mpmd.compile.lowering.reader import read_program, shape_of
+from mpmd.compile.lowering.reader import parse_dense, read_program, shape_of
 from mpmd.errors import CompileError
 from tests.support.hlo_meaning import evaluate, evaluate_devices
 

@@ -25,10 +25,9 @@ from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import BYTES
 from mpmd.compile.kernels.attention import KEYS, QUERIES, AttentionPlan
 from mpmd.compile.kernels.matmul import View
-from mpmd.compile.llvm.builder import FunctionBuilder, Index
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import LINE_BYTES, CpuTarget
-from mpmd.compile.llvm.types import Value, constant, vector
+from mpmd.compile.llvm.cpu import LINE_BYTES, CpuTarget
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Index, Module
+from mpmd.compile.llvm.llvm_types import Value, constant, vector
 
 
 @dataclass(frozen=True)

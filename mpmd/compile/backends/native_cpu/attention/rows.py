@@ -12,9 +12,9 @@ from mpmd.compile.backends.native_cpu.emit.passes import RowPass, plan_passes
 from mpmd.compile.backends.native_cpu.emit.places import Lanes
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, REGISTER, load, store
-from mpmd.compile.kernels.plan import ELEMENT, ROW, store_arguments, store_level
-from mpmd.compile.llvm.builder import FunctionBuilder, Index
-from mpmd.compile.llvm.types import Value, constant, vector
+from mpmd.compile.kernels.kernel_plan import ELEMENT, ROW, store_arguments, store_level
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Index
+from mpmd.compile.llvm.llvm_types import Value, constant, vector
 
 _KEPT_BYTES = 8  # of every element that is kept between passes, whatever its type
 

@@ -15,10 +15,10 @@ from mpmd.compile.backends.native_cpu.emit.operations import emit_combine
 from mpmd.compile.backends.native_cpu.emit.places import Lanes
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.storage import REGISTER, round_to
+from mpmd.compile.kernels.kernel_plan import KernelPlan, ReduceNode
 from mpmd.compile.kernels.operations import REDUCTIONS
-from mpmd.compile.kernels.plan import KernelPlan, ReduceNode
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.types import Value, constant, lanes_of, vector
+from mpmd.compile.llvm.function_builder import FunctionBuilder
+from mpmd.compile.llvm.llvm_types import Value, constant, lanes_of, vector
 
 
 def sum_dtype(dtype: str) -> str:

@@ -18,12 +18,11 @@ from mpmd.compile.backends.native_cpu.emit.plan_kernel import PlanKernel
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import BYTES, round_to, store
-from mpmd.compile.kernels.plan import ELEMENT, KernelPlan, Load, store_arguments, store_level
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.builder import Index as Position
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import CpuTarget
-from mpmd.compile.llvm.types import Value, constant, vector_constant
+from mpmd.compile.kernels.kernel_plan import ELEMENT, KernelPlan, Load, store_arguments, store_level
+from mpmd.compile.llvm.cpu import CpuTarget
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.function_builder import Index as Position
+from mpmd.compile.llvm.llvm_types import Value, constant, vector_constant
 
 _MAX_ACCUMULATORS = 16
 

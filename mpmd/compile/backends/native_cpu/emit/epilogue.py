@@ -11,10 +11,10 @@ from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.emit.together import vectors_at_once
 from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Position
 from mpmd.compile.kernels.index import dim, linear, strides_of
-from mpmd.compile.kernels.plan import KernelPlan, Load
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.target import CpuTarget
-from mpmd.compile.llvm.types import Value, lanes_of
+from mpmd.compile.kernels.kernel_plan import KernelPlan, Load
+from mpmd.compile.llvm.cpu import CpuTarget
+from mpmd.compile.llvm.function_builder import FunctionBuilder
+from mpmd.compile.llvm.llvm_types import Value, lanes_of
 from mpmd.errors import CompileError
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.types import Value, constant, is_float, lanes_of, vector
+from mpmd.compile.llvm.function_builder import FunctionBuilder
+from mpmd.compile.llvm.llvm_types import Value, constant, is_float, lanes_of, vector
 
 _RANGE = {"maximum": 0b0101, "minimum": 0b0100}  # of both, the larger or smaller one with its own sign
 _FLOATS = "<16 x float>"

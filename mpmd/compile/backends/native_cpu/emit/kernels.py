@@ -18,10 +18,10 @@ from mpmd.compile.backends.native_cpu.emit.streaming import streamed_operands
 from mpmd.compile.backends.native_cpu.emit.tiles import TileKernel, strided_dim
 from mpmd.compile.backends.native_cpu.kernel import CpuKernel
 from mpmd.compile.backends.native_cpu.storage import check_dtype
+from mpmd.compile.kernels.kernel_plan import ELEMENT, ROW, KernelPlan, Load, ReduceNode, store_level
 from mpmd.compile.kernels.normalise import normalise
-from mpmd.compile.kernels.plan import ELEMENT, ROW, KernelPlan, Load, ReduceNode, store_level
 from mpmd.compile.kernels.sorting import sorting_of
-from mpmd.compile.llvm.target import CpuTarget
+from mpmd.compile.llvm.cpu import CpuTarget
 
 # Groups of outer indices: for load balance a unit for each of many threads, for speed many rows in each.
 _MIN_UNITS, _MIN_ROWS = 16, 32

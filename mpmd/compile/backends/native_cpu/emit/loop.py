@@ -13,11 +13,10 @@ from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.emit.streaming import emit_streaming
 from mpmd.compile.backends.native_cpu.emit.together import evaluate, vectors_at_once
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
-from mpmd.compile.kernels.plan import KernelPlan, Store, store_arguments
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.builder import Index as Position
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.types import Value
+from mpmd.compile.kernels.kernel_plan import KernelPlan, Store, store_arguments
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.function_builder import Index as Position
+from mpmd.compile.llvm.llvm_types import Value
 
 # Enough units for load balance among many threads, each long enough that starting it costs nothing.
 _MIN_UNITS, _MIN_ELEMENTS = 64, 2048

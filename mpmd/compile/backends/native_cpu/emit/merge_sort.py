@@ -13,10 +13,10 @@ from functools import cached_property
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.emit.sorted_rows import SortingKernel, element, write
 from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, widen
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.builder import Index as Position
-from mpmd.compile.llvm.target import LINE_BYTES
-from mpmd.compile.llvm.types import Value, constant
+from mpmd.compile.llvm.cpu import LINE_BYTES
+from mpmd.compile.llvm.function_builder import FunctionBuilder
+from mpmd.compile.llvm.function_builder import Index as Position
+from mpmd.compile.llvm.llvm_types import Value, constant
 
 _RUN = 8
 """Elements that are put in order by insertion: a few, as each may pass all others of its run."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 
+from mpmd.compile.kernels.kernel_plan import KernelPlan, Load
 from mpmd.compile.kernels.normalise import reordered, split
-from mpmd.compile.kernels.plan import KernelPlan, Load
-from mpmd.compile.llvm.target import CpuTarget
+from mpmd.compile.llvm.cpu import CpuTarget
 
 _MAX_BLOCK = 1024
 """Rows whose columns are written one after the other, while the lines stay in the nearest cache."""

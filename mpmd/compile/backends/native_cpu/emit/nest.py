@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 
 from mpmd.compile.backends.native_cpu.emit.places import Lanes
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.builder import Index as Position
-from mpmd.compile.llvm.types import Value
+from mpmd.compile.llvm.function_builder import FunctionBuilder
+from mpmd.compile.llvm.function_builder import Index as Position
+from mpmd.compile.llvm.llvm_types import Value
 
 Body = Callable[[list[Lanes], list[Value]], list[Value]]
 

@@ -11,18 +11,10 @@ from mpmd.compile.backends.native_cpu.narrow import narrowed, to_odd, widened
 from mpmd.compile.backends.native_cpu.storage import MEMORY, REGISTER, narrow, round_to, widen
 from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.hlo.literals import integer_range
-from mpmd.compile.kernels.narrow import NARROW, NARROW_FLOATS
-from mpmd.compile.kernels.operations import FLOATS, UNSIGNED
+from mpmd.compile.kernels.operations import FLOATS, NARROW, NARROW_FLOATS, UNSIGNED
 from mpmd.compile.kernels.precision import EXACT
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.types import (
-    Value,
-    bits_of,
-    constant,
-    is_float,
-    suffix,
-    with_element,
-)
+from mpmd.compile.llvm.function_builder import FunctionBuilder
+from mpmd.compile.llvm.llvm_types import Value, bits_of, constant, is_float, suffix, with_element
 
 Emitter = Callable[[FunctionBuilder, Sequence[Value], str], Value]
 

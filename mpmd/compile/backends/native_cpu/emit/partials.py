@@ -16,12 +16,11 @@ from mpmd.compile.backends.native_cpu.emit.places import Lanes
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import BYTES, load, round_to, store
-from mpmd.compile.kernels.plan import BATCH, COLUMN, KernelPlan, ReduceNode, store_level
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.builder import Index as Position
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import CpuTarget
-from mpmd.compile.llvm.types import Value, constant
+from mpmd.compile.kernels.kernel_plan import BATCH, COLUMN, KernelPlan, ReduceNode, store_level
+from mpmd.compile.llvm.cpu import CpuTarget
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.function_builder import Index as Position
+from mpmd.compile.llvm.llvm_types import Value, constant
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpmd.compile.kernels.operations import OPERATIONS
-from mpmd.compile.kernels.plan import (
+from mpmd.compile.kernels.kernel_plan import (
     ELEMENT,
     ROW,
     Apply,
@@ -21,6 +20,7 @@ from mpmd.compile.kernels.plan import (
     store_arguments,
     store_level,
 )
+from mpmd.compile.kernels.operations import OPERATIONS
 
 # A scratch row beyond this many bytes would not stay in L2.
 _MAX_SCRATCH_BYTES = 256 << 10

@@ -8,17 +8,10 @@ from dataclasses import dataclass
 
 from mpmd.compile.backends.native_cpu.storage import BYTES, REGISTER
 from mpmd.compile.kernels.index import Atom, Index
-from mpmd.compile.kernels.plan import IndexValue, KernelPlan
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.builder import Index as Position
-from mpmd.compile.llvm.types import (
-    Value,
-    constant,
-    element_of,
-    lanes_of,
-    vector,
-    vector_constant,
-)
+from mpmd.compile.kernels.kernel_plan import IndexValue, KernelPlan
+from mpmd.compile.llvm.function_builder import FunctionBuilder
+from mpmd.compile.llvm.function_builder import Index as Position
+from mpmd.compile.llvm.llvm_types import Value, constant, element_of, lanes_of, vector, vector_constant
 
 
 @dataclass(frozen=True)

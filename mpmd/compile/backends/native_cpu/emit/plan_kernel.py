@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpmd.compile.kernels.plan import KernelPlan
-from mpmd.compile.llvm.target import CpuTarget
+from mpmd.compile.kernels.kernel_plan import KernelPlan
+from mpmd.compile.llvm.cpu import CpuTarget
 
 
 @dataclass(frozen=True)

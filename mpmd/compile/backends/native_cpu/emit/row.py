@@ -24,11 +24,10 @@ from mpmd.compile.backends.native_cpu.emit.streaming import emit_streaming
 from mpmd.compile.backends.native_cpu.emit.together import evaluate, needed_nodes, vectors_at_once
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import load, store
-from mpmd.compile.kernels.plan import ELEMENT, ROW, store_arguments, store_level
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.builder import Index as Position
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.types import Value, lanes_of
+from mpmd.compile.kernels.kernel_plan import ELEMENT, ROW, store_arguments, store_level
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.function_builder import Index as Position
+from mpmd.compile.llvm.llvm_types import Value, lanes_of
 
 _SCRATCH_BYTES = 8  # of every element kept in a scratch row, whatever its type
 

@@ -17,10 +17,9 @@ from mpmd.compile.backends.native_cpu.emit.plan_kernel import PlanKernel
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.emit.together import vectors_at_once
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
-from mpmd.compile.kernels.plan import KernelPlan, Load
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.types import Value
+from mpmd.compile.kernels.kernel_plan import KernelPlan, Load
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.llvm_types import Value
 
 _MIN_UNITS = 16
 

@@ -21,7 +21,7 @@ from mpmd.compile.backends.native_cpu.storage import (
     widen,
 )
 from mpmd.compile.kernels.index import Index
-from mpmd.compile.kernels.plan import (
+from mpmd.compile.kernels.kernel_plan import (
     Apply,
     Constant,
     IndexValue,
@@ -31,15 +31,9 @@ from mpmd.compile.kernels.plan import (
     Store,
     arguments,
 )
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.builder import Index as Position
-from mpmd.compile.llvm.types import (
-    Value,
-    constant,
-    lanes_of,
-    suffix,
-    vector,
-)
+from mpmd.compile.llvm.function_builder import FunctionBuilder
+from mpmd.compile.llvm.function_builder import Index as Position
+from mpmd.compile.llvm.llvm_types import Value, constant, lanes_of, suffix, vector
 
 
 class Scope(Places):

@@ -15,9 +15,9 @@ from mpmd.compile.backends.native_cpu.emit.places import Lanes
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.emit.sorted_rows import SortingKernel, element, write
 from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, widen
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.builder import Index as Position
-from mpmd.compile.llvm.types import Value, constant, vector
+from mpmd.compile.llvm.function_builder import FunctionBuilder
+from mpmd.compile.llvm.function_builder import Index as Position
+from mpmd.compile.llvm.llvm_types import Value, constant, vector
 
 _BITS = 64
 """Maximum of elements that are compared at once: one bit of a word for each."""

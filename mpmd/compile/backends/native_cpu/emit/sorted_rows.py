@@ -11,12 +11,11 @@ from mpmd.compile.backends.native_cpu.emit.plan_kernel import PlanKernel
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import MEMORY, narrow
-from mpmd.compile.kernels.plan import Load
+from mpmd.compile.kernels.kernel_plan import Load
 from mpmd.compile.kernels.sorting import SortedArray, Sorting
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.builder import Index as Position
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.types import Value
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.function_builder import Index as Position
+from mpmd.compile.llvm.llvm_types import Value
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from mpmd.compile.backends.native_cpu.storage import BYTES
-from mpmd.compile.kernels.plan import ELEMENT, KernelPlan, Load, Store, store_level
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.target import LINE_BYTES, CpuTarget
-from mpmd.compile.llvm.types import Value, constant
+from mpmd.compile.kernels.kernel_plan import ELEMENT, KernelPlan, Load, Store, store_level
+from mpmd.compile.llvm.cpu import LINE_BYTES, CpuTarget
+from mpmd.compile.llvm.function_builder import FunctionBuilder
+from mpmd.compile.llvm.llvm_types import Value, constant
 
 
 def streamed_operands(plan: KernelPlan, target: CpuTarget, in_place: Collection[int] = ()) -> frozenset[int]:

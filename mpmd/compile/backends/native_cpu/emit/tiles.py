@@ -21,13 +21,12 @@ from mpmd.compile.backends.native_cpu.emit.streaming import emit_streaming
 from mpmd.compile.backends.native_cpu.emit.together import needed_nodes
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, load, widen
-from mpmd.compile.kernels.plan import Apply, KernelPlan, Load
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.builder import Index as Position
-from mpmd.compile.llvm.module import Module
+from mpmd.compile.kernels.kernel_plan import Apply, KernelPlan, Load
+from mpmd.compile.llvm.cpu import LINE_BYTES
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.function_builder import Index as Position
+from mpmd.compile.llvm.llvm_types import Value, constant, vector
 from mpmd.compile.llvm.squares import transpose
-from mpmd.compile.llvm.target import LINE_BYTES
-from mpmd.compile.llvm.types import Value, constant, vector
 
 _MAX_OPERATIONS = 4  # of a row, that its code is written for every row of a square
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mpmd.compile.backends.native_cpu.emit.scope import Scope
+from mpmd.compile.kernels.kernel_plan import Apply, Constant, KernelPlan, ReduceNode, arguments
 from mpmd.compile.kernels.operations import OPERATIONS
-from mpmd.compile.kernels.plan import Apply, Constant, KernelPlan, ReduceNode, arguments
-from mpmd.compile.llvm.target import CpuTarget
+from mpmd.compile.llvm.cpu import CpuTarget
 
 MAX_VECTORS = 4
 _MAX_OPERATIONS = 128  # of all vectors of a round: more code is not worth its compilation

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Matrix
-from mpmd.compile.llvm.builder import FunctionBuilder, Index
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Index
 
 
 @contextlib.contextmanager

@@ -8,9 +8,9 @@ position for the next tile.  Past the end, the last line is prefetched again, wh
 
 from __future__ import annotations
 
-from mpmd.compile.llvm.builder import FunctionBuilder, Index
-from mpmd.compile.llvm.target import LINE_BYTES
-from mpmd.compile.llvm.types import Value, constant
+from mpmd.compile.llvm.cpu import LINE_BYTES
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Index
+from mpmd.compile.llvm.llvm_types import Value, constant
 
 _POSITION, _LEFT, _RUN, _JUMP, _END = range(5)  # fields, each of 8 bytes
 

@@ -22,10 +22,9 @@ from mpmd.compile.backends.native_cpu.gemm.thin_form import thin_form
 from mpmd.compile.backends.native_cpu.gemm.tiling import Tiling, choose_tiling
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import BYTES
-from mpmd.compile.llvm.builder import FunctionBuilder, Index
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import LINE_BYTES, CpuTarget
-from mpmd.compile.llvm.types import Value, constant
+from mpmd.compile.llvm.cpu import LINE_BYTES, CpuTarget
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Index, Module
+from mpmd.compile.llvm.llvm_types import Value, constant
 
 
 @dataclass(frozen=True)

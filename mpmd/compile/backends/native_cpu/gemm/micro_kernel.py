@@ -15,10 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mpmd.compile.backends.native_cpu.gemm.fetch import Fetching
-from mpmd.compile.llvm.builder import FunctionBuilder, Index
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import LINE_BYTES
-from mpmd.compile.llvm.types import Value, constant, vector
+from mpmd.compile.llvm.cpu import LINE_BYTES
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Index, Module
+from mpmd.compile.llvm.llvm_types import Value, constant, vector
 
 # Unrolling where every row has an address of its own makes LLVM load far ahead and spill.
 _UNROLL = {"rows": 4, "steps": 1}

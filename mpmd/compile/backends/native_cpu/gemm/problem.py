@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.target import CpuTarget
-from mpmd.compile.llvm.types import Value
+from mpmd.compile.llvm.cpu import CpuTarget
+from mpmd.compile.llvm.function_builder import FunctionBuilder
+from mpmd.compile.llvm.llvm_types import Value
 from mpmd.errors import CompileError
 
 DTYPES = ("f32", "bf16", "f16", "f64")

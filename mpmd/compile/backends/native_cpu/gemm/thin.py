@@ -16,10 +16,9 @@ from mpmd.compile.backends.native_cpu.gemm.problem import Epilogue, Gemm
 from mpmd.compile.backends.native_cpu.gemm.thin_form import ThinForm
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, load
-from mpmd.compile.llvm.builder import FunctionBuilder, Index
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import CpuTarget
-from mpmd.compile.llvm.types import Value, constant, lanes_of, vector
+from mpmd.compile.llvm.cpu import CpuTarget
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Index, Module
+from mpmd.compile.llvm.llvm_types import Value, constant, lanes_of, vector
 
 
 @dataclass(frozen=True)

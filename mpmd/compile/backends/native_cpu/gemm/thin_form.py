@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mpmd.compile.backends.native_cpu.gemm.problem import Gemm
-from mpmd.compile.llvm.target import CpuTarget
+from mpmd.compile.llvm.cpu import CpuTarget
 
 _MAX_THIN = 8  # rows or columns
 _MIN_DEPTH = 32  # sums for which adding up lanes is worthwhile

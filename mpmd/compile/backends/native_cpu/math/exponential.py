@@ -24,13 +24,8 @@ from mpmd.compile.backends.native_cpu.math.lanes import (
     scale_by_power_of_two,
     small_as_itself,
 )
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.types import (
-    Value,
-    constant,
-    element_of,
-    vector_constant,
-)
+from mpmd.compile.llvm.function_builder import FunctionBuilder
+from mpmd.compile.llvm.llvm_types import Value, constant, element_of, vector_constant
 
 _LOG2_E = 1.4426950408889634
 _LN2_HIGH, _LN2_LOW = 0.693145751953125, 1.42860676533018798e-06  # sum to log(2); the first has 15 bits

@@ -10,8 +10,8 @@ from mpmd.compile.backends.native_cpu.math.logarithm import log, log1p
 from mpmd.compile.backends.native_cpu.math.power import cbrt, pow, rsqrt, sqrt
 from mpmd.compile.backends.native_cpu.math.rational import erf, tanh
 from mpmd.compile.backends.native_cpu.math.trigonometric import cos, sin
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.types import Value
+from mpmd.compile.llvm.function_builder import FunctionBuilder
+from mpmd.compile.llvm.llvm_types import Value
 
 
 def tan(b: FunctionBuilder, x: Value) -> Value:

@@ -17,8 +17,8 @@ from mpmd.compile.backends.native_cpu.math.lanes import (
     small_as_itself,
     split_exponent,
 )
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.types import Value, element_of
+from mpmd.compile.llvm.function_builder import FunctionBuilder
+from mpmd.compile.llvm.llvm_types import Value, element_of
 
 _LN2_HIGH, _LN2_LOW = 0.693145751953125, 1.42860676533018798e-06
 _MIN_NORMAL = 2.0**-126

@@ -17,8 +17,8 @@ from mpmd.compile.backends.native_cpu.math.lanes import (
     power_of_two,
     split_exponent,
 )
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.types import Value, constant, element_of, with_element
+from mpmd.compile.llvm.function_builder import FunctionBuilder
+from mpmd.compile.llvm.llvm_types import Value, constant, element_of, with_element
 
 # log2(m) = s·P(s²) with s = (m - 1)/(m + 1): the series of 2·artanh(s)/log(2), next term 2^-44 of the first
 _LOG2 = tuple(2 / math.log(2) / (2 * k + 1) for k in range(8))

@@ -15,8 +15,8 @@ from mpmd.compile.backends.native_cpu.math.lanes import (
     polynomial,
     small_as_itself,
 )
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.types import Value, element_of
+from mpmd.compile.llvm.function_builder import FunctionBuilder
+from mpmd.compile.llvm.llvm_types import Value, element_of
 
 # error 2^-29.5 on |x| ≤ 9.02
 _TANH_P = (0.999999999, 0.136799176, 0.0038683309, 2.80075223e-05, 3.05851723e-08, -1.22035728e-11)

@@ -15,8 +15,8 @@ from mpmd.compile.backends.native_cpu.math.lanes import (
     polynomial,
     small_as_itself,
 )
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.types import Value, constant, element_of, lanes_of
+from mpmd.compile.llvm.function_builder import FunctionBuilder
+from mpmd.compile.llvm.llvm_types import Value, constant, element_of, lanes_of
 
 _HALF_PI = (1.57079637050628662109375, -4.37113900018624283e-8, -1.71512451000249e-15)
 _MAX_REDUCED = 71000.0

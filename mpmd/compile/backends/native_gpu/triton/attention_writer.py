@@ -14,11 +14,11 @@ from mpmd.compile.backends.native_gpu.triton.matrices import MatrixOperand, Matr
 from mpmd.compile.backends.native_gpu.triton.online import RowIteration
 from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling
 from mpmd.compile.kernels.attention import KEYS, QUERIES, AttentionPlan, Mixture, Scores
-from mpmd.compile.kernels.decisions import decided
+from mpmd.compile.kernels.kernel_plan import KernelPlan
 from mpmd.compile.kernels.masking import Guard, Triangle
 from mpmd.compile.kernels.nodes import ELEMENT, ROW, Apply, Load, ReduceNode, Store
 from mpmd.compile.kernels.operations import DTYPE_BYTES
-from mpmd.compile.kernels.plan import KernelPlan
+from mpmd.compile.kernels.picking import decided
 
 
 @dataclasses.dataclass(frozen=True)

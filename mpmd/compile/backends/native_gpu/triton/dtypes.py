@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 
-from mpmd.compile.kernels.narrow import NARROW, bits_of
-from mpmd.compile.kernels.operations import FLOATS, INTEGERS
+from mpmd.compile.kernels.operations import FLOATS, INTEGERS, NARROW, bits_of
 
 MEMORY = {
     "pred": "uint8",

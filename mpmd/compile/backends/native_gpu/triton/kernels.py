@@ -26,9 +26,8 @@ from mpmd.compile.backends.native_gpu.triton.tiling import (
     tiling_of,
     tiling_of_few_rows,
 )
-from mpmd.compile.kernels.builder import PlanBuilder, renumbered
-from mpmd.compile.kernels.decisions import decided
 from mpmd.compile.kernels.index import Index, dim, linear, strides_of
+from mpmd.compile.kernels.kernel_plan import KernelPlan, store_level
 from mpmd.compile.kernels.nodes import (
     COLUMN,
     ELEMENT,
@@ -41,8 +40,8 @@ from mpmd.compile.kernels.nodes import (
 )
 from mpmd.compile.kernels.normalise import normalise
 from mpmd.compile.kernels.operations import DTYPE_BYTES
-from mpmd.compile.kernels.picking import with_picked_elements
-from mpmd.compile.kernels.plan import KernelPlan, store_level
+from mpmd.compile.kernels.picking import decided, with_picked_elements
+from mpmd.compile.kernels.plan_builder import PlanBuilder, renumbered
 from mpmd.errors import CompileError
 
 ALIGNMENT = 256

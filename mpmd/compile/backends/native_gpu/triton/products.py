@@ -15,11 +15,11 @@ from mpmd.compile.backends.native_gpu.triton.kernels import PlanKernels, Printed
 from mpmd.compile.backends.native_gpu.triton.matrices import MIN_SIDE, MatrixOperand, MatrixWriter
 from mpmd.compile.backends.native_gpu.triton.rows import with_long_rows
 from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, TileSteps, power_of_two
-from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import constant, dim, linear, strides_of
+from mpmd.compile.kernels.kernel_plan import KernelPlan
 from mpmd.compile.kernels.matmul import MatmulPlan
 from mpmd.compile.kernels.nodes import Load
-from mpmd.compile.kernels.plan import KernelPlan
+from mpmd.compile.kernels.plan_builder import PlanBuilder
 
 FACTORS = ("bf16", "f16", "f32")
 _NEIGHBOURS = 8

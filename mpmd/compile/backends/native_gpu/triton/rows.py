@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from mpmd.compile.backends.native_gpu.triton.matrices import MIN_SIDE
 from mpmd.compile.kernels.index import dim, linear, strides_of
+from mpmd.compile.kernels.kernel_plan import KernelPlan
 from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.nodes import IndexValue, Load
-from mpmd.compile.kernels.plan import KernelPlan
 
 
 def with_long_rows(plan: MatmulPlan) -> MatmulPlan:

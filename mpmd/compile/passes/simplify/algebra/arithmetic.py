@@ -9,7 +9,7 @@ import math
 
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.rewriter import RewriteSite, Rule
-from mpmd.compile.passes.values import is_negative_zero, is_number, is_splat, splat
+from mpmd.compile.passes.value_queries import is_negative_zero, is_number, is_splat, splat
 
 
 def constant_to_the_right(site: RewriteSite) -> HloInstruction | None:

@@ -10,7 +10,7 @@ from mpmd.compile.passes.rewriter import RewriteSite, Rule
 from mpmd.compile.passes.simplify.algebra.arithmetic import (
     constant_to_the_right,
 )
-from mpmd.compile.passes.values import is_identity, splat
+from mpmd.compile.passes.value_queries import is_identity, splat
 
 _FLIPPED = {"EQ": "EQ", "NE": "NE", "GE": "LE", "GT": "LT", "LE": "GE", "LT": "GT"}
 

@@ -10,7 +10,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.rewriter import RewriteSite, Rule
 from mpmd.compile.passes.simplify.algebra.arithmetic import zeros
 from mpmd.compile.passes.simplify.algebra.conversions import is_lossless
-from mpmd.compile.passes.values import is_trivial
+from mpmd.compile.passes.value_queries import is_trivial
 
 
 def dot_of_nothing(site: RewriteSite) -> HloInstruction | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.rewriter import RewriteSite, Rule
-from mpmd.compile.passes.values import is_identity, is_trivial, reducer
+from mpmd.compile.passes.value_queries import is_identity, is_trivial, reducer
 
 
 def _simple(site: RewriteSite) -> str | None:

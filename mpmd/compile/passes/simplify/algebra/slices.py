@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from mpmd.compile.hlo.attributes import Ints
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.rewriter import RewriteSite, Rule
-from mpmd.compile.passes.values import integer, is_trivial
+from mpmd.compile.passes.value_queries import integer, is_trivial
 
 
 def slice_nothing(site: RewriteSite) -> HloInstruction | None:

@@ -9,14 +9,14 @@ import pytest
 from jax.sharding import Mesh
 
 from mpmd.compile.backends.mixed import MixedBackend, MixedExecutable
-from mpmd.compile.backends.mixed import loops as mixed_loops
+from mpmd.compile.backends.mixed import clusters as mixed_loops
 from mpmd.compile.backends.mixed.backend import prepared
 from mpmd.compile.backends.mixed.clusters import split
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.backends.native_cpu.compilation import NativeCpu
 from mpmd.compile.compiler import FallbackBackend
 from mpmd.compile.hlo import parse_module, verify
-from mpmd.compile.thunks.coverage import refusals
+from mpmd.compile.thunks.emission import refusals
 from mpmd.errors import CompileError
 from tests.support.hlo_meaning import evaluate
 from tests.support.native_fragments import fragment_of

@@ -12,12 +12,12 @@ from mpmd.compile.backends.native_cpu.program import Address, Run, ThreadedProgr
 from mpmd.compile.backends.native_cpu.recipes import shared_function
 from mpmd.compile.backends.native_cpu.threads import PoolRun, PoolWorker
 from mpmd.compile.hlo import parse_module
-from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import dim, value
-from mpmd.compile.kernels.planning.sorting import plan_sort_prefix
+from mpmd.compile.kernels.plan_builder import PlanBuilder
+from mpmd.compile.kernels.planner.sorting import plan_sort_prefix
+from mpmd.compile.llvm.cpu import named_target
 from mpmd.compile.llvm.engine import emit_assembly
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import named_target
+from mpmd.compile.llvm.function_builder import Module
 from tests.support.emulated_arm import needs_emulator, run
 
 NEON = named_target("neon")

@@ -25,12 +25,11 @@ from mpmd.compile.backends.native_cpu.program import (
 )
 from mpmd.compile.backends.native_cpu.recipes import shared_function
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
-from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import constant, dim
-from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.kernels.plan_builder import PlanBuilder
+from mpmd.compile.llvm.cpu import host_target, named_target
 from mpmd.compile.llvm.engine import compile_module
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import host_target, named_target
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
 from mpmd.errors import CompileError, ConfigError
 from tests.support.native_programs import addresses, arrays, elementwise, mlp, reference_mlp
 from tests.support.program_instance import ProgramInstance

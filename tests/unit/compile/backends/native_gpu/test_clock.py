@@ -19,8 +19,8 @@ from mpmd.compile.backends.native_gpu.backend import NativeGpuBackend
 from mpmd.compile.backends.native_gpu.clock import PAIRED, PTX, ClockReading, GpuLog, clock_at, host_seconds
 from mpmd.compile.backends.native_gpu.stamps import GpuStamps
 from mpmd.compile.backends.native_gpu.target import GpuTarget
+from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.driver import prepare_fragment
-from mpmd.compile.options import CompileOptions
 from mpmd.errors import CompileError
 from mpmd.estimate.program_timeline import recorder_of
 from tests.support.gpu_launches import CalledProgram

@@ -5,15 +5,13 @@ import pytest
 
 from benchmarks.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
-from mpmd.compile.kernels.builder import PlanBuilder
-from mpmd.compile.kernels.cost.device import H200, cpu_device
-from mpmd.compile.kernels.cost.models import projected, speed_of_light
-from mpmd.compile.kernels.cost.products import product_workloads
-from mpmd.compile.kernels.cost.workload import plan_workload
+from mpmd.compile.cost.device import H200, cpu_device
+from mpmd.compile.cost.kernel_cost import plan_workload, product_workloads, projected, speed_of_light
+from mpmd.compile.kernels.in_place import may_share
 from mpmd.compile.kernels.index import dim, linear
 from mpmd.compile.kernels.matmul import MatmulPlan, View
-from mpmd.compile.kernels.sharing import may_share
-from mpmd.compile.llvm.target import host_target
+from mpmd.compile.kernels.plan_builder import PlanBuilder
+from mpmd.compile.llvm.cpu import host_target
 
 CPU = cpu_device(
     "test",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mpmd.compile.hlo import parse_module
-from mpmd.compile.kernels.planning import NoPlan
-from mpmd.compile.kernels.planning.collectives import plan_collective
+from mpmd.compile.kernels.planner import NoPlan
+from mpmd.compile.kernels.planner.collectives import plan_collective
 
 _CALLED = "".join(
     f"{name} {{\n p = {dtype}[] parameter(0)\n q = {dtype}[] parameter(1)\n ROOT o = {dtype}[] {root}\n}}\n"

@@ -8,8 +8,8 @@ import pytest
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.hlo.attributes import SliceDims
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.kernels.planning.sorting import plan_sort, plan_sort_prefix
-from mpmd.compile.kernels.planning.trace import NoPlan
+from mpmd.compile.kernels.planner.elements import NoPlan
+from mpmd.compile.kernels.planner.sorting import plan_sort, plan_sort_prefix
 from mpmd.compile.lowering import lower
 from tests.support.native_fragments import compiled, fragment_of, run
 from tests.support.native_hlo import run_module

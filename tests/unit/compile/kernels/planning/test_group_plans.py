@@ -3,9 +3,9 @@
 import numpy as np
 
 from mpmd.compile.hlo import parse_module
-from mpmd.compile.kernels.plan import Load
-from mpmd.compile.kernels.planning.dots import DotPlan
-from mpmd.compile.kernels.planning.groups import GroupPlan
+from mpmd.compile.kernels.kernel_plan import Load
+from mpmd.compile.kernels.planner.dots import DotPlan
+from mpmd.compile.kernels.planner.groups import GroupPlan
 from mpmd.compile.passes.fusion.grouping import Grouping
 from tests.support.directed.kernels import planned_differences
 from tests.support.random_hlo.draft import Case

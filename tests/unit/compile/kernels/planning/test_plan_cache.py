@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mpmd.compile.hlo import parse_module
-from mpmd.compile.kernels.planning.plan_cache import cached_plan, caching_plans, structure_of
-from mpmd.compile.kernels.planning.trace import NoPlan
+from mpmd.compile.kernels.planner.elements import NoPlan
+from mpmd.compile.kernels.planner.plan_cache import cached_plan, caching_plans, structure_of
 
 GROUPS = {
     "operations": ("ROOT r = f32[4] add(x, y)", "ROOT r = f32[4] subtract(x, y)"),

@@ -5,10 +5,10 @@ import pytest
 
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.kernels.evaluate import evaluate as evaluate_plan
-from mpmd.compile.kernels.planning import NoPlan
-from mpmd.compile.kernels.planning.dots import DotPlan
-from mpmd.compile.kernels.planning.kernels import plan_members
-from mpmd.compile.kernels.planning.sorting import plan_sort_prefix
+from mpmd.compile.kernels.planner import NoPlan
+from mpmd.compile.kernels.planner.dots import DotPlan
+from mpmd.compile.kernels.planner.plan_instruction import plan_members
+from mpmd.compile.kernels.planner.sorting import plan_sort_prefix
 
 COMPUTATIONS = """
 add { p = f32[] parameter(0)

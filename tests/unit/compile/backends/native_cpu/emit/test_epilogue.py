@@ -8,9 +8,9 @@ from benchmarks.direct import DirectKernel, row_major
 from mpmd.compile.backends.native_cpu.emit.epilogue import PlanEpilogue
 from mpmd.compile.backends.native_cpu.gemm.kernel import GemmKernel, gemm_kernel
 from mpmd.compile.backends.native_cpu.gemm.tiling import choose_tiling
-from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.evaluate import evaluate
-from mpmd.compile.llvm.target import host_target, named_target
+from mpmd.compile.kernels.plan_builder import PlanBuilder
+from mpmd.compile.llvm.cpu import host_target, named_target
 from mpmd.errors import CompileError
 from tests.support.targets import runs_here
 

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 from mpmd.compile.backends.native_cpu.emit.operations import emit_operation
-from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.index import dim
-from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.kernels.plan_builder import PlanBuilder
+from mpmd.compile.llvm.cpu import named_target
 from mpmd.compile.llvm.engine import compile_module
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import named_target
-from mpmd.compile.llvm.types import vector
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.llvm_types import vector
 from tests.support.native_fragments import compiled, fragment_of, run
 from tests.support.targets import runs_here
 

@@ -7,9 +7,9 @@ import pytest
 
 from mpmd.compile.backends.native_cpu.emit import kernels
 from mpmd.compile.hlo import parse_module
-from mpmd.compile.kernels.planning.kernels import plan_instruction
-from mpmd.compile.kernels.planning.sorting import plan_sort
-from mpmd.compile.kernels.planning.trace import NoPlan
+from mpmd.compile.kernels.planner.elements import NoPlan
+from mpmd.compile.kernels.planner.plan_instruction import plan_instruction
+from mpmd.compile.kernels.planner.sorting import plan_sort
 from mpmd.compile.kernels.sorting import sorting_of
 from mpmd.compile.lowering import lower
 from tests.support.hlo_meaning import evaluate

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
-from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import dim
-from mpmd.compile.llvm.target import named_target
+from mpmd.compile.kernels.plan_builder import PlanBuilder
+from mpmd.compile.llvm.cpu import named_target
 from tests.support import native_fragments
 
 

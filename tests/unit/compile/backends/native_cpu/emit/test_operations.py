@@ -9,11 +9,10 @@ from benchmarks.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.emit.operations import EMITTERS
 from mpmd.compile.hlo.dtypes import DTYPES
-from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.evaluate import evaluate
-from mpmd.compile.kernels.narrow import NARROW
-from mpmd.compile.kernels.operations import FLOATS, INTEGERS, NUMPY_DTYPE, OPERATIONS, REDUCTIONS
-from mpmd.compile.llvm.target import host_target, named_target
+from mpmd.compile.kernels.operations import FLOATS, INTEGERS, NARROW, NUMPY_DTYPE, OPERATIONS, REDUCTIONS
+from mpmd.compile.kernels.plan_builder import PlanBuilder
+from mpmd.compile.llvm.cpu import host_target, named_target
 from mpmd.errors import CompileError
 from tests.support.targets import runs_here
 

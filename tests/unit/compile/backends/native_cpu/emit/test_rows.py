@@ -9,13 +9,13 @@ import pytest
 from benchmarks.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.memory import aligned_empty
-from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.index import constant, dim
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
+from mpmd.compile.kernels.plan_builder import PlanBuilder
+from mpmd.compile.llvm.cpu import host_target, named_target
 from mpmd.compile.llvm.engine import emit_assembly
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import host_target, named_target
+from mpmd.compile.llvm.function_builder import Module
 from tests.support.targets import runs_here
 
 BF16 = ml_dtypes.bfloat16

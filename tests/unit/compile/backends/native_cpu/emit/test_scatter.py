@@ -6,10 +6,10 @@ import pytest
 from benchmarks.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.emit.scatter import ScatterKernel
-from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.index import constant, dim, value
-from mpmd.compile.llvm.target import host_target, named_target
+from mpmd.compile.kernels.plan_builder import PlanBuilder
+from mpmd.compile.llvm.cpu import host_target, named_target
 from tests.support.targets import runs_here
 
 TARGETS = {"host": host_target(), "avx2": named_target("avx2")}

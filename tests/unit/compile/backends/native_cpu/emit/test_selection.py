@@ -12,9 +12,9 @@ from mpmd.compile.hlo import parse_module
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import tuple_of
 from mpmd.compile.kernels.evaluate import evaluate as evaluate_plan
-from mpmd.compile.kernels.planning.kernels import plan_instruction
+from mpmd.compile.kernels.planner.plan_instruction import plan_instruction
 from mpmd.compile.kernels.sorting import sorting_of
-from mpmd.compile.llvm.target import host_target, named_target
+from mpmd.compile.llvm.cpu import host_target, named_target
 from mpmd.compile.passes.fusion.sort_prefix import SortPrefix
 from tests.support.hlo_meaning import evaluate
 from tests.support.native_hlo import run_module

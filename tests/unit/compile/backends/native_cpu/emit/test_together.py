@@ -13,13 +13,13 @@ from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.emit.streaming import streamed_operands
 from mpmd.compile.backends.native_cpu.emit.together import needed_nodes, vectors_at_once
 from mpmd.compile.backends.native_cpu.memory import aligned_empty
-from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.index import constant, dim, value
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
+from mpmd.compile.kernels.plan_builder import PlanBuilder
+from mpmd.compile.llvm.cpu import host_target, named_target
 from mpmd.compile.llvm.engine import emit_assembly
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import host_target, named_target
+from mpmd.compile.llvm.function_builder import Module
 from tests.support.targets import runs_here
 
 TARGETS = {"host": host_target(), "avx2": named_target("avx2")}

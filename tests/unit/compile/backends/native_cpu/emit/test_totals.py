@@ -9,11 +9,11 @@ from benchmarks.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.emit.row import RowKernel
 from mpmd.compile.backends.native_cpu.memory import aligned_empty
-from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.index import constant, dim
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
-from mpmd.compile.llvm.target import host_target, named_target
+from mpmd.compile.kernels.plan_builder import PlanBuilder
+from mpmd.compile.llvm.cpu import host_target, named_target
 from tests.support.targets import runs_here
 
 HOST, AVX2 = replace(host_target(), l3_bytes=0), named_target("avx2")

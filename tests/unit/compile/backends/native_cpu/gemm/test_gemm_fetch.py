@@ -13,11 +13,10 @@ from mpmd.compile.backends.native_cpu.gemm.micro_kernel import ARGUMENTS, MicroK
 from mpmd.compile.backends.native_cpu.gemm.tiling import choose_tiling
 from mpmd.compile.backends.native_cpu.memory import aligned_empty, program_memory
 from mpmd.compile.backends.native_cpu.shared import shared_code
-from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.cpu import host_target
 from mpmd.compile.llvm.engine import compile_module
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import host_target
-from mpmd.compile.llvm.types import Value, constant
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.llvm_types import Value, constant
 
 LINES_PER_TILE = 200
 TARGET = host_target()

@@ -9,7 +9,7 @@ import pytest
 
 from mpmd.compile.hlo import HloBuilder, HloModule
 from mpmd.compile.hlo.dtypes import DTYPES
-from mpmd.compile.hlo.evaluator.conversion import convert
+from mpmd.compile.hlo.evaluator.values import convert
 from mpmd.compile.hlo.shape import array
 from mpmd.compile.passes.rewriter import Rewriter
 from mpmd.compile.passes.simplify.algebra import conversions
