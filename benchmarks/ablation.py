@@ -164,7 +164,7 @@ def without(switch: str) -> Iterator[None]:
 
 def code_of(fragment: Any, switch: str) -> str:
     """The LLVM IR of a fragment without a mechanism, with the functions that it shares with others."""
-    from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+    from mpmd.compile.backends.native_cpu.target import NativeCpu
     from mpmd.compile.driver import prepare_fragment
     from mpmd.compile.llvm.cpu import host_target
     from mpmd.compile.llvm.function_builder import Module

@@ -10,8 +10,8 @@ from functools import lru_cache
 import numpy as np
 
 from benchmarks.direct import DirectSequence
-from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
-from mpmd.compile.backends.native_cpu.memory import aligned_empty
+from mpmd.compile.backends.native_cpu.ffi import aligned_empty
+from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
 from mpmd.compile.cost.device import Device, cpu_device
 from mpmd.compile.kernels.plan_builder import PlanBuilder
 from mpmd.compile.llvm.cpu import CpuTarget

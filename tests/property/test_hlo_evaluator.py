@@ -13,9 +13,9 @@ from mpmd.compile.hlo import (
     TOKEN,
     Layout,
     Shape,
+    fingerprint,
     parse_module,
     print_module,
-    printer,
     tuple_of,
     verify,
 )
@@ -55,7 +55,7 @@ def compare(family: str, seed: int, xla: XlaWorker) -> str:
     verify(case.module)
     text = print_module(case.module)
     again = parse_module(text)
-    assert print_module(again) == text and printer(again) == printer(case.module)
+    assert print_module(again) == text and fingerprint(again) == fingerprint(case.module)
     got = jax.tree.leaves(evaluate(again, case.arguments))
     try:
         want = xla.run(text, case.arguments)

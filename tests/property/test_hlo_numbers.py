@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import HloModule, parse_module, print_module, verify
 from mpmd.compile.hlo.shape import Shape

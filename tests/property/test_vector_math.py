@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
 
-from mpmd.compile.backends.native_cpu.math.functions import BINARY, UNARY
+from mpmd.compile.backends.native_cpu.math.elementary import BINARY, UNARY
 from mpmd.compile.llvm.cpu import host_target, named_target
 from mpmd.compile.llvm.engine import compile_module, emit_assembly
 from mpmd.compile.llvm.function_builder import FunctionBuilder, Module

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from mpmd.compile.backends.jax_function import numpy_dtype, value_spec
-from mpmd.compile.backends.native_cpu.compilation import NativeCpu
-from mpmd.compile.backends.native_cpu.memory import aligned_empty
+from mpmd.compile.backends.native_cpu.ffi import aligned_empty
+from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.compile.compilation import Compilation
 from mpmd.compile.compile_options import CompileOptions

@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 
 from mpmd.compile.backends.jax_function import value_spec
-from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.compilation import Compilation
 from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.driver import prepare_fragment

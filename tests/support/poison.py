@@ -17,9 +17,16 @@ import numpy as np
 
 from mpmd.compile import driver
 from mpmd.compile.backends.native_cpu import steps as native_steps
-from mpmd.compile.backends.native_cpu.kernel import CpuKernel
-from mpmd.compile.backends.native_cpu.program import Alone, Choose, Repeat, Run, Step, ThreadedProgram, While
-from mpmd.compile.backends.native_cpu.shared import SharedFunction
+from mpmd.compile.backends.native_cpu.native_program import (
+    Alone,
+    Choose,
+    Repeat,
+    Run,
+    Step,
+    ThreadedProgram,
+    While,
+)
+from mpmd.compile.backends.native_cpu.shared import CpuKernel, SharedFunction
 from mpmd.compile.buffers.assignment import BufferAssignment, Slice
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction

@@ -11,7 +11,7 @@ import pytest
 
 import mpmd
 from benchmarks.sleeping import BROKEN, Durations, Stages
-from mpmd.compile.backends.native_cpu.mesh_call import SLOT
+from mpmd.compile.backends.native_cpu.handler import SLOT
 from mpmd.errors import FragmentError
 from mpmd.estimate.estimate import DeviceSpeed
 from mpmd.estimate.program_timeline import WAITS_FOR_HOST, recorder_of, warn_of_unseen

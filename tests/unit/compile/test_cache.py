@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 import mpmd
 from mpmd.compile.artefact import Artefact
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
-from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.cache import DiskCache, compiler_version, key_of
 from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.dump import Dump

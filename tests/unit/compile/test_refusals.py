@@ -9,8 +9,8 @@ from jax.sharding import PartitionSpec as P
 
 from mpmd.compile.backends.native_cpu import ffi
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
-from mpmd.compile.backends.native_cpu.compiled_program import compile_program
-from mpmd.compile.backends.native_cpu.program import ThreadedProgram
+from mpmd.compile.backends.native_cpu.loading import compile_program
+from mpmd.compile.backends.native_cpu.native_program import ThreadedProgram
 from mpmd.compile.compiler import FallbackBackend, compile_fragments, fallback_warning, get_backend
 from mpmd.compile.llvm.cpu import host_target
 from mpmd.errors import CompileError

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from mpmd.compile.analysis.liveness import LiveRange
-from mpmd.compile.backends.native_cpu.compilation import NativeCpu
 from mpmd.compile.backends.native_cpu.handler import compile_with_handler
 from mpmd.compile.backends.native_cpu.steps import PlanCode, native_program
+from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.buffers.assignment import Slice, assign_buffers
 from mpmd.compile.buffers.buffer_report import assignment_report, holdings, memory_plot
 from mpmd.compile.buffers.offsets import DeviceMemory, LiveBlock, Room, bits

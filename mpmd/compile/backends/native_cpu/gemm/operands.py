@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mpmd.compile.backends.native_cpu.gemm.fetch import Fetch
+from mpmd.compile.backends.native_cpu.gemm.micro_kernel import Fetch
 from mpmd.compile.backends.native_cpu.gemm.packing import Pack
 from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Matrix
 from mpmd.compile.backends.native_cpu.gemm.tiling import Tiling, adjacency

@@ -13,7 +13,7 @@ from mpmd.compile.backends.mixed import clusters as mixed_loops
 from mpmd.compile.backends.mixed.backend import prepared
 from mpmd.compile.backends.mixed.clusters import split
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
-from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.compiler import FallbackBackend
 from mpmd.compile.hlo import parse_module, verify
 from mpmd.compile.thunks.emission import refusals

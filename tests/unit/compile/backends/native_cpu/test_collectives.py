@@ -14,9 +14,9 @@ from jax.sharding import PartitionSpec as P
 
 from mpmd.compile.backends.native_cpu import dispatch
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
-from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+from mpmd.compile.backends.native_cpu.barrier import MeshLayout
 from mpmd.compile.backends.native_cpu.ffi import register
-from mpmd.compile.backends.native_cpu.meeting import MeshLayout
+from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.cost.device import HOST
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import parse_module

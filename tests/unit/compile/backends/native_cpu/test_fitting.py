@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mpmd
-from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.driver import prepare_fragment
 from mpmd.options import PipelineOptions

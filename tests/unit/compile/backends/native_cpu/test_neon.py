@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from benchmarks.direct import row_major
-from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
-from mpmd.compile.backends.native_cpu.gemm.kernel import gemm_kernel
-from mpmd.compile.backends.native_cpu.program import Address, Run, ThreadedProgram, sequence_steps
-from mpmd.compile.backends.native_cpu.recipes import shared_function
+from mpmd.compile.backends.native_cpu.gemm.gemm_kernel import gemm_kernel
+from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
+from mpmd.compile.backends.native_cpu.loading import shared_function
+from mpmd.compile.backends.native_cpu.native_program import Address, Run, ThreadedProgram, sequence_steps
 from mpmd.compile.backends.native_cpu.threads import PoolRun, PoolWorker
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.kernels.index import dim, value

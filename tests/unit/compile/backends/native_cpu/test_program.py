@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from benchmarks.direct import program_array, row_major
-from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram, compile_program
-from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
-from mpmd.compile.backends.native_cpu.gemm.kernel import gemm_kernel
-from mpmd.compile.backends.native_cpu.memory import program_memory
-from mpmd.compile.backends.native_cpu.program import (
+from mpmd.compile.backends.native_cpu.ffi import program_memory
+from mpmd.compile.backends.native_cpu.gemm.gemm_kernel import gemm_kernel
+from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
+from mpmd.compile.backends.native_cpu.loading import CompiledProgram, compile_program, shared_function
+from mpmd.compile.backends.native_cpu.native_program import (
     Address,
     Alone,
     Choose,
@@ -23,7 +23,6 @@ from mpmd.compile.backends.native_cpu.program import (
     While,
     sequence_steps,
 )
-from mpmd.compile.backends.native_cpu.recipes import shared_function
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.compile.kernels.index import constant, dim
 from mpmd.compile.kernels.plan_builder import PlanBuilder

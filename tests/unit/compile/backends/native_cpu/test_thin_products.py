@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from benchmarks.direct import DirectKernel, row_major
-from mpmd.compile.backends.native_cpu.gemm.kernel import GemmKernel, gemm_kernel
-from mpmd.compile.backends.native_cpu.gemm.thin import ThinKernel
-from mpmd.compile.backends.native_cpu.gemm.thin_form import thin_form
-from mpmd.compile.backends.native_cpu.thin_products import as_reduction
+from mpmd.compile.backends.native_cpu.gemm.gemm_kernel import GemmKernel, gemm_kernel
+from mpmd.compile.backends.native_cpu.gemm.thin import ThinKernel, thin_form
+from mpmd.compile.backends.native_cpu.steps import as_reduction
 from mpmd.compile.buffers.assignment import Slice
 from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.operations import NUMPY_DTYPE

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.direct import DirectSequence
-from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
+from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
 from mpmd.compile.cost.device import H200, cpu_device
 from mpmd.compile.cost.kernel_cost import plan_workload, product_workloads, projected, speed_of_light
 from mpmd.compile.kernels.in_place import may_share

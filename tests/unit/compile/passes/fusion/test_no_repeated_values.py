@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.fragments import cases
-from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import parse_module

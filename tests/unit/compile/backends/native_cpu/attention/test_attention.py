@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from benchmarks.direct import DirectKernel
-from mpmd.compile.backends.native_cpu.attention.kernel import AttentionKernel
-from mpmd.compile.backends.native_cpu.compilation import NativeCpu
-from mpmd.compile.backends.native_cpu.memory import aligned_empty
+from mpmd.compile.backends.native_cpu.attention.attention_kernel import AttentionKernel
+from mpmd.compile.backends.native_cpu.ffi import aligned_empty
+from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.driver import prepare_fragment

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from benchmarks.direct import DirectKernel, row_major
-from mpmd.compile.backends.native_cpu.emit.epilogue import PlanEpilogue
-from mpmd.compile.backends.native_cpu.gemm.kernel import GemmKernel, gemm_kernel
+from mpmd.compile.backends.native_cpu.gemm.gemm_kernel import GemmKernel, gemm_kernel
 from mpmd.compile.backends.native_cpu.gemm.tiling import choose_tiling
+from mpmd.compile.backends.native_cpu.kernels.loop import PlanEpilogue
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.plan_builder import PlanBuilder
 from mpmd.compile.llvm.cpu import host_target, named_target

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu.emit.operations import emit_operation
+from mpmd.compile.backends.native_cpu.kernels.operations import emit_operation
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.index import dim
 from mpmd.compile.kernels.plan_builder import PlanBuilder

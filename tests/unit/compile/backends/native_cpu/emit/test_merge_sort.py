@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu.emit import kernels
+from mpmd.compile.backends.native_cpu.kernels import plan_kernels
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.kernels.planner.elements import NoPlan
 from mpmd.compile.kernels.planner.plan_instruction import plan_instruction
@@ -36,7 +36,7 @@ def program(dims, along, compare=LESS):
     "dims,along", [((1,), 0), ((7,), 0), ((8,), 0), ((9,), 0), ((300,), 0), ((5, 33, 3), 1), ((130, 2), 0)]
 )
 def test_merging_sorts_as_the_evaluator_does(dims, along, compare, monkeypatch):
-    monkeypatch.setattr(kernels, "_MIN_MERGED", 0)
+    monkeypatch.setattr(plan_kernels, "_MIN_MERGED", 0)
     module = program(dims, along, compare)
     keys = RNG.integers(-4, 5, dims).astype(np.float32)  # many ties: places tell whether their order is kept
     places = np.arange(keys.size, dtype=np.int32).reshape(dims)

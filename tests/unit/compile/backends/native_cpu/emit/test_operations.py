@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks.direct import DirectSequence
-from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
-from mpmd.compile.backends.native_cpu.emit.operations import EMITTERS
+from mpmd.compile.backends.native_cpu.kernels.operations import EMITTERS
+from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
 from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.operations import FLOATS, INTEGERS, NARROW, NUMPY_DTYPE, OPERATIONS, REDUCTIONS

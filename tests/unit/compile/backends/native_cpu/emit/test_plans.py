@@ -8,11 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.direct import DirectSequence
-from mpmd.compile.backends.native_cpu.emit.column import ColumnKernel
-from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
-from mpmd.compile.backends.native_cpu.emit.loop import LoopKernel
-from mpmd.compile.backends.native_cpu.emit.row import RowKernel
-from mpmd.compile.backends.native_cpu.memory import aligned_empty
+from mpmd.compile.backends.native_cpu.ffi import aligned_empty
+from mpmd.compile.backends.native_cpu.kernels.column import ColumnKernel
+from mpmd.compile.backends.native_cpu.kernels.loop import LoopKernel
+from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
+from mpmd.compile.backends.native_cpu.kernels.row import RowKernel
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.index import constant, delinearized, dim, linear, strides_of, value
 from mpmd.compile.kernels.operations import NUMPY_DTYPE

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from benchmarks.direct import DirectSequence
-from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
-from mpmd.compile.backends.native_cpu.emit.row import RowKernel
-from mpmd.compile.backends.native_cpu.emit.selection import SelectionKernel
+from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
+from mpmd.compile.backends.native_cpu.kernels.row import RowKernel
+from mpmd.compile.backends.native_cpu.kernels.selection import SelectionKernel
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import tuple_of

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from benchmarks.direct import DirectSequence
-from mpmd.compile.backends.native_cpu.emit.column import ColumnKernel
-from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
-from mpmd.compile.backends.native_cpu.emit.row import RowKernel
-from mpmd.compile.backends.native_cpu.memory import aligned_empty
+from mpmd.compile.backends.native_cpu.ffi import aligned_empty
+from mpmd.compile.backends.native_cpu.kernels.column import ColumnKernel
+from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
+from mpmd.compile.backends.native_cpu.kernels.row import RowKernel
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.index import constant, dim, linear, strides_of
 from mpmd.compile.kernels.operations import NUMPY_DTYPE, REDUCTIONS

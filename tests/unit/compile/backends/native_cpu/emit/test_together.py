@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from benchmarks.direct import DirectSequence
-from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
-from mpmd.compile.backends.native_cpu.emit.streaming import streamed_operands
-from mpmd.compile.backends.native_cpu.emit.together import needed_nodes, vectors_at_once
-from mpmd.compile.backends.native_cpu.memory import aligned_empty
+from mpmd.compile.backends.native_cpu.ffi import aligned_empty
+from mpmd.compile.backends.native_cpu.kernels.loop import needed_nodes, vectors_at_once
+from mpmd.compile.backends.native_cpu.kernels.plan_kernel import streamed_operands
+from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.index import constant, dim, value
 from mpmd.compile.kernels.operations import NUMPY_DTYPE

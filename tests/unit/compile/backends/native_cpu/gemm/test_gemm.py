@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from benchmarks.direct import DirectKernel, row_major
+from mpmd.compile.backends.native_cpu.ffi import aligned_empty
 from mpmd.compile.backends.native_cpu.gemm.finish import StoreSums
-from mpmd.compile.backends.native_cpu.gemm.kernel import GemmKernel, gemm_kernel
+from mpmd.compile.backends.native_cpu.gemm.gemm_kernel import GemmKernel, gemm_kernel
 from mpmd.compile.backends.native_cpu.gemm.micro_kernel import MicroKernel
 from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Matrix
 from mpmd.compile.backends.native_cpu.gemm.tiling import choose_tiling
-from mpmd.compile.backends.native_cpu.memory import aligned_empty
 from mpmd.compile.llvm.cpu import host_target, named_target
 from mpmd.compile.llvm.engine import emit_assembly
 from mpmd.compile.llvm.function_builder import Module

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from benchmarks.direct import row_major
-from mpmd.compile.backends.native_cpu.gemm.fetch import Fetching
-from mpmd.compile.backends.native_cpu.gemm.kernel import GemmKernel
-from mpmd.compile.backends.native_cpu.gemm.micro_kernel import ARGUMENTS, MicroKernel
+from mpmd.compile.backends.native_cpu.ffi import aligned_empty, program_memory
+from mpmd.compile.backends.native_cpu.gemm.gemm_kernel import GemmKernel
+from mpmd.compile.backends.native_cpu.gemm.micro_kernel import ARGUMENTS, Fetching, MicroKernel
 from mpmd.compile.backends.native_cpu.gemm.tiling import choose_tiling
-from mpmd.compile.backends.native_cpu.memory import aligned_empty, program_memory
 from mpmd.compile.backends.native_cpu.shared import shared_code
 from mpmd.compile.llvm.cpu import host_target
 from mpmd.compile.llvm.engine import compile_module

@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu.gemm.fetch import Fetch, Fetching
+from mpmd.compile.backends.native_cpu.ffi import aligned_empty
+from mpmd.compile.backends.native_cpu.gemm.micro_kernel import Fetch, Fetching
 from mpmd.compile.backends.native_cpu.gemm.packing import Pack
-from mpmd.compile.backends.native_cpu.memory import aligned_empty
 from mpmd.compile.llvm.cpu import host_target, named_target
 from mpmd.compile.llvm.engine import compile_module
 from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
