@@ -39,8 +39,8 @@ from benchmarks.gpu.llama import LlamaSize  # noqa: E402
 from benchmarks.gpu.programs import ComparedProgram, ModelSize, programs  # noqa: E402
 from benchmarks.gpu.target import fragment_of  # noqa: E402
 from benchmarks.script import run  # noqa: E402
-from mpmd.compile.backends.native_gpu.devices import GPUS  # noqa: E402
-from mpmd.compile.backends.native_gpu.machine.report import (  # noqa: E402
+from mpmd.compile.backends.native_gpu.gpu_devices import GPUS  # noqa: E402
+from mpmd.compile.backends.native_gpu.machine.launch_report import (  # noqa: E402
     launch_work,
     narrow_kernels,
     program_times,

@@ -15,8 +15,8 @@ from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.backends.native_cpu.stamp import HostStamps
 from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.backends.native_gpu.backend import NativeGpuBackend
-from mpmd.compile.backends.native_gpu.devices import GPUS
-from mpmd.compile.backends.native_gpu.stamps import GpuStamps
+from mpmd.compile.backends.native_gpu.clock import GpuStamps
+from mpmd.compile.backends.native_gpu.gpu_devices import GPUS
 from mpmd.compile.backends.native_gpu.target import GpuTarget
 from mpmd.compile.backends.native_gpu.tuning.tune import TuningTask, tune
 from mpmd.compile.backends.reference.backend import ReferenceBackend

@@ -16,8 +16,15 @@ from jax.sharding import Mesh
 import mpmd
 from mpmd.compile.backends import targets
 from mpmd.compile.backends.native_gpu.backend import NativeGpuBackend
-from mpmd.compile.backends.native_gpu.clock import PAIRED, PTX, ClockReading, GpuLog, clock_at, host_seconds
-from mpmd.compile.backends.native_gpu.stamps import GpuStamps
+from mpmd.compile.backends.native_gpu.clock import (
+    PAIRED,
+    PTX,
+    ClockReading,
+    GpuLog,
+    GpuStamps,
+    clock_at,
+    host_seconds,
+)
 from mpmd.compile.backends.native_gpu.target import GpuTarget
 from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.driver import prepare_fragment

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_gpu.devices import GPUS
+from mpmd.compile.backends.native_gpu.gpu_devices import GPUS
 from mpmd.compile.backends.native_gpu.launches import BranchLaunch, KernelLaunch, LoopLaunch, ProductLaunch
 from mpmd.compile.backends.native_gpu.target import GpuTarget
 from mpmd.compile.compile_options import CompileOptions

@@ -16,8 +16,7 @@ from mpmd.compile.backends.native_gpu.products import (
     library_calls,
     stored_sums,
 )
-from mpmd.compile.backends.native_gpu.triton.products import operands_of, product_kernel
-from mpmd.compile.backends.native_gpu.triton.rows import with_long_rows
+from mpmd.compile.backends.native_gpu.triton.products import operands_of, product_kernel, with_long_rows
 from mpmd.compile.buffers.assignment import Allocation, Slice
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.evaluate_products import evaluate_product

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_gpu.pipeline import gpu_pipeline
+from mpmd.compile.backends.native_gpu.target import gpu_pipeline
 from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.cost.device import H200, HOST
 from mpmd.compile.lowering import lower

@@ -6,16 +6,16 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
 
-from mpmd.compile.backends.native_gpu.devices import GpuModel
+from mpmd.compile.backends.native_gpu.gpu_devices import GpuModel
 from mpmd.compile.backends.native_gpu.products import in_one_kernel, stored_sums
 from mpmd.compile.backends.native_gpu.target import GpuTarget
 from mpmd.compile.backends.native_gpu.triton import products
 from mpmd.compile.backends.native_gpu.triton.attention import attention_kernels
 from mpmd.compile.backends.native_gpu.triton.choices import OWN, kernel_key, sized_plan
 from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
-from mpmd.compile.backends.native_gpu.triton.kernels import PrintedKernel, plan_kernels
 from mpmd.compile.backends.native_gpu.triton.products import product_kernel
 from mpmd.compile.backends.native_gpu.triton.tiling import power_of_two
+from mpmd.compile.backends.native_gpu.triton.triton_kernels import PrintedKernel, plan_kernels
 from mpmd.compile.kernels.attention import AttentionPlan
 from mpmd.compile.kernels.kernel_plan import KernelPlan
 from mpmd.compile.kernels.matmul import MatmulPlan

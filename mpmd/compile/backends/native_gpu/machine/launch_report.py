@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from mpmd.compile.backends.native_gpu.devices import GpuModel
+from mpmd.compile.backends.native_gpu.gpu_devices import GpuModel
 from mpmd.compile.backends.native_gpu.launches import (
     BranchLaunch,
     CopyLaunch,
@@ -19,9 +19,8 @@ from mpmd.compile.backends.native_gpu.launches import (
     SimpleStep,
     Step,
 )
-from mpmd.compile.backends.native_gpu.machine.disassembly import machine_code
+from mpmd.compile.backends.native_gpu.machine.disassembly import machine_code, source_counts
 from mpmd.compile.backends.native_gpu.machine.execution import global_accesses
-from mpmd.compile.backends.native_gpu.machine.loops import source_counts
 from mpmd.compile.backends.native_gpu.machine.times import (
     KernelModel,
     LaunchTime,

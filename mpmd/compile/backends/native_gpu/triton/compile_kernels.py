@@ -13,8 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 from mpmd.compile.backends.native_gpu.triton.cubin import Cubin, cubin_of, request_of
-from mpmd.compile.backends.native_gpu.triton.kernels import PrintedKernel
 from mpmd.compile.backends.native_gpu.triton.source import PRELUDE
+from mpmd.compile.backends.native_gpu.triton.triton_kernels import PrintedKernel
 from mpmd.compile.backends.native_gpu.triton.workers import shared_workers
 from mpmd.compile.cache import DiskCache, key_of
 from mpmd.errors import CompileError

@@ -13,8 +13,8 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from mpmd.compile.backends.native_gpu.devices import GpuFacts
-from mpmd.compile.backends.native_gpu.functions import FunctionLibrary
+from mpmd.compile.backends.native_gpu.gpu_devices import GpuFacts
+from mpmd.compile.backends.native_gpu.libraries import FunctionLibrary
 from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
 from mpmd.compile.backends.target_backend import LoadError
 
