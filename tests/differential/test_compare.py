@@ -14,7 +14,7 @@ import mpmd
 from mpmd.compile.backends.native_cpu.math import elementary
 from mpmd.compile.backends.native_cpu.math.elementary import tanh
 from mpmd.compile.passes.simplify import algebra
-from mpmd.compile.passes.simplify.algebra import arithmetic
+from mpmd.compile.passes.simplify.algebra import elementwise
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 
@@ -71,7 +71,7 @@ def wrong_rule(monkeypatch):
         a, b = site.operands
         return a if a is b else None
 
-    monkeypatch.setitem(arithmetic.RULES, "multiply", (square, *arithmetic.RULES["multiply"]))
+    monkeypatch.setitem(elementwise.RULES, "multiply", (square, *elementwise.RULES["multiply"]))
     algebra.table.cache_clear()
     yield
     algebra.table.cache_clear()

@@ -21,11 +21,8 @@ from mpmd.compile.lowering import (
     control,
     custom_calls,
     elementwise,
-    indexed,
     movement,
     products,
-    random,
-    reductions,
 )
 from mpmd.compile.lowering.reader import named_axes, parse_program, read_program
 from mpmd.compile.lowering.site import LoweringSite, Rule
@@ -40,11 +37,8 @@ RULES: dict[str, Rule] = {
     **control.RULES,
     **custom_calls.RULES,
     **elementwise.RULES,
-    **indexed.RULES,
     **movement.RULES,
     **products.RULES,
-    **random.RULES,
-    **reductions.RULES,
 }
 """The lowering rule of each operation."""
 
