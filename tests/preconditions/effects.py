@@ -110,14 +110,14 @@ ROWS: tuple[Precondition, ...] = (
         f"{_TEXT}[import_/infer-mesh-assign-mesh-func-leaves-0]",
     ),
     Precondition(
-        _INFER + "round_groups.py:RoundGroups._free_ops",
+        _INFER + "absorb.py:RoundGroups._free_ops",
         "An op moves into the group of a mesh and round only if it may be done there and then.",
         "ir.is_movable(op) and ",
         "",
         f"{_TEXT}[import_/infer-mesh-rewrite-using-analysis-by-round-0]",
     ),
     Precondition(
-        _INFER + "round_groups.py:RoundGroups._free_ops",
+        _INFER + "absorb.py:RoundGroups._free_ops",
         "No named fragment reads the op: it would then be absorbed there.",
         " and all(j in free or self._reads_plain(j) for j in readers)",
         "",
@@ -167,7 +167,7 @@ ROWS: tuple[Precondition, ...] = (
         "tests/unit/passes/test_constant_evaluation.py::test_what_depends_on_arguments_or_on_rounding_is_unknown",
     ),
     Precondition(
-        _CALLS + "split_accumulators_by_mesh.py:_accumulators",
+        _CALLS + "accumulators.py:_accumulators",
         "The argument is read by its sum alone, and is one term of it.",
         " and len(ir.users(v)) == 1",
         "",
@@ -175,14 +175,14 @@ ROWS: tuple[Precondition, ...] = (
         _SUMS,
     ),
     Precondition(
-        _CALLS + "split_accumulators_by_mesh.py:_split_calls",
+        _CALLS + "accumulators.py:_split_calls",
         "Parts go on with their own accumulator alone.",
         "if arg == acc.arg else",
         "if parts else",
         f"{_TEXT}[calls/split-accumulators-by-mesh-0]",
     ),
     Precondition(
-        _CALLS + "split_accumulators_by_mesh.py:_use_sum_elsewhere",
+        _CALLS + "accumulators.py:_use_sum_elsewhere",
         "Another accumulator takes the whole sum.",
         " and number == arg",
         "",
@@ -204,7 +204,7 @@ ROWS: tuple[Precondition, ...] = (
         f"{_TEXT}[calls/mirror-stages-0]",
     ),
     Precondition(
-        _CALLS + "carry_sums_through_calls.py:_call_behind",
+        _CALLS + "accumulators.py:_call_behind",
         "A term has no other use.",
         " and len(ir.users(value)) == 1",
         "",
@@ -212,14 +212,14 @@ ROWS: tuple[Precondition, ...] = (
         "within rounding: -0 becomes 0 where the sum began with a term",
     ),
     Precondition(
-        _CALLS + "carry_sums_through_calls.py:_is_possible",
+        _CALLS + "accumulators.py:_is_possible",
         "Every call of the callee is a term of the sum.",
         " or not terms.issuperset(calls[name])",
         "",
         f"{_TEXT}[calls/carry-sums-through-calls-0]",
     ),
     Precondition(
-        _CALLS + "carry_sums_through_calls.py:_is_possible",
+        _CALLS + "accumulators.py:_is_possible",
         "The sum's initial value is defined before the first call.",
         "maker is None or ir.comes_before(maker, found.calls[0])",
         "True",
@@ -247,21 +247,21 @@ ROWS: tuple[Precondition, ...] = (
         "tests/unit/passes/calls/test_shared_bodies.py::test_a_body_with_effects_is_not_pure",
     ),
     Precondition(
-        _MERGE + "engine.py:MergePass.rewrite_function",
+        _MERGE + "visit.py:MergePass.rewrite_function",
         "A fragment that is dropped has no side effects.",
         "ir.is_trivially_dead(fragment)",
         "ir.is_unused(fragment)",
         f"{_TEXT}[merge/merge-inferred-fragments-0]",
     ),
     Precondition(
-        _MERGE + "engine.py:bring_together",
+        _MERGE + "visit.py:bring_together",
         "A consumer moves up only past what defines none of its operands.",
         "if all(m is None or m == producer or ir.comes_before(m, producer) for m in makers):",
         "if True:",
         f"{_TEXT}[merge/merge-inferred-fragments-0]",
     ),
     Precondition(
-        _MERGE + "engine.py:bring_together",
+        _MERGE + "visit.py:bring_together",
         "A producer moves down only if nothing reads it before the consumer.",
         "not any(ir.comes_before(user, consumer) for user in block_users(producer))",
         "True",
@@ -326,7 +326,7 @@ ALWAYS: dict[str, str] = {
     _INFER + "convert_reduce_ops.py:_convert": (
         "a sum that is part of another one goes if nothing else reads it; it has no effects"
     ),
-    _INFER + "flow.py:LoopAssignment._rebuild": "the loop is replaced",
+    _INFER + "mesh_sets.py:LoopAssignment._rebuild": "the loop is replaced",
     _CALLS + "inline.py:inline_call": "the call is replaced by one copy of the body, and is erased",
     _CALLS + "unroll.py:_unroll": "each iteration is one copy, and the loop is erased",
     _CALLS + "mirror_stages.py:MirrorStages._copy": "each call calls one of the two copies",

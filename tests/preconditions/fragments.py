@@ -229,14 +229,14 @@ _JOINED = (
 )
 _ORDERED = (
     _schedule(
-        "order.py:OrderByTasks.rewrite_function",
+        "reorder.py:OrderByTasks.rewrite_function",
         "The topology has the meshes of the order.",
         "if mesh not in topology:",
         "if False:",
         "schedule/order-by-tasks-errors-2",
     ),
     _schedule(
-        "order.py:OrderByTasks.rewrite_function",
+        "reorder.py:OrderByTasks.rewrite_function",
         "The order does not contradict the data flow.",
         "if cycle:",
         "if False:",
@@ -257,7 +257,7 @@ _ORDERED = (
         "schedule/pipeline-scheduler-errors-0",
     ),
     _schedule(
-        "order.py:_fragments_by_info",
+        "reorder.py:_fragments_by_info",
         "A rule names one fragment alone.",
         "if info in known:",
         "if False:",
@@ -273,7 +273,7 @@ _SHARDED = (
         "propagation/convert-sdy-shardings-to-mpmd-types-0",
     ),
     _shardings(
-        "signature_shardings.py:EnforceUserShardings.rewrite_function",
+        "sdy_ops.py:EnforceUserShardings.rewrite_function",
         "A fragment reads an argument as the user shards it.",
         "inputs |= {i: of_argument[v] for i, v in enumerate(op.inputs) if v in of_argument}",
         "pass",
@@ -324,14 +324,14 @@ _SHARDED = (
         "propagation/forget-empty-shardings-0",
     ),
     _shardings(
-        "signature_shardings.py:PopulateUnreducedOutSharding.rewrite_function",
+        "sdy_ops.py:PopulateUnreducedOutSharding.rewrite_function",
         "The returned value is a term of a sum.",
         " and constraint.unreduced_axes",
         "",
         "propagation/populate-unreduced-out-sharding-0",
     ),
     _shardings(
-        "signature_shardings.py:PopulateUnreducedOutSharding.rewrite_function",
+        "sdy_ops.py:PopulateUnreducedOutSharding.rewrite_function",
         "The shardings of the other results stay.",
         'shardings.read(fragment, "out_shardings") or ',
         "",
@@ -375,21 +375,21 @@ _MARKED = (
         _LAYOUTS,
     ),
     _export(
-        "memory.py:_Trace._origin",
+        "donation.py:_Trace._origin",
         "A reshape leads to where its operand is only if the order of elements is the same.",
         "op.operands[0] if _only_adds_or_drops_ones(op) else None",
         "op.operands[0]",
         _OFFLOADED,
     ),
     _export(
-        "memory.py:_check",
+        "donation.py:_check",
         "All users of an argument want it in one memory.",
         "others = [kind for kind in kinds if not _agree(kinds[0], kind)]",
         "others = []",
         _OFFLOADED,
     ),
     _export(
-        "memory.py:_check",
+        "donation.py:_check",
         "A result is where the function says.",
         "if not _agree(of_result.get(MEMORY_KIND), made):",
         "if False:",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from tests.preconditions import RowsOf
 
-_UNIT = "tests/unit/compile/kernels/planning"
+_UNIT = "tests/unit/compile/kernels/planner"
 _STITCHED = "tests/unit/compile/passes/fusion/test_attention_stitching.py"
 _LEFT = "tests/unit/compile/passes/test_left_alone.py::test_a_pass_leaves_it_alone"
 _CONVOLUTIONS = "tests/unit/compile/passes/test_expanded_convolutions.py"
 _CUT = "tests/unit/compile/passes/spmd/test_spmd_partitioner.py"
 _TEXT = "tests/text/test_text.py::test_file"
-_planned = RowsOf("mpmd/compile/kernels/planning")
-_differs = RowsOf("mpmd/compile/kernels/planning", f"{_UNIT}/test_plan_cache.py::test_groups_differ")
+_planned = RowsOf("mpmd/compile/kernels/planner")
+_differs = RowsOf("mpmd/compile/kernels/planner", f"{_UNIT}/test_plan_cache.py::test_groups_differ")
 _passes = RowsOf("mpmd/compile/passes")
 _SUMS = "within rounding: sums over devices have the same terms, added in another order, as XLA may too"
 _ORDER = "within rounding: XLA leaves the order of sums open, too"
@@ -108,7 +108,7 @@ _EXCHANGED = (
         f"{_UNIT}/test_collective_plans.py::test_a_part_of_a_sum_goes_to_its_place_in_the_group",
     ),
     _planned(
-        "rules.py:_iota",
+        "index_rules.py:_iota",
         "a truth value counts nothing",
         'if dtype == "pred":',
         "if False:",

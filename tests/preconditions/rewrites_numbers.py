@@ -152,14 +152,14 @@ _TYPES = (
         "updates that are multiplied",
     ),
     _row(
-        "dot_padding.py:_Padding._all",
+        "products.py:_Padding._all",
         "a product has no place in an order of its own",
         "[i for i in found if not i.has_control_edges]",
         "found",
         "a large product that has an order",
     ),
     *(
-        _tested(f"dot_padding.py:_Padding.{function}", says, text, mutant, f"{_PADDED}::{test}")
+        _tested(f"products.py:_Padding.{function}", says, text, mutant, f"{_PADDED}::{test}")
         for function, says, text, mutant, test in (
             (
                 "_pays",

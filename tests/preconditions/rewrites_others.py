@@ -294,7 +294,7 @@ ROWS = (*_COMMUNICATION, *_LAID, *_FUSED, *_COPIED)
 
 ALWAYS = {
     f"{_PASSES}/layout/decomposition.py:_decompose": "a copy, unless the bytes stay in place",
-    f"{_PASSES}/layout/layout_removal.py:LayoutRemoval": "transposes describe the order that layouts did",
+    f"{_PASSES}/layout/layout_normalization.py:LayoutRemoval": "transposes describe the order of layouts",
     f"{_PASSES}/layout/layout_assignment.py:LayoutAssignment": "copies separate orders that differ",
     f"{_PASSES}/fusion/repeating.py:repeat_cheap_results": "an operation gives one number everywhere",
 }

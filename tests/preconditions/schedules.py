@@ -28,7 +28,7 @@ _ORDERED = (
         f"{_ORDERS}::test_whichever_scheduler_leads_is_followed[post-order]",
     ),
     _tested(
-        "list_order.py:_ListScheduler.__init__",
+        "memory_schedule.py:_ListScheduler.__init__",
         "what a control edge orders before it has run",
         "(*i.operands, *i.control_predecessors)",
         "i.operands",

@@ -7,7 +7,7 @@ target lacks is found when a kernel is planned and not when it runs.
 
 Types of a byte or less, which kernels load, store, select and convert, and do not compute with.
 
-They are stored one to a byte; those of less than a byte in its low bits, the others zero.
+They are stored one to a byte; narrower ones in its low bits, the others zero.
 
 | kind | infinity | NaN | zeros |
 |---|---|---|---|

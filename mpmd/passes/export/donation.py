@@ -339,7 +339,7 @@ class MarkAliasingAndDonation(FunctionPass):
 
     Requires: the order of the program and the memory kinds are final.
     Ensures: at most one operand per result is aliased; types, layouts and memories of both agree.
-    Cost: linear, but for the search for a result among those of one fragment; in the text of the module
+    Cost: linear, but for the search for a result among the results of one fragment; in the text of the module
         with `keep_microbatches_equal`.
     Source: openxla/shardy MPMD, `mark_aliasing_and_donation`; `keep_microbatches_equal` is ours.
 

@@ -1,4 +1,4 @@
-"""Collectives as steps of a native program: what the devices publish, and what each does with it.
+"""Collectives as steps of a native program: each device's publications, and what each does with it.
 
 Collectives between CPU devices: kernels that address the arrays of other devices in place.
 
@@ -296,7 +296,7 @@ def published(kernels: Sequence[PeerKernel]) -> tuple[int, ...]:
 
 
 def peer_kernels(plan: CollectivePlan) -> list[PeerKernel]:
-    """The kernels of a collective that is not refused, without those of empty arrays."""
+    """The kernels of a collective that is not refused, but for empty arrays."""
     kernels: list[PeerKernel] = []
     for number, array in enumerate(plan.arrays):
         result = len(plan.arrays) + number

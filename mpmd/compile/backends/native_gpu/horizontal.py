@@ -48,7 +48,7 @@ class KernelCall(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Segment:
-    """Programs of one call: the first, and the numbers of its arguments among those of the group."""
+    """Programs of one call: the first, and the numbers of its arguments among the group's."""
 
     first: int
     numbers: tuple[int, ...]
@@ -316,7 +316,7 @@ def _slot(step: SimpleStep, kernels: Mapping[str, PrintedKernel], most_bytes: in
 
 
 class _Fusion:
-    """The work on one program: `kernels` are its own and those of groups."""
+    """The work on one program: `kernels` are its own and the groups'."""
 
     def __init__(self, kernels: Mapping[str, PrintedKernel], most_bytes: int) -> None:
         self.kernels = dict(kernels)

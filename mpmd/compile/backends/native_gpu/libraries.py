@@ -1,7 +1,7 @@
 """The functions of the CUDA driver and of cuBLASLt that programs call, and their C types.
 
 Every function returns a status, 0 for success, unless `RESULTS` says otherwise.  A library here is anything
-that has functions by name: the real ones, found by `libraries.py`, or those of a test.
+that has functions by name: the real ones, or a test's.
 
 Source: the headers cuda.h and cublasLt.h of CUDA 12 and 13.
 

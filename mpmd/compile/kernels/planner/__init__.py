@@ -2,17 +2,16 @@
 
 | file | what it holds |
 |---|---|
-| `trace.py` | the value of an instruction at a position, as nodes of a plan |
-| `rules.py` | one rule per opcode: the positions of its operands |
+| `elements.py` | the value of an instruction at a position, as nodes of a plan |
+| `index_rules.py` | one rule per opcode: the positions of its operands |
 | `iteration_space.py` | iteration spaces: that of a group, and the position of each value in it |
-| `groups.py` | groups of elementwise work and reductions |
-| `updates.py` | dynamic-update-slice and scatter: changes in place |
+| `groups.py` | groups of elementwise work and reductions and of updates in place |
 | `sorting.py` | sorts of short rows |
 | `comparators.py` | comparators that give each element one place |
 | `dots.py` | matrix products on strided operands, with epilogues |
 | `attention.py` | products, an operation on rows, and products of its results |
 | `collectives.py` | the parts of arrays that each device gets in a collective |
-| `kernels.py` | any instruction or fusion → its kernels |
+| `plan_instruction.py` | any instruction or fusion → its kernels |
 | `plan_cache.py` | plans cached for groups of equal structure |
 """
 

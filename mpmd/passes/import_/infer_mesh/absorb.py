@@ -144,7 +144,7 @@ class Absorber:
     def _absorb(self, fragment: ir.Fragment, op: ir.Op, assigns: list[ir.Assign], move: bool) -> None:
         """Moves or copies an op to the begin of a fragment, which then reads its operands.
 
-        `assigns` are those of the op's results that the fragment reads.
+        `assigns` belong to the results of the op that the fragment reads.
         """
         if fragment not in self._growing:
             self._growing[fragment] = _Growing(fragment)

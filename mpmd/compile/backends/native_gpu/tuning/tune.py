@@ -59,7 +59,7 @@ Issue = Callable[[int | None], None]
 class DeviceRuns:
     """A GPU, and kernels, memory and events on it, which are released with `undo`.
 
-    With a stand-in all of it is called in the same way; its times are those of its clock.
+    With a stand-in all of it is called in the same way; its clock gives the times.
     """
 
     def __init__(self, gpu: OpenGpu, undo: contextlib.ExitStack) -> None:
