@@ -1,4 +1,4 @@
-"""The Python in README and docs runs as it is, each file from top to bottom in a process of its own."""
+"""The Python in README and docs runs as it stands, each file from top to bottom in a process of its own."""
 
 from __future__ import annotations
 
