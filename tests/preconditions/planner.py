@@ -220,7 +220,7 @@ ROWS = (
         _GROUPS + "test_results_of_a_loop_have_one_size",
     ),
     Precondition(
-        _P + "plan_instruction.py:plan_members",
+        _P + "planned_kernel.py:plan_members",
         "an update changes memory that no other result is computed of",
         "if len(results) > 1:",
         "if False:",

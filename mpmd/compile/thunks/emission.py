@@ -21,7 +21,7 @@ from mpmd.compile.kernels.planner.collectives import CollectivePlan
 from mpmd.compile.kernels.planner.dots import DotPlan
 from mpmd.compile.kernels.planner.elements import NoPlan
 from mpmd.compile.kernels.planner.groups import UpdatePlan
-from mpmd.compile.kernels.planner.plan_instruction import PlannedKernel, plan_instruction
+from mpmd.compile.kernels.planner.planned_kernel import PlannedKernel, plan_instruction
 from mpmd.compile.thunks.thunk import (
     AttentionThunk,
     CollectiveThunk,

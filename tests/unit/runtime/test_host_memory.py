@@ -41,7 +41,7 @@ thread.join()
 LIMIT = """
 import sys
 import numpy as np
-from mpmd.runtime import host_memory
+from mpmd.runtime.run import host_memory
 from mpmd.runtime.run.host_memory import freed_memory
 
 class Owner: pass

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from mpmd.tools.run import Printer, Reader, wait_for_output
+from mpmd.tools.output import Printer, Reader, wait_for_output
 from tests.repo.tree import ROOT
 
 
@@ -39,7 +39,7 @@ class Written:
 
 def test_lines_get_the_number_of_their_process_and_long_ones_are_divided(monkeypatch):
     noise = b"[Gloo] Rank 1 is connected\n"
-    monkeypatch.setattr("mpmd.tools.run._LINE_BYTES", 30)
+    monkeypatch.setattr("mpmd.tools.output._LINE_BYTES", 30)
     written = Written(b"one\n" + noise + b"x" * 40 + b"\n\xff\xfe\nno end", Printer())
     assert written.text().splitlines() == [
         b"[3] one",
@@ -59,7 +59,7 @@ def test_a_reader_that_is_gone_is_noticed_and_the_process_is_still_read():
 
 
 def test_a_slow_reader_gets_everything_and_is_waited_for(monkeypatch):
-    monkeypatch.setattr("mpmd.tools.run._IDLE_SECONDS", 0.05)
+    monkeypatch.setattr("mpmd.tools.output._IDLE_SECONDS", 0.05)
     written = Written(b"".join(b"%06d\n" % k for k in range(20_000)), Printer())
     time.sleep(0.2)  # the pipe is full
     assert written.reader.prints and not written.reader.is_idle()
@@ -94,7 +94,7 @@ def test_an_output_that_another_program_made_non_blocking_is_waited_for():
 
 
 def test_a_pipe_that_a_child_of_an_ended_process_holds_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr("mpmd.tools.run._IDLE_SECONDS", 0.05)
+    monkeypatch.setattr("mpmd.tools.output._IDLE_SECONDS", 0.05)
     source, end = os.pipe()
     reader = Reader(os.fdopen(source, "rb"), 1, 0, Printer())
     reader.start()

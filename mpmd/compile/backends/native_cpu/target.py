@@ -19,7 +19,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.planner.collectives import CollectivePlan
 from mpmd.compile.kernels.planner.elements import PAIRS
 from mpmd.compile.kernels.planner.groups import GroupPlan, UpdatePlan
-from mpmd.compile.kernels.planner.plan_instruction import PlannedKernel
+from mpmd.compile.kernels.planner.planned_kernel import PlannedKernel
 from mpmd.compile.llvm.cpu import MEMORY, CpuTarget, host_target
 from mpmd.compile.llvm.engine import assembly_of
 from mpmd.compile.pipelines import optimization_pipeline, scheduling_pipeline

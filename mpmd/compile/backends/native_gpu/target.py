@@ -42,7 +42,7 @@ from mpmd.compile.kernels.planner.attention import PlannedAttention
 from mpmd.compile.kernels.planner.collectives import CollectivePlan
 from mpmd.compile.kernels.planner.dots import DotPlan
 from mpmd.compile.kernels.planner.groups import GroupPlan, UpdatePlan
-from mpmd.compile.kernels.planner.plan_instruction import PlannedKernel
+from mpmd.compile.kernels.planner.planned_kernel import PlannedKernel
 from mpmd.compile.llvm.cpu import host_target
 from mpmd.compile.llvm.engine import object_of
 from mpmd.compile.passes.expand.float_jitter import FloatJitter

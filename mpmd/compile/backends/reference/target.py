@@ -16,7 +16,7 @@ from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.cost.device import HOST, Device
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.kernels.planner.plan_instruction import PlannedKernel
+from mpmd.compile.kernels.planner.planned_kernel import PlannedKernel
 from mpmd.compile.pipelines import optimization_pipeline, scheduling_pipeline
 from mpmd.compile.thunks.thunk import Thunk
 from mpmd.support.passes import Pass

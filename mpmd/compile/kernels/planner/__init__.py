@@ -11,11 +11,11 @@
 | `dots.py` | matrix products on strided operands, with epilogues |
 | `attention.py` | products, an operation on rows, and products of its results |
 | `collectives.py` | the parts of arrays that each device gets in a collective |
-| `plan_instruction.py` | any instruction or fusion → its kernels |
+| `planned_kernel.py` | any instruction or fusion → its kernels |
 | `plan_cache.py` | plans cached for groups of equal structure |
 """
 
 from mpmd.compile.kernels.planner.elements import NoPlan
-from mpmd.compile.kernels.planner.plan_instruction import PlannedKernel, plan_instruction
+from mpmd.compile.kernels.planner.planned_kernel import PlannedKernel, plan_instruction
 
 __all__ = ["NoPlan", "PlannedKernel", "plan_instruction"]

@@ -14,7 +14,7 @@ from mpmd.compile.hlo.shape import tuple_of
 from mpmd.compile.kernels.planner.dots import is_product, plan_dot
 from mpmd.compile.kernels.planner.elements import MOVEMENT, RULES, NoPlan
 from mpmd.compile.kernels.planner.groups import UPDATES, GroupPlan, array_beneath
-from mpmd.compile.kernels.planner.plan_instruction import PlannedKernel, plan_members
+from mpmd.compile.kernels.planner.planned_kernel import PlannedKernel, plan_members
 from mpmd.compile.passes.value_queries import is_trivial
 
 FUSIBLE = frozenset(RULES) | UPDATES

@@ -9,7 +9,7 @@ from mpmd.compile.cost.kernel_cost import combined, plan_workload, product_workl
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.planner.dots import DotPlan
 from mpmd.compile.kernels.planner.groups import GroupPlan
-from mpmd.compile.kernels.planner.plan_instruction import PlannedKernel
+from mpmd.compile.kernels.planner.planned_kernel import PlannedKernel
 
 CLEARLY = 1.05
 """Tolerated slowdown, below the error of the model, in return for fewer kernels or fewer values in memory."""

@@ -27,7 +27,7 @@ POINTER, INTEGER = ctypes.c_void_p, ctypes.c_int64
 
 def clamp_kernel(target, name="clamp"):
     """y[i] = max(x[i], 0.5) for i < n, whole vectors with a masked tail."""
-    module, lanes = Module(cpu), cpu.lanes()
+    module, lanes = Module(target), target.lanes()
     type_ = vector("float", lanes)
     with FunctionBuilder(module, name, [("x", "ptr"), ("y", "ptr"), ("n", "i64")]) as f:
         x, y, n = f.arguments.values()

@@ -118,7 +118,7 @@ def test_a_check_that_fails_itself_refuses_the_program(monkeypatch):
     def check(*_, **__):
         raise KeyError("surprise")
 
-    monkeypatch.setattr(check, "check_thunks", check)
+    monkeypatch.setattr("mpmd.compile.thunks.check.check_thunks", check)
     with pytest.raises(
         MiscompiledError, match="^fragment fragment on mesh: the native compiler gave its v"
     ) as caught:

@@ -10,7 +10,7 @@ from mpmd.compile.kernels.evaluate import evaluate as evaluate_plan
 from mpmd.compile.kernels.planner import NoPlan
 from mpmd.compile.kernels.planner.elements import Trace
 from mpmd.compile.kernels.planner.groups import plan_group
-from mpmd.compile.kernels.planner.plan_instruction import plan_members
+from mpmd.compile.kernels.planner.planned_kernel import plan_members
 from tests.support.hlo_meaning import evaluate
 from tests.support.native_hlo import run_module
 from tests.support.reference_runs import run_module as run_reference

@@ -7,7 +7,7 @@ from mpmd.compile.hlo import parse_module
 from mpmd.compile.kernels.evaluate import evaluate as evaluate_plan
 from mpmd.compile.kernels.planner import NoPlan
 from mpmd.compile.kernels.planner.dots import DotPlan
-from mpmd.compile.kernels.planner.plan_instruction import plan_members
+from mpmd.compile.kernels.planner.planned_kernel import plan_members
 from mpmd.compile.kernels.planner.sorting import plan_sort_prefix
 
 COMPUTATIONS = """

@@ -8,7 +8,7 @@ import pytest
 from mpmd.compile.backends.native_cpu.kernels import plan_kernels
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.kernels.planner.elements import NoPlan
-from mpmd.compile.kernels.planner.plan_instruction import plan_instruction
+from mpmd.compile.kernels.planner.planned_kernel import plan_instruction
 from mpmd.compile.kernels.planner.sorting import plan_sort
 from mpmd.compile.kernels.sorting import sorting_of
 from mpmd.compile.lowering import lower
