@@ -16,7 +16,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.opcodes import Category
 from mpmd.compile.hlo.shape import tuple_of
-from mpmd.compile.kernels.planner import NoPlan, planned_kernel
+from mpmd.compile.kernels.planner import NoPlan, plan_instruction
 from mpmd.compile.schedule.heap import Heap, Simulation
 from mpmd.errors import PassError
 from mpmd.support import diagnostics
@@ -148,7 +148,7 @@ def _loses_kernel(whole: HloInstruction, part: HloInstruction) -> bool:
 
 def _has_kernel(fusion: HloInstruction) -> bool:
     try:
-        planned_kernel("kernel", fusion)
+        plan_instruction("kernel", fusion)
     except NoPlan:
         return False
     return True

@@ -9,7 +9,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.evaluate_products import evaluate_product
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
-from mpmd.compile.kernels.planner import PlannedKernel, planned_kernel
+from mpmd.compile.kernels.planner import PlannedKernel, plan_instruction
 from mpmd.compile.kernels.planner.dots import DotPlan
 from mpmd.compile.kernels.planner.elements import elements_of
 from mpmd.compile.kernels.planner.groups import GroupPlan, UpdatePlan
@@ -27,7 +27,7 @@ def planned_differences(case: Case) -> str:
         NoPlan: no kernel computes it.
     """
     fusion = case.module.entry.root
-    planned = planned_kernel("kernel", fusion)
+    planned = plan_instruction("kernel", fusion)
     arrays = dict(zip(fusion.to_apply.parameters, case.arguments, strict=True))
     wanted = jax.tree.leaves(hlo_meaning.evaluate(case.module, case.arguments))
     root = fusion.to_apply.root
