@@ -9,7 +9,6 @@ from mpmd.errors import ScheduleError
 from mpmd.scheduling.bounds import lower_bound
 from mpmd.scheduling.costs import Costs, Link, Transfer
 from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
-from mpmd.scheduling.exact import branch_and_bound
 from mpmd.scheduling.list_schedule import (
     Ordered,
     backward_first,
@@ -62,7 +61,6 @@ class SearchResult:
         origin: the schedule or method it comes from.
         bound_s: no schedule for the same placements and limits is shorter.
         candidates: all schedules that were tried, in order.
-        nodes: decisions of branch and bound.
     """
 
     table: ScheduleTable
@@ -70,7 +68,6 @@ class SearchResult:
     origin: str
     bound_s: float
     candidates: tuple[Candidate, ...]
-    nodes: int
 
     @property
     def makespan_s(self) -> float:
@@ -152,12 +149,12 @@ class SchedulingProblem:
 def search(problem: SchedulingProblem, *, effort: int = 1_000_000) -> SearchResult:
     """The best schedule found, never worse than any named schedule that fits the same limits.
 
-    Candidates are named schedules first; then list scheduling with the given costs; then branch and bound,
-    which for small pipelines proves optimality; then small changes to the best.
+    Candidates are named schedules first; then list scheduling with the given costs; then small changes to the
+    best, unless it is as short as a bound of its placement.
 
     Args:
         problem: costs, sizes and limits.
-        effort: steps timed by the improvement, and a fiftieth as many decisions of branch and bound.
+        effort: steps timed by the improvement.
 
     Raises:
         ScheduleError: nothing fits the limits; names the closest candidate.
@@ -171,8 +168,6 @@ def search(problem: SchedulingProblem, *, effort: int = 1_000_000) -> SearchResu
             for splits in (False, True) if problem.split_backward else (False,):
                 progress.show("list schedules")
                 hunt.try_list_schedules(placement, splits)
-        progress.show("branch and bound")
-        hunt.finish(effort // 50)
         hunt.improve_best(effort, progress)
     return hunt.result()
 
@@ -190,7 +185,6 @@ class _Hunt:
         self.tables: list[tuple[float, str, ScheduleTable]] = []
         self.named_placements: dict[Placement, None] = {}
         self.bounds: list[float] = []
-        self.nodes = 0
 
     def placements(self) -> list[Placement]:
         """The given placement, or the named schedules' placements."""
@@ -255,6 +249,8 @@ class _Hunt:
 
     def try_list_schedules(self, placement: Placement, splits: bool) -> None:
         """List scheduling with the given costs, with several limits and priorities."""
+        whole = self._workload(placement, splits, merge=False)
+        self.bounds.append(lower_bound(whole, self.limit_activations))
         workload = self._workload(placement, splits, merge=True)
         for name, ordered in self._list_orders(workload):
             if self.best is None or ordered.makespan_s < self.best[0] - _TOLERANCE:
@@ -319,23 +315,6 @@ class _Hunt:
                 improved = self._table(table.stage_to_mesh, workload, better.orders)
                 self.consider(f"{name}, improved", improved)
 
-    def finish(self, most_nodes: int) -> None:
-        """Branch and bound on every placement; an unfinished search leaves the simple bound."""
-        for placement in self.placements():
-            for splits in (False, True) if self.problem.split_backward else (False,):
-                workload = self._workload(placement, splits, merge=False)
-                bound = lower_bound(workload, self.limit_activations)
-                known = self.best[0] if self.best is not None else float("inf")
-                if bound >= known - _TOLERANCE:
-                    self.bounds.append(bound)
-                    continue
-                exact = branch_and_bound(workload, self.limit_activations, known, most_nodes, bound)
-                self.nodes += exact.nodes
-                self.bounds.append(exact.makespan_s if exact.proved else bound)
-                if exact.orders is not None:
-                    label = f"branch and bound, {'split' if splits else 'whole'}"
-                    self.consider(label, self._table(placement, workload, exact.orders))
-
     def result(self) -> SearchResult:
         """The best that fits."""
         if self.best is None:
@@ -346,7 +325,7 @@ class _Hunt:
             )
         length, origin, table, timeline = self.best
         bound = min(min(self.bounds, default=0.0), length)
-        return SearchResult(table, timeline, origin, bound, tuple(self.candidates), self.nodes)
+        return SearchResult(table, timeline, origin, bound, tuple(self.candidates))
 
 
 def _warm_up(workload: Workload, ahead: float) -> Callable[[int, int], int]:
