@@ -42,10 +42,6 @@ ELSEWHERE = {
     "hlo-reduce-window-expander",
     "hlo-layout-removal",  # they are row-major; see test_hlo_layouts
     "hlo-complex-to-pairs",  # nor do they have complex numbers
-    "hlo-fft-expander",
-    "hlo-cholesky-expander",
-    "hlo-triangular-solve-expander",
-    "hlo-lapack-expander",
     "hlo-reduce-precision-expander",
     "hlo-special-function-expander",
     "hlo-narrow-type-expander",
@@ -150,9 +146,6 @@ def test_a_pass_keeps_the_order_of_control_edges(name):
 
 
 EXPANDERS = {
-    "hlo-cholesky-expander": "factorisation",
-    "hlo-triangular-solve-expander": "factorisation",
-    "hlo-fft-expander": "fft",
     "hlo-reduce-precision-expander": "reduce-precision",
     "hlo-special-function-expander": "unary",
     "hlo-complex-to-pairs": "complex",
