@@ -44,7 +44,6 @@ def expansion() -> list[Pass]:
         expand.ReduceWindowRewriter(),
         expand.ReduceWindowExpander(),  # after it: other windows, likewise
         expand.ConvolutionToDot(),
-        expand.ConvolutionExpander(),  # after it: the rest needs patches
         expand.GatherSimplifier(),  # one form; batching dims go
         expand.ScatterSimplifier(),
         simplify.ZeroSizedRemoval(),  # expanded operations may have had none

@@ -160,26 +160,6 @@ LEFT = {
         _TO_DOT,
         _convolution("2,8,4", "2,4,4", "1,4,4", "size=2 stride=2", ", batch_group_count=2"),
     ),
-    "a transposed convolution whose patches overlap": (
-        _TO_DOT,
-        _convolution("2,4,3", "3,3,4", "2,12,4", "size=3 pad=2_5 lhs_dilate=2"),
-    ),
-    "a transposed convolution that begins inside": (
-        _TO_DOT,
-        _convolution("2,4,3", "2,3,4", "2,8,4", "size=2 pad=0_2 lhs_dilate=2"),
-    ),
-    "a transposed convolution that ends inside": (
-        _TO_DOT,
-        _convolution("2,4,3", "2,3,4", "2,7,4", "size=2 pad=1_0 lhs_dilate=2"),
-    ),
-    "a transposed convolution with a stride": (
-        _TO_DOT,
-        _convolution("2,4,3", "2,3,4", "2,8,4", "size=2 pad=1_9 lhs_dilate=2 stride=2"),
-    ),
-    "a transposed convolution with holes": (
-        _TO_DOT,
-        _convolution("2,4,3", "2,3,4", "2,8,4", "size=2 pad=1_2 lhs_dilate=2 rhs_dilate=2"),
-    ),
     "a start that others read": (
         "hlo-async-expander",
         entry(

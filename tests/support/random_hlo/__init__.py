@@ -61,8 +61,8 @@ FAMILIES: dict[str, Callable[[Draft], Case]] = {
     "squares": squares.squares,
 }
 
-OF_LIBRARIES = ("factorisation", "fft")
-"""Families that no kernel computes."""
+OF_LIBRARIES = ("convolution", "factorisation", "fft")
+"""Families that no kernel computes, or only in part."""
 NATIVE_FAMILIES = tuple(family for family in FAMILIES if family not in OF_LIBRARIES)
 
 

@@ -15,8 +15,7 @@ from mpmd.compile.kernels.planning.trace import MOVEMENT, NoPlan
 from mpmd.compile.kernels.planning.updates import UPDATES, UpdatePlan, plan_update
 
 _INSTEAD = {
-    "convolution": "it is faster by XLA's library than as a product of patches, which the pass option "
-    "hlo-convolution-expander{without-library=true} has instead",
+    "convolution": "its windows overlap, and XLA has a library for it",
     "cholesky": "XLA has a library for it",
     "fft": "XLA has a library for it",
     "map": "its computation has loops or branches; write it with whole arrays",

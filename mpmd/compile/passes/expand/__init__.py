@@ -10,7 +10,7 @@ from mpmd.compile.passes.expand.conversions import (
     ReducePrecisionExpander,
     StochasticConvertExpander,
 )
-from mpmd.compile.passes.expand.convolutions import ConvolutionExpander, ConvolutionToDot
+from mpmd.compile.passes.expand.convolutions import ConvolutionToDot
 from mpmd.compile.passes.expand.dot_padding import DotPadding
 from mpmd.compile.passes.expand.float_jitter import FloatJitter
 from mpmd.compile.passes.expand.functions import SpecialFunctionExpander
