@@ -26,7 +26,6 @@ class ConvolutionToDot(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         return Rewriter(computation).run({"convolution": (_as_dot_of_patches,)}, _has_no_groups)
 
 
