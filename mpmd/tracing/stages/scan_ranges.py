@@ -14,7 +14,7 @@ from mpmd.jax_compat import rebind, scan_counts
 from mpmd.tracing.stages.items import FlatFunction, Item, numbers
 from mpmd.tracing.stages.parameter_terms import divide_terms
 from mpmd.tracing.stages.selectors import Selector
-from mpmd.tracing.stages.stacks import SlicedStacks, scan_rows_of_indexed_stacks
+from mpmd.tracing.stages.stacks import SlicedStacks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,6 @@ def divide_scans(flat: FlatFunction, paths: Mapping[int, str], selector: Selecto
     """
     selector.check_matches(list(paths.values()))
     stacks = {v for v, path in paths.items() if selector.matches(path)}
-    scan_rows_of_indexed_stacks(flat, _stack_values(flat, stacks, set(paths))[0])
     if found := _divided_slices(flat, paths, stacks, selector):
         return found
     scans = scans_over(flat, stacks, set(paths))
@@ -163,6 +162,7 @@ def _no_scan(flat: FlatFunction, paths: Mapping[int, str], selector: Selector) -
         [
             f"{selector} divides a scan over stacked parameters, but no scan has rows of what it matches",
             *found[:4],
+            "write a loop that indexes their rows as jax.lax.scan(layer, x, rows)",
             "for layers that are separate parameters use mpmd.by_parameters",
         ]
     )
