@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mpmd.errors import ScheduleError
@@ -12,9 +12,7 @@ from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
 from mpmd.scheduling.list_schedule import (
     Ordered,
     backward_first,
-    fill_weights,
     forward_first,
-    improve,
     list_schedule,
     old_first,
 )
@@ -22,18 +20,15 @@ from mpmd.scheduling.memory import peak_activations
 from mpmd.scheduling.render import duration
 from mpmd.scheduling.schedule import SCHEDULES
 from mpmd.scheduling.simulate import simulate
-from mpmd.scheduling.table import Phase, Placement, ScheduleTable
+from mpmd.scheduling.table import Placement, ScheduleTable
 from mpmd.scheduling.timeline import Timeline
 from mpmd.scheduling.validate import validate
-from mpmd.scheduling.workload import BACKWARD, FORWARD, WEIGHTS, Step, Workload, costed_workload, expand
-from mpmd.scheduling.zigzag import zigzag
+from mpmd.scheduling.workload import Step, Workload, costed_workload, expand
 from mpmd.support.progress import ProgressLine
 
 _TOLERANCE = 1e-9
 _PRIORITIES = (backward_first, old_first, forward_first)
 _MAX_WAITS = (0.0, 0.5)
-_AHEADS = (1.0, 1.25, 1.5, 2.0)
-_IMPROVED = 3  # number of the best candidates that are improved
 
 
 @dataclass(frozen=True)
@@ -143,15 +138,13 @@ class SchedulingProblem:
         return limits
 
 
-def search(problem: SchedulingProblem, *, effort: int = 1_000_000) -> SearchResult:
+def search(problem: SchedulingProblem) -> SearchResult:
     """The best schedule found, never worse than any named schedule that fits the same limits.
 
-    Candidates are named schedules first; then list scheduling with the given costs; then small changes to the
-    best, unless it is as short as a bound of its placement.
+    Candidates are the named schedules, and list scheduling with the given costs.
 
     Args:
         problem: costs, sizes and limits.
-        effort: steps timed by the improvement.
 
     Raises:
         ScheduleError: nothing fits the limits; names the closest candidate.
@@ -165,7 +158,6 @@ def search(problem: SchedulingProblem, *, effort: int = 1_000_000) -> SearchResu
             for splits in (False, True) if problem.split_backward else (False,):
                 progress.show("list schedules")
                 hunt.try_list_schedules(placement, splits)
-        hunt.improve_best(effort, progress)
     return hunt.result()
 
 
@@ -179,7 +171,6 @@ class _Hunt:
         self.candidates: list[Candidate] = []
         self.best: tuple[float, str, ScheduleTable, Timeline] | None = None
         self.closest: tuple[float, str] | None = None
-        self.tables: list[tuple[float, str, ScheduleTable]] = []
         self.named_placements: dict[Placement, None] = {}
         self.bounds: list[float] = []
 
@@ -224,7 +215,6 @@ class _Hunt:
                 self.closest = (excess, f"{name}: {problem}")
             return
         self.candidates.append(Candidate(name, timeline.makespan_s))
-        self.tables.append((timeline.makespan_s, name, table))
         if self.best is None or timeline.makespan_s < self.best[0] - _TOLERANCE:
             self.best = (timeline.makespan_s, name, table, timeline)
 
@@ -265,11 +255,6 @@ class _Hunt:
                         )
                     except ScheduleError:
                         break  # not even one microbatch fits
-            if workload.splits:
-                for ahead in _AHEADS:
-                    filled = fill_weights(workload, zigzag(workload, _warm_up(workload, ahead)), limits)
-                    if filled is not None:
-                        yield f"zigzag {ahead:g} {number}", filled
 
     def _step_limits(self, workload: Workload) -> list[list[int]]:
         """Limits in stages for the generators; the prediction decides in the end what fits."""
@@ -297,21 +282,6 @@ class _Hunt:
         validate(table, self.problem.num_microbatches)
         return table
 
-    def improve_best(self, effort: int, progress: ProgressLine) -> None:
-        """Small changes to the best tables; under a limit of bytes, within the activations they hold."""
-        if self.best is None or self.best[0] <= min(self.bounds) + _TOLERANCE:
-            return
-        self.tables.sort(key=lambda entry: entry[0])
-        for _, name, table in [entry for entry in self.tables if entry[2].mirror is None][:_IMPROVED]:
-            workload = self._workload(table.stage_to_mesh, table.splits_backward, merge=False)
-            limits = self.limit_activations
-            if limits is None and self.limit_bytes is not None:
-                limits = peak_activations(table)
-            better = improve(workload, _steps(table), limits, effort // _IMPROVED, progress)
-            if better is not None:
-                improved = self._table(table.stage_to_mesh, workload, better.orders)
-                self.consider(f"{name}, improved", improved)
-
     def result(self) -> SearchResult:
         if self.best is None:
             raise ScheduleError(
@@ -322,23 +292,3 @@ class _Hunt:
         length, origin, table, timeline = self.best
         bound = min(min(self.bounds, default=0.0), length)
         return SearchResult(table, timeline, origin, bound, tuple(self.candidates))
-
-
-def _warm_up(workload: Workload, ahead: float) -> Callable[[int, int], int]:
-    """Forwards before the first backward, by the position of a mesh and its chains (zero bubble)."""
-    meshes = len({chain.mesh for chain in workload.chains})
-    return lambda place, chains: (chains - 1) * meshes + int(ahead * (meshes - 1 - place))
-
-
-def _steps(table: ScheduleTable) -> list[list[Step]]:
-    """The tasks of a table as steps of chains that are single stages."""
-    kinds = {
-        Phase.F: (FORWARD,),
-        Phase.I: (BACKWARD,),
-        Phase.W: (WEIGHTS,),
-        Phase.B: (BACKWARD, WEIGHTS) if table.splits_backward else (BACKWARD,),
-    }
-    return [
-        [(kind, task.stage, task.microbatch) for task in order for kind in kinds[task.phase]]
-        for order in table.orders
-    ]
