@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 from mpmd.compile.compile_options import CompileOptions
-from mpmd.compile.cost.device import HOST, Device, KernelLimits
+from mpmd.compile.cost.device import HOST, Device
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.passes import pass_groups
 from mpmd.compile.passes.expand.float_jitter import FloatJitter
@@ -38,7 +38,7 @@ def optimization_pipeline(
     wrong = [FloatJitter(jitter)] if jitter else []
     return [
         *wrong,  # before anything else: afterwards operations are no longer those that were written
-        *preparation(devices, device.limits),  # each instruction by itself; after it they are kernels
+        *preparation(devices),  # each instruction by itself; after it they are kernels
         CopyInsertion(),  # before fusion, so that copies are fused into what computes their value
         KeepRounding(),  # simplification takes its conversions away, kernels hide discrete values
         SortPrefix(device.limits.sort_prefix),  # before fusion, which takes the slices to what reads them
@@ -52,14 +52,11 @@ def scheduling_pipeline() -> list[Pass]:
     return [MemorySchedule()]  # memory is assigned for one order
 
 
-def preparation(
-    devices: int = 1, limits: KernelLimits = HOST.limits, *, unit_dims: bool = True, combined: bool = True
-) -> list[Pass]:
+def preparation(devices: int = 1, *, unit_dims: bool = True, combined: bool = True) -> list[Pass]:
     """The passes after which kernels can compute each instruction by itself.
 
     Args:
         devices: how many run the program together.
-        limits: of the device.
         unit_dims: whether dims of extent 1 stay.
         combined: whether collectives of several arrays become one.
     """
@@ -68,7 +65,7 @@ def preparation(
     return [
         LayoutRemoval(),  # no later pass need know of layouts
         *pass_groups.inlining(),  # everything later looks at one computation at a time
-        *pass_groups.expansion(limits),  # only operations that kernels have
+        *pass_groups.expansion(),  # only operations that kernels have
         *pass_groups.simplification(),  # fewer and simpler ones
         *together,  # constants are folded: values that depend on the device alone are known
         *narrowed,  # before products are decomposed: their dims of 1 are between others

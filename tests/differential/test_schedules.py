@@ -129,7 +129,7 @@ class TestSchedulesOfTheUser:
             check("mlp", from_table(self.TABLE), [0, 1], 2)
 
     def test_a_searched_table(self):
-        found = search(SchedulingProblem(Costs.unit(3), 3, 4, whole=(0,), limit_activations=2), effort=3_000)
+        found = search(SchedulingProblem(Costs.unit(3), 3, 4, whole=(0,), limit_activations=2))
         program = check("mlp", found.table, [0, 1, 2], 4)
         middle = next(s for s in program.streams if s.mesh == "m1")
         assert orders(program)[program.streams.index(middle)] == list(map(str, found.table.orders[1]))

@@ -99,27 +99,6 @@ ROWS: tuple[Precondition, ...] = (
         f"{_DIVISIONS}::test_a_divided_function_gives_the_same",
     ),
     Precondition(
-        f"{_STAGES}/stacked/stacks.py:_Loop.take_rows",
-        "A loop reads as many rows as the stack has.",
-        "rows is None or self._aval(p).shape[0] != length",
-        "rows is None",
-        f"{_DIVISIONS}::test_what_does_not_run_over_the_rows_is_refused",
-    ),
-    Precondition(
-        f"{_STAGES}/stacked/stacks.py:_Loop.take_rows",
-        "Iterations read the rows in order, or in reverse.",
-        "if all(indices == wanted for indices in rows.values()):",
-        "if True:",
-        f"{_DIVISIONS}::test_what_does_not_run_over_the_rows_is_refused",
-    ),
-    Precondition(
-        f"{_STAGES}/stacked/stacks.py:_is_row",
-        "A slice at an index is one whole row.",
-        "return bool(tuple(sizes) == (1, *shape[1:]))",
-        "return bool(sizes[0] == 1)",
-        f"{_DIVISIONS}::test_what_does_not_run_over_the_rows_is_refused",
-    ),
-    Precondition(
         "mpmd/tracing/conditionals.py:_is_fixed",
         "What has effects stays in its branch.",
         "item.equation.effects or ",

@@ -7,7 +7,6 @@ from tests.preconditions import RowsOf
 _UNIT = "tests/unit/compile/kernels/planner"
 _STITCHED = "tests/unit/compile/passes/fusion/test_attention_stitching.py"
 _LEFT = "tests/unit/compile/passes/test_left_alone.py::test_a_pass_leaves_it_alone"
-_CONVOLUTIONS = "tests/unit/compile/passes/test_expanded_convolutions.py"
 _CUT = "tests/unit/compile/passes/spmd/test_spmd_partitioner.py"
 _TEXT = "tests/text/test_text.py::test_file"
 _planned = RowsOf("mpmd/compile/kernels/planner")
@@ -157,37 +156,6 @@ _GROUPED = (
         "if is_bitcast(x.shape, site.shape):",
         "if True:",
         f"{_TEXT}[hlo/layout/layout-normalization-0]",
-    ),
-    _passes(
-        "expand/convolutions.py:_kernel",
-        "a window that is reversed meets a reversed kernel",
-        "if turned:",
-        "if False:",
-        f"{_CONVOLUTIONS}::test_the_numbers_are_those_of_the_convolution[a reversed window]",
-        _ORDER,
-    ),
-    _passes(
-        "expand/convolutions.py:_padded",
-        "the elements of a dilated image lie apart",
-        "w.lhs_dilation - 1",
-        "0",
-        f"{_CONVOLUTIONS}::test_the_numbers_are_those_of_the_convolution[a dilated image]",
-        _ORDER,
-    ),
-    _passes(
-        "expand/convolutions.py:_product",
-        "groups are of the features, or of the batch",
-        "if inputs < features:",
-        "if True:",
-        f"{_CONVOLUTIONS}::test_the_numbers_are_those_of_the_convolution[groups of the batch]",
-        _ORDER,
-    ),
-    _passes(
-        "expand/convolutions.py:ConvolutionExpander._expand",
-        "a sum of no terms is 0",
-        "if is_trivial(site.at) or any(is_trivial(o) for o in site.operands):",
-        "if False:",
-        f"{_CONVOLUTIONS}::test_the_numbers_are_those_of_the_convolution[no features]",
     ),
     _passes(
         "spmd/spmd_partitioner.py:_check_even",

@@ -23,11 +23,6 @@ SMALL = 1 << 22
 """Bytes of an array that a test computes."""
 
 EXTRA = (
-    """ENTRY main {
-  a = f32[5,5]{1,0} parameter(0)
-  ROOT l = (f32[5,5]{1,0}, s32[]) custom-call(a), custom_call_target="lapack_spotrf_ffi",
-    api_version=API_VERSION_TYPED_FFI, backend_config={uplo = 76 : ui8}
-}""",
     """add {
   a = f32[] parameter(0)
   b = f32[] parameter(1)

@@ -13,7 +13,6 @@ class KernelLimits:
 
     Attributes:
         sort_prefix: first elements per row of a sort that are selected without sorting the others.
-        fft_length: rows of a Fourier transform that becomes sums.
         attention_factor_bytes: a factor that stays in a cache from one block of queries to the next.
         attention_flops: products of one matrix from which several threads are useful, for which attention has
             work only if there are several matrices.
@@ -27,7 +26,6 @@ class KernelLimits:
     """
 
     sort_prefix: int = 128
-    fft_length: int = 64
     attention_factor_bytes: int = 4 << 20
     attention_flops: int = 10**8
     attention_matrices: int = 4

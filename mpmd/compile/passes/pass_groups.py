@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mpmd.compile.cost.device import HOST, KernelLimits
 from mpmd.compile.passes import collectives, expand, layout, simplify
 from mpmd.compile.passes.hlo_pass import Fixpoint
 from mpmd.support.passes import Pass
@@ -25,7 +24,7 @@ def inlining() -> list[Pass]:
     ]
 
 
-def expansion(limits: KernelLimits = HOST.limits) -> list[Pass]:
+def expansion() -> list[Pass]:
     """Operations that no later pass need know, as others; products and indexed accesses in one form."""
     return [
         expand.NarrowTypeExpander(),  # first: later expanders emit only types that kernels support
@@ -36,10 +35,6 @@ def expansion(limits: KernelLimits = HOST.limits) -> list[Pass]:
         expand.TopkDecomposer(),
         expand.ComparisonExpander(),  # after topk, which compares in total order
         expand.SelectAndScatterExpander(),  # may make maps
-        expand.LapackExpander(),  # makes cholesky and triangular-solve
-        expand.CholeskyExpander(),
-        expand.TriangularSolveExpander(),
-        expand.FftExpander(most=limits.fft_length),
         expand.MapInliner(),
         expand.ComplexToPairs(),  # after it: maps of complex numbers; before reductions, which take pairs
         expand.SpecialFunctionExpander(),  # after complex numbers, whose functions need them
@@ -49,7 +44,6 @@ def expansion(limits: KernelLimits = HOST.limits) -> list[Pass]:
         expand.ReduceWindowRewriter(),
         expand.ReduceWindowExpander(),  # after it: other windows, likewise
         expand.ConvolutionToDot(),
-        expand.ConvolutionExpander(),  # after it: the rest needs patches
         expand.GatherSimplifier(),  # one form; batching dims go
         expand.ScatterSimplifier(),
         simplify.ZeroSizedRemoval(),  # expanded operations may have had none

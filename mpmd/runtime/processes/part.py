@@ -129,7 +129,6 @@ class Part:
         world.check()
         self._refuse_absent(inputs)
         with world.turn(f"a step of {self.program.name!r}"), world.waiting():
-            world.wait_for_beat()
             results = self._run(inputs, observers, one_by_one)
         world.check()
         world.complete()

@@ -10,7 +10,6 @@ import numpy as np
 from mpmd.compile.hlo.evaluator.values import Rule, Value
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.errors import HloError
-from tests.support.hlo_meaning import lapack
 from tests.support.hlo_meaning.sorting import top_k
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ def _allocate(instruction: HloInstruction, operands: Sequence[Value], engine: Ev
 
 
 TARGETS: dict[str, Rule] = {
-    **lapack.TARGETS,
     "AllocateBuffer": _allocate,
     "Sharding": _identity,
     "SPMDFullToShardShape": _identity,

@@ -73,9 +73,7 @@ def gpu_pipeline(devices: int, options: CompileOptions, device: Device) -> list[
     wrong = [FloatJitter(options.float_jitter)] if options.float_jitter else []
     return [
         *wrong,  # before anything else: afterwards operations are no longer those that were written
-        *preparation(
-            devices, device.limits, unit_dims=False
-        ),  # each instruction by itself; after it they are kernels
+        *preparation(devices, unit_dims=False),  # each instruction by itself; after it they are kernels
         DotAlgorithmRewriter(),  # before attention and products are planned, by the types of their factors
         OnePerRowRewriter(),  # after gathers have one form: the rows of a loss need not be arrays then
         ScatterWidener(),  # after that has taken the scatters of labels

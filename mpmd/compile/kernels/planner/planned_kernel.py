@@ -14,15 +14,16 @@ from mpmd.compile.kernels.planner.plan_cache import cached_plan
 from mpmd.compile.kernels.planner.sorting import plan_sort, plan_sort_prefix
 
 _INSTEAD = {
-    "convolution": "it is faster by XLA's library than as a product of patches, which the pass option "
-    "hlo-convolution-expander{without-library=true} has instead",
-    "fft": "so long a row is faster by XLA's library; hlo-fft-expander{most=N} makes sums of rows up to N",
+    "convolution": "its windows overlap, and XLA has a library for it",
+    "cholesky": "XLA has a library for it",
+    "fft": "XLA has a library for it",
     "map": "its computation has loops or branches; write it with whole arrays",
     "ragged-dot": "write a product for each group of rows, as jax.lax.ragged_dot does on a CPU",
     "rng": "its numbers come from a hidden state; use rng-bit-generator, as jax.random does",
     "rng-get-and-update-state": "it reads a hidden state; give rng-bit-generator a state, as jax.random does",
     "scaled-dot": "convert both operands, multiply them by their scales, and use dot",
     "scan": "write it as a while, as jax.lax.scan does",
+    "triangular-solve": "XLA has a library for it",
     "set-dimension-size": "a number says at run time how many elements there are; keep the bound, and mask",
 }
 """Opcodes that no kernel computes → why, and what to do."""

@@ -23,7 +23,7 @@ from mpmd.tracing.stages.select.selectors import Selector
 from mpmd.tracing.stages.stacked.by_parts import PartwiseInterpreter
 from mpmd.tracing.stages.stacked.part_rules import FROM_ARRAYS, RULES
 from mpmd.tracing.stages.stacked.stacked import Stacked
-from mpmd.tracing.stages.stacked.stacks import SlicedStacks, scan_rows_of_indexed_stacks
+from mpmd.tracing.stages.stacked.stacks import SlicedStacks
 
 Range = tuple[int, int, int]
 """(first row, end, stage)."""
@@ -158,7 +158,6 @@ def divide_scans(flat: FlatFunction, paths: Mapping[int, str], selector: Selecto
     """
     selector.check_matches(list(paths.values()))
     stacks = {v for v, path in paths.items() if selector.matches(path)}
-    scan_rows_of_indexed_stacks(flat, _stack_values(flat, stacks, set(paths))[0])
     if found := _divided_slices(flat, paths, stacks, selector):
         return found
     scans = scans_over(flat, stacks, set(paths))
@@ -276,6 +275,7 @@ def _no_scan(flat: FlatFunction, paths: Mapping[int, str], selector: Selector) -
         [
             f"{selector} divides a scan over stacked parameters, but no scan has rows of what it matches",
             *found[:4],
+            "write a loop that indexes their rows as jax.lax.scan(layer, x, rows)",
             "for layers that are separate parameters use mpmd.by_parameters",
         ]
     )

@@ -342,13 +342,9 @@ LINEAR_ALGEBRA = {
 
 
 @pytest.mark.parametrize("name", LINEAR_ALGEBRA)
-def test_calls_of_lapack(name):
-    check(LINEAR_ALGEBRA[name], POSITIVE, rtol=1e-3)
-
-
-def test_calls_of_lapack_run_on_xla_as_lowered(xla):
-    jitted = jax.jit(LINEAR_ALGEBRA["cholesky"])
+def test_calls_of_lapack_run_on_xla_as_lowered(xla, name):
+    jitted = jax.jit(LINEAR_ALGEBRA[name])
     module = lower(jitted.lower(POSITIVE).compiler_ir("stablehlo"))
     results = xla.run(print_module(module), [POSITIVE])
-    for got, want in zip(results, jitted(POSITIVE)):
-        np.testing.assert_allclose(got, want, rtol=1e-6)
+    for got, want in zip(results, jax.tree.leaves(jitted(POSITIVE)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
