@@ -107,7 +107,7 @@ def measured_fragments(compiled: Compiled) -> ProgramCosts:
     runs = []
     for _ in range(_RUNS):
         positional, keywords = zeros(compiled.lowered.traced.arguments)
-        runs.append(compiled.costs(*positional, **keywords)[1])
+        runs.append(compiled.measure.costs(*positional, **keywords)[1])
     return ProgramCosts(
         {name: min(run.fragments[name] for run in runs) for name in runs[0].fragments},
         {kinds: min(run.transfers[kinds] for run in runs) for kinds in runs[0].transfers},

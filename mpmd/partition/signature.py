@@ -225,14 +225,58 @@ def check_leaves(arguments: Arguments, names: list[str]) -> None:
         raise collect(SignatureError, problems, "the arguments cannot be used:")
 
 
-def structure_problem(got: Any, expected: Any, names: list[str]) -> str:
-    """The message for arguments of another structure than a step was compiled for.
+@dataclasses.dataclass(frozen=True)
+class StepSignature:
+    """The arguments that a step was traced for.
 
-    Args:
-        got: their pytree, `(positional, keywords)`.
-        expected: the pytree that it was compiled for.
-        names: pytree path of each leaf of it.
+    Attributes:
+        arguments: shapes and dtypes for the arrays.
+        paths: pytree path of each flat argument.
+        in_parts: whether stacked arguments are in parts, as `mpmd.split` makes them.
     """
+
+    arguments: Arguments
+    paths: list[str]
+    in_parts: bool
+
+    def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The flat arguments of a call.
+
+        Raises:
+            SignatureError: they do not match; names every leaf that differs.
+        """
+        expected = self.arguments
+        if self.in_parts:
+            args, kwargs = fitted(expected, args, kwargs)
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        if tree != expected.tree:
+            raise SignatureError(_structure_problem(tree, expected.tree, self.paths))
+        self.check_arrays(leaves)
+        problems = [
+            f"{path}: got {_text(leaf)}, compiled for {_text(wanted)}"
+            for path, leaf, wanted in zip(self.paths, leaves, expected.leaves, strict=True)
+            if describe(leaf)[:2] != describe(wanted)[:2]
+        ]
+        if problems:
+            raise SignatureError(
+                "the arguments do not fit what this was compiled for:\n  "
+                + "\n  ".join(problems)
+                + "\n  call the jitted function instead: it compiles for every signature"
+            )
+        return leaves
+
+    def check_arrays(self, leaves: list[Any]) -> None:
+        """Checks that flat arguments are array-like; see `check_leaves`."""
+        check_leaves(dataclasses.replace(self.arguments, leaves=leaves), self.paths)
+
+
+def _text(leaf: Any) -> str:
+    shape, dtype, _ = describe(leaf)
+    return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def _structure_problem(got: Any, expected: Any, names: list[str]) -> str:
+    """The message for arguments with another pytree, `(positional, keywords)`, than expected."""
     known = dict(zip(_flat_paths(expected), names, strict=True))
     found = _flat_paths(got)
     missing = [name for path, name in known.items() if path not in found]

@@ -71,7 +71,7 @@ def test_the_predicted_peak_is_reached_and_not_exceeded(name, schedule):
         if isinstance(leaf, jax.Array):
             (mesh,) = [m for m, c in counted.clients.items() if c is next(iter(leaf.devices())).client]
             mine[mesh] += bytes_on_mesh(leaf)
-    compiled._executor.run(leaves, observers=[OneAtATime(), counted], one_by_one=True)
+    compiled.runner.executor.run(leaves, observers=[OneAtATime(), counted], one_by_one=True)
     for mesh, memory in predicted.items():
         live = counted.peaks[mesh] - (others[mesh] - mine[mesh])
         # A message that was sent and not yet received is held by the receiver's device, and by no stream.

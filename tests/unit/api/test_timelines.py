@@ -220,10 +220,10 @@ def test_fragments_that_another_step_runs_meanwhile_are_reported(native):
     compiled, (state, *batch) = native(1)
     names = [e.name for e in compiled.executables.values() if e.backend == "native"]
     leaves = jax.tree.leaves((state, *batch))
-    recorder = recorder_of(compiled._executor, compiled._devices)
+    recorder = recorder_of(compiled.runner.executor, compiled.runner.devices)
     with recorder:
-        compiled._executor.run(leaves, observers=[recorder])
-        compiled._executor.run(leaves)
+        compiled.runner.executor.run(leaves, observers=[recorder])
+        compiled.runner.executor.run(leaves)
         compiled.synchronize()
     assert sorted(recorder.unseen) == sorted(names)
     assert not {span.name for span in recorder.spans} & set(names)

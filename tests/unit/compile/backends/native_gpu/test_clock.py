@@ -230,9 +230,9 @@ def test_a_step_has_a_timeline_and_costs(monkeypatch, backend, gpus):
     assert len(timeline.transfers) == 6
     forward = {str(s.task): s for mesh in ("m0", "m1") for s in timeline.compute(mesh) if s.task}
     assert all(forward[f"F{k}"].end_s <= forward[f"B{k}"].end_s for k in range(3) if f"F{k}" in forward)
-    recorder = recorder_of(step._executor, step._devices)
+    recorder = recorder_of(step.runner.executor, step.runner.devices)
     with recorder:
-        step._executor.run(jax.tree.leaves((w, x)), observers=[recorder])
+        step.runner.executor.run(jax.tree.leaves((w, x)), observers=[recorder])
     # of the other three messages, which their readers consume, the host sees no arrival
     assert len(recorder.times.arrivals) == 3 and not recorder.unseen
     _, costs = step.costs(w, x)
