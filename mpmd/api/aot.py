@@ -383,6 +383,10 @@ class Compiled:
         """`measure.memory()`, by its name in `jax.stages.Compiled`."""
         return self.measure.memory()
 
+    def schedule(self, costs: ProgramCosts | Mapping[str, float] | None = None) -> Timeline:
+        """The predicted timeline, as in `Lowered`, the scratch memory of fragments included."""
+        return self.measure.schedule(costs)
+
     def synchronize(self) -> None:
         """Waits until every step so far is computed.
 
@@ -422,10 +426,6 @@ class Compiled:
     def fragment_memory(self) -> dict[str, MemoryStats]:
         """`measure.fragment_memory()`."""
         return self.measure.fragment_memory()
-
-    def schedule(self, costs: ProgramCosts | Mapping[str, float] | None = None) -> Timeline:
-        """`measure.schedule(...)`."""
-        return self.measure.schedule(costs)
 
     def costs(self, *args: Any, **kwargs: Any) -> tuple[Any, ProgramCosts]:
         """`measure.costs(...)`."""

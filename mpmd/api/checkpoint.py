@@ -1,7 +1,7 @@
 """Checkpoints of state that lies on several meshes, in one process or in several.
 
     mpmd.checkpoint.save(folder, step, state, {"losses": losses})
-    restored = mpmd.checkpoint.restore(folder, compiled.abstract_args[0])
+    restored = mpmd.checkpoint.restore(folder, compiled.arguments.abstract[0])
 
 Every array is written once, by a process that holds it, with orbax, and read back.  A checkpoint is complete
 or not there.  It may be restored onto another topology: other processes, stages, devices or platforms, and
@@ -126,7 +126,7 @@ def restore(folder: Folder, like: Any, step: int | None = None) -> Restored:
     Args:
         folder: where the checkpoints of a run are.
         like: a pytree of arrays, or of `jax.ShapeDtypeStruct`s with shardings, such as
-            `compiled.abstract_args[0]`.  Leaves without a sharding become NumPy arrays.
+            `compiled.arguments.abstract[0]`.  Leaves without a sharding become NumPy arrays.
         step: which one; by default the one that was written last.
 
     Raises:

@@ -81,7 +81,7 @@ class StepMeasure:
         return runner.results(results), merged(runner.executor, "live bytes", meter.peaks)
 
     def schedule(self, costs: ProgramCosts | Mapping[str, float] | None = None) -> Timeline:
-        """The predicted timeline, as in `Lowered`, the scratch memory of fragments included."""
+        """The predicted timeline; see `Lowered.schedule`."""
         return predicted_timeline(self._runner.executor.program, costs, list(self._topology), self._scratch)
 
     def memory(self) -> dict[str, MeshMemory]:
