@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Mapping
+from html import escape
 from typing import Any
 
 import jax
@@ -12,7 +14,6 @@ import jax
 from mpmd import ir
 from mpmd.api.compare import Comparison, FragmentComparison, kept, reported
 from mpmd.api.initial_state import Reader
-from mpmd.api.pictures import PICTURES, stacked
 from mpmd.api.processes import (
     compiling,
     cores_of_own,
@@ -354,8 +355,8 @@ class Compiled:
             ours = [(name, e) for name, e in self.executables.items() if e.backend not in ("xla", "zeros")]
             tables = [f"// {name}\n{e.as_text(what)}" for name, e in ours]
             return "\n".join([f"// the step\n{self.measure.bounds.text()}", *tables])
-        if what in PICTURES:
-            return stacked({name: e.as_text(what) for name, e in self.executables.items()})
+        if what in _PICTURES:
+            return _one_picture({name: e.as_text(what) for name, e in self.executables.items()})
         executables = self.executables.values()
         return "\n\n".join(
             f"{titled(e.name, e.fragment.compiler_options)}\n{e.as_text(what)}" for e in executables
@@ -434,3 +435,31 @@ class Compiled:
     def timeline(self, *args: Any, **kwargs: Any) -> tuple[Any, Timeline]:
         """`measure.timeline(...)`."""
         return self.measure.timeline(*args, **kwargs)
+
+
+_PICTURES = ("memory", "bars")
+"""The texts of a fragment that are pictures."""
+
+_VIEW = re.compile(r'<svg ([^>]*)viewBox="0 0 (\d+) (\d+)"')
+_HEADING = 26
+
+
+def _one_picture(texts: Mapping[str, str]) -> str:
+    """One picture of several, one below the other under their names.
+
+    Args:
+        texts: SVGs with a `viewBox` from 0, by name; a text that is none is a remark, and is shown as such.
+    """
+    parts: list[str] = []
+    top, widest = 0, 400
+    for name, text in texts.items():
+        view = _VIEW.match(text)
+        title = name if view else f"{name}: {text.strip().removeprefix('// ')}"
+        parts.append(f'<text x="12" y="{top + 18}" font-size="13" font-weight="bold">{escape(title)}</text>')
+        top += _HEADING
+        if view:
+            wide, high = int(view[2]), int(view[3])
+            parts.append(f'<svg y="{top}" width="{wide}" height="{high}" ' + text.strip()[len("<svg ") :])
+            top, widest = top + high, max(widest, wide)
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{widest}" height="{top}" '
+    return "\n".join([f'{head}viewBox="0 0 {widest} {top}" font-family="sans-serif">', *parts, "</svg>\n"])

@@ -1,6 +1,6 @@
-"""The arguments of a compiled step: on which mesh each leaf is, with which sharding, and who reads it.
+"""Arguments and results in the form in which a program stores them, and arguments as arrays on meshes.
 
-Leaves that a program stores in another form: keys as integers, float0 as bools, weak types as strong.
+Keys are stored as integers, float0 as bools, weak types as strong ones.
 """
 
 from __future__ import annotations

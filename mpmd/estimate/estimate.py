@@ -16,7 +16,7 @@ from mpmd.compile.driver import lowered
 from mpmd.compile.executable import Executable
 from mpmd.compile.fragment import FragmentModule, fragment_modules
 from mpmd.compile.passes import make_pass
-from mpmd.config.found_stages import rates_of
+from mpmd.config.config import rates_of
 from mpmd.errors import CompileError
 from mpmd.estimate.program_timeline import predicted_timeline
 from mpmd.runtime.measure.run_costs import ProgramCosts

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpmd.compile.cost.device import OF_PLATFORM, Device
-from mpmd.config.found_stages import rates_of
+from mpmd.config.config import rates_of
 from mpmd.errors import ConfigError, SignatureError
 from mpmd.jax_compat import default_platform
 from mpmd.planning.candidates import Axes, PlanCandidate, PlanSearch, PlanSpace, StepSizes
