@@ -24,7 +24,15 @@ from mpmd.config.config import Config, did_you_mean
 from mpmd.config.topology import Topology
 from mpmd.errors import ConfigError, IRError, PassError, collect
 from mpmd.estimate.estimate import predicted_seconds
-from mpmd.options import PipelineOptions, current_options, ordered_by, ways_to_reduce
+from mpmd.options import (
+    OrderOptions,
+    PassRunOptions,
+    PipelineOptions,
+    ShardingOptions,
+    current_options,
+    ordered_by,
+    ways_to_reduce,
+)
 from mpmd.partition import pipeline
 from mpmd.partition.name_checks import CalledNames, check_names, warn_of_idle_meshes, warn_of_vanished_names
 from mpmd.partition.prepare import (
@@ -142,9 +150,7 @@ def _folder(name: str) -> Path:
 class _Phases:
     """Runs pipelines one after the other and times them."""
 
-    def __init__(
-        self, module: ir.Module, options: PipelineOptions, observer: LoweringObserver | None
-    ) -> None:
+    def __init__(self, module: ir.Module, options: PassRunOptions, observer: LoweringObserver | None) -> None:
         self.module = module
         self.overrides = tuple(e for e in options.pass_options if not e.startswith(_OVER_HLO))
         self.dump_to = _folder(options.dump_to) if options.dump_to else None
@@ -440,7 +446,7 @@ def stitches_attention(backend: str, platforms: Collection[str]) -> bool:
     return all(ours.get(platform, False) for platform in platforms)
 
 
-def _check_one_order(config: Config, options: PipelineOptions) -> None:
+def _check_one_order(config: Config, options: OrderOptions) -> None:
     """Rejects `schedule=` together with an option that already fixes the order.
 
     Raises:
@@ -454,7 +460,7 @@ def _check_one_order(config: Config, options: PipelineOptions) -> None:
         )
 
 
-def _check_axes(config: Config, options: PipelineOptions) -> None:
+def _check_axes(config: Config, options: ShardingOptions) -> None:
     """Refuses an option that names an axis of no mesh.
 
     Raises:
