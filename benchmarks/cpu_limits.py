@@ -9,7 +9,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from benchmarks.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.memory import aligned_empty
 from mpmd.compile.kernels.builder import PlanBuilder
@@ -19,6 +18,7 @@ from mpmd.compile.llvm.engine import compile_module
 from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.target import CpuTarget
 from mpmd.compile.llvm.types import Value, constant, vector
+from workloads.direct import DirectSequence
 
 _CHAINS = 12  # independent sums: more than latency times units of any core
 _READ_STREAMS = 4  # far apart, each read in order: what prefetchers follow best

@@ -36,7 +36,7 @@ from mpmd.api.timeline import predicted_timeline  # noqa: E402
 from mpmd.runtime.linearize import linearize  # noqa: E402
 from mpmd.runtime.order import InstructionOrder  # noqa: E402
 from mpmd.runtime.verify import verify  # noqa: E402
-from tests.support.pipeline_graphs import one_f_one_b  # noqa: E402
+from workloads.graphs import one_f_one_b  # noqa: E402
 
 WIDTH = 8
 

@@ -10,9 +10,10 @@ import pytest
 from mpmd.runtime.costs import OneAtATime
 from mpmd.runtime.interpreter import BoundFeed
 from mpmd.runtime.memory import bytes_on_mesh, predict_memory
-from tests.support.comparing import copied, sgd_momentum, training_step
-from tests.support.models import MODELS
+from tests.support.comparing import copied
 from tests.support.scheduled_steps import jitted, placement
+from workloads.models import MODELS
+from workloads.steps import sgd_momentum, training_step
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

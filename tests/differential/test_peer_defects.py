@@ -19,8 +19,9 @@ from mpmd.options import USER_DEFAULTS
 from mpmd.runtime.instructions import Run, Send
 from mpmd.scheduling.schedule import from_function
 from mpmd.scheduling.table import Phase
-from tests.support.comparing import messages, pipelined, programs_per_mesh, relative_difference
-from tests.support.models import D, dense, dense_params, mlp, named, normal, square
+from tests.support.comparing import messages, programs_per_mesh, relative_difference
+from workloads.models import D, dense, dense_params, mlp, named, normal, square
+from workloads.steps import pipelined
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

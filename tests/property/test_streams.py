@@ -19,7 +19,7 @@ from mpmd.runtime.order import issue_order, linear_order, messages, waits_for
 from mpmd.runtime.program import Program
 from mpmd.runtime.verify import verify
 from tests.support.fake_engine import FakeEngine, expected, fake_arguments, fake_executables
-from tests.support.pipeline_graphs import GraphBuilder
+from workloads.graphs import GraphBuilder
 
 
 def random_graph(rng: random.Random) -> EntryGraph:

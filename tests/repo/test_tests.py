@@ -10,7 +10,13 @@ from tests.repo.tree import ROOT, imports, nodes, text, tracked
 
 TESTS = [path for path in tracked(".py") if path.parts[0] == "tests"]
 UNIT = [path for path in TESTS if path.parts[1] == "unit" and path.name.startswith("test_")]
-SHARED = ("tests.support", "tests.preconditions", "tests.repo.tree", "tests.text.outcomes")
+SHARED = (
+    "tests.support",
+    "tests.preconditions",
+    "tests.repo.tree",
+    "tests.text.outcomes",
+    "tests.benchmarks.gpu.stand_in",
+)
 EVERYWHERE = ("mpmd.errors", "mpmd.options", "mpmd.passes.make_pass", "mpmd.compile.passes.make_pass")
 WHOLE = ("tests.support.native_", "tests.support.hlo_meaning")  # of whole programs, which name no room
 
@@ -52,6 +58,18 @@ def test_no_test_imports_another():
         if name.startswith("tests.") and not name.startswith(SHARED)
     ]
     assert found == [], "what tests share is in tests/support"
+
+
+def test_tests_and_benchmarks_share_workloads_alone():
+    refused = {"benchmarks": ("tests",), "workloads": ("tests", "benchmarks"), "tests": ("benchmarks",)}
+    found = [
+        f"{path} imports {name}"
+        for path in tracked(".py")
+        if path.parts[:2] != ("tests", "benchmarks")
+        for _, name in imports(path)
+        if name.split(".")[0] in refused.get(path.parts[0], ())
+    ]
+    assert found == [], "what both need is in workloads/; tests of benchmarks are in tests/benchmarks"
 
 
 def private(name: str) -> bool:

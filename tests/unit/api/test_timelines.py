@@ -10,7 +10,6 @@ import jax
 import pytest
 
 import mpmd
-from benchmarks.sleeping import BROKEN, Durations, Stages
 from mpmd.api.estimate import DeviceSpeed
 from mpmd.api.timeline import WAITS_FOR_HOST, recorder_of, warn_of_unseen
 from mpmd.compile.backends.native_cpu.mesh_call import SLOT
@@ -21,8 +20,9 @@ from mpmd.scheduling.chrome_trace import chrome_trace
 from mpmd.scheduling.render import render_text
 from mpmd.scheduling.render_html import render_html
 from mpmd.scheduling.render_svg import render_svg
-from tests.support.comparing import sgd_momentum, training_step
-from tests.support.models import MODELS
+from workloads.models import MODELS
+from workloads.sleeping import BROKEN, Durations, Stages
+from workloads.steps import sgd_momentum, training_step
 
 EACH = 0.004
 STAGES = Stages((Durations(EACH, EACH, EACH),) * 2, 3, 2)

@@ -10,7 +10,7 @@ from mpmd.runtime.graph import CallNode, EntryGraph, OutputSpec
 from mpmd.runtime.instructions import Copy, Feed, Fetch, Free, Run, Send
 from mpmd.runtime.linearize import linearize
 from mpmd.runtime.program import instruction_text
-from tests.support.pipeline_graphs import GraphBuilder, one_f_one_b
+from workloads.graphs import GraphBuilder, one_f_one_b
 
 
 def listing(program, mesh: str) -> list[str]:

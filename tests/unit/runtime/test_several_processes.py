@@ -25,8 +25,8 @@ from mpmd.runtime.processes.placing import placed
 from mpmd.runtime.processes.store import BoundedStore, NoAnswer
 from mpmd.runtime.processes.world import Failure, World
 from tests.support.fake_engine import FakeArray
-from tests.support.pipeline_graphs import GraphBuilder
 from tests.support.worlds import KeyValueTable, in_threads
+from workloads.graphs import GraphBuilder
 
 TWO = {"a": (0,), "b": (1,)}
 

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.sleeping import sleep
 from mpmd.compile.backends.native_cpu.stamp import HostStamps
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.channels.stamps import Stamps
@@ -22,15 +21,9 @@ from mpmd.runtime.linearize import linearize
 from mpmd.runtime.trace import StepTimes, TraceRecorder, spans_of, stamped_types
 from mpmd.runtime.watchers import Sighting, WatchingRecorder, times_of
 from mpmd.support.execution_log import ENTRIES_AT, ENTRY_BYTES, ExecutionLog
-from tests.support.pipeline_graphs import (
-    GraphBuilder,
-    X,
-    compiled,
-    devices,
-    one_f_one_b,
-    random_inputs,
-    sequential,
-)
+from tests.support.pipeline_graphs import X, compiled, devices, random_inputs, sequential
+from workloads.graphs import GraphBuilder, one_f_one_b
+from workloads.sleeping import sleep
 
 
 def recorders(program, executables, place):

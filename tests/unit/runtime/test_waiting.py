@@ -149,7 +149,7 @@ def test_a_process_that_was_interrupted_ends_well():
         import jax.numpy as jnp
         import numpy as np
         import jax
-        from benchmarks.sleeping import sleep
+        from workloads.sleeping import sleep
         from mpmd.runtime.waiting import wait_for
         square = np.eye(64, dtype=np.float32)  # XLA runs programs of fewer operations when they are called
         after = lambda x: (jax.lax.optimization_barrier(square) @ square)[0, 0] * x

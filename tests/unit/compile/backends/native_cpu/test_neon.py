@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.direct import row_major
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.gemm.kernel import gemm_kernel
 from mpmd.compile.backends.native_cpu.program import Address, Run, ThreadedProgram, sequence_steps
@@ -19,6 +18,7 @@ from mpmd.compile.llvm.engine import emit_assembly
 from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.target import named_target
 from tests.support.emulated_arm import needs_emulator, run
+from workloads.direct import row_major
 
 NEON = named_target("neon")
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.direct import program_array, row_major
 from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram, compile_program
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.gemm.kernel import gemm_kernel
@@ -34,6 +33,7 @@ from mpmd.compile.llvm.target import host_target, named_target
 from mpmd.errors import CompileError, ConfigError
 from tests.support.native_programs import addresses, arrays, elementwise, mlp, reference_mlp
 from tests.support.program_instance import ProgramInstance
+from workloads.direct import program_array, row_major
 
 HOST = host_target()
 

@@ -3,7 +3,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-from benchmarks.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.cost.device import H200, cpu_device
@@ -14,6 +13,7 @@ from mpmd.compile.kernels.index import dim, linear
 from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.sharing import may_share
 from mpmd.compile.llvm.target import host_target
+from workloads.direct import DirectSequence
 
 CPU = cpu_device(
     "test",

@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-from benchmarks.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.emit.streaming import streamed_operands
 from mpmd.compile.backends.native_cpu.memory import aligned_empty
@@ -17,6 +16,7 @@ from mpmd.compile.llvm.engine import emit_assembly
 from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.target import host_target, named_target
 from tests.support.targets import runs_here
+from workloads.direct import DirectSequence
 
 TABLE = 11  # rows
 

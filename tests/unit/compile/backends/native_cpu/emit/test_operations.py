@@ -5,7 +5,6 @@ import warnings
 import numpy as np
 import pytest
 
-from benchmarks.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.emit.operations import EMITTERS
 from mpmd.compile.hlo.dtypes import DTYPES
@@ -16,6 +15,7 @@ from mpmd.compile.kernels.operations import FLOATS, INTEGERS, NUMPY_DTYPE, OPERA
 from mpmd.compile.llvm.target import host_target, named_target
 from mpmd.errors import CompileError
 from tests.support.targets import runs_here
+from workloads.direct import DirectSequence
 
 SIZE = 149
 NARROW_TYPES = [NUMPY_DTYPE[name] for name in NARROW]

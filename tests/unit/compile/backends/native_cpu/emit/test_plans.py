@@ -7,7 +7,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.emit.column import ColumnKernel
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.emit.loop import LoopKernel
@@ -19,6 +18,7 @@ from mpmd.compile.kernels.index import constant, delinearized, dim, linear, stri
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
 from mpmd.compile.llvm.target import host_target, named_target
 from tests.support.targets import runs_here
+from workloads.direct import DirectSequence
 
 HOST, AVX2 = host_target(), named_target("avx2")
 FAR = {"l2_bytes": 256, "l3_bytes": 512}  # caches that hold next to nothing

@@ -8,7 +8,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from benchmarks.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.emit.column import ColumnKernel
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.emit.row import RowKernel
@@ -19,6 +18,7 @@ from mpmd.compile.kernels.index import constant, dim, linear, strides_of
 from mpmd.compile.kernels.operations import NUMPY_DTYPE, REDUCTIONS
 from mpmd.compile.llvm.target import host_target, named_target
 from tests.support.targets import runs_here
+from workloads.direct import DirectSequence
 
 BF16 = ml_dtypes.bfloat16
 

@@ -8,7 +8,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from benchmarks.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.emit.streaming import streamed_operands
 from mpmd.compile.backends.native_cpu.emit.together import needed_nodes, vectors_at_once
@@ -21,6 +20,7 @@ from mpmd.compile.llvm.engine import emit_assembly
 from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.target import host_target, named_target
 from tests.support.targets import runs_here
+from workloads.direct import DirectSequence
 
 TARGETS = {"host": host_target(), "avx2": named_target("avx2")}
 

@@ -5,7 +5,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from benchmarks.direct import DirectKernel, row_major
 from mpmd.compile.backends.native_cpu.gemm.finish import StoreSums
 from mpmd.compile.backends.native_cpu.gemm.kernel import GemmKernel, gemm_kernel
 from mpmd.compile.backends.native_cpu.gemm.micro_kernel import MicroKernel
@@ -18,6 +17,7 @@ from mpmd.compile.llvm.target import host_target, named_target
 from mpmd.compile.llvm.types import constant
 from mpmd.errors import CompileError
 from tests.support.targets import runs_here
+from workloads.direct import DirectKernel, row_major
 
 NUMPY = {"f32": np.float32, "f64": np.float64, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
 EPSILON = {"f32": 2**-23, "f64": 2**-52, "bf16": 2**-8, "f16": 2**-10}

@@ -6,7 +6,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-from benchmarks.direct import row_major
 from mpmd.compile.backends.native_cpu.gemm.fetch import Fetching
 from mpmd.compile.backends.native_cpu.gemm.kernel import GemmKernel
 from mpmd.compile.backends.native_cpu.gemm.micro_kernel import ARGUMENTS, MicroKernel
@@ -18,6 +17,7 @@ from mpmd.compile.llvm.engine import compile_module
 from mpmd.compile.llvm.module import Module
 from mpmd.compile.llvm.target import host_target
 from mpmd.compile.llvm.types import Value, constant
+from workloads.direct import row_major
 
 LINES_PER_TILE = 200
 TARGET = host_target()
