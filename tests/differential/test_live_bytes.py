@@ -11,6 +11,7 @@ from mpmd.runtime.costs import OneAtATime
 from mpmd.runtime.interpreter import BoundFeed
 from mpmd.runtime.memory import bytes_on_mesh, predict_memory
 from tests.support.comparing import copied
+from tests.support.observed_steps import executor_of
 from tests.support.scheduled_steps import jitted, placement
 from workloads.models import MODELS
 from workloads.steps import sgd_momentum, training_step
@@ -72,7 +73,9 @@ def test_the_predicted_peak_is_reached_and_not_exceeded(name, schedule):
         if isinstance(leaf, jax.Array):
             (mesh,) = [m for m, c in counted.clients.items() if c is next(iter(leaf.devices())).client]
             mine[mesh] += bytes_on_mesh(leaf)
-    compiled._executor.run(leaves, observers=[OneAtATime(), counted], one_by_one=True)
+    executor, _ = executor_of(compiled)
+    executor.run(leaves, observers=[OneAtATime(), counted], one_by_one=True)
+    executor.close()
     for mesh, memory in predicted.items():
         live = counted.peaks[mesh] - (others[mesh] - mine[mesh])
         # A message that was sent and not yet received is held by the receiver's device, and by no stream.

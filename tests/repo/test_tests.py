@@ -76,6 +76,43 @@ def private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
+READ = {
+    ("tests/conftest.py", "_EFFORT"): "LLVM optimizes less in tests than for users",
+    ("tests/support/direct_transfers.py", "_executor"): "which arrays go directly is shown nowhere else",
+    ("tests/unit/api/test_checkpoint_promises.py", "_read"): "a file system that answers with other bytes",
+}
+"""Private names of the library that a file reads, and why nothing public is enough."""
+
+
+def private_names(path: Path) -> set[str]:
+    """Private names that a file of the library defines, or sets on its objects."""
+    found = set()
+    for node in nodes(path):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found |= {node.attr} if ast.unparse(node.value) == "self" else set()
+    return {name for name in found if private(name)}
+
+
+def test_no_test_reads_private_state():
+    """Names that the file itself defines are the test's own."""
+    known = set().union(*(private_names(path) for path in tracked(".py") if path.parts[0] == "mpmd"))
+    known -= {"_replace"}  # of named tuples
+    found = set()
+    for path in TESTS:
+        refused = known - private_names(path)
+        for node in nodes(path):
+            if isinstance(node, ast.Attribute) and node.attr in refused:
+                owner = node.value.id if isinstance(node.value, ast.Name) else ""
+                if owner not in ("self", "cls", "os", "sys", "atexit"):
+                    found.add((str(path), node.attr))
+    assert sorted(found - READ.keys()) == [], "observe it through what is public"
+    assert sorted(READ.keys() - found) == [], "nothing reads it"
+
+
 def test_no_test_calls_a_private_function():
     found = []
     for path in TESTS:

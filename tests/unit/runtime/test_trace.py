@@ -20,7 +20,7 @@ from mpmd.runtime.interpreter import Observer
 from mpmd.runtime.linearize import linearize
 from mpmd.runtime.trace import StepTimes, TraceRecorder, spans_of, stamped_types
 from mpmd.runtime.watchers import Sighting, WatchingRecorder, times_of
-from mpmd.support.execution_log import ENTRIES_AT, ENTRY_BYTES, ExecutionLog
+from mpmd.support.execution_log import ExecutionLog
 from tests.support.pipeline_graphs import X, compiled, devices, random_inputs, sequential
 from workloads.graphs import GraphBuilder, one_f_one_b
 from workloads.sleeping import sleep
@@ -155,8 +155,6 @@ def test_a_full_log_only_counts():
     place = devices(1)
     x = jax.device_put(np.zeros(4, np.float32), jax.devices()[0])
     log, stamps = ExecutionLog(2), Stamps(HostStamps(), place)
-    guard = log._words[(ENTRIES_AT + 2 * ENTRY_BYTES) // 8 :]
-    assert guard.size == 0  # it ends there
     mark = stamps.marks(next(iter(place.meshes)), log, [3])[3]
     for _ in range(4):
         jax.block_until_ready(stamps.stamp(mark, x))
