@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpmd.compile.hlo.evaluator.values import Rule, Value
+from mpmd.compile.hlo.evaluator.values import Rule, Value, exact, narrow
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.errors import HloError
-from tests.support.hlo_meaning import lapack
-from tests.support.hlo_meaning.sorting import top_k
 
 if TYPE_CHECKING:
     from mpmd.compile.hlo.evaluator.engine import Evaluator
@@ -27,23 +25,19 @@ def _identity(instruction: HloInstruction, operands: Sequence[Value], engine: Ev
     return operands[0]
 
 
-def _top_k(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
-    values = instruction.shape.elements[0]
-    return top_k(operands[0], values.dtype, values.dims[-1], largest=True)
-
-
-def _allocate(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
-    """Memory that must be written before it is read: zeros here."""
-    return np.zeros(instruction.shape.dims, instruction.shape.numpy_dtype)
+def _lower_factor(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
+    """Cholesky factors of positive definite matrices, which keep the other half, and that they are ones."""
+    factors, info = instruction.shape.elements
+    value = exact(operands[0], factors.dtype)
+    made = np.tril(np.linalg.cholesky(value)) + np.triu(value, 1)
+    return narrow(made, factors.dtype), np.zeros(info.dims, info.numpy_dtype)
 
 
 TARGETS: dict[str, Rule] = {
-    **lapack.TARGETS,
-    "AllocateBuffer": _allocate,
+    "lapack_spotrf_ffi": _lower_factor,
     "Sharding": _identity,
     "SPMDFullToShardShape": _identity,
     "SPMDShardToFullShape": _identity,
-    "TopK": _top_k,
     "annotate_device_placement": _identity,
     "MoveToHost": _identity,
     "MoveToDevice": _identity,
