@@ -11,6 +11,7 @@ from collections import Counter
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import mpmd
@@ -25,7 +26,7 @@ from workloads.steps import pipelined
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 
-X = jnp.ones((8, 4))
+X = jax.device_put(np.ones((8, 4), np.float32))
 
 
 def changed(**options):

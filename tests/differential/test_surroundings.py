@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("plain_xla")
 
 noise = mpmd.named_computation(lambda key, x: x + jax.random.normal(key, x.shape), name="lower")
 square = mpmd.named_computation(lambda x: x * x, name="upper")
-X = jnp.arange(24.0).reshape(8, 3)
+X = jax.device_put(np.arange(24, dtype=np.float32).reshape(8, 3))
 
 
 def step(key, x):
