@@ -78,7 +78,6 @@ class ClearedWithJax:
             register(self, repr(clear))
 
     def cache_clear(self) -> None:
-        """What JAX calls."""
         if (clear := self._clear()) is not None:
             clear()
 
@@ -464,7 +463,6 @@ def is_key(dtype: Any) -> bool:
 
 
 def as_key(data: jax.Array, dtype: Any) -> jax.Array:
-    """The random keys in an array of integers."""
     return jax.random.wrap_key_data(data, impl=dtype._impl.name)
 
 
@@ -479,7 +477,6 @@ def devices(platform: str) -> list[jax.Device]:
 
 
 def default_memory_kind(sharding: Sharding) -> str:
-    """The default memory of the devices of a sharding."""
     return str(next(iter(sharding.device_set)).default_memory().kind)
 
 

@@ -82,7 +82,6 @@ def save(
 
 
 def _save(request: SaveRequest, processes: Together, until_complete: contextlib.ExitStack) -> list[str]:
-    """Saves; returns notices for the user."""
     root, step, first = request.root, request.step, jax.process_index() == 0
     what, kinds = f"write a checkpoint to {root}", [leaf.kind for leaf in request.leaves]
     pieces: dict[tuple[int, Box], np.ndarray] = {}

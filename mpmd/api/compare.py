@@ -298,11 +298,9 @@ class _ModelPlaces:
             self._results = ["" if op is None else _place(op) for op in made]
 
     def of_operation(self, number: int) -> str:
-        """Of an operation of the fragment."""
         return self._ops[number] if number < len(self._ops) else ""
 
     def of_result(self, number: int) -> str:
-        """Of the operation that computes a result."""
         return self._results[number] if number < len(self._results) else ""
 
 

@@ -156,7 +156,6 @@ def _with_several_communicators(topology: Mapping[str, Mesh]) -> set[str]:
 def _checked(
     options: Mapping[Any, Any], where: str, meshes: Iterable[Mesh], problems: list[str]
 ) -> FragmentOptions:
-    """Options as XLA's compiler takes them; adds their problems."""
     found: dict[str, OptionValue] = {}
     before = len(problems)
     for name, value in options.items():

@@ -120,7 +120,6 @@ def make_config(
 def _placements(
     assignment: Mapping[str, PlaceLike], topology: Topology, problems: list[str]
 ) -> dict[str, NamePlacement]:
-    """The places of names; adds their problems."""
     found = {name: _placement(name, place, topology, problems) for name, place in assignment.items()}
     placed = {name: place for name, place in found.items() if place is not None}
     if not assignment:
@@ -132,7 +131,6 @@ def _placements(
 def _option_rows(
     given: Any, topology: Topology, placed: Mapping[str, NamePlacement], problems: list[str]
 ) -> tuple[OptionsRow, ...]:
-    """The options of XLA; adds their problems."""
     if given is None:
         return ()
     from mpmd.api.compiler_options import read_rows  # brings the compiler
@@ -159,7 +157,6 @@ def with_stages(config: Config, stages: Selector) -> Config:
 def _kind_problems(
     topology: Any, assignment: Any, stages: Any, backend: Any, options: Any, constraints: Any
 ) -> list[str]:
-    """Problems of arguments that have the wrong type."""
     problems = []
     if not isinstance(topology, Topology):
         problems.append(f"the topology is {topology!r}; make one with mpmd.make_topology")

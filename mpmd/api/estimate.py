@@ -110,7 +110,6 @@ _COUNTING_TRIPS = ("hlo-call-inliner", "hlo-while-simplifier", "hlo-while-simpli
 
 
 def _work(fragment: FragmentModule, axes: Mapping[str, int]) -> Cost:
-    """The work of each device."""
     module = lowered(fragment, axes)
     for name in _COUNTING_TRIPS:
         make_pass(name).run(module)
@@ -209,7 +208,6 @@ def step_bounds(
 
 
 def _part(name: str, times: int, costs: Mapping[str, float], device: Device) -> BoundTerm:
-    """The executions of a fragment."""
     if COMPUTE in costs:
         return BoundTerm(name, times, times * costs[COMPUTE], times * costs[MEMORY])
     compute = costs.get("flops", 0.0) / device.matmul_rate("f32")

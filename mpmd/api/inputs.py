@@ -50,7 +50,6 @@ class InputPart:
 
     @property
     def struct(self) -> jax.ShapeDtypeStruct:
-        """Shape, dtype and sharding, as JAX knows them."""
         sharding = self.sharding
         if isinstance(sharding, NamedSharding) and len(sharding.spec) > len(self.shape):  # of random keys
             spec = PartitionSpec(*sharding.spec[: len(self.shape)])
@@ -64,7 +63,6 @@ class InputPart:
         return self.finished(absent_array_maker(aval, self.sharding)())
 
     def finished(self, stored: jax.Array) -> jax.Array:
-        """The array, from the one that its mesh stores."""
         if is_key(self.dtype):
             return as_key(stored, self.dtype)
         return weakly_typed(stored) if self.weak and self.is_here else stored
@@ -86,7 +84,6 @@ class InputLeaf:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the whole leaf."""
         first = self.parts[0].shape
         if self.dim is None:
             return first
@@ -95,7 +92,6 @@ class InputLeaf:
 
     @property
     def dtype(self) -> Any:
-        """The dtype of the leaf."""
         return self.parts[0].dtype
 
 

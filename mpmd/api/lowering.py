@@ -93,7 +93,6 @@ class Partitioned:
 
     @property
     def notices(self) -> list[str]:
-        """The remarks of the passes."""
         return [_for_people(d) for d in self.diagnostics.of(Severity.NOTICE)]
 
 
@@ -162,7 +161,6 @@ class _Phases:
         self.observer = observer
 
     def run(self, name: str, steps: list[pipeline.Step]) -> None:
-        """Runs the passes of one phase."""
         start = time.perf_counter()
         steps = [dataclasses.replace(s, pass_=with_overrides(s.pass_, self.overrides)) for s in steps]
         passes = [step.pass_ for step in steps]
@@ -196,7 +194,6 @@ class _Phases:
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:
-        """Collects the findings of the checks between the phases."""
         with diagnostics.collecting() as found:
             yield
         self.diagnostics += found

@@ -111,7 +111,6 @@ def _warn_of_dead(names: Collection[str], config: Config) -> None:
 
 
 def warn_of_idle_meshes(program: Program, config: Config) -> None:
-    """Warns of meshes of the topology that run nothing."""
     running = {
         stream.mesh for stream in program.streams if any(isinstance(op, Run) for op in stream.instructions)
     }

@@ -128,7 +128,6 @@ def merged(executor: Executor | Part, what: str, figures: Mapping[str, int]) -> 
 
 
 def merged_scratch(scratch: Scratch, exchange: WorldExchange | None) -> Scratch:
-    """The temporaries of the fragments of all processes."""
     if exchange is None:
         return scratch
     found = exchange.gather_json(

@@ -116,7 +116,6 @@ def measured_fragments(compiled: Compiled) -> ProgramCosts:
 
 
 def zeros(arguments: Arguments) -> Any:
-    """Positional and keyword arguments like those, of zeros."""
     return jax.tree.unflatten(arguments.tree, [_zero(leaf) for leaf in arguments.leaves])
 
 

@@ -472,7 +472,6 @@ class Compiled:
 
     @functools.cached_property
     def _bounds(self) -> StepBounds:
-        """The roofline of the step."""
         meshes = self.lowered.config.topology
         platforms = {name: mesh.devices.flat[0].platform for name, mesh in meshes.items()}
         return step_bounds(self._executor.own_program, self.executables, platforms)
@@ -573,7 +572,6 @@ class Compiled:
         return absent_results(self.program, self._devices, self._made.weak)
 
     def _results(self, leaves: list[Any]) -> Any:
-        """Flat results as the function gives them."""
         leaves = self._made.seen(with_absent(leaves, self._absent))
         record_results(self._executor, leaves)
         return jax.tree.unflatten(self._out_tree, leaves)

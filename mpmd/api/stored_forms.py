@@ -62,7 +62,6 @@ class StoredForms:
         return leaves
 
     def seen(self, leaves: list[Any]) -> list[Any]:
-        """Flat results as the function gives them."""
         leaves = list(leaves)
         for i in self.weak:
             leaves[i] = weakly_typed(leaves[i])

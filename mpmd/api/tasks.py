@@ -113,7 +113,6 @@ def mirrored_places(config: Config) -> dict[str, NamePlacement]:
 
 
 def numbered(config: Config) -> dict[str, NamePlacement]:
-    """The assignment with a stage for every name."""
     stages = _stages(config)
     return {name: dataclasses.replace(place, stage=stages[name]) for name, place in config.assignment.items()}
 

@@ -317,7 +317,6 @@ def _waits(
 
 
 def _sends(program: Program) -> dict[Node, Node]:
-    """The send of every receive."""
     return {message.recv: message.send for channel in messages(program) for message in channel}
 
 

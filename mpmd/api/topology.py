@@ -254,7 +254,6 @@ def _mesh(spec: MeshLike, axes: dict[str, int], devices: list[Any]) -> Mesh:
 
 
 def _devices(counts: dict[str, int], devices: Sequence[Any] | None, pinning: Pinning) -> dict[str, list[Any]]:
-    """Devices for the meshes that are given by size."""
     if not counts:
         return {}
     if devices is None and jax.process_count() == 1:

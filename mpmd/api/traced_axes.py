@@ -66,7 +66,6 @@ def _refusal(refused: Exception, mesh: AbstractMesh) -> str:
 
 
 def explicit_axes(mesh: AbstractMesh) -> list[str]:
-    """The names of the explicit axes of a mesh."""
     return [str(a) for a, kind in zip(mesh.axis_names, mesh.axis_types) if kind is AxisType.Explicit]
 
 

@@ -116,7 +116,6 @@ def _attempt(
     with_statics: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]],
     explicit: bool,
 ) -> _Attempt:
-    """Traces a step under the mesh of the context."""
     names: set[str] = set()
     plan = None if config.stages is None else StagePlan(config.stages)
     with names_called(names), planned(plan):

@@ -160,7 +160,6 @@ class KeptArtefacts:
         self.place = (target.key(), settings)
 
     def of_fragment(self, fragment: FragmentModule) -> Artefact | None:
-        """The artefact of a fragment with the same text."""
         key = self._fragment_key(fragment)
         named = self.cache.get(key)
         if named is None:
@@ -171,14 +170,12 @@ class KeptArtefacts:
         return self._artefact(named.decode())
 
     def of_program(self, fragment: FragmentModule, program: str) -> Artefact | None:
-        """The artefact of an equivalent program."""
         found = self._artefact(program)
         if found is not None:
             self.cache.put(self._fragment_key(fragment), program.encode())
         return found
 
     def keep(self, fragment: FragmentModule, program: str, artefact: Artefact) -> None:
-        """Store the artefact of a program."""
         self.cache.put(program, artefact.to_bytes())
         self.cache.put(self._fragment_key(fragment), program.encode())
 

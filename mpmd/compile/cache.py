@@ -84,7 +84,6 @@ class DiskCache:
         self._notices: set[str] = set()
 
     def path_of(self, key: str) -> Path:
-        """The file of an entry."""
         return self.folder / f"{key}{_SUFFIX}"
 
     def get(self, key: str) -> bytes | None:

@@ -34,7 +34,6 @@ class PhaseClock:
         self.last = time.perf_counter()
 
     def __call__(self, phase: str) -> None:
-        """Ends a phase."""
         now = time.perf_counter()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self.last
         self.last = now
@@ -67,7 +66,6 @@ class Prepared:
     notices: tuple[str, ...]
 
     def compiled(self) -> Compilation:
-        """With code; writes the dump."""
         clock = PhaseClock(self.seconds)
         code = self.target.compile(self.program, self.fragment, self.options)
         clock("code")
@@ -82,7 +80,6 @@ class Prepared:
 
     @functools.cached_property
     def kernel_costs(self) -> FragmentCosts:
-        """What each kernel costs by the models."""
         return fragment_costs(self.thunks, self.module, self.target.device)
 
     def texts(self) -> dict[str, str]:
@@ -144,7 +141,6 @@ class Compilation(Prepared):
 
     @property
     def memory(self) -> MemoryStats:
-        """From the assignment of memory."""
         allocations = self.assignment.allocations
         sizes = {kind: sum(a.size for a in allocations if a.kind == kind) for kind in ("parameter", "result")}
         aliased = sum(allocations[d].size for d in self.aliases)
@@ -152,7 +148,6 @@ class Compilation(Prepared):
         return MemoryStats(sizes["parameter"], sizes["result"], aliased, temporaries, self.code.size)
 
     def artefact(self) -> Artefact:
-        """The part that outlives this process."""
         return Artefact(
             self.code,
             self.program.arena_bytes,

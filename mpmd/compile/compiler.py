@@ -35,7 +35,6 @@ class FallbackBackend:
 
     @property
     def name(self) -> str:
-        """The name of the target's backend."""
         return self.first.name
 
     def compile(self, fragment: FragmentModule, mesh: Any) -> Executable:
@@ -127,7 +126,6 @@ class PlatformBackend:
         return self.of(mesh).relocate(executable, fragment, mesh)
 
     def of(self, mesh: Any) -> Backend:
-        """The backend of the platform of a mesh."""
         target = self.targets.get(mesh.devices.flat[0].platform, self.other)
         return XlaBackend() if target is None else FallbackBackend(target(mesh, self.options))
 

@@ -156,5 +156,4 @@ def lowered(fragment: FragmentModule, axes: Mapping[str, int] | None = None) -> 
 
 
 def device_count(axes: Mapping[str, int] | None) -> int:
-    """How many devices a mesh of such axes has."""
     return math.prod((axes or {}).values())

@@ -22,16 +22,13 @@ class Dump:
     passes: str = ".*"
 
     def folder_of(self, fragment: FragmentModule) -> Path:
-        """The folder of one fragment."""
         return self.folder / fragment.name.replace("/", "_")
 
     def write(self, fragment: FragmentModule, name: str, text: str) -> None:
-        """Write one file."""
         folder = self.folder_of(fragment)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
 
     def write_all(self, fragment: FragmentModule, texts: Mapping[str, str]) -> None:
-        """Write several files."""
         for name, text in texts.items():
             self.write(fragment, name, text)

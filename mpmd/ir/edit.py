@@ -91,7 +91,6 @@ def replace_uses_in(old: Value, new: Value, user: Op) -> None:
 
 
 def set_operand(op: Op, index: int, value: Value) -> None:
-    """Replaces one operand of an op."""
     if op.operands[index] != value:
         query.note_edit()
         op.operation.operands[index] = value
@@ -201,7 +200,6 @@ def _next(op: Op) -> ir.Operation | None:
 
 
 def move_to_start(op: Op, block: ir.Block) -> None:
-    """Moves an op to the begin of a block."""
     move_before(op, block.operations[0])
 
 

@@ -32,7 +32,6 @@ def free_erased() -> None:
 
 
 def placeholders(count: int, deferred: ir.Module | None = None) -> list[ir.Value]:
-    """Values of no program, as temporary placeholders."""
     kinds, unknown = [ir.NoneType.get(context())] * count, ir.Location.unknown(context())
     where = ir.InsertionPoint.at_block_begin(
         (deferred or _newest()[0]).body
@@ -66,7 +65,6 @@ def defer_block_deletion(block: ir.Block) -> None:
 
 
 def defer_contents_deletion(module: Any) -> None:
-    """Takes everything out of a module."""
     for op in list(module.body.operations):
         _newest()[0].body.append(op)
 

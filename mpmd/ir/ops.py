@@ -33,7 +33,6 @@ def put(op: ir.OpView, name: str, attribute: ir.Attribute | None) -> None:
 
 
 def i64(value: int) -> ir.Attribute:
-    """A number as an attribute."""
     return ir.IntegerAttr.get(ir.IntegerType.get_signless(64, context()), value)
 
 
@@ -80,12 +79,10 @@ class _HasBody:
 
     @property
     def body(self) -> ir.Block:
-        """The block."""
         return self.regions[0].blocks[0]  # type: ignore[attr-defined]
 
     @property
     def args(self) -> list[ir.Value]:
-        """The block's arguments."""
         return list(self.body.arguments)
 
     @property
@@ -95,7 +92,6 @@ class _HasBody:
 
     @property
     def returned(self) -> list[ir.Value]:
-        """The values that the body returns."""
         return list(self.terminator.operands)
 
     @returned.setter
@@ -127,7 +123,6 @@ class Func(func.FuncOp):
 
     @property
     def symbol(self) -> str:
-        """Its name."""
         return str(self.sym_name.value)
 
     @property
@@ -153,7 +148,6 @@ class Func(func.FuncOp):
 
     @property
     def topology(self) -> TopologyAttr:
-        """Its meshes."""
         return TopologyAttr.of(self.attributes["topology"])
 
     @topology.setter
@@ -258,7 +252,6 @@ class NamedComputation(mpmd.NamedComputationOp):
 
     @property
     def named(self) -> Origin:
-        """The name, and how often it was transposed."""
         return Origin.of(self.origin)
 
 
@@ -314,7 +307,6 @@ def put_attribute_dicts(
 
 
 def entries_of(attribute: ir.Attribute) -> dict[str, ir.Attribute]:
-    """A dictionary attribute as a dict."""
     entries = ir.DictAttr(attribute)
     return {entries[i].name: entries[i].attr for i in range(len(entries))}
 

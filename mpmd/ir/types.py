@@ -27,7 +27,6 @@ class Origin:
         return Origin(origin.user_name, origin.transpose_count)
 
     def attribute(self) -> ir.Attribute:
-        """The dialect's attribute."""
         return mpmd.UserOriginAttr.get(self.name, self.transpose_count, context())
 
     def __str__(self) -> str:
@@ -46,7 +45,6 @@ class MeshTensor(ir.ShapedType):
 
     @property
     def mesh(self) -> str:
-        """Name of the mesh it lives on."""
         return self._parts[0]
 
     @property
@@ -74,7 +72,6 @@ class MeshTensor(ir.ShapedType):
         return self.memory_kind not in (None, "device")
 
     def on(self, mesh: str) -> MeshTensor:
-        """The same type on another mesh."""
         return MeshTensor.get(mesh, self.tensor, self.sharding, self.memory_kind)
 
     @property
@@ -126,7 +123,6 @@ class TopologyAttr(dict[str, sdy.MeshAttr]):
         )
 
     def attribute(self) -> ir.Attribute:
-        """The dialect's attribute."""
         meshes = (f'<"{name}" : {str(mesh).removeprefix("#sdy.mesh")}>' for name, mesh in self.items())
         return ir.Attribute.parse(f"#mpmd.topology<{', '.join(meshes)}>", context())
 
@@ -150,7 +146,6 @@ def string_list(attribute: ir.Attribute | None) -> list[str]:
 
 
 def string_array(strings: Iterable[str]) -> ir.Attribute:
-    """An array attribute of strings."""
     return ir.ArrayAttr.get([ir.StringAttr.get(s, context()) for s in strings], context())
 
 

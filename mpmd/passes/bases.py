@@ -42,7 +42,6 @@ class FunctionPass(ModulePass):
     runs_on: ClassVar[Literal["any", "distributed", "mpmd", "entry"]] = "distributed"
 
     def rewrite(self, module: ir.Module) -> None:
-        """Rewrites the functions."""
         for f in ir.funcs(module):
             if not f.is_external and _WHICH[self.runs_on](f):
                 self.rewrite_function(f)

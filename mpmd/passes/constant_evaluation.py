@@ -158,7 +158,6 @@ def _compare(op: ir.Op, a: Array, b: Array) -> Any:
 
 
 def _divide(a: Array, b: Array) -> Any:
-    """Integer division towards zero."""
     return (a - np.fmod(a, b)) // b if b.all() else None
 
 

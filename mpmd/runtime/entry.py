@@ -78,7 +78,6 @@ def read_entry(
 
 
 def _donated(f: ir.Func) -> tuple[int, ...]:
-    """The arguments of a function whose memory it reuses."""
     attributes = ir.attribute_dicts(f, "arg_attrs", 0)
     return tuple(i for i, of_arg in enumerate(attributes) if "tf.aliasing_output" in of_arg)
 

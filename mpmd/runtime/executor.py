@@ -222,7 +222,6 @@ class Executor:
 
     @property
     def own_program(self) -> Program:
-        """The streams that run here."""
         return self._own
 
     def stop(self) -> None:
@@ -422,7 +421,6 @@ class Executor:
         return f"consumed and gone: {self._named(gone)}; continue from a checkpoint"
 
     def _named(self, arguments: Sequence[int]) -> str:
-        """The first three of some arguments."""
         more = f" and {len(arguments) - 3} more" if len(arguments) > 3 else ""
         return ", ".join(self._paths[k] for k in arguments[:3]) + more
 

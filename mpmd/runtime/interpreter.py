@@ -69,7 +69,6 @@ class Observer(Protocol):
         return
 
     def issued(self, instruction: BoundInstruction, frame: StepState) -> None:
-        """Any instruction was issued."""
         return
 
 
@@ -286,7 +285,6 @@ class BoundSend:
     sequence: int
 
     def issue(self, frame: StepState) -> None:
-        """Offers the buffer."""
         frame.channels[self.channel].send(self.sequence, frame.slots[self.buffer])
 
 
@@ -301,7 +299,6 @@ class BoundRecv:
     sequence: int
 
     def issue(self, frame: StepState) -> None:
-        """Takes the message."""
         frame.slots[self.buffer] = frame.channels[self.channel].recv(self.sequence)
 
 
@@ -329,7 +326,6 @@ class BoundFree:
     buffers: tuple[int, ...]
 
     def issue(self, frame: StepState) -> None:
-        """Drops the buffers."""
         slots = frame.slots
         for i in self.buffers:
             slots[i] = None
@@ -347,7 +343,6 @@ class BoundFeed:
     path: str
 
     def issue(self, frame: StepState) -> None:
-        """Places the argument."""
         frame.slots[self.buffer] = self.place(frame.inputs[self.input])
 
 
@@ -361,7 +356,6 @@ class BoundFetch:
     output: int
 
     def issue(self, frame: StepState) -> None:
-        """Stores the result."""
         frame.outputs[self.output] = frame.slots[self.buffer]
 
 

@@ -161,7 +161,6 @@ class _StreamLayout:
         return Program(self.graph.name, tuple(streams), channels, self.graph.inputs, self.graph.outputs)
 
     def _channels_between_processes(self) -> frozenset[int]:
-        """The numbers of channels whose meshes share no process."""
         of = {mesh: frozenset(self._processes_of(mesh)) for ends in self.numbers for mesh in ends}
         return frozenset(number for (a, b), number in self.numbers.items() if not of[a] & of[b])
 

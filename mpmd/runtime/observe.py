@@ -26,17 +26,14 @@ class Observers:
     members: tuple[Observer, ...]
 
     def calling(self, call: BoundCall, frame: StepState) -> None:
-        """Forwards it."""
         for member in self.members:
             member.calling(call, frame)
 
     def ran(self, call: BoundCall, frame: StepState, issued: float) -> None:
-        """Forwards it."""
         for member in self.members:
             member.ran(call, frame, issued)
 
     def issued(self, instruction: BoundInstruction, frame: StepState) -> None:
-        """Forwards it."""
         for member in self.members:
             member.issued(instruction, frame)
 

@@ -128,7 +128,6 @@ def _op(program: Program, node: Node) -> Instruction:
 
 
 def _is_met(program: Program, node: Node) -> bool:
-    """Whether several processes do it together, in collectives."""
     return len(program.streams[node[0]].processes) > 1 and isinstance(_op(program, node), (Run, Copy))
 
 
@@ -199,6 +198,5 @@ def check_pairs(program: Program, order: InstructionOrder, found: PairOrder) -> 
 
 
 def _next(found: PairOrder, at: Mapping[int, int], process: int) -> Node | None:
-    """What a process issues next."""
     nodes = found.issued[process]
     return nodes[at[process]] if at[process] < len(nodes) else None

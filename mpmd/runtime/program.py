@@ -125,7 +125,6 @@ class Program:
 
     @functools.cached_property
     def num_instructions(self) -> int:
-        """Instructions over all meshes."""
         return sum(len(stream.instructions) for stream in self.streams)
 
     @functools.cached_property

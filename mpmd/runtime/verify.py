@@ -190,7 +190,6 @@ def edge_findings(program: Program) -> list[str]:
 
 
 def message_findings(program: Program) -> list[str]:
-    """Every send has one receive, of its type."""
     findings: list[str] = []
     meshes = [stream.mesh for stream in program.streams]
     sends, recvs = message_ends(program)

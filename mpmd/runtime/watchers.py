@@ -36,14 +36,12 @@ class WatchingRecorder(Observer):
         }
 
     def ran(self, call: BoundCall, frame: StepState, issued: float) -> None:
-        """Watches a call."""
         if call.handle is not None:
             self._add(call, issued, call.pending.unfinished[-1].handle)
         elif call.outputs:  # they will be consumed, and cannot be waited for
             self._add(call, issued, self._token(frame.slots[call.outputs[0]]))
 
     def issued(self, instruction: BoundInstruction, frame: StepState) -> None:
-        """Watches a receive."""
         if isinstance(instruction, BoundRecv):
             array = frame.slots[instruction.buffer]
             consumed = (instruction.mesh, instruction.at) in self._consumed_receives

@@ -97,7 +97,6 @@ class Costs:
 
     @staticmethod
     def uniform(num_stages: int, stage: StageCosts) -> Costs:
-        """The same costs for every stage."""
         return Costs((stage,) * num_stages)
 
     def seconds(self, task: Task) -> float:

@@ -31,7 +31,6 @@ class PipelineShape:
 
     @property
     def num_stages(self) -> int:
-        """Number of stages."""
         return len(self.placement)
 
 
@@ -129,7 +128,6 @@ class RoundRobinSchedule(PipelineSchedule):
     """The schedule that does the same where a mesh has one stage."""
 
     def placement(self, num_stages: int, num_meshes: int) -> Placement:
-        """Round-robin."""
         return looped(num_stages, num_meshes)
 
     def remarks(self, shape: PipelineShape) -> list[str]:

@@ -68,7 +68,6 @@ class Clockwork:
         return ready if kind == FORWARD else max(ready, ends.get((FORWARD, index, microbatch), math.inf))
 
     def run(self, step: Step) -> None:
-        """Starts a step now."""
         kind, index, _ = step
         workload = self.workload
         mesh = workload.chains[index].mesh
@@ -104,7 +103,6 @@ class Clockwork:
         return True
 
     def result(self) -> Ordered:
-        """The steps that were run."""
         return Ordered(tuple(map(tuple, self.orders)), max(self.free, default=0.0))
 
 
@@ -188,7 +186,6 @@ class _FreeChoice:
         self.clock.run(step)
 
     def _entered(self, microbatch: int) -> bool:
-        """All forwards of a microbatch were run."""
         return self.following[self.last_chain[microbatch]][FORWARD] > microbatch
 
     def choose(self, mesh: int) -> Step | None:

@@ -94,7 +94,6 @@ def _lanes(timeline: Timeline, above: int, scale: float) -> list[str]:
 
 
 def describe(timeline: Timeline, span: Span) -> str:
-    """The text on hovering over a span."""
     start, end, took = (duration(timeline, s) for s in (span.start_s, span.end_s, span.seconds))
     lines = [span.name, f"{start} to {end}: {took}"]
     if span.task is not None:

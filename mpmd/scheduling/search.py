@@ -84,11 +84,9 @@ class SearchResult:
 
     @property
     def proved(self) -> bool:
-        """There is no shorter schedule."""
         return self.gap <= _TOLERANCE
 
     def report(self) -> str:
-        """The candidates and their results, as text."""
         lines = [
             f"{c.name:<28} {c.problem if c.makespan_s is None else duration(self.timeline, c.makespan_s)}"
             for c in self.candidates
@@ -129,7 +127,6 @@ class SchedulingProblem:
 
     @property
     def num_stages(self) -> int:
-        """Number of stages."""
         return len(self.costs.stages)
 
     def per_mesh(self, limit: int | Sequence[int] | None) -> tuple[int, ...] | None:
@@ -337,7 +334,6 @@ class _Hunt:
                     self.consider(label, self._table(placement, workload, exact.orders))
 
     def result(self) -> SearchResult:
-        """The best that fits."""
         if self.best is None:
             raise ScheduleError(
                 "no schedule fits the memory limits\n"

@@ -90,7 +90,6 @@ class _ClockSweep:
         self.link_free: dict[tuple[int, int], float] = {}
 
     def run(self, task: Task) -> None:
-        """Places one task, and the transfers of its inputs."""
         mesh = self.table.mesh_of(task)
         ready, reason = 0.0, ""
         for source in messages(self.table, self.costs, task):

@@ -26,7 +26,6 @@ class Phase(enum.Enum):
 
     @property
     def is_backward(self) -> bool:
-        """True for everything but the forward."""
         return self is not Phase.F
 
     @property
@@ -173,7 +172,6 @@ class ScheduleTable:
 
     @property
     def num_stages(self) -> int:
-        """Number of stages."""
         return len(self.stage_to_mesh)
 
     @property
@@ -187,7 +185,6 @@ class ScheduleTable:
         return 1 + max((task.microbatch for task in self.tasks()), default=-1)
 
     def tasks(self) -> Iterator[Task]:
-        """All tasks, mesh by mesh."""
         for order in self.orders:
             yield from order
 
@@ -198,7 +195,6 @@ class ScheduleTable:
         return self.stage_to_mesh
 
     def mesh_of(self, task: Task) -> int:
-        """The mesh of a task."""
         return self.placement_of(task.microbatch)[task.stage]
 
     @functools.cached_property

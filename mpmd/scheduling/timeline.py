@@ -43,7 +43,6 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
         return self.end_s - self.start_s
 
 
@@ -145,7 +144,6 @@ class Timeline:
 
     @functools.cached_property
     def transfers(self) -> tuple[Span, ...]:
-        """All transfers, by start."""
         found = (span for span in self.spans if span.kind == TRANSFER)
         return tuple(sorted(found, key=lambda s: (s.start_s, s.mesh, s.peer)))
 

@@ -66,7 +66,6 @@ class Workload:
 
     @property
     def kinds(self) -> tuple[int, ...]:
-        """The kinds of steps there are."""
         return (FORWARD, BACKWARD, WEIGHTS) if self.splits else (FORWARD, BACKWARD)
 
     def chains_on(self, mesh: int) -> list[int]:

@@ -22,7 +22,6 @@ def groups(axes: Sequence[str], sizes: Mapping[str, int]) -> list[list[int]]:
 
 
 def tensor_type(shape: Sequence[int], element: str) -> str:
-    """The text of a type."""
     return f"tensor<{''.join(f'{size}x' for size in shape)}{element}>"
 
 
@@ -41,16 +40,13 @@ class LocalValue:
 
     @property
     def kind(self) -> str:
-        """Its type, on one device."""
         return tensor_type(self.local, self.element)
 
     def reshape(self, shape: Sequence[int]) -> None:
-        """Another shape of as many elements."""
         before, self.local = self.kind, list(shape)
         self.name = self.program.add(f"stablehlo.reshape {self.name} : ({before}) -> {self.kind}")
 
     def all_reduce(self, axes: Sequence[str]) -> None:
-        """The sum over the devices along some axes."""
         self._collective("all_reduce", axes, self.kind, "")
 
     def reduce_scatter(self, axis: str, dim: int) -> None:
@@ -93,13 +89,11 @@ class DeviceProgram:
         self.given: list[tuple[str, str, str, str, str]] = []
 
     def add(self, op: str) -> str:
-        """Adds an op; the name of its result."""
         name = f"%x{len(self.lines)}"
         self.lines.append(f"{name} = {op}")
         return name
 
     def take(self, shape: Sequence[int], element: str, split: Split) -> LocalValue:
-        """The next argument."""
         local = [n // math.prod(self.sizes[axis] for axis in dim) for n, dim in zip(shape, split)]
         value = LocalValue(self, f"%t{len(self.taken)}", local, element, split)
         self.taken.append((tensor_type(shape, element), text_of(split, self.mesh), value.kind))
@@ -111,7 +105,6 @@ class DeviceProgram:
         self.given.append((value.name, value.kind, tensor_type(shape, value.element), given, wanted))
 
     def module(self) -> ir.Module:
-        """The module."""
         known = ", ".join(f'"{axis}"={size}' for axis, size in self.sizes.items())
         manual = ", ".join(f'"{axis}"' for axis in self.sizes)
         parts = [kind for _, kind, *_ in self.given]

@@ -115,7 +115,6 @@ class _UsesAlong:
 
 
 def _all_of(answers: Iterable[bool | None]) -> bool | None:
-    """True if some are and none is False."""
     found = set(answers)
     return False if False in found else True if True in found else None
 

@@ -39,7 +39,6 @@ class Partial:
 
 
 def _as_given(arg: ir.Value, axes: tuple[str, ...]) -> Partial:
-    """An argument that comes in partial form."""
     return Partial(axes, lambda: arg, frozenset({arg}))
 
 
@@ -93,7 +92,6 @@ class PartialForms:
         return dataclasses.replace(partial, build=build)
 
     def count(self, axes: Sequence[str]) -> int:
-        """The number of devices along some axes."""
         return math.prod(self.sizes[axis] for axis in axes)
 
     def axes(self, value: ir.Value, dims: Sequence[int]) -> tuple[tuple[str, ...], ...]:
@@ -115,7 +113,6 @@ def _is_float(kind: ir.Type) -> bool:
 
 
 def tensor(shape: Sequence[int], like: ir.Type) -> ir.Type:
-    """A tensor type with another shape."""
     return ir.RankedTensorType.get(list(shape), like.element_type, loc=ir.Location.unknown(ir.context()))
 
 
@@ -212,7 +209,6 @@ def _known_axes(axes: Sequence[str], forms: PartialForms) -> bool:
 
 
 def _dot_general(op: ir.Op, forms: PartialForms) -> Partial | None:
-    """Contracted dims are split: each device contracts its block."""
     lhs, rhs = op.operands
     dims = ir.stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
     contracted = list(zip(dims.lhs_contracting_dimensions, dims.rhs_contracting_dimensions))
@@ -547,7 +543,6 @@ def _constant(text: str, kind: ir.Type, before: ir.Op) -> ir.Value:
 
 
 def total_of(value: ir.Value, kind: ir.Type, where: ir.InsertionPoint) -> ir.Value:
-    """A value, of its type, from its partial form."""
     scalar = f"tensor<{kind.element_type}>"
     text = (
         f"func.func @sum(%x: {value.type}) -> {kind} {{\n"

@@ -100,7 +100,6 @@ def rank(value: ir.Value) -> int:
 
 
 def without_axes(mesh: ir.Attribute, dims: int, is_closed: bool) -> Sharding:
-    """The sharding that shards nothing."""
     return ir.sdy.TensorShardingAttr.get(mesh, [ir.sdy.DimensionShardingAttr.get([], is_closed)] * dims)
 
 
@@ -118,7 +117,6 @@ def _meaning(sharding: Sharding | None) -> tuple[tuple[tuple[str, ...], ...], tu
 
 
 def mesh_of(sharding: Sharding) -> str:
-    """The mesh that a sharding refers to, as text."""
     return str(ir.sdy.TensorShardingAttr(sharding).mesh_or_ref)
 
 
@@ -137,7 +135,6 @@ def drop_sub_axes(sharding: Sharding) -> Sharding:
 
 
 def with_unreduced_axes(sharding: Sharding, axes: Sequence[ir.Attribute]) -> Sharding:
-    """The same sharding, with other unreduced axes."""
     old = ir.sdy.TensorShardingAttr(sharding)
     return ir.sdy.TensorShardingAttr.get(
         old.mesh_or_ref, old.dimension_shardings, old.replicated_axes, list(axes)

@@ -21,7 +21,6 @@ def split_of(sharding: ir.Attribute | None, rank: int) -> Split:
 
 
 def split_axes(split: Split) -> frozenset[str]:
-    """All axes of a split."""
     return frozenset(axis for dim in split for axis in dim)
 
 
@@ -53,13 +52,11 @@ def innermost(split: Split, axes: Sequence[str]) -> dict[str, int]:
 
 
 def text_of(split: Split, mesh: str) -> str:
-    """A split as the sharding of a type."""
     dims = ("{" + ", ".join(f'"{axis}"' for axis in dim) + "}" for dim in split)
     return f"<{mesh}, [{', '.join(dims)}]>"
 
 
 def sharding_of(split: Split, mesh: str) -> ir.Attribute:
-    """A split as an attribute."""
     return ir.Attribute.parse("#sdy.sharding" + text_of(split, mesh), ir.context())
 
 

@@ -55,7 +55,6 @@ def contradictions(rows: Sequence[OptionsRow], names: Collection[str]) -> list[s
 
 
 def with_options(options: FragmentOptions, more: Mapping[str, OptionValue]) -> FragmentOptions:
-    """Options with some more, whose values count."""
     return tuple(sorted((dict(options) | dict(more)).items()))
 
 

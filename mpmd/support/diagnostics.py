@@ -55,11 +55,9 @@ class Diagnostics(list[Diagnostic]):
 
     @property
     def errors(self) -> list[Diagnostic]:
-        """The findings that make the program unusable."""
         return [d for d in self if d.severity.is_error]
 
     def of(self, severity: Severity) -> list[Diagnostic]:
-        """The findings of one severity."""
         return [d for d in self if d.severity is severity]
 
     def raise_if_errors(self) -> None:
@@ -122,7 +120,6 @@ def late_error(message: str, location: Any = None) -> None:
 
 
 def warning(message: str, location: Any = None) -> None:
-    """Reports a problem that the user should know."""
     report(Severity.WARNING, message, location)
 
 

@@ -66,11 +66,9 @@ class ExecutionLog:
 
     @property
     def address(self) -> int:
-        """Its address in memory."""
         return int(self._words.ctypes.data)
 
     def address_of(self, device: int) -> int:
-        """The same: one log serves all devices."""
         return self.address
 
     @property
@@ -80,7 +78,6 @@ class ExecutionLog:
 
     @property
     def capacity(self) -> int:
-        """The number of entries that it can hold."""
         return int(self._words[CAPACITY_AT // 8])
 
     @property

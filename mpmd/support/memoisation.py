@@ -48,6 +48,5 @@ def memoised(max_results: int = 1 << 12) -> Callable[[_Function], _Function]:
 
 
 def forget_results() -> None:
-    """Empties the caches of all memoised functions."""
     for cached in _caches:
         cached.cache_clear()

@@ -67,7 +67,6 @@ def passes_in(package: str) -> tuple[type[Pass], ...]:
 
 
 def option_text(value: Any) -> str:
-    """An option's value in its command-line form."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (tuple, list)):

@@ -27,7 +27,6 @@ class ProgressLine:
         self._dirty = False
 
     def show(self, text: str, done: int = 0, total: int = 0) -> None:
-        """Shows a text, and with a total a bar."""
         if not self._is_shown:
             return
         with self._lock:

@@ -32,7 +32,6 @@ def user_frame() -> FrameType:
 
 
 def place_of(frame: FrameType) -> tuple[str, int, str]:
-    """File, line and module that a frame executes."""
     return frame.f_code.co_filename, frame.f_lineno, str(frame.f_globals.get("__name__", "<unknown>"))
 
 

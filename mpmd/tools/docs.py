@@ -49,7 +49,6 @@ MADE = "<!-- made by `make docs`: change the docstrings instead -->\n\n"
 
 
 def pages() -> dict[Path, str]:
-    """The generated pages, by path."""
     return {
         ROOT / "docs" / "passes.md": passes_page(),
         ROOT / "docs" / "hlo_passes.md": hlo_passes_page(),
@@ -58,7 +57,6 @@ def pages() -> dict[Path, str]:
 
 
 def passes_page() -> str:
-    """Every pass by family, and the pipelines."""
     parts = [
         MADE,
         "# Passes\n\nThe docstring of each pass; then the order in which they run.\n"
@@ -75,7 +73,6 @@ def passes_page() -> str:
 
 
 def hlo_passes_page() -> str:
-    """Every pass over HLO by family, and the groups."""
     parts = [
         MADE,
         "# Passes over HLO\n\nThe docstring of each pass; then the groups that run.\n"
@@ -147,7 +144,6 @@ def _everything() -> PipelineOptions:
 
 
 def flags_page() -> str:
-    """Every flag with its default and meaning."""
     docs = option_docs(PipelineOptions)
     parts = [
         MADE,
@@ -172,7 +168,6 @@ def flags_page() -> str:
 
 
 def _shown(value: object) -> str:
-    """The value of an option, as code."""
     return f"`{option_text(value)}`" if option_text(value) else "none"
 
 
@@ -182,7 +177,6 @@ def _cell(text: str) -> str:
 
 
 def stale() -> list[Path]:
-    """The pages whose file differs."""
     return [p for p, text in pages().items() if not p.exists() or p.read_text() != text]
 
 

@@ -28,7 +28,6 @@ class Finding:
     column: int | None = None
 
     def as_text(self, file: str) -> str:
-        """The line in the format of a compiler."""
         place = file if self.line is None else f"{file}:{self.line}:{self.column}"
         return f"{place}: {self.kind}: {self.message}"
 

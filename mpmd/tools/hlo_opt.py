@@ -82,7 +82,6 @@ class HloCommand(TextCommand):
 
 
 def run() -> None:
-    """The console script."""
     run_script(lambda: main(sys.argv[1:]))
 
 
@@ -139,7 +138,6 @@ def passes_named(name: str, options: str) -> list[Pass]:
 
 
 def run_text(text: str, command: HloCommand, timing: Timing) -> Result:
-    """Parses a text, runs the passes, prints the module."""
     printed: str | None = None
     findings: list[Finding] = []
     with diagnostics.collecting() as found:
@@ -185,7 +183,6 @@ def text_for(module: hlo.HloModule, target: str, what: str) -> str:
 
 
 def fragment_of(module: hlo.HloModule) -> FragmentModule:
-    """A module as a fragment on one device."""
     arguments = [s for p in module.entry.parameters for _, s in p.shape.leaves()]
     results = [s for _, s in module.entry.root.shape.leaves()]
     return FragmentModule(

@@ -36,7 +36,6 @@ from mpmd.tools.pass_help import Described
 
 
 def run() -> None:
-    """The console script."""
     run_script(lambda: main(sys.argv[1:]))
 
 
@@ -75,7 +74,6 @@ def _dialects(allow_unregistered: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _log_to_stderr() -> Iterator[None]:
-    """Shows the log of passes whose options enable it."""
     log, handler = logging.getLogger("mpmd.passes"), logging.StreamHandler(sys.stderr)
     level = log.level
     log.addHandler(handler)
@@ -88,7 +86,6 @@ def _log_to_stderr() -> Iterator[None]:
 
 
 def run_text(text: str, command: Command, timing: Timing, recorder: PassRecorder | None = None) -> Result:
-    """Parses a text, runs the passes, prints the module."""
     findings: list[Finding] = []
     with _mlir_findings(findings), diagnostics.collecting() as found:
         printed, failure = _run_passes(text, command, timing, recorder)
@@ -155,7 +152,6 @@ def _text(module: mlir.Module, command: Command) -> str:
 
 
 def _printed(module: mlir.Module, command: Command) -> str:
-    """The module's text in the requested form."""
     text: str = module.operation.get_asm(
         enable_debug_info=command.locations,
         pretty_debug_info=command.pretty_locations,
@@ -222,7 +218,6 @@ def _mlir_findings(findings: list[Finding]) -> Iterator[None]:
 
 
 def _flattened(d: Any) -> Iterator[Finding]:
-    """A diagnostic of MLIR and its notes."""
     yield Finding(d.severity.name.lower(), d.message, *_line_and_column(d.location))
     for note in d.notes:
         if not note.message.startswith("see current operation"):

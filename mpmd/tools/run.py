@@ -177,7 +177,6 @@ class _Children:
             time.sleep(_POLL_SECONDS)
 
     def send(self, number: int) -> None:
-        """Sends a signal to those that run."""
         for child in self.processes:
             child.send_signal(number)
 
@@ -234,7 +233,6 @@ class Signals:
         self.received.append(number)
 
     def _forward(self, number: int, frame: Any) -> None:
-        """Schedulers announce the end of a job so."""
         if self.children is not None:
             self.children.send(number)
 
@@ -276,7 +274,6 @@ def launch_once(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the command line; the exit code."""
     launch = parse(arguments)
     signals, printer = Signals(), Printer()
     run_id = uuid.uuid4().hex
@@ -291,7 +288,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run() -> None:
-    """The console script."""
     open_standard_files()
     sys.exit(main(sys.argv[1:]))
 

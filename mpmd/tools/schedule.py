@@ -101,7 +101,6 @@ def _copies_of_weights(table: ScheduleTable) -> float:
 
 
 def run() -> None:
-    """The console script."""
     run_script(main)
 
 

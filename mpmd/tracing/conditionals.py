@@ -218,7 +218,6 @@ class _Conditional:
         self.results: list[Any] = [None] * len(branches[0].outputs)
 
     def run(self) -> list[Any]:
-        """The results."""
         last = max(max(branch.level.values(), default=0) for branch in self.branches)
         for level in range(last + 1):
             for branch in self.branches:
@@ -338,7 +337,6 @@ def _levels(flat: FlatFunction, group: dict[Item, Any]) -> dict[Any, int]:
 
 
 def _selected(which: Any, values: Sequence[Any]) -> Any:
-    """The scalar of the branch that is taken."""
     made = values[-1]
     for number in range(len(values) - 2, -1, -1):
         made = jnp.where(which == number, values[number], made)

@@ -50,7 +50,6 @@ class ExpansionScope(enum.Enum):
 
     @property
     def of_regions(self) -> ExpansionScope:
-        """The scope of the regions of ops here."""
         return ExpansionScope.NAMED if self is ExpansionScope.NAMED else ExpansionScope.INNER
 
 
@@ -107,7 +106,6 @@ class Expansion:
         self.expand_ops(ir.ops(block), count, scope)
 
     def expand_call(self, call: ir.FuncCall, count: int, scope: ExpansionScope) -> None:
-        """Converts one call."""
         symbol = call.callee.value
         kind, name = decode(symbol) or ("", "")
         count = _transposed(call, count)

@@ -51,7 +51,6 @@ def write_changes(states: Sequence[Any], changed: Sequence[Any]) -> None:
 
 
 def _copied(tree: Any) -> Any:
-    """A deep copy of dicts in dicts."""
     return {k: _copied(v) for k, v in tree.items()} if isinstance(tree, Mapping) else tree
 
 

@@ -77,6 +77,5 @@ def lower(traced: jax.stages.Traced, platform: str) -> jax.stages.Lowered:
 
 
 def _equations(jaxpr: Any) -> int:
-    """How many equations a jaxpr has, at any depth."""
     inside = (inner for equation in jaxpr.eqns for inner in inner_jaxprs(equation))
     return len(jaxpr.eqns) + sum(map(_equations, inside))

@@ -284,7 +284,6 @@ def _parameter(fn: Callable[..., Any], number: int) -> str:
 
 
 def _one(stacked: Any) -> jax.ShapeDtypeStruct:
-    """A row of an array."""
     whole = struct_of(jax.typeof(stacked))
     sharding = whole.sharding
     if sharding is not None:

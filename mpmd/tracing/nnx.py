@@ -69,12 +69,10 @@ def _value(variable: Any) -> Any:
 
 
 def _leaves(*trees: Any) -> list[Any]:
-    """Modules, and other objects that are not pytrees."""
     return jax.tree.leaves(trees, is_leaf=_is_module)
 
 
 def _held_by(fn: Any) -> list[Any]:
-    """A function's object, its closure and its bound arguments."""
     held = [getattr(fn, "__self__", fn), *_contents(fn)]
     if isinstance(fn, functools.partial):
         held += [*_held_by(fn.func), fn.args, fn.keywords]
@@ -91,8 +89,6 @@ def _contents(fn: Any) -> Iterator[Any]:
 
 
 def _rebuilt(fn: Any, placeholders: dict[int, Any]) -> Any:
-    """The function with other modules in it."""
-
     def instead(tree: Any) -> Any:
         return jax.tree.map(lambda leaf: placeholders.get(id(leaf), leaf), tree, is_leaf=_is_module)
 

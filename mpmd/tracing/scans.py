@@ -20,7 +20,6 @@ class CountedLoop:
 
     @property
     def body(self) -> ir.Block:
-        """The loop's body."""
         return self.op.regions[1].blocks[0]
 
 

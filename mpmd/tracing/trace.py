@@ -31,6 +31,5 @@ def to_module(lowered: jax.stages.Lowered, topology: ir.TopologyAttr, *, explici
 
 
 def expand(module: ir.Module, topology: ir.TopologyAttr) -> None:
-    """Converts a module that JAX lowered, in place."""
     with ir.context(), ir.Location.unknown():
         Expansion(module, topology).run()

@@ -34,7 +34,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("project")
     unwanted = shutil.ignore_patterns("__pycache__", "*.mlir")
     shutil.copytree(ROOT / "mpmd", root / "mpmd", ignore=unwanted)
-    for folder in ("repo", "support", "text"):
+    for folder in ("preconditions", "repo", "support", "text"):
         shutil.copytree(ROOT / "tests" / folder, root / "tests" / folder, ignore=unwanted)
     shutil.copy(ROOT / "pyproject.toml", root)
     shutil.copy(ROOT / "tests" / "conftest.py", root / "tests")

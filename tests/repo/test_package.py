@@ -89,3 +89,20 @@ def test_the_development_tools_are_locked():
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     assert wanted == {line.partition("==")[0].lower() for line in lines if not line.startswith("#")}
     assert all(re.fullmatch(r"#.*|[\w-]+==[\d.]+", line) for line in lines)
+
+
+def public_functions() -> dict[str, object]:
+    """What users call by a name of `mpmd`: functions, classes, and methods that a public class defines."""
+    found = {}
+    for name, value in ((name, getattr(mpmd, name)) for name in mpmd.__all__):
+        if callable(value) and getattr(value, "__module__", "").startswith("mpmd."):
+            found[name] = value
+        if isinstance(value, type):
+            members = {f"{name}.{n}": m for n, m in vars(value).items() if not n.startswith("_")}
+            found |= {n: m for n, m in members.items() if callable(m) or isinstance(m, property)}
+    return found
+
+
+def test_what_users_call_is_documented():
+    assert len(public_functions()) > 60
+    assert [name for name, value in public_functions().items() if not value.__doc__] == []

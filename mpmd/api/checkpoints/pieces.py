@@ -35,7 +35,6 @@ class LeafKind:
 
     @property
     def type_text(self) -> str:
-        """Its dtype and shape."""
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
     def __str__(self) -> str:
@@ -143,7 +142,6 @@ def _divided(box: Box, data: np.ndarray) -> Iterator[tuple[Box, np.ndarray]]:
 
 
 def as_box(ends: Sequence[Sequence[int]]) -> Box:
-    """A box from lists, as JSON has it."""
     return tuple((start, stop) for start, stop in ends)
 
 

@@ -33,12 +33,10 @@ class PlanChoice:
 
     @property
     def meshes(self) -> int:
-        """The number of meshes."""
         return max(self.placement) + 1
 
     @functools.cached_property
     def devices(self) -> int:
-        """The number of devices of each mesh."""
         count = 1
         for _, size in self.axes:
             count *= size

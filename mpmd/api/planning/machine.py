@@ -69,7 +69,6 @@ class HostFactors:
 
     @staticmethod
     def of(steps: Sequence[StepSamples]) -> HostFactors:
-        """The factors from runs of several steps."""
         starts: list[float] = []
         arrivals: list[float] = []
         calls: list[float] = []

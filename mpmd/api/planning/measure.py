@@ -81,7 +81,6 @@ class CandidateSteps:
             self._seconds[k].append(time.perf_counter() - start)
 
     def predicted(self) -> list[PlanCandidate]:
-        """The candidates with predictions from all measurements."""
         steps = [
             StepSamples(_median_costs(costs), timelines, seconds)
             for costs, timelines, seconds in zip(self._costs, self._timelines, self._seconds, strict=True)

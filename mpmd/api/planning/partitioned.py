@@ -140,7 +140,6 @@ def _topology(choice: PlanChoice) -> Topology:
 
 
 def _predicted(candidate: PlanCandidate, lowered: Lowered, devices: AbsentDevices) -> PlanCandidate:
-    """The candidate with what its program takes and holds."""
     scratch = _scratch(lowered, devices.target)
     costs = lowered.estimated_costs(devices.speed)
     timeline = lowered.schedule(costs)

@@ -54,7 +54,6 @@ def binder(step: Callable[..., Any], microbatches: Sequence[int] | None) -> Call
 
 
 def _named(bound: Any, step: Callable[..., Any]) -> Any:
-    """A partial function with the name of the function."""
     bound.__name__ = getattr(step, "__name__", "step")
     return bound
 
@@ -170,12 +169,10 @@ class StepProbe:
 
 
 def _product(axes: Mapping[str, int], names: Iterable[str]) -> int:
-    """The number of devices along some axes."""
     return math.prod(axes.get(name, 1) for name in names)
 
 
 def _text(path: Any) -> str:
-    """The path of a leaf of the arguments: `/0/params/layers/1/w`."""
     return "/" + keystr(path, simple=True, separator="/")
 
 
@@ -197,7 +194,6 @@ def _is_microbatch(equation: Any) -> bool:
 
 
 def axes_for(devices: int, names: Sequence[str]) -> list[dict[str, int]]:
-    """Every way to arrange devices along axes."""
     if len(names) == 1:
         return [{names[0]: devices}]
     found = []

@@ -73,7 +73,6 @@ class CostModel:
         self._computations: dict[HloComputation, Cost] = {}
 
     def module(self, module: HloModule) -> Cost:
-        """The work of a program."""
         return self.computation(module.entry)
 
     def computation(self, computation: HloComputation) -> Cost:
@@ -87,7 +86,6 @@ class CostModel:
         return found
 
     def instruction(self, instruction: HloInstruction) -> Cost:
-        """The work of one instruction, what it calls included."""
         opcode = instruction.opcode
         if opcode in _FREE:
             return Cost()
@@ -133,7 +131,6 @@ def _size(instruction: HloInstruction) -> int:
 
 
 def _applications(instruction: HloInstruction) -> int:
-    """How often an instruction applies its computation on scalars."""
     opcode = instruction.opcode
     if opcode == "map":
         return instruction.shape.size

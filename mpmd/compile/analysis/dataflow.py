@@ -53,7 +53,6 @@ class HloValue:
 
     @property
     def shape(self) -> Shape:
-        """Shape of the array."""
         return self.instruction.shape.subshape(self.index)
 
     @property
@@ -104,7 +103,6 @@ class Dataflow:
         return self._held[instruction, index]
 
     def defined_by(self, instruction: HloInstruction) -> list[HloValue]:
-        """The values that an instruction defines."""
         found = (self._held[instruction, i] for i, _ in instruction.shape.leaves())
         return [v for v in found if v.instruction is instruction]
 
@@ -255,7 +253,6 @@ def _reads(instruction: HloInstruction, operand: int) -> bool:
 def _arguments(
     caller: HloInstruction, callee: HloComputation, number: int, index: ShapeIndex
 ) -> list[Position]:
-    """The source of a parameter's value at one caller."""
     if caller.opcode == "while":
         return [(caller.operands[0], index), (caller.while_body.root, index)]
     if caller.opcode == "conditional":

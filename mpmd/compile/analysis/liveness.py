@@ -71,7 +71,6 @@ def _fused(fusion: HloInstruction) -> list[InPlacePair]:
 
 
 def _through(value: HloInstruction) -> HloInstruction:
-    """The source of a chain of bitcasts."""
     while value.opcode == "bitcast":
         value = value.operands[0]
     return value

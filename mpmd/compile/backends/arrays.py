@@ -66,7 +66,6 @@ def named_sharding(mesh: Mesh, value: ValueSpec) -> NamedSharding:
 
 
 def array_types(mesh: Mesh, values: Sequence[ValueSpec]) -> list[jax.ShapeDtypeStruct]:
-    """Values as JAX describes arrays."""
     return [
         jax.ShapeDtypeStruct(v.shape, numpy_dtype(v.dtype), sharding=named_sharding(mesh, v)) for v in values
     ]

@@ -39,11 +39,9 @@ class CompiledFragment:
 
     @property
     def name(self) -> str:
-        """The fragment's name."""
         return self.fragment.name
 
     def __call__(self, *arrays: Any) -> Sequence[Any]:
-        """Starts it; see `Executable`."""
         made: Sequence[Any] = self.compiled(*arrays)
         return made
 

@@ -144,5 +144,4 @@ def _packed(array: Any, dtype: Any) -> Any:
 
 
 def _local(whole: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """What each device has of an array."""
     return jax.ShapeDtypeStruct(whole.sharding.shard_shape(whole.shape), whole.dtype)

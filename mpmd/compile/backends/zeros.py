@@ -52,7 +52,6 @@ def _keeps_zero(op: Any) -> bool:
 
 
 def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """An array over pages that are never written."""
     count = math.prod(shape)
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     pages = mmap.mmap(-1, max(1, count * dtype.itemsize), flags=private, prot=mmap.PROT_READ)
@@ -75,11 +74,9 @@ class ZerosExecutable:
 
     @property
     def name(self) -> str:
-        """The fragment's name."""
         return self.fragment.name
 
     def __call__(self, *arrays: Any) -> Sequence[Any]:
-        """The zeros; ready at once."""
         return jax.device_put(self._arrays, self._shardings)
 
     def as_text(self, what: str = "hlo") -> str:

@@ -97,7 +97,6 @@ class BufferAssignment:
     reused: int = 0
 
     def at(self, instruction: HloInstruction, index: ShapeIndex = ()) -> Slice:
-        """The slice of the value at a position."""
         return self.slices[self.occupancy.dataflow.value_at(instruction, index)]
 
     @property
@@ -107,17 +106,14 @@ class BufferAssignment:
 
     @property
     def arena_bytes(self) -> int:
-        """Size of the default memory's arena."""
         return self.arenas[0].size
 
     @property
     def constant_bytes(self) -> int:
-        """Size of the constants."""
         return self.allocations[self.arenas[0].number - 1].size
 
     @property
     def packing(self) -> Packing:
-        """The packing of the default memory space."""
         return self.packings[0]
 
 
@@ -177,7 +173,6 @@ class _ValueOffsets:
         self.blocks: dict[int, list[tuple[LiveBlock, list[HloValue] | HloInstruction]]] = {0: []}
 
     def add(self, group: list[HloValue]) -> None:
-        """Values that share memory."""
         size, place = max(v.byte_size for v in group), self.interface.place_of(group)
         if group[0].instruction.opcode == "constant":
             self.slices[group[0]] = Slice(self.interface.constants, self.constant_bytes, size)
@@ -197,7 +192,6 @@ class _ValueOffsets:
             self.blocks[0].append((LiveBlock(size, (LiveRange(instant, instant),)), instruction))
 
     def finish(self) -> BufferAssignment:
-        """Slices for all remaining blocks."""
         self._check_spaces()
         interface, packings, reused = self.interface, {}, 0
         for number, space in enumerate(sorted(self.blocks)):
@@ -290,7 +284,6 @@ class _Interface:
         return None
 
     def result_slices(self) -> tuple[Slice, ...]:
-        """Where the results must be."""
         return tuple(Slice(p, 0, size) for p, size in zip(self.result_place, self.result_bytes))
 
     def rooms(
@@ -308,7 +301,6 @@ class _Interface:
         }
 
     def allocations(self, constant_bytes: int, arenas: Mapping[int, int]) -> tuple[Allocation, ...]:
-        """The table."""
         made = [
             Allocation(k, "parameter", v.byte_size, k, space_of(v))
             for k, v in enumerate(self.parameter_values)

@@ -30,12 +30,10 @@ class LiveBlock:
 
     @property
     def instants(self) -> int:
-        """The instants as bits of a number."""
         return bits(self.spans)
 
     @property
     def duration(self) -> int:
-        """Number of instants."""
         return sum(s.end - s.start + 1 for s in self.spans)
 
 
@@ -75,7 +73,6 @@ class DeviceMemory:
     spaces: tuple[int, ...] | None = None
 
     def aligned(self, size: int) -> int:
-        """The next multiple of the alignment."""
         return -(-size // self.alignment) * self.alignment
 
     def alignment_of(self, size: int) -> int:
@@ -145,7 +142,6 @@ class Room:
 
 
 def pack(blocks: Sequence[LiveBlock], memory: DeviceMemory = ANY_MEMORY) -> Packing:
-    """The smallest arena that several orders find."""
     bound, when = lower_bound(blocks), [b.instants for b in blocks]
     best: tuple[tuple[int, ...], int] | None = None
     for key in _orders(blocks):

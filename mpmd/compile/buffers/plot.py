@@ -67,7 +67,6 @@ def _boxes(holding: Holding, colour: str, right: float, up: float, floor: float)
 
 
 def _bytes_axis(size: int, up: float, floor: int) -> list[str]:
-    """The addresses of the arena, from below."""
     lines = [f'<line x1="{_LEFT}" y1="{_MARGIN}" x2="{_LEFT}" y2="{floor}" stroke="#888"/>']
     for value in _round_values(size, 6):
         y = floor - value * up
@@ -79,7 +78,6 @@ def _bytes_axis(size: int, up: float, floor: int) -> list[str]:
 
 
 def _instants_axis(last: int, right: float, floor: int) -> list[str]:
-    """The instants, from the left."""
     lines = [f'<line x1="{_LEFT}" y1="{floor}" x2="{_WIDTH - _MARGIN}" y2="{floor}" stroke="#888"/>']
     for value in _round_values(last, 12):
         x = _LEFT + value * right

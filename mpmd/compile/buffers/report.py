@@ -108,7 +108,6 @@ def _at_peak(assignment: BufferAssignment, arena: Allocation) -> tuple[int, int,
 
 
 def _peak(assignment: BufferAssignment, arena: Allocation) -> list[str]:
-    """The values live in an arena at its peak."""
     most, at, alive = _at_peak(assignment, arena)
     space = f" of memory space {arena.space}" if arena.space else ""
     lines = [f"Peak{space}: {most} bytes at instant {at}{_running(assignment, at)}"]
@@ -123,6 +122,5 @@ def _peak(assignment: BufferAssignment, arena: Allocation) -> list[str]:
 
 
 def _running(assignment: BufferAssignment, instant: int) -> str:
-    """The instruction that runs at an instant."""
     found = [i for i, at in assignment.occupancy.instants.items() if at == instant]
     return f", {found[0].opcode} {found[0].name}" if found else ""

@@ -62,7 +62,6 @@ class Opinions:
         return self.rounding.difference(self.got[k], self.expected[k])
 
     def largest(self) -> Difference:
-        """Of all results."""
         return self.rounding.largest(self.got, self.expected)
 
     @property

@@ -46,7 +46,6 @@ class Rounding:
 
     @staticmethod
     def of(text: str) -> Rounding:
-        """Of a program in MLIR."""
         return Rounding(max(map(_unit_of, _floats_in(text)), default=_unit_of("f64")))
 
     @property
@@ -70,7 +69,6 @@ class Rounding:
         return Difference(float(distance.flat[worst]), index, own, other, count, got.size)
 
     def largest(self, got: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> Difference:
-        """The largest difference of several arrays."""
         return max(map(self.difference, got, expected), key=lambda d: d.ulps, default=Difference())
 
     def is_beyond(self, got: np.ndarray, other: np.ndarray, exact: np.ndarray) -> bool:

@@ -35,7 +35,6 @@ def widened(fragment: FragmentModule) -> FragmentModule | None:
 
 
 def _value(value: ValueSpec) -> ValueSpec:
-    """A narrow float becomes a wide one."""
     if value.dtype == "complex<f32>":
         return dataclasses.replace(value, dtype="complex<f64>")
     return dataclasses.replace(value, dtype="f64") if re.fullmatch(NARROW_FLOATS, value.dtype) else value

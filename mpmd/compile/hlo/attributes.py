@@ -95,11 +95,9 @@ class SliceDims:
 
     @property
     def sizes(self) -> Ints:
-        """Sizes of the result's dims."""
         return tuple(max(0, -(-(b - a) // s)) for a, b, s in zip(self.starts, self.limits, self.strides))
 
     def numpy(self) -> tuple[slice, ...]:
-        """The same as NumPy slices."""
         return tuple(slice(a, b, s) for a, b, s in zip(self.starts, self.limits, self.strides))
 
 

@@ -37,7 +37,6 @@ class HloBuilder:
 
     @staticmethod
     def create(module: HloModule, name: str) -> HloBuilder:
-        """A builder of a fresh computation of the module."""
         return HloBuilder(module.create_computation(name))
 
     def add(
@@ -97,14 +96,12 @@ class HloBuilder:
         """Called with each instruction that was added."""
 
     def build(self, root: HloInstruction) -> HloComputation:
-        """Set the root; the computation is complete."""
         self.computation.set_root(root)
         return self.computation
 
     # -- values without operands ----------------------------------------------------------------------
 
     def parameter(self, shape: Shape, name: str = "") -> HloInstruction:
-        """The next parameter."""
         number, self._parameters = self._parameters, self._parameters + 1
         return self._append("parameter", shape, (), {"parameter_number": number}, name=name)
 
@@ -121,7 +118,6 @@ class HloBuilder:
         return self.add("iota", shape=array(dtype, dims), iota_dimension=dimension)
 
     def full(self, value: float, dtype: str, dims: Sequence[int]) -> HloInstruction:
-        """One value everywhere."""
         return self.broadcast(self.constant(np.asarray(value).astype(DTYPES[dtype].numpy)), dims)
 
     # -- elementwise --------------------------------------------------------------------------------
@@ -174,7 +170,6 @@ class HloBuilder:
         limits: Sequence[int],
         strides: Sequence[int] | None = None,
     ) -> HloInstruction:
-        """The part between starts and limits."""
         steps = tuple(strides) if strides is not None else (1,) * len(starts)
         return self.add("slice", value, slice=SliceDims(tuple(starts), tuple(limits), steps))
 
@@ -185,7 +180,6 @@ class HloBuilder:
         return self.add("concatenate", *values, dimensions=(dimension,))
 
     def pad(self, value: HloInstruction, filler: HloInstruction, padding: Sequence[PadDim]) -> HloInstruction:
-        """More elements around and between."""
         return self.add("pad", value, filler, padding=tuple(padding))
 
     def dynamic_slice(
@@ -197,7 +191,6 @@ class HloBuilder:
     def dynamic_update_slice(
         self, value: HloInstruction, update: HloInstruction, starts: Sequence[HloInstruction]
     ) -> HloInstruction:
-        """The array with a part replaced."""
         return self.add("dynamic-update-slice", value, update, *starts)
 
     # -- products, reductions, indices ------------------------------------------------------------------
@@ -220,19 +213,16 @@ class HloBuilder:
         dimensions: Sequence[int],
         computation: HloComputation,
     ) -> HloInstruction:
-        """Reduce dims by a computation on scalars."""
         return self.add("reduce", *values, *inits, dimensions=tuple(dimensions), called=(computation,))
 
     def gather(
         self, value: HloInstruction, indices: HloInstruction, dims: GatherDims, sizes: Sequence[int]
     ) -> HloInstruction:
-        """Slices at run-time indices."""
         return self.add("gather", value, indices, gather_dims=dims, slice_sizes=tuple(sizes))
 
     # -- tuples and control flow --------------------------------------------------------------------
 
     def tuple(self, values: Sequence[HloInstruction]) -> HloInstruction:
-        """A tuple of values."""
         return self.add("tuple", *values)
 
     def element(self, value: HloInstruction, index: int) -> HloInstruction:
@@ -242,7 +232,6 @@ class HloBuilder:
         return self.add("get-tuple-element", value, index=index)
 
     def call(self, computation: HloComputation, arguments: Sequence[HloInstruction]) -> HloInstruction:
-        """The result of a computation."""
         return self.add("call", *arguments, called=(computation,))
 
     def loop(self, condition: HloComputation, body: HloComputation, init: HloInstruction) -> HloInstruction:

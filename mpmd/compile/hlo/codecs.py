@@ -36,7 +36,6 @@ class Codec:
     memory: dict[Texts, Attribute] = field(default_factory=dict, repr=False, compare=False)
 
     def parse(self, texts: Texts) -> Attribute:
-        """The value of these texts."""
         found = self.memory.get(texts)
         if found is None:
             found = self.memory[texts] = self.read(texts)
@@ -44,7 +43,6 @@ class Codec:
 
 
 def single(key: str, read: Callable[[str], Attribute], write: Callable[[Any], str]) -> Codec:
-    """One key, one value."""
     return Codec((key,), lambda texts: read(texts[0] or ""), lambda value: [(key, write(value))], 1)
 
 
@@ -102,8 +100,6 @@ def string(key: str) -> Codec:
 
 
 def matching(key: str, form: str, example: str) -> Codec:
-    """Text of a form that is carried along unchanged."""
-
     def read(text: str) -> attrs.Verbatim:
         if re.fullmatch(form, text, re.IGNORECASE) is None:
             raise TextError(f"expected {key} such as {example}, got {text!r}", 0)
@@ -113,7 +109,6 @@ def matching(key: str, form: str, example: str) -> Codec:
 
 
 def verbatim(key: str) -> Codec:
-    """Any text, unchanged."""
     return single(key, attrs.Verbatim, str)
 
 
@@ -203,7 +198,6 @@ def _grouped(make: Callable[..., Any], keys: dict[str, str], optional: Collectio
 
 
 def _own(*fields: str) -> dict[str, str]:
-    """Fields whose keys are their names."""
     return {field: field for field in fields}
 
 

@@ -108,7 +108,6 @@ def _ratio(instruction: HloInstruction) -> int | None:
 
 
 def permute_pairs(instruction: HloInstruction, replicas: int, partitions: int) -> list[tuple[int, int]]:
-    """(source, target) devices of a collective-permute."""
     listed = cast(tuple[Ints, ...], instruction.attributes["source_target_pairs"])
     if instruction.channel_id is not None:
         return [(r * partitions + s, r * partitions + t) for r in range(replicas) for s, t in listed]

@@ -88,7 +88,6 @@ class HloComputation:
 
     @property
     def parameters(self) -> list[HloInstruction]:
-        """Parameters by number."""
         return sorted(self._parameters, key=lambda i: i.parameter_number)
 
     def signature(self) -> str:

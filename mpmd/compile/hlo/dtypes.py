@@ -35,7 +35,6 @@ class DType:
 
     @property
     def is_floating(self) -> bool:
-        """True for real floating-point types."""
         return self.kind == "float"
 
     @property

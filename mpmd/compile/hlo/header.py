@@ -64,7 +64,6 @@ def _program_shape(text: str) -> tuple[tuple[Shape, ...], Shape]:
 
 
 def print_header(module: HloModule) -> str:
-    """The header as one line."""
     parts = [f"HloModule {module.name}"]
     if module.is_scheduled:
         parts.append("is_scheduled=true")

@@ -115,7 +115,6 @@ class HloInstruction:
 
     @property
     def info(self) -> Opcode:
-        """The properties of its opcode."""
         return OPCODES[self.opcode]
 
     @property
@@ -166,17 +165,14 @@ class HloInstruction:
 
     @property
     def parameter_number(self) -> int:
-        """Which argument a parameter is."""
         return cast(int, self._attribute("parameter_number"))
 
     @property
     def tuple_index(self) -> int:
-        """Which element get-tuple-element takes."""
         return cast(int, self._attribute("index"))
 
     @property
     def iota_dimension(self) -> int:
-        """The dim along which an iota counts."""
         return cast(int, self.attributes.get("iota_dimension") or 0)
 
     @property
@@ -186,27 +182,22 @@ class HloInstruction:
 
     @property
     def dot_dims(self) -> attrs.DotDims:
-        """Dimension numbers of a dot."""
         return cast(attrs.DotDims, self._attribute("dot_dims"))
 
     @property
     def gather_dims(self) -> attrs.GatherDims:
-        """Dimension numbers of a gather."""
         return cast(attrs.GatherDims, self._attribute("gather_dims"))
 
     @property
     def scatter_dims(self) -> attrs.ScatterDims:
-        """Dimension numbers of a scatter."""
         return cast(attrs.ScatterDims, self._attribute("scatter_dims"))
 
     @property
     def slice_sizes(self) -> Ints:
-        """Sizes of the slices that gather and dynamic-slice take."""
         return cast(Ints, self._attribute("slice_sizes"))
 
     @property
     def slice_dims(self) -> attrs.SliceDims:
-        """Bounds of a slice."""
         return cast(attrs.SliceDims, self._attribute("slice"))
 
     @property
@@ -221,12 +212,10 @@ class HloInstruction:
 
     @property
     def conv_dims(self) -> attrs.ConvDims:
-        """Dimension numbers of a convolution."""
         return cast(attrs.ConvDims, self._attribute("conv_dims"))
 
     @property
     def replica_groups(self) -> attrs.ReplicaGroups:
-        """Devices that a collective joins; empty groups mean all."""
         return cast(attrs.ReplicaGroups, self.attributes.get("replica_groups") or attrs.ReplicaGroups())
 
     @property
@@ -236,7 +225,6 @@ class HloInstruction:
 
     @property
     def custom_call_target(self) -> str:
-        """The function a custom call names."""
         return cast(str, self._attribute("custom_call_target"))
 
     @property
@@ -252,12 +240,10 @@ class HloInstruction:
 
     @property
     def while_condition(self) -> HloComputation:
-        """The condition of a while."""
         return self.called[0]
 
     @property
     def while_body(self) -> HloComputation:
-        """The body of a while."""
         return self.called[1]
 
     @property
@@ -280,7 +266,6 @@ class HloInstruction:
         self._moved()
 
     def replace_operands(self, values: Iterable[HloInstruction]) -> None:
-        """Read these values, as many as needed."""
         for old in self.operands:
             _forget(old, self)
         self.operands = list(values)
@@ -289,7 +274,6 @@ class HloInstruction:
         self._moved()
 
     def _moved(self) -> None:
-        """Invalidates the order of its computation."""
         if self.computation is not None:
             self.computation.forget_order()
 
@@ -363,7 +347,6 @@ class HloInstruction:
         self._moved()
 
     def set_called(self, computations: Sequence[HloComputation]) -> None:
-        """Call these computations instead."""
         owner = self.computation
         if owner is not None:
             owner.count_calls(self, -1)
@@ -391,7 +374,6 @@ class HloInstruction:
         return [i for i, o in enumerate(self.operands) if o is value]
 
     def subshape(self, index: ShapeIndex) -> Shape:
-        """Shape at a position of its value."""
         return self.shape.subshape(index)
 
 

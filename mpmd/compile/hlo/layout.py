@@ -56,7 +56,6 @@ class Layout:
         tiles: tuple[tuple[int, ...], ...] = (),
         extra: str = "",
     ) -> Layout:
-        """The one object for these values."""
         key = (minor_to_major, memory_space, element_bits, tiles, extra)
         found = cls._pool.get(key)
         if found is not None:
@@ -93,7 +92,6 @@ class Layout:
     __repr__ = __str__
 
     def inner_text(self) -> str:
-        """The text between the braces."""
         text = ",".join(map(str, self.minor_to_major))
         parts = {part.group(1): part.group() for part in _PART.finditer(self.extra)}
         if self.tiles:

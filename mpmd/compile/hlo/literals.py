@@ -34,7 +34,6 @@ _LONE_NAN = {
 
 
 def literal_shape(literal: Literal) -> Shape:
-    """Shape of a literal, row-major."""
     if isinstance(literal, tuple):
         return tuple_of([literal_shape(element) for element in literal])
     return array(dtype_of(literal), literal.shape)
@@ -186,7 +185,6 @@ def _set_nan(out: np.ndarray, position: int, token: str, dtype: str) -> None:
 
 
 def integer_range(dtype: str) -> tuple[int, int]:
-    """Smallest and largest value of an integer type."""
     info = DTYPES[dtype]
     if info.kind == "signed":
         return -(1 << (info.bits - 1)), (1 << (info.bits - 1)) - 1

@@ -97,7 +97,6 @@ class HloModule:
         return found
 
     def instructions(self) -> Iterator[HloInstruction]:
-        """All instructions of all computations."""
         for computation in self.computations:
             yield from computation.instructions
 
@@ -144,7 +143,6 @@ class HloModule:
         return out
 
     def entry_shapes(self) -> tuple[tuple[Shape, ...], Shape]:
-        """Shapes with layouts of the entry: parameters, result."""
         parameters = self.parameter_layouts
         if parameters is None:
             parameters = tuple(p.shape.filled() for p in self.entry.parameters)
@@ -153,7 +151,6 @@ class HloModule:
     # -- change -------------------------------------------------------------------------------------
 
     def take_uid(self) -> int:
-        """A number no instruction has."""
         self._next_uid += 1
         return self._next_uid - 1
 

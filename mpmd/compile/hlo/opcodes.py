@@ -454,7 +454,6 @@ TRANSCENDENTAL = frozenset(name for name, info in OPCODES.items() if _ACCURACY i
 
 
 def unknown_opcode(name: str) -> str:
-    """The message for an unknown opcode."""
     return f"unknown opcode {name!r}{close_to(name, OPCODES)}"
 
 

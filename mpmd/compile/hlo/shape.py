@@ -146,12 +146,10 @@ class Shape:
 
     @property
     def is_array(self) -> bool:
-        """True for arrays, scalars included."""
         return self.dtype in DTYPES
 
     @property
     def is_tuple(self) -> bool:
-        """True for tuples."""
         return self.dtype == "tuple"
 
     @property
@@ -173,14 +171,12 @@ class Shape:
 
     @property
     def numpy_dtype(self) -> np.dtype:
-        """NumPy's type of the elements."""
         return self.info.numpy
 
     # -- sizes --------------------------------------------------------------------------------------
 
     @property
     def rank(self) -> int:
-        """Number of dims of an array."""
         return len(self.dims)
 
     @property
@@ -215,7 +211,6 @@ class Shape:
 
     @property
     def physical_dims(self) -> tuple[int, ...]:
-        """Sizes from the outermost dim in memory inwards."""
         return tuple(self.dims[d] for d in reversed(self.minor_to_major))
 
     @property
@@ -240,7 +235,6 @@ class Shape:
         return Shape(self.dtype, self.dims, layout, self.elements, self.dynamic)
 
     def with_default_layout(self) -> Shape:
-        """Every array in the shape row-major."""
         if self.elements:
             return Shape(self.dtype, elements=tuple(e.with_default_layout() for e in self.elements))
         if self.dtype not in DTYPES:
@@ -269,7 +263,6 @@ class Shape:
         return array(self.dtype, dims)
 
     def scalar(self) -> Shape:
-        """A scalar of the same element type."""
         return Shape(self.dtype)
 
     # -- tuples -------------------------------------------------------------------------------------
@@ -346,7 +339,6 @@ def array(dtype: str, dims: Sequence[int] = (), minor_to_major: Sequence[int] | 
 
 
 def tuple_of(elements: Sequence[Shape]) -> Shape:
-    """A tuple shape."""
     return Shape("tuple", elements=tuple(elements))
 
 

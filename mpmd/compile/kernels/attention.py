@@ -79,17 +79,14 @@ class AttentionPlan:
 
     @property
     def batch(self) -> tuple[int, ...]:
-        """Sizes of the batch dims."""
         return self.rows.extents[:-2]
 
     @property
     def queries(self) -> int:
-        """Rows of the scores."""
         return self.rows.extents[-2]
 
     @property
     def keys(self) -> int:
-        """Columns of the scores."""
         return self.rows.extents[-1]
 
     @property
@@ -99,7 +96,6 @@ class AttentionPlan:
 
     @property
     def outer(self) -> tuple[int, ...]:
-        """Operands of the rows that are in memory."""
         return tuple(k for k in range(len(self.rows.operands)) if k not in self.inner)
 
     @property
@@ -116,7 +112,6 @@ class AttentionPlan:
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions of the products, masked ones included."""
         depth = sum(s.depth for s in self.scores) + sum(m.width for m in self.mixtures)
         return 2 * math.prod(self.rows.extents) * depth
 
@@ -127,7 +122,6 @@ class AttentionPlan:
 
     @property
     def share(self) -> float:
-        """The part of the scores that is computed."""
         return 1.0 if self.triangle is None else self.triangle.share(self.queries, self.keys)
 
     def text(self) -> str:

@@ -63,17 +63,14 @@ class PlanBuilder:
         return self._numbers[key]
 
     def made(self, number: int) -> Node:
-        """The node with a number."""
         return self._nodes[number]
 
     @property
     def row(self) -> range:
-        """The row dims."""
         return range(len(self.extents) - self.row_dims, len(self.extents))
 
     @property
     def outer(self) -> range:
-        """The dims between batch and row."""
         return range(self.batch_dims, len(self.extents) - self.row_dims)
 
     def depends(self, node: int) -> frozenset[int]:
@@ -93,15 +90,12 @@ class PlanBuilder:
             yield condition
 
     def dtype(self, node: int) -> str:
-        """The dtype of a value."""
         return self._nodes[node].dtype
 
     def constant(self, value: float | int | bool, dtype: str) -> int:
-        """The same value everywhere."""
         return self.node(Constant(dtype, value))
 
     def index(self, index: Index, dtype: str = "s64") -> int:
-        """An index expression as a value."""
         return self.node(IndexValue(dtype, index))
 
     def load(self, operand: int, index: Index, *, where: int = -1) -> int:
@@ -128,15 +122,12 @@ class PlanBuilder:
         return self.node(Apply(dtype, op, args))
 
     def convert(self, value: int, dtype: str) -> int:
-        """The value in another dtype."""
         return value if self._nodes[value].dtype == dtype else self.apply("convert", value, dtype=dtype)
 
     def reduce_row(self, op: str, value: int) -> int:
-        """Combine along the row dims."""
         return self.node(ReduceNode(self._nodes[value].dtype, op, value, ROW))
 
     def reduce_column(self, op: str, value: int) -> int:
-        """Combine along the outer dims."""
         return self.node(ReduceNode(self._nodes[value].dtype, op, value, COLUMN))
 
     def store(self, operand: int, index: Index, value: int, *, combine: str = "", where: int = -1) -> None:
@@ -180,7 +171,6 @@ class PlanBuilder:
 
 
 def renumbered(node: Node, numbers: dict[int, int]) -> Node:
-    """A node with the numbers of its arguments replaced."""
     if isinstance(node, Apply):
         return Apply(node.dtype, node.op, tuple(numbers[a] for a in node.args))
     if isinstance(node, ReduceNode):

@@ -107,13 +107,11 @@ class Evaluation:
         self.values: list[Array] = []
 
     def compute(self) -> None:
-        """Compute all nodes."""
         with np.errstate(all="ignore"):
             for node in self.plan.nodes:
                 self.values.append(self._value(node))
 
     def stores(self) -> list[Stored]:
-        """The positions and values of all stores."""
         return [self._store(store) for store in self.plan.stores]
 
     def _position(self, index: Index) -> Array:
@@ -171,7 +169,6 @@ class Evaluation:
         return position
 
     def reduced(self, node: ReduceNode) -> Array:
-        """The value of a reduction."""
         plan, value = self.plan, self.values[node.arg]
         axes = tuple(plan.row if node.axis == ROW else plan.outer)
         shape = [self.extents[d] if d in axes else value.shape[d] for d in range(plan.rank)]
@@ -212,7 +209,6 @@ def _keys(op: str, values: Array) -> Array:
 
 
 def _values(op: str, keys: Array, dtype: Any) -> Array:
-    """The values of such integers."""
     return keys if keys.dtype == dtype else _turned(keys).view(dtype)
 
 

@@ -166,5 +166,4 @@ class _Conditions:
 
 
 def _both(a: Box, b: Box) -> Box:
-    """Where two boxes overlap."""
     return a | {v: a.get(v, -1) & ranges for v, ranges in b.items()}

@@ -78,7 +78,6 @@ class Index:
         return next((f for a, f in self.terms if a.kind == "dim" and a.number == dim), 0)
 
     def dims(self) -> frozenset[int]:
-        """Iteration dims that occur anywhere, also inside of quotients."""
         found: set[int] = set()
         for atom, _ in self.terms:
             if atom.kind == "dim":
@@ -115,7 +114,6 @@ class Index:
         return low, high
 
     def divided(self, divisor: int, extents: Sequence[int]) -> Index:
-        """The floor quotient."""
         whole, rest = self._split(divisor, extents)
         if divisor == 1:
             return self
@@ -127,7 +125,6 @@ class Index:
         return whole + Index(((Atom("div", divisor, rest), 1),))
 
     def modulo(self, divisor: int, extents: Sequence[int]) -> Index:
-        """The remainder, never negative."""
         if divisor == 1:
             return Index()
         _, rest = self._split(divisor, extents)
@@ -170,7 +167,6 @@ class Index:
         return result
 
     def renumber(self, nodes: Mapping[int, int]) -> Index:
-        """The expression with node numbers replaced."""
         terms = []
         for atom, factor in self.terms:
             if atom.kind == "value":
@@ -251,17 +247,14 @@ def _inside(rest: Index, divisor: int, extents: Sequence[int]) -> bool:
 
 @cache
 def dim(number: int) -> Index:
-    """An iteration dim."""
     return Index(((Atom("dim", number), 1),))
 
 
 def value(node: int) -> Index:
-    """The value of an integer node."""
     return Index(((Atom("value", node), 1),))
 
 
 def constant(number: int) -> Index:
-    """A constant."""
     return Index((), number)
 
 

@@ -80,7 +80,6 @@ class Triangle:
     masks: Mapping[int, bool] = field(default_factory=dict)
 
     def share(self, queries: int, keys: int) -> float:
-        """The part of the scores that is computed."""
         looked = np.clip(np.arange(queries) + self.offset + 1, 0, keys).sum()
         return float(looked) / max(1, queries * keys)
 
@@ -252,7 +251,6 @@ class _Following:
         return 0.0
 
     def _distance(self, number: int, node: Apply) -> None:
-        """Record a masked element less the row's maximum."""
         first, second = node.args
         if node.op == "add" and second in self.constants:
             first, second = second, first
@@ -262,7 +260,6 @@ class _Following:
             self.below[number] = Guard(second, filler, SMALL, node.op == "add")
 
     def triangle(self, offset: int, factors: frozenset[int]) -> Triangle | None:
-        """The result for the whole plan."""
         fills: dict[int, float] = {}
         for number, store in enumerate(self.plan.stores):
             if store.combine:

@@ -65,11 +65,9 @@ class MatmulPlan:
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions."""
         return 2 * math.prod(self.batch) * self.m * self.n * self.k
 
     def text(self) -> str:
-        """The plan in a readable form."""
         sizes = "x".join(map(str, (*self.batch, self.m, self.n, self.k)))
         lines = [f"matmul {self.name} {sizes}{' exact' * self.exact}"]
         for name, view in (("a", self.a), ("b", self.b), ("c", self.c)):

@@ -43,12 +43,10 @@ class NarrowFloat:
 
     @property
     def sign(self) -> int:
-        """The bit of the sign."""
         return 1 << (self.exponent + self.mantissa)
 
     @property
     def largest(self) -> int:
-        """The bits of the largest number."""
         ones = self.sign - 1
         return {
             "ieee": ones - (1 << self.mantissa),
@@ -67,7 +65,6 @@ class NarrowFloat:
 
     @property
     def beyond(self) -> int:
-        """The bits of an overflow."""
         if self.special == "finite":
             return self.largest
         return self.largest + 1 if self.special == "ieee" else self.nan

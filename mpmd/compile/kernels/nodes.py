@@ -28,7 +28,6 @@ class Operand:
 
     @property
     def bytes(self) -> int:
-        """Its size in memory."""
         return int(self.size * DTYPE_BYTES[self.dtype])
 
 

@@ -19,7 +19,6 @@ from mpmd.compile.kernels.plan import IndexValue, KernelPlan, Load, Node, Store
 
 
 def normalise(plan: KernelPlan) -> KernelPlan:
-    """The simplest equivalent plan."""
     plan = drop_single_dims(plan)
     while (finer := _split_once(plan)) is not plan:
         plan = finer

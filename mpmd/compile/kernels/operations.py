@@ -119,7 +119,6 @@ class Reduction:
     dtypes: tuple[str, ...]
 
     def identity(self, dtype: str) -> float | int | bool:
-        """The identity of the reduction."""
         found = identity_of(self.name, dtype)
         return float(found) if dtype in FLOATS else found.item()
 

@@ -76,32 +76,26 @@ class KernelPlan:
     # -- the space -----------------------------------------------------------------------------------------
     @property
     def rank(self) -> int:
-        """How many iteration dims there are."""
         return len(self.extents)
 
     @property
     def outer(self) -> range:
-        """The dims between batch and row."""
         return range(self.batch_dims, self.rank - self.row_dims)
 
     @property
     def row(self) -> range:
-        """The row dims."""
         return range(self.rank - self.row_dims, self.rank)
 
     @property
     def size(self) -> int:
-        """Points of the iteration space."""
         return math.prod(self.extents)
 
     @property
     def row_size(self) -> int:
-        """Points of one row."""
         return math.prod([self.extents[d] for d in self.row])
 
     @cached_property
     def results(self) -> tuple[int, ...]:
-        """Numbers of the operands that are stored to."""
         return tuple(sorted({s.operand for s in self.stores}))
 
     @property
@@ -126,7 +120,6 @@ class KernelPlan:
 
     @cached_property
     def levels(self) -> tuple[str, ...]:
-        """The level of each node."""
         final: list[bool] = []
         levels: list[str] = []
         row = set(self.row)

@@ -175,7 +175,6 @@ class _Widening:
         return self.build.finish()
 
     def rounded(self, number: int) -> int:
-        """A node's value in its own dtype."""
         if number not in self._rounded:
             self._rounded[number] = self.build.convert(self._wide[number], NARROW_TYPE)
         return self._rounded[number]

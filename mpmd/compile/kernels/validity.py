@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 
 def problems_of(plan: KernelPlan) -> list[str]:
-    """All problems of a plan."""
     problems = []
     if plan.batch_dims < 0 or plan.row_dims < 0 or plan.batch_dims + plan.row_dims > plan.rank:
         return [f"{plan.batch_dims} batch dims and {plan.row_dims} row dims of {plan.rank} dims"]

@@ -44,7 +44,6 @@ class Arithmetic(ABC):
         return self.binary("fadd" if is_float(a.type) else "add", a, b)
 
     def sub(self, a: Value, b: Value) -> Value:
-        """A - b."""
         return self.binary("fsub" if is_float(a.type) else "sub", a, b)
 
     def mul(self, a: Value, b: Value) -> Value:
@@ -56,13 +55,11 @@ class Arithmetic(ABC):
         return self.binary("fdiv", a, b)
 
     def neg(self, a: Value) -> Value:
-        """-a."""
         if is_float(a.type):
             return self.op(f"fneg {a.type} {a}", a.type)
         return self.sub(constant(0, a.type), a)
 
     def and_(self, a: Value, b: Value) -> Value:
-        """Bitwise and."""
         return self.binary("and", a, b)
 
     def or_(self, a: Value, b: Value) -> Value:
@@ -74,19 +71,15 @@ class Arithmetic(ABC):
         return self.binary("xor", a, b)
 
     def not_(self, a: Value) -> Value:
-        """Bitwise complement."""
         return self.binary("xor", a, constant(-1 if element_of(a.type) != "i1" else 1, a.type))
 
     def shl(self, a: Value, amount: int) -> Value:
-        """Shift left by a constant below the width."""
         return self.binary("shl", a, constant(amount, a.type))
 
     def lshr(self, a: Value, amount: int) -> Value:
-        """Shift right by a constant, filling with zeros."""
         return self.binary("lshr", a, constant(amount, a.type))
 
     def ashr(self, a: Value, amount: int) -> Value:
-        """Shift right by a constant, filling with the sign."""
         return self.binary("ashr", a, constant(amount, a.type))
 
     # -- floats -------------------------------------------------------------------------------------------
@@ -100,11 +93,9 @@ class Arithmetic(ABC):
         return self.float_intrinsic("fma", a, b, c)
 
     def fabs(self, a: Value) -> Value:
-        """The magnitude."""
         return self.float_intrinsic("fabs", a)
 
     def sqrt(self, a: Value) -> Value:
-        """Square root, correctly rounded."""
         return self.float_intrinsic("sqrt", a)
 
     def copysign(self, magnitude: Value, sign: Value) -> Value:
@@ -143,7 +134,6 @@ class Arithmetic(ABC):
         return a if a.type == type_ else self.op(f"{opcode} {a.typed} to {type_}", type_)
 
     def as_bits(self, a: Value) -> Value:
-        """The same bits as integers."""
         return self.cast("bitcast", a, integer_type(a.type))
 
     def from_bits(self, a: Value, element: str) -> Value:
@@ -152,7 +142,6 @@ class Arithmetic(ABC):
 
     # -- lanes --------------------------------------------------------------------------------------------
     def splat(self, scalar: Value, lanes: int) -> Value:
-        """A vector with the scalar in every lane."""
         if lanes == 1:
             return scalar
         type_ = vector(scalar.type, lanes)
@@ -163,7 +152,6 @@ class Arithmetic(ABC):
         return self.op(f"shufflevector {one.typed}, {type_} poison, {zeros} zeroinitializer", type_)
 
     def extract(self, a: Value, lane: int) -> Value:
-        """One lane."""
         return (
             a
             if lanes_of(a.type) == 1
@@ -171,7 +159,6 @@ class Arithmetic(ABC):
         )
 
     def insert(self, a: Value, scalar: Value, lane: int) -> Value:
-        """The vector with one lane replaced."""
         return (
             scalar
             if lanes_of(a.type) == 1
@@ -179,7 +166,6 @@ class Arithmetic(ABC):
         )
 
     def assemble(self, scalars: Sequence[Value]) -> Value:
-        """A vector of the given lanes."""
         result = Value("poison", vector(scalars[0].type, len(scalars)))
         for lane, scalar in enumerate(scalars):
             result = self.insert(result, scalar, lane)

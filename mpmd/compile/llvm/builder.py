@@ -45,7 +45,6 @@ class Loop:
         self.following: list[Value] | None = None
 
     def carry(self, values: Sequence[Value]) -> None:
-        """Define the values of the next iteration."""
         self.following = list(values)
 
 
@@ -123,7 +122,6 @@ class FunctionBuilder(IndexArithmetic):
         return value
 
     def ret(self, value: Value | None = None) -> None:
-        """Return from the function."""
         self.emit("ret void" if value is None else f"ret {value.typed}")
 
     # -- memory -------------------------------------------------------------------------------------------
@@ -209,7 +207,6 @@ class FunctionBuilder(IndexArithmetic):
         return Value(name, "ptr")
 
     def sealed(self, a: Value) -> Value:
-        """The same vector, opaque to LLVM's rewrites; no code."""
         lanes = lanes_of(a.type)
         if bits_of(a.type) == 16 and is_float(a.type):  # no registers of their own
             return self.cast("bitcast", self.sealed(self.cast("bitcast", a, vector("i16", lanes))), a.type)
@@ -221,7 +218,6 @@ class FunctionBuilder(IndexArithmetic):
         return self.op(f'call {a.type} asm "", "={register},0"({a.typed})', a.type)
 
     def prefetch(self, pointer: Value, *, write: bool = False, locality: int = 3) -> None:
-        """Prefetch a cache line."""
         self.module.declare("llvm.prefetch.p0", "void", ("ptr", "i32", "i32", "i32"))
         self.emit(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 {int(write)}, i32 {locality}, i32 1)")
 
@@ -337,7 +333,6 @@ class FunctionBuilder(IndexArithmetic):
         return self.op(f"atomicrmw xchg ptr {pointer}, i64 {value} seq_cst, align 8", "i64")
 
     def pause(self) -> None:
-        """The pause instruction, for waiting loops."""
         if self.target.is_x86:
             self.module.declare("llvm.x86.sse2.pause", "void", ())
             self.emit("call void @llvm.x86.sse2.pause()")
@@ -352,7 +347,6 @@ class _Branch:
     value: Value | None = None
 
     def result(self) -> Value:
-        """The joined value."""
         assert self.value is not None
         return self.value
 

@@ -156,7 +156,6 @@ class LoadedCode:
         self._imports = tuple(imports)  # code that this code calls into
 
     def address(self, name: str) -> int:
-        """Address of an exported function."""
         return int(self._tracker[name])
 
     def function(self, name: str, *arguments: Any, result: Any = None) -> Any:
@@ -211,5 +210,4 @@ def compile_module(
     exports: Sequence[str],
     imports: Mapping[str, LoadedCode] | None = None,
 ) -> LoadedCode:
-    """Compile and load in one step."""
     return load_object(emit_object(module), exports, imports)

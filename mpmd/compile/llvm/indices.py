@@ -25,7 +25,6 @@ class IndexArithmetic(Arithmetic):
         return self.op(f"add nsw i64 {a}, {b}", "i64")
 
     def isub(self, a: Index, b: Index) -> Index:
-        """A - b on indices."""
         if isinstance(a, int) and isinstance(b, int):
             return a - b
         return a if b == 0 else self.op(f"sub nsw i64 {a}, {b}", "i64")
@@ -53,13 +52,11 @@ class IndexArithmetic(Arithmetic):
         return 0 if b == 1 else self.op(f"urem i64 {a}, {b}", "i64")
 
     def imin(self, a: Index, b: Index) -> Index:
-        """The smaller of two indices."""
         if isinstance(a, int) and isinstance(b, int):
             return min(a, b)
         return self.select(self.op(f"icmp slt i64 {a}, {b}", "i1"), self.index(a), self.index(b))
 
     def imax(self, a: Index, b: Index) -> Index:
-        """The larger of two indices."""
         if isinstance(a, int) and isinstance(b, int):
             return max(a, b)
         return self.select(self.op(f"icmp sgt i64 {a}, {b}", "i1"), self.index(a), self.index(b))

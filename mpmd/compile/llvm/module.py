@@ -37,11 +37,9 @@ class Module:
         self._declarations.pop(name, None)
 
     def function(self, name: str) -> str:
-        """The text of a function."""
         return self._functions[name]
 
     def replace_function(self, name: str, text: str) -> None:
-        """Replace the text of a function."""
         assert name in self._functions, name
         self._functions[name] = text
 
@@ -63,7 +61,6 @@ class Module:
             raise AssertionError(f"global @{name} is defined twice with different contents")
 
     def streaming_hint(self) -> str:
-        """The metadata of a non-temporal store."""
         self._streams = True
         return "!0"
 

@@ -35,7 +35,6 @@ def is_float(type_: str) -> bool:
 
 
 def bits_of(type_: str) -> int:
-    """Bits of one element."""
     element = element_of(type_)
     return FLOAT_BITS[element] if element in FLOAT_BITS else int(element[1:])
 
@@ -54,7 +53,6 @@ def integer_type(type_: str) -> str:
 
 
 def with_element(type_: str, element: str) -> str:
-    """The type with the same lanes and another element."""
     return vector(element, lanes_of(type_))
 
 
@@ -132,7 +130,6 @@ def constant(value: float | int | bool, type_: str) -> Value:
 
 
 def vector_constant(values: list[int] | list[float], element: str) -> Value:
-    """A constant vector with a value for each lane."""
     texts = (f"{element} {_scalar_text(v, element, math.copysign(1.0, v))}" for v in values)
     type_ = vector(element, len(values))
     return Value(f"<{', '.join(texts)}>", type_) if len(values) > 1 else constant(values[0], element)

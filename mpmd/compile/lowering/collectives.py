@@ -19,7 +19,6 @@ def _groups(site: LoweringSite) -> ReplicaGroups:
 
 
 def _channel(site: LoweringSite) -> int | None:
-    """The channel; 0 means none."""
     return site.attribute("channel_handle") or None
 
 
@@ -93,7 +92,6 @@ def rejoin(build: HloBuilder, value: HloInstruction, split: int, joined: int, co
 
 
 def collective_permute(site: LoweringSite) -> HloInstruction:
-    """Each target takes its source's array."""
     pairs = tuple((int(s), int(t)) for s, t in site.required("source_target_pairs"))
     return site.build.add(
         "collective-permute", site.operands[0], source_target_pairs=pairs, channel_id=_channel(site)

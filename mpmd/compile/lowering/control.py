@@ -13,13 +13,11 @@ from mpmd.compile.lowering.site import LoweringSite, Rule, plain
 
 
 def call(site: LoweringSite) -> Sequence[HloInstruction]:
-    """A call of a function."""
     computation = site.lowering.function(site.required("callee"))
     return site.parts(site.build.call(computation, site.operands))
 
 
 def composite(site: LoweringSite) -> Sequence[HloInstruction]:
-    """A named operation by its decomposition."""
     computation = site.lowering.function(site.required("decomposition"))
     return site.parts(site.build.call(computation, site.operands))
 
@@ -61,17 +59,14 @@ def barrier(site: LoweringSite) -> Sequence[HloInstruction]:
 
 
 def identity(site: LoweringSite) -> Sequence[HloInstruction]:
-    """On one device a sharding says nothing."""
     return site.operands
 
 
 def pack(site: LoweringSite) -> HloInstruction:
-    """A tuple."""
     return site.build.tuple(site.operands)
 
 
 def element(site: LoweringSite) -> HloInstruction:
-    """One element of a tuple."""
     return site.build.element(site.operands[0], site.required("index"))
 
 

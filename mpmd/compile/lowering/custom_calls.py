@@ -21,7 +21,6 @@ _MARKS = frozenset({"Sharding", "xla.sdy.FuncResultSharding", "xla.sdy.Propagati
 
 
 def mark(site: LoweringSite) -> Sequence[HloInstruction]:
-    """On one device a partitioner's marker has no effect."""
     if any(o.shape.logical is not s.logical for o, s in zip(site.operands, site.operation.shapes)):
         raise site.error("a marker for the partitioner changes the shape; partition the program first")
     return site.operands
@@ -69,7 +68,6 @@ TARGETS: dict[str, Callable[[LoweringSite], HloInstruction | Sequence[HloInstruc
 
 
 def custom_call(site: LoweringSite) -> HloInstruction | Sequence[HloInstruction]:
-    """A function outside the program."""
     target = site.required("call_target_name")
     if target in TARGETS:
         return TARGETS[target](site)

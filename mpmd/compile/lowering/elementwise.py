@@ -53,7 +53,6 @@ _SAME = [
 
 
 def same(site: LoweringSite) -> HloInstruction:
-    """HLO has the operation under the same name."""
     opcode = site.name.partition(".")[2].replace("_", "-")
     return site.build.add(opcode, *site.operands)
 
@@ -70,7 +69,6 @@ def compare(site: LoweringSite) -> HloInstruction:
 
 
 def mapped(site: LoweringSite) -> HloInstruction:
-    """A computation on scalars, for each element."""
     return site.build.add(
         "map", *site.operands, dimensions=site.required("dimensions"), called=(site.region(),)
     )

@@ -9,7 +9,6 @@ from mpmd.compile.lowering.site import LoweringSite, Rule
 
 
 def gather(site: LoweringSite) -> HloInstruction:
-    """Slices at run-time indices."""
     return site.build.add(
         "gather",
         *site.operands,
@@ -20,7 +19,6 @@ def gather(site: LoweringSite) -> HloInstruction:
 
 
 def scatter(site: LoweringSite) -> Sequence[HloInstruction]:
-    """Updates combined into slices at run-time indices."""
     made = site.build.add(
         "scatter",
         *site.operands,

@@ -83,7 +83,6 @@ def lower_for_mesh(
 
 
 def lower_program(program: StablehloProgram) -> HloModule:
-    """The records of a StableHLO program as HLO."""
     module = HloModule(_identifier(program.name))
     module.replica_count, module.num_partitions = program.replicas, program.partitions
     entry = Lowering(program, module).function("main")

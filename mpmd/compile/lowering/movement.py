@@ -8,7 +8,6 @@ from mpmd.compile.lowering.site import LoweringSite, Rule, plain
 
 
 def constant(site: LoweringSite) -> HloInstruction:
-    """A literal; one value repeated becomes a broadcast scalar."""
     value = site.required("value")
     if value.size > 1 and not any(value.strides):
         scalar = site.build.constant(value.reshape(-1)[0])
@@ -31,31 +30,26 @@ def concatenate(site: LoweringSite) -> HloInstruction:
 
 
 def pad(site: LoweringSite) -> HloInstruction:
-    """More elements around and between."""
     names = ("edge_padding_low", "edge_padding_high", "interior_padding")
     sides = zip(*(site.required(name) for name in names))
     return site.build.pad(site.operands[0], site.operands[1], [PadDim(*side) for side in sides])
 
 
 def slice_(site: LoweringSite) -> HloInstruction:
-    """A part between fixed bounds."""
     bounds = (site.required(name) for name in ("start_indices", "limit_indices", "strides"))
     return site.build.slice(site.operands[0], *bounds)
 
 
 def dynamic_slice(site: LoweringSite) -> HloInstruction:
-    """A part at run-time starts."""
     return site.build.dynamic_slice(site.operands[0], site.operands[1:], site.required("slice_sizes"))
 
 
 def dynamic_update_slice(site: LoweringSite) -> HloInstruction:
-    """A part replaced at run-time starts."""
     value, update, *starts = site.operands
     return site.build.dynamic_update_slice(value, update, starts)
 
 
 def dimension_size(site: LoweringSite) -> HloInstruction:
-    """The size of a dim, which is static here."""
     return site.build.constant(site.operands[0].shape.dims[site.required("dimension")], "s32")
 
 

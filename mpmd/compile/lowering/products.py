@@ -16,7 +16,6 @@ def _precision(site: LoweringSite) -> tuple[str, ...] | None:
 
 
 def _algorithm(site: LoweringSite) -> Verbatim | None:
-    """XLA's name of a dot algorithm, from its components."""
     parts: dict[str, str] | None = site.attribute("algorithm")
     if parts is None:
         return None
@@ -26,7 +25,6 @@ def _algorithm(site: LoweringSite) -> Verbatim | None:
 
 
 def dot_general(site: LoweringSite) -> HloInstruction:
-    """A product with batch and contracting dims."""
     return site.build.add(
         "dot",
         *site.operands,
@@ -56,7 +54,6 @@ def window_dims(
 
 
 def convolution(site: LoweringSite) -> HloInstruction:
-    """A window of a kernel moved over an image."""
     dims = site.required("dimension_numbers")
     kernel = site.operands[1].shape
     window = window_dims(
@@ -80,7 +77,6 @@ def convolution(site: LoweringSite) -> HloInstruction:
 
 
 def cholesky(site: LoweringSite) -> HloInstruction:
-    """The triangular factor."""
     return site.build.add("cholesky", site.operands[0], lower=site.attribute("lower", False))
 
 

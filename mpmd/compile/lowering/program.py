@@ -84,7 +84,6 @@ class Block:
     shardings: tuple[Sharding | None, ...] = ()
 
     def walk(self) -> Iterator[Operation]:
-        """All operations, inner blocks included."""
         for operation in self.operations:
             yield operation
             for region in operation.regions:

@@ -170,7 +170,6 @@ class _ModuleReader:
         return tuple(map(self.sharding, ir.sdy.TensorShardingPerValueAttr(given[name]).shardings))
 
     def sharding(self, attribute: mlir.Attribute) -> Sharding:
-        """The sharding of a value."""
         axes = self._axes_of(attribute)
         dims = ir.sdy.TensorShardingAttr(attribute).dimension_shardings
         return tuple(sharding_axes(str(dim), axes) for dim in dims)
@@ -188,7 +187,6 @@ class _ModuleReader:
         return groups(named_axes(names, sizes), math.prod(sizes.values()))
 
     def _axes_of(self, sharding: mlir.Attribute) -> dict[str, int]:
-        """The axes of a sharding's mesh, and their sizes."""
         return self.meshes.get(str(ir.sdy.TensorShardingAttr(sharding).mesh_or_ref).lstrip("@"), {})
 
     def define(self, value: mlir.Value) -> ValueId:
@@ -382,5 +380,4 @@ def _count(attributes: Any, name: str) -> int:
 
 
 def _source(location: mlir.Location) -> str:
-    """The location of an operation, e.g. `jit(step)/mul`."""
     return location.name_str if isinstance(location, mlir.NameLoc) else ""

@@ -10,7 +10,6 @@ from mpmd.compile.lowering.site import LoweringSite, Rule
 
 
 def reduce(site: LoweringSite) -> Sequence[HloInstruction]:
-    """Some dims reduced by a computation on scalars."""
     made = site.build.add(
         "reduce", *site.operands, dimensions=site.required("dimensions"), called=(site.region(),)
     )
@@ -18,7 +17,6 @@ def reduce(site: LoweringSite) -> Sequence[HloInstruction]:
 
 
 def reduce_window(site: LoweringSite) -> Sequence[HloInstruction]:
-    """A window reduced at each of its positions."""
     window = window_dims(
         site.required("window_dimensions"),
         site.attribute("window_strides"),
@@ -61,7 +59,6 @@ def sort(site: LoweringSite) -> Sequence[HloInstruction]:
 
 
 def batch_norm(site: LoweringSite) -> Sequence[HloInstruction]:
-    """Normalisation by the statistics of each feature."""
     made = site.build.add(
         site.name.partition(".")[2].replace("_", "-"),
         *site.operands,

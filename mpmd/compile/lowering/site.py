@@ -37,16 +37,13 @@ class LoweringSite:
 
     @property
     def name(self) -> str:
-        """The operation's name, with dialect."""
         return self.operation.name
 
     @property
     def shape(self) -> Shape:
-        """Shape of the one result."""
         return self.operation.shapes[0]
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """An attribute as a Python value."""
         return self.operation.attributes.get(name, default)
 
     def required(self, name: str) -> Any:
@@ -64,7 +61,6 @@ class LoweringSite:
         return self.lowering.closed_region(self, self.operation.regions[index])
 
     def block(self, index: int = 0) -> Block:
-        """A region's block."""
         return self.operation.regions[index]
 
     def parts(self, value: HloInstruction) -> list[HloInstruction]:

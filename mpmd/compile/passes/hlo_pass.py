@@ -46,7 +46,6 @@ class ComputationPass(HloPass):
     abandons: ClassVar[bool] = False
 
     def rewrite(self, module: HloModule) -> bool:
-        """Rewrites the computations."""
         changed = False
         for computation in unfused(module):
             changed |= self.rewrite_computation(computation)

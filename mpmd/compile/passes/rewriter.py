@@ -33,7 +33,6 @@ class TrackingBuilder(HloBuilder):
         self.made: list[HloInstruction] = []
 
     def added(self, made: HloInstruction) -> None:
-        """Records the instruction."""
         self.made.append(made)
 
     def like(
@@ -127,12 +126,10 @@ class RewriteSite:
 
     @property
     def shape(self) -> Shape:
-        """Shape of the instruction."""
         return self.at.shape
 
     @property
     def operands(self) -> list[HloInstruction]:
-        """Operands of the instruction."""
         return self.at.operands
 
     def same(self, *operands: HloInstruction, shape: Shape | None = None, **changed: Any) -> HloInstruction:

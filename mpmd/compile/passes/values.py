@@ -84,7 +84,6 @@ def is_identity(opcode: str, value: HloInstruction) -> bool:
 
 
 def inverse(permutation: tuple[int, ...]) -> tuple[int, ...]:
-    """The permutation that undoes this one."""
     out = [0] * len(permutation)
     for i, p in enumerate(permutation):
         out[p] = i

@@ -220,7 +220,6 @@ def may_take(instruction: HloInstruction, operand: int, index: tuple[int, ...], 
 
 
 def _beyond_bitcasts(users: Iterable[HloInstruction]) -> list[HloInstruction]:
-    """Users, and those of bitcasts among them."""
     found: list[HloInstruction] = []
     waiting = list(users)
     while waiting:

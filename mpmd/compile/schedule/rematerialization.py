@@ -91,11 +91,9 @@ class _Work:
 
     @property
     def peak(self) -> int:
-        """Bytes that the program needs."""
         return self.heap.inside[self.module.entry]
 
     def holders(self) -> str:
-        """The largest values at the program's peak."""
         order = list(self.module.entry)
         at = _peak_of(self.heap.simulate(order))
         values = [*self._alive(order, at), *self.heap.traffic[order[at]].defines]

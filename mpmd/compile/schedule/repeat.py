@@ -31,7 +31,6 @@ class Repetition:
     order: list[HloInstruction] = field(default_factory=list)
 
     def undo(self) -> None:
-        """Undo the change."""
         computation = self.copy.parent
         module = computation.module
         for reader, number, old in self.redirected:

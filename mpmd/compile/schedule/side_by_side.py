@@ -123,7 +123,6 @@ def _together(order: Order, alike: Sequence[HloInstruction], heap: Heap, limit: 
 def _points(
     alike: Sequence[HloInstruction], places: Mapping[HloInstruction, int]
 ) -> dict[HloInstruction, int]:
-    """The place behind which each instruction goes."""
     spans = {i: _span(i, places) for i in alike}
     waiting = sorted(alike, key=lambda i: (spans[i][1], places[i]))
     found: dict[HloInstruction, int] = {}

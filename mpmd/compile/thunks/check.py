@@ -171,7 +171,6 @@ class _Memory:
         return number - 1 if number and parts[number - 1][0] > low else number
 
     def without(self, places: Iterable[Slice]) -> _Memory:
-        """The same memory, with nothing in some slices."""
         made = _Memory()
         made._starts = {number: list(starts) for number, starts in self._starts.items()}
         made._parts = {number: list(parts) for number, parts in self._parts.items()}
@@ -200,7 +199,6 @@ class _ThunkCheck:
         }
 
     def begin(self) -> None:
-        """Fills in parameters and constants."""
         for parameter in self.module.entry.parameters:
             self.memory.write(self.where(parameter, ()), (parameter, ()))
         for computation in self.module.call_order():
@@ -210,13 +208,11 @@ class _ThunkCheck:
                         self.memory.write(self.where(instruction, ()), (instruction, ()))
 
     def end(self, results: Sequence[Slice]) -> None:
-        """Checks the slices of the results."""
         root = self.module.entry.root
         for (index, _), place in zip(root.shape.leaves(), results):
             self._expect(f"result {list(index)}", place, origin(root, index))
 
     def follow(self, computation: HloComputation, thunks: Sequence[Thunk]) -> None:
-        """The thunks of one computation."""
         named = {instruction.name: instruction for instruction in computation}
         for thunk in thunks:
             instruction = named.get(thunk.name)

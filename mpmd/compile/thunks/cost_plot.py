@@ -46,7 +46,6 @@ def cost_plot(costs: FragmentCosts) -> str:
 
 
 def _division(costs: FragmentCosts) -> list[str]:
-    """The bar of the whole call."""
     whole, at, lines = costs.all_seconds, float(_MARGIN), []
     for limit in (COMPUTE, MEMORY):
         part = costs.seconds(limit)

@@ -58,7 +58,6 @@ class KernelCost:
 
     @property
     def seconds(self) -> float:
-        """Projected, of all runs."""
         return self.times * self.projection.seconds
 
     @property
@@ -126,7 +125,6 @@ def _us(seconds: float) -> str:
 
 
 def _bar(share: float) -> str:
-    """A share as a bar of blocks."""
     return ("█" * round(share * _BAR)).ljust(_BAR, "·")
 
 
@@ -174,7 +172,6 @@ def _priced(label: str, work: Sequence[KernelWorkload], times: int, device: Devi
 
 
 def _names(names: Sequence[str]) -> str:
-    """The instructions that one kernel computes."""
     distinct = list(dict.fromkeys(names))
     more = f" and {len(distinct) - 3} more" if len(distinct) > 3 else ""
     return ", ".join(distinct[:3]) + more

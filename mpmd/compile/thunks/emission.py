@@ -143,7 +143,6 @@ class Emitter:
         self.dataflow = assignment.occupancy.dataflow
 
     def program(self) -> tuple[Thunk, ...]:
-        """The thunks of the whole program."""
         root = self.dataflow.module.entry.root
         thunks = self.sequence(self.dataflow.module.entry)
         for (index, _), place in zip(root.shape.leaves(), self.assignment.results):
@@ -249,7 +248,6 @@ class _Places:
         self.fusion = instruction.opcode == "fusion"
 
     def array(self, value: HloInstruction) -> Slice:
-        """The slice of an array that the kernel reads."""
         if self.fusion:
             value = self.instruction.operands[value.parameter_number]
         return self.assignment.at(value)

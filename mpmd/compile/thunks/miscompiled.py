@@ -69,7 +69,6 @@ def compiler_failure(fragment: FragmentModule) -> MiscompiledError:
 
 
 def _report(fragment: FragmentModule, problems: str, texts: Mapping[str, str]) -> str:
-    """The text of a report."""
     names = ("mpmd", "jax", "jaxlib")
     parts = {
         "what is wrong": problems,

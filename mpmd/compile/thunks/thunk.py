@@ -31,19 +31,16 @@ class KernelThunk:
 
     @cached_property
     def writes(self) -> tuple[Slice, ...]:
-        """Slices that change."""
         scratch = (self.scratch,) if self.scratch is not None else ()
         return tuple(self.operands[k] for k in self.plan.results) + scratch
 
     @cached_property
     def reads(self) -> tuple[Slice, ...]:
-        """Slices that are read, those updated in place included."""
         combined = {s.operand for s in self.plan.stores if s.combine}
         kept = [s for k, s in enumerate(self.operands) if k not in self.plan.results or k in combined]
         return tuple(kept)
 
     def line(self) -> str:
-        """One line of a listing."""
         arrays = ", ".join(map(str, self.operands))
         scratch = f" scratch {self.scratch}" if self.scratch is not None else ""
         extents = "x".join(map(str, self.plan.extents))
@@ -71,7 +68,6 @@ class MatmulThunk:
 
     @property
     def writes(self) -> tuple[Slice, ...]:
-        """Slices that change."""
         if self.plan.epilogue is None:
             return tuple(self.operands.values())
         scratch = (self.scratch,) if self.scratch is not None else ()
@@ -79,12 +75,10 @@ class MatmulThunk:
 
     @property
     def reads(self) -> tuple[Slice, ...]:
-        """Slices that are read."""
         results = self.plan.epilogue.results if self.plan.epilogue is not None else tuple(self.operands)
         return (self.a, self.b, *(s for k, s in self.operands.items() if k not in results))
 
     def line(self) -> str:
-        """One line of a listing."""
         p = self.plan
         sizes = "x".join(map(str, (*p.batch, p.m, p.n, p.k)))
         follows = " with epilogue" if p.epilogue is not None else ""
@@ -113,16 +107,13 @@ class AttentionThunk:
 
     @property
     def writes(self) -> tuple[Slice, ...]:
-        """Slices that change."""
         return (*self.outputs.values(), *((self.scratch,) if self.scratch is not None else ()))
 
     @property
     def reads(self) -> tuple[Slice, ...]:
-        """Slices that are read."""
         return tuple(self.inputs.values())
 
     def line(self) -> str:
-        """One line of a listing."""
         sizes = "x".join(map(str, self.plan.rows.extents))
         arrays = ", ".join(map(str, (*self.reads, *self.writes)))
         return f"attention {self.name} {sizes} ({arrays})"
@@ -138,16 +129,13 @@ class CopyThunk:
 
     @property
     def writes(self) -> tuple[Slice, ...]:
-        """Slices that change."""
         return (self.target,)
 
     @property
     def reads(self) -> tuple[Slice, ...]:
-        """Slices that are read."""
         return (self.source,)
 
     def line(self) -> str:
-        """One line of a listing."""
         return f"copy {self.name} ({self.source}, {self.target})"
 
 
@@ -167,16 +155,13 @@ class CollectiveThunk:
 
     @property
     def writes(self) -> tuple[Slice, ...]:
-        """Slices that change."""
         return self.arrays[len(self.plan.arrays) :]
 
     @property
     def reads(self) -> tuple[Slice, ...]:
-        """Slices that are read, by other devices too."""
         return self.arrays[: len(self.plan.arrays)]
 
     def line(self) -> str:
-        """One line of a listing."""
         groups = "".join("{" + ",".join(map(str, g)) + "}" for g in self.plan.groups)
         return f"{self.plan.opcode} {self.name} {groups} ({', '.join(map(str, self.arrays))})"
 
@@ -190,16 +175,13 @@ class DeviceThunk:
 
     @property
     def writes(self) -> tuple[Slice, ...]:
-        """Slices that change."""
         return (self.target,)
 
     @property
     def reads(self) -> tuple[Slice, ...]:
-        """Nothing is read."""
         return ()
 
     def line(self) -> str:
-        """One line of a listing."""
         return f"device {self.name} ({self.target})"
 
 
@@ -223,16 +205,13 @@ class WhileThunk:
 
     @cached_property
     def writes(self) -> tuple[Slice, ...]:
-        """Slices that change."""
         return tuple(s for t in (*self.condition, *self.body) for s in t.writes)
 
     @cached_property
     def reads(self) -> tuple[Slice, ...]:
-        """Slices that are read."""
         return (self.flag, *(s for t in (*self.condition, *self.body) for s in t.reads))
 
     def line(self) -> str:
-        """One line of a listing."""
         return f"while {self.name} ({self.flag})"
 
 
@@ -252,16 +231,13 @@ class ConditionalThunk:
 
     @cached_property
     def writes(self) -> tuple[Slice, ...]:
-        """Slices that change."""
         return tuple(s for branch in self.branches for t in branch for s in t.writes)
 
     @cached_property
     def reads(self) -> tuple[Slice, ...]:
-        """Slices that are read."""
         return (self.selector, *(s for branch in self.branches for t in branch for s in t.reads))
 
     def line(self) -> str:
-        """One line of a listing."""
         return f"conditional {self.name} ({self.selector})"
 
 
@@ -299,7 +275,6 @@ def kernels_text(thunks: Sequence[Thunk]) -> str:
 
 
 def kernel_thunks(thunks: Sequence[Thunk]) -> list[KernelThunk | MatmulThunk | AttentionThunk]:
-    """The thunks that compute, also in loops and branches."""
     found: list[KernelThunk | MatmulThunk | AttentionThunk] = []
     for thunk in thunks:
         if isinstance(thunk, KernelThunk | MatmulThunk | AttentionThunk):

@@ -32,7 +32,6 @@ class CallInline(ModulePass):
     share_bodies: bool = False
 
     def rewrite(self, module: ir.Module) -> None:
-        """Inlines every call."""
         symbols = ir.symbol_table(module)
         calls = [(f, call) for f in symbols.values() for call in ir.walk(f, ir.Call)]
         calling = {f.symbol for f, _ in calls}

@@ -129,7 +129,6 @@ def _add_inside(f: ir.Func, results: list[int]) -> None:
 
 
 def _carried_into(call: ir.Call, found: _Sum, made: dict[ir.Call, ir.Call]) -> ir.Value:
-    """The value to which a call adds its term."""
     place = found.calls.index(call)
     if place:
         return made[found.calls[place - 1]].results[found.result]

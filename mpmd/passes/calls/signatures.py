@@ -67,7 +67,6 @@ class EraseUnusedCalleeBlockArguments(ModulePass):
     """
 
     def rewrite(self, module: ir.Module) -> None:
-        """Visits each callee with all its calls."""
         symbols = ir.symbol_table(module)
         for name, calls in calls_by_callee(ir.funcs(module)).items():
             callee = symbols[name]

@@ -39,7 +39,6 @@ class SplitAccumulatorsByMesh(ModulePass):
     """
 
     def rewrite(self, module: ir.Module) -> None:
-        """Visits each callee and all its calls."""
         symbols = ir.symbol_table(module)
         for name, sites in calls_by_callee(f for f in symbols.values() if f.is_entry).items():
             found = _accumulators(symbols[name], sites)

@@ -89,7 +89,6 @@ class FromUnrollToCallCounter(FunctionPass):
     """
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Renames the attribute."""
         for call in ir.walk(f, ir.Call):
             if call.unroll_counter is not None:
                 call.call_counter, call.unroll_counter = call.unroll_counter, None

@@ -34,7 +34,6 @@ class CopyConstants(FunctionPass):
 
 
 def value_inside(value: ir.Value) -> ir.Value | None:
-    """The inner value of a fragment's result, through transfers."""
     op = ir.producer(value)
     while isinstance(op, ir.Transfer):
         value = op.tensor
@@ -67,7 +66,6 @@ class CopyCheapConstants(FunctionPass):
     max_ops: int = 8
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Visits each operand of each fragment outside of microbatches."""
         for fragment in ir.fragments(f):
             if fragment.is_user or fragment.call_counter is not None:
                 continue

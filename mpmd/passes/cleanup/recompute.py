@@ -17,7 +17,6 @@ class BackwardPass(FunctionPass):
     runs_on = "mpmd"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Visits each backward fragment of the function."""
         for fragment in ir.fragments(f):
             if fragment.is_backward:
                 self.rewrite_fragment(fragment)
@@ -62,7 +61,6 @@ class RecomputeAttention(BackwardPass):
     max_ops: int = 64
 
     def rewrite_fragment(self, fragment: ir.Fragment) -> None:
-        """Recomputes residuals in a backward fragment."""
         read = [bool(ir.users(argument)) for argument in fragment.args]
         every = residuals_of(fragment)
         residuals = [residual for residual in every if read[residual[0]]]
@@ -134,7 +132,6 @@ class RecomputeCheapResiduals(BackwardPass):
     max_ops: int = 24
 
     def rewrite_fragment(self, fragment: ir.Fragment) -> None:
-        """Recomputes residuals in a backward fragment."""
         residuals = residuals_of(fragment)
         have = given(fragment, residuals)
         plans = []
@@ -152,5 +149,4 @@ class RecomputeCheapResiduals(BackwardPass):
 
 
 def _is_cheap(op: ir.Op) -> bool:
-    """Whether a compiler fuses an op into its users."""
     return op.operation.name in CHEAP and not len(op.operation.regions)

@@ -24,7 +24,6 @@ class SwapTransposedDots(FunctionPass):
     runs_on = "any"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Visits every transpose, in regions too."""
         for op in ir.walk(f):
             if op.operation.name == "stablehlo.transpose":
                 dot = ir.producer(op.operands[0])

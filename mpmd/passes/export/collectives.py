@@ -82,7 +82,6 @@ class LowerGathers(FunctionPass):
     runs_on = "mpmd"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Each fragment of gathers."""
         for fragment in ir.fragments(f):
             if fragment.inferred_by == [GATHERING]:
                 _lower(fragment, axes_of(f.topology[fragment.mesh]))

@@ -56,7 +56,6 @@ def site_text(site: FragmentInfo, transposed: bool) -> str:
 
 
 def _counts(site: FragmentInfo) -> list[int]:
-    """The transpose counts of the origins, ascending."""
     return sorted({o.transpose_count for o in site.origins})
 
 

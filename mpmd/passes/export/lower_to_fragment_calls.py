@@ -90,7 +90,6 @@ class LowerToFragmentCalls(ModulePass):
         names: Sequence[str],
         transposed: bool,
     ) -> None:
-        """Logs the programs of each mesh."""
         by_mesh: dict[str, list[str]] = {}
         for group, of_group, name in zip(groups, sites, names):
             lines = by_mesh.setdefault(group[0].mesh, [])

@@ -98,7 +98,6 @@ class _LayoutTable:
         return self.dicts[key]
 
     def read(self, op: ir.Op, name: str, index: int) -> str:
-        """The layout at one value."""
         layout = self._at(op, name)[index].get(LAYOUT)
         return DEFAULT if layout is None else str(ir.StringAttr(layout).value)
 
@@ -116,7 +115,6 @@ class _LayoutTable:
         self.chosen[(op, name)] = None
 
     def store(self) -> None:
-        """Writes all chosen layouts into the program."""
         for op, name in self.chosen:
             even_if_empty = isinstance(op, ir.Fragment) or name in op.attributes
             ir.put_attribute_dicts(op, name, self.dicts[(op, name)], even_if_empty)

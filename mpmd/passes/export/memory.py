@@ -249,7 +249,6 @@ def _placement(op: ir.Op) -> str | None:
 
 
 def _frontend(op: ir.Op) -> dict[str, str]:
-    """The attributes that JAX wrote for XLA."""
     attribute = op.attributes.get(_FRONTEND)
     if attribute is None:
         return {}

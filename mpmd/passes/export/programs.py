@@ -20,7 +20,6 @@ def put_rows(module: ir.Module, rows: Sequence[OptionsRow]) -> None:
 
 
 def rows_of(module: ir.Op) -> tuple[OptionsRow, ...]:
-    """The options that a user gave."""
     found = module.attributes.get(ATTRIBUTE)
     return () if found is None else tuple(map(_read_row, ir.ArrayAttr(found)))
 
@@ -31,18 +30,15 @@ def names_of(fragment: ir.Fragment | ir.FragmentCall) -> frozenset[str]:
 
 
 def options_of_fragment(fragment: ir.Fragment, rows: Sequence[OptionsRow]) -> FragmentOptions:
-    """The options with which a fragment is compiled."""
     return options_of(rows, fragment.mesh, names_of(fragment)) if rows else ()
 
 
 def put_options(f: ir.Func, options: FragmentOptions) -> None:
-    """Writes the options of a program."""
     with ir.context():
         ir.put(f, ATTRIBUTE, _dict(options) if options else None)
 
 
 def read_options(f: ir.Func) -> FragmentOptions:
-    """The options of a program."""
     found = f.attributes.get(ATTRIBUTE)
     return () if found is None else _read_dict(found)
 

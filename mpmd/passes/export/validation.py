@@ -31,7 +31,6 @@ class ValidateNoBackwardDeps(FunctionPass):
     fail_on_backward_deps: bool = False
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Checks the operands of each call."""
         calls = ir.ops(f, ir.FragmentCall)
         transposed = next((o for call in calls for o in call.origins if o.transpose_count), None)
         if transposed is not None:
@@ -98,7 +97,6 @@ class ValidateNoInferredFragments(FunctionPass):
     fail_on_inferred_fragments: bool = True
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Checks each inferred fragment."""
         for fragment in ir.fragments(f):
             if fragment.is_user:
                 continue
@@ -140,7 +138,6 @@ class ValidateNoParamTransfers(FunctionPass):
     param_pattern: str = "params['transformer"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Checks each transfer between meshes."""
         report = diagnostics.error if self.fail_on_param_transfers else diagnostics.warning
         for transfer in ir.ops(f, ir.Transfer):
             source, target = transfer.tensor.type, transfer.result.type
@@ -177,7 +174,6 @@ class ValidateNoReshards(FunctionPass):
     ignore_copies: bool = False
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Checks each call."""
         calls = ir.ops(f, ir.FragmentCall)
         symbols = ir.symbol_table(ir.module_of(f)) if calls else {}
         report = diagnostics.error if self.fail_on_reshard_only_fragments else diagnostics.warning

@@ -51,7 +51,6 @@ class FragmentInfo:
 
     @staticmethod
     def of(fragment: ir.Fragment) -> FragmentInfo:
-        """The info of a fragment."""
         split = next((kind for kind, name in SPLIT_TYPES.items() if name in fragment.attributes), None)
         return FragmentInfo(
             tuple(fragment.origins), fragment.stage, fragment.call_counter, split, fragment.mesh
@@ -165,7 +164,6 @@ class _TextReader:
         return match
 
     def end(self) -> None:
-        """Nothing must follow."""
         self.take(r"\Z", "nothing more")
 
     def infos(self, separator: str) -> tuple[FragmentInfo, ...]:
@@ -211,7 +209,6 @@ class _TextReader:
         return tuple(found)
 
     def string(self) -> str:
-        """`"name"`."""
         return self.take(r'"((?:[^"\\]|\\.)*)"', 'a name in "quotes"')[1]
 
 

@@ -10,7 +10,6 @@ from mpmd.passes.constants import attributes_of
 
 
 def inner_types(fragment: ir.Fragment) -> Hashable:
-    """The argument and result types of its body."""
     return tuple(v.type for v in (*fragment.args, *fragment.returned))
 
 

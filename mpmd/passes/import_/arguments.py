@@ -28,7 +28,6 @@ class EnforceInputOutputEquisharding(FunctionPass):
     constraints: tuple[Constraint, ...] = ()
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Visits each pair."""
         args, returned = f.args, f.returned
         changed = False
         for constraint in self.constraints:
@@ -80,7 +79,6 @@ class MapInputOutputToMesh(FunctionPass):
     output_assignment: tuple[IndexPlace, ...] = ()
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Maps arguments, then results."""
         inputs = _checked(f, self.input_assignment, len(f.args), "argument")
         outputs = _checked(f, self.output_assignment, len(f.returned), "result")
         where = ir.at_start(f.body)

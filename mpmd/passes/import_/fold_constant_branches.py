@@ -50,7 +50,6 @@ def _foldable(module: ir.Module) -> list[tuple[ir.Op, int]]:
 
 
 def _choices_between_names(module: ir.Module) -> list[ir.Op]:
-    """The conditionals that hold names, outside of named computations."""
     conditionals = ir.walk(module, (ir.stablehlo.CaseOp, ir.stablehlo.IfOp))
     return [op for op in conditionals if _chooses_between_names(op)]
 

@@ -30,7 +30,6 @@ class GenerateSdyMeshesFromTopology(ModulePass):
     """
 
     def rewrite(self, module: ir.Module) -> None:
-        """Changes the meshes of shardings, then replaces the meshes."""
         distributed = [f for f in ir.funcs(module) if f.is_mpmd]
         if not distributed:
             return
@@ -97,7 +96,6 @@ class _Pointer:
                     self._found.append((op, name, rewritten))
 
     def repoint(self) -> None:
-        """Rewrites the attributes."""
         for op, name, text in self._found:
             ir.put(op, name, ir.Attribute.parse(text))
 

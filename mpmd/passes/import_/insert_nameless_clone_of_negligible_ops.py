@@ -22,7 +22,6 @@ class InsertNamelessCloneOfNegligibleOps(FunctionPass):
     """
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Visits the returned values of each computation."""
         terminator = f.terminator
         for computation in reversed(ir.walk(f, ir.NamedComputation)):
             where = ir.after(computation)

@@ -31,7 +31,6 @@ class MapNamedOpsToMpmdOps(FunctionPass):
     assignment: Assignment = NOTHING
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Maps the names of one function."""
         places = self.assignment.places
         meshes = list(f.topology) if f.is_mpmd else []
         for op in ir.walk(f, (ir.NamedComputation, ir.NamedTensor)):
@@ -180,7 +179,6 @@ class ValidateNamedOpsInMpmdFunc(FunctionPass):
     runs_on = "any"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Checks the parent of each name."""
         for op in ir.walk(f, (ir.NamedComputation, ir.NamedTensor)):
             parent = op.operation.parent.opview
             fits = parent.is_mpmd if isinstance(parent, ir.Func) else parent.name.startswith("mpmd.")

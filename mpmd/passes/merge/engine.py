@@ -40,7 +40,6 @@ class MergePass(FunctionPass):
         return producer
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Merges bottom-up."""
         behind: dict[str, dict[ir.Fragment, None]] = {}  # per mesh, nearest last
         for fragment in reversed(ir.fragments(f)):
             followers = behind.setdefault(fragment.mesh, {})
@@ -114,7 +113,6 @@ def merged_call_counter(a: ir.Fragment, b: ir.Fragment) -> int | None:
 
 
 def named(fragment: ir.Fragment) -> str:
-    """A fragment by its user's names."""
     origins = ", ".join(map(str, fragment.origins)) or "unnamed work"
     parts = [f'{origins} on mesh "{fragment.mesh}"']
     if fragment.stage is not None:

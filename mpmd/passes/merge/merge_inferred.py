@@ -34,7 +34,6 @@ class MergeInferredByRound(FunctionPass):
     runs_on = "entry"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Groups by (mesh, round), then merges each group."""
         if not has_microbatches(f):
             return
         groups: dict[tuple[str, int], list[ir.Fragment]] = {}

@@ -42,7 +42,6 @@ class RuleBasedMerge(FunctionPass):
     remove_control_dependencies: bool = True
 
     def rewrite(self, module: ir.Module) -> None:
-        """Refuses impossible rules, then rewrites the functions."""
         problems = [problem for rule in self.rules for problem in _problems(rule)]
         seen: dict[FragmentInfo, FragmentMergeRule] = {}
         for rule in self.rules:
@@ -55,7 +54,6 @@ class RuleBasedMerge(FunctionPass):
             super().rewrite(module)
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Merges in rounds, then sorts."""
         by_info = {info: rule for rule in self.rules for info in rule.sources}
         found: dict[FragmentMergeRule, None] = {}
         applied: dict[FragmentMergeRule, None] = {}
@@ -77,7 +75,6 @@ class RuleBasedMerge(FunctionPass):
 
 
 def _problems(rule: FragmentMergeRule) -> list[str]:
-    """Why a rule is impossible."""
     found = []
     if len(rule.sources) < 2:
         found.append(f"the merge rule {rule} has fewer than two sources: there is nothing to merge")

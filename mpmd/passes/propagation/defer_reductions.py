@@ -246,7 +246,6 @@ class _Addend:
 
     @property
     def continued(self) -> list[ir.Value]:
-        """The operands that come in partial form."""
         inputs = list(self.fragment.inputs)
         return [inputs[i] for i in self.link.taken if i != self.start]
 
@@ -331,7 +330,6 @@ class _Deferring:
             ir.erase(fragment)
 
     def _replacement(self, fragment: ir.Fragment) -> ir.Fragment:
-        """The fragment with accumulators in partial form."""
         nodes = sorted(self.nodes[fragment], key=lambda node: node.link.given)
         made: ir.Fragment = ir.clone(
             self._model(self.kinds[fragment], tuple(node.link for node in nodes)), ir.before(fragment)

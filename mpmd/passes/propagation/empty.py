@@ -25,7 +25,6 @@ class DropSubAxes(FunctionPass):
     runs_on = "mpmd"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Every fragment and transfer, on all sides."""
         for op in ir.ops(f, (ir.Fragment, ir.Transfer)):
             for name in ("in_shardings", "out_shardings", shardings.ARGUMENT):
                 old = shardings.read(op, name)
@@ -51,7 +50,6 @@ class ForgetEmptyComputations(FunctionPass):
     runs_on = "mpmd"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Visits each user fragment."""
         for fragment in ir.fragments(f):
             if fragment.is_user and not ir.ops(fragment.body):
                 fragment.origins = []

@@ -71,7 +71,6 @@ def _shape_of(mesh: ir.sdy.MeshAttr) -> tuple[tuple[str, int], ...]:
 
 
 def _local_count(value: ir.Value, sharding: shardings.Sharding | None, topology: ir.TopologyAttr) -> int:
-    """Elements of one device's shard."""
     kind = value.type
     of_sharding = ir.MeshTensor.get(kind.mesh, kind.tensor, sharding, kind.memory_kind)
     return math.prod(local_shape(of_sharding, topology[kind.mesh]))
@@ -151,7 +150,6 @@ class _Reports:
     def add(
         self, transfer: ir.Transfer, old: shardings.Sharding | None, new: shardings.Sharding | None
     ) -> None:
-        """Records one transfer."""
         kind = transfer.tensor.type
         of_old = ir.MeshTensor.get(kind.mesh, kind.tensor, old)
         text = (
@@ -162,7 +160,6 @@ class _Reports:
         self.found.setdefault(text, []).append(transfer.location)
 
     def give(self) -> None:
-        """Warns."""
         for text, places in self.found.items():
             times = f" ({len(places)} times)" if len(places) > 1 else ""
             diagnostics.warning(

@@ -82,7 +82,6 @@ class _Fitting:
     names: dict[str, str]
 
     def fit_function(self, f: ir.Func) -> None:
-        """Arguments, results, and all fragments, transfers and loops."""
         for attribute, values in (("arg_attrs", f.args), ("res_attrs", f.returned)):
             dicts = ir.attribute_dicts(f, attribute, len(values))
             for of_value, value in zip(dicts, values, strict=True):
@@ -136,7 +135,6 @@ class _Fitting:
         return size is not None and (whole or all(a.get(axis.name) == size for a in self.old.values()))
 
     def fit_inside(self, fragment: ir.Fragment) -> None:
-        """All shardings in the body of a fragment."""
         for op in ir.walk(fragment)[1:]:
             if op.operation.name == "sdy.manual_computation":
                 self.check_manual(op, fragment)

@@ -179,7 +179,6 @@ def _take_meshes(module: ir.Module, source: Any) -> None:
 
 
 def _has_copies(f: ir.Func) -> bool:
-    """Whether fragments of one mesh share a body."""
     called = [(fragment.mesh, name) for fragment in ir.fragments(f) for name in called_bodies(fragment)]
     return len(set(called)) < len(called)
 

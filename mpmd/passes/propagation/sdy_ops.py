@@ -26,7 +26,6 @@ class ConvertSdyConstants(FunctionPass):
     runs_on = "any"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """At any depth."""
         for op in ir.walk(f, ir.sdy.ConstantOp):
             made = _complex_constant(op) if holds_complex(op) else _constant(op)
             ir.replace(op, [made.results[0]])
@@ -117,7 +116,6 @@ class _Types:
         self.made: dict[tuple[ir.Type, shardings.Sharding], ir.Type] = {}
 
     def give(self, values: Iterable[ir.Value], found: Iterable[shardings.Sharding | None]) -> None:
-        """Gives values the types for their shardings."""
         for value, sharding in zip(values, found):
             kind = value.type
             if sharding is None or not isinstance(kind, ir.MeshTensor):
@@ -156,7 +154,6 @@ class ReshardsToConstraints(FunctionPass):
     runs_on = "any"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """At any depth."""
         for op in ir.walk(f, ir.sdy.ReshardOp):
             made = ir.create(
                 "sdy.sharding_constraint", [op.input], [op.result.type], ir.before(op),

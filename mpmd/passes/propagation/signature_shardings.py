@@ -82,7 +82,6 @@ class PopulateUnreducedOutSharding(FunctionPass):
     runs_on = "distributed"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Checks the returned values of each fragment."""
         for fragment in ir.fragments(f):
             unreduced = {
                 i: constraint

@@ -56,11 +56,9 @@ class Trial:
 
     @property
     def fragments(self) -> list[ir.Fragment]:
-        """The fragments of the function that are in it."""
         return list(self._models)
 
     def layout(self, fragment: ir.Fragment) -> Layout:
-        """The types of a fragment's operands and results."""
         model = self._models[fragment]
         return (
             _with_shardings(fragment.inputs, shardings.read(model, "in_shardings")),
@@ -110,7 +108,6 @@ def without_axes(sharding: shardings.Sharding, axes: frozenset[str], is_closed: 
 
 
 def given_split(f: ir.Func, position: int) -> Split:
-    """How the user splits an argument."""
     kind = f.args[position].type
     sharding = f.arg_attribute(position, shardings.ARGUMENT)
     return split_of(sharding, len(kind.shape)) if isinstance(kind, ir.MeshTensor) else ()
@@ -148,7 +145,6 @@ def rows(groups: Iterable[Sequence[ir.Fragment]]) -> list[tuple[ir.Fragment, int
 
 
 def _is_from_outside(value: ir.Value) -> bool:
-    """Whether no microbatch computes a value."""
     op = ir.producer(transferred(value))
     return not isinstance(op, ir.Fragment) or op.call_counter is None
 

@@ -76,7 +76,6 @@ class ValidateNoRepeatedCollectives(FunctionPass):
 
 
 def _counters(value: ir.Value) -> set[int]:
-    """The microbatches whose fragments read a value."""
     return {
         op.call_counter
         for op in ir.users(value)
@@ -223,7 +222,6 @@ def _of_terms(op: ir.Op, fragment: ir.Fragment) -> Iterator[_Readers]:
 
 
 def _is_in(op: ir.Op, counter: int | None) -> bool:
-    """Whether an op is a fragment of a microbatch."""
     return isinstance(op, ir.Fragment) and op.call_counter == counter
 
 
@@ -238,7 +236,6 @@ def _is_of_another(value: ir.Value, fragment: ir.Fragment) -> bool:
 
 
 def _takes_several(fragment: ir.Fragment) -> bool:
-    """Whether it takes values of several microbatches."""
     makers = (ir.producer(value) for value in fragment.inputs)
     return len({x.call_counter for x in makers if isinstance(x, ir.Fragment)} - {None}) > 1
 
@@ -258,7 +255,6 @@ class _Finding:
 def _reduction(
     op: ir.Op, axes: Iterable[str], readers: _Readers, fragment: ir.Fragment, f: ir.Func
 ) -> _Finding:
-    """A sum that devices take in each microbatch."""
     meshes = [axes_of(mesh) for mesh in f.topology.values()]
     if readers.curved is not None:
         why = f"{_op(readers.curved)} needs the sum of each"

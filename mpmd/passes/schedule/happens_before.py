@@ -145,7 +145,6 @@ def none(mesh: Mesh) -> Sequence[Relation]:
 
 
 def gpipe(mesh: Mesh) -> Sequence[Relation]:
-    """All forwards, then all backwards."""
     del mesh
     return [ByKey(lambda u: (u.is_backward, u.counter))]
 

@@ -199,7 +199,6 @@ Rows = dict[str, dict[TableTask, list[ir.Fragment]]]
 
 
 def _fragments_by_task(f: ir.Func, orders: TaskOrders) -> Rows:
-    """The fragments of each task of the table."""
     stage_of = {mesh: i for i, mesh in enumerate(f.topology.schedulable)}
     rows: Rows = {mesh: {task: [] for task in tasks} for mesh, tasks in orders.of_mesh}
     strangers = []
@@ -287,12 +286,10 @@ def apply_edges(f: ir.Func, edges: Edges, remove_control_dependencies: bool) -> 
 
 
 def way(ops: Sequence[ir.Op]) -> str:
-    """A path through the program, op by op."""
     return " -> ".join(map(describe, ops))
 
 
 def describe(op: ir.Op) -> str:
-    """A description of one op for the user."""
     if isinstance(op, ir.Transfer):
         return f'transfer from mesh "{op.tensor.type.mesh}" to "{op.result.type.mesh}"'
     if not isinstance(op, ir.Fragment):
@@ -369,7 +366,6 @@ def _follow(
     precedence: Precedence,
     f: ir.Func,
 ) -> None:
-    """Adds the edges of one rule."""
     before = rule.ordered_fragments[0] if rule.ordered_fragments else None
     for after in rule.ordered_fragments[1:]:
         if before not in known:

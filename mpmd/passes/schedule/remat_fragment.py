@@ -113,16 +113,13 @@ class _Neighbours:
                 self._link(a, b)
 
     def insert(self, fragment: ir.Fragment, before: ir.Fragment) -> None:
-        """Puts a fragment into the chain, right before another."""
         self._link(self.previous[before], fragment)
         self._link(fragment, before)
 
     def remove(self, fragment: ir.Fragment) -> Ends:
-        """Takes a fragment out; its old neighbours."""
         return self.previous.pop(fragment), self.following.pop(fragment)
 
     def put_between(self, ends: Ends, fragment: ir.Fragment) -> None:
-        """Puts a fragment back where another was taken out."""
         self._link(ends[0], fragment)
         self._link(fragment, ends[1])
 

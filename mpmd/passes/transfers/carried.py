@@ -26,7 +26,6 @@ class ForgetCarriedStarts(FunctionPass):
     runs_on = "any"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Visits every op, in fragments too."""
         for op in ir.walk(f):
             if op.operation.name == "stablehlo.optimization_barrier" and START in op.attributes:
                 ir.replace(op, list(op.operands))

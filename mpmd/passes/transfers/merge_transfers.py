@@ -97,7 +97,6 @@ class TransferGroup:
 
     @property
     def tensor(self) -> ir.RankedTensorType:
-        """The type of each value."""
         return self.transfers[0].tensor.type.tensor
 
     @property

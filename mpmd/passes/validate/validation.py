@@ -28,7 +28,6 @@ class SchedulingUnitsVerifier(FunctionPass):
     runs_on = "mpmd"
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Counts."""
         fragments = ir.fragments(f)
         counters = {op.call_counter for op in fragments if op.call_counter is not None}
         expected = max(counters, default=0) + (0 in counters)
@@ -71,7 +70,6 @@ class VerifyStageMerging(FunctionPass):
     """
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Compares each fragment with earlier ones for conflicts."""
         seen: dict[_Key, dict[int | None, ir.Fragment]] = {}
         for fragment in ir.fragments(f):
             if fragment.stage is None:

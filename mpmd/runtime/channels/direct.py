@@ -54,14 +54,12 @@ class DirectPairs:
     """The pairs of a program, in their order."""
 
     def __init__(self, pairs: Sequence[DirectPair]) -> None:
-        """Takes those of all processes."""
         self.pairs = tuple(pairs)
         self.position: Mapping[MessageKey, int] = {pair.key: k for k, pair in enumerate(self.pairs)}
         own = [k for k, pair in enumerate(self.pairs) if pair.sends or pair.receives]
         self.last = own[-1] if own else -1
 
     def step(self) -> DirectStep:
-        """The pairs of a step."""
         made = DirectStep(self)
         if self.last < 0:
             made.count(len(self.pairs))
@@ -75,7 +73,6 @@ class DirectStep:
         self._of, self._next = of, 0
 
     def send(self, key: MessageKey, array: Any) -> None:
-        """Makes the call of a message with its array."""
         pair = self._reach(key)
         pair.copy(pair.prepare(array))
         self._passed(key)
@@ -135,7 +132,6 @@ class DirectChannel:
         return self._other.recv(sequence)
 
     def stop(self) -> None:
-        """Wakes a receiver of another engine."""
         self._other.stop()
 
 

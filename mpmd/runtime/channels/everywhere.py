@@ -168,7 +168,6 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _numbers(leaf: Any) -> Any:
-    """Random keys as the integers that they consist of."""
     return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 

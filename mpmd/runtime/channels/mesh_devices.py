@@ -76,7 +76,6 @@ class MeshDevices:
 
     @property
     def meshes(self) -> Mapping[str, Mesh]:
-        """The JAX mesh behind each name."""
         return self._meshes
 
     def sharding(self, type_: BufferType) -> Sharding:
@@ -182,7 +181,6 @@ class MeshDevices:
         return ()
 
     def channels(self, program: Program, pairs: Sequence[MessageKey] = ()) -> Callable[[], Sequence[Channel]]:
-        """The function that creates the channels of each step."""
         return LocalChannels(self, program)
 
 
@@ -221,5 +219,4 @@ class LocalChannels:
         self._movers = movers
 
     def __call__(self) -> list[LocalChannel]:
-        """New channels, in the program's order."""
         return [LocalChannel(movers) for movers in self._movers]

@@ -28,7 +28,6 @@ class DispatchAnnotations(Observer):
         self._open = threading.local()
 
     def calling(self, call: BoundCall, frame: StepState) -> None:
-        """Begins it."""
         op = call.op
         task = task_text(op)
         facts = {"stage": op.stage, "microbatch": op.microbatch, "phase": op.phase or None}

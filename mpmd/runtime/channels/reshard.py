@@ -134,7 +134,6 @@ def _shard_maker(
 
 
 def slice_of(piece: ShardPiece) -> Callable[[jax.Array], jax.Array]:
-    """The function that slices a piece from its shard."""
     if piece.box == piece.shard:
         return lambda shard: shard
     start = tuple(a - base for (a, _), (base, _) in zip(piece.box, piece.shard, strict=True))

@@ -177,7 +177,6 @@ def _maker(
 
 
 def processes_of(sharding: Sharding) -> list[int]:
-    """The processes that have devices of a sharding."""
     return sorted({device.process_index for device in sharding.device_set})
 
 
@@ -218,5 +217,4 @@ class SpanningChannel:
         return message.joined(parts)
 
     def stop(self) -> None:
-        """Wakes a receiver that waits for this process."""
         self._within.stop()

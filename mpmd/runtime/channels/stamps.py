@@ -62,7 +62,6 @@ class Stamps:
         return self._source.log(self._own(mesh), room)
 
     def _own(self, mesh: str) -> list[Any]:
-        """The devices of a mesh in this process."""
         return list(self._devices.meshes[mesh].local_mesh.devices.flat)
 
     def marks(self, mesh: str, log: TimeLog, keys: list[int]) -> dict[int, Mark]:
@@ -101,7 +100,6 @@ class Stamps:
             return self.stamp(mark, array) if is_apart else []
 
     def _program(self, shape: tuple[int, ...], dtype: Any, sharding: Sharding) -> Callable[..., jax.Array]:
-        """The stamp of arrays of one device."""
         (device,) = sharding.device_set
         memory = sharding.memory_kind or default_memory_kind(sharding)
         target = self._source.target(device)

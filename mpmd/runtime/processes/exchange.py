@@ -143,7 +143,6 @@ def _unpacked(text: str) -> Any:
 
 
 def _difference(other: int, ours: str, theirs: str, alike: Alike) -> str:
-    """The page for two texts that differ."""
     pairs = itertools.zip_longest(ours.split("\n"), theirs.split("\n"), fillvalue="(it ends here)")
     number, (first, second) = next((n, pair) for n, pair in enumerate(pairs, 1) if pair[0] != pair[1])
     return (

@@ -19,7 +19,6 @@ class Mail:
     """Writes and awaits entries of the store; each wait ends when the processes cannot go on."""
 
     def __init__(self, world: World, store: Any) -> None:
-        """Takes this process among the others, and the store."""
         self._world, self._store = world, store
         self._written = ""
 
@@ -39,7 +38,6 @@ class Mail:
         return found
 
     def put(self, name: str, text: str) -> None:
-        """Writes a text that one other process takes."""
         with self._answering():
             self._store.key_value_set(f"mpmd/{name}", text)
 
@@ -61,7 +59,6 @@ class Mail:
 
     @contextmanager
     def _answering(self) -> Iterator[None]:
-        """Makes the loss of the coordinator a PeerError."""
         try:
             yield
         except (jax_compat.JaxRuntimeError, NoAnswer) as error:

@@ -27,13 +27,11 @@ class MeetingCall:
     asynchronous = False
 
     def __init__(self, call: FragmentExecutable, meeting: Meeting) -> None:
-        """Takes the fragment, and the meeting of its mesh."""
         self._call, self._meeting = call, meeting
         self.has_token = bool(getattr(call, "has_token", False))
 
     @property
     def name(self) -> str:
-        """The fragment's name."""
         return self._call.name
 
     def __call__(self, *arrays: Any) -> Sequence[Any]:

@@ -48,7 +48,6 @@ class Monitor:
         self._since_failure = self._since_end = self._turn = 0
 
     def start(self) -> None:
-        """Starts to watch."""
         self._thread.start()
 
     def stop(self) -> None:

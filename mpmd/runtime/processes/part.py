@@ -116,7 +116,6 @@ class Part:
 
     @property
     def own_program(self) -> Program:
-        """The streams of this process."""
         return self._executor.own_program
 
     @property
@@ -126,7 +125,6 @@ class Part:
 
     @property
     def executables(self) -> Mapping[tuple[str, str], FragmentExecutable]:
-        """The executables of this process, by (mesh, name)."""
         return self._executor.executables
 
     def gathered_times(self, what: str, times: StepTimes) -> tuple[StepTimes, float]:
@@ -171,7 +169,6 @@ class Part:
         self._world.check()
 
     def close(self) -> None:
-        """Ends the threads."""
         self._executor.close()
 
     def _refuse_absent(self, inputs: Sequence[Any]) -> None:

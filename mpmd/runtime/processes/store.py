@@ -60,7 +60,6 @@ class _Caller:
         raise NoAnswer(f"no answer for {self._polls * _POLL_SECONDS:g} s")
 
     def close(self) -> None:
-        """Ends the thread, unless a call does not return."""
         self._calls.put(None)
         self._thread.join(_POLL_SECONDS)
 
@@ -83,7 +82,6 @@ class BoundedStore:
         self._lost = threading.Event()
 
     def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
-        """Writes an entry."""
         self._call(lambda: self._client.key_value_set(key, value, allow_overwrite=allow_overwrite))
 
     def key_value_dir_get(self, prefix: str) -> list[tuple[str, str]]:
@@ -92,7 +90,6 @@ class BoundedStore:
         return found
 
     def key_value_delete(self, key: str) -> None:
-        """Removes an entry."""
         self._call(lambda: self._client.key_value_delete(key))
 
     def blocking_key_value_get(self, key: str, milliseconds: int) -> str:
@@ -100,7 +97,6 @@ class BoundedStore:
         return str(self._call(lambda: self._client.blocking_key_value_get(key, milliseconds)))
 
     def close(self) -> None:
-        """Ends the threads of all callers."""
         for caller in self._callers:
             caller.close()
 

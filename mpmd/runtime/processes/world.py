@@ -100,7 +100,6 @@ class World:
         self._exclusive, self.origins = Exclusive(), Origins()
 
     def name(self) -> str:
-        """This process, for messages."""
         return f"process {self.index} of {self.count}, host {self.hosts[self.index]!r}"
 
     def pin(self) -> None:
@@ -118,7 +117,6 @@ class World:
         self._stop_work.append(stop)
 
     def known_hosts(self) -> dict[int, str]:
-        """The host of each process that has joined."""
         beats = {name: text for name, text in self.state().items() if name.startswith("beat/")}
         found = {int(name.removeprefix("beat/")): json.loads(text)["host"] for name, text in beats.items()}
         return {**self.hosts, **found}

@@ -103,24 +103,19 @@ class FixedSchedule(PipelineSchedule):
 
     @property
     def splits_backward(self) -> bool:  # type: ignore[override]
-        """The table's."""
         return self.fixed.splits_backward
 
     @property
     def has_backward(self) -> bool:  # type: ignore[override]
-        """The table's."""
         return self.fixed.has_backward
 
     def placement(self, num_stages: int, num_meshes: int) -> Placement:
-        """The table's."""
         return self.fixed.stage_to_mesh
 
     def mirror(self, shape: PipelineShape) -> Mirror | None:
-        """The table's."""
         return self.fixed.mirror
 
     def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
-        """The table's."""
         return self.fixed.orders
 
     def table(

@@ -38,13 +38,11 @@ def changes(before: Sequence[OpText], after: Sequence[OpText]) -> Iterator[Chang
 
 
 def _left(ops: Sequence[OpText], places: Sequence[int], moved: set[int]) -> Iterator[Change]:
-    """Lines of removed ops."""
     for op, i in zip(ops, places):
         yield from ((MOVED_AWAY if i in moved else GONE, line) for line in op.lines())
 
 
 def _inside(before: OpText, after: OpText) -> Iterator[Change]:
-    """Lines of an op and of its partner."""
     parts = itertools.zip_longest(before.named, after.named, before.inside, after.inside)
     for old, new, olds, news in parts:
         if old is None:

@@ -158,12 +158,10 @@ def _transfer(op: ir.Transfer, sources: tuple[int, ...], place: int) -> Node:
 
 
 def _size(op: Any) -> int:
-    """Ops inside, without itself and its terminator."""
     return len(ir.walk(op)) - 2
 
 
 def _bytes(values: Iterable[Any]) -> str:
-    """How many values, and their bytes over all devices."""
     sizes = [global_bytes(v.type) for v in values if hasattr(v.type, "shape")]
     return f"{_amount(sum(sizes))} in {len(sizes)} value{'s' * (len(sizes) != 1)}"
 

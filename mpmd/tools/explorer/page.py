@@ -95,7 +95,6 @@ def _runs(changes: Iterable[tuple[str, str]], lines: _NumberTable) -> list[list[
 
 
 def _shorten(line: str) -> str:
-    """A line without most of a large constant."""
     more = len(line) - _MAX_LINE
     return line if more <= 0 else f"{line[:_MAX_LINE]} … and {more} more characters"
 

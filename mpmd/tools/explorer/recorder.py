@@ -60,7 +60,6 @@ class PassRun:
 
     @property
     def about(self) -> str:
-        """The docstring of the pass."""
         if self.kind is None:
             return "The module as it was read."
         if issubclass(self.kind, MlirPass):
@@ -89,11 +88,9 @@ class PassRecorder:
         self.steps.append(self._look(module, PassRun(title)))
 
     def begins(self, module: ir.Module) -> None:
-        """A module as JAX traced it."""
         self.start(module, title="traced")
 
     def phase_begins(self, phase: str, steps: Iterable[Step]) -> None:
-        """Adds the planned steps of a pipeline."""
         self._waiting += (Planned(step.pass_, phase, step.why) for step in steps)
 
     def pass_ended(self, pass_: Pass, module: ir.Module, changed: bool, seconds: float) -> None:

@@ -39,7 +39,6 @@ class OwnNames:
     @staticmethod
     @functools.lru_cache(100_000)  # the same lines come again in other microbatches, and after other passes
     def of(*lines: str) -> OwnNames:
-        """The names in these lines, as MLIR prints them."""
         found = _RESULTS.match(lines[0])
         results = NAME.findall(found[1]) if found else []
         rest = [lines[0][found.end() :] if found else lines[0], *lines[1:]]
@@ -77,7 +76,6 @@ class OpText:
 
     @functools.cached_property
     def names(self) -> OwnNames:
-        """The names in its own lines."""
         return OwnNames.of(*self.raw)
 
     @functools.cached_property
@@ -99,7 +97,6 @@ class OpText:
         return "\n".join([own, *(op.template for ops in self.inside for op in ops)])
 
     def lines(self) -> Iterable[str]:
-        """Its text with stable names, line by line."""
         for line, ops in zip(self.named, self.inside):
             yield line
             for op in ops:
@@ -107,7 +104,6 @@ class OpText:
 
 
 def read_tree(text: str) -> list[OpText]:
-    """The tree of a module's text, by its indentation."""
     top = OpText([""])
     open_ops: list[tuple[int, OpText]] = [(-1, top)]
     for line in text.splitlines():
@@ -134,7 +130,6 @@ class Numbering:
         self._numbers: dict[Hashable, int] = {}
 
     def of(self, key: Hashable) -> int:
-        """The number of a key."""
         return self._numbers.setdefault(key, len(self._numbers))
 
     def number(self, ops: Iterable[OpText], known: dict[str, tuple[int, Hashable]] | None = None) -> None:

@@ -48,7 +48,6 @@ class Values:
         self._known: dict[tuple[Any, Demand], Any] = {}
 
     def put(self, variable: Any, demand: Demand, value: Any) -> None:
-        """Keeps a value."""
         self._known[variable, demand] = value
 
     def get(self, variable: Any, demand: Demand) -> Any:
@@ -113,7 +112,6 @@ class DemandedJaxpr:
             self._demands.setdefault(variable, {})[demand] = None
 
     def _step(self, equation: Any, demands: list[list[Demand]]) -> Step:
-        """How an equation is computed; notes its operands."""
         name = equation.primitive.name
         if name == "sharding_constraint":  # the shardings of the step decide
             return self._forwarding(equation, demands[0])
@@ -164,7 +162,6 @@ class DemandedJaxpr:
         return step
 
     def _call(self, equation: Any, demands: list[list[Demand]]) -> Step:
-        """The body of a call, inlined."""
         body = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
         inner = DemandedJaxpr(getattr(body, "jaxpr", body), demands)
         constants: list[Given] = [{None: value} for value in getattr(body, "consts", ())]
@@ -261,7 +258,6 @@ class _ScanBody:
         return Range(0, start, stop) if stop > start else None
 
     def run(self, equation: Any, values: Values, wanted: Range) -> list[Any]:
-        """A range of the rows of every wanted result."""
         state = [values.get(equation.invars[k], None) for k in self.carried]
         before = self._before(wanted)
         if self.carried and before is not None:

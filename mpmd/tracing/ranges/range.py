@@ -20,11 +20,9 @@ class Range:
 
     @property
     def size(self) -> int:
-        """How many indices."""
         return self.stop - self.start
 
     def along(self, dim: int) -> Range:
-        """The same indices along another dim."""
         return dataclasses.replace(self, dim=dim)
 
 
@@ -42,7 +40,6 @@ class RangeComputation:
 
 
 def sliced(value: Any, wanted: Range) -> Any:
-    """A range of a value."""
     return jax.lax.slice_in_dim(value, wanted.start, wanted.stop, axis=wanted.dim)
 
 

@@ -18,7 +18,6 @@ Rule = Callable[[Any, Range], RangeComputation | None]
 
 
 def _again(equation: Any, operands: Sequence[Range | None], **changed: Any) -> RangeComputation:
-    """The same operation, of ranges of all operands."""
     return RangeComputation(tuple(enumerate(operands)), lambda given: rebind(equation, given, **changed)[0])
 
 

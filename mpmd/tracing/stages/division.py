@@ -357,7 +357,6 @@ def best_division(segments: Segments, stages: int, places: Sequence[int]) -> Sta
 
 
 def divided_at(segments: Segments, starts: Sequence[int]) -> StageDivision:
-    """The division at given places."""
     ends = [0, *starts, len(segments.chain)]
     seconds = [segments.seconds(s, a, b) for s, (a, b) in enumerate(itertools.pairwise(ends))]
     return StageDivision(

@@ -82,7 +82,6 @@ class ItemEmission:
                 self.compute_item(item, env)
 
     def compute_item(self, item: Item, env: dict[int, Any]) -> None:
-        """Computes one item."""
         values = [env[v] if isinstance(v, int) else v.val for v in item.inputs]
         env.update(zip(item.outputs, item.compute(*values), strict=True))
 

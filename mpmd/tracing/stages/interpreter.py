@@ -123,7 +123,6 @@ class PartwiseInterpreter:
 
 
 def array(part: Any) -> Any:
-    """A part as an array."""
     return jnp.zeros(part.shape, part.dtype) if isinstance(part, Zeros) else part
 
 

@@ -63,18 +63,15 @@ class Item:
 
     @property
     def reads(self) -> list[int]:
-        """The numbers of the values that it reads."""
         return numbers(self.inputs)
 
     @property
     def where(self) -> str:
-        """Its primitive and its place in the source."""
         place = place_of(self.equation)
         return f"{self.equation.primitive.name} ({place})" if place else str(self.equation.primitive.name)
 
 
 def numbers(operands: Iterable[Operand]) -> list[int]:
-    """The operands that are values."""
     return [operand for operand in operands if isinstance(operand, int)]
 
 
@@ -99,12 +96,10 @@ class FlatFunction:
         self._drop_dead_items()
 
     def value(self, aval: Any) -> int:
-        """The number of a new value."""
         self.avals.append(aval)
         return len(self.avals) - 1
 
     def readers(self) -> dict[int, list[Item]]:
-        """The items that read each value."""
         found: dict[int, list[Item]] = {v: [] for v in range(len(self.avals))}
         for item in self.items:
             for v in dict.fromkeys(item.reads):

@@ -113,7 +113,6 @@ class _Term:
         return interpreter.joined
 
     def _slice(self, stack: int, begin: int, end: int, stage: int) -> int:
-        """The value of some rows of a stack."""
         aval = self.flat.avals[stack]
         part = self.flat.value(aval.update(shape=(end - begin, *aval.shape[1:])))
         compute = lambda rows: [jax.lax.slice_in_dim(rows, begin, end)]  # noqa: E731

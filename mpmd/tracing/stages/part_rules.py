@@ -135,7 +135,6 @@ def reshape(of: PartwiseInterpreter, equation: Any, operands: list[Any]) -> list
 
 
 def squeeze(of: PartwiseInterpreter, equation: Any, operands: list[Any]) -> list[Any] | None:
-    """Of other dims."""
     stack, dims = operands[0], equation.params["dimensions"]
     if stack.dim in dims:
         return None
@@ -144,7 +143,6 @@ def squeeze(of: PartwiseInterpreter, equation: Any, operands: list[Any]) -> list
 
 
 def transpose(of: PartwiseInterpreter, equation: Any, operands: list[Any]) -> list[Any] | None:
-    """Each part."""
     stack = operands[0]
     parts = [rebind(equation, [array(part)])[0] for part in stack.parts]
     return [Stacked(parts, equation.params["permutation"].index(stack.dim))]
@@ -249,7 +247,6 @@ def _role(stack: Stacked, contracted: Sequence[int], batch: Sequence[int]) -> tu
 
 
 def barrier(of: PartwiseInterpreter, equation: Any, operands: list[Any]) -> list[Any] | None:
-    """Of each part by itself."""
     values = [list(map(array, v.parts)) if isinstance(v, Stacked) else [v] for v in operands]
     made = [jax.lax.optimization_barrier(parts) for parts in values]
     return [Stacked(parts, v.dim) if isinstance(v, Stacked) else parts[0] for parts, v in zip(made, operands)]

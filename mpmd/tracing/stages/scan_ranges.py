@@ -141,7 +141,6 @@ def scans_over(flat: FlatFunction, stacks: set[int], parameters: set[int]) -> di
 
 
 def _rows_scanned(flat: FlatFunction, sources: Mapping[int, set[int]]) -> dict[Item, set[int]]:
-    """The scans that have rows of stacks, and these."""
     found: dict[Item, set[int]] = {}
     for item in flat.items:
         if item.equation.primitive.name == "scan":

@@ -251,7 +251,6 @@ def _selector(
 
 
 def _literal(pattern: str) -> str:
-    """A pattern as a user writes it."""
     return f"r'{pattern}'" if "\\" in pattern else repr(pattern)
 
 

@@ -121,7 +121,6 @@ def remove_program(index: int, platform: str = "cpu") -> None:
 
 
 def capsule(address: int) -> Any:
-    """An address as JAX takes it."""
     create = ctypes.pythonapi.PyCapsule_New
     create.restype, create.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     return create(address, None, None)
@@ -192,7 +191,6 @@ def _emit_instantiate(module: Module, table: int, type_number: int) -> None:
 
 
 def _entry(frame: FfiFrame, table: int) -> Value:
-    """The row of the program that a call names."""
     f = frame.f
     index = f.load(frame.attribute(0), "i64")
     start = f.op(f"inttoptr i64 {table} to ptr", "ptr")

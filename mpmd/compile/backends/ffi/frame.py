@@ -178,7 +178,6 @@ class FfiFrame:
                     f.store(constant(value, "i32"), f.offset(metadata, METADATA[field]))
 
     def _service(self, name: str) -> Value:
-        """A function of XLA's."""
         api = self.f.load(self._at("api"), "ptr")
         return self.f.load(self.f.offset(api, API[name]), "ptr")
 

@@ -78,7 +78,6 @@ class MixedFragment:
 
     @property
     def native_parts(self) -> list[Artefact]:
-        """The clusters of machine code."""
         return [part.native for _, _, part, _ in self.every() if part.native is not None]
 
 
@@ -109,7 +108,6 @@ class MixedExecutable(CompiledFragment):
 
     @property
     def workspace_bytes(self) -> int:
-        """XLA's temporaries."""
         return super().memory_analysis().temporaries
 
     @functools.cached_property
@@ -153,7 +151,6 @@ class MixedExecutable(CompiledFragment):
         return {**total, "fallbacks": float(self.mixed.clusters.refused)}
 
     def memory_analysis(self) -> MemoryStats:
-        """XLA's count, and the memory of the native clusters."""
         whole = super().memory_analysis()
         native = [part.memory for part in self.mixed.native_parts]
         return dataclasses.replace(
@@ -205,12 +202,10 @@ class MixedBackend:
         return self._load(executable.mixed, fragment, mesh)
 
     def _compiled(self, clusters: Clusters, fragment: FragmentModule) -> MixedFragment:
-        """All clusters of a fragment compiled."""
         parts = (self._part(fragment, number, part) for number, part in enumerate(clusters.parts))
         return MixedFragment(clusters, tuple(parts))
 
     def _part(self, fragment: FragmentModule, number: int, cluster: Cluster) -> CompiledCluster:
-        """A cluster as a fragment of its own, compiled."""
         module = cluster.module
         alone = FragmentModule(
             name=f"{fragment.name}.cluster{number}",

@@ -106,7 +106,6 @@ class Clusters:
 
     @property
     def reasons(self) -> list[str]:
-        """Why there is no native code, instruction by instruction."""
         found = []
         for part in self.parts:
             found += [f"{name}: {reason}" for name, reason in part.reasons.items()]
@@ -251,7 +250,6 @@ class _Part:
         return self.module
 
     def _value(self, original: HloInstruction, index: ShapeIndex) -> HloInstruction:
-        """A value, put together of its arrays."""
         shape = original.subshape(index)
         if not shape.is_tuple:
             return self._array(made_at(original, index))

@@ -40,7 +40,6 @@ def divide(
 
 
 def _loop(loop: HloInstruction, refuses: Refuses, left: Collection[str]) -> LoopClusters:
-    """The parts of a loop; its condition is XLA's."""
     counter = counter_of(loop)
     condition, body = map(_as_program, (loop.while_condition, loop.while_body))
     return LoopClusters(

@@ -74,11 +74,9 @@ class NativeExecutable(DirectCall, CompiledFragment):
         return self.fragment.text if what == "stablehlo" else self.made.text(what, NativeCpu())
 
     def cost_analysis(self) -> dict[str, float]:
-        """Our own count."""
         return {**self.made.costs, "fallbacks": 0.0}
 
     def memory_analysis(self) -> MemoryStats:
-        """From the assignment of memory."""
         return self.made.memory
 
 

@@ -43,7 +43,6 @@ class NativeCpu:
     memory = MEMORY
 
     def key(self) -> str:
-        """That of the CPU."""
         return self.cpu.key()
 
     def passes(self, devices: int, options: CompileOptions) -> list[Pass]:

@@ -55,12 +55,10 @@ class CompiledProgram:
 
     @property
     def llvm(self) -> str:
-        """The LLVM assembly that it was compiled from."""
         return zlib.decompress(self.listing).decode() if self.listing else ""
 
     @property
     def fingerprint(self) -> str:
-        """A name for the content: equal for equal code."""
         digest = hashlib.sha256(self.code)
         digest.update(
             repr(

@@ -161,12 +161,10 @@ class ExchangeEntry:
             self._meet(step, constant(0, "i64"))
 
     def _arrays_of(self, device: Value) -> Value:
-        """Where a device publishes."""
         f, layout = self.f, self.layout
         return f.offset(self.mesh, f.iadd(f.imul(device, layout.array_stride), layout.array(0, 0)))
 
     def _first_thread(self) -> AbstractContextManager[None]:
-        """Do the body on one thread of this device."""
         return self.f.when(self.f.compare("eq", self.entry.thread, constant(0, "i64")))
 
     def _if_met(self) -> AbstractContextManager[None]:
@@ -189,7 +187,6 @@ class ExchangeEntry:
         return met
 
     def _row(self, table: Sequence[Sequence[int]]) -> list[Value]:
-        """The device's row of a table."""
         f, width = self.f, len(table[0])
         if len({tuple(row) for row in table}) == 1:
             return [constant(v, "i64") for v in table[0]]

@@ -55,7 +55,6 @@ class RegisteredProgram:
 
     @property
     def key(self) -> int:
-        """By what a log knows it."""
         return int(self.memory.ctypes.data)
 
     def write_to(self, log: ExecutionLog | None) -> None:
@@ -169,7 +168,6 @@ def register(
 def _slots(
     compiled: CompiledProgram, arena_bytes: int, constants: bytes, slots: int, pools: Sequence[WorkerPool]
 ) -> tuple[np.ndarray, list[Any]]:
-    """The slots' memory, and everything that it points to."""
     memory = aligned_empty((slots * (SLOT_BYTES + 8) // 8,), np.int64)
     memory[:] = 0
     kept: list[Any] = []

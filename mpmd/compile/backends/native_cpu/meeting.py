@@ -69,7 +69,6 @@ class MeshLayout:
 
     @property
     def array_stride(self) -> int:
-        """From one device's arrays to the next one's."""
         return _lines(8 * self.arrays)
 
     def barrier(self, exchange: int, leader: int) -> int:
@@ -78,7 +77,6 @@ class MeshLayout:
 
     @property
     def bytes(self) -> int:
-        """Size of the memory."""
         return self.barrier(self.exchanges, 0)
 
 
@@ -96,11 +94,9 @@ class Begin:
 
     @property
     def name(self) -> str:
-        """Its symbol."""
         return "mpmd_begin"
 
     def emit(self, module: Module) -> None:
-        """Add the function to a module."""
         with FunctionBuilder(module, self.name, _ARGUMENTS, result="i64") as f:
             _Barrier(f).begin()
 
@@ -115,11 +111,9 @@ class Meet:
 
     @property
     def name(self) -> str:
-        """Its symbol."""
         return "mpmd_meet"
 
     def emit(self, module: Module) -> None:
-        """Add the function to a module."""
         with FunctionBuilder(module, self.name, _ARGUMENTS, result="i64") as f:
             barrier = _Barrier(f)
             barrier.lock()
@@ -143,7 +137,6 @@ class _Barrier:
         self.bounded = f.compare("ne", self.run, _number(0))
 
     def begin(self) -> None:
-        """Wait for the devices of the same launch."""
         f, rounds = self.f, self.rounds()
         launch = f.offset(self.count, _LAUNCH)
         with f.repeat() as leave_if:
@@ -195,7 +188,6 @@ class _Barrier:
         self.unlock()
 
     def rounds(self) -> Value:
-        """A count of rounds of waiting."""
         rounds = self.f.stack("i64")
         self.f.store(_number(0), rounds)
         return rounds
@@ -216,7 +208,6 @@ class _Barrier:
             f.call("sched_yield", result="i32")
 
     def unlock(self) -> None:
-        """Release the lock."""
         self.f.atomic_store(_number(0), self.f.offset(self.count, _LOCK))
 
     def _fail(self, run: Value, reason: int) -> None:
@@ -226,7 +217,6 @@ class _Barrier:
         f.atomic_store(f.add(run, _number(reason)), own)
 
     def _has_failed(self, run: Value) -> Value:
-        """Whether any device says so."""
         f = self.f
         return f.compare("ne", reason_of(f, self.mesh, run), _number(0))
 

@@ -76,7 +76,6 @@ class MeshCall:
         self.f.atomic_store(constant(0, "i64"), self.f.offset(slot, SLOT["busy"]))
 
     def _number(self) -> Value:
-        """This device's number in the mesh."""
         f, devices = self.f, self.program.devices
         ordinal = self.frame.device()
         known = f.offset(self.slots, SLOT_BYTES * devices)

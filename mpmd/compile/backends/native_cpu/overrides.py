@@ -101,5 +101,4 @@ def _signature(text: str) -> str:
 
 
 def _types(arguments: str) -> list[str]:
-    """The type of each argument of a list."""
     return [argument.split()[0] for argument in arguments.split(",") if argument.strip()]

@@ -193,7 +193,6 @@ def _of_type(steps: Sequence[Step], kind: type[_Kind]) -> list[_Kind]:
 
 
 def _parts(step: Step) -> tuple[tuple[Step, ...], ...]:
-    """The lists of steps inside of a step."""
     if isinstance(step, Choose):
         return step.branches
     if isinstance(step, While):
@@ -222,14 +221,12 @@ class _Entry:
         self._steps(self.program.steps)
 
     def wait(self) -> None:
-        """Let all threads of this device come so far."""
         if self.alone:
             return
         self.turn = 0
         self.f.call(Barrier().name, self.barrier, self.threads)
 
     def address(self, address: Address) -> Value:
-        """A place in memory as a pointer."""
         return self.f.offset(self.table[address.entry], address.offset)
 
     def _steps(self, steps: Sequence[Step], *, first_waits: bool = False) -> None:

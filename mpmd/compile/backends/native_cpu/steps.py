@@ -172,7 +172,6 @@ class _Sequence:
         self._running, self._chain, self._must_wait = [], [], True
 
     def add(self, thunk: Thunk, runs: Sequence[Run]) -> None:
-        """The kernels of a thunk that all threads share."""
         waits = self._waits(thunk)
         first, *others = runs
         self.steps += [replace(first, waits=waits), *others]
@@ -294,7 +293,6 @@ class _Lowering:
         return found
 
     def _runs(self, thunk: Thunk) -> list[Run]:
-        """The runs of a thunk."""
         if isinstance(thunk, CollectiveThunk):
             return self._alone(thunk)
         if isinstance(thunk, CopyThunk):

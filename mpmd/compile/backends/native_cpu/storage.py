@@ -58,7 +58,6 @@ def check_dtype(dtype: str) -> None:
 
 
 def register_constant(value: float | int | bool, dtype: str) -> Value:
-    """A constant as a register holds it."""
     return constant(bits_of(value, dtype) if dtype in NARROW else value, REGISTER[dtype])
 
 
@@ -101,7 +100,6 @@ def store(
 
 
 def widen(f: FunctionBuilder, raw: Value, dtype: str) -> Value:
-    """Elements as loaded from memory, as register values."""
     if dtype == "pred":
         return f.compare("ne", raw, constant(0, raw.type))
     if dtype == "bf16":

@@ -56,11 +56,9 @@ class PoolRun:
 
     @property
     def name(self) -> str:
-        """Its symbol."""
         return "mpmd_pool_run"
 
     def emit(self, module: Module) -> None:
-        """Add the function to a module."""
         arguments = [("pool", "ptr"), ("entry", "ptr"), ("table", "ptr")]
         with FunctionBuilder(module, self.name, arguments) as f:
             _lock(f, _JOB_MUTEX)
@@ -85,11 +83,9 @@ class PoolWorker:
 
     @property
     def name(self) -> str:
-        """Its symbol."""
         return "mpmd_pool_worker"
 
     def emit(self, module: Module) -> None:
-        """Add the function to a module."""
         with FunctionBuilder(module, self.name, [("pool", "ptr"), ("thread", "i64")]) as f:
             done, spins = f.stack("i64"), f.stack("i64")
             f.store(constant(0, "i64"), done)
@@ -200,7 +196,6 @@ class WorkerPool:
         self._run(self.address, entry, table)
 
     def close(self) -> None:
-        """Let the workers return; a second call does nothing."""
         if self._closed:
             return
         self._closed = True

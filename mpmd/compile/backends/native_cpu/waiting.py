@@ -64,11 +64,9 @@ class Barrier:
 
     @property
     def name(self) -> str:
-        """Its symbol."""
         return "mpmd_barrier"
 
     def emit(self, module: Module) -> None:
-        """Add the function to a module."""
         with FunctionBuilder(module, self.name, [("barrier", "ptr"), ("threads", "i64")]) as f:
             count, threads = f.arguments["barrier"], f.arguments["threads"]
             with f.when(f.compare("eq", threads, constant(1, "i64")), returns=True):

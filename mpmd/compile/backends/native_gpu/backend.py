@@ -56,7 +56,6 @@ class RegisteredGpuProgram:
 
     @property
     def key(self) -> int:
-        """By what a log knows it."""
         return self.loaded[0].address
 
     def write_to(self, log: TimeLog | None) -> None:
@@ -115,7 +114,6 @@ class GpuExecutable(DirectCall, CompiledFragment):
 
     @property
     def workspace_bytes(self) -> int:
-        """The arena of a call."""
         return self.program.arena_bytes
 
     def as_text(self, what: str = "hlo") -> str:
@@ -140,7 +138,6 @@ class GpuExecutable(DirectCall, CompiledFragment):
         return f"{text}\n{self.target.machine_costs(code)}" if what == "costs" else text
 
     def cost_analysis(self) -> dict[str, float]:
-        """Our own count."""
         return {**self.made.costs, "fallbacks": 0.0}
 
     def memory_analysis(self) -> MemoryStats:
@@ -276,5 +273,4 @@ def ordinals_of(mesh: Mesh) -> tuple[int, ...]:
 
 @once
 def _programs(libraries: GpuLibraries) -> LoadedPrograms[RegisteredGpuProgram]:
-    """The programs that are loaded with some libraries."""
     return LoadedPrograms(libraries.platform)

@@ -68,7 +68,6 @@ class CallEmitter:
         )
 
     def word(self, f: FunctionBuilder, which: str) -> Value:
-        """A word of the state block."""
         return f.load(self.state, "ptr", STATE.index(which))
 
     def call(self, f: FunctionBuilder, entry: str, values: Sequence[Value], where: str) -> None:
@@ -77,7 +76,6 @@ class CallEmitter:
         self.fail_if_not_zero(f, status, entry, where)
 
     def enter(self, f: FunctionBuilder, entry: str, values: Sequence[Value], result: str = "i32") -> Value:
-        """Calls an entry of the table; what it returns."""
         function = f.load(self.word(f, "table"), "ptr", ENTRIES.index(entry))
         return f.op(f"call {result} {function}({', '.join(value.typed for value in values)})", result)
 

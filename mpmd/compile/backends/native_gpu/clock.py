@@ -174,7 +174,6 @@ class GpuLog:
         self.error_s = self._worst(self._before)
 
     def address_of(self, ordinal: int) -> int:
-        """The head of a GPU, for marks."""
         return self._entries[ordinal].head
 
     def entries(self) -> tuple[Execution, ...]:

@@ -111,7 +111,6 @@ class MatrixLibrary:
         self.check(name, self.status(name, *arguments), what)
 
     def status(self, name: str, *arguments: Any) -> int:
-        """What a function returns."""
         return int(self.function(name)(*arguments))
 
     def check(self, name: str, status: int, what: str) -> None:
@@ -188,7 +187,6 @@ class _Preparation:
         return PreparedProduct(words, found.workspace, (one, before, found))
 
     def _factors(self) -> tuple[_ColumnMajor, _ColumnMajor]:
-        """The library's A and B."""
         this = self.product
         a = _ColumnMajor.of(this.a, this.m, this.k, this.d.transposed)
         b = _ColumnMajor.of(this.b, this.k, this.n, this.d.transposed)

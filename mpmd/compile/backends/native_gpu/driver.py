@@ -83,7 +83,6 @@ class GpuDriver:
             raise DeviceError(f"{what}: {name} failed: {self.words(status)}")
 
     def words(self, status: int) -> str:
-        """A status in words."""
         texts = []
         for name in ("cuGetErrorName", "cuGetErrorString"):
             found = ctypes.c_char_p()
@@ -138,12 +137,10 @@ class GpuDriver:
         return found.value or 0
 
     def enter(self) -> None:
-        """Makes the context current."""
         self.call("cuCtxSetCurrent", self.context, what="the GPU's context")
 
     # -- what it holds
     def kernel(self, cubin: Cubin, undo: contextlib.ExitStack) -> int:
-        """Loads a kernel; its function."""
         module, log = ctypes.c_void_p(), ctypes.create_string_buffer(_LOG_BYTES)
         options = (ctypes.c_int * 2)(_JIT_ERROR_LOG_BUFFER, _JIT_ERROR_LOG_BUFFER_BYTES)
         values = (ctypes.c_void_p * 2)(ctypes.addressof(log), _LOG_BYTES)
@@ -163,7 +160,6 @@ class GpuDriver:
         return found.value or 0
 
     def stream(self, undo: contextlib.ExitStack, what: str = "a stream for captures") -> int:
-        """A stream that no other has."""
         found = ctypes.c_void_p()
         self.call("cuStreamCreate", ctypes.byref(found), _NON_BLOCKING, what=what)
         undo.callback(self._release, "cuStreamDestroy_v2", found)
@@ -197,7 +193,6 @@ class GpuDriver:
         self._left.append(undo)
 
     def release(self) -> None:
-        """Releases everything that was left."""
         while self._left:
             with contextlib.suppress(IndexError):  # another thread was faster
                 self._left.popleft().close()

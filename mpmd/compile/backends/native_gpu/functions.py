@@ -88,7 +88,6 @@ class FunctionLibrary(Protocol):
 
 
 def prototype(name: str) -> Any:
-    """The ctypes type of a function of that name."""
     arguments = DRIVER[name] if name in DRIVER else CUBLASLT[name]
     return ctypes.CFUNCTYPE(RESULTS.get(name, _I), *arguments)
 

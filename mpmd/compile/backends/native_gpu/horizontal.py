@@ -50,13 +50,11 @@ class StepMemory:
         self.writes: dict[int, list[Slice]] = {}
 
     def add(self, reads: Iterable[Slice], writes: Iterable[Slice]) -> None:
-        """Adds a step's."""
         for places, kept in ((reads, self.reads), (writes, self.writes)):
             for place in places:
                 kept.setdefault(place.allocation, []).append(place)
 
     def add_all(self, other: StepMemory) -> None:
-        """Adds another's."""
         for own, more in ((self.reads, other.reads), (self.writes, other.writes)):
             for number, places in more.items():
                 own.setdefault(number, []).extend(places)
@@ -101,7 +99,6 @@ class _Slot:
         )
 
     def take(self, other: _Slot) -> None:
-        """Adds the steps of another."""
         self.steps += other.steps
         self.memory.add_all(other.memory)
         self.parts |= other.parts

@@ -63,7 +63,6 @@ class KernelLaunch:
     sizes: tuple[int, ...]
 
     def line(self) -> str:
-        """One line of a listing."""
         return f"launch {self.kernel} x{self.grid} ({_list(self.arguments)})  // {self.name}"
 
 
@@ -84,11 +83,9 @@ class ProductLaunch:
 
     @property
     def reads(self) -> tuple[Slice, ...]:
-        """What it reads."""
         return (self.a, self.b, *(place for place in (self.added, self.shift) if place is not None))
 
     def line(self) -> str:
-        """One line of a listing."""
         return f"product {self.descriptor} ({_list((*self.reads, self.d))})  // {self.name}"
 
 
@@ -101,7 +98,6 @@ class CopyLaunch:
     target: Slice
 
     def line(self) -> str:
-        """One line of a listing."""
         return f"copy ({self.source}, {self.target})  // {self.name}"
 
 
@@ -114,7 +110,6 @@ class FillLaunch:
     word: int | None
 
     def line(self) -> str:
-        """One line of a listing."""
         return f"fill {'device' if self.word is None else self.word} ({self.target})  // {self.name}"
 
 
@@ -132,7 +127,6 @@ class LoopLaunch:
     trips: int | None = None
 
     def line(self) -> str:
-        """One line of a listing."""
         how = f"while {self.flag}" if self.trips is None else f"{self.trips} times"
         return f"repeat {how}  // {self.name}"
 
@@ -146,7 +140,6 @@ class BranchLaunch:
     branches: tuple[tuple[Step, ...], ...]
 
     def line(self) -> str:
-        """One line of a listing."""
         return f"choose by {self.selector}  // {self.name}"
 
 
@@ -180,17 +173,14 @@ class LaunchProgram:
         return sum(a.size for a in self.allocations if a.kind in ("arena", "constant"))
 
     def text(self) -> str:
-        """The allocations and steps, one to a line."""
         lines = [f"program {self.name}", *map(str, self.allocations), *_listing(self.steps, "")]
         return "\n".join(lines) + "\n"
 
     def triton(self) -> str:
-        """The source of its kernels."""
         return "\n\n".join(kernel.source for kernel in self.kernels.values())
 
     @property
     def descriptors(self) -> tuple[ProductDescriptor, ...]:
-        """Its distinct products."""
         found = [step.descriptor for step in self.launches() if isinstance(step, ProductLaunch)]
         return tuple(dict.fromkeys(found))
 
@@ -359,7 +349,6 @@ class _LaunchLowering:
 
 
 def _from(place: Slice, offset: int) -> Slice:
-    """The rest of a slice."""
     return Slice(place.allocation, place.offset + offset, place.size - offset)
 
 

@@ -60,7 +60,6 @@ class CudaLibraries:
 
     @property
     def compiler(self) -> KernelCompiler:
-        """Triton."""
         return TritonCompiler()
 
     @property

@@ -105,7 +105,6 @@ class LoadedGpuProgram:
 
     @property
     def address(self) -> int:
-        """Of its state, which is no other program's."""
         return ctypes.addressof(self.state)
 
     def write_to(self, log: TimeLog | None, key: int) -> None:
@@ -188,7 +187,6 @@ def _graphs(program: LaunchProgram, driver: GpuDriver, undo: contextlib.ExitStac
 
 
 def _destroy_graphs(block: np.ndarray, allocations: int, driver: GpuDriver) -> None:
-    """Destroys the graphs that a program has captured."""
     rows = block[HEADER_WORDS:].reshape(-1, ROW_WORDS + allocations)
     for executable in rows[:, EXECUTABLE]:
         if executable:
@@ -196,5 +194,4 @@ def _destroy_graphs(block: np.ndarray, allocations: int, driver: GpuDriver) -> N
 
 
 def _words(values: Sequence[int]) -> np.ndarray:
-    """Words of 64 bits, at least one."""
     return np.array(values or [0], np.uint64)

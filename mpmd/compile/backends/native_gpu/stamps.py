@@ -76,7 +76,6 @@ class GpuStamps:
         return _registered(self._libraries, _ordinal(device))[0]
 
     def log(self, devices: Sequence[Any], room: int) -> GpuLog:
-        """A log of some devices."""
         return GpuLog({n: clock_at(self._libraries, n) for n in map(_ordinal, devices)}, room)
 
 

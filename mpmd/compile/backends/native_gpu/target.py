@@ -74,7 +74,6 @@ class GpuCode:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A name for the content: equal for equal code."""
         digest = hashlib.sha256(self.handler + self.program.text().encode() + self.program.constants)
         for cubin in self.cubins.values():
             digest.update(cubin.code)
@@ -118,12 +117,10 @@ class GpuTarget:
 
     @property
     def device(self) -> Device:
-        """What kernels are priced for."""
         return self.gpu.device
 
     @functools.cached_property
     def choices(self) -> KernelChoices:
-        """The kernels of plans."""
         return KernelChoices(self.gpu.programs, self.tiles)
 
     def key(self) -> str:

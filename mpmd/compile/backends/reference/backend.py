@@ -33,7 +33,6 @@ class ReferenceExecutable:
 
     @property
     def name(self) -> str:
-        """The fragment's name."""
         return self.fragment.name
 
     @property
@@ -77,7 +76,6 @@ class ReferenceExecutable:
         return {**self.made.costs, "fallbacks": 0.0}
 
     def memory_analysis(self) -> MemoryStats:
-        """From the assignment of memory."""
         return self.made.memory
 
 
@@ -114,5 +112,4 @@ class ReferenceBackend:
     def relocate(
         self, executable: ReferenceExecutable, fragment: FragmentModule, mesh: Mesh
     ) -> ReferenceExecutable:
-        """The same program on another mesh."""
         return ReferenceExecutable(fragment, mesh, executable.made)

@@ -53,7 +53,6 @@ class Memory:
         return self.bytes_at(place).view(NUMPY_DTYPE[dtype])
 
     def operand(self, place: Slice, operand: Operand) -> np.ndarray:
-        """The elements of an operand."""
         return self.array(place, operand.dtype)[: operand.size]
 
 

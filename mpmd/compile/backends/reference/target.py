@@ -79,7 +79,6 @@ class Reference:
     memory: ClassVar[DeviceMemory] = DeviceMemory()
 
     def key(self) -> str:
-        """It is the same everywhere."""
         return "reference"
 
     def passes(self, devices: int, options: CompileOptions) -> list[Pass]:
@@ -87,11 +86,9 @@ class Reference:
         return optimization_pipeline(devices, options.attention_stitching, options.float_jitter, self.device)
 
     def schedule(self, devices: int) -> list[Pass]:
-        """Likewise."""
         return scheduling_pipeline()
 
     def refuses(self, instruction: HloInstruction, planned: PlannedKernel | None) -> str:
-        """Every plan has a meaning."""
         return ""
 
     def scratch_bytes(self, planned: PlannedKernel | None) -> int:
@@ -110,7 +107,6 @@ class Reference:
     def compile(
         self, program: ReferenceProgram, fragment: FragmentModule, options: CompileOptions
     ) -> ReferenceProgram:
-        """The program as it is."""
         return program
 
     def code_from_bytes(self, data: bytes) -> ReferenceProgram:

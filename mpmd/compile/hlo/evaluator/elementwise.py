@@ -40,7 +40,6 @@ def reciprocal_root(x: Array) -> Array:
 
 
 def away_from_zero(x: Array) -> Array:
-    """The nearest integer, halves away from zero."""
     whole = np.trunc(x)
     return np.where(np.abs(x - whole) >= 0.5, whole + np.copysign(1, x), whole).astype(x.dtype)
 
@@ -100,7 +99,6 @@ def _copy(instruction: HloInstruction, operands: Sequence[Value], engine: Evalua
 
 
 def _unsigned(array: Array, dtype: str) -> tuple[Array, int]:
-    """The bits as u64 and their number."""
     bits = DTYPES[dtype].bits
     return array.astype(np.int64).astype(np.uint64) & np.uint64((1 << bits) - 1), bits
 
@@ -183,7 +181,6 @@ def _shift(kind: str) -> Callable[[Array, Array, str], Array]:
 
 
 def _multiply_high(a: Array, b: Array, dtype: str) -> Array:
-    """The upper half of the double-width product."""
     product = a.astype(object) * b.astype(object)
     return np.asarray(product >> DTYPES[dtype].bits).astype(
         np.int64 if DTYPES[dtype].kind == "signed" else np.uint64
@@ -198,7 +195,6 @@ def _maximum(a: Array, b: Array) -> Array:
 
 
 def _minimum(a: Array, b: Array) -> Array:
-    """The smaller; see `_maximum`."""
     return -_maximum(-a, -b) if a.dtype.kind == "f" else np.minimum(a, b)
 
 

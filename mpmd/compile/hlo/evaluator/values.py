@@ -48,7 +48,6 @@ def check_value(value: Value, shape: Shape, what: str) -> None:
 
 
 def describe(value: Value) -> str:
-    """A short description for errors."""
     if isinstance(value, np.ndarray):
         return f"array {value.dtype}{list(value.shape)}"
     if isinstance(value, tuple):

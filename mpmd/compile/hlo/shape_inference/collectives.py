@@ -44,7 +44,6 @@ def _dim(query: Query, shape: Shape) -> int:
 
 
 def all_reduce(query: Query) -> Shape:
-    """The operands' shapes."""
     for operand in query.operands:
         check_reducer(query, query.called[0], [operand])
     return _one_or_tuple(query.operands)
@@ -79,12 +78,10 @@ def _claims(query: Query) -> tuple[Shape, ...]:
 
 
 def all_gather(query: Query) -> Shape:
-    """One dim times the group's size."""
     return _one_or_tuple([_scaled(query, s, c, True) for s, c in zip(query.operands, _claims(query))])
 
 
 def reduce_scatter(query: Query) -> Shape:
-    """One dim divided by the group's size."""
     return _one_or_tuple([_scaled(query, s, c, False) for s, c in zip(query.operands, _claims(query))])
 
 
@@ -101,7 +98,6 @@ def all_to_all(query: Query) -> Shape:
 
 
 def same(query: Query) -> Shape:
-    """The operands' shapes."""
     return _one_or_tuple(query.operands)
 
 
@@ -118,7 +114,6 @@ def permute(query: Query) -> Shape:
 
 
 def stated(query: Query) -> Shape:
-    """The stated shape."""
     return query.claim()
 
 

@@ -18,7 +18,6 @@ def _check_arguments(query: Query, callee: HloComputation, arguments: tuple[Shap
 
 
 def call(query: Query) -> Shape:
-    """The result of the computation."""
     (callee,) = query.called
     _check_arguments(query, callee, query.operands)
     return callee.root.shape.logical
@@ -74,17 +73,14 @@ def first_operand(query: Query) -> Shape:
 
 
 def token(query: Query) -> Shape:
-    """A token."""
     return TOKEN
 
 
 def pack(query: Query) -> Shape:
-    """A tuple of the operands."""
     return tuple_of(query.operands)
 
 
 def element(query: Query) -> Shape:
-    """One element of the operand."""
     shape = query.operands[0]
     index: int = query.attribute("index")
     check(
@@ -95,7 +91,6 @@ def element(query: Query) -> Shape:
 
 
 def stated(query: Query) -> Shape:
-    """The stated shape."""
     return query.claim()
 
 
@@ -118,7 +113,6 @@ def custom_call(query: Query) -> Shape:
 
 
 def received(query: Query) -> Shape:
-    """The stated values, and a token."""
     claim = query.claim()
     check(
         claim.is_tuple and len(claim.elements) == 2 and claim.elements[1] is TOKEN,

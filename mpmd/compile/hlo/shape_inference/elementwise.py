@@ -31,7 +31,6 @@ def _check_type(query: Query, shape: Shape) -> None:
 
 
 def unary(query: Query) -> Shape:
-    """The operand's shape."""
     shape = query.array(0)
     _check_type(query, shape)
     return shape
@@ -46,7 +45,6 @@ def binary(query: Query) -> Shape:
 
 
 def reduce_precision(query: Query) -> Shape:
-    """The operand's shape."""
     for name, least in (("exponent_bits", 1), ("mantissa_bits", 0)):
         bits = query.attribute(name)
         check(least <= bits < 1 << 31, f"{name} of reduce-precision must be at least {least}, got {bits}")
@@ -54,7 +52,6 @@ def reduce_precision(query: Query) -> Shape:
 
 
 def compare(query: Query) -> Shape:
-    """Booleans of the operands' dims."""
     a, b = query.array(0), query.array(1)
     same(query, a, b, "operands")
     direction = query.attribute("direction")
@@ -64,12 +61,10 @@ def compare(query: Query) -> Shape:
 
 
 def is_finite(query: Query) -> Shape:
-    """Booleans of the operand's dims."""
     return logical("pred", unary(query).dims)
 
 
 def convert(query: Query) -> Shape:
-    """Stated element type, the operand's dims."""
     return logical(query.claim().dtype, query.array(0).dims)
 
 
@@ -99,13 +94,11 @@ def complex_part(query: Query) -> Shape:
 
 
 def absolute(query: Query) -> Shape:
-    """The operand's shape; real for complex operands."""
     shape = query.array(0)
     return logical(_COMPLEX_PART.get(shape.dtype, shape.dtype), shape.dims)
 
 
 def make_complex(query: Query) -> Shape:
-    """Complex values of the operands' dims."""
     a, b = query.array(0), query.array(1)
     same(query, a, b, "operands")
     check(a.dtype in _COMPLEX_OF, f"complex takes f32 or f64 parts, got {a}")
@@ -136,7 +129,6 @@ def clamp(query: Query) -> Shape:
 
 
 def mapped(query: Query) -> Shape:
-    """The operands' dims with the computation's element type."""
     first = query.array(0)
     for index in range(len(query.operands)):
         dims = query.array(index).dims

@@ -13,7 +13,6 @@ def stated(query: Query) -> Shape:
 
 
 def iota(query: Query) -> Shape:
-    """The stated shape."""
     claim = query.claim()
     if claim.dims:
         dim = query.attribute("iota_dimension", 0)
@@ -70,7 +69,6 @@ def transpose(query: Query) -> Shape:
 
 
 def reverse(query: Query) -> Shape:
-    """The operand's shape."""
     check_dims(query, "dimensions", query.attribute("dimensions"), query.array(0).rank)
     return query.array(0)
 
@@ -114,7 +112,6 @@ def pad(query: Query) -> Shape:
 
 
 def slice_(query: Query) -> Shape:
-    """The part between starts and limits."""
     source = query.array(0)
     dims: SliceDims = query.attribute("slice")
     check(
@@ -142,7 +139,6 @@ def dynamic_slice(query: Query) -> Shape:
 
 
 def dynamic_update_slice(query: Query) -> Shape:
-    """The shape of the array that is updated."""
     source, update = query.array(0), query.array(1)
     check(
         update.rank == source.rank and len(query.operands) == source.rank + 2,

@@ -104,13 +104,11 @@ def _square(query: Query, shape: Shape) -> None:
 
 
 def cholesky(query: Query) -> Shape:
-    """The operand's shape."""
     _square(query, query.array(0))
     return query.array(0)
 
 
 def triangular_solve(query: Query) -> Shape:
-    """The shape of the right-hand side."""
     a, b = query.array(0), query.array(1)
     _square(query, a)
     side = b.dims[-2] if query.attribute("left_side", False) else b.dims[-1]

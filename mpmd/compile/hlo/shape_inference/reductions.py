@@ -57,7 +57,6 @@ def reduce(query: Query) -> Shape:
 
 
 def reduce_window(query: Query) -> Shape:
-    """The positions of the window."""
     values = _values(query)
     window = check_window(query, values[0].rank, values[0])
     check_reducer(query, query.called[0], values)
@@ -66,7 +65,6 @@ def reduce_window(query: Query) -> Shape:
 
 
 def select_and_scatter(query: Query) -> Shape:
-    """The operand's shape."""
     value, source, init = (query.array(i) for i in range(3))
     window = check_window(query, value.rank, value)
     dims = tuple(side.positions(size) for side, size in zip(window.dims, value.dims))
@@ -114,18 +112,15 @@ def _check_norm(query: Query) -> tuple[Shape, Shape]:
 
 
 def batch_norm_training(query: Query) -> Shape:
-    """Normalised values, mean, variance."""
     value, vector = _check_norm(query)
     return tuple_of([value, vector, vector])
 
 
 def batch_norm_inference(query: Query) -> Shape:
-    """Normalised values."""
     return _check_norm(query)[0]
 
 
 def batch_norm_grad(query: Query) -> Shape:
-    """Gradients of values, scale, offset."""
     value, vector = _check_norm(query)
     same(query, query.array(4), value, "values and their gradient")
     return tuple_of([value, vector, vector])

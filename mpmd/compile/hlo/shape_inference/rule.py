@@ -31,7 +31,6 @@ class Query:
     stated: Shape | None
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """An attribute's value."""
         return self.attributes.get(name, default)
 
     def claim(self) -> Shape:

@@ -19,7 +19,6 @@ _MIN_QUERIES = 64
 
 
 def product_workloads(plan: MatmulPlan) -> list[KernelWorkload]:
-    """The work of a product and its epilogue."""
     batch = plan.batch
     read = _bytes(plan.a, batch, plan.m, plan.k) + _bytes(plan.b, batch, plan.k, plan.n)
     written = _bytes(plan.c, batch, plan.m, plan.n) if plan.epilogue is None else 0.0

@@ -49,7 +49,6 @@ class PlannedAttention:
 
     @property
     def results(self) -> tuple[HloInstruction, ...]:
-        """All results."""
         return (*self.kept, *self.mixed)
 
 
@@ -293,17 +292,14 @@ class _RowPlanner:
         self._operands: dict[HloInstruction, int] = {}
 
     def factor_of(self, dot: HloInstruction) -> HloInstruction:
-        """The rows' value that a product mixes."""
         return self.factors[dot]
 
     def sums(self, dot: HloInstruction) -> int:
-        """The operand for a product's sums."""
         if dot not in self.trace.sums_operands:
             raise NoPlan("the rows do not read {0}", dot)
         return self.trace.sums_operands[dot]
 
     def operand_of(self, dot: HloInstruction) -> int:
-        """The operand for the factor that a product mixes."""
         return self._operands[self.factors[dot]]
 
     def plan(self, kept: Sequence[HloInstruction]) -> KernelPlan:
@@ -330,7 +326,6 @@ class _RowPlanner:
 def _factor(
     dot: HloInstruction, before: Sequence[HloInstruction], inside: Collection[HloInstruction]
 ) -> HloInstruction:
-    """The factor of a product that the rows compute."""
     made = [o for o in dot.operands if o in inside and _alike(o, before[0]) and _needs(o, before, inside)]
     if len(made) != 1:
         raise NoPlan("{0} mixes no rows", dot)

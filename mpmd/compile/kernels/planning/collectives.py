@@ -50,7 +50,6 @@ class CollectiveArray:
 
     @property
     def size(self) -> int:
-        """Elements of the operand."""
         return self.rows * self.parts * self.elements
 
 
@@ -144,7 +143,6 @@ def _array(name: str, instruction: HloInstruction, operand: HloInstruction, part
 
 
 def _permute(instruction: HloInstruction, pairs: Sequence[tuple[int, int]], devices: int) -> CollectivePlan:
-    """Every target gets its source's operands."""
     source_of = {target: source for source, target in pairs}
     sources = tuple(((source_of[d], 0),) if d in source_of else () for d in range(devices))
     arrays = tuple(CollectiveArray(o.shape.dtype, 1, 1, o.shape.size) for o in instruction.operands)

@@ -206,7 +206,6 @@ def _is_exact(dot: HloInstruction) -> bool:
 
 
 def size_of(group: Sequence[int], loops: Loops) -> int:
-    """The number of iterations of merged loops."""
     size = 1
     for d in group:
         size *= loops.extents[d]
@@ -254,7 +253,6 @@ def _with_epilogue(
 
 
 def _feeding(dot: HloInstruction, group: Sequence[HloInstruction]) -> set[HloInstruction]:
-    """The members of a group that compute a dot."""
     found: set[HloInstruction] = set()
     waiting = list(dot.operands)
     members = set(group)

@@ -83,7 +83,6 @@ def plan_group(name: str, group: Sequence[HloInstruction], results: Sequence[Hlo
 
 
 def hero_of(group: Sequence[HloInstruction], results: Sequence[HloInstruction]) -> HloInstruction:
-    """The instruction whose space the group takes."""
     reducing = [i for i in group if i.opcode in REDUCING]
     if reducing:
         return max(reducing, key=_points)

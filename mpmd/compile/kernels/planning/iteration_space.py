@@ -30,16 +30,13 @@ class IterationSpace:
 
     @property
     def outer_dims(self) -> tuple[int, ...]:
-        """Numbers of the dims between batch and row."""
         return tuple(range(self.batch, len(self.extents) - self.row))
 
     @property
     def row_dims(self) -> tuple[int, ...]:
-        """Numbers of the row dims."""
         return tuple(range(len(self.extents) - self.row, len(self.extents)))
 
     def count(self, dims: Collection[int]) -> int:
-        """Points along some of its dims."""
         return math.prod(self.extents[d] for d in dims)
 
     def flat(self, dims: Sequence[int]) -> Index:

@@ -126,7 +126,6 @@ def _number(value: HloInstruction) -> Hashable:
 
 
 def _moved(made: Any, there: Mapping[HloInstruction, HloInstruction]) -> Any:
-    """A planned kernel for other instructions."""
     changed = {f.name: _value(getattr(made, f.name), there) for f in dataclasses.fields(made)}
     return type(made)(**changed)
 

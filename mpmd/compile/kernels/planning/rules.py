@@ -62,7 +62,6 @@ def _bitcast_convert(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> i
 
 
 def _part(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
-    """The real or imaginary part of complex numbers."""
     return t.pair(i.operands[0], at, where)[i.opcode == "imag"]
 
 
@@ -77,7 +76,6 @@ def _iota(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
 
 # -- movement
 def read_broadcast(i: HloInstruction, at: IndexMap, extents: Sequence[int] = ()) -> IndexMap:
-    """The position that a broadcast reads."""
     return tuple(at[d] for d in i.dimensions)
 
 
@@ -87,7 +85,6 @@ def read_reshape(i: HloInstruction, at: IndexMap, extents: Sequence[int]) -> Ind
 
 
 def read_transpose(i: HloInstruction, at: IndexMap, extents: Sequence[int] = ()) -> IndexMap:
-    """The position that a transpose reads."""
     place = [constant(0)] * len(at)
     for here, there in enumerate(i.dimensions):
         place[there] = at[here]
@@ -95,13 +92,11 @@ def read_transpose(i: HloInstruction, at: IndexMap, extents: Sequence[int] = ())
 
 
 def read_slice(i: HloInstruction, at: IndexMap, extents: Sequence[int] = ()) -> IndexMap:
-    """The position that a slice reads."""
     bounds = i.slice_dims
     return tuple(index * stride + start for index, start, stride in zip(at, bounds.starts, bounds.strides))
 
 
 def read_reverse(i: HloInstruction, at: IndexMap, extents: Sequence[int] = ()) -> IndexMap:
-    """The position that a reverse reads."""
     return tuple(
         index * -1 + (i.shape.dims[d] - 1) if d in i.dimensions else index for d, index in enumerate(at)
     )

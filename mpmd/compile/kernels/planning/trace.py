@@ -76,7 +76,6 @@ class Trace:
 
     @property
     def extents(self) -> tuple[int, ...]:
-        """Sizes of the space's dims."""
         return self.space.extents
 
     def value(self, instruction: HloInstruction, at: IndexMap, where: int = -1) -> int:
@@ -249,7 +248,6 @@ def check_dtype(instruction: HloInstruction) -> HloInstruction:
 
 
 def scalar_of(constant: HloInstruction) -> float | int | bool:
-    """The one value of a constant."""
     literal = constant.literal
     if literal is None or isinstance(literal, tuple):
         raise NoPlan("constant {0} is not an array", constant)

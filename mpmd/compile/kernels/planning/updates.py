@@ -53,7 +53,6 @@ def plan_update(name: str, group: Sequence[HloInstruction], root: HloInstruction
 
 
 def array_beneath(value: HloInstruction) -> HloInstruction:
-    """The array of a value, through bitcasts."""
     while value.opcode == "bitcast":
         value = value.operands[0]
     return value

@@ -15,7 +15,6 @@ def parts(axes: Sequence[Axis]) -> int:
 
 
 def place(axes: Sequence[Axis], device: int) -> int:
-    """The number of the part that a device holds."""
     found = 0
     for axis in axes:
         found = found * axis.size + device // axis.stride % axis.size

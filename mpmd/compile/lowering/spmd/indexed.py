@@ -54,7 +54,6 @@ class _Indexed:
 
     @property
     def index_dims(self) -> list[int]:
-        """Dims of the indices other than the index vector."""
         return [d for d in range(len(self.index_sharding)) if d != self.vector_dim]
 
     def fits(self) -> bool:
@@ -75,7 +74,6 @@ class _Indexed:
         return counted == [self.index_sharding[d] for d in self.index_dims]
 
     def local_sizes(self) -> tuple[int, ...]:
-        """Sizes of a window on one device."""
         of_windows = self.window_dims.values()
         return tuple(
             n // parts(axes) if d in of_windows else n

@@ -170,7 +170,6 @@ class _Localising:
         return number
 
     def resharded(self, value: ValueId, sharding: Sharding, made: list[Operation]) -> ValueId:
-        """A value with another sharding."""
         number, self.fresh = self.fresh, self.fresh + 1
         shape = self.shapes[value]
         self.sharding[number], self.shapes[number] = sharding, shape
@@ -188,7 +187,6 @@ def _without(sharding: Sharding, axes: Sequence[object]) -> Sharding:
 
 
 def _numbers(block: Block) -> int:
-    """The largest number of a value."""
     most = max(block.arguments, default=0)
     for operation in block.operations:
         most = max(most, *operation.results, *map(_numbers, operation.regions), 0)

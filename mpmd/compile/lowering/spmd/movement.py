@@ -23,7 +23,6 @@ def _spread(site: LoweringSite) -> Spread:
 
 
 def with_attributes(site: LoweringSite, **attributes: Any) -> LoweringSite:
-    """The same operation with other attributes."""
     operation = dataclasses.replace(site.operation, attributes={**site.operation.attributes, **attributes})
     return LoweringSite(site.lowering, site.build, operation, site.operands, site.values)
 
@@ -60,7 +59,6 @@ def broadcast(site: LoweringSite, plain: Rule) -> Made | None:
 
 
 def transpose(site: LoweringSite, plain: Rule) -> Made | None:
-    """Shardings move with their dims."""
     (sharding,), (result,) = _spread(site).operands, _spread(site).results
     return plain(site) if tuple(sharding[d] for d in site.required("permutation")) == result else None
 

@@ -38,7 +38,6 @@ def begin(build: HloBuilder, axes: Sequence[Axis], size: int) -> HloInstruction:
 
 
 def joined(axes: Sequence[Axis], devices: int) -> dict[str, Any]:
-    """The attributes of a collective over axes."""
     return {
         "replica_groups": ReplicaGroups(groups(axes, devices)),
         "channel_id": CHANNEL,

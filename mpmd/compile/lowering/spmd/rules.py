@@ -121,7 +121,6 @@ def of_values(site: LoweringSite, plain: Rule) -> Made | None:
 
 
 def reshard(site: LoweringSite) -> Made:
-    """A value with another sharding."""
     spread = _spread(site)
     (value,) = site.operands
     return resharded(site.build, value, spread.operands[0], spread.results[0], spread.devices)
@@ -140,7 +139,6 @@ def all_reduce(site: LoweringSite) -> Made:
 
 
 def reduce_scatter(site: LoweringSite) -> Made:
-    """Partial results combined, each device keeping its part."""
     spread, reduced = _spread(site), all_reduce(site)
     assert isinstance(reduced, HloInstruction)
     return resharded(site.build, reduced, spread.operands[0], spread.results[0], spread.devices)
@@ -167,7 +165,6 @@ def dot(site: LoweringSite, plain: Rule) -> Made | None:
 
 
 def reduce(site: LoweringSite, plain: Rule) -> Made | None:
-    """A sharded dim that is reduced leaves partial results."""
     spread, dims = _spread(site), site.required("dimensions")
     count = len(spread.results)
     sharding = spread.operands[0]

@@ -31,7 +31,6 @@ class Combiner(ComputationPass):
         """That of the collectives."""
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         return combine(computation, self.opcode, self.most_bytes, self.most_operands)
 
 

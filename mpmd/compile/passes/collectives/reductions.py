@@ -25,7 +25,6 @@ class AllReduceMover(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         return Rewriter(computation).run({"reshape": (_move,), "transpose": (_move,)}, lambda i: True)
 
 
@@ -51,7 +50,6 @@ class AllReduceReassociate(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         rules = dict.fromkeys(("add", "maximum", "minimum"), (_join,))
         return Rewriter(computation).run(rules, lambda i: True)
 
@@ -88,7 +86,6 @@ class ReduceScatterCreator(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         return Rewriter(computation).run({"dynamic-slice": (_create,)}, lambda i: True)
 
 

@@ -33,7 +33,6 @@ class AsyncExpander(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         changed = False
         for done in computation.instructions:
             chain = _chain(done) if done.opcode in _SYNCHRONOUS else []
@@ -77,7 +76,6 @@ class MapInliner(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         return Rewriter(computation).run({"map": (_inline,)}, lambda i: True)
 
 

@@ -22,7 +22,6 @@ class ComparisonExpander(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         return Rewriter(computation).run({"compare": (_expand,)}, lambda i: True)
 
 
@@ -56,7 +55,6 @@ class TopkDecomposer(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         return Rewriter(computation).run({"topk": (_decompose,)}, lambda i: True)
 
 

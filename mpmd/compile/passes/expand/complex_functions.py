@@ -23,17 +23,14 @@ def _narrow(dtype: str, *numbers: Number) -> Pair:
 
 
 def add(x: Pair, y: Pair) -> Pair:
-    """The sum."""
     return x[0] + y[0], x[1] + y[1]
 
 
 def subtract(x: Pair, y: Pair) -> Pair:
-    """The difference."""
     return x[0] - y[0], x[1] - y[1]
 
 
 def multiply(x: Pair, y: Pair) -> Pair:
-    """The product."""
     return x[0] * y[0] - x[1] * y[1], x[0] * y[1] + x[1] * y[0]
 
 
@@ -57,12 +54,10 @@ def divide(x: Pair, y: Pair) -> Pair:
 
 
 def negate(x: Pair) -> Pair:
-    """The negative."""
     return -x[0], -x[1]
 
 
 def _is_infinite(x: Pair) -> Number:
-    """Whether a part is."""
     return x[0].abs().is_("EQ", float("inf")) | x[1].abs().is_("EQ", float("inf"))
 
 
@@ -91,14 +86,12 @@ def sign(x: Pair) -> Pair:
 
 
 def exponential(x: Pair) -> Pair:
-    """The exponential; real numbers have real ones."""
     root, angle = (x[0] * 0.5).of("exponential"), x[1]  # its square may be infinite where a part is not
     real = angle.is_("EQ", 0.0)
     return root * angle.of("cosine") * root, real.choose(angle, root * angle.of("sine") * root)
 
 
 def exponential_minus_one(x: Pair) -> Pair:
-    """The exponential less one, exact near zero."""
     half = (x[1] * 0.5).of("sine")
     grown, cosine = x[0].of("exponential-minus-one"), x[1].of("cosine")
     real = x[1].is_("EQ", 0.0)
@@ -122,7 +115,6 @@ def logarithm(x: Pair) -> Pair:
 
 
 def logarithm_plus_one(x: Pair) -> Pair:
-    """The logarithm of one more, exact near zero."""
     a, b = x
     angle = b.with_("atan2", a + 1.0)
     dtype = a.dtype
@@ -148,25 +140,21 @@ def square_root(x: Pair) -> Pair:
 
 
 def inverse_root(x: Pair) -> Pair:
-    """One by the root."""
     root = square_root(x)
     return divide((root[0].full(1.0), root[0].full(0.0)), root)
 
 
 def sine(x: Pair) -> Pair:
-    """The sine."""
     a, b = x
     return a.of("sine") * b.of("cosh"), a.of("cosine") * b.of("sinh")
 
 
 def cosine(x: Pair) -> Pair:
-    """The cosine."""
     a, b = x
     return a.of("cosine") * b.of("cosh"), -(a.of("sine") * b.of("sinh"))
 
 
 def hyperbolic_tangent(x: Pair) -> Pair:
-    """The hyperbolic tangent, by a decaying exponential."""
     a, b = x
     less = (a.abs() * -2.0).of("exponential-minus-one")
     decay, cosine_ = (a.abs() * -2.0).of("exponential"), b.of("cosine")
@@ -179,7 +167,6 @@ def hyperbolic_tangent(x: Pair) -> Pair:
 
 
 def tangent(x: Pair) -> Pair:
-    """The tangent: the hyperbolic one, turned by a quarter."""
     real, imaginary = hyperbolic_tangent((-x[1], x[0]))
     return imaginary, -real
 

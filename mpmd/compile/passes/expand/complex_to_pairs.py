@@ -243,7 +243,6 @@ def _replaces(site: RewriteSite) -> bool:
 
 
 def _apart(site: RewriteSite) -> HloInstruction:
-    """The operation on each part by itself."""
     module, dtype = site.build.computation.module, _REAL[site.shape.dtype]
     if _replaces(site):
         second = HloBuilder.create(module, f"second_{dtype}")
@@ -259,7 +258,6 @@ def _apart(site: RewriteSite) -> HloInstruction:
 
 
 def _joining(site: RewriteSite) -> HloInstruction | None:
-    """A sum over devices, of each part by itself."""
     return _apart(site) if _touches(site) and _is_separate(site) else None
 
 

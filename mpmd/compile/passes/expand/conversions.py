@@ -24,7 +24,6 @@ class BitcastConvertExpander(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         rules = {"bitcast-convert": (_expand_bitcast,), "bitcast": (_convert_elements,)}
         return Rewriter(computation).run(rules, lambda i: not i.shape.dynamic)
 
@@ -111,7 +110,6 @@ class ReducePrecisionExpander(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         return Rewriter(computation).run({"reduce-precision": (_expand_precision,)}, lambda i: True)
 
 
@@ -145,20 +143,16 @@ class _Rounding:
         self.exponent, self.mantissa = _LAYOUT[site.shape.dtype]
 
     def full(self, value: int) -> HloInstruction:
-        """One integer everywhere."""
         literal = self.bits.shape.with_dtype(self.kind).numpy_dtype.type(value)
         return self.build.broadcast(self.build.constant(literal), self.bits.shape.dims)
 
     def sign(self) -> HloInstruction:
-        """The sign alone."""
         return self.build.add("and", self.bits, self.full(1 << (self.exponent + self.mantissa)))
 
     def infinite(self) -> HloInstruction:
-        """Infinities of the same sign."""
         return self.build.add("or", self.sign(), self.full(((1 << self.exponent) - 1) << self.mantissa))
 
     def rounded(self, exponent: int, mantissa: int) -> HloInstruction:
-        """The remaining bits."""
         build, bits = self.build, self.bits
         gone = self.mantissa - mantissa
         if gone > 0:
@@ -194,7 +188,6 @@ class StochasticConvertExpander(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         return Rewriter(computation).run({"stochastic-convert": (_expand_stochastic,)}, lambda i: True)
 
 

@@ -81,7 +81,6 @@ class ConvolutionToDot(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         rules = {"convolution": (_as_dot_of_patches, patches_of_dot)}
         return Rewriter(computation).run(rules, _has_no_groups)
 
@@ -92,7 +91,6 @@ def _has_no_groups(convolution: HloInstruction) -> bool:
 
 
 def _are_adjacent(w: WindowDim) -> bool:
-    """Whether each window begins where the one before ends."""
     return w.size == w.stride and w.rhs_dilation == 1
 
 
@@ -178,7 +176,6 @@ class ConvolutionExpander(ComputationPass):
     without_library: bool = False
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         return Rewriter(computation).run({"convolution": (self._expand,)}, lambda i: not i.shape.dynamic)
 
     def _expand(self, site: RewriteSite) -> HloInstruction | None:

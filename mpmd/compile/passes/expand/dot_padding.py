@@ -48,7 +48,6 @@ class DotPadding(ComputationPass):
     device: Device = HOST
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         return _Padding(computation, self.device).run()
 
 
@@ -141,7 +140,6 @@ class _Padding:
         return self.build.pad(value, zero, [PadDim(0, more - size) for size, more in sizes])
 
     def _inside(self, longer: HloInstruction, d: int, extent: int, rest: HloInstruction) -> HloInstruction:
-        """A longer value with one number behind the end."""
         dims = longer.shape.dims
         places = self.build.iota("s32", dims, d)
         inside = self.build.compare(places, self.build.full(extent, "s32", dims), "LT")
@@ -233,7 +231,6 @@ def _lengthened(dims: Sequence[int], *longer: int) -> tuple[int, ...]:
 
 
 def _sides(dot: HloInstruction) -> list[_Side]:
-    """The dims of a product but its batch dims."""
     dims, (a, b) = dot.dot_dims, dot.operands
     found = [_Side(left, right) for left, right in zip(dims.lhs_contracting, dims.rhs_contracting)]
     free = [_Side(left=d) for d in dims.lhs_free(a.shape.rank)] + [

@@ -39,7 +39,6 @@ class FftExpander(ComputationPass):
     most: int = 64
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         return Rewriter(computation).run({"fft": (self._expand,)}, lambda i: True)
 
     def _expand(self, site: RewriteSite) -> HloInstruction | None:

@@ -74,15 +74,12 @@ class Number:
 
     @property
     def dtype(self) -> str:
-        """Its element type."""
         return self.value.shape.dtype
 
     def full(self, number: float) -> Number:
-        """The same number everywhere."""
         return Number(self.build, self.build.full(number, self.dtype, self.value.shape.dims))
 
     def to(self, dtype: str) -> Number:
-        """Other elements."""
         return Number(self.build, self.build.convert(self.value, dtype))
 
     def _apply(self, opcode: str, *others: Number | float) -> Number:
@@ -123,7 +120,6 @@ class Number:
         return self._apply("or", other)
 
     def is_(self, direction: str, other: Number | float) -> Number:
-        """A comparison: EQ, NE, LT, LE, GT, GE."""
         wanted = other if isinstance(other, Number) else self.full(other)
         return Number(self.build, self.build.compare(self.value, wanted.value, direction))
 
@@ -132,23 +128,18 @@ class Number:
         return Number(self.build, self.build.select(self.value, then.value, otherwise.value))
 
     def of(self, function: str) -> Number:
-        """An operation of one operand, by its opcode."""
         return self._apply(function)
 
     def with_(self, function: str, other: Number | float) -> Number:
-        """An operation of two operands, by its opcode."""
         return self._apply(function, other)
 
     def sqrt(self) -> Number:
-        """The square root."""
         return self._apply("sqrt")
 
     def abs(self) -> Number:
-        """The magnitude."""
         return self._apply("abs")
 
     def with_sign_of(self, other: Number) -> Number:
-        """This magnitude with another's sign, zeros included."""
         bits = self.value.shape.info.bits
         kind, shape = f"u{bits}", self.value.shape.with_dtype(f"u{bits}")
         a, b = (self.build.add("bitcast-convert", v.value, shape=shape) for v in (self, other))
@@ -173,7 +164,6 @@ class SpecialFunctionExpander(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         rules: dict[str, tuple[Rule, ...]] = {name: (_rule(f),) for name, f in FUNCTIONS.items()}
         return Rewriter(computation).run(rules, lambda i: i.shape.info.kind == "float")
 
@@ -195,7 +185,6 @@ def _half_square(x: Number) -> Number:
 
 
 def sinh(x: Number) -> Number:
-    """The hyperbolic sine."""
     size = x.abs()
     grown = size.of("exponential-minus-one")
     near = 0.5 * (grown + grown / (grown + 1.0))
@@ -203,7 +192,6 @@ def sinh(x: Number) -> Number:
 
 
 def cosh(x: Number) -> Number:
-    """The hyperbolic cosine."""
     size = x.abs()
     grown = size.of("exponential")
     return size.is_("LT", 20.0).choose(0.5 * (grown + 1.0 / grown), _half_square(size))
@@ -222,7 +210,6 @@ def _twice_if_large(x: Number, near: Number, far: Number) -> Number:
 
 
 def asinh(x: Number) -> Number:
-    """The inverse of the hyperbolic sine."""
     size = x.abs()
     square = size * size
     near = size + square / (1.0 + (square + 1.0).sqrt())
@@ -230,25 +217,21 @@ def asinh(x: Number) -> Number:
 
 
 def acosh(x: Number) -> Number:
-    """The inverse of the hyperbolic cosine; NaN below one."""
     more = x - 1.0
     near = more + (more * (more + 2.0)).sqrt()
     return x.is_("LT", 1.0).choose(x.full(math.nan), _twice_if_large(x, near, more))
 
 
 def atanh(x: Number) -> Number:
-    """The inverse of the hyperbolic tangent; NaN beyond one."""
     size = x.abs()
     return (0.5 * (2.0 * size / (1.0 - size)).of("log-plus-one")).with_sign_of(x)
 
 
 def asin(x: Number) -> Number:
-    """The angle whose sine this is; NaN beyond one."""
     return x.with_("atan2", ((1.0 - x) * (1.0 + x)).sqrt())
 
 
 def acos(x: Number) -> Number:
-    """The angle whose cosine this is; NaN beyond one."""
     return ((1.0 - x) * (1.0 + x)).sqrt().with_("atan2", x)
 
 

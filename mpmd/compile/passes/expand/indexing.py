@@ -17,7 +17,6 @@ from mpmd.compile.passes.values import is_trivial, reducer
 
 
 def batch_dims(indices: HloInstruction, vector_dim: int) -> Ints:
-    """Sizes of the dims that count the vectors."""
     return tuple(n for d, n in enumerate(indices.shape.dims) if d != vector_dim)
 
 
@@ -71,7 +70,6 @@ class GatherSimplifier(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         return Rewriter(computation).run({"gather": (_normal_gather,)}, lambda i: not i.shape.dynamic)
 
 
@@ -129,7 +127,6 @@ class ScatterSimplifier(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         return Rewriter(computation).run(
             {"scatter": (_apart, _normal_scatter)}, lambda i: not i.shape.dynamic
         )
@@ -169,7 +166,6 @@ def _apart(site: RewriteSite) -> HloInstruction | None:
 
 
 def _read(value: HloInstruction) -> set[int]:
-    """The parameters that a value depends on."""
     seen, waiting = {value}, [value]
     while waiting:
         new = [o for o in waiting.pop().operands if o not in seen]
@@ -234,7 +230,6 @@ class ScatterWidener(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         return Rewriter(computation).run({"scatter": (_widened,)}, lambda i: not i.has_control_edges)
 
 

@@ -39,19 +39,16 @@ def repeat(build: TrackingBuilder, count: int, values: Sequence[HloInstruction],
 
 
 def stacked(build: TrackingBuilder, value: HloInstruction) -> HloInstruction:
-    """All leading dims of matrices as one."""
     *batch, rows, columns = value.shape.dims
     return build.reshape(value, (math.prod(batch), rows, columns))
 
 
 def turned(build: TrackingBuilder, value: HloInstruction) -> HloInstruction:
-    """Each matrix transposed."""
     rank = value.shape.rank
     return build.transpose(value, (*range(rank - 2), rank - 1, rank - 2))
 
 
 def conjugate(build: TrackingBuilder, value: HloInstruction) -> HloInstruction:
-    """The complex conjugate; a real number is its own."""
     if value.shape.info.kind != "complex":
         return value
     return build.add("complex", build.add("real", value), build.add("negate", build.add("imag", value)))
@@ -60,7 +57,6 @@ def conjugate(build: TrackingBuilder, value: HloInstruction) -> HloInstruction:
 def part(
     build: TrackingBuilder, value: HloInstruction, rows: tuple[int, int], columns: tuple[int, int]
 ) -> HloInstruction:
-    """A block of each matrix."""
     return build.slice(value, (0, rows[0], columns[0]), (value.shape.dims[0], rows[1], columns[1]))
 
 
@@ -138,7 +134,6 @@ class LapackExpander(ComputationPass):
     most_cholesky: int = 320
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         return Rewriter(computation).run({"custom-call": (self._expand,)}, lambda i: True)
 
     def _expand(self, site: RewriteSite) -> HloInstruction | None:
@@ -280,7 +275,6 @@ class CholeskyExpander(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         return Rewriter(computation).run({"cholesky": (_expand_cholesky,)}, lambda i: True)
 
 
@@ -302,7 +296,6 @@ def _expand_cholesky(site: RewriteSite) -> HloInstruction | None:
 
 
 def _factored(build: TrackingBuilder, a: HloInstruction) -> HloInstruction:
-    """The lower factors of a stack."""
     count, n, _ = a.shape.dims
     size = block_size(n)
     done: list[HloInstruction] = []  # blocks of columns
@@ -363,7 +356,6 @@ class TriangularSolveExpander(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         return Rewriter(computation).run({"triangular-solve": (_expand_triangular_solve,)}, lambda i: True)
 
 

@@ -31,7 +31,6 @@ class DotAlgorithmRewriter(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         return Rewriter(computation).run({"dot": (_rounded,)}, lambda i: not i.has_control_edges)
 
 
@@ -56,7 +55,6 @@ class DotDecomposer(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         return Rewriter(computation).run({"dot": (_decompose,)}, _is_scattered)
 
 

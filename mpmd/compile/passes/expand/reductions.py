@@ -37,7 +37,6 @@ class ReductionExpander(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         return Rewriter(computation).run({"reduce": (_expand,)}, lambda i: True)
 
 
@@ -48,12 +47,10 @@ def is_special(site: RewriteSite) -> bool:
 
 
 def result_of(site: RewriteSite, values: Values) -> HloInstruction:
-    """Values in the form of a reduction's result."""
     return site.build.tuple(values) if site.shape.is_tuple else values[0]
 
 
 def broadcast_to_results(site: RewriteSite, inits: Values) -> list[HloInstruction]:
-    """The result of a reduction of nothing."""
     shape = site.shape.elements[0] if site.shape.is_tuple else site.shape
     return [site.build.broadcast(i, shape.dims) for i in inits]
 
@@ -77,7 +74,6 @@ def _expand(site: RewriteSite) -> HloInstruction | None:
 def _joined(
     build: TrackingBuilder, computation: HloComputation, values: list[HloInstruction], d: int
 ) -> list[HloInstruction]:
-    """Values reduced along a dim, which keeps one element."""
     waiting: list[HloInstruction] = []
     while (size := values[0].shape.dims[d]) > 1:
         if size % 2:
@@ -92,7 +88,6 @@ def _joined(
 def along(
     build: TrackingBuilder, value: HloInstruction, d: int, start: int, limit: int, step: int = 1
 ) -> HloInstruction:
-    """A slice of one dim."""
     dims = value.shape.dims
     if (start, limit, step) == (0, dims[d], 1):
         return value
@@ -123,7 +118,6 @@ class ArgmaxRewriter(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         return Rewriter(computation).run({"reduce": (_rewrite,)}, lambda i: len(i.operands) == 4)
 
 
@@ -207,7 +201,6 @@ class BatchNormExpander(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         rules: dict[str, tuple[Rule, ...]] = {
             "batch-norm-training": (_training,),
             "batch-norm-inference": (_inference,),
@@ -236,30 +229,24 @@ class _Norm:
         return value if value.shape.rank > 1 or len(self.dims) == 1 else self.spread(value)
 
     def spread(self, vector: HloInstruction) -> HloInstruction:
-        """One value per feature, everywhere."""
         return self.build.broadcast(vector, self.dims, (self.feature,))
 
     def sum(self, value: HloInstruction) -> HloInstruction:
-        """The sum for each feature."""
         module = self.build.computation.module
         zero = self.build.full(0, self.dtype, ())
         return self.build.reduce([value], [zero], self.over, scalar_computation(module, "add", self.dtype))
 
     def mean(self, value: HloInstruction) -> HloInstruction:
-        """The mean for each feature."""
         total = self.sum(value)
         return self.op("divide", total, self.build.full(self.count, self.dtype, total.shape.dims))
 
     def op(self, opcode: str, *values: HloInstruction) -> HloInstruction:
-        """An elementwise operation."""
         return self.build.add(opcode, *values)
 
     def shifted(self, variance: HloInstruction) -> HloInstruction:
-        """Variance + epsilon."""
         return self.op("add", variance, self.build.full(self.epsilon, self.dtype, variance.shape.dims))
 
     def results(self, *values: HloInstruction) -> HloInstruction:
-        """The values in the types of the operation's results."""
         shapes = self.site.shape.elements
         return self.build.tuple([self.build.convert(v, s.dtype) for v, s in zip(values, shapes)])
 

@@ -29,7 +29,6 @@ class RngBitGeneratorExpander(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         return Rewriter(computation).run({"rng-bit-generator": (_expand,)}, _is_known)
 
 
@@ -65,7 +64,6 @@ class _Words:
         self.build = build
 
     def word(self, state: HloInstruction, i: int) -> HloInstruction:
-        """One u64 of the state."""
         return self.build.reshape(self.build.slice(state, (i,), (i + 1,)), ())
 
     def op(self, opcode: str, a: HloInstruction, b: HloInstruction | int) -> HloInstruction:
@@ -82,12 +80,10 @@ class _Words:
         return self.build.convert(word, "u32"), self.build.convert(upper, "u32")
 
     def joined(self, low: HloInstruction, high: HloInstruction) -> HloInstruction:
-        """u64 from two halves."""
         low, high = (self.build.convert(h, "u64") for h in (low, high))
         return self.op("or", low, self.op("shift-left", high, 32))
 
     def counters(self, count: int, start: HloInstruction) -> HloInstruction:
-        """start, start + 1, ... as u64."""
         return self.op("add", self.build.iota("u64", (count,), 0), start)
 
     def product(self, a: HloInstruction, by: int) -> tuple[HloInstruction, HloInstruction]:

@@ -39,7 +39,6 @@ class ReduceWindowRewriter(ComputationPass):
     least: int = 3
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         return Rewriter(computation).run({"reduce-window": (self._scan,)}, lambda i: True)
 
     def _scan(self, site: RewriteSite) -> HloInstruction | None:
@@ -60,7 +59,6 @@ class ReduceWindowRewriter(ComputationPass):
 
 
 def _moved(site: RewriteSite, x: HloInstruction, filler: HloInstruction, dim: int, by: int) -> HloInstruction:
-    """An array moved along a dim."""
     padding = [PadDim(by, -by) if d == dim else PadDim(0, 0) for d in range(x.shape.rank)]
     return site.build.pad(x, filler, padding)
 
@@ -100,7 +98,6 @@ class ReduceWindowExpander(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         return Rewriter(computation).run({"reduce-window": (_expand,)}, lambda i: True)
 
 
@@ -142,7 +139,6 @@ class _Windowed:
             self.there = build.pad(everywhere, build.constant(False), padding)
 
     def reduce(self, d: int) -> None:
-        """Reduce the windows along one dim."""
         window = self.site.at.window.dims[d]
         now, size, done = self._state(), 1, 0
         result: list[HloInstruction] = []
@@ -205,7 +201,6 @@ class SelectAndScatterExpander(ComputationPass):
     most: int = 64
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         return Rewriter(computation).run({"select-and-scatter": (self._expand,)}, lambda i: True)
 
     def _expand(self, site: RewriteSite) -> HloInstruction | None:
@@ -258,7 +253,6 @@ def _winner(site: RewriteSite) -> HloInstruction:
 
 
 def _preferred(site: RewriteSite, best: HloInstruction, part: HloInstruction) -> HloInstruction:
-    """The selection, of whole arrays."""
     select = site.at.called[0]
     root = select.root
     if root.opcode == "compare" and root.operands == select.parameters:

@@ -66,7 +66,6 @@ class AttentionCandidate:
 
     @property
     def members(self) -> set[HloInstruction]:
-        """All computed values."""
         return {*self.cone.members, *self.mixtures, *(m for chain in self.moved.values() for m in chain)}
 
 
@@ -203,7 +202,6 @@ class Search:
         self.groups: list[AttentionCandidate] = []
 
     def run(self) -> None:
-        """Find the groups."""
         scores: set[HloInstruction] = set()
         for dot in self.order:
             if dot.opcode != "dot" or dot in scores:
@@ -348,7 +346,6 @@ def _is_shared(value: HloInstruction, matrix: MatrixShape) -> bool:
 
 
 def _without(attention: AttentionCandidate, arrays: Collection[HloInstruction]) -> AttentionCandidate:
-    """The group with some members as arrays."""
     cone, needed = attention.cone, dict[HloInstruction, None]()
     waiting = [o for d in attention.mixtures for o in d.operands]
     while waiting:
@@ -393,7 +390,6 @@ def _moved(dot: HloInstruction) -> tuple[HloInstruction, ...]:
 
 
 def together(a: AttentionCandidate, b: AttentionCandidate) -> AttentionCandidate | None:
-    """Two groups that compute the same scores, as one."""
     if a.cone.matrix != b.cone.matrix or not a.cone.scores.keys() & b.cone.scores.keys():
         return None
     cone = Cone(

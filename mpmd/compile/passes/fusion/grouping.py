@@ -128,7 +128,6 @@ class Grouping:
         return sorted(found, key=self.position.__getitem__)
 
     def arrays(self, group: FusionGroup) -> list[HloInstruction]:
-        """The inputs of a group."""
         inside = set(self.closure(group.members))
         return list(dict.fromkeys(o for i in inside for o in i.operands if o not in inside))
 
@@ -220,7 +219,6 @@ class Grouping:
         return [user for user in users if user is not instruction]
 
     def join(self, a: FusionGroup, b: FusionGroup) -> FusionGroup:
-        """Merge two groups."""
         a.members = sorted((*a.members, *b.members), key=self.position.__getitem__)
         for member in b.members:
             self.group_of[member] = a

@@ -80,7 +80,6 @@ def is_discrete(instruction: HloInstruction) -> bool:
 
 
 def _sources(instruction: HloInstruction, index: ShapeIndex) -> Iterator[Position]:
-    """The positions on which one depends."""
     opcode = instruction.opcode
     if opcode == "get-tuple-element":
         yield instruction.operands[0], (instruction.tuple_index, *index)

@@ -82,7 +82,6 @@ def outline(grouping: Grouping) -> bool:
 
 
 def remove_all_unused(computation: HloComputation) -> bool:
-    """Remove unused instructions."""
     removed = False
     for instruction in reversed(computation.post_order()):
         dead = not instruction.users and instruction is not computation.root

@@ -92,7 +92,6 @@ def _depends(value: HloInstruction, other: HloInstruction) -> bool:
 
 
 def _factors_of(value: HloInstruction) -> _RowFactors:
-    """A matrix of rows as a product."""
     if value.opcode == "convert" and {value.shape.dtype, value.operands[0].shape.dtype} <= set(_WIDE):
         return _factors_of(value.operands[0])
     if _is_of_each_row(value):

@@ -101,5 +101,4 @@ def _follows_from_position(value: HloInstruction) -> bool:
 
 
 def _sources(value: HloInstruction) -> list[HloInstruction]:
-    """The cone of a moved iota, operands before users."""
     return [*(s for o in value.operands for s in _sources(o)), value]

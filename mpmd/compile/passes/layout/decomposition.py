@@ -22,7 +22,6 @@ class BroadcastCanonicalizer(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         return Rewriter(computation).run({"broadcast": (_sorted,)}, lambda i: not i.shape.dynamic)
 
 
@@ -47,7 +46,6 @@ class ReshapeDecomposer(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         return Rewriter(computation).run({"reshape": (_decompose,)}, lambda i: not i.shape.dynamic)
 
 
@@ -66,5 +64,4 @@ def _decompose(site: RewriteSite) -> HloInstruction | None:
 
 
 def _copied(site: RewriteSite, value: HloInstruction, shape: Shape) -> HloInstruction:
-    """The value in another order in memory."""
     return value if value.shape is shape else site.build.add("copy", value, shape=shape)

@@ -72,7 +72,6 @@ class Requirements:
         return instruction.shape.with_default_layout()
 
     def of_root(self, index: ShapeIndex) -> Shape:
-        """The shape at a position of the result."""
         if self.computation.is_entry:
             return self.interface[1].subshape(index)
         return self.computation.root.shape.with_default_layout().subshape(index)
@@ -135,7 +134,6 @@ class Propagation:
         self._up: deque[HloInstruction] = deque()
 
     def run(self) -> dict[HloInstruction, Layout]:
-        """The layout of each array."""
         arrays = [i for i in self._computation.post_order() if i.shape.is_array]
         for instruction in arrays:
             fixed = self._requirements.of_result(instruction)
@@ -349,7 +347,6 @@ def _relaid(
 
 
 def _retype_tuples(computation: HloComputation) -> bool:
-    """Tuples have the shapes of their operands."""
     changed = False
     for instruction in computation.post_order():
         if instruction.opcode == "tuple":

@@ -31,7 +31,6 @@ class LayoutNormalization(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         return Rewriter(computation).run(_RULES, lambda i: i.shape.is_array and not i.shape.dynamic)
 
 
@@ -40,7 +39,6 @@ def _is_plain(shape: Shape) -> bool:
 
 
 def _normal(site: RewriteSite, value: HloInstruction) -> HloInstruction:
-    """An operand by its dims in memory."""
     if _is_plain(value.shape):
         return value
     shape = physical(value.shape)
@@ -55,7 +53,6 @@ def _back(site: RewriteSite, value: HloInstruction) -> HloInstruction:
 
 
 def _needs(site: RewriteSite) -> bool:
-    """True if something here is not row-major."""
     return not _is_plain(site.shape) or any(not _is_plain(o.shape) for o in site.operands)
 
 

@@ -29,7 +29,6 @@ class LayoutRemoval(HloPass):
     """
 
     def rewrite(self, module: HloModule) -> bool:
-        """Rewrites the module."""
         parameters, result = module.entry_shapes()
         shapes = [i.shape for i in module.instructions() if not _is_of_library(i)]
         if not any(_is_strange(shape) for shape in (*parameters, result, *shapes)):
@@ -108,7 +107,6 @@ def _relay_parameter(build: HloBuilder, parameter: HloInstruction, shape: Shape)
 
 
 def _laid(build: HloBuilder, value: HloInstruction, wanted: Shape) -> HloInstruction:
-    """A result with the dims of its memory."""
     if not _is_strange(wanted):
         return value
     if wanted.is_array:

@@ -17,7 +17,6 @@ def physical(shape: Shape) -> Shape:
 
 
 def order_of(shape: Shape) -> Ints:
-    """Dims from the outermost in memory inwards."""
     return tuple(reversed(shape.minor_to_major))
 
 

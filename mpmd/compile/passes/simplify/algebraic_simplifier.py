@@ -32,7 +32,6 @@ class AlgebraicSimplifier(ComputationPass):
     layout_sensitive: bool = False
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         return Rewriter(computation).run(algebra.table(), self._is_allowed)
 
     def _is_allowed(self, instruction: HloInstruction) -> bool:

@@ -108,5 +108,4 @@ class TupleSimplifier(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         return Rewriter(computation).run(tuples.RULES, lambda instruction: True)

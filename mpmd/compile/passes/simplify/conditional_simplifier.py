@@ -27,7 +27,6 @@ class ConditionalSimplifier(ComputationPass):
     abandons = True
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Simplifies the conditionals of one computation."""
         changed = False
         for instruction in computation.instructions:
             if instruction.opcode != "conditional" or instruction.computation is None:

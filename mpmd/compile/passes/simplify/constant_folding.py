@@ -57,7 +57,6 @@ class ConstantFolding(ComputationPass):
 
 
 def _folded(instruction: HloInstruction, build: TrackingBuilder) -> HloInstruction:
-    """The constant value of an instruction."""
     body = instruction.parent.module.create_computation("folded")
     try:
         copies = [body.add(o.clone(())) for o in instruction.operands]

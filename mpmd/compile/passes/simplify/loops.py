@@ -177,7 +177,6 @@ def widen(
 
 
 def _replace_state(computation: HloComputation, shape: Shape, place: dict[int, int]) -> None:
-    """Read the remaining elements from a new parameter."""
     old = computation.parameters[0]
     build = HloBuilder(computation)
     made = HloInstruction("parameter", shape, (), {"parameter_number": 0}, name=old.given_name)
@@ -234,7 +233,6 @@ class WhileSimplifier(ComputationPass):
     largest_constant: int = 64
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Simplifies the loops of one computation."""
         changed = False
         for instruction in computation.instructions:
             if instruction.opcode == "while" and instruction.computation is not None:
@@ -365,7 +363,6 @@ class WhileInvariantCodeMotion(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Moves work out of the loops of one computation."""
         changed = False
         for instruction in computation.instructions:
             if instruction.opcode == "while" and instruction.computation is not None:
@@ -458,7 +455,6 @@ class WhileLoopUnroller(ComputationPass):
     most_instructions: int = 512
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Unrolls the loops of one computation."""
         changed = False
         for instruction in computation.instructions:
             if instruction.opcode == "while" and instruction.computation is not None:

@@ -32,7 +32,6 @@ class OnePerRowRewriter(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         rules = {"gather": (_gather,), "scatter": (_scatter,)}
         return Rewriter(computation).run(rules, lambda i: True)
 

@@ -139,7 +139,6 @@ class ZeroSizedRemoval(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         rewriter = Rewriter(computation)
         for instruction in computation.instructions:
             if instruction.computation is not None and _is_removable(instruction):

@@ -21,7 +21,6 @@ class SortSimplifier(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         rules: dict[str, tuple[Rule, ...]] = {"sort": (_sort_of_one, _sort_used)}
         return Rewriter(computation).run(rules, lambda instruction: True)
 

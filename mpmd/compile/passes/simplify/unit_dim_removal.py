@@ -29,7 +29,6 @@ class UnitDimRemoval(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        """Rewrites one computation."""
         rules: dict[str, tuple[Rule, ...]] = dict.fromkeys(_ELEMENTWISE, (_elementwise,))
         others = {"broadcast": _broadcast, "transpose": _transpose, "reduce": _reduce, "dot": _dot}
         rules |= {opcode: (rule,) for opcode, rule in others.items()}
@@ -40,12 +39,10 @@ _ELEMENTWISE = sorted(o for o, known in OPCODES.items() if known.category in ELE
 
 
 def _kept(dims: Sequence[int]) -> tuple[int, ...]:
-    """The dims that are not 1."""
     return tuple(d for d, extent in enumerate(dims) if extent != 1)
 
 
 def _without(site: RewriteSite, value: HloInstruction) -> HloInstruction:
-    """A value without its dims of 1."""
     return site.build.reshape(value, [extent for extent in value.shape.dims if extent != 1])
 
 

@@ -46,7 +46,6 @@ def fold(op: ir.Op, facts: Facts) -> ir.Value | None:
 
 
 def _is_plain(value: ir.Value) -> bool:
-    """Whether it is a constant of real numbers."""
     return is_constant(value) and not isinstance(value.type.element_type, ir.ComplexType)
 
 

@@ -28,7 +28,6 @@ class _Range:
         return _Range(starts, [a - b for a, b in zip(self.limits, by)], self.strides)
 
     def last(self, dim: int) -> int:
-        """The last element taken along a dim."""
         count = -(-(self.limits[dim] - self.starts[dim]) // self.strides[dim])
         return self.starts[dim] + (count - 1) * self.strides[dim]
 

@@ -22,12 +22,10 @@ class _Growing:
             self.add(arg, value)
 
     def add(self, arg: ir.Value, value: ir.Value) -> None:
-        """Adds `value` as the last argument of the fragment."""
         self._value_of[arg] = value
         self._args_of.setdefault(value, []).append(arg)
 
     def reads(self, value: ir.Value) -> bool:
-        """Whether it reads a value."""
         return value in self._args_of
 
     def forget(self, value: ir.Value) -> list[ir.Value]:
@@ -162,7 +160,6 @@ class Absorber:
             growing.add(arg, value)
 
     def _is_unread(self, a: ir.Assign) -> bool:
-        """Whether no fragment reads it any more."""
         growing = (self._growing.get(reader) for reader in self._readers(a))
         return all(g is not None and not g.reads(a.result) for g in growing)
 

@@ -41,7 +41,6 @@ class InferMeshAssignMeshFuncLeaves(ModulePass):
     error_limit: int = 5
 
     def rewrite(self, module: ir.Module) -> None:
-        """Assigns the leaves of each MPMD function."""
         errors = Limited(self.error_limit)
         symbols = ir.symbol_table(module)
         functions = flow.mpmd_functions(module)
@@ -168,7 +167,6 @@ class _Leaves:
         ir.erase(op)
 
     def assign_unused_args(self) -> None:
-        """Unused arguments of a callee get a use set."""
         f, needs = self._f, Table(USE_SET)
         for i, arg in enumerate(f.args):
             if assigning.is_tensor(arg.type) and ir.is_unused(arg):
@@ -179,7 +177,6 @@ class _Leaves:
         needs.write()
 
     def assign_unused_results(self, calls: list[ir.Call]) -> None:
-        """Unused results of a callee get a use set."""
         f, needs = self._f, Table(USE_SET)
         for i, value in enumerate(f.returned):
             if not calls or any(not ir.is_unused(call.results[i]) for call in calls):
@@ -226,7 +223,6 @@ class InferMeshAssignUsingInputOutputConstraints(FunctionPass):
     constraints: tuple[Constraint, ...] = ()
 
     def rewrite_function(self, f: ir.Func) -> None:
-        """Decides each pair."""
         symbols = ir.symbol_table(ir.module_of(f))
         for constraint in self.constraints:
             if not fits(f, constraint):

@@ -33,7 +33,6 @@ class Explainer:
         self._calls = calls_by_callee(functions)
 
     def calls(self, f: ir.Func) -> list[ir.Call]:
-        """The calls of a function."""
         return self._calls.get(f.symbol, [])
 
     def origins(self, values: Iterable[ir.Value]) -> list[str]:

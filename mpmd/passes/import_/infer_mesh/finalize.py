@@ -35,7 +35,6 @@ class InferMeshFinalize(ModulePass):
     infer_transfers: bool = False
 
     def rewrite(self, module: ir.Module) -> None:
-        """Finishes arguments, then bodies, then checks."""
         functions = flow.mpmd_functions(module)
         fits = [_assign_args(f) for f in functions if f.is_public]
         if not all(fits):
@@ -112,7 +111,6 @@ def _memory_message(f: ir.Func, index: int, kinds: list[str | None]) -> str:
 
 
 def _rewrite_broadcast(op: ir.Broadcast) -> bool:
-    """Chains transfers to all meshes that use a broadcast."""
     source = ir.producer(op.operands[0])
     assigns = assigning.used_assigns(op.result)
     if not isinstance(source, ir.Unassign) or not assigns:

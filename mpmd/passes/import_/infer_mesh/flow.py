@@ -33,7 +33,6 @@ def is_barrier(op: ir.Op | None) -> bool:
 
 
 def mpmd_functions(module: ir.Module) -> list[ir.Func]:
-    """The functions that have meshes, and a body."""
     return [f for f in ir.funcs(module) if f.is_mpmd and not f.is_external]
 
 
@@ -86,7 +85,6 @@ def reduction_of(op: ir.Op | None) -> str | None:
 
 
 def reduction_op(kind: str) -> str:
-    """Name of the op that reduces two values."""
     return _OP_OF_REDUCTION[kind]
 
 
@@ -109,7 +107,6 @@ def concat_reduce(op: ir.Op) -> tuple[ir.Op, str] | None:
 
 
 def _kind_of_body(block: ir.Block) -> str | None:
-    """The reduction of a block of two arguments."""
     op = ir.producer(ir.InsertionPoint.at_block_terminator(block).ref_operation.operands[0])
     kind = reduction_of(op)
     arguments = list(block.arguments)
@@ -150,7 +147,6 @@ class LoopAssignment:
         return min(parent.topology)
 
     def assign_returned(self) -> None:
-        """Assigns the values that the body returns."""
         returned = self._op.returned
         for i, value in enumerate(returned):
             if not assigning.is_mesh_tensor(value.type):

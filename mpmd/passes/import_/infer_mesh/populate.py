@@ -28,7 +28,6 @@ class InferMeshPopulateSrcSet(ModulePass):
     """
 
     def rewrite(self, module: ir.Module) -> None:
-        """Goes forward over the entry functions."""
         analysis = _SrcSets(ir.symbol_table(module))
         for f in flow.mpmd_functions(module):
             if f.is_public:
@@ -65,7 +64,6 @@ class _SrcSets:
         self._visited: set[str] = set()
 
     def enter(self, f: ir.Func) -> None:
-        """Goes forward over an entry function."""
         for i in range(len(f.args)):
             needed = self._use_sets.cell((f, "arg", i)).meshes
             if needed and not _is_scalar(f.args[i].type):
@@ -188,7 +186,6 @@ class InferMeshPopulateUseSet(ModulePass):
     """
 
     def rewrite(self, module: ir.Module) -> None:
-        """Goes backward over the entry functions."""
         analysis = _UseSets(ir.symbol_table(module))
         for f in flow.mpmd_functions(module):
             if f.is_public:
@@ -233,7 +230,6 @@ class _UseSets:
                 _unite(cell, sources)
 
     def _given_by(self, value: ir.Value) -> list[Cell]:
-        """The sets of the uses of a value."""
         return [self.table.cell(key) for key in flow.use_keys(value, self._symbols)]
 
     def _step_of_args(self, body: ir.Func | ir.For) -> _UseStep:

@@ -191,11 +191,9 @@ class _Signature:
         self._result_copies = _copies(f, "res_attrs", len(self.returned))
 
     def args(self, index: int) -> list[int]:
-        """The arguments for an operand of the original callee."""
         return [index, *self._arg_copies[index]]
 
     def results(self, index: int) -> list[int]:
-        """The results for one result of the original callee."""
         return [index, *self._result_copies[index]]
 
 

@@ -34,7 +34,6 @@ class MeshSet:
 
     @staticmethod
     def of(mesh: str, *reasons: str) -> MeshSet:
-        """The set of one mesh."""
         return MeshSet(((mesh, reasons),))
 
     @property
@@ -69,7 +68,6 @@ class MeshSet:
         return bool(self.any_other) or set(meshes) <= set(self.names)
 
     def attribute(self) -> ir.Attribute:
-        """The dialect's attribute."""
         return _attribute(self)
 
     def __str__(self) -> str:
@@ -157,7 +155,6 @@ def _unescaped(text: str) -> str:
 
 
 def read(attribute: ir.Attribute | None) -> MeshSet | None:
-    """The set that an attribute holds."""
     return None if attribute is None else _parsed(attribute)
 
 
@@ -180,7 +177,6 @@ def _attribute_at(key: Key | None, name: str) -> ir.Attribute | None:
 
 
 def clear(op: ir.Op, *names: str) -> None:
-    """Removes attributes of an op."""
     for name in names:
         ir.put(op, name, None)
 
@@ -241,7 +237,6 @@ class Table:
         return cell
 
     def write(self) -> None:
-        """Puts all changed sets into attributes."""
         rows: dict[tuple[ir.Op, str], list[dict[str, ir.Attribute]]] = {}
         for key, cell in self._cells.items():
             if not cell.is_changed:

@@ -151,7 +151,6 @@ class InferMeshValidateSrcSetNotEmpty(ModulePass):
     error_limit: int = 5
 
     def rewrite(self, module: ir.Module) -> None:
-        """Checks ops, then arguments of callees."""
         functions = flow.mpmd_functions(module)
         check = _SourceCheck(functions, ir.symbol_table(module), Limited(self.error_limit))
         for f in functions:

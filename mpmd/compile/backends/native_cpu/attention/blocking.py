@@ -39,7 +39,6 @@ class Tile:
         return 4 * self.width
 
     def steps(self, depth: int) -> int:
-        """Steps that so many elements take."""
         return -(-depth // 2) if self.step == "bf16x2" else depth
 
 
@@ -139,7 +138,6 @@ class Blocking:
 
     @property
     def blocks(self) -> int:
-        """How many blocks of queries there are."""
         return -(-self.plan.queries // self.block)
 
     @property
@@ -149,11 +147,9 @@ class Blocking:
 
     @property
     def padded_rows(self) -> int:
-        """Keys in whole register tiles."""
         return -(-self.plan.keys // self.rows) * self.rows
 
     def panels(self, tile: Tile, columns: int) -> int:
-        """Strips of a product."""
         return -(-columns // tile.width)
 
     @cached_property

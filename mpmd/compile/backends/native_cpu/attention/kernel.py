@@ -47,7 +47,6 @@ class AttentionKernel:
 
     @cached_property
     def blocking(self) -> Blocking:
-        """Its tiling."""
         return Blocking(self.plan, self.target)
 
     @property
@@ -60,13 +59,11 @@ class AttentionKernel:
 
     @property
     def units(self) -> int:
-        """Independent parts of the work."""
         batch = product(self.plan.batch, range(len(self.plan.batch)))
         return batch * (self.blocking.blocks if self.blocking.is_divided else 1)
 
     @property
     def workspace_bytes(self) -> int:
-        """Strips, blocks, sums over queries, and what passes keep."""
         return self.blocking.places["size"] + BlockRows.kept_bytes(self.blocking)
 
     def emit(self, module: Module) -> Sequence[SharedFunction]:
@@ -110,7 +107,6 @@ class _Emission:
         return [self.shared[name] for name in sorted(self.shared)]
 
     def _finish(self, number: int) -> FinishTile:
-        """What stores the tiles of a mixture."""
         plan, mixture, tile = self.plan, self.plan.mixtures[number], self.tiling.mixtures[number]
         over = mixture.over == KEYS
         m, k = (plan.queries, plan.keys) if over else (plan.keys, plan.queries)
@@ -135,7 +131,6 @@ class _Emission:
         return f.offset(f.arguments[name], f.imul(offset, BYTES[view.dtype]))
 
     def _pack(self, pack: Pack, *arguments: Index) -> None:
-        """Call a packing function; see its `ARGUMENTS`."""
         self.shared[pack.name] = pack
         self.f.call(pack.name, *(self.f.index(a) for a in arguments))
 
@@ -222,7 +217,6 @@ class _Emission:
         return self.f.idiv(self.f.iadd(depth, 1), 2) if tile.step == "bf16x2" else depth
 
     def _clear(self, number: int) -> None:
-        """Zero the sums over queries."""
         f, tiling, tile = self.f, self.tiling, self.tiling.mixtures[number]
         panels = tiling.panels(tile, self.plan.mixtures[number].width)
         zero = constant(0.0, vector("float", tiling.lanes))

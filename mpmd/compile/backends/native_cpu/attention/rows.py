@@ -138,7 +138,6 @@ class BlockRows:
         self._fill(row, end)
 
     def _pass(self, row: Scope, item: RowPass, end: Index) -> dict[int, Value]:
-        """One pass; returns the reductions that it completes."""
         f, plan = self.f, self.plan
         last, extent = plan.rank - 1, plan.extents[-1]
         sums = Accumulators(f, plan, item.row_sums, self.lanes, self.unroll)
@@ -173,7 +172,6 @@ class BlockRows:
 
     # -- behind the mask
     def _fill(self, row: Scope, end: Index) -> None:
-        """Write the masked elements of values that are stored."""
         f, plan = self.f, self.plan
         if self.triangle is None:
             return

@@ -27,14 +27,12 @@ def sum_dtype(dtype: str) -> str:
 
 
 def reduce_node(plan: KernelPlan, number: int) -> ReduceNode:
-    """A node that is known to be a reduction."""
     node = plan.nodes[number]
     assert isinstance(node, ReduceNode)
     return node
 
 
 def identity(node: ReduceNode, lanes: int) -> Value:
-    """The neutral value of a reduction in every lane."""
     return constant(REDUCTIONS[node.op].identity(node.dtype), vector(REGISTER[node.dtype], lanes))
 
 
@@ -89,7 +87,6 @@ class Accumulators:
         return result
 
     def finish(self, values: Sequence[Value]) -> dict[int, Value]:
-        """Each reduction's result, a scalar."""
         f, results = self.f, {}
         for k, (number, node) in enumerate(self.nodes.items()):
 

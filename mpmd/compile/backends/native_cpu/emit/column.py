@@ -49,7 +49,6 @@ class ColumnKernel(PlanKernel):
 
     @property
     def vectors(self) -> int:
-        """Vectors of a strip."""
         return strip_vectors(self.plan, self.target)
 
     @property
@@ -59,12 +58,10 @@ class ColumnKernel(PlanKernel):
 
     @property
     def units(self) -> int:
-        """Strips of everything."""
         runs = product(self.plan.extents, list(self.plan.row)[:-1])
         return self.partials.batch * runs * self.strips * self.partials.groups
 
     def emit(self, module: Module) -> Sequence[SharedFunction]:
-        """Add the kernel to a module."""
         arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
         with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
             if self.units:

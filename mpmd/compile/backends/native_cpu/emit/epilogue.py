@@ -63,7 +63,6 @@ class PlanEpilogue:
         return vectors_at_once(self.plan, target, stored_nodes(self.plan.stores))
 
     def emit(self, f: FunctionBuilder, parts: Sequence[tuple[Value, Position]]) -> None:
-        """Emit the plan's code for some vectors of sums."""
         plan = self.plan
         scopes: list[Scope] = []
         pointers = {k: f.arguments[f"p{k}"] for k in range(len(plan.operands)) if k != self.sums}

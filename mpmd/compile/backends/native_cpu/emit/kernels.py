@@ -103,7 +103,6 @@ def plan_kernels(plan: KernelPlan, target: CpuTarget, in_place: Collection[int] 
 
 
 def _two_steps(first: CpuKernel, parts: Partials) -> KernelSequence:
-    """Partial sums, and what adds them up."""
     temporaries = tuple(Temporary(parts.name(n), parts.bytes_of(n)) for n in parts.reductions)
     combine = CombineKernel(f"{parts.plan.name}_combine", parts)
     return KernelSequence(parts.plan, (first, combine), temporaries)

@@ -56,16 +56,13 @@ class LoopKernel(PlanKernel):
 
     @property
     def units(self) -> int:
-        """Independent parts of the work."""
         return self._outer * self._pieces if self.plan.size else 0
 
     @cached_property
     def _unroll(self) -> int:
-        """Vectors of a round."""
         return vectors_at_once(self.plan, self.target, stored_nodes(self.plan.stores))
 
     def emit(self, module: Module) -> Sequence[SharedFunction]:
-        """Add the kernel to a module."""
         arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
         with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
             begin, end = f.arguments["begin"], f.arguments["end"]
@@ -114,7 +111,6 @@ def write_row(scope: Scope, low: Position, high: Position, lanes: int, unroll: i
 
 
 def stored_nodes(stores: Sequence[Store]) -> list[int]:
-    """Numbers of all nodes that stores use."""
     return [number for item in stores for number in store_arguments(item)]
 
 

@@ -46,11 +46,9 @@ class MergeSortKernel(SortingKernel):
 
     @property
     def workspace_bytes(self) -> int:
-        """Two rows of each array."""
         return self._places[-1]
 
     def emit_row(self, f: FunctionBuilder, row: Scope) -> None:
-        """The code of one row."""
         _Row(self, f, row).sort()
 
 
@@ -75,7 +73,6 @@ class _Row:
         self.first, self.second = rows[:count], rows[count:]
 
     def sort(self) -> None:
-        """From the operands to the results."""
         f, runs, passes = self.f, -(-self.length // _RUN), 0
         self._insert(self.first)
         while 1 << passes < runs:
@@ -149,7 +146,6 @@ class _Row:
             each.carry([f.index(advanced), f.index(f.iadd(right, step))])
 
     def _finish(self, row: Sequence[Value]) -> None:
-        """Write the results."""
         f = self.f
         with f.loop(0, self.sorting.kept) as each:
             write(self.scope, self.sorting, each.i, self._load(row, each.i))

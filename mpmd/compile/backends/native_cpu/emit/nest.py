@@ -91,5 +91,4 @@ def nested(
 
 
 def product(extents: Sequence[int], dims: Sequence[int]) -> int:
-    """Points along some dims."""
     return math.prod([extents[d] for d in dims])

@@ -48,7 +48,6 @@ def emit_operation(
 
 
 def emit_combine(f: FunctionBuilder, op: str, a: Value, b: Value, dtype: str) -> Value:
-    """One step of a reduction, in the accumulator's type."""
     return EMITTERS[op](f, (a, b), dtype)
 
 

@@ -40,18 +40,15 @@ class Partials:
 
     @property
     def reductions(self) -> tuple[int, ...]:
-        """Numbers of the column reductions."""
         nodes = enumerate(self.plan.nodes)
         return tuple(k for k, n in nodes if isinstance(n, ReduceNode) and n.axis == COLUMN)
 
     @property
     def batch(self) -> int:
-        """Batch indices."""
         return product(self.plan.extents, range(self.plan.batch_dims))
 
     @property
     def rows(self) -> int:
-        """Outer indices."""
         return product(self.plan.extents, self.plan.outer)
 
     @property
@@ -68,7 +65,6 @@ class Partials:
 
     @property
     def lanes(self) -> int:
-        """Numbers that are added up together."""
         return self.target.lanes() if self.is_wide else 1
 
     @property
@@ -78,7 +74,6 @@ class Partials:
 
     @property
     def line(self) -> int:
-        """Elements of one line of partial sums."""
         return self.run * product(self.plan.extents, list(self.plan.row)[:-1]) if self.is_wide else 1
 
     def name(self, number: int) -> str:
@@ -87,11 +82,9 @@ class Partials:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all pointers to partial sums."""
         return tuple(self.name(n) for n in self.reductions)
 
     def bytes_of(self, number: int) -> int:
-        """Size of the partial sums of a reduction."""
         dtype = sum_dtype(reduce_node(self.plan, number).dtype)
         return self.batch * self.groups * self.line * BYTES[dtype]
 
@@ -129,7 +122,6 @@ class CombineKernel:
 
     @property
     def units(self) -> int:
-        """Vectors of all batch indices."""
         return self.partials.batch * (self.partials.line // self._lanes)
 
     @property
@@ -138,11 +130,9 @@ class CombineKernel:
 
     @property
     def workspace_bytes(self) -> int:
-        """Nothing is kept."""
         return 0
 
     def emit(self, module: Module) -> Sequence[SharedFunction]:
-        """Add the kernel to a module."""
         parts, plan = self.partials, self.partials.plan
         arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
         with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:

@@ -29,5 +29,4 @@ class PlanKernel:
 
     @property
     def workspace_bytes(self) -> int:
-        """Nothing is kept."""
         return 0

@@ -61,12 +61,10 @@ class RowKernel(PlanKernel):
 
     @cached_property
     def passes(self) -> list[RowPass]:
-        """The passes over a row in which something happens."""
         return [item for item in plan_passes(self.plan) if not item.is_empty]
 
     @cached_property
     def kept(self) -> dict[int, int]:
-        """Number of the scratch row of each kept node."""
         nodes = sorted({n for item in self.passes for n in item.keeps})
         return {node: k for k, node in enumerate(nodes)}
 
@@ -78,16 +76,13 @@ class RowKernel(PlanKernel):
 
     @property
     def scratch_size(self) -> int:
-        """Elements of one scratch row."""
         return product(self.plan.extents, list(self.plan.row)[:-1]) * self.run_width
 
     @property
     def workspace_bytes(self) -> int:
-        """The scratch rows."""
         return len(self.kept) * self.scratch_size * _SCRATCH_BYTES
 
     def emit(self, module: Module) -> Sequence[SharedFunction]:
-        """Add the kernel to a module."""
         arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
         with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
             if self.units:
@@ -212,12 +207,10 @@ class _Rows:
                 self._add_to_partials(number, f.iadd(start, part.start), value)
 
     def _scratch(self, number: int) -> Value:
-        """The scratch row of a node."""
         place = self.kernel.kept[number] * self.kernel.scratch_size * _SCRATCH_BYTES
         return self.f.offset(self.f.arguments["workspace"], place)
 
     def _single_point(self, row: Scope, item: RowPass) -> dict[int, Value]:
-        """A pass over a row of one point."""
         row.hoist(needed_nodes(self.plan, self._roots(item)), self.lanes)
         sums = {n: row.value(reduce_node(self.plan, n).arg) for n in item.row_sums}
         for store_ in item.stores:  # after all values: a result may be in an operand's memory

@@ -39,7 +39,6 @@ class ScatterKernel(PlanKernel):
 
     @cached_property
     def _unroll(self) -> int:
-        """Vectors of a round."""
         _, plan = self._guarded
         return vectors_at_once(plan, self.target, stored_nodes(plan.stores)) if self.apart else 1
 
@@ -64,13 +63,11 @@ class ScatterKernel(PlanKernel):
 
     @property
     def units(self) -> int:
-        """Independent parts of the work."""
         if not self.plan.size:
             return 0
         return -(-self.plan.extents[-1] // self._piece) if self.plan.rank else 1
 
     def emit(self, module: Module) -> Sequence[SharedFunction]:
-        """Add the kernel to a module."""
         arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
         with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
             if self.units:

@@ -77,7 +77,6 @@ class Scope(Places):
         self._splats: dict[tuple[int, int], Value] = {}
 
     def inside(self, dims: Mapping[int, Position] | None = None, lanes: Lanes | None = None) -> Scope:
-        """A scope within this one that knows more dims."""
         return Scope(self.f, self.plan, self.pointers, dims=dims, lanes=lanes, parent=self)
 
     # -- values --------------------------------------------------------------------------------------------
@@ -122,7 +121,6 @@ class Scope(Places):
         return known
 
     def wide(self, number: int) -> Value:
-        """The node's value in every lane."""
         count = self.lanes.count if self.lanes else 1
         value = self.value(number)
         if lanes_of(value.type) == count:

@@ -39,7 +39,6 @@ class SelectionKernel(SortingKernel):
 
     @property
     def vectors(self) -> int:
-        """Vectors of best elements."""
         return -(-self.sorting.kept // self.target.lanes())
 
     @cached_property
@@ -53,11 +52,9 @@ class SelectionKernel(SortingKernel):
 
     @property
     def workspace_bytes(self) -> int:
-        """The best elements of each array."""
         return self.places[-1]
 
     def emit_row(self, f: FunctionBuilder, row: Scope) -> None:
-        """The code of one row."""
         _Row(self, f, row).select()
 
 
@@ -81,7 +78,6 @@ class _Row:
         self.best = [f.offset(f.arguments["workspace"], at) for at in kernel.places[:-1]]
 
     def select(self) -> None:
-        """From the operands to the results."""
         f, kept = self.f, self.sorting.kept
         at_once = min(_BITS, (self.length - kept) // self.lanes * self.lanes)
         first = kept if at_once else self.length

@@ -31,11 +31,9 @@ class SortingKernel(PlanKernel, ABC):
 
     @property
     def units(self) -> int:
-        """Rows."""
         return product(self.plan.extents, range(self.sorting.along)) if self.plan.size else 0
 
     def emit(self, module: Module) -> Sequence[SharedFunction]:
-        """Add the kernel to a module."""
         arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
         with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
             if self.units:

@@ -52,7 +52,6 @@ class TileKernel(PlanKernel):
 
     @property
     def _squares(self) -> int:
-        """Squares side by side, along the strided dim."""
         widest = max(BYTES[self.plan.nodes[k].dtype] for k in self._tiles)
         needed = -(-self.plan.extents[self.strided] // self.target.lanes())
         return min(max(1, LINE_BYTES // (widest * self.target.lanes())), needed)
@@ -66,7 +65,6 @@ class TileKernel(PlanKernel):
 
     @property
     def _band(self) -> int:
-        """Indices of the strided dim that a unit does."""
         return self._squares * self.target.lanes()
 
     @property
@@ -82,16 +80,13 @@ class TileKernel(PlanKernel):
 
     @property
     def units(self) -> int:
-        """Bands of everything."""
         return product(self.plan.extents, self._outer) * self._bands if self.plan.size else 0
 
     @property
     def _tiles(self) -> list[int]:
-        """Numbers of the loads that are transposed."""
         return strided_loads(self.plan, self.strided)
 
     def emit(self, module: Module) -> Sequence[SharedFunction]:
-        """Add the kernel to a module."""
         arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
         with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
             if self.units:

@@ -49,7 +49,6 @@ class Fetch:
         self._set(f.isub(0, reach), lines, jump, f.offset(start, reach))
 
     def nothing(self, near: Value) -> None:
-        """Prefetch nothing but a line that is cached."""
         self._set(0, 1, 0, near)
 
     def is_done(self) -> Value:
@@ -94,6 +93,5 @@ class Fetching:
         return [position, f.select(done, self._run, fewer)]
 
     def leave(self, state: list[Value]) -> None:
-        """Keep the state for the next tile."""
         for field, value in zip((_POSITION, _LEFT), state, strict=True):
             self.f.store(value, self.place, field)

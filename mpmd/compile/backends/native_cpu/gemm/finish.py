@@ -29,7 +29,6 @@ class StoreSums:
         return 1
 
     def emit(self, f: FunctionBuilder, parts: Sequence[tuple[Value, Position]]) -> None:
-        """Store vectors of sums into C."""
         for sums, at in parts:
             self._store(f, sums, at)
 
@@ -76,7 +75,6 @@ class FinishTile:
         self.epilogue: Epilogue = epilogue or StoreSums(gemm)
 
     def name(self, *, edge: bool) -> str:
-        """Symbol of the function."""
         return f"{self.kernel}_finish{'_edge' if edge else ''}"
 
     def emit(self, module: Module, *, edge: bool) -> None:
@@ -101,7 +99,6 @@ class FinishTile:
     def _rows(
         self, f: FunctionBuilder, batch: tuple[Index, ...], first: Value, count: int, columns: int
     ) -> None:
-        """Some rows of the tile, from left to right."""
         element = "double" if self.gemm.accumulator == "f64" else "float"
         lanes = f.target.lanes(element)
         parts = []

@@ -116,7 +116,6 @@ class Workspace:
 
     @staticmethod
     def of(kernel: GemmKernel) -> Workspace:
-        """The layout for a kernel."""
         t, gemm = kernel.tiling, kernel.gemm
         element = 2 if t.step == "bf16x2" else BYTES[t.step]
         sums = BYTES[gemm.accumulator]
@@ -245,7 +244,6 @@ class _Driver:
             f.store(f.index(f.iadd(unit, done)), at)
 
     def _rectangle(self, batch: Index, rows: tuple[Index, Index], panels: tuple[Index, Index]) -> None:
-        """Some rows of some strips of columns."""
         f, t, gemm = self.f, self.tiling, self.gemm
         a, b = self._factors(batch)
         following = None

@@ -46,12 +46,10 @@ class MicroKernel:
 
     @property
     def name(self) -> str:
-        """Its symbol; equal recipes have equal names."""
         return f"mpmd_gemm_{self.step}_{self.rows}x{self.vectors}_{self.adjacent}"
 
     @property
     def accumulator(self) -> str:
-        """LLVM type of an accumulator's element."""
         return "double" if self.step == "f64" else "float"
 
     @property
@@ -103,7 +101,6 @@ class TileCall:
     accumulate: Index = 0
 
     def emit(self, f: FunctionBuilder, kernel: MicroKernel) -> None:
-        """Call a micro-kernel."""
         f.call(kernel.name, *(f.index(getattr(self, name)) for name, _ in ARGUMENTS))
 
 
@@ -142,7 +139,6 @@ class _Tile:
         self._finish(rest[Fetching.STATE :])
 
     def _run(self, lo: Index, hi: Index, unroll: int, state: list[Value]) -> list[Value]:
-        """Steps from one to another."""
         with self.f.loop(lo, hi, unroll, carried=state) as loop:
             loop.carry(self._steps(loop.carried, unroll))
         return loop.carried

@@ -95,7 +95,6 @@ class Operands:
         self._copies_leave = tiling.panels * strip_bytes > f.target.l2_bytes // 2
 
     def steps(self, depth: Index) -> Index:
-        """Steps of K that so many elements take."""
         f = self.f
         return f.idiv(f.iadd(depth, 1), 2) if self.tiling.step == "bf16x2" else depth
 

@@ -48,7 +48,6 @@ class Pack:
 
     @property
     def name(self) -> str:
-        """Its symbol; equal recipes have equal names."""
         return f"mpmd_pack_{self.dtype}_{self.step}_{self.width}_{self.adjacent}"
 
     @property
@@ -109,7 +108,6 @@ class _Strip:
         return f.compare("slt", f.lane_numbers(lanes), bound)
 
     def _widen(self, value: Value) -> Value:
-        """Loaded elements as the packed type."""
         return widen(self.f, value, self.pack.dtype)
 
     def _put(self, value: Value, step: Index, group: Index) -> None:

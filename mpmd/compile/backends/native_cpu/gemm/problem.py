@@ -76,17 +76,14 @@ class Gemm:
 
     @property
     def batch_size(self) -> int:
-        """How many products there are."""
         return math.prod(self.batch)
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions."""
         return 2 * self.m * self.n * self.k * self.batch_size
 
     @property
     def accumulator(self) -> str:
-        """The dtype of the sums."""
         return "f64" if self.a.dtype == "f64" else "f32"
 
 

@@ -57,17 +57,14 @@ class ThinKernel:
 
     @property
     def lanes(self) -> int:
-        """Lanes of an accumulator."""
         return self.target.lanes("double" if self.gemm.accumulator == "f64" else "float")
 
     @property
     def width(self) -> int:
-        """Columns of the tile that sums go through."""
         return self.form.block if self.form.swapped else -(-self.form.few.items // self.lanes) * self.lanes
 
     @property
     def step(self) -> int:
-        """Elements of K in a vector."""
         return 2 * self.lanes if self.form.pairs else self.lanes
 
     @property
@@ -196,7 +193,6 @@ class _Thin:
         return following
 
     def _load(self, pointer: Value, dtype: str, at: Index, mask: Value | None) -> Value:
-        """A vector along K."""
         f = self.f
         if not self.form.pairs:
             return load(f, pointer, dtype, self.lanes, at, mask)

@@ -156,7 +156,6 @@ def _may_read_a(gemm: Gemm, step: str) -> bool:
 
 
 def _may_read_b(b: Matrix, step: str) -> bool:
-    """Whether micro-kernels can read B where it lies."""
     return b.column_stride == 1 and b.dtype == step
 
 

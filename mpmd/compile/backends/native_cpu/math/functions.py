@@ -15,12 +15,10 @@ from mpmd.compile.llvm.types import Value
 
 
 def tan(b: FunctionBuilder, x: Value) -> Value:
-    """The tangent, by libm."""
     return call_each_lane(b, "tan", x)
 
 
 def atan2(b: FunctionBuilder, y: Value, x: Value) -> Value:
-    """The angle of (x, y), by libm."""
     return call_each_lane(b, "atan2", y, x)
 
 

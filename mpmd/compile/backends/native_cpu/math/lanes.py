@@ -20,7 +20,6 @@ _REGISTER = 16  # floats of AVX-512
 
 
 def like(x: Value, value: float) -> Value:
-    """A constant in every lane of x's type."""
     return constant(value, x.type)
 
 
@@ -33,7 +32,6 @@ def polynomial(b: FunctionBuilder, x: Value, coefficients: Sequence[float]) -> V
 
 
 def clamp_keeping_nan(b: FunctionBuilder, x: Value, low: float, high: float) -> Value:
-    """Limit x to [low, high]; NaN stays NaN."""
     return b.larger_number(like(x, low), b.smaller_number(like(x, high), x))
 
 

@@ -47,7 +47,6 @@ def _log_of_parts(b: FunctionBuilder, n: Value, f: Value) -> Value:
 
 
 def log(b: FunctionBuilder, x: Value) -> Value:
-    """The natural logarithm: -infinity at zeros, NaN below."""
     if element_of(x.type) == "double":
         return call_each_lane(b, "log", x)
     tiny = b.compare("olt", x, like(x, _MIN_NORMAL))

@@ -66,7 +66,6 @@ def pow(b: FunctionBuilder, x: Value, y: Value) -> Value:
 
 
 def cbrt(b: FunctionBuilder, x: Value) -> Value:
-    """The cube root, by libm."""
     return call_each_lane(b, "cbrt", x)
 
 

@@ -30,7 +30,6 @@ _ERF_ONE = 3.9192019
 
 
 def tanh(b: FunctionBuilder, x: Value) -> Value:
-    """The hyperbolic tangent."""
     if element_of(x.type) == "double":
         return call_each_lane(b, "tanh", x)
     return small_as_itself(b, x, _odd_fraction(b, x, _TANH_P, _TANH_Q, _TANH_ONE))

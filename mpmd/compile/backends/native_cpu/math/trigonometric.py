@@ -26,12 +26,10 @@ _COS = (0.0416666456, -0.00138873013, 2.44306684e-05)  # (cos(r) - 1 + r²/2) / 
 
 
 def sin(b: FunctionBuilder, x: Value) -> Value:
-    """The sine; NaN for infinities."""
     return _sin_or_cos(b, x, "sin", 0)
 
 
 def cos(b: FunctionBuilder, x: Value) -> Value:
-    """The cosine; NaN for infinities."""
     return _sin_or_cos(b, x, "cos", 1)
 
 

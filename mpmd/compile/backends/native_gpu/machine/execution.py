@@ -99,7 +99,6 @@ def _near_bytes(each: Instruction) -> float:
 
 
 def profile(code: MachineCode, counts: SourceCounts, warps: int, rates: CodeRates) -> ProgramProfile:
-    """What a program of some warps does."""
     loops = machine_loops(code, counts)
     asked = collections.defaultdict[str, float](float)
     for each, times in _executed(code, counts, loops, warps):
@@ -165,7 +164,6 @@ class _Warp:
         self.copying = 0.0
 
     def cycles(self) -> float:
-        """Until its end."""
         self._run(0, len(self.code.instructions))
         return max(self.now, self.tensor)
 
@@ -190,7 +188,6 @@ class _Warp:
         self._pass(max(0.0, loop.times - followed) * took)
 
     def _pass(self, cycles: float) -> None:
-        """Everything is as it is, later."""
         self.now += cycles
         self.tensor += cycles
         self.copying += cycles
@@ -223,7 +220,6 @@ class _Warp:
         return max(1, each.stall) + (self._latency(each) / _WARP if waits else 0.0)
 
     def _wait(self, each: Instruction) -> None:
-        """What an instruction itself waits for."""
         if each.base == "BAR":
             self.now += self.rates.barrier
         elif each.base == "LDGDEPBAR":

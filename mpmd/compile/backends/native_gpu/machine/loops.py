@@ -58,7 +58,6 @@ class SourceCounts:
     parts: tuple[tuple[int, int, float], ...]
 
     def share(self, line: int) -> float:
-        """The share of the programs that execute a line."""
         return next((share for first, last, share in self.parts if first <= line <= last), 1.0)
 
 
@@ -126,7 +125,6 @@ class MachineLoop:
 
 
 def machine_loops(code: MachineCode, counts: SourceCounts) -> tuple[MachineLoop, ...]:
-    """The loops of machine code with their iterations."""
     found = []
     for first, last in code.loops:
         inner = [(a, b) for a, b in code.loops if (a, b) != (first, last) and first <= a and b <= last]

@@ -64,7 +64,6 @@ class LaunchWork:
 
 
 def launch_work(step: SimpleStep, program: LaunchProgram) -> LaunchWork:
-    """The work of one launch of a program."""
     if isinstance(step, KernelLaunch):
         kernel, moved = program.kernels[step.kernel], 0
         for numbers in (kernel.reads, kernel.writes):
@@ -124,7 +123,6 @@ class ProgramTimes:
 
     @property
     def seconds(self) -> float:
-        """Of all launches."""
         return sum(launch.times * launch.time.seconds for launch in self.launches)
 
     @property
@@ -139,12 +137,10 @@ class ProgramTimes:
 
     @property
     def spilling(self) -> tuple[str, ...]:
-        """The kernels that keep values of threads in memory."""
         return tuple(name for name, model in self.models.items() if model.code.stack)
 
     @property
     def lonely(self) -> tuple[str, ...]:
-        """The kernels that run one program a multiprocessor."""
         return tuple(name for name, model in self.models.items() if model.together == 1)
 
     def text(self) -> str:

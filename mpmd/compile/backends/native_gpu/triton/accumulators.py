@@ -98,7 +98,6 @@ class RowAccumulators:
         write.line(f"fade = {nothing(f'a{each.top}', '1.0', f'tl.exp({old} - shift)')}")
 
     def _join(self) -> None:
-        """The values of each row as one."""
         write, each = self.write, self.each
         write.forget(each.reductions)
         if each.top >= 0:
@@ -113,7 +112,6 @@ class RowAccumulators:
                 write.line(f"a{number} = {reduce(node.op, node.dtype, parts, 1)}")
 
     def _tile(self, node: ReduceNode) -> str:
-        """A tile reduced to the shape of accumulators."""
         tile = self.write.accumulated(node)
         if not self.share:
             return reduce(node.op, node.dtype, tile, 1)
@@ -121,14 +119,12 @@ class RowAccumulators:
         return f"tl.reshape({parts}, {self.shape})"
 
     def _of_columns(self, name: str) -> str:
-        """The accumulators' value for each column of a tile."""
         if not self.share:
             return name
         height, width = self.write.tiling.height, self.write.tiling.width
         return f"tl.reshape(tl.broadcast_to({name}[:, :, None], {self._parts}), {[height, width]})"
 
     def _reduced(self, number: int) -> str:
-        """A finished reduction as a value of registers."""
         dtype = self._node(number).dtype
         return f"(a{number} != 0)" if dtype == "pred" else rounded(f"a{number}", dtype)
 

@@ -150,7 +150,6 @@ class _QueryKernel:
         self.block_count = -(-this.plan.queries // blocks.outer)
 
     def kernel(self) -> PrintedKernel:
-        """The kernel."""
         write, this = self.write, self.this
         wide = ".to(tl.int64)" if write.tiling.index_type == "int64" else ""
         write.line(f"pid = tl.program_id(0){wide}")
@@ -180,7 +179,6 @@ class _QueryKernel:
         return write.finished(self.block_count * math.prod(this.plan.batch))
 
     def _parts(self) -> Iterator[TilePart]:
-        """The keys, as far as they are seen."""
         steps, triangle = self.write.tiling.column_steps, self.this.triangle
         offset = triangle.offset if triangle is not None else None
         whole, others = tiles_seen(self.write.tiling.row_steps, steps, offset, keys=True)
@@ -206,7 +204,6 @@ class _QueryKernel:
         return all(found.shift_of(n, top) == shift and found.needs[n] <= {top} for n in numbers)
 
     def _reductions(self, each: RowIteration, *, guarded: bool, mixes: bool) -> None:
-        """An iteration over keys."""
         sums = RowAccumulators(self.write, each)
         hoist(self.write, self._wanted(each, mixes), [self.this.rows.rank - 1], each.reductions)
         sums.begin()
@@ -257,7 +254,6 @@ class _QueryKernel:
         return bool(self.mixtures) or any(store_level(self.this.rows, s) == ELEMENT for s in self.this.kept)
 
     def _last(self) -> None:
-        """The iteration that makes factors and results."""
         write, this = self.write, self.this
         wide = [s for s in this.kept if store_level(this.rows, s) == ELEMENT]
         if not wide and not self.mixtures:
@@ -299,7 +295,6 @@ class _KeyKernel:
         self.block_count = -(-this.plan.keys // blocks.outer)
 
     def kernel(self) -> PrintedKernel:
-        """The kernel."""
         write, this = self.write, self.this
         wide = ".to(tl.int64)" if write.tiling.index_type == "int64" else ""
         write.line(f"pid = tl.program_id(0){wide}")

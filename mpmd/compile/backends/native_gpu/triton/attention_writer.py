@@ -73,7 +73,6 @@ class PrintedAttention:
 
     @property
     def guards(self) -> tuple[Guard, ...]:
-        """Conditions of a row for leaving out keys."""
         return self.triangle.guards if self.triangle is not None else ()
 
     @functools.cached_property
@@ -94,7 +93,6 @@ class PrintedAttention:
         return self.plan.inner | frozenset(self.after.values())
 
     def mixtures(self, over: str) -> list[tuple[int, Mixture]]:
-        """The mixtures of a kind, with their numbers."""
         return [(k, m) for k, m in enumerate(self.plan.mixtures) if m.over == over]
 
     def factor(self, operand: int) -> int:
@@ -103,7 +101,6 @@ class PrintedAttention:
 
     @property
     def kept(self) -> list[Store]:
-        """The stores of results that are in memory."""
         return [s for s in self.rows.stores if s.operand not in self.virtual]
 
     @property
@@ -175,7 +172,6 @@ class AttentionWriter(MatrixWriter):
 
     @contextlib.contextmanager
     def inner_tiles(self, part: TilePart) -> Iterator[None]:
-        """A loop over inner positions, as columns and down."""
         self._counted, self._tiles = part.counted, {}
         with self.column_tiles(part.first, part.end, part.times, self.blocks.stages, whole=part.exists):
             self.line(f"t = c0 + tl.arange(0, {self.blocks.inner})[:, None]")
@@ -201,7 +197,6 @@ class AttentionWriter(MatrixWriter):
         return self._tiles[key]
 
     def scores(self, needed: Collection[int], swapped: bool) -> None:
-        """The products of a tile that some values need."""
         for k, score in enumerate(self.this.plan.scores):
             loads = [n for n in needed if is_load_of(self.plan, n, score.sums)]
             if not loads:
@@ -216,7 +211,6 @@ class AttentionWriter(MatrixWriter):
             self._count(score.depth)
 
     def own_factors(self, scores: Iterable[tuple[int, Scores]], swapped: bool) -> None:
-        """The left factors of the products, which stay."""
         for k, score in scores:
             name = "b" if swapped else "a"
             for at, (first, size, padded) in enumerate(pieces_of(score.depth)):
@@ -226,13 +220,11 @@ class AttentionWriter(MatrixWriter):
                 self.factor(f"{name}{k}_{at}", operand, ("r", along), masks, turned=swapped)
 
     def mixture_sums(self, mixtures: Iterable[tuple[int, Mixture]]) -> None:
-        """Accumulators of mixtures."""
         for k, mixture in mixtures:
             for at, (_, size, _) in enumerate(pieces_of(mixture.width)):
                 self.line(f"m{k}_{at} = tl.full([{self.blocks.outer}, {size}], 0.0, tl.float32)")
 
     def mix(self, mixtures: Iterable[tuple[int, Mixture]]) -> None:
-        """Adds the products of a tile of factors."""
         for k, mixture in mixtures:
             number = self.this.factor(mixture.factor)
             shape = [self.tiling.height, self.tiling.width]
@@ -246,7 +238,6 @@ class AttentionWriter(MatrixWriter):
             self._count(mixture.width)
 
     def store_mixtures(self, mixtures: Iterable[tuple[int, Mixture]]) -> None:
-        """Writes the results of mixtures."""
         for k, mixture in mixtures:
             view, operand = mixture.c, self.this.numbers[f"c{k}"]
             self.writes.add(operand)
@@ -274,7 +265,6 @@ class AttentionWriter(MatrixWriter):
         self.flops += 2.0 * math.prod(self.this.rows.extents) * width * share
 
     def finished(self, grid: int) -> PrintedKernel:
-        """The kernel."""
         this, first = self.this, self.this.first_scratch
         arrays = enumerate(this.scratch, first)
         scratch = {k: (dtype, DTYPE_BYTES[dtype] * count) for k, (dtype, count) in arrays}

@@ -80,12 +80,10 @@ class MeasuredTiles:
         return MeasuredTiles.of(found)
 
     def text(self) -> str:
-        """The lines."""
         return "".join(f"{kernel}: {tile}\n" for kernel, tile in self.lines)
 
     @functools.cached_property
     def version(self) -> str:
-        """Equal for equal tables."""
         return hashlib.sha256(self.text().encode()).hexdigest()[:16]
 
     @functools.cached_property

@@ -52,7 +52,6 @@ class TritonCompiler:
     """Triton; without a GPU, since ptxas comes with it."""
 
     def key(self) -> str:
-        """Its version."""
         try:
             return f"triton {importlib.metadata.version('triton')}"
         except importlib.metadata.PackageNotFoundError:

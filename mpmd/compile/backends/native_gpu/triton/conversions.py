@@ -68,7 +68,6 @@ def encoded(x, exponent: tl.constexpr, mantissa: tl.constexpr, bias: tl.constexp
 
 
 def convert(text: str, source: str, target: str) -> str:
-    """A value of registers in another dtype."""
     if source == target:
         return text
     if source in NARROW:

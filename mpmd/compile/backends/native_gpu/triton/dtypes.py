@@ -40,14 +40,12 @@ def pointer_type(dtype: str) -> str:
 
 
 def from_memory(text: str, dtype: str) -> str:
-    """A loaded value as it is held in registers."""
     if dtype == "pred":
         return f"({text} != 0)"
     return f"{text}.to(tl.float32)" if dtype in HALF else text
 
 
 def to_memory(text: str, dtype: str) -> str:
-    """A value of registers as it is stored."""
     return text if MEMORY[dtype] == REGISTER[dtype] else f"{text}.to(tl.{MEMORY[dtype]})"
 
 
@@ -57,7 +55,6 @@ def rounded(text: str, dtype: str) -> str:
 
 
 def literal(value: float | int | bool, dtype: str) -> str:
-    """A number in the source of a kernel."""
     if dtype in NARROW:
         return str(bits_of(value, dtype))
     if dtype in FLOATS:
@@ -66,5 +63,4 @@ def literal(value: float | int | bool, dtype: str) -> str:
 
 
 def constant(value: float | int | bool, dtype: str) -> str:
-    """A number as a value of registers."""
     return f"tl.full([1, 1], {literal(value, dtype)}, tl.{REGISTER[dtype]})"

@@ -65,11 +65,9 @@ class TileWriter:
         self._masks = ["", ""]
 
     def text(self) -> str:
-        """The lines so far."""
         return "\n".join(self._lines) + "\n"
 
     def line(self, text: str) -> None:
-        """Adds a line."""
         self._lines.append("    " * self._depth + text)
 
     @contextlib.contextmanager
@@ -90,11 +88,9 @@ class TileWriter:
 
     # -- the position of the tile
     def rows(self, number: str) -> None:
-        """The rows of the tile with a number."""
         self._rows(f"{number} * {self.tiling.height}")
 
     def columns(self, number: str) -> None:
-        """The columns of the tile with a number."""
         self._columns(f"{number} * {self.tiling.width}" if self.tiling.column_steps.tiles > 1 else "")
 
     @contextlib.contextmanager
@@ -155,7 +151,6 @@ class TileWriter:
         return f"{name}m"
 
     def batch(self, number: str) -> None:
-        """The batch index of the program."""
         if self.tiling.batch:
             self.line(f"b = {number} + tl.full([1, 1], 0, tl.{self.tiling.index_type})")
             self._dims("b", self.tiling.batch)
@@ -184,7 +179,6 @@ class TileWriter:
 
     # -- index expressions
     def index(self, index: Index, integers: str = "") -> str:
-        """An index expression."""
         integers = integers or ("int64" if index.values() else self.tiling.index_type)
         parts = []
         for atom, factor in index.terms:
@@ -231,7 +225,6 @@ class TileWriter:
                 self._known.pop(number, None)
 
     def define(self, number: int, text: str) -> None:
-        """Writes the line that computes a value."""
         self.line(f"v{number} = {text}")
         self._known[number] = f"v{number}"
 
@@ -312,7 +305,6 @@ class TileWriter:
 
     # -- stores
     def prepare(self, stores: Iterable[Store]) -> None:
-        """Computes all values that stores need."""
         for store in stores:
             for number in store_arguments(store):
                 self.value(number)

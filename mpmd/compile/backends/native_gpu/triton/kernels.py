@@ -89,13 +89,11 @@ class PrintedKernel:
 
     @functools.cached_property
     def name(self) -> str:
-        """Equal for kernels with equal machine code."""
         code = f"{self.body} {self.pointers} {self.aligned} {self.warps}"
         return f"{self.kind}_{hashlib.sha256(code.encode()).hexdigest()[:8]}"
 
     @property
     def source(self) -> str:
-        """Its text."""
         return "\n\n".join([*self.parts, f"@triton.jit\ndef {self.name}{self.body}"])
 
     def with_alignment(self, aligned: Sequence[bool]) -> PrintedKernel:

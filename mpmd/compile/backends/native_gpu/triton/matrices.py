@@ -46,7 +46,6 @@ class MatrixOperand:
 
     @property
     def bytes(self) -> int:
-        """Of the different elements."""
         sizes = zip(
             (*self.batch, self.rows, self.columns), (*self.view.batch, self.view.row, self.view.column)
         )

@@ -248,7 +248,6 @@ def reduce(op: str, dtype: str, text: str, axis: int) -> str:
 
 
 def accumulator_type(dtype: str) -> str:
-    """The type in which values are combined."""
     return "int32" if dtype == "pred" else REGISTER[dtype]
 
 

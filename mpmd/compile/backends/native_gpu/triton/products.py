@@ -106,7 +106,6 @@ def operands_of(plan: MatmulPlan) -> int:
 
 
 def _sums_of(plan: MatmulPlan) -> int:
-    """The number of the epilogue's operand for the sums."""
     return plan.sums if plan.epilogue is not None else 1
 
 

@@ -44,7 +44,6 @@ class TileSteps:
 
     @property
     def tiles(self) -> int:
-        """How many tiles there are."""
         return -(-self.points // self.side)
 
     @property
@@ -94,7 +93,6 @@ class PlanTiling:
     span: int = 0
 
     def size(self, dims: Iterable[int]) -> int:
-        """Points over some dims."""
         return math.prod(self.plan.extents[d] for d in dims)
 
     @property
@@ -104,32 +102,26 @@ class PlanTiling:
 
     @property
     def row_steps(self) -> TileSteps:
-        """The tiles below each other."""
         return TileSteps(self.size(self.rows), self.height, self.chunks)
 
     @property
     def column_steps(self) -> TileSteps:
-        """The tiles beside each other."""
         return TileSteps(self.size(self.columns), self.width)
 
     @property
     def column_blocks(self) -> int:
-        """Programs beside each other along a row."""
         return 1 if self.looped else self.column_steps.tiles
 
     @property
     def row_blocks(self) -> int:
-        """Programs below each other."""
         return self.chunks if self.sums_columns else self.row_steps.tiles
 
     @property
     def grid(self) -> int:
-        """Programs in all."""
         return self.size(self.batch) * self.row_blocks * max(self.column_blocks, 1)
 
     @property
     def warps(self) -> int:
-        """Of each program."""
         points, each = self.height * self.width, 256
         if self.plan.kind == "column" and self.width > _SUM_WIDTH:
             each = 1024  # threads have two sums each, which they store together
@@ -167,7 +159,6 @@ def _reach(index: Index, extents: Sequence[int]) -> int:
 
 
 def power_of_two(number: int) -> int:
-    """The next one."""
     return 1 << max(0, number - 1).bit_length()
 
 

@@ -56,7 +56,6 @@ def compiled(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _prelude(text: str) -> dict[str, Any]:
-    """The functions that kernels call."""
     if text not in _SCOPES:
         import triton
         import triton.language as tl
@@ -87,7 +86,6 @@ def read(stream: BinaryIO) -> dict[str, Any] | None:
 
 
 def write(stream: BinaryIO, message: dict[str, Any]) -> None:
-    """Sends a message."""
     data = pickle.dumps(message)
     stream.write(LENGTH.pack(len(data)) + data)
     stream.flush()

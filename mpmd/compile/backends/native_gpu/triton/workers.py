@@ -59,7 +59,6 @@ class CompilerProcesses:
         return _CompilerProcess()
 
     def close(self) -> None:
-        """Ends the processes that have no work."""
         while self._idle:
             self._idle.pop().end()
 
@@ -80,7 +79,6 @@ class _CompilerProcess:
 
     @property
     def runs(self) -> bool:
-        """Whether it has not ended."""
         return self._process.poll() is None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any] | None:
@@ -117,6 +115,5 @@ def _environment() -> dict[str, str]:
 
 @once
 def shared_workers() -> CompilerProcesses:
-    """The processes of this process."""
     affinity = getattr(os, "sched_getaffinity", None)
     return CompilerProcesses(len(affinity(0)) if affinity is not None else os.cpu_count() or 1)

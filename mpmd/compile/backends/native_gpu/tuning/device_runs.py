@@ -93,7 +93,6 @@ class DeviceRuns:
         return self._kernels[key]
 
     def launch(self, cubin: Cubin, grid: int, addresses: Sequence[int]) -> Issue:
-        """A launch of a kernel."""
         kernel = self.kernel(cubin)
         values = (ctypes.c_uint64 * (len(addresses) + 2))(*addresses, 0, 0)
         first = ctypes.addressof(values)
@@ -134,8 +133,6 @@ class DeviceRuns:
 
 
 def repeated(issue: Issue, times: int) -> Issue:
-    """The same again and again."""
-
     def start(stream: int | None) -> None:
         for _ in range(times):
             issue(stream)

@@ -150,8 +150,6 @@ class _Tuning:
         return times, wrong
 
     def _compiled(self, kernel: TunedKernel, ways: Sequence[TileWay]) -> list[CompiledWay]:
-        """The ways that compile and have room."""
-
         def one(way: TileWay) -> CompiledWay | None:
             try:
                 return compiled(kernel, way, self.target)
@@ -198,7 +196,6 @@ class _RunningWays:
         return {c: statistics.median(us) / n for c, us, n in zip(self._issues, columns, repeats)}
 
     def results(self, choice: str) -> dict[int, np.ndarray]:
-        """What a way leaves."""
         return self._arguments.results(self._ways[choice], self._issues[choice])
 
 

@@ -13,7 +13,6 @@ from mpmd.compile.passes.values import is_negative_zero, is_number, is_splat, sp
 
 
 def constant_to_the_right(site: RewriteSite) -> HloInstruction | None:
-    """C op x → x op c."""
     a, b = site.operands
     if splat(a) is None or splat(b) is not None:
         return None
@@ -74,12 +73,10 @@ def power_of_simple_exponent(site: RewriteSite) -> HloInstruction | None:
 
 
 def full(site: RewriteSite, value: float) -> HloInstruction:
-    """One value everywhere, in the shape of the instruction."""
     return site.build.full(value, site.shape.dtype, site.shape.dims)
 
 
 def zeros(site: RewriteSite) -> HloInstruction:
-    """Zeros in the shape of the instruction."""
     return full(site, 0)
 
 

@@ -13,14 +13,12 @@ from mpmd.compile.passes.rewriter import RewriteSite, Rule
 
 
 def broadcast_nothing(site: RewriteSite) -> HloInstruction | None:
-    """A broadcast to the same dims → its operand."""
     (x,) = site.operands
     plain = site.at.dimensions == tuple(range(x.shape.rank))
     return x if plain and x.shape.logical is site.shape.logical else None
 
 
 def broadcast_twice(site: RewriteSite) -> HloInstruction | None:
-    """broadcast(broadcast(x)) → broadcast(x)."""
     (inner,) = site.operands
     if inner.opcode != "broadcast":
         return None

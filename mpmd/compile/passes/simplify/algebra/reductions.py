@@ -11,7 +11,6 @@ from mpmd.compile.passes.values import is_identity, is_trivial, reducer
 
 
 def _simple(site: RewriteSite) -> str | None:
-    """The opcode of a reduction of one array."""
     if len(site.operands) != 2:
         return None
     opcode = reducer(site.at.to_apply)
@@ -20,7 +19,6 @@ def _simple(site: RewriteSite) -> str | None:
 
 
 def _with_init(site: RewriteSite, opcode: str, value: HloInstruction) -> HloInstruction:
-    """The value combined with the reduction's initial value."""
     init = site.operands[1]
     if is_identity(opcode, init):
         return value

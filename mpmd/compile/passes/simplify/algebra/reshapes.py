@@ -11,13 +11,11 @@ from mpmd.compile.passes.rewriter import RewriteSite, Rule
 
 
 def reshape_nothing(site: RewriteSite) -> HloInstruction | None:
-    """A reshape to the same dims → its operand."""
     (x,) = site.operands
     return x if x.shape.logical is site.shape.logical else None
 
 
 def reshape_twice(site: RewriteSite) -> HloInstruction | None:
-    """reshape(reshape(x)) → reshape(x)."""
     (inner,) = site.operands
     if inner.opcode != "reshape":
         return None
@@ -25,7 +23,6 @@ def reshape_twice(site: RewriteSite) -> HloInstruction | None:
 
 
 def transpose_twice(site: RewriteSite) -> HloInstruction | None:
-    """transpose(transpose(x)) → transpose(x)."""
     (inner,) = site.operands
     if inner.opcode != "transpose":
         return None
@@ -60,7 +57,6 @@ def bitcast_nothing(site: RewriteSite) -> HloInstruction | None:
 
 
 def known_size(site: RewriteSite) -> HloInstruction | None:
-    """The size of a static dim → a constant."""
     (x,), (dim,) = site.operands, site.at.dimensions
     if x.shape.dynamic and x.shape.dynamic[dim]:
         return None

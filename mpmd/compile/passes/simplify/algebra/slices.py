@@ -14,13 +14,11 @@ from mpmd.compile.passes.values import integer, is_trivial
 
 
 def slice_nothing(site: RewriteSite) -> HloInstruction | None:
-    """A slice of everything → its operand."""
     (x,) = site.operands
     return x if x.shape.logical is site.shape.logical else None
 
 
 def pad_nothing(site: RewriteSite) -> HloInstruction | None:
-    """A pad by nothing → its operand."""
     x = site.operands[0]
     plain = all(
         p.low == p.high == 0 and (not p.interior or n <= 1) for p, n in zip(site.at.padding, x.shape.dims)
