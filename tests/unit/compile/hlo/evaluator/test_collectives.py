@@ -5,7 +5,6 @@ import pytest
 
 from mpmd.compile.hlo import parse_module, verify
 from tests.support.hlo_meaning import evaluate_devices
-from tests.support.xla_hlo import XlaWorker
 
 SUM = """sum {
   x = f32[] parameter(0)
@@ -40,15 +39,9 @@ SYNCHRONOUS = {
 }
 
 
-@pytest.fixture(scope="module")
-def two_devices():
-    with XlaWorker(devices=2) as worker:
-        yield worker
-
-
 @pytest.mark.parametrize("name", SYNCHRONOUS)
-def test_collectives_as_xla_runs_them(name, two_devices):
+def test_collectives_as_xla_runs_them(name, xla):
     lines = ["p = f32[4]{0} parameter(0)", *SYNCHRONOUS[name]]
     ours, text = on_devices(lines, TWO, kind="replica_count")
-    for mine, theirs in zip(ours, two_devices.run_devices(text, TWO)):
+    for mine, theirs in zip(ours, xla.run_devices(text, TWO)):
         np.testing.assert_array_equal(mine, theirs[0])
