@@ -29,7 +29,10 @@ def _lower_factor(instruction: HloInstruction, operands: Sequence[Value], engine
     """Cholesky factors of positive definite matrices, which keep the other half, and that they are ones."""
     factors, info = instruction.shape.elements
     value = exact(operands[0], factors.dtype)
-    made = np.tril(np.linalg.cholesky(value)) + np.triu(value, 1)
+    try:
+        made = np.linalg.cholesky(value) + np.triu(value, 1)
+    except np.linalg.LinAlgError as error:
+        raise HloError(f"{instruction.name}: {error}") from error
     return narrow(made, factors.dtype), np.zeros(info.dims, info.numpy_dtype)
 
 

@@ -11,6 +11,7 @@ from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.hlo.evaluator.values import Array, Rule, Value, narrow
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import Shape
+from mpmd.errors import HloError
 
 if TYPE_CHECKING:
     from tests.support.hlo_meaning.meaning import Meaning
@@ -68,7 +69,8 @@ def _dimension_size(instruction: HloInstruction, operands: Sequence[Value], engi
 
 def _whole_size(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
     value, size = operands
-    assert int(size) == value.shape[instruction.dimensions[0]], "no array has a size at run time"
+    if int(size) != value.shape[instruction.dimensions[0]]:
+        raise HloError(f"{instruction.name}: no array has a size at run time")
     return value
 
 
