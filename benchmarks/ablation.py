@@ -79,31 +79,34 @@ def gives(value: Any) -> property:
 
 SWITCHES: dict[str, Sequence[Off]] = {
     # -- prefetching
-    "prefetch: all": [Off("..llvm.builder:FunctionBuilder.prefetch", returns(None))],
+    "prefetch: all": [Off("..llvm.function_builder:FunctionBuilder.prefetch", returns(None))],
     "prefetch: operands of products": [
         Off("gemm.operands:Operands._fetch_strip", returns(None)),
         Off("gemm.operands:Operands._fetch_rows", returns(None)),
-        Off("gemm.fetch:Fetching.line", lambda self, state: state),
+        Off("gemm.micro_kernel:Fetching.line", lambda self, state: state),
     ],
     # -- rows and sums over rows
-    "scratch rows": [Off("emit.passes:_worth_keeping", returns(False))],
-    "column strips": [Off("emit.kernels:_sums_in_strips", returns(False))],
+    "scratch rows": [Off("kernels.row_passes:_worth_keeping", returns(False))],
+    "column strips": [Off("kernels.plan_kernels:_sums_in_strips", returns(False))],
     # -- loops
-    "non-temporal stores": [Off("emit.kernels:streamed_operands", returns(frozenset()))],
+    "non-temporal stores": [Off("kernels.plan_kernels:streamed_operands", returns(frozenset()))],
     "several vectors at once": [
-        Off(f"emit.{m}:vectors_at_once", returns(1)) for m in ("loop", "epilogue", "row", "scatter")
+        Off(f"kernels.{m}:vectors_at_once", returns(1)) for m in ("loop", "row", "scatter")
     ],
     # -- transposes
-    "transposes": [Off("emit.kernels:strided_dim", returns(None))],
-    "transposes: rows of tiles from registers": [Off("emit.tiles:TileKernel._in_registers", gives(False))],
-    "transposes: rows of tiles from the stack": [Off("emit.tiles:TileKernel._in_registers", gives(True))],
-    "transposes: tiles in a row": [Off("emit.tiles:TileKernel._in_a_row", gives(1))],
+    "transposes": [Off("kernels.plan_kernels:strided_dim", returns(None))],
+    "transposes: rows of tiles from registers": [Off("kernels.tiles:TileKernel._in_registers", gives(False))],
+    "transposes: rows of tiles from the stack": [Off("kernels.tiles:TileKernel._in_registers", gives(True))],
+    "transposes: tiles in a row": [Off("kernels.tiles:TileKernel._in_a_row", gives(1))],
     # -- sorting
-    "selection of first elements": [Off("emit.kernels:_MIN_SELECTED", 1 << 40)],
+    "selection of first elements": [Off("kernels.plan_kernels:_MIN_SELECTED", 1 << 40)],
     # -- products
-    "thin products": [Off("gemm.kernel:thin_form", returns(None)), Off("steps:as_reduction", returns(None))],
+    "thin products": [
+        Off("gemm.gemm_kernel:thin_form", returns(None)),
+        Off("steps:as_reduction", returns(None)),
+    ],
     "thin products as reductions": [Off("steps:as_reduction", returns(None))],
-    "thin products by dots": [Off("gemm.kernel:thin_form", returns(None))],
+    "thin products by dots": [Off("gemm.gemm_kernel:thin_form", returns(None))],
     "packing of several strips": [Off("gemm.packing:Pack.many_strips", returns(False))],
     "products in parts of rows": [Off("gemm.tiling:_part_rows", returns(0))],
     "factors read in place": [
@@ -164,10 +167,10 @@ def without(switch: str) -> Iterator[None]:
 
 def code_of(fragment: Any, switch: str) -> str:
     """The LLVM IR of a fragment without a mechanism, with the functions that it shares with others."""
-    from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+    from mpmd.compile.backends.native_cpu.target import NativeCpu
     from mpmd.compile.driver import prepare_fragment
-    from mpmd.compile.llvm.module import Module
-    from mpmd.compile.llvm.target import host_target
+    from mpmd.compile.llvm.cpu import host_target
+    from mpmd.compile.llvm.function_builder import Module
 
     with without(switch):
         module = Module(host_target())

@@ -29,7 +29,7 @@ def make_step(meshes: int, one_client: bool) -> Any:
     """A function that takes one step and keeps its state."""
     import mpmd
     from benchmarks import reference_gpt as gpt
-    from mpmd.runtime.clients import own_clients
+    from mpmd.runtime.run.clients import own_clients
 
     sizes = gpt.Sizes(stages=meshes)
     step, optimizer = gpt.make_step(sizes)

@@ -10,7 +10,7 @@ step `--repeats` times; the best time of each phase is in the table, and `first`
     trace      JAX's tracing and lowering; does not depend on the number of microbatches
     names      from JAX's module to one in our dialect
     order      the order of tasks by the schedule
-    import, optimize, sharding, export    the pipelines of `mpmd/pipeline.py`
+    import, optimize, sharding, export    the pipelines of `mpmd/partition/pipeline.py`
     linearize  the instruction streams, verified
     partition  all of it after tracing
 

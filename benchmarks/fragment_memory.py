@@ -118,7 +118,7 @@ def distinct(label: str, found: dict[str, Any], seen: set[str]) -> Iterator[tupl
 
 def measure(fragment: Any, xla_bytes: int) -> dict[str, Any]:
     """Our figures beside XLA's."""
-    from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+    from mpmd.compile.backends.native_cpu.target import NativeCpu
     from mpmd.compile.driver import prepare_fragment
 
     made = prepare_fragment(fragment, NativeCpu())

@@ -6,10 +6,10 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import constant, dim, value
-from mpmd.compile.kernels.plan import KernelPlan, Load
-from mpmd.compile.llvm.target import host_target
+from mpmd.compile.kernels.kernel_plan import KernelPlan, Load
+from mpmd.compile.kernels.plan_builder import PlanBuilder
+from mpmd.compile.llvm.cpu import host_target
 
 
 def layer_norm(rows: int, width: int, dtype: str) -> KernelPlan:

@@ -71,7 +71,7 @@ def fragment_of(blocks: int, size: str, dtype: str) -> Any:
 
 def measure(blocks: int, options: argparse.Namespace) -> dict[str, Any]:
     """One row."""
-    from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+    from mpmd.compile.backends.native_cpu.target import NativeCpu
     from mpmd.compile.driver import lowered, prepare_fragment
 
     fragment = fragment_of(blocks, options.size, options.dtype)

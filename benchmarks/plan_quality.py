@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import mpmd
 from benchmarks import script
 from benchmarks.plan_models import MODELS, Model
-from mpmd.api.planning.measure import CandidateSteps
+from mpmd.planning.measure import CandidateSteps
 
 MICROBATCHES = (4, 8, 16)
 PLANNED = "separate,scanned"

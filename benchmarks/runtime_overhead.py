@@ -27,10 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import script
 from mpmd.runtime.channels.mesh_devices import MeshDevices
-from mpmd.runtime.executor import Executor, RuntimeOptions
-from mpmd.runtime.graph import BufferType, CallNode, EntryGraph, InputSpec, OutputSpec, TransferOp
-from mpmd.runtime.linearize import linearize
-from mpmd.runtime.program import Program
+from mpmd.runtime.program.graph import BufferType, CallNode, EntryGraph, InputSpec, OutputSpec, TransferOp
+from mpmd.runtime.program.linearize import linearize
+from mpmd.runtime.program.streams import Program
+from mpmd.runtime.run.executor import Executor, RuntimeOptions
 
 
 class Pipeline:

@@ -29,7 +29,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import script
-from mpmd.runtime.host_memory import given_out
+from mpmd.runtime.run.host_memory import given_out
 
 MB = 1e6
 PAGE = 4096
@@ -69,7 +69,7 @@ class Sampler:
 
 def array_bytes(compiled: Any) -> int:
     """Bytes of all arrays on the meshes of a step."""
-    from mpmd.runtime.memory import bytes_on_mesh
+    from mpmd.runtime.program.stream_memory import bytes_on_mesh
 
     meshes = compiled.lowered.config.topology.values()
     clients = {id(c): c for mesh in meshes for c in [mesh.devices.flat[0].client]}

@@ -141,7 +141,7 @@ def overhead_us(stages: int, schedule: str) -> float:
 def boundary_bytes(microbatches: int, stages: int, schedule: str) -> dict[str, int]:
     """For each mesh the bytes held for received values and activations at the predicted peak."""
     from benchmarks import reference_gpt as gpt
-    from mpmd.runtime.memory import predict_memory
+    from mpmd.runtime.program.stream_memory import predict_memory
 
     small = gpt.Sizes(
         layers=stages, stages=stages, width=32, sequence=32, vocabulary=64, microbatches=microbatches

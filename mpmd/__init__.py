@@ -5,32 +5,32 @@ from typing import TYPE_CHECKING, Any
 
 from mpmd import errors
 from mpmd.api import checkpoint
-from mpmd.api.config import Config, make_config
 from mpmd.api.fetch import fetch
 from mpmd.api.jit import Jitted, jit
-from mpmd.api.topology import Topology, make_topology
+from mpmd.config.config import Config, make_config
+from mpmd.config.topology import Topology, make_topology
 from mpmd.errors import PeerError
 from mpmd.options import PipelineOptions
-from mpmd.runtime.executor import RuntimeOptions
+from mpmd.runtime.run.executor import RuntimeOptions
 from mpmd.tracing.loops import accumulate_gradients, fori_loop, microbatch_loop, split_microbatches
 from mpmd.tracing.names import broadcast, call, named_computation, named_tensor, reduce
-from mpmd.tracing.stages.automatic import by_cost
-from mpmd.tracing.stages.selectors import by_parameters, by_scopes, split
-from mpmd.tracing.stages.stacked import Stacked
+from mpmd.tracing.stages.select.automatic import by_cost
+from mpmd.tracing.stages.select.selectors import by_parameters, by_scopes, split
+from mpmd.tracing.stages.stacked.stacked import Stacked
 from mpmd.tracing.stages.staged import staged
 from mpmd.version import __version__
 
 if TYPE_CHECKING:
-    from mpmd.api.planning.plan import plan
-    from mpmd.api.planning.result import Plan
-    from mpmd.api.stages import Compiled, Lowered, Traced
+    from mpmd.api.aot import Compiled, Lowered, Traced
+    from mpmd.planning.plan import plan
+    from mpmd.planning.result import Plan
 
 _LAZY = {
-    "Compiled": "mpmd.api.stages",
-    "Lowered": "mpmd.api.stages",
-    "Plan": "mpmd.api.planning.result",
-    "Traced": "mpmd.api.stages",
-    "plan": "mpmd.api.planning.plan",
+    "Compiled": "mpmd.api.aot",
+    "Lowered": "mpmd.api.aot",
+    "Plan": "mpmd.planning.result",
+    "Traced": "mpmd.api.aot",
+    "plan": "mpmd.planning.plan",
 }
 """What imports the compiler, and where it is."""
 

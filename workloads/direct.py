@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from mpmd.compile.backends.native_cpu.emit.kernels import KernelSequence
+from mpmd.compile.backends.native_cpu.ffi import aligned_empty, program_memory
 from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Matrix
-from mpmd.compile.backends.native_cpu.kernel import CpuKernel
-from mpmd.compile.backends.native_cpu.memory import aligned_empty, program_memory
-from mpmd.compile.backends.native_cpu.shared import shared_code
+from mpmd.compile.backends.native_cpu.kernels.plan_kernels import KernelSequence
+from mpmd.compile.backends.native_cpu.shared import CpuKernel, shared_code
+from mpmd.compile.llvm.cpu import CpuTarget
 from mpmd.compile.llvm.engine import compile_module
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import CpuTarget
+from mpmd.compile.llvm.function_builder import Module
 
 
 def row_major(

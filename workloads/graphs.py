@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from mpmd.runtime.graph import BufferType, CallNode, EntryGraph, InputSpec, OutputSpec, TransferOp
+from mpmd.runtime.program.graph import BufferType, CallNode, EntryGraph, InputSpec, OutputSpec, TransferOp
 
 
 @dataclasses.dataclass

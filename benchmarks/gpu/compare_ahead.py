@@ -39,8 +39,8 @@ from benchmarks.gpu.llama import LlamaSize  # noqa: E402
 from benchmarks.gpu.programs import ComparedProgram, ModelSize, programs  # noqa: E402
 from benchmarks.gpu.target import fragment_of  # noqa: E402
 from benchmarks.script import run  # noqa: E402
-from mpmd.compile.backends.native_gpu.devices import GPUS  # noqa: E402
-from mpmd.compile.backends.native_gpu.machine.report import (  # noqa: E402
+from mpmd.compile.backends.native_gpu.gpu_devices import GPUS  # noqa: E402
+from mpmd.compile.backends.native_gpu.machine.launch_report import (  # noqa: E402
     launch_work,
     narrow_kernels,
     program_times,
@@ -48,11 +48,11 @@ from mpmd.compile.backends.native_gpu.machine.report import (  # noqa: E402
 )
 from mpmd.compile.backends.native_gpu.target import GpuCode, GpuTarget  # noqa: E402
 from mpmd.compile.cache import DiskCache  # noqa: E402
+from mpmd.compile.compile_options import CompileOptions  # noqa: E402
+from mpmd.compile.cost.device import H200  # noqa: E402
 from mpmd.compile.driver import compiled_or_kept, prepare_fragment  # noqa: E402
 from mpmd.compile.fragment import FragmentModule  # noqa: E402
-from mpmd.compile.kernels.cost.device import H200  # noqa: E402
-from mpmd.compile.options import CompileOptions  # noqa: E402
-from mpmd.compile.thunks.costs import trip_counts  # noqa: E402
+from mpmd.compile.thunks.program_costs import trip_counts  # noqa: E402
 from mpmd.errors import CompileError  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "xla_h200_ahead.json"

@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from mpmd.compile.backends.native_gpu.launches import LaunchProgram
-from mpmd.compile.backends.native_gpu.machine.report import LaunchWork, launch_work
-from mpmd.compile.kernels.cost.device import Device
+from mpmd.compile.backends.native_gpu.machine.launch_report import LaunchWork, launch_work
+from mpmd.compile.cost.device import Device
 from mpmd.compile.kernels.operations import DTYPE_BYTES
 
 _FREE = {

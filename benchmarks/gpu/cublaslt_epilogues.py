@@ -22,7 +22,7 @@ from benchmarks.gpu.driver import load_driver
 from benchmarks.gpu.experiment import COMPILED, Experiment, run_experiment
 from benchmarks.gpu.handler import AUX_POINTER, BIAS_POINTER, GpuBuffer, Handler, Multiply
 from benchmarks.gpu.table import RecordingTable, real_table
-from mpmd.compile.llvm.target import host_target
+from mpmd.compile.llvm.cpu import host_target
 from mpmd.errors import CompileError
 from workloads.call_frame import CallFrame
 

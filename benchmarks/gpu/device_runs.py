@@ -21,7 +21,7 @@ from mpmd.compile.backends.native_gpu.launches import (
 from mpmd.compile.backends.native_gpu.loading import PARAMETER_ALIGNMENT
 from mpmd.compile.backends.native_gpu.products import ProductDescriptor
 from mpmd.compile.backends.native_gpu.target import GpuCode
-from mpmd.compile.backends.native_gpu.tuning.device_runs import DeviceRuns, Issue, repeated
+from mpmd.compile.backends.native_gpu.tuning.tune import DeviceRuns, Issue, repeated
 
 _THREAD_LOCAL = 1  # of CUstreamCaptureMode
 _MAX_REPEATS, _WORKSPACE = 200, 64 << 20

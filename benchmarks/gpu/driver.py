@@ -9,9 +9,8 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from mpmd.compile.backends.native_gpu.driver import GpuDriver
-from mpmd.compile.backends.native_gpu.functions import address
-from mpmd.compile.backends.native_gpu.libraries import CudaLibraries
+from mpmd.compile.backends.native_gpu.cuda_driver import GpuDriver
+from mpmd.compile.backends.native_gpu.libraries import CudaLibraries, address
 from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
 from mpmd.errors import CompileError
 

@@ -23,7 +23,7 @@ from benchmarks.gpu.driver import load_driver
 from benchmarks.gpu.experiment import COMPILED, Experiment, run_experiment
 from benchmarks.gpu.handler import Handler, Launch
 from benchmarks.gpu.table import RecordingTable, real_table
-from mpmd.compile.llvm.target import host_target
+from mpmd.compile.llvm.cpu import host_target
 from workloads.call_frame import CallFrame
 
 TOKENS, FEATURES = 16384, 2048

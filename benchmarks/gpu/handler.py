@@ -19,11 +19,10 @@ from typing import Any
 
 from benchmarks.gpu.table import ENTRIES
 from mpmd.compile.backends.ffi.frame import FfiFrame, check_version
-from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.cpu import CpuTarget
 from mpmd.compile.llvm.engine import LoadedCode, compile_module
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import CpuTarget
-from mpmd.compile.llvm.types import Value, constant
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.llvm_types import Value, constant
 
 COMMAND_BUFFER = 1  # trait: the call may be captured in a CUDA graph
 STREAM_GET_BYTES = 32

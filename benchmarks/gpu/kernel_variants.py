@@ -18,9 +18,8 @@ from benchmarks.gpu.experiment import Experiment, run_experiment
 from benchmarks.gpu.pack import TravellingPack
 from benchmarks.gpu.target import clocks, gpu_of
 from mpmd.compile.backends.native_gpu.triton.choices import OWN, MeasuredTiles
-from mpmd.compile.backends.native_gpu.tuning.candidates import CompiledWay
-from mpmd.compile.backends.native_gpu.tuning.device_runs import Issue, RandomArguments
-from mpmd.compile.backends.native_gpu.tuning.tune import fastest
+from mpmd.compile.backends.native_gpu.tuning.tile_candidates import CompiledWay
+from mpmd.compile.backends.native_gpu.tuning.tune import Issue, RandomArguments, fastest
 
 EVERY = 20
 

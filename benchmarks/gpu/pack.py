@@ -20,9 +20,9 @@ from typing import Any
 from mpmd.compile.artefact import Artefact
 from mpmd.compile.backends.native_gpu.target import GpuCode, GpuTarget, gpu_code
 from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
-from mpmd.compile.backends.native_gpu.tuning.candidates import CompiledWay
+from mpmd.compile.backends.native_gpu.tuning.tile_candidates import CompiledWay
 from mpmd.compile.fragment import FragmentModule
-from mpmd.compile.llvm.target import host_target
+from mpmd.compile.llvm.cpu import host_target
 
 MAX_PACK_BYTES = 64 << 20
 _FACTS = "pack.json"

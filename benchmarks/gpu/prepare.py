@@ -34,9 +34,9 @@ from benchmarks.gpu.programs import SMALL, ModelSize, step_sizes, training_step 
 from benchmarks.gpu.smoke_programs import MODELS, smoke_programs  # noqa: E402
 from benchmarks.gpu.target import fragment_of, libraries  # noqa: E402
 from benchmarks.script import run  # noqa: E402
-from mpmd.compile.backends.native_gpu.devices import GPUS  # noqa: E402
+from mpmd.compile.backends.native_gpu.gpu_devices import GPUS  # noqa: E402
 from mpmd.compile.backends.native_gpu.target import GpuTarget  # noqa: E402
-from mpmd.compile.backends.native_gpu.tuning.candidates import (  # noqa: E402
+from mpmd.compile.backends.native_gpu.tuning.tile_candidates import (  # noqa: E402
     CompiledWay,
     TileWay,
     TunedKernel,

@@ -23,7 +23,7 @@ from benchmarks.gpu.pack import TravellingPack
 from benchmarks.gpu.programs import SMALL, ModelSize, step_arguments
 from benchmarks.gpu.target import clocks, gpu_of
 from mpmd.compile.backends.native_gpu.launches import KernelLaunch, ProductLaunch, SimpleStep
-from mpmd.compile.backends.native_gpu.machine.report import launch_work
+from mpmd.compile.backends.native_gpu.machine.launch_report import launch_work
 from mpmd.compile.backends.native_gpu.target import GpuCode, GpuTarget
 
 REPEATS = 20

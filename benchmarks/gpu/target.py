@@ -15,14 +15,14 @@ from jax.sharding import Mesh
 from benchmarks.gpu.experiment import Experiment
 from benchmarks.gpu.pack import TravellingPack
 from mpmd.compile.backends import targets
-from mpmd.compile.backends.arrays import value_spec
+from mpmd.compile.backends.jax_function import value_spec
 from mpmd.compile.backends.native_gpu.backend import GpuExecutable, NativeGpuBackend
 from mpmd.compile.backends.native_gpu.gpu import GpuLibraries, OpenGpu, gpu_at
 from mpmd.compile.backends.native_gpu.libraries import CudaLibraries
+from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.fragment import FragmentModule, ValueSpec
 from mpmd.compile.hlo.dtypes import dtype_of
 from mpmd.compile.hlo.shape import array
-from mpmd.compile.options import CompileOptions
 
 
 @functools.cache

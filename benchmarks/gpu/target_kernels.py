@@ -19,7 +19,7 @@ from benchmarks.gpu.device_runs import ProgramRuns, device_runs
 from benchmarks.gpu.driver import kernel_facts
 from benchmarks.gpu.experiment import Experiment, run_experiment
 from mpmd.compile.backends.native_gpu.launches import KernelLaunch, ProductLaunch
-from mpmd.compile.backends.native_gpu.machine.report import launch_work
+from mpmd.compile.backends.native_gpu.machine.launch_report import launch_work
 from mpmd.compile.backends.native_gpu.target import GpuCode
 
 SIZE = {"batch": 8, "tokens": 1024, "width": 768, "heads": 12, "vocabulary": 50257}

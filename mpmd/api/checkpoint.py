@@ -31,8 +31,7 @@ from mpmd.api.checkpoints.pieces import (
     replicas_that_differ,
     writers,
 )
-from mpmd.api.checkpoints.reading import CheckpointReader
-from mpmd.api.checkpoints.request import SaveRequest, step_number
+from mpmd.api.checkpoints.restore import CheckpointReader, SaveRequest, step_number
 from mpmd.api.checkpoints.together import Together, together
 from mpmd.errors import CheckpointError, collect
 from mpmd.runtime.processes.exchange import Alike

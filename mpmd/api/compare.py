@@ -18,13 +18,13 @@ import numpy as np
 from mpmd import ir
 from mpmd.compile.comparison.narrowing import Compilers, Divergence, Opinions, host_copy, opinions_of
 from mpmd.compile.comparison.rounding import Difference
+from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.compiler import compile_fragments
 from mpmd.compile.executable import Executable
 from mpmd.compile.fragment import FragmentModule
-from mpmd.compile.options import CompileOptions
 from mpmd.errors import MpmdError
-from mpmd.runtime.instructions import task_text
-from mpmd.runtime.interpreter import BoundCall, Observer, StepState
+from mpmd.runtime.program.instructions import task_text
+from mpmd.runtime.run.interpreter import BoundCall, Observer, StepState
 from mpmd.support.source import frames_of
 from mpmd.support.user_warnings import warn_user
 

@@ -19,14 +19,13 @@ from mpmd.api.inputs import InputLeaf, InputPart, PlacedArgument
 from mpmd.errors import PeerError, SignatureError, collect
 from mpmd.jax_compat import as_key, default_memory_kind, is_key
 from mpmd.runtime.channels.everywhere import kind_text
-from mpmd.runtime.channels.partly_here import put
-from mpmd.runtime.processes.exchange import Alike, WorldExchange
-from mpmd.runtime.processes.settings import settings_text, without_addresses
+from mpmd.runtime.channels.mesh_devices import put
+from mpmd.runtime.processes.exchange import Alike, WorldExchange, settings_text, without_addresses
 from mpmd.runtime.processes.world import world
 from mpmd.support.user_warnings import warn_user
 from mpmd.tracing.ranges.demands import ComputedWhole, Demand, DemandedJaxpr
 from mpmd.tracing.ranges.range import Range
-from mpmd.tracing.stages.stacked import is_stacked
+from mpmd.tracing.stages.stacked.stacked import is_stacked
 
 Index: TypeAlias = tuple[slice, ...]
 Reader: TypeAlias = Callable[[str, jax.ShapeDtypeStruct, Index], Any]

@@ -10,16 +10,24 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
 
-from mpmd.api.ambient import bind_step, refuse_within_jit
-from mpmd.api.config import Config
-from mpmd.api.signature import ArgumentRules, Arguments, check_leaves, fitted, flatten, in_wholes, paths
+from mpmd.config.ambient import bind_step, refuse_within_jit
+from mpmd.config.config import Config
 from mpmd.errors import ConfigError
 from mpmd.jax_compat import ClearedWithJax, closed_over, is_staging, trace_context
+from mpmd.partition.signature import (
+    ArgumentRules,
+    Arguments,
+    check_leaves,
+    fitted,
+    flatten,
+    in_wholes,
+    paths,
+)
 from mpmd.support.garbage import garbage_kept
 from mpmd.support.memoisation import forget_results
 
 if TYPE_CHECKING:
-    from mpmd.api.stages import Compiled, Lowered, Traced
+    from mpmd.api.aot import Compiled, Lowered, Traced
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -226,7 +234,7 @@ class Jitted(Generic[P, R]):
 
     def _trace(self, arguments: Arguments, args: Any, kwargs: Any) -> Traced:
         with garbage_kept():
-            from mpmd.api.tracing import trace  # brings the compiler: as many modules as the rest
+            from mpmd.api.trace_step import trace  # brings the compiler: as many modules as the rest
 
             def under(config: Config) -> Traced:
                 return trace(self._fn, config, self._rules, arguments, args, kwargs)

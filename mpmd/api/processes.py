@@ -9,25 +9,24 @@ from typing import Any, TypeVar
 import jax
 
 from mpmd import ir
-from mpmd.api.lowering import Partitioned
-from mpmd.api.timeline import Scratch
-from mpmd.api.topology import Topology
-from mpmd.compile.llvm.code_pages import unmap_compiler_code
+from mpmd.compile.llvm.engine import unmap_compiler_code
+from mpmd.config.topology import Topology
 from mpmd.errors import AbsentValueError
+from mpmd.estimate.program_timeline import Scratch
 from mpmd.jax_distributed import explain_absent_arrays
+from mpmd.partition.lowering import Partitioned
 from mpmd.runtime.channels.links import links
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.channels.remote import WorldDevices
-from mpmd.runtime.clients import cores_of_meshes
-from mpmd.runtime.executor import Executor, RuntimeOptions
-from mpmd.runtime.interpreter import FragmentExecutable
-from mpmd.runtime.processes.cores import own_cores
-from mpmd.runtime.processes.exchange import Alike, WorldExchange
+from mpmd.runtime.processes.exchange import Alike, WorldExchange, settings_text
 from mpmd.runtime.processes.meeting import with_meetings
 from mpmd.runtime.processes.part import Part
-from mpmd.runtime.processes.settings import settings_text
+from mpmd.runtime.processes.placing import own_cores
 from mpmd.runtime.processes.world import world
-from mpmd.runtime.program import Program, processes_text
+from mpmd.runtime.program.streams import Program, processes_text
+from mpmd.runtime.run.clients import cores_of_meshes
+from mpmd.runtime.run.executor import Executor, RuntimeOptions
+from mpmd.runtime.run.interpreter import FragmentExecutable
 from mpmd.support.user_warnings import PendingWarning
 
 T = TypeVar("T")

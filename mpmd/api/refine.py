@@ -9,14 +9,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from mpmd.api.config import Config, with_stages
-from mpmd.api.signature import Arguments, describe
-from mpmd.api.stages import Compiled, Traced
+from mpmd.api.aot import Compiled, Traced
+from mpmd.config.config import Config, with_stages
 from mpmd.errors import ConfigError
 from mpmd.jax_compat import as_key, is_key
-from mpmd.runtime.costs import ProgramCosts
-from mpmd.runtime.instructions import Run
-from mpmd.tracing.stages.automatic import AutomaticSelector, DivisionChoice, MeasuredRanges
+from mpmd.partition.signature import Arguments, describe
+from mpmd.runtime.measure.run_costs import ProgramCosts
+from mpmd.runtime.program.instructions import Run
+from mpmd.tracing.stages.select.automatic import AutomaticSelector, DivisionChoice, MeasuredRanges
 
 _RUNS = 4
 """How often fragments are measured: other work on the machine makes some runs longer."""

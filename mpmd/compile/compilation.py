@@ -7,18 +7,16 @@ import functools
 import time
 from typing import Any
 
-from mpmd.compile.analysis.cost import CostModel
 from mpmd.compile.artefact import TEXT_FILES, Artefact, Texts
 from mpmd.compile.buffers.assignment import BufferAssignment
-from mpmd.compile.buffers.plot import memory_plot
-from mpmd.compile.buffers.report import assignment_report
+from mpmd.compile.buffers.buffer_report import assignment_report, memory_plot
+from mpmd.compile.compile_options import CompileOptions
+from mpmd.compile.cost.hlo_cost import CostModel
 from mpmd.compile.executable import MemoryStats, unknown_text
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import HloModule, print_module
-from mpmd.compile.options import CompileOptions
 from mpmd.compile.target import Code, Target
-from mpmd.compile.thunks.cost_plot import cost_plot
-from mpmd.compile.thunks.costs import FragmentCosts, fragment_costs
+from mpmd.compile.thunks.program_costs import FragmentCosts, cost_plot, fragment_costs
 from mpmd.compile.thunks.thunk import Thunk, kernels_text, listing
 
 

@@ -1,4 +1,7 @@
-"""Fragments to executables: each distinct one once per mesh, several at a time."""
+"""Fragments to executables: each distinct one once per mesh, several at a time.
+
+Reasons why fragments have no native code, and the one warning that lists them.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,34 @@ from mpmd.compile.backends.target_backend import LoadError, TargetBackend, Trace
 from mpmd.compile.backends.targets import AUTOMATIC, EVERYWHERE, NATIVE, MakeBackend
 from mpmd.compile.backends.xla import XlaBackend, XlaExecutable
 from mpmd.compile.backends.zeros import ZerosExecutable, makes_only_zeros
+from mpmd.compile.compile_options import DEFAULTS, CompileOptions
 from mpmd.compile.executable import Backend, Executable
 from mpmd.compile.fragment import FragmentModule
-from mpmd.compile.kernels.planning.plan_cache import caching_plans
-from mpmd.compile.options import DEFAULTS, CompileOptions
-from mpmd.compile.thunks.miscompiled import compiler_failure, write_report
+from mpmd.compile.kernels.planner.plan_cache import caching_plans
+from mpmd.compile.thunks.check import compiler_failure, write_report
 from mpmd.errors import CompileError, HloError, MiscompiledError
 from mpmd.support.progress import ProgressLine
+from mpmd.support.user_warnings import PendingWarning
+
+_MAX_NAMES = 8
+
+
+def fallback_warning(executables: Mapping[str, Executable]) -> PendingWarning:
+    """One warning for all fragments that XLA compiles although native code was requested, with reasons."""
+    groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for name, executable in executables.items():
+        reasons = tuple(getattr(executable, "reasons", ()))
+        if reasons:
+            part = "in part" if isinstance(executable, MixedExecutable) else "as a whole"
+            groups.setdefault((part, reasons), []).append(f"{name} on {executable.fragment.mesh}")
+    lines = []
+    for (part, reasons), names in groups.items():
+        more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+        what = "fragment" if len(names) == 1 else "fragments"
+        verb = "is" if len(names) == 1 else "are"
+        lines.append(f"{what} {', '.join(names[:_MAX_NAMES])}{more} {verb} compiled by XLA {part}:")
+        lines += [f"  {reason}" for reason in reasons]
+    return PendingWarning("\n".join(lines))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,20 +17,20 @@ from mpmd.compile.buffers.assignment import BufferAssignment, assign_buffers
 from mpmd.compile.buffers.fitting import fit
 from mpmd.compile.buffers.sharing import pair_donations
 from mpmd.compile.compilation import PhaseClock, Prepared
+from mpmd.compile.compile_options import DEFAULTS, CompileOptions
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import HloModule
 from mpmd.compile.hlo.flat_parameters import flatten_parameters
-from mpmd.compile.kernels.planning.plan_cache import caching_plans
+from mpmd.compile.kernels.planner.plan_cache import caching_plans
 from mpmd.compile.lowering import lower, lower_for_mesh
-from mpmd.compile.options import DEFAULTS, CompileOptions
 from mpmd.compile.pipelines import configured
 from mpmd.compile.target import Target
+from mpmd.compile.thunks.check import check_program
 from mpmd.compile.thunks.emission import Emitter, KernelPlans
-from mpmd.compile.thunks.miscompiled import check_program
 from mpmd.compile.watch import dumping_inside, watch_of
 from mpmd.support import diagnostics
 from mpmd.support.garbage import garbage_kept
-from mpmd.support.pipeline import Timing, run_pipeline
+from mpmd.support.pass_pipeline import Timing, run_pipeline
 
 
 @garbage_kept()

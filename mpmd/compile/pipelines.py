@@ -6,10 +6,10 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
+from mpmd.compile.compile_options import CompileOptions
+from mpmd.compile.cost.device import HOST, Device
 from mpmd.compile.hlo.module import HloModule
-from mpmd.compile.kernels.cost.device import HOST, Device, KernelLimits
-from mpmd.compile.options import CompileOptions
-from mpmd.compile.passes import groups
+from mpmd.compile.passes import pass_groups
 from mpmd.compile.passes.expand.float_jitter import FloatJitter
 from mpmd.compile.passes.expand.products import DotDecomposer
 from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
@@ -17,9 +17,9 @@ from mpmd.compile.passes.fusion.fusion import Fusion
 from mpmd.compile.passes.fusion.keep_rounding import KeepRounding
 from mpmd.compile.passes.fusion.sort_prefix import SortPrefix
 from mpmd.compile.passes.hlo_pass import Fixpoint
-from mpmd.compile.passes.layout.layout_removal import LayoutRemoval
+from mpmd.compile.passes.layout.layout_normalization import LayoutRemoval
 from mpmd.compile.passes.memory.copy_insertion import CopyInsertion
-from mpmd.compile.passes.simplify.calls import FlattenCallGraph
+from mpmd.compile.passes.simplify.control_flow import FlattenCallGraph
 from mpmd.compile.schedule.memory_schedule import MemorySchedule
 from mpmd.support.passes import Pass, with_overrides
 
@@ -38,7 +38,7 @@ def optimization_pipeline(
     wrong = [FloatJitter(jitter)] if jitter else []
     return [
         *wrong,  # before anything else: afterwards operations are no longer those that were written
-        *preparation(devices, device.limits),  # each instruction by itself; after it they are kernels
+        *preparation(devices),  # each instruction by itself; after it they are kernels
         CopyInsertion(),  # before fusion, so that copies are fused into what computes their value
         KeepRounding(),  # simplification takes its conversions away, kernels hide discrete values
         SortPrefix(device.limits.sort_prefix),  # before fusion, which takes the slices to what reads them
@@ -52,24 +52,21 @@ def scheduling_pipeline() -> list[Pass]:
     return [MemorySchedule()]  # memory is assigned for one order
 
 
-def preparation(
-    devices: int = 1, limits: KernelLimits = HOST.limits, *, unit_dims: bool = True, combined: bool = True
-) -> list[Pass]:
+def preparation(devices: int = 1, *, unit_dims: bool = True, combined: bool = True) -> list[Pass]:
     """The passes after which kernels can compute each instruction by itself.
 
     Args:
         devices: how many run the program together.
-        limits: of the device.
         unit_dims: whether dims of extent 1 stay.
         combined: whether collectives of several arrays become one.
     """
-    together = groups.communication(combined=combined) if devices > 1 else []
-    narrowed = [] if unit_dims else groups.without_unit_dims()
+    together = pass_groups.communication(combined=combined) if devices > 1 else []
+    narrowed = [] if unit_dims else pass_groups.without_unit_dims()
     return [
         LayoutRemoval(),  # no later pass need know of layouts
-        *groups.inlining(),  # everything later looks at one computation at a time
-        *groups.expansion(limits),  # only operations that kernels have
-        *groups.simplification(),  # fewer and simpler ones
+        *pass_groups.inlining(),  # everything later looks at one computation at a time
+        *pass_groups.expansion(),  # only operations that kernels have
+        *pass_groups.simplification(),  # fewer and simpler ones
         *together,  # constants are folded: values that depend on the device alone are known
         *narrowed,  # before products are decomposed: their dims of 1 are between others
         DotDecomposer(),  # kernels sum over one run of elements

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from mpmd.compile.buffers.assignment import BufferAssignment
-from mpmd.compile.buffers.packing import DeviceMemory
+from mpmd.compile.buffers.offsets import DeviceMemory
+from mpmd.compile.compile_options import CompileOptions
+from mpmd.compile.cost.device import Device
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.kernels.cost.device import Device
-from mpmd.compile.kernels.planning.kernels import PlannedKernel
-from mpmd.compile.options import CompileOptions
+from mpmd.compile.kernels.planner.planned_kernel import PlannedKernel
 from mpmd.compile.thunks.thunk import Thunk
 from mpmd.support.passes import Pass
 

@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mpmd.errors import ScheduleError
 from mpmd.scheduling.bounds import lower_bound
-from mpmd.scheduling.costs import Costs, Link, Transfer
+from mpmd.scheduling.catalogue import SCHEDULES
 from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
-from mpmd.scheduling.exact import branch_and_bound
 from mpmd.scheduling.list_schedule import (
     Ordered,
     backward_first,
-    fill_weights,
     forward_first,
-    improve,
     list_schedule,
     old_first,
 )
-from mpmd.scheduling.memory import peak_activations
 from mpmd.scheduling.render import duration
-from mpmd.scheduling.schedule import SCHEDULES
+from mpmd.scheduling.schedule_memory import peak_activations
 from mpmd.scheduling.simulate import simulate
-from mpmd.scheduling.table import Phase, Placement, ScheduleTable
+from mpmd.scheduling.table import Placement, ScheduleTable
+from mpmd.scheduling.task_costs import Costs, Link, Transfer
 from mpmd.scheduling.timeline import Timeline
 from mpmd.scheduling.validate import validate
-from mpmd.scheduling.workload import BACKWARD, FORWARD, WEIGHTS, Step, Workload, costed_workload, expand
-from mpmd.scheduling.zigzag import zigzag
+from mpmd.scheduling.workload import Step, Workload, costed_workload, expand
 from mpmd.support.progress import ProgressLine
 
 _TOLERANCE = 1e-9
 _PRIORITIES = (backward_first, old_first, forward_first)
 _MAX_WAITS = (0.0, 0.5)
-_AHEADS = (1.0, 1.25, 1.5, 2.0)
-_IMPROVED = 3  # number of the best candidates that are improved
 
 
 @dataclass(frozen=True)
@@ -62,7 +56,6 @@ class SearchResult:
         origin: the schedule or method it comes from.
         bound_s: no schedule for the same placements and limits is shorter.
         candidates: all schedules that were tried, in order.
-        nodes: decisions of branch and bound.
     """
 
     table: ScheduleTable
@@ -70,7 +63,6 @@ class SearchResult:
     origin: str
     bound_s: float
     candidates: tuple[Candidate, ...]
-    nodes: int
 
     @property
     def makespan_s(self) -> float:
@@ -146,15 +138,13 @@ class SchedulingProblem:
         return limits
 
 
-def search(problem: SchedulingProblem, *, effort: int = 1_000_000) -> SearchResult:
+def search(problem: SchedulingProblem) -> SearchResult:
     """The best schedule found, never worse than any named schedule that fits the same limits.
 
-    Candidates are named schedules first; then list scheduling with the given costs; then branch and bound,
-    which for small pipelines proves optimality; then small changes to the best.
+    Candidates are the named schedules, and list scheduling with the given costs.
 
     Args:
         problem: costs, sizes and limits.
-        effort: steps timed by the improvement, and a fiftieth as many decisions of branch and bound.
 
     Raises:
         ScheduleError: nothing fits the limits; names the closest candidate.
@@ -168,9 +158,6 @@ def search(problem: SchedulingProblem, *, effort: int = 1_000_000) -> SearchResu
             for splits in (False, True) if problem.split_backward else (False,):
                 progress.show("list schedules")
                 hunt.try_list_schedules(placement, splits)
-        progress.show("branch and bound")
-        hunt.finish(effort // 50)
-        hunt.improve_best(effort, progress)
     return hunt.result()
 
 
@@ -184,10 +171,8 @@ class _Hunt:
         self.candidates: list[Candidate] = []
         self.best: tuple[float, str, ScheduleTable, Timeline] | None = None
         self.closest: tuple[float, str] | None = None
-        self.tables: list[tuple[float, str, ScheduleTable]] = []
         self.named_placements: dict[Placement, None] = {}
         self.bounds: list[float] = []
-        self.nodes = 0
 
     def placements(self) -> list[Placement]:
         """The given placement, or the named schedules' placements."""
@@ -230,7 +215,6 @@ class _Hunt:
                 self.closest = (excess, f"{name}: {problem}")
             return
         self.candidates.append(Candidate(name, timeline.makespan_s))
-        self.tables.append((timeline.makespan_s, name, table))
         if self.best is None or timeline.makespan_s < self.best[0] - _TOLERANCE:
             self.best = (timeline.makespan_s, name, table, timeline)
 
@@ -252,6 +236,8 @@ class _Hunt:
 
     def try_list_schedules(self, placement: Placement, splits: bool) -> None:
         """List scheduling with the given costs, with several limits and priorities."""
+        whole = self._workload(placement, splits, merge=False)
+        self.bounds.append(lower_bound(whole, self.limit_activations))
         workload = self._workload(placement, splits, merge=True)
         for name, ordered in self._list_orders(workload):
             if self.best is None or ordered.makespan_s < self.best[0] - _TOLERANCE:
@@ -269,11 +255,6 @@ class _Hunt:
                         )
                     except ScheduleError:
                         break  # not even one microbatch fits
-            if workload.splits:
-                for ahead in _AHEADS:
-                    filled = fill_weights(workload, zigzag(workload, _warm_up(workload, ahead)), limits)
-                    if filled is not None:
-                        yield f"zigzag {ahead:g} {number}", filled
 
     def _step_limits(self, workload: Workload) -> list[list[int]]:
         """Limits in stages for the generators; the prediction decides in the end what fits."""
@@ -301,38 +282,6 @@ class _Hunt:
         validate(table, self.problem.num_microbatches)
         return table
 
-    def improve_best(self, effort: int, progress: ProgressLine) -> None:
-        """Small changes to the best tables; under a limit of bytes, within the activations they hold."""
-        if self.best is None or self.best[0] <= min(self.bounds) + _TOLERANCE:
-            return
-        self.tables.sort(key=lambda entry: entry[0])
-        for _, name, table in [entry for entry in self.tables if entry[2].mirror is None][:_IMPROVED]:
-            workload = self._workload(table.stage_to_mesh, table.splits_backward, merge=False)
-            limits = self.limit_activations
-            if limits is None and self.limit_bytes is not None:
-                limits = peak_activations(table)
-            better = improve(workload, _steps(table), limits, effort // _IMPROVED, progress)
-            if better is not None:
-                improved = self._table(table.stage_to_mesh, workload, better.orders)
-                self.consider(f"{name}, improved", improved)
-
-    def finish(self, most_nodes: int) -> None:
-        """Branch and bound on every placement; an unfinished search leaves the simple bound."""
-        for placement in self.placements():
-            for splits in (False, True) if self.problem.split_backward else (False,):
-                workload = self._workload(placement, splits, merge=False)
-                bound = lower_bound(workload, self.limit_activations)
-                known = self.best[0] if self.best is not None else float("inf")
-                if bound >= known - _TOLERANCE:
-                    self.bounds.append(bound)
-                    continue
-                exact = branch_and_bound(workload, self.limit_activations, known, most_nodes, bound)
-                self.nodes += exact.nodes
-                self.bounds.append(exact.makespan_s if exact.proved else bound)
-                if exact.orders is not None:
-                    label = f"branch and bound, {'split' if splits else 'whole'}"
-                    self.consider(label, self._table(placement, workload, exact.orders))
-
     def result(self) -> SearchResult:
         if self.best is None:
             raise ScheduleError(
@@ -342,24 +291,4 @@ class _Hunt:
             )
         length, origin, table, timeline = self.best
         bound = min(min(self.bounds, default=0.0), length)
-        return SearchResult(table, timeline, origin, bound, tuple(self.candidates), self.nodes)
-
-
-def _warm_up(workload: Workload, ahead: float) -> Callable[[int, int], int]:
-    """Forwards before the first backward, by the position of a mesh and its chains (zero bubble)."""
-    meshes = len({chain.mesh for chain in workload.chains})
-    return lambda place, chains: (chains - 1) * meshes + int(ahead * (meshes - 1 - place))
-
-
-def _steps(table: ScheduleTable) -> list[list[Step]]:
-    """The tasks of a table as steps of chains that are single stages."""
-    kinds = {
-        Phase.F: (FORWARD,),
-        Phase.I: (BACKWARD,),
-        Phase.W: (WEIGHTS,),
-        Phase.B: (BACKWARD, WEIGHTS) if table.splits_backward else (BACKWARD,),
-    }
-    return [
-        [(kind, task.stage, task.microbatch) for task in order for kind in kinds[task.phase]]
-        for order in table.orders
-    ]
+        return SearchResult(table, timeline, origin, bound, tuple(self.candidates))

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mpmd.errors import ScheduleError
-from mpmd.scheduling.costs import Costs, Link, Transfer, link_between
-from mpmd.scheduling.memory import memory_over_time
+from mpmd.scheduling.schedule_memory import memory_over_time
 from mpmd.scheduling.table import Phase, ScheduleTable, Task
+from mpmd.scheduling.task_costs import Costs, Link, Transfer, link_between
 from mpmd.scheduling.timeline import IDLE, TRANSFER, Span, Timeline
 from mpmd.scheduling.validate import linearize
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from mpmd.scheduling.costs import Costs, Link, Transfer, link_between
 from mpmd.scheduling.definition import PipelineShape
 from mpmd.scheduling.table import Phase, Placement, Task, Visit, visits
+from mpmd.scheduling.task_costs import Costs, Link, Transfer, link_between
 
 FORWARD, BACKWARD, WEIGHTS = 0, 1, 2
 """Kinds of steps.  ``BACKWARD`` is ``B``, or ``I`` where the backward is split."""

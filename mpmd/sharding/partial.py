@@ -17,8 +17,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from mpmd import ir
+from mpmd.sharding.device_program import partly_reduced
 from mpmd.sharding.shards import Split, without, without_axes
-from mpmd.sharding.sums import partly_reduced
 
 
 @dataclasses.dataclass(frozen=True)

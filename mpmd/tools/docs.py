@@ -16,12 +16,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
-from mpmd import passes, pipeline
+from mpmd import passes
 from mpmd.compile import passes as hlo_passes
-from mpmd.compile.passes.groups import GROUPS
 from mpmd.compile.passes.hlo_pass import Fixpoint
+from mpmd.compile.passes.pass_groups import GROUPS
 from mpmd.flags import flagged_options, option_docs, pass_flag, pipeline_flag
 from mpmd.options import USER_DEFAULTS, PipelineOptions
+from mpmd.partition import pipeline
 from mpmd.support.passes import Pass, option_text
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -16,17 +16,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mpmd.compile import hlo
-from mpmd.compile.backends.arrays import value_spec
+from mpmd.compile.backends.jax_function import value_spec
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.passes import PASSES, make_pass
-from mpmd.compile.passes.groups import GROUPS
+from mpmd.compile.passes.pass_groups import GROUPS
 from mpmd.compile.target import Target
 from mpmd.errors import ConfigError, MpmdError, close_to
 from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Severity
+from mpmd.support.pass_pipeline import Timing, Watch, run_pipeline
 from mpmd.support.passes import Pass, split_outside_brackets
-from mpmd.support.pipeline import Timing, Watch, run_pipeline
 from mpmd.tools.command_line import (
     SWITCHES,
     Result,

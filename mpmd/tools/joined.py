@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> None:
         joined = world()
         if ended.code not in (None, 0) and joined is not None:
             joined.exit_code = ended.code if isinstance(ended.code, int) else 1
-            joined.end()
+            joined.stop()
             joined.report(Failure(joined.index, f"ended with exit code {joined.exit_code}"))
         raise
 

@@ -16,16 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpmd.errors import ScheduleError
+from mpmd.scheduling.catalogue import SCHEDULES, PipelineSchedule, ScheduleTable, from_csv, get_schedule
 from mpmd.scheduling.chrome_trace import chrome_trace
-from mpmd.scheduling.costs import Costs, Link, StageCosts
 from mpmd.scheduling.definition import PipelineShape
-from mpmd.scheduling.memory import peak_activations
 from mpmd.scheduling.render import render_text, unit_of
 from mpmd.scheduling.render_html import render_html
 from mpmd.scheduling.render_svg import render_svg
-from mpmd.scheduling.schedule import SCHEDULES, PipelineSchedule, ScheduleTable, from_csv, get_schedule
+from mpmd.scheduling.schedule_memory import peak_activations
 from mpmd.scheduling.search import SchedulingProblem, search
 from mpmd.scheduling.simulate import simulate
+from mpmd.scheduling.task_costs import Costs, Link, StageCosts
 from mpmd.scheduling.timeline import Timeline
 from mpmd.tools.command_line import run_script, version_text
 

@@ -12,6 +12,8 @@ Names in branches and other regions become operations there; import folds the br
 The location of a call shows how often its name was transposed, such as
 `jit(step)/transpose(jvp(jit(mpmd.comp.f.)))`.  Rematerialised work counts as backward work, because it runs
 then: `transpose(jvp(checkpoint))/rematted_computation/jit(mpmd.comp.f.)`.
+
+Inlining of ordinary calls: functions that JAX outlined for its own reasons become plain ops again.
 """
 
 from __future__ import annotations
@@ -24,9 +26,27 @@ import re
 from mpmd import ir
 from mpmd.passes import structure
 from mpmd.passes.calls.inline import inline_call
-from mpmd.tracing.inline import body_copy, inline_all
 from mpmd.tracing.names import MICROBATCHES, decode
 from mpmd.tracing.scans import counted_loop, make_for, unroll
+
+
+def body_copy(f: ir.Func) -> ir.Func:
+    """A copy of a function, beside it, whose body may be taken apart; erase it afterwards."""
+    return ir.clone(f, ir.before(f))
+
+
+def inline_all(block: ir.Block, symbols: dict[str, ir.Func]) -> None:
+    """Inlines every ordinary call in a block, and in the regions of its ops, at any depth."""
+    todo = ir.ops(block)
+    while todo:
+        op = todo.pop()
+        if isinstance(op, ir.FuncCall):
+            todo += inline_call(op, symbols[op.callee.value])
+            continue
+        for region in op.operation.regions:
+            for inner in region.blocks:
+                todo += list(inner.operations)[:-1]
+
 
 # The class of the objects that the bindings return; the public class is its subclass and only builds ops.
 _Composite = next(kind for kind in ir.stablehlo.CompositeOp.__mro__ if "OPERATION_NAME" in vars(kind))

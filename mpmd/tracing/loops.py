@@ -1,4 +1,7 @@
-"""Loops over microbatches: traced once, whatever their number of iterations."""
+"""Loops over microbatches: traced once, whatever their number of iterations.
+
+Loss functions, checked: JAX's error for another result speaks of gradients.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,54 @@ from jax.sharding import NamedSharding, PartitionSpec
 from mpmd.errors import SignatureError
 from mpmd.jax_compat import explicit_sharding, struct_of
 from mpmd.tracing.names import MICROBATCHES, carrier
-from mpmd.tracing.scalar_loss import scalar_loss
 from mpmd.tracing.stages.staged import staged
 
 P = ParamSpec("P")
+
+
+def scalar_loss(loss_fn: Callable[P, Any], has_aux: bool) -> Callable[P, Any]:
+    """The loss function, checked to return a scalar, or a scalar and something else.
+
+    Raises:
+        SignatureError: when called, and it does not.
+    """
+
+    def checked(*args: P.args, **more: P.kwargs) -> Any:
+        result = loss_fn(*args, **more)
+        is_pair = isinstance(result, (tuple, list)) and len(result) == 2
+        if has_aux and not is_pair:
+            raise SignatureError(
+                f"with has_aux, the loss function must return (loss, aux), got {_shapes(result)}"
+            )
+        loss = result[0] if has_aux else result
+        if _is_scalar(loss):
+            return result
+        hint = ""
+        if is_pair and not has_aux and _is_scalar(result[0]):
+            hint = (
+                "\n  pass the loss function itself, not jax.value_and_grad of it; if it returns (loss, aux), "
+                "give has_aux=True"
+            )
+        raise SignatureError(
+            f"the loss function of accumulate_gradients must return a scalar, got {_shapes(loss)}{hint}"
+        )
+
+    return checked
+
+
+def _is_scalar(value: Any) -> bool:
+    return jax.tree.structure(value) == jax.tree.structure(0) and np.shape(value) == ()
+
+
+def _shapes(values: Any) -> str:
+    """A pytree with the type and shape of each leaf."""
+
+    def kind(leaf: Any) -> str:
+        return f"{getattr(leaf, 'dtype', type(leaf).__name__)}{list(np.shape(leaf))}"
+
+    return str(jax.tree.map(kind, values)).replace("'", "")
+
+
 T = TypeVar("T")
 
 _MAX_REPORTED = 8

@@ -16,9 +16,15 @@ import jax
 import numpy as np
 
 from mpmd.errors import ConfigError
-from mpmd.tracing import haiku
-from mpmd.tracing.linen import is_initializing, mutable_states, returning_changes, write_changes
-from mpmd.tracing.nnx import call_with_modules, has_modules
+from mpmd.tracing import stateful_modules
+from mpmd.tracing.stateful_modules import (
+    call_with_modules,
+    has_modules,
+    is_initializing,
+    mutable_states,
+    returning_changes,
+    write_changes,
+)
 
 _OF_FEW_VALUES = (bool, str, enum.Enum)
 """Types of arguments whose nested jit is cached; for others a new one is created in every call."""
@@ -154,10 +160,10 @@ def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None 
 
     def call(*args: Any, **kwargs: Any) -> Any:
         _note(chosen)
-        if is_initializing(fn) or haiku.is_creating_parameters():
+        if is_initializing(fn) or stateful_modules.is_creating_parameters():
             return fn(*args, **kwargs)
-        if haiku.inside_transform():
-            return haiku.call_with_state(fn, args, kwargs, under_name)
+        if stateful_modules.inside_transform():
+            return stateful_modules.call_with_state(fn, args, kwargs, under_name)
         if has_modules(fn, args, kwargs):
             return call_with_modules(fn, args, kwargs, under_name)
         states = mutable_states(fn)

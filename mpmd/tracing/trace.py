@@ -1,14 +1,80 @@
-"""From a JAX function to a module in our dialect, with names, loops and the user's source lines."""
+"""Types of explicit axes, which JAX lowers to a sharding constraint behind every operation.
+
+    %1 = dot_general %a, %b            -->  %1 = dot_general %a, %b
+    %2 = sharding_constraint %1 {"x"}       ...
+    %3 = sharding_constraint %2 {"y"}       %3 = sharding_constraint %1 {"y"}      of `jax.reshard`
+
+Those that `jax.reshard` and `jax.lax.with_sharding_constraint` require stay, so that Shardy chooses all other
+shardings, and reductions and gathers move as in a step with automatic axes.  An axis over which a value is
+unreduced says when to reduce it, and not what it is: the constraint goes, and the partitioner decides.
+
+From a JAX function to a module in our dialect, with names, loops and the user's source lines.
+"""
 
 from __future__ import annotations
 
 import io
+import re
 
 import jax
 
 from mpmd import ir
+from mpmd.errors import PlacementError
+from mpmd.support.source import frames_of
 from mpmd.tracing.expand import Expansion
-from mpmd.tracing.sharding_types import remove_sharding_types
+
+_REQUIRED_BY = ("device_put", "reshard", "sharding_constraint")
+"""Primitives that take a sharding from the user, and change nothing else."""
+
+_SHARDING = "sdy.sharding"
+
+
+def remove_sharding_types(module: ir.Module) -> None:
+    """Removes the constraints of types from a module that JAX lowered with explicit axes.
+
+    Raises:
+        PlacementError: a `jax.shard_map` takes or returns terms of a sum over devices.
+    """
+    with ir.context(), ir.Location.unknown():
+        for op in ir.walk(module, ir.sdy.ShardingConstraintOp):
+            if not _is_required(op):
+                ir.replace(op, [op.input])
+        for region in ir.walk(module, ir.sdy.ManualComputationOp):
+            _check_reduced(region)
+        main = ir.symbol_table(module)["main"]
+        for row, count in (("arg_attrs", len(main.args)), ("res_attrs", len(main.returned))):
+            dicts = ir.attribute_dicts(main, row, count)
+            for attributes in dicts:
+                attributes.pop(_SHARDING, None)
+            ir.put_attribute_dicts(main, row, dicts)
+
+
+def _check_reduced(region: ir.Op) -> None:
+    """Refuses a `jax.shard_map` that takes or returns terms of a sum over devices.
+
+    Raises:
+        PlacementError: it does.
+    """
+    for row in ("in_shardings", "out_shardings"):
+        for sharding in ir.sdy.TensorShardingPerValueAttr(region.attributes[row]).shardings:
+            unreduced = ir.sdy.TensorShardingAttr(sharding).unreduced_axes
+            axes = [str(ir.sdy.AxisRefAttr(axis).name) for axis in unreduced]
+            if axes:
+                frames = frames_of(region)
+                raise PlacementError(
+                    f"a value is unreduced over {', '.join(axes)} in the {row[:-10]}_specs of jax.shard_map"
+                    + (f", {frames[0]}" if frames else "")
+                    + f"\n  devices add their terms within it: jax.lax.psum(value, {axes[0]!r}), and specs "
+                    "without unreduced; gradients are reduced once in a step in any case"
+                )
+
+
+def _is_required(op: ir.Op) -> bool:
+    """Whether a constraint is of a primitive of the user's: its name ends the path in the location."""
+    path = re.match(r'loc\("([^"]*)"', str(op.location))
+    primitive = path[1].rpartition("/")[2] if path else ""
+    sharding = ir.sdy.TensorShardingAttr(op.sharding)
+    return primitive in _REQUIRED_BY and bool(op.input.type.shape) and not sharding.unreduced_axes
 
 
 def to_module(lowered: jax.stages.Lowered, topology: ir.TopologyAttr, *, explicit: bool = False) -> ir.Module:

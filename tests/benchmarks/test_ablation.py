@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from benchmarks.ablation import SWITCHES, without
-from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.driver import prepare_fragment
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import host_target
+from mpmd.compile.llvm.cpu import host_target
+from mpmd.compile.llvm.function_builder import Module
 from tests.support.native_fragments import fragment_of
 
 

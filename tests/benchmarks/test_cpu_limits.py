@@ -8,10 +8,10 @@ import pytest
 from benchmarks.cpu_limits import emit_read, read_bandwidth
 from benchmarks.fused_kernels import FUSED, Traffic, traffic_of
 from benchmarks.kernel_speed import FusedCase, fused_row
-from mpmd.compile.backends.native_cpu.memory import aligned_empty
+from mpmd.compile.backends.native_cpu.ffi import aligned_empty
+from mpmd.compile.llvm.cpu import host_target, named_target
 from mpmd.compile.llvm.engine import compile_module
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import host_target, named_target
+from mpmd.compile.llvm.function_builder import Module
 from tests.support.targets import runs_here
 
 TARGETS = [t for t in (host_target(), named_target("avx2")) if runs_here(t)]

@@ -11,10 +11,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from mpmd.compile.backends.native_cpu.math import functions
-from mpmd.compile.backends.native_cpu.math.rational import tanh
+from mpmd.compile.backends.native_cpu.math import elementary
+from mpmd.compile.backends.native_cpu.math.elementary import tanh
 from mpmd.compile.passes.simplify import algebra
-from mpmd.compile.passes.simplify.algebra import arithmetic
+from mpmd.compile.passes.simplify.algebra import elementwise
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 
@@ -71,7 +71,7 @@ def wrong_rule(monkeypatch):
         a, b = site.operands
         return a if a is b else None
 
-    monkeypatch.setitem(arithmetic.RULES, "multiply", (square, *arithmetic.RULES["multiply"]))
+    monkeypatch.setitem(elementwise.RULES, "multiply", (square, *elementwise.RULES["multiply"]))
     algebra.table.cache_clear()
     yield
     algebra.table.cache_clear()
@@ -80,7 +80,7 @@ def wrong_rule(monkeypatch):
 @pytest.fixture
 def wrong_kernel(monkeypatch):
     """Code for tanh that gives -tanh."""
-    monkeypatch.setitem(functions.UNARY, "tanh", lambda b, x: b.op(f"fneg {tanh(b, x).typed}", x.type))
+    monkeypatch.setitem(elementary.UNARY, "tanh", lambda b, x: b.op(f"fneg {tanh(b, x).typed}", x.type))
 
 
 @pytest.mark.fast_cases(1)

@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from mpmd import ir, pipeline
+from mpmd import ir
 from mpmd.options import DIALECT_DEFAULTS
+from mpmd.partition import pipeline
 from mpmd.passes import make_pass
 from mpmd.passes.export import lower_to_fragment_calls
-from mpmd.passes.schedule.happens_before import SCHEDULES
+from mpmd.passes.schedule.pipeline_scheduler import SCHEDULES
 from mpmd.passes.verify import verify
-from mpmd.support.pipeline import Watch, run_pipeline
+from mpmd.support.pass_pipeline import Watch, run_pipeline
 from tests.support import dialect
 
 BY_STAGE = ("Circular", "CircularWithReversedBackward")

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.arrays import numpy_dtype
+from mpmd.compile.backends.jax_function import numpy_dtype
 from mpmd.compile.lowering import lower
 from tests.support.hlo_meaning import evaluate
 from tests.support.native_fragments import check_memory, compiled, run

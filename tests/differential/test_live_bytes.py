@@ -7,9 +7,9 @@ import gc
 import jax
 import pytest
 
-from mpmd.runtime.costs import OneAtATime
-from mpmd.runtime.interpreter import BoundFeed
-from mpmd.runtime.memory import bytes_on_mesh, predict_memory
+from mpmd.runtime.measure.run_costs import OneAtATime
+from mpmd.runtime.program.stream_memory import bytes_on_mesh, predict_memory
+from mpmd.runtime.run.interpreter import BoundFeed
 from tests.support.comparing import copied
 from tests.support.observed_steps import executor_of
 from tests.support.scheduled_steps import jitted, placement

@@ -216,9 +216,9 @@ def test_every_step_of_compilation_can_be_dumped(tmp_path):
 
 
 def test_large_fragments_run_on_all_cores_of_their_mesh(monkeypatch):
-    from mpmd.api import stages
+    from mpmd.api import aot
 
-    monkeypatch.setattr(stages, "cores_of_own", lambda topology, exchange: dict.fromkeys(topology, (0, 0, 0)))
+    monkeypatch.setattr(aot, "cores_of_own", lambda topology, exchange: dict.fromkeys(topology, (0, 0, 0)))
     made = []
     start = WorkerPool.__init__
     monkeypatch.setattr(WorkerPool, "__init__", lambda pool, *how: (made.append(how), start(pool, *how))[0])

@@ -10,15 +10,11 @@ from jax.sharding import PartitionSpec as P
 
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.fragment import FragmentModule
-from mpmd.compile.options import CompileOptions
 from mpmd.errors import CompileError
 from tests.support.native_meshes import mesh_of, value_spec
 from tests.support.partitioned_functions import FUNCTIONS
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
-
-SMALL = ("hlo-convolution-expander{least-channels=1}",)
-"""Convolutions of few channels are XLA's otherwise."""
 
 MESHES = ({"x": 2}, {"x": 2, "y": 2}, {"x": 8}, {"x": 4, "y": 2})
 QUICK = (
@@ -28,7 +24,6 @@ QUICK = (
     "scatter_points",
     "sort",
     "cumsum",
-    "convolution",
     "max_pool_gradient",
     "threefry",
     "uneven",
@@ -68,7 +63,7 @@ def check(names, axes, first=0):
         tuple(value_spec(a, s) for a, s in zip(arguments, given_specs, strict=True)),
         tuple(value_spec(w, s) for w, s in zip(wanted, specs, strict=True)),
     )
-    native = NativeCpuBackend(options=CompileOptions(pass_options=SMALL)).compile(fragment, mesh)
+    native = NativeCpuBackend().compile(fragment, mesh)
     placed = [jax.device_put(a, NamedSharding(mesh, s)) for a, s in zip(arguments, given_specs, strict=True)]
     for got, want, spec in zip(native(*placed), wanted, specs, strict=True):
         assert got.sharding.is_equivalent_to(NamedSharding(mesh, spec), got.ndim)

@@ -17,8 +17,8 @@ import pytest
 import mpmd
 from mpmd.errors import ConfigError, PassError, PlacementError
 from mpmd.options import USER_DEFAULTS
-from mpmd.runtime.instructions import Run, Send
-from mpmd.scheduling.schedule import from_function
+from mpmd.runtime.program.instructions import Run, Send
+from mpmd.scheduling.catalogue import from_function
 from mpmd.scheduling.table import Phase
 from tests.support.comparing import messages, programs_per_mesh, relative_difference
 from workloads.models import D, dense, dense_params, mlp, named, normal, square

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import pytest
 
 import mpmd
-from mpmd.runtime import host_memory
+from mpmd.runtime.run import host_memory
 
 WARM = 16  # as many as there are micro-kernels for remainders of rows, which stay
 SHAPES = 24

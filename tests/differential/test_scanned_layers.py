@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 import mpmd
 from mpmd.errors import PlacementError
-from mpmd.runtime.memory import predict_memory
+from mpmd.runtime.program.stream_memory import predict_memory
 from tests.support.comparing import copied, relative_difference
 from tests.support.layered_models import LAYERS, SCANNED, block, block_params, entropy, scanned, sliced
 from workloads.models import normal

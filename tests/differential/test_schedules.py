@@ -8,7 +8,7 @@ import pytest
 
 import mpmd
 from mpmd.errors import ScheduleError
-from mpmd.runtime.instructions import Run
+from mpmd.runtime.program.instructions import Run
 from mpmd.scheduling import SCHEDULES, Costs, Phase, Task, from_csv, from_function, from_table, get_schedule
 from mpmd.scheduling.search import SchedulingProblem, search
 from tests.support.comparing import copied, relative_difference
@@ -130,7 +130,7 @@ class TestSchedulesOfTheUser:
             check("mlp", from_table(self.TABLE), [0, 1], 2)
 
     def test_a_searched_table(self):
-        found = search(SchedulingProblem(Costs.unit(3), 3, 4, whole=(0,), limit_activations=2), effort=3_000)
+        found = search(SchedulingProblem(Costs.unit(3), 3, 4, whole=(0,), limit_activations=2))
         program = check("mlp", found.table, [0, 1, 2], 4)
         middle = next(s for s in program.streams if s.mesh == "m1")
         assert orders(program)[program.streams.index(middle)] == list(map(str, found.table.orders[1]))

@@ -14,9 +14,10 @@ import pytest
 from examples.pipelined_transformer.check import TOLERANCE, parameter_differences
 from examples.pipelined_transformer.config import TrainConfig
 from examples.pipelined_transformer.train_step import make_plain_step, make_state, make_train_step
-from mpmd import options, pipeline
+from mpmd import options
 from mpmd.options import USER_DEFAULTS, PipelineOptions
-from mpmd.support.pipeline import name_of
+from mpmd.partition import pipeline
+from mpmd.support.pass_pipeline import name_of
 from tests.support.comparing import copied, relative_difference
 from tests.support.covering import covering_rows
 from workloads.flax_models import FLAX_MODELS

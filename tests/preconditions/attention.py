@@ -5,21 +5,21 @@ from __future__ import annotations
 from tests.preconditions import Precondition
 
 _MASKING = "mpmd/compile/kernels/masking.py"
-_PLANNING = "mpmd/compile/kernels/planning"
-_STITCHING = "mpmd/compile/passes/fusion/attention.py"
+_PLANNING = "mpmd/compile/kernels/planner"
+_STITCHING = "mpmd/compile/passes/fusion/attention_search.py"
 _GROUPED = "tests/unit/compile/passes/fusion/test_attention_stitching.py"
 _CPU = "mpmd/compile/backends/native_cpu"
 _MASKS = "tests/unit/compile/kernels/test_masking.py"
-_ORDERS = "tests/unit/compile/kernels/planning/test_comparators.py"
+_ORDERS = "tests/unit/compile/kernels/planner/test_comparators.py"
 _ATTENTION = "tests/unit/compile/backends/native_cpu/attention/test_attention.py"
 _POISON = "tests/unit/compile/backends/native_cpu/test_poison.py"
-_SELECTION = "tests/unit/compile/backends/native_cpu/emit/test_selection.py"
+_SELECTION = "tests/unit/compile/backends/native_cpu/kernels/test_selection.py"
 
-_TERMS = "mpmd/compile/passes/fusion/row_terms.py"
+_TERMS = "mpmd/compile/passes/fusion/attention_stitching.py"
 _OF_ROWS = "tests/unit/compile/passes/fusion/test_row_terms.py"
 _PRECISION = "mpmd/compile/kernels/precision.py"
 _ROUNDED = "tests/unit/compile/kernels/test_narrow_sums.py"
-_CANCELLATION = "mpmd/compile/passes/fusion/cancellation.py"
+_CANCELLATION = "mpmd/compile/passes/fusion/keep_rounding.py"
 _CANCELS = "tests/unit/compile/passes/fusion/test_rounding_of_what_cancels.py"
 _ZERO = f"{_CANCELS}::test_what_cancels_is_zero"
 
@@ -188,28 +188,28 @@ _VALUES = (
 
 _KERNEL = (
     Precondition(
-        f"{_CPU}/attention/rows.py:Reach.end",
+        f"{_CPU}/attention/attention_rows.py:Reach.end",
         "a row looks at the strips of keys that are computed for it, at none if it sees none",
         "self.seen(rows)",
         "self.f.imax(self.seen(rows), 1)",
         f"{_POISON}::test_rows_that_read_sums_which_are_not_computed_are_noticed",
     ),
     Precondition(
-        f"{_CPU}/attention/rows.py:BlockRows._guarded",
+        f"{_CPU}/attention/attention_rows.py:BlockRows._guarded",
         "a comparison with NaN breaks a condition",
         '"olt"',
         '"ult"',
         f"{_ATTENTION}::test_a_row_of_nan_is_nan_behind_its_mask_too",
     ),
     Precondition(
-        f"{_CPU}/attention/rows.py:BlockRows._pad",
+        f"{_CPU}/attention/attention_rows.py:BlockRows._pad",
         "factors are zero as far as any row of the block looks",
         "f.store(zero, row.pointers[factor], at.i)",
         "pass",
         f"{_ATTENTION}::test_queries_that_see_no_key_mix_zeros[100-50]",
     ),
     Precondition(
-        f"{_CPU}/attention/rows.py:BlockRows._fill",
+        f"{_CPU}/attention/attention_rows.py:BlockRows._fill",
         "results read outside are written behind the mask, too",
         "scope.store(item)",
         "pass",
@@ -262,14 +262,14 @@ _SORTS = (
         "within rounding: HLO leaves open where a comparison of floats puts NaN",
     ),
     Precondition(
-        "mpmd/compile/kernels/planning/sorting.py:_planned",
+        "mpmd/compile/kernels/planner/sorting.py:_planned",
         "equal elements keep their order",
         'build.apply("and", build.apply("not", after), earlier)',
         "earlier",
         f"{_SELECTION}::test_the_beginning_of_a_sort[greatest-dims6-2-3]",
     ),
     Precondition(
-        "mpmd/compile/kernels/planning/sorting.py:plan_sort_prefix",
+        "mpmd/compile/kernels/planner/sorting.py:plan_sort_prefix",
         "a slice takes the first elements",
         " or result.slice_dims != first_elements(whole)",
         "",
@@ -436,10 +436,10 @@ _ROUNDING = (
 ROWS = (*_POSITIONS, *_VALUES, *_KERNEL, *_GROUPS, *_ROW_TERMS, *_ROUNDING, *_SORTS)
 
 ALWAYS = {
-    "mpmd/compile/passes/fusion/attention.py:moved_factor": (
+    "mpmd/compile/passes/fusion/attention_search.py:moved_factor": (
         "movement and widening of bf16 compute nothing: each kernel may repeat them"
     ),
-    f"{_CPU}/emit/merge_sort.py:MergeSortKernel": (
+    f"{_CPU}/kernels/merge_sort.py:MergeSortKernel": (
         "every step moves whole elements from one row to another: the result is a permutation whatever the "
         "comparator says"
     ),

@@ -110,14 +110,14 @@ ROWS: tuple[Precondition, ...] = (
         f"{_TEXT}[import_/infer-mesh-assign-mesh-func-leaves-0]",
     ),
     Precondition(
-        _INFER + "round_groups.py:RoundGroups._free_ops",
+        _INFER + "absorb.py:RoundGroups._free_ops",
         "An op moves into the group of a mesh and round only if it may be done there and then.",
         "ir.is_movable(op) and ",
         "",
         f"{_TEXT}[import_/infer-mesh-rewrite-using-analysis-by-round-0]",
     ),
     Precondition(
-        _INFER + "round_groups.py:RoundGroups._free_ops",
+        _INFER + "absorb.py:RoundGroups._free_ops",
         "No named fragment reads the op: it would then be absorbed there.",
         " and all(j in free or self._reads_plain(j) for j in readers)",
         "",
@@ -167,7 +167,7 @@ ROWS: tuple[Precondition, ...] = (
         "tests/unit/passes/test_constant_evaluation.py::test_what_depends_on_arguments_or_on_rounding_is_unknown",
     ),
     Precondition(
-        _CALLS + "split_accumulators_by_mesh.py:_accumulators",
+        _CALLS + "accumulators.py:_accumulators",
         "The argument is read by its sum alone, and is one term of it.",
         " and len(ir.users(v)) == 1",
         "",
@@ -175,14 +175,14 @@ ROWS: tuple[Precondition, ...] = (
         _SUMS,
     ),
     Precondition(
-        _CALLS + "split_accumulators_by_mesh.py:_split_calls",
+        _CALLS + "accumulators.py:_split_calls",
         "Parts go on with their own accumulator alone.",
         "if arg == acc.arg else",
         "if parts else",
         f"{_TEXT}[calls/split-accumulators-by-mesh-0]",
     ),
     Precondition(
-        _CALLS + "split_accumulators_by_mesh.py:_use_sum_elsewhere",
+        _CALLS + "accumulators.py:_use_sum_elsewhere",
         "Another accumulator takes the whole sum.",
         " and number == arg",
         "",
@@ -204,7 +204,7 @@ ROWS: tuple[Precondition, ...] = (
         f"{_TEXT}[calls/mirror-stages-0]",
     ),
     Precondition(
-        _CALLS + "carry_sums_through_calls.py:_call_behind",
+        _CALLS + "accumulators.py:_call_behind",
         "A term has no other use.",
         " and len(ir.users(value)) == 1",
         "",
@@ -212,14 +212,14 @@ ROWS: tuple[Precondition, ...] = (
         "within rounding: -0 becomes 0 where the sum began with a term",
     ),
     Precondition(
-        _CALLS + "carry_sums_through_calls.py:_is_possible",
+        _CALLS + "accumulators.py:_is_possible",
         "Every call of the callee is a term of the sum.",
         " or not terms.issuperset(calls[name])",
         "",
         f"{_TEXT}[calls/carry-sums-through-calls-0]",
     ),
     Precondition(
-        _CALLS + "carry_sums_through_calls.py:_is_possible",
+        _CALLS + "accumulators.py:_is_possible",
         "The sum's initial value is defined before the first call.",
         "maker is None or ir.comes_before(maker, found.calls[0])",
         "True",
@@ -247,21 +247,21 @@ ROWS: tuple[Precondition, ...] = (
         "tests/unit/passes/calls/test_shared_bodies.py::test_a_body_with_effects_is_not_pure",
     ),
     Precondition(
-        _MERGE + "engine.py:MergePass.rewrite_function",
+        _MERGE + "visit.py:MergePass.rewrite_function",
         "A fragment that is dropped has no side effects.",
         "ir.is_trivially_dead(fragment)",
         "ir.is_unused(fragment)",
         f"{_TEXT}[merge/merge-inferred-fragments-0]",
     ),
     Precondition(
-        _MERGE + "engine.py:bring_together",
+        _MERGE + "visit.py:bring_together",
         "A consumer moves up only past what defines none of its operands.",
         "if all(m is None or m == producer or ir.comes_before(m, producer) for m in makers):",
         "if True:",
         f"{_TEXT}[merge/merge-inferred-fragments-0]",
     ),
     Precondition(
-        _MERGE + "engine.py:bring_together",
+        _MERGE + "visit.py:bring_together",
         "A producer moves down only if nothing reads it before the consumer.",
         "not any(ir.comes_before(user, consumer) for user in block_users(producer))",
         "True",
@@ -314,20 +314,19 @@ ROWS: tuple[Precondition, ...] = (
 ALWAYS: dict[str, str] = {
     _CALLS + "signatures.py:drop_from_call": "the call is replaced by one with fewer operands and results",
     _PASSES + "fragments/splitting.py:outline": "the terminator is replaced",
-    _PASSES + "fragments/dropping.py:drop": "the fragment is replaced; the caller chooses what nothing uses",
-    _PASSES + "fragments/dropping.py:erase_dead_ops": "each op is asked about",
+    _PASSES + "fragments/editing.py:drop": "the fragment is replaced; the caller chooses what nothing uses",
+    _PASSES + "fragments/editing.py:erase_dead_ops": "each op is asked about",
     _PASSES + "import_/named.py:SimplifyNamedComputations.rewrite_function": ("each op is asked about"),
     _PASSES + "import_/assigning.py:wrap": "one copy; the caller says for which users, and erases the op",
     _PASSES + "import_/assigning.py:remove_dead_ops": "each op is asked about",
-    _PASSES
-    + "import_/generate_sdy_meshes_from_topology.py:_exchange": "only meshes that nothing names any more",
-    _PASSES + "import_/inline_nested_user_exposed_ops.py:InlineNestedUserExposedOps.rewrite_function": (
+    _PASSES + "import_/meshes.py:_exchange": "only meshes that nothing names any more",
+    _PASSES + "import_/named.py:InlineNestedUserExposedOps.rewrite_function": (
         "the ops of a name take its place"
     ),
     _INFER + "convert_reduce_ops.py:_convert": (
         "a sum that is part of another one goes if nothing else reads it; it has no effects"
     ),
-    _INFER + "flow.py:LoopAssignment._rebuild": "the loop is replaced",
+    _INFER + "mesh_sets.py:LoopAssignment._rebuild": "the loop is replaced",
     _CALLS + "inline.py:inline_call": "the call is replaced by one copy of the body, and is erased",
     _CALLS + "unroll.py:_unroll": "each iteration is one copy, and the loop is erased",
     _CALLS + "mirror_stages.py:MirrorStages._copy": "each call calls one of the two copies",
@@ -338,5 +337,5 @@ ALWAYS: dict[str, str] = {
     _PASSES + "merge/merge_inferred.py:MergeInferredByRound.rewrite_function": (
         "a fragment reads earlier rounds alone, so that merged ones form no cycle"
     ),
-    _PASSES + "fragments/merging.py:merge": "ops move, in their order; the caller has compared positions",
+    _PASSES + "fragments/editing.py:merge": "ops move, in their order; the caller has compared positions",
 }

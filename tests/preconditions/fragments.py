@@ -229,14 +229,14 @@ _JOINED = (
 )
 _ORDERED = (
     _schedule(
-        "order.py:OrderByTasks.rewrite_function",
+        "reorder.py:OrderByTasks.rewrite_function",
         "The topology has the meshes of the order.",
         "if mesh not in topology:",
         "if False:",
         "schedule/order-by-tasks-errors-2",
     ),
     _schedule(
-        "order.py:OrderByTasks.rewrite_function",
+        "reorder.py:OrderByTasks.rewrite_function",
         "The order does not contradict the data flow.",
         "if cycle:",
         "if False:",
@@ -257,7 +257,7 @@ _ORDERED = (
         "schedule/pipeline-scheduler-errors-0",
     ),
     _schedule(
-        "order.py:_fragments_by_info",
+        "reorder.py:_fragments_by_info",
         "A rule names one fragment alone.",
         "if info in known:",
         "if False:",
@@ -273,7 +273,7 @@ _SHARDED = (
         "propagation/convert-sdy-shardings-to-mpmd-types-0",
     ),
     _shardings(
-        "signature_shardings.py:EnforceUserShardings.rewrite_function",
+        "sdy_ops.py:EnforceUserShardings.rewrite_function",
         "A fragment reads an argument as the user shards it.",
         "inputs |= {i: of_argument[v] for i, v in enumerate(op.inputs) if v in of_argument}",
         "pass",
@@ -324,14 +324,14 @@ _SHARDED = (
         "propagation/forget-empty-shardings-0",
     ),
     _shardings(
-        "signature_shardings.py:PopulateUnreducedOutSharding.rewrite_function",
+        "sdy_ops.py:PopulateUnreducedOutSharding.rewrite_function",
         "The returned value is a term of a sum.",
         " and constraint.unreduced_axes",
         "",
         "propagation/populate-unreduced-out-sharding-0",
     ),
     _shardings(
-        "signature_shardings.py:PopulateUnreducedOutSharding.rewrite_function",
+        "sdy_ops.py:PopulateUnreducedOutSharding.rewrite_function",
         "The shardings of the other results stay.",
         'shardings.read(fragment, "out_shardings") or ',
         "",
@@ -375,21 +375,21 @@ _MARKED = (
         _LAYOUTS,
     ),
     _export(
-        "memory.py:_Trace._origin",
+        "donation.py:_Trace._origin",
         "A reshape leads to where its operand is only if the order of elements is the same.",
         "op.operands[0] if _only_adds_or_drops_ones(op) else None",
         "op.operands[0]",
         _OFFLOADED,
     ),
     _export(
-        "memory.py:_check",
+        "donation.py:_check",
         "All users of an argument want it in one memory.",
         "others = [kind for kind in kinds if not _agree(kinds[0], kind)]",
         "others = []",
         _OFFLOADED,
     ),
     _export(
-        "memory.py:_check",
+        "donation.py:_check",
         "A result is where the function says.",
         "if not _agree(of_result.get(MEMORY_KIND), made):",
         "if False:",
@@ -409,7 +409,7 @@ ROWS = (*_IMPORTED, *_JOINED, *_ORDERED, *_SHARDED, *_MARKED)
 _REPORTS = "it reports, and changes nothing"
 _PASSES = "mpmd/passes/"
 ALWAYS = {
-    _PASSES + "import_/copy_topology_from_main.py:CopyTopologyFromMain": (
+    _PASSES + "import_/meshes.py:CopyTopologyFromMain": (
         "callees get the meshes of their caller; no op changes"
     ),
     _PASSES + "import_/named.py:ValidateNamedOpsInMpmdFunc": _REPORTS,
@@ -417,8 +417,8 @@ ALWAYS = {
     + "import_/infer_mesh/populate.py:InferMeshPopulateSrcSet": "it writes what it found into attributes",
     _PASSES
     + "import_/infer_mesh/populate.py:InferMeshPopulateUseSet": "it writes what it found into attributes",
-    _PASSES + "import_/infer_mesh/validation.py:InferMeshValidateNoAdditionalTransfersNeeded": _REPORTS,
-    _PASSES + "import_/infer_mesh/validation.py:InferMeshValidateSrcSetNotEmpty": _REPORTS,
+    _PASSES + "import_/infer_mesh/mesh_checks.py:InferMeshValidateNoAdditionalTransfersNeeded": _REPORTS,
+    _PASSES + "import_/infer_mesh/mesh_checks.py:InferMeshValidateSrcSetNotEmpty": _REPORTS,
     _PASSES + "calls/unroll.py:FromUnrollToCallCounter": "an attribute of calls has another name",
     _PASSES + "propagation/empty.py:DropSubAxes": (
         "a sharding says where elements are, not which: the producer and all readers lose the same axes"
@@ -426,11 +426,11 @@ ALWAYS = {
     _PASSES + "propagation/sdy_ops.py:ReshardsToConstraints": "both give the value of their operand",
     _PASSES
     + "propagation/simplify_program.py:SimplifyProgram": "`fragments/simplifying.py` checks each value",
-    _PASSES + "export/memory.py:MarkFragmentReservedMemory": "it writes a number of bytes at fragments",
-    _PASSES + "export/validation.py:ValidateNoBackwardDeps": _REPORTS,
-    _PASSES + "export/validation.py:ValidateNoInferredFragments": _REPORTS,
-    _PASSES + "export/validation.py:ValidateNoParamTransfers": _REPORTS,
-    _PASSES + "export/validation.py:ValidateNoReshards": _REPORTS,
-    _PASSES + "validate/validation.py:SchedulingUnitsVerifier": _REPORTS,
-    _PASSES + "validate/validation.py:VerifyStageMerging": _REPORTS,
+    _PASSES + "export/donation.py:MarkFragmentReservedMemory": "it writes a number of bytes at fragments",
+    _PASSES + "export/export_checks.py:ValidateNoBackwardDeps": _REPORTS,
+    _PASSES + "export/export_checks.py:ValidateNoInferredFragments": _REPORTS,
+    _PASSES + "export/export_checks.py:ValidateNoParamTransfers": _REPORTS,
+    _PASSES + "export/export_checks.py:ValidateNoReshards": _REPORTS,
+    _PASSES + "validate/schedule_checks.py:SchedulingUnitsVerifier": _REPORTS,
+    _PASSES + "validate/schedule_checks.py:VerifyStageMerging": _REPORTS,
 }

@@ -15,7 +15,7 @@ _program = RowsOf("mpmd/compile/backends/native_gpu")
 _call = RowsOf("mpmd/compile/backends")
 _MESHES = f"{_GPU}/test_meshes.py"
 _CLUSTERS = "tests/unit/compile/backends/mixed/test_clusters.py"
-_planned = RowsOf("mpmd/compile/kernels/planning")
+_planned = RowsOf("mpmd/compile/kernels/planner")
 _DIGITS = (
     "within rounding: sums of products have no order, and factors have the digits that the program requires"
 )
@@ -153,14 +153,14 @@ _ROWS_OF_LABELS = (
         f"{_PICKING}::test_a_sum_of_one_element_is_that_element[select]",
     ),
     _kernel(
-        "kernels.py:_long_rows",
+        "triton_kernels.py:_long_rows",
         "all threads have read the label's element before one stores",
         'write.line("tl.debug_barrier()")',
         "pass",
         f"{_PRINTED}::test_a_long_loss_is_two_iterations_over_its_row",
     ),
     _plans(
-        "decisions.py:_compared",
+        "picking.py:_compared",
         "no position wraps in its type",
         "low < smallest or largest < high",
         "False",
@@ -191,14 +191,14 @@ _PRODUCTS = (
         f"{_GPU}/test_products.py::test_a_product_that_the_library_lacks_is_a_kernel_of_ours",
     ),
     _kernel(
-        "rows.py:with_long_rows",
+        "products.py:with_long_rows",
         "the right factor is the same along the dim that becomes the rows",
         "if not step]",
         "if True]",
         f"{_GPU}/test_products.py::test_tokens_are_the_rows_of_heads_that_share_their_keys",
     ),
     _kernel(
-        "rows.py:_with_dims_exchanged",
+        "products.py:_with_dims_exchanged",
         "the sums of the epilogue are those of the product's new order",
         "isinstance(node, Load) and node.operand == sums",
         "False",
@@ -279,7 +279,7 @@ _PRODUCTS = (
 )
 _PROGRAMS = (
     _program(
-        "capture.py:_CaptureEmitter._capture",
+        "calls.py:_CaptureEmitter._capture",
         "a stream that captures has no work of others",
         'self.calls.word(f, "capturing")',
         'f.arguments["stream"]',
@@ -293,7 +293,7 @@ _PROGRAMS = (
         f"{_GPU}/test_handler.py::test_a_call_is_captured_when_its_addresses_come_again",
     ),
     _program(
-        "driver.py:GpuDriver.kernel",
+        "cuda_driver.py:GpuDriver.kernel",
         "a kernel is loaded before its first launch",
         'self.call("cuFuncGetAttribute", ctypes.byref(ctypes.c_int()), _REGISTERS, found, what=what)',
         "pass",
@@ -379,7 +379,7 @@ _DEVICES = (
         f"{_MESHES}::test_a_loop_with_a_collective_is_xla_s_and_its_body_is_ours",
     ),
     _call(
-        "mixed/loops.py:divide",
+        "mixed/clusters.py:divide",
         "XLA sees how its loop counts, or it would wait for a flag in every iteration",
         "counter is not None",
         "False",

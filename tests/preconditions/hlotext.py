@@ -6,7 +6,7 @@ from tests.preconditions import Precondition
 
 _MEMORY = "tests/property/test_directed_hlotext.py::test_values_keep_their_memory_until_the_last_reader"
 _TEXT = "tests/text/test_text.py::test_file"
-_SIZES = "mpmd/compile/kernels/planning/collectives.py:_check_sizes"
+_SIZES = "mpmd/compile/kernels/planner/collectives.py:_check_sizes"
 _FITTING = (
     "tests/unit/compile/backends/native_cpu/test_rare_hlo.py::"
     "test_a_collective_whose_groups_do_not_fit_its_shapes_is_refused"
@@ -52,14 +52,14 @@ ROWS = (
         "::test_what_is_read_is_the_array_before_the_change",
     ),
     Precondition(
-        "mpmd/compile/schedule/exchange.py:_sunk",
+        "mpmd/compile/schedule/memory_schedule.py:_sunk",
         "What needs an instruction that moves behind the peak moves with it.",
         "if any(n in group for n in needed):",
         "if False:",
         "tests/property/test_hlo_schedules.py::test_orders_and_repetitions_keep_values",
     ),
     Precondition(
-        "mpmd/compile/schedule/exchange.py:_hoisted",
+        "mpmd/compile/schedule/memory_schedule.py:_hoisted",
         "An instruction moves before the peak no further than behind everything that it needs.",
         "first = max(needed, default=-1) + 1",
         "first = 0",
@@ -148,7 +148,7 @@ ALWAYS = {
     "mpmd/compile/passes/simplify/algebra/tuples.py:copy_of_tuple": (
         "a copy is its operand's value; values that are live at once never share memory"
     ),
-    "mpmd/compile/passes/simplify/calls.py:CallInliner": (
+    "mpmd/compile/passes/simplify/control_flow.py:CallInliner": (
         "the value of a call or a fusion is the value of its computation's root"
     ),
 }

@@ -5,12 +5,12 @@ from __future__ import annotations
 from tests.preconditions import Precondition
 
 _CPU = "mpmd/compile/backends/native_cpu"
-_EMIT, _MATH = f"{_CPU}/emit", f"{_CPU}/math"
+_EMIT, _MATH = f"{_CPU}/kernels", f"{_CPU}/math"
 _UNIT = "tests/unit/compile/backends/native_cpu"
 _ONE = f"{_UNIT}/test_one_value_one_number.py"
 _ENDS = f"{_UNIT}/test_ends_of_functions.py"
-_EXTREMES = f"{_UNIT}/emit/test_extremes.py"
-_OPERATIONS = f"{_UNIT}/emit/test_operations.py"
+_EXTREMES = f"{_UNIT}/kernels/test_extremes.py"
+_OPERATIONS = f"{_UNIT}/kernels/test_operations.py"
 _VECTOR = "tests/property/test_vector_math.py"
 _SPECIAL = "tests/property/test_native_hlo.py::test_special_values_and_shapes"
 _DISCRETE = "tests/unit/compile/passes/fusion/test_rounding_of_what_is_discrete.py"
@@ -22,14 +22,14 @@ _SMALL = "within rounding: bf16 stays nearer to the exact value, as XLA's excess
 
 _ROUNDING = (
     Precondition(
-        "mpmd/compile/llvm/arithmetic.py:Arithmetic.binary",
+        "mpmd/compile/llvm/llvm_arithmetic.py:Arithmetic.binary",
         "a product and a sum are not joined: whether LLVM joins them depends on other users of the product",
         '"{opcode} {a.type}'[1:],
         "{opcode} {'contract ' if opcode[0] == 'f' else ''}{a.type}",
         f"{_ONE}::test_every_row_and_column_has_its_maximum[shape0]",
     ),
     Precondition(
-        f"{_MATH}/exponential.py:exp",
+        f"{_MATH}/elementary.py:exp",
         "scalars take the table that registers take",
         "if has_tables(b):",
         'if has_tables(b) and x.type == "<16 x float>":',
@@ -118,14 +118,14 @@ _ROUNDING = (
 
 _SPECIAL_VALUES = (
     Precondition(
-        f"{_EMIT}/extremes.py:extreme",
+        f"{_EMIT}/operations.py:extreme",
         "the instruction that orders zeros leaves NaN out, so NaN is put back",
         'f.select(f.compare("uno", a, b), f.add(a, b), extreme_number(f, op, a, b))',
         "extreme_number(f, op, a, b)",
         f"{_EXTREMES}::test_of_two_arrays_and_of_a_constant[maximum-f32]",
     ),
     Precondition(
-        f"{_EMIT}/extremes.py",
+        f"{_EMIT}/operations.py",
         "the larger of two zeros is the positive one",
         '"maximum": 0b0101',
         '"maximum": 0b0001',
@@ -139,7 +139,7 @@ _SPECIAL_VALUES = (
         f"{_EXTREMES}::test_of_rows_and_columns_with_one_special_value_anywhere[17-max-f32]",
     ),
     Precondition(
-        f"{_EMIT}/extremes.py:nan_among",
+        f"{_EMIT}/operations.py:nan_among",
         "of an odd number of registers the last one is looked at, too",
         "[*values[1::2], values[-1]]",
         "values[1::2]",
@@ -160,21 +160,21 @@ _SPECIAL_VALUES = (
         f"{_EXTREMES}::test_the_meaning_of_plans_is_the_same[maximum-f32]",
     ),
     Precondition(
-        f"{_MATH}/rational.py",
+        f"{_MATH}/elementary.py",
         "beyond its limit tanh is exactly one",
         "_TANH_ONE = 9.0109215",
         "_TANH_ONE = 9.02",
         f"{_VECTOR}::test_far_from_zero_it_is_one[tanh-host]",
     ),
     Precondition(
-        f"{_MATH}/rational.py",
+        f"{_MATH}/elementary.py",
         "beyond its limit erf is exactly one",
         "_ERF_ONE = 3.9192019",
         "_ERF_ONE = 3.93",
         f"{_VECTOR}::test_far_from_zero_it_is_one[erf-host]",
     ),
     Precondition(
-        f"{_MATH}/rational.py:_odd_fraction",
+        f"{_MATH}/elementary.py:_odd_fraction",
         "the rounded fraction is at most one",
         "clamp_keeping_nan(b, quotient, -1.0, 1.0)",
         "quotient",
@@ -195,28 +195,28 @@ _SPECIAL_VALUES = (
         f"{_VECTOR}::test_unary_f32_within_its_bound[tanh-host]",
     ),
     Precondition(
-        f"{_MATH}/logarithm.py:_edges",
+        f"{_MATH}/elementary.py:_edges",
         "logarithms are NaN below their pole",
         'b.compare("uge", x, pole)',
         'b.compare("ueq", x, x)',
         f"{_VECTOR}::test_unary_f32_within_its_bound[log-host]",
     ),
     Precondition(
-        f"{_MATH}/logarithm.py:log",
+        f"{_MATH}/elementary.py:log",
         "denormals have no exponent to split off",
         "b.select(tiny, b.mul(x, like(x, 2.0**23)), x)",
         "x",
         f"{_VECTOR}::test_unary_f32_within_its_bound[log-host]",
     ),
     Precondition(
-        f"{_MATH}/trigonometric.py",
+        f"{_MATH}/elementary.py",
         "the reduction by parts of π/2 is exact up to its limit only",
         "_MAX_REDUCED = 71000.0",
         "_MAX_REDUCED = 4e38",
         f"{_VECTOR}::test_unary_f32_within_its_bound[sin-host]",
     ),
     Precondition(
-        f"{_MATH}/power.py:pow",
+        f"{_MATH}/elementary.py:pow",
         "a power of one, or to zero, is one even of NaN",
         "b.select(always, one, result)",
         "result",
@@ -296,42 +296,42 @@ _NARROW_VALUES = (
         f"{_NARROW}::test_wide_values_are_rounded_once[f64]",
     ),
     Precondition(
-        f"{_CPU}/narrow.py:_rounded",
+        f"{_CPU}/storage.py:_rounded",
         "an overflow becomes the format's value for it",
         "f.select(over, constant(form.beyond, type_), made)",
         "made",
         f"{_NARROW}::test_wide_values_are_rounded_once[f32]",
     ),
     Precondition(
-        f"{_CPU}/narrow.py:_rounded",
+        f"{_CPU}/storage.py:_rounded",
         "NaN is the format's",
         "f.select(is_nan, constant(form.nan, type_), made)",
         "made",
         f"{_NARROW}::test_wide_values_are_rounded_once[f32]",
     ),
     Precondition(
-        f"{_CPU}/narrow.py:_rounded",
+        f"{_CPU}/storage.py:_rounded",
         "denormals are rounded where they are",
         'f.select(f.compare("ult", magnitude, smallest), tiny, normal)',
         "normal",
         f"{_NARROW}::test_wide_values_are_rounded_once[f32]",
     ),
     Precondition(
-        f"{_CPU}/narrow.py:_float_bits",
+        f"{_CPU}/storage.py:_float_bits",
         "denormals of narrow floats have no hidden bit",
         'f.select(f.compare("ult", magnitude, constant(1 << form.mantissa, type_)), tiny, normal)',
         "normal",
         f"{_NARROW}::test_every_value_converts_as_the_evaluator_says[f8e5m2]",
     ),
     Precondition(
-        f"{_CPU}/narrow.py:widened",
+        f"{_CPU}/storage.py:widened",
         "the unused bits of a byte may be anything",
         "f.ashr(f.shl(raw, 8 - info.bits), 8 - info.bits)",
         "raw",
         f"{_NARROW}::test_every_value_converts_as_the_evaluator_says[s4]",
     ),
     Precondition(
-        f"{_CPU}/narrow.py:_kept",
+        f"{_CPU}/storage.py:_kept",
         "the high bits of a stored byte are zero",
         "f.and_(raw, constant((1 << DTYPES[dtype].bits) - 1, raw.type))",
         "raw",
@@ -341,60 +341,60 @@ _NARROW_VALUES = (
 
 _FORMS = (
     Precondition(
-        f"{_CPU}/thin_products.py:as_reduction",
+        f"{_CPU}/steps.py:as_reduction",
         "the result is contiguous",
         "plan.b.column == plan.c.column == 1 and plan.n > 1",
         "plan.b.column == 1 and plan.n > 1",
         f"{_UNIT}/test_thin_products.py::test_which_products_are_reductions",
     ),
     Precondition(
-        f"{_CPU}/thin_products.py:as_reduction",
+        f"{_CPU}/steps.py:as_reduction",
         "there are terms to add",
         "plan.m and plan.n and plan.k",
         "plan.m and plan.n",
         f"{_UNIT}/test_thin_products.py::test_which_products_are_reductions",
     ),
     Precondition(
-        f"{_CPU}/gemm/thin_form.py:thin_form",
+        f"{_CPU}/gemm/thin.py:thin_form",
         "both factors are contiguous along K",
         "long.step != 1 or few.step != 1",
         "False",
         f"{_UNIT}/test_thin_products.py::test_which_products_have_no_tiles",
     ),
     Precondition(
-        f"{_EMIT}/epilogue.py:PlanEpilogue.check",
+        f"{_EMIT}/loop.py:PlanEpilogue.check",
         "the epilogue reads each sum where it is made",
         "node.operand == self.sums and node.index != dense",
         "False",
-        f"{_UNIT}/emit/test_epilogue.py::test_epilogues_that_do_not_fit_are_refused",
+        f"{_UNIT}/kernels/test_epilogue.py::test_epilogues_that_do_not_fit_are_refused",
     ),
     Precondition(
         f"{_EMIT}/scatter.py:pieces_apart",
         "rows of the result start no nearer than they are long",
         "others and pitch < plan.extents[last]",
         "False",
-        f"{_UNIT}/emit/test_scatter.py::test_rows_are_added_in_order_whoever_adds_them",
+        f"{_UNIT}/kernels/test_scatter.py::test_rows_are_added_in_order_whoever_adds_them",
     ),
     Precondition(
         f"{_EMIT}/loop.py:meets_itself",
         "two points that write one place are in order",
         "s.index.values() or s.combine",
         "s.combine",
-        f"{_UNIT}/emit/test_computed_places.py::test_rows_are_scattered[30-100--True-f32-near]",
+        f"{_UNIT}/kernels/test_computed_places.py::test_rows_are_scattered[30-100--True-f32-near]",
     ),
     Precondition(
-        f"{_EMIT}/streaming.py:streamed_operands",
+        f"{_EMIT}/plan_kernel.py:streamed_operands",
         "a result that the kernel reads is not streamed",
         "number not in read and ",
         "",
-        f"{_UNIT}/emit/test_together.py::test_which_results_go_past_the_caches",
+        f"{_UNIT}/kernels/test_together.py::test_which_results_go_past_the_caches",
     ),
     Precondition(
         f"{_EMIT}/partials.py:finish_columns",
         "the last vector of a row ends where the row ends",
         "if plan.extents[last] % lanes:",
         "if False:",
-        f"{_UNIT}/emit/test_tails.py::test_narrow_results_end_where_they_end",
+        f"{_UNIT}/kernels/test_tails.py::test_narrow_results_end_where_they_end",
     ),
     Precondition(
         f"{_EMIT}/partials.py:Partials.clear",
@@ -408,10 +408,10 @@ _FORMS = (
 ROWS = (*_ROUNDING, *_SPECIAL_VALUES, *_NARROW_VALUES, *_FORMS)
 
 ALWAYS = {
-    f"{_EMIT}/passes.py:plan_passes": "a value is one number, whether it is kept or computed again",
-    f"{_EMIT}/narrow_rows.py:across_rows": "a plan without reductions has no order of its points",
-    f"{_EMIT}/together.py:evaluate": "values without effects, in any order after their arguments",
-    f"{_EMIT}/together.py:vectors_at_once": "how many vectors are computed side by side changes no lane",
+    f"{_EMIT}/row_passes.py:plan_passes": "a value is one number, whether it is kept or computed again",
+    f"{_EMIT}/plan_kernels.py:across_rows": "a plan without reductions has no order of its points",
+    f"{_EMIT}/loop.py:evaluate": "values without effects, in any order after their arguments",
+    f"{_EMIT}/loop.py:vectors_at_once": "how many vectors are computed side by side changes no lane",
     f"{_CPU}/storage.py:narrow": "a value widened from a narrower one is that one, without rounding",
     "mpmd/compile/llvm/squares.py:transpose": "lanes move, whatever they hold",
 }

@@ -5,42 +5,42 @@ from __future__ import annotations
 from tests.preconditions import Precondition
 
 _K = "mpmd/compile/kernels/"
-_P = _K + "planning/"
+_P = _K + "planner/"
 _T = "tests/unit/compile/kernels/"
-_GUARDS = _T + "planning/test_reduced_guards.py::"
+_GUARDS = _T + "planner/test_reduced_guards.py::"
 _DIRECTED = "tests/property/test_directed_planner.py::test_plans_mean_what_the_program_does"
 _SHARING = _T + "test_sharing.py::"
-_GROUPS = _T + "planning/test_group_plans.py::"
+_GROUPS = _T + "planner/test_group_plans.py::"
 _PLAN = _T + "test_plan.py::"
 _EVERYWHERE = _T + "test_evaluated_everywhere.py::"
 
 
 def _refused(what: str) -> str:
-    return f"{_T}planning/test_refusals.py::test_no_kernel_computes[{what}]"
+    return f"{_T}planner/test_refusals.py::test_no_kernel_computes[{what}]"
 
 
 def _refusals(test: str) -> str:
-    return f"{_T}planning/test_refusals.py::{test}"
+    return f"{_T}planner/test_refusals.py::{test}"
 
 
 ROWS = (
     # -- reductions
     Precondition(
-        _P + "trace.py:Trace.reduced",
+        _P + "elements.py:Trace.reduced",
         "a reduction needs all of its elements wherever its result is, so guards on its dims are dropped",
         "if not depends & set(dims):",
         "if True:",
         _GUARDS + "test_such_a_reduction_is_one_kernel_with_its_reader[pad]",
     ),
     Precondition(
-        _P + "trace.py:Trace.reduced",
+        _P + "elements.py:Trace.reduced",
         "a guard that joins reduced dims with others says nothing about the others alone",
         "elif depends - set(dims):",
         "elif False:",
         _GUARDS + "test_a_condition_on_reduced_and_other_dims_has_no_kernel",
     ),
     Precondition(
-        _P + "trace.py:Trace.reduced",
+        _P + "elements.py:Trace.reduced",
         "the position of a result does not depend on the dims that its reduction runs over",
         "if self.dims_of(at) & set(dims):",
         "if False:",
@@ -114,84 +114,84 @@ ROWS = (
     ),
     # -- positions
     Precondition(
-        _P + "trace.py:Trace.within",
+        _P + "elements.py:Trace.within",
         "a condition is left out only where the range of the index says that it is true",
         "if low is not None and (known is None or known[0] < low):",
         "if low is not None and known is None:",
         _GUARDS + "test_a_reduction_whose_result_is_used_in_a_part_is_over_the_whole[pad]",
     ),
     Precondition(
-        _P + "trace.py:Trace.within",
+        _P + "elements.py:Trace.within",
         "the same of the upper end",
         "if high is not None and (known is None or known[1] >= high):",
         "if high is not None and known is None:",
         _GUARDS + "test_a_reduction_whose_result_is_used_in_a_part_is_over_the_whole[pad]",
     ),
     Precondition(
-        _P + "rules.py:_compare",
+        _P + "index_rules.py:_compare",
         "floats are compared as numbers: NaN is unordered and zeros are equal",
         """if i.attributes.get("comparison_type") == "TOTALORDER" and""",
         "if False and",
         _refused("an order of all floats"),
     ),
     Precondition(
-        _P + "rules.py:_bitcast_convert",
+        _P + "index_rules.py:_bitcast_convert",
         "elements of both types have one size",
         "source.dims != i.shape.dims or",
         "",
         _refused("half of an element"),
     ),
     Precondition(
-        _P + "rules.py:_moved",
+        _P + "index_rules.py:_moved",
         "movement keeps the element type",
         "if i.operands[0].shape.dtype != i.shape.dtype:",
         "if False:",
         _refused("another type of the same memory"),
     ),
     Precondition(
-        _P + "rules.py:_pad",
+        _P + "index_rules.py:_pad",
         "an element is read only where there is one",
         "kept = t.value(source, tuple(place), t.guarded(where, inside))",
         "kept = t.value(source, tuple(place), where)",
         _DIRECTED + "[movement]",
     ),
     Precondition(
-        _P + "rules.py:spread",
+        _P + "index_rules.py:spread",
         "between elements that are apart there are none",
         "if step > 1:",
         "if False:",
         _GUARDS + "test_a_reduction_whose_result_is_used_in_a_part_is_over_the_whole[interior-pad]",
     ),
     Precondition(
-        _P + "rules.py:_concatenate",
+        _P + "index_rules.py:_concatenate",
         "a piece is read from its begin on, and the pieces before it up to there",
         "covers = result < 0 or begun < 0",
         "covers = True",
         _GUARDS + "test_such_a_reduction_is_one_kernel_with_its_reader[concatenate]",
     ),
     Precondition(
-        _P + "rules.py:_concatenate",
+        _P + "index_rules.py:_concatenate",
         "a piece is left out only if no position is in it",
         "known[0] < end and known[1] >= start",
         "known[0] < end and known[1] > start",
         _GUARDS + "test_one_element_of_a_piece_is_read",
     ),
     Precondition(
-        _P + "rules.py:clamped_start",
+        _P + "index_rules.py:clamped_start",
         "the largest start is compared in a type that holds it",
         'if dtype != "s64":',
         "if False:",
         _refusals("test_the_last_place_of_a_slice_may_be_larger_than_its_type[100-s8]"),
     ),
     Precondition(
-        _P + "rules.py:_dynamic_update_slice",
+        _P + "index_rules.py:_dynamic_update_slice",
         "an update is read only where it replaces the array",
         "changed = t.value(update, tuple(place), t.guarded(where, inside))",
         "changed = t.value(update, tuple(place), where)",
         _DIRECTED + "[movement]",
     ),
     Precondition(
-        _P + "rules.py:_gather",
+        _P + "index_rules.py:_gather",
         "a slice is moved so that it lies inside of the array",
         "limit = source.shape.dims[d] - i.slice_sizes[d]",
         "limit = source.shape.dims[d]",
@@ -220,7 +220,7 @@ ROWS = (
         _GROUPS + "test_results_of_a_loop_have_one_size",
     ),
     Precondition(
-        _P + "kernels.py:plan_members",
+        _P + "planned_kernel.py:plan_members",
         "an update changes memory that no other result is computed of",
         "if len(results) > 1:",
         "if False:",
@@ -271,35 +271,35 @@ ROWS = (
     ),
     # -- changes in place
     Precondition(
-        _P + "updates.py:plan_update",
+        _P + "groups.py:plan_update",
         "the changed array is in memory",
         "if target in inside:",
         "if False:",
         _refused("an update of a computed array"),
     ),
     Precondition(
-        _P + "updates.py:plan_update",
+        _P + "groups.py:plan_update",
         "the written elements depend on no other element of the changed array",
         "if any(array_beneath(o) is target for i in others for o in i.operands):",
         "if False:",
         _refused("an update with what lies elsewhere"),
     ),
     Precondition(
-        _P + "updates.py:_scatter",
+        _P + "groups.py:_scatter",
         "an update is written if all of it lies inside of the array",
         "source.shape.dims[d] - sizes[d] + 1",
         "source.shape.dims[d]",
         _DIRECTED + "[updates]",
     ),
     Precondition(
-        _P + "updates.py:_scatter",
+        _P + "groups.py:_scatter",
         "a kernel has the reduction for the element type",
         "if combine and root.shape.dtype not in REDUCTIONS[combine].dtypes:",
         "if False:",
         _refused("a scatter that adds up four bits"),
     ),
     Precondition(
-        _P + "updates.py:_combiner",
+        _P + "groups.py:_combiner",
         "the second parameter of the combiner is the update",
         "and root.parameter_number == 1",
         "",
@@ -322,7 +322,7 @@ ROWS = (
     ),
     # -- plans
     Precondition(
-        _K + "builder.py:PlanBuilder.finish",
+        _K + "plan_builder.py:PlanBuilder.finish",
         "no store needs an element which its guard leaves out",
         "problems = guard_problems(plan)",
         "problems = []",
@@ -336,14 +336,14 @@ ROWS = (
         _GUARDS + "test_no_plan_reduces_what_its_guard_leaves_out[pad]",
     ),
     Precondition(
-        _K + "validity.py:_level_problems",
+        _K + "kernel_plan.py:_level_problems",
         "a sum over the outer dims is joined with values that exist after it",
         "if not final[a] and (plan.depends[a] & outer or reduced[a])",
         "if False",
         _PLAN + "test_plans_that_make_no_sense_say_why",
     ),
     Precondition(
-        _K + "validity.py:_level_problems",
+        _K + "kernel_plan.py:_level_problems",
         "a place and a guard belong to the pass of the stored value",
         "users += [",
         "[] + [",
@@ -373,91 +373,91 @@ ROWS = (
     ),
     # -- sharing
     Precondition(
-        _K + "sharing.py:may_share",
+        _K + "in_place.py:may_share",
         "both arrays have one size",
         "plan.operands[source].bytes != plan.operands[result].bytes",
         "False",
         _SHARING + "test_memory_of_another_size_or_type_is_not_shared[bytes]",
     ),
     Precondition(
-        _K + "sharing.py:may_share",
+        _K + "in_place.py:may_share",
         "both arrays have one element type",
         "if plan.operands[source].dtype != plan.operands[result].dtype:",
         "if False:",
         _SHARING + "test_memory_of_another_size_or_type_is_not_shared[type]",
     ),
     Precondition(
-        _K + "sharing.py:may_share",
+        _K + "in_place.py:may_share",
         "the operand is not a result",
         "if source in plan.results:",
         "if False:",
         _SHARING + "test_a_result_is_not_written_over_another",
     ),
     Precondition(
-        _K + "sharing.py:may_share",
+        _K + "in_place.py:may_share",
         "all stores are at one place",
         "s.index != place or",
         "",
         _SHARING + "test_a_result_is_not_written_over_what_is[written in two parts]",
     ),
     Precondition(
-        _K + "sharing.py:may_share",
+        _K + "in_place.py:may_share",
         "old values are not joined with new ones",
         "s.combine or",
         "",
         _SHARING + "test_a_result_is_not_written_over_what_is[combined with what was there]",
     ),
     Precondition(
-        _K + "sharing.py:may_share",
+        _K + "in_place.py:may_share",
         "all elements are written",
         "s.where >= 0 or",
         "",
         _SHARING + "test_a_result_is_not_written_over_what_is[written in part]",
     ),
     Precondition(
-        _K + "sharing.py:may_share",
+        _K + "in_place.py:may_share",
         "an element is read by the point that writes its place",
         "if any(node.index != place for _, node in loads):",
         "if False:",
         _SHARING + "test_a_result_is_not_written_over_what_is[read at another place]",
     ),
     Precondition(
-        _K + "sharing.py:may_share",
+        _K + "in_place.py:may_share",
         "one point alone reads an element",
         "if any(e > 1 and d not in place.dims()",
         "if any(False",
         _SHARING + "test_an_element_that_several_points_read_is_kept",
     ),
     Precondition(
-        _K + "sharing.py:may_share",
+        _K + "in_place.py:may_share",
         "no later pass over the row reads an element again",
         "return all(last[number] <= written_in for number, _ in loads)",
         "return True",
         _SHARING + "test_a_result_is_not_written_over_what_is[read again in a later pass]",
     ),
     Precondition(
-        _K + "sharing.py:_only_finishes",
+        _K + "in_place.py:_only_finishes",
         "a sum over the outer dims needs the operand no more",
         "isinstance(node, ReduceNode) and not iterated",
         "False",
         _SHARING + "test_a_finished_sum_is_written_over_what_only_finishes_it[reduced]",
     ),
     Precondition(
-        _K + "sharing.py:_only_finishes",
+        _K + "in_place.py:_only_finishes",
         "no other store needs the operand",
         "in inner",
         "in (ELEMENT, ROW)",
         _SHARING + "test_a_finished_sum_is_written_over_what_only_finishes_it[stored]",
     ),
     Precondition(
-        _K + "sharing.py:_only_finishes",
+        _K + "in_place.py:_only_finishes",
         "one batch index alone reads an element",
         "if any(plan.extents[d] > 1",
         "if any(False",
         _SHARING + "test_an_operand_is_kept_that_other_programs_read_when_a_sum_is_finished",
     ),
     Precondition(
-        _K + "sharing.py:_only_finishes",
+        _K + "in_place.py:_only_finishes",
         "programs of other columns read no column's element",
         "stores_last and final == COLUMN",
         "stores_last",
@@ -466,11 +466,12 @@ ROWS = (
 )
 
 ALWAYS = {
-    _P + "rules.py:_elementwise": "an element of the result is computed of the elements at its position",
-    _P + "rules.py:read_transpose": "a permutation of positions",
-    _P + "rules.py:read_reshape": "the element at the same offset in a row-major array",
-    _P + "rules.py:read_slice": "HLO's verifier has compared the bounds with the array's",
-    _P + "rules.py:read_reverse": "a permutation of positions",
+    _P
+    + "index_rules.py:_elementwise": "an element of the result is computed of the elements at its position",
+    _P + "index_rules.py:read_transpose": "a permutation of positions",
+    _P + "index_rules.py:read_reshape": "the element at the same offset in a row-major array",
+    _P + "index_rules.py:read_slice": "HLO's verifier has compared the bounds with the array's",
+    _P + "index_rules.py:read_reverse": "a permutation of positions",
     _P + "iteration_space.py:reduce_space": "which dims come first changes the order of sums alone",
     _K + "normalise.py:drop_single_dims": "a dim of extent 1 is 0 everywhere",
     _K + "normalise.py:split": "the dim is replaced by an expression with the same values in the same order",

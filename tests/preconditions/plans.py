@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from tests.preconditions import RowsOf
 
-_UNIT = "tests/unit/compile/kernels/planning"
+_UNIT = "tests/unit/compile/kernels/planner"
 _STITCHED = "tests/unit/compile/passes/fusion/test_attention_stitching.py"
 _LEFT = "tests/unit/compile/passes/test_left_alone.py::test_a_pass_leaves_it_alone"
-_CONVOLUTIONS = "tests/unit/compile/passes/test_expanded_convolutions.py"
 _CUT = "tests/unit/compile/passes/spmd/test_spmd_partitioner.py"
 _TEXT = "tests/text/test_text.py::test_file"
-_planned = RowsOf("mpmd/compile/kernels/planning")
-_differs = RowsOf("mpmd/compile/kernels/planning", f"{_UNIT}/test_plan_cache.py::test_groups_differ")
+_planned = RowsOf("mpmd/compile/kernels/planner")
+_differs = RowsOf("mpmd/compile/kernels/planner", f"{_UNIT}/test_plan_cache.py::test_groups_differ")
 _passes = RowsOf("mpmd/compile/passes")
 _SUMS = "within rounding: sums over devices have the same terms, added in another order, as XLA may too"
 _ORDER = "within rounding: XLA leaves the order of sums open, too"
@@ -108,7 +107,7 @@ _EXCHANGED = (
         f"{_UNIT}/test_collective_plans.py::test_a_part_of_a_sum_goes_to_its_place_in_the_group",
     ),
     _planned(
-        "rules.py:_iota",
+        "index_rules.py:_iota",
         "a truth value counts nothing",
         'if dtype == "pred":',
         "if False:",
@@ -159,37 +158,6 @@ _GROUPED = (
         f"{_TEXT}[hlo/layout/layout-normalization-0]",
     ),
     _passes(
-        "expand/convolutions.py:_kernel",
-        "a window that is reversed meets a reversed kernel",
-        "if turned:",
-        "if False:",
-        f"{_CONVOLUTIONS}::test_the_numbers_are_those_of_the_convolution[a reversed window]",
-        _ORDER,
-    ),
-    _passes(
-        "expand/convolutions.py:_padded",
-        "the elements of a dilated image lie apart",
-        "w.lhs_dilation - 1",
-        "0",
-        f"{_CONVOLUTIONS}::test_the_numbers_are_those_of_the_convolution[a dilated image]",
-        _ORDER,
-    ),
-    _passes(
-        "expand/convolutions.py:_product",
-        "groups are of the features, or of the batch",
-        "if inputs < features:",
-        "if True:",
-        f"{_CONVOLUTIONS}::test_the_numbers_are_those_of_the_convolution[groups of the batch]",
-        _ORDER,
-    ),
-    _passes(
-        "expand/convolutions.py:ConvolutionExpander._expand",
-        "a sum of no terms is 0",
-        "if is_trivial(site.at) or any(is_trivial(o) for o in site.operands):",
-        "if False:",
-        f"{_CONVOLUTIONS}::test_the_numbers_are_those_of_the_convolution[no features]",
-    ),
-    _passes(
         "spmd/spmd_partitioner.py:_check_even",
         "shardings divide parameters and results",
         "if size % count:",
@@ -211,7 +179,7 @@ _COMBINED = "`combiners.py` compares all that collectives must have in common"
 _COMPLEX = "the definition of the operation on real and imaginary parts; real numbers are left alone"
 _PAIRS = "mpmd/compile/passes/expand/complex_to_pairs.py:"
 _LAID = "mpmd/compile/passes/layout/layout_normalization.py:"
-_RULES = "mpmd/compile/kernels/planning/rules.py:"
+_RULES = "mpmd/compile/kernels/planner/index_rules.py:"
 ALWAYS = {
     **{
         f"mpmd/compile/passes/collectives/combiners.py:{name}Combiner": _COMBINED
@@ -221,7 +189,9 @@ ALWAYS = {
         _PAIRS + name: _COMPLEX
         for name in ("_abs", "_binary", "_constant", "_convert", "_iota", "_part", "_unary")
     },
-    "mpmd/compile/passes/fusion/attention.py:together": "`Search.refusal` plans both as one, or keeps two",
+    "mpmd/compile/passes/fusion/attention_search.py:together": (
+        "`Search.refusal` plans both as one, or keeps two"
+    ),
     "mpmd/compile/passes/fusion/fusion.py:Fusion.rewrite": (
         "`grouping.py` and `merging.py` check each group, and a reshape of a row-major array moves nothing"
     ),
@@ -240,5 +210,5 @@ ALWAYS = {
     _RULES + "_part": "both parts of a complex number are nodes of the plan",
     _RULES + "read_broadcast": "the attribute names the dim of each dim of the operand",
     _RULES + "read_same": "a copy gives each element where it is",
-    "mpmd/compile/lowering/spmd/rules.py:_sorted_dim": "a sort is along one dim",
+    "mpmd/compile/lowering/spmd/spmd_rules.py:_sorted_dim": "a sort is along one dim",
 }

@@ -152,14 +152,14 @@ _TYPES = (
         "updates that are multiplied",
     ),
     _row(
-        "dot_padding.py:_Padding._all",
+        "products.py:_Padding._all",
         "a product has no place in an order of its own",
         "[i for i in found if not i.has_control_edges]",
         "found",
         "a large product that has an order",
     ),
     *(
-        _tested(f"dot_padding.py:_Padding.{function}", says, text, mutant, f"{_PADDED}::{test}")
+        _tested(f"products.py:_Padding.{function}", says, text, mutant, f"{_PADDED}::{test}")
         for function, says, text, mutant, test in (
             (
                 "_pays",
@@ -288,65 +288,6 @@ _REST = (
         "(endless & endless).choose(second, ",
         f"{_NATIVE}::test_complex_numbers[tangents of infinities]",
         "within rounding: by a decaying exponential, which neither overflows nor cancels",
-    ),
-    _tested(
-        "fft_expander.py:_roots",
-        "quarter turns are exact",
-        "np.where(rest == 0, _QUARTERS[quarter], np.exp(2j * np.pi / n * power))",
-        "np.exp(2j * np.pi / n * power)",
-        f"{_NATIVE}::test_fourier_transforms[signs of zeros]",
-        "within rounding: sums of up to 64 terms, in f32 where a library's are",
-    ),
-    _tested(
-        "fft_expander.py:_sums",
-        "products by 0 are left out: 0 * inf is NaN",
-        "not factor.all()",
-        "False",
-        f"{_NATIVE}::test_fourier_transforms[beside infinity]",
-    ),
-    _tested(
-        "fft_expander.py:_roots",
-        "the middle of half a spectrum counts twice, its ends once",
-        "roots[1 : (n + 1) // 2] *= 2",
-        "roots[1:] *= 2",
-        f"{_NATIVE}::test_fourier_transforms[irfft]",
-    ),
-    _row(
-        "fft_expander.py:FftExpander._expand",
-        "rows are short",
-        " or max(lengths) > self.most",
-        "",
-        "a long transform",
-    ),
-    _tested(
-        "linear_algebra.py:_by_columns",
-        "pivots are positive: 0 is none",
-        '"GT"), square, nan)',
-        '"GE"), square, nan)',
-        f"{_NATIVE}::test_matrices[cholesky of singular matrices]",
-        "within rounding: the factorisation is backward stable, as LAPACK's",
-    ),
-    _tested(
-        "linear_algebra.py:_by_rows",
-        "the other half of the matrix is not read: it may be NaN",
-        'body.select(compared(body, places, "LT", i), row, body.full(0, dtype, (count, n)))',
-        "row",
-        f"{_NATIVE}::test_matrices[triangular systems whose inverses overflow]",
-        "within rounding: substitution is backward stable, as LAPACK's",
-    ),
-    _row(
-        "linear_algebra.py:LapackExpander._expand",
-        "matrices are small",
-        "most is not None and max(site.operands[0].shape.dims[-2:]) > most",
-        "False",
-        "factors of a large matrix",
-    ),
-    _row(
-        "linear_algebra.py:LapackExpander._expand",
-        "the call is one of those that are known",
-        "FUNCTIONS.get(found[1]) if found else None",
-        "FUNCTIONS.get(found[1], _cholesky) if found else None",
-        "another call of the library",
     ),
 )
 

@@ -58,21 +58,21 @@ _COMMUNICATION = (
         "sums by a channel and without",
     ),
     _row(
-        "collectives/positions.py:per_device",
+        "collectives/reductions.py:per_device",
         "where the part begins follows from the device alone",
         " or not is_evaluable(found)",
         "",
         "a part that begins at an argument",
     ),
     _row(
-        "collectives/positions.py:own_part",
+        "collectives/reductions.py:own_part",
         "each device takes the part of its position in the group",
         "dim if fits else None",
         "dim",
         "a part of another device",
     ),
     _row(
-        "collectives/positions.py:own_part",
+        "collectives/reductions.py:own_part",
         "the parts are all of the dim",
         " or size * count != whole.dims[dim]",
         "",
@@ -203,7 +203,7 @@ _FUSED = (
         "work on arrays without elements",
     ),
     _tested(
-        "fusion/outline.py:remove_all_unused",
+        "fusion/grouping.py:remove_all_unused",
         "removed instructions have no effect",
         " and not instruction.has_side_effect",
         "",
@@ -294,7 +294,7 @@ ROWS = (*_COMMUNICATION, *_LAID, *_FUSED, *_COPIED)
 
 ALWAYS = {
     f"{_PASSES}/layout/decomposition.py:_decompose": "a copy, unless the bytes stay in place",
-    f"{_PASSES}/layout/layout_removal.py:LayoutRemoval": "transposes describe the order that layouts did",
+    f"{_PASSES}/layout/layout_normalization.py:LayoutRemoval": "transposes describe the order of layouts",
     f"{_PASSES}/layout/layout_assignment.py:LayoutAssignment": "copies separate orders that differ",
     f"{_PASSES}/fusion/repeating.py:repeat_cheap_results": "an operation gives one number everywhere",
 }

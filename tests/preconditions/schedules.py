@@ -28,7 +28,7 @@ _ORDERED = (
         f"{_ORDERS}::test_whichever_scheduler_leads_is_followed[post-order]",
     ),
     _tested(
-        "list_order.py:_ListScheduler.__init__",
+        "memory_schedule.py:_ListScheduler.__init__",
         "what a control edge orders before it has run",
         "(*i.operands, *i.control_predecessors)",
         "i.operands",
@@ -120,5 +120,7 @@ _BESIDE = (
 ROWS = (*_ORDERED, *_AGAIN, *_BESIDE)
 
 ALWAYS = {
-    "mpmd/compile/schedule/list_order.py:post_order": "operands and control predecessors come before users",
+    "mpmd/compile/schedule/memory_schedule.py:post_order": (
+        "operands and control predecessors come before users"
+    ),
 }

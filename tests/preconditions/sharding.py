@@ -301,7 +301,7 @@ _GATHERS = (
 
 def _cast(name: str, holds: str, code: str, dropped: str, test: str) -> Precondition:
     return Precondition(
-        f"mpmd/sharding/casts.py:{name}", holds, code, dropped, f"{_UNIT}casts.py::test_{test}"
+        f"mpmd/sharding/gathers.py:{name}", holds, code, dropped, f"{_UNIT}casts.py::test_{test}"
     )
 
 
@@ -342,7 +342,7 @@ _CASTS = (
         f"{_TEXT}[propagation/hoist-gathers-0]",
     ),
 )
-_DEFER, _LOWER = "propagation/defer_reductions.py", "export/collectives.py"
+_DEFER, _LOWER = "propagation/defer_reductions.py", "export/exchange_programs.py"
 _BY_AXIS = "propagation/defer-reductions-by-axis"
 _DEFERRED, _LOWERED = "propagation/defer-reductions", "export/lower-reductions"
 _PASSES = (
@@ -368,14 +368,14 @@ _PASSES = (
         "propagation/hoist-gathers",
     ),
     _shown(
-        "export/collectives.py:LowerGathers.rewrite_function",
+        "export/exchange_programs.py:LowerGathers.rewrite_function",
         "the fragment only gathers",
         "if fragment.inferred_by == [GATHERING]:",
         "if True:",
         "export/lower-gathers",
     ),
     _shown(
-        "export/collectives.py:_lower",
+        "export/exchange_programs.py:_lower",
         "each gathered axis splits its dim within those that stay",
         "set(inner) == gathered and ",
         "",
@@ -459,7 +459,7 @@ _PASSES = (
         _BY_AXIS,
     ),
     _shown(
-        "export/collectives.py:IssueReductions.rewrite_function",
+        "export/exchange_programs.py:IssueReductions.rewrite_function",
         "a reduction is behind all that it reads",
         "made < place[other] < place[fragment]",
         "place[other] < place[fragment]",

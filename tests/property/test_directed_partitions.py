@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpmd.compile.hlo import print_module
-from mpmd.compile.lowering.spmd import rules
+from mpmd.compile.lowering.spmd import spmd_rules
 from tests.support.directed import seeds
 from tests.support.directed.partitions import FAMILIES, Partition, partition
 from tests.support.meshes import evaluated, part, partitioned
@@ -23,7 +23,7 @@ def is_local(case: Partition) -> bool:
     uncut = [[[] for _ in spec] for spec in case.given], [[[] for _ in spec] for spec in case.wanted]
     module = partitioned(case.function, case.arguments, ONE, *uncut)
     (wanted,) = evaluated(module, case.arguments, ONE, uncut[0])
-    with mock.patch.object(rules, "whole", wraps=rules.whole) as whole:
+    with mock.patch.object(spmd_rules, "whole", wraps=spmd_rules.whole) as whole:
         module = partitioned(case.function, case.arguments, case.axes, case.given, case.wanted)
     found = evaluated(module, case.arguments, case.axes, case.given)
     for device, row in enumerate(found):

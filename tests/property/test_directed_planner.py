@@ -7,9 +7,9 @@ from unittest import mock
 import jax
 import pytest
 
-from mpmd.compile.kernels import builder
-from mpmd.compile.kernels.planning import NoPlan
-from mpmd.compile.kernels.planning.trace import Trace
+from mpmd.compile.kernels import plan_builder
+from mpmd.compile.kernels.planner import NoPlan
+from mpmd.compile.kernels.planner.elements import Trace
 from tests.support.directed import seeds
 from tests.support.directed.kernels import planned_differences
 from tests.support.directed.planner import FAMILIES, case_of, fused
@@ -58,7 +58,7 @@ def test_rules_that_hand_everything_to_a_reduction_are_noticed(family):
     """Guards and loop dims of a reader, which are no part of what a reduction runs over."""
     with (
         mock.patch.object(Trace, "reduced", lambda trace, at, where, dims: where),
-        mock.patch.object(builder, "guard_problems", lambda plan: []),
+        mock.patch.object(plan_builder, "guard_problems", lambda plan: []),
     ):
         assert plans(family, range(120)) != []
 

@@ -13,7 +13,7 @@ from mpmd.errors import CompileError
 from tests.support.directed import seeds
 from tests.support.directed.attention import case, recipe, wrong
 from tests.support.gpu_hlo import run_module_on_gpu
-from tests.support.random_hlo import FAMILIES, random_case
+from tests.support.random_hlo import NATIVE_FAMILIES, random_case
 from tests.support.random_hlo.rewritable import rewritable
 from tests.support.random_hlo.sweeping import compare
 from tests.support.random_hlo.wide import wide
@@ -43,14 +43,14 @@ def sweep(cases):
     assert not problems, "\n".join(problems)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", NATIVE_FAMILIES)
 def test_kernels_compute_as_the_evaluator(family):
     sweep(random_case(family, seed) for seed in range(FAST))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", NATIVE_FAMILIES)
 def test_many_kernels_compute_as_the_evaluator(family):
     sweep(random_case(family, seed) for seed in range(1000, 1000 + SLOW))
 

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import HloModule, parse_module, print_module, verify
 from mpmd.compile.hlo.shape import Shape
@@ -23,11 +23,6 @@ SMALL = 1 << 22
 """Bytes of an array that a test computes."""
 
 EXTRA = (
-    """ENTRY main {
-  a = f32[5,5]{1,0} parameter(0)
-  ROOT l = (f32[5,5]{1,0}, s32[]) custom-call(a), custom_call_target="lapack_spotrf_ffi",
-    api_version=API_VERSION_TYPED_FFI, backend_config={uplo = 76 : ui8}
-}""",
     """add {
   a = f32[] parameter(0)
   b = f32[] parameter(1)

@@ -12,9 +12,9 @@ import pytest
 from mpmd.compile.hlo import HloModule, print_module, verify
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes import PASSES, expand, layout, simplify
-from mpmd.compile.passes.groups import GROUPS
+from mpmd.compile.passes.pass_groups import GROUPS
+from mpmd.support.pass_pipeline import Watch, run_pipeline
 from mpmd.support.passes import Pass
-from mpmd.support.pipeline import Watch, run_pipeline
 from tests.support.hlo_meaning import evaluate
 from tests.support.random_hlo import differences, random_case
 from tests.support.random_hlo.draft import Case
@@ -42,10 +42,6 @@ ELSEWHERE = {
     "hlo-reduce-window-expander",
     "hlo-layout-removal",  # they are row-major; see test_hlo_layouts
     "hlo-complex-to-pairs",  # nor do they have complex numbers
-    "hlo-fft-expander",
-    "hlo-cholesky-expander",
-    "hlo-triangular-solve-expander",
-    "hlo-lapack-expander",
     "hlo-reduce-precision-expander",
     "hlo-special-function-expander",
     "hlo-narrow-type-expander",
@@ -66,14 +62,6 @@ def wanted(seed: int) -> list[np.ndarray]:
     return jax.tree.leaves(evaluate(case(seed).module, case(seed).arguments))
 
 
-OF_SMALL_PROGRAMS = {"hlo-convolution-expander": {"least_channels": 1}}
-"""Options with which passes change programs as small as random ones are."""
-
-
-def single(name: str) -> Pass:
-    return PASSES[name](**OF_SMALL_PROGRAMS.get(name, {}))
-
-
 def keeps_values(seed: int, passes: list[Pass]) -> bool:
     """Whether the passes changed anything; fails if they changed the numbers."""
     module: HloModule = case(seed).module.clone()
@@ -90,7 +78,7 @@ def keeps_values(seed: int, passes: list[Pass]) -> bool:
 
 @pytest.mark.parametrize("name", LOCAL)
 def test_a_pass_keeps_the_numbers(name):
-    tried = (keeps_values(seed, [single(name)]) for seed in range(FAST))
+    tried = (keeps_values(seed, [PASSES[name]()]) for seed in range(FAST))
     changed = list(itertools.islice(filter(None, tried), CHANGED))
     assert changed, f"the random programs have nothing for {name}"
 
@@ -145,14 +133,11 @@ def keeps_order(seed: int, pass_: Pass) -> bool:
 @pytest.mark.fast_cases(16)
 @pytest.mark.parametrize("name", [*LOCAL, "hlo-fusion", "hlo-copy-insertion", "hlo-attention-stitching"])
 def test_a_pass_keeps_the_order_of_control_edges(name):
-    changed = [keeps_order(seed, single(name)) for seed in range(FAST // 3)]
+    changed = [keeps_order(seed, PASSES[name]()) for seed in range(FAST // 3)]
     assert len(changed) == FAST // 3
 
 
 EXPANDERS = {
-    "hlo-cholesky-expander": "factorisation",
-    "hlo-triangular-solve-expander": "factorisation",
-    "hlo-fft-expander": "fft",
     "hlo-reduce-precision-expander": "reduce-precision",
     "hlo-special-function-expander": "unary",
     "hlo-complex-to-pairs": "complex",
@@ -161,7 +146,6 @@ EXPANDERS = {
     "hlo-reduce-window-expander": "several",
     "hlo-bitcast-convert-expander": "bitcast-convert",
     "hlo-batch-norm-expander": "batch-norm",
-    "hlo-convolution-expander": "convolution",
     "hlo-convolution-to-dot": "convolution",
     "hlo-dot-decomposer": "dot",
     "hlo-gather-simplifier": "gather",
@@ -180,7 +164,7 @@ def expands(name: str, seed: int) -> bool:
     one = random_case(EXPANDERS[name], seed)
     one.exact = False
     module = one.module.clone()
-    run_pipeline(module, [single(name)], WATCH)
+    run_pipeline(module, [PASSES[name]()], WATCH)
     if print_module(module) == print_module(one.module):
         return False
     got, want = (jax.tree.leaves(evaluate(m, one.arguments)) for m in (module, one.module))
@@ -208,13 +192,13 @@ def test_a_pass_is_done_after_some_rounds(name):
     """No pass undoes what it did: it changes nothing in the end."""
     for seed in range(0, FAST, 4):
         module = case(seed).module.clone()
-        assert any(not single(name).run(module) for _ in range(6)), f"seed {seed}: {print_module(module)}"
+        assert any(not PASSES[name]().run(module) for _ in range(6)), f"seed {seed}: {print_module(module)}"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", [*LOCAL, *GROUPS])
 def test_many_programs(name):
-    passes = GROUPS[name]() if name in GROUPS else [single(name)]
+    passes = GROUPS[name]() if name in GROUPS else [PASSES[name]()]
     for seed in range(1000, 1000 + SLOW):
         keeps_values(seed, passes)

@@ -8,7 +8,7 @@ from mpmd.compile.hlo import parse_module
 from mpmd.compile.passes.simplify.constant_folding import ConstantFolding
 from tests.support.hlo_meaning import evaluate
 from tests.support.native_hlo import quick_code, run_module
-from tests.support.random_hlo import FAMILIES, differences, random_case
+from tests.support.random_hlo import NATIVE_FAMILIES, differences, random_case
 from tests.support.random_hlo.draft import Case
 from tests.support.random_hlo.rewritable import rewritable
 from tests.support.random_hlo.sweeping import sweep
@@ -24,14 +24,14 @@ def run(case: Case) -> list[np.ndarray]:
     return run_module(case.module, case.arguments)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", NATIVE_FAMILIES)
 def test_native_code_computes_what_the_evaluator_does(family):
     sweep((random_case(family, seed) for seed in range(FAST)), run)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", NATIVE_FAMILIES)
 def test_native_code_computes_what_the_evaluator_does_on_many(family):
     sweep((random_case(family, seed) for seed in range(1000, 1000 + SLOW)), run)
 

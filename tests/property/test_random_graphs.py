@@ -11,7 +11,7 @@ import pytest
 
 import mpmd
 from mpmd.errors import ScheduleError
-from mpmd.scheduling.schedule import SCHEDULES
+from mpmd.scheduling.catalogue import SCHEDULES
 from tests.support.comparing import copied, relative_difference
 from tests.support.evaluate_mpmd import evaluate
 from tests.support.random_graphs import TOLERANCE, draw_graph, report

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from tests.support.hlo_meaning import evaluate_devices
-from tests.support.random_hlo import FAMILIES, differences, random_case
+from tests.support.random_hlo import NATIVE_FAMILIES, differences, random_case
 from tests.support.random_hlo.collective import DEVICES, collective_case
 from tests.support.random_hlo.sweeping import sweep
 from tests.support.random_hlo.wide import wide
@@ -17,7 +17,7 @@ def run(case):
     return run_module(case.module, [case.arguments])[0]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", NATIVE_FAMILIES)
 def test_thunks_compute_what_the_evaluator_does(family):
     sweep((random_case(family, seed) for seed in range(2)), run)
 
@@ -39,7 +39,7 @@ def test_devices_exchange_what_the_evaluator_says():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", NATIVE_FAMILIES)
 def test_many_programs(family):
     sweep((random_case(family, seed) for seed in range(1000, 1040)), run)
 

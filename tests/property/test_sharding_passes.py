@@ -9,12 +9,13 @@ import random
 import numpy as np
 import pytest
 
-from mpmd import ir, pipeline
+from mpmd import ir
 from mpmd.errors import PassError
 from mpmd.options import DIALECT_DEFAULTS
+from mpmd.partition import pipeline
 from mpmd.passes.verify import verify
+from mpmd.support.pass_pipeline import Watch, run_pipeline
 from mpmd.support.passes import Pass
-from mpmd.support.pipeline import Watch, run_pipeline
 from tests.support import dialect
 from tests.support.evaluate_mpmd import argument_shapes, evaluate
 

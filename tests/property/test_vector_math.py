@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
 
-from mpmd.compile.backends.native_cpu.math.functions import BINARY, UNARY
-from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.backends.native_cpu.math.elementary import BINARY, UNARY
+from mpmd.compile.llvm.cpu import host_target, named_target
 from mpmd.compile.llvm.engine import compile_module, emit_assembly
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import host_target, named_target
-from mpmd.compile.llvm.types import vector
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.llvm_types import vector
 from tests.support.targets import runs_here
 
 REFERENCE = {

@@ -16,7 +16,8 @@ from tests.repo.tree import ROOT, text
 PYTEST = ("-m", "pytest", "-o", "addopts=", "--import-mode=importlib", "tests/text/test_text.py")
 BLOCK = re.compile(r"^```(py|mlir|text)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 USE = """
-from mpmd import flags, ir, pipeline
+from mpmd import flags, ir
+from mpmd.partition import pipeline
 from mpmd.options import PipelineOptions
 from mpmd.passes import PASSES, make_pass
 from mpmd.tools import docs
@@ -43,7 +44,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "mpmd" / "passes" / "cleanup" / "forget_stages.py").write_text(source)
     (root / "tests" / "text" / "cleanup").mkdir(exist_ok=True)
     (root / "tests" / "text" / "cleanup" / "forget-stages.mlir").write_text(test)
-    add_line(root / "mpmd" / "pipeline.py", '        _step("mpmd-fragment-dce"', step)
+    add_line(root / "mpmd" / "partition" / "pipeline.py", '        _step("mpmd-fragment-dce"', step)
     return root
 
 

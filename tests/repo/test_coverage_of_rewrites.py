@@ -17,7 +17,7 @@ from tests.repo.tree import ROOT, nodes, tracked
 from tests.support.definitions import used_by
 
 _TABLES = {"RULES", "_RULES", "READS", "LOCAL", "_LOCAL"}
-_FOLDERS = ("mpmd/compile/passes/", "mpmd/compile/kernels/planning/", "mpmd/compile/lowering/spmd/")
+_FOLDERS = ("mpmd/compile/passes/", "mpmd/compile/kernels/planner/", "mpmd/compile/lowering/spmd/")
 _ADVICE = "give each a row in tests/preconditions, or an entry in ALWAYS with the reason"
 
 

@@ -13,17 +13,20 @@ import pytest
 from absl import flags
 
 import mpmd.flags  # noqa: F401 - defines a flag for every option
-from mpmd import pipeline
 from mpmd.compile.passes import PASSES as HLO_PASSES
-from mpmd.compile.passes.groups import GROUPS
+from mpmd.compile.passes.pass_groups import GROUPS
+from mpmd.partition import pipeline
 from mpmd.passes import PASSES as MPMD_PASSES
 from tests.repo.tree import ROOT, text, tracked
 
 SNIPPET = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+CELL = re.compile(r"^```\{code-cell\} ipython3\n(?::tags:[^\n]*\n)?(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
 
 RECIPES = Path("docs/guides/recipes.md")
 PAGES = [path for path in tracked(".md") if SNIPPET.search(text(path)) and path != RECIPES]
+NOTEBOOKS = {path: "\n".join(CELL.findall(text(path))) for path in tracked(".md") if CELL.search(text(path))}
+WITH_PICTURES = [path for path, cells in NOTEBOOKS.items() if "IPython" in cells]  # `make docs` runs them
 GUIDES = "docs/guides"
 QUICK = ("README.md", *(f"{GUIDES}/{n}.md" for n in ("look-inside", "when-it-fails")))
 
@@ -49,6 +52,12 @@ def test_snippets_run(page, tmp_path):
     run(snippets(page), tmp_path)
 
 
+@pytest.mark.fast_cases("docs/mpmd-from-scratch.md")
+@pytest.mark.parametrize("page", sorted(NOTEBOOKS.keys() - set(WITH_PICTURES)), ids=str)
+def test_notebooks_run(page, tmp_path):
+    run(NOTEBOOKS[page], tmp_path, folder=ROOT / page.parent)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", recipes())
 def test_recipes_run(name, tmp_path):
@@ -62,7 +71,7 @@ def test_each_recipe_is_of_a_library():
     assert list(recipes()) == ["flax linen", "flax nnx, functional", "equinox", "haiku", "keras"]
 
 
-def run(snippet, tmp_path):
+def run(snippet, tmp_path, folder=None):
     """Runs a program of several devices in a process of its own, with the packages that this one has."""
     program = "import jax\njax.config.update('jax_num_cpu_devices', 8)\n" + snippet
     path = os.pathsep.join([str(ROOT), *(folder for folder in sys.path if folder)])
@@ -70,7 +79,7 @@ def run(snippet, tmp_path):
     environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # for the time they take
     done = subprocess.run(
         [sys.executable, "-c", program],
-        cwd=tmp_path,
+        cwd=folder or tmp_path,
         env=environment,
         capture_output=True,
         text=True,
@@ -121,7 +130,8 @@ def test_files_that_the_docs_name_exist(page):
 NAME = re.compile(r"(?<![\w/.-])(?:mpmd|hlo)-[a-z][a-z-]*[a-z]")
 FLAG = re.compile(r"--(?:no)?((?:mpmd|hlo)_[a-z_0-9]*[a-z0-9])")
 SCRIPTS = re.findall(r"^([a-z-]+) = \"mpmd\.tools", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-KNOWN_NAMES = {*MPMD_PASSES, *HLO_PASSES, *GROUPS, *pipeline.PIPELINES, *SCRIPTS}
+PAGE_NAMES = {path.stem for path in tracked(".md")}
+KNOWN_NAMES = {*MPMD_PASSES, *HLO_PASSES, *GROUPS, *pipeline.PIPELINES, *SCRIPTS, *PAGE_NAMES}
 TAUGHT = {"mpmd-forget-stages"}  # what a reader of CONTRIBUTING adds
 GENERATED = {"docs/flags.md", "docs/passes.md", "docs/hlo_passes.md"}
 WRITTEN = [page for page in tracked(".md") if str(page) not in GENERATED]

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import mpmd
-from mpmd import pipeline
-from mpmd.compile.options import CompileOptions
+from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.passes import PASSES as HLO_PASSES
+from mpmd.partition import pipeline
 from mpmd.passes import PASSES as MPMD_PASSES
 from tests.repo.tree import module_name, nodes, text, tracked
 

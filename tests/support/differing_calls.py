@@ -185,7 +185,7 @@ class Caller:
 
     def _compile(self, how: str) -> None:
         if how == "version":
-            mpmd.runtime.processes.settings.__version__ = "0.0.1"
+            mpmd.runtime.processes.exchange.__version__ = "0.0.1"
         if how in ("prng", "threefry"):
             name, value = {
                 "prng": ("jax_default_prng_impl", "rbg"),

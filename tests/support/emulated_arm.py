@@ -14,15 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.arrays import numpy_dtype
-from mpmd.compile.backends.native_cpu.compilation import NativeCpu
-from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram, compile_program
-from mpmd.compile.backends.native_cpu.meeting import MEETING_BYTES
-from mpmd.compile.backends.native_cpu.recipes import shared_function
+from mpmd.compile.backends.jax_function import numpy_dtype
+from mpmd.compile.backends.native_cpu.barrier import MEETING_BYTES
+from mpmd.compile.backends.native_cpu.loading import CompiledProgram, compile_program, shared_function
+from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.driver import prepare_fragment
+from mpmd.compile.llvm.cpu import LINE_BYTES, named_target
 from mpmd.compile.llvm.engine import emit_object
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import LINE_BYTES, named_target
+from mpmd.compile.llvm.function_builder import Module
 from tests.support.native_fragments import fragment_of
 
 NEON = named_target("neon")

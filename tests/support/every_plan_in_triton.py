@@ -12,7 +12,7 @@ import collections
 import numpy as np
 
 import mpmd.compile.kernels.evaluate as evaluator
-from mpmd.compile.backends.native_gpu.triton.kernels import refusal
+from mpmd.compile.backends.native_gpu.triton.triton_kernels import refusal
 
 _MAX_POINTS = 1 << 17
 _evaluate = evaluator.evaluate

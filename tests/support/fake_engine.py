@@ -8,10 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from mpmd.runtime.channels.local import LocalChannel
-from mpmd.runtime.graph import CallNode, EntryGraph
-from mpmd.runtime.instructions import Run, Send
-from mpmd.runtime.program import Program
+from mpmd.runtime.channels.protocol import LocalChannel
+from mpmd.runtime.program.graph import CallNode, EntryGraph
+from mpmd.runtime.program.instructions import Run, Send
+from mpmd.runtime.program.streams import Program
 
 
 class FakeArray:

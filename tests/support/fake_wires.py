@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from mpmd.runtime.channels.direct import DirectChannel, DirectPair, DirectPairs
-from mpmd.runtime.executor import Executor
-from mpmd.runtime.program import Program
+from mpmd.runtime.program.streams import Program
+from mpmd.runtime.run.executor import Executor
 from tests.support.fake_engine import FakeArray, FakeEngine, fake_executables
 
 SECONDS = 5

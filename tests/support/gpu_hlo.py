@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 
 from mpmd.compile.backends.native_gpu.target import GpuTarget
+from mpmd.compile.compile_options import DEFAULTS
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import HloModule
-from mpmd.compile.options import CompileOptions
 from tests.support.gpu_launches import run_program
 from tests.support.native_hlo import fragment_of_module
 from tests.support.poison import poison
 
-_OPTIONS = CompileOptions(pass_options=("hlo-convolution-expander{least-channels=1}",))  # modules are small
 _MULTIPLYING = ("dot", "convolution")
 
 
@@ -30,5 +29,5 @@ def run_module_on_gpu(module: HloModule, arguments: list[Any]) -> list[np.ndarra
             if instruction.opcode in _MULTIPLYING:
                 instruction.attributes["operand_precision"] = ("highest", "highest")
     with poison(False):
-        program = prepare_fragment(fragment, GpuTarget(), _OPTIONS, module).program
+        program = prepare_fragment(fragment, GpuTarget(), DEFAULTS, module).program
     return run_program(program, fragment, [np.asarray(a) for a in arguments])

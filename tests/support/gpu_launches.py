@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mpmd.compile.backends.arrays import numpy_dtype
+from mpmd.compile.backends.jax_function import numpy_dtype
 from mpmd.compile.backends.native_gpu.calls import STATE
 from mpmd.compile.backends.native_gpu.gpu import OpenGpu
 from mpmd.compile.backends.native_gpu.launches import KernelLaunch, LaunchProgram

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.index import dim, value
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
+from mpmd.compile.kernels.plan_builder import PlanBuilder
 
 
 def softmax(rows, width, dtype="f32"):

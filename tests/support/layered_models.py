@@ -217,41 +217,6 @@ def shared_and_auxiliary() -> Any:
     return params, loss, token_batch(), "layers"
 
 
-def indexed_stack() -> Any:
-    """A `fori_loop` that indexes the stack, rematerialised, with a mean over what layers return."""
-    params, _, batch, pattern = scanned()
-
-    def loss(params, ids, targets):
-        def layer(i, state):
-            x, total = state
-            p = jax.tree.map(lambda leaf: leaf[i], params["layers"])
-            x = jax.checkpoint(block)(p, x)
-            return x, total + jnp.mean(x**2) / (1 + i)
-
-        x = params["embed"][ids] + params["pos"]
-        x, total = jax.lax.fori_loop(0, LAYERS, layer, (x, 0.0))
-        return entropy(x @ params["head"], targets) + 1e-2 * total
-
-    return params, loss, batch, pattern
-
-
-def indexed_from_the_last() -> Any:
-    params, _, batch, pattern = scanned()
-
-    def loss(params, ids, targets):
-        def layer(i, x):
-            own = [
-                jax.lax.dynamic_index_in_dim(a, LAYERS - 1 - i, 0, False) for a in params["layers"].values()
-            ]
-            return block(dict(zip(params["layers"], own)), x)
-
-        x = jax.lax.fori_loop(0, LAYERS, layer, params["embed"][ids])
-        return entropy(x @ params["head"], targets)
-
-    del params["pos"]
-    return params, loss, batch, pattern
-
-
 def decayed_scan() -> Any:
     """Sums over the whole stack inside of the loss: a decay of all weights, and a norm of some."""
     params, loss, batch, pattern = scanned()
@@ -314,6 +279,6 @@ SCANNED = {
     f.__name__: f
     for f in (
         scanned, rematerialised_scan, reversed_scan, unrolled_scan, nested_scan, half_precision_stack,
-        shared_and_auxiliary, decayed_scan, indexed_stack, indexed_from_the_last, linen_scan, nnx_scan,
+        shared_and_auxiliary, decayed_scan, linen_scan, nnx_scan,
     )
 }  # fmt: skip

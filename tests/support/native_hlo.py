@@ -9,19 +9,17 @@ from unittest import mock
 
 import numpy as np
 
-from mpmd.compile.backends.arrays import value_spec
-from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+from mpmd.compile.backends.jax_function import value_spec
+from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.compilation import Compilation
+from mpmd.compile.compile_options import DEFAULTS
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import HloModule
 from mpmd.compile.llvm import engine
-from mpmd.compile.options import CompileOptions
-from mpmd.compile.schedule import exchange
+from mpmd.compile.schedule import memory_schedule
 from tests.support import native_fragments
 from tests.support.poison import poison as poisoning
-
-_OPTIONS = CompileOptions(pass_options=("hlo-convolution-expander{least-channels=1}",))  # modules are small
 
 
 def fragment_of_module(module: HloModule, donated: tuple[int, ...] = ()) -> FragmentModule:
@@ -37,7 +35,7 @@ def compile_module(
     """A module compiled for this machine; the passes work on a copy."""
     fragment = fragment_of_module(module, donated)
     with poisoning(poison):
-        return fragment, prepare_fragment(fragment, NativeCpu(), _OPTIONS, module.clone()).compiled()
+        return fragment, prepare_fragment(fragment, NativeCpu(), DEFAULTS, module.clone()).compiled()
 
 
 def run_module(
@@ -56,6 +54,6 @@ def quick_code() -> Iterator[None]:
     """
     with (
         mock.patch.object(engine, "_EFFORT", 0),
-        mock.patch.object(exchange, "_MAX_TRIES", 10),
+        mock.patch.object(memory_schedule, "_MAX_TRIES", 10),
     ):
         yield

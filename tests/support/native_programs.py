@@ -3,12 +3,12 @@
 import jax
 import numpy as np
 
-from mpmd.compile.backends.native_cpu.emit.epilogue import PlanEpilogue
-from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
-from mpmd.compile.backends.native_cpu.gemm.kernel import gemm_kernel
-from mpmd.compile.backends.native_cpu.program import Address, Run, ThreadedProgram, sequence_steps
-from mpmd.compile.kernels.builder import PlanBuilder
-from mpmd.compile.llvm.target import host_target
+from mpmd.compile.backends.native_cpu.gemm.gemm_kernel import gemm_kernel
+from mpmd.compile.backends.native_cpu.kernels.loop import PlanEpilogue
+from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
+from mpmd.compile.backends.native_cpu.native_program import Address, Run, ThreadedProgram, sequence_steps
+from mpmd.compile.kernels.plan_builder import PlanBuilder
+from mpmd.compile.llvm.cpu import host_target
 from workloads.direct import row_major
 
 HOST = host_target()

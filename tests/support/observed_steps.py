@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mpmd.runtime.channels.mesh_devices import MeshDevices
-from mpmd.runtime.executor import Executor
+from mpmd.runtime.run.executor import Executor
 
 
 def executor_of(compiled) -> tuple[Executor, MeshDevices]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from mpmd.runtime.graph import EntryGraph
-from mpmd.runtime.linearize import linearize
-from mpmd.runtime.program import Program
+from mpmd.runtime.program.graph import EntryGraph
+from mpmd.runtime.program.linearize import linearize
+from mpmd.runtime.program.streams import Program
 from workloads.graphs import GraphBuilder
 
 

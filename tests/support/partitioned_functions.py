@@ -93,13 +93,8 @@ FUNCTIONS = {
     ),
     "threefry": (lambda k: jax.random.normal(k, (8, 4)), (np.array([1, 2], np.uint32),)),
     "random_bits": (lambda k: lax.rng_bit_generator(k, (8, 4))[1], (np.arange(4, dtype=np.uint32),)),
-    "convolution": (
-        lambda x, k: lax.conv_general_dilated(x, k, (1, 1), "SAME"),
-        (floats(4, 4, 8, 8), floats(8, 4, 3, 3)),
-    ),
     "max_pool": (window, (floats(4, 8, 8),)),
     "max_pool_gradient": (jax.grad(lambda x: window(x).sum()), (floats(4, 8, 8),)),
-    "cholesky": (lambda x: jnp.linalg.cholesky(x @ x.T + jnp.eye(4)), (floats(4, 8),)),
     "uneven": (lambda a: jnp.tanh(a.reshape(3, 8)).sum(0), (floats(24),)),
     "erf": (lax.erf, (TABLE,)),
     "clamp": (lambda a: jnp.clip(a, -1, 1), (TABLE,)),

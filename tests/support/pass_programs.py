@@ -8,14 +8,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mpmd import ir, pipeline
+from mpmd import ir
 from mpmd.errors import PassError
 from mpmd.options import DIALECT_DEFAULTS, PipelineOptions
+from mpmd.partition import pipeline
 from mpmd.passes import PASSES, make_pass
 from mpmd.passes.fragments.fragment_info import FragmentInfo
 from mpmd.passes.verify import verify
+from mpmd.support.pass_pipeline import Watch, run_pipeline
 from mpmd.support.passes import Pass
-from mpmd.support.pipeline import Watch, run_pipeline
 from tests.support import random_mpmd
 from tests.support.evaluate_mpmd import argument_shapes, entry_of
 from tests.support.random_moments import MOMENTS

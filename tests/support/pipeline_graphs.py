@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from mpmd.runtime.channels.mesh_devices import MeshDevices
-from mpmd.runtime.executor import Executor, RuntimeOptions
-from mpmd.runtime.graph import CallNode, EntryGraph
-from mpmd.runtime.linearize import linearize
+from mpmd.runtime.program.graph import CallNode, EntryGraph
+from mpmd.runtime.program.linearize import linearize
+from mpmd.runtime.run.executor import Executor, RuntimeOptions
 from workloads.graphs import GraphBuilder
 
 

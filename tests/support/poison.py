@@ -17,18 +17,24 @@ import numpy as np
 
 from mpmd.compile import driver
 from mpmd.compile.backends.native_cpu import steps as native_steps
-from mpmd.compile.backends.native_cpu.kernel import CpuKernel
-from mpmd.compile.backends.native_cpu.program import Alone, Choose, Repeat, Run, Step, ThreadedProgram, While
-from mpmd.compile.backends.native_cpu.shared import SharedFunction
+from mpmd.compile.backends.native_cpu.native_program import (
+    Alone,
+    Choose,
+    Repeat,
+    Run,
+    Step,
+    ThreadedProgram,
+    While,
+)
+from mpmd.compile.backends.native_cpu.shared import CpuKernel, SharedFunction
 from mpmd.compile.buffers.assignment import BufferAssignment, Slice
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import dim
-from mpmd.compile.kernels.plan import KernelPlan
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.types import constant
+from mpmd.compile.kernels.kernel_plan import KernelPlan
+from mpmd.compile.kernels.plan_builder import PlanBuilder
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.llvm_types import constant
 from mpmd.compile.thunks.emission import Emitter, KernelPlans
 from mpmd.compile.thunks.thunk import KernelThunk, Thunk
 

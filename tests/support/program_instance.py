@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram
-from mpmd.compile.backends.native_cpu.meeting import MEETING_BYTES
-from mpmd.compile.backends.native_cpu.memory import program_memory
+from mpmd.compile.backends.native_cpu.barrier import MEETING_BYTES
+from mpmd.compile.backends.native_cpu.ffi import program_memory
+from mpmd.compile.backends.native_cpu.loading import CompiledProgram
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
-from mpmd.compile.llvm.target import LINE_BYTES, CpuTarget
+from mpmd.compile.llvm.cpu import LINE_BYTES, CpuTarget
 from mpmd.errors import CompileError
 from tests.support.targets import runs_here
 

@@ -24,7 +24,7 @@ import numpy as np
 
 import mpmd
 from mpmd.errors import ScheduleError
-from mpmd.scheduling.schedule import SCHEDULES
+from mpmd.scheduling.catalogue import SCHEDULES
 from tests.support.comparing import copied, relative_difference
 from tests.support.evaluate_mpmd import evaluate
 from tests.support.random_steps import BINARY, CONSTRAINTS, INPUTS, UNARY, Expression, RandomStep, Statement

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mpmd.compile.backends.arrays import numpy_dtype
+from mpmd.compile.backends.jax_function import numpy_dtype
 from mpmd.compile.backends.reference.target import Reference, ReferenceProgram
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.fragment import FragmentModule

@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
-from mpmd.compile.kernels.planning.trace import MOVEMENT
+from mpmd.compile.kernels.planner.elements import MOVEMENT
 
 _NOT_COMPUTED = MOVEMENT | {"parameter", "constant", "tuple", "get-tuple-element", "fusion"}
 

@@ -9,15 +9,9 @@ from mpmd.compile.hlo.attributes import PadDim
 from mpmd.compile.hlo.builder import scalar_computation
 from mpmd.compile.hlo.shape import array
 from mpmd.compile.passes.simplify.algebra import (
-    arithmetic,
-    broadcasts,
-    conversions,
-    logic,
-    marks,
+    elementwise,
+    movement,
     products,
-    reductions,
-    reshapes,
-    slices,
     tuples,
 )
 
@@ -58,31 +52,39 @@ def shaped(b: HloBuilder, x, *dims: int):
 
 # rule: (shapes of parameters, program, what its text holds after the rule)
 EXAMPLES = {
-    arithmetic.constant_to_the_right: (F, lambda b, x: b.add("multiply", k(b, 2, x), x), "multiply(p0,"),
-    arithmetic.add_zero: (F, lambda b, x: b.add("add", x, k(b, 0, x)), "ROOT p0"),
-    arithmetic.subtract_zero: (F, lambda b, x: b.add("subtract", x, k(b, 0, x)), "ROOT p0"),
-    arithmetic.multiply_one: (F, lambda b, x: b.add("divide", x, k(b, 1, x)), "ROOT p0"),
-    arithmetic.divide_by_power_of_two: (F, lambda b, x: b.add("divide", x, k(b, 4, x)), "constant(0.25)"),
-    logic.neutral: (F, lambda b, x: b.add("maximum", x, k(b, -np.inf, x)), "ROOT p0"),
-    logic.compare_constant_to_the_right: (F, lambda b, x: b.compare(k(b, 1, x), x, "LT"), "direction=GT"),
-    logic.select_constant: ((F, F), lambda b, x, y: b.select(b.full(False, "pred", (4,)), x, y), "ROOT p1"),
-    arithmetic.power_of_simple_exponent: (F, lambda b, x: b.add("power", x, k(b, 2, x)), "multiply(p0, p0)"),
-    conversions.convert_twice: ("bf16[4]", lambda b, x: b.convert(b.convert(x, "f32"), "bf16"), "ROOT p0"),
-    conversions.copy_nothing: (F, lambda b, x: b.add("copy", x), "ROOT p0"),
-    reshapes.reshape_nothing: (F, lambda b, x: b.add("reshape", x, shape=x.shape), "ROOT p0"),
-    reshapes.reshape_twice: ("f32[4,3]", lambda b, x: shaped(b, shaped(b, x, 12), 2, 6), "reshape(p0)"),
-    reshapes.transpose_twice: (
+    elementwise.constant_to_the_right: (F, lambda b, x: b.add("multiply", k(b, 2, x), x), "multiply(p0,"),
+    elementwise.add_zero: (F, lambda b, x: b.add("add", x, k(b, 0, x)), "ROOT p0"),
+    elementwise.subtract_zero: (F, lambda b, x: b.add("subtract", x, k(b, 0, x)), "ROOT p0"),
+    elementwise.multiply_one: (F, lambda b, x: b.add("divide", x, k(b, 1, x)), "ROOT p0"),
+    elementwise.divide_by_power_of_two: (F, lambda b, x: b.add("divide", x, k(b, 4, x)), "constant(0.25)"),
+    elementwise.neutral: (F, lambda b, x: b.add("maximum", x, k(b, -np.inf, x)), "ROOT p0"),
+    elementwise.compare_constant_to_the_right: (
+        F,
+        lambda b, x: b.compare(k(b, 1, x), x, "LT"),
+        "direction=GT",
+    ),
+    elementwise.select_constant: (
+        (F, F),
+        lambda b, x, y: b.select(b.full(False, "pred", (4,)), x, y),
+        "ROOT p1",
+    ),
+    elementwise.power_of_simple_exponent: (F, lambda b, x: b.add("power", x, k(b, 2, x)), "multiply(p0, p0)"),
+    elementwise.convert_twice: ("bf16[4]", lambda b, x: b.convert(b.convert(x, "f32"), "bf16"), "ROOT p0"),
+    elementwise.copy_nothing: (F, lambda b, x: b.add("copy", x), "ROOT p0"),
+    movement.reshape_nothing: (F, lambda b, x: b.add("reshape", x, shape=x.shape), "ROOT p0"),
+    movement.reshape_twice: ("f32[4,3]", lambda b, x: shaped(b, shaped(b, x, 12), 2, 6), "reshape(p0)"),
+    movement.transpose_twice: (
         "f32[4,3,2]",
         lambda b, x: turned(b, turned(b, x, 1, 2, 0), 1, 0, 2),
         "transpose(p0), dimensions={2,1,0}",
     ),
-    reshapes.transpose_of_ones: ("f32[4,1]", lambda b, x: turned(b, x, 1, 0), "reshape(p0)"),
-    reshapes.known_size: (
+    movement.transpose_of_ones: ("f32[4,1]", lambda b, x: turned(b, x, 1, 0), "reshape(p0)"),
+    movement.known_size: (
         "f32[4,3]",
         lambda b, x: b.add("get-dimension-size", x, dimensions=(1,)),
         "s32[] constant(3)",
     ),
-    reshapes.bitcast_nothing: (
+    movement.bitcast_nothing: (
         "f32[4,3]",
         lambda b, x: b.add("bitcast", b.add("bitcast", x, shape=array("f32", (12,))), shape=x.shape),
         "ROOT p0",
@@ -94,37 +96,37 @@ EXAMPLES = {
         lambda b, x, y: turned(b, b.dot(x, y), 1, 0),
         "dot(p1, p0)",
     ),
-    broadcasts.broadcast_nothing: (
+    movement.broadcast_nothing: (
         F,
         lambda b, x: b.add("broadcast", x, shape=x.shape, dimensions=(0,)),
         "ROOT p0",
     ),
-    broadcasts.broadcast_twice: (
+    movement.broadcast_twice: (
         F,
         lambda b, x: b.broadcast(b.broadcast(x, (3, 4), (1,)), (3, 2, 4), (0, 2)),
         "broadcast(p0), dimensions={2}",
     ),
-    broadcasts.sink: (
+    movement.sink: (
         (F, F),
         lambda b, x, y: b.add("add", b.broadcast(x, (4, 3), (0,)), b.broadcast(y, (4, 3), (0,))),
         "add(p0, p1)",
     ),
-    slices.slice_nothing: (F, lambda b, x: b.slice(x, (0,), (4,)), "ROOT p0"),
-    slices.pad_nothing: (F, lambda b, x: b.pad(x, b.constant(0.0, "f32"), [PadDim(0, 0)]), "ROOT p0"),
-    slices.slice_at_constant: (F, lambda b, x: b.dynamic_slice(x, at(b, 9), (2,)), "slice={[2:4]}"),
-    slices.update_everything: (
+    movement.slice_nothing: (F, lambda b, x: b.slice(x, (0,), (4,)), "ROOT p0"),
+    movement.pad_nothing: (F, lambda b, x: b.pad(x, b.constant(0.0, "f32"), [PadDim(0, 0)]), "ROOT p0"),
+    movement.slice_at_constant: (F, lambda b, x: b.dynamic_slice(x, at(b, 9), (2,)), "slice={[2:4]}"),
+    movement.update_everything: (
         (F, F, "s32[]"),
         lambda b, x, u, i: b.dynamic_update_slice(x, u, [i]),
         "ROOT p1",
     ),
-    slices.set_whole_size: (
+    movement.set_whole_size: (
         F,
         lambda b, x: b.add("set-dimension-size", x, b.constant(4, "s32"), shape=x.shape, dimensions=(0,)),
         "ROOT p0",
     ),
-    marks.drop_mark: (F, marked, "ROOT p0"),
-    reductions.reduce_nothing: ("f32[4,1]", lambda b, x: total(b, x, 1), "reshape(p0)"),
-    reductions.reduce_of_nothing: ("f32[4,0]", lambda b, x: total(b, x, 1, init=3), "broadcast("),
+    movement.drop_mark: (F, marked, "ROOT p0"),
+    products.reduce_nothing: ("f32[4,1]", lambda b, x: total(b, x, 1), "reshape(p0)"),
+    products.reduce_of_nothing: ("f32[4,0]", lambda b, x: total(b, x, 1, init=3), "broadcast("),
     tuples.tuple_of_constants: (
         (),
         lambda b: b.element(b.literal((np.ones((), np.float32), np.arange(2, dtype=np.int32))), 1),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llvmlite import binding
 
-from mpmd.compile.llvm.target import CpuTarget
+from mpmd.compile.llvm.cpu import CpuTarget
 
 
 def runs_here(target: CpuTarget) -> bool:

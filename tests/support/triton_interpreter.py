@@ -21,10 +21,10 @@ import numpy as np
 import pytest
 import scipy.special
 
-from mpmd.compile.backends.native_gpu.triton.kernels import PlanKernels, PrintedKernel, plan_kernels
 from mpmd.compile.backends.native_gpu.triton.source import PRELUDE
-from mpmd.compile.kernels.narrow import NARROW
-from mpmd.compile.kernels.plan import KernelPlan
+from mpmd.compile.backends.native_gpu.triton.triton_kernels import PlanKernels, PrintedKernel, plan_kernels
+from mpmd.compile.kernels.kernel_plan import KernelPlan
+from mpmd.compile.kernels.operations import NARROW
 from tests.support.launch_memory import Extent, LaunchMemory
 from tests.support.tf32 import tf32
 

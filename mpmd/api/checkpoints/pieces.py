@@ -16,7 +16,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from mpmd.errors import CheckpointError
 from mpmd.jax_compat import is_key
-from mpmd.tracing.stages.stacked import Stacked, is_stacked
+from mpmd.tracing.stages.stacked.stacked import Stacked, is_stacked
 
 MAX_PIECE_BYTES = 64 << 20
 """Larger shards are written in several pieces: a reader holds one piece more than its own share."""

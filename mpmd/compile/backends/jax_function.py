@@ -1,19 +1,242 @@
-"""A loaded program as a function of JAX: the order of its arguments and results, and its devices."""
+"""A loaded program as a function of JAX: the order of its arguments and results, and its devices.
+
+The compiled JAX function of a fragment; shared by all backends.
+
+StableHLO text inside of traced code: a primitive whose lowering is the text's own functions.
+
+A fragment's arguments and results as JAX values; shared by all backends.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import operator
+import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
+import numpy as np
+from jax.extend.core import Primitive
+from jax.extend.mlir import ir as mlir
+from jax.interpreters import mlir as jax_mlir
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mpmd.compile.backends.arrays import array_types
-from mpmd.compile.backends.compiled import compiled_function, on_each_device
+from mpmd.compile.backends.host_callbacks import with_aligned_arguments
 from mpmd.compile.backends.target_backend import LoadedProgram
-from mpmd.compile.fragment import FragmentModule
+from mpmd.compile.executable import MemoryStats
+from mpmd.compile.fragment import FragmentModule, ValueSpec
+from mpmd.compile.hlo import Shape
+from mpmd.errors import CompileError
+from mpmd.jax_compat import ShapedArray, taking_packed
+
+INLINE_BELOW_FLOPS = 1000
+"""XLA on CPU runs a program of fewer operations in the thread that calls it; custom calls count none."""
+
+module_p = Primitive("mpmd_fragment")
+module_p.multiple_results = True
+
+
+@module_p.def_abstract_eval
+def _result_types(*_: Any, text: str, results: tuple[ValueSpec, ...], callbacks: Any) -> list[Any]:
+    return [ShapedArray(r.shape, numpy_dtype(r.dtype)) for r in results]
+
+
+def _lower(ctx: Any, *operands: Any, text: str, results: tuple[ValueSpec, ...], callbacks: Any) -> Any:
+    """Copies the fragment's functions into jit's module and calls its main."""
+    on_cpu = tuple(ctx.module_context.platforms) == ("cpu",)
+    for callback in callbacks:  # nothing else adds any, so positions stay what they are in the text
+        ctx.module_context.add_host_callback(with_aligned_arguments(callback) if on_cpu else callback)
+    fragment = mlir.Module.parse(text)
+    outer, into = ctx.module_context.symbol_table, ctx.module_context.module.body
+    renamed = {}
+    for op in list(fragment.body.operations):
+        old = mlir.StringAttr(op.attributes["sym_name"]).value
+        if op.operation.name == "sdy.mesh" and old in outer:
+            continue
+        copy = op.operation.clone(mlir.InsertionPoint(into))
+        if op.operation.name == "func.func":
+            copy.attributes["sym_visibility"] = mlir.StringAttr.get("private")
+            mlir.SymbolTable.set_symbol_name(copy, f"fragment_{old}")
+        renamed[old] = (outer.insert(copy).value, copy)
+    for old, (new, _) in renamed.items():
+        for _, copy in renamed.values():
+            mlir.SymbolTable.replace_all_symbol_uses(old, new, copy)
+    name, main = renamed["main"]
+    kind = mlir.FunctionType(mlir.TypeAttr(main.attributes["function_type"]).value)
+    call = mlir.Operation.create(
+        "func.call", list(kind.results), list(operands), {"callee": mlir.FlatSymbolRefAttr.get(name)}
+    )
+    return list(call.results)
+
+
+jax_mlir.register_lowering(module_p, _lower)
+
+
+_BITS = (2, 4, 8, 16, 32, 64)
+_FLOATS8 = ("E3M4", "E4M3", "E4M3B11FNUZ", "E4M3FN", "E4M3FNUZ", "E5M2", "E5M2FNUZ", "E8M0FNU")
+_NUMPY = {
+    "i1": "bool",
+    "f16": "float16",
+    "f32": "float32",
+    "f64": "float64",
+    "bf16": "bfloat16",
+    "complex<f32>": "complex64",
+    "complex<f64>": "complex128",
+    **{f"{sign}i{bits}": f"{'u' if sign else ''}int{bits}" for sign in ("", "u") for bits in _BITS},
+    **{f"f8{kind}": f"float8_{kind.lower()}" for kind in _FLOATS8},
+    "f4E2M1FN": "float4_e2m1fn",
+}
+
+
+def numpy_dtype(element_type: str) -> np.dtype[Any]:
+    """The NumPy dtype of an MLIR element type.
+
+    Raises:
+        CompileError: there is none.
+    """
+    if element_type not in _NUMPY:
+        raise CompileError(
+            f"no array has elements of type {element_type}\n  expected: one of {', '.join(_NUMPY)}"
+        )
+    return jax.numpy.dtype(_NUMPY[element_type])
+
+
+_MLIR = {
+    "pred": "i1",
+    "c64": "complex<f32>",
+    "c128": "complex<f64>",
+    **{f"{sign}{bits}": f"{'u' if sign == 'u' else ''}i{bits}" for sign in "su" for bits in _BITS},
+    **{f"f8{kind.lower()}": f"f8{kind}" for kind in _FLOATS8},
+    "f4e2m1fn": "f4E2M1FN",
+}
+
+
+def value_spec(shape: Shape) -> ValueSpec:
+    """An array of an HLO program as a value on one device."""
+    return ValueSpec(shape.dims, _MLIR.get(shape.dtype, shape.dtype), ((),) * shape.rank)
+
+
+def named_sharding(mesh: Mesh, value: ValueSpec) -> NamedSharding:
+    """The JAX sharding of a value on the devices of a mesh."""
+    spec = PartitionSpec(*(axes if len(axes) > 1 else axes[0] if axes else None for axes in value.spec))
+    if value.memory_kind is None:
+        return NamedSharding(mesh, spec)
+    return NamedSharding(mesh, spec, memory_kind=value.memory_kind)
+
+
+def array_types(mesh: Mesh, values: Sequence[ValueSpec]) -> list[jax.ShapeDtypeStruct]:
+    return [
+        jax.ShapeDtypeStruct(v.shape, numpy_dtype(v.dtype), sharding=named_sharding(mesh, v)) for v in values
+    ]
+
+
+_FILTERS = threading.Lock()
+
+
+@dataclasses.dataclass
+class CompiledFragment:
+    """A fragment as a compiled function of JAX.
+
+    Attributes:
+        fragment: the fragment.
+        compiled: the function.
+    """
+
+    fragment: FragmentModule
+    compiled: jax.stages.Compiled
+
+    @property
+    def has_token(self) -> bool:
+        """Whether a token follows the results."""
+        return self.fragment.token
+
+    @property
+    def name(self) -> str:
+        return self.fragment.name
+
+    def __call__(self, *arrays: Any) -> Sequence[Any]:
+        made: Sequence[Any] = self.compiled(*arrays)
+        return made
+
+    @property
+    def kept_memory(self) -> dict[int, int]:
+        """Bytes that it keeps from call to call, by owner: equal keys share them."""
+        return {}
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes per device that it takes while it runs, beside arguments, results and kept memory."""
+        return self.memory_analysis().temporaries
+
+    def memory_analysis(self) -> MemoryStats:
+        """XLA's own count, per device."""
+        stats = self.compiled.memory_analysis()
+        return MemoryStats(
+            arguments=stats.argument_size_in_bytes,
+            results=stats.output_size_in_bytes,
+            aliased=stats.alias_size_in_bytes,
+            temporaries=stats.temp_size_in_bytes,
+            code=stats.generated_code_size_in_bytes,
+        )
+
+
+def on_each_device(
+    run: Callable[..., Sequence[Any]], fragment: FragmentModule, mesh: Mesh
+) -> Callable[..., Sequence[Any]]:
+    """A function of each device's parts of a fragment's arguments as one of whole arrays."""
+    if mesh.size == 1:
+        return run
+    given, made = (
+        [named_sharding(mesh, v).spec for v in vs] for vs in (fragment.arguments, fragment.results)
+    )
+    mapped: Callable[..., Sequence[Any]] = jax.shard_map(
+        run, mesh=mesh, in_specs=tuple(given), out_specs=made, check_vma=False
+    )
+    return mapped
+
+
+def compiled_function(
+    run: Callable[..., Sequence[Any]], fragment: FragmentModule, mesh: Mesh
+) -> jax.stages.Compiled:
+    """Compiles a function of a fragment's arguments for a mesh; adds the token, if there is one.
+
+    Args:
+        run: computes the fragment's results, as traced arrays.
+        fragment: its name, arguments, results and options of XLA, and which arguments are donated.
+        mesh: its mesh.
+
+    Raises:
+        CompileError: XLA does not compile it.
+    """
+
+    def with_token(*arrays: Any) -> list[Any]:
+        return [*run(*arrays), *[jax.numpy.int8(0)] * fragment.token]
+
+    with_token.__name__ = with_token.__qualname__ = fragment.name
+    jitted = jax.jit(
+        with_token,
+        donate_argnums=fragment.donated,
+        keep_unused=True,
+        out_shardings=[
+            *(named_sharding(mesh, result) for result in fragment.results),
+            *[NamedSharding(mesh, PartitionSpec())] * fragment.token,
+        ],
+    )
+    try:
+        # Steps have values of 64 bits whatever the user's setting, such as the counters of random numbers.
+        with jax.enable_x64(True):
+            # Filters of warnings belong to the process: one thread at a time may change and restore them.
+            with _FILTERS, warnings.catch_warnings():
+                # Buffers that cannot be donated are freed by the runtime; nothing is lost.
+                warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+                lowered = jitted.lower(*array_types(mesh, fragment.arguments))
+            return taking_packed(lowered.compile(dict(fragment.compiler_options) or None))
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        raise CompileError(
+            f"XLA cannot compile fragment {fragment.name!r} on {fragment.mesh}: {error}"
+        ) from error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,16 +12,16 @@ from pathlib import Path
 from jax.sharding import Mesh
 
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
-from mpmd.compile.backends.native_cpu.compilation import NativeCpu
 from mpmd.compile.backends.native_cpu.stamp import HostStamps
+from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.backends.native_gpu.backend import NativeGpuBackend
-from mpmd.compile.backends.native_gpu.devices import GPUS
-from mpmd.compile.backends.native_gpu.stamps import GpuStamps
+from mpmd.compile.backends.native_gpu.clock import GpuStamps
+from mpmd.compile.backends.native_gpu.gpu_devices import GPUS
 from mpmd.compile.backends.native_gpu.target import GpuTarget
 from mpmd.compile.backends.native_gpu.tuning.tune import TuningTask, tune
 from mpmd.compile.backends.reference.backend import ReferenceBackend
 from mpmd.compile.backends.target_backend import TargetBackend
-from mpmd.compile.options import CompileOptions
+from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.target import Target
 
 MakeBackend = Callable[[Mesh, CompileOptions], TargetBackend]

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from mpmd import ir
-from mpmd.compile.backends.arrays import named_sharding, numpy_dtype
+from mpmd.compile.backends.jax_function import named_sharding, numpy_dtype
 from mpmd.compile.executable import MemoryStats, unknown_text
 from mpmd.compile.fragment import FragmentModule
 

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 
 from mpmd.compile.analysis.dataflow import Dataflow, HloValue
 from mpmd.compile.analysis.liveness import LiveRange
-from mpmd.compile.buffers.packing import ANY_MEMORY, DeviceMemory, LiveBlock, Packing, Room, bits, pack
+from mpmd.compile.buffers.offsets import (
+    ANY_MEMORY,
+    DeviceMemory,
+    LiveBlock,
+    Packing,
+    Room,
+    bits,
+    pack,
+)
 from mpmd.compile.buffers.ranges import Occupancy
 from mpmd.compile.buffers.sharing import MayShare, Sharing, reuse_outputs, space_of
 from mpmd.compile.hlo.instruction import HloInstruction

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 
 from mpmd.compile.buffers.assignment import BufferAssignment
-from mpmd.compile.buffers.report import peak_holders
+from mpmd.compile.buffers.buffer_report import peak_holders
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import HloModule
 from mpmd.compile.hlo.attributes import InputOutputAlias

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpmd.compile.analysis.dataflow import Dataflow, HloValue
 from mpmd.compile.analysis.liveness import LiveRange, overwritten_pairs
-from mpmd.compile.buffers.packing import LiveBlock, Room
+from mpmd.compile.buffers.offsets import LiveBlock, Room
 from mpmd.compile.buffers.ranges import Occupancy, loop_of
 from mpmd.compile.hlo.attributes import InputOutputAlias
 from mpmd.compile.hlo.instruction import HloInstruction

@@ -16,14 +16,14 @@ import numpy as np
 from jax.sharding import Mesh
 
 from mpmd import ir
-from mpmd.compile.backends.arrays import array_types, named_sharding
+from mpmd.compile.backends.jax_function import array_types, named_sharding
 from mpmd.compile.backends.xla import XlaBackend
 from mpmd.compile.comparison.rounding import Difference, Rounding
 from mpmd.compile.comparison.widened import widened
+from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.compiler import FallbackBackend, PlatformBackend, get_backend
 from mpmd.compile.driver import lowered
 from mpmd.compile.fragment import FragmentModule, ValueSpec
-from mpmd.compile.options import CompileOptions
 from mpmd.compile.passes.hlo_pass import Fixpoint
 from mpmd.compile.pipelines import configured, watched
 from mpmd.errors import CompileError, IRError

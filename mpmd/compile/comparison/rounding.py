@@ -18,7 +18,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from mpmd.compile.backends.arrays import numpy_dtype
+from mpmd.compile.backends.jax_function import numpy_dtype
 
 NARROW_FLOATS = r"bf16|f16|f32|f8E\w+|f4E\w+"
 """Element types in MLIR's notation."""

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 
-from mpmd.compile.backends.arrays import numpy_dtype
+from mpmd.compile.backends.jax_function import numpy_dtype
 from mpmd.compile.comparison.rounding import NARROW_FLOATS
 from mpmd.compile.fragment import FragmentModule, ValueSpec
 

@@ -7,12 +7,11 @@ print_module(module)               # XLA parses it
 
 from mpmd.compile.hlo.builder import HloBuilder
 from mpmd.compile.hlo.computation import HloComputation
-from mpmd.compile.hlo.fingerprint import fingerprint
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.layout import Layout
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.parser import parse_module
-from mpmd.compile.hlo.printer import print_module
+from mpmd.compile.hlo.printer import fingerprint, print_module
 from mpmd.compile.hlo.shape import TOKEN, Shape, array, tuple_of
 from mpmd.compile.hlo.verifier import verify
 

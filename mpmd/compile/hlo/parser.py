@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from mpmd.compile.hlo import codecs
 from mpmd.compile.hlo.attributes import Attribute, Verbatim
 from mpmd.compile.hlo.computation import HloComputation
-from mpmd.compile.hlo.header import read_header
 from mpmd.compile.hlo.instruction import HloInstruction, Literal
 from mpmd.compile.hlo.literals import parse_literal
 from mpmd.compile.hlo.module import HloModule, HloSource
-from mpmd.compile.hlo.old_forms import STARTS, complete, scalar_starts, vector_of_starts
+from mpmd.compile.hlo.old_forms import STARTS, complete, scalar_starts, unstated_shape, vector_of_starts
 from mpmd.compile.hlo.opcodes import CARRIED, OPCODES, Opcode, call_keys, unknown_opcode
+from mpmd.compile.hlo.printer import read_header
 from mpmd.compile.hlo.shape import BUFFER, TOKEN, Shape, shape_at
 from mpmd.compile.hlo.text import (
     TextError,
@@ -28,7 +28,6 @@ from mpmd.compile.hlo.text import (
     placed_parts,
     unquote,
 )
-from mpmd.compile.hlo.unstated_shapes import unstated_shape
 from mpmd.errors import HloError
 
 _LINE = re.compile(

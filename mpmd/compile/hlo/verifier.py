@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from mpmd.compile.hlo.collective_groups import check_collective
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.hlo.lapack_calls import check_lapack_call
 from mpmd.compile.hlo.literals import check_literal
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.opcodes import OPCODES
@@ -164,8 +163,6 @@ def _operation(instruction: HloInstruction) -> Iterator[str]:
         return
     try:
         inferred = infer_instruction(instruction)
-        if info.name == "custom-call":
-            check_lapack_call(instruction)
     except HloError as error:
         yield str(error)
         return

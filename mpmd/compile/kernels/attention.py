@@ -14,9 +14,9 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+from mpmd.compile.kernels.kernel_plan import KernelPlan
 from mpmd.compile.kernels.masking import Triangle, triangle_of
 from mpmd.compile.kernels.matmul import View
-from mpmd.compile.kernels.plan import KernelPlan
 
 KEYS, QUERIES = "keys", "queries"
 

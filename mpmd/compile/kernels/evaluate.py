@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 
 from mpmd.compile.hlo.dtypes import dtype_of
-from mpmd.compile.hlo.evaluator.conversion import convert
 from mpmd.compile.hlo.evaluator.elementwise import COMPARE, compute
-from mpmd.compile.hlo.evaluator.values import widen
+from mpmd.compile.hlo.evaluator.values import convert, widen
 from mpmd.compile.kernels.index import Index
-from mpmd.compile.kernels.operations import NUMPY_DTYPE, REDUCTIONS
-from mpmd.compile.kernels.plan import (
+from mpmd.compile.kernels.kernel_plan import (
     COLUMN,
     ELEMENT,
     ROW,
@@ -32,6 +30,7 @@ from mpmd.compile.kernels.plan import (
     Store,
     store_level,
 )
+from mpmd.compile.kernels.operations import NUMPY_DTYPE, REDUCTIONS
 from mpmd.errors import CompileError
 
 Array = Any

@@ -17,9 +17,9 @@ from collections.abc import Hashable, Iterator
 import numpy as np
 
 from mpmd.compile.kernels.index import Index
+from mpmd.compile.kernels.kernel_plan import KernelPlan
 from mpmd.compile.kernels.nodes import ROW, Apply, Constant, IndexValue, Load, ReduceNode, arguments
 from mpmd.compile.kernels.operations import INTEGERS, NUMPY_DTYPE
-from mpmd.compile.kernels.plan import KernelPlan
 
 Box = dict[Hashable, int]
 """Index expression without its constant, or number of a predicate → the ranges of its value, as bits."""

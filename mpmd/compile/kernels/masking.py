@@ -20,8 +20,7 @@ import numpy as np
 
 from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.kernels.evaluate import apply
-from mpmd.compile.kernels.operations import FLOATS, INTEGERS, NUMPY_DTYPE
-from mpmd.compile.kernels.plan import (
+from mpmd.compile.kernels.kernel_plan import (
     ELEMENT,
     ROW,
     Apply,
@@ -32,6 +31,7 @@ from mpmd.compile.kernels.plan import (
     store_arguments,
     store_level,
 )
+from mpmd.compile.kernels.operations import FLOATS, INTEGERS, NUMPY_DTYPE
 
 SMALL = -105.0
 """The exponential of this, and of everything below, is zero in f32 and bf16."""

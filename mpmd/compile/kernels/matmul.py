@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mpmd.compile.kernels.plan import KernelPlan
+from mpmd.compile.kernels.kernel_plan import KernelPlan
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mpmd.compile.kernels.index import Atom, Index, constant, dim
-from mpmd.compile.kernels.plan import IndexValue, KernelPlan, Load, Node, Store
+from mpmd.compile.kernels.kernel_plan import IndexValue, KernelPlan, Load, Node, Store
 
 
 def normalise(plan: KernelPlan) -> KernelPlan:

@@ -16,9 +16,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from mpmd.compile.kernels.builder import PlanBuilder, renumbered
-from mpmd.compile.kernels.operations import FLOATS, NUMPY_DTYPE, OPERATIONS
-from mpmd.compile.kernels.plan import (
+from mpmd.compile.kernels.kernel_plan import (
     ROW,
     Apply,
     Constant,
@@ -29,6 +27,8 @@ from mpmd.compile.kernels.plan import (
     arguments,
     store_arguments,
 )
+from mpmd.compile.kernels.operations import FLOATS, NUMPY_DTYPE, OPERATIONS
+from mpmd.compile.kernels.plan_builder import PlanBuilder, renumbered
 
 NARROW_TYPE, WIDE_TYPE = "bf16", "f32"
 ABRUPT = frozenset(("ceil", "floor", "remainder", "round-nearest-afz", "round-nearest-even", "sign"))

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mpmd.compile.kernels.index import Index, dim
-from mpmd.compile.kernels.plan import Apply, Constant, IndexValue, KernelPlan, Load, ReduceNode, Store
+from mpmd.compile.kernels.kernel_plan import (
+    Apply,
+    Constant,
+    IndexValue,
+    KernelPlan,
+    Load,
+    ReduceNode,
+    Store,
+)
 
 
 @dataclass(frozen=True)

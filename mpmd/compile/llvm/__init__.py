@@ -2,9 +2,8 @@
 
 | file | what it holds |
 |---|---|
-| `target.py` | a CPU as data: its instruction set, registers and caches |
-| `types.py`, `arithmetic.py`, `indices.py`, `squares.py` | values and operations on them |
-| `builder.py`, `module.py` | functions and modules as text |
-| `engine.py` | text to object files, object files to functions in this process |
-| `code_pages.py` | LLVM's own code, unmapped when nothing is compiled |
+| `cpu.py` | a CPU as data: its instruction set, registers and caches |
+| `llvm_types.py`, `llvm_arithmetic.py`, `squares.py` | values and operations on them |
+| `function_builder.py` | functions and modules as text |
+| `engine.py` | text to object files, object files to functions in this process; pages of LLVM itself |
 """

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mpmd.compile.llvm.arithmetic import Arithmetic
-from mpmd.compile.llvm.types import Value, bits_of, lanes_of
+from mpmd.compile.llvm.llvm_arithmetic import Arithmetic
+from mpmd.compile.llvm.llvm_types import Value, bits_of, lanes_of
 
 _PIECE_BITS = 128
 

@@ -21,18 +21,15 @@ from mpmd.compile.lowering import (
     control,
     custom_calls,
     elementwise,
-    indexed,
     movement,
     products,
-    random,
-    reductions,
 )
-from mpmd.compile.lowering.program import Block, Operation, StablehloProgram, ValueId
 from mpmd.compile.lowering.reader import named_axes, parse_program, read_program
 from mpmd.compile.lowering.site import LoweringSite, Rule
 from mpmd.compile.lowering.spmd.localise import localise
-from mpmd.compile.lowering.spmd.rules import spread_rule
 from mpmd.compile.lowering.spmd.shardy import Spec, with_collectives
+from mpmd.compile.lowering.spmd.spmd_rules import spread_rule
+from mpmd.compile.lowering.stablehlo_program import Block, Operation, StablehloProgram, ValueId
 from mpmd.errors import CompileError, HloError
 
 RULES: dict[str, Rule] = {
@@ -40,11 +37,8 @@ RULES: dict[str, Rule] = {
     **control.RULES,
     **custom_calls.RULES,
     **elementwise.RULES,
-    **indexed.RULES,
     **movement.RULES,
     **products.RULES,
-    **random.RULES,
-    **reductions.RULES,
 }
 """The lowering rule of each operation."""
 

@@ -1,6 +1,11 @@
-"""Lowering of data movement and of constants."""
+"""Lowering of data movement and of constants.
+
+Lowering of gather and scatter.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from mpmd.compile.hlo.attributes import PadDim
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -53,6 +58,28 @@ def dimension_size(site: LoweringSite) -> HloInstruction:
     return site.build.constant(site.operands[0].shape.dims[site.required("dimension")], "s32")
 
 
+def gather(site: LoweringSite) -> HloInstruction:
+    return site.build.add(
+        "gather",
+        *site.operands,
+        gather_dims=site.required("dimension_numbers"),
+        slice_sizes=site.required("slice_sizes"),
+        indices_are_sorted=site.attribute("indices_are_sorted", False),
+    )
+
+
+def scatter(site: LoweringSite) -> Sequence[HloInstruction]:
+    made = site.build.add(
+        "scatter",
+        *site.operands,
+        scatter_dims=site.required("scatter_dimension_numbers"),
+        indices_are_sorted=site.attribute("indices_are_sorted", False),
+        unique_indices=site.attribute("unique_indices", False),
+        called=(site.region(),),
+    )
+    return site.parts(made)
+
+
 RULES: dict[str, Rule] = {
     "sdy.constant": constant,
     "stablehlo.broadcast_in_dim": broadcast_in_dim,
@@ -67,4 +94,6 @@ RULES: dict[str, Rule] = {
     "stablehlo.reverse": plain("reverse", dimensions="dimensions"),
     "stablehlo.slice": slice_,
     "stablehlo.transpose": plain("transpose", dimensions="permutation"),
+    "stablehlo.gather": gather,
+    "stablehlo.scatter": scatter,
 }

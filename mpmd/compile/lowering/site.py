@@ -10,7 +10,7 @@ from mpmd.compile.hlo.builder import HloBuilder
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import Shape
-from mpmd.compile.lowering.program import Block, Operation
+from mpmd.compile.lowering.stablehlo_program import Block, Operation
 from mpmd.errors import CompileError, HloError
 
 if TYPE_CHECKING:

@@ -6,20 +6,30 @@ slices, the read and write sets of thunks, and the data flow of the HLO.
 
 Each thunk is executed once.  A loop is executed in memory that is empty wherever the loop writes, except
 for its state; the body must leave it so.  The result for one iteration then holds for all of them.
+
+The text of a program whose memory is wrong, or on which the compiler failed, for a report.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
+import tempfile
+import traceback
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mpmd.compile.analysis.liveness import in_place_pairs
-from mpmd.compile.buffers.assignment import Allocation, Slice
+from mpmd.compile.buffers.assignment import Allocation, BufferAssignment, Slice
+from mpmd.compile.buffers.buffer_report import assignment_report
+from mpmd.compile.dump import Dump
+from mpmd.compile.fragment import FragmentModule
+from mpmd.compile.hlo import print_module
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.shape import ShapeIndex
-from mpmd.compile.kernels.sharing import may_share
+from mpmd.compile.kernels.in_place import may_share
 from mpmd.compile.thunks.thunk import (
     AttentionThunk,
     CollectiveThunk,
@@ -29,8 +39,9 @@ from mpmd.compile.thunks.thunk import (
     MatmulThunk,
     Thunk,
     WhileThunk,
+    listing,
 )
-from mpmd.errors import CompileError, collect
+from mpmd.errors import CompileError, MiscompiledError, collect
 
 Name = tuple[HloInstruction, ShapeIndex]
 """A value: the instruction that computes it, and the number of its result."""
@@ -368,3 +379,84 @@ def _text(name: Name | None) -> str:
         return "nothing"
     instruction, index = name
     return f"scratch of {instruction.name}" if index == (-1,) else f"{instruction.name}{list(index) or ''}"
+
+
+_FILE = "miscompiled.txt"
+
+
+def check_program(
+    fragment: FragmentModule,
+    module: HloModule,
+    thunks: Sequence[Thunk],
+    assignment: BufferAssignment,
+    *,
+    stores_last: bool = False,
+) -> None:
+    """Check the memory of a fragment's program before code generation.
+
+    Args:
+        fragment: the source.
+        module: the scheduled HLO.
+        thunks: its work.
+        assignment: its memory.
+        stores_last: what kernels of the target do; see `may_share`.
+
+    Raises:
+        MiscompiledError: it is wrong, or the check itself fails; holds the text of the program.
+    """
+    try:
+        places = assignment.allocations, assignment.results
+        check_thunks(module, thunks, assignment.at, *places, stores_last=stores_last)
+        return
+    except CompileError as error:
+        cause, problems = error, str(error)
+    except Exception as failure:  # a program that cannot be checked is not run, either
+        cause, problems = CompileError(f"the check failed: {failure}"), traceback.format_exc()
+    texts = {
+        "thunks": listing(thunks),
+        "buffers": assignment_report(assignment),
+        "HLO": print_module(module),
+    }
+    raise MiscompiledError(
+        f"fragment {fragment.name} on {fragment.mesh}: the native compiler gave its values the wrong memory",
+        _report(fragment, problems, texts),
+    ) from cause
+
+
+def compiler_failure(fragment: FragmentModule) -> MiscompiledError:
+    """The error for an exception of the compiler itself, which is being handled."""
+    return MiscompiledError(
+        f"fragment {fragment.name} on {fragment.mesh}: the native compiler failed",
+        _report(fragment, traceback.format_exc(), {}),
+        "the native compiler failed on it",
+    )
+
+
+def _report(fragment: FragmentModule, problems: str, texts: Mapping[str, str]) -> str:
+    names = ("mpmd", "jax", "jaxlib")
+    parts = {
+        "what is wrong": problems,
+        "versions": ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names),
+        "fragment": f"{fragment.name} on {fragment.mesh}",
+        **texts,
+        "StableHLO": fragment.text,
+    }
+    return "\n\n".join(f"==== {title}\n{text.rstrip()}" for title, text in parts.items()) + "\n"
+
+
+def write_report(fragment: FragmentModule, error: MiscompiledError, dump: Dump | None) -> str:
+    """Write the text of a refused program to the dump, or else to a temporary file that stays.
+
+    Returns:
+        Its path; or, in brackets, why it could not be written.
+    """
+    try:
+        if dump is not None:
+            dump.write(fragment, _FILE, error.report)
+            return str(dump.folder_of(fragment) / _FILE)
+        handle, path = tempfile.mkstemp(prefix="mpmd-", suffix=f"-{_FILE}")
+        with os.fdopen(handle, "w") as file:
+            file.write(error.report)
+        return path
+    except OSError as problem:
+        return f"(it could not be written: {problem})"

@@ -3,6 +3,8 @@
 Several copies that belong to one instant (results of a branch, state of a loop, results of the program) may
 be emitted in any order: buffer assignment keeps the targets of all of them apart from the sources of
 the others.
+
+Instructions that a target has no code for, each with the reason.
 """
 
 from __future__ import annotations
@@ -13,13 +15,13 @@ from mpmd.compile.analysis.dataflow import FORWARDING
 from mpmd.compile.buffers.assignment import BufferAssignment, Slice
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.kernels.planning.attention import PlannedAttention
-from mpmd.compile.kernels.planning.collectives import CollectivePlan
-from mpmd.compile.kernels.planning.dots import DotPlan
-from mpmd.compile.kernels.planning.kernels import PlannedKernel, plan_instruction
-from mpmd.compile.kernels.planning.trace import NoPlan
-from mpmd.compile.kernels.planning.updates import UpdatePlan
-from mpmd.compile.kernels.sharing import may_share
+from mpmd.compile.kernels.in_place import may_share
+from mpmd.compile.kernels.planner.attention import PlannedAttention
+from mpmd.compile.kernels.planner.collectives import CollectivePlan
+from mpmd.compile.kernels.planner.dots import DotPlan
+from mpmd.compile.kernels.planner.elements import NoPlan
+from mpmd.compile.kernels.planner.groups import UpdatePlan
+from mpmd.compile.kernels.planner.planned_kernel import PlannedKernel, plan_instruction
 from mpmd.compile.thunks.thunk import (
     AttentionThunk,
     CollectiveThunk,
@@ -260,3 +262,34 @@ class _Places:
         root = self.instruction.to_apply.root
         index = (root.operands.index(value),) if root.opcode == "tuple" else ()
         return self.assignment.at(self.instruction, index)
+
+
+def refusals(computation: HloComputation, refuses: Refuses) -> dict[HloInstruction, str]:
+    """The instructions of a prepared computation that have no code → why.
+
+    A loop or branch is refused for what it contains.  Instructions that only forward values are never
+    refused.
+
+    Args:
+        computation: after `pipelines.preparation`.
+        refuses: of the target.
+    """
+    found = {i: _reason(i, refuses) for i in computation}
+    return {i: reason for i, reason in found.items() if reason}
+
+
+def _reason(instruction: HloInstruction, refuses: Refuses) -> str:
+    """Why an instruction has no code; "" if it has."""
+    planned: PlannedKernel | None = None
+    if instruction.opcode in SILENT or is_device_number(instruction):
+        return ""
+    if instruction.opcode in ("while", "conditional"):
+        for computation in instruction.called:
+            for inner, reason in refusals(computation, refuses).items():
+                return f"it holds {inner.name}: {reason}"
+    else:
+        try:
+            planned = plan_instruction("kernel", instruction)
+        except NoPlan as error:
+            return str(error).partition("\n")[0]
+    return refuses(instruction, planned)

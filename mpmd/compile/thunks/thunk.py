@@ -8,9 +8,9 @@ from functools import cached_property
 
 from mpmd.compile.buffers.assignment import Slice
 from mpmd.compile.kernels.attention import AttentionPlan
+from mpmd.compile.kernels.kernel_plan import KernelPlan
 from mpmd.compile.kernels.matmul import MatmulPlan
-from mpmd.compile.kernels.plan import KernelPlan
-from mpmd.compile.kernels.planning.collectives import CollectivePlan
+from mpmd.compile.kernels.planner.collectives import CollectivePlan
 
 
 @dataclass(frozen=True)

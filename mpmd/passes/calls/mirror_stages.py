@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
+from mpmd.passes.calls.accumulators import terms_of
 from mpmd.passes.calls.signatures import calls_by_callee
-from mpmd.passes.calls.split_accumulators_by_mesh import terms_of
 from mpmd.passes.constants import zeros
 
 SUFFIX = "_mirror"

@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 from mpmd import ir
 from mpmd.passes.calls.inline import inline_call
-from mpmd.passes.fragments.dropping import erase_dead_ops
+from mpmd.passes.fragments.editing import erase_dead_ops
 from mpmd.passes.fragments.splitting import body_keys, outline
 
 _PREFIX = "mpmd.body."

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
-from mpmd.passes.fragments.dropping import filter_attributes
+from mpmd.passes.fragments.editing import filter_attributes
 
 
 def calls_by_callee(functions: Iterable[ir.Func]) -> dict[str, list[ir.Call]]:

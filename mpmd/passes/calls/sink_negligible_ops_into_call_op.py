@@ -5,7 +5,7 @@ from __future__ import annotations
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.calls.signatures import calls_by_callee, drop_from_call, drop_from_function
-from mpmd.passes.fragments.dropping import erase_dead_ops
+from mpmd.passes.fragments.editing import erase_dead_ops
 from mpmd.passes.import_.insert_nameless_clone_of_negligible_ops import is_negligible
 
 _TOKEN = "stablehlo.create_token"

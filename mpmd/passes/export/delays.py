@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.fragments.moving import in_block_order, moving
+from mpmd.passes.fragments.editing import in_block_order, moving
 
 
 class DelayInferredFragments(FunctionPass):

@@ -8,14 +8,22 @@ from collections.abc import Sequence
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.calls.shared_bodies import functions_of, put_back
-from mpmd.passes.export.fragment_names import fragment_name, has_transposed, site_text
-from mpmd.passes.export.programs import names_of, options_of_fragment, programs, put_options, rows_of
+from mpmd.passes.export.programs import (
+    fragment_name,
+    has_transposed,
+    names_of,
+    options_of_fragment,
+    programs,
+    put_options,
+    rows_of,
+    site_text,
+)
 from mpmd.passes.fragments.fragment_info import FragmentInfo
 from mpmd.passes.fragments.splitting import outline
 from mpmd.sharding import shardings
 from mpmd.sharding.shards import on_sdy_mesh, sdy_meshes
 from mpmd.support import diagnostics
-from mpmd.support.compiler_options import OptionsRow, contradictions
+from mpmd.support.xla_options import OptionsRow, contradictions
 
 log = logging.getLogger("mpmd.passes")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.export.memory import LAYOUT, Attributes
+from mpmd.passes.export.donation import LAYOUT, Attributes
 from mpmd.support import diagnostics
 
 DEFAULT, AUTO = "default", "auto"

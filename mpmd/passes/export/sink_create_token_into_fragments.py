@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.fragments.dropping import drop
+from mpmd.passes.fragments.editing import drop
 from mpmd.support import diagnostics
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mpmd import ir
-from mpmd.passes.fragments.moving import in_block_order
+from mpmd.passes.fragments.editing import in_block_order
 
 
 class Maker:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpmd import ir
 from mpmd.passes.calls.shared_bodies import narrow_calls
-from mpmd.passes.fragments.dropping import drop, erase_dead_ops
+from mpmd.passes.fragments.editing import drop, erase_dead_ops
 
 
 def simplify(fragment: ir.Fragment | ir.NamedComputation) -> bool:

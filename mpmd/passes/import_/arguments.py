@@ -6,7 +6,7 @@ from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.import_ import assigning
 from mpmd.support import diagnostics
-from mpmd.support.assignment import Constraint, IndexPlace, NamePlacement
+from mpmd.support.placement_options import Constraint, IndexPlace, NamePlacement
 
 
 class EnforceInputOutputEquisharding(FunctionPass):

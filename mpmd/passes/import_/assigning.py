@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from mpmd import ir
-from mpmd.passes.fragments.dropping import erase_dead_ops
-from mpmd.passes.fragments.moving import in_block_order
+from mpmd.passes.fragments.editing import erase_dead_ops, in_block_order
 from mpmd.passes.structure import mesh_order
 
 USER_IN = "user_in"

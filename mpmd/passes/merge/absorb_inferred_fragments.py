@@ -5,10 +5,8 @@ from __future__ import annotations
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.constants import constant_text, holds_complex
-from mpmd.passes.fragments.dropping import erase_dead_ops
-from mpmd.passes.fragments.merging import merge
-from mpmd.passes.fragments.moving import block_users, in_block_order, moving
-from mpmd.passes.merge.engine import named
+from mpmd.passes.fragments.editing import block_users, erase_dead_ops, in_block_order, merge, moving
+from mpmd.passes.merge.visit import named
 from mpmd.support import diagnostics
 
 _OWN = {"mesh_name", "origin", "stage_id"}

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.dependencies import Dependencies
-from mpmd.passes.fragments.merging import merge
-from mpmd.passes.fragments.moving import block_users
-from mpmd.passes.merge.engine import MergePass, fragment_users
+from mpmd.passes.fragments.editing import block_users, merge
+from mpmd.passes.merge.visit import MergePass, fragment_users
 from mpmd.support import diagnostics
 
 

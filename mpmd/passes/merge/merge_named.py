@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mpmd import ir
-from mpmd.passes.merge.engine import MergePass, named
+from mpmd.passes.merge.visit import MergePass, named
 from mpmd.support import diagnostics
 
 

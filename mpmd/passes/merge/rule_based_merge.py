@@ -6,12 +6,10 @@ import functools
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.fragments.control_edges import control_edges, put_control_edges
-from mpmd.passes.fragments.dependencies import Dependencies
-from mpmd.passes.fragments.dropping import erase_dead_ops
+from mpmd.passes.fragments.dependencies import Dependencies, control_edges, put_control_edges
+from mpmd.passes.fragments.editing import erase_dead_ops, merge
 from mpmd.passes.fragments.fragment_info import FragmentInfo, FragmentMergeRule
-from mpmd.passes.fragments.merging import merge
-from mpmd.passes.merge.engine import named
+from mpmd.passes.merge.visit import named
 from mpmd.support import diagnostics
 
 

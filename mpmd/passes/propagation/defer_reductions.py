@@ -11,7 +11,7 @@ from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.calls.shared_bodies import called_bodies, numbered, put_back, share_bodies
 from mpmd.passes.constants import zeros
-from mpmd.passes.fragments.dropping import erase_dead_ops
+from mpmd.passes.fragments.editing import erase_dead_ops
 from mpmd.passes.propagation.trial import (
     Layout,
     Trial,

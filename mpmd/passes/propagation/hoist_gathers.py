@@ -20,8 +20,7 @@ from mpmd.passes.propagation.trial import (
     without_axes,
 )
 from mpmd.sharding import shardings
-from mpmd.sharding.casts import cast_of
-from mpmd.sharding.gathers import axes_needed_whole
+from mpmd.sharding.gathers import axes_needed_whole, cast_of
 from mpmd.sharding.partial import tensor
 from mpmd.sharding.shards import split_axes
 

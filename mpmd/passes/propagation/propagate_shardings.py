@@ -20,8 +20,11 @@ from mpmd.passes.calls.shared_bodies import (
 )
 from mpmd.passes.cleanup.simplify_stablehlo import SimplifyStablehlo
 from mpmd.passes.fragments.splitting import body_keys
-from mpmd.passes.propagation.sdy_ops import ConvertSdyConstants, ReshardsToConstraints
-from mpmd.passes.propagation.signature_shardings import PopulateUnreducedOutSharding
+from mpmd.passes.propagation.sdy_ops import (
+    ConvertSdyConstants,
+    PopulateUnreducedOutSharding,
+    ReshardsToConstraints,
+)
 from mpmd.passes.shardy_limits import propagation_problem
 from mpmd.passes.structure import mentions
 from mpmd.sharding import shardings

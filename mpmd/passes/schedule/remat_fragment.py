@@ -6,8 +6,8 @@ import itertools
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.fragments.merging import merge
-from mpmd.passes.merge.engine import named
+from mpmd.passes.fragments.editing import merge
+from mpmd.passes.merge.visit import named
 from mpmd.support import diagnostics
 
 

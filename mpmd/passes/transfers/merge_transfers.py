@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.fragments.moving import moving
+from mpmd.passes.fragments.editing import moving
 from mpmd.sharding.shards import axes_by_dim, local_bytes
 
 

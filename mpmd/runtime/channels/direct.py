@@ -22,8 +22,8 @@ from jax.sharding import Sharding
 from mpmd import jax_compat, jax_distributed
 from mpmd.errors import ConfigError, ProgramError
 from mpmd.runtime.channels.protocol import Channel
-from mpmd.runtime.graph import BufferType
-from mpmd.runtime.pairs import MessageKey
+from mpmd.runtime.program.graph import BufferType
+from mpmd.runtime.program.pairs import MessageKey
 
 Copy = Callable[[Any], Any]
 _SHOWN = 8

@@ -15,10 +15,9 @@ from mpmd.errors import PeerError
 from mpmd.runtime.channels.links import FETCHES, Links, links, message_number
 from mpmd.runtime.channels.reshard import Box, assembler, boxes
 from mpmd.runtime.processes.exchange import Alike, WorldExchange
-from mpmd.runtime.processes.origins import differ
-from mpmd.runtime.processes.world import World, world
-from mpmd.runtime.program import processes_text
-from mpmd.runtime.waiting import wait_for
+from mpmd.runtime.processes.world import World, differ, world
+from mpmd.runtime.program.streams import processes_text
+from mpmd.runtime.run.waiting import wait_for
 
 _turns = itertools.count()
 

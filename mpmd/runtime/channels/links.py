@@ -1,18 +1,16 @@
-"""Connections for arrays between processes, by JAX's transfer server.
-
-A sender offers arrays under a number, a receiver pulls that number and gets arrays at once that are filled
-later; the numbers pair them, in any order.  Arrays may be offered before they are computed: the server begins
-to send one when it is, and others pass it meanwhile.  What listens: one server per process, on two free ports
-of `address_of_this_host`.  One thread of a server reads from all connections in turn and waits for each: a
-stranger's that sends nothing would hold up all arrays.  So all processes connect to each other at once, and
-no other is accepted afterwards.
-"""
+"""Connections for arrays between processes, by JAX's transfer server, whose ports are closed to strangers."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import itertools
+import os
 import socket
-from collections.abc import Sequence
+import struct
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,9 +19,64 @@ from jax.sharding import SingleDeviceSharding
 
 from mpmd import jax_distributed
 from mpmd.errors import ConfigError, TransferError
-from mpmd.runtime.channels.doors import close_to_strangers, listening_sockets
 from mpmd.runtime.processes.exchange import WorldExchange
-from mpmd.runtime.waiting import wait_for
+from mpmd.runtime.run.waiting import wait_for
+
+_ATTACH_FILTER = 26  # SO_ATTACH_FILTER; Python has no name for it
+_ONLY_SYN = [
+    (0x30, 0, 0, 13),  # load the byte of the flags
+    (0x45, 0, 1, 0x02),  # is SYN set?
+    (0x06, 0, 0, 0xFFFFFFFF),  # keep the packet
+    (0x06, 0, 0, 0),  # drop it
+]
+"""Instructions of a filter: code, jump if true, jump if false, operand."""
+
+
+def listening_sockets() -> set[int]:
+    """The inodes of the sockets of this process that listen for TCP connections; none but on Linux."""
+    return {os.fstat(found.fileno()).st_ino for found in _listening()}
+
+
+def close_to_strangers(inode: int) -> bool:
+    """Keeps new connections from a listening socket; those that it has accepted stay.
+
+    Returns:
+        Whether it did: systems other than Linux cannot.
+    """
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in _ONLY_SYN))
+    program = struct.pack("HP", len(_ONLY_SYN), ctypes.addressof(code))
+    closed = False
+    for found in _listening():
+        if os.fstat(found.fileno()).st_ino == inode:
+            with contextlib.suppress(OSError):
+                found.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
+                closed = True
+    return closed
+
+
+def _listening() -> Iterator[socket.socket]:
+    """Each such socket for a moment, by a descriptor of its own."""
+    folder = Path("/proc/self/fd")
+    if sys.platform != "linux" or not folder.is_dir():
+        return
+    for entry in folder.iterdir():
+        try:
+            copy = os.dup(int(entry.name))
+        except OSError:  # closed meanwhile
+            continue
+        try:
+            found = socket.socket(fileno=copy)
+        except OSError:  # no socket
+            os.close(copy)
+            continue
+        with found:
+            try:
+                listens = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            except OSError:
+                continue
+            if listens and found.family in (socket.AF_INET, socket.AF_INET6):
+                yield found
+
 
 GREETING = (1 << 28) - 1
 """In place of a step: the number of the messages that show that connections work."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from jax.profiler import StepTraceAnnotation, TraceAnnotation
 
-from mpmd.runtime.instructions import task_text
-from mpmd.runtime.interpreter import BoundCall, Observer, StepState
+from mpmd.runtime.program.instructions import task_text
+from mpmd.runtime.run.interpreter import BoundCall, Observer, StepState
 
 
 def step_annotation(name: str, number: int) -> contextlib.AbstractContextManager[Any]:

@@ -23,8 +23,7 @@ from mpmd import jax_compat, jax_distributed
 from mpmd.errors import ProgramError
 from mpmd.runtime.channels.direct import DirectChannel, DirectPairs, MessageEnds, direct_messages
 from mpmd.runtime.channels.links import MESSAGE_BITS, Links, message_number
-from mpmd.runtime.channels.mesh_devices import LocalChannels, MeshDevices
-from mpmd.runtime.channels.partly_here import has_parts_for
+from mpmd.runtime.channels.mesh_devices import LocalChannels, MeshDevices, has_parts_for
 from mpmd.runtime.channels.protocol import Channel
 from mpmd.runtime.channels.reshard import (
     ReshardPlan,
@@ -36,10 +35,10 @@ from mpmd.runtime.channels.reshard import (
     to_default_memory,
 )
 from mpmd.runtime.channels.spanning import SpanningChannel, SpanningMessage, SpanningMessages
-from mpmd.runtime.graph import BufferType
-from mpmd.runtime.instructions import Send
-from mpmd.runtime.pairs import MessageKey
-from mpmd.runtime.program import Program
+from mpmd.runtime.program.graph import BufferType
+from mpmd.runtime.program.instructions import Send
+from mpmd.runtime.program.pairs import MessageKey
+from mpmd.runtime.program.streams import Program
 
 
 @dataclasses.dataclass(frozen=True)

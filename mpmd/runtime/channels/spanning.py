@@ -17,7 +17,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from mpmd.jax_compat import array_copier, default_memory_kind
 from mpmd.runtime.channels.links import Links
-from mpmd.runtime.channels.local import LocalChannel
+from mpmd.runtime.channels.protocol import LocalChannel
 from mpmd.runtime.channels.reshard import (
     Box,
     ShardPiece,

@@ -18,7 +18,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from mpmd.jax_compat import default_memory_kind, execution_order
 from mpmd.runtime.channels.mesh_devices import MeshDevices
-from mpmd.runtime.graph import BufferType
+from mpmd.runtime.program.graph import BufferType
 from mpmd.support.execution_log import TimeLog
 
 Mark = Mapping[Any, jax.Array]

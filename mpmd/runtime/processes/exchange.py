@@ -5,6 +5,8 @@
 
 All processes must come to the same exchanges in the same order, do them alike, and end them alike.  If one
 comes to something else, does it otherwise, or leaves by an exception of its own, all raise a PeerError.
+
+What decides about numbers beside a program: versions, and settings of JAX.
 """
 
 from __future__ import annotations
@@ -14,15 +16,33 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import re
 import zlib
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
+from mpmd import jax_distributed
 from mpmd.errors import MpmdError, PeerError
-from mpmd.runtime.processes.mail import Mail, Turns
+from mpmd.runtime.processes.store import Mail, Turns
+from mpmd.version import __version__
 
 if TYPE_CHECKING:
     from mpmd.runtime.processes.world import World
+
+
+_ADDRESS = re.compile(r"\b0x[0-9a-f]{4,}\b")
+
+
+def settings_text() -> str:
+    """Versions and settings of this process, one a line; equal texts give equal numbers."""
+    lines = [f"mpmd {__version__}", *jax_distributed.versions_and_settings()]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def without_addresses(text: str) -> str:
+    """A text in which Python objects are printed without their addresses, which differ between processes."""
+    return _ADDRESS.sub("0x", text)
+
 
 _SHOWN = 300
 """Characters of a line that an error shows."""

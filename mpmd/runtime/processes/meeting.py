@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mpmd import jax_compat
-from mpmd.runtime.clients import available_cores
-from mpmd.runtime.interpreter import FragmentExecutable
 from mpmd.runtime.processes.exchange import WorldExchange
-from mpmd.runtime.processes.mail import Turns
-from mpmd.runtime.program import Program
-from mpmd.runtime.waiting import wait_for
+from mpmd.runtime.processes.store import Turns
+from mpmd.runtime.program.streams import Program
+from mpmd.runtime.run.clients import available_cores
+from mpmd.runtime.run.interpreter import FragmentExecutable
+from mpmd.runtime.run.waiting import wait_for
 
 
 class MeetingCall:

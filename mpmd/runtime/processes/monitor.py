@@ -31,8 +31,6 @@ _CAUSE_POLLS = 10
 """Polls that processes have to report failures after the first one."""
 _RAISE_SECONDS = 1.5
 """How long a process that has lost the coordinator has to raise the error; JAX ends it a second later."""
-_COUNT_SECONDS, _COUNT_POLL_SECONDS = 1.0, 0.05
-"""How long the last beats of the other processes are waited for, and the pause between looks."""
 
 
 class Monitor:
@@ -53,14 +51,13 @@ class Monitor:
     def stop(self) -> None:
         """Ends the thread."""
         self._ended.set()
-        self._world.progress.set()
         if self._thread is not threading.current_thread():
             self._thread.join(2.0)
 
     def _watch(self) -> None:
         world = self._world
         world.watcher = threading.get_ident()
-        while not self._ended.is_set():
+        while not self._ended.wait(_POLL_SECONDS):
             try:
                 state = self.poll()
                 self._read_beats(state)
@@ -69,8 +66,6 @@ class Monitor:
                     world.report(cause)
                     state = world.state()
                 if "failure" in state:
-                    world.end()
-                    self._count_steps(json.loads(state["failure"])["process"])
                     world.fail(Failure(**json.loads(state["failure"])))
                     return
             except PeerError as lost:  # of the coordinator
@@ -88,39 +83,9 @@ class Monitor:
 
     def poll(self) -> dict[str, str]:
         """The shared state, once this process has written that it is alive."""
-        if not self._write_progress():
-            self._turn += 1
-            self._world.beat(f"poll {self._turn}")
+        self._turn += 1
+        self._world.beat(f"poll {self._turn}")
         return self._world.state()
-
-    def _write_progress(self) -> bool:
-        """Writes a beat whenever a step is completed, for the time of a poll: the next step begins after it.
-
-        Returns:
-            Whether it wrote any: this process is then known to be alive.
-        """
-        progress, until = self._world.progress, time.monotonic() + _POLL_SECONDS
-        written = False
-        while (left := until - time.monotonic()) > 0 and not self._ended.is_set():
-            if progress.wait(left):
-                progress.clear()
-                if not self._ended.is_set():
-                    self._world.beat(f"step {self._world.completed}")
-                    written = True
-        return written
-
-    def _count_steps(self, failed: int) -> None:
-        """Waits, but not for long, until the others have said which step they completed last.
-
-        Args:
-            failed: the process that has failed, which may be unable to.
-        """
-        world, until = self._world, time.monotonic() + _COUNT_SECONDS
-        others = {process for process, polls in self._silent.items() if polls < _SILENT_POLLS} - {failed}
-        self._read_beats(world.state())
-        while not others <= world.counted and time.monotonic() < until:
-            time.sleep(_COUNT_POLL_SECONDS)
-            self._read_beats(world.state())
 
     def _read_beats(self, state: Mapping[str, str]) -> None:
         world = self._world
@@ -131,10 +96,8 @@ class Monitor:
             if text != self._beats.get(process):
                 self._beats[process], self._silent[process] = text, 0
                 beat = json.loads(text)
-                world.hosts[process], world.steps_of[process] = beat["host"], beat["steps"]
+                world.hosts[process] = beat["host"]
                 self._begun[process] = beat["begun"][0], tuple(beat["begun"][1])
-                if beat["last"]:
-                    world.counted.add(process)
             else:
                 self._silent[process] += 1
 

@@ -1,23 +1,68 @@
-"""This process's part of a program: its streams run here, and failures of any process end the step here."""
+"""This process's part of a program: its streams run here, and failures of any process end the step here.
+
+Clocks of the processes, compared over the key-value store.
+
+Each process asks process 0 for its time, several times in turn.  The answer was written between the question
+and its arrival: half of the shortest round trip is the error.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from mpmd import jax_compat
 from mpmd.errors import FragmentError, PeerError, SignatureError, TransferError
 from mpmd.runtime.channels.protocol import Stopped
-from mpmd.runtime.decode import ArrayEngine
-from mpmd.runtime.executor import Executor, RuntimeOptions
-from mpmd.runtime.instructions import Feed
-from mpmd.runtime.interpreter import FragmentExecutable, Observer
-from mpmd.runtime.pairs import MessageKey
-from mpmd.runtime.processes.clocks import compare_clocks
+from mpmd.runtime.measure.step_trace import StepTimes
 from mpmd.runtime.processes.exchange import WorldExchange
-from mpmd.runtime.program import Program
-from mpmd.runtime.trace import StepTimes
+from mpmd.runtime.program.instructions import Feed
+from mpmd.runtime.program.pairs import MessageKey
+from mpmd.runtime.program.streams import Program
+from mpmd.runtime.run.decode import ArrayEngine
+from mpmd.runtime.run.executor import Executor, RuntimeOptions
+from mpmd.runtime.run.interpreter import FragmentExecutable, Observer
+
+_ROUNDS = 8
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ClockOffset:
+    """Offset of this process's `time.perf_counter` to process 0's.
+
+    Attributes:
+        seconds: to add to a time here to get process 0's.
+        error_s: the largest error of it, in seconds.
+    """
+
+    seconds: float
+    error_s: float
+
+
+def compare_clocks(exchange: WorldExchange) -> ClockOffset:
+    """Compares the clock of this process with process 0's.
+
+    Raises:
+        PeerError: a process failed meanwhile.
+    """
+    world = exchange.world
+    offset = ClockOffset(0.0, 0.0 if world.index == 0 else float("inf"))
+    for process in range(1, world.count):
+        for _ in range(_ROUNDS):
+            question, answer = f"clock/{process}/question", f"clock/{process}/answer"
+            if world.index == 0:
+                exchange.take(question)
+                exchange.put(answer, repr(time.perf_counter()))
+            elif world.index == process:
+                begin = time.perf_counter()
+                exchange.put(question, "")
+                there = float(exchange.take(answer))
+                half = (time.perf_counter() - begin) / 2
+                if half < offset.error_s:
+                    offset = ClockOffset(there - begin - half, half)
+    return offset
 
 
 class WorldEngine(ArrayEngine, Protocol):
@@ -84,7 +129,6 @@ class Part:
         world.check()
         self._refuse_absent(inputs)
         with world.turn(f"a step of {self.program.name!r}"), world.waiting():
-            world.wait_for_beat()
             results = self._run(inputs, observers, one_by_one)
         world.check()
         world.complete()
@@ -202,6 +246,6 @@ def merged_times(of_processes: Sequence[tuple[list[Any], list[Any], float]]) -> 
         for mesh, at, start, end in runs:
             known = intervals.get((mesh, at), (start, end))
             intervals[mesh, at] = min(start, known[0]), max(end, known[1])
-        for mesh, at, time in arrivals:
-            times[mesh, at] = max(time, times.get((mesh, at), time))
+        for mesh, at, moment in arrivals:
+            times[mesh, at] = max(moment, times.get((mesh, at), moment))
     return StepTimes(intervals, times)

@@ -1,12 +1,16 @@
-"""The devices of all processes, divided among meshes."""
+"""The devices and cores of all processes, divided among meshes and processes."""
 
 from __future__ import annotations
 
 import itertools
+import os
+import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpmd.errors import ConfigError
+from mpmd.runtime.processes.exchange import WorldExchange
+from mpmd.runtime.run.clients import available_cores
 
 
 def placed(devices: Sequence[Any], counts: Mapping[str, int]) -> dict[str, list[Any]]:
@@ -66,3 +70,39 @@ def _not_whole(mesh: str, count: int, sizes: Sequence[int], first: int) -> Confi
         f"{fewer} or {more} of them, each process as many devices as its meshes need, such as mpmd-run "
         "--devices, or a list of devices"
     )
+
+
+def own_cores(exchange: WorldExchange) -> tuple[int, ...]:
+    """The cores with which this process computes.
+
+    Raises:
+        PeerError: a process failed meanwhile.
+    """
+    found = exchange.gather_json([_machine(), available_cores()])
+    return share_of(exchange.world.index, [(machine, tuple(cores)) for machine, cores in found])
+
+
+def share_of(index: int, places: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[int, ...]:
+    """The part of its cores that a process takes.
+
+    Args:
+        index: of the process.
+        places: for each process its machine and the cores that it may run on.
+
+    Returns:
+        A contiguous run of equal length for each process that shares cores with this one; one core, which
+        others have too, if there are fewer cores than processes.
+    """
+    machine, cores = places[index]
+    sharing = [p for p, (there, of) in enumerate(places) if there == machine and set(of) & set(cores)]
+    size, turn = len(cores) // len(sharing), sharing.index(index)
+    return cores[turn * size : (turn + 1) * size] if size else (cores[turn % len(cores)],)
+
+
+def _machine() -> str:
+    """Identifies this machine: containers on one may have host names of their own."""
+    boot = "/proc/sys/kernel/random/boot_id"
+    if os.path.exists(boot):
+        with open(boot) as file:
+            return file.read().strip()
+    return socket.gethostname()

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Collection, Mapping
 
-from mpmd.runtime.graph import EntryGraph, OutputSpec, TransferOp
+from mpmd.runtime.program.graph import EntryGraph, OutputSpec, TransferOp
 
 
 def with_results_everywhere(

@@ -2,6 +2,10 @@
 
 The store carries control only, never arrays.  Each process writes under its own index; a failure is written
 once, by the first process that knows its cause, and read by all.
+
+Where arrays come from: two processes that fetch one array each must mean the same one.
+
+An array of another process has no data here, and often the shape, the dtype and the mesh of others.
 """
 
 from __future__ import annotations
@@ -16,26 +20,64 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mpmd import jax_compat, jax_distributed
 from mpmd.errors import ConfigError, PeerError
-from mpmd.runtime.exclusive import Exclusive, ExclusiveWork
 from mpmd.runtime.processes.exchange import Alike, WorldExchange
-from mpmd.runtime.processes.mail import Mail
-from mpmd.runtime.processes.origins import Origins
-from mpmd.runtime.processes.store import BoundedStore, NoAnswer, delay_aborts
+from mpmd.runtime.processes.store import BoundedStore, Mail, NoAnswer, delay_aborts
+from mpmd.runtime.run.exclusive import Exclusive, ExclusiveWork
 from mpmd.support.memoisation import once
+
+_RECORDED = 16
+"""Calls whose results are known; earlier results are compared by shape, dtype and place only."""
+
+
+class Origins:
+    """The last calls that made arrays, in every process the same; holds none of them."""
+
+    def __init__(self) -> None:
+        self._calls: deque[tuple[str, list[weakref.ref[Any] | None]]] = deque(maxlen=_RECORDED)
+
+    def record(self, what: str, leaves: Sequence[Any]) -> None:
+        """Notes the results of a call: `what`, such as `program 3`, and its leaves in order."""
+        self._calls.append((what, [_reference(leaf) for leaf in leaves]))
+
+    def of(self, leaf: Any) -> list[str]:
+        """The calls that gave an array, and which of their results it is; none if that is not known.
+
+        There are several for an array that is two results, or an argument that is a result.
+        """
+        return list(self._found(leaf))
+
+    def _found(self, leaf: Any) -> Iterator[str]:
+        for what, references in reversed(self._calls):
+            for k, reference in enumerate(references):
+                if reference is not None and reference() is leaf:
+                    yield f"result {k} of {what}"
+
+
+def differ(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether the origins of arrays are known, and none is common to both."""
+    return bool(one and other) and not set(one) & set(other)
+
+
+def _reference(leaf: Any) -> weakref.ref[Any] | None:
+    try:
+        return weakref.ref(leaf)
+    except TypeError:  # a number
+        return None
+
 
 _STATE = "mpmd/state/"
 _CAUSE_SECONDS = 5.0
 """How long the cause of a failure is waited for, beyond the time after which a process is silent."""
 _COMPARED = 32
 """Steps and exchanges whose order is compared: no process is ahead of another by more."""
-_CHECK_SECONDS = 0.05
-"""Pause between the checks of a wait for a beat."""
 _COORDINATOR_SECONDS = 0.2
 """How long the process that runs the coordinator outlives the others: JAX ends those that lose it."""
 
@@ -72,8 +114,6 @@ class World:
         exit_code: of this process, if it has failed.
         peer_timeout: seconds after which a process that does not answer has failed.
         cores: on which this process runs from `pin` on; empty for all.
-        progress: set when a step is completed, so that the watching thread writes a beat.
-        counted: the other processes that complete no further step, so that `steps_of` is final.
         begun: the last steps and exchanges that this process began, and how many there were before them.
         raised: set when another thread than the watching one raises a PeerError.
         watcher: the watching thread.
@@ -87,15 +127,10 @@ class World:
         self.completed, self.turns, self.waits, self.peer_timeout = 0, 0, False, 8.0
         self.exit_code = 1
         self.hosts: dict[int, str] = {index: socket.gethostname()}
-        self.steps_of: dict[int, int] = {}
         self.cores: tuple[int, ...] = ()
-        self.progress = threading.Event()
         self.begun: tuple[int, tuple[str, ...]] = (0, ())
         self.raised, self.watcher = threading.Event(), 0
         self._stop_work: list[Callable[[], None]] = []
-        self.counted: set[int] = set()
-        self._written, self._steps_written = threading.Condition(), 0
-        self._completing, self._ending = threading.Lock(), False
         self._mail, self._numbers = Mail(self, store), itertools.count()
         self._exclusive, self.origins = Exclusive(), Origins()
 
@@ -148,51 +183,14 @@ class World:
         self.begun = before + surplus, (*last[surplus:], what)
 
     def beat(self, turn: str) -> None:
-        """Writes that this process is alive, and how far it is; `turn` differs from that of the last beat."""
-        last = self._ending  # read before the steps, which do not change after it
-        steps = self.completed
-        host = self.hosts[self.index]
-        beat = {"turn": turn, "steps": steps, "host": host, "begun": self.begun, "last": last}
+        """Writes that this process is alive, and what it began; `turn` differs from that of the last beat."""
+        beat = {"turn": turn, "host": self.hosts[self.index], "begun": self.begun}
         self.publish(f"beat/{self.index}", json.dumps(beat))
-        with self._written:
-            self._steps_written = steps
-            self._written.notify_all()
 
     def complete(self) -> None:
-        """Counts a step that this process has completed; the watching thread writes a beat.
-
-        Raises:
-            PeerError: the processes cannot go on.
-        """
-        with self._completing:
-            if not self._ending:
-                self.completed += 1
-                self.turns += 1
-                self.progress.set()
-                return
-        self._wait_for_cause()
-        self.check()
-
-    def end(self) -> None:
-        """Stops the work of this process, which completes no further step, and writes a last beat."""
-        with self._completing:
-            ended, self._ending = self._ending, True
-        if not ended:
-            self._stop()
-            self.beat("end")
-
-    def wait_for_beat(self) -> None:
-        """Returns when a beat counts the last step that was completed here; it usually does.
-
-        If this process is killed in the next step, the others know how far it was.
-
-        Raises:
-            PeerError: the processes cannot go on.
-        """
-        with self._written:
-            while self._steps_written < self.completed:
-                self.check()
-                self._written.wait(_CHECK_SECONDS)
+        """Counts a step that this process has completed."""
+        self.completed += 1
+        self.turns += 1
 
     @contextlib.contextmanager
     def exchange(self, what: str, alike: Alike | None = None) -> Iterator[WorldExchange]:
@@ -241,7 +239,7 @@ class World:
     def differ(self, process: int, text: str) -> PeerError:
         """The error of processes that do different things; ends the work of all."""
         with contextlib.suppress(PeerError):  # the coordinator is lost, which ends the work as well
-            self.end()
+            self.stop()
             self.report(Failure(process, text, known=False))
             self.fail(Failure(**json.loads(self.state()["failure"])))
         assert self.failure is not None
@@ -268,16 +266,13 @@ class World:
         where = [f"host {host!r}"] if host else []
         where += [f"mesh{'es' if len(meshes) > 1 else ''} {', '.join(map(repr, meshes))}"] if meshes else []
         place = f" ({', '.join(where)})" if where else ""
-        done = min([self.completed, *(self.steps_of.get(i, 0) for i in range(self.count) if i != self.index)])
-        last = f"step {done - 1} is the last one completed" if done else "no step was completed"
-        if not self.counted >= {*range(self.count)} - {self.index, failure.process}:
-            last = f"as far as is known, {last}"
+        last = f"step {self.completed - 1} is the last one" if self.completed else "no step is"
         what = failure.where or f"process {failure.process}{place}"
         if threading.get_ident() != self.watcher:
             self.raised.set()
         return PeerError(
             f"{what} {failure.text}\n"
-            f"  {last} by all processes\n"
+            f"  {last} that process {self.index} has completed\n"
             "  the processes cannot go on: start all of them again, from a checkpoint"
         )
 
@@ -316,7 +311,7 @@ class World:
     def fail_here(self, error: BaseException, mesh: str = "", what: str = "") -> None:
         """Ends the work of all processes: an error of this one, after which the others would wait for it."""
         with contextlib.suppress(PeerError):  # the coordinator is lost, which ends the work as well
-            self.end()
+            self.stop()
             self.report(Failure(self.index, self._failed(error, what), mesh))
             self.fail(Failure(**json.loads(self.state()["failure"])))
 
@@ -324,9 +319,10 @@ class World:
         """Ends the work of this process: called once the cause is known."""
         if self.failure is None:
             self.failure = failure
-            self._stop()
+            self.stop()
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """Stops the work of this process."""
         stops, self._stop_work = self._stop_work, []
         for stop in stops:
             stop()
@@ -371,7 +367,7 @@ def _report_exceptions(joined: World) -> None:
         if not isinstance(error, PeerError) and joined.failure is None:
             lines = str(error).splitlines() or [""]
             with contextlib.suppress(PeerError):
-                joined.end()
+                joined.stop()
                 joined.report(Failure(joined.index, f"ended with {kind.__name__}: {lines[0]}"))
         error.add_note(f"in {joined.name()}")
         show(kind, error, trace)
@@ -383,7 +379,7 @@ def _leave(joined: World, stop_watching: Callable[[], None]) -> None:
     """Waits for the other processes, which may still read sent arrays, unless one has failed."""
     with contextlib.suppress(PeerError):  # the coordinator is lost, which `failure` says too
         joined.check()
-        joined.end()
+        joined.stop()
         joined.publish(f"left/{joined.index}", str(joined.turns))
         while joined.failure is None and not _all_left(joined.state(), joined.count):
             time.sleep(0.02)

@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from mpmd.errors import ScheduleError
 from mpmd.scheduling.definition import PipelineSchedule, PipelineShape, RoundRobinSchedule
+from mpmd.scheduling.patterns import best_order, zigzag
 from mpmd.scheduling.table import Phase, Task, Visit, pipeline_positions
 from mpmd.scheduling.workload import expand, unit_workload
-from mpmd.scheduling.zigzag import best_order, zigzag
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from mpmd.errors import ScheduleError
 from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
 from mpmd.scheduling.list_schedule import backward_first, list_schedule, old_first
-from mpmd.scheduling.table import Placement, Task, contiguous
-from mpmd.scheduling.v_patterns import (
+from mpmd.scheduling.patterns import (
     V_HALF_PATTERNS,
     V_MIN_PATTERNS,
     VPattern,
     is_v_shaped,
     pattern_candidates,
 )
+from mpmd.scheduling.table import Placement, Task, contiguous
 from mpmd.scheduling.workload import expand, limits, unit_workload
 
 

@@ -9,8 +9,8 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from mpmd.scheduling.render import COLOURS
-from mpmd.tools.explorer.changes import CHANGED, MOVED_HERE, NEW
-from mpmd.tools.explorer.graph import Graph
+from mpmd.tools.explorer.module_graph import Graph
+from mpmd.tools.explorer.text_tree import CHANGED, MOVED_HERE, NEW
 
 if TYPE_CHECKING:
     from mpmd.tools.explorer.recorder import PassRun

@@ -9,14 +9,13 @@ from types import MappingProxyType
 from typing import Any
 
 from mpmd import ir
+from mpmd.partition.pipeline import Step
 from mpmd.passes.bases import MlirPass
-from mpmd.pipeline import Step
 from mpmd.support.passes import Pass
-from mpmd.tools.explorer.changes import changes
-from mpmd.tools.explorer.graph import DRAWN_LINE, Graph, fresh_nodes, graphs_of
+from mpmd.tools.explorer.module_graph import DRAWN_LINE, Graph, fresh_nodes, graphs_of
 from mpmd.tools.explorer.naming import Namer
 from mpmd.tools.explorer.page import page_of
-from mpmd.tools.explorer.text_tree import Numbering, OpText, pair, read_tree
+from mpmd.tools.explorer.text_tree import Numbering, OpText, changes, pair, read_tree
 
 INPUT = "input"
 

@@ -11,7 +11,7 @@ import jax
 from mpmd.jax_compat import rebind
 from mpmd.tracing.ranges.random_bits import random_bits
 from mpmd.tracing.ranges.range import Range, RangeComputation
-from mpmd.tracing.stages.part_rules import ELEMENTWISE, REDUCTIONS
+from mpmd.tracing.stages.stacked.part_rules import ELEMENTWISE, REDUCTIONS
 
 Rule = Callable[[Any, Range], RangeComputation | None]
 """Of an equation with one result, and a range of it; None if it must be computed whole."""

@@ -12,17 +12,21 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from mpmd.errors import ConfigError
 from mpmd.tracing.names import is_bound
-from mpmd.tracing.stages.automatic import AutomaticSelector, DivisionChoice, choose_by_cost
-from mpmd.tracing.stages.emit import emit
-from mpmd.tracing.stages.interpreter import PartwiseInterpreter
-from mpmd.tracing.stages.items import FlatFunction, Item
-from mpmd.tracing.stages.layers import check_scopes, stages_by_paths, stages_by_scopes
-from mpmd.tracing.stages.part_rules import FROM_ARRAYS, RULES
-from mpmd.tracing.stages.placement import check_order, place
-from mpmd.tracing.stages.report import describe_stages
-from mpmd.tracing.stages.scan_ranges import divide_scans
-from mpmd.tracing.stages.selectors import Selector
-from mpmd.tracing.stages.stacked import in_parts, is_stacked
+from mpmd.tracing.stages.items import FlatFunction, Item, emit
+from mpmd.tracing.stages.select.automatic import AutomaticSelector, DivisionChoice, choose_by_cost
+from mpmd.tracing.stages.select.placement import (
+    check_order,
+    check_scopes,
+    place,
+    stages_by_paths,
+    stages_by_scopes,
+)
+from mpmd.tracing.stages.select.selectors import Selector
+from mpmd.tracing.stages.select.stage_report import describe_stages
+from mpmd.tracing.stages.stacked.by_parts import PartwiseInterpreter
+from mpmd.tracing.stages.stacked.part_rules import FROM_ARRAYS, RULES
+from mpmd.tracing.stages.stacked.scan_ranges import divide_scans
+from mpmd.tracing.stages.stacked.stacked import in_parts, is_stacked
 
 Dynamic = tuple[list[Any], dict[str, Any]]
 """Positional and keyword arguments that are not static."""

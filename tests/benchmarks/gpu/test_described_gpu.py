@@ -14,12 +14,12 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.gpu import ahead
-from mpmd.api.compiler_options import default_rows
 from mpmd.compile.backends.jax_function import jax_function
 from mpmd.compile.backends.native_gpu import backend as native_gpu
 from mpmd.compile.backends.native_gpu.backend import NativeGpuBackend
 from mpmd.compile.compiler import FallbackBackend
 from mpmd.compile.driver import compiled_or_kept
+from mpmd.config.compiler_options import default_rows
 from mpmd.jax_compat import effort_levels
 from tests.support.native_fragments import fragment_of
 from tests.support.native_meshes import OnMesh, mesh_of

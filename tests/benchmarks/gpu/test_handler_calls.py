@@ -21,7 +21,7 @@ from benchmarks.gpu.handler import (
     Scalar,
 )
 from benchmarks.gpu.table import ENTRIES, RecordingTable
-from mpmd.compile.llvm.target import host_target
+from mpmd.compile.llvm.cpu import host_target
 from workloads.call_frame import CallFrame
 
 STREAM, CONTEXT, KERNELS = 0x77, 0xCC, [0xA0, 0xA1]

@@ -16,9 +16,9 @@ from mpmd.compile.hlo.builder import HloBuilder, scalar_computation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.shape import array
-from mpmd.compile.lowering.program import Axis, Sharding
 from mpmd.compile.lowering.spmd.devices import parts, place
 from mpmd.compile.lowering.spmd.moves import resharded
+from mpmd.compile.lowering.stablehlo_program import Axis, Sharding
 from tests.support.random_hlo.draft import Case, Draft, small_integers
 
 DTYPES = ("f32", "f32", "bf16", "s32", "u8", "f64")

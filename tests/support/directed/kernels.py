@@ -9,11 +9,10 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.evaluate_products import evaluate_product
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
-from mpmd.compile.kernels.planning import PlannedKernel, plan_instruction
-from mpmd.compile.kernels.planning.dots import DotPlan
-from mpmd.compile.kernels.planning.groups import GroupPlan
-from mpmd.compile.kernels.planning.trace import elements_of
-from mpmd.compile.kernels.planning.updates import UpdatePlan
+from mpmd.compile.kernels.planner import PlannedKernel, plan_instruction
+from mpmd.compile.kernels.planner.dots import DotPlan
+from mpmd.compile.kernels.planner.elements import elements_of
+from mpmd.compile.kernels.planner.groups import GroupPlan, UpdatePlan
 from tests.support import hlo_meaning
 from tests.support.random_hlo.comparison import differences
 from tests.support.random_hlo.draft import Case

@@ -13,7 +13,7 @@ import numpy as np
 from mpmd.compile.compilation import Compilation
 from mpmd.compile.hlo.builder import scalar_computation
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.kernels.plan import ELEMENT, Apply, KernelPlan, ReduceNode
+from mpmd.compile.kernels.kernel_plan import ELEMENT, Apply, KernelPlan, ReduceNode
 from mpmd.compile.thunks.thunk import KernelThunk
 from tests.support.random_hlo.draft import EIGHT_BIT_FLOATS, Case, Draft, values
 

@@ -9,21 +9,15 @@ import numpy as np
 from mpmd.compile.hlo.attributes import DotDims, PadDim
 from mpmd.compile.hlo.builder import scalar_computation
 from mpmd.compile.hlo.dtypes import DTYPES
-from mpmd.compile.hlo.evaluator.reducers import identity_of
+from mpmd.compile.hlo.evaluator.values import identity_of
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.opcodes import ELEMENTWISE, OPCODES
 from mpmd.compile.hlo.shape import array
 from mpmd.compile.passes.rewriter import Rule
 from mpmd.compile.passes.simplify.algebra import (
-    arithmetic,
-    broadcasts,
-    conversions,
-    logic,
-    marks,
+    elementwise,
+    movement,
     products,
-    reductions,
-    reshapes,
-    slices,
     tuples,
 )
 from tests.support.random_hlo.draft import ANY, COMPLEX, EIGHT_BIT_FLOATS, FLOATS, INTEGERS, TINY, Case, Draft
@@ -390,37 +384,37 @@ def _constants(draft: Draft) -> HloInstruction:
 
 
 RULES: dict[Rule, Maker] = {
-    arithmetic.constant_to_the_right: _constant_left,
-    arithmetic.add_zero: _zero,
-    arithmetic.subtract_zero: _less_zero,
-    arithmetic.multiply_one: _beside(("multiply", "divide"), (*FLOATS, *INTEGERS), 1),
-    arithmetic.divide_by_power_of_two: _power_of_two,
-    arithmetic.power_of_simple_exponent: _power,
-    logic.neutral: _neutral,
-    logic.compare_constant_to_the_right: _compare,
-    logic.select_constant: _select,
-    conversions.convert_twice: _convert_twice,
-    conversions.copy_nothing: _copy,
-    reshapes.reshape_nothing: _reshape_to_itself,
-    reshapes.reshape_twice: _reshape_twice,
-    reshapes.transpose_twice: _transpose_twice,
-    reshapes.transpose_of_ones: _transpose_ones,
-    reshapes.bitcast_nothing: _bitcast,
-    reshapes.known_size: _size,
+    elementwise.constant_to_the_right: _constant_left,
+    elementwise.add_zero: _zero,
+    elementwise.subtract_zero: _less_zero,
+    elementwise.multiply_one: _beside(("multiply", "divide"), (*FLOATS, *INTEGERS), 1),
+    elementwise.divide_by_power_of_two: _power_of_two,
+    elementwise.power_of_simple_exponent: _power,
+    elementwise.neutral: _neutral,
+    elementwise.compare_constant_to_the_right: _compare,
+    elementwise.select_constant: _select,
+    elementwise.convert_twice: _convert_twice,
+    elementwise.copy_nothing: _copy,
+    movement.reshape_nothing: _reshape_to_itself,
+    movement.reshape_twice: _reshape_twice,
+    movement.transpose_twice: _transpose_twice,
+    movement.transpose_of_ones: _transpose_ones,
+    movement.bitcast_nothing: _bitcast,
+    movement.known_size: _size,
     products.dot_of_nothing: _empty_product,
     products.dot_of_ones: _product_of_ones,
     products.transpose_of_dot: _transposed_product,
-    broadcasts.broadcast_nothing: _broadcast_to_itself,
-    broadcasts.broadcast_twice: _broadcast_twice,
-    broadcasts.sink: _sink,
-    slices.slice_nothing: _slice,
-    slices.pad_nothing: _pad,
-    slices.slice_at_constant: _at_constant,
-    slices.update_everything: _update,
-    slices.set_whole_size: _whole_size,
-    marks.drop_mark: _mark,
-    reductions.reduce_nothing: _reduce_ones,
-    reductions.reduce_of_nothing: _reduce_empty,
+    movement.broadcast_nothing: _broadcast_to_itself,
+    movement.broadcast_twice: _broadcast_twice,
+    movement.sink: _sink,
+    movement.slice_nothing: _slice,
+    movement.pad_nothing: _pad,
+    movement.slice_at_constant: _at_constant,
+    movement.update_everything: _update,
+    movement.set_whole_size: _whole_size,
+    movement.drop_mark: _mark,
+    products.reduce_nothing: _reduce_ones,
+    products.reduce_of_nothing: _reduce_empty,
     tuples.element_of_tuple: _element,
     tuples.tuple_of_elements: _elements,
     tuples.tuple_of_constants: _constants,
@@ -428,9 +422,9 @@ RULES: dict[Rule, Maker] = {
 }
 """Every rule with what it fires on, most of the time."""
 
-ZEROS_LOSE_SIGNS = frozenset({arithmetic.add_zero, products.dot_of_ones, reductions.reduce_nothing})
+ZEROS_LOSE_SIGNS = frozenset({elementwise.add_zero, products.dot_of_ones, products.reduce_nothing})
 """Rules that keep values up to the sign of zeros: sums begin with 0."""
-ROUNDED = frozenset({arithmetic.power_of_simple_exponent})
+ROUNDED = frozenset({elementwise.power_of_simple_exponent})
 """Rules whose result is rounded once where the library's is nearly so."""
 
 

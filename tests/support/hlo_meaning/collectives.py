@@ -11,8 +11,7 @@ from mpmd.compile.hlo.collective_groups import collective_groups, permute_pairs
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.dtypes import DTYPES, dtype_of
 from mpmd.compile.hlo.evaluator.elementwise import combine
-from mpmd.compile.hlo.evaluator.reducers import simple_opcode
-from mpmd.compile.hlo.evaluator.values import Array, Value, exact, narrow
+from mpmd.compile.hlo.evaluator.values import Array, Value, exact, narrow, simple_opcode
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.errors import HloError
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from mpmd.compile.hlo.evaluator.values import Rule, Value, exact, narrow
+from mpmd.compile.hlo.evaluator.values import Rule, Value
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.errors import HloError
 
@@ -25,19 +23,7 @@ def _identity(instruction: HloInstruction, operands: Sequence[Value], engine: Ev
     return operands[0]
 
 
-def _lower_factor(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
-    """Cholesky factors of positive definite matrices, which keep the other half, and that they are ones."""
-    factors, info = instruction.shape.elements
-    value = exact(operands[0], factors.dtype)
-    try:
-        made = np.linalg.cholesky(value) + np.triu(value, 1)
-    except np.linalg.LinAlgError as error:
-        raise HloError(f"{instruction.name}: {error}") from error
-    return narrow(made, factors.dtype), np.zeros(info.dims, info.numpy_dtype)
-
-
 TARGETS: dict[str, Rule] = {
-    "lapack_spotrf_ffi": _lower_factor,
     "Sharding": _identity,
     "SPMDFullToShardShape": _identity,
     "SPMDShardToFullShape": _identity,

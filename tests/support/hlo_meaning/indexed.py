@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpmd.compile.hlo.evaluator.elementwise import combine
-from mpmd.compile.hlo.evaluator.reducers import simple_opcode
-from mpmd.compile.hlo.evaluator.values import Array, Rule, Value
+from mpmd.compile.hlo.evaluator.values import Array, Rule, Value, simple_opcode
 from mpmd.compile.hlo.instruction import HloInstruction
 
 if TYPE_CHECKING:

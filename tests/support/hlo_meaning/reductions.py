@@ -13,10 +13,8 @@ import numpy as np
 
 from mpmd.compile.hlo.attributes import Window
 from mpmd.compile.hlo.dtypes import DTYPES
-from mpmd.compile.hlo.evaluator.conversion import convert
 from mpmd.compile.hlo.evaluator.elementwise import combine
-from mpmd.compile.hlo.evaluator.reducers import simple_opcode
-from mpmd.compile.hlo.evaluator.values import Array, Rule, Value, exact, narrow, widen
+from mpmd.compile.hlo.evaluator.values import Array, Rule, Value, convert, exact, narrow, simple_opcode, widen
 from mpmd.compile.hlo.instruction import HloInstruction
 
 if TYPE_CHECKING:

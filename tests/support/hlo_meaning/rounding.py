@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from mpmd.compile.hlo.dtypes import DTYPES
-from mpmd.compile.hlo.evaluator.conversion import convert
-from mpmd.compile.hlo.evaluator.values import Array, Rule, Value
+from mpmd.compile.hlo.evaluator.values import Array, Rule, Value, convert
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.errors import HloError
 

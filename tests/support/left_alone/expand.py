@@ -70,7 +70,6 @@ def _convolution(
 
 
 _TO_DOT = "hlo-convolution-to-dot"
-_SOLVED = 'custom-call(a), custom_call_target="{}", api_version=API_VERSION_TYPED_FFI, backend_config={{{}}}'
 _UPDATES = (
     "HloModule m\n\nboth {{\n  a = {2}[] parameter(0)\n  b = {2}[] parameter(1)\n"
     "  ROOT c = {2}[] {0}(a, b)\n}}\n\n"
@@ -160,44 +159,6 @@ LEFT = {
     "a convolution of groups of the batch": (
         _TO_DOT,
         _convolution("2,8,4", "2,4,4", "1,4,4", "size=2 stride=2", ", batch_group_count=2"),
-    ),
-    "a transposed convolution whose patches overlap": (
-        _TO_DOT,
-        _convolution("2,4,3", "3,3,4", "2,12,4", "size=3 pad=2_5 lhs_dilate=2"),
-    ),
-    "a transposed convolution that begins inside": (
-        _TO_DOT,
-        _convolution("2,4,3", "2,3,4", "2,8,4", "size=2 pad=0_2 lhs_dilate=2"),
-    ),
-    "a transposed convolution that ends inside": (
-        _TO_DOT,
-        _convolution("2,4,3", "2,3,4", "2,7,4", "size=2 pad=1_0 lhs_dilate=2"),
-    ),
-    "a transposed convolution with a stride": (
-        _TO_DOT,
-        _convolution("2,4,3", "2,3,4", "2,8,4", "size=2 pad=1_9 lhs_dilate=2 stride=2"),
-    ),
-    "a transposed convolution with holes": (
-        _TO_DOT,
-        _convolution("2,4,3", "2,3,4", "2,8,4", "size=2 pad=1_2 lhs_dilate=2 rhs_dilate=2"),
-    ),
-    "a long transform": (
-        "hlo-fft-expander",
-        entry("  x = c64[100] parameter(0)\n  ROOT r = c64[100] fft(x), fft_type=FFT, fft_length={100}"),
-    ),
-    "factors of a large matrix": (
-        "hlo-lapack-expander",
-        entry(
-            "  a = f32[400,400] parameter(0)\n  ROOT c = (f32[400,400], s32[]) "
-            + _SOLVED.format("lapack_spotrf_ffi", "uplo = 76 : ui8")
-        ),
-    ),
-    "another call of the library": (
-        "hlo-lapack-expander",
-        entry(
-            "  a = f32[4,4] parameter(0)\n  ROOT c = (f32[4,4], f32[4]) "
-            + _SOLVED.format("lapack_sgeqrf_ffi", "")
-        ),
     ),
     "a start that others read": (
         "hlo-async-expander",

@@ -25,7 +25,7 @@ from tests.support.random_hlo import (
 from tests.support.random_hlo.comparison import differences
 from tests.support.random_hlo.draft import Case, Draft
 
-__all__ = ["FAMILIES", "Case", "differences", "random_case"]
+__all__ = ["FAMILIES", "NATIVE_FAMILIES", "Case", "differences", "random_case"]
 
 FAMILIES: dict[str, Callable[[Draft], Case]] = {
     "unary": elementwise.unary,
@@ -60,6 +60,10 @@ FAMILIES: dict[str, Callable[[Draft], Case]] = {
     "narrow": narrow.narrow,
     "squares": squares.squares,
 }
+
+OF_LIBRARIES = ("convolution", "factorisation", "fft")
+"""Families that no kernel computes, or only in part."""
+NATIVE_FAMILIES = tuple(family for family in FAMILIES if family not in OF_LIBRARIES)
 
 
 def random_case(family: str, seed: int) -> Case:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from mpmd.compile.kernels.planning.trace import NoPlan
+from mpmd.compile.kernels.planner.elements import NoPlan
 from tests.support.hlo_meaning import evaluate
 from tests.support.random_hlo.comparison import differences
 from tests.support.random_hlo.draft import Case

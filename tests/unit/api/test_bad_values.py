@@ -12,8 +12,8 @@ import mpmd
 from mpmd import ir
 from mpmd.errors import ConfigError, ScheduleError, SignatureError
 from mpmd.options import PIPELINE_SCHEDULES, USER_DEFAULTS, current_options
-from mpmd.passes.schedule import happens_before
-from mpmd.scheduling.schedule import from_csv, from_function, from_table, get_schedule
+from mpmd.passes.schedule import pipeline_scheduler
+from mpmd.scheduling.catalogue import from_csv, from_function, from_table, get_schedule
 from tests.support.two_stages import two_stages
 
 X = jax.device_put(np.ones((8, 4), np.float32))
@@ -195,7 +195,7 @@ def test_options_by_themselves_are_those_of_no_options():
 
 
 def test_the_schedules_of_the_dialect_are_those_of_its_pass():
-    assert set(PIPELINE_SCHEDULES) == set(happens_before.SCHEDULES)
+    assert set(PIPELINE_SCHEDULES) == set(pipeline_scheduler.SCHEDULES)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mpmd
-from mpmd.api.compiler_options import default_rows
+from mpmd.config.compiler_options import default_rows
 from mpmd.errors import ConfigError
 from mpmd.jax_compat import effort_levels
 from tests.support.two_stages import two_stages
@@ -177,7 +177,7 @@ def test_the_users_own_flags_replace_the_defaults(monkeypatch):
 
 def test_an_option_that_the_level_would_undo_counts(monkeypatch):
     rows = tuple(dataclasses.replace(row, mesh="m0") for row in default_rows({"a": gpus(x=2)}))
-    monkeypatch.setattr("mpmd.api.compiler_options.default_rows", lambda topology: list(rows))
+    monkeypatch.setattr("mpmd.config.compiler_options.default_rows", lambda topology: list(rows))
     option = "xla_gpu_enable_latency_hiding_scheduler"
     first, second = lowered({"second": {option: False}}).fragments.values()
     assert first.compiler_options == (LEVEL,) and second.compiler_options == ((option, False),)

@@ -12,8 +12,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from mpmd.api.estimate import DeviceSpeed, predicted_seconds
-from mpmd.runtime.memory import predict_memory
+from mpmd.estimate.estimate import DeviceSpeed, predicted_seconds
+from mpmd.runtime.program.stream_memory import predict_memory
 from workloads.models import normal
 
 WIDTH, ROWS, LAYERS, MICROBATCHES = 32, 16, 2, 4

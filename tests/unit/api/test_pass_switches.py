@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 import mpmd
-from mpmd.api.lowering import stitches_attention
 from mpmd.options import USER_DEFAULTS
+from mpmd.partition.lowering import stitches_attention
 
 
 def lowered(**options):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import mpmd
-from mpmd.api.planning.measure import CandidateSteps
 from mpmd.errors import ConfigError
+from mpmd.planning.measure import CandidateSteps
 from tests.support.comparing import relative_difference
 
 D, ROWS, LAYERS = 256, 256, 6

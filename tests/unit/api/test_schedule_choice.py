@@ -11,7 +11,7 @@ import pytest
 
 import mpmd
 from mpmd.errors import ConfigError, ScheduleError
-from mpmd.scheduling.schedule import SCHEDULES, from_function, get_schedule
+from mpmd.scheduling.catalogue import SCHEDULES, from_function, get_schedule
 
 W, X = np.eye(4, dtype=np.float32), np.ones((8, 4), np.float32)
 V_SHAPED = ("zb_v", "v_half", "v_min", "dualpipe_v")

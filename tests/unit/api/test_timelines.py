@@ -10,12 +10,12 @@ import jax
 import pytest
 
 import mpmd
-from mpmd.api.estimate import DeviceSpeed
-from mpmd.api.timeline import WAITS_FOR_HOST, recorder_of, warn_of_unseen
-from mpmd.compile.backends.native_cpu.mesh_call import SLOT
+from mpmd.compile.backends.native_cpu.handler import SLOT
 from mpmd.errors import FragmentError
-from mpmd.runtime.costs import ProgramCosts
-from mpmd.runtime.instructions import Run
+from mpmd.estimate.estimate import DeviceSpeed
+from mpmd.estimate.program_timeline import WAITS_FOR_HOST, recorder_of, warn_of_unseen
+from mpmd.runtime.measure.run_costs import ProgramCosts
+from mpmd.runtime.program.instructions import Run
 from mpmd.scheduling.chrome_trace import chrome_trace
 from mpmd.scheduling.render import render_text
 from mpmd.scheduling.render_html import render_html

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import mpmd
-from mpmd.compile.backends.arrays import named_sharding
+from mpmd.compile.backends.jax_function import named_sharding
 from mpmd.compile.backends.xla import XlaBackend
 from mpmd.compile.compiler import alike, compile_fragments
 from mpmd.compile.fragment import FragmentModule, ValueSpec

@@ -9,11 +9,10 @@ from jax.sharding import PartitionSpec as P
 
 from mpmd.compile.backends.native_cpu import ffi
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
-from mpmd.compile.backends.native_cpu.compiled_program import compile_program
-from mpmd.compile.backends.native_cpu.program import ThreadedProgram
-from mpmd.compile.compiler import FallbackBackend, compile_fragments, get_backend
-from mpmd.compile.fallbacks import fallback_warning
-from mpmd.compile.llvm.target import host_target
+from mpmd.compile.backends.native_cpu.loading import compile_program
+from mpmd.compile.backends.native_cpu.native_program import ThreadedProgram
+from mpmd.compile.compiler import FallbackBackend, compile_fragments, fallback_warning, get_backend
+from mpmd.compile.llvm.cpu import host_target
 from mpmd.errors import CompileError
 from tests.support.native_fragments import fragment_of
 from tests.support.native_meshes import OnMesh, mesh_of

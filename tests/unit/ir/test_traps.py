@@ -11,8 +11,7 @@ import pytest
 from mpmd import ir
 from mpmd.errors import ConfigError, IRError
 from mpmd.passes.bases import FunctionPass, mlir_pass
-from mpmd.passes.fragments.dropping import drop
-from mpmd.passes.fragments.merging import merge
+from mpmd.passes.fragments.editing import drop, merge
 from mpmd.passes.verify import verify
 from tests.support.ir_programs import TWO_FRAGMENTS
 

@@ -9,10 +9,9 @@ import pytest
 from mpmd import ir
 from mpmd.errors import IRError
 from mpmd.passes.cleanup.fragments import remove_dead_code
-from mpmd.passes.fragments.control_edges import control_edges, control_edges_as_operands, put_control_edges
+from mpmd.passes.fragments.dependencies import control_edges, control_edges_as_operands, put_control_edges
+from mpmd.passes.fragments.editing import block_users, in_block_order, merge
 from mpmd.passes.fragments.fragment_info import FragmentInfo
-from mpmd.passes.fragments.merging import merge
-from mpmd.passes.fragments.moving import block_users, in_block_order
 from mpmd.passes.fragments.splitting import ops_flowing_to, split
 from mpmd.passes.verify import verify
 from tests.support.ir_programs import TWO_FRAGMENTS, main_with

@@ -7,7 +7,7 @@ import pytest
 from mpmd import ir
 from mpmd.errors import PassError
 from mpmd.passes import make_pass
-from mpmd.passes.fragments.control_edges import control_edges, put_control_edges
+from mpmd.passes.fragments.dependencies import control_edges, put_control_edges
 from mpmd.passes.verify import verify
 from mpmd.support.diagnostics import Severity, collecting
 from tests.support.fragment_programs import fragment, run

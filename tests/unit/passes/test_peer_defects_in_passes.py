@@ -6,13 +6,14 @@ import dataclasses
 
 import pytest
 
-from mpmd import ir, pipeline
+from mpmd import ir
 from mpmd.errors import IRError
 from mpmd.options import DIALECT_DEFAULTS
+from mpmd.partition import pipeline
 from mpmd.passes import make_pass
 from mpmd.passes.verify import verify
 from mpmd.support.diagnostics import Severity
-from mpmd.support.pipeline import Watch, run_pipeline
+from mpmd.support.pass_pipeline import Watch, run_pipeline
 from tests.support.fragment_programs import fragment, run
 from tests.support.ir_programs import HEAD, main_with
 from tests.support.named_programs import NamedProgram

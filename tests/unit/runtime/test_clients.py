@@ -10,8 +10,8 @@ import pytest
 
 import mpmd
 from mpmd.errors import ConfigError
-from mpmd.runtime import clients
-from mpmd.runtime.clients import mesh_devices, plan_places
+from mpmd.runtime.run import clients
+from mpmd.runtime.run.clients import mesh_devices, plan_places
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def test_clients_are_apart_pinned_kept_and_leave_the_affinity_alone():
         import json, os
         import jax, numpy as np
         from mpmd.runtime.channels.mesh_devices import MeshDevices
-        from mpmd.runtime.clients import mesh_devices, plan_places
-        from mpmd.runtime.executor import Executor
-        from mpmd.runtime.linearize import linearize
+        from mpmd.runtime.run.clients import mesh_devices, plan_places
+        from mpmd.runtime.run.executor import Executor
+        from mpmd.runtime.program.linearize import linearize
         from tests.support.pipeline_graphs import compiled, random_inputs, sequential
         from workloads.graphs import one_f_one_b
         before = os.sched_getaffinity(0)

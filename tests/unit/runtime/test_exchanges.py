@@ -8,11 +8,10 @@ import threading
 import pytest
 
 from mpmd.errors import CheckpointError, PeerError, ProgramError
-from mpmd.runtime.exclusive import Exclusive
-from mpmd.runtime.processes.exchange import Alike
-from mpmd.runtime.processes.origins import Origins, differ
-from mpmd.runtime.processes.settings import settings_text, without_addresses
+from mpmd.runtime.processes.exchange import Alike, settings_text, without_addresses
 from mpmd.runtime.processes.store import BoundedStore
+from mpmd.runtime.processes.world import Origins, differ
+from mpmd.runtime.run.exclusive import Exclusive
 from tests.support.worlds import in_threads
 
 
@@ -35,8 +34,7 @@ def test_one_that_is_in_no_exchange_is_missed():
 
     def work(world):
         if world.index == 1:
-            world.begin("step 3 of program 0")
-            return world.progress.set()
+            return world.begin("step 3 of program 0")
         with world.exchange("save") as exchange:
             return exchange.gather("")
 

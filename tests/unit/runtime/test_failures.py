@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from mpmd.errors import FragmentError
-from mpmd.runtime.executor import Executor, RuntimeOptions
-from mpmd.runtime.linearize import linearize
-from mpmd.runtime.observe import count_values
+from mpmd.runtime.program.linearize import linearize
+from mpmd.runtime.run.executor import Executor, RuntimeOptions
+from mpmd.runtime.run.observe import count_values
 from tests.support.pipeline_graphs import (
     BODIES,
     FailedArray,

@@ -7,18 +7,18 @@ import sys
 
 import pytest
 
-from mpmd.runtime import executor, host_memory
-from mpmd.runtime.host_memory import SLACK_BYTES, limit_of
-from mpmd.runtime.interpreter import Observer
-from mpmd.runtime.linearize import linearize
-from mpmd.runtime.memory import peak_and_freed
+from mpmd.runtime.program.linearize import linearize
+from mpmd.runtime.program.stream_memory import peak_and_freed
+from mpmd.runtime.run import executor, host_memory
+from mpmd.runtime.run.host_memory import SLACK_BYTES, limit_of
+from mpmd.runtime.run.interpreter import Observer
 from tests.support.pipeline_graphs import chain_executor, make, random_inputs
 from workloads.graphs import GraphBuilder, one_f_one_b
 
 FAULTS = """
 import resource, sys, threading
 import numpy as np
-from mpmd.runtime.host_memory import freed_memory
+from mpmd.runtime.run.host_memory import freed_memory
 
 def faults(size):
     start = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -42,8 +42,8 @@ thread.join()
 LIMIT = """
 import sys
 import numpy as np
-from mpmd.runtime import host_memory
-from mpmd.runtime.host_memory import freed_memory
+from mpmd.runtime.run import host_memory
+from mpmd.runtime.run.host_memory import freed_memory
 
 class Owner: pass
 

@@ -5,11 +5,10 @@ import dataclasses
 import pytest
 
 from mpmd.errors import ProgramError
-from mpmd.runtime.check_graph import check_graph
-from mpmd.runtime.graph import CallNode, EntryGraph, OutputSpec
-from mpmd.runtime.instructions import Copy, Feed, Fetch, Free, Run, Send
-from mpmd.runtime.linearize import linearize
-from mpmd.runtime.program import instruction_text
+from mpmd.runtime.program.graph import CallNode, EntryGraph, OutputSpec, check_graph
+from mpmd.runtime.program.instructions import Copy, Feed, Fetch, Free, Run, Send
+from mpmd.runtime.program.linearize import linearize
+from mpmd.runtime.program.streams import instruction_text
 from workloads.graphs import GraphBuilder, one_f_one_b
 
 

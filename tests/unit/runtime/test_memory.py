@@ -6,9 +6,9 @@ import pytest
 from jax.sharding import Mesh
 
 from mpmd.runtime.channels.mesh_devices import MeshDevices
-from mpmd.runtime.executor import Executor, RuntimeOptions
-from mpmd.runtime.linearize import linearize
-from mpmd.runtime.memory import MemoryMeter, bytes_on_mesh, predict_memory
+from mpmd.runtime.program.linearize import linearize
+from mpmd.runtime.program.stream_memory import MemoryMeter, bytes_on_mesh, predict_memory
+from mpmd.runtime.run.executor import Executor, RuntimeOptions
 from tests.support.pipeline_graphs import Plain, compiled, devices, random_inputs
 from workloads.graphs import GraphBuilder, one_f_one_b
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mpmd.runtime.executor import Executor, RuntimeOptions
-from mpmd.runtime.instructions import Free, Run
-from mpmd.runtime.linearize import linearize
-from mpmd.runtime.memory import predict_memory
-from mpmd.runtime.run_ahead import SLACK_BYTES, SLACK_SHARE, unfinished_calls
+from mpmd.runtime.program.instructions import Free, Run
+from mpmd.runtime.program.linearize import linearize
+from mpmd.runtime.program.stream_memory import predict_memory
+from mpmd.runtime.run.decode import SLACK_BYTES, SLACK_SHARE, unfinished_calls
+from mpmd.runtime.run.executor import Executor, RuntimeOptions
 from tests.support.pipeline_graphs import compiled, devices, random_inputs, sequential
 from workloads.graphs import GraphBuilder, one_f_one_b
 
@@ -75,7 +75,7 @@ def test_a_step_that_may_not_run_ahead_at_all_runs(monkeypatch, issue):
     graph = one_f_one_b(3, 4)
     program, place, inputs = linearize(graph), devices(3), random_inputs(graph)
     want = sequential(graph, inputs)
-    monkeypatch.setattr("mpmd.runtime.run_ahead.SLACK_BYTES", -(1 << 40))
+    monkeypatch.setattr("mpmd.runtime.run.decode.SLACK_BYTES", -(1 << 40))
     with Executor(program, compiled(program), place, RuntimeOptions(issue=issue)) as executor:
         for array, expected in zip(executor.run(inputs), want, strict=True):
             np.testing.assert_allclose(np.asarray(array), expected, rtol=1e-5, atol=1e-6)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import threading
 import time
 from types import SimpleNamespace
@@ -12,18 +11,17 @@ import numpy as np
 import pytest
 
 from mpmd.errors import ConfigError, PeerError
-from mpmd.runtime.clients import available_cores
-from mpmd.runtime.decode import chosen_fetches
-from mpmd.runtime.graph import CallNode, OutputSpec
-from mpmd.runtime.instructions import Copy, Feed, Fetch, Recv, Run, Send
-from mpmd.runtime.linearize import linearize
-from mpmd.runtime.processes.cores import own_cores, share_of
 from mpmd.runtime.processes.exchange import Alike
 from mpmd.runtime.processes.meeting import MeetingCall, with_meetings
 from mpmd.runtime.processes.monitor import Monitor, first_difference
-from mpmd.runtime.processes.placing import placed
+from mpmd.runtime.processes.placing import own_cores, placed, share_of
 from mpmd.runtime.processes.store import BoundedStore, NoAnswer
 from mpmd.runtime.processes.world import Failure, World
+from mpmd.runtime.program.graph import CallNode, OutputSpec
+from mpmd.runtime.program.instructions import Copy, Feed, Fetch, Recv, Run, Send
+from mpmd.runtime.program.linearize import linearize
+from mpmd.runtime.run.clients import available_cores
+from mpmd.runtime.run.decode import chosen_fetches
 from tests.support.fake_engine import FakeArray
 from tests.support.worlds import KeyValueTable, in_threads
 from workloads.graphs import GraphBuilder
@@ -212,101 +210,7 @@ def test_processes_of_a_machine_divide_the_cores_that_they_may_all_use():
     assert in_threads(in_exchange(own_cores))[0] == share_of(0, [("here", available_cores())] * 2)
 
 
-class BeatLog(KeyValueTable):
-    """Remembers why each beat was written."""
-
-    def __init__(self):
-        super().__init__()
-        self.turns = []
-
-    def key_value_set(self, key, value, allow_overwrite=False):
-        if key.startswith("mpmd/state/beat"):
-            self.turns.append(json.loads(value)["turn"])
-        super().key_value_set(key, value, allow_overwrite)
-
-
-def test_every_step_is_made_known_by_the_thread_that_watches():
-    log = BeatLog()
-    world = World(log, 0, 1)
-    monitor = Monitor(world)
-    monitor.start()
-    for step in range(1, 20):
-        world.completed = step
-        world.progress.set()
-        with log.changed:
-            assert log.changed.wait_for(lambda: f"step {step}" in log.turns, 5)  # noqa: B023
-    monitor.stop()
-
-
-def test_a_step_begins_when_a_beat_counts_the_one_before():
-    log = BeatLog()
-    world, begun = World(log, 0, 1), threading.Event()
-    world.wait_for_beat()
-    world.complete()
-
-    def begin():
-        world.wait_for_beat()
-        begun.set()
-
-    thread = threading.Thread(target=begin)
-    thread.start()
-    assert not begun.wait(0.1)
-    world.beat("one")
-    assert begun.wait(5)
-    world.complete()
-    world.fail(Failure(1, "is gone"))
-    with pytest.raises(PeerError, match="process 1 is gone"):
-        world.wait_for_beat()
-    thread.join()
-
-
-def test_a_poll_writes_no_beat_beside_that_of_a_step(monkeypatch):
-    monkeypatch.setattr("mpmd.runtime.processes.monitor._POLL_SECONDS", 0.01)
-    log = BeatLog()
-    world = World(log, 0, 1)
-    monitor = Monitor(world)
-    world.progress.set()
-    monitor.poll()
-    assert log.turns == ["step 0"]
-    monitor.poll()
-    assert log.turns == ["step 0", "poll 1"]
-
-
-def test_a_step_of_processes_that_end_is_not_completed():
-    log = BeatLog()
-    world = World(log, 0, 1)
-    world.complete()
-    world.end()
-    world.end()
-    assert log.turns == ["end"]
-    threading.Timer(0.05, world.fail, [Failure(1, "is gone")]).start()
-    with pytest.raises(PeerError, match="process 1 is gone"):
-        world.complete()
-    assert world.completed == 1
-
-
-def test_the_last_step_is_known_when_all_that_can_have_said_theirs():
-    """One says it after the failure."""
-    log = BeatLog()
-    worlds = [World(log, k, 3) for k in range(3)]
-    for world, steps in zip(worlds, (5, 4, 6), strict=True):
-        for _ in range(steps):
-            world.complete()
-        world.beat("one")
-    monitor = Monitor(worlds[0])
-    monitor.start()
-    worlds[2].report(Failure(2, "failed"))
-    threading.Timer(0.3, worlds[1].end).start()
-    assert until(lambda: worlds[0].failure is not None)
-    assert worlds[0].counted == {1}
-    assert str(worlds[0].error(worlds[0].failure)).splitlines()[1].startswith("  step 3 is the last one")
-    worlds[0].counted = {2}
-    page = str(worlds[0].error(worlds[0].failure))
-    assert "  as far as is known, step 3 is the last one completed by all processes" in page
-    monitor.stop()
-
-
-class LostLog(BeatLog):
+class LostLog(KeyValueTable):
     """A store whose coordinator is gone."""
 
     def key_value_dir_get(self, prefix):
@@ -363,14 +267,14 @@ def test_a_failure_stops_work_and_names_process_host_mesh_and_step():
     stopped = []
     world = World(KeyValueTable(), 0, 2)
     world.on_failure(lambda: stopped.append(True))
-    world.meshes, world.hosts[1], world.completed, world.steps_of = {1: ["b", "c"]}, "far", 7, {1: 6}
+    world.meshes, world.hosts[1], world.completed = {1: ["b", "c"]}, "far", 7
     world.check()
     world.fail(Failure(1, "has not answered for 8 s"))
     world.fail(Failure(0, "is a later one"))
     assert stopped == [True]
     with pytest.raises(PeerError, match="process 1 \\(host 'far', meshes 'b', 'c'\\) has not answered") as e:
         world.check()
-    assert str(e.value).splitlines()[1] == "  step 5 is the last one completed by all processes"
+    assert str(e.value).splitlines()[1] == "  step 6 is the last one that process 0 has completed"
 
 
 def test_processes_that_begin_different_steps_are_noticed():

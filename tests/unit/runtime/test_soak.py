@@ -6,8 +6,8 @@ import resource
 import numpy as np
 import pytest
 
-from mpmd.runtime.executor import Executor, RuntimeOptions
-from mpmd.runtime.linearize import linearize
+from mpmd.runtime.program.linearize import linearize
+from mpmd.runtime.run.executor import Executor, RuntimeOptions
 from tests.support.pipeline_graphs import compiled, devices, random_inputs
 from workloads.graphs import one_f_one_b
 

@@ -12,14 +12,14 @@ import pytest
 from mpmd.compile.backends.native_cpu.stamp import HostStamps
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.channels.stamps import Stamps
-from mpmd.runtime.clients import own_clients
-from mpmd.runtime.executor import Executor, RuntimeOptions
-from mpmd.runtime.graph import BufferType
-from mpmd.runtime.instructions import Recv, Run
-from mpmd.runtime.interpreter import Observer
-from mpmd.runtime.linearize import linearize
-from mpmd.runtime.trace import StepTimes, TraceRecorder, spans_of, stamped_types
-from mpmd.runtime.watchers import Sighting, WatchingRecorder, times_of
+from mpmd.runtime.measure.step_trace import StepTimes, TraceRecorder, spans_of, stamped_types
+from mpmd.runtime.measure.watchers import Sighting, WatchingRecorder, times_of
+from mpmd.runtime.program.graph import BufferType
+from mpmd.runtime.program.instructions import Recv, Run
+from mpmd.runtime.program.linearize import linearize
+from mpmd.runtime.run.clients import own_clients
+from mpmd.runtime.run.executor import Executor, RuntimeOptions
+from mpmd.runtime.run.interpreter import Observer
 from mpmd.support.execution_log import ExecutionLog
 from tests.support.pipeline_graphs import X, compiled, devices, random_inputs, sequential
 from workloads.graphs import GraphBuilder, one_f_one_b

@@ -8,10 +8,19 @@ import re
 import pytest
 
 from mpmd.errors import ProgramError
-from mpmd.runtime.graph import BufferType, InputSpec, OutputSpec
-from mpmd.runtime.instructions import Copy, Feed, Fetch, Free, Instruction, Recv, Run, Send
-from mpmd.runtime.program import Buffer, ChannelSpec, Program, Stream
-from mpmd.runtime.verify import verify
+from mpmd.runtime.program.graph import BufferType, InputSpec, OutputSpec
+from mpmd.runtime.program.instructions import (
+    Copy,
+    Feed,
+    Fetch,
+    Free,
+    Instruction,
+    Recv,
+    Run,
+    Send,
+)
+from mpmd.runtime.program.streams import Buffer, ChannelSpec, Program, Stream
+from mpmd.runtime.program.verify_streams import verify
 
 A = BufferType((8,), "float32", "a", bytes=32)
 B = BufferType((8,), "float32", "b", bytes=32)

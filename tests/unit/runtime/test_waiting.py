@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from mpmd.runtime.channels.protocol import Stopped
-from mpmd.runtime.interpreter import PendingCalls, Unfinished
-from mpmd.runtime.waiting import failure_of, wait_for
+from mpmd.runtime.run.interpreter import PendingCalls, Unfinished
+from mpmd.runtime.run.waiting import failure_of, wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -149,8 +149,8 @@ def test_a_process_that_was_interrupted_ends_well():
         import jax.numpy as jnp
         import numpy as np
         import jax
+        from mpmd.runtime.run.waiting import wait_for
         from workloads.sleeping import sleep
-        from mpmd.runtime.waiting import wait_for
         square = np.eye(64, dtype=np.float32)  # XLA runs programs of fewer operations when they are called
         after = lambda x: (jax.lax.optimization_barrier(square) @ square)[0, 0] * x
         f = jax.jit(lambda x: x + sleep(x[0], after(x)))

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from mpmd.runtime.interpreter import StepState
-from mpmd.runtime.workers import Workers
+from mpmd.runtime.run.interpreter import StepState
+from mpmd.runtime.run.workers import Workers
 
 MESHES = ("m0", "m1", "m2")
 

@@ -13,8 +13,8 @@ from mpmd.scheduling import (
     from_table,
     get_schedule,
 )
+from mpmd.scheduling.catalogue import ALIASES
 from mpmd.scheduling.definition import PipelineShape
-from mpmd.scheduling.schedule import ALIASES
 
 
 def orders(schedule: str | PipelineSchedule, *numbers: int, **options: object) -> list[str]:

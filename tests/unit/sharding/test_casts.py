@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpmd import ir
-from mpmd.sharding.casts import cast_of
+from mpmd.sharding.gathers import cast_of
 
 W, H = "tensor<3x4x4xf32>", "tensor<3x4x4xbf16>"
 LAYER, X = "tensor<1x4x4xf32>", "tensor<4x4xbf16>"

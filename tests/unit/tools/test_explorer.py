@@ -15,15 +15,16 @@ import jax.numpy as jnp
 import pytest
 
 import mpmd
-from mpmd import ir, pipeline
+from mpmd import ir
 from mpmd.compile.backends.targets import DESCRIBED
 from mpmd.compile.driver import prepare_fragment
-from mpmd.compile.thunks.costs import fragment_costs
+from mpmd.compile.thunks.program_costs import fragment_costs
 from mpmd.errors import PassError
 from mpmd.options import DIALECT_DEFAULTS
+from mpmd.partition import pipeline
 from mpmd.passes.bases import mlir_pass
 from mpmd.passes.verify import verify
-from mpmd.support.pipeline import Watch, run_pipeline
+from mpmd.support.pass_pipeline import Watch, run_pipeline
 from mpmd.tools import opt
 from mpmd.tools.explorer import PassRecorder, Planned, explore
 from mpmd.tools.explorer.naming import Namer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpmd.scheduling.schedule import SCHEDULES
+from mpmd.scheduling.catalogue import SCHEDULES
 from mpmd.tools import schedule
 
 

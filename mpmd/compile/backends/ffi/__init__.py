@@ -4,8 +4,6 @@ Handlers run on the host, whatever device they launch work on: their code is the
 
 | file | what it holds |
 |---|---|
-| `frame.py` | the frame of a call, as a handler reads it; the version of the interface |
-| `custom_call.py` | the custom call, and the table of the programs that it enters |
-| `loaded.py` | the programs in memory, and when they are unloaded |
-| `timing.py` | entries of the log of executions |
+| `frame.py` | the frame of a call, as a handler reads it, and the entries of the log of executions |
+| `custom_call.py` | the custom call, its table of programs, and when they are unloaded |
 """

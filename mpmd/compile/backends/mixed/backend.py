@@ -17,25 +17,29 @@ from jax.sharding import Mesh
 from mpmd import jax_compat
 from mpmd.compile.analysis.dataflow import Position
 from mpmd.compile.artefact import Artefact
-from mpmd.compile.backends.arrays import numpy_dtype, value_spec
-from mpmd.compile.backends.compiled import CompiledFragment, compiled_function, on_each_device
-from mpmd.compile.backends.inlined import INLINE_BELOW_FLOPS, module_p
-from mpmd.compile.backends.jax_function import traced_call
-from mpmd.compile.backends.mixed.clusters import Cluster, Clusters
-from mpmd.compile.backends.mixed.loops import divide
+from mpmd.compile.backends.jax_function import (
+    INLINE_BELOW_FLOPS,
+    CompiledFragment,
+    compiled_function,
+    module_p,
+    numpy_dtype,
+    on_each_device,
+    traced_call,
+    value_spec,
+)
+from mpmd.compile.backends.mixed.clusters import Cluster, Clusters, divide
 from mpmd.compile.backends.target_backend import LoadedProgram, OtherTargetError, TracedTargetBackend
 from mpmd.compile.backends.xla import XlaBackend, XlaExecutable
+from mpmd.compile.compile_options import DEFAULTS, CompileOptions
 from mpmd.compile.driver import compiled_or_kept, device_count, lowered
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule, ValueSpec
 from mpmd.compile.hlo import HloInstruction, HloModule, print_module
-from mpmd.compile.kernels.cost.device import HOST, KernelLimits
-from mpmd.compile.kernels.planning.collectives import COLLECTIVES
-from mpmd.compile.options import DEFAULTS, CompileOptions
+from mpmd.compile.kernels.planner.collectives import COLLECTIVES
 from mpmd.compile.pipelines import configured, preparation
 from mpmd.compile.target import Target
 from mpmd.errors import CompileError
-from mpmd.support.pipeline import Watch, run_pipeline
+from mpmd.support.pass_pipeline import Watch, run_pipeline
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -177,8 +181,7 @@ class MixedBackend:
         Raises:
             CompileError: no part of it can be native code that is worth a call; lists all reasons.
         """
-        limits = self.native.target.device.limits
-        module = prepared(fragment, self.native.options, limits, axes=dict(mesh.shape))
+        module = prepared(fragment, self.native.options, axes=dict(mesh.shape))
         left = COLLECTIVES if mesh.size > 1 else frozenset[str]()
         found = divide(module, self.native.target.refuses, left)
         if not found.has_native:
@@ -327,7 +330,6 @@ def _run_loop(
 def prepared(
     fragment: FragmentModule,
     options: CompileOptions = DEFAULTS,
-    limits: KernelLimits = HOST.limits,
     axes: Mapping[str, int] | None = None,
 ) -> HloModule:
     """The fragment as instructions that are native code, or not, each by itself.
@@ -337,10 +339,9 @@ def prepared(
     Args:
         fragment: the fragment.
         options: the compile options.
-        limits: of kernels.
         axes: the axes of its mesh and their sizes; None for one device.
     """
     module = lowered(fragment, axes)
-    passes = configured(preparation(device_count(axes), limits, combined=False), options)
+    passes = configured(preparation(device_count(axes), combined=False), options)
     run_pipeline(module, passes, Watch(verify=lambda _: None, text=print_module))
     return module

@@ -20,7 +20,7 @@ from mpmd.compile.analysis.dataflow import FORWARDING, Position
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.shape import ShapeIndex
-from mpmd.compile.kernels.planning.collectives import COLLECTIVES
+from mpmd.compile.kernels.planner.collectives import COLLECTIVES
 
 MIN_OPERATIONS = 4
 """Native clusters with fewer instructions are XLA's: a call would cost more than they bring."""

@@ -8,18 +8,17 @@ import threading
 from jax.sharding import Mesh
 
 from mpmd.compile.artefact import Artefact
-from mpmd.compile.backends.compiled import CompiledFragment
-from mpmd.compile.backends.jax_function import ArgumentOrder, DirectCall, jax_function
-from mpmd.compile.backends.native_cpu.compilation import NativeCpu
-from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram
+from mpmd.compile.backends.jax_function import ArgumentOrder, CompiledFragment, DirectCall, jax_function
 from mpmd.compile.backends.native_cpu.dispatch import is_dispatched, threads_for
 from mpmd.compile.backends.native_cpu.ffi import RegisteredProgram, register
+from mpmd.compile.backends.native_cpu.loading import CompiledProgram
+from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.compile.backends.target_backend import unfit_for_targets
+from mpmd.compile.compile_options import DEFAULTS, CompileOptions
 from mpmd.compile.driver import compiled_or_kept
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule
-from mpmd.compile.options import DEFAULTS, CompileOptions
 from mpmd.errors import CompileError
 from mpmd.jax_compat import direct_call
 

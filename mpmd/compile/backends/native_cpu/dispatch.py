@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from mpmd.compile.kernels.cost.device import HOST
+from mpmd.compile.cost.device import HOST
 from mpmd.compile.thunks.thunk import (
     ConditionalThunk,
     CopyThunk,

@@ -2,11 +2,16 @@
 
 Arrays, donation and asynchronous dispatch stay JAX's own.  The arena is ours and is kept: memory that is
 touched for the first time in every call would cost more than many a kernel.
+
+Memory of programs: at cache lines, large blocks in huge pages.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import math
+import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,11 +19,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from mpmd.compile.backends.ffi.custom_call import ATTRIBUTE, TARGET_NAME
+from mpmd.compile.backends.ffi.custom_call import ATTRIBUTE, TARGET_NAME, LoadedPrograms, ProgramLoad
 from mpmd.compile.backends.ffi.frame import check_version
-from mpmd.compile.backends.ffi.loaded import LoadedPrograms, ProgramLoad
-from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram
-from mpmd.compile.backends.native_cpu.meeting import (
+from mpmd.compile.backends.native_cpu.barrier import (
     BACK_OFF_LIMIT,
     DEVICE_AT,
     DEVICES,
@@ -26,13 +29,49 @@ from mpmd.compile.backends.native_cpu.meeting import (
     MEETING_BYTES,
     MESH_AT,
 )
-from mpmd.compile.backends.native_cpu.memory import aligned_empty, program_memory
-from mpmd.compile.backends.native_cpu.mesh_call import SLOT, SLOT_BYTES
+from mpmd.compile.backends.native_cpu.handler import SLOT, SLOT_BYTES
+from mpmd.compile.backends.native_cpu.loading import CompiledProgram
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.compile.cache import DiskCache
-from mpmd.compile.llvm.target import LINE_BYTES, CpuTarget
+from mpmd.compile.llvm.cpu import LINE_BYTES, CpuTarget
 from mpmd.errors import CompileError
 from mpmd.support.execution_log import ExecutionLog
+
+_ALIGNMENT = 64
+_HUGE = 2 << 20  # bytes of a huge page
+_WORTH_HUGE = 1 << 20  # bytes that a huge page must hold, lest most of it be wasted
+
+
+def aligned_empty(shape: Sequence[int], dtype: np.dtype | type) -> np.ndarray:
+    """An uninitialised array whose memory starts at a cache line, as XLA's buffers do."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def program_memory(size: int) -> np.ndarray:
+    """Uninitialised bytes that a program keeps: a workspace or an arena.
+
+    Large ones start at a huge page and ask the system for huge pages where it has them, so that kernels read
+    and fetch without a search for each page of 4 KB.
+
+    Raises:
+        MemoryError: there is not so much memory.
+    """
+    if size < _WORTH_HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return aligned_empty((size,), np.uint8)
+    pages, rest = divmod(size, _HUGE)
+    pages += rest >= _WORTH_HUGE
+    try:  # more than is touched: the rest takes addresses alone
+        memory = mmap.mmap(-1, size + 2 * _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"no memory for {size:,} bytes: {error}") from error
+    raw = np.frombuffer(memory, np.uint8)
+    start = -raw.ctypes.data % _HUGE
+    with contextlib.suppress(OSError):  # advice that the system does not take
+        memory.madvise(mmap.MADV_HUGEPAGE, start, pages * _HUGE)
+    return raw[start : start + size]
 
 
 @dataclass(frozen=True)

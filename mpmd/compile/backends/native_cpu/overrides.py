@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mpmd.compile.dump import Dump
 from mpmd.compile.fragment import FragmentModule
-from mpmd.compile.llvm.module import Module
+from mpmd.compile.llvm.function_builder import Module
 from mpmd.errors import CompileError, collect
 
 _DEFINE = re.compile(r"^define [^@\n]*@([\w.$-]+)\((.*?)\)[^{]*\{.*?^\}", re.DOTALL | re.MULTILINE)

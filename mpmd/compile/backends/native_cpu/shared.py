@@ -2,6 +2,8 @@
 
 A micro-kernel or a packing routine does not depend on the fragment that uses it.  The fragment's module
 only declares it; the loader of the fragment's object provides the functions it names.
+
+The interface of every CPU kernel.
 """
 
 from __future__ import annotations
@@ -11,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from mpmd.compile.cache import DiskCache, key_of
+from mpmd.compile.llvm.cpu import CpuTarget
 from mpmd.compile.llvm.engine import LoadedCode, compile_module, emit_object, load_object
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import CpuTarget
+from mpmd.compile.llvm.function_builder import Module
 
 
 class SharedFunction(Protocol):
@@ -70,3 +72,29 @@ def _kept_code(function: SharedFunction, target: CpuTarget, cache: DiskCache) ->
     made = emit_object(_module_of([function], target))
     cache.put(key, made)
     return load_object(made, [function.name])
+
+
+class CpuKernel(Protocol):
+    """A function `void name(ptr ..., ptr workspace, i64 begin, i64 end)` that does some units of its work.
+
+    Units are independent: threads take disjoint ranges in any order, each with a workspace of its own.
+    """
+
+    @property
+    def name(self) -> str:
+        """Symbol of the function."""
+
+    @property
+    def pointers(self) -> tuple[str, ...]:
+        """Names of its pointer arguments before the workspace."""
+
+    @property
+    def units(self) -> int:
+        """The number of units of the whole work."""
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Size of a thread's workspace, which is aligned to 64 bytes."""
+
+    def emit(self, module: Module) -> Sequence[SharedFunction]:
+        """Add the function to a module; returns the shared functions that it calls."""

@@ -13,13 +13,11 @@ from typing import Any
 import jax
 
 from mpmd.compile.backends.ffi.custom_call import capsule
-from mpmd.compile.backends.ffi.frame import FfiFrame, check_version
-from mpmd.compile.backends.ffi.timing import emit_entry, emit_now
-from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.backends.ffi.frame import FfiFrame, check_version, emit_entry, emit_now
+from mpmd.compile.llvm.cpu import host_target
 from mpmd.compile.llvm.engine import LoadedCode, compile_module
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import host_target
-from mpmd.compile.llvm.types import Value, constant
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.llvm_types import Value, constant
 from mpmd.support.execution_log import ExecutionLog
 from mpmd.support.garbage import keep_past_exit
 from mpmd.support.memoisation import once

@@ -1,4 +1,13 @@
-"""How arrays hold values, and how kernels compute with them.
+"""Conversion of the bytes of narrow types to computable values, and back; see `kernels/operations.py`.
+
+    widened:   f8 -> f32    s4 -> s8    u4 -> u8      exact
+    narrowed:  f32 -> f8    to the nearest, ties to even, once
+               s8 -> s4     the low bits
+
+All is done with integers and one addition, so that denormals of f32, which threads of XLA flush, matter
+only in `f8e8m0fnu`, whose smallest number is one.
+
+How arrays hold values, and how kernels compute with them.
 
 | dtype | in memory | in registers |
 |---|---|---|
@@ -12,17 +21,112 @@
 
 from __future__ import annotations
 
-from mpmd.compile.kernels.narrow import NARROW, bits_of
-from mpmd.compile.llvm.builder import FunctionBuilder, Index
-from mpmd.compile.llvm.types import (
-    Value,
-    constant,
-    element_of,
-    lanes_of,
-    vector,
-    with_element,
-)
+from mpmd.compile.hlo.dtypes import DTYPES
+from mpmd.compile.kernels.operations import NARROW, NARROW_FLOATS, NarrowFloat, bits_of
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Index
+from mpmd.compile.llvm.llvm_types import Value, constant, element_of, lanes_of, vector, with_element
 from mpmd.errors import CompileError
+
+_MANTISSA, _BIAS = 23, 127  # of f32
+_INFINITY, _NAN, _SIGN = 0x7F800000, 0x7FC00000, 1 << 31
+
+
+def widened(f: FunctionBuilder, raw: Value, dtype: str) -> tuple[Value, str]:
+    """Bytes of a narrow type as f32, s8 or u8, and which of them; their unused bits may be anything."""
+    if dtype in NARROW_FLOATS:
+        bits = f.cast("zext", raw, with_element(raw.type, "i32"))
+        return f.from_bits(_float_bits(f, bits, NARROW_FLOATS[dtype]), "float"), "f32"
+    info = DTYPES[dtype]
+    if info.kind == "unsigned":
+        return _kept(f, raw, dtype), "u8"
+    return f.ashr(f.shl(raw, 8 - info.bits), 8 - info.bits), "s8"
+
+
+def _float_bits(f: FunctionBuilder, bits: Value, form: NarrowFloat) -> Value:
+    """The bits of the f32 that equals a narrow float."""
+    type_ = bits.type
+    if form.special == "scale":
+        moved = f.shl(bits, _MANTISSA)
+        least = f.compare("eq", bits, constant(0, type_))  # 2**-127 is a denormal
+        moved = f.select(least, constant(1 << (_MANTISSA - 1), type_), moved)
+        return f.select(f.compare("eq", bits, constant(form.nan, type_)), constant(_NAN, type_), moved)
+    magnitude = f.and_(bits, constant(form.sign - 1, type_))
+    scaled = f.shl(magnitude, _MANTISSA - form.mantissa)
+    normal = f.add(scaled, constant((_BIAS - form.bias) << _MANTISSA, type_))
+    unit = constant(2.0 ** (1 - form.bias - form.mantissa), with_element(type_, "float"))
+    tiny = f.as_bits(f.mul(f.cast("sitofp", magnitude, unit.type), unit))
+    found = f.select(f.compare("ult", magnitude, constant(1 << form.mantissa, type_)), tiny, normal)
+    if form.special == "ieee":
+        infinite = f.compare("eq", magnitude, constant(form.largest + 1, type_))
+        beyond = f.select(infinite, constant(_INFINITY, type_), constant(_NAN, type_))
+        found = f.select(f.compare("ugt", magnitude, constant(form.largest, type_)), beyond, found)
+    elif form.special == "fn":
+        found = f.select(f.compare("eq", magnitude, constant(form.nan, type_)), constant(_NAN, type_), found)
+    sign = f.and_(bits, constant(form.sign, type_))
+    signed = f.or_(found, f.shl(sign, 31 - form.exponent - form.mantissa))
+    if form.special == "fnuz":
+        low = f.and_(bits, constant(0xFF, type_))
+        signed = f.select(f.compare("eq", low, constant(form.nan, type_)), constant(_NAN, type_), signed)
+    return signed
+
+
+def narrowed(f: FunctionBuilder, value: Value, dtype: str) -> Value:
+    """F32 values as bytes of a narrow float, or the low bits of bytes as those of a narrow integer."""
+    if dtype not in NARROW_FLOATS:
+        return _kept(f, value, dtype)
+    form, bits = NARROW_FLOATS[dtype], f.as_bits(value)
+    made = _scale_bits(f, bits, form) if form.special == "scale" else _rounded(f, bits, form)
+    return f.cast("trunc", made, with_element(value.type, "i8"))
+
+
+def _kept(f: FunctionBuilder, raw: Value, dtype: str) -> Value:
+    return f.and_(raw, constant((1 << DTYPES[dtype].bits) - 1, raw.type))
+
+
+def _rounded(f: FunctionBuilder, bits: Value, form: NarrowFloat) -> Value:
+    type_ = bits.type
+    magnitude = f.and_(bits, constant(_SIGN - 1, type_))
+    dropped = _MANTISSA - form.mantissa
+    last = f.and_(f.lshr(magnitude, dropped), constant(1, type_))
+    lifted = f.add(f.add(magnitude, constant((1 << (dropped - 1)) - 1, type_)), last)
+    normal = f.sub(f.lshr(lifted, dropped), constant((_BIAS - form.bias) << form.mantissa, type_))
+    # beside this number the neighbours of a f32 are as far apart as denormals are
+    beside = constant(2.0 ** (_MANTISSA + 1 - form.bias - form.mantissa), with_element(type_, "float"))
+    total = f.add(f.from_bits(magnitude, "float"), beside)
+    tiny = f.sub(f.as_bits(total), f.as_bits(beside))
+    smallest = constant((_BIAS + 1 - form.bias) << _MANTISSA, type_)
+    made = f.select(f.compare("ult", magnitude, smallest), tiny, normal)
+    over = f.compare("ugt", made, constant(form.largest, type_))
+    made = f.select(over, constant(form.beyond, type_), made)
+    is_nan = f.compare("ugt", magnitude, constant(_INFINITY, type_))
+    made = f.select(is_nan, constant(form.nan, type_), made)
+    sign = f.and_(f.lshr(bits, 31 - form.exponent - form.mantissa), constant(form.sign, type_))
+    signed = f.or_(made, sign)
+    if form.special == "fnuz":  # one zero
+        return f.select(f.compare("eq", made, constant(0, type_)), made, signed)
+    return f.select(is_nan, made, signed) if form.special == "finite" else signed
+
+
+def _scale_bits(f: FunctionBuilder, bits: Value, form: NarrowFloat) -> Value:
+    """Powers of two: ties go up, as do denormals above the smallest power."""
+    type_ = bits.type
+    denormal = f.cast("zext", f.compare("ult", bits, constant(1 << _MANTISSA, type_)), type_)
+    lifted = f.sub(f.add(bits, constant(1 << (_MANTISSA - 1), type_)), denormal)
+    made = f.lshr(lifted, _MANTISSA)
+    positive = f.compare("ult", f.sub(bits, constant(1, type_)), constant(_INFINITY - 1, type_))
+    return f.select(positive, made, constant(form.nan, type_))
+
+
+def to_odd(f: FunctionBuilder, value: Value) -> Value:
+    """F64 as f32, such that a second rounding gives the result of one: inexact values end in a one."""
+    single = f.cast("fptrunc", value, with_element(value.type, "float"))
+    back = f.cast("fpext", single, value.type)
+    bits = f.as_bits(single)
+    larger = f.compare("ogt", f.fabs(back), f.fabs(value))
+    lowered = f.sub(bits, f.cast("zext", larger, bits.type))
+    odd = f.or_(lowered, constant(1, bits.type))
+    return f.from_bits(f.select(f.compare("one", back, value), odd, bits), "float")
+
 
 MEMORY = {
     "pred": "i8",

@@ -14,11 +14,15 @@ import numpy as np
 from jax.sharding import Mesh
 
 from mpmd.compile.artefact import Artefact
-from mpmd.compile.backends.compiled import CompiledFragment
-from mpmd.compile.backends.ffi.custom_call import ATTRIBUTE, TARGET_NAME, DeviceHandlers
+from mpmd.compile.backends.ffi.custom_call import (
+    ATTRIBUTE,
+    TARGET_NAME,
+    DeviceHandlers,
+    LoadedPrograms,
+    ProgramLoad,
+)
 from mpmd.compile.backends.ffi.frame import check_version
-from mpmd.compile.backends.ffi.loaded import LoadedPrograms, ProgramLoad
-from mpmd.compile.backends.jax_function import ArgumentOrder, DirectCall, jax_function
+from mpmd.compile.backends.jax_function import ArgumentOrder, CompiledFragment, DirectCall, jax_function
 from mpmd.compile.backends.native_gpu.cublaslt import NoAlgorithm
 from mpmd.compile.backends.native_gpu.gpu import GpuLibraries, gpu_at
 from mpmd.compile.backends.native_gpu.libraries import CudaLibraries
@@ -27,10 +31,10 @@ from mpmd.compile.backends.native_gpu.target import GpuCode, GpuTarget
 from mpmd.compile.backends.native_gpu.triton.choices import MeasuredTiles
 from mpmd.compile.backends.native_gpu.tuning.table_file import known_table, table_file
 from mpmd.compile.backends.target_backend import OtherTargetError, unfit_for_targets
+from mpmd.compile.compile_options import DEFAULTS, CompileOptions
 from mpmd.compile.driver import compiled_or_kept
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule
-from mpmd.compile.options import DEFAULTS, CompileOptions
 from mpmd.errors import CompileError
 from mpmd.jax_compat import direct_call
 from mpmd.support.execution_log import TimeLog

@@ -14,8 +14,8 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any
 
-from mpmd.compile.backends.native_gpu.driver import DeviceError
-from mpmd.compile.backends.native_gpu.functions import FunctionLibrary
+from mpmd.compile.backends.native_gpu.cuda_driver import DeviceError
+from mpmd.compile.backends.native_gpu.libraries import FunctionLibrary
 from mpmd.compile.backends.native_gpu.products import ProductDescriptor, StoredMatrix
 
 WORKSPACE_LIMIT = 32 << 20

@@ -7,10 +7,10 @@ from collections.abc import Hashable
 from typing import Protocol
 
 from mpmd.compile.backends.native_gpu.cublaslt import MatrixLibrary
-from mpmd.compile.backends.native_gpu.devices import GpuModel, gpu_model
-from mpmd.compile.backends.native_gpu.driver import GpuDriver
-from mpmd.compile.backends.native_gpu.functions import FunctionLibrary
-from mpmd.compile.backends.native_gpu.triton.compiler import KernelCompiler
+from mpmd.compile.backends.native_gpu.cuda_driver import GpuDriver
+from mpmd.compile.backends.native_gpu.gpu_devices import GpuModel, gpu_model
+from mpmd.compile.backends.native_gpu.libraries import FunctionLibrary
+from mpmd.compile.backends.native_gpu.triton.compile_kernels import KernelCompiler
 from mpmd.errors import CompileError
 from mpmd.support.memoisation import once
 

@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpmd.compile.backends.ffi.frame import FfiFrame
-from mpmd.compile.backends.native_gpu.calls import NULL, STATE, CallEmitter
-from mpmd.compile.backends.native_gpu.capture import emit_capture
+from mpmd.compile.backends.native_gpu.calls import NULL, STATE, CallEmitter, emit_capture
+from mpmd.compile.backends.native_gpu.clock import emit_stamp_if_recorded
 from mpmd.compile.backends.native_gpu.cublaslt import SHIFT_POINTER
 from mpmd.compile.backends.native_gpu.launches import (
     BranchLaunch,
@@ -32,12 +32,10 @@ from mpmd.compile.backends.native_gpu.launches import (
     ProductLaunch,
     Step,
 )
-from mpmd.compile.backends.native_gpu.stamps import emit_stamp_if_recorded
 from mpmd.compile.buffers.assignment import Slice
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import CpuTarget
-from mpmd.compile.llvm.types import Value, constant
+from mpmd.compile.llvm.cpu import CpuTarget
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.llvm_types import Value, constant
 
 KERNEL_RECORD = ("function", "shared_bytes")
 PRODUCT_RECORD = ("handle", "descriptor", "alpha", "a", "b", "beta", "c", "d", "algorithm", "workspace_bytes")

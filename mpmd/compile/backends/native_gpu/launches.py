@@ -27,11 +27,11 @@ from mpmd.compile.backends.native_gpu.products import (
 )
 from mpmd.compile.backends.native_gpu.triton.attention import argument_names, first_scratch
 from mpmd.compile.backends.native_gpu.triton.choices import KernelChoices
-from mpmd.compile.backends.native_gpu.triton.kernels import PlanKernels, PrintedKernel
 from mpmd.compile.backends.native_gpu.triton.products import operands_of
+from mpmd.compile.backends.native_gpu.triton.triton_kernels import PlanKernels, PrintedKernel
 from mpmd.compile.buffers.assignment import Allocation, BufferAssignment, Slice
+from mpmd.compile.kernels.kernel_plan import KernelPlan
 from mpmd.compile.kernels.operations import DTYPE_BYTES
-from mpmd.compile.kernels.plan import KernelPlan
 from mpmd.compile.thunks.thunk import (
     AttentionThunk,
     ConditionalThunk,

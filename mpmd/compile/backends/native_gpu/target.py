@@ -1,4 +1,7 @@
-"""GPUs of one kind as a target of the driver: thunks become launches, plans Triton kernels, these cubins."""
+"""GPUs of one kind as a target of the driver: thunks become launches, plans Triton kernels, these cubins.
+
+The passes of GPUs before kernels are planned: one list, each entry with its reason.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,11 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from mpmd.compile.backends.native_gpu.devices import GPUS, GpuModel
+from mpmd.compile.backends.native_gpu.gpu_devices import GPUS, GpuModel
 from mpmd.compile.backends.native_gpu.handler import emit_handler
 from mpmd.compile.backends.native_gpu.horizontal import side_by_side, small_bytes
 from mpmd.compile.backends.native_gpu.launches import LaunchProgram, launch_program, with_smaller_tiles
-from mpmd.compile.backends.native_gpu.machine.report import program_times
-from mpmd.compile.backends.native_gpu.pipeline import gpu_pipeline
+from mpmd.compile.backends.native_gpu.machine.launch_report import program_times
 from mpmd.compile.backends.native_gpu.products import (
     ProductDescriptor,
     dense_sums,
@@ -24,31 +26,66 @@ from mpmd.compile.backends.native_gpu.products import (
 )
 from mpmd.compile.backends.native_gpu.triton import attention
 from mpmd.compile.backends.native_gpu.triton.choices import KernelChoices, MeasuredTiles
-from mpmd.compile.backends.native_gpu.triton.compiler import KernelCompiler, TritonCompiler
+from mpmd.compile.backends.native_gpu.triton.compile_kernels import KernelCompiler, TritonCompiler
 from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
-from mpmd.compile.backends.native_gpu.triton.kernels import ALIGNMENT, refusal
 from mpmd.compile.backends.native_gpu.triton.source import PRELUDE
+from mpmd.compile.backends.native_gpu.triton.triton_kernels import ALIGNMENT, refusal
 from mpmd.compile.buffers.assignment import BufferAssignment
-from mpmd.compile.buffers.packing import DeviceMemory
+from mpmd.compile.buffers.offsets import DeviceMemory
 from mpmd.compile.cache import DiskCache
+from mpmd.compile.compile_options import CompileOptions
+from mpmd.compile.cost.device import Device
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.kernels.cost.device import Device
 from mpmd.compile.kernels.operations import DTYPE_BYTES
-from mpmd.compile.kernels.planning.attention import PlannedAttention
-from mpmd.compile.kernels.planning.collectives import CollectivePlan
-from mpmd.compile.kernels.planning.dots import DotPlan
-from mpmd.compile.kernels.planning.groups import GroupPlan
-from mpmd.compile.kernels.planning.kernels import PlannedKernel
-from mpmd.compile.kernels.planning.updates import UpdatePlan
+from mpmd.compile.kernels.planner.attention import PlannedAttention
+from mpmd.compile.kernels.planner.collectives import CollectivePlan
+from mpmd.compile.kernels.planner.dots import DotPlan
+from mpmd.compile.kernels.planner.groups import GroupPlan, UpdatePlan
+from mpmd.compile.kernels.planner.planned_kernel import PlannedKernel
+from mpmd.compile.llvm.cpu import host_target
 from mpmd.compile.llvm.engine import object_of
-from mpmd.compile.llvm.target import host_target
-from mpmd.compile.options import CompileOptions
-from mpmd.compile.pipelines import scheduling_pipeline
+from mpmd.compile.passes.expand.float_jitter import FloatJitter
+from mpmd.compile.passes.expand.indexing import ScatterWidener
+from mpmd.compile.passes.expand.products import DotAlgorithmRewriter, DotPadding
+from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
+from mpmd.compile.passes.fusion.fusion import Fusion
+from mpmd.compile.passes.fusion.keep_rounding import KeepRounding
+from mpmd.compile.passes.fusion.sort_prefix import SortPrefix
+from mpmd.compile.passes.memory.copy_insertion import CopyInsertion
+from mpmd.compile.passes.simplify.one_per_row_rewriter import OnePerRowRewriter
+from mpmd.compile.passes.simplify.redundancy import Cse, Dce
+from mpmd.compile.pipelines import preparation, scheduling_pipeline
 from mpmd.compile.schedule.side_by_side import SideBySide
 from mpmd.compile.thunks.thunk import Thunk
 from mpmd.errors import CompileError
 from mpmd.support.passes import Pass
+
+
+def gpu_pipeline(devices: int, options: CompileOptions, device: Device) -> list[Pass]:
+    """The passes.  All arrays are row-major: kernels and products read any order.
+
+    Args:
+        devices: how many run the program together.
+        options: the compile options.
+        device: what kernels are priced for, and whose limits they keep.
+    """
+    wrong = [FloatJitter(options.float_jitter)] if options.float_jitter else []
+    return [
+        *wrong,  # before anything else: afterwards operations are no longer those that were written
+        *preparation(devices, unit_dims=False),  # each instruction by itself; after it they are kernels
+        DotAlgorithmRewriter(),  # before attention and products are planned, by the types of their factors
+        OnePerRowRewriter(),  # after gathers have one form: the rows of a loss need not be arrays then
+        ScatterWidener(),  # after that has taken the scatters of labels
+        DotPadding(device),  # after the rows of a loss are elementwise: they become longer with the product
+        Cse(),  # the loss and its gradient compare with the same labels
+        Dce(),  # what only made indices
+        CopyInsertion(),  # before fusion, so that copies are fused into what computes their value
+        KeepRounding(),  # simplification takes its conversions away, kernels hide discrete values
+        SortPrefix(device.limits.sort_prefix),  # before fusion, which takes the slices to what reads them
+        AttentionStitching(options.attention_stitching, device),  # before products are taken one by one
+        Fusion(device=device, narrow_products=True),  # last change of what computes
+    ]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,12 @@ import jax
 from jax.sharding import Mesh
 
 from mpmd import jax_compat
-from mpmd.compile.backends.compiled import CompiledFragment, compiled_function
-from mpmd.compile.backends.inlined import INLINE_BELOW_FLOPS, module_p
+from mpmd.compile.backends.jax_function import (
+    INLINE_BELOW_FLOPS,
+    CompiledFragment,
+    compiled_function,
+    module_p,
+)
 from mpmd.compile.executable import unknown_text
 from mpmd.compile.fragment import FragmentModule
 

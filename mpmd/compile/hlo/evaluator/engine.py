@@ -8,13 +8,13 @@ from typing import ClassVar
 import numpy as np
 
 from mpmd.compile.hlo.computation import HloComputation
-from mpmd.compile.hlo.evaluator import conversion, elementwise, movement
+from mpmd.compile.hlo.evaluator import elementwise, movement, values
 from mpmd.compile.hlo.evaluator.values import Rule, Value, check_value
 from mpmd.compile.hlo.instruction import HloInstruction
 
 RULES: dict[str, Rule] = {
     **elementwise.RULES,
-    **conversion.RULES,
+    **values.RULES,
     **movement.RULES,
 }
 """Evaluation of each opcode."""

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpmd.compile.hlo.dtypes import DTYPES
-from mpmd.compile.hlo.evaluator.conversion import convert
-from mpmd.compile.hlo.evaluator.values import Rule, Value
+from mpmd.compile.hlo.evaluator.values import Rule, Value, convert
 from mpmd.compile.hlo.instruction import HloInstruction
 
 if TYPE_CHECKING:

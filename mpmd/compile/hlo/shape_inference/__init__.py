@@ -16,10 +16,8 @@ from mpmd.compile.hlo.shape_inference import (
     collectives,
     control,
     elementwise,
-    indexed,
     movement,
     products,
-    reductions,
 )
 from mpmd.compile.hlo.shape_inference.rule import Query, Rule
 
@@ -27,8 +25,6 @@ RULES: dict[str, Rule] = {
     **elementwise.RULES,
     **movement.RULES,
     **products.RULES,
-    **indexed.RULES,
-    **reductions.RULES,
     **control.RULES,
     **collectives.RULES,
 }

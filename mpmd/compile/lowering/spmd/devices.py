@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from mpmd.compile.hlo.shape import Shape
-from mpmd.compile.lowering.program import Axis, Sharding
+from mpmd.compile.lowering.stablehlo_program import Axis, Sharding
 
 
 def parts(axes: Sequence[Axis]) -> int:

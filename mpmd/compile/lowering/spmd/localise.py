@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from mpmd.compile.hlo.shape import Shape
-from mpmd.compile.lowering.program import (
+from mpmd.compile.lowering.spmd.devices import even, local
+from mpmd.compile.lowering.stablehlo_program import (
     Block,
     Function,
     Operation,
@@ -15,7 +16,6 @@ from mpmd.compile.lowering.program import (
     StablehloProgram,
     ValueId,
 )
-from mpmd.compile.lowering.spmd.devices import even, local
 from mpmd.errors import CompileError
 
 _RESHARD = "sdy.reshard"

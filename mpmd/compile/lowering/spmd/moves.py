@@ -9,8 +9,8 @@ from mpmd.compile.hlo.attributes import ReplicaGroups
 from mpmd.compile.hlo.builder import HloBuilder
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.lowering.collectives import rejoin
-from mpmd.compile.lowering.program import Axis, Sharding
 from mpmd.compile.lowering.spmd.devices import groups, parts, place
+from mpmd.compile.lowering.stablehlo_program import Axis, Sharding
 
 CHANNEL = 1
 """The channel of every collective of a partitioned program: its ids are devices."""

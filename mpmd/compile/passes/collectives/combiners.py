@@ -7,8 +7,8 @@ from collections.abc import Hashable
 
 from mpmd.compile.analysis.call_graph import Reachability
 from mpmd.compile.hlo.computation import HloComputation
-from mpmd.compile.hlo.fingerprint import computation_digest
 from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.printer import computation_digest
 from mpmd.compile.hlo.shape import tuple_of
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import TrackingBuilder

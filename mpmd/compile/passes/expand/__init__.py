@@ -10,19 +10,12 @@ from mpmd.compile.passes.expand.conversions import (
     ReducePrecisionExpander,
     StochasticConvertExpander,
 )
-from mpmd.compile.passes.expand.convolutions import ConvolutionExpander, ConvolutionToDot
-from mpmd.compile.passes.expand.dot_padding import DotPadding
-from mpmd.compile.passes.expand.fft_expander import FftExpander
+from mpmd.compile.passes.expand.convolutions import ConvolutionToDot
 from mpmd.compile.passes.expand.float_jitter import FloatJitter
 from mpmd.compile.passes.expand.functions import SpecialFunctionExpander
 from mpmd.compile.passes.expand.indexing import GatherSimplifier, ScatterSimplifier, ScatterWidener
-from mpmd.compile.passes.expand.linear_algebra import (
-    CholeskyExpander,
-    LapackExpander,
-    TriangularSolveExpander,
-)
 from mpmd.compile.passes.expand.narrow_type_expander import NarrowTypeExpander
-from mpmd.compile.passes.expand.products import DotAlgorithmRewriter, DotDecomposer
+from mpmd.compile.passes.expand.products import DotAlgorithmRewriter, DotDecomposer, DotPadding
 from mpmd.compile.passes.expand.reductions import ArgmaxRewriter, BatchNormExpander, ReductionExpander
 from mpmd.compile.passes.expand.rng_bit_generator_expander import RngBitGeneratorExpander
 from mpmd.compile.passes.expand.windows import (

@@ -15,7 +15,7 @@ from mpmd.compile.passes.expand import complex_functions
 from mpmd.compile.passes.expand.functions import Number
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule, TrackingBuilder
-from mpmd.compile.passes.values import is_splat, literal_of, reducer
+from mpmd.compile.passes.value_queries import is_splat, literal_of, reducer
 
 Parts = tuple[HloInstruction, HloInstruction]
 

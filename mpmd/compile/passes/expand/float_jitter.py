@@ -8,7 +8,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter
-from mpmd.compile.passes.values import splat
+from mpmd.compile.passes.value_queries import splat
 
 
 class FloatJitter(ComputationPass):

@@ -14,7 +14,7 @@ from mpmd.compile.hlo.opcodes import ELEMENTWISE, OPCODES
 from mpmd.compile.hlo.shape import Shape, tuple_of
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule
-from mpmd.compile.passes.values import reducer
+from mpmd.compile.passes.value_queries import reducer
 
 NARROW = tuple(
     name for name, info in DTYPES.items() if info.bits < 8 or (info.bits == 8 and info.kind == "float")

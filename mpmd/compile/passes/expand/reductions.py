@@ -11,12 +11,12 @@ import numpy as np
 from mpmd.compile.hlo.builder import scalar_computation
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.evaluator import Evaluator
-from mpmd.compile.hlo.evaluator.reducers import identity_of
+from mpmd.compile.hlo.evaluator.values import identity_of
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.expand.functions import applied, is_inlinable
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule, TrackingBuilder
-from mpmd.compile.passes.values import reducer
+from mpmd.compile.passes.value_queries import reducer
 
 Values = Sequence[HloInstruction]
 

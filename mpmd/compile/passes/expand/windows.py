@@ -18,7 +18,7 @@ from mpmd.compile.passes.expand.reductions import (
 )
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
-from mpmd.compile.passes.values import is_identity, reducer
+from mpmd.compile.passes.value_queries import is_identity, reducer
 
 
 class ReduceWindowRewriter(ComputationPass):

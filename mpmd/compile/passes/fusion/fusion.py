@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from mpmd.compile.analysis.call_graph import CallGraph
+from mpmd.compile.cost.device import HOST, Device
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.module import HloModule
-from mpmd.compile.kernels.cost.device import HOST, Device
-from mpmd.compile.kernels.planning.plan_cache import caching_plans
-from mpmd.compile.passes.fusion.grouping import Grouping
+from mpmd.compile.kernels.planner.plan_cache import caching_plans
+from mpmd.compile.passes.fusion.grouping import Grouping, outline
 from mpmd.compile.passes.fusion.merging import merge_groups
-from mpmd.compile.passes.fusion.outline import outline
 from mpmd.compile.passes.fusion.prices import Prices
 from mpmd.compile.passes.hlo_pass import HloPass
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from mpmd.compile.cost.device import Device
+from mpmd.compile.cost.kernel_cost import combined, plan_workload, product_workloads, projected
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.kernels.cost.device import Device
-from mpmd.compile.kernels.cost.models import combined, projected
-from mpmd.compile.kernels.cost.products import product_workloads
-from mpmd.compile.kernels.cost.workload import plan_workload
-from mpmd.compile.kernels.planning.dots import DotPlan
-from mpmd.compile.kernels.planning.groups import GroupPlan
-from mpmd.compile.kernels.planning.kernels import PlannedKernel
+from mpmd.compile.kernels.planner.dots import DotPlan
+from mpmd.compile.kernels.planner.groups import GroupPlan
+from mpmd.compile.kernels.planner.planned_kernel import PlannedKernel
 
 CLEARLY = 1.05
 """Tolerated slowdown, below the error of the model, in return for fewer kernels or fewer values in memory."""

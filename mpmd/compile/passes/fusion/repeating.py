@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.operations import OPERATIONS
-from mpmd.compile.kernels.planning.trace import MOVEMENT
+from mpmd.compile.kernels.planner.elements import MOVEMENT
 from mpmd.compile.passes.fusion.grouping import FusionGroup, Grouping
 from mpmd.compile.passes.fusion.prices import CLEARLY, Prices
 from mpmd.support import diagnostics

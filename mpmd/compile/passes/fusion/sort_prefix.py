@@ -6,9 +6,9 @@ from mpmd.compile.analysis.call_graph import CallGraph
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
-from mpmd.compile.kernels.planning.sorting import first_elements
-from mpmd.compile.kernels.planning.trace import MOVEMENT
-from mpmd.compile.passes.fusion.outline import Outlining
+from mpmd.compile.kernels.planner.elements import MOVEMENT
+from mpmd.compile.kernels.planner.sorting import first_elements
+from mpmd.compile.passes.fusion.grouping import Outlining
 from mpmd.compile.passes.hlo_pass import HloPass
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from mpmd.compile.passes.simplify.algebraic_simplifier import AlgebraicSimplifier
-from mpmd.compile.passes.simplify.calls import CallInliner, FlattenCallGraph, TupleSimplifier
-from mpmd.compile.passes.simplify.conditional_simplifier import ConditionalSimplifier
 from mpmd.compile.passes.simplify.constant_folding import ConstantFolding
+from mpmd.compile.passes.simplify.control_flow import (
+    CallInliner,
+    ConditionalSimplifier,
+    FlattenCallGraph,
+    TupleSimplifier,
+)
 from mpmd.compile.passes.simplify.loops import WhileInvariantCodeMotion, WhileLoopUnroller, WhileSimplifier
 from mpmd.compile.passes.simplify.one_per_row_rewriter import OnePerRowRewriter
 from mpmd.compile.passes.simplify.redundancy import Cse, Dce, ZeroSizedRemoval

@@ -13,7 +13,7 @@ from mpmd.compile.hlo.literals import integer_range
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
 from mpmd.compile.passes.rewriter import TrackingBuilder as Builder
-from mpmd.compile.passes.values import reducer
+from mpmd.compile.passes.value_queries import reducer
 
 
 class OnePerRowRewriter(ComputationPass):

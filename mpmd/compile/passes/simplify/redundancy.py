@@ -7,13 +7,13 @@ from collections.abc import Hashable
 import numpy as np
 
 from mpmd.compile.hlo.computation import HloComputation
-from mpmd.compile.hlo.fingerprint import computation_digest
 from mpmd.compile.hlo.instruction import HloInstruction, Literal
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.opcodes import Category
+from mpmd.compile.hlo.printer import computation_digest
 from mpmd.compile.passes.hlo_pass import ComputationPass, HloPass, unfused
 from mpmd.compile.passes.rewriter import Rewriter, is_dead, remove_unused
-from mpmd.compile.passes.values import is_trivial
+from mpmd.compile.passes.value_queries import is_trivial
 
 
 class Dce(HloPass):

@@ -21,7 +21,7 @@ from mpmd.compile.lowering.spmd.hlo_shardings import (
 )
 from mpmd.compile.passes.expand.comparisons import TopkDecomposer
 from mpmd.compile.passes.hlo_pass import HloPass
-from mpmd.compile.passes.simplify.calls import CallInliner
+from mpmd.compile.passes.simplify.control_flow import CallInliner
 from mpmd.errors import CompileError
 
 _MARKS = frozenset({"xla.sdy.FuncResultSharding", "xla.sdy.PropagationBarrier"})

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.cleanup.simplify_stablehlo import constants, identities, scalars, slices
+from mpmd.passes.cleanup.simplify_stablehlo import folding, identities, scalars, stablehlo_slices
 from mpmd.passes.cleanup.simplify_stablehlo.facts import Facts
 
 Rewrite = Callable[[ir.Op, Facts], ir.Value | None]
@@ -31,13 +31,13 @@ def _table() -> dict[str, tuple[Rewrite, ...]]:
         "xor": (identities.constant_last,),
         "select": (scalars.fold_select,),
         "convert": (identities.same_type,),
-        "reshape": (identities.same_type, identities.reshape_of_reshape, slices.reshape_of_splat),
+        "reshape": (identities.same_type, identities.reshape_of_reshape, stablehlo_slices.reshape_of_splat),
         "transpose": (identities.transpose,),
         "broadcast_in_dim": (identities.broadcast,),
-        "dynamic_slice": (slices.static_slice,),
-        "slice": (slices.simpler_slice,),
-        "dynamic_update_slice": (slices.update_all, slices.concatenate_updates),
-        "concatenate": (slices.flatten_concatenate,),
+        "dynamic_slice": (stablehlo_slices.static_slice,),
+        "slice": (stablehlo_slices.simpler_slice,),
+        "dynamic_update_slice": (stablehlo_slices.update_all, stablehlo_slices.concatenate_updates),
+        "concatenate": (stablehlo_slices.flatten_concatenate,),
     }
     for name, rewrites in more.items():
         found["stablehlo." + name] = found.get("stablehlo." + name, ()) + rewrites
@@ -46,8 +46,8 @@ def _table() -> dict[str, tuple[Rewrite, ...]]:
 
 REWRITES = _table()
 _FOLDS = {
-    **dict.fromkeys(constants.NAMES, (constants.fold,)),
-    "stablehlo.add": (constants.fold,),
+    **dict.fromkeys(folding.NAMES, (folding.fold,)),
+    "stablehlo.add": (folding.fold,),
 }
 _WITH_CONSTANTS = {
     name: (*_FOLDS.get(name, ()), *REWRITES.get(name, ())) for name in dict.fromkeys((*REWRITES, *_FOLDS))

@@ -7,12 +7,12 @@ from mpmd.passes.bases import FunctionPass, ModulePass
 from mpmd.passes.calls.signatures import calls_by_callee
 from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.arguments import fits
-from mpmd.passes.import_.infer_mesh import flow, sets
-from mpmd.passes.import_.infer_mesh.sets import REDUCE, SRC_SET, USE_SET, MeshSet, Table
-from mpmd.passes.import_.infer_mesh.validation import Limited
+from mpmd.passes.import_.infer_mesh import mesh_sets
+from mpmd.passes.import_.infer_mesh.mesh_checks import Limited
+from mpmd.passes.import_.infer_mesh.mesh_sets import REDUCE, SRC_SET, USE_SET, MeshSet, Table
 from mpmd.passes.structure import mesh_order
 from mpmd.support import diagnostics
-from mpmd.support.assignment import Constraint
+from mpmd.support.placement_options import Constraint
 
 _MADE_BY = "infer_mesh_wrap_resultless_ops"
 
@@ -43,7 +43,7 @@ class InferMeshAssignMeshFuncLeaves(ModulePass):
     def rewrite(self, module: ir.Module) -> None:
         errors = Limited(self.error_limit)
         symbols = ir.symbol_table(module)
-        functions = flow.mpmd_functions(module)
+        functions = mesh_sets.mpmd_functions(module)
         calls = calls_by_callee(functions)
         for f in functions:
             leaves = _Leaves(f, symbols, errors, self.infer_transfers)
@@ -79,7 +79,7 @@ class _Leaves:
 
     def _assign_result(self, index: int, value: ir.Value) -> ir.Value:
         f = self._f
-        mesh = self._mesh_for(value, sets.use_set(ir.producer(value)))
+        mesh = self._mesh_for(value, mesh_sets.use_set(ir.producer(value)))
         if mesh is None:
             if not self._force:
                 self._errors.report(
@@ -94,8 +94,8 @@ class _Leaves:
 
     def _mesh_for(self, value: ir.Value, needed: MeshSet) -> str | None:
         """The best mesh where a value can be; None if there is none."""
-        key = flow.source_key(value, self._symbols)
-        possible = sets.src_set(key)
+        key = mesh_sets.source_key(value, self._symbols)
+        possible = mesh_sets.src_set(key)
         if possible is None:
             return needed.best() or self._default
         return possible.best(needed.names)
@@ -103,28 +103,28 @@ class _Leaves:
     def assign_body(self) -> None:
         """Assigns the leaves in the body, and clears the use sets of everything else."""
         self._assign_block(self._f)
-        sets.clear_entries(self._f, "arg_attrs", USE_SET)
+        mesh_sets.clear_entries(self._f, "arg_attrs", USE_SET)
 
     def _assign_block(self, body: ir.Func | ir.For) -> None:
         for op in ir.ops(body):
             if isinstance(op, ir.For):
                 self._assign_block(op)
-            elif flow.is_barrier(op):
+            elif mesh_sets.is_barrier(op):
                 self._assign_operands(op)
-                sets.clear(op, USE_SET)
-            elif not flow.is_meshless(op):
+                mesh_sets.clear(op, USE_SET)
+            elif not mesh_sets.is_meshless(op):
                 continue
-            elif not flow.has_tensor_result(op):
+            elif not mesh_sets.has_tensor_result(op):
                 self._wrap_resultless(op)
             else:
                 if ir.is_unused(op):
                     self._assign_unused(op)
-                sets.clear(op, USE_SET)
+                mesh_sets.clear(op, USE_SET)
 
     def _assign_operands(self, op: ir.Op) -> None:
         """Operands of a broadcast or reduce are assigned; preferably to where its result is needed."""
         reason = assigning.BROADCAST if isinstance(op, ir.Broadcast) else assigning.REDUCE
-        needed = sets.use_set(op)
+        needed = mesh_sets.use_set(op)
         for i, value in enumerate(list(op.operands)):
             mesh = self._mesh_for(value, needed) or needed.best() or self._default
             where = ir.before(op)
@@ -132,7 +132,7 @@ class _Leaves:
             ir.set_operand(op, i, assigning.unassign(there, where))
 
     def _assign_unused(self, op: ir.Op) -> None:
-        possible = sets.src_set(op)
+        possible = mesh_sets.src_set(op)
         mesh = self._default if possible is None else possible.best()
         if mesh is None:
             if not self._force:
@@ -149,7 +149,7 @@ class _Leaves:
                 assigning.assign(result, mesh, where, assigning.INFERRED_UNUSED, op.location)
 
     def _wrap_resultless(self, op: ir.Op) -> None:
-        possible = sets.src_set(op)
+        possible = mesh_sets.src_set(op)
         meshes = [self._default] if possible is None else mesh_order(possible.names)
         if not meshes and self._force:
             meshes = [self._default]
@@ -160,7 +160,7 @@ class _Leaves:
                 op.location,
             )
             return
-        sets.clear(op, USE_SET, SRC_SET, REDUCE)
+        mesh_sets.clear(op, USE_SET, SRC_SET, REDUCE)
         once = ir.is_side_effect_free(op) or not ir.is_duplicable(op)
         for mesh in meshes[:1] if once else meshes:
             assigning.wrap(op, mesh, _MADE_BY)
@@ -170,7 +170,7 @@ class _Leaves:
         f, needs = self._f, Table(USE_SET)
         for i, arg in enumerate(f.args):
             if assigning.is_tensor(arg.type) and ir.is_unused(arg):
-                possible = sets.src_set((f, "arg", i))
+                possible = mesh_sets.src_set((f, "arg", i))
                 mesh = self._checked(possible, f"unused input {i}", arg.location)
                 entry = MeshSet.of(mesh, assigning.INFERRED_UNUSED_CALLEE_IN)
                 needs.cell((f, "arg", i)).put(entry)
@@ -183,8 +183,8 @@ class _Leaves:
                 continue
             if assigning.is_mesh_tensor(value.type):
                 continue
-            key = flow.source_key(value, self._symbols)
-            possible = sets.src_set(key)
+            key = mesh_sets.source_key(value, self._symbols)
+            possible = mesh_sets.src_set(key)
             mesh = self._checked(possible, f"unused output {i}", f.terminator.location)
             entry = MeshSet.of(mesh, assigning.INFERRED_UNUSED_CALLEE_OUT)
             needs.cell((f, "result", i)).put(entry)
@@ -252,13 +252,13 @@ def _mesh_of_pair(f: ir.Func, constraint: Constraint, symbols: dict[str, ir.Func
             )
             return None
         return wanted
-    key = flow.source_key(value, symbols)
-    possible = sets.src_set(key)
-    needed = sets.use_set(ir.producer(value))
+    key = mesh_sets.source_key(value, symbols)
+    possible = mesh_sets.src_set(key)
+    needed = mesh_sets.use_set(ir.producer(value))
     if assigning.is_mesh_tensor(arg.type):
         of_input = MeshSet.of(arg.type.mesh)
     else:
-        of_input = sets.use_set((f, "arg", constraint.input))
+        of_input = mesh_sets.use_set((f, "arg", constraint.input))
         if not of_input:
             return needed.best() or (possible.best() if possible is not None else None)
     return (needed & of_input).best() or (of_input if possible is None else of_input & possible).best()

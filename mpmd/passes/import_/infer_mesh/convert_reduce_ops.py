@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.import_.infer_mesh import flow
-from mpmd.passes.import_.infer_mesh.sets import REDUCE, SRC_SET
+from mpmd.passes.import_.infer_mesh import mesh_sets
+from mpmd.passes.import_.infer_mesh.mesh_sets import REDUCE, SRC_SET
 
 
 class InferMeshConvertReduceOps(FunctionPass):
@@ -34,7 +34,7 @@ class InferMeshConvertReduceOps(FunctionPass):
         tagged = _tagged(f)
         for body in [f, *ir.ops(f, ir.For)]:
             for op in ir.ops(body):
-                if flow.is_meshless(op) and REDUCE in op.attributes:
+                if mesh_sets.is_meshless(op) and REDUCE in op.attributes:
                     if self.infer_cross_mesh_reductions or op in tagged:
                         _convert(op)
 
@@ -48,12 +48,12 @@ def _tagged(f: ir.Func) -> set[ir.Op]:
             op = ir.producer(op.operands[0])
         if op is None:
             continue
-        kind = flow.reduction_of(op)
+        kind = mesh_sets.reduction_of(op)
         if kind is not None:
             found |= _same_kind_above(op, kind)
         elif op.operation.name == "stablehlo.reduce":
             concat = ir.producer(op.operands[0])
-            if concat is not None and flow.concat_reduce(concat) is not None:
+            if concat is not None and mesh_sets.concat_reduce(concat) is not None:
                 found.add(op)
     return found
 
@@ -63,7 +63,7 @@ def _same_kind_above(op: ir.Op, kind: str) -> set[ir.Op]:
     todo: list[ir.Op | None] = [op]
     while todo:
         above = todo.pop()
-        if above is not None and above not in found and flow.reduction_of(above) == kind:
+        if above is not None and above not in found and mesh_sets.reduction_of(above) == kind:
             found.add(above)
             todo += [ir.producer(v) for v in above.operands]
     return found

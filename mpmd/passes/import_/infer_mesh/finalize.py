@@ -5,7 +5,7 @@ from __future__ import annotations
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.import_ import assigning
-from mpmd.passes.import_.infer_mesh import flow, sets
+from mpmd.passes.import_.infer_mesh import mesh_sets
 from mpmd.passes.import_.infer_mesh.rewrite_using_analysis import COPIES
 from mpmd.passes.structure import mesh_order
 from mpmd.support import diagnostics
@@ -35,7 +35,7 @@ class InferMeshFinalize(ModulePass):
     infer_transfers: bool = False
 
     def rewrite(self, module: ir.Module) -> None:
-        functions = flow.mpmd_functions(module)
+        functions = mesh_sets.mpmd_functions(module)
         fits = [_assign_args(f) for f in functions if f.is_public]
         if not all(fits):
             return
@@ -152,7 +152,7 @@ def _reduced(values: list[ir.Value], mesh: str, kind: str, where: ir.InsertionPo
     def body(args: list[ir.Value], inside: ir.InsertionPoint) -> list[ir.Value]:
         total = args[0]
         for arg in args[1:]:
-            name = flow.reduction_op(kind)
+            name = mesh_sets.reduction_op(kind)
             total = ir.create(name, [total, arg], [arg.type], inside, location=arg.location).results[0]
         return [total]
 
@@ -166,7 +166,7 @@ def _reduced(values: list[ir.Value], mesh: str, kind: str, where: ir.InsertionPo
 def _check_and_clear(f: ir.Func) -> None:
     """Reports all values without a mesh; removes the attributes of inference."""
     for which in ("arg_attrs", "res_attrs"):
-        sets.clear_entries(f, which, sets.USE_SET, sets.SRC_SET, COPIES)
+        mesh_sets.clear_entries(f, which, mesh_sets.USE_SET, mesh_sets.SRC_SET, COPIES)
     sides = (("input", f.args), ("output", f.returned))
     for what, values in sides:
         for i, value in enumerate(values):
@@ -175,11 +175,11 @@ def _check_and_clear(f: ir.Func) -> None:
                     f"function {what} {i} is not a MeshTensorType, but a {value.type}", f.location
                 )
     for op in ir.walk(f):
-        sets.clear(op, sets.USE_SET, sets.SRC_SET)
+        mesh_sets.clear(op, mesh_sets.USE_SET, mesh_sets.SRC_SET)
     for body in [f, *ir.ops(f, ir.For)]:
         for op in ir.ops(body):
             if isinstance(op, ir.For):
-                sets.clear_entries(op, "arg_attrs", sets.USE_SET, sets.SRC_SET)
+                mesh_sets.clear_entries(op, "arg_attrs", mesh_sets.USE_SET, mesh_sets.SRC_SET)
             elif isinstance(op, _LEFT):
                 diagnostics.error(
                     "assigns, unassigns or broadcasts are not allowed after mesh inference.\n"
@@ -187,7 +187,7 @@ def _check_and_clear(f: ir.Func) -> None:
                     "infer_transfers.",
                     op.location,
                 )
-            elif flow.is_meshless(op):
+            elif mesh_sets.is_meshless(op):
                 diagnostics.error(
                     f"no more meshless ops are expected at this point.\n  There is a {op.operation.name}.\n"
                     f"Named computations inside of lax.scan, cond or while cannot be mapped: name the code "

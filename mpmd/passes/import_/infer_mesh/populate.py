@@ -7,8 +7,17 @@ import dataclasses
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.import_ import assigning
-from mpmd.passes.import_.infer_mesh import flow
-from mpmd.passes.import_.infer_mesh.sets import REDUCE, SRC_SET, USE_SET, Cell, Key, MeshSet, Table, both
+from mpmd.passes.import_.infer_mesh import mesh_sets
+from mpmd.passes.import_.infer_mesh.mesh_sets import (
+    REDUCE,
+    SRC_SET,
+    USE_SET,
+    Cell,
+    Key,
+    MeshSet,
+    Table,
+    both,
+)
 
 
 class InferMeshPopulateSrcSet(ModulePass):
@@ -29,7 +38,7 @@ class InferMeshPopulateSrcSet(ModulePass):
 
     def rewrite(self, module: ir.Module) -> None:
         analysis = _SrcSets(ir.symbol_table(module))
-        for f in flow.mpmd_functions(module):
+        for f in mesh_sets.mpmd_functions(module):
             if f.is_public:
                 analysis.enter(f)
         analysis.write()
@@ -50,7 +59,7 @@ def _is_scalar(kind: ir.Type) -> bool:
 
 def _read(op: ir.Op) -> list[ir.Value]:
     """What decides where an op can be: its operands, and what its regions capture, if it needs a mesh."""
-    captures = flow.is_meshless(op) and len(op.operation.regions)
+    captures = mesh_sets.is_meshless(op) and len(op.operation.regions)
     return assigning.read_from_above(op) if captures else list(op.operands)
 
 
@@ -81,7 +90,7 @@ class _SrcSets:
             self._steps[body] = [
                 _SourceStep(op, self._sets.cell(op), [self._source(v) for v in _read(op)])
                 for op in ir.ops(body)
-                if isinstance(op, (ir.Assign, ir.Unassign, ir.Call, ir.For)) or flow.is_meshless(op)
+                if isinstance(op, (ir.Assign, ir.Unassign, ir.Call, ir.For)) or mesh_sets.is_meshless(op)
             ]
         for step in self._steps[body]:
             op = step.op
@@ -99,7 +108,7 @@ class _SrcSets:
 
     def _source(self, value: ir.Value) -> Cell | None:
         """The set of a value; None if it can be anywhere."""
-        key = flow.source_key(value, self._symbols)
+        key = mesh_sets.source_key(value, self._symbols)
         return None if key is None else self._sets.cell(key)
 
     def _visit_unassign(self, op: ir.Unassign, own: Cell, is_entry: bool) -> None:
@@ -110,7 +119,7 @@ class _SrcSets:
                 found |= MeshSet.of(user.result.type.mesh, assigning.TRANSFER)
         if is_entry and ir.producer(op.tensor) is None:
             needed = MeshSet()
-            for key in flow.use_keys(op.result, self._symbols):
+            for key in mesh_sets.use_keys(op.result, self._symbols):
                 needed |= self._use_sets.cell(key).meshes
             found |= _inferred(needed)
         own.put(found)
@@ -139,8 +148,8 @@ class _SrcSets:
     def _mark_reduction(self, step: _SourceStep, found: MeshSet, operands: list[MeshSet | None]) -> None:
         """Marks a reduction whose operands cannot be on one mesh, or that reduces a marked one."""
         op = step.op
-        pair = flow.concat_reduce(op)
-        kind = flow.reduction_of(op) if pair is None else pair[1]
+        pair = mesh_sets.concat_reduce(op)
+        kind = mesh_sets.reduction_of(op) if pair is None else pair[1]
         if kind is None or any(operand is not None and not operand for operand in operands):
             return
         continues = any(self._reduction_of(ir.producer(v)) == kind for v in op.operands)
@@ -187,7 +196,7 @@ class InferMeshPopulateUseSet(ModulePass):
 
     def rewrite(self, module: ir.Module) -> None:
         analysis = _UseSets(ir.symbol_table(module))
-        for f in flow.mpmd_functions(module):
+        for f in mesh_sets.mpmd_functions(module):
             if f.is_public:
                 analysis.visit(f)
         analysis.table.write()
@@ -206,7 +215,7 @@ class _UseStep:
 
 
 def _has_use_set(op: ir.Op) -> bool:
-    return isinstance(op, ir.Unassign) or flow.is_barrier(op) or flow.is_meshless(op)
+    return isinstance(op, ir.Unassign) or mesh_sets.is_barrier(op) or mesh_sets.is_meshless(op)
 
 
 class _UseSets:
@@ -230,7 +239,7 @@ class _UseSets:
                 _unite(cell, sources)
 
     def _given_by(self, value: ir.Value) -> list[Cell]:
-        return [self.table.cell(key) for key in flow.use_keys(value, self._symbols)]
+        return [self.table.cell(key) for key in mesh_sets.use_keys(value, self._symbols)]
 
     def _step_of_args(self, body: ir.Func | ir.For) -> _UseStep:
         return _UseStep(

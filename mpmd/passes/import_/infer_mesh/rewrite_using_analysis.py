@@ -6,10 +6,9 @@ from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.calls.signatures import calls_by_callee
 from mpmd.passes.import_ import assigning
-from mpmd.passes.import_.infer_mesh import flow, sets
-from mpmd.passes.import_.infer_mesh.absorb import Absorber
-from mpmd.passes.import_.infer_mesh.flow import LoopAssignment
-from mpmd.passes.import_.infer_mesh.round_groups import OnMeshes, RoundGroups
+from mpmd.passes.import_.infer_mesh import mesh_sets
+from mpmd.passes.import_.infer_mesh.absorb import Absorber, OnMeshes, RoundGroups
+from mpmd.passes.import_.infer_mesh.mesh_sets import LoopAssignment
 from mpmd.passes.merge.merge_inferred import has_microbatches
 from mpmd.passes.structure import mesh_order
 from mpmd.support import diagnostics
@@ -44,7 +43,7 @@ class InferMeshRewriteUsingAnalysis(ModulePass):
 
     def rewrite(self, module: ir.Module) -> None:
         """Rewrites callees, then entry functions, whose calls follow the new signatures."""
-        functions = flow.mpmd_functions(module)
+        functions = mesh_sets.mpmd_functions(module)
         symbols = ir.symbol_table(module)
         if _calls_strangers(functions, symbols):
             return
@@ -105,7 +104,7 @@ class _Bodies:
                 loop.assign_returned()
                 self.rewrite(op)
                 loop.assign_all()
-            elif flow.is_meshless(op):
+            elif mesh_sets.is_meshless(op):
                 absorber.place(op)
         absorber.finish()
 
@@ -130,9 +129,9 @@ def _assign_results(f: ir.Func, symbols: dict[str, ir.Func]) -> None:
     for i, value in enumerate(list(returned)):
         if assigning.is_mesh_tensor(value.type):
             continue
-        meshes = sets.use_set((f, "result", i)).names
+        meshes = mesh_sets.use_set((f, "result", i)).names
         if not meshes:
-            possible = sets.src_set(flow.source_key(value, symbols))
+            possible = mesh_sets.src_set(mesh_sets.source_key(value, symbols))
             meshes = [(possible.best() if possible else None) or min(f.topology)]
         values = [assigning.assign(value, mesh, ir.at_end(f.body)) for mesh in meshes]
         if len(values) > 1:
@@ -153,7 +152,7 @@ def _assign_args(f: ir.Func) -> None:
         needed: dict[str, list[ir.Assign]] = {}
         for user in ir.users(arg):
             needed.setdefault(user.result.type.mesh, []).append(user)
-        meshes = mesh_order(needed) or sets.use_set((f, "arg", i)).names[:1] or [min(f.topology)]
+        meshes = mesh_order(needed) or mesh_sets.use_set((f, "arg", i)).names[:1] or [min(f.topology)]
         tensor = arg.type
         for number, mesh in enumerate(meshes):
             kind = ir.MeshTensor.get(mesh, tensor)

@@ -91,13 +91,6 @@ def patches(p: Pool) -> HloInstruction:
     )
 
 
-def filtered(p: Pool) -> HloInstruction:
-    image, kernel = p.fresh("f32", (2, 4, 5, 2)), p.fresh("f32", (3, 3, 2, 2))
-    window = Window((WindowDim(3, 1, 1, 1), WindowDim(3, 2, 1, 1)))
-    dims = ConvDims(0, 3, (1, 2), 2, 3, (0, 1), 0, 3, (1, 2))
-    return p.build.add("convolution", image, kernel, window=window, conv_dims=dims)
-
-
 def pooling_gradient(p: Pool) -> HloInstruction:
     x = p.pick("f32", 2)
     distinct = p.build.iota("f32", (x.shape.size,), 0)
@@ -143,7 +136,6 @@ PATTERNS = (
     reductions,
     spread_sum,
     patches,
-    filtered,
     pooling_gradient,
     batch_norm,
 )

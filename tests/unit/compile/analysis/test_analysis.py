@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from mpmd.compile.analysis.call_graph import CallGraph, Context, Reachability
-from mpmd.compile.analysis.cost import Cost, CostModel
 from mpmd.compile.analysis.dataflow import Dataflow
 from mpmd.compile.analysis.liveness import Liveness, LiveRange, in_place_pairs, overwritten_pairs
+from mpmd.compile.cost.hlo_cost import Cost, CostModel
 from mpmd.compile.hlo import HloBuilder, parse_module
 from mpmd.compile.lowering import lower
 

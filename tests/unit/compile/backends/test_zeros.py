@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import mpmd
-from mpmd.compile.backends.arrays import named_sharding
+from mpmd.compile.backends.jax_function import named_sharding
 from mpmd.compile.backends.zeros import ZerosExecutable, makes_only_zeros
 from mpmd.compile.compiler import compile_fragments
 from mpmd.compile.fragment import FragmentModule, ValueSpec

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from examples.pipelined_transformer.config import TrainConfig
 from examples.pipelined_transformer.model import init_params, loss_of
-from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import fingerprint, parse_module, print_module, verify

@@ -2,7 +2,15 @@
 
 import pytest
 
-from mpmd.compile.hlo import HloBuilder, HloModule, array, fingerprint, parse_module, print_module, verify
+from mpmd.compile.hlo import (
+    HloBuilder,
+    HloModule,
+    array,
+    fingerprint,
+    parse_module,
+    print_module,
+    verify,
+)
 from mpmd.compile.hlo.builder import scalar_computation
 from mpmd.errors import HloError
 

@@ -52,22 +52,6 @@ WRONG = [
     ),
     (
         [
-            "x = f32[5,5]{1,0} parameter(0)",
-            'r = (f32[5,5]{1,0}, s32[]) custom-call(x), custom_call_target="lapack_spotrf_ffi", '
-            "backend_config={uplo = 2147483648 : ui8}",
-        ],
-        r"option uplo of lapack_spotrf_ffi must be one of 76 \(L\), 85 \(U\), got 2147483648",
-    ),
-    (
-        [
-            "x = f32[5,5]{1,0} parameter(0)",
-            'r = (f32[5,6]{1,0}, s32[]) custom-call(x), custom_call_target="lapack_spotrf_ffi", '
-            "backend_config={uplo = 76 : ui8}",
-        ],
-        r"result 0 of lapack_spotrf_ffi should be f32\[5,5\], but is f32\[5,6\]",
-    ),
-    (
-        [
             "x = u64[2]{0} parameter(0)",
             "r = (u64[3]{0}, u32[4]{0}) rng-bit-generator(x), algorithm=rng_default",
         ],

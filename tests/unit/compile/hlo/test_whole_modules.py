@@ -12,16 +12,11 @@ import jax
 import numpy as np
 import pytest
 
-from mpmd.compile.analysis.cost import CostModel
 from mpmd.compile.analysis.dataflow import Dataflow
 from mpmd.compile.analysis.liveness import LiveRange
 from mpmd.compile.buffers.ranges import Occupancy, merged
-from mpmd.compile.hlo import (
-    fingerprint,
-    parse_module,
-    print_module,
-    verify,
-)
+from mpmd.compile.cost.hlo_cost import CostModel
+from mpmd.compile.hlo import fingerprint, parse_module, print_module, verify
 from mpmd.compile.lowering import lower
 from tests.support.hlo_aliases import shared_buffers
 from tests.support.transformer_step import transformer_step

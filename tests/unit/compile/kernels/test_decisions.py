@@ -2,9 +2,9 @@
 
 import pytest
 
-from mpmd.compile.kernels.builder import PlanBuilder
-from mpmd.compile.kernels.decisions import decided
 from mpmd.compile.kernels.index import dim
+from mpmd.compile.kernels.picking import decided
+from mpmd.compile.kernels.plan_builder import PlanBuilder
 
 WIDTH = 300
 

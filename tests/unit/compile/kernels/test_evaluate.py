@@ -7,7 +7,7 @@ import pytest
 
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.kernels.evaluate import evaluate
-from mpmd.compile.kernels.planning.kernels import plan_instruction
+from mpmd.compile.kernels.planner.planned_kernel import plan_instruction
 
 SUM = "add { a = f32[] parameter(0) b = f32[] parameter(1) ROOT s = f32[] add(a, b) }"
 RUNNING = """HloModule m

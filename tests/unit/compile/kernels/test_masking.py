@@ -4,11 +4,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.index import dim
+from mpmd.compile.kernels.kernel_plan import ReduceNode
 from mpmd.compile.kernels.masking import SMALL, Guard, triangle_of
-from mpmd.compile.kernels.plan import ReduceNode
+from mpmd.compile.kernels.plan_builder import PlanBuilder
 from mpmd.compile.kernels.precision import without_rounding
 
 T = 8

@@ -2,9 +2,9 @@
 
 import pytest
 
-from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import dim
-from mpmd.compile.kernels.plan import Apply
+from mpmd.compile.kernels.kernel_plan import Apply
+from mpmd.compile.kernels.plan_builder import PlanBuilder
 from mpmd.compile.kernels.precision import without_narrow_sums
 
 ROWS, WIDTH = 4, 6

@@ -9,9 +9,8 @@ from jax.sharding import Mesh
 from mpmd.compile.compiler import compile_fragments
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.hlo.dtypes import DTYPES
-from mpmd.compile.hlo.evaluator.conversion import convert
-from mpmd.compile.kernels.narrow import NARROW, NARROW_FLOATS, NARROW_INTEGERS
-from mpmd.compile.kernels.operations import FLOATS, INTEGERS
+from mpmd.compile.hlo.evaluator.values import convert
+from mpmd.compile.kernels.operations import FLOATS, INTEGERS, NARROW, NARROW_FLOATS, NARROW_INTEGERS
 from tests.support.hlo_meaning import evaluate
 from tests.support.native_fragments import fragment_of
 from tests.support.native_hlo import run_module

@@ -3,10 +3,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import constant, delinearized, dim, linear, strides_of, value
+from mpmd.compile.kernels.kernel_plan import Apply, KernelPlan, Load, Operand, ReduceNode, Store
 from mpmd.compile.kernels.normalise import normalise
-from mpmd.compile.kernels.plan import Apply, KernelPlan, Load, Operand, ReduceNode, Store
+from mpmd.compile.kernels.plan_builder import PlanBuilder
 from mpmd.errors import CompileError
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from mpmd.compile.kernels.builder import PlanBuilder
+from mpmd.compile.kernels.in_place import may_share
 from mpmd.compile.kernels.index import dim, value
-from mpmd.compile.kernels.sharing import may_share
+from mpmd.compile.kernels.plan_builder import PlanBuilder
 
 ROWS, WIDTH = 6, 8
 

@@ -6,7 +6,7 @@ import pytest
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.kernels.evaluate import apply
 from mpmd.compile.kernels.index import dim
-from mpmd.compile.kernels.plan import Apply
+from mpmd.compile.kernels.kernel_plan import Apply
 from mpmd.compile.passes.fusion.grouping import FusionGroup, Grouping
 from tests.support.hlo_meaning import evaluate
 from tests.support.native_hlo import run_module

@@ -7,20 +7,19 @@ import llvmlite.binding as binding
 import numpy as np
 import pytest
 
-from mpmd.compile.llvm import target
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.code_pages import unmap_compiler_code
+from mpmd.compile.llvm import cpu
+from mpmd.compile.llvm.cpu import host_target, named_target
 from mpmd.compile.llvm.engine import (
     compile_module,
     emit_assembly,
     emit_object,
     load_object,
+    unmap_compiler_code,
 )
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import host_target, named_target
-from mpmd.compile.llvm.types import constant, suffix, vector, vector_constant
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.llvm_types import constant, suffix, vector, vector_constant
 from mpmd.errors import CompileError, ConfigError
-from mpmd.runtime import host_memory
+from mpmd.runtime.run import host_memory
 from tests.support.targets import runs_here
 
 POINTER, INTEGER = ctypes.c_void_p, ctypes.c_int64
@@ -42,10 +41,10 @@ def clamp_kernel(target, name="clamp"):
 
 @pytest.mark.parametrize("name", ["host", "avx2", "avx512"])
 def test_masked_tail_and_nan_on_every_width(name):
-    target = host_target() if name == "host" else named_target(name)
-    if not runs_here(target):
+    cpu = host_target() if name == "host" else named_target(name)
+    if not runs_here(cpu):
         pytest.skip(f"{name} does not run here")
-    clamp = compile_module(clamp_kernel(target), ["clamp"]).function("clamp", POINTER, POINTER, INTEGER)
+    clamp = compile_module(clamp_kernel(cpu), ["clamp"]).function("clamp", POINTER, POINTER, INTEGER)
     x = np.random.default_rng(0).standard_normal(37).astype(np.float32)
     x[3] = np.nan
     y = np.full(64, 7, np.float32)
@@ -55,9 +54,9 @@ def test_masked_tail_and_nan_on_every_width(name):
 
 
 def test_neon_code_is_emitted_without_an_arm_machine():
-    target = named_target("neon")
-    assert target.lanes("float") == 4 and not runs_here(target)
-    assembly = emit_assembly(clamp_kernel(target))
+    cpu = named_target("neon")
+    assert cpu.lanes("float") == 4 and not runs_here(cpu)
+    assembly = emit_assembly(clamp_kernel(cpu))
     assert ".4s" in assembly and "zmm" not in assembly
 
 
@@ -66,12 +65,12 @@ def test_others_in_the_process_generate_code_as_before():
 
     def by_llvmlite():
         machine = binding.Target.from_default_triple().create_target_machine(
-            cpu=target.cpu, features=target.features, opt=2, reloc="pic", codemodel="small", jit=True
+            cpu=cpu.cpu, features=cpu.features, opt=2, reloc="pic", codemodel="small", jit=True
         )
         return machine.emit_object(binding.parse_assembly(kernel.text(), binding.create_context()))
 
-    target = host_target()
-    kernel = clamp_kernel(target)
+    cpu = host_target()
+    kernel = clamp_kernel(cpu)
     before = by_llvmlite()
     assert emit_object(kernel) != before
     assert by_llvmlite() == before
@@ -107,11 +106,11 @@ def test_unloaded_code_leaves_nothing_behind():
 
 
 def test_code_calls_other_loaded_code_and_libm():
-    target = host_target()
-    library = Module(target)
+    cpu = host_target()
+    library = Module(cpu)
     with FunctionBuilder(library, "twice", [("x", "float")], result="float") as f:
         f.ret(f.add(f.arguments["x"], f.call("expm1f", f.arguments["x"], result="float")))
-    caller = Module(target)
+    caller = Module(cpu)
     with FunctionBuilder(caller, "caller", [("x", "float")], result="float") as f:
         f.ret(f.call("twice", f.arguments["x"], result="float"))
     code = compile_module(caller, ["caller"], {"twice": compile_module(library, ["twice"])})
@@ -172,9 +171,9 @@ AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma"}
     ],
 )
 def test_a_machine_is_the_widest_row_that_it_has(triple, features, row, monkeypatch):
-    monkeypatch.setattr(target.binding, "get_process_triple", lambda: triple)
-    monkeypatch.setattr(target.binding, "get_host_cpu_name", lambda: "this")
-    monkeypatch.setattr(target.binding, "get_host_cpu_features", lambda: dict.fromkeys(features, True))
+    monkeypatch.setattr(cpu.binding, "get_process_triple", lambda: triple)
+    monkeypatch.setattr(cpu.binding, "get_host_cpu_name", lambda: "this")
+    monkeypatch.setattr(cpu.binding, "get_host_cpu_features", lambda: dict.fromkeys(features, True))
     found, generic = host_target.__wrapped__(), named_target(row)
     assert (found.triple, found.cpu) == (triple, "this")
     for field in ("vector_bytes", "vector_registers", "mask_registers", "bf16_dot"):
@@ -182,8 +181,8 @@ def test_a_machine_is_the_widest_row_that_it_has(triple, features, row, monkeypa
 
 
 def test_a_machine_without_vectors_is_refused(monkeypatch):
-    monkeypatch.setattr(target.binding, "get_process_triple", lambda: "x86_64-unknown-linux-gnu")
-    monkeypatch.setattr(target.binding, "get_host_cpu_features", lambda: {"sse4.2": True, "avx2": False})
+    monkeypatch.setattr(cpu.binding, "get_process_triple", lambda: "x86_64-unknown-linux-gnu")
+    monkeypatch.setattr(cpu.binding, "get_host_cpu_features", lambda: {"sse4.2": True, "avx2": False})
     with pytest.raises(ConfigError, match="the native backend needs AVX2 with FMA, AVX-512 or NEON"):
         host_target.__wrapped__()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,10 +11,9 @@ from jax import lax
 import mpmd
 from mpmd.compile.lowering import lower
 from mpmd.compile.passes.expand import ConvolutionToDot
-from mpmd.errors import CompileError
 from tests.support.comparing import relative_difference
 from tests.support.hlo_meaning import evaluate
-from tests.support.native_fragments import compiled, fragment_of, run
+from tests.support.native_fragments import fragment_of
 
 DIMS = ("NHWC", "HWIO", "NHWC")
 
@@ -50,22 +47,16 @@ def arrays(*shapes):
 @pytest.mark.parametrize(
     ("function", "image", "kernel", "gradients"),
     [
-        pytest.param(convolution((4, 4), "VALID"), (2, 8, 8, 3), (4, 4, 3, 5), (0, 1), id="patches"),
+        pytest.param(convolution((4, 4), "VALID"), (2, 8, 8, 3), (4, 4, 3, 5), (1,), id="patches"),
         pytest.param(
             convolution((4, 3), "VALID"),
             (2, 10, 11, 3),
             (4, 3, 3, 5),
-            (0, 1),
+            (1,),
             id="rest behind the last patch",
         ),
         pytest.param(convolution((1, 1), "VALID"), (2, 5, 4, 3), (1, 1, 3, 5), (0, 1), id="1 x 1"),
-        pytest.param(
-            convolution((1, 2), "VALID"), (2, 5, 4, 3), (1, 2, 3, 5), (0, 1), id="patches in one dim"
-        ),
-        pytest.param(transposed((2, 2), "VALID"), (2, 3, 4, 6), (2, 2, 6, 5), (0,), id="transposed"),
-        pytest.param(
-            transposed((3, 1), "SAME"), (2, 3, 4, 6), (3, 1, 6, 5), (0,), id="transposed in one dim"
-        ),
+        pytest.param(convolution((1, 2), "VALID"), (2, 5, 4, 3), (1, 2, 3, 5), (1,), id="patches in one dim"),
     ],
 )
 def test_windows_that_do_not_overlap_are_products(function, image, kernel, gradients):
@@ -79,39 +70,17 @@ def test_windows_that_do_not_overlap_are_products(function, image, kernel, gradi
         assert relative_difference(got, jax.tree.leaves(jax.jit(results)(*arguments))) <= 1e-5
 
 
-@pytest.mark.parametrize(
-    ("function", "image", "kernel"),
-    [
-        pytest.param(convolution((2, 2), "SAME"), (2, 8, 8, 3), (3, 3, 3, 2), id="few features"),
-        pytest.param(convolution((1, 1), "SAME", 4), (2, 3, 3, 4), (3, 3, 1, 4), id="depthwise"),
-        pytest.param(transposed((2, 2), "SAME"), (2, 3, 4, 2), (3, 3, 2, 5), id="transposed"),
-    ],
-)
-def test_the_refusal_names_an_option_that_helps(function, image, kernel):
-    arguments, results = arrays(image, kernel), with_gradients(function)
-    fragment = fragment_of(results, *arguments)
-    with pytest.raises(CompileError) as error:
-        compiled(fragment)
-    (option,) = re.findall(r"hlo-convolution-expander\{.*?\}", str(error.value))
-    made = compiled(fragment, passes=(option,))
-    got = run(fragment, arguments, made)
-    assert relative_difference(got, jax.tree.leaves(jax.jit(results)(*arguments))) <= 1e-5
-
-
 CONFIG = {"stage": "m0"}
 
 
 @pytest.mark.parametrize(
     ("function", "image", "kernel", "by_xla"),
     [
-        pytest.param(convolution((1, 1), "SAME"), (2, 6, 6, 64), (3, 3, 64, 64), 0, id="3 x 3"),
-        pytest.param(convolution((1, 1), "SAME", 4), (2, 6, 6, 16), (3, 3, 4, 16), 0, id="groups"),
-        pytest.param(convolution((4, 4), "VALID"), (2, 9, 9, 3), (4, 4, 3, 5), 0, id="patches"),
-        pytest.param(convolution((2, 2), "SAME"), (2, 16, 16, 3), (7, 7, 3, 8), 3, id="few features"),
+        pytest.param(convolution((1, 1), "VALID"), (2, 6, 6, 3), (1, 1, 3, 5), 0, id="1 x 1"),
+        pytest.param(convolution((1, 1), "SAME"), (2, 6, 6, 3), (3, 3, 3, 8), 3, id="3 x 3"),
         pytest.param(convolution((1, 1), "SAME", 8), (2, 6, 6, 8), (3, 3, 1, 8), 3, id="depthwise"),
-        pytest.param(
-            convolution((2, 2), "SAME"), (2, 8, 8, 64), (3, 3, 64, 64), 1, id="gradient of a stride"
-        ),
+        pytest.param(convolution((4, 4), "VALID"), (2, 9, 9, 3), (4, 4, 3, 5), 1, id="gradient of patches"),
+        pytest.param(transposed((2, 2), "VALID"), (2, 3, 4, 6), (2, 2, 6, 5), 2, id="transposed"),
     ],
 )
 def test_what_xla_computes_faster_is_left_to_it(function, image, kernel, by_xla, recwarn):
@@ -120,5 +89,5 @@ def test_what_xla_computes_faster_is_left_to_it(function, image, kernel, by_xla,
     compiled = mpmd.jit(mpmd.named_computation(results, name="stage"), config).lower(*arguments).compile()
     said = [str(warning.message) for warning in recwarn if "compiled by XLA" in str(warning.message)]
     assert len(said) == bool(by_xla)
-    assert sum(text.count("is faster by XLA's library") for text in said) == by_xla
+    assert sum(text.count("XLA has a library for it") for text in said) == by_xla
     assert relative_difference(compiled(*arguments), jax.jit(results)(*arguments)) <= 1e-5

@@ -7,12 +7,12 @@ import pytest
 
 from mpmd.compile.hlo import parse_module, print_module, verify
 from mpmd.compile.passes import PASSES, collectives, expand, layout, make_pass, simplify
-from mpmd.compile.passes.groups import GROUPS
 from mpmd.compile.passes.hlo_pass import Fixpoint
+from mpmd.compile.passes.pass_groups import GROUPS
 from mpmd.compile.passes.simplify.loops import counter_of
 from mpmd.errors import ConfigError
+from mpmd.support.pass_pipeline import Timing, Watch, run_pipeline
 from mpmd.support.passes import Pass
-from mpmd.support.pipeline import Timing, Watch, run_pipeline
 from tests.support.hlo_meaning import evaluate
 from tests.support.rewrite_checks import rewritten
 

@@ -3,9 +3,8 @@
 import pytest
 
 from mpmd.compile.hlo import parse_module
-from mpmd.compile.schedule.exchange import exchanged
 from mpmd.compile.schedule.heap import Heap
-from mpmd.compile.schedule.memory_schedule import SCHEDULERS, MemorySchedule
+from mpmd.compile.schedule.memory_schedule import SCHEDULERS, MemorySchedule, exchanged
 from mpmd.errors import PassError
 from tests.support.three_rounds import three_rounds
 

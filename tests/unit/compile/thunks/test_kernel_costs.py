@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 import mpmd
-from mpmd.compile.kernels.cost.device import HOST
-from mpmd.compile.kernels.cost.models import combined, projected, speed_of_light
-from mpmd.compile.kernels.cost.products import product_workloads
+from mpmd.compile.cost.device import HOST
+from mpmd.compile.cost.kernel_cost import combined, product_workloads, projected, speed_of_light
 from mpmd.compile.kernels.matmul import MatmulPlan, View
-from mpmd.compile.thunks.cost_plot import cost_plot
-from mpmd.compile.thunks.costs import COMPUTE, MEMORY, fragment_costs
+from mpmd.compile.thunks.program_costs import COMPUTE, MEMORY, cost_plot, fragment_costs
 from tests.support.native_fragments import compiled, fragment_of
 from tests.support.native_functions import Floats
 

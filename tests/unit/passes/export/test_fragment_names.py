@@ -5,12 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpmd.ir import Origin
-from mpmd.passes.export.fragment_names import (
-    MAX_LENGTH,
-    fragment_name,
-    has_transposed,
-    site_text,
-)
+from mpmd.passes.export.programs import MAX_LENGTH, fragment_name, has_transposed, site_text
 from mpmd.passes.fragments.fragment_info import FragmentInfo
 
 

@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpmd import ir
-from mpmd.passes.fragments.control_edges import control_edges, put_control_edges
-from mpmd.passes.fragments.dependencies import Dependencies
-from mpmd.passes.schedule.order import Precedence
+from mpmd.passes.fragments.dependencies import Dependencies, control_edges, put_control_edges
+from mpmd.passes.schedule.reorder import Precedence
 
 
 def function(needs: list[list[int]]) -> ir.Module:

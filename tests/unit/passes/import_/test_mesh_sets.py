@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpmd import ir
-from mpmd.passes.import_.infer_mesh.sets import MeshSet, both, read
+from mpmd.passes.import_.infer_mesh.mesh_sets import MeshSet, both, read
 
 
 def made(text: str) -> MeshSet:

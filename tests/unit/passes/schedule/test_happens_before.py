@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpmd.errors import ConfigError
-from mpmd.passes.schedule.happens_before import SCHEDULES, Mesh, SchedulingUnit, find_schedule
+from mpmd.passes.schedule.pipeline_scheduler import SCHEDULES, Mesh, SchedulingUnit, find_schedule
 
 units = st.lists(
     st.builds(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mpmd.errors import ConfigError
 from mpmd.passes import make_pass
-from mpmd.passes.schedule.order import TableTask, TaskOrders
+from mpmd.passes.schedule.reorder import TableTask, TaskOrders
 
 tasks = st.tuples(st.integers(0, 9), st.integers(0, 99), st.sampled_from("FBIW"))
 tables = st.lists(tasks, unique=True, max_size=12).map(lambda ts: {"m1": ts[::2], "m2/cpu": ts[1::2]})

@@ -11,9 +11,9 @@ from mpmd.api import processes
 from mpmd.errors import ConfigError, ProgramError
 from mpmd.runtime.channels import direct
 from mpmd.runtime.channels.direct import DirectPair, DirectPairs, MessageEnds, direct_messages
-from mpmd.runtime.executor import Executor, RuntimeOptions
-from mpmd.runtime.graph import BufferType
-from mpmd.runtime.linearize import linearize
+from mpmd.runtime.program.graph import BufferType
+from mpmd.runtime.program.linearize import linearize
+from mpmd.runtime.run.executor import Executor, RuntimeOptions
 from tests.support.fake_engine import expected, fake_arguments, fake_executables
 from tests.support.fake_wires import Wire, WiredEngine, run_processes
 from tests.support.pairs_in_processes import all_pairs, random_graph

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from mpmd.runtime.channels.doors import close_to_strangers, listening_sockets
+from mpmd.runtime.channels.links import close_to_strangers, listening_sockets
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has filters for the packets of a socket")

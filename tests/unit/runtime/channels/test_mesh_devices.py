@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from mpmd.errors import ProgramError, SignatureError
 from mpmd.runtime.channels.mesh_devices import MeshDevices, partition_spec
 from mpmd.runtime.channels.reshard import plan_reshard
-from mpmd.runtime.graph import BufferType
+from mpmd.runtime.program.graph import BufferType
 
 
 def two_meshes(first: int = 2, second: int = 2) -> MeshDevices:

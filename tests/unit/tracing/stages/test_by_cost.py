@@ -11,7 +11,7 @@ import pytest
 
 import mpmd
 from mpmd.errors import ConfigError
-from mpmd.tracing.stages.division import Chain, Meshes, Segments, best_division, choose, divided_at
+from mpmd.tracing.stages.select.division import Chain, Meshes, Segments, best_division, choose, divided_at
 from tests.support.comparing import relative_difference
 from tests.support.layered_models import SEPARATE, scanned, separate
 

@@ -12,9 +12,9 @@ import optax
 import pytest
 
 import mpmd
-from mpmd.tracing.stages.interpreter import PartwiseInterpreter
-from mpmd.tracing.stages.part_rules import FROM_ARRAYS, RULES
-from mpmd.tracing.stages.stacked import in_parts, is_stacked
+from mpmd.tracing.stages.stacked.by_parts import PartwiseInterpreter
+from mpmd.tracing.stages.stacked.part_rules import FROM_ARRAYS, RULES
+from mpmd.tracing.stages.stacked.stacked import in_parts, is_stacked
 from tests.support.layered_models import scanned
 from workloads.models import normal
 

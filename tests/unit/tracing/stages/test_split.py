@@ -9,9 +9,9 @@ import pytest
 
 import mpmd
 from mpmd.errors import ConfigError
-from mpmd.tracing.stages.interpreter import PartwiseInterpreter
-from mpmd.tracing.stages.part_rules import FROM_ARRAYS, RULES
-from mpmd.tracing.stages.stacked import in_parts
+from mpmd.tracing.stages.stacked.by_parts import PartwiseInterpreter
+from mpmd.tracing.stages.stacked.part_rules import FROM_ARRAYS, RULES
+from mpmd.tracing.stages.stacked.stacked import in_parts
 from tests.support.layered_models import scanned, separate, sliced
 from workloads.models import normal
 

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 
 from mpmd.compile.backends.native_cpu.gemm.problem import Epilogue, Gemm, Position
 from mpmd.compile.backends.native_cpu.storage import BYTES, REGISTER, narrow
-from mpmd.compile.llvm.builder import FunctionBuilder, Index
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import CpuTarget
-from mpmd.compile.llvm.types import Value, lanes_of, vector, vector_constant, with_element
+from mpmd.compile.llvm.cpu import CpuTarget
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Index, Module
+from mpmd.compile.llvm.llvm_types import Value, lanes_of, vector, vector_constant, with_element
 
 
 class StoreSums:

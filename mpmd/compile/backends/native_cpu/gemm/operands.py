@@ -6,15 +6,15 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mpmd.compile.backends.native_cpu.gemm.fetch import Fetch
+from mpmd.compile.backends.native_cpu.gemm.micro_kernel import Fetch
 from mpmd.compile.backends.native_cpu.gemm.packing import Pack
 from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Matrix
 from mpmd.compile.backends.native_cpu.gemm.tiling import Tiling, adjacency
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import BYTES
-from mpmd.compile.llvm.builder import FunctionBuilder, Index
-from mpmd.compile.llvm.target import LINE_BYTES
-from mpmd.compile.llvm.types import Value, constant
+from mpmd.compile.llvm.cpu import LINE_BYTES
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Index
+from mpmd.compile.llvm.llvm_types import Value, constant
 
 _FETCHES = 4  # one tile in four prefetches the next block of A, three prefetch B: there is more time for A
 

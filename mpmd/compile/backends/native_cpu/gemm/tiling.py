@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Matrix
 from mpmd.compile.backends.native_cpu.storage import BYTES
-from mpmd.compile.llvm.target import LINE_BYTES, CpuTarget
+from mpmd.compile.llvm.cpu import LINE_BYTES, CpuTarget
 
 # Bytes of a row that one chunk of K takes.  Longer chunks read and write C less often; that a strip of B is
 # then larger than L1 costs nothing that was measurable, as its lines come in order.

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mpmd.compile.llvm.builder import FunctionBuilder
-from mpmd.compile.llvm.types import (
-    Value,
-    bits_of,
-    constant,
-    element_of,
-    integer_type,
-    lanes_of,
-)
+from mpmd.compile.llvm.function_builder import FunctionBuilder
+from mpmd.compile.llvm.llvm_types import Value, bits_of, constant, element_of, integer_type, lanes_of
 
 MANTISSA_BITS = {"float": 23, "double": 52}
 EXPONENT_BIAS = {"float": 127, "double": 1023}

@@ -14,14 +14,12 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from mpmd.compile.backends.native_gpu.devices import GpuModel
-from mpmd.compile.backends.native_gpu.machine.disassembly import MachineCode, machine_code
-from mpmd.compile.backends.native_gpu.machine.execution import ProgramProfile, profile
-from mpmd.compile.backends.native_gpu.machine.loops import source_counts
-from mpmd.compile.backends.native_gpu.machine.rates import RATES, CodeRates
+from mpmd.compile.backends.native_gpu.gpu_devices import GpuModel
+from mpmd.compile.backends.native_gpu.machine.disassembly import MachineCode, machine_code, source_counts
+from mpmd.compile.backends.native_gpu.machine.execution import RATES, CodeRates, ProgramProfile, profile
 from mpmd.compile.backends.native_gpu.products import ProductDescriptor
 from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
-from mpmd.compile.backends.native_gpu.triton.kernels import PrintedKernel
+from mpmd.compile.backends.native_gpu.triton.triton_kernels import PrintedKernel
 from mpmd.compile.kernels.operations import DTYPE_BYTES
 from mpmd.errors import CompileError
 

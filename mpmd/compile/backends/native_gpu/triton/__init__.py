@@ -2,7 +2,7 @@
 
 | file | what it holds |
 |---|---|
-| `dtypes.py` | element types in memory and in registers |
+| `triton_dtypes.py` | element types in memory and in registers |
 | `operations.py` | a cell for each operation and reduction |
 | `conversions.py` | between types, of a byte or less by integers |
 | `tiling.py` | the iteration space of a plan as tiles and programs |
@@ -10,12 +10,10 @@
 | `online.py`, `accumulators.py` | which reductions of rows one iteration makes, and how |
 | `attention_writer.py`, `attention.py` | what attention's kernels have in common, and the kernels |
 | `matrices.py`, `products.py` | products of tiles, and a product with its epilogue as one kernel |
-| `rows.py` | products with few rows as products with many |
-| `kernels.py` | a plan as one kernel, or two with partial sums in between |
+| `triton_kernels.py` | a plan as one kernel, or two with partial sums in between |
 | `choices.py` | which tiles the kernels of plans get: measured ones, else by rules |
-| `group.py` | several launches as one kernel |
 | `source.py` | the functions that kernels call |
 | `cubin.py` | machine code of a kernel |
-| `compiler.py` | kernels to machine code, each text once, kept on disk |
+| `compile_kernels.py` | kernels to machine code, each text once, kept on disk |
 | `workers.py`, `worker.py` | the processes in which Triton compiles |
 """

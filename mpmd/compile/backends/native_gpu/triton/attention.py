@@ -27,17 +27,22 @@ from mpmd.compile.backends.native_gpu.triton.attention_writer import (
     TilePart,
     is_load_of,
 )
-from mpmd.compile.backends.native_gpu.triton.dtypes import from_memory, literal, to_memory
 from mpmd.compile.backends.native_gpu.triton.emit import unsupported
-from mpmd.compile.backends.native_gpu.triton.kernels import ALIGNMENT, PlanKernels, PrintedKernel, hoist
 from mpmd.compile.backends.native_gpu.triton.matrices import MIN_SIDE, pieces_of
 from mpmd.compile.backends.native_gpu.triton.online import RowIteration, RowReductions, factored, tiles_seen
 from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, power_of_two
+from mpmd.compile.backends.native_gpu.triton.triton_dtypes import from_memory, literal, to_memory
+from mpmd.compile.backends.native_gpu.triton.triton_kernels import (
+    ALIGNMENT,
+    PlanKernels,
+    PrintedKernel,
+    hoist,
+)
 from mpmd.compile.kernels.attention import KEYS, QUERIES, AttentionPlan
+from mpmd.compile.kernels.kernel_plan import store_level
 from mpmd.compile.kernels.masking import Triangle, triangle_of
 from mpmd.compile.kernels.nodes import ELEMENT, ROW, store_arguments
 from mpmd.compile.kernels.operations import DTYPE_BYTES
-from mpmd.compile.kernels.plan import store_level
 from mpmd.compile.kernels.precision import without_narrow_sums
 from mpmd.errors import CompileError
 

@@ -8,17 +8,17 @@ import functools
 import math
 from collections.abc import Collection, Iterable, Iterator
 
-from mpmd.compile.backends.native_gpu.triton.dtypes import HALF, MEMORY
-from mpmd.compile.backends.native_gpu.triton.kernels import PrintedKernel
 from mpmd.compile.backends.native_gpu.triton.matrices import MatrixOperand, MatrixWriter, pieces_of
 from mpmd.compile.backends.native_gpu.triton.online import RowIteration
 from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling
+from mpmd.compile.backends.native_gpu.triton.triton_dtypes import HALF, MEMORY
+from mpmd.compile.backends.native_gpu.triton.triton_kernels import PrintedKernel
 from mpmd.compile.kernels.attention import KEYS, QUERIES, AttentionPlan, Mixture, Scores
-from mpmd.compile.kernels.decisions import decided
+from mpmd.compile.kernels.kernel_plan import KernelPlan
 from mpmd.compile.kernels.masking import Guard, Triangle
 from mpmd.compile.kernels.nodes import ELEMENT, ROW, Apply, Load, ReduceNode, Store
 from mpmd.compile.kernels.operations import DTYPE_BYTES
-from mpmd.compile.kernels.plan import KernelPlan
+from mpmd.compile.kernels.picking import decided
 
 
 @dataclasses.dataclass(frozen=True)

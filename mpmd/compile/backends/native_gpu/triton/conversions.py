@@ -10,10 +10,16 @@ Those of types of a byte or less are done with integers: not every GPU has instr
 
 from __future__ import annotations
 
-from mpmd.compile.backends.native_gpu.triton.dtypes import BITS, HALF, MEMORY, REGISTER, rounded, to_memory
+from mpmd.compile.backends.native_gpu.triton.triton_dtypes import (
+    BITS,
+    HALF,
+    MEMORY,
+    REGISTER,
+    rounded,
+    to_memory,
+)
 from mpmd.compile.hlo.dtypes import DTYPES
-from mpmd.compile.kernels.narrow import NARROW, NARROW_FLOATS, NARROW_INTEGERS
-from mpmd.compile.kernels.operations import FLOATS
+from mpmd.compile.kernels.operations import FLOATS, NARROW, NARROW_FLOATS, NARROW_INTEGERS
 
 PRELUDE = '''
 @triton.jit

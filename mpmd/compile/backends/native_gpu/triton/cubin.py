@@ -6,8 +6,8 @@ import dataclasses
 import struct
 from typing import Any
 
-from mpmd.compile.backends.native_gpu.triton.kernels import PrintedKernel
 from mpmd.compile.backends.native_gpu.triton.source import PRELUDE
+from mpmd.compile.backends.native_gpu.triton.triton_kernels import PrintedKernel
 from mpmd.errors import CompileError
 
 ANSWERED = ("name", "code", "ptx", "shared_bytes", "threads")

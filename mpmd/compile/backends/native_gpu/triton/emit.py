@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mpmd.compile.backends.native_gpu.triton import conversions, operations
-from mpmd.compile.backends.native_gpu.triton.dtypes import (
+from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, TileSteps
+from mpmd.compile.backends.native_gpu.triton.triton_dtypes import (
     REGISTER,
     constant,
     from_memory,
@@ -19,8 +20,8 @@ from mpmd.compile.backends.native_gpu.triton.dtypes import (
     rounded,
     to_memory,
 )
-from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, TileSteps
 from mpmd.compile.kernels.index import Index
+from mpmd.compile.kernels.kernel_plan import KernelPlan, store_level
 from mpmd.compile.kernels.nodes import (
     COLUMN,
     ELEMENT,
@@ -35,7 +36,6 @@ from mpmd.compile.kernels.nodes import (
     store_arguments,
 )
 from mpmd.compile.kernels.operations import REDUCTIONS
-from mpmd.compile.kernels.plan import KernelPlan, store_level
 
 _FIRST = "(cb == tl.full([1, 1], 0, tl.int32))"
 """Whether the program is the first along a row, which writes what all of them have."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from mpmd.compile.backends.native_gpu.triton.dtypes import BITS, REGISTER
+from mpmd.compile.backends.native_gpu.triton.triton_dtypes import BITS, REGISTER
 from mpmd.compile.kernels.operations import FLOATS
 
 _FEW_EXPONENTS = 100

@@ -9,10 +9,10 @@ import os
 import tempfile
 from pathlib import Path
 
-from mpmd.compile.backends.native_gpu.devices import GpuModel
+from mpmd.compile.backends.native_gpu.gpu_devices import GpuModel
 from mpmd.compile.backends.native_gpu.triton.choices import MeasuredTiles
-from mpmd.compile.backends.native_gpu.triton.compiler import KernelCompiler
-from mpmd.compile.ownership import check_folder, read_own_file
+from mpmd.compile.backends.native_gpu.triton.compile_kernels import KernelCompiler
+from mpmd.compile.cache import check_folder, read_own_file
 from mpmd.errors import CompileError
 from mpmd.support.memoisation import once
 

@@ -7,30 +7,13 @@ from collections.abc import Mapping
 
 from mpmd.compile.passes.rewriter import Rule
 from mpmd.compile.passes.simplify.algebra import (
-    arithmetic,
-    broadcasts,
-    conversions,
-    logic,
-    marks,
+    elementwise,
+    movement,
     products,
-    reductions,
-    reshapes,
-    slices,
     tuples,
 )
 
-FAMILIES = (
-    arithmetic,
-    logic,
-    conversions,
-    reshapes,
-    products,
-    broadcasts,
-    slices,
-    reductions,
-    tuples,
-    marks,
-)
+FAMILIES = (elementwise, movement, products, tuples)
 
 
 @functools.cache

@@ -9,14 +9,14 @@ import pytest
 from jax.sharding import Mesh
 
 from mpmd.compile.backends.mixed import MixedBackend, MixedExecutable
-from mpmd.compile.backends.mixed import loops as mixed_loops
+from mpmd.compile.backends.mixed import clusters as mixed_loops
 from mpmd.compile.backends.mixed.backend import prepared
 from mpmd.compile.backends.mixed.clusters import split
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
-from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.compiler import FallbackBackend
 from mpmd.compile.hlo import parse_module, verify
-from mpmd.compile.thunks.coverage import refusals
+from mpmd.compile.thunks.emission import refusals
 from mpmd.errors import CompileError
 from tests.support.hlo_meaning import evaluate
 from tests.support.native_fragments import fragment_of
@@ -191,6 +191,12 @@ def loops(x):
     return jax.lax.fori_loop(0, 3, lambda i, v: jnp.tanh(v @ x), inner), inner
 
 
+def systems(x):
+    factor = jnp.linalg.cholesky(x @ x.T + jnp.eye(8))
+    y = jax.lax.linalg.triangular_solve(factor, jnp.tanh(x) @ x, left_side=True, lower=True)
+    return y @ jnp.linalg.solve(factor @ factor.T, y) * jnp.linalg.slogdet(factor)[1]
+
+
 def places(x):
     best = jnp.argmax(jnp.abs(jnp.fft.fft(x @ x)), axis=1)
     return jnp.take(jnp.cos(x), best, axis=0).sum(0), best, x + 1
@@ -208,7 +214,7 @@ def without_cosines(computation, refuses):
     return found
 
 
-@pytest.mark.parametrize("function", [eigenvectors, loops, places])
+@pytest.mark.parametrize("function", [eigenvectors, loops, places, systems])
 @pytest.mark.parametrize("token", [False, True])
 def test_mixed_fragments_compute_the_same(function, token, monkeypatch):
     monkeypatch.setattr(mixed_loops, "refusals", without_cosines)
@@ -216,7 +222,8 @@ def test_mixed_fragments_compute_the_same(function, token, monkeypatch):
     fragment = fragment_of(function, SQUARE)
     made = backend.compile(type(fragment)(**{**vars(fragment), "token": token}), mesh)
     assert isinstance(made, MixedExecutable) and made.reasons
-    assert made.asynchronous == (function is not eigenvectors)  # what a call does XLA does not count
+    calls = function in (eigenvectors, systems)
+    assert made.asynchronous != calls  # what a call does XLA does not count
     want = jax.tree.leaves(jax.jit(function)(SQUARE))
     again = backend.relocate(made, fragment, mesh)
     for executable, extra in ((made, token), (again, False)):

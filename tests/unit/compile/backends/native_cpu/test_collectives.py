@@ -14,15 +14,15 @@ from jax.sharding import PartitionSpec as P
 
 from mpmd.compile.backends.native_cpu import dispatch
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
-from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+from mpmd.compile.backends.native_cpu.barrier import MeshLayout
 from mpmd.compile.backends.native_cpu.ffi import register
-from mpmd.compile.backends.native_cpu.meeting import MeshLayout
+from mpmd.compile.backends.native_cpu.target import NativeCpu
+from mpmd.compile.cost.device import HOST
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import parse_module
-from mpmd.compile.kernels.cost.device import HOST
-from mpmd.compile.kernels.planning import NoPlan
-from mpmd.compile.kernels.planning.collectives import CollectivePlan
-from mpmd.compile.llvm.target import host_target
+from mpmd.compile.kernels.planner import NoPlan
+from mpmd.compile.kernels.planner.collectives import CollectivePlan
+from mpmd.compile.llvm.cpu import host_target
 from mpmd.compile.thunks.emission import KernelPlans
 from mpmd.errors import CompileError
 from tests.support.native_meshes import COLLECTIVES, OnMesh, call_on, mesh_of, values

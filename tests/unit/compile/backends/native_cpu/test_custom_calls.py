@@ -15,9 +15,9 @@ import pytest
 from mpmd.compile.backends.ffi import custom_call
 from mpmd.compile.backends.ffi import frame as ffi_frame
 from mpmd.compile.backends.native_cpu import ffi, handler
-from mpmd.compile.backends.native_cpu.program import Address, ThreadedProgram, sequence_steps
+from mpmd.compile.backends.native_cpu.native_program import Address, ThreadedProgram, sequence_steps
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
-from mpmd.compile.llvm.target import host_target
+from mpmd.compile.llvm.cpu import host_target
 from mpmd.errors import CompileError
 from tests.support.native_programs import arrays, elementwise, mlp, reference_mlp
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpmd.compile.backends.native_cpu.dispatch import is_dispatched, is_small, seconds, threads_for
-from mpmd.compile.backends.native_cpu.program import Alone, Run, While
+from mpmd.compile.backends.native_cpu.native_program import Alone, Run, While
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from tests.support.native_fragments import compiled, fragment_of, run
 

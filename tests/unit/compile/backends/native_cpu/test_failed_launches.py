@@ -14,9 +14,9 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
+from mpmd.compile.backends.native_cpu.barrier import MESH_AT
 from mpmd.compile.backends.native_cpu.ffi import register
-from mpmd.compile.backends.native_cpu.meeting import MESH_AT
-from mpmd.compile.backends.native_cpu.mesh_call import SLOT
+from mpmd.compile.backends.native_cpu.handler import SLOT
 from tests.support.native_meshes import OnMesh, call_on, mesh_of, values
 
 pytestmark = pytest.mark.usefixtures("plain_xla")

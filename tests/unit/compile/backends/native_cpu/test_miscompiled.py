@@ -11,11 +11,10 @@ from jax.sharding import Mesh
 import mpmd
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.cache import DiskCache
+from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.compiler import FallbackBackend
 from mpmd.compile.dump import Dump
 from mpmd.compile.lowering.lower import RULES
-from mpmd.compile.options import CompileOptions
-from mpmd.compile.thunks import miscompiled
 from mpmd.compile.thunks.emission import Emitter
 from mpmd.errors import HloError, MiscompiledError
 from tests.support.native_fragments import compiled, fragment_of
@@ -119,7 +118,7 @@ def test_a_check_that_fails_itself_refuses_the_program(monkeypatch):
     def check(*_, **__):
         raise KeyError("surprise")
 
-    monkeypatch.setattr(miscompiled, "check_thunks", check)
+    monkeypatch.setattr("mpmd.compile.thunks.check.check_thunks", check)
     with pytest.raises(
         MiscompiledError, match="^fragment fragment on mesh: the native compiler gave its v"
     ) as caught:

@@ -5,18 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
-from mpmd.compile.backends.native_cpu.gemm.kernel import gemm_kernel
-from mpmd.compile.backends.native_cpu.program import Address, Run, ThreadedProgram, sequence_steps
-from mpmd.compile.backends.native_cpu.recipes import shared_function
+from mpmd.compile.backends.native_cpu.gemm.gemm_kernel import gemm_kernel
+from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
+from mpmd.compile.backends.native_cpu.loading import shared_function
+from mpmd.compile.backends.native_cpu.native_program import Address, Run, ThreadedProgram, sequence_steps
 from mpmd.compile.backends.native_cpu.threads import PoolRun, PoolWorker
 from mpmd.compile.hlo import parse_module
-from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import dim, value
-from mpmd.compile.kernels.planning.sorting import plan_sort_prefix
+from mpmd.compile.kernels.plan_builder import PlanBuilder
+from mpmd.compile.kernels.planner.sorting import plan_sort_prefix
+from mpmd.compile.llvm.cpu import named_target
 from mpmd.compile.llvm.engine import emit_assembly
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import named_target
+from mpmd.compile.llvm.function_builder import Module
 from tests.support.emulated_arm import needs_emulator, run
 from workloads.direct import row_major
 

@@ -5,11 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.cpu import named_target
 from mpmd.compile.llvm.engine import emit_assembly
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import named_target
-from mpmd.compile.llvm.types import vector
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.llvm_types import vector
 from tests.support.native_fragments import compiled, fragment_of, run
 from tests.support.native_functions import Floats
 

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu.attention.rows import Reach
+from mpmd.compile.backends.native_cpu.attention.attention_rows import Reach
 from mpmd.compile.backends.native_cpu.handler import compile_with_handler
 from mpmd.compile.backends.native_cpu.steps import PlanCode, native_program
-from mpmd.compile.kernels.planning import sorting
-from mpmd.compile.llvm.target import host_target
+from mpmd.compile.kernels.planner import sorting
+from mpmd.compile.llvm.cpu import host_target
 from mpmd.compile.thunks.thunk import AttentionThunk
 from tests.support.native_fragments import compiled, fragment_of, run
 from tests.support.poison import check_returned, is_poison

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu.compiled_program import CompiledProgram, compile_program
-from mpmd.compile.backends.native_cpu.emit.kernels import plan_kernels
-from mpmd.compile.backends.native_cpu.gemm.kernel import gemm_kernel
-from mpmd.compile.backends.native_cpu.memory import program_memory
-from mpmd.compile.backends.native_cpu.program import (
+from mpmd.compile.backends.native_cpu.ffi import program_memory
+from mpmd.compile.backends.native_cpu.gemm.gemm_kernel import gemm_kernel
+from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
+from mpmd.compile.backends.native_cpu.loading import CompiledProgram, compile_program, shared_function
+from mpmd.compile.backends.native_cpu.native_program import (
     Address,
     Alone,
     Choose,
@@ -22,14 +22,12 @@ from mpmd.compile.backends.native_cpu.program import (
     While,
     sequence_steps,
 )
-from mpmd.compile.backends.native_cpu.recipes import shared_function
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
-from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import constant, dim
-from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.kernels.plan_builder import PlanBuilder
+from mpmd.compile.llvm.cpu import host_target, named_target
 from mpmd.compile.llvm.engine import compile_module
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import host_target, named_target
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
 from mpmd.errors import CompileError, ConfigError
 from tests.support.native_programs import addresses, arrays, elementwise, mlp, reference_mlp
 from tests.support.program_instance import ProgramInstance

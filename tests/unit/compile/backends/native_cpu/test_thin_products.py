@@ -6,14 +6,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu.gemm.kernel import GemmKernel, gemm_kernel
-from mpmd.compile.backends.native_cpu.gemm.thin import ThinKernel
-from mpmd.compile.backends.native_cpu.gemm.thin_form import thin_form
-from mpmd.compile.backends.native_cpu.thin_products import as_reduction
+from mpmd.compile.backends.native_cpu.gemm.gemm_kernel import GemmKernel, gemm_kernel
+from mpmd.compile.backends.native_cpu.gemm.thin import ThinKernel, thin_form
+from mpmd.compile.backends.native_cpu.steps import as_reduction
 from mpmd.compile.buffers.assignment import Slice
 from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
-from mpmd.compile.llvm.target import host_target, named_target
+from mpmd.compile.llvm.cpu import host_target, named_target
 from mpmd.compile.thunks.thunk import MatmulThunk
 from tests.support.native_fragments import compiled, fragment_of, run
 from tests.support.native_functions import Floats

@@ -14,15 +14,22 @@ import pytest
 from jax.sharding import Mesh
 
 import mpmd
-from mpmd.api.timeline import recorder_of
 from mpmd.compile.backends import targets
 from mpmd.compile.backends.native_gpu.backend import NativeGpuBackend
-from mpmd.compile.backends.native_gpu.clock import PAIRED, PTX, ClockReading, GpuLog, clock_at, host_seconds
-from mpmd.compile.backends.native_gpu.stamps import GpuStamps
+from mpmd.compile.backends.native_gpu.clock import (
+    PAIRED,
+    PTX,
+    ClockReading,
+    GpuLog,
+    GpuStamps,
+    clock_at,
+    host_seconds,
+)
 from mpmd.compile.backends.native_gpu.target import GpuTarget
+from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.driver import prepare_fragment
-from mpmd.compile.options import CompileOptions
 from mpmd.errors import CompileError
+from mpmd.estimate.program_timeline import recorder_of
 from tests.support.gpu_launches import CalledProgram
 from tests.support.native_fragments import fragment_of
 from tests.support.observed_steps import executor_of

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_gpu.calls import ENTRIES, STATE
-from mpmd.compile.backends.native_gpu.capture import ROWS
-from mpmd.compile.backends.native_gpu.functions import prototype
+from mpmd.compile.backends.native_gpu.calls import ENTRIES, ROWS, STATE
+from mpmd.compile.backends.native_gpu.libraries import prototype
 from mpmd.compile.backends.native_gpu.target import GpuTarget
 from mpmd.compile.driver import prepare_fragment
 from tests.support.gpu_launches import CalledProgram

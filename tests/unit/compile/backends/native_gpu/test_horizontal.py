@@ -18,7 +18,7 @@ from mpmd.compile.backends.native_gpu.launches import (
     launch_program,
 )
 from mpmd.compile.backends.native_gpu.target import GpuTarget
-from mpmd.compile.backends.native_gpu.triton.kernels import PrintedKernel
+from mpmd.compile.backends.native_gpu.triton.triton_kernels import PrintedKernel
 from mpmd.compile.buffers.assignment import Slice
 from mpmd.compile.driver import prepare_fragment
 from tests.support.gpu_launches import run_program

@@ -16,15 +16,14 @@ from mpmd.compile.backends.native_gpu.products import (
     library_calls,
     stored_sums,
 )
-from mpmd.compile.backends.native_gpu.triton.products import operands_of, product_kernel
-from mpmd.compile.backends.native_gpu.triton.rows import with_long_rows
+from mpmd.compile.backends.native_gpu.triton.products import operands_of, product_kernel, with_long_rows
 from mpmd.compile.buffers.assignment import Allocation, Slice
-from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.evaluate_products import evaluate_product
 from mpmd.compile.kernels.index import dim
 from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
+from mpmd.compile.kernels.plan_builder import PlanBuilder
 from tests.support.gpu_launches import CalledProgram
 from tests.support.tf32 import tf32
 

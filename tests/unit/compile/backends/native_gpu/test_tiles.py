@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_gpu.devices import GPUS
+from mpmd.compile.backends.native_gpu.gpu_devices import GPUS
 from mpmd.compile.backends.native_gpu.launches import KernelLaunch, LoopLaunch
 from mpmd.compile.backends.native_gpu.target import GpuTarget
-from mpmd.compile.backends.native_gpu.triton.compiler import TritonCompiler
+from mpmd.compile.backends.native_gpu.triton.compile_kernels import TritonCompiler
 from mpmd.compile.backends.native_gpu.triton.products import product_kernel
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.kernels.matmul import MatmulPlan, View

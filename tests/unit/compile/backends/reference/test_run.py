@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.reference.run import Memory, run_program
+from mpmd.compile.backends.reference.run_thunks import Memory, run_program
 from mpmd.compile.backends.reference.target import Reference, ReferenceProgram
 from mpmd.compile.buffers.assignment import Allocation, Slice
 from mpmd.compile.driver import prepare_fragment
-from mpmd.compile.kernels.planning.collectives import CollectivePlan
+from mpmd.compile.kernels.planner.collectives import CollectivePlan
 from mpmd.compile.thunks.emission import Emitter, KernelPlans
 from mpmd.compile.thunks.thunk import CollectiveThunk, ConditionalThunk, CopyThunk, DeviceThunk, WhileThunk
 from mpmd.errors import CompileError

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from mpmd.compile.hlo import parse_module
-from mpmd.compile.hlo.evaluator.conversion import convert
-from mpmd.compile.hlo.evaluator.values import narrow
+from mpmd.compile.hlo.evaluator.values import convert, narrow
 from tests.support.hlo_meaning import evaluate
 
 

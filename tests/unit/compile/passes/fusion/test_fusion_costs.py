@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from mpmd.compile.cost.device import H200, HOST, KernelLimits
 from mpmd.compile.hlo import print_module
-from mpmd.compile.kernels.cost.device import H200, HOST, KernelLimits
 from mpmd.compile.lowering import lower
 from mpmd.compile.passes import make_pass
 from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching

@@ -1,8 +1,8 @@
 """How often fusion plans: layers that are alike are planned once, also where a pass runs by itself."""
 
 from mpmd.compile.hlo import HloModule, parse_module, print_module
-from mpmd.compile.kernels.planning import kernels
-from mpmd.compile.kernels.planning.plan_cache import caching_plans
+from mpmd.compile.kernels.planner import planned_kernel
+from mpmd.compile.kernels.planner.plan_cache import caching_plans
 from mpmd.compile.passes.fusion import Fusion
 
 LAYER = """  n{k} = negate(x{k})
@@ -22,13 +22,13 @@ def layers(count: int) -> HloModule:
 
 def test_equal_layers_are_planned_once(monkeypatch):
     planned = []
-    plan = kernels.plan_group
+    plan = planned_kernel.plan_group
 
     def counted(*group):
         planned.append(group[0])
         return plan(*group)
 
-    monkeypatch.setattr(kernels, "plan_group", counted)
+    monkeypatch.setattr(planned_kernel, "plan_group", counted)
     Fusion().run(layers(3))
     few = len(planned)
     planned.clear()

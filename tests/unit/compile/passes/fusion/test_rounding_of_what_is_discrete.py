@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.evaluate import evaluate
+from mpmd.compile.kernels.plan_builder import PlanBuilder
 from mpmd.compile.kernels.precision import without_rounding
 from mpmd.compile.passes.fusion import KeepRounding
 from tests.support.native_fragments import compiled, fragment_of, run

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_gpu.pipeline import gpu_pipeline
-from mpmd.compile.kernels.cost.device import H200, HOST
+from mpmd.compile.backends.native_gpu.target import gpu_pipeline
+from mpmd.compile.compile_options import CompileOptions
+from mpmd.compile.cost.device import H200, HOST
 from mpmd.compile.lowering import lower
-from mpmd.compile.options import CompileOptions
 from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
 from tests.support.hlo_meaning import evaluate
 

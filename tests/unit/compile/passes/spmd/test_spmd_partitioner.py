@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu.compilation import NativeCpu
+from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import parse_module, verify
 from mpmd.compile.lowering.spmd.hlo_shardings import Stride, common_mesh, parse_sharding

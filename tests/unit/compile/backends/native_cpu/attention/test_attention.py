@@ -7,15 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu.attention.kernel import AttentionKernel
-from mpmd.compile.backends.native_cpu.compilation import NativeCpu
-from mpmd.compile.backends.native_cpu.memory import aligned_empty
+from mpmd.compile.backends.native_cpu.attention.attention_kernel import AttentionKernel
+from mpmd.compile.backends.native_cpu.ffi import aligned_empty
+from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
+from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.dump import Dump
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
-from mpmd.compile.llvm.target import host_target, named_target
-from mpmd.compile.options import CompileOptions
+from mpmd.compile.llvm.cpu import host_target, named_target
 from mpmd.compile.thunks.thunk import AttentionThunk
 from tests.support.native_fragments import compiled, fragment_of, run
 from tests.support.native_functions import Floats, gradients

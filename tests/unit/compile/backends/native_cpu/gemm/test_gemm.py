@@ -5,16 +5,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from mpmd.compile.backends.native_cpu.ffi import aligned_empty
 from mpmd.compile.backends.native_cpu.gemm.finish import StoreSums
-from mpmd.compile.backends.native_cpu.gemm.kernel import GemmKernel, gemm_kernel
+from mpmd.compile.backends.native_cpu.gemm.gemm_kernel import GemmKernel, gemm_kernel
 from mpmd.compile.backends.native_cpu.gemm.micro_kernel import MicroKernel
 from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Matrix
 from mpmd.compile.backends.native_cpu.gemm.tiling import choose_tiling
-from mpmd.compile.backends.native_cpu.memory import aligned_empty
+from mpmd.compile.llvm.cpu import host_target, named_target
 from mpmd.compile.llvm.engine import emit_assembly
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import host_target, named_target
-from mpmd.compile.llvm.types import constant
+from mpmd.compile.llvm.function_builder import Module
+from mpmd.compile.llvm.llvm_types import constant
 from mpmd.errors import CompileError
 from tests.support.targets import runs_here
 from workloads.direct import DirectKernel, row_major

@@ -6,17 +6,15 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu.gemm.fetch import Fetching
-from mpmd.compile.backends.native_cpu.gemm.kernel import GemmKernel
-from mpmd.compile.backends.native_cpu.gemm.micro_kernel import ARGUMENTS, MicroKernel
+from mpmd.compile.backends.native_cpu.ffi import aligned_empty, program_memory
+from mpmd.compile.backends.native_cpu.gemm.gemm_kernel import GemmKernel
+from mpmd.compile.backends.native_cpu.gemm.micro_kernel import ARGUMENTS, Fetching, MicroKernel
 from mpmd.compile.backends.native_cpu.gemm.tiling import choose_tiling
-from mpmd.compile.backends.native_cpu.memory import aligned_empty, program_memory
 from mpmd.compile.backends.native_cpu.shared import shared_code
-from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.cpu import host_target
 from mpmd.compile.llvm.engine import compile_module
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import host_target
-from mpmd.compile.llvm.types import Value, constant
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.llvm_types import Value, constant
 from workloads.direct import row_major
 
 LINES_PER_TILE = 200

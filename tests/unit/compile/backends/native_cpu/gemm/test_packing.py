@@ -6,13 +6,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu.gemm.fetch import Fetch, Fetching
+from mpmd.compile.backends.native_cpu.ffi import aligned_empty
+from mpmd.compile.backends.native_cpu.gemm.micro_kernel import Fetch, Fetching
 from mpmd.compile.backends.native_cpu.gemm.packing import Pack
-from mpmd.compile.backends.native_cpu.memory import aligned_empty
-from mpmd.compile.llvm.builder import FunctionBuilder
+from mpmd.compile.llvm.cpu import host_target, named_target
 from mpmd.compile.llvm.engine import compile_module
-from mpmd.compile.llvm.module import Module
-from mpmd.compile.llvm.target import host_target, named_target
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
 from tests.support.targets import runs_here
 
 TARGETS = {"host": host_target(), "avx2": named_target("avx2"), "avx512": named_target("avx512")}

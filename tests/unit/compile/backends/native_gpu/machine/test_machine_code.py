@@ -5,10 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from mpmd.compile.backends.native_gpu.machine.disassembly import MachineCode, parsed
-from mpmd.compile.backends.native_gpu.machine.execution import profile, tensor_flops
-from mpmd.compile.backends.native_gpu.machine.loops import machine_loops, source_counts
-from mpmd.compile.backends.native_gpu.machine.rates import RATES
+from mpmd.compile.backends.native_gpu.machine.disassembly import (
+    MachineCode,
+    machine_loops,
+    parsed,
+    source_counts,
+)
+from mpmd.compile.backends.native_gpu.machine.execution import RATES, profile, tensor_flops
 
 SOURCE = """@triton.jit
 def sums(p0, p1):

@@ -8,13 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_gpu.devices import GPUS
+from mpmd.compile.backends.native_gpu.gpu_devices import GPUS
 from mpmd.compile.backends.native_gpu.launches import BranchLaunch, FillLaunch, LoopLaunch
 from mpmd.compile.backends.native_gpu.machine import disassembly
 from mpmd.compile.backends.native_gpu.machine.disassembly import MachineCode, disassembler_problem
-from mpmd.compile.backends.native_gpu.machine.execution import ProgramProfile
-from mpmd.compile.backends.native_gpu.machine.rates import RATES
-from mpmd.compile.backends.native_gpu.machine.report import narrow_kernels, repeated_launches
+from mpmd.compile.backends.native_gpu.machine.execution import RATES, ProgramProfile
+from mpmd.compile.backends.native_gpu.machine.launch_report import narrow_kernels, repeated_launches
 from mpmd.compile.backends.native_gpu.machine.times import (
     KernelModel,
     alignment_of,
@@ -25,14 +24,14 @@ from mpmd.compile.backends.native_gpu.machine.times import (
 )
 from mpmd.compile.backends.native_gpu.products import ProductDescriptor, StoredMatrix
 from mpmd.compile.backends.native_gpu.target import GpuTarget
-from mpmd.compile.backends.native_gpu.triton.compiler import TritonCompiler
-from mpmd.compile.backends.native_gpu.triton.kernels import plan_kernels
+from mpmd.compile.backends.native_gpu.triton.compile_kernels import TritonCompiler
 from mpmd.compile.backends.native_gpu.triton.products import product_kernel
+from mpmd.compile.backends.native_gpu.triton.triton_kernels import plan_kernels
 from mpmd.compile.buffers.assignment import Slice
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.fragment import FragmentModule, ValueSpec
-from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.matmul import MatmulPlan, View
+from mpmd.compile.kernels.plan_builder import PlanBuilder
 from mpmd.errors import CompileError
 from tests.support.native_fragments import fragment_of
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_gpu.devices import GPUS
+from mpmd.compile.backends.native_gpu.gpu_devices import GPUS
 from mpmd.compile.backends.native_gpu.machine.disassembly import disassembler_problem
-from mpmd.compile.backends.native_gpu.machine.rates import RATES
+from mpmd.compile.backends.native_gpu.machine.execution import RATES
 from mpmd.compile.backends.native_gpu.machine.times import kernel_model
 from mpmd.compile.backends.native_gpu.target import GpuTarget
 from mpmd.compile.backends.native_gpu.triton.attention import argument_names, attention_kernels, first_scratch

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from mpmd.compile.backends.native_gpu.target import GpuTarget
-from mpmd.compile.backends.native_gpu.triton.kernels import plan_kernels
 from mpmd.compile.backends.native_gpu.triton.products import product_kernel
 from mpmd.compile.backends.native_gpu.triton.tiling import TileSteps, tiling_of, tiling_of_few_rows
+from mpmd.compile.backends.native_gpu.triton.triton_kernels import plan_kernels
 from mpmd.compile.driver import prepare_fragment
-from mpmd.compile.kernels.builder import PlanBuilder
 from mpmd.compile.kernels.index import dim
 from mpmd.compile.kernels.matmul import MatmulPlan, View
+from mpmd.compile.kernels.plan_builder import PlanBuilder
 from tests.support.gpu_plans import check, column_sums, softmax, transposed
 from tests.support.native_fragments import fragment_of
 

@@ -6,13 +6,13 @@ import importlib.util
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_gpu.triton.compiler import TritonCompiler
-from mpmd.compile.backends.native_gpu.triton.kernels import plan_kernels, refusal
+from mpmd.compile.backends.native_gpu.triton.compile_kernels import TritonCompiler
 from mpmd.compile.backends.native_gpu.triton.operations import divided, has_cell
 from mpmd.compile.backends.native_gpu.triton.tiling import MAX_ROW, tiling_of
-from mpmd.compile.kernels.builder import PlanBuilder
+from mpmd.compile.backends.native_gpu.triton.triton_kernels import plan_kernels, refusal
 from mpmd.compile.kernels.index import constant
 from mpmd.compile.kernels.operations import NUMPY_DTYPE, OPERATIONS
+from mpmd.compile.kernels.plan_builder import PlanBuilder
 from mpmd.errors import CompileError
 from tests.support.gpu_plans import check, column_sums, long_loss, scatter, softmax, transposed
 

@@ -3,7 +3,7 @@
 import pytest
 
 from mpmd.compile.backends.native_gpu.triton.online import RowReductions
-from mpmd.compile.kernels.builder import PlanBuilder
+from mpmd.compile.kernels.plan_builder import PlanBuilder
 
 
 def totals(shift):

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_gpu.devices import GPUS
+from mpmd.compile.backends.native_gpu.gpu_devices import GPUS
 from mpmd.compile.backends.native_gpu.target import GpuTarget
 from mpmd.compile.backends.native_gpu.tuning import tune
-from mpmd.compile.backends.native_gpu.tuning.candidates import compiled, tuned_kernels
+from mpmd.compile.backends.native_gpu.tuning.tile_candidates import compiled, tuned_kernels
 from mpmd.compile.driver import lowered, prepare_fragment
 from tests.support.launch_memory import Extent
 from tests.support.native_fragments import fragment_of

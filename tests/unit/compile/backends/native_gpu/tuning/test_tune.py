@@ -14,18 +14,18 @@ from jax.sharding import Mesh
 from mpmd.compile import hlo
 from mpmd.compile.backends import targets
 from mpmd.compile.backends.native_gpu.backend import NativeGpuBackend
-from mpmd.compile.backends.native_gpu.devices import GPUS
+from mpmd.compile.backends.native_gpu.gpu_devices import GPUS
 from mpmd.compile.backends.native_gpu.libraries import CudaLibraries
 from mpmd.compile.backends.native_gpu.target import GpuTarget
 from mpmd.compile.backends.native_gpu.triton.choices import MeasuredTiles
 from mpmd.compile.backends.native_gpu.triton.tiling import resized, tiling_of
-from mpmd.compile.backends.native_gpu.tuning.candidates import tuned_kernels
 from mpmd.compile.backends.native_gpu.tuning.table_file import read_table, table_file
+from mpmd.compile.backends.native_gpu.tuning.tile_candidates import tuned_kernels
 from mpmd.compile.backends.native_gpu.tuning.tune import TuningTask, alike, fastest, tune
 from mpmd.compile.cache import DiskCache
+from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.kernels.normalise import normalise
-from mpmd.compile.options import CompileOptions
 from mpmd.errors import CompileError
 from mpmd.tools import gpu_tune
 from tests.support.gpu_plans import column_sums

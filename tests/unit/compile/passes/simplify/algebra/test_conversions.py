@@ -9,10 +9,10 @@ import pytest
 
 from mpmd.compile.hlo import HloBuilder, HloModule
 from mpmd.compile.hlo.dtypes import DTYPES
-from mpmd.compile.hlo.evaluator.conversion import convert
+from mpmd.compile.hlo.evaluator.values import convert
 from mpmd.compile.hlo.shape import array
 from mpmd.compile.passes.rewriter import Rewriter
-from mpmd.compile.passes.simplify.algebra import conversions
+from mpmd.compile.passes.simplify.algebra import elementwise
 from tests.support.random_hlo.draft import values
 from tests.support.rewrite_checks import identical
 
@@ -39,7 +39,7 @@ def once(source: str, middle: str, target: str) -> bool:
     build = HloBuilder.create(module, "main")
     x = build.parameter(array(source, (4,)))
     module.set_entry(build.build(build.convert(build.convert(x, middle), target)))
-    return Rewriter(module.entry).run({"convert": (conversions.convert_twice,)}, lambda i: True)
+    return Rewriter(module.entry).run({"convert": (elementwise.convert_twice,)}, lambda i: True)
 
 
 @pytest.mark.parametrize("source", DTYPES)

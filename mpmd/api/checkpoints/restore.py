@@ -1,0 +1,179 @@
+"""The arguments of a save, checked before anything is written: each save can be restored.
+
+Leaves of a checkpoint, read from its pieces into the arrays that are wanted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import operator
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from mpmd.api.checkpoints import files, folder
+from mpmd.api.checkpoints.pieces import Box, Leaf, LeafKind, as_box, box_of, intersection, leaves_of, within
+from mpmd.api.inputs import weakly_typed
+from mpmd.errors import CheckpointError, collect
+from mpmd.jax_compat import ShapedArray, as_key, is_key
+from mpmd.jax_distributed import absent_array_maker
+
+
+class CheckpointReader:
+    """Reads the leaves of one checkpoint; keeps the pieces of one leaf at a time."""
+
+    def __init__(self, root: Path, step: int, manifest: dict[str, Any]) -> None:
+        self._root, self._step = root, step
+        self._paths = {path: k for k, (path, _, _) in enumerate(manifest["leaves"])}
+        self._of_leaf: dict[int, list[tuple[int, Box, str, int]]] = {}
+        for process, k, box, name, digest in manifest["pieces"]:
+            self._of_leaf.setdefault(k, []).append((process, as_box(box), name, digest))
+        self._known: dict[tuple[int, str], np.ndarray] = {}
+
+    def arrays(self, leaf: Leaf) -> list[Any]:
+        """The arrays of a leaf, with the shardings of `leaf`.
+
+        Raises:
+            CheckpointError: the checkpoint is damaged.
+        """
+        self._known.clear()
+        return [self._array(leaf.kind, offset, like) for offset, like in leaf.arrays]
+
+    def _array(self, kind: LeafKind, offset: tuple[int, ...], like: Any) -> Any:
+        sharding, shape, dtype = getattr(like, "sharding", None), tuple(like.shape), like.dtype
+        tail: tuple[int, ...] = ()
+        if is_key(dtype):  # kept as integers
+            data = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, dtype=dtype)))
+            dtype, tail = data.dtype, data.shape
+        if sharding is None:
+            return self._box(kind, box_of((slice(None),) * len(shape), shape, offset), tail, dtype)
+        weak = bool(getattr(getattr(like, "aval", like), "weak_type", False))
+        if not sharding.has_addressable_devices:
+            aval = ShapedArray((*shape, *tail), np.dtype(dtype), weak_type=weak)
+            made = absent_array_maker(aval, sharding)()
+        else:
+            made = jax.make_array_from_callback(
+                (*shape, *tail),
+                sharding,
+                lambda index: self._box(kind, box_of(index, shape, offset), tail, dtype),
+            )
+            made = weakly_typed(made) if weak else made
+        return as_key(made, like.dtype) if is_key(like.dtype) else made
+
+    def _box(self, kind: LeafKind, box: Box, tail: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """A box of a leaf, as an array of its own: devices on CPUs may keep and reuse its memory."""
+        made = np.zeros((*(stop - start for start, stop in box), *tail), dtype)
+        for process, has, name, digest in self._of_leaf.get(self._paths[kind.path], ()):
+            common = intersection(box, has)
+            if common is not None:
+                piece = self._piece(kind, process, name, digest)
+                made[within(common, box)] = piece[within(common, has)]
+        return made
+
+    def _piece(self, kind: LeafKind, process: int, name: str, digest: int) -> np.ndarray:
+        if (process, name) not in self._known:
+            try:
+                found = files.read(self._root / str(self._step) / f"process_{process}", name)
+            except files.FILE_ERRORS as error:
+                raise folder.damaged(self._root, self._step, f"{kind}: {files.reason(error)}") from error
+            if files.digest(found) != digest:
+                raise folder.damaged(self._root, self._step, f"{kind} has other bytes than were saved")
+            self._known[process, name] = found
+        return self._known[process, name]
+
+
+@dataclasses.dataclass(frozen=True)
+class SaveRequest:
+    """A save that can be restored.
+
+    Attributes:
+        root: the folder of all checkpoints.
+        step: the number of this one.
+        leaves: of the state.
+        extra: what JSON can hold.
+        keep: how many checkpoints stay.
+    """
+
+    root: Path
+    step: int
+    leaves: list[Leaf]
+    extra: dict[str, Any]
+    keep: int
+
+    @staticmethod
+    def of(folder: Any, step: Any, state: Any, extra: Any, keep: Any) -> SaveRequest:
+        """The arguments of `save`.
+
+        Raises:
+            CheckpointError: a checkpoint of them could not be restored; names every problem.
+        """
+        files.orbax()
+        leaves = leaves_of(state)
+        problems = [*_of_keep(keep), *_of_extra(extra), *_of_leaves([leaf.kind for leaf in leaves])]
+        if problems:
+            raise collect(CheckpointError, problems, "the checkpoint could not be restored:")
+        plain = json.loads(json.dumps(dict(extra or {})))
+        return SaveRequest(Path(folder).absolute(), step_number(step), leaves, plain, keep)
+
+    def text(self) -> str:
+        """What all processes must save alike, one a line."""
+        kinds = "".join(f"{leaf.kind}\n" for leaf in self.leaves)
+        return f"step {self.step}\nkeep {self.keep}\n{kinds}"
+
+
+def step_number(step: Any) -> int:
+    """The number of a step: an integer of Python, NumPy or JAX.
+
+    Raises:
+        CheckpointError: it is something else.
+    """
+    try:
+        found = -1 if isinstance(step, bool) else operator.index(step)
+    except TypeError:
+        found = -1
+    if found < 0:
+        raise CheckpointError(f"step is {step!r}; it must be an integer that is not negative")
+    return found
+
+
+def _of_keep(keep: Any) -> list[str]:
+    if type(keep) is int and keep >= 1:
+        return []
+    return [f"keep is {keep!r}; at least the checkpoint that is written must stay"]
+
+
+def _of_leaves(kinds: Sequence[LeafKind]) -> list[str]:
+    """Leaves of one path, of which each would be restored as the last, and dtypes that files cannot hold."""
+    known = set[str]()
+    problems = []
+    for kind in kinds:
+        if kind.path in known:
+            problems.append(f"{kind} is there twice: the keys of a node of the pytree print alike")
+        known.add(kind.path)
+        if not files.can_hold(kind.dtype):
+            problems.append(f"{kind} cannot be written to a file\n  put what JSON can hold into `extra`")
+    return problems
+
+
+def _of_extra(extra: Any, path: str = "extra") -> list[str]:
+    """What JSON cannot hold, or would give back as something else: keys that are not texts."""
+    if path == "extra":
+        if extra is not None and not isinstance(extra, Mapping):
+            return [f"extra is a {type(extra).__name__}; it must be a dict"]
+        try:
+            json.dumps(dict(extra or {}))
+        except RecursionError:
+            return ["extra has too many levels, or holds itself"]
+        except (TypeError, ValueError) as error:
+            return [f"extra cannot be written as JSON: {error}; give numbers as float(x) or x.tolist()"]
+    if isinstance(extra, Mapping):
+        keys = [key for key in extra if not isinstance(key, str)]
+        found = [f"{path} has the key {key!r}, which JSON gives back as a text: give a str" for key in keys]
+        return [*found, *(p for key in extra for p in _of_extra(extra[key], f"{path}[{key!r}]"))]
+    if isinstance(extra, (list, tuple)):
+        return [p for k, item in enumerate(extra) for p in _of_extra(item, f"{path}[{k}]")]
+    return []

@@ -1,0 +1,203 @@
+"""Partial sums over the outer dims: who adds where, and the kernel that adds the partial sums up.
+
+The outer dims are split into groups; each unit of the first kernel owns one line of partial sums and adds up
+its group in order.  The split depends on the plan alone, so results do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mpmd.compile.backends.native_cpu.kernels.accumulate import identity, reduce_node, sum_dtype
+from mpmd.compile.backends.native_cpu.kernels.operations import emit_combine
+from mpmd.compile.backends.native_cpu.kernels.places import Lanes, product, unflatten
+from mpmd.compile.backends.native_cpu.kernels.scope import Scope
+from mpmd.compile.backends.native_cpu.shared import SharedFunction
+from mpmd.compile.backends.native_cpu.storage import BYTES, load, round_to, store
+from mpmd.compile.kernels.kernel_plan import BATCH, COLUMN, KernelPlan, ReduceNode, store_level
+from mpmd.compile.llvm.cpu import CpuTarget
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.function_builder import Index as Position
+from mpmd.compile.llvm.llvm_types import Value, constant
+
+
+@dataclass(frozen=True)
+class Partials:
+    """The partial sums of one plan.
+
+    Attributes:
+        plan: the plan.
+        target: the CPU.
+        groups: groups of outer indices per batch index.
+    """
+
+    plan: KernelPlan
+    target: CpuTarget
+    groups: int
+
+    @property
+    def reductions(self) -> tuple[int, ...]:
+        nodes = enumerate(self.plan.nodes)
+        return tuple(k for k, n in nodes if isinstance(n, ReduceNode) and n.axis == COLUMN)
+
+    @property
+    def batch(self) -> int:
+        return product(self.plan.extents, range(self.plan.batch_dims))
+
+    @property
+    def rows(self) -> int:
+        return product(self.plan.extents, self.plan.outer)
+
+    @property
+    def rows_per_group(self) -> int:
+        """Outer indices of a group; the last one may have fewer, or none."""
+        return -(-self.rows // self.groups)
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether anything final changes along the row dims; otherwise every line is one number."""
+        plan = self.plan
+        levels = [plan.levels[n] for n in self.reductions] + [store_level(plan, s) for s in plan.stores]
+        return plan.row_dims > 0 and COLUMN in levels
+
+    @property
+    def lanes(self) -> int:
+        return self.target.lanes() if self.is_wide else 1
+
+    @property
+    def run(self) -> int:
+        """Elements from one run of the last row dim to the next: whole vectors."""
+        return -(-self.plan.extents[-1] // self.lanes) * self.lanes if self.is_wide else 1
+
+    @property
+    def line(self) -> int:
+        return self.run * product(self.plan.extents, list(self.plan.row)[:-1]) if self.is_wide else 1
+
+    def name(self, number: int) -> str:
+        """Name of the pointer to the partial sums of a reduction."""
+        return f"sums{number}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.name(n) for n in self.reductions)
+
+    def bytes_of(self, number: int) -> int:
+        dtype = sum_dtype(reduce_node(self.plan, number).dtype)
+        return self.batch * self.groups * self.line * BYTES[dtype]
+
+    def place(self, f: FunctionBuilder, unit: Position) -> Position:
+        """Where the line of a unit starts."""
+        return f.imul(unit, self.line)
+
+    def clear(self, f: FunctionBuilder, unit: Value) -> None:
+        """Set the line of a unit to the reductions' neutral values."""
+        start = self.place(f, unit)
+        with f.loop(0, self.line, self.lanes) as loop:
+            for number in self.reductions:
+                node = reduce_node(self.plan, number)
+                at = f.iadd(start, loop.i)
+                store(
+                    f, identity(node, self.lanes), f.arguments[self.name(number)], sum_dtype(node.dtype), at
+                )
+
+
+@dataclass(frozen=True)
+class CombineKernel:
+    """Adds the partial sums up and computes what follows from them.
+
+    A unit is one vector of the row dims of one batch index.
+    """
+
+    name: str
+    partials: Partials
+
+    @property
+    def pointers(self) -> tuple[str, ...]:
+        """As the first kernel's."""
+        plan = self.partials.plan
+        return (*(f"p{k}" for k in range(len(plan.operands))), *self.partials.names)
+
+    @property
+    def units(self) -> int:
+        return self.partials.batch * (self.partials.line // self._lanes)
+
+    @property
+    def _lanes(self) -> int:
+        return self.partials.lanes
+
+    @property
+    def workspace_bytes(self) -> int:
+        return 0
+
+    def emit(self, module: Module) -> Sequence[SharedFunction]:
+        parts, plan = self.partials, self.partials.plan
+        arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
+        with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
+            pointers = {k: f.arguments[f"p{k}"] for k in range(len(plan.operands))}
+            start = Scope(f, plan, pointers)
+            start.hoist(final_inputs(plan), self._lanes)
+            vectors = parts.line // self._lanes
+            with f.loop(f.arguments["begin"], f.arguments["end"]) as unit:
+                batch, vector_number = f.idiv(unit.i, vectors), f.irem(unit.i, vectors)
+                at = f.imul(vector_number, self._lanes)
+                totals = self._totals(f, batch, at)
+                dims = unflatten(f, batch, range(plan.batch_dims), plan.extents)
+                finish_columns(start.inside(dims), totals, at, parts, self._lanes)
+        return ()
+
+    def _totals(self, f: FunctionBuilder, batch: Position, at: Position) -> dict[int, Value]:
+        """Each reduction's total over the groups, for one vector of the row dims."""
+        parts = self.partials
+        nodes = {n: reduce_node(parts.plan, n) for n in parts.reductions}
+        # a sum of row values is one number: the first of its line
+        lanes = {n: self._lanes if parts.plan.levels[n] == COLUMN else 1 for n in nodes}
+        neutral = [identity(node, lanes[number]) for number, node in nodes.items()]
+        with f.loop(0, parts.groups, carried=neutral) as group:
+            place = parts.place(f, f.iadd(f.imul(batch, parts.groups), group.i))
+            following = []
+            for (number, node), total in zip(nodes.items(), group.carried, strict=True):
+                pointer, wide = f.arguments[parts.name(number)], lanes[number]
+                where = f.iadd(place, at) if parts.plan.levels[number] == COLUMN else place
+                value = load(f, pointer, sum_dtype(node.dtype), wide, where)
+                following.append(emit_combine(f, node.op, total, value, node.dtype))
+            group.carry(following)
+        return {
+            number: round_to(f, total, node.dtype)
+            for (number, node), total in zip(nodes.items(), group.carried, strict=True)
+        }
+
+
+def final_inputs(plan: KernelPlan) -> list[int]:
+    """Nodes that values over the outer dims are made of, the reductions left out."""
+    return [k for k in range(len(plan.nodes)) if not plan.depends[k] & set(plan.outer)]
+
+
+def finish_columns(scope: Scope, totals: dict[int, Value], at: Position, parts: Partials, lanes: int) -> None:
+    """Store what follows from finished column reductions, for one vector at an offset into a line."""
+    f, plan = scope.f, parts.plan
+    for number, value in totals.items():
+        if plan.levels[number] == BATCH:
+            scope.define(number, value)
+    once = [s for s in plan.stores if store_level(plan, s) == BATCH]
+    if once:
+        for item in once:
+            scope.value(item.node)
+        with f.when(f.compare("eq", f.index(at), constant(0, "i64"))):
+            for item in once:
+                scope.store(item)
+    if not parts.is_wide:
+        return
+    *runs, last = plan.row
+    run, column = f.idiv(at, parts.run), f.irem(at, parts.run)
+    mask = None
+    if plan.extents[last] % lanes:
+        left = f.splat(f.index(f.isub(plan.extents[last], column)), lanes)
+        mask = f.compare("slt", f.lane_numbers(lanes, "i64"), left)
+    inner = scope.inside(unflatten(f, run, runs, plan.extents)).inside(lanes=Lanes(last, column, lanes, mask))
+    for number, value in totals.items():
+        if plan.levels[number] == COLUMN:
+            inner.define(number, value)
+    for item in plan.stores:
+        if store_level(plan, item) == COLUMN:
+            inner.store(item)

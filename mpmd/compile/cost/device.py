@@ -1,0 +1,278 @@
+"""Descriptions of devices for the cost models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpmd.errors import ConfigError, close_to
+
+
+@dataclass(frozen=True)
+class KernelLimits:
+    """Sizes up to which one kernel computes something on a device.
+
+    Attributes:
+        sort_prefix: first elements per row of a sort that are selected without sorting the others.
+        attention_factor_bytes: a factor that stays in a cache from one block of queries to the next.
+        attention_flops: products of one matrix from which several threads are useful, for which attention has
+            work only if there are several matrices.
+        attention_matrices: of large ones, what gives each thread some, where sums go over queries.
+        attention_width: columns of the widest factor of attention.
+        attention_keeps_rows: its gradients read from memory what its result's kernel knows of each row.
+        mixed_row: elements of a row in a kernel that reduces rows and adds up columns.
+        stores_last: kernels compute all finished values of a place before they store the first.
+        repeats_functions: a function of an array, or of it and values of its rows, may be computed again
+            instead of being kept.
+    """
+
+    sort_prefix: int = 128
+    attention_factor_bytes: int = 4 << 20
+    attention_flops: int = 10**8
+    attention_matrices: int = 4
+    attention_width: int = 1 << 30
+    attention_keeps_rows: bool = False
+    mixed_row: int = 1 << 60
+    stores_last: bool = False
+    repeats_functions: bool = False
+
+
+@dataclass(frozen=True)
+class DispatchRates:
+    """By what programs are dispatched to threads: orders of magnitude, the same for every machine.
+
+    Attributes:
+        flops: per second and thread.
+        transcendental_flops: operations that a transcendental function counts as.
+        cache_bytes: per second and thread, from the shared caches.
+        small_operations: operations on elements, or bytes of a copy, that take less than a microsecond.
+        small_flops: the same of a product.
+        wake_seconds: work of one thread from which waking others costs less than it saves.
+        dispatch_seconds: work from which another thread than the issuing one runs it, where there are
+            several meshes.
+        dispatch_alone_seconds: the same where there is one: dispatching costs less than a twentieth.
+    """
+
+    flops: float = 1e11
+    transcendental_flops: int = 10
+    cache_bytes: float = 4e10
+    small_operations: int = 1 << 14
+    small_flops: int = 1 << 15
+    wake_seconds: float = 1e-4
+    dispatch_seconds: float = 5e-5
+    dispatch_alone_seconds: float = 1e-3
+
+
+@dataclass(frozen=True)
+class Device:
+    """Limits of one device.
+
+    Attributes:
+        name: its name in reports and cache keys.
+        units: processors that work at the same time: cores, or SMs.
+        vector_bytes: width of a vector register, or of a warp's.
+        registers: vector registers of a core, or registers of a thread.
+        cycles_per_second: clock of a unit.
+        vector_ops_per_cycle: vector instructions that a unit starts per cycle.
+        matmul_flops: peak rate of matrix products of the whole device, by dtype.
+        levels: (capacity in bytes, bytes per second) of each level of memory, innermost first; both are of
+            the whole device, and the last level holds everything.
+        line_bytes: smallest unit of a memory transfer.
+        start_seconds: overhead of a kernel.
+        product_units: products are computed by units of their own, while others compute something else.
+    """
+
+    name: str
+    units: int
+    vector_bytes: int
+    registers: int
+    cycles_per_second: float
+    vector_ops_per_cycle: float
+    matmul_flops: tuple[tuple[str, float], ...]
+    levels: tuple[tuple[float, float], ...]
+    line_bytes: int = 64
+    start_seconds: float = 1e-6
+    call_seconds: float = 1e-5
+    overlap: float = 0.95
+    matmul_efficiency: float = 0.92
+    row_end_cycles: float = 40
+    spill_cycles: float = 2
+    product_units: bool = False
+    limits: KernelLimits = KernelLimits()
+    dispatch: DispatchRates = DispatchRates()
+
+    @staticmethod
+    def parse(name: str) -> Device:
+        """A device by its name, as options of passes give it.
+
+        Raises:
+            ConfigError: there is none of that name.
+        """
+        if name not in DEVICES:
+            raise ConfigError(f"there is no description of a device {name!r}{close_to(name, DEVICES, 3)}")
+        return DEVICES[name]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def matmul_rate(self, dtype: str) -> float:
+        """Peak rate of matrix products of a dtype, that of f32 for dtypes without their own."""
+        rates = dict(self.matmul_flops)
+        return rates.get(dtype, rates["f32"])
+
+    @property
+    def vector_rate(self) -> float:
+        """Vector instructions per second of the whole device."""
+        return self.units * self.cycles_per_second * self.vector_ops_per_cycle
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second of the outermost memory."""
+        return self.levels[-1][1]
+
+    def bandwidth_for(self, size: float) -> float:
+        """Bytes per second of the innermost level that holds a working set."""
+        return next((rate for held, rate in self.levels if size <= held), self.bandwidth)
+
+
+def cpu_device(
+    name: str,
+    *,
+    cores: int,
+    vector_bytes: int,
+    registers: int,
+    f32_flops: float,
+    bf16_flops: float,
+    memory_bandwidth: float,
+    caches: tuple[int, int, int],
+) -> Device:
+    """A CPU from measurements of it.
+
+    Args:
+        name: what to call it.
+        cores: cores that work together.
+        vector_bytes: width of a vector register.
+        registers: vector registers.
+        f32_flops: peak of one core in f32, a multiply-add counting two.
+        bf16_flops: peak of one core in bf16 products.
+        memory_bandwidth: bytes per second that one core copies, reads and writes counted.
+        caches: sizes of L1 and L2 of a core, and of the shared last level.
+    """
+    lanes = vector_bytes // 4
+    cycles = f32_flops / (2 * lanes)  # multiply-adds per second of one core
+    l1, l2, l3 = caches
+    return Device(
+        name=name,
+        units=cores,
+        vector_bytes=vector_bytes,
+        registers=registers,
+        cycles_per_second=cycles,
+        vector_ops_per_cycle=1.0,
+        matmul_flops=(
+            ("f32", f32_flops * cores),
+            ("bf16", bf16_flops * cores),
+            ("f64", f32_flops * cores / 2),
+        ),
+        levels=(
+            (l1 * cores, cores * vector_bytes * cycles),
+            (l2 * cores, cores * vector_bytes * cycles / 2),
+            (float(l3), cores * memory_bandwidth * 1.5),
+            (float("inf"), cores * memory_bandwidth),
+        ),
+        start_seconds=1e-6 if cores > 1 else 1e-7,
+    )
+
+
+# Programs read factors through L2, sum over queries by blocks of keys, and hold a factor's columns.
+_GPU_LIMITS = KernelLimits(
+    attention_factor_bytes=1 << 30,
+    attention_flops=1 << 60,
+    attention_matrices=1,
+    attention_width=256,
+    attention_keeps_rows=True,
+    mixed_row=16384,
+    stores_last=True,
+    repeats_functions=True,
+)
+
+
+def gpu_device(
+    name: str,
+    *,
+    units: int,
+    clock: float,
+    f32_flops: float,
+    bf16_flops: float,
+    f64_flops: float,
+    shared_bytes: int,
+    l2: tuple[int, float],
+    memory_bandwidth: float,
+    matmul_efficiency: float = 0.92,
+) -> Device:
+    """A GPU of NVIDIA's.
+
+    Args:
+        name: what to call it.
+        units: multiprocessors.
+        clock: cycles per second of one.
+        f32_flops: peak of products in f32.
+        bf16_flops: in bf16 and f16, dense.
+        f64_flops: in f64.
+        shared_bytes: shared memory of a multiprocessor.
+        l2: bytes of the second level, and bytes per second from it.
+        memory_bandwidth: bytes per second.
+        matmul_efficiency: what part of the rates of products is reached.
+    """
+    return Device(
+        name=name,
+        units=units,
+        matmul_efficiency=matmul_efficiency,
+        vector_bytes=512,
+        registers=255,
+        cycles_per_second=clock,
+        vector_ops_per_cycle=1.0,
+        matmul_flops=(("f32", f32_flops), ("bf16", bf16_flops), ("f16", bf16_flops), ("f64", f64_flops)),
+        levels=((units * shared_bytes, units * 128 * clock), l2, (float("inf"), memory_bandwidth)),
+        line_bytes=32,
+        start_seconds=1e-6,
+        product_units=True,
+        limits=_GPU_LIMITS,
+    )
+
+
+# NVIDIA's SXM modules.  Source: the vendor's data sheets and the CUDA programming guide; rates of L2 are
+# estimates.  An H100's rates of bf16 and of memory are measured: 81 % and 90 % of its data sheet; an H200 has
+# the same processors, and the same share of its memory's rate is assumed.
+A100 = gpu_device(
+    "A100", units=108, clock=1.41e9, f32_flops=19.5e12, bf16_flops=312e12, f64_flops=19.5e12,
+    shared_bytes=163 << 10, l2=(40 << 20, 5e12), memory_bandwidth=2.04e12,
+)  # fmt: skip
+H100 = gpu_device(
+    "H100", units=132, clock=1.98e9, f32_flops=62e12, bf16_flops=798e12, f64_flops=62e12, matmul_efficiency=1,
+    shared_bytes=227 << 10, l2=(50 << 20, 10e12), memory_bandwidth=3.0e12,
+)  # fmt: skip
+H200 = gpu_device(
+    "H200", units=132, clock=1.98e9, f32_flops=62e12, bf16_flops=798e12, f64_flops=62e12, matmul_efficiency=1,
+    shared_bytes=227 << 10, l2=(50 << 20, 10e12), memory_bandwidth=4.3e12,
+)  # fmt: skip
+B200 = gpu_device(
+    "B200", units=148, clock=1.97e9, f32_flops=75e12, bf16_flops=2250e12, f64_flops=37e12,
+    shared_bytes=227 << 10, l2=(126 << 20, 20e12), memory_bandwidth=8e12,
+)  # fmt: skip
+
+# A core of a server CPU with AVX-512, rounded: for choices that must be the same on every machine.
+HOST = cpu_device(
+    "host",
+    cores=1,
+    vector_bytes=64,
+    registers=32,
+    f32_flops=110e9,
+    bf16_flops=220e9,
+    memory_bandwidth=12e9,
+    caches=(32 << 10, 1 << 20, 16 << 20),
+)
+
+DEVICES = {device.name: device for device in (HOST, A100, H100, H200, B200)}
+"""Name → device."""
+
+OF_PLATFORM = {"cpu": HOST, "gpu": H200}
+"""Platform, as JAX names it → what its fragments are priced for."""

@@ -1,0 +1,222 @@
+"""Configuration of `mpmd.jit`: where names are placed, and how the pipeline runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from mpmd.config.found_stages import from_shorthand, on_topology
+from mpmd.config.topology import Topology
+from mpmd.errors import ConfigError, close_to, collect
+from mpmd.options import PipelineOptions
+from mpmd.scheduling.catalogue import PipelineSchedule, get_schedule
+from mpmd.support.placement_options import NamePlacement
+from mpmd.support.xla_options import CompilerOptions, OptionsRow
+from mpmd.tracing.stages.select.selectors import Selector
+
+PlaceLike = str | tuple[str, int]
+"""How a user writes a `NamePlacement`: a mesh, `"m0"` or `"m0#pinned_host"`, or with a stage, `("m0", 0)`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Made by `make_config`, which documents the fields."""
+
+    topology: Topology
+    assignment: dict[str, NamePlacement]
+    schedule: Any = None
+    input_meshes: Any = None
+    output_meshes: Any = None
+    constraints: tuple[tuple[int, int], ...] = ()
+    in_shardings: Any = None
+    out_shardings: Any = None
+    backend: str | None = None
+    options: PipelineOptions | None = None
+    stages: Selector | None = None
+    replicate: Any = None
+    compiler_options: tuple[OptionsRow, ...] = ()
+
+    @property
+    def pipeline_schedule(self) -> PipelineSchedule:
+        """The schedule: the user's, or 1F1B; interleaved, if stages are given that come to a mesh again."""
+        if self.schedule is not None:
+            return get_schedule(self.schedule)
+        over = () if self.stages is None else [mesh for mesh, _ in itertools.groupby(self.stages.over)]
+        return get_schedule("1f1b" if len(set(over)) == len(over) else "interleaved_1f1b")
+
+
+def make_config(
+    topology: Topology,
+    assignment: Mapping[str, PlaceLike] | None = None,
+    *,
+    stages: Selector | str | int | None = None,
+    schedule: Any = None,
+    input_meshes: Any = None,
+    output_meshes: Any = None,
+    constraints: tuple[tuple[int, int], ...] = (),
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    backend: str | None = None,
+    options: PipelineOptions | None = None,
+    replicate: Any = None,
+    compiler_options: CompilerOptions | None = None,
+) -> Config:
+    """Says where the named parts of a step run.
+
+    Args:
+        topology: the meshes, in pipeline order.
+        assignment: for each named computation or tensor its mesh, such as `"m1"`, `("m1", 1)` with a
+            pipeline stage, or `"m1#pinned_host"` for a tensor in host memory.
+        stages: stages of a loss without names: `"auto"` or a number, found by cost as `mpmd.by_cost` does,
+            or made by `mpmd.by_parameters`, `mpmd.split` or `mpmd.by_cost`; the assignment is then only for
+            other names, and usually left out.
+        schedule: name of a pipeline schedule, or a schedule of your own; None for `"1f1b"` where there are
+            microbatches.
+        input_meshes: pytree prefix of the arguments: mesh names, or None where inference decides.
+        output_meshes: likewise for the results.
+        constraints: pairs (flat argument, flat result) that must live on one mesh.
+        in_shardings: pytree prefix of the arguments: `PartitionSpec`s over the axes of the meshes, or
+            `NamedSharding`s.  An axis means the same on all meshes that have it, whatever its size there; the
+            others do not split.  One over the devices of a mesh of the topology also puts the argument there.
+        out_shardings: likewise for the results.
+        backend: `"native"` (XLA compiles what it cannot, counted and warned of), `"xla"`, `"auto"`
+            (native on CPUs, XLA elsewhere), or `"reference"` (what `"native"` compiles, run by NumPy, slowly,
+            on any platform); None for the options' one.
+        options: pass options; None for the flags', read when a function is first traced.
+        replicate: pytree prefix of the results: True for those that every process gets, where there are
+            several.  Scalars are in every process anyway.
+        compiler_options: options of XLA, as `jax.jit` takes them, for what it compiles of the fragments:
+            `{"xla_gpu_enable_triton_gemm": False}`.  Under the name of a mesh or of a computation are options
+            of its fragments: `{"m1": {"optimization_level": "O2"}}`; a name's count before a mesh's, and a
+            mesh's before general ones.
+
+    Raises:
+        ConfigError: an unknown mesh or memory, a bad stage, or an option that XLA does not take; all problems
+            at once.
+        ScheduleError: an unknown schedule.
+    """
+    assignment = {} if assignment is None and stages is not None else assignment
+    stages = from_shorthand(stages)
+    problems = _kind_problems(topology, assignment, stages, backend, options, constraints)
+    if problems or assignment is None:
+        raise collect(ConfigError, problems, "the configuration cannot be used:")
+    if stages is not None:
+        stages = on_topology(stages, topology)
+        assignment = {**stages.places, **assignment}
+    placed = _placements(assignment, topology, problems)
+    rows = _option_rows(compiler_options, topology, placed, problems)
+    if schedule is not None:
+        get_schedule(schedule)
+    if problems:
+        raise collect(ConfigError, problems, "the configuration cannot be used:")
+    return Config(
+        topology, placed, schedule, input_meshes, output_meshes, tuple(constraints), in_shardings,
+        out_shardings, backend, options, stages, replicate, rows,
+    )  # fmt: skip
+
+
+def _placements(
+    assignment: Mapping[str, PlaceLike], topology: Topology, problems: list[str]
+) -> dict[str, NamePlacement]:
+    found = {name: _placement(name, place, topology, problems) for name, place in assignment.items()}
+    placed = {name: place for name, place in found.items() if place is not None}
+    if not assignment:
+        problems.append("the assignment is empty: name a computation and give it a mesh")
+    problems += _stage_problems(placed)
+    return placed
+
+
+def _option_rows(
+    given: Any, topology: Topology, placed: Mapping[str, NamePlacement], problems: list[str]
+) -> tuple[OptionsRow, ...]:
+    if given is None:
+        return ()
+    from mpmd.config.compiler_options import read_rows  # brings the compiler
+
+    rows, refused = read_rows(given, topology, {name: place.mesh for name, place in placed.items()})
+    problems += refused
+    return rows
+
+
+def with_stages(config: Config, stages: Selector) -> Config:
+    """The configuration with other stages, whose meshes are given."""
+    own = set() if config.stages is None else set(config.stages.names)
+    problems: list[str] = []
+    places = {
+        name: _placement(name, place, config.topology, problems) for name, place in stages.places.items()
+    }
+    others = {name: place for name, place in config.assignment.items() if name not in own}
+    placed = {name: place for name, place in places.items() if place is not None}
+    if problems:
+        raise collect(ConfigError, problems, "the stages cannot be used:")
+    return dataclasses.replace(config, stages=stages, assignment={**placed, **others})
+
+
+def _kind_problems(
+    topology: Any, assignment: Any, stages: Any, backend: Any, options: Any, constraints: Any
+) -> list[str]:
+    problems = []
+    if not isinstance(topology, Topology):
+        problems.append(f"the topology is {topology!r}; make one with mpmd.make_topology")
+    if not isinstance(assignment, Mapping):
+        problems.append(f"the assignment is {assignment!r}; it must map names to meshes: {{'encode': 'm0'}}")
+    if stages is not None and not isinstance(stages, Selector):
+        problems.append(
+            f"the stages are {stages!r}; use 'auto', a number, mpmd.by_cost, mpmd.by_parameters or mpmd.split"
+        )
+    if backend is not None and not isinstance(backend, str):
+        problems.append(f"the backend is {backend!r}; it must be a name such as 'xla', or None")
+    if options is not None and not isinstance(options, PipelineOptions):
+        problems.append(f"the options are {options!r}; they must be mpmd.PipelineOptions, or None")
+    pairs = constraints if isinstance(constraints, (tuple, list)) else [constraints]
+    problems += [
+        f"{pair!r} is not a constraint; it must be a pair of numbers: (flat argument, flat result)"
+        for pair in pairs
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(n, int) for n in pair))
+    ]
+    return problems
+
+
+def _placement(name: Any, place: Any, topology: Topology, problems: list[str]) -> NamePlacement | None:
+    if not isinstance(name, str) or not name:
+        problems.append(f"{name!r} is assigned to {place!r}, but it is not a name")
+        return None
+    if "," in name:
+        problems.append(f"{name!r} is assigned to {place!r}: a name has no commas, which separate names")
+        return None
+    mesh, stage = (*place, None)[:2] if isinstance(place, (tuple, list)) and place else (place, None)
+    if not isinstance(mesh, str) or (isinstance(place, (tuple, list)) and len(place) > 2):
+        problems.append(
+            f"{name!r} is assigned to {place!r}; write a mesh, 'm0', or a mesh and a stage, ('m0', 0)"
+        )
+        return None
+    mesh, _, memory = mesh.partition("#")
+    if mesh not in topology:
+        problems.append(f"{name!r} is assigned to an unknown mesh {mesh!r}{did_you_mean(mesh, topology)}")
+        return None
+    if memory not in ("", "device", "pinned_host"):
+        problems.append(f"{name!r} is assigned to an unknown memory {memory!r}; use 'pinned_host'")
+    if stage is not None and (isinstance(stage, bool) or not isinstance(stage, int) or stage < 0):
+        problems.append(f"{name!r} has stage {stage!r}; a stage is a whole number from 0")
+    return NamePlacement(mesh, stage, memory or None)
+
+
+def _stage_problems(placed: dict[str, NamePlacement]) -> list[str]:
+    """A stage lives on one mesh; either all computations on a schedule have one, or none."""
+    meshes: dict[int, dict[str, str]] = {}
+    for name, place in placed.items():
+        if place.stage is not None:
+            meshes.setdefault(place.stage, {})[place.mesh] = name
+    return [
+        f"stage {stage} is assigned to several meshes: "
+        + ", ".join(f"{name!r} to {mesh!r}" for mesh, name in sorted(found.items()))
+        for stage, found in sorted(meshes.items())
+        if len(found) > 1
+    ]
+
+
+def did_you_mean(word: str, known: Any) -> str:
+    """The end of a sentence about an unknown word: a known one that looks like it, or else all of them."""
+    return close_to(word, known) or f"; there are {', '.join(map(repr, known))}"

@@ -1,0 +1,264 @@
+"""The meshes that a step runs on."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, cast, get_args
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh
+
+from mpmd import ir
+from mpmd.errors import ConfigError, collect
+from mpmd.jax_distributed import world_devices
+from mpmd.runtime.processes.placing import placed
+from mpmd.runtime.processes.world import world
+from mpmd.runtime.program.streams import processes_text
+from mpmd.runtime.run.clients import Pinning, divided, mesh_devices
+
+MeshLike: TypeAlias = int | Mesh | Mapping[str, int] | Sequence[Any]
+
+
+class Topology(Mapping[str, Mesh]):
+    """Mesh name -> `jax.sharding.Mesh`, in pipeline order.  Built by `make_topology`.
+
+    Attributes:
+        explicit_axes: names of the axes that were explicit in the meshes that it was built from.
+    """
+
+    def __init__(self, meshes: Mapping[str, Mesh], explicit_axes: Sequence[str] = ()) -> None:
+        self._meshes = dict(meshes)
+        self.explicit_axes = tuple(explicit_axes)
+
+    def __getitem__(self, name: str) -> Mesh:
+        return self._meshes[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._meshes)
+
+    def __len__(self) -> int:
+        return len(self._meshes)
+
+    def __repr__(self) -> str:
+        def shape(mesh: Mesh) -> str:
+            return "x".join(f"{name}={size}" for name, size in mesh.shape.items())
+
+        return f"Topology({', '.join(f'{name}: {shape(mesh)}' for name, mesh in self.items())})"
+
+    def __str__(self) -> str:
+        """In a world of several processes a table: mesh, process, host, devices."""
+        if not self.processes:
+            return repr(self)
+        joined = world()
+        assert joined is not None
+        hosts = joined.known_hosts()
+        rows = [("mesh", "process", "host", "devices")]
+        for name, mesh in self.items():
+            of_mesh = self.processes[name]
+            places = ", ".join(dict.fromkeys(hosts.get(process, "?") for process in of_mesh))
+            rows.append((name, ", ".join(map(str, of_mesh)), places, ", ".join(map(str, mesh.devices.flat))))
+        widths = [max(len(row[k]) for row in rows) for k in range(3)]
+        return "\n".join(
+            "  ".join([*(f"{text:{width}}" for text, width in zip(row, widths)), row[3]]) for row in rows
+        )
+
+    @functools.cached_property
+    def processes(self) -> dict[str, tuple[int, ...]]:
+        """For each mesh the indices of its processes, in pipeline order; empty if there is one process."""
+        if jax.process_count() == 1:
+            return {}
+        return {
+            name: tuple(sorted({device.process_index for device in mesh.devices.flat}))
+            for name, mesh in self.items()
+        }
+
+    def ir(self) -> ir.TopologyAttr:
+        """The topology as an attribute of the IR."""
+        return ir.TopologyAttr.from_axes({name: dict(mesh.shape) for name, mesh in self.items()})
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """The axes of all meshes; one that meshes have in several sizes has the largest."""
+        found: dict[str, int] = {}
+        for mesh in self.values():
+            found |= {name: max(size, found.get(name, 1)) for name, size in mesh.shape.items()}
+        return found
+
+    @property
+    def abstract_mesh(self) -> AbstractMesh:
+        """A mesh with the axes of all meshes, under which a step is traced."""
+        types = {name: kind for mesh in self.values() for name, kind in zip(mesh.axis_names, mesh.axis_types)}
+        kinds = {mesh.abstract_mesh.abstract_device for mesh in self.values()}
+        return AbstractMesh(
+            tuple(self.axes.values()),
+            tuple(self.axes),
+            axis_types=tuple(types.values()),
+            abstract_device=kinds.pop() if len(kinds) == 1 else None,  # `jax.shard_map` compares it
+        )
+
+    @property
+    def shared_devices(self) -> dict[str, list[str]]:
+        """Device -> names of its meshes, for devices in more than one."""
+        found: dict[tuple[int, str], list[str]] = {}
+        for name, mesh in self.items():
+            for device in mesh.devices.flat:
+                found.setdefault((id(device.client), str(device)), []).append(name)
+        return {device: names for (_, device), names in found.items() if len(names) > 1}
+
+
+def make_topology(
+    meshes: Mapping[str, MeshLike], *, devices: Sequence[Any] | None = None, pinning: Pinning = "auto"
+) -> Topology:
+    """The meshes of a program, in pipeline order.
+
+    Args:
+        meshes: for each name a `jax.sharding.Mesh`, whose axes become `AxisType.Auto`, a list of devices, a
+            number of devices (one axis called `"data"`), or axis sizes such as `{"data": 2, "model": 2}`.
+            Numbers take devices in order from `devices`.
+        devices: where numbers take devices from; by default `runtime.clients` chooses them in one process,
+            and several processes take all their devices in order: a mesh lies in one process where it fits,
+            and is over whole processes where it does not.
+        pinning: on CPU, whether each mesh gets a client of its own: `"auto"`, `"always"` or `"never"`.
+
+    Raises:
+        ConfigError: no mesh, a bad name or size, or too few devices; all problems at once.
+    """
+    if not isinstance(meshes, Mapping) or not meshes:
+        got = "" if isinstance(meshes, Mapping) else f": got {meshes!r}"
+        raise ConfigError(
+            f"a topology needs at least one mesh, such as make_topology({{'m0': 1, 'm1': 1}}){got}"
+        )
+    problems = [
+        p for name, spec in meshes.items() for p in (*_name_problems(name), *_mesh_problems(name, spec))
+    ]
+    if pinning not in get_args(Pinning):
+        problems.append(f"pinning is {pinning!r}; there are {', '.join(map(repr, get_args(Pinning)))}")
+    if devices is not None and not _are_devices(devices):
+        problems.append(f"devices is {devices!r}; it must be a list of devices, such as jax.devices()")
+    if problems:
+        raise collect(ConfigError, problems, "the topology cannot be built:")
+    sizes = {name: _axes(spec) for name, spec in meshes.items()}
+    counts = {name: math.prod(axes.values()) for name, axes in sizes.items() if axes}
+    chosen = _devices(counts, devices, pinning)
+    made = {name: _mesh(spec, sizes[name], chosen.get(name, [])) for name, spec in meshes.items()}
+    explicit = dict.fromkeys(axis for spec in meshes.values() for axis in _explicit_axes(spec))
+    topology = Topology(made, list(explicit))
+    if (joined := world()) is not None:
+        check_processes(topology)
+        joined.pin()
+    for device, names in topology.shared_devices.items() if jax.process_index() == 0 else ():
+        warnings.warn(
+            f"meshes {', '.join(names)} share {device}: their fragments take turns on it", stacklevel=2
+        )
+        break
+    return topology
+
+
+def check_processes(topology: Topology) -> None:
+    """Refuses processes without a mesh.
+
+    Raises:
+        ConfigError: there are some.
+    """
+    used = {device.process_index for mesh in topology.values() for device in mesh.devices.flat}
+    idle = [index for index in range(jax.process_count()) if index not in used]
+    if idle:
+        raise ConfigError(
+            f"the topology does not fit the processes: {processes_text(idle)} of {jax.process_count()} "
+            f"would have no mesh; this process has {jax.local_device_count()} devices\n"
+            "  start fewer processes, or use more or larger meshes; with virtual devices, do not set "
+            "jax_num_cpu_devices, which is of each process"
+        )
+
+
+# Characters that the text of programs can hold: XLA ends the process on axes with others.
+_WRITABLE = re.compile(r"[!-~]+")
+_MESH_NAME = re.compile(r'[^\s@"#;:,/\\]+(/cpu)?|[^\s@"\\]+#(pinned_host|device)')
+
+
+def _name_problems(name: Any) -> list[str]:
+    if not isinstance(name, str) or not _WRITABLE.fullmatch(name) or not _MESH_NAME.fullmatch(name):
+        return [
+            f"{name!r} is not a mesh name: it must be a text of ASCII letters, digits and signs, not empty,"
+            " without spaces, quotes, backslashes and any of @ # / ; : ,"
+        ]
+    if name.endswith(("#pinned_host", "#device")):
+        return [f"{name!r} is not a mesh name: a memory kind belongs to an assignment, not to a mesh"]
+    return []
+
+
+def _mesh_problems(name: Any, spec: Any) -> list[str]:
+    """Why a value does not describe a mesh."""
+    if isinstance(spec, Mesh):
+        return _axis_problems(name, spec.axis_names)
+    if isinstance(spec, (int, np.integer)) and not isinstance(spec, bool):
+        spec = {"data": int(spec)}
+    if isinstance(spec, Mapping) and spec:
+        return _axis_problems(name, spec) + [
+            f"mesh {name!r}: axis {axis!r} has size {size!r}; it must be a positive whole number"
+            for axis, size in spec.items()
+            if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1
+        ]
+    if not _are_devices(spec) or not len(spec):
+        return [
+            f"mesh {name!r} is {spec!r}; it must be a number of devices, sizes of axes such as "
+            "{'data': 2}, a list of devices, or a jax.sharding.Mesh"
+        ]
+    twice = [str(device) for device in dict.fromkeys(spec) if list(spec).count(device) > 1]
+    return [f"mesh {name!r} has {device} more than once" for device in twice]
+
+
+def _axis_problems(name: Any, axes: Iterable[Any]) -> list[str]:
+    """Why axis names of a mesh are not allowed."""
+    return [
+        f"mesh {name!r}: {axis!r} is not an axis name: it must be a text of ASCII letters, digits and signs"
+        " without spaces, quotes and backslashes"
+        for axis in axes
+        if not isinstance(axis, str) or not _WRITABLE.fullmatch(axis) or '"' in axis or "\\" in axis
+    ]
+
+
+def _are_devices(found: Any) -> bool:
+    """Whether something is a sequence of devices."""
+    if not isinstance(found, (Sequence, np.ndarray)) or isinstance(found, str) or np.ndim(found) > 1:
+        return False
+    return all(isinstance(device, jax.Device) for device in found)
+
+
+def _axes(spec: MeshLike) -> dict[str, int]:
+    """Axis sizes of meshes that are given by size; none for those given by devices."""
+    if isinstance(spec, Mesh):
+        return {}
+    if isinstance(spec, (int, np.integer)):
+        return {"data": int(spec)}
+    return {axis: int(size) for axis, size in spec.items()} if isinstance(spec, Mapping) else {}
+
+
+def _explicit_axes(spec: MeshLike) -> list[str]:
+    if not isinstance(spec, Mesh):
+        return []
+    return [str(axis) for axis, kind in zip(spec.axis_names, spec.axis_types) if kind is AxisType.Explicit]
+
+
+def _mesh(spec: MeshLike, axes: dict[str, int], devices: list[Any]) -> Mesh:
+    if isinstance(spec, Mesh):  # shardings within a mesh are Shardy's, so explicit axes are not kept
+        return Mesh(spec.devices, spec.axis_names)
+    if axes:
+        return Mesh(np.array(devices).reshape(tuple(axes.values())), tuple(axes))
+    return Mesh(np.array(list(cast("Sequence[Any]", spec))), ("data",))
+
+
+def _devices(counts: dict[str, int], devices: Sequence[Any] | None, pinning: Pinning) -> dict[str, list[Any]]:
+    if not counts:
+        return {}
+    if devices is None and jax.process_count() == 1:
+        return mesh_devices(counts, pinning=pinning)
+    if devices is None:
+        return placed(world_devices(jax.default_backend()), counts)
+    advice = "give more devices, smaller meshes, or lists of devices, which meshes may share"
+    return divided(devices, counts, f"{len(devices)} were given\n  {advice}")

@@ -1,0 +1,193 @@
+"""A program: one straight-line stream per mesh, the channels between them, and the edges of the step."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Sequence
+
+from mpmd.runtime.program.graph import BufferType, InputSpec, OutputSpec
+from mpmd.runtime.program.instructions import (
+    Copy,
+    Feed,
+    Fetch,
+    Free,
+    Instruction,
+    Recv,
+    Run,
+    Send,
+    task_text,
+    writes,
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Buffer:
+    """A numbered buffer of a stream: its type, and a name for messages and traces."""
+
+    type: BufferType
+    name: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stream:
+    """The work of one mesh in one step; `buffers[i]` describes buffer number i.
+
+    `processes` are the indices of those that run it: several where its mesh has devices in several.
+    """
+
+    mesh: str
+    buffers: tuple[Buffer, ...]
+    instructions: tuple[Instruction, ...]
+    processes: tuple[int, ...] = (0,)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ChannelSpec:
+    """One direction between two meshes; message k arrives as a buffer of type `types[k]`."""
+
+    source: str
+    target: str
+    types: tuple[BufferType, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """All streams of one step.
+
+    Attributes:
+        name: name of the entry function.
+        streams: one per mesh, in the order in which the graph first names the meshes.
+        channels: `Send` and `Recv` name them by position.
+        inputs: the user's flat arguments; one that no mesh uses has no `Feed`.
+        outputs: the user's flat results.
+    """
+
+    name: str
+    streams: tuple[Stream, ...]
+    channels: tuple[ChannelSpec, ...]
+    inputs: tuple[InputSpec, ...]
+    outputs: tuple[OutputSpec, ...]
+
+    @functools.cached_property
+    def executables(self) -> tuple[tuple[str, str], ...]:
+        """The distinct (mesh, executable) pairs, in the order of their first call."""
+        pairs = {
+            (stream.mesh, op.executable): None
+            for stream in self.streams
+            for op in stream.instructions
+            if isinstance(op, Run)
+        }
+        return tuple(pairs)
+
+    def part(self, process: int) -> Program:
+        """The streams of one process.  The messages of others are missing: it cannot be verified."""
+        own = tuple(stream for stream in self.streams if process in stream.processes)
+        return dataclasses.replace(self, streams=own)
+
+    @functools.cached_property
+    def between_processes(self) -> frozenset[int]:
+        """The channels that are not within one process: the receiver may read a buffer later."""
+        return frozenset(k for k, (sources, targets) in self._channel_ends if len(sources | targets) > 1)
+
+    @functools.cached_property
+    def posted(self) -> frozenset[int]:
+        """The channels between meshes without a common process: a receive there does not wait."""
+        return frozenset(k for k, (sources, targets) in self._channel_ends if not sources & targets)
+
+    @functools.cached_property
+    def _channel_ends(self) -> list[tuple[int, tuple[frozenset[int], frozenset[int]]]]:
+        """For each channel the processes of both its meshes."""
+        of_mesh = {stream.mesh: frozenset(stream.processes) for stream in self.streams}
+        nowhere = frozenset({-1})
+        ends = [
+            (of_mesh.get(channel.source, nowhere), of_mesh.get(channel.target, nowhere))
+            for channel in self.channels
+        ]
+        return list(enumerate(ends))
+
+    @functools.cached_property
+    def results(self) -> dict[int, tuple[tuple[int, ...], BufferType]]:
+        """For each flat result its processes, and its type on the mesh that computes it."""
+        found: dict[int, tuple[tuple[int, ...], BufferType]] = {}
+        for stream in self.streams:
+            received = {op.buffer for op in stream.instructions if isinstance(op, Recv)}
+            for op in stream.instructions:
+                if isinstance(op, Fetch) and (op.output not in found or op.buffer not in received):
+                    found[op.output] = stream.processes, stream.buffers[op.buffer].type
+        return found
+
+    @functools.cached_property
+    def donated_inputs(self) -> tuple[int, ...]:
+        """The flat user arguments that the step may consume, ascending."""
+        return tuple(sorted(spec.index for spec in self.inputs if spec.donated))
+
+    @functools.cached_property
+    def num_instructions(self) -> int:
+        return sum(len(stream.instructions) for stream in self.streams)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A hash of the program; equal in every process that built it from the same graph."""
+        return hashlib.sha256(self._listing().encode()).hexdigest()[:16]
+
+    def as_text(self) -> str:
+        """The listing: channels with their messages, then every stream, one instruction a line."""
+        return f"program {self.name} fingerprint {self.fingerprint}\n{self._listing()}"
+
+    def _listing(self) -> str:
+        several = len({process for stream in self.streams for process in stream.processes}) > 1
+        lines = [f"  input {s.index} {s.path}{' donated' if s.donated else ''}" for s in self.inputs]
+        lines += [f"  output {s.index} {s.path}" for s in self.outputs]
+        for number, channel in enumerate(self.channels):
+            between = " between processes" if number in self.between_processes else ""
+            lines.append(f"channel {number}: {channel.source} -> {channel.target} tagged{between}")
+            lines += [f"  message {k}: {type_}" for k, type_ in enumerate(channel.types)]
+        for stream in self.streams:
+            where = f" in {processes_text(stream.processes)}" if several else ""
+            lines.append(f"mesh {stream.mesh}{where}: {len(stream.instructions)} instructions")
+            width = len(str(len(stream.instructions)))
+            lines += [
+                f"  {at:{width}} {instruction_text(op, stream.buffers)}"
+                for at, op in enumerate(stream.instructions)
+            ]
+        return "\n".join(lines) + "\n"
+
+
+def processes_text(processes: Sequence[int]) -> str:
+    """Some processes by their indices: `process 0`, `processes 0, 1`."""
+    return f"process{'es' if len(processes) > 1 else ''} {', '.join(map(str, processes))}"
+
+
+def instruction_text(op: Instruction, buffers: Sequence[Buffer] = ()) -> str:
+    """One instruction as a line; with `buffers` the types and names of its results are shown."""
+    made = ", ".join(_definition(number, buffers) for number in writes(op))
+    match op:
+        case Run():
+            arguments = ", ".join(
+                f"donate %{b}" if k in op.donated else f"%{b}" for k, b in enumerate(op.inputs)
+            )
+            task, label = task_text(op), f'"{op.label}"' if op.label else ""
+            note = " ".join(filter(None, (task, label)))
+            left = f"{made} = " if made else ""
+            return f"{left}run {op.executable}({arguments})" + (f"  # {note}" if note else "")
+        case Send():
+            return f"send %{op.buffer} over channel {op.channel} message {op.sequence}"
+        case Recv():
+            return f"{made} = recv channel {op.channel} message {op.sequence}"
+        case Copy():
+            return f"{made} = copy %{op.source}"
+        case Free():
+            return "free " + ", ".join(f"%{b}" for b in op.buffers)
+        case Feed():
+            return f"{made} = feed input {op.input}{' fresh' if op.fresh else ''}"
+        case Fetch():
+            return f"fetch %{op.buffer} as output {op.output}"
+
+
+def _definition(number: int, buffers: Sequence[Buffer]) -> str:
+    if not 0 <= number < len(buffers):
+        return f"%{number}"
+    buffer = buffers[number]
+    return f"%{number}: {buffer.type}" + (f" {buffer.name!r}" if buffer.name else "")

@@ -1,0 +1,214 @@
+"""The operations of a loss as a chain of units: what may be divided, what it costs, and what crosses."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+
+from mpmd.jax_compat import scan_counts
+from mpmd.tracing.stages.items import FlatFunction, Item, numbers
+from mpmd.tracing.stages.select.division import (
+    Chain,
+    DeviceRates,
+    gradient_seconds,
+    item_seconds,
+    saved_bytes,
+    work_factor,
+)
+from mpmd.tracing.stages.select.placement import size
+from mpmd.tracing.stages.stacked.scan_ranges import scans_over
+
+_PARAMETERS, _DATA = 1, 2
+
+_HEAVY = frozenset(("dot_general", "conv_general_dilated", "scan", "while", "sort", "fft"))
+"""Operations that belong to the chain even if they read data alone."""
+
+
+@dataclasses.dataclass(frozen=True)
+class UnitChain:
+    """A chain with the items that its units are of.
+
+    Attributes:
+        chain: costs and bytes.
+        items: in program order.
+        first: the first unit of each item.
+        scans: the scans of which each iteration is a unit → their stacked parameters.
+        parameter_units: for each parameter the units that read it; rows of a stack are one each.
+        batch: for each input that is data its bytes, and the units that read it.
+    """
+
+    chain: Chain
+    items: tuple[Item, ...]
+    first: tuple[int, ...]
+    scans: Mapping[Item, frozenset[int]]
+    parameter_units: Mapping[int, tuple[int, ...]]
+    batch: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+
+def chain_of(
+    flat: FlatFunction,
+    parameters: Sequence[int],
+    rates: DeviceRates,
+    measured: Sequence[tuple[int, float]] = (),
+) -> UnitChain:
+    """The chain of a function.
+
+    It has the items that read both parameters and data, directly or not, and heavy ones that read only data.
+    The others need no stage of their own: what reads parameters alone is computed with its reader, and data
+    is available on every mesh.
+
+    Args:
+        flat: its items have no stages.
+        parameters: the inputs that are parameters.
+        rates: of one device.
+        measured: (end, factor) of ranges of units, in order: measured seconds in units of the estimate.
+    """
+    items, constant = _trunk(flat, set(parameters))
+    scans = _divisible_scans(flat, parameters, set(map(id, items)))
+    counts = [item.equation.params["length"] if item in scans else 1 for item in items]
+    first = (0, *itertools.accumulate(counts))
+    seconds: list[float] = []
+    forward: list[float] = []
+    residuals: list[int] = []
+    for item, count in zip(items, counts, strict=True):
+        seconds += [item_seconds(item, rates) * work_factor(item) / count] * count
+        forward += [item_seconds(item, rates) / count] * count
+        residuals += [saved_bytes(item, flat.avals, constant) // count] * count
+    begin = 0
+    for end, factor in measured:
+        for of in (seconds, forward):
+            of[begin:end] = [s * factor for s in of[begin:end]]
+        begin = end
+    units = _units_reading(flat, parameters, items, first, scans)
+    data = [v for v in flat.inputs if v not in units]
+    batch = _units_reading(flat, data, items, first, scans)
+    owned = []
+    for v, readers in units.items():
+        rows = {row for item, stacks in scans.items() if v in stacks for row in _units_of(item, items, first)}
+        share = len(rows) or 1
+        nbytes = size(flat.avals[v]) // share
+        parts: list[tuple[int, ...]] = [(row,) for row in sorted(rows)]
+        for readers_of_part in parts or [readers]:
+            owned.append((nbytes, gradient_seconds(nbytes, rates), readers_of_part))
+    crossing = _crossing(flat, items, first, scans)
+    chain = Chain(seconds, crossing, residuals, owned, _fused(items, first), forward)
+    read = tuple((size(flat.avals[v]), readers) for v, readers in batch.items() if readers)
+    return UnitChain(chain, tuple(items), first[:-1], scans, units, read)
+
+
+def _trunk(flat: FlatFunction, parameters: set[int]) -> tuple[list[Item], set[int]]:
+    """The items of the chain, and the values that are computed from parameters alone."""
+    kinds = dict.fromkeys(flat.inputs, _DATA) | dict.fromkeys(parameters, _PARAMETERS)
+    kinds |= dict.fromkeys(flat.constants, _DATA)
+    items, only_parameters = [], []
+    for item in flat.items:
+        kind = 0
+        for v in item.reads:
+            kind |= kinds[v]
+        kinds.update(dict.fromkeys(item.outputs, kind))
+        if kind == _PARAMETERS | _DATA or (kind == _DATA and item.equation.primitive.name in _HEAVY):
+            items.append(item)
+        elif kind == _PARAMETERS:
+            only_parameters.append(item)
+    if not items:  # the function has no data
+        return only_parameters, set(parameters)
+    return items, {v for v, kind in kinds.items() if kind == _PARAMETERS}
+
+
+def _divisible_scans(
+    flat: FlatFunction, parameters: Sequence[int], chain: set[int]
+) -> dict[Item, frozenset[int]]:
+    """The scans over stacked parameters that no other scan reads; a division of one says where rows are."""
+    out = {id(item) for item in flat.items if item.stays_out}
+    found = {
+        scan: stacks
+        for scan, stacks in scans_over(flat, set(parameters), set(parameters)).items()
+        if id(scan) in chain and scan.equation.params["length"] > 1
+    }
+    for item in flat.items:
+        item.stays_out = id(item) in out
+    return {
+        scan: frozenset(stacks)
+        for scan, stacks in found.items()
+        if not any(other is not scan and stacks & of for other, of in found.items())
+    }
+
+
+def _units_of(item: Item, items: Sequence[Item], first: Sequence[int]) -> range:
+    at = next(i for i, other in enumerate(items) if other is item)
+    return range(first[at], first[at + 1])
+
+
+def _units_reading(
+    flat: FlatFunction,
+    inputs: Sequence[int],
+    items: Sequence[Item],
+    first: Sequence[int],
+    scans: Mapping[Item, frozenset[int]],
+) -> dict[int, tuple[int, ...]]:
+    """The units that read each of some inputs, or values of no unit that are computed from it, in order."""
+    sources = {v: frozenset((v,)) for v in inputs}
+    position = {id(item): at for at, item in enumerate(items)}
+    found: dict[int, set[int]] = {v: set() for v in inputs}
+    for item in flat.items:
+        read = frozenset[int]().union(*(sources.get(v, frozenset()) for v in item.reads))
+        at = position.get(id(item))
+        if at is None:
+            sources.update(dict.fromkeys(item.outputs, read))
+        else:
+            for v in read:
+                found[v].update(range(first[at], first[at + 1]) if item in scans else (first[at],))
+    return {v: tuple(sorted(units)) for v, units in found.items()}
+
+
+def _crossing(
+    flat: FlatFunction, items: Sequence[Item], first: Sequence[int], scans: Mapping[Item, frozenset[int]]
+) -> list[int]:
+    """Bytes of the values of the chain that are alive before each unit."""
+    made: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for at, item in enumerate(items):
+        begin, end = first[at], first[at + 1] - 1
+        constants, carried = scan_counts(item.equation.params) if item in scans else (0, 0)
+        for position, v in enumerate(item.inputs):
+            if isinstance(v, int):
+                carry = constants <= position < constants + carried
+                last[v] = max(last.get(v, 0), begin if carry else end)
+        made.update(dict.fromkeys(item.outputs, end))
+    changes = [0] * (first[-1] + 2)
+    for v, unit in made.items():
+        if last.get(v, -1) > unit:
+            changes[unit + 1] += size(flat.avals[v])
+            changes[last[v] + 1] -= size(flat.avals[v])
+    crossing = list(itertools.accumulate(changes))[: first[-1] + 1]
+    for at, item in enumerate(items):
+        if item in scans:
+            length = first[at + 1] - first[at]
+            constants, carried = scan_counts(item.equation.params)
+            carry_bytes = sum(size(flat.avals[v]) for v in item.outputs[:carried])
+            rows = sum(size(flat.avals[v]) for v in numbers(item.outputs[carried:]) if v in last)
+            for k in range(1, length):
+                crossing[first[at] + k] += carry_bytes + rows * k // length
+    return crossing
+
+
+def _fused(items: Sequence[Item], first: Sequence[int]) -> frozenset[int]:
+    """The units whose operation belongs into the kernel of the one before: elementwise, its only reader."""
+    readers: dict[int, list[Item]] = {}
+    for item in items:
+        for v in dict.fromkeys(item.reads):
+            readers.setdefault(v, []).append(item)
+    found = set()
+    for at, (before, _) in enumerate(itertools.pairwise(items)):
+        read = [readers[v] for v in before.outputs if v in readers]
+        if read and all(len(of) == 1 and _is_elementwise(of[0]) for of in read):
+            found.add(first[at + 1])
+    return frozenset(found)
+
+
+def _is_elementwise(item: Item) -> bool:
+    name = item.equation.primitive.name
+    return name not in _HEAVY and not name.startswith(
+        ("reduce", "arg", "cum", "gather", "scatter", "dynamic", "concatenate", "cond", "custom", "top_k")
+    )

@@ -1,0 +1,344 @@
+"""A scan over stacked layers as one scan per stage, each over its own range of the layers.
+
+Terms of the loss in stacked parameters alone, such as a decay of the weights, part by part.
+
+    sum(stack ** 2)  ->  sum(rows 0:2 of stack ** 2) + sum(rows 2:4 of stack ** 2)
+
+The terms of each part are computed in its stage: a scalar of each is sent, and no rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from mpmd.errors import ConfigError
+from mpmd.jax_compat import rebind, scan_counts
+from mpmd.tracing.stages.items import FlatFunction, Item, numbers
+from mpmd.tracing.stages.select.selectors import Selector
+from mpmd.tracing.stages.stacked.by_parts import PartwiseInterpreter
+from mpmd.tracing.stages.stacked.part_rules import FROM_ARRAYS, RULES
+from mpmd.tracing.stages.stacked.stacked import Stacked
+from mpmd.tracing.stages.stacked.stacks import SlicedStacks
+
+Range = tuple[int, int, int]
+"""(first row, end, stage)."""
+
+
+def divide_terms(
+    flat: FlatFunction, computed: Collection[Item], stacks: Mapping[int, Sequence[Range]]
+) -> tuple[dict[int, int], dict[str, None]]:
+    """Divides values that are computed of stacks, and are not stacks themselves.
+
+    Args:
+        flat: gets the terms of the parts in place of the stacks'.
+        computed: the items that compute from parameters alone, stacks among them.
+        stacks: the ranges of each stacked parameter, in the order of the rows.
+
+    Returns:
+        The stage of each value that has the rows of a part; a text for each equation that joins parts.
+    """
+    stage_of: dict[int, int] = {}
+    joined: dict[str, None] = {}
+    for result in _results(flat, computed, stacks):
+        needed = _needed(computed, result)
+        if any(item.equation.primitive.name in _OF_OTHER_DERIVATIVES for item in needed):
+            continue
+        term = _Term(flat, needed, stacks)
+        stage_of.update(term.stage_of)
+        joined.update(term.replace(result))
+    return stage_of, joined
+
+
+_OF_OTHER_DERIVATIVES = ("custom_jvp_call", "custom_vjp_call")
+"""Calls that the rules of parts inline, which is right after differentiation only."""
+
+
+def _results(flat: FlatFunction, computed: Collection[Item], stacks: Mapping[int, Any]) -> list[int]:
+    """The values that other items, or results of the function, read, and that have no rows of a stack."""
+    lengths = {ranges[-1][1] for ranges in stacks.values()}
+    read = {v for item in flat.items if item not in computed for v in item.reads}
+    read.update(numbers(flat.outputs))
+    made = [v for item in flat.items if item in computed for v in item.outputs]
+    return [v for v in made if v in read and flat.avals[v].shape[:1] not in {(n,) for n in lengths}]
+
+
+def _needed(computed: Collection[Item], result: int) -> list[Item]:
+    """The items that a result depends on, in program order."""
+    wanted, found = {result}, []
+    for item in reversed(list(computed)):
+        if not wanted.isdisjoint(item.outputs):
+            wanted.update(item.reads)
+            found.append(item)
+    return found[::-1]
+
+
+class _Term:
+    """A value that some items compute of stacks.
+
+    Attributes:
+        stage_of: the stages of the parts of the stacks that they read.
+    """
+
+    def __init__(self, flat: FlatFunction, items: list[Item], stacks: Mapping[int, Sequence[Range]]) -> None:
+        self.flat, self.items = flat, items
+        self.stage_of: dict[int, int] = {}
+        self._slices: list[Item] = []
+        self._given: dict[int, list[int]] = {}  # value that items read → the parts of it, or itself
+        self._divisions = {v: [end - begin for begin, end, _ in ranges] for v, ranges in stacks.items()}
+        inside = {v for item in items for v in item.outputs}
+        for v in dict.fromkeys(v for item in items for v in item.reads if v not in inside):
+            self._given[v] = [self._slice(v, *of_part) for of_part in stacks[v]] if v in stacks else [v]
+
+    def replace(self, result: int) -> dict[str, None]:
+        """Puts the items of the parts after the whole's; returns a text for each that joins parts."""
+        interpreter = PartwiseInterpreter(RULES, FROM_ARRAYS, list(self._divisions.values()))
+
+        def of_parts(*values: Any) -> Any:
+            rest = iter(values)
+            env: dict[int, Any] = {}
+            for v, parts in self._given.items():
+                own = [next(rest) for _ in parts]
+                env[v] = Stacked(own) if v in self._divisions else own[0]
+            for item in self.items:
+                read = [env[v] if isinstance(v, int) else v.val for v in item.inputs]
+                env.update(zip(item.outputs, interpreter.evaluate(item.equation, read), strict=True))
+            return interpreter.joined_value(env[result])
+
+        flat, last = self.flat, self.items[-1]
+        inputs = [v for parts in self._given.values() for v in parts]
+        shapes = [jax.ShapeDtypeStruct(flat.avals[v].shape, flat.avals[v].dtype) for v in inputs]
+        made, (output,) = flat.inlined(
+            jax.make_jaxpr(of_parts)(*shapes), inputs, last.checkpoints, last.scope
+        )
+        at = flat.items.index(last) + 1
+        flat.items[at:at] = [*self._slices, *made]
+        flat.replace({result: output})
+        return interpreter.joined
+
+    def _slice(self, stack: int, begin: int, end: int, stage: int) -> int:
+        aval = self.flat.avals[stack]
+        part = self.flat.value(aval.update(shape=(end - begin, *aval.shape[1:])))
+        compute = lambda rows: [jax.lax.slice_in_dim(rows, begin, end)]  # noqa: E731
+        like = self.items[0].equation
+        self._slices.append(Item(compute, [stack], [part], like, stays_out=True, rows=(begin, end)))
+        self.stage_of[part] = stage
+        return part
+
+
+@dataclasses.dataclass(frozen=True)
+class Division:
+    """How the stacked parameters of a function are divided.
+
+    Attributes:
+        lengths: the path of each stacked parameter → the lengths of its parts.
+        stage_of: values that have the rows of one part, and are computed from parameters alone → its stage.
+        joined: a text for each equation that joins parts of parameters.
+    """
+
+    lengths: dict[str, list[int]]
+    stage_of: dict[int, int]
+    joined: dict[str, None]
+
+
+def divide_scans(flat: FlatFunction, paths: Mapping[int, str], selector: Selector) -> Division:
+    """Divides scans over the parameters that a selector matches, and what follows from these alone.
+
+    Args:
+        flat: its items have no stages.
+        paths: the path of each value that is a parameter.
+        selector: its patterns are those of stacked parameters.
+
+    Raises:
+        ConfigError: a pattern matches nothing, or no scan runs over what it matches.
+    """
+    selector.check_matches(list(paths.values()))
+    stacks = {v for v, path in paths.items() if selector.matches(path)}
+    if found := _divided_slices(flat, paths, stacks, selector):
+        return found
+    scans = scans_over(flat, stacks, set(paths))
+    if not scans:
+        raise ConfigError(_no_scan(flat, paths, selector))
+    stages = iter(selector.stages_of(sum(scan.equation.params["length"] for scan in scans)))
+    own = {scan: list(itertools.islice(stages, scan.equation.params["length"])) for scan in scans}
+    return divide_by_stages(flat, paths, scans, own)
+
+
+def _divided_slices(
+    flat: FlatFunction, paths: Mapping[int, str], stacks: set[int], selector: Selector
+) -> Division | None:
+    """Divides stacks whose rows a loop of Python slices; None if there are scans over them, or no slices."""
+    sources, computed = _stack_values(flat, stacks, set(paths))
+    if _rows_scanned(flat, sources):
+        return None
+    sliced = SlicedStacks(flat, sources, computed)
+    if not sliced.slices:
+        return None
+    ranges, stage_of, of_parts = sliced.divide(selector)
+    terms = {item: None for item in flat.items if item in computed and item not in of_parts}
+    for item in terms:
+        item.stays_out = True
+    divided = dict.fromkeys(sorted(sliced.stacks), ranges)
+    own, joined = divide_terms(flat, terms, divided)
+    lengths = {paths[v]: [end - begin for begin, end, _ in ranges] for v in divided}
+    return Division(lengths, stage_of | own, joined)
+
+
+def divide_by_stages(
+    flat: FlatFunction,
+    paths: Mapping[int, str],
+    scans: Mapping[Item, Collection[int]],
+    stages: Mapping[Item, Sequence[int]],
+) -> Division:
+    """Divides scans over stacked parameters, and what follows from these alone.
+
+    Args:
+        flat: has the scans.
+        paths: the path of each value that is a parameter.
+        scans: the stacked parameters of each scan.
+        stages: the stage of each iteration, in the order in which they run.
+    """
+    stacks = set[int]().union(*scans.values())
+    computed = _stack_values(flat, stacks, set(paths))[1]
+    terms = {item: None for item in computed if item not in scans}
+    divided: dict[int, list[tuple[int, int, int]]] = {}
+    for scan, of_scan in scans.items():
+        ranges = ranges_of(stages[scan], scan.equation.params["reverse"])
+        replace_scan(flat, scan, ranges)
+        for v in sorted(of_scan):
+            divided[v] = sorted((begin, end, stage) for stage, begin, end in ranges)
+    lengths = {paths[v]: [end - begin for begin, end, _ in ranges] for v, ranges in divided.items()}
+    return Division(lengths, *divide_terms(flat, terms, divided))
+
+
+def _stack_values(
+    flat: FlatFunction, stacks: set[int], parameters: set[int]
+) -> tuple[dict[int, set[int]], dict[Item, None]]:
+    """The values and items that follow from stacked parameters, and from parameters alone.
+
+    Returns:
+        Values that have the rows of stacks → these stacks; the items that compute of stacks.
+    """
+    sources = {v: {v} for v in stacks}
+    derived = dict(sources)
+    constant = set(parameters)
+    computed: dict[Item, None] = {}
+    for item in flat.items:
+        if not constant.issuperset(item.reads):
+            continue
+        constant.update(item.outputs)
+        read = set().union(*(derived.get(v, ()) for v in item.reads))
+        lengths = {flat.avals[v].shape[:1] for v in item.reads if v in sources} - {()}
+        if read:
+            computed[item] = None
+            derived.update(dict.fromkeys(item.outputs, read))
+            own = [v for v in item.outputs if flat.avals[v].shape[:1] in lengths]
+            sources.update(dict.fromkeys(own, read))
+    return sources, computed
+
+
+def scans_over(flat: FlatFunction, stacks: set[int], parameters: set[int]) -> dict[Item, set[int]]:
+    """The scans whose rows are rows of stacked parameters, and which parameters these are.
+
+    What follows from stacks alone gets no stage: it is computed from the parts on their meshes.
+    """
+    sources, computed = _stack_values(flat, stacks, parameters)
+    for item in computed:
+        item.stays_out = True
+    return _rows_scanned(flat, sources)
+
+
+def _rows_scanned(flat: FlatFunction, sources: Mapping[int, set[int]]) -> dict[Item, set[int]]:
+    found: dict[Item, set[int]] = {}
+    for item in flat.items:
+        if item.equation.primitive.name == "scan":
+            rows = numbers(item.inputs[sum(scan_counts(item.equation.params)) :])
+            read = set().union(*(sources.get(v, ()) for v in rows))
+            if read:
+                found[item] = read
+    return found
+
+
+def _no_scan(flat: FlatFunction, paths: Mapping[int, str], selector: Selector) -> str:
+    """The message for stacked parameters that no scan runs over."""
+    readers = flat.readers()
+    found = [
+        f"{path} is read by {readers[v][0].where}"
+        for v, path in paths.items()
+        if selector.matches(path) and readers[v]
+    ]
+    return "\n  ".join(
+        [
+            f"{selector} divides a scan over stacked parameters, but no scan has rows of what it matches",
+            *found[:4],
+            "write a loop that indexes their rows as jax.lax.scan(layer, x, rows)",
+            "for layers that are separate parameters use mpmd.by_parameters",
+        ]
+    )
+
+
+def ranges_of(stages: Sequence[int], reverse: bool) -> list[tuple[int, int, int]]:
+    """(stage, first row, end) of each stage, in the order in which they run.
+
+    Args:
+        stages: the stage of each iteration, in the order in which they run.
+        reverse: whether the last row runs first.
+    """
+    found, begin = [], 0
+    for stage, run in itertools.groupby(stages):
+        end = begin + len(list(run))
+        first, last = (len(stages) - end, len(stages) - begin) if reverse else (begin, end)
+        found.append((stage, first, last))
+        begin = end
+    return found
+
+
+def replace_scan(flat: FlatFunction, scan: Item, ranges: Sequence[tuple[int, int, int]]) -> None:
+    """Replaces a scan by the slices of its rows, a scan for each range, and its stacked results."""
+    constants, carried = scan_counts(scan.equation.params)
+    carry = list(scan.inputs[constants : constants + carried])
+    rows, stacked = scan.inputs[constants + carried :], scan.outputs[carried:]
+    made: list[Item] = []
+    parts: list[tuple[int, list[int]]] = []
+    for number, (stage, begin, end) in enumerate(ranges):
+        slices = []
+        for row in rows:
+            aval = flat.avals[row] if isinstance(row, int) else row.aval
+            slices.append(_with_rows(flat, aval, end - begin))
+            compute = _slicing(begin, end)
+            made.append(Item(compute, [row], slices[-1:], scan.equation, stays_out=True, rows=(begin, end)))
+        last = number == len(ranges) - 1
+        states = (
+            scan.outputs[:carried] if last else [flat.value(flat.avals[v]) for v in scan.outputs[:carried]]
+        )
+        own = [_with_rows(flat, flat.avals[v], end - begin) for v in stacked]
+        inputs, outputs = [*scan.inputs[:constants], *carry, *slices], [*states, *own]
+        compute = _scanning(scan.equation, end - begin)
+        made.append(
+            Item(compute, inputs, outputs, scan.equation, scan.checkpoints, stage, iterations=end - begin)
+        )
+        carry = list(states)
+        parts.append((begin, own))
+    readers = flat.readers()
+    in_order = [own for _, own in sorted(parts)]
+    for v, of_ranges in zip(stacked, zip(*in_order)):
+        compute = lambda *values: [jax.lax.concatenate(values, 0)]  # noqa: E731
+        made.append(Item(compute, of_ranges, [v], scan.equation, stays_out=not readers[v]))
+    at = flat.items.index(scan)
+    flat.items[at : at + 1] = made
+
+
+def _with_rows(flat: FlatFunction, aval: Any, rows: int) -> int:
+    return flat.value(aval.update(shape=(rows, *aval.shape[1:])))
+
+
+def _slicing(begin: int, end: int) -> Callable[..., Sequence[Any]]:
+    return lambda rows: [jax.lax.slice_in_dim(rows, begin, end)]
+
+
+def _scanning(equation: Any, length: int) -> Callable[..., Sequence[Any]]:
+    return lambda *values: rebind(equation, values, length=length)
