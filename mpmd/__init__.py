@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 from mpmd import errors
 from mpmd.api import checkpoint
+from mpmd.api.fetch import fetch
 from mpmd.api.jit import Jitted, jit
 from mpmd.config.config import Config, make_config
 from mpmd.config.topology import Topology, make_topology
 from mpmd.errors import PeerError
 from mpmd.options import PipelineOptions
-from mpmd.runtime.channels.everywhere import fetch
 from mpmd.runtime.run.executor import RuntimeOptions
 from mpmd.tracing.loops import accumulate_gradients, fori_loop, microbatch_loop, split_microbatches
 from mpmd.tracing.names import broadcast, call, named_computation, named_tensor, reduce

@@ -1,4 +1,4 @@
-"""Arrays that some processes hold, in every process; `mpmd.fetch`: arrays of several meshes on one device."""
+"""Arrays that some processes hold, brought to every process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import SingleDeviceSharding
-from jax.tree_util import keystr, tree_flatten_with_path
 
 from mpmd import jax_compat
 from mpmd.errors import PeerError
@@ -254,31 +253,3 @@ def _joined(
         return parts[0]
     with jax.enable_x64(True):  # arrays of 64 bits stay as they are, whatever the user's setting
         return assembler(array.shape, tuple(starts))(*parts)
-
-
-def fetch(tree: Any, device: jax.Device | None = None) -> Any:
-    """The arrays of a pytree on one device, so that they can be combined op by op.
-
-        grads_norm = optax.tree.norm(mpmd.fetch(grads))
-
-    The results of a step are on the meshes that computed them, and JAX combines arrays of the same devices
-    only.  On CPU, an array that is on one device shares its memory with the result.
-
-    Args:
-        tree: arrays on any meshes, sharded or not; other leaves are left as they are.
-        device: where to; by default the first of `jax.local_devices()`.
-
-    Returns:
-        The same pytree, with arrays on `device`; they may still be computed.  In several processes every
-        process must call it for the same pytree, and gets all arrays, on the first of its own devices or on
-        `device`.
-
-    Raises:
-        PeerError: another process failed, or calls it for other arrays.
-    """
-    to = jax.local_devices()[0] if device is None else device
-    if world() is not None:
-        found, structure = tree_flatten_with_path(tree)
-        paths, leaves = [keystr(path) for path, _ in found], [leaf for _, leaf in found]
-        tree = jax.tree.unflatten(structure, everywhere(paths, leaves))
-    return jax.tree.map(lambda leaf: jax.device_put(leaf, to) if isinstance(leaf, jax.Array) else leaf, tree)
