@@ -284,11 +284,11 @@ def ways_to_reduce(o: ShardingOptions) -> dict[str, str]:
 
 def option_problems(o: PipelineOptions) -> list[str]:
     """Problems of the values of options, one sentence each."""
-    found = []
+    problems = []
     for name, kind in typing.get_type_hints(PipelineOptions).items():
         value = getattr(o, name)
         if name == "reduce_gradients":
-            found += _reduction_problems(o)
+            problems += _reduction_problems(o)
             continue
         if kind is tuple or typing.get_origin(kind) is tuple:
             fits = isinstance(value, tuple) and all(isinstance(entry, str) for entry in value)
@@ -296,16 +296,16 @@ def option_problems(o: PipelineOptions) -> list[str]:
         else:
             fits, wanted = type(value) is kind, f"of type {kind.__name__}"
         if not fits:
-            found.append(f"{name} is {value!r}; it must be {wanted}")
+            problems.append(f"{name} is {value!r}; it must be {wanted}")
         elif name in _CHOICES and value not in _CHOICES[name]:
-            found.append(f"{name} is {value!r}; there are {', '.join(map(repr, _CHOICES[name]))}")
+            problems.append(f"{name} is {value!r}; there are {', '.join(map(repr, _CHOICES[name]))}")
         elif name == "pipeline_schedule" and value.lower() not in map(str.lower, PIPELINE_SCHEDULES):
-            found.append(f"{name} is {value!r}; there are {', '.join(map(repr, PIPELINE_SCHEDULES))}")
+            problems.append(f"{name} is {value!r}; there are {', '.join(map(repr, PIPELINE_SCHEDULES))}")
         elif name in _FROM and value < _FROM[name]:
-            found.append(f"{name} is {value}; it must be at least {_FROM[name]}")
+            problems.append(f"{name} is {value}; it must be at least {_FROM[name]}")
         elif name in _PATTERNS:
-            found += _pattern_problems(name, value)
-    return found
+            problems += _pattern_problems(name, value)
+    return problems
 
 
 def _reduction_problems(o: ShardingOptions) -> list[str]:

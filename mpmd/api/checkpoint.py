@@ -73,11 +73,13 @@ def save(
         PeerError: another process failed, or saves something else; likewise.
     """
     with _processes("mpmd.checkpoint.save") as processes:
-        found: list[SaveRequest] = []
-        processes.do("save the state", lambda: found.append(SaveRequest.of(folder, step, state, extra, keep)))
-        processes.compare(Alike("saves something else", found[0].text()))
+        requests: list[SaveRequest] = []
+        processes.do(
+            "save the state", lambda: requests.append(SaveRequest.of(folder, step, state, extra, keep))
+        )
+        processes.compare(Alike("saves something else", requests[0].text()))
         with contextlib.ExitStack() as until_complete:
-            notes = _save(found[0], processes, until_complete)
+            notes = _save(requests[0], processes, until_complete)
     if jax.process_index() == 0:
         warn_user(notes)
 
@@ -104,9 +106,9 @@ def _save(request: SaveRequest, processes: _Processes, until_complete: contextli
 
     def describe() -> None:
         if first:
-            found = [[process, *piece] for process, of in enumerate(written) for piece in of]
+            owned = [[process, *piece] for process, of in enumerate(written) for piece in of]
             leaves = [[kind.path, kind.shape, kind.dtype] for kind in kinds]
-            manifest = {"format": 1, "step": step, "leaves": leaves, "pieces": found, "extra": request.extra}
+            manifest = {"format": 1, "step": step, "leaves": leaves, "pieces": owned, "extra": request.extra}
             folders.describe(root, step, manifest)
 
     def complete() -> None:
@@ -170,15 +172,15 @@ def extra(folder: Folder, step: int | None = None) -> dict[str, Any]:
     """
     root = Path(folder).absolute()
     chosen = _newest(root) if step is None else step_number(step)
-    found: dict[str, Any] = folders.read_manifest(root, chosen)["extra"]
-    return found
+    values: dict[str, Any] = folders.read_manifest(root, chosen)["extra"]
+    return values
 
 
 def _newest(root: Path) -> int:
-    found = folders.steps(root)
-    if not found:
+    numbers = folders.steps(root)
+    if not numbers:
         raise CheckpointError(f"there is no checkpoint in {root}")
-    return found[-1]
+    return numbers[-1]
 
 
 def _write(

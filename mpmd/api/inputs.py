@@ -158,5 +158,5 @@ class PlacedArgument:
 
     def of_parts(self, value: Callable[[InputLeaf, InputPart], Any]) -> Any:
         """The argument, with the value of a function for each of its arrays."""
-        made = [value(leaf, part) for leaf in self.leaves for part in leaf.parts]
-        return jax.tree.unflatten(self.tree, made)
+        values = [value(leaf, part) for leaf in self.leaves for part in leaf.parts]
+        return jax.tree.unflatten(self.tree, values)

@@ -160,8 +160,8 @@ def trace(
         raise SignatureError(f"{name} does not take these arguments: {error}") from None
     except ValueError:  # without a signature
         pass
-    found = paths(rules, args, kwargs)
-    check_leaves(arguments, found)
+    leaf_paths = paths(rules, args, kwargs)
+    check_leaves(arguments, leaf_paths)
 
     def with_statics(dynamic: Any, named: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         values = iter(dynamic)
@@ -180,7 +180,7 @@ def trace(
     traced, names, plan = attempt.traced, attempt.names, attempt.plan
     if plan is not None and plan.selector.stacked:
         arguments = flatten(rules, *with_statics(*attempt.given))
-        found = paths(rules, *with_statics(*attempt.given))
+        leaf_paths = paths(rules, *with_statics(*attempt.given))
     if plan is not None:
         plan.check_used()
     if not is_staging():  # or its closed-over values may belong to the function around it
@@ -194,7 +194,7 @@ def trace(
         )
     called = _called(traced.jaxpr, names)
     return Traced(
-        traced, config, arguments.without_arrays(), found, frozenset(called), _ever_called(fn, called),
+        traced, config, arguments.without_arrays(), leaf_paths, frozenset(called), _ever_called(fn, called),
         plan, attempt.explicit,
     )  # fmt: skip
 
@@ -259,8 +259,8 @@ def _refuse_leaked(values: Sequence[jax.core.Tracer]) -> None:
     problems = []
     for value in values:
         name, place = created_by(value)
-        found = decode(name)
-        inside = f"named computation {found[1]!r}" if found else f"function {name!r}"
+        decoded = decode(name)
+        inside = f"named computation {decoded[1]!r}" if decoded else f"function {name!r}"
         problems.append(f"{inside} computed {value.aval.str_short()}" + (f" at {place}" if place else ""))
     raise jax.errors.UnexpectedTracerError(
         "the step uses values outside of the computations that computed them, without being given them:\n  "

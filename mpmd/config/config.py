@@ -125,8 +125,8 @@ def make_config(
 def _placements(
     assignment: Mapping[str, PlaceLike], topology: Topology, problems: list[str]
 ) -> dict[str, NamePlacement]:
-    found = {name: _placement(name, place, topology, problems) for name, place in assignment.items()}
-    placed = {name: place for name, place in found.items() if place is not None}
+    places = {name: _placement(name, place, topology, problems) for name, place in assignment.items()}
+    placed = {name: place for name, place in places.items() if place is not None}
     if not assignment:
         problems.append("the assignment is empty: name a computation and give it a mesh")
     problems += _stage_problems(placed)
@@ -216,9 +216,9 @@ def _stage_problems(placed: dict[str, NamePlacement]) -> list[str]:
             meshes.setdefault(place.stage, {})[place.mesh] = name
     return [
         f"stage {stage} is assigned to several meshes: "
-        + ", ".join(f"{name!r} to {mesh!r}" for mesh, name in sorted(found.items()))
-        for stage, found in sorted(meshes.items())
-        if len(found) > 1
+        + ", ".join(f"{name!r} to {mesh!r}" for mesh, name in sorted(names.items()))
+        for stage, names in sorted(meshes.items())
+        if len(names) > 1
     ]
 
 

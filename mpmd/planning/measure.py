@@ -272,7 +272,7 @@ def measured_candidates(
             steps.measure()
         measured = steps.predicted()
     scale = statistics.median(
-        found.step_s / estimate.step_s for found, estimate in zip(measured, ranked, strict=False)
+        prediction.step_s / estimate.step_s for prediction, estimate in zip(measured, ranked, strict=False)
     )
     others = [dataclasses.replace(c, step_s=c.step_s * scale) for c in ranked[count:]]
     return [*measured, *others, *(c for c in candidates if c.refused)]
@@ -281,5 +281,5 @@ def measured_candidates(
 def _measured(
     candidate: PlanCandidate, compiled: Compiled, timeline: Timeline, step_s: float
 ) -> PlanCandidate:
-    made = by_program(candidate, timeline, step_s, compiled.measure.memory())
-    return dataclasses.replace(made, is_measured=True)
+    predicted = by_program(candidate, timeline, step_s, compiled.measure.memory())
+    return dataclasses.replace(predicted, is_measured=True)

@@ -181,25 +181,25 @@ def _microbatches(jaxpr: Any) -> int:
         inner = inner_jaxprs(equation)
         if equation.primitive.name == "scan" and any(_is_microbatch(e) for j in inner for e in j.eqns):
             return int(equation.params["length"])
-        found = max((_microbatches(j) for j in inner), default=1)
-        if found > 1:
-            return found
+        inside = max((_microbatches(j) for j in inner), default=1)
+        if inside > 1:
+            return inside
     return 1
 
 
 def _is_microbatch(equation: Any) -> bool:
-    found = decode(str(equation.params.get("name", "")))
-    return found is not None and tuple(found[:2]) == ("callee", "microbatch")
+    decoded = decode(str(equation.params.get("name", "")))
+    return decoded is not None and tuple(decoded[:2]) == ("callee", "microbatch")
 
 
 def axes_for(devices: int, names: Sequence[str]) -> list[dict[str, int]]:
     if len(names) == 1:
         return [{names[0]: devices}]
-    found = []
+    sizes = []
     for size in range(1, devices + 1):
         if devices % size == 0:
-            found += [{names[0]: size, **rest} for rest in axes_for(devices // size, names[1:])]
-    return found
+            sizes += [{names[0]: size, **rest} for rest in axes_for(devices // size, names[1:])]
+    return sizes
 
 
 def first_line(error: SignatureError | ConfigError) -> str:
