@@ -52,7 +52,7 @@ from mpmd.support.garbage import garbage_kept
 from mpmd.support.user_warnings import warn_user
 from mpmd.support.xla_options import CompilerOptions, titled
 from mpmd.tracing.live import live_names, lower
-from mpmd.tracing.stages.staged import StagePlan
+from mpmd.tracing.stages.staged import TracedStages
 
 DIALECTS = ("stages", "stablehlo", "mpmd", "program", "schedule")
 
@@ -68,7 +68,7 @@ class Traced:
         argument_paths: pytree path of each flat argument.
         names: names that were called.
         known_names: names that were called for these or for other static arguments.
-        plan: the stages that `stages=` of the configuration gave its losses; None without it.
+        stages: those that `stages=` of the configuration gave its losses; None without it.
         explicit: whether axes were explicit while it was traced: its values have shardings as types.
     """
 
@@ -78,25 +78,25 @@ class Traced:
     argument_paths: list[str]
     names: frozenset[str] = frozenset()
     known_names: frozenset[str] = frozenset()
-    plan: StagePlan | None = None
+    stages: TracedStages | None = None
     explicit: bool = False
 
     @property
     def stages_text(self) -> str:
         """The stages that `stages=` of the configuration gave the losses of the function."""
-        if self.plan is None:
+        if self.stages is None:
             return "the stages are named in the function itself"
-        return "\n\n".join(self.plan.texts)
+        return "\n\n".join(self.stages.texts)
 
     @property
     def warnings(self) -> list[str]:
         """The warnings of tracing."""
-        return [] if self.plan is None else list(self.plan.warnings)
+        return [] if self.stages is None else list(self.stages.warnings)
 
     @property
     def takes_parts(self) -> bool:
         """Whether stacked arguments and results are in parts, as `mpmd.split` makes them."""
-        return self.plan is not None and self.plan.selector.stacked
+        return self.stages is not None and self.stages.selector.stacked
 
     @property
     def signature(self) -> StepSignature:

@@ -84,7 +84,7 @@ def measure_blocks(
 
 def _choices(traced: Traced) -> list[DivisionChoice]:
     """The divisions of the functions of a step, each once, though JAX may trace it several times."""
-    choices = [] if traced.plan is None else traced.plan.choices
+    choices = [] if traced.stages is None else traced.stages.choices
     return list({choice.key: choice for choice in choices}.values())
 
 

@@ -91,9 +91,8 @@ def plan(
         candidates, show = _search(space, progress), progress.show
         if partition:
             step_of = probe.tracer(bind, next(iter(losses.values())))
-            candidates = partitioned_candidates(
-                candidates, partition, absent_devices(space), step_of, options, show
-            )
+            absent = absent_devices(space)
+            candidates = partitioned_candidates(candidates, partition, absent, step_of, options, show)
         if measure:
             candidates = measured_candidates(candidates, measure, bind, options, args, kwargs, show)
     return Plan(*_ranked(candidates), bind, options, time.perf_counter() - start)

@@ -24,7 +24,7 @@ from mpmd.planning.candidates import PlanChoice, StepSizes
 from mpmd.tracing.names import decode
 from mpmd.tracing.stages.select.automatic import AutomaticSelector, DivisionChoice, by_cost
 from mpmd.tracing.stages.select.division import DeviceRates
-from mpmd.tracing.stages.staged import StagePlan, planned
+from mpmd.tracing.stages.staged import TracedStages, dividing
 
 NUMBER = "num_microbatches"
 """The argument of a step that says how many microbatches it has."""
@@ -83,25 +83,25 @@ class StepProbe:
         selector = by_cost(1, over=()).on(["m0"])
         assert isinstance(selector, AutomaticSelector)
 
-        def traced(_: AbstractMesh) -> tuple[StagePlan, Any]:
-            plan = StagePlan(selector.on_devices({"m0": 1}, rates))
-            with planned(plan):
-                return plan, jax.make_jaxpr(step)(*self.args, **self.kwargs)
+        def traced(_: AbstractMesh) -> tuple[TracedStages, Any]:
+            stages = TracedStages(selector.on_devices({"m0": 1}, rates))
+            with dividing(stages):
+                return stages, jax.make_jaxpr(step)(*self.args, **self.kwargs)
 
         mesh = AbstractMesh((1,) * len(self.axes), tuple(self.axes))
-        plan, closed = under_fitting_mesh(mesh, traced)
-        if not plan.choices:
+        stages, closed = under_fitting_mesh(mesh, traced)
+        if not stages.choices:
             raise ConfigError(
                 f"no loss to divide is in {getattr(step, '__name__', 'the step')}\n"
                 "  mpmd.accumulate_gradients(loss, ...) is one; for a gradient of your own write "
                 "jax.value_and_grad(mpmd.staged(loss))"
             )
-        if len({len(choice.units.chain) for choice in plan.choices}) > 1:
+        if len({len(choice.units.chain) for choice in stages.choices}) > 1:
             raise ConfigError(
                 "the step divides several functions, and a plan can weigh only one\n"
                 "  use make_config with stages='auto' for it"
             )
-        return plan.choices[0], _microbatches(closed.jaxpr)
+        return stages.choices[0], _microbatches(closed.jaxpr)
 
     def tracer(self, bind: Callable[[int], Any], loss: DivisionChoice) -> Callable[[PlanChoice, Config], Any]:
         """Traces the step of a choice under a configuration; arguments that hold the state are donated."""
