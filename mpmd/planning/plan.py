@@ -88,14 +88,13 @@ def plan(
             tuple(rematerialise), _bytes_of(memory), rates,
         )  # fmt: skip
         options = {"in_shardings": in_shardings, "out_shardings": out_shardings}
-        candidates, show = _search(space, progress), progress.show
+        tried, show = _search(space, progress), progress.show
         if partition:
             step_of = probe.tracer(bind, next(iter(losses.values())))
-            absent = absent_devices(space)
-            candidates = partitioned_candidates(candidates, partition, absent, step_of, options, show)
+            tried = partitioned_candidates(tried, partition, absent_devices(space), step_of, options, show)
         if measure:
-            candidates = measured_candidates(candidates, measure, bind, options, args, kwargs, show)
-    return Plan(*_ranked(candidates), bind, options, time.perf_counter() - start)
+            tried = measured_candidates(tried, measure, bind, options, args, kwargs, show)
+    return Plan(*_ranked(tried), bind, options, time.perf_counter() - start)
 
 
 def _ranked(
