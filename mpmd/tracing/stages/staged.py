@@ -201,7 +201,7 @@ def _choose(stages: TracedStages, function: FlatFunction, paths: dict[int, str],
         choice, division, text = choose_by_cost(function, paths, selector, name)
         stages.choices.append(choice)
         stages.divisions.update(division.lengths)
-        stages.warnings.update(division.joined)
+        stages.warnings.update(dict.fromkeys(choice.imbalance()) | division.joined)
         stages.texts[text] = None
         return
     scoped: dict[Item, int] = {}
