@@ -15,17 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from mpmd.compile.cost.device import Device
-from mpmd.compile.cost.kernel_cost import (
-    Estimate,
-    KernelWorkload,
-    attention_workloads,
-    combined,
-    plan_workload,
-    product_workloads,
-    projected,
-    speed_of_light,
-)
+from mpmd.compile.cost.kernel_work import attention_workloads, plan_workload, product_workloads
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.kernels.operations import DTYPE_BYTES
 from mpmd.compile.kernels.planner.collectives import CollectiveArray, CollectivePlan
@@ -41,6 +31,8 @@ from mpmd.compile.thunks.thunk import (
     Thunk,
     WhileThunk,
 )
+from mpmd.cost.device import Device
+from mpmd.cost.roofline import Estimate, KernelWorkload, combined, projected, speed_of_light
 
 COMPUTE, MEMORY = "compute", "memory"
 _BAR = 24
