@@ -4,6 +4,6 @@
 * `roofline`: the work of a kernel, priced at two levels: `speed_of_light`, for searching plans, and
   `projected`, for choosing between ways to emit one plan.
 
-Whoever has a program counts its work: `tracing/stages/select` in equations, `compile/cost` in HLO and in
+Work is counted where a program is read: `tracing/stages/select` in equations, `compile/cost` in HLO and in
 plans of kernels.
 """
