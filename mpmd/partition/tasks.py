@@ -64,19 +64,19 @@ def rounds_of(main: ir.Func, fragments: Collection[TaskFragment]) -> list[list[i
     the first, such as an evaluation of new parameters, are another.
     """
     at = {fragment.position: fragment for fragment in fragments}
-    found: dict[int, int] = {}
+    round_of: dict[int, int] = {}
     level: dict[ir.Value, int] = {}  # even if the last work on the way was forward, odd after backward work
     for position, op in enumerate(ir.ops(main)):
         reached = max((level.get(v, 0) for v in op.operands), default=0)
         fragment = at.get(position)
         if fragment is not None:
             reached += reached % 2 != fragment.is_backward
-            found[fragment.microbatch] = max(found.get(fragment.microbatch, 0), reached // 2)
+            round_of[fragment.microbatch] = max(round_of.get(fragment.microbatch, 0), reached // 2)
         if reached:
             level.update(dict.fromkeys(op.results, reached))
     groups: dict[int, list[int]] = {}
-    for microbatch in sorted(found):
-        groups.setdefault(found[microbatch], []).append(microbatch)
+    for microbatch in sorted(round_of):
+        groups.setdefault(round_of[microbatch], []).append(microbatch)
     return [groups[number] for number in sorted(groups)]
 
 
@@ -118,7 +118,7 @@ def depths_of(main: ir.Func, fragments: Collection[TaskFragment]) -> dict[TaskFr
         fragments: all forward or all backward fragments of one microbatch.
     """
     at = {fragment.position: fragment for fragment in fragments}
-    found: dict[TaskFragment, int] = {}
+    depth_of: dict[TaskFragment, int] = {}
     reached: dict[ir.Value, dict[str, int]] = {}  # last visited mesh -> depth there
     for position, op in enumerate(ir.ops(main)):
         before: dict[str, int] = {}
@@ -127,11 +127,11 @@ def depths_of(main: ir.Func, fragments: Collection[TaskFragment]) -> dict[TaskFr
                 before[mesh] = max(before.get(mesh, 0), depth)
         fragment = at.get(position)
         if fragment is not None:
-            found[fragment] = max((d + (mesh != fragment.mesh) for mesh, d in before.items()), default=0)
-            before = {fragment.mesh: found[fragment]}
+            depth_of[fragment] = max((d + (mesh != fragment.mesh) for mesh, d in before.items()), default=0)
+            before = {fragment.mesh: depth_of[fragment]}
         if before:
             reached.update(dict.fromkeys(op.results, before))
-    return found
+    return depth_of
 
 
 # The replacement of a schedule that visits every mesh once, where microbatches visit meshes several times.
@@ -255,15 +255,15 @@ def _stages_of_meshes(config: Config) -> dict[str, int]:
     """
     meshes = list(config.topology)
     mesh_of = {place.stage: place.mesh for place in config.assignment.values() if place.stage is not None}
-    found = {}
+    stage_of = {}
     free = itertools.count(max([len(meshes) - 1, *mesh_of]) + 1)
     for position, mesh in enumerate(meshes):
         own = sorted(stage for stage, other in mesh_of.items() if other == mesh)
         if mesh_of.get(position, mesh) == mesh:
-            found[mesh] = position
+            stage_of[mesh] = position
         else:
-            found[mesh] = own[0] if own else next(free)
-    return found
+            stage_of[mesh] = own[0] if own else next(free)
+    return stage_of
 
 
 def _first_copies(config: Config) -> dict[int, str]:
@@ -342,12 +342,12 @@ def _round_orders(
 def _names_by_stage(main: ir.Func, staged: Iterable[TaskFragment], suffix: str) -> dict[int, list[str]]:
     """The names in the fragments of each stage, without the suffix of second copies."""
     ops = ir.ops(main)
-    found: dict[int, list[str]] = {}
+    names_of: dict[int, list[str]] = {}
     for fragment in staged:
         assert fragment.stage is not None
-        names = found.setdefault(fragment.stage, [])
+        names = names_of.setdefault(fragment.stage, [])
         names += [origin.name.removesuffix(suffix) for origin in ops[fragment.position].origins]
-    return {stage: list(dict.fromkeys(names)) for stage, names in found.items()}
+    return {stage: list(dict.fromkeys(names)) for stage, names in names_of.items()}
 
 
 def _legend(mesh_of: Mapping[int, str], names: Mapping[int, Sequence[str]], used: Sequence[str]) -> str:
@@ -391,9 +391,9 @@ def _in_pipeline_order(
     longest = _longest_way(fragments)
     sign = -1 if longest[0].is_backward else 1
     depth: dict[int, int] = {}
-    for fragment, found in depths_of(main, longest).items():
+    for fragment, changes in depths_of(main, longest).items():
         stage = main.topology.schedulable.index(fragment.mesh)
-        depth[stage] = max(depth.get(stage, found), found)
+        depth[stage] = max(depth.get(stage, changes), changes)
     return sorted(stages, key=lambda stage: (sign * depth.get(stage, 0), stage))
 
 

@@ -154,13 +154,13 @@ class Visit:
 
 def visits(placement: Sequence[int]) -> list[Visit]:
     """The placement as the meshes a microbatch visits, in order."""
-    found: list[Visit] = []
+    way: list[Visit] = []
     for stage, mesh in enumerate(placement):
-        if found and found[-1].mesh == mesh:
-            found[-1] = Visit(mesh, range(found[-1].stages.start, stage + 1))
+        if way and way[-1].mesh == mesh:
+            way[-1] = Visit(mesh, range(way[-1].stages.start, stage + 1))
         else:
-            found.append(Visit(mesh, range(stage, stage + 1)))
-    return found
+            way.append(Visit(mesh, range(stage, stage + 1)))
+    return way
 
 
 def visits_of_mesh(placement: Sequence[int]) -> dict[int, int]:

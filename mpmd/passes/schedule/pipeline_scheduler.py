@@ -223,12 +223,12 @@ def parallel_pipelines_with_wrap_around(mesh: Mesh) -> Sequence[Relation]:
     Raises:
         ConfigError: the mesh's name has no number.
     """
-    found = re.search(r"\d+", mesh.name)
-    if found is None:
+    number = re.search(r"\d+", mesh.name)
+    if number is None:
         raise ConfigError(
             f'ParallelPipelinesWithWrapAround needs a number in the name of each mesh; "{mesh.name}" has none'
         )
-    own = int(found[0])
+    own = int(number[0])
 
     def key(unit: SchedulingUnit) -> tuple[bool, bool, int]:
         return (unit.counter != own, unit.counter > own, -unit.counter)

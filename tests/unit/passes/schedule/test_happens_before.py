@@ -73,18 +73,22 @@ def test_orders(name: str, position: int, expected: str) -> None:
     assert order_of(name, 3, position, 4, "FA") == expected.split()
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["GPIPE", "ONE_FWD_ONE_BWD", "GPIPE_BUT_1F1B_FOR_LAST_MESH", "CIRCULAR", "CIRCULAR_WITH_REVERSED_BACKWARD"],
-)
+TABLES = {
+    "1F1B": "ONE_FWD_ONE_BWD",
+    "GPipe": "GPIPE",
+    "GPipeBut1F1BForLastMesh": "GPIPE_BUT_1F1B_FOR_LAST_MESH",
+    "Circular": "CIRCULAR",
+    "CircularWithReversedBackward": "CIRCULAR_WITH_REVERSED_BACKWARD",
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize(("count", "microbatches"), [(1, 3), (2, 2), (3, 5), (4, 4)])
 def test_orders_are_those_of_the_tables(name: str, count: int, microbatches: int) -> None:
-    dialects = {known.lower(): known for known in SCHEDULES}
-    dialect = "1F1B" if name == "ONE_FWD_ONE_BWD" else dialects[name.replace("_", "").lower()]
-    table = get_schedule(name).table(count, count, microbatches)
+    table = get_schedule(TABLES[name]).table(count, count, microbatches)
     for position, tasks in enumerate(table.orders):
         expected = [f"{task.phase.value}{task.microbatch}" for task in tasks]
-        assert order_of(dialect, count, position, microbatches, "FA") == expected
+        assert order_of(name, count, position, microbatches, "FA") == expected
 
 
 def test_wrap_around_begins_with_the_mesh_of_its_number() -> None:
