@@ -17,7 +17,7 @@ import mpmd
 from mpmd.cost.device import HOST
 from mpmd.estimate.estimate import predicted_seconds
 from mpmd.runtime.program.stream_memory import predict_memory
-from tests.support.models import normal
+from workloads.models import normal
 
 WIDTH, ROWS, LAYERS, MICROBATCHES = 32, 16, 2, 4
 WEIGHTS = LAYERS * WIDTH * WIDTH * 4

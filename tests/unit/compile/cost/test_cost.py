@@ -3,7 +3,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-from benchmarks.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
 from mpmd.compile.cost.kernel_work import plan_workload, product_workloads
 from mpmd.compile.kernels.in_place import may_share
@@ -13,6 +12,7 @@ from mpmd.compile.kernels.plan_builder import PlanBuilder
 from mpmd.compile.llvm.cpu import host_target
 from mpmd.cost.device import H200, cpu_device
 from mpmd.cost.roofline import projected, speed_of_light
+from workloads.direct import DirectSequence
 
 CPU = cpu_device(
     "test",
