@@ -316,5 +316,5 @@ _OF_PLATFORM = {"cpu": HOST, "gpu": H200}
 
 
 def device_of(platform: str) -> Device:
-    """What the fragments on a platform, as JAX names it, are priced for."""
+    """The device that fragments on a platform, as JAX names it, are priced for."""
     return _OF_PLATFORM.get(platform, HOST)

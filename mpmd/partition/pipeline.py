@@ -533,7 +533,7 @@ def _stitches(o: PipelineOptions) -> bool:
 def _step(name: str, why: str, when: bool = True, **options: Any) -> list[Step]:
     """One step, or none unless `when`.  An option `a_b` of a pass is `a-b` on its command line.
 
-    An option that is a record is handed over; others are written as on a command line.
+    An option that is a record is passed as it is; others are written as on a command line.
     """
     if not when:
         return []

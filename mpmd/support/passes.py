@@ -178,7 +178,7 @@ def _parsed(text: str, hint: Any, where: str) -> Any:
     elif hasattr(hint, "parse"):
         try:
             return hint.parse(text)
-        except ScheduleError as error:  # whoever gives an option has to handle one class
+        except ScheduleError as error:  # the caller handles one class of errors for all options
             raise ConfigError(str(error)) from error
     raise ConfigError(f"{where}: cannot read {text!r} as {getattr(hint, '__name__', hint)}")
 
