@@ -5,21 +5,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpmd.config.topology import Topology
+from mpmd.cost.device import device_of
 from mpmd.errors import ConfigError, close_to, collect
 from mpmd.options import PipelineOptions
 from mpmd.scheduling.catalogue import PipelineSchedule, get_schedule
 from mpmd.support.placement_options import NamePlacement
 from mpmd.support.xla_options import CompilerOptions, OptionsRow
 from mpmd.tracing.stages.select.automatic import AutomaticSelector, by_cost
-from mpmd.tracing.stages.select.division import DeviceRates
 from mpmd.tracing.stages.select.selectors import Selector
-
-if TYPE_CHECKING:
-    from mpmd.compile.cost.device import Device
-
 
 PlaceLike = str | tuple[str, int]
 """How a user writes a `NamePlacement`: a mesh, `"m0"` or `"m0#pinned_host"`, or with a stage, `("m0", 0)`."""
@@ -103,12 +99,12 @@ def make_config(
         ScheduleError: an unknown schedule.
     """
     assignment = {} if assignment is None and stages is not None else assignment
-    stages = from_shorthand(stages)
+    stages = _from_shorthand(stages)
     problems = _kind_problems(topology, assignment, stages, backend, options, constraints)
     if problems or assignment is None:
         raise collect(ConfigError, problems, "the configuration cannot be used:")
     if stages is not None:
-        stages = on_topology(stages, topology)
+        stages = _on_topology(stages, topology)
         assignment = {**stages.places, **assignment}
     placed = _placements(assignment, topology, problems)
     rows = _option_rows(compiler_options, topology, placed, problems)
@@ -227,15 +223,7 @@ def did_you_mean(word: str, known: Any) -> str:
     return close_to(word, known) or f"; there are {', '.join(map(repr, known))}"
 
 
-_LONG_NAMES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64"}
-
-_LINKS = {"host": (8e9, 2e-5)}
-"""Bytes per second and latency between devices, by the name of the device; `_GPU_LINK` for others."""
-
-_GPU_LINK = (50e9, 1e-5)
-
-
-def from_shorthand(stages: Any) -> Any:
+def _from_shorthand(stages: Any) -> Any:
     """The stages of a configuration: `"auto"` and a number are stages by cost.
 
     Raises:
@@ -255,7 +243,7 @@ def from_shorthand(stages: Any) -> Any:
     return stages
 
 
-def on_topology(stages: Any, topology: Topology) -> Selector:
+def _on_topology(stages: Any, topology: Topology) -> Selector:
     """The stages on the meshes of a topology.
 
     Raises:
@@ -264,19 +252,6 @@ def on_topology(stages: Any, topology: Topology) -> Selector:
     placed: Selector = stages.on(list(topology))
     if not isinstance(placed, AutomaticSelector) or any(mesh not in topology for mesh in placed.over):
         return placed  # the assignment of an unknown mesh is reported with the others
-    from mpmd.compile.cost.device import HOST, OF_PLATFORM  # brings much of the compiler
-
     platform = next(iter(topology.values())).devices.flat[0].platform
     sizes = {name: mesh.size for name, mesh in topology.items()}
-    return placed.on_devices(sizes, rates_of(OF_PLATFORM.get(platform, HOST)))
-
-
-def rates_of(device: Device) -> DeviceRates:
-    """The rates of a device that the cost models of the compiler describe."""
-    matmul = tuple(
-        (_LONG_NAMES[name], flops * device.matmul_efficiency)
-        for name, flops in sorted(device.matmul_flops, key=lambda entry: entry[0] != "f32")
-    )
-    link = _LINKS.get(device.name, _GPU_LINK)
-    elements = device.vector_rate * (device.vector_bytes / 4)
-    return DeviceRates(device.name, matmul, elements, device.bandwidth, device.call_seconds, link[0], link[1])
+    return placed.on_devices(sizes, device_of(platform))
