@@ -9,7 +9,7 @@ import pytest
 
 from mpmd.compile.hlo import print_module, verify
 from mpmd.compile.passes.collectives import PASSES
-from mpmd.compile.passes.pass_groups import GROUPS
+from mpmd.compile.pipelines import GROUPS
 from mpmd.support.pass_pipeline import Watch, run_pipeline
 from mpmd.support.passes import Pass
 from tests.support.hlo_meaning import evaluate_devices

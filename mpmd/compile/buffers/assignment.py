@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mpmd.compile.analysis.dataflow import Dataflow, HloValue
-from mpmd.compile.analysis.liveness import LiveRange
+from mpmd.compile.analysis.liveness import LiveRange, Occupancy
 from mpmd.compile.buffers.offsets import (
     ANY_MEMORY,
     DeviceMemory,
@@ -21,7 +21,6 @@ from mpmd.compile.buffers.offsets import (
     bits,
     pack,
 )
-from mpmd.compile.buffers.ranges import Occupancy
 from mpmd.compile.buffers.sharing import MayShare, Sharing, reuse_outputs, space_of
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule

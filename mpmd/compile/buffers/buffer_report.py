@@ -1,6 +1,7 @@
-"""An assignment as text, in the manner of XLA's `buffer-assignment.txt`, with the values live at its peak.
+"""Reports of an assignment: a text in the manner of XLA's `buffer-assignment.txt`, and a picture of an arena.
 
-An arena as a picture: time to the right, addresses upwards, a box for each value, a line for their sum.
+The text ends with the values that are live at the peak.  In the picture time goes to the right and addresses
+upwards; each value is a box, and a line is their sum.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-from mpmd.compile.analysis.liveness import LiveRange
+from mpmd.compile.analysis.liveness import LiveRange, merged
 from mpmd.compile.buffers.assignment import Allocation, BufferAssignment, Slice
-from mpmd.compile.buffers.ranges import merged
 
 _MAX_HOLDERS = 20
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpmd.compile.analysis.dataflow import Dataflow, HloValue
-from mpmd.compile.analysis.liveness import LiveRange, overwritten_pairs
+from mpmd.compile.analysis.liveness import LiveRange, Occupancy, loop_of, overwritten_pairs
 from mpmd.compile.buffers.offsets import LiveBlock, Room
-from mpmd.compile.buffers.ranges import Occupancy, loop_of
 from mpmd.compile.hlo.attributes import InputOutputAlias
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule

@@ -13,7 +13,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from mpmd.compile.cost.device import Device
-from mpmd.compile.kernels.attention import KEYS, AttentionPlan
 from mpmd.compile.kernels.kernel_plan import (
     BATCH,
     COLUMN,
@@ -25,8 +24,8 @@ from mpmd.compile.kernels.kernel_plan import (
     Store,
     store_level,
 )
-from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.operations import DTYPE_BYTES, OPERATIONS
+from mpmd.compile.kernels.product_plans import KEYS, AttentionPlan, MatmulPlan, View
 
 _MIN_PART = 2048
 """Points of the smallest part of a kernel that is worth a processor of its own."""

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from mpmd.compile.kernels.attention import QUERIES, AttentionPlan
 from mpmd.compile.kernels.evaluate import Evaluation, evaluate, write
 from mpmd.compile.kernels.kernel_plan import ROW, KernelPlan, ReduceNode
 from mpmd.compile.kernels.masking import Triangle
-from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.operations import NUMPY_DTYPE, REDUCTIONS
+from mpmd.compile.kernels.product_plans import QUERIES, AttentionPlan, MatmulPlan, View
 from mpmd.errors import CompileError
 
 Array = Any

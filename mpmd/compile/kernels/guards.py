@@ -17,8 +17,16 @@ from collections.abc import Hashable, Iterator
 import numpy as np
 
 from mpmd.compile.kernels.index import Index
-from mpmd.compile.kernels.kernel_plan import KernelPlan
-from mpmd.compile.kernels.nodes import ROW, Apply, Constant, IndexValue, Load, ReduceNode, arguments
+from mpmd.compile.kernels.kernel_plan import (
+    ROW,
+    Apply,
+    Constant,
+    IndexValue,
+    KernelPlan,
+    Load,
+    ReduceNode,
+    arguments,
+)
 from mpmd.compile.kernels.operations import INTEGERS, NUMPY_DTYPE
 
 Box = dict[Hashable, int]

@@ -1,6 +1,7 @@
-"""Lowering of custom calls: markers are dropped, those with an HLO operation are replaced, others stay.
+"""Lowering of custom calls and of random numbers.
 
-Lowering of random numbers, but for JAX's threefry, which arrives as integer operations.
+Calls that only mark a value are dropped, those with an HLO operation are replaced, others stay.  JAX's
+threefry arrives as integer operations, so only other generators are lowered here.
 """
 
 from __future__ import annotations

@@ -1,29 +1,25 @@
 """StableHLO to HLO: one rule per operation, one computation per function and region.
 
+`flatten_parameters` then gives the entry one parameter for each array, where parameters were tuples.
+
 Source: the mapping follows the StableHLO specification, whose operations HLO has nearly one for one.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mpmd.compile.hlo.attributes import BufferDonor, InputOutputAlias
+from mpmd.compile.hlo.attributes import Attribute, BufferDonor, InputOutputAlias
 from mpmd.compile.hlo.builder import HloBuilder, scalar_computation
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
-from mpmd.compile.hlo.shape import Shape
+from mpmd.compile.hlo.shape import Shape, ShapeIndex
 from mpmd.compile.hlo.text import quote
-from mpmd.compile.lowering import (
-    collectives,
-    control,
-    custom_calls,
-    elementwise,
-    movement,
-    products,
-)
+from mpmd.compile.lowering import collectives, custom_calls, operations, products
 from mpmd.compile.lowering.reader import named_axes, parse_program, read_program
 from mpmd.compile.lowering.site import LoweringSite, Rule
 from mpmd.compile.lowering.spmd.localise import localise
@@ -34,10 +30,10 @@ from mpmd.errors import CompileError, HloError
 
 RULES: dict[str, Rule] = {
     **collectives.RULES,
-    **control.RULES,
+    **operations.CONTROL,
     **custom_calls.RULES,
-    **elementwise.RULES,
-    **movement.RULES,
+    **operations.ELEMENTWISE,
+    **operations.MOVEMENT,
     **products.RULES,
 }
 """The lowering rule of each operation."""
@@ -239,3 +235,45 @@ def _line(operation: Operation, number: dict[ValueId, int]) -> Any:
     operands = tuple(number[v] for v in operation.operands)
     attributes = tuple((k, repr(v)) for k, v in sorted(operation.attributes.items()))
     return operation.name, operands, operation.shapes, attributes
+
+
+def flatten_parameters(module: HloModule) -> None:
+    """Let the entry take arrays, in the order of its parameters' leaves; tuples are made of them inside.
+
+    Layouts, aliases and donors that the header names follow.  Tokens stay parameters.
+    """
+    entry = module.entry
+    old = entry.parameters
+    if not any(p.shape.is_tuple for p in old):
+        return
+    layouts = [shape for p in module.entry_shapes()[0] for _, shape in p.leaves()]
+    places = [(p.parameter_number, index) for p in old for index, _ in p.shape.leaves()]
+    number = {place: k for k, place in enumerate(places)}
+    for field in ("input_output_alias", "buffer_donor"):
+        moved = [
+            dataclasses.replace(
+                said, parameter=number[said.parameter, said.parameter_index], parameter_index=()
+            )
+            for said in getattr(module, field)
+            if (said.parameter, said.parameter_index) in number
+        ]
+        setattr(module, field, tuple(moved))
+    build = HloBuilder(entry)
+    for parameter in old:
+        begin = parameter.parameter_number
+        if parameter.shape.is_tuple:
+            entry.replace(parameter, _made(build, parameter.shape, number, begin, ()))
+        else:
+            parameter.attributes["parameter_number"] = number[begin, ()]
+    module.parameter_layouts = tuple(layouts)
+
+
+def _made(
+    build: HloBuilder, shape: Shape, number: dict[tuple[int, ShapeIndex], int], begin: int, index: ShapeIndex
+) -> HloInstruction:
+    """A value of parameter `begin`, made of the parameters of its leaves."""
+    if shape.is_tuple:
+        parts = enumerate(shape.elements)
+        return build.tuple([_made(build, part, number, begin, (*index, k)) for k, part in parts])
+    numbered: dict[str, Attribute] = {"parameter_number": number[begin, index]}
+    return build.computation.add(HloInstruction("parameter", shape, (), numbered))

@@ -1,7 +1,4 @@
-"""Lowering of products: dot, convolution, factorisations, Fourier transforms.
-
-Lowering of reductions, windows, sorts and batch normalisation.
-"""
+"""Lowering of products, and of operations over windows or whole dims: reductions, sorts, batch norms."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Reading StableHLO: with `spmd/shardy.py` the only module of the compiler that uses MLIR's bindings.
+"""Reading StableHLO into records, the text of dense constants included: `dense<[1.5, 2.5]> : tensor<2xbf16>`.
 
-Everything after it works on the records of `program.py`.
-
-The text of MLIR's dense constants: `dense<[1.5, 2.5]> : tensor<2xbf16>`.
+With `spmd/shardy.py` it is the only module of the compiler that uses MLIR's bindings; everything after it
+works on the records of `stablehlo_program.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from mpmd.compile.hlo.attributes import ConvDims, DotDims, GatherDims, ScatterDi
 from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.hlo.evaluator.values import narrow
 from mpmd.compile.hlo.shape import TOKEN, Shape, array, tuple_of
-from mpmd.compile.lowering.spmd.devices import groups
+from mpmd.compile.lowering.spmd.moves import groups
 from mpmd.compile.lowering.stablehlo_program import (
     Axis,
     Block,

@@ -1,8 +1,7 @@
-"""Local search near a good order: instructions at the peak move to the other side of it.
+"""The order of instructions that needs least memory: the best of several lists, improved by local search.
 
-Orders of instructions by a list, and the order in which they were written.
-
-hlo-memory-schedule.
+Lists take what frees most first, depth first, or the order that was written.  In the search, instructions at
+the peak move to the other side of it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""hlo-rematerialization.
+"""Values computed a second time, later in the schedule, rather than kept for their late readers.
 
-Computes one instruction a second time, later in the schedule, for its late readers.
+It is for fragments that would not fit: memory at the peak is bought with time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""hlo-side-by-side."""
+"""Instructions of equal structure put beside each other, so that a target may start them as one."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ slices, the read and write sets of thunks, and the data flow of the HLO.
 Each thunk is executed once.  A loop is executed in memory that is empty wherever the loop writes, except
 for its state; the body must leave it so.  The result for one iteration then holds for all of them.
 
-The text of a program whose memory is wrong, or on which the compiler failed, for a report.
+A program whose memory is wrong, or on which the compiler failed, is written to a report.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from mpmd.compile.analysis.liveness import in_place_pairs
 from mpmd.compile.buffers.assignment import Allocation, BufferAssignment, Slice
 from mpmd.compile.buffers.buffer_report import assignment_report
-from mpmd.compile.dump import Dump
+from mpmd.compile.compile_options import Dump
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import print_module
 from mpmd.compile.hlo.computation import HloComputation

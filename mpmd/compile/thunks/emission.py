@@ -2,9 +2,7 @@
 
 Several copies that belong to one instant (results of a branch, state of a loop, results of the program) may
 be emitted in any order: buffer assignment keeps the targets of all of them apart from the sources of
-the others.
-
-Instructions that a target has no code for, each with the reason.
+the others.  Instructions that a target has no code for are listed with the reason: `refusals`.
 """
 
 from __future__ import annotations

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mpmd.compile.buffers.assignment import Slice
-from mpmd.compile.kernels.attention import AttentionPlan
 from mpmd.compile.kernels.kernel_plan import KernelPlan
-from mpmd.compile.kernels.matmul import MatmulPlan
 from mpmd.compile.kernels.planner.collectives import CollectivePlan
+from mpmd.compile.kernels.product_plans import AttentionPlan, MatmulPlan
 
 
 @dataclass(frozen=True)

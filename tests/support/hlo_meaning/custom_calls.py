@@ -13,7 +13,7 @@ from mpmd.errors import HloError
 from tests.support.hlo_meaning.sorting import top_k
 
 if TYPE_CHECKING:
-    from mpmd.compile.hlo.evaluator.engine import Evaluator
+    from mpmd.compile.hlo.evaluator import Evaluator
 
 
 def _identity(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:

@@ -19,7 +19,7 @@ from mpmd.compile.hlo.literals import integer_range
 from mpmd.errors import HloError
 
 if TYPE_CHECKING:
-    from mpmd.compile.hlo.evaluator.engine import Evaluator
+    from mpmd.compile.hlo.evaluator import Evaluator
 
 _erf = np.frompyfunc(math.erf, 1, 1)
 

@@ -12,7 +12,7 @@ from mpmd.compile.hlo.evaluator.values import Rule, Value, convert
 from mpmd.compile.hlo.instruction import HloInstruction
 
 if TYPE_CHECKING:
-    from mpmd.compile.hlo.evaluator.engine import Evaluator
+    from mpmd.compile.hlo.evaluator import Evaluator
 
 
 def _constant(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:

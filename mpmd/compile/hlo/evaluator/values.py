@@ -1,8 +1,7 @@
 """Values at run time: NumPy arrays in logical order, tuples of values, tokens.
 
-Semantics of changes of the element type: convert, bitcast-convert.
-
-Reductions by one operation: its name, and the value that changes nothing.
+All rules share the conversions between element types here, which round once, and the neutral value of each
+reduction.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from mpmd.compile.hlo.shape import Shape
 from mpmd.errors import HloError
 
 if TYPE_CHECKING:
-    from mpmd.compile.hlo.evaluator.engine import Evaluator
+    from mpmd.compile.hlo.evaluator import Evaluator
 
 
 Array = Any

@@ -6,10 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.kernels.attention import KEYS, QUERIES, AttentionPlan, Mixture, Scores
 from mpmd.compile.kernels.index import Index, constant, delinearized, dim, linear, strides_of
 from mpmd.compile.kernels.kernel_plan import KernelPlan
-from mpmd.compile.kernels.matmul import View
 from mpmd.compile.kernels.planner.dots import (
     DotOperand,
     Loops,
@@ -23,6 +21,7 @@ from mpmd.compile.kernels.planner.elements import MOVEMENT, IndexMap, NoPlan, Tr
 from mpmd.compile.kernels.planner.groups import check_results, places_from
 from mpmd.compile.kernels.planner.iteration_space import IterationSpace
 from mpmd.compile.kernels.planner.plan_cache import cached_plan
+from mpmd.compile.kernels.product_plans import KEYS, QUERIES, AttentionPlan, Mixture, Scores, View
 
 _FACTORS = ("f32", "bf16")
 

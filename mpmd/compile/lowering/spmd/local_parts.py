@@ -1,6 +1,7 @@
-"""Local parts of gather and scatter: each device reads, and adds to, its own rows of the table.
+"""Rules for data movement, gather and scatter whose sharded dims allow a local part on each device.
 
-Local parts of data movement: local where sharded dims are unchanged.
+Movement is local where the sharded dims are unchanged.  Of a gather and a scatter each device reads, and adds
+to, its own rows of the table.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.literals import integer_range
 from mpmd.compile.hlo.shape import Shape, array
 from mpmd.compile.lowering.site import LoweringSite, Rule
-from mpmd.compile.lowering.spmd.devices import parts
-from mpmd.compile.lowering.spmd.moves import begin, own_part, own_place
+from mpmd.compile.lowering.spmd.moves import begin, own_part, own_place, parts
 from mpmd.compile.lowering.stablehlo_program import Axis, Sharding, Spread
 
 Made = HloInstruction | Sequence[HloInstruction]

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from mpmd.compile.hlo.shape import Shape
-from mpmd.compile.lowering.spmd.devices import even, local
+from mpmd.compile.lowering.spmd.moves import even, local
 from mpmd.compile.lowering.stablehlo_program import (
     Block,
     Function,

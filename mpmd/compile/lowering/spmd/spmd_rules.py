@@ -1,11 +1,10 @@
 """Rules for operations on sharded values that need more than the shapes of one device.
 
 Shardy leaves every operation free of conflicts: operands and result are sharded alike, and where a sharded
-dim is summed away, an `sdy.all_reduce` follows.  A rule here lowers the operation if its local form is the
-local part of the whole one, or adds communication, or declines.  Then `whole` is used: every device
-gathers the operands, does the whole operation and keeps its part.
-
-Partial results: each device holds a term of a reduction, which a collective joins.
+dim is summed away, an `sdy.all_reduce` follows: each device holds a term of the sum, which the collective
+joins.  A rule here lowers the operation if its local form is the local part of the whole one, or adds
+communication, or declines.  Then `whole` is used: every device gathers the operands, does the whole operation
+and keeps its part.
 """
 
 from __future__ import annotations
@@ -18,11 +17,10 @@ import numpy as np
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.evaluator.values import simple_opcode
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.lowering import control, elementwise
+from mpmd.compile.lowering import operations
 from mpmd.compile.lowering.site import LoweringSite, Rule
 from mpmd.compile.lowering.spmd import local_parts
-from mpmd.compile.lowering.spmd.devices import local
-from mpmd.compile.lowering.spmd.moves import gathered, joined, own_part, resharded
+from mpmd.compile.lowering.spmd.moves import gathered, joined, local, own_part, resharded
 from mpmd.compile.lowering.stablehlo_program import Operation, Sharding, Spread
 from mpmd.errors import CompileError
 
@@ -65,9 +63,9 @@ _EXCHANGES = frozenset(
     }
 )
 
-_OF_ELEMENTS = elementwise.RULES.keys() - {"stablehlo.map", "stablehlo.bitcast_convert"}
+_OF_ELEMENTS = operations.ELEMENTWISE.keys() - {"stablehlo.map", "stablehlo.bitcast_convert"}
 
-_SHELLS = frozenset(control.RULES) - {"stablehlo.optimization_barrier"}
+_SHELLS = frozenset(operations.CONTROL) - {"stablehlo.optimization_barrier"}
 
 _LOCAL_COLLECTIVES = frozenset(
     {

@@ -1,4 +1,7 @@
-"""hlo-complex-to-pairs."""
+"""Complex numbers as pairs of floats: kernels have no complex type.
+
+Each complex value becomes its real and imaginary part, and operations become those of `complex_functions.py`.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,15 @@ from mpmd.compile.hlo.shape import Shape, array
 from mpmd.compile.passes.expand import complex_functions
 from mpmd.compile.passes.expand.functions import Number
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule, TrackingBuilder
-from mpmd.compile.passes.value_queries import is_splat, literal_of, reducer
+from mpmd.compile.passes.rewriter import (
+    Rewriter,
+    RewriteSite,
+    Rule,
+    TrackingBuilder,
+    is_splat,
+    literal_of,
+    reducer,
+)
 
 Parts = tuple[HloInstruction, HloInstruction]
 

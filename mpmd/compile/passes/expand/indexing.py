@@ -12,8 +12,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, TrackingBuilder
-from mpmd.compile.passes.value_queries import is_trivial, reducer
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, TrackingBuilder, is_trivial, reducer
 
 
 def batch_dims(indices: HloInstruction, vector_dim: int) -> Ints:

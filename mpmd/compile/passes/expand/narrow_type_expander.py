@@ -1,4 +1,7 @@
-"""hlo-narrow-type-expander."""
+"""Types that kernels lack as wider ones that they have, such as eight-bit floats as f32.
+
+Memory keeps the narrow type; each operation widens, computes and rounds once.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,7 @@ from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.opcodes import ELEMENTWISE, OPCODES
 from mpmd.compile.hlo.shape import Shape, tuple_of
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule
-from mpmd.compile.passes.value_queries import reducer
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule, reducer
 
 NARROW = tuple(
     name for name, info in DTYPES.items() if info.bits < 8 or (info.bits == 8 and info.kind == "float")

@@ -1,4 +1,7 @@
-"""Reductions that backends have no kernel for."""
+"""Reductions that kernels lack: of several arrays at once, by other than one plain operation, of batch norms.
+
+An argmax, two arrays reduced together, becomes a maximum and the least index that has it.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,7 @@ from mpmd.compile.hlo.evaluator.values import identity_of
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.expand.functions import applied, is_inlinable
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule, TrackingBuilder
-from mpmd.compile.passes.value_queries import reducer
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule, TrackingBuilder, reducer
 
 Values = Sequence[HloInstruction]
 

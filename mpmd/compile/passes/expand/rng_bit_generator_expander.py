@@ -1,4 +1,4 @@
-"""hlo-rng-bit-generator-expander."""
+"""Random bits as integer arithmetic: threefry and Philox, word by word as XLA computes them."""
 
 from __future__ import annotations
 

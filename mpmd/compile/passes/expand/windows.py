@@ -17,8 +17,7 @@ from mpmd.compile.passes.expand.reductions import (
     result_of,
 )
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
-from mpmd.compile.passes.value_queries import is_identity, reducer
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, is_identity, reducer
 
 
 class ReduceWindowRewriter(ComputationPass):

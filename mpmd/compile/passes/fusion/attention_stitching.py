@@ -1,4 +1,6 @@
-"""What attention's gradients need of each row, without another iteration over its keys.
+"""Attention in one kernel: products, an operation on rows, and products again, whose scores are never stored.
+
+Its gradients need a term of each row, which is found without another iteration over its keys:
 
     g = dot(dO, V); o = dot(p / l, V); t = sum over keys of g · w · p
     ->  t = w · l · sum over columns of dO · o
@@ -9,8 +11,6 @@ Both sums are over keys and columns of dO · V · p.  The second one needs no sc
 then g is not rounded either, as it is about the term where a row has one large weight.
 
 Source: FlashAttention (Dao et al. 2022), its backward pass.
-
-hlo-attention-stitching.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mpmd.compile.kernels.planner.plan_cache import caching_plans
 from mpmd.compile.passes.fusion.attention_search import AttentionCandidate, Search
 from mpmd.compile.passes.fusion.grouping import Outlining, remove_all_unused
 from mpmd.compile.passes.hlo_pass import HloPass
-from mpmd.compile.passes.value_queries import is_splat, reducer
+from mpmd.compile.passes.rewriter import is_splat, reducer
 from mpmd.errors import ConfigError
 from mpmd.support import diagnostics
 

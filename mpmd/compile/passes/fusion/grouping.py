@@ -1,7 +1,4 @@
-"""Groups of a computation's instructions: their members, inputs and outputs.
-
-Groups as fusion instructions.
-"""
+"""Groups of a computation's instructions: members, inputs and outputs, until they become fusions."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from mpmd.compile.kernels.planner.dots import is_product, plan_dot
 from mpmd.compile.kernels.planner.elements import MOVEMENT, RULES, NoPlan
 from mpmd.compile.kernels.planner.groups import UPDATES, GroupPlan, array_beneath
 from mpmd.compile.kernels.planner.planned_kernel import PlannedKernel, plan_members
-from mpmd.compile.passes.value_queries import is_trivial
+from mpmd.compile.passes.rewriter import is_trivial
 
 FUSIBLE = frozenset(RULES) | UPDATES
 

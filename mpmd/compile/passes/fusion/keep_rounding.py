@@ -1,6 +1,6 @@
-"""hlo-keep-rounding.
+"""Rounding that a program depends on, kept where kernels would compute with more exact values.
 
-Where two bf16 values may cancel, and a kernel knows one more exactly than the other.
+Two bf16 values may cancel, and a kernel may know one more exactly than the other:
 
     g - sum(f32(g) * p)    g is not rounded in the difference, but on its way to the sum
 
@@ -24,7 +24,7 @@ from mpmd.compile.kernels.operations import NARROW
 from mpmd.compile.kernels.planner.elements import MOVEMENT
 from mpmd.compile.kernels.precision import ABRUPT, EXACT, NARROW_TYPE, WIDE_TYPE
 from mpmd.compile.passes.hlo_pass import HloPass
-from mpmd.compile.passes.value_queries import splat
+from mpmd.compile.passes.rewriter import splat
 
 _CANCELLING = frozenset(("add", "subtract", "log", "log-plus-one"))
 """Operations with a zero, or a pole, where operands are about equal or about one."""

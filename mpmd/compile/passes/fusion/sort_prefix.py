@@ -1,4 +1,7 @@
-"""hlo-sort-prefix."""
+"""Sorts of which only the first elements are read: one kernel that selects them.
+
+A kernel that knows how many elements are wanted need not order the others.
+"""
 
 from __future__ import annotations
 

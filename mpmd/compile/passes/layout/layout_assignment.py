@@ -12,7 +12,7 @@ from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.shape import Shape, ShapeIndex
 from mpmd.compile.passes.hlo_pass import HloPass, unfused
 from mpmd.compile.passes.layout.physical import is_bitcast, kept_layout, transposed_layout
-from mpmd.compile.passes.value_queries import inverse
+from mpmd.compile.passes.rewriter import inverse
 
 _AS_RESULT = frozenset(
     ["concatenate", "pad", "slice", "reverse", "dynamic-slice", "dynamic-update-slice", "map"]

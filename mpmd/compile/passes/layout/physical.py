@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from mpmd.compile.hlo.attributes import Ints
 from mpmd.compile.hlo.layout import Layout
 from mpmd.compile.hlo.shape import Shape, array
-from mpmd.compile.passes.value_queries import inverse
+from mpmd.compile.passes.rewriter import inverse
 
 
 def physical(shape: Shape) -> Shape:

@@ -1,4 +1,7 @@
-"""hlo-one-per-row-rewriter."""
+"""Gathers and scatters of one element per row as comparisons with the element's number, which fuse.
+
+A loss picks the label's logit of each row so; as a comparison and a sum it joins the kernel that has the row.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,8 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.literals import integer_range
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, reducer
 from mpmd.compile.passes.rewriter import TrackingBuilder as Builder
-from mpmd.compile.passes.value_queries import reducer
 
 
 class OnePerRowRewriter(ComputationPass):

@@ -1,4 +1,4 @@
-"""hlo-unit-dim-removal."""
+"""Dims of extent 1 removed: the dims of an array are then those that kernels iterate over."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from mpmd.compile.cost.device import H200, cpu_device
 from mpmd.compile.cost.kernel_cost import plan_workload, product_workloads, projected, speed_of_light
 from mpmd.compile.kernels.in_place import may_share
 from mpmd.compile.kernels.index import dim, linear
-from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.plan_builder import PlanBuilder
+from mpmd.compile.kernels.product_plans import MatmulPlan, View
 from mpmd.compile.llvm.cpu import host_target
 
 CPU = cpu_device(

@@ -10,7 +10,7 @@ import pytest
 import mpmd
 from mpmd.compile.cost.device import HOST
 from mpmd.compile.cost.kernel_cost import combined, product_workloads, projected, speed_of_light
-from mpmd.compile.kernels.matmul import MatmulPlan, View
+from mpmd.compile.kernels.product_plans import MatmulPlan, View
 from mpmd.compile.thunks.program_costs import COMPUTE, MEMORY, cost_plot, fragment_costs
 from tests.support.native_fragments import compiled, fragment_of
 from tests.support.native_functions import Floats

@@ -13,9 +13,8 @@ from mpmd.compile.hlo.literals import integer_range
 from mpmd.compile.hlo.opcodes import ELEMENTWISE, Category
 from mpmd.compile.hlo.shape import Shape, tuple_of
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import remove_unused
+from mpmd.compile.passes.rewriter import integer, remove_unused, splat
 from mpmd.compile.passes.simplify.control_flow import inline
-from mpmd.compile.passes.value_queries import integer, splat
 
 _FLIPPED = {"EQ": "EQ", "NE": "NE", "GE": "LE", "GT": "LT", "LE": "GE", "LT": "GT"}
 
