@@ -87,14 +87,14 @@ class Prepared:
         clock = PhaseClock(self.seconds)
         code = self.target.compile(self.program, self.fragment, self.options)
         clock("code")
-        made = Compilation(**vars(self), code=code)
+        compilation = Compilation(**vars(self), code=code)
         if self.options.dump is not None:
-            texts = made.texts()
+            texts = compilation.texts()
             for what, file in self.target.code_texts.items():
                 texts[file] = self.target.code_text(code, what)
             texts["notices.txt"] = "".join(f"{notice}\n" for notice in self.notices)
             self.options.dump.write_all(self.fragment, texts)
-        return made
+        return compilation
 
     @functools.cached_property
     def kernel_costs(self) -> FragmentCosts:
@@ -138,11 +138,11 @@ class Compilation(Prepared):
     @property
     def aliases(self) -> dict[int, int]:
         """Argument → the result that takes its memory, if it has any."""
-        found = self.module.input_output_alias
+        aliases = self.module.input_output_alias
         parameters = self.module.entry.parameters
         return {
             a.parameter: a.output_index[0] if a.output_index else 0
-            for a in found
+            for a in aliases
             if parameters[a.parameter].shape.size
         }
 
@@ -211,7 +211,7 @@ def prepare_fragment(
     timing = Timing()
     passes = configured(target.passes(devices, options), options)
     watch = watch_of(fragment, module, options.dump)
-    with diagnostics.collecting() as found:
+    with diagnostics.collecting() as collected:
         run_pipeline(module, dumping_inside(passes, fragment, options.dump), watch, timing)
     clock("passes")
 
@@ -244,7 +244,7 @@ def prepare_fragment(
 
     program = target.program(f"f{fragment.fingerprint[:16]}", thunks, assignment)
     clock("steps")
-    notices = tuple(d.message for d in found)
+    notices = tuple(d.message for d in collected)
     return Prepared(fragment, target, options, module, assignment, thunks, program, seconds, notices)
 
 
@@ -274,17 +274,17 @@ def compiled_or_kept(
     reserved = f" {fragment.reserved_bytes}" if options.memory_bytes else ""
     devices = f" {tuple(axes.items())}" if axes is not None and device_count(axes) > 1 else ""
     kept = KeptArtefacts(options.cache, target, options.key + reserved + devices)
-    found = kept.of_fragment(fragment)
-    if found is not None:
-        return found, True
+    artefact = kept.of_fragment(fragment)
+    if artefact is not None:
+        return artefact, True
     module = module or lowered(fragment, axes)
     program = kept.program_key(fragment, module)
-    found = kept.of_program(fragment, program)
-    if found is not None:
-        return found, True
-    made = prepare_fragment(fragment, target, options, module, axes=axes).compiled().artefact()
-    kept.keep(fragment, program, made)
-    return made, False
+    artefact = kept.of_program(fragment, program)
+    if artefact is not None:
+        return artefact, True
+    artefact = prepare_fragment(fragment, target, options, module, axes=axes).compiled().artefact()
+    kept.keep(fragment, program, artefact)
+    return artefact, False
 
 
 def lowered(fragment: FragmentModule, axes: Mapping[str, int] | None = None) -> HloModule:

@@ -197,13 +197,13 @@ def preparation(devices: int = 1, *, unit_dims: bool = True, combined: bool = Tr
 
 def configured(passes: Sequence[Pass], options: CompileOptions) -> list[Pass]:
     """Passes without the disabled ones, with the options that are set; groups likewise."""
-    found: list[Pass] = []
+    chosen: list[Pass] = []
     for pass_ in passes:
         if isinstance(pass_, Fixpoint):
-            found.append(dataclasses.replace(pass_, passes=tuple(configured(pass_.passes, options))))
+            chosen.append(dataclasses.replace(pass_, passes=tuple(configured(pass_.passes, options))))
         elif pass_.name not in options.disable_passes:
-            found.append(with_overrides(pass_, options.pass_options))
-    return found
+            chosen.append(with_overrides(pass_, options.pass_options))
+    return chosen
 
 
 class Watched(Pass):
@@ -230,14 +230,14 @@ class Watched(Pass):
 
 def watched(passes: Sequence[Pass], after: Callable[[str, Pass, HloModule], None]) -> list[Pass]:
     """Passes, watched where they are inside a group; `after` gets the position of the group, too."""
-    found: list[Pass] = []
+    wrapped: list[Pass] = []
     for number, pass_ in enumerate(passes):
         if isinstance(pass_, Fixpoint):
             report = functools.partial(after, f"{number:03d}.{pass_.label}")
             inner = tuple(Watched(p, report) for p in pass_.passes)
             pass_ = dataclasses.replace(pass_, passes=inner)
-        found.append(pass_)
-    return found
+        wrapped.append(pass_)
+    return wrapped
 
 
 def watch_of(fragment: FragmentModule, module: HloModule, dump: Dump | None) -> Watch:

@@ -326,7 +326,7 @@ _ROW_TERMS = (
     Precondition(
         f"{_TERMS}:_is_result",
         "a result is of the weights that the sum is of",
-        "found.matrices == (term.weights,) and not found.times",
+        "factors.matrices == (term.weights,) and not factors.times",
         "True",
         f"{_OF_ROWS}::test_another_result_of_the_values_is_not_taken",
     ),

@@ -263,8 +263,8 @@ _INDEXED = (
     _local(
         "local_parts.py:gather",
         "an index of a row of another device reads nothing",
-        "build.select(mask, made, build.full(_neutral(opcode, made), made.shape.dtype, made.shape.dims))",
-        "made",
+        "build.select(mask, gathered, nothing)",
+        "gathered",
         "rows of a table",
     ),
     _local(
@@ -394,8 +394,8 @@ _HLO = (
     _cut_refused(
         "spmd_partitioner.py:parse_sharding",
         "a value is on all devices",
-        "if found is None:\n",
-        "if found is None:\n        return ()\n    if found is None:\n",
+        "if match is None:\n",
+        "if match is None:\n        return ()\n    if match is None:\n",
         "a single device",
     ),
     _cut_refused(
@@ -408,7 +408,7 @@ _HLO = (
     _cut_refused(
         "spmd_partitioner.py:_strides",
         "the device number grows by strides along each dim",
-        "if rebuilt != numbers or any(s.step <= 0 for s in found):",
+        "if rebuilt != numbers or any(s.step <= 0 for s in strides):",
         "if False:",
         "no steps",
     ),

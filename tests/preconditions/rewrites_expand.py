@@ -91,7 +91,7 @@ _REDUCTIONS = (
     _row(
         "windows.py:_running_dim",
         "one dim is summed along",
-        "found is not None or ",
+        "running is not None or ",
         "",
         "running sums along two dims",
     ),

@@ -98,8 +98,8 @@ _TYPES = (
     _directed(
         "bit_patterns.py:_expand_precision",
         "NaN stays NaN: rounding its bits may give infinity",
-        "build.select(is_nan, x, made) if wanted[1] else made",
-        "made",
+        "build.select(is_nan, x, result) if wanted[1] else result",
+        "result",
         "rounding",
     ),
     _directed(
@@ -154,8 +154,8 @@ _TYPES = (
     _row(
         "products.py:_Padding._all",
         "a product has no place in an order of its own",
-        "[i for i in found if not i.has_control_edges]",
-        "found",
+        "[i for i in candidates if not i.has_control_edges]",
+        "candidates",
         "a large product that has an order",
     ),
     *(

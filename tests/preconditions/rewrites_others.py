@@ -60,7 +60,7 @@ _COMMUNICATION = (
     _row(
         "collectives/communication.py:per_device",
         "where the part begins follows from the device alone",
-        " or not is_evaluable(found)",
+        " or not is_evaluable(visited)",
         "",
         "a part that begins at an argument",
     ),

@@ -234,7 +234,7 @@ _MOVED = (
     _row(
         "movement.py:sink",
         "all operands are broadcast along the same dims",
-        "pattern not in (None, found)",
+        "pattern not in (None, stretched)",
         "False",
         "broadcasts along different dims",
     ),

@@ -193,13 +193,13 @@ class Liveness:
 
 def merged(spans: Iterable[LiveRange]) -> tuple[LiveRange, ...]:
     """The same instants as ranges that neither meet nor touch, in order of time."""
-    found: list[LiveRange] = []
+    joined: list[LiveRange] = []
     for span in sorted(spans, key=lambda s: (s.start, s.end)):
-        if found and span.start <= found[-1].end + 1:
-            found[-1] = LiveRange(found[-1].start, max(found[-1].end, span.end))
+        if joined and span.start <= joined[-1].end + 1:
+            joined[-1] = LiveRange(joined[-1].start, max(joined[-1].end, span.end))
         else:
-            found.append(span)
-    return tuple(found)
+            joined.append(span)
+    return tuple(joined)
 
 
 class Occupancy:
@@ -268,9 +268,9 @@ class Occupancy:
 
     def _handed_on(self, a: HloValue, b: HloValue) -> int:
         """The instant at which a loop's body forwards one value as the state that the other is, or -1."""
-        for state, made in ((a, b), (b, a)):
+        for state, result in ((a, b), (b, a)):
             loop = loop_of(state)
-            if loop is not None and self.dataflow.value_at(loop.while_body.root, state.index) is made:
+            if loop is not None and self.dataflow.value_at(loop.while_body.root, state.index) is result:
                 return self.instants[loop]
         return -1
 

@@ -54,10 +54,10 @@ class Packing:
 
 def bits(spans: Sequence[LiveRange]) -> int:
     """Instants as bits of a number: two blocks are in use at once iff their numbers have a common bit."""
-    found = 0
+    instants = 0
     for span in spans:
-        found |= (1 << (span.end + 1)) - (1 << span.start)
-    return found
+        instants |= (1 << (span.end + 1)) - (1 << span.start)
+    return instants
 
 
 @dataclass(frozen=True)

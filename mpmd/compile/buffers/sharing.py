@@ -52,18 +52,18 @@ def pair_donations(
 
 def _computed_over(result: HloInstruction, may_share: MayShare) -> list[HloInstruction]:
     """Parameters that the kernel of a result may overwrite with it, or must."""
-    made, number = _through(result), 0
-    if made.opcode == "get-tuple-element":
-        made, number = made.operands[0], made.tuple_index
-    index = (number,) if made.shape.is_tuple else ()
-    in_place = [operand for operand, _, outer in overwritten_pairs(made) if outer == index]
-    found = []
-    for operand, value in enumerate(made.operands):
+    producer, number = _through(result), 0
+    if producer.opcode == "get-tuple-element":
+        producer, number = producer.operands[0], producer.tuple_index
+    index = (number,) if producer.shape.is_tuple else ()
+    in_place = [operand for operand, _, outer in overwritten_pairs(producer) if outer == index]
+    sources = []
+    for operand, value in enumerate(producer.operands):
         source = _through(value)
         if source.opcode == "parameter" and value.shape.is_array:
-            if operand in in_place or may_share(made, operand, number):
-                found.append(source)
-    return found
+            if operand in in_place or may_share(producer, operand, number):
+                sources.append(source)
+    return sources
 
 
 def _through(value: HloInstruction) -> HloInstruction:
@@ -250,19 +250,21 @@ class Sharing:
         for phi in phis:
             loop = loop_of(phi)
             if loop is not None:
-                made = self.dataflow.value_at(loop.while_body.root, phi.index)
-                yield CoalescingCandidate(phi, made, _at(instants[loop]))
+                result = self.dataflow.value_at(loop.while_body.root, phi.index)
+                yield CoalescingCandidate(phi, result, _at(instants[loop]))
                 begun = self.dataflow.value_at(loop.operands[0], phi.index)
                 yield CoalescingCandidate(phi, begun, _at(spans[loop.while_condition].start))
             elif phi.instruction.opcode == "conditional":
                 for branch in phi.instruction.called:
-                    made = self.dataflow.value_at(branch.root, phi.index)
-                    yield CoalescingCandidate(phi, made, _at(spans[branch].end))
+                    result = self.dataflow.value_at(branch.root, phi.index)
+                    yield CoalescingCandidate(phi, result, _at(spans[branch].end))
 
     def _over_operands(self, may_share: MayShare) -> list[CoalescingCandidate]:
         """Results over operands; first those that are then where they must end, in a parameter's memory."""
-        found = list(self._written_over(may_share))
-        return sorted(found, key=lambda c: self._output_buffers.get(c.b) not in self._interface.get(c.a, ()))
+        candidates = list(self._written_over(may_share))
+        return sorted(
+            candidates, key=lambda c: self._output_buffers.get(c.b) not in self._interface.get(c.a, ())
+        )
 
     def _written_over(self, may_share: MayShare) -> Iterator[CoalescingCandidate]:
         instants = self.occupancy.instants

@@ -263,11 +263,11 @@ class HloComputation:
     def clone(self, name: str = "", module: HloModule | None = None) -> HloComputation:
         """A copy in a module (this one by default); called computations are shared."""
         target = module or self.module
-        made = target.create_computation(name or self.name)
-        made.execution_thread = self.execution_thread
-        copies = self.copy_into(made, {})
-        made.set_root(copies[self.root])
-        return made
+        clone = target.create_computation(name or self.name)
+        clone.execution_thread = self.execution_thread
+        copies = self.copy_into(clone, {})
+        clone.set_root(copies[self.root])
+        return clone
 
     def copy_into(
         self, target: HloComputation, known: Mapping[HloInstruction, HloInstruction]

@@ -76,14 +76,14 @@ class Shape:
         if not dims and layout is None and dtype in DTYPES:
             layout = _SCALAR_LAYOUT
         key = dtype, dims, layout, elements, dynamic
-        found = cls._pool.get(key)
-        if found is not None:
-            return found
+        pooled = cls._pool.get(key)
+        if pooled is not None:
+            return pooled
         with _ADDING:
-            found = cls._pool.get(key)  # another thread may have added it meanwhile
-            if found is None:
-                found = cls._pool[key] = cls._create(*key)
-            return found
+            pooled = cls._pool.get(key)  # another thread may have added it meanwhile
+            if pooled is None:
+                pooled = cls._pool[key] = cls._create(*key)
+            return pooled
 
     @classmethod
     def _create(
@@ -363,18 +363,18 @@ def shape_at(text: str, start: int) -> tuple[Shape, int]:
     if text.startswith("(", start):
         end = closing(text, start) + 1
         key = text[start:end]
-        found = _parsed.get(key)
-        if found is None:
-            found = _parsed[key] = _tuple_at(text, start, end - 1)
-        return found, end
+        shape = _parsed.get(key)
+        if shape is None:
+            shape = _parsed[key] = _tuple_at(text, start, end - 1)
+        return shape, end
     matched = _ARRAY.match(text, start)
     if matched is None:
         raise TextError("expected a shape such as f32[2,3]{1,0} or (s32[], pred[])", start)
     key = matched.group()
-    found = _parsed.get(key)
-    if found is None:
-        found = _parsed[key] = _array_from(matched)
-    return found, matched.end()
+    shape = _parsed.get(key)
+    if shape is None:
+        shape = _parsed[key] = _array_from(matched)
+    return shape, matched.end()
 
 
 def _tuple_at(text: str, start: int, end: int) -> Shape:

@@ -230,10 +230,10 @@ class KernelPlan:
     @cached_property
     def depends(self) -> tuple[frozenset[int], ...]:
         """For each node the dims along which its value may change."""
-        found: list[frozenset[int]] = []
+        depends: list[frozenset[int]] = []
         for node, used in zip(self.nodes, self.uses):
-            found.append(dims_of(node, [found[a] for a in used], self.row, self.outer))
-        return tuple(found)
+            depends.append(dims_of(node, [depends[a] for a in used], self.row, self.outer))
+        return tuple(depends)
 
     @cached_property
     def levels(self) -> tuple[str, ...]:

@@ -99,17 +99,17 @@ def triangle_of(plan: KernelPlan, factors: frozenset[int]) -> Triangle | None:
     masks: dict[int, dict[int, bool]] = {}  # offset → mask → its value at masked points
     for number, node in enumerate(plan.nodes):
         if isinstance(node, Apply) and node.op.startswith("compare-"):
-            found = _side(plan, node)
-            if found is not None:
-                masks.setdefault(found[0], {})[number] = found[1]
+            side = _side(plan, node)
+            if side is not None:
+                masks.setdefault(side[0], {})[number] = side[1]
     queries, keys = plan.extents[-2:]
     for offset in sorted(masks):
         if offset >= keys - 1:
             break  # every query sees every key
         following = _Following(plan, masks[offset])
-        made = following.triangle(max(offset, -queries), factors)
-        if made is not None:
-            return made
+        triangle = following.triangle(max(offset, -queries), factors)
+        if triangle is not None:
+            return triangle
     return None
 
 
@@ -137,20 +137,20 @@ def _side(plan: KernelPlan, node: Apply) -> tuple[int, bool] | None:
 def _affine(plan: KernelPlan, number: int) -> tuple[int, int, int] | None:
     """Factors of the query and the key, and the constant, of a number that is exact in its type."""
     node, rank = plan.nodes[number], plan.rank
-    found: tuple[int, int, int] | None = None
+    terms: tuple[int, int, int] | None = None
     if isinstance(node, IndexValue):
         index = node.index
         if all(atom.kind == "dim" and atom.number >= rank - 2 for atom, _ in index.terms):
-            found = index.factor(rank - 2), index.factor(rank - 1), index.constant
+            terms = index.factor(rank - 2), index.factor(rank - 1), index.constant
     elif isinstance(node, Constant) and node.dtype in INTEGERS:
-        found = 0, 0, int(node.value)
+        terms = 0, 0, int(node.value)
     elif isinstance(node, Apply) and node.op in ("add", "subtract", "convert"):
         first, *others = [_affine(plan, a) for a in node.args]
         sign = -1 if node.op == "subtract" else 1
         for other in others:
             first = first and other and _sum(first, other, sign)
-        found = first
-    return found if found is not None and _is_exact(plan, found, node.dtype) else None
+        terms = first
+    return terms if terms is not None and _is_exact(plan, terms, node.dtype) else None
 
 
 def _sum(a: tuple[int, int, int], b: tuple[int, int, int], sign: int) -> tuple[int, int, int]:

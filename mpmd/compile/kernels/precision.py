@@ -80,23 +80,25 @@ def without_narrow_sums(plan: KernelPlan, factors: Collection[int]) -> KernelPla
 
 def _narrow_values(plan: KernelPlan) -> set[int]:
     """Values of f32 that bf16 holds, but for denormal ones."""
-    found = set[int]()
+    narrow = set[int]()
     for number, node in enumerate(plan.nodes):
         if isinstance(node, Constant) and node.dtype == WIDE_TYPE:
             value = np.float32(node.value)
             if value.astype(NUMPY_DTYPE[NARROW_TYPE]).astype(np.float32) == value:
-                found.add(number)
+                narrow.add(number)
         elif isinstance(node, Apply) and node.dtype == WIDE_TYPE:
             values = node.args[1:] if node.op == "select" else node.args
             if node.op == "convert":
                 holds = plan.nodes[node.args[0]].dtype == NARROW_TYPE
             elif node.op == "multiply":
-                holds = any(a in found and _is_power_of_two(plan.nodes[b]) for a, b in (values, values[::-1]))
+                holds = any(
+                    a in narrow and _is_power_of_two(plan.nodes[b]) for a, b in (values, values[::-1])
+                )
             else:
-                holds = node.op in EXACT and all(a in found for a in values)
+                holds = node.op in EXACT and all(a in narrow for a in values)
             if holds:
-                found.add(number)
-    return found
+                narrow.add(number)
+    return narrow
 
 
 def _is_power_of_two(node: Node) -> bool:

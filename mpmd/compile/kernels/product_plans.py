@@ -172,8 +172,10 @@ class AttentionPlan:
     @property
     def views(self) -> dict[str, View]:
         """The factors `a0`, `b0` ... of the scores, and `w0` ... and the results `c0` ... of the mixtures."""
-        found = {f"{side}{k}": getattr(s, side) for k, s in enumerate(self.scores) for side in "ab"}
-        return found | {f"{side}{k}": getattr(m, side) for k, m in enumerate(self.mixtures) for side in "wc"}
+        score_views = {f"{side}{k}": getattr(s, side) for k, s in enumerate(self.scores) for side in "ab"}
+        return score_views | {
+            f"{side}{k}": getattr(m, side) for k, m in enumerate(self.mixtures) for side in "wc"
+        }
 
     def array_of(self, name: str) -> int:
         """A number that the factors of one array share; each has one of its own if arrays are not known."""

@@ -89,8 +89,8 @@ def lower_program(program: StablehloProgram) -> HloModule:
 
 
 def _aliases(notes: Sequence[dict[str, Any]], results: int) -> tuple[InputOutputAlias, ...]:
-    found = [(int(n["tf.aliasing_output"]), i) for i, n in enumerate(notes) if "tf.aliasing_output" in n]
-    return tuple(InputOutputAlias((output,) if results > 1 else (), i) for output, i in sorted(found))
+    pairs = [(int(n["tf.aliasing_output"]), i) for i, n in enumerate(notes) if "tf.aliasing_output" in n]
+    return tuple(InputOutputAlias((output,) if results > 1 else (), i) for output, i in sorted(pairs))
 
 
 def _identifier(name: str) -> str:
@@ -121,30 +121,30 @@ class Lowering:
         Raises:
             CompileError: the program has no such function.
         """
-        found = self._functions.get(name)
-        if found is None:
+        function = self._functions.get(name)
+        if function is None:
             if name not in self.program.functions:
                 raise CompileError(f"the program calls @{name}, which it does not define")
             body = self.program.functions[name].body
             builder = HloBuilder.create(self.module, _identifier(name))
             arguments = [builder.parameter(shape) for shape in body.shapes]
             self._fill(builder, body, dict(zip(body.arguments, arguments)))
-            found = self._functions[name] = builder.computation
-        return found
+            function = self._functions[name] = builder.computation
+        return function
 
     def reducer(self, opcode: str, dtype: str) -> HloComputation:
         """`(a, b) -> opcode(a, b)` on scalars; made once."""
-        found = self._reducers.get((opcode, dtype))
-        if found is None:
-            found = self._reducers[opcode, dtype] = scalar_computation(self.module, opcode, dtype)
-        return found
+        reducer = self._reducers.get((opcode, dtype))
+        if reducer is None:
+            reducer = self._reducers[opcode, dtype] = scalar_computation(self.module, opcode, dtype)
+        return reducer
 
     def closed_region(self, site: LoweringSite, block: Block) -> HloComputation:
         """A region that reads nothing from outside but constants; equal regions share a computation."""
         key = _structure(block)
-        found = self._closed.get(key) if key is not None else None
-        if found is not None:
-            return found
+        region = self._closed.get(key) if key is not None else None
+        if region is not None:
+            return region
         name = block.operations[-1].name.partition(".")[2] if block.operations else "region"
         builder = HloBuilder.create(self.module, _identifier(f"{name}_{block.shapes[0].dtype}"))
         values = dict(zip(block.arguments, [builder.parameter(shape) for shape in block.shapes]))
@@ -195,10 +195,10 @@ class Lowering:
                 raise site.error("there is no rule for this operation")
             builder.metadata = f"{{op_name={quote(operation.source)}}}" if operation.source else ""
             try:
-                made = rule(site)
+                lowered = rule(site)
             except HloError as error:
                 raise site.fault(str(error)) from error
-            results = [made] if isinstance(made, HloInstruction) else made
+            results = [lowered] if isinstance(lowered, HloInstruction) else lowered
             self._mark(operation, results)
             for number, value, shape in zip(operation.results, results, operation.shapes):
                 if value.shape.logical is not shape.logical:

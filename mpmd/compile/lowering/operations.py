@@ -150,7 +150,7 @@ def gather(site: LoweringSite) -> HloInstruction:
 
 
 def scatter(site: LoweringSite) -> Sequence[HloInstruction]:
-    made = site.build.add(
+    scattered = site.build.add(
         "scatter",
         *site.operands,
         scatter_dims=site.required("scatter_dimension_numbers"),
@@ -158,7 +158,7 @@ def scatter(site: LoweringSite) -> Sequence[HloInstruction]:
         unique_indices=site.attribute("unique_indices", False),
         called=(site.region(),),
     )
-    return site.parts(made)
+    return site.parts(scattered)
 
 
 MOVEMENT: dict[str, Rule] = {
@@ -196,7 +196,7 @@ def loop(site: LoweringSite) -> Sequence[HloInstruction]:
     outside = tuple(dict.fromkeys((*condition.captured(), *body.captured())))
     init = [*site.operands, *(site.values[v] for v in outside)]
     state = site.build.tuple(init)
-    made = site.build.add(
+    loop = site.build.add(
         "while",
         state,
         called=(
@@ -204,7 +204,7 @@ def loop(site: LoweringSite) -> Sequence[HloInstruction]:
             site.lowering.state_region(body, outside, state.shape, "body", True),
         ),
     )
-    return [site.build.element(made, i) for i in range(len(site.operands))]
+    return [site.build.element(loop, i) for i in range(len(site.operands))]
 
 
 def branches(site: LoweringSite) -> Sequence[HloInstruction]:
@@ -215,8 +215,8 @@ def branches(site: LoweringSite) -> Sequence[HloInstruction]:
         argument = site.build.tuple([site.values[v] for v in outside])
         arguments.append(argument)
         computations.append(site.lowering.state_region(block, outside, argument.shape, "branch", True))
-    made = site.build.add("conditional", site.operands[0], *arguments, called=computations)
-    return [site.build.element(made, i) for i in range(len(site.operation.results))]
+    conditional = site.build.add("conditional", site.operands[0], *arguments, called=computations)
+    return [site.build.element(conditional, i) for i in range(len(site.operation.results))]
 
 
 def barrier(site: LoweringSite) -> Sequence[HloInstruction]:

@@ -51,24 +51,24 @@ def splat(value: HloInstruction) -> Any:
 
 def integer(value: HloInstruction) -> int | None:
     """The integer of a scalar or splat of integers."""
-    found = splat(value)
-    if found is None or not (value.shape.info.is_integral or value.shape.dtype == "pred"):
+    number = splat(value)
+    if number is None or not (value.shape.info.is_integral or value.shape.dtype == "pred"):
         return None
-    return int(found)
+    return int(number)
 
 
 def is_splat(value: HloInstruction, number: float) -> bool:
     """True if all elements equal `number`; both zeros equal 0."""
-    found = splat(value)
-    return found is not None and bool(found == number)
+    element = splat(value)
+    return element is not None and bool(element == number)
 
 
 def is_negative_zero(value: HloInstruction) -> bool:
     """True if all elements are -0.0."""
     if value.shape.info.kind != "float":
         return False
-    found = splat(value)
-    return found is not None and bool(found == 0) and bool(np.signbit(np.float64(found)))
+    number = splat(value)
+    return number is not None and bool(number == 0) and bool(np.signbit(np.float64(number)))
 
 
 def is_number(value: HloInstruction) -> bool:
@@ -90,10 +90,10 @@ def reducer(computation: HloComputation) -> str | None:
 
 def is_identity(opcode: str, value: HloInstruction) -> bool:
     """True if combining with `value` changes nothing (but the sign of a zero, for add)."""
-    found = splat(value)
-    if found is None or opcode not in SIMPLE:
+    number = splat(value)
+    if number is None or opcode not in SIMPLE:
         return False
-    return bool(found == identity_of(opcode, value.shape.dtype))
+    return bool(number == identity_of(opcode, value.shape.dtype))
 
 
 def inverse(permutation: tuple[int, ...]) -> tuple[int, ...]:
@@ -112,15 +112,15 @@ class TrackingBuilder(HloBuilder):
     """A builder that records the instructions it adds.
 
     Attributes:
-        made: instructions in order of creation; emptied by the reader.
+        created: instructions in order of creation; emptied by the reader.
     """
 
     def __init__(self, computation: HloComputation) -> None:
         super().__init__(computation)
-        self.made: list[HloInstruction] = []
+        self.created: list[HloInstruction] = []
 
-    def added(self, made: HloInstruction) -> None:
-        self.made.append(made)
+    def added(self, instruction: HloInstruction) -> None:
+        self.created.append(instruction)
 
     def like(
         self,
@@ -131,9 +131,9 @@ class TrackingBuilder(HloBuilder):
     ) -> HloInstruction:
         """A template's operation on other operands, some attributes changed; shape inferred or given."""
         attributes: dict[str, Any] = {**template.attributes, **changed}
-        made = self.add(template.opcode, *operands, shape=shape, called=template.called, **attributes)
-        made.frontend_attributes = template.frontend_attributes
-        return made
+        instruction = self.add(template.opcode, *operands, shape=shape, called=template.called, **attributes)
+        instruction.frontend_attributes = template.frontend_attributes
+        return instruction
 
 
 class Rewriter:
@@ -190,13 +190,13 @@ class Rewriter:
     def replace(self, old: HloInstruction, value: HloInstruction) -> None:
         """Replace `old` by `value`, remove unused instructions, queue those that may change now."""
         self.changed = True
-        made, self.build.made = self.build.made, []
+        added, self.build.created = self.build.created, []
         affected = list(old.users)
         operands = list(old.operands)
         self.computation.replace(old, value)
         for operand in operands:
             remove_unused(operand)
-        self.push(made)
+        self.push(added)
         self.push([value])
         self.push(u for o in operands if o.computation is not None for u in o.users)
         self.push(affected)
@@ -232,12 +232,12 @@ def remove_unused(value: HloInstruction) -> None:
     """Take out an unused instruction, then its operands that become unused."""
     waiting = [value]
     while waiting:
-        found = waiting.pop()
-        computation = found.computation
-        if computation is None or not is_dead(found):
+        candidate = waiting.pop()
+        computation = candidate.computation
+        if computation is None or not is_dead(candidate):
             continue
-        operands = list(dict.fromkeys(found.operands))
-        computation.remove(found)
+        operands = list(dict.fromkeys(candidate.operands))
+        computation.remove(candidate)
         waiting += operands
 
 

@@ -94,11 +94,11 @@ class Heap:
         root, at = computation.root, self.dataflow.value_at
         self.kept[computation] = {at(root, index) for index, _ in root.shape.leaves()}
         free = set(self.kept[computation]) if computation.is_entry else set()
-        for made, state in self._replaced(computation):
-            if made is not state and made.instruction.parent is computation:
-                self.states.setdefault(made, state)
+        for replacement, state in self._replaced(computation):
+            if replacement is not state and replacement.instruction.parent is computation:
+                self.states.setdefault(replacement, state)
                 self.sizes.setdefault(state, 0)
-                free.discard(made)
+                free.discard(replacement)
         for instruction in computation:
             if instruction.opcode not in ("parameter", "constant"):
                 for value in self.dataflow.defined_by(instruction):
@@ -139,7 +139,7 @@ class Heap:
             ]
         if any(c.opcode == "while" and c.while_body is computation for c in computation.callers):
             states = [(at(root, i), at(computation.parameters[0], i)) for i, _ in root.shape.leaves()]
-            return [(made, state) for made, state in states if state.is_phi]
+            return [(value, state) for value, state in states if state.is_phi]
         return []
 
     def settle(self, computation: HloComputation, order: Sequence[HloInstruction]) -> None:
@@ -149,7 +149,7 @@ class Heap:
     def simulate(self, order: Sequence[HloInstruction]) -> Simulation:
         """The needs of an order of one computation, callees included."""
         left = self.readers_left(order)
-        in_use, copied, found = 0, 0, []
+        in_use, copied, needs = 0, 0, []
         # values outside: states, and results in their place
         in_state = {self.states[v] for i in order for v in self.traffic[i].defines if v in self.states}
         for instruction in order:
@@ -173,20 +173,22 @@ class Heap:
                     in_use -= self.sizes[takes[0]]
                     del dying[takes[0]]
             # A branch computes the result itself: it does not add to the branch's needs.
-            made = sum(self.sizes[v] for v in traffic.defines) if instruction.opcode == "conditional" else 0
+            written = (
+                sum(self.sizes[v] for v in traffic.defines) if instruction.opcode == "conditional" else 0
+            )
             inside = max((self.inside.get(c, 0) for c in traffic.callees), default=0)
-            found.append(in_use + max(0, inside - made))
+            needs.append(in_use + max(0, inside - written))
             gone = [*dying, *(v for v in traffic.defines if not left[v])]
             in_use -= sum(self.sizes[v] for v in gone if v not in in_state)
-        return Simulation(found, copied)
+        return Simulation(needs, copied)
 
     def readers_left(self, order: Sequence[HloInstruction]) -> dict[HloValue, int]:
         """The number of readers of each value of a computation, its callers' included."""
         left = {v: len(self.readers.get(v, ())) for i in order for v in self.traffic[i].defines}
         if order:
             computation = order[0].parent
-            for made, state in self.states.items():
-                if made.instruction.parent is computation:
+            for replacement, state in self.states.items():
+                if replacement.instruction.parent is computation:
                     left[state] = sum(i.parent is computation for i in self.readers.get(state, ()))
             for value in self.kept[computation]:
                 if value in left:
@@ -220,12 +222,12 @@ def may_take(instruction: HloInstruction, operand: int, index: tuple[int, ...], 
 
 
 def _beyond_bitcasts(users: Iterable[HloInstruction]) -> list[HloInstruction]:
-    found: list[HloInstruction] = []
+    readers: list[HloInstruction] = []
     waiting = list(users)
     while waiting:
         user = waiting.pop()
         if user.opcode == "bitcast":
             waiting += list(user.users)
         else:
-            found.append(user)
-    return found
+            readers.append(user)
+    return readers

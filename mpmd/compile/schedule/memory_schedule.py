@@ -32,18 +32,18 @@ def exchanged(order: list[HloInstruction], heap: Heap) -> list[HloInstruction]:
     tries = min(_MAX_TRIES, _MAX_STEPS // max(1, len(order)))
     while tries > 0 and current.profile:
         at = current.profile.index(current.peak)
-        found = None
+        better = None
         for moved in _moves(order, at, heap):
             tries -= 1
             tried = heap.simulate(moved)
             if tried.score < current.score:
-                found = moved, tried
+                better = moved, tried
                 break
             if tries <= 0:
                 break
-        if found is None:
+        if better is None:
             break
-        order, current = found
+        order, current = better
     return order
 
 

@@ -70,7 +70,7 @@ def repeat(
         The change; None if a late reader gets a result in a way that cannot be redirected, or if no kernel
         computes the needed results of a fusion alone.
     """
-    readers = {r: None for found in late.values() for r in found}
+    readers = {r: None for users in late.values() for r in users}
     if not readers or not _reachable(instruction, readers):
         return None
     computation = instruction.parent
@@ -170,12 +170,12 @@ def _remove_unused(instruction: HloInstruction) -> None:
 
 def _chain(operand: HloInstruction, source: HloInstruction) -> list[HloInstruction]:
     """The operand and the chain between it and a source, the source last; empty if there is none."""
-    found = [operand]
-    while found[-1] is not source:
-        if found[-1].opcode not in _FORWARDS:
+    links = [operand]
+    while links[-1] is not source:
+        if links[-1].opcode not in _FORWARDS:
             return []
-        found.append(found[-1].operands[0])
-    return found
+        links.append(links[-1].operands[0])
+    return links
 
 
 def _extend(
@@ -192,13 +192,13 @@ def _extend(
         if not source.shape.is_tuple:
             copies[link] = source
             return
-        made = HloInstruction(
+        copy = HloInstruction(
             "get-tuple-element", link.shape, [source], {"index": renumbered[link.tuple_index]}
         )
     else:
-        made = link.clone([source])
-    copies[link] = done.copy.parent.add(made)
-    done.added.append(made)
+        copy = link.clone([source])
+    copies[link] = done.copy.parent.add(copy)
+    done.added.append(copy)
 
 
 def _copy(instruction: HloInstruction, wanted: Sequence[int]) -> tuple[HloInstruction, dict[int, int]]:
@@ -323,8 +323,8 @@ class _Work:
         alive = sorted(
             (v for v in values if self.heap.sizes[v]), key=lambda v: (-self.heap.sizes[v], v.number)
         )
-        found = [f"{v.instruction.name} ({self.heap.sizes[v]:,})" for v in alive[:5]]
-        return ", ".join(found) or f"the computations that {order[at].name} calls"
+        largest = [f"{v.instruction.name} ({self.heap.sizes[v]:,})" for v in alive[:5]]
+        return ", ".join(largest) or f"the computations that {order[at].name} calls"
 
     def reduce(self, computation: HloComputation, limit: int) -> int:
         """Lower the peak of a computation to a limit, as far as possible; returns the peak."""
@@ -395,15 +395,15 @@ class _Work:
         self, instruction: HloInstruction, at: int, places: dict[HloInstruction, int]
     ) -> dict[HloValue, list[HloInstruction]]:
         """Results that are needed after an instant and not at it, with their late readers."""
-        found: dict[HloValue, list[HloInstruction]] = {}
+        late_readers: dict[HloValue, list[HloInstruction]] = {}
         for value in self.heap.traffic[instruction].defines:
             readers = self.heap.readers.get(value, [])
             if value in self.heap.kept[instruction.parent] or any(places[r] == at for r in readers):
                 continue
             late = sorted((r for r in readers if places[r] > at), key=lambda r: places[r])
             if late:
-                found[value] = late
-        return found
+                late_readers[value] = late
+        return late_readers
 
     def _gain(self, instruction: HloInstruction, at: int, places: dict[HloInstruction, int]) -> int:
         """Bytes that are free at an instant if a later value is computed later."""

@@ -152,20 +152,20 @@ def fragment_costs(thunks: Sequence[Thunk], module: HloModule, device: Device) -
         device: what they are priced for: a description, so that they are always the same.
     """
     trips = trip_counts(module)
-    found: dict[str, tuple[SimpleThunk, list[KernelWorkload], int, list[str]]] = {}
+    by_text: dict[str, tuple[SimpleThunk, list[KernelWorkload], int, list[str]]] = {}
     for thunk, times in _runs(thunks, trips, 1):
         kind, text = _identity(thunk)
-        known = found.get(text)
+        known = by_text.get(text)
         if known is None:
             work = thunk_workloads(thunk)
             if work:
-                found[text] = (thunk, work, times, [kind, thunk.name])
+                by_text[text] = (thunk, work, times, [kind, thunk.name])
         else:
             first, work, before, names = known
-            found[text] = (first, work, before + times, [*names, thunk.name])
+            by_text[text] = (first, work, before + times, [*names, thunk.name])
     kernels = tuple(
         _priced(f"{names[0]} {_names(names[1:])}", work, times, device)
-        for _, work, times, names in found.values()
+        for _, work, times, names in by_text.values()
     )
     return FragmentCosts(device, kernels)
 
@@ -189,12 +189,12 @@ def _names(names: Sequence[str]) -> str:
 
 def trip_counts(module: HloModule) -> dict[str, int]:
     """Trip counts of loops, by their names, where known."""
-    found = {}
+    counts = {}
     for computation in module.call_order():
         for instruction in computation:
             if instruction.opcode == "while" and instruction.known_trip_count is not None:
-                found[instruction.name] = instruction.known_trip_count
-    return found
+                counts[instruction.name] = instruction.known_trip_count
+    return counts
 
 
 def _runs(thunks: Sequence[Thunk], trips: Mapping[str, int], times: int) -> Iterator[tuple[SimpleThunk, int]]:

@@ -275,9 +275,9 @@ def _elementwise(instruction: HloInstruction, operands: Sequence[Value], engine:
 
 def _complex(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     real, imaginary = operands
-    made = np.empty(np.broadcast_shapes(real.shape, imaginary.shape), instruction.shape.numpy_dtype)
-    made.real, made.imag = real, imaginary
-    return made
+    pairs = np.empty(np.broadcast_shapes(real.shape, imaginary.shape), instruction.shape.numpy_dtype)
+    pairs.real, pairs.imag = real, imaginary
+    return pairs
 
 
 COMPARE: dict[str, Callable[[Array, Array], Array]] = {

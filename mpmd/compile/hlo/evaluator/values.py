@@ -84,17 +84,17 @@ def exact(array: Array, dtype: str) -> Array:
 def narrow(array: Array, dtype: str) -> Array:
     """Round (floats) or wrap (integers) to an element type."""
     info = DTYPES[dtype]
-    made = np.asarray(array)
-    if made.dtype == info.numpy:
-        return made
+    values = np.asarray(array)
+    if values.dtype == info.numpy:
+        return values
     if info.bits < 8 and info.is_integral:
-        low = made.astype(np.int64) & ((1 << info.bits) - 1)
+        low = values.astype(np.int64) & ((1 << info.bits) - 1)
         if info.kind == "signed":
             low = np.where(low >> (info.bits - 1), low - (1 << info.bits), low)
         return low.astype(info.numpy)
-    if info.bits < 32 and info.kind == "float" and made.dtype != np.float32:
-        made = _round_to_odd(made.astype(np.float64))
-    return made.astype(info.numpy)
+    if info.bits < 32 and info.kind == "float" and values.dtype != np.float32:
+        values = _round_to_odd(values.astype(np.float64))
+    return values.astype(info.numpy)
 
 
 def _round_to_odd(values: Array) -> Array:

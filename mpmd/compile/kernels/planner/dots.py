@@ -253,15 +253,15 @@ def _with_epilogue(
 
 
 def _feeding(dot: HloInstruction, group: Sequence[HloInstruction]) -> set[HloInstruction]:
-    found: set[HloInstruction] = set()
+    feeding: set[HloInstruction] = set()
     waiting = list(dot.operands)
     members = set(group)
     while waiting:
         instruction = waiting.pop()
-        if instruction in members and instruction not in found:
-            found.add(instruction)
+        if instruction in members and instruction not in feeding:
+            feeding.add(instruction)
             waiting += instruction.operands
-    return found
+    return feeding
 
 
 def _sums(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:

@@ -74,7 +74,7 @@ class Comparator:
     def _described(self, number: int, side: int) -> _Text | None:
         if number in self._sides[side]:
             return ("element", self._sides[side][number])
-        node = self.build.made(number)
+        node = self.build.node_at(number)
         if isinstance(node, Constant):
             return ("constant", repr(node))
         if not isinstance(node, Apply):
@@ -89,7 +89,7 @@ class Comparator:
         return self._known[number]
 
     def _totalled(self, number: int) -> int:
-        node = self.build.made(number)
+        node = self.build.node_at(number)
         if not isinstance(node, Apply):
             return number
         direction = node.op.removeprefix("compare-")
@@ -111,8 +111,8 @@ class Comparator:
             left, right = right, left
         if direction in ("eq", "ne"):
             both = build.apply("and", self._is_nan(left), self._is_nan(right))
-            found = build.apply("or", build.apply("compare-eq", left, right), both)
-            return build.apply("not", found) if direction == "ne" else found
+            equal = build.apply("or", build.apply("compare-eq", left, right), both)
+            return build.apply("not", equal) if direction == "ne" else equal
         last = build.apply("and", build.apply("not", self._is_nan(left)), self._is_nan(right))
         less = build.apply("or", build.apply("compare-lt", left, right), last)
         return build.apply("not", less) if direction in ("le", "ge") else less
@@ -138,7 +138,7 @@ class Comparator:
 
     def _decided(self, number: int, signs: Mapping[_Text, int]) -> bool | None:
         """An answer that follows from how some keys compare; None if it does not."""
-        node = self.build.made(number)
+        node = self.build.node_at(number)
         if isinstance(node, Constant):
             return bool(node.value)
         if not isinstance(node, Apply):

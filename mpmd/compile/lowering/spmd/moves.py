@@ -20,19 +20,19 @@ def parts(axes: Sequence[Axis]) -> int:
 
 
 def place(axes: Sequence[Axis], device: int) -> int:
-    found = 0
+    number = 0
     for axis in axes:
-        found = found * axis.size + device // axis.stride % axis.size
-    return found
+        number = number * axis.size + device // axis.stride % axis.size
+    return number
 
 
 def groups(axes: Sequence[Axis], devices: int) -> tuple[tuple[int, ...], ...]:
     """Devices that differ on the given axes only, each group in the order of the parts."""
-    found: dict[int, list[int]] = {}
+    members: dict[int, list[int]] = {}
     for device in range(devices):
         rest = device - sum(device // axis.stride % axis.size * axis.stride for axis in axes)
-        found.setdefault(rest, []).append(device)
-    return tuple(tuple(sorted(group, key=lambda d: place(axes, d))) for group in found.values())
+        members.setdefault(rest, []).append(device)
+    return tuple(tuple(sorted(group, key=lambda d: place(axes, d))) for group in members.values())
 
 
 def is_whole(sharding: Sharding) -> bool:
@@ -63,14 +63,16 @@ def own_place(build: HloBuilder, axes: Sequence[Axis]) -> HloInstruction:
     device = build.convert(build.add("partition-id"), "s32")
     total: HloInstruction | None = None
     for axis in axes:
-        found = device
+        coordinate = device
         if axis.stride > 1:
-            found = build.add("divide", found, build.constant(axis.stride, "s32"))
-        found = build.add("remainder", found, build.constant(axis.size, "s32"))
+            coordinate = build.add("divide", coordinate, build.constant(axis.stride, "s32"))
+        coordinate = build.add("remainder", coordinate, build.constant(axis.size, "s32"))
         if total is None:
-            total = found
+            total = coordinate
         else:
-            total = build.add("add", build.add("multiply", total, build.constant(axis.size, "s32")), found)
+            total = build.add(
+                "add", build.add("multiply", total, build.constant(axis.size, "s32")), coordinate
+            )
     return build.constant(0, "s32") if total is None else total
 
 
@@ -164,14 +166,14 @@ def _exchanged(
 ) -> HloInstruction:
     """One dim gathered, another sharded along the same axes instead."""
     count = parts(axes)
-    made = build.add(
+    exchanged = build.add(
         "all-to-all",
         value,
         dimensions=(split,),
         replica_groups=ReplicaGroups(groups(axes, devices)),
         channel_id=CHANNEL,
     )
-    return rejoin(build, made, split, along, count)
+    return rejoin(build, exchanged, split, along, count)
 
 
 def _permuted(

@@ -104,8 +104,8 @@ def spread_rule(operation: Operation, plain: Rule | None) -> Rule | None:
     of_part = of_elements if name in _OF_ELEMENTS else _LOCAL.get(name)
 
     def rule(site: LoweringSite) -> Made:
-        made = of_part(site, plain) if of_part is not None else None
-        return whole(site, plain) if made is None else made
+        lowered = of_part(site, plain) if of_part is not None else None
+        return whole(site, plain) if lowered is None else lowered
 
     return rule
 
@@ -122,8 +122,8 @@ def whole(site: LoweringSite, plain: Rule) -> Made:
         for dim, axes in enumerate(sharding):
             value = gathered(site.build, value, dim, axes, spread.devices)
         operands.append(value)
-    made = plain(LoweringSite(site.lowering, site.build, spread.whole, operands, site.values))
-    results = [made] if isinstance(made, HloInstruction) else list(made)
+    lowered = plain(LoweringSite(site.lowering, site.build, spread.whole, operands, site.values))
+    results = [lowered] if isinstance(lowered, HloInstruction) else list(lowered)
     for number in site.operation.results:
         site.lowering.partial[number] = COMPLETE
     return [
@@ -236,8 +236,8 @@ def along_other_dims(attribute: Callable[[LoweringSite], Sequence[int]]) -> Loca
             return None
         shapes = tuple(local(shape, sharding) for shape in spread.whole.shapes)
         operation = dataclasses.replace(site.operation, shapes=shapes)
-        made = plain(LoweringSite(site.lowering, site.build, operation, site.operands, site.values))
-        results = [made] if isinstance(made, HloInstruction) else made
+        lowered = plain(LoweringSite(site.lowering, site.build, operation, site.operands, site.values))
+        results = [lowered] if isinstance(lowered, HloInstruction) else lowered
         wanted = zip(results, spread.results, strict=True)
         return [resharded(site.build, value, sharding, target, spread.devices) for value, target in wanted]
 

@@ -100,11 +100,11 @@ def _join(computation: HloComputation, chosen: list[HloInstruction]) -> list[Hlo
     first = chosen[0]
     build.metadata = first.metadata
     operands = [i.operands[0] for i in chosen]
-    made = build.like(first, operands, tuple_of([i.shape for i in chosen]))
+    combined = build.like(first, operands, tuple_of([i.shape for i in chosen]))
     for number, instruction in enumerate(chosen):
-        part = build.add("get-tuple-element", made, shape=instruction.shape, index=number)
+        part = build.add("get-tuple-element", combined, shape=instruction.shape, index=number)
         computation.replace(instruction, part)
-    return [*build.made, *(u for i in build.made for u in i.users)]
+    return [*build.created, *(u for i in build.created for u in i.users)]
 
 
 class AllGatherCombiner(Combiner):
@@ -160,13 +160,13 @@ def per_device(value: HloInstruction) -> list[int] | None:
     needed: dict[HloInstruction, None] = {}
     waiting = [value]
     while waiting:
-        found = waiting.pop()
-        if found in needed:
+        visited = waiting.pop()
+        if visited in needed:
             continue
-        needed[found] = None
-        if len(needed) > _MAX_NEEDED or not is_evaluable(found):
+        needed[visited] = None
+        if len(needed) > _MAX_NEEDED or not is_evaluable(visited):
             return None
-        waiting += found.operands
+        waiting += visited.operands
     if not value.shape.is_scalar or not value.shape.info.is_integral:
         return None
     module = value.parent.module

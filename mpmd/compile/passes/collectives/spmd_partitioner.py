@@ -58,13 +58,13 @@ def parse_sharding(text: str, devices: int) -> Tiling:
     body = body.removeprefix("{").removesuffix("}").strip()
     if body in ("", "replicated"):
         return ()
-    found = _TILED.match(body)
-    if found is None:
+    match = _TILED.match(body)
+    if match is None:
         raise CompileError(f"the partitioner takes tiled and replicated values, not sharding={text}")
-    tiles, ids = integers(found[1]), _device_ids(found)
+    tiles, ids = integers(match[1]), _device_ids(match)
     if sorted(ids.reshape(-1).tolist()) != list(range(devices)) or ids.size != math.prod(tiles):
         raise CompileError(f"sharding={text} is not over the {devices} devices of the program")
-    rest = body[found.end() :]
+    rest = body[match.end() :]
     subgroups = re.search(r"last_tile_dims=\{([\w, ]*)\}", rest)
     kinds = split_top(subgroups[1]) if subgroups else ["replicated"] * ("last_tile_dim_replicate" in rest)
     if any(kind != "replicated" for kind in kinds):
@@ -88,11 +88,11 @@ def parse_shardings(text: str, count: int, devices: int) -> list[Tiling]:
     return [parse_sharding(part, devices) for part in inner]
 
 
-def _device_ids(found: re.Match[str]) -> np.ndarray:
-    if found[3] is None:
-        return np.array(integers(found[2]))
-    dims = integers(found[3])
-    order = integers(found[4]) if found[4] else tuple(range(len(dims)))
+def _device_ids(match: re.Match[str]) -> np.ndarray:
+    if match[3] is None:
+        return np.array(integers(match[2]))
+    dims = integers(match[3])
+    order = integers(match[4]) if match[4] else tuple(range(len(dims)))
     return np.arange(math.prod(dims)).reshape(dims).transpose(order)
 
 
@@ -106,20 +106,20 @@ def _strides(grid: np.ndarray, dim: int, text: str) -> tuple[Stride, ...]:
     numbers = steps[:, 0].tolist()
     if (steps != steps[:, :1]).any():
         raise CompileError(f"sharding={text} is not a tiling of a mesh of devices")
-    found: list[Stride] = []
+    strides: list[Stride] = []
     done = 1
     while done < len(numbers):
         step, count = numbers[done], 1
         while count * done < len(numbers) and numbers[count * done] == count * step:
             count += 1
-        found.append(Stride(step, count))
+        strides.append(Stride(step, count))
         done *= count
     rebuilt = [0]
-    for stride in found:
+    for stride in strides:
         rebuilt = [i * stride.step + r for i in range(stride.count) for r in rebuilt]
-    if rebuilt != numbers or any(s.step <= 0 for s in found):
+    if rebuilt != numbers or any(s.step <= 0 for s in strides):
         raise CompileError(f"sharding={text} is not a tiling of a mesh of devices")
-    return tuple(reversed(found))
+    return tuple(reversed(strides))
 
 
 def common_mesh(tilings: Iterable[Tiling], devices: int) -> dict[str, int]:
@@ -190,10 +190,13 @@ class SpmdPartitioner(HloPass):
         CallInliner().run(whole)
         TopkDecomposer().run(whole)  # Shardy supports sorts
         _drop_marks(whole)
-        made = _partitioned(whole)
-        made.input_output_alias, made.buffer_donor = module.input_output_alias, module.buffer_donor
-        made.replica_count = module.replica_count
-        module.become(made)
+        partitioned = _partitioned(whole)
+        partitioned.input_output_alias, partitioned.buffer_donor = (
+            module.input_output_alias,
+            module.buffer_donor,
+        )
+        partitioned.replica_count = module.replica_count
+        module.become(partitioned)
         return True
 
 
@@ -266,8 +269,8 @@ def _is_constraint(instruction: HloInstruction) -> bool:
 def _with_constraints(text: str, mesh: dict[str, int], devices: int) -> str:
     """StableHLO whose calls to `Sharding` are constraints of Shardy, on a mesh of that name."""
 
-    def constraint(found: re.Match[str]) -> str:
-        result, operand, sharding, type_ = found.groups()
+    def constraint(match: re.Match[str]) -> str:
+        result, operand, sharding, type_ = match.groups()
         spec = axes_of_tiling(parse_sharding(sharding, devices), len(re.findall(r"\d+x", type_)), mesh)
         dims = ", ".join("{" + ", ".join(f'"{name}"' for name in dim) + "}" for dim in spec)
         return f"{result}sdy.sharding_constraint {operand} <@mesh, [{dims}]> : {type_}"

@@ -44,8 +44,8 @@ def _convert_elements(site: RewriteSite) -> HloInstruction | None:
     dims = x.shape.dims if new == old else (*x.shape.dims, old // new)
     if new > old:
         x, dims = build.reshape(x, (shape.size, new // old)), (shape.size,)
-    made = build.add("bitcast-convert", x, shape=array(shape.dtype, dims))
-    return made if dims == shape.dims else build.reshape(made, shape.dims)
+    converted = build.add("bitcast-convert", x, shape=array(shape.dtype, dims))
+    return converted if dims == shape.dims else build.reshape(converted, shape.dims)
 
 
 def _expand_bitcast(site: RewriteSite) -> HloInstruction | None:
@@ -57,8 +57,8 @@ def _expand_bitcast(site: RewriteSite) -> HloInstruction | None:
         return None
     build = site.build
     plain = _bits(build, x, f"u{old.bits}")
-    made = _joined(build, plain, new.bits) if old.bits < new.bits else _split(build, plain, new.bits)
-    return _bits(build, made, site.shape.dtype)
+    bits = _joined(build, plain, new.bits) if old.bits < new.bits else _split(build, plain, new.bits)
+    return _bits(build, bits, site.shape.dtype)
 
 
 def _bits(build: TrackingBuilder, value: HloInstruction, dtype: str) -> HloInstruction:
@@ -134,8 +134,8 @@ def _expand_precision(site: RewriteSite) -> HloInstruction | None:
     rounded, is_nan = rounding.rounded(*wanted), build.compare(x, x, "NE")
     if not wanted[1]:  # no mantissa is left to distinguish NaN from infinity
         rounded = build.select(is_nan, rounding.infinite(), rounded)
-    made = build.add("bitcast-convert", rounded, shape=site.shape)
-    return build.select(is_nan, x, made) if wanted[1] else made
+    result = build.add("bitcast-convert", rounded, shape=site.shape)
+    return build.select(is_nan, x, result) if wanted[1] else result
 
 
 class _Rounding:
@@ -260,8 +260,8 @@ def _decompose(site: RewriteSite) -> HloInstruction:
     build, dim = site.build, x.shape.rank - 1
     places = build.iota(site.shape.elements[1].dtype, x.shape.dims, dim)
     order = _order(site, x.shape.scalar(), places.shape.scalar())
-    made = build.add("sort", x, places, dimensions=(dim,), is_stable=True, called=(order,))
-    results = [build.element(made, i) for i in range(2)]
+    ordered = build.add("sort", x, places, dimensions=(dim,), is_stable=True, called=(order,))
+    results = [build.element(ordered, i) for i in range(2)]
     return build.tuple(
         [build.slice(r, (0,) * (dim + 1), s.dims) for r, s in zip(results, site.shape.elements)]
     )

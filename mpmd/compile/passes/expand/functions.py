@@ -211,8 +211,8 @@ def _is_large(x: Number) -> Number:
 def _twice_if_large(x: Number, near: Number, far: Number) -> Number:
     """The logarithm of 1 + near, or for large x of twice 1 + far: one logarithm for both."""
     large = _is_large(x)
-    made = large.choose(far, near).of("log-plus-one")
-    return large.choose(made + math.log(2), made)
+    logarithm = large.choose(far, near).of("log-plus-one")
+    return large.choose(logarithm + math.log(2), logarithm)
 
 
 def asinh(x: Number) -> Number:
@@ -297,10 +297,10 @@ def _join(computation: HloComputation, done: HloInstruction, chain: list[HloInst
     attributes: dict[str, Any] = {} if opcode in ("copy", "call") else dict(start.attributes)
     build = HloBuilder(computation)
     build.metadata = done.metadata
-    made = build.add(opcode, *start.operands, shape=done.shape, called=start.called, **attributes)
+    joined = build.add(opcode, *start.operands, shape=done.shape, called=start.called, **attributes)
     for early in start.control_predecessors:
-        made.add_control_predecessor(early)
-    computation.replace(done, made)
+        joined.add_control_predecessor(early)
+    computation.replace(done, joined)
     for instruction in chain:
         computation.remove(instruction)
 

@@ -103,11 +103,11 @@ def _normal_gather(site: RewriteSite) -> HloInstruction | None:
         (*dims.start_index_map, *dims.operand_batching_dims),
         1,
     )
-    made = site.build.gather(x, vectors, numbers, sizes)
-    made = site.build.reshape(made, (*batch, *window))
+    gathered = site.build.gather(x, vectors, numbers, sizes)
+    gathered = site.build.reshape(gathered, (*batch, *window))
     places = [d for d in range(site.shape.rank) if d not in dims.offset_dims]
     to = (*places, *dims.offset_dims)
-    return site.build.transpose(made, [to.index(d) for d in range(site.shape.rank)])
+    return site.build.transpose(gathered, [to.index(d) for d in range(site.shape.rank)])
 
 
 class ScatterSimplifier(ComputationPass):
@@ -153,15 +153,15 @@ def _apart(site: RewriteSite) -> HloInstruction | None:
     parts = combine.root.operands if combine.root.opcode == "tuple" else []
     if len(parts) != count or any(_read(part) - {k, count + k} for k, part in enumerate(parts)):
         return None
-    made = []
+    scatters = []
     for k, part in enumerate(parts):
         build = HloBuilder.create(combine.module, combine.name)
         given = {p: build.parameter(p.shape) for p in (combine.parameters[k], combine.parameters[count + k])}
         build.build(_copied(build.computation, part, given))
         operands = [site.operands[k], site.operands[count], site.operands[count + 1 + k]]
         attributes: dict[str, Any] = dict(site.at.attributes)
-        made.append(site.build.add("scatter", *operands, called=(build.computation,), **attributes))
-    return site.build.tuple(made)
+        scatters.append(site.build.add("scatter", *operands, called=(build.computation,), **attributes))
+    return site.build.tuple(scatters)
 
 
 def _read(value: HloInstruction) -> set[int]:
@@ -196,17 +196,19 @@ def _normal_scatter(site: RewriteSite) -> HloInstruction | None:
     )
     rank = updates[0].shape.rank
     order = [*(d for d in range(rank) if d not in dims.update_window_dims), *dims.update_window_dims]
-    made = []
+    turned_updates = []
     for update in updates:
         turned = site.build.transpose(update, order)
-        made.append(site.build.reshape(turned, (vectors.shape.dims[0], *turned.shape.dims[len(batch) :])))
+        turned_updates.append(
+            site.build.reshape(turned, (vectors.shape.dims[0], *turned.shape.dims[len(batch) :]))
+        )
     numbers = ScatterDims(
-        tuple(range(1, made[0].shape.rank)),
+        tuple(range(1, turned_updates[0].shape.rank)),
         tuple(sorted((*dims.inserted_window_dims, *dims.input_batching_dims))),
         (*dims.scatter_dims_to_operand_dims, *dims.input_batching_dims),
         1,
     )
-    return site.same(*sources, vectors, *made, shape=site.shape, scatter_dims=numbers)
+    return site.same(*sources, vectors, *turned_updates, shape=site.shape, scatter_dims=numbers)
 
 
 _NARROW, _WIDE = ("bf16", "f16"), "f32"
@@ -243,5 +245,5 @@ def _widened(site: RewriteSite) -> HloInstruction | None:
     combine = scalar_computation(site.at.parent.module, opcode, _WIDE)
     attributes, operands = site.at.attributes, (wide[0], places, wide[1])
     shape = wide[0].shape
-    made = site.build.add("scatter", *operands, shape=shape, called=(combine,), name="", **attributes)
-    return site.build.convert(made, site.shape.dtype)
+    scattered = site.build.add("scatter", *operands, shape=shape, called=(combine,), name="", **attributes)
+    return site.build.convert(scattered, site.shape.dtype)

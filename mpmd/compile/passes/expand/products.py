@@ -89,7 +89,7 @@ def _as_dot_of_patches(site: RewriteSite) -> HloInstruction | None:
     numbers = DotDims(contracted, (*dims.rhs_spatial, dims.rhs_input_feature))
     free = numbers.lhs_free(len(split))
     result = [*(split[d] for d in free), kernel.shape.dims[dims.rhs_output_feature]]
-    made = site.build.add(
+    product = site.build.add(
         "dot",
         patches,
         kernel,
@@ -100,7 +100,7 @@ def _as_dot_of_patches(site: RewriteSite) -> HloInstruction | None:
     meaning = {outer[dims.lhs_batch]: dims.out_batch}
     meaning |= {outer[d]: o for d, o in zip(dims.lhs_spatial, dims.out_spatial)}
     to = [*(meaning[d] for d in free), dims.out_feature]
-    return site.build.transpose(made, [to.index(d) for d in range(site.shape.rank)])
+    return site.build.transpose(product, [to.index(d) for d in range(site.shape.rank)])
 
 
 _FACTORS = {"dot_bf16_bf16_f32": "bf16", "dot_f16_f16_f32": "f16"}
@@ -167,13 +167,13 @@ def _decompose(site: RewriteSite) -> HloInstruction:
     right = _arranged(site, b, (*dims.rhs_batch, *dims.rhs_contracting, *free_b), [*batch, depth, *n])
     count = len(batch)
     numbers = tuple(range(count))
-    made = site.same(
+    product = site.same(
         left,
         right,
         shape=array(site.shape.dtype, (*batch, *m, *n)),
         dot_dims=DotDims((count + len(m),), (count,), numbers, numbers),
     )
-    return site.build.reshape(made, site.shape.dims)
+    return site.build.reshape(product, site.shape.dims)
 
 
 def _arranged(site: RewriteSite, value: HloInstruction, order: Ints, dims: list[int]) -> HloInstruction:
@@ -247,8 +247,8 @@ class _Padding:
         return any(changed)
 
     def _all(self, opcode: str) -> list[HloInstruction]:
-        found = [i for i in self.computation.post_order() if i.opcode == opcode]
-        return [i for i in found if not i.has_control_edges]
+        candidates = [i for i in self.computation.post_order() if i.opcode == opcode]
+        return [i for i in candidates if not i.has_control_edges]
 
     def _dot(self, dot: HloInstruction) -> bool:
         """Pads the dims of a product whose rows begin at odd places."""
@@ -261,10 +261,10 @@ class _Padding:
             return False
         results = [side.result for side in sides if side.result >= 0]
         dims = _lengthened(dot.shape.dims, *results)
-        made = self.build.like(dot, (a, b), array(dot.shape.dtype, dims))
-        sliced = self.build.slice(made, [0] * len(dims), dot.shape.dims) if results else made
+        padded = self.build.like(dot, (a, b), array(dot.shape.dtype, dims))
+        sliced = self.build.slice(padded, [0] * len(dims), dot.shape.dims) if results else padded
         if len(results) == 1:
-            self.longer[sliced, results[0]] = made
+            self.longer[sliced, results[0]] = padded
             self.extents.add(dot.shape.dims[results[0]])
         self.computation.replace(dot, sliced)
         return True
@@ -330,8 +330,8 @@ class _Padding:
             longer = self._longer(value, d) if self._is_sliced(value, d) else None
             if longer is not None:
                 dims = _lengthened(reduce.shape.dims, k)
-                made = self.build.like(reduce, (longer, start), array(reduce.shape.dtype, dims))
-                sliced = self.build.slice(made, [0] * len(dims), reduce.shape.dims)
+                padded = self.build.like(reduce, (longer, start), array(reduce.shape.dtype, dims))
+                sliced = self.build.slice(padded, [0] * len(dims), reduce.shape.dims)
                 self.computation.replace(reduce, sliced)
                 return True
         return False
@@ -394,11 +394,13 @@ def _lengthened(dims: Sequence[int], *longer: int) -> tuple[int, ...]:
 
 def _sides(dot: HloInstruction) -> list[_Side]:
     dims, (a, b) = dot.dot_dims, dot.operands
-    found = [_Side(left, right) for left, right in zip(dims.lhs_contracting, dims.rhs_contracting)]
+    contracted = [_Side(left, right) for left, right in zip(dims.lhs_contracting, dims.rhs_contracting)]
     free = [_Side(left=d) for d in dims.lhs_free(a.shape.rank)] + [
         _Side(right=d) for d in dims.rhs_free(b.shape.rank)
     ]
-    return found + [dataclasses.replace(side, result=k) for k, side in enumerate(free, len(dims.lhs_batch))]
+    return contracted + [
+        dataclasses.replace(side, result=k) for k, side in enumerate(free, len(dims.lhs_batch))
+    ]
 
 
 def _is_innermost(dot: HloInstruction, side: _Side) -> bool:

@@ -176,8 +176,10 @@ def _is(computation: HloComputation, opcode: str) -> bool:
     cases = [(a, i, b, j) for a in values for b in values for i, j in ((0, 1), (1, 0), (1, 1))]
     types = [s.numpy_dtype for s in (value, place, value, place)]
     columns = [np.array(column).astype(t) for column, t in zip(zip(*cases), types)]
-    found = Evaluator().run(computation, columns, checked=False)
-    return all(_is_better(opcode, case, float(v), int(k)) for case, v, k in zip(cases, found[0], found[1]))
+    results = Evaluator().run(computation, columns, checked=False)
+    return all(
+        _is_better(opcode, case, float(v), int(k)) for case, v, k in zip(cases, results[0], results[1])
+    )
 
 
 def _is_better(opcode: str, case: tuple[float, int, float, int], value: float, place: int) -> bool:

@@ -43,10 +43,10 @@ class ReduceWindowRewriter(ComputationPass):
     def _scan(self, site: RewriteSite) -> HloInstruction | None:
         count = len(site.operands) // 2
         x, init = site.operands[0], site.operands[count]
-        found = _running_dim(site.at)
-        if found is None or x.shape.dims[found[0]] < self.least:
+        running = _running_dim(site.at)
+        if running is None or x.shape.dims[running[0]] < self.least:
             return None
-        dim, forward = found
+        dim, forward = running
         opcode = reducer(site.at.to_apply) if count == 1 else None
         if opcode is None or not is_identity(opcode, init) or x.shape.logical is not site.shape.logical:
             return None
@@ -67,17 +67,17 @@ def _running_dim(windowed: HloInstruction) -> tuple[int, bool] | None:
 
     A result of the operand's dims leaves no other size to a window that is padded so.
     """
-    found = None
+    running = None
     for d, (w, n) in enumerate(zip(windowed.window.dims, windowed.operands[0].shape.dims)):
         if w.stride != 1 or w.lhs_dilation != 1 or w.rhs_dilation != 1:
             return None
         if w.size == 1 and not (w.pad_low or w.pad_high):
             continue
         sides = (w.pad_low, w.pad_high)
-        if found is not None or sides not in ((n - 1, 0), (0, n - 1)):
+        if running is not None or sides not in ((n - 1, 0), (0, n - 1)):
             return None
-        found = (d, sides[0] > 0)
-    return found
+        running = (d, sides[0] > 0)
+    return running
 
 
 class ReduceWindowExpander(ComputationPass):

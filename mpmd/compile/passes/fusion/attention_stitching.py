@@ -126,10 +126,10 @@ def _term_of(value: HloInstruction) -> _RowTerm | None:
     """A value as a sum of gradients' scores times weights."""
     if not value.users or not _is_row_sum(value):
         return None
-    found = _factors_of(value.operands[0])
-    for scores, weights in (found.matrices, found.matrices[::-1]) if len(found.matrices) == 2 else ():
+    factors = _factors_of(value.operands[0])
+    for scores, weights in (factors.matrices, factors.matrices[::-1]) if len(factors.matrices) == 2 else ():
         if scores.opcode == "dot" and is_product(scores) and _is_of_matrices(scores):
-            return _RowTerm(value, scores, weights, found)
+            return _RowTerm(value, scores, weights, factors)
     return None
 
 
@@ -164,9 +164,9 @@ def _is_result(dot: HloInstruction, term: _RowTerm) -> bool:
     free = set(range(values.shape.rank)) - {*scores.rhs_batch, *scores.rhs_contracting}
     if tuple(batch) != tuple(scores.rhs_batch) or set(summed) != free:
         return False
-    found = _factors_of(weights)
-    known = all(_is_total(each) for each in found.over)
-    return found.matrices == (term.weights,) and not found.times and known
+    factors = _factors_of(weights)
+    known = all(_is_total(each) for each in factors.over)
+    return factors.matrices == (term.weights,) and not factors.times and known
 
 
 def _is_total(value: HloInstruction) -> bool:
@@ -223,7 +223,7 @@ def _from_result(term: _RowTerm, dot: HloInstruction, moved: Sequence[HloInstruc
         result = build.transpose(result, (*range(last - 1), last, last - 1))
     both = build.add("multiply", build.convert(gradient, "f32"), build.convert(result, "f32"))
     zero = term.sum.operands[1]
-    found = build.reduce([both], [zero], (both.shape.rank - 1,), term.sum.to_apply)
+    total = build.reduce([both], [zero], (both.shape.rank - 1,), term.sum.to_apply)
     mixed = _factors_of(dot.operands[1 if dot.operands[0] is term.scores.operands[1] else 0])
     times, over = list(term.factors.times), list(term.factors.over)
     for each in mixed.over:  # the result is divided by them
@@ -234,10 +234,10 @@ def _from_result(term: _RowTerm, dot: HloInstruction, moved: Sequence[HloInstruc
     scale = None
     for each in times:
         scale = each if scale is None else build.add("multiply", scale, each)
-    found = found if scale is None else build.add("multiply", found, scale)
+    total = total if scale is None else build.add("multiply", total, scale)
     for each in over:
-        found = build.add("divide", found, each)
-    return found
+        total = build.add("divide", total, each)
+    return total
 
 
 class AttentionStitching(HloPass):

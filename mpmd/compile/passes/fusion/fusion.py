@@ -141,14 +141,14 @@ def _reading_groups(grouping: Grouping, group: FusionGroup, result: HloInstructi
     """The groups that read a result; none if it has a reader without a group."""
     if result is grouping.computation.root:
         return []
-    found: dict[FusionGroup, None] = {}
+    readers: dict[FusionGroup, None] = {}
     for reader in grouping.readers(result):
         other = grouping.group_of.get(reader)
         if other is None or reader.opcode in MOVEMENT:
             return []
         if other is not group:
-            found[other] = None
-    return list(found)
+            readers[other] = None
+    return list(readers)
 
 
 def _cone(
@@ -220,16 +220,16 @@ def _members_between(
     grouping: Grouping, group: FusionGroup, result: HloInstruction, kept: Sequence[HloInstruction]
 ) -> set[HloInstruction]:
     """A result and the members of its group in its cone, down to kept values."""
-    found, waiting = {result}, [result]
+    members, waiting = {result}, [result]
     while waiting:
         for operand in waiting.pop().operands:
             mine = grouping.group_of.get(operand) is group
             movement = operand.opcode in MOVEMENT and operand not in grouping.group_of
-            ends = operand in kept or operand in found or _is_stored(grouping, operand, result)
+            ends = operand in kept or operand in members or _is_stored(grouping, operand, result)
             if (mine or movement) and not ends:
-                found.add(operand)
+                members.add(operand)
                 waiting.append(operand)
-    return {f for f in found if f in grouping.group_of}
+    return {f for f in members if f in grouping.group_of}
 
 
 def merge_groups(grouping: Grouping, most: int, prices: Prices, *, narrow_products: bool = False) -> None:
@@ -438,9 +438,9 @@ def _hangs_together(members: list[HloInstruction]) -> bool:
                 ways.setdefault(operand, []).append(member)
     reached, waiting = {members[0]}, [members[0]]
     while waiting:
-        found = [v for v in ways.get(waiting.pop(), ()) if v not in reached]
-        reached.update(found)
-        waiting += found
+        neighbours = [v for v in ways.get(waiting.pop(), ()) if v not in reached]
+        reached.update(neighbours)
+        waiting += neighbours
     return reached.issuperset(members)
 
 

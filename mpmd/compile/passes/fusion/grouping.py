@@ -115,17 +115,17 @@ class Grouping:
     # -- inputs and outputs of a group
     def closure(self, members: Iterable[HloInstruction]) -> list[HloInstruction]:
         """Members with the movement and the scalar constants that they read, in program order."""
-        found = dict.fromkeys(members)
-        waiting = list(found)
+        closure = dict.fromkeys(members)
+        waiting = list(closure)
         while waiting:
             for operand in waiting.pop().operands:
                 repeats = is_movement(operand) and operand not in self.group_of
                 repeats = repeats or operand in self.repeated
                 scalar = operand.opcode == "constant" and operand.shape.size == 1 and operand.shape.is_array
-                if (repeats or scalar) and operand not in found:
-                    found[operand] = None
+                if (repeats or scalar) and operand not in closure:
+                    closure[operand] = None
                     waiting.append(operand)
-        return sorted(found, key=self.position.__getitem__)
+        return sorted(closure, key=self.position.__getitem__)
 
     def arrays(self, group: FusionGroup) -> list[HloInstruction]:
         inside = set(self.closure(group.members))
@@ -136,28 +136,28 @@ class Grouping:
 
         This does not change when groups join.
         """
-        found = self._readers.get(value)
-        if found is None:
-            found = self._readers[value] = self._find_readers(value)
-        return found
+        readers = self._readers.get(value)
+        if readers is None:
+            readers = self._readers[value] = self._find_readers(value)
+        return readers
 
     def _find_readers(self, value: HloInstruction) -> dict[HloInstruction, None]:
-        found: dict[HloInstruction, None] = {}
+        readers: dict[HloInstruction, None] = {}
         root = self.computation.root
         waiting = list(value.users)
         if value is root:
-            found[value] = None
+            readers[value] = None
         while waiting:
             user = waiting.pop()
             if user in self.group_of or not is_movement(user):
-                found[user] = None
+                readers[user] = None
                 if user in self.repeated:
                     waiting += user.users
                 continue
             waiting += user.users
             if user is root:
-                found[user] = None
-        return found
+                readers[user] = None
+        return readers
 
     def repeat(self, members: set[HloInstruction]) -> None:
         """Let other groups compute members again instead of reading them."""
@@ -252,18 +252,18 @@ class GroupOrder:
         places, group_of = self._places, self.grouping.group_of
         first, second = (a, b) if places[a] < places[b] else (b, a)
         end = places[second]
-        found: set[Node] = set()
+        nodes: set[Node] = set()
         waiting = [f for f in self.grouping.followers(first) if group_of.get(f) is not second]
         while waiting:
             value = waiting.pop()
             node = group_of.get(value, value)
             if node is second:
                 return None
-            if node not in found and places[node] < end:
-                found.add(node)
+            if node not in nodes and places[node] < end:
+                nodes.add(node)
                 waiting += self.grouping.followers(node)
-        self._searched = first, second, found
-        return found
+        self._searched = first, second, nodes
+        return nodes
 
     def joined(self, a: FusionGroup, b: FusionGroup) -> None:
         """Update the order after two groups became `a`."""
@@ -271,9 +271,9 @@ class GroupOrder:
         if searched is None or {searched[0], searched[1]} != {a, b}:
             self._places = {}  # several groups join at once, which only together may be acyclic
             return
-        _, second, found = searched
+        _, second, nodes = searched
         place, self._turn = self._places[second], self._turn + 1
-        behind = sorted(found, key=self._places.__getitem__)
+        behind = sorted(nodes, key=self._places.__getitem__)
         self._places.update({node: (*place, -self._turn, k) for k, node in enumerate(behind)})
         self._places[a] = place
         if b is not a:
@@ -321,18 +321,18 @@ def needed_of(closure: Sequence[HloInstruction], results: Sequence[HloInstructio
 def _read_of_target(update: HloInstruction) -> list[HloInstruction]:
     """Reads of an array by the group that updates it in place, through movement."""
     target = array_beneath(update.operands[0])
-    found = []
+    operands = []
     for operand in update.operands[1:]:
         seen, waiting = {operand}, [operand]
         while waiting and array_beneath(operand) is not target:
             value = waiting.pop()
             if value is target:
-                found.append(operand)
+                operands.append(operand)
                 break
             if value.opcode in MOVEMENT:
                 waiting += [o for o in value.operands if o not in seen]
                 seen.update(value.operands)
-    return found
+    return operands
 
 
 def _unstrided(dot: HloInstruction) -> list[HloInstruction]:
@@ -345,15 +345,15 @@ def _unstrided(dot: HloInstruction) -> list[HloInstruction]:
                 break
             factor = factor.operands[0]
     inside.reverse()
-    found = []
+    factors = []
     for factor in dot.operands:
         others = [o for o in dot.operands if o is not factor]
         movement = [i for i in inside if i.opcode in MOVEMENT and i not in others]
         try:
             plan_dot("kernel", [*movement, dot], [dot])
         except NoPlan:
-            found.append(factor)
-    return found
+            factors.append(factor)
+    return factors
 
 
 class Outlining:

@@ -62,18 +62,18 @@ def may_cancel(
     known: dict[HloInstruction, _InexactSources] = {}
     bit = 1
     for instruction in computation.post_order():
-        found = _InexactSources()
+        sources = _InexactSources()
         if not is_start(instruction):
             for operand in instruction.operands:
-                found |= known[operand]
+                sources |= known[operand]
             if _cancels(instruction, known):
                 yield instruction
         if _rounds(instruction):
-            found = _InexactSources(0, found.wide | found.rounded)
+            sources = _InexactSources(0, sources.wide | sources.rounded)
         if is_inexact(instruction):
-            found |= _InexactSources(bit)
+            sources |= _InexactSources(bit)
             bit <<= 1
-        known[instruction] = found
+        known[instruction] = sources
 
 
 def _rounds(instruction: HloInstruction) -> bool:
@@ -203,8 +203,8 @@ def _round(value: HloInstruction) -> None:
     computation = value.parent
     wide = computation.add(HloInstruction("convert", value.shape.with_dtype(WIDE_TYPE), [value]))
     rounded = computation.add(HloInstruction("convert", value.shape, [wide]))
-    for made in (wide, rounded):
-        made.metadata = value.metadata
+    for conversion in (wide, rounded):
+        conversion.metadata = value.metadata
     for user in list(value.users):
         if user is not wide:
             value.replace_use(user, rounded)

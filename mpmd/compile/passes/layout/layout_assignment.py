@@ -310,10 +310,10 @@ def _copied(
 ) -> HloInstruction:
     key = value, layout
     if key not in copies:
-        made = HloInstruction("copy", value.shape.with_layout(layout), [value])
-        made.metadata = value.metadata
+        copy = HloInstruction("copy", value.shape.with_layout(layout), [value])
+        copy.metadata = value.metadata
         assert value.computation is not None
-        copies[key] = value.computation.add(made)
+        copies[key] = value.computation.add(copy)
     return copies[key]
 
 

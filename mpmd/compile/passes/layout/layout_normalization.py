@@ -238,8 +238,8 @@ def _elementwise(site: RewriteSite) -> HloInstruction | None:
     ranks = {o.shape.rank for o in site.operands if not o.shape.is_scalar}
     if not _needs(site) or len(layouts) != 1 or ranks - {site.shape.rank}:
         return None
-    made = site.same(*(_normal(site, o) for o in site.operands), shape=physical(site.shape))
-    return _back(site, made)
+    computed = site.same(*(_normal(site, o) for o in site.operands), shape=physical(site.shape))
+    return _back(site, computed)
 
 
 def _reordered(change: Callable[[RewriteSite, dict[int, int]], dict[str, Any]]) -> Rule:
@@ -335,11 +335,11 @@ def _reduce(site: RewriteSite) -> HloInstruction | None:
     x, init = site.operands
     order = order_of(x.shape)
     dims = tuple(i for i, d in enumerate(order) if d in site.at.dimensions)
-    made = site.same(_normal(site, x), init, dimensions=dims)
+    reduced = site.same(_normal(site, x), init, dimensions=dims)
     left = [d for d in range(x.shape.rank) if d not in site.at.dimensions]
     come = [left.index(d) for d in order if d in left]
     moves = [come.index(d) for d in order_of(site.shape)]
-    return _back(site, site.build.transpose(made, moves))
+    return _back(site, site.build.transpose(reduced, moves))
 
 
 _MOVES: dict[str, Rule] = {

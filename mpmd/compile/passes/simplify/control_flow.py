@@ -189,11 +189,11 @@ def _drop_unused(instruction: HloInstruction) -> bool:
         remove_unused(old)
     build = HloBuilder(instruction.parent)
     shape = tuple_of([instruction.shape.elements[i] for i in kept])
-    made = build.add("conditional", *instruction.operands, shape=shape, called=branches)
-    made.copy_annotations(instruction)
+    conditional = build.add("conditional", *instruction.operands, shape=shape, called=branches)
+    conditional.copy_annotations(instruction)
     for reader in list(instruction.users):
         index = kept.index(reader.tuple_index)
-        value = build.add("get-tuple-element", made, shape=reader.shape, index=index)
+        value = build.add("get-tuple-element", conditional, shape=reader.shape, index=index)
         instruction.parent.replace(reader, value)
-    instruction.parent.remove(instruction)  # though it may have effects: `made` has them
+    instruction.parent.remove(instruction)  # though it may have effects: `conditional` has them
     return True

@@ -44,10 +44,10 @@ def _gather(site: RewriteSite) -> HloInstruction | None:
     computed = x.is_elementwise and x.opcode != "constant" and x.shape.info.kind == "float"
     if not computed or dims.offset_dims or any(size != 1 for size in site.at.slice_sizes):
         return None
-    found = _label(site.build, x, indices, dims.start_index_map, dims.index_vector_dim)
-    if found is None:
+    labelled = _label(site.build, x, indices, dims.start_index_map, dims.index_vector_dim)
+    if labelled is None:
         return None
-    along, label = found
+    along, label = labelled
     build, dtype = site.build, label.shape.dtype
     low, high = (build.full(n, dtype, label.shape.dims) for n in (0, x.shape.dims[along] - 1))
     inside = build.add("minimum", build.add("maximum", label, low), high)
@@ -64,10 +64,10 @@ def _scatter(site: RewriteSite) -> HloInstruction | None:
     dims = site.at.scatter_dims
     if not _is_zero(zeros) or reducer(site.at.to_apply) != "add" or dims.update_window_dims:
         return None
-    found = _label(site.build, zeros, indices, dims.scatter_dims_to_operand_dims, dims.index_vector_dim)
-    if found is None:
+    labelled = _label(site.build, zeros, indices, dims.scatter_dims_to_operand_dims, dims.index_vector_dim)
+    if labelled is None:
         return None
-    along, label = found
+    along, label = labelled
     build, rows = site.build, [d for d in range(zeros.shape.rank) if d != along]
     wide = build.broadcast(build.reshape(updates, label.shape.dims), zeros.shape.dims, rows)
     return build.select(_hit(build, zeros, along, label), wide, zeros)

@@ -94,9 +94,9 @@ class Cse(HloPass):
         for instruction in computation.post_order():
             if instruction.computation is None or not self._may_share(instruction):
                 continue
-            found = known.setdefault(_key(instruction, digests), instruction)
-            if found is not instruction:
-                instruction.replace_all_uses_with(found)
+            first = known.setdefault(_key(instruction, digests), instruction)
+            if first is not instruction:
+                instruction.replace_all_uses_with(first)
                 remove_unused(instruction)
                 changed = True
         return changed
@@ -261,7 +261,7 @@ def _sort_used(site: RewriteSite) -> HloInstruction | None:
         if number // 2 not in kept:
             smaller.remove_parameter(number)
     values = [site.operands[i] for i in kept]
-    made = site.build.add(
+    ordered = site.build.add(
         "sort",
         *values,
         shape=values[0].shape if len(kept) == 1 else tuple_of([v.shape for v in values]),
@@ -269,7 +269,7 @@ def _sort_used(site: RewriteSite) -> HloInstruction | None:
         dimensions=site.at.dimensions,
         is_stable=bool(site.at.attributes.get("is_stable", False)),
     )
-    results = [made] if len(kept) == 1 else [site.build.element(made, i) for i in range(len(kept))]
+    results = [ordered] if len(kept) == 1 else [site.build.element(ordered, i) for i in range(len(kept))]
     # Unused elements may be anything of their shape.
     elements = [results[kept.index(i)] if i in kept else site.operands[i] for i in range(count)]
     return site.build.tuple(elements)

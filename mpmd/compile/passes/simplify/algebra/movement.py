@@ -96,18 +96,18 @@ def sink(site: RewriteSite) -> HloInstruction | None:
         x = operand.operands[0]
         if x.shape.is_scalar:
             continue
-        found = (operand.dimensions, x.shape.dims)
-        if pattern not in (None, found):
+        stretched = (operand.dimensions, x.shape.dims)
+        if pattern not in (None, stretched):
             return None
-        pattern = found
+        pattern = stretched
     if not site.shape.rank:
         return None
     dimensions, dims = pattern or ((), ())
     if array("pred", dims).size >= site.shape.size:
         return None
     values = [_source(site, operand, dims) for operand in site.operands]
-    made = site.same(*values, shape=array(site.shape.dtype, dims))
-    return site.build.broadcast(made, site.shape.dims, dimensions)
+    small = site.same(*values, shape=array(site.shape.dtype, dims))
+    return site.build.broadcast(small, site.shape.dims, dimensions)
 
 
 def _source(site: RewriteSite, operand: HloInstruction, dims: Ints) -> HloInstruction:
