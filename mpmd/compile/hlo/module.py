@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mpmd.compile.hlo.attributes import BufferDonor, InputOutputAlias
-from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.hlo.computation import HloComputation, in_order
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import Shape
 from mpmd.errors import HloError
@@ -116,31 +116,8 @@ class HloModule:
             HloError: computations call each other in a cycle.
         """
         callees_of = _printed_callees if printed and not self.is_scheduled else _callees
-        done: dict[HloComputation, bool] = {}
-        out: list[HloComputation] = []
-
-        def visit(start: HloComputation) -> None:
-            stack = [(start, iter(callees_of(start)))]
-            done[start] = False
-            while stack:
-                computation, callees = stack[-1]
-                for callee in callees:
-                    if callee not in done:
-                        done[callee] = False
-                        stack.append((callee, iter(callees_of(callee))))
-                        break
-                    if not done[callee]:
-                        raise HloError(f"computations call each other in a cycle through {callee.name}")
-                else:
-                    stack.pop()
-                    done[computation] = True
-                    out.append(computation)
-
-        roots = [self._entry] if self._entry is not None else []
-        for computation in [*roots, *self._computations.values()]:
-            if computation not in done:
-                visit(computation)
-        return out
+        starts = [*([self._entry] if self._entry is not None else []), *self._computations.values()]
+        return in_order(starts, callees_of, _cycle)
 
     def entry_shapes(self) -> tuple[tuple[Shape, ...], Shape]:
         parameters = self.parameter_layouts
@@ -243,6 +220,10 @@ def reachable_from(computation: HloComputation) -> list[HloComputation]:
                 reached[callee] = None
                 waiting.append(callee)
     return list(reached)
+
+
+def _cycle(member: HloComputation) -> HloError:
+    return HloError(f"computations call each other in a cycle through {member.name}")
 
 
 def _callees(computation: HloComputation) -> list[HloComputation]:
