@@ -218,7 +218,6 @@ class Watched(Pass):
     after: Callable[[Pass, HloModule], None]
 
     def run(self, module: HloModule) -> bool:
-        """Runs the pass."""
         changed = self.inner.run(module)
         if changed:
             self.after(self.inner, module)

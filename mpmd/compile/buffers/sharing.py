@@ -31,6 +31,8 @@ def pair_donations(
     parameters = module.entry.parameters
     free = {parameters[number]: None for number in donated}
     pairs: dict[int, HloInstruction] = {}
+    # First results whose kernel can write over the parameter: they need no memory besides it.  The others
+    # are paired by shape, in order.
     for number, result in enumerate(results):
         for parameter in _computed_over(result, may_share):
             if parameter in free and parameter.shape.logical is result.shape.logical:
@@ -99,6 +101,8 @@ def reuse_outputs(blocks: Sequence[LiveBlock], rooms: Mapping[int, Room]) -> dic
     when = [b.instants for b in blocks]
     by_capacity = sorted(rooms, key=lambda r: (rooms[r].capacity or 0, r))
     waiting = sorted(range(len(blocks)), key=lambda k: (-blocks[k].size, k))
+    # Only the peak decides the arena's size, so only blocks in use at the peak are moved; each is tried once,
+    # as rooms only fill up.
     while in_use.max():
         instant = int(in_use.argmax())
         chosen = None
@@ -168,6 +172,8 @@ class Sharing:
         self._fixed: dict[int, frozenset[int]] = {}
         for value, places in interface.items():
             self._fixed[id(self._group[value])] = places
+        # The order is priority: updates in place, then loops and branches, which else copy each time they
+        # run, then results that may overwrite operands.  A join that was made may rule out later ones.
         for candidate in (*self._in_place(), *self._joins(), *self._over_operands(may_share)):
             self._join(candidate)
 
@@ -181,6 +187,7 @@ class Sharing:
         place = self._fixed.get(id(a)) or self._fixed.get(id(b)) or frozenset()
         if a is b or not self._may_join(candidate, place):
             return
+        # Lists are the groups' identity (`_fixed` is by id): the first list goes on, the second is dropped.
         a += b
         if place:
             self._fixed[id(a)] = place
@@ -194,10 +201,13 @@ class Sharing:
             return False
         if candidate.a.byte_size != candidate.b.byte_size or space_of(candidate.a) != space_of(candidate.b):
             return False
+        # -1 stands for a result that has no single place; two groups with different places never join.
         if -1 in place or any(self._fixed.get(id(g), place) not in (frozenset(), place) for g in (a, b)):
             return False
         for x in a:
             for y in b:
+                # The two values meet at the instant where one is read and the other written.  That is allowed
+                # for this pair alone; all other pairs of the groups must not be in use at one instant.
                 touching = candidate.touching if {x, y} == {candidate.a, candidate.b} else None
                 if self.occupancy.conflict(x, y, touching):
                     return False
@@ -209,6 +219,8 @@ class Sharing:
         """Whether all other values bound to an allocation of the interface are dead at the same time."""
         if not place:
             return True
+        # An allocation of the interface holds several groups (a parameter, the result that takes its memory),
+        # which need not be joined with each other, but must be dead while this one lives.
         others = {id(g): g for v, p in self._interface.items() if p == place for g in [self._group[v]]}
         return not any(
             self.occupancy.conflict(x, y)
@@ -252,6 +264,7 @@ class Sharing:
             if loop is not None:
                 result = self.dataflow.value_at(loop.while_body.root, phi.index)
                 yield CoalescingCandidate(phi, result, _at(instants[loop]))
+                # The initial value may share the state's memory until the condition first runs.
                 begun = self.dataflow.value_at(loop.operands[0], phi.index)
                 yield CoalescingCandidate(phi, begun, _at(spans[loop.while_condition].start))
             elif phi.instruction.opcode == "conditional":
@@ -275,6 +288,8 @@ class Sharing:
                     continue
                 source = self.dataflow.value_at(operand)
                 now = instants[instruction]
+                # Written over only if this is the last read, and if no other operand is the same array: the
+                # kernel may read that one at a later point of its loop.
                 if self.occupancy.last(source) != now or not self._is_read_once(instruction, number):
                     continue
                 for result, index in enumerate(leaves):

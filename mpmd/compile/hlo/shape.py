@@ -79,6 +79,8 @@ class Shape:
         pooled = cls._pool.get(key)
         if pooled is not None:
             return pooled
+        # Shapes are compared by identity, so there must be one object per value.  The pool is weak, and read
+        # without the lock: a hit is complete, as it enters only once it is created.
         with _ADDING:
             pooled = cls._pool.get(key)  # another thread may have added it meanwhile
             if pooled is None:
@@ -106,6 +108,8 @@ class Shape:
         )
         self._text = self._render()
         self._leaves = tuple(self._find_leaves())
+        # `logical` is the shape without layouts, so that two shapes agree but for layouts iff it is one
+        # object.
         if elements:
             logical = tuple(e.logical for e in elements)
             self.logical = self if logical == elements else Shape(dtype, elements=logical)
@@ -362,6 +366,7 @@ def shape_at(text: str, start: int) -> tuple[Shape, int]:
         return Shape("buffer", elements=(inner,)), end + 1
     if text.startswith("(", start):
         end = closing(text, start) + 1
+        # Programs repeat few shapes many times: the text is the key, and a hit costs no parsing.
         key = text[start:end]
         shape = _parsed.get(key)
         if shape is None:
@@ -414,6 +419,7 @@ def _array_from(matched: re.Match[str]) -> Shape:
     if layout_text is not None:
         try:
             layout = parse_layout(layout_text)
+        # Offsets of the layout's parser are within its own text.
         except TextError as error:
             raise TextError(error.message, matched.start(3) + error.offset) from None
         if len(layout.minor_to_major) != len(dims):

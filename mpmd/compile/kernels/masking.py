@@ -103,6 +103,7 @@ def triangle_of(plan: KernelPlan, factors: frozenset[int]) -> Triangle | None:
             if side is not None:
                 masks.setdefault(side[0], {})[number] = side[1]
     queries, keys = plan.extents[-2:]
+    # The smallest offset first: it skips most.  Comparisons with one offset decide together.
     for offset in sorted(masks):
         if offset >= keys - 1:
             break  # every query sees every key
@@ -124,6 +125,7 @@ def _side(plan: KernelPlan, node: Apply) -> tuple[int, bool] | None:
     direction = node.op.removeprefix("compare-")
     if direction in ("lt", "le"):
         query, key, constant = -query, -key, -constant
+    # Integers: x > 0 is x - 1 >= 0.
     constant -= direction in ("gt", "lt")  # as "at least 0"
     if direction not in ("lt", "le", "gt", "ge"):
         return None
@@ -181,6 +183,8 @@ class _Following:
         self.below: dict[int, Guard] = {}  # nodes that are `SMALL` or below under a guard
         self.constants: dict[int, Any] = {}
         self.possible = True
+        # Arguments precede their users, so one pass finds every consequence.  A node that is in neither table
+        # may be anything at masked points.
         for number in range(len(plan.nodes)):
             if number in masks:
                 self.constants[number] = np.asarray(masks[number])
@@ -200,6 +204,8 @@ class _Following:
 
     def _reduction(self, number: int, node: ReduceNode) -> None:
         filler = self.constants.get(node.arg)
+        # A row's reduction may skip masked elements if they cannot change it: zeros in a sum; in a maximum a
+        # filler that is below it, which the row's guard checks.  Everything else must see all elements.
         if node.axis != ROW or self.plan.levels[node.arg] != ELEMENT or filler is None:
             self.possible = False
         elif node.op == "maximum" and node.dtype in FLOATS:
@@ -220,6 +226,8 @@ class _Following:
             decides = node.op == "or"
             if any(a in constants and bool(constants[a]) == decides for a in args):
                 return decides
+        # Zero only in rows that meet the guard; the others are computed in full, so that it holds everywhere
+        # where elements are skipped.
         if node.op == "exponential" and args[0] in self.below:
             self.guards[self.below[args[0]]] = None
             return 0.0
@@ -245,6 +253,8 @@ class _Following:
             if not zeros[0] or not of_row:
                 return None
             self.guards[Guard(other, 0.0, 0.0)] = None
+        # Zero times infinity is NaN: both signs are bounded.  An element's factor behind the mask is not
+        # looked at, as the module says.
         elif of_row:
             for negated in (False, True):
                 self.guards[Guard(other, 0.0, _FINITE, negated)] = None
@@ -274,5 +284,6 @@ class _Following:
                 return None
         if not self.possible or not fills:
             return None
+        # Guards cost a comparison per row each: those that follow from others go.
         guards = [g for g in self.guards if not any(o.implies(g) for o in self.guards if o != g)]
         return Triangle(offset, tuple(guards), fills, self.masks)

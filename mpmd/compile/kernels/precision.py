@@ -57,6 +57,7 @@ def without_narrow_sums(plan: KernelPlan, factors: Collection[int]) -> KernelPla
         factors: operands that exist in the plan only.
     """
     sharp = {n for s in plan.stores if s.operand not in factors for n in store_arguments(s)}
+    # From users to arguments: what a sharp value is computed from is sharp.
     for number in reversed(range(len(plan.nodes))):
         if number in sharp or _meets_row(plan, number) or _is_discrete(plan, number):
             sharp.update(plan.uses[number])
@@ -67,6 +68,7 @@ def without_narrow_sums(plan: KernelPlan, factors: Collection[int]) -> KernelPla
     numbers: dict[int, int] = {}
     for number, node in enumerate(plan.nodes):
         source = _rounded_by(plan, number)
+        # Dropped where bf16 holds the value anyway, or where no other kernel knows it rounded.
         if source >= 0 and (source in narrow or number not in sharp):
             numbers[number] = numbers[source]
         else:
@@ -91,6 +93,7 @@ def _narrow_values(plan: KernelPlan) -> set[int]:
             if node.op == "convert":
                 holds = plan.nodes[node.args[0]].dtype == NARROW_TYPE
             elif node.op == "multiply":
+                # A power of two moves the exponent and leaves the mantissa.
                 holds = any(
                     a in narrow and _is_power_of_two(plan.nodes[b]) for a, b in (values, values[::-1])
                 )
@@ -162,8 +165,9 @@ class _Widening:
         self._wide: dict[int, int] = {}
 
     def plan(self) -> KernelPlan:
-        """The plan in f32."""
         for number, node in enumerate(self.old.nodes):
+            # Only smooth nodes are widened.  Others, and stores and indices, take rounded values, as without
+            # this.
             if node.dtype == NARROW_TYPE and _is_smooth(node):
                 self._wide[number] = self._in_f32(node)
             else:
@@ -178,6 +182,7 @@ class _Widening:
 
     def rounded(self, number: int) -> int:
         if number not in self._rounded:
+            # On demand, once: the unrounded value remains for the other users.
             self._rounded[number] = self.build.convert(self._wide[number], NARROW_TYPE)
         return self._rounded[number]
 

@@ -93,10 +93,12 @@ class Heap:
     def _measure(self, computation: HloComputation) -> None:
         root, at = computation.root, self.dataflow.value_at
         self.kept[computation] = {at(root, index) for index, _ in root.shape.leaves()}
+        # Results of the program are written to memory of the caller, so the arena does not hold them.
         free = set(self.kept[computation]) if computation.is_entry else set()
         for replacement, state in self._replaced(computation):
             if replacement is not state and replacement.instruction.parent is computation:
                 self.states.setdefault(replacement, state)
+                # The state is counted by the caller; here only whether its place is free matters.
                 self.sizes.setdefault(state, 0)
                 free.discard(replacement)
         for instruction in computation:
@@ -148,6 +150,7 @@ class Heap:
 
     def simulate(self, order: Sequence[HloInstruction]) -> Simulation:
         """The needs of an order of one computation, callees included."""
+        # One pass: bytes in use, and how many readers each value still has.
         left = self.readers_left(order)
         in_use, copied, needs = 0, 0, []
         # values outside: states, and results in their place
@@ -164,11 +167,15 @@ class Heap:
                 in_use += self.sizes[value]
                 state = self.states.get(value)
                 takes = [s for s in traffic.over[value] if s in dying]
+                # The state's place is free if its last reader ran before, or is this instruction and may be
+                # overwritten.  Then the value costs nothing; otherwise it needs memory now, and a copy into
+                # the state at the end.
                 if state is not None and (state in takes or (left[state] <= 0 and state not in dying)):
                     in_use -= self.sizes[value]
                     in_state.add(value)
                     continue
                 copied += self.sizes[value] if state is not None else 0
+                # It is written over a dying operand, whose bytes are not freed a second time below.
                 if takes and self.sizes[takes[0]] and takes[0] not in in_state:
                     in_use -= self.sizes[takes[0]]
                     del dying[takes[0]]
@@ -189,9 +196,12 @@ class Heap:
             computation = order[0].parent
             for replacement, state in self.states.items():
                 if replacement.instruction.parent is computation:
+                    # Readers inside this computation only: a state is also read by the condition, and after
+                    # the loop.
                     left[state] = sum(i.parent is computation for i in self.readers.get(state, ()))
             for value in self.kept[computation]:
                 if value in left:
+                    # Kept to the end: the caller reads it.
                     left[value] += 1
         return left
 

@@ -133,7 +133,6 @@ class _ListScheduler:
         self.ready: list[tuple[_Priority, HloInstruction]] = []
 
     def run(self) -> list[HloInstruction]:
-        """The order."""
         for instruction, count in self.missing.items():
             if not count:
                 self._offer(instruction)

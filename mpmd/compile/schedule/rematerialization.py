@@ -77,6 +77,7 @@ def repeat(
     wanted = [v.index[0] for v in late if v.index]
     copy, renumbered = _copy(instruction, wanted)
     computation.add(copy)
+    # A fusion with fewer results is another kernel, which the planner may refuse.
     if _loses_kernel(instruction, copy):
         _remove_unused(copy)
         return None
@@ -90,6 +91,7 @@ def repeat(
                     _extend(link, copies, renumbered, done)
                 done.redirected.append((reader, number, operand))
                 reader.replace_operand(number, copies[operand])
+    # All copies go directly before the first late reader: as late as possible.
     first = min(order.index(r) for r in readers)
     computation.reorder([*order[:first], *done.added, *order[first:]])
     return done
@@ -338,6 +340,7 @@ class _Work:
             at = _peak_of(simulation)
             callees = self.heap.traffic[order[at]].callees
             inside = max(callees, key=lambda c: self.heap.inside[c], default=None)
+            # Nothing here can be freed.  If a loop's body holds the peak, the missing bytes are saved inside.
             if inside is None or self.heap.inside[inside] == 0:
                 return simulation.peak
             held = self.heap.inside[inside]
@@ -351,6 +354,7 @@ class _Work:
         at = _peak_of(simulation)
         places = {instruction: place for place, instruction in enumerate(order)}
         candidates = [
+            # Bytes per second of repeated work; of equals the earliest, which is held longest.
             (gain / self._seconds(instruction), -places[instruction], instruction)
             for instruction in dict.fromkeys(v.instruction for v in self._alive(order, at))
             if (gain := self._gain(instruction, at, places)) > 0
@@ -364,6 +368,8 @@ class _Work:
                 self.denied.add(instruction)
                 continue
             self._settle()
+            # Gains are estimates: the copy's operands may live longer, and other values be at the new peak.
+            # The simulation of the changed program decides; the score falls with each step, so this ends.
             if self.heap.simulate(list(computation)).score < simulation.score:
                 self._accept(instruction, done)
                 return True
@@ -398,6 +404,7 @@ class _Work:
         late_readers: dict[HloValue, list[HloInstruction]] = {}
         for value in self.heap.traffic[instruction].defines:
             readers = self.heap.readers.get(value, [])
+            # Needed at the peak itself, or until the end: computing it again would free nothing there.
             if value in self.heap.kept[instruction.parent] or any(places[r] == at for r in readers):
                 continue
             late = sorted((r for r in readers if places[r] > at), key=lambda r: places[r])
@@ -413,6 +420,8 @@ class _Work:
         freed = sum(self.heap.sizes[v] for v in late)
         for value in self.heap.traffic[instruction].reads:
             readers = self.heap.readers.get(value, ())
+            # An operand that would be dead at the peak must now live until the copy, and takes back its
+            # bytes.
             ends = max((places[r] for r in readers if r in places), default=at)
             if ends < at and value not in self.heap.kept[instruction.parent]:
                 freed -= self.heap.sizes[value]

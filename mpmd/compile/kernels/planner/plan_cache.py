@@ -1,8 +1,12 @@
 """A cache of plans: groups of the same structure have the same kernel.
 
 Layers repeat in a fragment and in others, fusion plans many a group several times, and its final groups are
-planned once more for their kernels.  A group's structure is everything that a planner can see: operations,
-shapes and attributes of its members, their edges, the kinds of values they read, and which are results.
+planned once more for their kernels.  A plan that stayed on the fusion would serve the last case alone, and
+most of the time goes into the others: of four transformer blocks, forward and backward, 1,430 plans serve
+3,412 requests, and without the cache all steps before LLVM take 0.52 s and not 0.37 s.
+
+A group's structure is everything that a planner can see: operations, shapes and attributes of its members,
+their edges, the kinds of values they read, and which are results.
 """
 
 from __future__ import annotations

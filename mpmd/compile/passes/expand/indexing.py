@@ -73,7 +73,6 @@ class GatherSimplifier(ComputationPass):
 
 
 def _is_normal_gather(gather: HloInstruction) -> bool:
-    """True if a gather has the canonical form."""
     dims, indices = gather.gather_dims, gather.operands[1].shape
     behind = tuple(range(1, 1 + len(dims.offset_dims)))
     return (
@@ -132,7 +131,6 @@ class ScatterSimplifier(ComputationPass):
 
 
 def _is_normal_scatter(scatter: HloInstruction) -> bool:
-    """True if a scatter has the canonical form."""
     dims = scatter.scatter_dims
     indices = scatter.operands[len(scatter.operands) // 2].shape
     behind = tuple(range(1, 1 + len(dims.update_window_dims)))

@@ -47,7 +47,7 @@ def replace_row_terms(groups: Sequence[AttentionCandidate]) -> bool:
             term = _term_of(value)
             users = term.scores.operands[1].users if term is not None else ()
             for dot in [user for user in users if user in results]:
-                if term is not None and _is_result(dot, term) and not _depends(dot, value):
+                if term is not None and _is_result(dot, term) and not _is_made_of((dot,), {value}, {}):
                     value.replace_all_uses_with(_from_result(term, dot, results[dot]))
                     _widen(term.scores)
                     changed = True
@@ -87,20 +87,6 @@ class _RowTerm:
     scores: HloInstruction
     weights: HloInstruction
     factors: _RowFactors
-
-
-def _depends(value: HloInstruction, other: HloInstruction) -> bool:
-    """Whether a value is computed from another one."""
-    seen: set[HloInstruction] = set()
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
-        if each is other:
-            return True
-        if each not in seen:
-            seen.add(each)
-            waiting += [*each.operands, *each.control_predecessors]
-    return False
 
 
 def _factors_of(value: HloInstruction) -> _RowFactors:
@@ -275,7 +261,6 @@ class AttentionStitching(HloPass):
 
     @caching_plans()
     def rewrite(self, module: HloModule) -> bool:
-        """Rewrites `module`; True iff that changed something."""
         if self.mode == "off":
             return False
         changed = False

@@ -54,6 +54,8 @@ class Prices:
             members: what the group is cached by.
             planned: makes its kernel, or says why there is none; called for groups that are not known yet.
         """
+        # Members identify a group only while nothing is repeated: repetition comes last, and is priced by
+        # `whole`.
         key = tuple(members)
         if key not in self._known:
             self._known[key] = self._price(planned())
@@ -87,6 +89,7 @@ class Prices:
             others: how many cannot.
         """
         size = value.shape.byte_size
+        # One read for each reader that joins; the write goes too if no other reader needs the array.
         accesses = joining + (others == 0)
         return accesses * size / self.device.bandwidth_for(size)
 
@@ -107,6 +110,8 @@ def repeat_cheap_results(grouping: Grouping, prices: Prices) -> None:
         prices: the cost model.
     """
     for group in grouping.groups():
+        # Last results first: they may follow from earlier ones, which are then kept as arrays.  `others` is
+        # found anew each time, as a repetition removes a result.
         for result in reversed(grouping.results(group.members)):
             others = [r for r in grouping.results(group.members) if r is not result]
             if not others:
@@ -130,6 +135,8 @@ def _saves(
     readers = _reading_groups(grouping, group, result)
     if cone is None or not readers:
         return False
+    # Without the result its write and one read per reader are saved; a reader pays for arrays it does not
+    # read already.
     further = 0
     for reader in readers:
         known = set(grouping.arrays(reader))
@@ -200,7 +207,9 @@ def _try(
     """Repeat a result, unless some group is then no longer one kernel, or all together take longer."""
     cone = _members_between(grouping, group, result, kept)
     concerned = (group, *_reading_groups(grouping, group, result))
+    # Priced before anything changes: plans depend on `repeated`.
     before = prices.whole([grouping.plan(g.members) for g in concerned])
+    # A trial: every group concerned is planned anew, and the repetition is undone unless all are kernels.
     added = cone - grouping.repeated
     grouping.repeat(added)
     planned = [grouping.plan(g.members) for g in concerned]
@@ -271,6 +280,7 @@ class _Merging:
         grouping, grew = self.grouping, True
         while grew and len(group.members) < self.most:
             grew = False
+            # Joining changes who the readers are, so that each success begins anew.
             mine = set(group.members)
             readers = {r: None for m in group.members for r in grouping.readers(m) if r not in mine}
             for reader in sorted(readers, key=grouping.position.__getitem__):
@@ -305,9 +315,11 @@ class _Merging:
         grouping, mine = self.grouping, {*group.members, *other.members}
         for member in group.members:
             read = [r for r in grouping.readers(member) if r not in mine]
+            # Another kernel reads the product from memory anyway.  Where what follows is reduced along rows,
+            # one iteration over rows computes it and reads both once, without storing it.
             computing = [r for r in read if r in grouping.group_of and r.opcode not in MOVEMENT]
             if computing and any(self._has_reduced_rows(m) for m in other.members):
-                return False  # an iteration over rows reads both once
+                return False
         return True
 
     def _has_reduced_rows(self, member: HloInstruction) -> bool:
@@ -328,9 +340,12 @@ class _Merging:
                 for reader in joining:
                     places = grouping.position[value], grouping.position[reader]
                     waiting.append((-saved, *places, value, reader))
+            # Ties are decided by program order, so that equal programs get equal groups.  A saving depends on
+            # the readers alone, which do not change when groups join.
             heapq.heapify(waiting)
             while waiting:
                 *_, value, reader = heapq.heappop(waiting)
+                # Looked up now: either side may have joined another group since it was queued.
                 producer, consumer = grouping.group_of[value], grouping.group_of[reader]
                 if consumer is producer or not self._may_join(value, producer, consumer):
                     continue
@@ -353,7 +368,9 @@ class _Merging:
             readers = [grouping.group_of[r] for r in grouping.readers(array) if r in grouping.group_of]
             groups = [g for g in dict.fromkeys(readers) if not g.product and not g.updates]
             groups.sort(key=lambda g: grouping.position[g.members[0]])
+            # Only neighbours in program order: of n readers n - 1 pairs are tried, not all of them.
             for a, b in itertools.pairwise(groups):
+                # A group that joined an earlier pair is no longer the group of its first member.
                 if (
                     a is not b
                     and grouping.group_of[a.members[0]] is a
@@ -383,12 +400,14 @@ class _Merging:
             return f"together they have {len(members)} instructions, more than {self.most}"
         if grouping.would_create_cycle(a, b):
             return "the inputs of one depend on the results of the other"
+        # One loop over one size is always a kernel and never slower than two: it needs no plan and no price.
         if _plain(members):
             return ""
         planned = grouping.plan(members)
         if isinstance(planned, str):
             return planned
         together, apart = self.prices.of(members, lambda: planned), self._apart(a, b)
+        # Groups that the models do not price, such as products, join whenever they are one kernel.
         if together is not None and apart is not None and together > CLEARLY * apart:
             return f"together they take {together * 1e6:.1f} us, apart {apart * 1e6:.1f} us"
         return ""
@@ -484,7 +503,6 @@ class Fusion(HloPass):
 
     @caching_plans()
     def rewrite(self, module: HloModule) -> bool:
-        """Rewrites `module`; True iff that changed something."""
         changed = False
         for computation in CallGraph(module).sequential():
             changed |= _reshapes_are_bitcasts(computation)

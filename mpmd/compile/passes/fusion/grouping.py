@@ -32,6 +32,7 @@ class FusionGroup:
 
     def refuse(self, other: FusionGroup) -> None:
         """Record that two groups in their current form are not one kernel."""
+        # Sizes identify the form: members are only added.  A refusal holds until one of the two grows.
         self._refused.add((other, len(self.members), len(other.members)))
 
     def was_refused(self, other: FusionGroup) -> bool:
@@ -82,6 +83,8 @@ class Grouping:
         self.repeated: set[HloInstruction] = set()
         self._readers: dict[HloInstruction, dict[HloInstruction, None]] = {}
         self._ranks = GroupOrder(self)
+        # Movement without a group is repeated by each reader, as index arithmetic.  Where memory must hold
+        # its result (a library call, a result, the target of an update), it needs a kernel, and so a group.
         needed = self._arrays()
         for instruction in self.order:
             if not is_fusible(instruction) or not instruction.shape.is_array:
@@ -101,7 +104,7 @@ class Grouping:
             elif instruction.opcode == "dot" and is_product(instruction):
                 needed.update(_unstrided(instruction))
         needed.add(self.computation.root)
-        # the source of a bitcast is the array
+        # The source of a bitcast is the array; from the end, so that a chain of them hands the need on.
         for instruction in reversed(self.order):
             if instruction in needed and instruction.opcode == "bitcast":
                 needed.discard(instruction)
@@ -151,6 +154,7 @@ class Grouping:
             user = waiting.pop()
             if user in self.group_of or not is_movement(user):
                 readers[user] = None
+                # Who repeats a value reads its operands, so that its readers are theirs.
                 if user in self.repeated:
                     waiting += user.users
                 continue
@@ -162,6 +166,7 @@ class Grouping:
     def repeat(self, members: set[HloInstruction]) -> None:
         """Let other groups compute members again instead of reading them."""
         self.repeated |= members
+        # Readers pass through repeated members: which ones those are has changed.
         self._readers.clear()
 
     def keep(self, members: set[HloInstruction]) -> None:
@@ -192,6 +197,7 @@ class Grouping:
         plan = planned.plan if isinstance(planned, GroupPlan) else None
         if plan is not None and plan.kind == "mixed" and plan.row_size > self.limits.mixed_row:
             return f"a kernel that reduces rows of {plan.row_size} elements does not add up columns, too"
+        # A product that is planned as a sum of its group's space reads its factors with strides.
         products = [m for m in members if m.opcode == "dot" and is_product(m)]
         if products and isinstance(planned, GroupPlan):
             return f"the product {products[0].name} would be sums over elements that are not contiguous"
@@ -250,6 +256,8 @@ class GroupOrder:
         if not self._places:
             self._places = {node: (k,) for k, node in enumerate(self._sorted())}
         places, group_of = self._places, self.grouping.group_of
+        # In a topological order the later group cannot precede the earlier one.  A cycle needs a path from
+        # the earlier to the later one over another node, and all nodes of it have places between the two.
         first, second = (a, b) if places[a] < places[b] else (b, a)
         end = places[second]
         nodes: set[Node] = set()
@@ -259,6 +267,7 @@ class GroupOrder:
             node = group_of.get(value, value)
             if node is second:
                 return None
+            # Nodes behind the later group cannot lead back to it: the search never leaves the interval.
             if node not in nodes and places[node] < end:
                 nodes.add(node)
                 waiting += self.grouping.followers(node)
@@ -274,13 +283,15 @@ class GroupOrder:
         _, second, nodes = searched
         place, self._turn = self._places[second], self._turn + 1
         behind = sorted(nodes, key=self._places.__getitem__)
+        # They depend on the earlier group, which is now at the place of the later one, so they go behind it
+        # and keep their order.  The negative turn puts them before what earlier joins left behind the same
+        # place.
         self._places.update({node: (*place, -self._turn, k) for k, node in enumerate(behind)})
         self._places[a] = place
         if b is not a:
             del self._places[b]
 
     def _sorted(self) -> list[Node]:
-        """All nodes in order."""
         group_of, done, out = self.grouping.group_of, set[Node](), list[Node]()
         for start in reversed(self.grouping.order):
             waiting: list[tuple[Node, bool]] = [(group_of.get(start, start), False)]
@@ -349,6 +360,7 @@ def _unstrided(dot: HloInstruction) -> list[HloInstruction]:
     for factor in dot.operands:
         others = [o for o in dot.operands if o is not factor]
         movement = [i for i in inside if i.opcode in MOVEMENT and i not in others]
+        # Asked of the planner, with the movement of this factor alone: it refuses strides that products lack.
         try:
             plan_dot("kernel", [*movement, dot], [dot])
         except NoPlan:
@@ -365,7 +377,7 @@ class Outlining:
 
     def __init__(self, computation: HloComputation) -> None:
         self.computation = computation
-        self._made: list[tuple[HloInstruction, Sequence[HloInstruction]]] = []
+        self._fusions: list[tuple[HloInstruction, Sequence[HloInstruction]]] = []
 
     def arrays(
         self, members: Sequence[HloInstruction], results: Sequence[HloInstruction]
@@ -400,11 +412,11 @@ class Outlining:
             body.set_root(body.add(HloInstruction("tuple", shape, [copies[r] for r in results])))
         fusion = HloInstruction("fusion", shape, arrays, {"kind": kind}, (body,))
         fusion.metadata = results[-1].metadata
-        self._made.append((self.computation.add(fusion), results))
+        self._fusions.append((self.computation.add(fusion), results))
 
     def finish(self) -> bool:
         """Replace the members by the fusions; True if anything changed."""
-        for fusion, results in self._made:
+        for fusion, results in self._fusions:
             if len(results) == 1:
                 results[0].replace_all_uses_with(fusion)
                 continue
@@ -412,7 +424,7 @@ class Outlining:
                 element = HloInstruction("get-tuple-element", result.shape, [fusion], {"index": number})
                 result.replace_all_uses_with(self.computation.add(element))
         removed = remove_all_unused(self.computation)
-        return bool(self._made) or removed
+        return bool(self._fusions) or removed
 
 
 def outline(grouping: Grouping) -> bool:

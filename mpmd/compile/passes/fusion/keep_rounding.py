@@ -118,7 +118,6 @@ class KeepRounding(HloPass):
     """
 
     def rewrite(self, module: HloModule) -> bool:
-        """Rewrites `module`; True iff that changed something."""
         changed = False
         for value in _to_round(module):
             if _is_inexact(value) and not _is_rounded_anyway(value):

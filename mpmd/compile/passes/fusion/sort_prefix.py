@@ -35,7 +35,6 @@ class SortPrefix(HloPass):
     most: int = 128
 
     def rewrite(self, module: HloModule) -> bool:
-        """Rewrites `module`; True iff that changed something."""
         changed = False
         for computation in CallGraph(module).sequential():
             changed |= self._rewrite(computation)

@@ -35,7 +35,6 @@ class CopyInsertion(HloPass):
     """
 
     def rewrite(self, module: HloModule) -> bool:
-        """Rewrites `module`; True iff that changed something."""
         changed = _own_results(module.entry, keep=False)
         for computation in module.call_order():
             for instruction in computation.instructions:
