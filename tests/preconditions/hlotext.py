@@ -140,7 +140,7 @@ ROWS = (
         "An alias that names an array of a tuple follows it to its own parameter.",
         "parameter=number[said.parameter, said.parameter_index]",
         "parameter=said.parameter",
-        "tests/unit/compile/hlo/test_flat_parameters.py::test_numbers_layouts_aliases_and_donors_follow",
+        "tests/unit/compile/lowering/test_flat_parameters.py::test_numbers_layouts_aliases_and_donors_follow",
     ),
 )
 

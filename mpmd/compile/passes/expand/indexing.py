@@ -1,4 +1,8 @@
-"""Gathers and scatters in one form."""
+"""Gathers and scatters in one form: index vectors in rows, windows behind them, no batching dims.
+
+Kernels and the rules of later passes then know one case.  A scatter of narrow numbers is widened, as its sums
+may have many terms.
+"""
 
 from __future__ import annotations
 

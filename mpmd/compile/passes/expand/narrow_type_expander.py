@@ -1,6 +1,6 @@
 """Types that kernels lack as wider ones that they have, such as eight-bit floats as f32.
 
-Memory keeps the narrow type; each operation widens, computes and rounds once.
+Memory keeps the narrow type; arithmetic widens, computes and rounds once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Reductions over windows, and the scatter of their gradients."""
+"""Reductions over windows, and the scatter of their gradients, as operations that kernels have.
+
+Pooling is such a reduction.  A running sum is one, too, over all elements before each: it takes as many steps
+as its length has bits.
+"""
 
 from __future__ import annotations
 

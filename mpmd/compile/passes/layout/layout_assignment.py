@@ -1,4 +1,7 @@
-"""A layout for every array, by what its users require."""
+"""A layout for every array, by what its users require, so that as few as possible need a copy in another one.
+
+What the caller, libraries and collectives require is fixed; the rest follows from it.
+"""
 
 from __future__ import annotations
 

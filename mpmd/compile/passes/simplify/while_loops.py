@@ -1,4 +1,7 @@
-"""Loops: how often they run, what they carry, what can leave them."""
+"""Loops with less to do: smaller states, values that do not change moved out, few iterations unrolled.
+
+Scans carry weights and constants through their state, where no other rule sees them.
+"""
 
 from __future__ import annotations
 
