@@ -1,6 +1,6 @@
 """A layout for every array, by what its users require, so that as few as possible need a copy in another one.
 
-What the caller, libraries and collectives require is fixed; the rest follows from it.
+The program's caller, libraries and collectives fix theirs; the rest follows from these.
 """
 
 from __future__ import annotations
