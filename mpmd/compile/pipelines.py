@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Sequence
 
 from mpmd.compile.compile_options import CompileOptions, Dump
-from mpmd.compile.cost.device import HOST, Device
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import HloModule, print_module, verify
 from mpmd.compile.passes import collectives, expand, layout, simplify
@@ -27,6 +26,7 @@ from mpmd.compile.passes.layout.copy_insertion import CopyInsertion
 from mpmd.compile.passes.layout.layout_normalization import LayoutRemoval
 from mpmd.compile.passes.simplify.control_flow import FlattenCallGraph
 from mpmd.compile.schedule.memory_schedule import MemorySchedule
+from mpmd.cost.device import HOST, Device
 from mpmd.support.pass_pipeline import Watch
 from mpmd.support.passes import Pass, with_overrides
 

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mpmd.compile.cost.device import HOST, Device
 from mpmd.compile.hlo.attributes import DotDims, Ints, PadDim, WindowDim
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -21,6 +20,7 @@ from mpmd.compile.hlo.shape import array
 from mpmd.compile.kernels.operations import DTYPE_BYTES
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, TrackingBuilder, is_identity, reducer
+from mpmd.cost.device import HOST, Device
 
 
 class ConvolutionToDot(ComputationPass):

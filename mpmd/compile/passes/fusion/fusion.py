@@ -15,8 +15,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from mpmd.compile.analysis.call_graph import CallGraph
-from mpmd.compile.cost.device import HOST, Device
-from mpmd.compile.cost.kernel_cost import combined, plan_workload, product_workloads, projected
+from mpmd.compile.cost.kernel_work import plan_workload, product_workloads
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
@@ -28,6 +27,8 @@ from mpmd.compile.kernels.planner.plan_cache import caching_plans
 from mpmd.compile.kernels.planner.planned_kernel import PlannedKernel
 from mpmd.compile.passes.fusion.grouping import FusionGroup, Grouping, outline
 from mpmd.compile.passes.hlo_pass import HloPass
+from mpmd.cost.device import HOST, Device
+from mpmd.cost.roofline import combined, projected
 from mpmd.support import diagnostics
 
 CLEARLY = 1.05
