@@ -22,8 +22,7 @@ from mpmd.compile.backends.native_cpu.kernels.places import product, unflatten
 from mpmd.compile.backends.native_cpu.kernels.scope import Scope
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import BYTES
-from mpmd.compile.kernels.attention import KEYS, QUERIES, AttentionPlan
-from mpmd.compile.kernels.matmul import View
+from mpmd.compile.kernels.product_plans import KEYS, QUERIES, AttentionPlan, View
 from mpmd.compile.llvm.cpu import LINE_BYTES, CpuTarget
 from mpmd.compile.llvm.function_builder import FunctionBuilder, Index, Module
 from mpmd.compile.llvm.llvm_types import Value, constant, vector

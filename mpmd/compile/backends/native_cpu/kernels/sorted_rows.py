@@ -12,7 +12,7 @@ from mpmd.compile.backends.native_cpu.kernels.scope import Scope
 from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import MEMORY, narrow
 from mpmd.compile.kernels.kernel_plan import Load
-from mpmd.compile.kernels.sorting import SortedArray, Sorting
+from mpmd.compile.kernels.sort_patterns import SortedArray, Sorting
 from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
 from mpmd.compile.llvm.function_builder import Index as Position
 from mpmd.compile.llvm.llvm_types import Value
