@@ -1,10 +1,10 @@
-"""A loaded program as a function of JAX: the order of its arguments and results, and its devices.
+"""How fragments enter JAX, for all backends.
 
-The compiled JAX function of a fragment; shared by all backends.
+Arguments and results are JAX values with the dtypes and shardings of the fragment.  StableHLO text becomes a
+primitive whose lowering is the text's own functions, a loaded program a custom call in traced code.  Either
+is compiled once, as a function that takes and gives arrays on the devices of a mesh.
 
-StableHLO text inside of traced code: a primitive whose lowering is the text's own functions.
-
-A fragment's arguments and results as JAX values; shared by all backends.
+Python functions that fragments on CPU call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from jax.extend.mlir import ir as mlir
 from jax.interpreters import mlir as jax_mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mpmd.compile.backends.host_callbacks import with_aligned_arguments
 from mpmd.compile.backends.target_backend import LoadedProgram
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule, ValueSpec
@@ -368,3 +367,31 @@ def _packed(array: Any, dtype: Any) -> Any:
 
 def _local(whole: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(whole.sharding.shard_shape(whole.shape), whole.dtype)
+
+
+_ALIGNMENT = 64
+"""Bytes: JAX on CPU takes an array at a multiple of it as it is, without a copy."""
+
+
+def with_aligned_arguments(callback: Callable[..., Any]) -> Callable[..., Any]:
+    """A callback that gets copies of its arguments that JAX takes as they are.
+
+    JAX makes a `jax.Array` of each argument, and copies a large one on a thread of the client.  A fragment on
+    several devices runs on these threads itself: if there is one, the callback would wait for itself.
+    """
+
+    def call(*arguments: Any) -> Any:
+        return callback(*map(_aligned, arguments))
+
+    return call
+
+
+def _aligned(argument: Any) -> Any:
+    """A copy of an array of NumPy at an aligned address; other arguments as they are."""
+    if not isinstance(argument, np.ndarray) or not argument.size:
+        return argument
+    memory = np.empty(argument.nbytes + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    copy = memory[start : start + argument.nbytes].view(argument.dtype).reshape(argument.shape)
+    copy[...] = argument
+    return copy

@@ -17,7 +17,7 @@ Stamps on GPUs: launches of the kernel of `clock.py`, by the handlers of program
 
 The handler of a program has two launches, before its steps and behind them, if its state has the kernel.  The
 call of its own takes a mark and results in an element that is not written: XLA starts it on the stream of its
-device when its other operands are there; see `native_cpu/stamp.py`.
+device when its other operands are there; see `native_cpu/ffi.py`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from mpmd.compile.backends.native_gpu.calls import ENTRIES, NULL, STATE, CallEmi
 from mpmd.compile.backends.native_gpu.cuda_driver import GpuDriver
 from mpmd.compile.backends.native_gpu.gpu import GpuLibraries
 from mpmd.compile.backends.native_gpu.libraries import CudaLibraries, address
-from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
+from mpmd.compile.backends.native_gpu.triton.compile_kernels import Cubin
 from mpmd.compile.llvm.cpu import host_target
 from mpmd.compile.llvm.engine import LoadedCode, compile_module
 from mpmd.compile.llvm.function_builder import FunctionBuilder, Module

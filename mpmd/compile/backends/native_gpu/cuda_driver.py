@@ -15,7 +15,7 @@ from typing import Any
 
 from mpmd.compile.backends.native_gpu.gpu_devices import GpuFacts
 from mpmd.compile.backends.native_gpu.libraries import FunctionLibrary
-from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
+from mpmd.compile.backends.native_gpu.triton.compile_kernels import Cubin
 from mpmd.compile.backends.target_backend import LoadError
 
 _JIT_ERROR_LOG_BUFFER, _JIT_ERROR_LOG_BUFFER_BYTES = 5, 6  # of CUjit_option

@@ -26,9 +26,8 @@ from mpmd.compile.backends.native_gpu.products import (
 )
 from mpmd.compile.backends.native_gpu.triton import attention
 from mpmd.compile.backends.native_gpu.triton.choices import KernelChoices, MeasuredTiles
-from mpmd.compile.backends.native_gpu.triton.compile_kernels import KernelCompiler, TritonCompiler
-from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
-from mpmd.compile.backends.native_gpu.triton.source import PRELUDE
+from mpmd.compile.backends.native_gpu.triton.compile_kernels import Cubin, KernelCompiler, TritonCompiler
+from mpmd.compile.backends.native_gpu.triton.operations import PRELUDE
 from mpmd.compile.backends.native_gpu.triton.triton_kernels import ALIGNMENT, refusal
 from mpmd.compile.buffers.assignment import BufferAssignment
 from mpmd.compile.buffers.offsets import DeviceMemory

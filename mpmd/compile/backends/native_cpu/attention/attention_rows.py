@@ -8,7 +8,7 @@ from functools import cached_property
 from mpmd.compile.backends.native_cpu.attention.blocking import Blocking
 from mpmd.compile.backends.native_cpu.kernels.accumulate import Accumulators, reduce_node, sum_dtype
 from mpmd.compile.backends.native_cpu.kernels.places import Lanes, vector_loop
-from mpmd.compile.backends.native_cpu.kernels.row_passes import RowPass, plan_passes
+from mpmd.compile.backends.native_cpu.kernels.row import RowPass, plan_passes
 from mpmd.compile.backends.native_cpu.kernels.scope import Scope
 from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, REGISTER, load, store
 from mpmd.compile.kernels.kernel_plan import ELEMENT, ROW, store_arguments, store_level

@@ -33,8 +33,7 @@ from mpmd.compile.backends.native_gpu.machine.times import (
     transfer_time,
 )
 from mpmd.compile.backends.native_gpu.products import ProductDescriptor
-from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
-from mpmd.compile.backends.native_gpu.triton.workers import shared_workers
+from mpmd.compile.backends.native_gpu.triton.compile_kernels import Cubin, shared_workers
 from mpmd.compile.kernels.operations import DTYPE_BYTES
 
 _NARROW = 2

@@ -18,7 +18,7 @@ from mpmd.compile.backends.native_gpu.gpu_devices import GpuModel
 from mpmd.compile.backends.native_gpu.machine.disassembly import MachineCode, machine_code, source_counts
 from mpmd.compile.backends.native_gpu.machine.execution import RATES, CodeRates, ProgramProfile, profile
 from mpmd.compile.backends.native_gpu.products import ProductDescriptor
-from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
+from mpmd.compile.backends.native_gpu.triton.compile_kernels import Cubin
 from mpmd.compile.backends.native_gpu.triton.triton_kernels import PrintedKernel
 from mpmd.compile.kernels.operations import DTYPE_BYTES
 from mpmd.errors import CompileError

@@ -27,11 +27,11 @@ from mpmd.compile.backends.native_gpu.triton.attention_writer import (
     TilePart,
     is_load_of,
 )
+from mpmd.compile.backends.native_gpu.triton.conversions import from_memory, literal, to_memory
 from mpmd.compile.backends.native_gpu.triton.emit import unsupported
 from mpmd.compile.backends.native_gpu.triton.matrices import MIN_SIDE, pieces_of
 from mpmd.compile.backends.native_gpu.triton.online import RowIteration, RowReductions, factored, tiles_seen
 from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, power_of_two
-from mpmd.compile.backends.native_gpu.triton.triton_dtypes import from_memory, literal, to_memory
 from mpmd.compile.backends.native_gpu.triton.triton_kernels import (
     ALIGNMENT,
     PlanKernels,

@@ -8,10 +8,10 @@ import functools
 import math
 from collections.abc import Collection, Iterable, Iterator
 
+from mpmd.compile.backends.native_gpu.triton.conversions import HALF, MEMORY
 from mpmd.compile.backends.native_gpu.triton.matrices import MatrixOperand, MatrixWriter, pieces_of
 from mpmd.compile.backends.native_gpu.triton.online import RowIteration
 from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling
-from mpmd.compile.backends.native_gpu.triton.triton_dtypes import HALF, MEMORY
 from mpmd.compile.backends.native_gpu.triton.triton_kernels import PrintedKernel
 from mpmd.compile.kernels.attention import KEYS, QUERIES, AttentionPlan, Mixture, Scores
 from mpmd.compile.kernels.kernel_plan import KernelPlan

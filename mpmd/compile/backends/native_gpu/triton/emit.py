@@ -11,8 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mpmd.compile.backends.native_gpu.triton import conversions, operations
-from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, TileSteps
-from mpmd.compile.backends.native_gpu.triton.triton_dtypes import (
+from mpmd.compile.backends.native_gpu.triton.conversions import (
     REGISTER,
     constant,
     from_memory,
@@ -20,6 +19,7 @@ from mpmd.compile.backends.native_gpu.triton.triton_dtypes import (
     rounded,
     to_memory,
 )
+from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, TileSteps
 from mpmd.compile.kernels.index import Index
 from mpmd.compile.kernels.kernel_plan import KernelPlan, store_level
 from mpmd.compile.kernels.nodes import (

@@ -6,9 +6,9 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping
 
+from mpmd.compile.backends.native_gpu.triton.conversions import pointer_type
 from mpmd.compile.backends.native_gpu.triton.emit import TileWriter
 from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling
-from mpmd.compile.backends.native_gpu.triton.triton_dtypes import pointer_type
 from mpmd.compile.backends.native_gpu.triton.triton_kernels import PrintedKernel
 from mpmd.compile.kernels.matmul import View
 from mpmd.compile.kernels.operations import DTYPE_BYTES

@@ -17,6 +17,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 
 from mpmd.compile.backends.native_gpu.triton.accumulators import RowAccumulators
+from mpmd.compile.backends.native_gpu.triton.conversions import HALF, pointer_type
 from mpmd.compile.backends.native_gpu.triton.emit import TileWriter, unsupported
 from mpmd.compile.backends.native_gpu.triton.online import RowReductions
 from mpmd.compile.backends.native_gpu.triton.tiling import (
@@ -25,7 +26,6 @@ from mpmd.compile.backends.native_gpu.triton.tiling import (
     tiling_of,
     tiling_of_few_rows,
 )
-from mpmd.compile.backends.native_gpu.triton.triton_dtypes import HALF, pointer_type
 from mpmd.compile.kernels.index import Index, dim, linear, strides_of
 from mpmd.compile.kernels.kernel_plan import KernelPlan, store_level
 from mpmd.compile.kernels.nodes import (

@@ -3,7 +3,7 @@
 It is run as a script and imports nothing of this project: starting it takes 0.2 s.  The process that compiles
 a user's program imports no Triton, and Triton's own cache, which checks no owners, is a temporary folder.
 
-A message is its length, 8 bytes, and a pickled dict; see `cubin.py` for what is in it.
+A message is its length, 8 bytes, and a pickled dict; see `compile_kernels.py` for what is in it.
 """
 
 from __future__ import annotations

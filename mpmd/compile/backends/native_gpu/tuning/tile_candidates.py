@@ -12,7 +12,7 @@ from mpmd.compile.backends.native_gpu.target import GpuTarget
 from mpmd.compile.backends.native_gpu.triton import products
 from mpmd.compile.backends.native_gpu.triton.attention import attention_kernels
 from mpmd.compile.backends.native_gpu.triton.choices import OWN, kernel_key, sized_plan
-from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
+from mpmd.compile.backends.native_gpu.triton.compile_kernels import Cubin
 from mpmd.compile.backends.native_gpu.triton.products import product_kernel
 from mpmd.compile.backends.native_gpu.triton.tiling import power_of_two
 from mpmd.compile.backends.native_gpu.triton.triton_kernels import PrintedKernel, plan_kernels
