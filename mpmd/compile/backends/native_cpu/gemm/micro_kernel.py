@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from mpmd.compile.llvm.cpu import LINE_BYTES
 from mpmd.compile.llvm.function_builder import FunctionBuilder, Index, Module
-from mpmd.compile.llvm.llvm_types import Value, constant, vector
+from mpmd.compile.llvm.llvm_types import Value, constant, lanes_of, vector
 
 _POSITION, _LEFT, _RUN, _JUMP, _END = range(5)  # fields, each of 8 bytes
 
@@ -152,6 +152,21 @@ class MicroKernel:
         with FunctionBuilder(module, self.name, ARGUMENTS) as f:
             _Tile(f, self).emit()
 
+    def call(
+        self,
+        f: FunctionBuilder,
+        a: Rows,
+        b: Rows,
+        fetch: Value,
+        depth: Index,
+        s: Rows,
+        d: Rows,
+        near: tuple[Value, Index, int],
+        accumulate: Index = 0,
+    ) -> None:
+        """Call the function; the arguments are those of `ARGUMENTS`, in their order but for the last."""
+        f.call(self.name, *map(f.index, (*a, *b, fetch, depth, *s, *d, accumulate, *near)))
+
 
 ARGUMENTS = (
     ("a", "ptr"),
@@ -171,27 +186,17 @@ ARGUMENTS = (
 )
 
 
-@dataclass(frozen=True)
-class TileCall:
-    """The arguments of a micro-kernel, by the names of `ARGUMENTS`."""
+Rows = tuple[Value, Index]
+"""An address, and the bytes from one row, column or step of it to the next."""
 
-    a: Value
-    a_stride: Index
-    b: Value
-    b_stride: Index
-    fetch: Value
-    depth: Index
-    s: Value
-    s_stride: Index
-    d: Value
-    d_stride: Index
-    near: Value
-    near_stride: Index
-    near_line: Index
-    accumulate: Index = 0
 
-    def emit(self, f: FunctionBuilder, kernel: MicroKernel) -> None:
-        f.call(kernel.name, *(f.index(getattr(self, name)) for name, _ in ARGUMENTS))
+def multiply_add(f: FunctionBuilder, a: Value, b: Value, sums: Value, *, pairs: bool) -> Value:
+    """`a * b + sums`; of pairs of bf16 both products are added to the f32 sum of their lane."""
+    if not pairs:
+        return f.fma(a, b, sums)
+    type_ = vector("bfloat", 2 * lanes_of(sums.type))
+    a, b = f.cast("bitcast", a, type_), f.cast("bitcast", b, type_)
+    return f.intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", sums.type, sums, a, b)
 
 
 class _Tile:
@@ -253,7 +258,9 @@ class _Tile:
                 scalar = self._a_element(pointers, row, step)
                 for v in range(k.vectors):
                     at = row * k.vectors + v
-                    accumulators[at] = self._multiply_add(scalar, b_row[v], accumulators[at])
+                    accumulators[at] = multiply_add(
+                        f, scalar, b_row[v], accumulators[at], pairs=k.step == "bf16x2"
+                    )
             b = f.offset(b, b_stride)
             if k.adjacent == "rows":
                 ahead = f.offset(pointers[0], self.ahead)
@@ -274,14 +281,6 @@ class _Tile:
             at = f.offset(pointers[base], f.imul(within, f.arguments["a_stride"]))
             at = f.offset(at, step * k.step_bytes)
         return f.splat(f.load(at, k.accumulator, align=2 if k.step == "bf16x2" else 0), self.lanes)
-
-    def _multiply_add(self, a: Value, b: Value, accumulator: Value) -> Value:
-        f = self.f
-        if self.kernel.step != "bf16x2":
-            return f.fma(a, b, accumulator)
-        pairs = vector("bfloat", 2 * self.lanes)
-        a, b = f.cast("bitcast", a, pairs), f.cast("bitcast", b, pairs)
-        return f.intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", self.vector, accumulator, a, b)
 
     def _finish(self, accumulators: list[Value]) -> None:
         """Store the tile, adding S where asked."""

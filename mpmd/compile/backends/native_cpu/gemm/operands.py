@@ -27,7 +27,7 @@ class Block:
         a, b, c: the matrices of a batch index.
         batch: the batch index.
         k, depth: where the chunk of K begins, and its length.
-        first: i64, 1 unless this is the first chunk of K.
+        later: i64, 1 unless this is the first chunk of K: sums are added to those before.
         last: i1, whether it is the last one.
         rows, panels: rows and strips that are done, from and to.
         end: the strip before which this batch index ends.
@@ -40,7 +40,7 @@ class Block:
     batch: Index
     k: Index
     depth: Index
-    first: Value
+    later: Value
     last: Value
     rows: tuple[Index, Index]
     panels: tuple[Index, Index]

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from mpmd.compile.backends.native_cpu.storage import BYTES
 from mpmd.compile.llvm.cpu import CpuTarget
 from mpmd.compile.llvm.function_builder import FunctionBuilder, Index
 from mpmd.compile.llvm.llvm_types import Value
@@ -154,3 +155,10 @@ def batch_offset(f: FunctionBuilder, gemm: Gemm, matrix: Matrix, batch: Index) -
         offset = f.iadd(offset, f.imul(f.irem(rest, size), stride))
         rest = f.idiv(rest, size)
     return offset
+
+
+def factor_addresses(f: FunctionBuilder, gemm: Gemm, batch: Index) -> tuple[Value, Value]:
+    """Where A and B of a batch index begin."""
+    before_a, before_b = (batch_offset(f, gemm, matrix, batch) for matrix in (gemm.a, gemm.b))
+    a = f.offset(f.arguments["a"], f.imul(before_a, BYTES[gemm.a.dtype]))
+    return a, f.offset(f.arguments["b"], f.imul(before_b, BYTES[gemm.b.dtype]))
