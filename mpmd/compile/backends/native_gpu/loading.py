@@ -24,11 +24,11 @@ from mpmd.compile.backends.native_gpu.calls import (
 )
 from mpmd.compile.backends.native_gpu.clock import PAIRED, clock_at
 from mpmd.compile.backends.native_gpu.cublaslt import NoAlgorithm, PreparedProduct
-from mpmd.compile.backends.native_gpu.cuda_driver import DeviceError, GpuDriver
+from mpmd.compile.backends.native_gpu.cuda_driver import GpuDriver
 from mpmd.compile.backends.native_gpu.gpu import OpenGpu
 from mpmd.compile.backends.native_gpu.handler import PRODUCT_RECORD, WORKSPACE_ALIGNMENT
 from mpmd.compile.backends.native_gpu.launches import LaunchProgram, ProductLaunch
-from mpmd.compile.backends.native_gpu.libraries import address
+from mpmd.compile.backends.native_gpu.libraries import DeviceError, address
 from mpmd.compile.backends.native_gpu.products import ProductDescriptor
 from mpmd.compile.backends.native_gpu.target import GpuCode
 from mpmd.compile.buffers.assignment import Allocation, Slice

@@ -23,9 +23,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from mpmd.compile.backends.native_gpu.cuda_driver import DeviceError
 from mpmd.compile.backends.native_gpu.gpu import GpuLibraries, OpenGpu, gpu_at
-from mpmd.compile.backends.native_gpu.libraries import CudaLibraries
+from mpmd.compile.backends.native_gpu.libraries import CudaLibraries, DeviceError
 from mpmd.compile.backends.native_gpu.target import GpuTarget
 from mpmd.compile.backends.native_gpu.triton.choices import OWN, MeasuredTiles
 from mpmd.compile.backends.native_gpu.triton.compile_kernels import Cubin, shared_workers
