@@ -14,7 +14,7 @@ import operator
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
@@ -23,12 +23,13 @@ from jax.extend.mlir import ir as mlir
 from jax.interpreters import mlir as jax_mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from mpmd.compile.artefact import Artefact
 from mpmd.compile.backends.target_backend import LoadedProgram
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule, ValueSpec
 from mpmd.compile.hlo import Shape
 from mpmd.errors import CompileError
-from mpmd.jax_compat import ShapedArray, taking_packed
+from mpmd.jax_compat import ShapedArray, direct_call, taking_packed
 
 INLINE_BELOW_FLOPS = 1000
 """XLA on CPU runs a program of fewer operations in the thread that calls it; custom calls count none."""
@@ -340,6 +341,39 @@ class DirectCall:
 
     __slots__ = ("__call__",)
     __call__: Callable[..., Sequence[Any]]
+
+
+_Program = TypeVar("_Program", bound=LoadedProgram)
+
+
+@dataclasses.dataclass
+class ProgramFragment(DirectCall, CompiledFragment, Generic[_Program]):
+    """A fragment as one program of a target.
+
+    Attributes:
+        artefact: its code.
+        program: the code loaded, with the memory of its mesh.
+    """
+
+    artefact: Artefact
+    program: _Program
+
+    def __post_init__(self) -> None:
+        order = ArgumentOrder.of(self.artefact.aliases, self.fragment)
+        self.__call__ = order.around(direct_call(self.compiled))
+
+    @property
+    def timer(self) -> _Program:
+        """What writes when it runs."""
+        return self.program
+
+    @property
+    def kept_memory(self) -> dict[int, int]:
+        """Bytes that its code keeps; fragments of one program on one mesh share them."""
+        return {self.program.key: self.program.kept_bytes}
+
+    def cost_analysis(self) -> dict[str, float]:
+        return {**self.artefact.costs, "fallbacks": 0.0}
 
 
 _BYTES = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8", "float4_e2m1fn": "uint8"}
