@@ -237,6 +237,8 @@ class _Division:
         ]
         inputs = list(dict.fromkeys(inputs))
         part = _Part(self.module, inputs)
+        # A loop takes and gives its whole state, read or not; another part gives only what is read
+        # elsewhere.
         if loop is None:
             elsewhere = {at for i, positions in reads.items() if i not in inside for at in positions}
             outputs = [at for at in outputs if at in elsewhere or at in self.results]
@@ -253,6 +255,8 @@ class _Division:
         Without such a dependence XLA may order a reader after the cluster, for which it would copy the array.
         """
         reads, groups = self.reads, self.groups
+        # A native part runs as a whole: whoever needs one of its instructions needs all. XLA's are
+        # separate, as it orders them itself.
         together = {i: group for level, group in groups.items() if level % KINDS <= BESIDE for i in group}
         before = set(members)
         todo = [made for made, _ in inputs]
@@ -262,6 +266,7 @@ class _Division:
                 for needed in together.get(instruction, (instruction,)):
                     before.add(needed)
                     todo += [made for made, _ in reads.get(needed, ())]
+        # `before` now has all that the part depends on, its own members included.
         later = {at for i, positions in reads.items() if i not in before for at in positions}
         return tuple(k for k, at in enumerate(inputs) if at not in later and at not in self.results)
 
@@ -294,6 +299,7 @@ class _Part:
             operands = [self._value(operand, ()) for operand in member.operands]
             self.copies[member] = self.body.add(self.twins[member.uid].clone(operands))
         results = [self._array(position) for position in outputs]
+        # One tuple even of one array, so that all parts are called alike.
         shape = tuple_of([r.shape for r in results])
         self.body.set_root(self.body.add(HloInstruction("tuple", shape, results)))
         self.module.set_entry(self.body)
@@ -312,6 +318,7 @@ class _Part:
         if position in self.given:
             return self.given[position]
         value, index = position
+        # Neither a member nor an input: a value on no level, which this part computes again.
         if value not in self.copies:
             operands = [self._value(operand, ()) for operand in value.operands]
             self.copies[value] = self.body.add(self.twins[value.uid].clone(operands))

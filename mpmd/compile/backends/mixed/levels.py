@@ -63,6 +63,8 @@ def levels_of(
     results = arrays_of(module.entry.root)
     states = [at for loop in loops for at in arrays_of(loop.operands[0])]
     copied = _copied(module.entry.post_order(), [*results, *states], refused)
+    # Values that no part owns are left out: parameters and tuples are no work, and copied values are
+    # repeated in each part that reads them.
     order = [i for i in module.entry.post_order() if i.opcode not in _PLACELESS and i not in copied]
     reads = {i: _arrays_read(i.operands, copied) for i in order}
     kinds = {i: LOOP if i in loops else XLA if i in refused else NATIVE for i in order}
@@ -72,6 +74,8 @@ def levels_of(
             kinds[instruction] = min(kinds[sources[0]], XLA)
     _move_fringe(order, reads, kinds)
     groups = _grouped(order, reads, results, kinds)
+    # XLA takes over native groups that are not worth a call. That moves other instructions to other levels,
+    # which may leave further groups small: until none is. Each round has fewer native instructions.
     while small := [n for n, members in groups.items() if n % KINDS == NATIVE and not _is_worth(members)]:
         for level in small:
             kinds.update(dict.fromkeys(groups[level], XLA))
@@ -83,6 +87,7 @@ def _copied(
     order: Sequence[HloInstruction], results: Sequence[Position], refused: Collection[HloInstruction]
 ) -> set[HloInstruction]:
     """Values that each part computes again: those that read no array, and those larger than their operand."""
+    # A result of the program is an array of one part, and a refused instruction runs in one part only.
     kept = {*refused, *(made for made, _ in results)}
     sizes = {i: 0 for i in order if i.opcode == "constant"}
     without = set(sizes)
@@ -91,10 +96,13 @@ def _copied(
         size = 1 + sum(sizes.get(operand, 0) for operand in operands)
         if instruction in kept or instruction in sizes or size > _MAX_COPIED:
             continue
+        # Reads no array: computed anew wherever it is wanted, up to `_MAX_COPIED` instructions with all
+        # that it is made of.
         if opcode == "iota" or (
             (opcode in _CHEAP or instruction.is_elementwise) and operands and without.issuperset(operands)
         ):
             without.add(instruction)
+        # A broadcast is repeated because its operand is the smaller array to hand over.
         elif opcode not in _WIDENING or operands[0].shape.byte_size > instruction.shape.byte_size:
             continue
         sizes[instruction] = size
@@ -136,6 +144,7 @@ def _move_fringe(
     for instruction in order:
         for made, _ in reads[instruction]:
             users.setdefault(made, []).append(instruction)
+    # Readers come first, so that chains of cheap operations move as a whole.
     for instruction in reversed(order):
         readers = users.get(instruction, [])
         if instruction.opcode in _CHEAP and readers and all(kinds[u] != NATIVE for u in readers):
@@ -154,6 +163,9 @@ def _grouped(
         kind = level = kinds[instruction]
         for before in (*(made for made, _ in reads[instruction]), *instruction.control_predecessors):
             if before in levels:
+                # Levels count round after round through the kinds: the distance to the next level of this
+                # kind, none if `before` is on one. Loops are parts of their own, and one that needs another
+                # is a whole round later.
                 further = (kind - levels[before]) % KINDS or (KINDS if kind == LOOP else 0)
                 level = max(level, levels[before] + further)
         levels[instruction] = level
@@ -175,12 +187,16 @@ def _sink(
     readers: dict[HloInstruction, list[int]] = {}
     for made, _ in results:
         readers.setdefault(made, []).append(levels.get(made, 0))
+    # Readers are placed before what they read. The move is to the native level of the round of the first
+    # reader, and only if the operands that then pass between parts are no larger than the result that no
+    # longer does.
     for instruction in reversed(order):
         before = dict.fromkeys(made for made, _ in reads[instruction])
         later = readers.get(instruction, ())
         size = sum(made.shape.byte_size for made in before if made.opcode != "parameter")
         if kinds[instruction] == NATIVE and later and size <= instruction.shape.byte_size:
             levels[instruction] = max(levels[instruction], min(later) - min(later) % KINDS)
+        # What must run before this instruction must not move behind it, either.
         for made in (*before, *instruction.control_predecessors):
             readers.setdefault(made, []).append(levels[instruction])
 
@@ -198,6 +214,8 @@ def _beside_collectives(
         following = groups.get(level + XLA, ()) if level % KINDS == NATIVE else ()
         if not any(m.opcode in COLLECTIVES for m in following):
             continue
+        # Of this level, what later levels wait for stays, with all that it is made of; the rest is work
+        # that collectives can hide.
         needed = _awaited(level + XLA, groups, reads)
         for instruction in reversed(members):
             if instruction in needed:

@@ -1,4 +1,8 @@
-"""A program as a CUDA graph: what a call issues is captured, and replayed while the addresses are the same.
+"""What handlers call: functions of a table whose status is checked, and a program as a CUDA graph.
+
+A status that is not 0 ends the caller with an error that names the call.
+
+Of a program as a graph, what a call issues is captured, and replayed while the addresses are the same:
 
     first call with some addresses      the steps are issued, which also loads the driver's late parts
     second                              they are captured on a stream of the program's own
@@ -13,11 +17,8 @@ Programs that wait for a flag on the host cannot be captured.
     block   lock · next row · rows of: executable graph · whether it is used · addresses
 
 Source: the CUDA driver API, "Graph Management" and "Stream Management"; the capture is of the thread alone,
-    so that other threads may call what a capture forbids.
-
-Calls through the table of functions, in LLVM IR: another status than 0 ends the caller with an error.
-
-Source: xla/ffi/api/c_api.h for the error; cuda.h and cublasLt.h for the functions that name a status.
+    so that other threads may call what a capture forbids. xla/ffi/api/c_api.h for the error; cuda.h and
+    cublasLt.h for the functions that name a status.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ STATE = (
     "failed_status", "multiplying",
 )  # fmt: skip
 """The words of the state block; the handler writes the last two alone, and `multiplying` is a lock.
-`graphs` is null or a block as in `capture.py`, `capturing` the stream on which that captures, `device` the
+`graphs` is null or a block as above, `capturing` the stream on which that captures, `device` the
 GPU's number in its mesh; `stamp` is null or the kernel of `clock.py`, and `mark` its argument."""
 
 _MESSAGE_BYTES = 512
@@ -178,23 +179,31 @@ class _CaptureEmitter:
             with f.when(off, returns=True, value=Value("%plain", "ptr")):
                 self._issue(f, "%plain")
             lock = f.offset(graphs, 8 * _LOCK)
+            # Rows are changed under a lock, but no call waits for it: a graph saves time on the host, and
+            # waiting would cost it.
             busy = f.compare("ne", f.atomic_exchange(lock, 1), constant(0, "i64"))
             with f.when(busy, returns=True, value=Value("%other", "ptr")):  # another thread is in this call
                 self._issue(f, "%other")
             given = [*self._arguments(f), graphs]
             made = f.call(f"{self.name}_replay", *given, result="ptr")
+            # in any case, with an error too: `replay` has returned by now
             f.atomic_store(constant(0, "i64"), lock)
             f.ret(made)
 
     def _emit_replay(self) -> None:
         """`replay(frame, stream, memory, graphs)`, with the lock held."""
         with self.calls.function("replay", "stream", "memory", "graphs") as f:
+            # XLA calls from threads of its own, whose context may be another; `issue` sets it, but a replay
+            # does not go through that.
             self.calls.call(f, "cuCtxSetCurrent", [self.calls.word(f, "context")], "the call")
             row = self._row(f)
+            # New addresses: only noted, with a row. A capture is worth it if they come again, and a plain
+            # call loads the driver's late parts first.
             unused = f.op(f"icmp eq ptr {row}, null", "i1")
             with f.when(unused, returns=True, value=Value("%first", "ptr")):
                 self._take_row(f)
                 self._issue(f, "%first")
+            # known addresses without a graph: the second call, or one after a capture that failed
             with f.when(f.op(f"icmp eq ptr {f.load(row, 'ptr', EXECUTABLE)}, null", "i1")):
                 self._capture(f, row)
             executable = f.load(row, "ptr", EXECUTABLE)
@@ -207,6 +216,8 @@ class _CaptureEmitter:
         f.store(NULL, found)
         with f.loop(0, ROWS) as loop:
             row = self._row_at(f, loop.i)
+            # The rows are few, and all are compared: no order of use is kept. A row that was never used has
+            # no addresses, whatever its bytes are.
             differs = f.intrinsic(
                 "memcmp", "i32", f.offset(row, 8 * ADDRESSES), f.arguments["memory"], self._address_bytes
             )
@@ -230,6 +241,8 @@ class _CaptureEmitter:
         number = f.load(graphs, "i64", _NEXT)
         following = f.op(f"add i64 {number}, 1", "i64")
         f.store(f.op(f"urem i64 {following}, {ROWS}", "i64"), graphs, _NEXT)
+        # Rows are taken in turns; the row is complete before the old graph is destroyed, so that a failure
+        # of that leaves no row with a dead graph.
         row = self._row_at(f, number)
         executable = f.load(row, "ptr", EXECUTABLE)
         f.store(NULL, row, EXECUTABLE)
@@ -246,12 +259,15 @@ class _CaptureEmitter:
         self._issue(f, "%captured", stream)
         failed = f.op("icmp ne ptr %captured, null", "i1")
         f.store(NULL, graph)
-        # in any case, or the stream is lost
+        # A stream that captures must be ended even if a launch failed: it would stay in that state for
+        # ever.
         ended = self.calls.enter(f, "cuStreamEndCapture", [stream, graph])
         with f.when(failed, returns=True, value=Value("%captured", "ptr")):
             self._destroy(f, graph)
         self.calls.fail_if_not_zero(f, ended, "cuStreamEndCapture", _WHERE)
         flags = constant(0, "i64")
+        # The executable graph is a copy: the captured one is destroyed in any case, before the status is
+        # looked at.
         made = self.calls.enter(f, "cuGraphInstantiateWithFlags", [executable, f.load(graph, "ptr"), flags])
         self._destroy(f, graph)
         self.calls.fail_if_not_zero(f, made, "cuGraphInstantiateWithFlags", _WHERE)

@@ -183,6 +183,8 @@ class _Preparation:
             a, b, d = layouts["a"], layouts["b"], layouts["d"]
             given = (descriptor, a, b, d, d, preference, 1, ctypes.byref(choice), ctypes.byref(count))
             name = "cublasLtMatmulAlgoGetHeuristic"
+            # That it knows no algorithm is an answer, by status or by an empty list: such products become
+            # kernels.
             status = int(self.library.function(name)(self.library.handle, *given))
             if status != _NOT_SUPPORTED:
                 self.library.check(name, status, what)
@@ -235,5 +237,7 @@ class _ColumnMajor:
         """A matrix of `rows` by `columns`, in a product whose result is column-major if `straight`."""
         if not matrix.transposed:
             rows, columns = columns, rows
+        # Stored by rows is transposed to the library, unless the whole product is: for a row-major result
+        # it computes dᵀ = bᵀ · aᵀ, where all change at once.
         taken = matrix.transposed != straight
         return _ColumnMajor(_DTYPES[matrix.dtype], rows, columns, matrix.pitch, matrix.stride, taken)

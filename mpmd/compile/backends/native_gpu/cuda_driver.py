@@ -120,6 +120,7 @@ class GpuDriver(StatusLibrary):
         undo.callback(self._release, "cuModuleUnload", module)
         function = ctypes.c_void_p()
         self.call("cuModuleGetFunction", ctypes.byref(function), module, cubin.name.encode(), what=what)
+        # The attribute is of the function, so once for all launches.
         if cubin.shared_bytes > _PLAIN_SHARED_BYTES:
             self.call(
                 "cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED_BYTES, cubin.shared_bytes,

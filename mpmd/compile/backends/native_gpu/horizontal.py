@@ -285,6 +285,8 @@ def launch_groups(
 
 def _place(slots: Sequence[_Slot], added: _Slot) -> _Slot | None:
     """The nearest group that a launch may join."""
+    # From the last slot backwards: the launch may pass slots that it does not conflict with, and stops at
+    # the first that it does.
     for slot in slots[: -_WINDOW - 1 : -1]:
         if added.memory.conflicts(slot.memory):
             return None

@@ -302,11 +302,14 @@ class _LaunchLowering:
     ) -> Iterator[Step]:
         """The kernels of a plan; `first` is the number of the first scratch array."""
         places = dict(operands)
+        # Scratch arrays follow the plan's operands in the numbering of its kernels, and lie in one slice.
         for number, at in enumerate(made.scratch, first):
             assert scratch is not None
             places[number] = _from(scratch, at)
         for kernel in made.kernels:
             arguments = tuple(places[k] for k in kernel.operands)
+            # Alignment is part of a kernel's text: wide loads. Allocations begin aligned, so offsets
+            # decide.
             kernel = kernel.with_alignment([s.offset % _ALIGNED == 0 for s in arguments])
             self.kernels[kernel.name] = kernel
             yield KernelLaunch(name, kernel.name, arguments, kernel.grid, kernel.sizes)
@@ -317,6 +320,9 @@ class _LaunchLowering:
             places = {**thunk.operands, first: thunk.a, first + 1: thunk.b}
             yield from self._launches(thunk.name, made, places, None, first + 2)
             return
+        # From the best to the plainest: product and epilogue in one kernel; the library, with an epilogue
+        # that it has (a store, a sum, an added vector); the library's sums in scratch memory, and a kernel
+        # that reads them.
         stored = stored_sums(thunk.plan, self.without)
         if stored is not None:
             yield from self._sums(thunk, thunk.operands[stored.operand], stored)
@@ -332,6 +338,7 @@ class _LaunchLowering:
         added, shift = (thunk.operands.get(number) for number in (stored.added, stored.shift))
         given = {"adds": added is not None, "shifts": shift is not None}
         calls = library_calls(plan, view, self.without, **given)
+        # no call of the library has these strides: row sums, as a plan of their own
         if not calls:
             yield from self._kernels(thunk.name, as_row_sums(plan, view), [thunk.a, thunk.b, target])
         for call in calls:
@@ -343,6 +350,8 @@ class _LaunchLowering:
                     (target, call.d, view),
                 )
             )
+            # batch indices without a common stride are calls of their own, each with its part of what is
+            # added
             if added is not None:
                 added = _from(added, call.d * DTYPE_BYTES[view.dtype])
             yield ProductLaunch(thunk.name, call.descriptor, a, b, d, added, shift)
@@ -378,6 +387,7 @@ def _issued(steps: Sequence[Step]) -> int | None:
         inner: int | None = 1
         if isinstance(step, LoopLaunch):
             inner = _issued(step.body) if step.trips is not None else None
+            # a loop of known length issues its body each time: in a graph it is unrolled
             inner = None if inner is None else inner * (step.trips or 0)
         elif isinstance(step, BranchLaunch):
             inner = None

@@ -56,6 +56,8 @@ class Blocking:
         self.lanes = target.lanes()
         self.rows, self._vectors = register_tile(target)
         self.padded_keys = self.scores[0].width * -(-plan.keys // self.scores[0].width)
+        # Behind the last key, factors are padded with whole registers and tiles of zeros
+        # (`BlockRows._pad`).
         self.line = self.padded_keys + max(self.lanes, self.rows) + LINE_BYTES // 4
         self.block = self._block()
 
@@ -92,6 +94,8 @@ class Blocking:
         free, found = {s.sums for s in self.plan.scores}, {}
         for factor in sorted({m.factor for m in self.plan.mixtures}):
             for sums in sorted(free):
+                # A factor may lie over sums if none is read after it was overwritten (`may_share`); pairs
+                # of bf16 have another size.
                 if not self.is_paired(factor) and may_share(self.local_rows, sums, factor, row=True):
                     found[factor] = sums
                     free.discard(sums)
@@ -121,6 +125,7 @@ class Blocking:
         stores: list[Store] = []
         for store in rows.stores:
             node = store.node
+            # Rounded to bf16 as the plan says, but kept as f32, which micro-kernels multiply without pairs.
             if store.operand in widened:
                 nodes.append(Apply("f32", "convert", (node,)))
                 node = len(nodes) - 1
@@ -130,6 +135,8 @@ class Blocking:
 
     def _block(self) -> int:
         """Queries of a block: what keeps their scores in L2, and is enough for the products."""
+        # Scores and factors of a block are read and written by several passes: they fill half of L2 at
+        # most, but a block has two tiles at least, so that strips of keys are read for more than one.
         kept = len(self.plan.inner) - len(self.shared)
         fitting = self.target.l2_bytes // 2 // (4 * self.line * kept) // self.rows
         most = -(-self.plan.queries // self.rows)

@@ -50,6 +50,7 @@ class StoreSums:
             else:
                 f.masked_store(value, address, at.mask)
             return
+        # a result with strided columns is written element by element; masked lanes do not exist in C
         for lane in range(lanes_of(value.type)):
             place = f.offset(address, lane * c.column_stride * BYTES[c.dtype])
             if at.mask is None:
@@ -103,6 +104,8 @@ class FinishTile:
         arguments += [(p, "ptr") for p in self.epilogue.pointers]
         with FunctionBuilder(module, self.name(edge=edge), arguments, internal=True) as f:
             batch = self._batch_indices(f, f.arguments["batch"])
+            # Several rows at once: as many vectors as the epilogue computes side by side, to overlap their
+            # latency.
             at_once = max(1, self.epilogue.vectors_at_once(module.target) // -(-columns // lanes))
             rows, whole = f.arguments["rows"], f.index(0)
             if at_once > 1:

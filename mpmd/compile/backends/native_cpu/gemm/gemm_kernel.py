@@ -116,6 +116,8 @@ class Workspace:
             (t.panels if t.pack_b else 1) * t.width * t.kc * element,
             t.rows * t.width * sums,
         ]
+        # Where sums wait for the next chunk of K: in C if it can hold them, else in `rest`, for all strips
+        # of a group. The strip at the edge always waits there: C has no columns for its padding.
         direct = stores_directly(kernel)
         rest_width = 0
         if chunks > 1 and (not direct or gemm.n % t.width):
@@ -125,6 +127,7 @@ class Workspace:
         end = 0
         for size in sizes:
             offsets.append(end)
+            # Parts that are not used have no bytes; others begin at a line.
             # packing writes whole registers: one beyond the end at most
             end += -(-(size + LINE_BYTES if size else 0) // LINE_BYTES) * LINE_BYTES
         a, b, tile, rest = offsets
@@ -216,6 +219,8 @@ class _Driver:
         a, b = factor_addresses(f, gemm, batch)
         following = None
         if not isinstance(batch, int):
+            # Addresses of the next product are computed even if it does not exist: nobody reads or fetches
+            # there then.
             after = f.iadd(batch, 1)
             exists = f.compare("slt", f.index(after), constant(gemm.batch_size, "i64"))
             following = (*factor_addresses(f, gemm, after), exists)
@@ -225,6 +230,7 @@ class _Driver:
             c = f.offset(f.arguments["c"], before)
         with self._each(panels[0], panels[1], t.panels) as group:
             group_end = f.imin(f.iadd(group, t.panels), panels[1])
+            # With K = 0 one chunk of depth 0 stores zeros.
             with self._each(0, max(1, gemm.k), t.kc) as chunk:
                 depth = f.imin(f.isub(gemm.k, chunk), t.kc)
                 if isinstance(chunk, int):
@@ -285,6 +291,9 @@ class _Driver:
         self.shared[micro.name] = micro
         factors = (a, a_stride), (b, b_stride), operands.fetch(row, panel), operands.steps(block.depth)
 
+        # Sums of a full tile go to C, where they also wait for the next chunk. Others go through the
+        # workspace's tile: in one chunk at once, else chunk by chunk through `rest`, and the last into the
+        # tile. `near` is what is read or written after the sums, and is fetched meanwhile.
         c = self._place_of_result(block, row, panel)
         if self.direct and not edge:
             micro.call(f, *factors, c[:2], c[:2], c, block.later)
@@ -302,6 +311,7 @@ class _Driver:
             near = *so_far, self._next_line(self.sum_bytes)
             micro.call(f, *factors, so_far, (d, stride), near, block.later)
         column = f.index(f.imul(panel, t.width))
+        # only the last chunk has the whole sums, which an epilogue needs
         with f.when(block.last):
             results = [f.arguments[p] for p in self.kernel.pointers[2:]]
             self.finish.call(f, tile[0], rows, row, column, block.batch, results, edge=edge)

@@ -48,6 +48,8 @@ class Fetch:
             distance: bytes from a run to the next.
             size: bytes of a run, at least one.
         """
+        # A fetch counts up from minus its length to zero: its end is known by the sign, and a position past
+        # it is clamped to the last line without a branch.
         f = self.f
         # a run of so many bytes may begin within a line
         lines = f.idiv(f.iadd(size, 2 * LINE_BYTES - 2), LINE_BYTES)
@@ -98,9 +100,11 @@ class Fetching:
 
     def line(self, state: list[Value]) -> list[Value]:
         """Prefetch a line; returns the state after it."""
+        # Locality 2 is the second level: what comes next must not evict the tile's own operands from L1.
         f, (position, left) = self.f, state
         f.prefetch(f.offset(self._end, f.imin(position, 0)), locality=2)
         fewer = f.index(f.isub(left, 1))
+        # at the end of a run the next line is the next run's first: `jump` leads there from the run's last
         done = f.compare("eq", fewer, constant(0, "i64"))
         position = f.index(f.iadd(position, f.select(done, self._jump, constant(LINE_BYTES, "i64"))))
         return [position, f.select(done, self._run, fewer)]
@@ -211,13 +215,15 @@ class _Tile:
 
     def emit(self) -> None:
         f, k, distances = self.f, self.kernel, self.f.target.prefetch
+        # Three loops over K. The first multiplies, and fetches the factors that come next. The second also
+        # fetches a row of the result every one or two steps, late enough that it still is in L1 when the
+        # sums are stored. The third has the steps that are left over.
         depth, unroll = f.arguments["depth"], _UNROLL[k.adjacent]
         self.fetching = Fetching(f, f.arguments["fetch"])
         bases = self._a_bases(f.arguments["a"])
         self.ahead = f.imul(f.arguments["a_stride"], distances.factor_steps)
         self.bases, zero = len(bases), constant(0.0, self.vector)
         state = [*bases, f.arguments["b"], *self.fetching.start, *([zero] * (k.rows * k.vectors))]
-        # the tile's lines are fetched one row at a time, and so late that they stay in L1
         before = f.index(f.floor_to(f.imax(f.isub(depth, distances.result_steps), 0), unroll))
         state = self._run(0, before, unroll, state)
         spread = min(unroll, _STEPS_PER_ROW)
@@ -253,6 +259,8 @@ class _Tile:
             fetch = self.fetching.line(fetch)
         b_stride, a_stride = f.arguments["b_stride"], f.arguments["a_stride"]
         for step in range(count):
+            # All of B's row first: its registers are shared by all rows of the tile, which then need one
+            # broadcast each. The order of the accumulators is row-major, as the tile is stored.
             b_row = [f.load(f.offset(b, v * self.vector_bytes), self.vector) for v in range(k.vectors)]
             for row in range(k.rows):
                 scalar = self._a_element(pointers, row, step)
@@ -278,6 +286,7 @@ class _Tile:
             at = f.offset(pointers[0], row * k.step_bytes)
         else:
             base, within = divmod(row, _ROWS_PER_BASE)
+            # row `within` of its base is at base + within · stride: one address, without an addition
             at = f.offset(pointers[base], f.imul(within, f.arguments["a_stride"]))
             at = f.offset(at, step * k.step_bytes)
         return f.splat(f.load(at, k.accumulator, align=2 if k.step == "bf16x2" else 0), self.lanes)
@@ -286,6 +295,7 @@ class _Tile:
         """Store the tile, adding S where asked."""
         f = self.f
         with f.loop(0, f.arguments["accumulate"], carried=accumulators) as once:
+            # one round or none: S is not read, and need not exist, unless it is added
             before = [f.load(self._place("s", at), self.vector) for at in range(len(accumulators))]
             once.carry([f.add(sums, s) for sums, s in zip(once.carried, before, strict=True)])
         accumulators = once.carried

@@ -175,6 +175,8 @@ class _Thin:
         def call(edge: bool) -> None:
             self.finish.call(f, self.tile, rows, row, column, batch, results, edge=edge)
 
+        # whether a column begins a whole tile is known while compiling, unless there are tiles of both
+        # kinds
         if n % width == 0 or n < width:
             call(n < width)
             return
@@ -188,6 +190,8 @@ class _Thin:
         f, form, width = self.f, self.form, self.kernel.width
         count = f.imin(form.block, f.isub(form.long.items, start))
         with f.loop(0, count, form.group) as part:
+            # A group that goes beyond the last row reads that again: its sums land in rows of the tile that
+            # are not finished.
             first = f.iadd(start, part.i)
             rows = [
                 f.offset(
@@ -218,6 +222,8 @@ class _Thin:
         count = items * len(rows)
         start = [constant(0.0, self.vector)] * (count * chains)
         with f.loop(0, many, step * chains, carried=start) as loop:
+            # Chains are independent sums over every `chains`-th step: an FMA takes several cycles, and one
+            # chain would wait for each.
             following: list[Value] = []
             for chain in range(chains):
                 sums = loop.carried[chain * count : (chain + 1) * count]
@@ -226,6 +232,7 @@ class _Thin:
         totals = loop.carried[:count]
         for chain in range(1, chains):
             totals = [f.add(x, y) for x, y in zip(totals, loop.carried[chain * count :])]
+        # the chains are one by now: fewer steps are left than they take
         for at in range(many, whole, step):
             totals = self._multiply(rows, few, at, None, totals)
         if whole < k:
@@ -257,6 +264,9 @@ class _Thin:
     def _folded(self, vectors: list[Value]) -> Value:
         """The sum of the lanes of each of some vectors, at most as many as each has lanes, in one vector."""
         f, wanted = self.f, len(vectors)
+        # Vectors are folded in pairs: the halves of both are added and stand side by side, so that n
+        # vectors take about n additions instead of n·log(lanes). A number of vectors that is no power of
+        # two is filled up with copies.
         size = 1 << (wanted - 1).bit_length()
         rows = vectors + [vectors[-1]] * (size - wanted)
         pieces = 1  # sums that a vector holds parts of

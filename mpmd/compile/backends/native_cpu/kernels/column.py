@@ -94,6 +94,8 @@ class _Columns:
         start.hoist(range(len(plan.nodes)), self.lanes)
         runs = list(plan.row)[:-1]
         with f.loop(f.arguments["begin"], f.arguments["end"]) as unit:
+            # Groups are the fastest dim of units: threads that take neighbouring units read different rows
+            # of the same strip.
             group, rest = f.irem(unit.i, self.parts.groups), f.idiv(unit.i, self.parts.groups)
             strip, rest = f.irem(rest, kernel.strips), f.idiv(rest, kernel.strips)
             count = product(plan.extents, runs)
@@ -137,6 +139,8 @@ class _Columns:
         ]
         low = f.imul(group, parts.rows_per_group)
         high = f.imin(f.iadd(low, parts.rows_per_group), parts.rows)
+        # All sums of the strip are carried by the loop, in registers: reductions × vectors, which
+        # `strip_vectors` limits.
         neutral = [identity(node, self.lanes) for node in self.nodes.values() for _ in places]
         outer = scope.inside()
         with f.loop(low, high, carried=neutral) as row:
@@ -147,6 +151,7 @@ class _Columns:
         for v, place in enumerate(places):
             mine = {n: totals[k * vectors + v] for k, n in enumerate(self.nodes)}
             at = f.iadd(f.imul(run, parts.run), place.start)
+            # With one group the sums are final here; else `CombineKernel` adds the groups' lines.
             if parts.groups > 1:
                 line = parts.place(f, f.iadd(f.imul(batch, parts.groups), group))
                 for number, node in self.nodes.items():

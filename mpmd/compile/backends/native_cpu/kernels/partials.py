@@ -59,6 +59,7 @@ class Partials:
         """Whether anything final changes along the row dims; otherwise every line is one number."""
         plan = self.plan
         levels = [plan.levels[n] for n in self.reductions] + [store_level(plan, s) for s in plan.stores]
+        # A sum of row values has one number per line, though the rows are long.
         return plan.row_dims > 0 and COLUMN in levels
 
     @property
@@ -68,6 +69,7 @@ class Partials:
     @property
     def run(self) -> int:
         """Elements from one run of the last row dim to the next: whole vectors."""
+        # Runs are padded to whole vectors, so that lines are cleared, added to and combined without masks.
         return -(-self.plan.extents[-1] // self.lanes) * self.lanes if self.is_wide else 1
 
     @property
@@ -152,6 +154,8 @@ class CombineKernel:
         nodes = {n: reduce_node(parts.plan, n) for n in parts.reductions}
         # a sum of row values is one number: the first of its line
         lanes = {n: self._lanes if parts.plan.levels[n] == COLUMN else 1 for n in nodes}
+        # Groups are added in order, and each began with the neutral value: the result is the same however
+        # many threads computed them.
         neutral = [identity(node, lanes[number]) for number, node in nodes.items()]
         with f.loop(0, parts.groups, carried=neutral) as group:
             place = parts.place(f, f.iadd(f.imul(batch, parts.groups), group.i))
@@ -162,6 +166,7 @@ class CombineKernel:
                 value = load(f, pointer, sum_dtype(node.dtype), wide, where)
                 following.append(emit_combine(f, node.op, total, value, node.dtype))
             group.carry(following)
+        # Rounded once, at the end: partial sums of bf16 and f16 are f32.
         return {
             number: round_to(f, total, node.dtype)
             for (number, node), total in zip(nodes.items(), group.carried, strict=True)
@@ -180,6 +185,8 @@ def finish_columns(scope: Scope, totals: dict[int, Value], at: Position, parts: 
         if plan.levels[number] == BATCH:
             scope.define(number, value)
     once = [s for s in plan.stores if store_level(plan, s) == BATCH]
+    # Values that do not change along the row are stored by the unit of its first vector, but computed in
+    # front of the branch, where the others find them.
     if once:
         for item in once:
             scope.value(item.node)

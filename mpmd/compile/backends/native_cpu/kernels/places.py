@@ -179,6 +179,7 @@ class Places(ABC):
         small = not index.values() and max(map(abs, index.bounds(self.plan.extents))) < 1 << 31
         if step is None or not small:
             return self.all_lanes(index)
+        # lane k is at first + k · step: a splat and a constant, instead of an index expression per lane
         count = self.lanes.count
         first = f.cast("trunc", f.index(self.first(index)), "i32")
         numbers = [lane * step for lane in range(count)]

@@ -100,11 +100,15 @@ def emit_streaming(
         body: writes the code; its argument is whether stores may be non-temporal.
     """
     if streamed:
+        # One test for all results: the low bits of their addresses, or-ed together. The code is written
+        # twice, as the kind of a store is fixed in an instruction.
         together = constant(0, "i64")
         for number in sorted(streamed):
             together = f.or_(together, f.op(f"ptrtoint ptr {pointers[number]} to i64", "i64"))
         rest = f.and_(together, constant(LINE_BYTES - 1, "i64"))
         with f.when(f.compare("eq", rest, constant(0, "i64")), returns=True):
             body(True)
+            # non-temporal stores are not ordered with the others: a fence, before another thread is told of
+            # the results
             f.finish_streams()
     body(False)

@@ -125,6 +125,8 @@ def _visit(
     """Note what computing a node in the current pass needs, stopping at what an earlier pass can keep."""
     if number in needed or number in reads or plan.levels[number] != ELEMENT:
         return
+    # An element that an earlier pass computed is read from a scratch row if it is expensive, and the walk
+    # stops there; else it is computed again, from arguments that may themselves be kept.
     first = next((s for s, nodes in enumerate(seen) if number in nodes), None)
     node = plan.nodes[number]
     if first is not None and isinstance(node, Apply) and _worth_keeping(plan, node):
@@ -133,6 +135,7 @@ def _visit(
         return
     needed.add(number)
     for argument in arguments(node):
+        # a finished reduction is a number of the row, defined after its pass
         if not isinstance(plan.nodes[argument], ReduceNode):
             _visit(plan, argument, seen, needed, kept_by, reads)
 
@@ -246,6 +249,7 @@ class _Rows:
                 found = self._pass(row, item, unit) if self.plan.row_dims else self._single_point(row, item)
                 for reduction, value in found.items():
                     row.define(reduction, value)
+            # What a row stores once, and adds to sums over rows, needs reductions of every pass.
             self._finish_row(row, unit)
 
     # -- one pass --------------------------------------------------------------------------------------------
@@ -256,6 +260,7 @@ class _Rows:
         extent, roots = plan.extents[last], self._roots(item)
         needed = needed_nodes(plan, roots)
         row.hoist(needed, lanes)
+        # Each vector of a round has sums of its own, which are registers, too.
         fitting = vectors_at_once(plan, self.kernel.target, roots, len(item.row_sums))
         unroll = max(1, min(fitting, extent // lanes))
         sums = Accumulators(f, plan, item.row_sums, lanes, unroll)
@@ -314,6 +319,7 @@ class _Rows:
             node, start = reduce_node(self.plan, number), f.iadd(self.parts.place(f, unit), line)
             for scope, part in zip(scopes, parts, strict=True):
                 value = scope.wide(node.arg)
+                # Masked lanes are garbage, not zero: a sum takes the neutral value for them.
                 if part.mask is not None:
                     value = f.select(part.mask, value, identity(node, part.count))
                 self._add_to_partials(number, f.iadd(start, part.start), value)

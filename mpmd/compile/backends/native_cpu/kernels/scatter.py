@@ -46,6 +46,8 @@ class ScatterKernel(PlanKernel):
         plan, guard = self.plan, self.plan.stores[0].where
         if guard < 0 or not plan.rank or any(store.where != guard for store in plan.stores):
             return -1, plan
+        # A guard that is the same for the whole row becomes one branch around it; one that changes along
+        # the row stays a mask.
         if plan.rank - 1 in plan.depends[guard]:
             return -1, plan
         return guard, replace(plan, stores=tuple(replace(store, where=-1) for store in plan.stores))
@@ -81,6 +83,8 @@ class ScatterKernel(PlanKernel):
             with f.loop(begin, end):
                 store_all([start.inside()])
             return
+        # Columns outside, rows inside: a thread does all rows of its columns in order, so that two rows
+        # that meet are added in the order of the program.
         low = f.imul(begin, self._piece)
         high = f.imin(f.imul(end, self._piece), plan.extents[-1])
         outer = range(plan.rank - 1)
@@ -113,6 +117,8 @@ def pieces_apart(plan: KernelPlan, in_place: Collection[int] = ()) -> bool:
         if any(last in plan.depends[v] for v in store.index.values()):
             return False
         others = [factor for atom, factor in store.index.terms if atom.kind != "dim" or atom.number != last]
+        # Two elements of the last dim meet only if rows overlap: starts of rows differ by multiples of the
+        # pitch.
         pitch = math.gcd(*others)  # rows of the result start so many elements apart, or multiples of it
         if others and pitch < plan.extents[last]:
             return False

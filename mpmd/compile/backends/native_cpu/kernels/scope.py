@@ -153,6 +153,8 @@ class Scope(Places):
             return load(f, pointer, node.dtype, 1, at, mask)
         if step == 1:
             return load(f, pointer, node.dtype, count, self._near(node, self.first(node.index)), mask)
+        # A reversed vector is loaded forwards from its last lane's address, mask and all, and turned
+        # around.
         if step == -1:
             backwards = list(range(count))[::-1]
             low = self._near(node, f.isub(self.first(node.index), count - 1))
@@ -218,6 +220,8 @@ class Scope(Places):
         if self.varies(item.index) and self.steps_by(item.index) == 1:
             self._put(item, value, pointer, self.first(item.index), mask)
             return
+        # Lanes that write one place, or may, are stored one after the other: the last must win, or all
+        # count.
         if item.combine or not self.varies(item.index):
             self._put_lane_by_lane(item, value, pointer, mask)
             return

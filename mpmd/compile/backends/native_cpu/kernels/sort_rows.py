@@ -137,6 +137,7 @@ class _MergedRow:
         while 1 << passes < runs:
             passes += 1
         width = constant(_RUN, "i64")
+        # The two rows of the workspace change places after each pass, as pointers that the loop carries.
         with f.loop(0, passes, carried=[*self.first, *self.second, width]) as each:
             *rows, width = each.carried
             source, target = rows[: len(self.types)], rows[len(self.types) :]
@@ -195,9 +196,13 @@ class _MergedRow:
         last_left, last_right = f.isub(middle, 1), f.isub(end, 1)
         with f.loop(low, end, carried=[low, middle]) as each:
             left, right = each.carried
+            # A run that is used up gives its last element again, which is not taken: no load leaves the
+            # runs.
             a = self._load(source, f.imin(left, last_left))
             b = self._load(source, f.imin(right, last_right))
             no_left, is_right = f.compare("sge", left, middle), f.compare("slt", right, end)
+            # The right element is taken only if it comes strictly before the left one: equal ones keep
+            # their order.
             takes = f.and_(is_right, f.or_(no_left, self._before(b, a)))
             self._store([f.select(takes, y, x) for x, y in zip(a, b)], target, each.i)
             step = f.cast("zext", takes, "i64")
@@ -271,6 +276,8 @@ class _SelectedRow:
     def select(self) -> None:
         f, kept = self.f, self.sorting.kept
         at_once = min(_BITS, (self.length - kept) // self.lanes * self.lanes)
+        # The first `kept` elements are inserted as they come; the rest is scanned in blocks, if it fills a
+        # vector.
         first = kept if at_once else self.length
         with f.loop(0, first) as each:
             self._insert(each.i, each.i)
@@ -296,6 +303,8 @@ class _SelectedRow:
         f = self.f
         left = f.stack("i64")
         with f.loop(first, end, at_once) as block:
+            # The last block begins early enough to be whole; the bits of elements that were done before are
+            # shifted out.
             start = f.imin(block.i, end - at_once)
             done = f.index(f.isub(block.i, start))
             bits = f.binary("shl", f.binary("lshr", self._better(start, at_once), done), done)
@@ -304,9 +313,12 @@ class _SelectedRow:
                 f.store(bits, left)
                 with f.repeat() as leave_if:
                     bits = f.load(left, "i64")
+                    # the next candidate, in the order of the row: equal elements stay in order
                     number = f.intrinsic("llvm.cttz.i64", "i64", bits, constant(1, "i1"))
                     self._insert(f.iadd(start, number))
                     if again:
+                        # Compared anew with the last of the best, which the insertion has changed; of later
+                        # elements alone.
                         later = f.sub(zero, f.binary("shl", constant(2, "i64"), number))
                         bits = f.and_(self._better(start, at_once), later)
                     else:
@@ -349,7 +361,11 @@ class _SelectedRow:
         passes = self._before(new, current)
         if count is not None:
             numbers = f.add(f.splat(f.index(at), lanes), f.lane_numbers(lanes, "i64"))
+            # lanes beyond the number of elements hold nothing yet: every element passes them
             passes = f.or_(passes, f.compare("sge", numbers, f.splat(f.index(count), lanes)))
+        # Shifts a vector by a lane, the last lane of the vector before it coming in. `passes` is monotonic,
+        # since the best are in order: lanes that the element passes move on, and it lands in the first of
+        # them.
         one_on = range(lanes - 1, 2 * lanes - 1)
         moves = f.shuffle(state[0], passes, one_on)
         for row, value, before, here in zip(self.best, new, state[1:], current):

@@ -49,6 +49,8 @@ class TileKernel(PlanKernel):
     @property
     def _squares(self) -> int:
         widest = max(BYTES[self.plan.nodes[k].dtype] for k in self._tiles)
+        # As many squares side by side along the strided dim as fill a line of the widest elements that are
+        # read, but no more than the dim has.
         needed = -(-self.plan.extents[self.strided] // self.target.lanes())
         return min(max(1, LINE_BYTES // (widest * self.target.lanes())), needed)
 
@@ -57,6 +59,7 @@ class TileKernel(PlanKernel):
         """Squares done together along the last dim, so that whole lines are written."""
         widest = max(BYTES[self.plan.operands[s.operand].dtype] for s in self.plan.stores)
         wanted = max(1, LINE_BYTES // (widest * self.target.lanes()))
+        # A row that is no multiple of that would need a second form of the code for its end.
         return 1 if self.plan.extents[-1] % (wanted * self.target.lanes()) else wanted
 
     @property
@@ -101,6 +104,8 @@ class TileKernel(PlanKernel):
             scope.hoist(range(len(plan.nodes)), lanes)
             band = f.imul(f.irem(unit.i, self._bands), self._band)
             end = plan.extents[self.strided]
+            # The strided dim is the inner one: squares side by side use the lines of the operand that the
+            # first of them brought in.
             with f.loop(0, plan.extents[last], lanes * self._in_a_row) as column:
                 columns = [f.iadd(column.i, k * lanes) for k in range(self._in_a_row)]
                 for square in range(self._squares):
@@ -115,6 +120,7 @@ class TileKernel(PlanKernel):
         """Everything for some squares in a row, given their corners along both dims."""
         f, plan, lanes = scope.f, self.plan, self.target.lanes()
         end = plan.extents[self.strided]
+        # These squares are loaded before the results at the same place are stored: they may share memory.
         squares = [{k: self._transposed(scope, k, first, at) for k in self._tiles} for at in columns]
         if not self._in_registers:
             for at, square in zip(columns, squares, strict=True):
@@ -135,6 +141,7 @@ class TileKernel(PlanKernel):
     ) -> None:
         """The rows of one square, by a loop over them."""
         f, plan, lanes = scope.f, self.plan, self.target.lanes()
+        # A loop over rows cannot choose a register by its counter: the squares go through the stack.
         stacks = {k: f.stack(MEMORY[plan.nodes[k].dtype], lanes * lanes) for k in square}
         for number, rows in square.items():
             for k, value in enumerate(rows):
@@ -153,6 +160,8 @@ class TileKernel(PlanKernel):
         assert isinstance(node, Load)
         last, extent = plan.rank - 1, plan.extents[self.strided]
         type_ = vector(MEMORY[node.dtype], lanes)
+        # The mask is along the strided dim, in which vectors are loaded; after the transpose its lanes are
+        # rows, which `_some_squares` skips.
         mask = None
         if extent % lanes:
             left = f.splat(f.index(f.isub(extent, first)), lanes)
@@ -160,6 +169,7 @@ class TileKernel(PlanKernel):
         pointer, rows = scope.pointers[node.operand], []
         for lane in range(lanes):
             index = f.iadd(column, lane)
+            # Beyond the end of the last dim, any address that exists will do: the lanes are not stored.
             if plan.extents[last] % lanes:
                 index = f.imin(index, plan.extents[last] - 1)
             at = scope.inside({last: index, self.strided: first}).position(node.index)

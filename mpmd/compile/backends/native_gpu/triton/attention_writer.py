@@ -60,6 +60,7 @@ class PrintedAttention:
         """Values of a row that the kernel of queries leaves for the kernel of keys: its factors need them."""
         rows, found = self.rows, set[int]()
         waiting = [self.factor(m.factor) for _, m in self.mixtures(QUERIES)]
+        # From the factors backwards, through elements, down to the first values of a row: those are kept.
         while waiting:
             number = waiting.pop()
             if number not in found:
@@ -164,6 +165,7 @@ class AttentionWriter(MatrixWriter):
             if number not in found and not self.is_known(number):
                 found.add(number)
                 node = self.plan.nodes[number]
+                # Where a mask is known, the branch that it leaves out needs no scores.
                 if isinstance(node, Apply) and node.op == "select" and node.args[0] in self.decided:
                     waiting.append(node.args[1 if self.decided[node.args[0]] else 2])
                 elif not isinstance(node, ReduceNode):
@@ -185,6 +187,7 @@ class AttentionWriter(MatrixWriter):
         matrix, turned = self.matrices[self.this.numbers[name]], name[0] == "b"
         view = matrix.view
         steps = (view.column, view.row) if turned else (view.row, view.column)
+        # Factors that are the same array, seen the same way, are one tile.
         key = (self.this.plan.array_of(name), view.dtype, view.offset, view.batch, *steps, width)
         if key not in self._tiles:
             self._tiles[key] = []
@@ -204,6 +207,7 @@ class AttentionWriter(MatrixWriter):
             left, right = (score.b, score.a) if swapped else (score.a, score.b)
             own, other = ("b", "a") if swapped else ("a", "b")
             tiles = self._tile(f"{other}{k}", score.depth)
+            # Wide factors are in pieces of powers of two along the depth, whose products add up.
             pairs = [(f"{own}{k}_{at}", f"tl.trans({tile})") for at, tile in enumerate(tiles)]
             self.dot(f"s{k}", pairs, (left.dtype, right.dtype))
             for number in loads:
@@ -229,6 +233,7 @@ class AttentionWriter(MatrixWriter):
             number = self.this.factor(mixture.factor)
             shape = [self.tiling.height, self.tiling.width]
             tile = f"tl.broadcast_to({self.value(number)}, {shape})"
+            # Positions past the end have scores of zeros, whose exponentials are not zero.
             if self.masks[1]:
                 tile = f"tl.where({self.masks[1]}, {tile}, 0.0)"
             dtype = self.plan.nodes[number].dtype
@@ -261,6 +266,7 @@ class AttentionWriter(MatrixWriter):
     def _count(self, width: int) -> None:
         if not self._counted:
             return
+        # Counted once for all parts of the loop: every point, times the share that the mask leaves.
         share = 1.0 if self.this.triangle is None else self.this.plan.share
         self.flops += 2.0 * math.prod(self.this.rows.extents) * width * share
 

@@ -53,6 +53,7 @@ def tiles_seen(rows: TileSteps, columns: TileSteps, offset: int | None, *, keys:
     if offset is None:
         return float(full), float(every - full)
     whole, others = 0, 0
+    # Counted for each tile of rows: under a mask they differ.
     for first in range(0, rows.points, rows.side):
         last = first + rows.side - 1
         if keys:
@@ -89,6 +90,8 @@ def factored(plan: KernelPlan, mixed: Collection[int]) -> FactoredRows:
     work = _Factoring(plan)
     after: dict[int, int] = {}
     for store in plan.stores:
+        # The factor of the row becomes a result of its own in the plan, by which the mixture is multiplied
+        # at the end.
         core, factor = work.split(store.node) if store.operand in mixed else (work.numbers[store.node], None)
         build, where = work.build, work.numbers[store.where] if store.where >= 0 else -1
         build.store(
@@ -116,8 +119,11 @@ class _Factoring:
         totals = RowReductions(plan).totals()
         for number, node in enumerate(plan.nodes):
             if isinstance(node, ReduceNode) and node.op == "add" and node.axis == ROW and node.dtype == "f32":
+                # sum(c · x) = c · sum(x) for a factor c of the row.
                 core, factor = self.split(node.arg)
                 self.numbers[number] = self._times(self.build.reduce_row("add", core), factor)
+            # A division by a softmax's total becomes a product, with one division for the row: totals have
+            # normal reciprocals.
             elif isinstance(node, Apply) and node.op == "divide" and node.args[1] in totals:
                 value, over = node.args
                 self.numbers[number] = self._times(self.numbers[value], self._reciprocal(over))
@@ -134,6 +140,7 @@ class _Factoring:
                 cores = [core for core, _ in parts if core is not None]
                 factor = self._product([factor for _, factor in parts])
                 return (self.build.apply("multiply", *cores) if len(cores) == 2 else cores[0]), factor
+            # dividing an element by a row value: the reciprocal leaves as a factor
             if node.op == "divide" and rows == [False, True]:
                 core, factor = self.split(node.args[0])
                 over = self.numbers[node.args[1]]
@@ -184,6 +191,8 @@ class RowReductions:
         waiting = [k for k, n in enumerate(plan.nodes) if isinstance(n, ReduceNode)]
         while waiting:
             ready = [k for k in waiting if self._inputs(k) <= known]
+            # All reductions whose inputs are known. If one is a maximum, sums that are relative to it join:
+            # they would otherwise wait for a pass of their own.
             made = RowIteration(tuple(ready))
             for top in ready:
                 node = plan.nodes[top]
@@ -264,6 +273,8 @@ class RowReductions:
         node = self.plan.nodes[number]
         if not isinstance(node, Apply) or node.dtype not in _WIDE:
             return -1
+        # The form is a tree over exponentials: whatever does not depend on the maximum may scale them, add
+        # them or choose between them, as the sum is linear in them.
         if node.op == "exponential":
             return self._subtracted(self.plan.nodes[node.args[0]], top, where)
         free = [top not in self.needs[a] for a in node.args]
@@ -273,6 +284,8 @@ class RowReductions:
             return self.shift_of(node.args[0 if free[1] else 1], top, where)
         if node.op == "select" and free[0]:
             condition, yes, no = node.args
+            # A branch that is zero adds nothing; under the condition of the other, more is known about its
+            # exponent.
             parts = [(a, other, holds) for a, other, holds in ((yes, no, True), (no, yes, False))
                      if not self._is_zero(a)]  # fmt: skip
             return self._same(
@@ -291,6 +304,8 @@ class RowReductions:
         value, shift = inner.args
         reduced = self.plan.nodes[top]
         assert isinstance(reduced, ReduceNode)
+        # exp(value - shift) must not overflow while the shift is the maximum so far: value must be below
+        # what the maximum is taken of.
         fits = top not in self.needs[value] and self.plan.levels[shift] == ROW
         below = fits and self._is_below(value, reduced.arg, where)
         return shift if below and self._grows_with(shift, top) else -1
@@ -303,6 +318,8 @@ class RowReductions:
             return True
         if isinstance(a, Constant) and isinstance(b, Constant):
             return float(a.value) <= float(b.value)
+        # A masked score is select(mask, x, filler): compared branch by branch, those left out that `where`
+        # excludes.
         if not isinstance(b, Apply) or b.op != "select":
             return False
         condition, *branches = b.args
@@ -337,12 +354,14 @@ class RowReductions:
             return False
         if node.op == "convert":
             return self._grows_with(node.args[0], top)
+        # a maximum with a constant still grows with it
         if node.op == "maximum":
             return any(
                 self._grows_with(a, top) and not self.needs[b] for a, b in (node.args, node.args[::-1])
             )
         if node.op != "select":
             return False
+        # `where(is_finite(max), max, 0)`: the constant stands while a row has seen nothing but -inf.
         condition, yes, no = node.args
         of_top = self.needs[condition] == {top} and self._distinguishes_infinities(condition)
         return of_top and any(
