@@ -157,8 +157,8 @@ class CompiledFragment:
         return self.fragment.name
 
     def __call__(self, *arrays: Any) -> Sequence[Any]:
-        made: Sequence[Any] = self.compiled(*arrays)
-        return made
+        results: Sequence[Any] = self.compiled(*arrays)
+        return results
 
     @property
     def kept_memory(self) -> dict[int, int]:
@@ -188,11 +188,11 @@ def on_each_device(
     """A function of each device's parts of a fragment's arguments as one of whole arrays."""
     if mesh.size == 1:
         return run
-    given, made = (
+    given, outputs = (
         [named_sharding(mesh, v).spec for v in vs] for vs in (fragment.arguments, fragment.results)
     )
     mapped: Callable[..., Sequence[Any]] = jax.shard_map(
-        run, mesh=mesh, in_specs=tuple(given), out_specs=made, check_vma=False
+        run, mesh=mesh, in_specs=tuple(given), out_specs=outputs, check_vma=False
     )
     return mapped
 
@@ -315,8 +315,8 @@ def jax_function(
     results = [_local(t) for t in array_types(mesh, fragment.results)]
 
     def run(*arrays: Any) -> list[Any]:
-        made = traced_call(program, [arrays[k] for k in given], results, aliases, large)
-        return [made[k] for k in order.results]
+        outputs = traced_call(program, [arrays[k] for k in given], results, aliases, large)
+        return [outputs[k] for k in order.results]
 
     return compiled_function(on_each_device(run, as_given, mesh), as_given, mesh)
 
@@ -332,8 +332,8 @@ def traced_call(
     """The results of a program, in traced code, in the order of its own arguments and results."""
     whole = [jax.ShapeDtypeStruct(r.shape, _BYTES.get(r.dtype.name, r.dtype)) for r in results]
     given = map(_unpacked, arrays)
-    made = program(*given, results=whole, aliases=aliases, large=large, after=after)
-    return [_packed(array, result.dtype) for array, result in zip(made, results, strict=True)]
+    outputs = program(*given, results=whole, aliases=aliases, large=large, after=after)
+    return [_packed(array, result.dtype) for array, result in zip(outputs, results, strict=True)]
 
 
 class DirectCall:

@@ -238,14 +238,14 @@ class LoadedPrograms(Generic[P]):
         """The program of that name, which `load` loads if it is new."""
         with self._lock:
             self._unload()
-            found = self._programs.get(name)
-            if found is not None:
-                return found
-            made = load()
-            index = add_program(made.handler, self.platform)
-            owned = made.owned, made.handler
+            known = self._programs.get(name)
+            if known is not None:
+                return known
+            loaded = load()
+            index = add_program(loaded.handler, self.platform)
+            owned = loaded.owned, loaded.handler
             keep_past_exit(owned)
-            program = self._programs[name] = made.program(index)
+            program = self._programs[name] = loaded.program(index)
             weakref.finalize(program, self._retire, index, owned).atexit = False
             return program
 

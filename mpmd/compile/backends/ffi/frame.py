@@ -66,8 +66,8 @@ def check_version() -> None:
         CompileError: the major version of XLA's FFI differs, or its minor version is too old.
     """
     header = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
-    found = re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", header.read_text())
-    version = {part: int(number) for part, number in found}
+    defines = re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", header.read_text())
+    version = {part: int(number) for part, number in defines}
     if version.get("MAJOR") != API_MAJOR or version.get("MINOR", 0) < API_MINOR:
         raise CompileError(
             f"this jaxlib has XLA FFI version {version.get('MAJOR')}.{version.get('MINOR')}; "

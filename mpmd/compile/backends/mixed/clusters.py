@@ -157,11 +157,11 @@ class Clusters:
 
     @property
     def reasons(self) -> list[str]:
-        found = []
+        lines = []
         for part in self.parts:
-            found += [f"{name}: {reason}" for name, reason in part.reasons.items()]
-            found += part.loop.body.reasons if part.loop is not None else []
-        return found
+            lines += [f"{name}: {reason}" for name, reason in part.reasons.items()]
+            lines += part.loop.body.reasons if part.loop is not None else []
+        return lines
 
     @property
     def refused(self) -> int:
@@ -259,13 +259,13 @@ class _Division:
         # separate, as it orders them itself.
         together = {i: group for level, group in groups.items() if level % KINDS <= BESIDE for i in group}
         before = set(members)
-        todo = [made for made, _ in inputs]
+        todo = [producer for producer, _ in inputs]
         while todo:
             instruction = todo.pop()
             if instruction not in before:
                 for needed in together.get(instruction, (instruction,)):
                     before.add(needed)
-                    todo += [made for made, _ in reads.get(needed, ())]
+                    todo += [producer for producer, _ in reads.get(needed, ())]
         # `before` now has all that the part depends on, its own members included.
         later = {at for i, positions in reads.items() if i not in before for at in positions}
         return tuple(k for k, at in enumerate(inputs) if at not in later and at not in self.results)
@@ -287,11 +287,11 @@ class _Part:
         self.body = self.module.create_computation("cluster")
         self.copies: dict[HloInstruction, HloInstruction] = {}
         self.given: dict[Position, HloInstruction] = {}
-        for number, (made, index) in enumerate(inputs):
+        for number, (producer, index) in enumerate(inputs):
             # between clusters arrays are row-major, however a library's call makes them
-            shape = made.subshape(index).with_default_layout()
+            shape = producer.subshape(index).with_default_layout()
             parameter = HloInstruction("parameter", shape, (), {"parameter_number": number})
-            self.given[made, index] = self.body.add(parameter)
+            self.given[producer, index] = self.body.add(parameter)
 
     def program(self, members: Sequence[HloInstruction], outputs: Sequence[Position]) -> HloModule:
         """The program whose result are the outputs, in order."""
@@ -322,8 +322,8 @@ class _Part:
         if value not in self.copies:
             operands = [self._value(operand, ()) for operand in value.operands]
             self.copies[value] = self.body.add(self.twins[value.uid].clone(operands))
-        made = self.copies[value]
+        array = self.copies[value]
         for number in index:
-            shape = made.shape.subshape((number,))
-            made = self.body.add(HloInstruction("get-tuple-element", shape, [made], {"index": number}))
-        return made
+            shape = array.shape.subshape((number,))
+            array = self.body.add(HloInstruction("get-tuple-element", shape, [array], {"index": number}))
+        return array

@@ -232,14 +232,14 @@ class _Barrier:
 
 def reason_of(f: FunctionBuilder, mesh: Value, run: Value) -> Value:
     """Why a launch has failed; 0 if no device has reported a failure."""
-    found = f.stack("i64")
-    f.store(_number(0), found)
+    known_reason = f.stack("i64")
+    f.store(_number(0), known_reason)
     with f.loop(0, f.load(f.offset(mesh, DEVICES), "i64")) as loop:
         said = f.atomic_load(f.offset(mesh, f.iadd(f.imul(loop.i, 8), _FAILED)))
         reason = f.op(f"xor i64 {said}, {run}", "i64")
         known = f.compare("ult", reason, _number(1 << REASON_BITS))
-        f.store(f.select(known, reason, f.load(found, "i64")), found)
-    return f.load(found, "i64")
+        f.store(f.select(known, reason, f.load(known_reason, "i64")), known_reason)
+    return f.load(known_reason, "i64")
 
 
 def _number(value: int) -> Value:

@@ -108,9 +108,9 @@ class _Handler:
 
     def _check_count(self, field: str, count: int, what: str, spare: int = 0) -> None:
         """Refuse a call with another number of buffers than the program takes, spare ones aside."""
-        f, found = self.f, self.frame.count(field)
+        f, actual = self.f, self.frame.count(field)
         message = f"native program {self.program.name} takes {count} {what}, and the call has another number"
-        wrong = f.compare("ugt", f.op(f"sub i64 {found}, {count}", "i64"), constant(spare, "i64"))
+        wrong = f.compare("ugt", f.op(f"sub i64 {actual}, {count}", "i64"), constant(spare, "i64"))
         self.frame.fail_if(wrong, f"{self.program.name}_wrong_{field}", message)
 
     def _take_slot(self) -> Value:

@@ -176,13 +176,13 @@ _Kind = TypeVar("_Kind", bound=Step)
 
 def _of_type(steps: Sequence[Step], kind: type[_Kind]) -> list[_Kind]:
     """All steps of one kind inside of steps, in order."""
-    found: list[_Kind] = []
+    chosen: list[_Kind] = []
     for step in steps:
         if isinstance(step, kind):
-            found.append(step)
+            chosen.append(step)
         for part in _parts(step):
-            found += _of_type(part, kind)
-    return found
+            chosen += _of_type(part, kind)
+    return chosen
 
 
 def _parts(step: Step) -> tuple[tuple[Step, ...], ...]:

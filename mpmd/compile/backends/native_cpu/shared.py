@@ -69,9 +69,9 @@ def _kept_code(function: SharedFunction, target: CpuTarget, cache: DiskCache) ->
     data = cache.get(key)
     if data is not None:
         return load_object(data, [function.name])
-    made = emit_object(_module_of([function], target))
-    cache.put(key, made)
-    return load_object(made, [function.name])
+    code = emit_object(_module_of([function], target))
+    cache.put(key, code)
+    return load_object(code, [function.name])
 
 
 class CpuKernel(Protocol):

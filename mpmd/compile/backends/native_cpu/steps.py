@@ -343,12 +343,12 @@ class _Lowering:
 
     def _alone(self, thunk: CollectiveThunk) -> list[Run]:
         """A collective of one device: its kernels on its own arrays, one after the other."""
-        found = []
+        runs = []
         for kernel in peer_kernels(thunk.plan):
             if kernel.devices is None or 0 in kernel.devices:
                 operands = [self.address(thunk.arrays[pointer.array]) for pointer in kernel.pointers]
-                found += sequence_steps(self.code.of(kernel.plan, kernel.plan.results), operands, [])
-        return found
+                runs += sequence_steps(self.code.of(kernel.plan, kernel.plan.results), operands, [])
+        return runs
 
     def _runs(self, thunk: Thunk) -> list[Run]:
         if isinstance(thunk, CollectiveThunk):

@@ -185,10 +185,10 @@ class _CaptureEmitter:
             with f.when(busy, returns=True, value=Value("%other", "ptr")):  # another thread is in this call
                 self._issue(f, "%other")
             given = [*self._arguments(f), graphs]
-            made = f.call(f"{self.name}_replay", *given, result="ptr")
+            error = f.call(f"{self.name}_replay", *given, result="ptr")
             # in any case, with an error too: `replay` has returned by now
             f.atomic_store(constant(0, "i64"), lock)
-            f.ret(made)
+            f.ret(error)
 
     def _emit_replay(self) -> None:
         """`replay(frame, stream, memory, graphs)`, with the lock held."""
@@ -212,8 +212,8 @@ class _CaptureEmitter:
 
     def _row(self, f: FunctionBuilder) -> Value:
         """The row with the addresses of the call, or null."""
-        found = f.stack("ptr")
-        f.store(NULL, found)
+        match = f.stack("ptr")
+        f.store(NULL, match)
         with f.loop(0, ROWS) as loop:
             row = self._row_at(f, loop.i)
             # The rows are few, and all are compared: no order of use is kept. A row that was never used has
@@ -224,8 +224,8 @@ class _CaptureEmitter:
             used = f.compare("ne", f.load(row, "i64", USED), constant(0, "i64"))
             same = f.compare("eq", differs, constant(0, "i32"))
             with f.when(f.op(f"and i1 {used}, {same}", "i1")):
-                f.store(row, found)
-        return f.load(found, "ptr")
+                f.store(row, match)
+        return f.load(match, "ptr")
 
     def _row_at(self, f: FunctionBuilder, number: Value) -> Value:
         rows = f.offset(f.arguments["graphs"], 8 * HEADER_WORDS)
@@ -268,16 +268,16 @@ class _CaptureEmitter:
         flags = constant(0, "i64")
         # The executable graph is a copy: the captured one is destroyed in any case, before the status is
         # looked at.
-        made = self.calls.enter(f, "cuGraphInstantiateWithFlags", [executable, f.load(graph, "ptr"), flags])
+        status = self.calls.enter(f, "cuGraphInstantiateWithFlags", [executable, f.load(graph, "ptr"), flags])
         self._destroy(f, graph)
-        self.calls.fail_if_not_zero(f, made, "cuGraphInstantiateWithFlags", _WHERE)
+        self.calls.fail_if_not_zero(f, status, "cuGraphInstantiateWithFlags", _WHERE)
         f.store(f.load(executable, "ptr"), row, EXECUTABLE)
 
     def _destroy(self, f: FunctionBuilder, graph: Value) -> None:
         """Destroys a graph, if there is one; a failure says nothing about the call."""
-        made = f.load(graph, "ptr")
-        with f.when(f.op(f"icmp ne ptr {made}, null", "i1")):
-            self.calls.enter(f, "cuGraphDestroy", [made])
+        handle = f.load(graph, "ptr")
+        with f.when(f.op(f"icmp ne ptr {handle}, null", "i1")):
+            self.calls.enter(f, "cuGraphDestroy", [handle])
 
     def _issue(self, f: FunctionBuilder, result: str, stream: Value | None = None) -> None:
         frame, given, memory = self._arguments(f)

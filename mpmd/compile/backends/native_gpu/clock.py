@@ -200,7 +200,7 @@ class GpuLog:
         """Every entry, by GPU and in its order, in seconds of the host; all work must have ended."""
         after = {ordinal: clock.read() for ordinal, clock in self._clocks.items()}
         self.error_s = max(self.error_s, self._worst(after))
-        found = []
+        executions = []
         for ordinal, entries in self._entries.items():
             seconds = functools.partial(host_seconds, self._before[ordinal], after[ordinal])
             begun: dict[int, float] = {}
@@ -211,8 +211,8 @@ class GpuLog:
                         begun[key] = begin
                         continue
                     begin = begun.pop(key)
-                found.append(Execution(key & ~PAIRED, ordinal, begin, end))
-        return tuple(found)
+                executions.append(Execution(key & ~PAIRED, ordinal, begin, end))
+        return tuple(executions)
 
     def _worst(self, readings: Mapping[int, ClockReading]) -> float:
         return max((reading.error_ns * 1e-9 for reading in readings.values()), default=0.0)

@@ -92,8 +92,8 @@ class _HandlerEmitter:
             for number, pointer in enumerate(self._allocations()):
                 f.store(pointer, memory, number)
             issue = "issue_or_replay" if self.program.is_capturable else "issue"
-            made = f.call(f"{self.name}_{issue}", self.frame.address, stream, memory, result="ptr")
-            f.ret(made)
+            error = f.call(f"{self.name}_{issue}", self.frame.address, stream, memory, result="ptr")
+            f.ret(error)
 
     def _count(self, *kinds: str) -> int:
         return sum(a.kind in kinds for a in self.program.allocations)

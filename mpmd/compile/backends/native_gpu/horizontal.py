@@ -56,11 +56,11 @@ class _Segment:
 
 def pointers_of(calls: Sequence[KernelCall]) -> dict[tuple[Slice, str], int]:
     """The distinct arguments of some calls, with their numbers in a kernel of all of them."""
-    found: dict[tuple[Slice, str], int] = {}
+    numbers: dict[tuple[Slice, str], int] = {}
     for kernel, arguments in calls:
         for place, pointer in zip(arguments, kernel.pointers, strict=True):
-            found.setdefault((place, pointer), len(found))
-    return found
+            numbers.setdefault((place, pointer), len(numbers))
+    return numbers
 
 
 def grouped(calls: Sequence[KernelCall]) -> KernelCall:
@@ -88,7 +88,7 @@ def grouped(calls: Sequence[KernelCall]) -> KernelCall:
         lines.append(f"        {part}({', '.join([*names, f'pid - s{which}'])})")
     kernels = [kernel for kernel, _ in calls]
     body = f"({', '.join(f'p{n}' for n in numbers.values())}):\n" + "\n".join(lines) + "\n"
-    made = PrintedKernel(
+    fused = PrintedKernel(
         kind=f"{kernels[0].kind}_group",
         body=body,
         pointers=tuple(pointer for _, pointer in numbers),
@@ -101,7 +101,7 @@ def grouped(calls: Sequence[KernelCall]) -> KernelCall:
         warps=max(kernel.warps for kernel in kernels),
         parts=tuple(parts),
     )
-    return KernelCall(made, tuple(place for place, _ in numbers))
+    return KernelCall(fused, tuple(place for place, _ in numbers))
 
 
 def _part(name: str, kernel: PrintedKernel) -> str:
@@ -134,17 +134,17 @@ def _arguments(calls: Sequence[KernelCall]) -> Iterator[tuple[PrintedKernel, int
 
 def _all_aligned(calls: Sequence[KernelCall], numbers: dict[tuple[Slice, str], int]) -> list[bool]:
     """An argument is aligned if it is for each kernel that has it: it is the same memory."""
-    found = [True] * len(numbers)
+    aligned = [True] * len(numbers)
     for kernel, k, place in _arguments(calls):
-        found[numbers[place]] &= kernel.aligned[k]
-    return found
+        aligned[numbers[place]] &= kernel.aligned[k]
+    return aligned
 
 
 def _sizes(calls: Sequence[KernelCall], numbers: dict[tuple[Slice, str], int]) -> list[int]:
-    found = [0] * len(numbers)
+    sizes = [0] * len(numbers)
     for kernel, k, place in _arguments(calls):
-        found[numbers[place]] = max(found[numbers[place]], kernel.sizes[k])
-    return found
+        sizes[numbers[place]] = max(sizes[numbers[place]], kernel.sizes[k])
+    return sizes
 
 
 def _used(calls: Sequence[KernelCall], numbers: dict[tuple[Slice, str], int], *, written: bool) -> set[int]:
@@ -275,11 +275,11 @@ def launch_groups(
     slots: list[_Slot] = []
     for step in steps:
         added = _slot(step, kernels, most_bytes)
-        found = _place(slots, added) if added.kind is not None else None
-        if found is None:
+        group = _place(slots, added) if added.kind is not None else None
+        if group is None:
             slots.append(added)
         else:
-            found.take(added)
+            group.take(added)
     return [slot.steps for slot in slots]
 
 
@@ -326,20 +326,20 @@ class _Fusion:
 
     def steps(self, steps: Sequence[Step]) -> tuple[Step, ...]:
         """Loops and branches stay where they are."""
-        found: list[Step] = []
+        results: list[Step] = []
         straight: list[SimpleStep] = []
         for step in steps:
             if not isinstance(step, LoopLaunch | BranchLaunch):
                 straight.append(step)
                 continue
-            found += self._straight(straight)
+            results += self._straight(straight)
             straight = []
             if isinstance(step, LoopLaunch):
                 condition, body = self.steps(step.condition), self.steps(step.body)
-                found.append(dataclasses.replace(step, condition=condition, body=body))
+                results.append(dataclasses.replace(step, condition=condition, body=body))
             else:
-                found.append(dataclasses.replace(step, branches=tuple(map(self.steps, step.branches))))
-        return (*found, *self._straight(straight))
+                results.append(dataclasses.replace(step, branches=tuple(map(self.steps, step.branches))))
+        return (*results, *self._straight(straight))
 
     def _straight(self, steps: Sequence[SimpleStep]) -> list[Step]:
         return [self._one(group) for group in launch_groups(steps, self.kernels, self.most_bytes)]

@@ -181,8 +181,8 @@ class LaunchProgram:
 
     @property
     def descriptors(self) -> tuple[ProductDescriptor, ...]:
-        found = [step.descriptor for step in self.launches() if isinstance(step, ProductLaunch)]
-        return tuple(dict.fromkeys(found))
+        descriptors = [step.descriptor for step in self.launches() if isinstance(step, ProductLaunch)]
+        return tuple(dict.fromkeys(descriptors))
 
     @property
     def is_capturable(self) -> bool:
@@ -238,11 +238,11 @@ def with_smaller_tiles(program: LaunchProgram, names: Collection[str]) -> Launch
         if not isinstance(step, KernelLaunch) or step.kernel not in names:
             return step
         kernel = program.kernels[step.kernel]
-        made = kernel.smaller
-        assert made is not None and (made.operands, made.pointers) == (kernel.operands, kernel.pointers)
-        kernels[made.name] = made
+        small = kernel.smaller
+        assert small is not None and (small.operands, small.pointers) == (kernel.operands, kernel.pointers)
+        kernels[small.name] = small
         # launches of one kernel differ in their batch, which is a factor of the grid
-        return dataclasses.replace(step, kernel=made.name, grid=step.grid * made.grid // kernel.grid)
+        return dataclasses.replace(step, kernel=small.name, grid=step.grid * small.grid // kernel.grid)
 
     def all_of(steps: Sequence[Step]) -> tuple[Step, ...]:
         return tuple(map(smaller, steps))
@@ -287,26 +287,26 @@ class _LaunchLowering:
     def _kernels(
         self, name: str, plan: KernelPlan, operands: Sequence[Slice], scratch: Slice | None = None
     ) -> Iterator[Step]:
-        made = self.choices.of_plan(plan)
-        yield from self._launches(name, made, dict(enumerate(operands)), scratch, len(plan.operands))
+        kernels = self.choices.of_plan(plan)
+        yield from self._launches(name, kernels, dict(enumerate(operands)), scratch, len(plan.operands))
 
     def _attention(self, thunk: AttentionThunk) -> Iterator[Step]:
         arrays = {**thunk.inputs, **thunk.outputs}
         names = argument_names(thunk.plan).items()
         places = {number: arrays[array] for number, array in names if array in arrays}
-        made = self.choices.of_attention(thunk.plan)
-        yield from self._launches(thunk.name, made, places, thunk.scratch, first_scratch(thunk.plan))
+        kernels = self.choices.of_attention(thunk.plan)
+        yield from self._launches(thunk.name, kernels, places, thunk.scratch, first_scratch(thunk.plan))
 
     def _launches(
-        self, name: str, made: PlanKernels, operands: Mapping[int, Slice], scratch: Slice | None, first: int
+        self, name: str, group: PlanKernels, operands: Mapping[int, Slice], scratch: Slice | None, first: int
     ) -> Iterator[Step]:
         """The kernels of a plan; `first` is the number of the first scratch array."""
         places = dict(operands)
         # Scratch arrays follow the plan's operands in the numbering of its kernels, and lie in one slice.
-        for number, at in enumerate(made.scratch, first):
+        for number, at in enumerate(group.scratch, first):
             assert scratch is not None
             places[number] = _from(scratch, at)
-        for kernel in made.kernels:
+        for kernel in group.kernels:
             arguments = tuple(places[k] for k in kernel.operands)
             # Alignment is part of a kernel's text: wide loads. Allocations begin aligned, so offsets
             # decide.
@@ -316,9 +316,9 @@ class _LaunchLowering:
 
     def _product(self, thunk: MatmulThunk) -> Iterator[Step]:
         if in_one_kernel(thunk.plan, self.without):
-            made, first = self.choices.of_product(thunk.plan), operands_of(thunk.plan)
+            kernels, first = self.choices.of_product(thunk.plan), operands_of(thunk.plan)
             places = {**thunk.operands, first: thunk.a, first + 1: thunk.b}
-            yield from self._launches(thunk.name, made, places, None, first + 2)
+            yield from self._launches(thunk.name, kernels, places, None, first + 2)
             return
         # From the best to the plainest: product and epilogue in one kernel; the library, with an epilogue
         # that it has (a store, a sum, an added vector); the library's sums in scratch memory, and a kernel

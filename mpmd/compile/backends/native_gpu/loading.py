@@ -141,11 +141,11 @@ class LoadedGpuProgram:
 
 def _kernel_records(code: GpuCode, driver: GpuDriver, undo: contextlib.ExitStack) -> list[int]:
     """The records of the kernels, in the order of the program's."""
-    found = []
+    words = []
     for name in code.program.kernels:
         cubin = code.cubins[name]
-        found += [driver.kernel(cubin, undo), cubin.shared_bytes]
-    return found
+        words += [driver.kernel(cubin, undo), cubin.shared_bytes]
+    return words
 
 
 def _prepared(program: LaunchProgram, gpu: OpenGpu, undo: contextlib.ExitStack) -> list[PreparedProduct]:
@@ -155,15 +155,15 @@ def _prepared(program: LaunchProgram, gpu: OpenGpu, undo: contextlib.ExitStack) 
         if isinstance(step, ProductLaunch):
             least = min(_alignment(place, program.allocations) for place in (*step.reads, step.d))
             alignments[step.descriptor] = min(least, alignments.get(step.descriptor, BASE_ALIGNMENT))
-    found, missing = [], list[NoAlgorithm]()
+    prepared, missing = [], list[NoAlgorithm]()
     for product in program.descriptors:
         try:
-            found.append(gpu.cublaslt.prepare(product, alignments[product], undo))
+            prepared.append(gpu.cublaslt.prepare(product, alignments[product], undo))
         except NoAlgorithm as error:
             missing.append(error)
     if missing:
         raise NoAlgorithm("\n".join(map(str, missing)), {p for error in missing for p in error.products})
-    return found
+    return prepared
 
 
 def _alignment(place: Slice, allocations: Sequence[Allocation]) -> int:
@@ -175,13 +175,13 @@ def _alignment(place: Slice, allocations: Sequence[Allocation]) -> int:
 
 def _table(program: LaunchProgram, gpu: OpenGpu) -> list[int]:
     """The addresses of `ENTRIES`; without products cuBLASLt's, which need not be here, are null."""
-    found = []
+    addresses = []
     for name in ENTRIES:
         if not name.startswith("cublasLt"):
-            found.append(address(gpu.driver.function(name)))
+            addresses.append(address(gpu.driver.function(name)))
         else:
-            found.append(address(gpu.cublaslt.function(name)) if program.descriptors else 0)
-    return found
+            addresses.append(address(gpu.cublaslt.function(name)) if program.descriptors else 0)
+    return addresses
 
 
 def _graphs(program: LaunchProgram, driver: GpuDriver, undo: contextlib.ExitStack) -> np.ndarray:

@@ -198,8 +198,8 @@ class GpuTarget:
 
     def program(self, name: str, thunks: Sequence[Thunk], assignment: BufferAssignment) -> LaunchProgram:
         """Thunks as launches; see `Target`."""
-        made = launch_program(name, thunks, assignment, self.choices, self.without)
-        return side_by_side(made, small_bytes(self.device))
+        launches = launch_program(name, thunks, assignment, self.choices, self.without)
+        return side_by_side(launches, small_bytes(self.device))
 
     def compile(self, program: LaunchProgram, fragment: FragmentModule, options: CompileOptions) -> GpuCode:
         """The kernels as machine code; see `Target`.

@@ -91,16 +91,16 @@ class Blocking:
     @cached_property
     def shared(self) -> dict[int, int]:
         """Factor → the sums in whose place it is written."""
-        free, found = {s.sums for s in self.plan.scores}, {}
+        free, places = {s.sums for s in self.plan.scores}, {}
         for factor in sorted({m.factor for m in self.plan.mixtures}):
             for sums in sorted(free):
                 # A factor may lie over sums if none is read after it was overwritten (`may_share`); pairs
                 # of bf16 have another size.
                 if not self.is_paired(factor) and may_share(self.local_rows, sums, factor, row=True):
-                    found[factor] = sums
+                    places[factor] = sums
                     free.discard(sums)
                     break
-        return found
+        return places
 
     @cached_property
     def local_rows(self) -> KernelPlan:
@@ -183,9 +183,9 @@ class Blocking:
 
 def _offsets(sizes: dict[str, int]) -> dict[str, int]:
     """Where each part begins; packing writes whole registers, one beyond the end at most."""
-    found, end = {}, 0
+    offsets, end = {}, 0
     for name, size in sizes.items():
-        found[name] = end
+        offsets[name] = end
         end += -(-(size + LINE_BYTES) // LINE_BYTES) * LINE_BYTES
-    found["size"] = end
-    return found
+    offsets["size"] = end
+    return offsets

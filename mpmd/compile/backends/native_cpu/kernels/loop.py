@@ -51,15 +51,15 @@ def needed_nodes(plan: KernelPlan, roots: Iterable[int], known: Iterable[int] = 
         roots: numbers of the nodes that are wanted.
         known: numbers of nodes whose values are there; what only they need is left out.
     """
-    there, found, waiting = set(known), set[int](), list(roots)
+    there, needed, waiting = set(known), set[int](), list(roots)
     while waiting:
         number = waiting.pop()
-        if number in found or number in there:
+        if number in needed or number in there:
             continue
-        found.add(number)
+        needed.add(number)
         if not isinstance(plan.nodes[number], ReduceNode):
             waiting += arguments(plan.nodes[number])
-    return sorted(found)
+    return sorted(needed)
 
 
 def evaluate(scopes: Sequence[Scope], roots: Sequence[int]) -> None:

@@ -193,12 +193,12 @@ def unflatten(
     f: FunctionBuilder, flat: Position, dims: Sequence[int], extents: Sequence[int]
 ) -> dict[int, Position]:
     """The index along each dim of a number that counts through them, the last one fastest."""
-    found: dict[int, Position] = {}
+    indices: dict[int, Position] = {}
     for n, dim in enumerate(reversed(dims)):
         outermost = n == len(dims) - 1
-        found[dim] = flat if outermost else f.irem(flat, extents[dim])
+        indices[dim] = flat if outermost else f.irem(flat, extents[dim])
         flat = f.idiv(flat, extents[dim])
-    return found
+    return indices
 
 
 def vector_loop(

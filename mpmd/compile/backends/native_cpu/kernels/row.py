@@ -246,8 +246,8 @@ class _Rows:
         with self.f.loop(low, high) as loop:
             row = start.inside(unflatten(self.f, loop.i, counted, self.plan.extents))
             for item in self.kernel.passes:
-                found = self._pass(row, item, unit) if self.plan.row_dims else self._single_point(row, item)
-                for reduction, value in found.items():
+                totals = self._pass(row, item, unit) if self.plan.row_dims else self._single_point(row, item)
+                for reduction, value in totals.items():
                     row.define(reduction, value)
             # What a row stores once, and adds to sums over rows, needs reductions of every pass.
             self._finish_row(row, unit)

@@ -103,8 +103,8 @@ class Scope(Places):
         return own <= self.dims.keys() and all(self._is_complete(a) for a in arguments(node))
 
     def _splat_of(self, number: int, lanes: int) -> Value | None:
-        found = self._splats.get((number, lanes))
-        return found if found or not self.parent else self.parent._splat_of(number, lanes)
+        splat = self._splats.get((number, lanes))
+        return splat if splat or not self.parent else self.parent._splat_of(number, lanes)
 
     def value(self, number: int) -> Value:
         """The node's value: a scalar, or a vector if it changes along the lanes."""

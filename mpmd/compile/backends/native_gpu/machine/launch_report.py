@@ -210,7 +210,7 @@ def narrow_kernels(program: LaunchProgram, cubins: Mapping[str, Cubin]) -> tuple
         return is_narrow(global_accesses(machine_code(cubin.code), counts, kernel.warps))
 
     with ThreadPoolExecutor(shared_workers().count) as pool:
-        return tuple(name for name, found in zip(cubins, pool.map(is_one, cubins)) if found)
+        return tuple(name for name, narrow in zip(cubins, pool.map(is_one, cubins)) if narrow)
 
 
 def program_times(
@@ -234,7 +234,7 @@ def program_times(
     with ThreadPoolExecutor(shared_workers().count) as pool:
         read = {n: pool.submit(kernel_model, k, cubins[n], rates) for n, k in program.kernels.items()}
         models = {name: future.result() for name, future in read.items()}
-    found = []
+    launches = []
     for step, times in repeated_launches(program.steps, trips or {}):
         work = launch_work(step, program)
         if isinstance(step, KernelLaunch):
@@ -249,8 +249,8 @@ def program_times(
         else:
             key, time = work.kind, transfer_time(work.bytes, gpu, rates)
         limit = limit_seconds(work.bytes, work.flops, work.dtype, gpu, rates)
-        found.append(PricedLaunch(key, work, time, limit, times))
-    return ProgramTimes(gpu.device.name, tuple(found), models)
+        launches.append(PricedLaunch(key, work, time, limit, times))
+    return ProgramTimes(gpu.device.name, tuple(launches), models)
 
 
 def repeated_launches(

@@ -102,18 +102,18 @@ def _described(plan: AttentionPlan) -> PrintedAttention:
     factors = frozenset(m.factor for m in plan.mixtures)
     # Only factors that are mixed over keys alone lose their factors of a row: a mixture over queries sums
     # over the rows, whose factors differ.
-    made = factored(without_narrow_sums(plan.rows, factors), factors - queries)
-    triangle = triangle_of(made.plan, factors)
+    rows = factored(without_narrow_sums(plan.rows, factors), factors - queries)
+    triangle = triangle_of(rows.plan, factors)
     # Results over queries and keys need their masked elements: then no key is left out.
-    wide = any(s.operand not in plan.inner and store_level(made.plan, s) == ELEMENT for s in made.plan.stores
-               if s.operand not in made.after.values())  # fmt: skip
-    found = RowReductions(made.plan)
-    passes = tuple(found.passes())
+    wide = any(s.operand not in plan.inner and store_level(rows.plan, s) == ELEMENT for s in rows.plan.stores
+               if s.operand not in rows.after.values())  # fmt: skip
+    reductions = RowReductions(rows.plan)
+    passes = tuple(reductions.passes())
     if triangle is not None and triangle.guards:  # conditions on results of the first iteration
         first = passes[0].reductions if passes else ()
         # Guards are checked after the first pass, and must not need a reduction of a later one.
-        wide |= any(found.needs[g.value] - set(first) for g in triangle.guards)
-    return PrintedAttention(plan, made.plan, made.after, passes, None if wide else triangle)
+        wide |= any(reductions.needs[g.value] - set(first) for g in triangle.guards)
+    return PrintedAttention(plan, rows.plan, rows.after, passes, None if wide else triangle)
 
 
 def first_scratch(plan: AttentionPlan) -> int:
@@ -218,9 +218,9 @@ class _QueryKernel:
             return False
         # Each factor must be relative to the pass's maximum as its sums are, and need no reduction but
         # that.
-        top, shift, found = this.passes[0].top, this.passes[0].shift, RowReductions(this.rows)
+        top, shift, reductions = this.passes[0].top, this.passes[0].shift, RowReductions(this.rows)
         numbers = [this.factor(m.factor) for _, m in self.mixtures]
-        return all(found.shift_of(n, top) == shift and found.needs[n] <= {top} for n in numbers)
+        return all(reductions.shift_of(n, top) == shift and reductions.needs[n] <= {top} for n in numbers)
 
     def _reductions(self, each: RowIteration, *, guarded: bool, mixes: bool) -> None:
         sums = RowAccumulators(self.write, each)

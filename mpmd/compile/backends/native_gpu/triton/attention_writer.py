@@ -58,17 +58,17 @@ class PrintedAttention:
     @functools.cached_property
     def row_values(self) -> tuple[int, ...]:
         """Values of a row that the kernel of queries leaves for the kernel of keys: its factors need them."""
-        rows, found = self.rows, set[int]()
+        rows, needed = self.rows, set[int]()
         waiting = [self.factor(m.factor) for _, m in self.mixtures(QUERIES)]
         # From the factors backwards, through elements, down to the first values of a row: those are kept.
         while waiting:
             number = waiting.pop()
-            if number not in found:
-                found.add(number)
+            if number not in needed:
+                needed.add(number)
                 if rows.levels[number] == ELEMENT:
                     waiting += rows.uses[number]
         computed = [
-            k for k in found if rows.levels[k] == ROW and isinstance(rows.nodes[k], Apply | ReduceNode)
+            k for k in needed if rows.levels[k] == ROW and isinstance(rows.nodes[k], Apply | ReduceNode)
         ]
         return tuple(sorted(k for k in computed if rows.rank - 2 in rows.depends[k]))
 
@@ -159,18 +159,18 @@ class AttentionWriter(MatrixWriter):
 
     def needed(self, numbers: Iterable[int]) -> set[int]:
         """The nodes that must be computed for some."""
-        found, waiting = set[int](), list(numbers)
+        nodes, waiting = set[int](), list(numbers)
         while waiting:
             number = waiting.pop()
-            if number not in found and not self.is_known(number):
-                found.add(number)
+            if number not in nodes and not self.is_known(number):
+                nodes.add(number)
                 node = self.plan.nodes[number]
                 # Where a mask is known, the branch that it leaves out needs no scores.
                 if isinstance(node, Apply) and node.op == "select" and node.args[0] in self.decided:
                     waiting.append(node.args[1 if self.decided[node.args[0]] else 2])
                 elif not isinstance(node, ReduceNode):
                     waiting += self.plan.uses[number]
-        return found
+        return nodes
 
     @contextlib.contextmanager
     def inner_tiles(self, part: TilePart) -> Iterator[None]:

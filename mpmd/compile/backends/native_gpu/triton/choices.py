@@ -66,7 +66,7 @@ class MeasuredTiles:
         Raises:
             CompileError: one says something else; names it.
         """
-        found = []
+        lines = []
         for number, line in enumerate(text.splitlines(), 1):
             if line.startswith("#") or not line.strip():
                 continue
@@ -76,8 +76,8 @@ class MeasuredTiles:
                     f"line {number} is not a kernel with its tile: {line!r}\n"
                     "  expected such as 'product_ab12cd34 x192: 128x256x64 w8 s4'"
                 )
-            found.append((match[1], match[3]))
-        return MeasuredTiles.of(found)
+            lines.append((match[1], match[3]))
+        return MeasuredTiles.of(lines)
 
     def text(self) -> str:
         return "".join(f"{kernel}: {tile}\n" for kernel, tile in self.lines)
@@ -128,6 +128,6 @@ class KernelChoices:
 
 def sized_plan(plan: KernelPlan, points: int, programs: int, warps: int) -> PlanKernels:
     """The kernels of a plan with some sizes; a second one that finishes sums is by rules."""
-    made = plan_kernels(plan, programs, points)
-    first, *rest = made.kernels
-    return dataclasses.replace(made, kernels=(dataclasses.replace(first, warps=warps), *rest))
+    kernels = plan_kernels(plan, programs, points)
+    first, *rest = kernels.kernels
+    return dataclasses.replace(kernels, kernels=(dataclasses.replace(first, warps=warps), *rest))

@@ -276,11 +276,11 @@ class TritonCompiler:
             raise CompileError(why)
         version = self.key()
         with ThreadPoolExecutor(shared_workers().count) as pool:
-            made = {
+            futures = {
                 name: pool.submit(_compiled, kernel, capability, version, cache)
                 for name, kernel in kernels.items()
             }
-            return {name: future.result() for name, future in made.items()}
+            return {name: future.result() for name, future in futures.items()}
 
 
 _KEPT: OrderedDict[str, Future[Cubin]] = OrderedDict()
@@ -302,13 +302,13 @@ def _compiled(kernel: PrintedKernel, capability: int, version: str, cache: DiskC
     if not first:
         return future.result()
     try:
-        made = _from_disk(key, cache)
-        if made is None:
-            made = cubin_of(kernel, shared_workers().answer(request_of(kernel, capability)))
+        cubin = _from_disk(key, cache)
+        if cubin is None:
+            cubin = cubin_of(kernel, shared_workers().answer(request_of(kernel, capability)))
             if cache is not None:
-                cache.put(key, pickle.dumps(dataclasses.astuple(made)))
-        future.set_result(made)
-        return made
+                cache.put(key, pickle.dumps(dataclasses.astuple(cubin)))
+        future.set_result(cubin)
+        return cubin
     except BaseException as error:
         with _LOCK:
             _KEPT.pop(key, None)

@@ -300,8 +300,8 @@ class TileWriter:
 
     def reduced(self, node: ReduceNode, text: str, axis: int) -> str:
         """A tile combined along an axis: a value of registers."""
-        made = operations.reduce(node.op, node.dtype, text, axis)
-        return f"({made} != 0)" if node.dtype == "pred" else rounded(made, node.dtype)
+        combined = operations.reduce(node.op, node.dtype, text, axis)
+        return f"({combined} != 0)" if node.dtype == "pred" else rounded(combined, node.dtype)
 
     # -- stores
     def prepare(self, stores: Iterable[Store]) -> None:

@@ -160,8 +160,14 @@ class _Factoring:
         return self._reciprocals[number]
 
     def _product(self, factors: list[int | None]) -> int | None:
-        found = [self.build.convert(f, "f32") for f in factors if f is not None]
-        return None if not found else found[0] if len(found) == 1 else self.build.apply("multiply", *found)
+        converted = [self.build.convert(f, "f32") for f in factors if f is not None]
+        return (
+            None
+            if not converted
+            else converted[0]
+            if len(converted) == 1
+            else self.build.apply("multiply", *converted)
+        )
 
     def _times(self, number: int, factor: int | None) -> int:
         if factor is None:
@@ -187,41 +193,41 @@ class RowReductions:
 
     def passes(self) -> list[RowIteration]:
         """All iterations before the one that makes factors."""
-        plan, known, found = self.plan, set[int](), list[RowIteration]()
+        plan, known, iterations = self.plan, set[int](), list[RowIteration]()
         waiting = [k for k, n in enumerate(plan.nodes) if isinstance(n, ReduceNode)]
         while waiting:
             ready = [k for k in waiting if self._inputs(k) <= known]
             # All reductions whose inputs are known. If one is a maximum, sums that are relative to it join:
             # they would otherwise wait for a pass of their own.
-            made = RowIteration(tuple(ready))
+            iteration = RowIteration(tuple(ready))
             for top in ready:
                 node = plan.nodes[top]
                 assert isinstance(node, ReduceNode)
                 shift, relative = self._relative_to(top, waiting, known)
                 if node.op == "maximum" and shift >= 0:
-                    made = RowIteration((*ready, *relative), top, shift, tuple(relative))
+                    iteration = RowIteration((*ready, *relative), top, shift, tuple(relative))
                     break
-            found.append(made)
-            known.update(made.reductions)
+            iterations.append(iteration)
+            known.update(iteration.reductions)
             waiting = [k for k in waiting if k not in known]
-        return found
+        return iterations
 
     def totals(self) -> set[int]:
         """The sums of a softmax's exponentials, the largest of them 1, and selections of them and 1.
 
         They are 0, NaN, or between 1 and the number of keys: their reciprocals are normal numbers.
         """
-        plan, found = self.plan, set[int]()
+        plan, totals = self.plan, set[int]()
         for number, node in enumerate(plan.nodes):
             if isinstance(node, ReduceNode) and node.op == "add" and node.axis == ROW and node.dtype == "f32":
                 tops = [k for k in self.needs[node.arg] if self._is_maximum(k)]
-                found |= {number for top in tops if self._is_weight(node.arg, top)}
+                totals |= {number for top in tops if self._is_weight(node.arg, top)}
             elif isinstance(node, Apply) and node.op == "select":
                 values = [plan.nodes[a] for a in node.args[1:]]
                 ones = [isinstance(v, Constant) and float(v.value) == 1.0 for v in values]
-                sums = [a in found for a in node.args[1:]]
-                found |= {number} if any(sums) and all(map(operator.or_, ones, sums)) else set()
-        return found
+                sums = [a in totals for a in node.args[1:]]
+                totals |= {number} if any(sums) and all(map(operator.or_, ones, sums)) else set()
+        return totals
 
     def _is_maximum(self, number: int) -> bool:
         node = self.plan.nodes[number]
@@ -249,7 +255,7 @@ class RowReductions:
         return self.needs[node.arg]
 
     def _relative_to(self, top: int, waiting: list[int], known: set[int]) -> tuple[int, list[int]]:
-        shift, found = -1, []
+        shift, relative = -1, []
         for number in waiting:
             node = self.plan.nodes[number]
             assert isinstance(node, ReduceNode)
@@ -259,8 +265,8 @@ class RowReductions:
                 this = self.shift_of(node.arg, top)
                 if this >= 0 and shift in (-1, this):
                     shift = this
-                    found.append(number)
-        return shift, found
+                    relative.append(number)
+        return shift, relative
 
     def shift_of(self, number: int, top: int, where: frozenset[tuple[int, bool]] = frozenset()) -> int:
         """What exponentials subtract in a value that is a sum of multiples of them; -1 if it is not one.
@@ -381,8 +387,8 @@ class RowReductions:
         return node.op.startswith("compare-") and any(infinite)
 
     def _same(self, parts: Sequence[tuple[int, frozenset[tuple[int, bool]]]], top: int) -> int:
-        found = {self.shift_of(a, top, where) for a, where in parts}
-        return found.pop() if len(found) == 1 else -1
+        shifts = {self.shift_of(a, top, where) for a, where in parts}
+        return shifts.pop() if len(shifts) == 1 else -1
 
     def _is_zero(self, number: int) -> bool:
         node = self.plan.nodes[number]

@@ -122,11 +122,11 @@ def product_kernel(plan: MatmulPlan, units: int, sizes: tuple[int, ...] = ()) ->
         sizes: see `_ProductTile`; without them the largest tile that keeps the device busy, and smaller ones
             behind it.
     """
-    plan, found = with_long_rows(plan), None
+    plan, kernel = with_long_rows(plan), None
     for tile in (_ProductTile(*sizes),) if sizes else _tiles_of(plan, units)[::-1]:
-        found = dataclasses.replace(_with_tile(plan, tile), smaller=found)
-    assert found is not None
-    return PlanKernels((found,))
+        kernel = dataclasses.replace(_with_tile(plan, tile), smaller=kernel)
+    assert kernel is not None
+    return PlanKernels((kernel,))
 
 
 def _with_tile(plan: MatmulPlan, tile: _ProductTile) -> PrintedKernel:
