@@ -70,7 +70,6 @@ def _loop(loop: HloInstruction, refuses: Refuses, left: Collection[str]) -> Loop
 
 
 def _as_program(computation: HloComputation) -> HloModule:
-    """A copy of a module whose entry is one of its computations."""
     module = computation.module.clone()
     module.input_output_alias, module.buffer_donor = (), ()
     module.parameter_layouts = module.result_layout = None
@@ -215,7 +214,6 @@ class _Division:
     loops: Mapping[HloInstruction, LoopClusters]
 
     def parts(self) -> Iterator[Cluster]:
-        """The clusters that give or do something, level by level."""
         for level, members in sorted(self.groups.items()):
             kind = level % KINDS
             if kind == LOOP:
@@ -228,7 +226,6 @@ class _Division:
     def _cluster(
         self, members: Sequence[HloInstruction], *, native: bool, loop: LoopClusters | None = None
     ) -> Cluster:
-        """Some instructions with the parameters and results of their cluster."""
         reads, inside = self.reads, set(members)
         given = [at for m in members for at in reads[m]]
         outputs = [(m, index) for m in members for index, _ in m.shape.leaves()]
@@ -294,7 +291,6 @@ class _Part:
             self.given[producer, index] = self.body.add(parameter)
 
     def program(self, members: Sequence[HloInstruction], outputs: Sequence[Position]) -> HloModule:
-        """The program whose result are the outputs, in order."""
         for member in members:
             operands = [self._value(operand, ()) for operand in member.operands]
             self.copies[member] = self.body.add(self.twins[member.uid].clone(operands))
@@ -314,7 +310,6 @@ class _Part:
         return self.body.add(HloInstruction("tuple", shape, parts))
 
     def _array(self, position: Position) -> HloInstruction:
-        """An array: a parameter, a copy, or a part of what a member makes."""
         if position in self.given:
             return self.given[position]
         value, index = position

@@ -110,7 +110,6 @@ def _copied(
 
 
 def _arrays_read(operands: Sequence[HloInstruction], copied: Set[HloInstruction]) -> list[Position]:
-    """The arrays that an instruction reads, where copied operands read theirs."""
     arrays = []
     for operand in operands:
         for producer, index in arrays_of(operand):

@@ -126,8 +126,6 @@ FUNCTIONS = (Begin(), Meet())
 
 
 class _Barrier:
-    """Emission of what devices do at a barrier."""
-
     def __init__(self, f: FunctionBuilder) -> None:
         self.f = f
         self.mesh, self.count, self.run = (f.arguments[name] for name in ("mesh", "barrier", "run"))
@@ -200,7 +198,6 @@ class _Barrier:
         return f.compare("ugt", spent, limit)
 
     def lock(self) -> None:
-        """Take the lock, which counts and withdrawals hold."""
         f = self.f
         with f.repeat() as leave_if:
             leave_if(f.compare("eq", f.atomic_exchange(f.offset(self.count, _LOCK), 1), _number(0)))

@@ -79,8 +79,6 @@ def _emit_bind(module: Module, name: str) -> None:
 
 
 class _Handler:
-    """Emission of one handler."""
-
     def __init__(
         self, module: Module, program: ThreadedProgram, arguments: int, results: int, arena: bool
     ) -> None:
@@ -114,7 +112,6 @@ class _Handler:
         self.frame.fail_if(wrong, f"{self.program.name}_wrong_{field}", message)
 
     def _take_slot(self) -> Value:
-        """The first free slot, waiting for one if all are taken."""
         f, name = self.f, self.program.name
         slots = f.load(Value(f"@{name}_slots", "ptr"), "ptr")
         count = f.load(Value(f"@{name}_slot_count", "ptr"), "i64")
@@ -132,7 +129,6 @@ class _Handler:
         return f.offset(slots, f.imul(f.load(at, "i64"), SLOT_BYTES))
 
     def _run(self, slot: Value) -> None:
-        """Run the program, and write when it ran if the slot has a log."""
         f = self.f
         log = f.load(f.offset(slot, SLOT["log"]), "ptr")
         is_timed = f.op(f"icmp ne ptr {log}, null", "i1")
@@ -146,7 +142,6 @@ class _Handler:
             emit_entry(f, log, key=key, device=device, begin=begin.result(), end=emit_now(f))
 
     def _run_program(self, slot: Value) -> None:
-        """Fill the table and run the program on the slot's threads."""
         f, table, entries = self.f, self.f.stack("ptr", self.program.pointers + 2), 0
         for field, count in (("args", self.arguments), ("rets", self.results)):
             for data in self.frame.buffers(field, count):

@@ -209,7 +209,6 @@ class ExchangeEntry:
 
     @contextlib.contextmanager
     def _only(self, devices: tuple[int, ...] | None) -> Iterator[None]:
-        """Run the body on some devices only."""
         if devices is None:
             yield
             return

@@ -175,7 +175,6 @@ _Kind = TypeVar("_Kind", bound=Step)
 
 
 def _of_type(steps: Sequence[Step], kind: type[_Kind]) -> list[_Kind]:
-    """All steps of one kind inside of steps, in order."""
     chosen: list[_Kind] = []
     for step in steps:
         if isinstance(step, kind):
@@ -196,8 +195,6 @@ def _parts(step: Step) -> tuple[tuple[Step, ...], ...]:
 
 
 class _Entry:
-    """Emission of the entry."""
-
     def __init__(self, program: ThreadedProgram, f: FunctionBuilder) -> None:
         self.program = program
         self.f = f

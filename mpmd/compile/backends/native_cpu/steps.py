@@ -238,7 +238,6 @@ class _Sequence:
         self._chain = []
 
     def add_small(self, thunk: Thunk, steps: Sequence[Step]) -> None:
-        """The steps of a thunk that is worth no second thread."""
         if self._continues_chain(thunk):
             last = self.steps[-1]
             before = last.steps if isinstance(last, Alone) else (last,)
@@ -270,8 +269,6 @@ class _Sequence:
 
 
 class _Lowering:
-    """The work on one program."""
-
     def __init__(self, assignment: BufferAssignment, code: PlanCode) -> None:
         self.assignment = assignment
         self.code = code
@@ -292,7 +289,6 @@ class _Lowering:
         return Address(place.allocation, offset)
 
     def steps(self, thunks: Sequence[Thunk]) -> list[Step]:
-        """The steps of some thunks, in order."""
         sequence = _Sequence()
         for thunk in thunks:
             if _is_apart(thunk):
@@ -310,7 +306,6 @@ class _Lowering:
         return sequence.steps
 
     def _apart(self, thunk: Thunk) -> Sequence[Step]:
-        """Steps that wait for all before them, and for which all after them wait."""
         if isinstance(thunk, DeviceThunk):
             return [WriteDevice(self.address(thunk.target))]
         if isinstance(thunk, CollectiveThunk):

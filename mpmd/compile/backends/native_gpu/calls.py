@@ -164,8 +164,6 @@ def emit_capture(calls: CallEmitter, allocations: int) -> None:
 
 
 class _CaptureEmitter:
-    """Emission of one function, and of those that it calls."""
-
     def __init__(self, calls: CallEmitter, allocations: int) -> None:
         self.calls, self.name = calls, calls.name
         self.allocations = allocations

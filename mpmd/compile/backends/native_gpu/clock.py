@@ -157,8 +157,6 @@ def clock_at(libraries: GpuLibraries, ordinal: int) -> GpuClock:
 
 
 class _Entries:
-    """Room for entries of one GPU, and their head."""
-
     def __init__(self, driver: GpuDriver, room: int, undo: contextlib.ExitStack) -> None:
         self._words, there = driver.mapped(16 * room, undo)
         self.head = driver.memory(struct.pack("3Q", 0, room, there), undo, "marks")

@@ -122,8 +122,6 @@ class MatrixLibrary(StatusLibrary):
 
 
 class _Preparation:
-    """The work on one product."""
-
     def __init__(
         self, library: MatrixLibrary, product: ProductDescriptor, alignment: int, undo: contextlib.ExitStack
     ) -> None:
@@ -173,7 +171,6 @@ class _Preparation:
         return layout
 
     def _algorithm(self, descriptor: ctypes.c_void_p, layouts: dict[str, ctypes.c_void_p]) -> Heuristic:
-        """The library's first choice."""
         with contextlib.ExitStack() as undo:
             preference = self._object("MatmulPreference", undo=undo)
             self._set("MatmulPreference", preference, _MAX_WORKSPACE, ctypes.c_uint64(WORKSPACE_LIMIT))

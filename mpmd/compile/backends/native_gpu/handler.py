@@ -105,7 +105,6 @@ class _HandlerEmitter:
         self.calls.call(self.f, entry, values, where)
 
     def _allocations(self) -> list[Value]:
-        """The address of each allocation: arguments, results, constants, the arena."""
         arguments = list(self.frame.buffers("args", self._count("parameter")))
         *results, arena = self.frame.buffers("rets", self._count("result", "arena"))
         return [*arguments, *results, self._word("constants"), arena]

@@ -145,8 +145,6 @@ _Place = tuple[Value, Index, int]
 
 
 class _Driver:
-    """Emission of one kernel."""
-
     def __init__(self, kernel: GemmKernel, module: Module) -> None:
         self.kernel = kernel
         self.module = module
@@ -187,7 +185,6 @@ class _Driver:
             yield loop.i
 
     def _product(self, batch: Index, units: tuple[Index, Index]) -> None:
-        """The units of one batch index."""
         f, t, gemm, parts = self.f, self.tiling, self.gemm, self.kernel.parts
         if t.split == "rows":
             rows = (f.imul(units[0], t.rows), f.imin(f.imul(units[1], t.rows), gemm.m))

@@ -204,8 +204,6 @@ def multiply_add(f: FunctionBuilder, a: Value, b: Value, sums: Value, *, pairs: 
 
 
 class _Tile:
-    """Emission of one micro-kernel."""
-
     def __init__(self, f: FunctionBuilder, kernel: MicroKernel) -> None:
         self.f = f
         self.kernel = kernel
@@ -280,7 +278,6 @@ class _Tile:
         return [*pointers, b, *fetch, *accumulators]
 
     def _a_element(self, pointers: list[Value], row: int, step: int) -> Value:
-        """A's element of a row and step in every lane."""
         f, k = self.f, self.kernel
         if k.adjacent == "rows":
             at = f.offset(pointers[0], row * k.step_bytes)
@@ -292,7 +289,6 @@ class _Tile:
         return f.splat(f.load(at, k.accumulator, align=2 if k.step == "bf16x2" else 0), self.lanes)
 
     def _finish(self, accumulators: list[Value]) -> None:
-        """Store the tile, adding S where asked."""
         f = self.f
         with f.loop(0, f.arguments["accumulate"], carried=accumulators) as once:
             # one round or none: S is not read, and need not exist, unless it is added
@@ -303,7 +299,6 @@ class _Tile:
             f.store(sums, self._place("d", at))
 
     def _place(self, side: str, at: int) -> Value:
-        """Where S or D has the sums of an accumulator."""
         f, (row, v) = self.f, divmod(at, self.kernel.vectors)
         start = f.offset(f.arguments[side], f.imul(row, f.arguments[f"{side}_stride"]))
         return f.offset(start, v * self.vector_bytes)

@@ -241,7 +241,6 @@ class Operands:
 
     @contextlib.contextmanager
     def _first_rows(self, block: Block, start: Index) -> Iterator[None]:
-        """A block that runs only in the first row block."""
         f = self.f
         with f.when(f.compare("eq", f.index(start), f.index(block.rows[0]))):
             yield
@@ -266,7 +265,6 @@ class Operands:
         )
 
     def _fetch_strip(self, block: Block, here: Value, panel: Value, other: _Next) -> None:
-        """Fetch the elements of a strip of the block, or of what comes after it."""
         f, t, b = self.f, self.tiling, self.gemm.b
         k, start = f.select(here, f.index(block.k), other.k), f.select(here, block.b, other.b)
         size, column = BYTES[b.dtype], f.imul(f.select(here, panel, other.panel), t.width)

@@ -134,8 +134,6 @@ class ThinKernel(ProductKernel):
 
 
 class _Thin:
-    """Emission of one kernel."""
-
     def __init__(self, kernel: ThinKernel, module: Module) -> None:
         self.kernel = kernel
         self.module = module

@@ -111,7 +111,6 @@ def _steps(gemm: Gemm, target: CpuTarget) -> tuple[str, int, int, int]:
 
 
 def _tiling(gemm: Gemm, target: CpuTarget, kc: int, pack_a: bool, pack_b: bool) -> Tiling:
-    """The loop nest with chunks of K of a length, and such operands packed."""
     step, rows, width, element = _steps(gemm, target)
     vectors = width // target.lanes("double" if step == "f64" else "float")
     columns = -(-gemm.n // width)
@@ -152,7 +151,6 @@ def _even_chunk(k: int, longest: int) -> int:
 
 
 def _may_read_a(gemm: Gemm, step: str) -> bool:
-    """Whether micro-kernels can read A where it lies."""
     a = gemm.a
     if a.dtype != {"f32": "f32", "f64": "f64", "bf16x2": "bf16"}[step]:
         return False

@@ -77,8 +77,6 @@ def strip_vectors(plan: KernelPlan, target: CpuTarget) -> int:
 
 
 class _Columns:
-    """Emission of one column kernel."""
-
     def __init__(self, kernel: ColumnKernel, f: FunctionBuilder) -> None:
         self.kernel = kernel
         self.plan = kernel.plan
@@ -162,7 +160,6 @@ class _Columns:
             finish_columns(scope, rounded, at, parts, self.lanes)
 
     def _one_row(self, row: Scope, places: Sequence[Lanes], totals: Sequence[Value]) -> list[Value]:
-        """Add one row's elements to the totals, and store the results of every point."""
         f, plan, following = self.f, self.plan, list(totals)
         element_stores = [s for s in plan.stores if store_level(plan, s) == ELEMENT]
         scopes = [row.inside(lanes=place) for place in places]

@@ -119,7 +119,6 @@ class LoopKernel(PlanKernel):
 
     @property
     def _piece(self) -> int:
-        """Elements of the last dim that one unit does."""
         plan = self.plan
         if not plan.rank:
             return 1

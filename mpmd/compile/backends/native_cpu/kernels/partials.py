@@ -149,7 +149,6 @@ class CombineKernel:
         return ()
 
     def _totals(self, f: FunctionBuilder, batch: Position, at: Position) -> dict[int, Value]:
-        """Each reduction's total over the groups, for one vector of the row dims."""
         parts = self.partials
         nodes = {n: reduce_node(parts.plan, n) for n in parts.reductions}
         # a sum of row values is one number: the first of its line

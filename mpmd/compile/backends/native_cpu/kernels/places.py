@@ -131,7 +131,6 @@ class Places(ABC):
         return constant(0, vector(element, count)) if total is None else total
 
     def _atom_lanes(self, atom: Atom, element: str) -> Value:
-        """An atom that changes along the lanes, at every lane."""
         assert self.lanes is not None
         f, count = self.f, self.lanes.count
         if atom.kind == "dim":

@@ -211,8 +211,6 @@ class RowKernel(PlanKernel):
 
 
 class _Rows:
-    """Emission of one row kernel."""
-
     def __init__(
         self, kernel: RowKernel, f: FunctionBuilder, pointers: dict[int, Value], streamed: frozenset[int]
     ) -> None:
@@ -224,7 +222,6 @@ class _Rows:
         self.start = Scope(f, self.plan, pointers, streamed=streamed)
 
     def emit(self) -> None:
-        """All units of the call."""
         f, plan, parts = self.f, self.plan, self.parts
         self.start.hoist(range(len(plan.nodes)), self.lanes)
         begin, end = f.arguments["begin"], f.arguments["end"]
@@ -242,7 +239,6 @@ class _Rows:
     def _all_rows(
         self, start: Scope, counted: Sequence[int], low: Position, high: Position, unit: Value | None
     ) -> None:
-        """Rows `low` to `high`, each pass after the other."""
         with self.f.loop(low, high) as loop:
             row = start.inside(unflatten(self.f, loop.i, counted, self.plan.extents))
             for item in self.kernel.passes:
@@ -356,7 +352,6 @@ class _Rows:
                 self._add_to_partials(number, self.parts.place(self.f, unit), row.value(node.arg))
 
     def _add_to_partials(self, number: int, at: Position, value: Value) -> None:
-        """Add to the partial sums of a column reduction, at a place among them."""
         f, parts, node = self.f, self.parts, reduce_node(self.plan, number)
         assert parts is not None
         pointer, dtype = f.arguments[parts.name(number)], sum_dtype(node.dtype)

@@ -93,7 +93,6 @@ class Scope(Places):
                 self._splats[number, lanes] = self.f.splat(self._known[number], lanes)
 
     def _is_complete(self, number: int) -> bool:
-        """Whether a node can be computed with the dims and reductions known here."""
         if self.known(number) is not None:
             return True
         node = self.plan.nodes[number]

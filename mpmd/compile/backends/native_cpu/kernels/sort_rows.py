@@ -112,14 +112,6 @@ class MergeSortKernel(SortingKernel):
 
 
 class _MergedRow:
-    """The code that sorts one row.
-
-    Args:
-        kernel: the kernel.
-        f: its function.
-        scope: where the row lies.
-    """
-
     def __init__(self, kernel: MergeSortKernel, f: FunctionBuilder, scope: Scope) -> None:
         self.f = f
         self.plan = kernel.plan
@@ -154,7 +146,6 @@ class _MergedRow:
             self.f.store(value, pointer, at)
 
     def _before(self, a: Sequence[Value], b: Sequence[Value]) -> Value:
-        """Whether element a comes before element b."""
         scope = self.scope.inside()
         for array, first, second in zip(self.sorting.arrays, a, b):
             scope.define(array.element, widen(self.f, second, array.dtype))
@@ -255,14 +246,6 @@ class SelectionKernel(SortingKernel):
 
 
 class _SelectedRow:
-    """The code that selects from one row.
-
-    Args:
-        kernel: the kernel.
-        f: its function.
-        scope: the scope of the row.
-    """
-
     def __init__(self, kernel: SelectionKernel, f: FunctionBuilder, scope: Scope) -> None:
         self.f = f
         self.plan = kernel.plan
@@ -374,7 +357,6 @@ class _SelectedRow:
         return [passes, *current]
 
     def _before(self, new: Sequence[Value], others: Sequence[Value]) -> Value:
-        """Whether an element comes before each of some others."""
         scope = self.scope.inside(lanes=Lanes(self.sorting.along + 1, 0, self.lanes))
         for array, one, many in zip(self.sorting.arrays, new, others):
             scope.define(array.element, widen(self.f, many, array.dtype))

@@ -117,7 +117,6 @@ class TileKernel(PlanKernel):
                         self._some_squares(scope, first, columns)
 
     def _some_squares(self, scope: Scope, first: Position, columns: Sequence[Position]) -> None:
-        """Everything for some squares in a row, given their corners along both dims."""
         f, plan, lanes = scope.f, self.plan, self.target.lanes()
         end = plan.extents[self.strided]
         # These squares are loaded before the results at the same place are stored: they may share memory.
@@ -139,7 +138,6 @@ class TileKernel(PlanKernel):
     def _from_stack(
         self, scope: Scope, first: Position, column: Position, square: dict[int, list[Value]]
     ) -> None:
-        """The rows of one square, by a loop over them."""
         f, plan, lanes = scope.f, self.plan, self.target.lanes()
         # A loop over rows cannot choose a register by its counter: the squares go through the stack.
         stacks = {k: f.stack(MEMORY[plan.nodes[k].dtype], lanes * lanes) for k in square}
@@ -178,7 +176,6 @@ class TileKernel(PlanKernel):
         return transpose(f, rows)
 
     def _row(self, scope: Scope, given: dict[int, Value], column: Position) -> None:
-        """One row of the square, everything along the last dim."""
         f, plan, lanes = scope.f, self.plan, self.target.lanes()
         last, extent = plan.rank - 1, plan.extents[-1]
         scope.hoist(range(len(plan.nodes)), lanes)

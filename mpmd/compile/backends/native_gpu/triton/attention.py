@@ -140,7 +140,6 @@ def _blocks(this: PrintedAttention, over: str) -> AttentionBlocks:
 
 
 def _fitting(blocks: AttentionBlocks, outer: int, inner: int) -> AttentionBlocks:
-    """Blocks of no more than there is."""
     sides = [
         min(b, max(MIN_SIDE, power_of_two(n))) for b, n in ((blocks.outer, outer), (blocks.inner, inner))
     ]
@@ -385,7 +384,6 @@ class _KeyKernel:
             write.line("first = tl.where(tl.reduce(flags, 0, bitwise_or) > 0, 0, first)")
 
     def _row_values(self) -> None:
-        """Values that the other kernel left for the rows of this iteration."""
         write = self.write
         rest = f", mask={write.masks[1]}, other=0" if write.masks[1] else ""
         for number, dtype, place in write.row_values():

@@ -285,7 +285,6 @@ def is_load_of(plan: KernelPlan, number: int, operand: int) -> bool:
 
 
 def _matrix(plan: AttentionPlan, name: str) -> MatrixOperand:
-    """The matrices of a factor or a result."""
     kind, k = name[0], int(name[1:])
     if kind in "ab":
         depth = plan.scores[k].depth

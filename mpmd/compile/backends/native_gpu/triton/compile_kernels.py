@@ -166,8 +166,6 @@ class CompilerProcesses:
 
 
 class _CompilerProcess:
-    """One process."""
-
     def __init__(self) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it is open as long as the process runs
         try:

@@ -161,7 +161,6 @@ class TileWriter:
         return self._masks[0], self._masks[1]
 
     def _dims(self, name: str, dims: tuple[int, ...]) -> None:
-        """The index along each dim of a group whose position is `name`."""
         rest = name
         for d in reversed(dims):
             if d == dims[0]:

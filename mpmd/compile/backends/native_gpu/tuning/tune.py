@@ -314,8 +314,6 @@ def fastest(times: Mapping[str, float]) -> str:
 
 
 class _Tuning:
-    """The work on one GPU."""
-
     def __init__(self, gpu: OpenGpu) -> None:
         self.gpu = gpu
         self.target = GpuTarget(gpu.model, gpu.libraries.compiler)
@@ -375,8 +373,6 @@ class _Tuning:
 
 
 class _RunningWays:
-    """Ways of a kernel on a GPU, on the same arguments."""
-
     def __init__(self, runs: DeviceRuns, ways: Sequence[CompiledWay]) -> None:
         self._runs, self._ways = runs, {way.choice: way for way in ways}
         self._arguments = RandomArguments(runs, ways)
