@@ -15,7 +15,7 @@ from typing import Protocol
 from mpmd.compile.cache import DiskCache, key_of
 from mpmd.compile.llvm.cpu import CpuTarget
 from mpmd.compile.llvm.engine import LoadedCode, compile_module, emit_object, load_object
-from mpmd.compile.llvm.function_builder import Module
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
 
 
 class SharedFunction(Protocol):
@@ -72,6 +72,12 @@ def _kept_code(function: SharedFunction, target: CpuTarget, cache: DiskCache) ->
     code = emit_object(_module_of([function], target))
     cache.put(key, code)
     return load_object(code, [function.name])
+
+
+def kernel_function(module: Module, kernel: CpuKernel, *, plain: bool = False) -> FunctionBuilder:
+    """The function of a kernel, to be filled."""
+    arguments = [*((p, "ptr") for p in (*kernel.pointers, "workspace")), ("begin", "i64"), ("end", "i64")]
+    return FunctionBuilder(module, kernel.name, arguments, plain=plain)
 
 
 class CpuKernel(Protocol):

@@ -30,12 +30,12 @@ from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Matrix
 from mpmd.compile.backends.native_cpu.gemm.tiling import adjacency
 from mpmd.compile.backends.native_cpu.kernels.places import product, unflatten
 from mpmd.compile.backends.native_cpu.kernels.scope import Scope
-from mpmd.compile.backends.native_cpu.shared import SharedFunction
+from mpmd.compile.backends.native_cpu.shared import SharedFunction, kernel_function
 from mpmd.compile.backends.native_cpu.storage import BYTES
 from mpmd.compile.kernels.attention import KEYS, AttentionPlan
 from mpmd.compile.kernels.matmul import View
 from mpmd.compile.llvm.cpu import LINE_BYTES, CpuTarget
-from mpmd.compile.llvm.function_builder import FunctionBuilder, Index, Module
+from mpmd.compile.llvm.function_builder import Index, Module
 from mpmd.compile.llvm.llvm_types import Value, constant, vector
 
 
@@ -95,8 +95,7 @@ class _Emission:
         for mixture, finish in zip(plan.mixtures, self.finishes):
             for edge, _, _ in _strips(mixture.width, finish.width):
                 finish.emit(self.module, edge=edge)
-        arguments = [(p, "ptr") for p in (*kernel.pointers, "workspace")]
-        with FunctionBuilder(self.module, kernel.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
+        with kernel_function(self.module, kernel) as f:
             self.f = f
             # micro-kernels always fetch something: here nothing, as packed strips are near already
             self.fetch = Fetch(f)

@@ -24,10 +24,10 @@ from mpmd.compile.backends.native_cpu.gemm.problem import (
 )
 from mpmd.compile.backends.native_cpu.gemm.thin import ThinKernel, thin_form
 from mpmd.compile.backends.native_cpu.gemm.tiling import Tiling, choose_tiling
-from mpmd.compile.backends.native_cpu.shared import SharedFunction
+from mpmd.compile.backends.native_cpu.shared import SharedFunction, kernel_function
 from mpmd.compile.backends.native_cpu.storage import BYTES
 from mpmd.compile.llvm.cpu import LINE_BYTES, CpuTarget
-from mpmd.compile.llvm.function_builder import FunctionBuilder, Index, Module
+from mpmd.compile.llvm.function_builder import Index, Module
 from mpmd.compile.llvm.llvm_types import Value, constant
 
 
@@ -163,9 +163,7 @@ class _Driver:
             self.finish.emit(self.module, edge=True)
         if not self.direct and self.gemm.n >= t.width:
             self.finish.emit(self.module, edge=False)
-        arguments = [(p, "ptr") for p in (*kernel.pointers, "workspace")]
-        arguments += [("begin", "i64"), ("end", "i64")]
-        with FunctionBuilder(self.module, kernel.name, arguments, plain=True) as f:
+        with kernel_function(self.module, kernel, plain=True) as f:
             self.f = f
             places = self.space.a, self.space.b
             self.operands = Operands(f, self.gemm, t, places, self.shared)

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from mpmd.compile.backends.native_cpu.gemm.finish import ProductKernel
 from mpmd.compile.backends.native_cpu.gemm.micro_kernel import multiply_add
 from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, each_batch, factor_addresses
-from mpmd.compile.backends.native_cpu.shared import SharedFunction
+from mpmd.compile.backends.native_cpu.shared import SharedFunction, kernel_function
 from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, load
 from mpmd.compile.llvm.cpu import CpuTarget
-from mpmd.compile.llvm.function_builder import FunctionBuilder, Index, Module
+from mpmd.compile.llvm.function_builder import Index, Module
 from mpmd.compile.llvm.llvm_types import Value, constant, lanes_of, vector
 
 _MAX_THIN = 8  # rows or columns
@@ -151,8 +151,7 @@ class _Thin:
             self.finish.emit(self.module, edge=True)
         if self.gemm.n >= kernel.width:
             self.finish.emit(self.module, edge=False)
-        arguments = [(p, "ptr") for p in (*kernel.pointers, "workspace")]
-        with FunctionBuilder(self.module, kernel.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
+        with kernel_function(self.module, kernel) as f:
             self.f = f
             self.tile = f.arguments["workspace"]
             with each_batch(f, kernel.units_per_batch, self.gemm.batch_size) as (batch, units):

@@ -15,11 +15,10 @@ from mpmd.compile.backends.native_cpu.kernels.partials import Partials, final_in
 from mpmd.compile.backends.native_cpu.kernels.places import Lanes, product, unflatten
 from mpmd.compile.backends.native_cpu.kernels.plan_kernel import PlanKernel
 from mpmd.compile.backends.native_cpu.kernels.scope import Scope
-from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import BYTES, round_to, store
 from mpmd.compile.kernels.kernel_plan import ELEMENT, KernelPlan, Load, store_arguments, store_level
 from mpmd.compile.llvm.cpu import CpuTarget
-from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.function_builder import FunctionBuilder
 from mpmd.compile.llvm.function_builder import Index as Position
 from mpmd.compile.llvm.llvm_types import Value, constant, vector_constant
 
@@ -59,12 +58,8 @@ class ColumnKernel(PlanKernel):
         runs = product(self.plan.extents, list(self.plan.row)[:-1])
         return self.partials.batch * runs * self.strips * self.partials.groups
 
-    def emit(self, module: Module) -> Sequence[SharedFunction]:
-        arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
-        with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
-            if self.units:
-                _Columns(self, f).emit()
-        return ()
+    def emit_units(self, f: FunctionBuilder, pointers: dict[int, Value]) -> None:
+        _Columns(self, f).emit(pointers)
 
 
 def strip_vectors(plan: KernelPlan, target: CpuTarget) -> int:
@@ -85,9 +80,8 @@ class _Columns:
         self.lanes = kernel.target.lanes()
         self.nodes = {n: reduce_node(self.plan, n) for n in self.parts.reductions}
 
-    def emit(self) -> None:
+    def emit(self, pointers: dict[int, Value]) -> None:
         f, kernel, plan = self.f, self.kernel, self.plan
-        pointers = {k: f.arguments[f"p{k}"] for k in range(len(plan.operands))}
         start = Scope(f, plan, pointers)
         start.hoist(range(len(plan.nodes)), self.lanes)
         runs = list(plan.row)[:-1]

@@ -19,7 +19,6 @@ from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Position
 from mpmd.compile.backends.native_cpu.kernels.places import Lanes, product, unflatten, vector_loop
 from mpmd.compile.backends.native_cpu.kernels.plan_kernel import PlanKernel, emit_streaming
 from mpmd.compile.backends.native_cpu.kernels.scope import Scope
-from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.kernels.index import dim, linear, strides_of
 from mpmd.compile.kernels.kernel_plan import (
     Apply,
@@ -33,7 +32,7 @@ from mpmd.compile.kernels.kernel_plan import (
 )
 from mpmd.compile.kernels.operations import OPERATIONS
 from mpmd.compile.llvm.cpu import CpuTarget
-from mpmd.compile.llvm.function_builder import FunctionBuilder, Index, Module
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Index
 from mpmd.compile.llvm.llvm_types import Value, lanes_of
 from mpmd.errors import CompileError
 
@@ -139,24 +138,16 @@ class LoopKernel(PlanKernel):
     def _unroll(self) -> int:
         return vectors_at_once(self.plan, self.target, stored_nodes(self.plan.stores))
 
-    def emit(self, module: Module) -> Sequence[SharedFunction]:
-        arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
-        with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
-            begin, end = f.arguments["begin"], f.arguments["end"]
-            pointers = {k: f.arguments[name] for k, name in enumerate(self.pointers)}
-            emit_streaming(f, pointers, self.streamed, lambda streams: self._emit(f, begin, end, streams))
-        return ()
+    def emit_units(self, f: FunctionBuilder, pointers: dict[int, Value]) -> None:
+        emit_streaming(f, pointers, self.streamed, lambda streams: self._emit(f, pointers, streams))
 
-    def _emit(self, f: FunctionBuilder, begin: Value, end: Value, streams: bool) -> None:
+    def _emit(self, f: FunctionBuilder, pointers: dict[int, Value], streams: bool) -> None:
         plan = self.plan
-        pointers = {k: f.arguments[name] for k, name in enumerate(self.pointers)}
         start = Scope(f, plan, pointers, streamed=self.streamed if streams else frozenset())
-        if not plan.size:
-            return
         lanes = self.target.lanes() if plan.rank else 1
         start.hoist(range(len(plan.nodes)), lanes)
         last, outer_dims = plan.rank - 1, range(plan.rank - 1)
-        with f.loop(begin, end) as unit:
+        with f.loop(f.arguments["begin"], f.arguments["end"]) as unit:
             if not plan.rank:
                 store_all([start.inside()])
                 return

@@ -13,7 +13,7 @@ from mpmd.compile.backends.native_cpu.kernels.accumulate import identity, reduce
 from mpmd.compile.backends.native_cpu.kernels.operations import emit_combine
 from mpmd.compile.backends.native_cpu.kernels.places import Lanes, product, unflatten
 from mpmd.compile.backends.native_cpu.kernels.scope import Scope
-from mpmd.compile.backends.native_cpu.shared import SharedFunction
+from mpmd.compile.backends.native_cpu.shared import SharedFunction, kernel_function
 from mpmd.compile.backends.native_cpu.storage import BYTES, load, round_to, store
 from mpmd.compile.kernels.kernel_plan import BATCH, COLUMN, KernelPlan, ReduceNode, store_level
 from mpmd.compile.llvm.cpu import CpuTarget
@@ -134,8 +134,7 @@ class CombineKernel:
 
     def emit(self, module: Module) -> Sequence[SharedFunction]:
         parts, plan = self.partials, self.partials.plan
-        arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
-        with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
+        with kernel_function(module, self) as f:
             pointers = {k: f.arguments[f"p{k}"] for k in range(len(plan.operands))}
             start = Scope(f, plan, pointers)
             start.hoist(final_inputs(plan), self._lanes)

@@ -23,7 +23,6 @@ from mpmd.compile.backends.native_cpu.kernels.partials import Partials
 from mpmd.compile.backends.native_cpu.kernels.places import Lanes, nested, product, unflatten, vector_loop
 from mpmd.compile.backends.native_cpu.kernels.plan_kernel import PlanKernel, emit_streaming
 from mpmd.compile.backends.native_cpu.kernels.scope import Scope
-from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import load, store
 from mpmd.compile.kernels.kernel_plan import (
     ELEMENT,
@@ -37,7 +36,7 @@ from mpmd.compile.kernels.kernel_plan import (
     store_level,
 )
 from mpmd.compile.kernels.operations import OPERATIONS
-from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.function_builder import FunctionBuilder
 from mpmd.compile.llvm.function_builder import Index as Position
 from mpmd.compile.llvm.llvm_types import Value, lanes_of
 
@@ -197,17 +196,11 @@ class RowKernel(PlanKernel):
     def workspace_bytes(self) -> int:
         return len(self.kept) * self.scratch_size * _SCRATCH_BYTES
 
-    def emit(self, module: Module) -> Sequence[SharedFunction]:
-        arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
-        with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
-            if self.units:
-                pointers = {k: f.arguments[f"p{k}"] for k in range(len(self.plan.operands))}
+    def emit_units(self, f: FunctionBuilder, pointers: dict[int, Value]) -> None:
+        def emit(streams: bool) -> None:
+            _Rows(self, f, pointers, self.streamed if streams else frozenset()).emit()
 
-                def emit(streams: bool) -> None:
-                    _Rows(self, f, pointers, self.streamed if streams else frozenset()).emit()
-
-                emit_streaming(f, pointers, self.streamed, emit)
-        return ()
+        emit_streaming(f, pointers, self.streamed, emit)
 
 
 class _Rows:

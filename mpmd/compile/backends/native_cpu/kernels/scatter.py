@@ -7,7 +7,7 @@ never meet: threads divide the columns, and each adds all rows to its own, in or
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,9 +15,8 @@ from mpmd.compile.backends.native_cpu.kernels.loop import store_all, stored_node
 from mpmd.compile.backends.native_cpu.kernels.places import product, unflatten
 from mpmd.compile.backends.native_cpu.kernels.plan_kernel import PlanKernel
 from mpmd.compile.backends.native_cpu.kernels.scope import Scope
-from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.kernels.kernel_plan import KernelPlan, Load
-from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.function_builder import FunctionBuilder
 from mpmd.compile.llvm.llvm_types import Value
 
 _MIN_UNITS = 16
@@ -67,16 +66,10 @@ class ScatterKernel(PlanKernel):
             return 0
         return -(-self.plan.extents[-1] // self._piece) if self.plan.rank else 1
 
-    def emit(self, module: Module) -> Sequence[SharedFunction]:
-        arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
-        with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
-            if self.units:
-                self._emit(f, f.arguments["begin"], f.arguments["end"])
-        return ()
-
-    def _emit(self, f: FunctionBuilder, begin: Value, end: Value) -> None:
+    def emit_units(self, f: FunctionBuilder, pointers: dict[int, Value]) -> None:
         guard, plan = self._guarded
-        start = Scope(f, plan, {k: f.arguments[name] for k, name in enumerate(self.pointers)})
+        begin, end = f.arguments["begin"], f.arguments["end"]
+        start = Scope(f, plan, pointers)
         lanes = self.target.lanes() if plan.rank else 1
         start.hoist(range(len(plan.nodes)), lanes)
         if not plan.rank:

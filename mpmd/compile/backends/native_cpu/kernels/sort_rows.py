@@ -13,7 +13,7 @@ element, the new one, or its neighbour's.  Later elements never pass equal ones.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,18 +21,17 @@ from functools import cached_property
 from mpmd.compile.backends.native_cpu.kernels.places import Lanes, product, unflatten
 from mpmd.compile.backends.native_cpu.kernels.plan_kernel import PlanKernel
 from mpmd.compile.backends.native_cpu.kernels.scope import Scope
-from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, narrow, widen
 from mpmd.compile.kernels.kernel_plan import Load
 from mpmd.compile.kernels.sorting import SortedArray, Sorting
 from mpmd.compile.llvm.cpu import LINE_BYTES
-from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.function_builder import FunctionBuilder
 from mpmd.compile.llvm.function_builder import Index as Position
 from mpmd.compile.llvm.llvm_types import Value, constant, vector
 
 
 @dataclass(frozen=True)
-class SortingKernel(PlanKernel, ABC):
+class SortingKernel(PlanKernel):
     """A kernel over a plan that sorts, not normalised.  A unit is a row.
 
     Attributes:
@@ -45,15 +44,10 @@ class SortingKernel(PlanKernel, ABC):
     def units(self) -> int:
         return product(self.plan.extents, range(self.sorting.along)) if self.plan.size else 0
 
-    def emit(self, module: Module) -> Sequence[SharedFunction]:
-        arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
-        with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
-            if self.units:
-                pointers = {k: f.arguments[p] for k, p in enumerate(self.pointers)}
-                with f.loop(f.arguments["begin"], f.arguments["end"]) as unit:
-                    dims = unflatten(f, unit.i, range(self.sorting.along), self.plan.extents)
-                    self.emit_row(f, Scope(f, self.plan, pointers, dims=dims))
-        return ()
+    def emit_units(self, f: FunctionBuilder, pointers: dict[int, Value]) -> None:
+        with f.loop(f.arguments["begin"], f.arguments["end"]) as unit:
+            dims = unflatten(f, unit.i, range(self.sorting.along), self.plan.extents)
+            self.emit_row(f, Scope(f, self.plan, pointers, dims=dims))
 
     @abstractmethod
     def emit_row(self, f: FunctionBuilder, row: Scope) -> None:

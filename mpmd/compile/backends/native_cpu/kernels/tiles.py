@@ -16,11 +16,10 @@ from mpmd.compile.backends.native_cpu.kernels.loop import meets_itself, needed_n
 from mpmd.compile.backends.native_cpu.kernels.places import Lanes, product, unflatten
 from mpmd.compile.backends.native_cpu.kernels.plan_kernel import PlanKernel, emit_streaming
 from mpmd.compile.backends.native_cpu.kernels.scope import Scope
-from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, load, widen
 from mpmd.compile.kernels.kernel_plan import Apply, KernelPlan, Load
 from mpmd.compile.llvm.cpu import LINE_BYTES
-from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.function_builder import FunctionBuilder
 from mpmd.compile.llvm.function_builder import Index as Position
 from mpmd.compile.llvm.llvm_types import Value, constant, vector
 from mpmd.compile.llvm.squares import transpose
@@ -85,13 +84,8 @@ class TileKernel(PlanKernel):
     def _tiles(self) -> list[int]:
         return strided_loads(self.plan, self.strided)
 
-    def emit(self, module: Module) -> Sequence[SharedFunction]:
-        arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
-        with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
-            if self.units:
-                pointers = {k: f.arguments[name] for k, name in enumerate(self.pointers)}
-                emit_streaming(f, pointers, self.streamed, lambda streams: self._emit(f, pointers, streams))
-        return ()
+    def emit_units(self, f: FunctionBuilder, pointers: dict[int, Value]) -> None:
+        emit_streaming(f, pointers, self.streamed, lambda streams: self._emit(f, pointers, streams))
 
     def _emit(self, f: FunctionBuilder, pointers: dict[int, Value], streams: bool) -> None:
         plan, lanes = self.plan, self.target.lanes()
