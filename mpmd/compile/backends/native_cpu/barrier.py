@@ -140,10 +140,13 @@ class _Barrier:
             self.lock()
             with f.when(self._has_failed(self.run), returns=True, value=_number(0)):
                 self.unlock()
+            # The first to come, at an empty barrier, says for which launch it is.
             with f.when(f.compare("eq", f.load(self.count, "i64"), _number(0))):
                 f.store(self.run, launch)
             other = f.load(launch, "i64")
             leave_if(f.compare("eq", other, self.run))
+            # Another launch waits here. It cannot complete, and is told; this one tries again until those
+            # devices have left, or its time is over.
             with f.when(f.not_(self._has_failed(other))):
                 self._fail(other, MIXED)
             self.unlock()
@@ -155,6 +158,7 @@ class _Barrier:
     def meet(self, rounds: Value) -> None:
         """Count this device, which holds the lock, and wait; returns 1 once all are there, 0 on a failure."""
         f = self.f
+        # Under the lock: nobody withdraws between the test for a failure and the count.
         before = f.atomic_load(self.opened)
         with f.when(self._gives_up(), returns=True, value=_number(0)):
             self.unlock()
@@ -232,6 +236,8 @@ def reason_of(f: FunctionBuilder, mesh: Value, run: Value) -> Value:
     known_reason = f.stack("i64")
     f.store(_number(0), known_reason)
     with f.loop(0, f.load(f.offset(mesh, DEVICES), "i64")) as loop:
+        # A report is the launch's identity plus a reason in its low bits: exclusive or leaves the reason
+        # alone if it is of this launch, and a larger number if not.
         said = f.atomic_load(f.offset(mesh, f.iadd(f.imul(loop.i, 8), _FAILED)))
         reason = f.op(f"xor i64 {said}, {run}", "i64")
         known = f.compare("ult", reason, _number(1 << REASON_BITS))

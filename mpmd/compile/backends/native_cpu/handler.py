@@ -151,6 +151,8 @@ class _Handler:
         for offset in fields:
             f.store(f.load(f.offset(slot, offset), "ptr"), table, entries)
             entries += 1
+        # The table: the caller's pointers, the arena, the workspaces, the barrier, as the program's entry
+        # reads it.
         pool = f.load(f.offset(slot, SLOT["pool"]), "ptr")
         alone = f.op(f"icmp eq ptr {pool}, null", "i1")
         entry = Value(f"@{self.program.name}", "ptr")
@@ -203,6 +205,7 @@ class MeshCall:
         launch = self._begin(number, own, mesh)
         with f.when(f.compare("ne", f.load(f.offset(own, MET_AT), "i64"), constant(0, "i64"))):
             run(slot)
+        # Read before the slot is free: the next launch of this device writes both.
         met = f.compare("ne", f.load(f.offset(own, MET_AT), "i64"), constant(0, "i64"))
         reason = reason_of(f, mesh, launch)
         self._leave(slot)

@@ -151,6 +151,8 @@ class ExchangeEntry:
             f.store(self._meet(step, f.load(f.offset(entry.barrier, RUN_AT), "i64")), met)
         entry.wait()
         with self._if_met():
+            # From here on addresses are of peers, whose arrays stay where they are until all have met
+            # again.
             members = [self._arrays_of(m) for m in self._row(step.members)]
             (rank,) = self._row([(r,) for r in step.ranks])
             for move in step.moves:
@@ -183,6 +185,8 @@ class ExchangeEntry:
         for group in step.groups:
             for device in group:
                 table[device] = (layout.barrier(step.number, group[0]), len(group))
+        # One program for all devices: what differs between them is looked up by the device's number. Each
+        # group has a barrier of its own, under the number of its first device.
         offset, count = self._row(table)
         barrier = self.f.offset(self.mesh, offset)
         met = self.f.call(Meet().name, self.mesh, self.device, barrier, count, run, result="i64")
@@ -223,6 +227,7 @@ class ExchangeEntry:
         if move.shared:
             low = f.index(f.idiv(f.imul(rank, units), members))
             high = f.index(f.idiv(f.imul(f.iadd(rank, 1), units), members))
+        # first the device's share of the group's units, then this thread's share of that
         work = f.isub(high, low)
         begin = f.index(f.iadd(low, f.idiv(f.imul(work, entry.thread), entry.threads)))
         following = f.imul(work, f.iadd(entry.thread, 1))

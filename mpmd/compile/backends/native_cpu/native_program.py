@@ -234,6 +234,7 @@ class _Entry:
                 self.wait()
             if isinstance(step, Repeat):
                 with f.loop(0, step.times) as loop:
+                    # between rounds: the first step of the body reads what the last one wrote
                     with f.when(f.compare("ne", loop.i, constant(0, "i64"))):
                         self.wait()
                     self._steps(step.body)
@@ -262,6 +263,8 @@ class _Entry:
         if units < _MIN_SHARED_UNITS:
             place = f.irem(f.iadd(self.thread, self.turn), self.threads) if self.turn else place
             self.turn += 1
+        # Shares are runs of units, in the order of threads: neighbouring units, which share lines, are of
+        # one thread.
         begin = f.index(f.idiv(f.imul(place, units), self.threads))
         end = f.index(f.idiv(f.imul(f.iadd(place, 1), units), self.threads))
         with f.when(f.compare("slt", begin, end)):
@@ -279,6 +282,8 @@ class _Entry:
         with f.repeat() as leave_if:
             self._steps(step.test)
             self.wait()
+            # All threads read the flag after the wait behind the test, and the body begins with another:
+            # nothing changes it before the last has read it.
             flag = f.load(self.address(step.flag), "i8")
             leave_if(f.compare("eq", flag, constant(0, "i8")))
             if self.program.mesh is not None:  # without the others the flag may stay set for ever

@@ -233,6 +233,7 @@ class _Sequence:
         waits = self._waits(thunk)
         first, *others = runs
         self.steps += [replace(first, waits=waits), *others]
+        # The second kernel of a plan waits for the first: all that ran before is done by then, too.
         if others:  # which wait for the first
             self._running = [thunk]
         self._chain = []
@@ -240,6 +241,8 @@ class _Sequence:
     def add_small(self, thunk: Thunk, steps: Sequence[Step]) -> None:
         if self._continues_chain(thunk):
             last = self.steps[-1]
+            # The chain becomes one step of the first thread, without waits between its thunks. They count
+            # as running: whoever conflicts with one waits.
             before = last.steps if isinstance(last, Alone) else (last,)
             self.steps[-1] = Alone((*before, *steps), last.waits if isinstance(last, Run | Alone) else True)
             self._running.append(thunk)
@@ -261,6 +264,8 @@ class _Sequence:
 
     def _continues_chain(self, thunk: Thunk) -> bool:
         """Whether a thunk needs what is in the chain, and nothing else of what may still run."""
+        # A conflict with something that other threads run needs a wait of all; within the chain, the first
+        # thread's order is enough.
         inside = {id(t) for t in self._chain}
         others = [t for t in self._running if id(t) not in inside]
         if self._must_wait or any(conflict(thunk, other) for other in others):
@@ -282,6 +287,8 @@ class _Lowering:
     def address(self, place: Slice, elements: int = 0, dtype: str = "u8") -> Address:
         """Where a slice is at run time, and so many elements further."""
         offset = place.offset + elements * BYTES[dtype]
+        # Constants and temporaries are two allocations, and one block at run time: the arena, constants
+        # first.
         if place.allocation == self.arena:  # the constants
             return Address(self.arena, offset)
         if place.allocation > self.arena:
@@ -352,6 +359,7 @@ class _Lowering:
             thunk = _copy_kernel(thunk)
         if isinstance(thunk, MatmulThunk):
             reduction = as_reduction(thunk)
+            # No scratch memory was assigned to a product, so the reduction must need none.
             if reduction is None or self.code.scratch_bytes(reduction.plan):  # a product has none
                 return [self._matmul(thunk)]
             thunk = reduction

@@ -69,6 +69,8 @@ class LoadedGpuProgram:
         with contextlib.ExitStack() as undo:
             try:
                 gpu.driver.enter()
+                # What ended programs left behind is released here: that waits for the whole GPU, which a
+                # call must not.
                 gpu.driver.release()
                 kernels = _kernel_records(code, gpu.driver, undo)
                 products = _prepared(program, gpu, undo)
@@ -76,12 +78,14 @@ class LoadedGpuProgram:
                 table = _table(program, gpu)
                 captured = command_buffers and program.is_capturable
                 capturing = gpu.driver.stream(undo) if captured else 0
+                # one block for calls that write their times, one for others: their graphs differ
                 graphs = [_graphs(program, gpu.driver, undo) for _ in range(2 * captured)]
             except NoAlgorithm as error:
                 raise NoAlgorithm(f"GPU program {program.name}: {error}", error.products) from error
             except DeviceError as error:
                 raise DeviceError(f"GPU program {program.name}: {error}") from error
             self._undo = undo.pop_all()
+        # Any thread may end a program: the release is only noted, and not at exit.
         weakref.finalize(self, gpu.driver.leave, self._undo).atexit = False
         needed = max((p.workspace_bytes for p in products), default=0)
         arena = program.allocations[-1].size

@@ -146,27 +146,40 @@ def _fitting(blocks: AttentionBlocks, outer: int, inner: int) -> AttentionBlocks
     return dataclasses.replace(blocks, outer=sides[0], inner=sides[1])
 
 
-class _QueryKernel:
-    """A program for each block of queries."""
+class _BlockKernel:
+    """A program for each block of queries or of keys, which goes over blocks of the others."""
 
+    def __init__(self, this: PrintedAttention, over: str) -> None:
+        rank, queries, keys = this.rows.rank, this.plan.queries, this.plan.keys
+        outer, inner = (queries, keys) if over == KEYS else (keys, queries)
+        rows, columns = (rank - 2, rank - 1) if over == KEYS else (rank - 1, rank - 2)
+        self.this, self.blocks = this, _fitting(_blocks(this, over), outer, inner)
+        dims, sides = (tuple(range(rank - 2)), (rows,), (columns,)), (self.blocks.outer, self.blocks.inner)
+        self.write = AttentionWriter(this, PlanTiling(this.rows, *dims, *sides, looped=True), self.blocks)
+        self.mixtures = this.mixtures(over)
+        self.block_count = -(-outer // self.blocks.outer)
+
+    def begin(self, block: str) -> None:
+        write = self.write
+        wide = ".to(tl.int64)" if write.tiling.index_type == "int64" else ""
+        write.line(f"pid = tl.program_id(0){wide}")
+        write.line(f"block = {block}")
+        write.batch(f"pid // {self.block_count}")
+        write.rows("block")
+
+    def finished(self) -> PrintedKernel:
+        return self.write.finished(self.block_count * math.prod(self.this.plan.batch))
+
+
+class _QueryKernel(_BlockKernel):
     def __init__(self, this: PrintedAttention) -> None:
-        self.this, self.blocks = this, _fitting(_blocks(this, KEYS), this.plan.queries, this.plan.keys)
-        rank, blocks = this.rows.rank, self.blocks
-        dims = tuple(range(rank - 2)), (rank - 2,), (rank - 1,)
-        tiling = PlanTiling(this.rows, *dims, blocks.outer, blocks.inner, looped=True)
-        self.write = AttentionWriter(this, tiling, blocks)
-        self.mixtures = this.mixtures(KEYS)
+        super().__init__(this, KEYS)
         self.keys, self.end = this.plan.keys, str(this.plan.keys)
-        self.block_count = -(-this.plan.queries // blocks.outer)
 
     def kernel(self) -> PrintedKernel:
         write, this = self.write, self.this
-        wide = ".to(tl.int64)" if write.tiling.index_type == "int64" else ""
-        write.line(f"pid = tl.program_id(0){wide}")
         # the last blocks have the most keys: they go first
-        write.line(f"block = {self.block_count - 1} - pid % {self.block_count}")
-        write.batch(f"pid // {self.block_count}")
-        write.rows("block")
+        self.begin(f"{self.block_count - 1} - pid % {self.block_count}")
         # Online: the pass that finds the maximum also mixes, and rescales the mixtures as it grows.
         # Otherwise reductions come first, and one more pass over keys mixes.
         merged = self._merges_last()
@@ -192,7 +205,7 @@ class _QueryKernel:
         if not merged:
             self._last()
         self._results()
-        return write.finished(self.block_count * math.prod(this.plan.batch))
+        return self.finished()
 
     def _parts(self) -> Iterator[TilePart]:
         steps, triangle = self.write.tiling.column_steps, self.this.triangle
@@ -303,25 +316,13 @@ class _QueryKernel:
             write.line(f"tl.store(p{operand} + pid, broken)")
 
 
-class _KeyKernel:
-    """A program for each block of keys."""
-
+class _KeyKernel(_BlockKernel):
     def __init__(self, this: PrintedAttention) -> None:
-        self.this, self.blocks = this, _fitting(_blocks(this, QUERIES), this.plan.keys, this.plan.queries)
-        rank, blocks = this.rows.rank, self.blocks
-        dims = tuple(range(rank - 2)), (rank - 1,), (rank - 2,)
-        tiling = PlanTiling(this.rows, *dims, blocks.outer, blocks.inner, looped=True)
-        self.write = AttentionWriter(this, tiling, blocks)
-        self.mixtures = this.mixtures(QUERIES)
-        self.block_count = -(-this.plan.keys // blocks.outer)
+        super().__init__(this, QUERIES)
 
     def kernel(self) -> PrintedKernel:
         write, this = self.write, self.this
-        wide = ".to(tl.int64)" if write.tiling.index_type == "int64" else ""
-        write.line(f"pid = tl.program_id(0){wide}")
-        write.line(f"block = pid % {self.block_count}")
-        write.batch(f"pid // {self.block_count}")
-        write.rows("block")
+        self.begin(f"pid % {self.block_count}")
         # The loop runs over queries for a block of keys, so that sums over queries stay in registers: no
         # atomic additions, and results that do not depend on an order.
         factors = [this.factor(m.factor) for _, m in self.mixtures]
@@ -338,7 +339,7 @@ class _KeyKernel:
                 write.scores(write.needed(factors), swapped=True)
                 write.mix(self.mixtures)
         write.store_mixtures(self.mixtures)
-        return write.finished(self.block_count * math.prod(this.plan.batch))
+        return self.finished()
 
     def _parts(self) -> Iterator[TilePart]:
         """The queries that see keys of the block: first those that see some of them."""
