@@ -9,11 +9,10 @@ for each platform, lives as long; an attribute of the call says which program to
     deleter(executables):      *executables -= 1
 
 XLA instantiates a call when it loads an executable, and deletes the call's state with the executable, after
-the last execution.  A program that is neither referred to in Python nor called by an executable can go.
+the last execution.  A program is loaded once for each name, and unloaded when neither Python refers to it nor
+an executable calls it.
 
 Source: xla/ffi/api/c_api.h (`XLA_FFI_State_Set`, `XLA_FFI_TypeInfo`), which jaxlib ships.
-
-Programs in memory: loaded once for each name, unloaded when neither Python nor XLA needs them.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@
 
 `levels.py` says which instructions are together.  A loop that native code covers in part is a cluster of its
 own: XLA's loop, with clusters inside.
-
-Which instructions of a program are native code, and which loops hold clusters.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ def divide(
         module: after `pipelines.preparation`; it stays as it is.
         refuses: of the target.
         left: opcodes of instructions that are meant to be XLA's.
-        counter: of the loop of which it is the body.
+        counter: of the loop whose body it is.
     """
     refused: dict[HloInstruction, str] = {}
     loops: dict[HloInstruction, LoopClusters] = {}
@@ -195,16 +193,7 @@ def split(
 
 @dataclass(frozen=True)
 class _Division:
-    """A program, and which of its instructions are together.
-
-    Attributes:
-        module: the program.
-        groups: its instructions by level.
-        reads: the arrays that each of them reads.
-        results: the arrays of its result.
-        refused: see `split`.
-        loops: likewise.
-    """
+    """A program, its instructions by level, the arrays that each reads; `refused`, `loops`: see `split`."""
 
     module: HloModule
     groups: Mapping[int, Sequence[HloInstruction]]

@@ -156,7 +156,7 @@ def _grouped(
     results: Collection[Position],
     kinds: Mapping[HloInstruction, int],
 ) -> dict[int, list[HloInstruction]]:
-    """Instructions by level, each of which has one kind, none before what it needs, loops after it."""
+    """Instructions by level: a level has one kind, and comes after all that it needs."""
     levels: dict[HloInstruction, int] = {}
     for instruction in order:
         kind = level = kinds[instruction]

@@ -4,14 +4,10 @@
 
 reads the data pointers of all arguments and results, takes a free slot (arena, workspaces, threads), runs the
 program, and frees the slot.  If the slot has a log it writes there when the program began and ended.  On a
-mesh of several devices XLA calls it once per device, each on a thread of its own; every device has a slot,
-and devices that exchange data meet before they begin.
-
-The handler of a program of several devices: find its device, meet the others, run.
-
-XLA calls the handler once per device and launch.  It launches programs of several devices one after the
-other, each device on a thread that nothing else holds, so devices may wait for each other.  What XLA promises
-is checked: devices that come from different launches, or do not come at all, make the call fail, not hang.
+mesh of several devices XLA calls it once per device and launch; every device has a slot, and devices that
+exchange data meet before they begin.  XLA launches such programs one after the other, each device on a thread
+that nothing else holds, so devices may wait for each other.  This promise is checked: devices that come from
+different launches, or do not come at all, make the call fail, not hang.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Collectives as steps of a native program: each device's publications, and what each does with it.
+"""Collectives between CPU devices, as steps of a native program: kernels on the arrays of other devices.
 
-Collectives between CPU devices: kernels that address the arrays of other devices in place.
-
-The devices of a mesh are threads of one process.  Each reads the parts that it gets from its peers' operands;
-in an all-reduce each reduces a share of the elements and also writes them to its peers' results.
+The devices of a mesh are threads of one process.  Each publishes the addresses of its arrays, and reads the
+parts that it gets from its peers' operands; in an all-reduce each reduces a share of the elements and also
+writes them to its peers' results.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Functions that many fragments call: compiled once per process and target, found again by name.
 
 A micro-kernel or a packing routine does not depend on the fragment that uses it.  The fragment's module
-only declares it; the loader of the fragment's object provides the functions it names.
-
-The interface of every CPU kernel.
+only declares it; the loader of the fragment's object provides the functions it names.  `CpuKernel` is the
+interface of kernels that are part of a fragment.
 """
 
 from __future__ import annotations

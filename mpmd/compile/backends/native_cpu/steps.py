@@ -1,10 +1,8 @@
 """Thunks as steps of a native program: kernels get code, slices get addresses, waiting follows from both.
 
-Products of a matrix whose rows are contiguous, and a vector, as reductions.
-
-A tile of a matrix product has rows and whole vectors of columns, and a product with one column leaves most of
-it empty.  Where the matrix is contiguous along K dot products are used (`gemm/thin.py`); where it is
-contiguous along its rows, one of its columns times a number is added to the result, k times.
+Products of a matrix and a vector leave most of a register tile empty.  Where the matrix is contiguous along
+K, dot products are used (`gemm/thin.py`); where it is contiguous along its rows, the product is a reduction:
+one of its columns times a number is added to the result, k times.
 """
 
 from __future__ import annotations
@@ -210,12 +208,9 @@ def _is_apart(thunk: Thunk) -> bool:
 
 
 class _Sequence:
-    """Steps in order: a kernel waits only if one since the last wait touches what it touches.
+    """Steps in order: a kernel waits only if one since the last wait touches the same memory.
 
     Small thunks that each need one before them run on the first thread, one after the other, as one step.
-
-    Attributes:
-        steps: those so far.
     """
 
     def __init__(self) -> None:

@@ -1,13 +1,4 @@
-"""Conversion of the bytes of narrow types to computable values, and back; see `kernels/operations.py`.
-
-    widened:   f8 -> f32    s4 -> s8    u4 -> u8      exact
-    narrowed:  f32 -> f8    to the nearest, ties to even, once
-               s8 -> s4     the low bits
-
-All is done with integers and one addition, so that denormals of f32, which threads of XLA flush, matter
-only in `f8e8m0fnu`, whose smallest number is one.
-
-How arrays hold values, and how kernels compute with them.
+"""How arrays hold values, and how kernels compute with them.
 
 | dtype | in memory | in registers |
 |---|---|---|
@@ -16,7 +7,14 @@ How arrays hold values, and how kernels compute with them.
 | bf16 | 16 bits | `float` |
 | f16 | `half` | `float` |
 | f32, f64 | `float`, `double` | the same |
-| f8…, f4…, s4, u4, s2, u2 | one byte | the byte; `narrow.py` converts it |
+| f8…, f4…, s4, u4, s2, u2 | one byte | the byte, which each operation widens |
+
+    widened:   f8 -> f32    s4 -> s8    u4 -> u8      exact
+    narrowed:  f32 -> f8    to the nearest, ties to even, once
+               s8 -> s4     the low bits
+
+Narrow types are converted with integers and one addition, so that denormals of f32, which threads of XLA
+flush, matter only in `f8e8m0fnu`, whose smallest number is one.
 """
 
 from __future__ import annotations

@@ -3,9 +3,7 @@
 The threads are Python threads that enter one native function and stay there; ctypes has released the GIL.  A
 job is an entry `void run(i64 thread, i64 threads, ptr table)`; the caller is thread 0.  All threads of a job
 are certain to run, so a job may use barriers.  Between jobs the workers spin for a short while and then
-sleep.
-
-How native threads wait for each other: a barrier, and loops that give the core away after a while.
+sleep.  Loops that wait for other threads give the core away after a while.
 """
 
 from __future__ import annotations

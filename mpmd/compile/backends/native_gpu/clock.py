@@ -11,13 +11,12 @@ Kernels of one stream run one after the other, so that the count needs no atomic
 head of its own.  The clock of a GPU is not the host's.  It is read between two readings of that, again and
 again, before the log is written and behind; the closest pairs say which time of the host is which of the GPU.
 
+The handler of a program launches it twice, before its steps and behind them, if its state has the kernel.
+Fragments of XLA are timed by a custom call, as on CPUs (`native_cpu/ffi.py`): it takes a mark and results in
+an element that is not written, and XLA starts it on the stream of its device when its other operands are
+there.
+
 Source: the PTX ISA, `%globaltimer`; the CUDA driver API, "Memory Management".
-
-Stamps on GPUs: launches of the kernel of `clock.py`, by the handlers of programs and by a call of its own.
-
-The handler of a program has two launches, before its steps and behind them, if its state has the kernel.  The
-call of its own takes a mark and results in an element that is not written: XLA starts it on the stream of its
-device when its other operands are there; see `native_cpu/ffi.py`.
 """
 
 from __future__ import annotations

@@ -6,14 +6,14 @@ A launch joins an earlier one of the same kind if no step between them, nor a la
 memory that it reads or writes, or reads memory that it writes.  Memory is assigned already, so this needs no
 more of it; `hlo-side-by-side` brings such instructions together before that.
 
-Source: XLA's horizontal loop fusion.
-
-Several launches as one kernel: each program finds by its number which of them it is part of.
+In the kernel of several launches each program finds by its number which of them it is part of.
 
     loop_part_ab12   the text of one of the kernels, which is given the number of the program
     loop_group_cd34  if the number is below 12, the first launch's pointers, else if it is below 20, ...
 
 Launches of the same text are one part; a binary search over the first program of each chooses their pointers.
+
+Source: XLA's horizontal loop fusion.
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ def _inside(step: Step) -> tuple[tuple[Step, ...], ...]:
 def launch_groups(
     steps: Sequence[SimpleStep], kernels: Mapping[str, PrintedKernel], most_bytes: int
 ) -> list[list[SimpleStep]]:
-    """The steps in an order in which those that become one launch are together.
+    """Reorders steps so that the members of a fused launch are adjacent.
 
     Args:
         steps: in order.

@@ -252,12 +252,6 @@ def with_smaller_tiles(program: LaunchProgram, names: Collection[str]) -> Launch
 
 
 class _LaunchLowering:
-    """The work on one program.
-
-    Attributes:
-        kernels: those so far, by name.
-    """
-
     def __init__(self, choices: KernelChoices, without: Collection[ProductDescriptor]) -> None:
         self.choices, self.without = choices, without
         self.kernels: dict[str, PrintedKernel] = {}

@@ -41,13 +41,7 @@ from mpmd.compile.llvm.llvm_types import Value, constant, vector
 
 @dataclass(frozen=True)
 class AttentionKernel:
-    """An attention plan, ready to be emitted.
-
-    Attributes:
-        name: its symbol.
-        plan: what it computes.
-        target: for which CPU.
-    """
+    """An attention plan, ready to be emitted for a CPU; see `CpuKernel`."""
 
     name: str
     plan: AttentionPlan
@@ -268,7 +262,7 @@ class _Emission:
                 strip = f.offset(self._workspace(f"b{k}"), f.imul(panel.i, steps * tile.row_bytes))
                 column = f.offset(sums, f.imul(panel.i, tile.row_bytes))
                 # Rows that see no key of the strip are skipped, and keep what was there: a row is read up to
-                # the end of the last strip of which it sees a key, so nobody reads that.
+                # the end of the last strip that has a key it sees, so nobody reads that.
                 low = reach.first_row(f.imul(panel.i, tile.width), tiling.rows)
                 for row, rows in self._tiles(low, count):
                     a = f.offset(self._workspace(f"a{k}"), f.imul(row, steps * 4))

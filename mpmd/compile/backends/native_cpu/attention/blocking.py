@@ -43,12 +43,7 @@ class Tile:
 
 
 class Blocking:
-    """The numbers of one kernel.
-
-    Args:
-        plan: what it computes.
-        target: for which CPU.
-    """
+    """The numbers of the kernel of a plan on a CPU."""
 
     def __init__(self, plan: AttentionPlan, target: CpuTarget) -> None:
         self.plan = plan

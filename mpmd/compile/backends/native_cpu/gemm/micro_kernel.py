@@ -9,12 +9,11 @@ arguments, so that one compiled micro-kernel serves every product of a process.
 bf16 comes in pairs: two neighbours along K are one 32-bit lane, and one instruction multiplies the pairs of a
 lane and adds both products to an f32 accumulator.
 
-Fetching in advance: lines that a micro-kernel brings into L2 while it multiplies, for what comes after it.
-
 A tile takes thousands of cycles and reads from L1 and L2; memory behind L2 is idle meanwhile.  So the caller
-of micro-kernels passes a *fetch* to them in memory: runs of adjacent lines, equally spaced, such as the rows
-of the strip that is packed next.  Every few steps of K a micro-kernel prefetches a line and stores the
-position for the next tile.  Past the end, the last line is prefetched again, which is cached by then.
+of micro-kernels passes a *fetch* to them in memory, whose lines they bring into L2 for later tiles: runs of
+adjacent lines, equally spaced, such as the rows of the strip that is packed next.  Every few steps of K a
+micro-kernel prefetches a line and stores the position for the next tile.  Past the end, the last line is
+prefetched again, which is cached by then.
 """
 
 from __future__ import annotations
@@ -177,7 +176,7 @@ ARGUMENTS = (
     ("a_stride", "i64"),  # bytes
     ("b", "ptr"),
     ("b_stride", "i64"),  # bytes between steps of K
-    ("fetch", "ptr"),  # what to bring nearer meanwhile, see `fetch.py`
+    ("fetch", "ptr"),  # lines to bring into L2 meanwhile, see `Fetch`
     ("depth", "i64"),  # steps of K
     ("s", "ptr"),
     ("s_stride", "i64"),  # bytes between rows

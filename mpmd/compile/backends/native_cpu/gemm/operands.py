@@ -50,13 +50,7 @@ class Block:
 
 @dataclass
 class _Next:
-    """What comes after all rows of a block: the next chunk of K, group of strips, or batch index.
-
-    Attributes:
-        exists: i1, whether anything does.
-        a, b: the matrices.
-        k, panel: where the chunk of K begins, and the group of strips.
-    """
+    """What comes after all rows of a block, if it `exists`: its matrices, chunk of K, and group of strips."""
 
     exists: Value
     a: Value
@@ -66,14 +60,10 @@ class _Next:
 
 
 class Operands:
-    """The operands of one kernel under construction.
+    """The operands of a kernel under construction; calls of packing functions add these to `shared`.
 
     Args:
-        f: the kernel.
-        gemm: what it computes.
-        tiling: how.
         places: bytes of the workspace before A's copy and before B's.
-        shared: functions that the kernel calls, by name.
     """
 
     def __init__(

@@ -3,9 +3,7 @@
     C[..., m, n] = epilogue(sum over k of A[..., m, k] · B[..., k, n])
 
 Any strides are allowed, so transposed and sliced operands, and heads inside a fused projection, need no
-copies.
-
-Products of one kernel, one after the other: units to batch indices, and offsets of the factors.
+copies.  The products of a batch are units of one kernel, one after the other.
 """
 
 from __future__ import annotations

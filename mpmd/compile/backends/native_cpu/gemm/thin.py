@@ -4,8 +4,6 @@ A register tile has rows and whole vectors of columns, and such a product leaves
 its factors, a long one and one of a few rows or columns, are contiguous along K: vectors along K of some rows
 of the long one are multiplied by the same of each of the few, and the lanes of each sum are added up at the
 end.  Sums go through a tile in the workspace, so that whatever follows a product can follow these.
-
-Which products are thin, and how each is computed; see `thin.py`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""Kernels without reductions: every point of the space on its own.
+"""Kernels without reductions, and epilogues of matrix products: every point of the space on its own.
 
-Several vectors at once: their operations are interleaved, so that latencies overlap.
-
-An operation takes a few cycles and its result is wanted at once by the next one.  Cores look ahead, but not
-past a long chain of operations to the vector after it; so the code does one operation for all vectors of a
-round before it does the next one.
-
-A plan as the epilogue of a matrix product: operations on sums while they are in L1.
+Several vectors are computed at once, their operations interleaved.  An operation takes a few cycles and its
+result is wanted at once by the next one.  Cores look ahead, but not past a long chain of operations to the
+vector after it; so the code does one operation for all vectors of a round before it does the next one.
 """
 
 from __future__ import annotations

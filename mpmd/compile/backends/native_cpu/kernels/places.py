@@ -1,6 +1,7 @@
-"""Where things are: an index as a number, or as a vector of one number per lane.
+"""Positions in arrays, and the loops that step through them.
 
-Loops over a plan's dims: outer indices from a flat number, vectors with a tail along the innermost dim.
+An index of a plan becomes a number, or a vector of one number per lane.  Outer indices come from a flat
+number; along the innermost dim there are vectors with a tail.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The sums of a tile are a value of the epilogue's plan, in registers.  Programs that run at the same time work
 on neighbouring tiles, which read the same rows and columns of the factors.
 
-Products with few rows for each of many batch indices, as products with many rows.
+Products with few rows for each of many batch indices become products with many rows:
 
     8 x 4096 times [4, 128] · [128, 4096]   ->   8 x 4 times [4096, 128] · [128, 4096]
 

@@ -1,10 +1,9 @@
 """Measures tiles on this GPU: the kernels that take the longest first, until the time is over.
 
-Ways to compute the same run in turn on one stream, several rounds; one is taken if its median is below that
-of the kernel by rules by more than noise.  The table is written after each kernel, so that an
-end by force loses one kernel at most.
-
-Launches on a GPU without XLA: memory with random numbers, kernels, times by events on one stream.
+Nothing runs through XLA: kernels are launched on one stream, in memory with random numbers, and timed by
+events.  Ways to compute the same run in turn, several rounds; one is taken if its median is below the median
+of the kernel by rules, by more than noise.  The table is written after each kernel, so that an end by force
+loses one kernel at most.
 """
 
 from __future__ import annotations
