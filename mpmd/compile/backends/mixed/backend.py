@@ -334,7 +334,7 @@ def prepared(
 ) -> HloModule:
     """The fragment as instructions that are native code, or not, each by itself.
 
-    Collectives are of one array each: XLA combines them, and does not translate those of several.
+    Collectives are of one array each: XLA combines them, and does not translate a collective of several.
 
     Args:
         fragment: the fragment.

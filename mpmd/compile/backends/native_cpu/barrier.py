@@ -59,11 +59,11 @@ class MeshLayout:
     exchanges: int
 
     def failed(self, device: int) -> int:
-        """Where a device says which launch has failed as it sees it, and why."""
+        """Offset at which a device reports the launch that failed, and the reason."""
         return _FAILED + 8 * device
 
     def array(self, device: int, number: int) -> int:
-        """Where a device says where one of its arrays lies."""
+        """Offset at which `device` publishes the address of array `number`."""
         return _FAILED + _lines(8 * self.devices) + self.array_stride * device + 8 * number
 
     @property
@@ -71,7 +71,7 @@ class MeshLayout:
         return _lines(8 * self.arrays)
 
     def barrier(self, exchange: int, leader: int) -> int:
-        """Where the devices of a group, of which `leader` is the first, wait for each other; -1 to begin."""
+        """Where a group waits; `leader` is its first device, exchange -1 the beginning."""
         return self.array(self.devices, 0) + _BARRIER_BYTES * ((exchange + 1) * self.devices + leader)
 
     @property

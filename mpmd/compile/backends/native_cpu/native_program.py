@@ -316,7 +316,7 @@ def sequence_steps(
     operands: Sequence[Address],
     temporaries: Sequence[Address],
 ) -> list[Run]:
-    """The steps of a plan's kernels, each of which waits for those before it.
+    """The steps of a plan's kernels; each waits for all before it.
 
     Args:
         sequence: kernels and their temporaries.

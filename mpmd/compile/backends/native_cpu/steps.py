@@ -258,7 +258,7 @@ class _Sequence:
         return waits
 
     def _continues_chain(self, thunk: Thunk) -> bool:
-        """Whether a thunk needs what is in the chain, and nothing else of what may still run."""
+        """Whether a thunk conflicts with the chain, and with nothing else that may still run."""
         # A conflict with something that other threads run needs a wait of all; within the chain, the first
         # thread's order is enough.
         inside = {id(t) for t in self._chain}

@@ -69,7 +69,7 @@ def _float_bits(f: FunctionBuilder, bits: Value, form: NarrowFloat) -> Value:
 
 
 def narrowed(f: FunctionBuilder, value: Value, dtype: str) -> Value:
-    """F32 values as bytes of a narrow float, or the low bits of bytes as those of a narrow integer."""
+    """F32 values as bytes of a narrow float, or the low bits of bytes as a narrow integer."""
     if dtype not in NARROW_FLOATS:
         return _kept(f, value, dtype)
     form, bits = NARROW_FLOATS[dtype], f.as_bits(value)

@@ -109,7 +109,7 @@ class GpuDriver(StatusLibrary):
     def enter(self) -> None:
         self.call("cuCtxSetCurrent", self.context, what="the GPU's context")
 
-    # -- what it holds
+    # -- kernels, streams, memory
     def kernel(self, cubin: Cubin, undo: contextlib.ExitStack) -> int:
         module, log = ctypes.c_void_p(), ctypes.create_string_buffer(_LOG_BYTES)
         options = (ctypes.c_int * 2)(_JIT_ERROR_LOG_BUFFER, _JIT_ERROR_LOG_BUFFER_BYTES)

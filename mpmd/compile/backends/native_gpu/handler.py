@@ -4,7 +4,7 @@
 
 reads the stream and the data pointers of all arguments and results, the last of which is the arena with the
 workspace of products after it, and calls the driver and the matrix library through a table of functions: the
-code is the same with and without a GPU.  The rest of what it needs is in a state block, whose words are
+code is the same with and without a GPU.  Everything else that it needs is in a state block, whose words are
 listed in `STATE`.
 
     for a kernel    its function, and the shared memory that it needs

@@ -130,7 +130,7 @@ class StatusLibrary(ABC):
         Args:
             name: of the function.
             *arguments: of the call.
-            what: what it is called for: "loading kernel k".
+            what: its purpose, for errors: "loading kernel k".
 
         Raises:
             DeviceError: its status is not 0.
@@ -236,7 +236,7 @@ def _opened(missing: str, names: Sequence[str]) -> SharedLibrary:
 
 
 def _places_of_cublaslt() -> Iterator[str]:
-    """Paths in the wheels, then names that the loader looks up, those of the plugin's version first."""
+    """Paths in the wheels, then names for the loader, of the plugin's version first."""
     versions = [v for v in _CUBLASLT if importlib.util.find_spec(f"jax_cuda{v}_plugin")] or list(_CUBLASLT)
     for version in versions:
         for folder in _folders(_WHEELS[version]):

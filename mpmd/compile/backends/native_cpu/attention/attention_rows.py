@@ -66,7 +66,7 @@ class BlockRows:
         blocking: the tiling of the kernel.
         pointers: the arrays, by number of the rows' operand.
         inner: where the block's sums and factors begin, likewise.
-        kept: memory for what a pass keeps for later ones.
+        kept: memory for values that a pass keeps for later ones.
     """
 
     def __init__(

@@ -79,7 +79,7 @@ class Blocking:
         return self.target.bf16_dot and all(d == "bf16" for d in dtypes)
 
     def is_paired(self, factor: int) -> bool:
-        """Whether what the rows make is kept in bf16: pairs of it are multiplied at once."""
+        """Whether a factor is kept in bf16, so that pairs of it are multiplied at once."""
         others = [m.w.dtype for m in self.plan.mixtures if m.factor == factor]
         return self._pairs(self.plan.rows.operands[factor].dtype, *others)
 

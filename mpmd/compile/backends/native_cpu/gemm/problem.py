@@ -115,7 +115,7 @@ class Epilogue(Protocol):
 
     @property
     def pointers(self) -> tuple[str, ...]:
-        """Names of the pointer arguments after those of A and B."""
+        """Names of the pointer arguments after A and B."""
 
     def vectors_at_once(self, target: CpuTarget) -> int:
         """How many vectors of sums are best given to `emit` together."""

@@ -63,7 +63,7 @@ class ColumnKernel(PlanKernel):
 
 
 def strip_vectors(plan: KernelPlan, target: CpuTarget) -> int:
-    """How many vectors wide a strip is: some lines, what the registers hold, and no more than the row."""
+    """Vectors in a strip: some lines, but no more than registers hold, nor than the row has."""
     reductions = len(Partials(plan, target, 1).reductions)
     narrowest = min((BYTES[n.dtype] for n in plan.nodes if isinstance(n, Load)), default=4)
     lines = 8 * max(1, 4 // max(2, narrowest))  # vectors of f32 lanes that fill eight lines

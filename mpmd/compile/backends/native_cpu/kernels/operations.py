@@ -68,7 +68,7 @@ def no_nan(type_: str) -> Value:
 
 
 def nan_among(f: FunctionBuilder, mask: Value, values: list[Value]) -> Value:
-    """A mask of NaN found so far, and those of more registers: two are compared at once."""
+    """The mask of NaN seen so far, with those in more registers: two are compared at once."""
     assert all(is_float(value.type) for value in values)
     for a, b in zip(values[::2], [*values[1::2], values[-1]]):
         mask = f.or_(mask, f.compare("uno", a, b))

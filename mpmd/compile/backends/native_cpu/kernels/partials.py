@@ -106,7 +106,7 @@ class Partials:
 
 @dataclass(frozen=True)
 class CombineKernel:
-    """Adds the partial sums up and computes what follows from them.
+    """Adds the partial sums up and computes the values that depend on them.
 
     A unit is one vector of the row dims of one batch index.
     """
@@ -177,7 +177,7 @@ def final_inputs(plan: KernelPlan) -> list[int]:
 
 
 def finish_columns(scope: Scope, totals: dict[int, Value], at: Position, parts: Partials, lanes: int) -> None:
-    """Store what follows from finished column reductions, for one vector at an offset into a line."""
+    """Store the values that depend on finished column reductions, for one vector at an offset into a line."""
     f, plan = scope.f, parts.plan
     for number, value in totals.items():
         if plan.levels[number] == BATCH:

@@ -84,7 +84,7 @@ class Places(ABC):
         return f.idiv(inner, atom.number) if atom.kind == "div" else f.irem(inner, atom.number)
 
     def _may_be_negative(self, index: Index) -> bool:
-        """Whether an index is not known to be above zero: what the program computes may count down in it."""
+        """Whether an index is not known to be above zero: values in it may be negative."""
         return bool(index.values()) or index.bounds(self.plan.extents)[0] < 0
 
     def _floor(self, atom: Atom, inner: Value) -> Value:
@@ -119,7 +119,7 @@ class Places(ABC):
         return index.factor(self.lanes.dim)
 
     def all_lanes(self, index: Index, element: str = "i64") -> Value:
-        """An index at every lane, as a vector; what is the same for all lanes is computed once."""
+        """An index at every lane, as a vector; terms that are equal for all lanes are computed once."""
         assert self.lanes is not None
         f, count = self.f, self.lanes.count
         varying = [term for term in index.terms if self.varies(Index((term,)))]

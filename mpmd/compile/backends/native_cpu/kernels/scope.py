@@ -75,7 +75,7 @@ class Scope(Places):
 
     # -- values --------------------------------------------------------------------------------------------
     def define(self, node: int, value: Value) -> None:
-        """Say what a node's value is here (a finished reduction, a cached element)."""
+        """Set a node's value (a finished reduction, a cached element)."""
         self._known[node] = value
 
     def known(self, node: int) -> Value | None:
@@ -240,7 +240,7 @@ class Scope(Places):
         store(f, value, pointer, dtype, at, mask, streams=streams)
 
     def _combined(self, item: Store, value: Value, pointer: Value, at: Position, mask: Value | None) -> Value:
-        """What a store writes: its value, or that and what is there."""
+        """The value to be written: combined with the old one if the store says so."""
         if not item.combine:
             return value
         f, dtype = self.f, self.plan.operands[item.operand].dtype

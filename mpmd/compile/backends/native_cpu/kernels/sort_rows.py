@@ -267,7 +267,7 @@ class _SelectedRow:
             write(self.scope, self.sorting, each.i, best)
 
     def _scan(self, first: int, end: int, at_once: int, *, again: bool = False) -> None:
-        """Insert what comes before the last of the best, in blocks; the last block overlaps the one before.
+        """Insert elements that come before the last of the best; the last block overlaps its neighbour.
 
         Args:
             first: the first element of the row to compare.
@@ -317,7 +317,7 @@ class _SelectedRow:
         return bits
 
     def _insert(self, at: Position, count: Position | None = None) -> None:
-        """Insert an element into the best elements, whose number is given; all if none is given."""
+        """Inserts element `at` into the best elements; the first `count` are valid (None: all)."""
         f, zeros = self.f, constant(0, vector("i1", self.lanes))
         new = [element(self.scope, self.sorting, array, at) for array in self.sorting.arrays]
         nothing = [constant(0, vector(t, self.lanes)) for t in self.types]

@@ -192,7 +192,7 @@ def _grouped(launches: Sequence[PricedLaunch]) -> list[list[PricedLaunch]]:
 
 
 def is_narrow(widths: Mapping[int, float]) -> bool:
-    """Whether not a few accesses are of two bytes or one; `widths` are those of a program by their bytes."""
+    """Whether many accesses are of two bytes or one; `widths`: bytes of an access → accesses."""
     narrow = sum(count for width, count in widths.items() if width <= _NARROW)
     return narrow > _NARROW_SHARE * sum(widths.values())
 

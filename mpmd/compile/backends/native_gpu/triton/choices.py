@@ -1,4 +1,4 @@
-"""Which tiles the kernels of plans get: those that were measured on a GPU, else those of rules.
+"""Which tiles the kernels of plans get: measured on a GPU, else by rules.
 
     product_ab12cd34 x192: 128x256x64 w8 s4      rows, columns and depth of a tile, warps, stages
     attention_ab12cd34 x768: 128x64 w8 s3        positions of a program and of an iteration

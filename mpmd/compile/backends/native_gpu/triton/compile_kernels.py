@@ -192,7 +192,7 @@ class _CompilerProcess:
             return None
 
     def end(self) -> str:
-        """Ends it; the end of what it wrote about errors."""
+        """Ends it; returns the end of its error output."""
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 with contextlib.suppress(OSError):  # a request is still in the buffer
@@ -286,7 +286,7 @@ _LOCK = threading.Lock()
 
 
 def _compiled(kernel: PrintedKernel, capability: int, version: str, cache: DiskCache | None) -> Cubin:
-    """A kernel's code: that of this process, of the disk, or new; of two threads one compiles it."""
+    """A kernel's code, known to this process, from disk, or new; of two threads that want it one compiles."""
     key = key_of(
         "cubin", version, capability, kernel.source, kernel.pointers, kernel.aligned, kernel.warps, PRELUDE
     )

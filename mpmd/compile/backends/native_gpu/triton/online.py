@@ -1,4 +1,4 @@
-"""Which reductions of rows one iteration over their columns makes, and what follows from them.
+"""Reductions of rows: how few iterations over their columns compute them, and in which of these.
 
 A row's maximum is known after its last key only.  A sum of multiples of `exp(x - maximum)` is kept relative
 to the largest x so far: where that grows, the sum is multiplied by `exp(old - new)`.  Factors of a row leave

@@ -261,7 +261,7 @@ def _sums(tiling: PlanTiling, partial: Sequence[tuple[str, int]]) -> PrintedKern
 
 
 def _combination(plan: KernelPlan, chunks: int) -> tuple[list[tuple[str, int]], KernelPlan]:
-    """The arrays of partial sums, and the plan that finishes them: its operands follow those of `plan`."""
+    """The arrays of partial sums, and the plan that finishes them; its operands follow `plan`'s."""
     batch, row = tuple(range(plan.batch_dims)), tuple(plan.row)
     extents = [*(plan.extents[d] for d in batch), chunks, *(plan.extents[d] for d in row)]
     build = PlanBuilder(plan.name, extents, batch_dims=len(batch), row_dims=len(row))
