@@ -54,6 +54,23 @@ class SortingKernel(PlanKernel):
         """The code of one row, in a scope that knows where it lies."""
 
 
+class _Row:
+    """The code of one row."""
+
+    def __init__(self, kernel: SortingKernel, f: FunctionBuilder, scope: Scope) -> None:
+        self.f, self.scope, self.sorting = f, scope, kernel.sorting
+        self.length = kernel.plan.extents[kernel.sorting.along]
+        self.types = [MEMORY[a.dtype] for a in self.sorting.arrays]
+
+    def compared(self, scope: Scope, a: Sequence[Value], b: Sequence[Value]) -> Scope:
+        """A scope in which the comparison says whether element a comes before element b."""
+        for array, first, second in zip(self.sorting.arrays, a, b):
+            scope.define(array.element, widen(self.f, second, array.dtype))
+            if array.other >= 0:
+                scope.define(array.other, widen(self.f, first, array.dtype))
+        return scope
+
+
 def element(row: Scope, sorting: Sorting, array: SortedArray, at: Position) -> Value:
     """An array's element of a row, in its type in memory."""
     scope = row.inside({sorting.along: at})
@@ -82,10 +99,6 @@ class MergeSortKernel(SortingKernel):
     A unit is a row.  The workspace holds two rows of each array.
     """
 
-    @property
-    def _length(self) -> int:
-        return self.plan.extents[self.sorting.along]
-
     @cached_property
     def _places(self) -> list[int]:
         """Where each array's two rows begin in the workspace, the first of each, and then the second."""
@@ -93,7 +106,7 @@ class MergeSortKernel(SortingKernel):
         for _ in range(2):
             for array in self.sorting.arrays:
                 places.append(at)
-                size = self._length * BYTES[array.dtype]
+                size = self.plan.extents[self.sorting.along] * BYTES[array.dtype]
                 at += -(-size // LINE_BYTES) * LINE_BYTES
         return [*places, at]
 
@@ -105,14 +118,9 @@ class MergeSortKernel(SortingKernel):
         _MergedRow(self, f, row).sort()
 
 
-class _MergedRow:
+class _MergedRow(_Row):
     def __init__(self, kernel: MergeSortKernel, f: FunctionBuilder, scope: Scope) -> None:
-        self.f = f
-        self.plan = kernel.plan
-        self.sorting = kernel.sorting
-        self.length = kernel._length
-        self.scope = scope
-        self.types = [MEMORY[a.dtype] for a in self.sorting.arrays]
+        super().__init__(kernel, f, scope)
         workspace, count = f.arguments["workspace"], len(self.types)
         rows = [f.offset(workspace, at) for at in kernel._places[:-1]]
         self.first, self.second = rows[:count], rows[count:]
@@ -140,12 +148,7 @@ class _MergedRow:
             self.f.store(value, pointer, at)
 
     def _before(self, a: Sequence[Value], b: Sequence[Value]) -> Value:
-        scope = self.scope.inside()
-        for array, first, second in zip(self.sorting.arrays, a, b):
-            scope.define(array.element, widen(self.f, second, array.dtype))
-            if array.other >= 0:
-                scope.define(array.other, widen(self.f, first, array.dtype))
-        return scope.value(self.sorting.before)
+        return self.compared(self.scope.inside(), a, b).value(self.sorting.before)
 
     # -- the steps
     def _insert(self, row: Sequence[Value]) -> None:
@@ -239,15 +242,10 @@ class SelectionKernel(SortingKernel):
         _SelectedRow(self, f, row).select()
 
 
-class _SelectedRow:
+class _SelectedRow(_Row):
     def __init__(self, kernel: SelectionKernel, f: FunctionBuilder, scope: Scope) -> None:
-        self.f = f
-        self.plan = kernel.plan
-        self.sorting = kernel.sorting
-        self.length = kernel.plan.extents[kernel.sorting.along]
+        super().__init__(kernel, f, scope)
         self.vectors, self.lanes = kernel.vectors, kernel.target.lanes()
-        self.scope = scope
-        self.types = [MEMORY[a.dtype] for a in self.sorting.arrays]
         self.best = [f.offset(f.arguments["workspace"], at) for at in kernel.places[:-1]]
 
     def select(self) -> None:
@@ -352,8 +350,4 @@ class _SelectedRow:
 
     def _before(self, new: Sequence[Value], others: Sequence[Value]) -> Value:
         scope = self.scope.inside(lanes=Lanes(self.sorting.along + 1, 0, self.lanes))
-        for array, one, many in zip(self.sorting.arrays, new, others):
-            scope.define(array.element, widen(self.f, many, array.dtype))
-            if array.other >= 0:
-                scope.define(array.other, widen(self.f, one, array.dtype))
-        return scope.wide(self.sorting.before)
+        return self.compared(scope, new, others).wide(self.sorting.before)
