@@ -9,7 +9,7 @@ from mpmd.runtime.program.graph import CallNode, EntryGraph, OutputSpec, check_g
 from mpmd.runtime.program.instructions import Copy, Feed, Fetch, Free, Run, Send
 from mpmd.runtime.program.linearize import linearize
 from mpmd.runtime.program.streams import instruction_text
-from tests.support.pipeline_graphs import GraphBuilder, one_f_one_b
+from workloads.graphs import GraphBuilder, one_f_one_b
 
 
 def listing(program, mesh: str) -> list[str]:

@@ -28,6 +28,9 @@ from mpmd.tracing.stages.stacked.scan_ranges import Division, divide_by_stages, 
 _WHOLE_STAGE = -1
 """Number of the checkpoint around all items of a stage."""
 
+_MAX_IMBALANCE = 1.5
+"""Work of a mesh, in units of the mean of all meshes, beyond which the user is warned."""
+
 
 FunctionKey: TypeAlias = tuple[str, int]
 """The name of a function, and how many operations it has."""
@@ -213,6 +216,28 @@ class DivisionChoice:
             "moments, and values kept for the backward\n  use more meshes, more devices for each, or "
             "rematerialise=True"
         )
+
+    def imbalance(self) -> list[str]:
+        """A warning if a mesh has over `_MAX_IMBALANCE` times the mean work, with the operation behind it."""
+        work = dict.fromkeys(self.selector.over, 0.0)
+        for mesh, seconds in zip(self.selector.over, self.division.seconds, strict=True):
+            work[mesh] += seconds
+        mesh, most = max(work.items(), key=lambda entry: entry[1])
+        total = sum(work.values())
+        if most * len(work) <= _MAX_IMBALANCE * total:
+            return []
+        unit, seconds = max(enumerate(self.units.chain.seconds), key=lambda entry: entry[1])
+        item = self.units.items[bisect.bisect_right(self.units.first, unit) - 1]
+        reason = (
+            "\n  a scan is divided between iterations if each reads its own row of a stacked parameter"
+            if item.equation.primitive.name in ("scan", "while") and item not in self.units.scans
+            else ""
+        )
+        return [
+            f"stages of {self.key[0]} by cost are not balanced: {most / total:.0%} of the work is on mesh "
+            f"{mesh!r}, one of {len(work)}\n  {item.where} has {seconds / total:.0%} of it, and cannot be "
+            f"divided{reason}\n  use mpmd.split, mpmd.by_parameters or mpmd.by_scopes to choose the stages"
+        ]
 
     def explain(self, flat: FlatFunction, paths: Mapping[int, str]) -> str:
         """Where each stage starts, why there, and the next best; the items have no stages yet."""
