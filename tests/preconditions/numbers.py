@@ -298,15 +298,15 @@ _NARROW_VALUES = (
     Precondition(
         f"{_CPU}/storage.py:_rounded",
         "an overflow becomes the format's value for it",
-        "f.select(over, constant(form.beyond, type_), made)",
-        "made",
+        "f.select(over, constant(form.beyond, type_), result)",
+        "result",
         f"{_NARROW}::test_wide_values_are_rounded_once[f32]",
     ),
     Precondition(
         f"{_CPU}/storage.py:_rounded",
         "NaN is the format's",
-        "f.select(is_nan, constant(form.nan, type_), made)",
-        "made",
+        "f.select(is_nan, constant(form.nan, type_), result)",
+        "result",
         f"{_NARROW}::test_wide_values_are_rounded_once[f32]",
     ),
     Precondition(

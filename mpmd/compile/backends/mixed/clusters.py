@@ -223,7 +223,7 @@ class _Division:
         ]
         inputs = list(dict.fromkeys(inputs))
         part = _Part(self.module, inputs)
-        # A loop takes and gives its whole state, read or not; another part gives only what is read
+        # A loop takes and gives its whole state, read or not; another part gives only arrays with readers
         # elsewhere.
         if loop is None:
             elsewhere = {at for i, positions in reads.items() if i not in inside for at in positions}
@@ -241,8 +241,8 @@ class _Division:
         Without such a dependence XLA may order a reader after the cluster, for which it would copy the array.
         """
         reads, groups = self.reads, self.groups
-        # A native part runs as a whole: whoever needs one of its instructions needs all. XLA's are
-        # separate, as it orders them itself.
+        # A native part runs as a whole: a reader of one of its results needs all of it. XLA's instructions
+        # are separate, as it orders them itself.
         together = {i: group for level, group in groups.items() if level % KINDS <= BESIDE for i in group}
         before = set(members)
         todo = [producer for producer, _ in inputs]

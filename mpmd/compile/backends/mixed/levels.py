@@ -63,8 +63,7 @@ def levels_of(
     results = arrays_of(module.entry.root)
     states = [at for loop in loops for at in arrays_of(loop.operands[0])]
     copied = _copied(module.entry.post_order(), [*results, *states], refused)
-    # Values that no part owns are left out: parameters and tuples are no work, and copied values are
-    # repeated in each part that reads them.
+    # Parameters and tuples do nothing; copied values are repeated in each part that reads them.
     order = [i for i in module.entry.post_order() if i.opcode not in _PLACELESS and i not in copied]
     reads = {i: _arrays_read(i.operands, copied) for i in order}
     kinds = {i: LOOP if i in loops else XLA if i in refused else NATIVE for i in order}
@@ -102,7 +101,7 @@ def _copied(
             (opcode in _CHEAP or instruction.is_elementwise) and operands and without.issuperset(operands)
         ):
             without.add(instruction)
-        # A broadcast is repeated because its operand is the smaller array to hand over.
+        # A broadcast is repeated, because its operand is the smaller array to pass between parts.
         elif opcode not in _WIDENING or operands[0].shape.byte_size > instruction.shape.byte_size:
             continue
         sizes[instruction] = size

@@ -145,8 +145,8 @@ class _Barrier:
                 f.store(self.run, launch)
             other = f.load(launch, "i64")
             leave_if(f.compare("eq", other, self.run))
-            # Another launch waits here. It cannot complete, and is told; this one tries again until those
-            # devices have left, or its time is over.
+            # Another launch waits here. It cannot complete, which is reported for it; this one tries again
+            # until those devices have left, or its time is over.
             with f.when(f.not_(self._has_failed(other))):
                 self._fail(other, MIXED)
             self.unlock()
@@ -158,7 +158,7 @@ class _Barrier:
     def meet(self, rounds: Value) -> None:
         """Count this device, which holds the lock, and wait; returns 1 once all are there, 0 on a failure."""
         f = self.f
-        # Under the lock: nobody withdraws between the test for a failure and the count.
+        # Under the lock: no device withdraws between the test for a failure and the count.
         before = f.atomic_load(self.opened)
         with f.when(self._gives_up(), returns=True, value=_number(0)):
             self.unlock()

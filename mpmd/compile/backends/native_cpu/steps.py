@@ -237,7 +237,7 @@ class _Sequence:
         if self._continues_chain(thunk):
             last = self.steps[-1]
             # The chain becomes one step of the first thread, without waits between its thunks. They count
-            # as running: whoever conflicts with one waits.
+            # as running: a thunk that conflicts with one waits.
             before = last.steps if isinstance(last, Alone) else (last,)
             self.steps[-1] = Alone((*before, *steps), last.waits if isinstance(last, Run | Alone) else True)
             self._running.append(thunk)

@@ -214,8 +214,8 @@ class _CaptureEmitter:
         f.store(NULL, match)
         with f.loop(0, ROWS) as loop:
             row = self._row_at(f, loop.i)
-            # The rows are few, and all are compared: no order of use is kept. A row that was never used has
-            # no addresses, whatever its bytes are.
+            # The rows are few, and all are compared. A row that was never used has no addresses, whatever
+            # its bytes are.
             differs = f.intrinsic(
                 "memcmp", "i32", f.offset(row, 8 * ADDRESSES), f.arguments["memory"], self._address_bytes
             )

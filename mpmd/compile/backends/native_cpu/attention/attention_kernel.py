@@ -261,8 +261,8 @@ class _Emission:
             with f.loop(0, f.idiv(reach.end(count), tile.width)) as panel:
                 strip = f.offset(self._workspace(f"b{k}"), f.imul(panel.i, steps * tile.row_bytes))
                 column = f.offset(sums, f.imul(panel.i, tile.row_bytes))
-                # Rows that see no key of the strip are skipped, and keep what was there: a row is read up to
-                # the end of the last strip that has a key it sees, so nobody reads that.
+                # Rows that see no key of the strip are skipped. Their sums in it are old ones, which no row
+                # reads: each is read up to the end of the last strip that has a key it sees.
                 low = reach.first_row(f.imul(panel.i, tile.width), tiling.rows)
                 for row, rows in self._tiles(low, count):
                     a = f.offset(self._workspace(f"a{k}"), f.imul(row, steps * 4))

@@ -214,8 +214,8 @@ class _Driver:
         a, b = factor_addresses(f, gemm, batch)
         following = None
         if not isinstance(batch, int):
-            # Addresses of the next product are computed even if it does not exist: nobody reads or fetches
-            # there then.
+            # Addresses of the next product are computed even if it does not exist: nothing is read or
+            # fetched there then.
             after = f.iadd(batch, 1)
             exists = f.compare("slt", f.index(after), constant(gemm.batch_size, "i64"))
             following = (*factor_addresses(f, gemm, after), exists)
@@ -288,7 +288,7 @@ class _Driver:
 
         # Sums of a full tile go to C, where they also wait for the next chunk. Others go through the
         # workspace's tile: in one chunk at once, else chunk by chunk through `rest`, and the last into the
-        # tile. `near` is what is read or written after the sums, and is fetched meanwhile.
+        # tile. `near` is the memory that is read or written after the sums, fetched meanwhile.
         c = self._place_of_result(block, row, panel)
         if self.direct and not edge:
             micro.call(f, *factors, c[:2], c[:2], c, block.later)

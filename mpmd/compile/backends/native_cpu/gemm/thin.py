@@ -259,9 +259,9 @@ class _Thin:
     def _folded(self, vectors: list[Value]) -> Value:
         """The sum of the lanes of each of some vectors, at most as many as each has lanes, in one vector."""
         f, wanted = self.f, len(vectors)
-        # Vectors are folded in pairs: the halves of both are added and stand side by side, so that n
-        # vectors take about n additions instead of n·log(lanes). A number of vectors that is no power of
-        # two is filled up with copies.
+        # Vectors are folded in pairs: the halves of both are added, and their sums are side by side in one
+        # vector, so that n vectors take about n additions instead of n·log(lanes). Copies fill up the
+        # number of vectors to a power of two.
         size = 1 << (wanted - 1).bit_length()
         rows = vectors + [vectors[-1]] * (size - wanted)
         pieces = 1  # sums that a vector holds parts of

@@ -127,7 +127,7 @@ def emit_streaming(
         rest = f.and_(together, constant(LINE_BYTES - 1, "i64"))
         with f.when(f.compare("eq", rest, constant(0, "i64")), returns=True):
             body(True)
-            # non-temporal stores are not ordered with the others: a fence, before another thread is told of
+            # non-temporal stores are not ordered with the others: a fence, before another thread may read
             # the results
             f.finish_streams()
     body(False)

@@ -124,8 +124,8 @@ def _visit(
     """Note what computing a node in the current pass needs, stopping at what an earlier pass can keep."""
     if number in needed or number in reads or plan.levels[number] != ELEMENT:
         return
-    # An element that an earlier pass computed is read from a scratch row if it is expensive, and the walk
-    # stops there; else it is computed again, from arguments that may themselves be kept.
+    # An element that an earlier pass computed is read from a scratch row if it is expensive, and nothing
+    # before it is visited; else it is computed again, from arguments that may themselves be kept.
     first = next((s for s, nodes in enumerate(seen) if number in nodes), None)
     node = plan.nodes[number]
     if first is not None and isinstance(node, Apply) and _worth_keeping(plan, node):

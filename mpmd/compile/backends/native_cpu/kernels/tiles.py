@@ -58,7 +58,7 @@ class TileKernel(PlanKernel):
         """Squares done together along the last dim, so that whole lines are written."""
         widest = max(BYTES[self.plan.operands[s.operand].dtype] for s in self.plan.stores)
         wanted = max(1, LINE_BYTES // (widest * self.target.lanes()))
-        # A row that is no multiple of that would need a second form of the code for its end.
+        # Other rows would need a second form of the code for their ends.
         return 1 if self.plan.extents[-1] % (wanted * self.target.lanes()) else wanted
 
     @property

@@ -367,7 +367,7 @@ class RowReductions:
             )
         if node.op != "select":
             return False
-        # `where(is_finite(max), max, 0)`: the constant stands while a row has seen nothing but -inf.
+        # `where(is_finite(max), max, 0)`: it is the constant while a row has seen nothing but -inf.
         condition, yes, no = node.args
         of_top = self.needs[condition] == {top} and self._distinguishes_infinities(condition)
         return of_top and any(
