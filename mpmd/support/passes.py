@@ -17,7 +17,7 @@ import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from mpmd.errors import ConfigError, close_to
+from mpmd.errors import ConfigError, ScheduleError, close_to
 
 
 @typing.dataclass_transform(frozen_default=True)
@@ -176,7 +176,10 @@ def _parsed(text: str, hint: Any, where: str) -> Any:
     elif hint is str:
         return text
     elif hasattr(hint, "parse"):
-        return hint.parse(text)
+        try:
+            return hint.parse(text)
+        except ScheduleError as error:  # the caller handles one class of errors for all options
+            raise ConfigError(str(error)) from error
     raise ConfigError(f"{where}: cannot read {text!r} as {getattr(hint, '__name__', hint)}")
 
 

@@ -8,12 +8,11 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+from mpmd.cost.device import HOST, Device
 from mpmd.errors import ConfigError
 from mpmd.tracing.stages.items import Checkpoint, FlatFunction, Item
 from mpmd.tracing.stages.select.chains import UnitChain, chain_of
 from mpmd.tracing.stages.select.division import (
-    HOST_RATES,
-    DeviceRates,
     Meshes,
     Segments,
     StageDivision,
@@ -45,7 +44,7 @@ class AutomaticSelector(Selector):
     Attributes:
         count: how many stages; None for one on each mesh.
         devices: of the mesh of each stage, which share its work.
-        rates: of one device.
+        device: one of them.
         memory: bytes that a device may hold; None for no limit.
         refine: whether fragments are measured, and the stages chosen again by what they took.
         rematerialise: whether each stage is under a checkpoint.
@@ -56,7 +55,7 @@ class AutomaticSelector(Selector):
 
     count: int | None = None
     devices: tuple[int, ...] = ()
-    rates: DeviceRates = HOST_RATES
+    device: Device = HOST
     memory: int | None = None
     refine: bool = False
     rematerialise: bool = False
@@ -80,15 +79,15 @@ class AutomaticSelector(Selector):
             )
         return dataclasses.replace(self, over=tuple(meshes[s % len(meshes)] for s in range(count)))
 
-    def on_devices(self, sizes: Mapping[str, int], rates: DeviceRates) -> AutomaticSelector:
+    def on_devices(self, sizes: Mapping[str, int], device: Device) -> AutomaticSelector:
         """The same with the devices of each stage, after `on`."""
-        return dataclasses.replace(self, devices=tuple(sizes[mesh] for mesh in self.over), rates=rates)
+        return dataclasses.replace(self, devices=tuple(sizes[mesh] for mesh in self.over), device=device)
 
     @property
     def meshes(self) -> Meshes:
         """The meshes of the stages, for the choice of the division."""
         devices = self.devices or (1,) * len(self.over)
-        wire = 2 / self.rates.link_bandwidth  # the value, and its gradient back
+        wire = 2 / self.device.link_bandwidth  # the value, and its gradient back
         return Meshes(devices, wire, self.memory)
 
     def __str__(self) -> str:
@@ -159,7 +158,7 @@ def choose_by_cost(
     """
     key = name, len(flat.items)
     measured = dict(selector.measured).get(key, ())
-    choice = DivisionChoice(chain_of(flat, list(paths), selector.rates, measured), selector, key)
+    choice = DivisionChoice(chain_of(flat, list(paths), selector.device, measured), selector, key)
     units = choice.units
     choice.parameters = {path: size(flat.avals[v]) for v, path in paths.items()}
     text = choice.explain(flat, paths)
@@ -245,7 +244,7 @@ class DivisionChoice:
         measured = "measured" if self.selector.measured else "estimated"
         lines = [
             f"work of a microbatch, forward and backward, {measured}: {seconds_text(segments.total_s())} on "
-            f"one device of {self.selector.rates.name}; by stage "
+            f"one device of {self.selector.device.name}; by stage "
             f"{', '.join(map(seconds_text, division.seconds))}"
         ]
         ends = [0, *division.starts, len(units.chain)]
