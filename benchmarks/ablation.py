@@ -86,7 +86,7 @@ SWITCHES: dict[str, Sequence[Off]] = {
         Off("gemm.micro_kernel:Fetching.line", lambda self, state: state),
     ],
     # -- rows and sums over rows
-    "scratch rows": [Off("kernels.row_passes:_worth_keeping", returns(False))],
+    "scratch rows": [Off("kernels.row:_worth_keeping", returns(False))],
     "column strips": [Off("kernels.plan_kernels:_sums_in_strips", returns(False))],
     # -- loops
     "non-temporal stores": [Off("kernels.plan_kernels:streamed_operands", returns(frozenset()))],

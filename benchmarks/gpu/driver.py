@@ -11,7 +11,7 @@ from typing import Any
 
 from mpmd.compile.backends.native_gpu.cuda_driver import GpuDriver
 from mpmd.compile.backends.native_gpu.libraries import CudaLibraries, address
-from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
+from mpmd.compile.backends.native_gpu.triton.compile_kernels import Cubin
 from mpmd.errors import CompileError
 
 _ATTRIBUTE = {"shared_bytes": 97, "multiprocessors": 16, "l2_bytes": 38}  # CUdevice_attribute

@@ -19,7 +19,7 @@ from typing import Any
 
 from mpmd.compile.artefact import Artefact
 from mpmd.compile.backends.native_gpu.target import GpuCode, GpuTarget, gpu_code
-from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
+from mpmd.compile.backends.native_gpu.triton.compile_kernels import Cubin
 from mpmd.compile.backends.native_gpu.tuning.tile_candidates import CompiledWay
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.llvm.cpu import host_target

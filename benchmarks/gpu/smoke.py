@@ -47,7 +47,7 @@ def measure(run: Experiment) -> None:
 
 def _compare(run: Experiment, program: SmokeProgram, made: Any) -> None:
     """Twice: the second call has memory that the first has used."""
-    run.figure(f"launches.{program.name}", len(list(made.made.code.program.launches())))
+    run.figure(f"launches.{program.name}", len(list(made.artefact.code.program.launches())))
     wanted = [np.asarray(a) for a in jax.tree.leaves(jax.jit(program.function)(*program.arguments))]
     worst = max(_difference(made(*map(jnp.asarray, program.arguments)), wanted) for _ in range(2))
     run.figure(f"largest.{program.name}", worst)
@@ -87,7 +87,7 @@ def _wrong_code(run: Experiment) -> None:
     """A kernel that does not load is an error in words, and the next program runs."""
     program = smoke_programs(())[0]
     made: Any = loaded(run, program.name)
-    cubin = next(iter(made.made.code.cubins.values()))
+    cubin = next(iter(made.artefact.code.cubins.values()))
     driver, said = gpu_of(run).driver, ""
     driver.enter()
     with contextlib.ExitStack() as undo:

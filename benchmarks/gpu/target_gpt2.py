@@ -78,7 +78,7 @@ def compare(run: Experiment, name: str, function: Any, arguments: list[Any], don
             begin = time.perf_counter()
             made = compiled(run, fragment, options)
             run.figure(f"{name}.{which}", time.perf_counter() - begin, "s")
-    program: Any = made.made.code
+    program: Any = made.artefact.code
     run.figure(f"{name}.launches", len(list(program.program.launches())))
     run.figure(f"{name}.arena_bytes", made.workspace_bytes)
     begin = time.perf_counter()

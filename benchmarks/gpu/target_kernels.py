@@ -54,7 +54,7 @@ def _copy_bytes_per_s(run: Experiment) -> float:
 def _kernels(run: Experiment, name: str, function: Any, arguments: list[Any], ceiling: float) -> None:
     from benchmarks.gpu.target import compiled, fragment_of, gpu_of
 
-    code, label = compiled(run, fragment_of(name, function, arguments)).made.code, name.replace(" ", "_")
+    code, label = compiled(run, fragment_of(name, function, arguments)).artefact.code, name.replace(" ", "_")
     assert isinstance(code, GpuCode)
     with device_runs(gpu_of(run)) as runs:
         memory = [runs.memory(a.size) for a in code.program.allocations]

@@ -50,7 +50,7 @@ def measure(run: Experiment) -> None:
         with run.part(name):
             made = compiled(run, fragment, CompileOptions(command_buffers=captured))
             calls[name] = made
-            code: Any = made.made.code
+            code: Any = made.artefact.code
             launches = len(list(code.program.launches()))
             run.figure(f"launches.{name}", launches)
             for _ in range(3):

@@ -51,7 +51,7 @@ def compare(run: Experiment, name: str, model: Any) -> None:
         wanted = [np.asarray(a, np.float32) for a in jax.jit(step)(*arguments)]
         fragment = fragment_of(name, step, arguments, range(count))
     made = compiled(run, fragment)
-    program: Any = made.made.code
+    program: Any = made.artefact.code
     run.figure(f"launches.{name}", len(list(program.program.launches())))
     worst = 0.0
     for _ in range(2):  # the second call has memory that the first has used

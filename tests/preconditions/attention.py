@@ -439,7 +439,7 @@ ALWAYS = {
     "mpmd/compile/passes/fusion/attention_search.py:moved_factor": (
         "movement and widening of bf16 compute nothing: each kernel may repeat them"
     ),
-    f"{_CPU}/kernels/merge_sort.py:MergeSortKernel": (
+    f"{_CPU}/kernels/sort_rows.py:MergeSortKernel": (
         "every step moves whole elements from one row to another: the result is a permutation whatever the "
         "comparator says"
     ),

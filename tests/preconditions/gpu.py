@@ -251,8 +251,8 @@ _PRODUCTS = (
     _program(
         "launches.py:with_smaller_tiles",
         "more programs, as many times as the tile became smaller",
-        "step.grid * made.grid // kernel.grid",
-        "made.grid",
+        "step.grid * small.grid // kernel.grid",
+        "small.grid",
         f"{_GPU}/test_tiles.py::test_launches_of_one_kernel_have_programs_by_their_own_batch",
     ),
     _kernel(
@@ -295,7 +295,7 @@ _PROGRAMS = (
     _program(
         "cuda_driver.py:GpuDriver.kernel",
         "a kernel is loaded before its first launch",
-        'self.call("cuFuncGetAttribute", ctypes.byref(ctypes.c_int()), _REGISTERS, found, what=what)',
+        'self.call("cuFuncGetAttribute", ctypes.byref(ctypes.c_int()), _REGISTERS, function, what=what)',
         "pass",
         f"{_GPU}/test_backend.py::test_every_call_of_loading_fails_once",
     ),
@@ -402,7 +402,7 @@ _DEVICES = (
     _call(
         "mixed/levels.py:_beside_collectives",
         "what a collective waits for is before it, with all that it needs",
-        "needed.update(made for made, _ in reads[instruction])",
+        "needed.update(producer for producer, _ in reads[instruction])",
         "pass",
         f"{_CLUSTERS}::test_products_that_a_collective_does_not_wait_for_are_a_part_of_their_own[all-reduce]",
     ),

@@ -298,15 +298,15 @@ _NARROW_VALUES = (
     Precondition(
         f"{_CPU}/storage.py:_rounded",
         "an overflow becomes the format's value for it",
-        "f.select(over, constant(form.beyond, type_), made)",
-        "made",
+        "f.select(over, constant(form.beyond, type_), result)",
+        "result",
         f"{_NARROW}::test_wide_values_are_rounded_once[f32]",
     ),
     Precondition(
         f"{_CPU}/storage.py:_rounded",
         "NaN is the format's",
-        "f.select(is_nan, constant(form.nan, type_), made)",
-        "made",
+        "f.select(is_nan, constant(form.nan, type_), result)",
+        "result",
         f"{_NARROW}::test_wide_values_are_rounded_once[f32]",
     ),
     Precondition(
@@ -408,7 +408,7 @@ _FORMS = (
 ROWS = (*_ROUNDING, *_SPECIAL_VALUES, *_NARROW_VALUES, *_FORMS)
 
 ALWAYS = {
-    f"{_EMIT}/row_passes.py:plan_passes": "a value is one number, whether it is kept or computed again",
+    f"{_EMIT}/row.py:plan_passes": "a value is one number, whether it is kept or computed again",
     f"{_EMIT}/plan_kernels.py:across_rows": "a plan without reductions has no order of its points",
     f"{_EMIT}/loop.py:evaluate": "values without effects, in any order after their arguments",
     f"{_EMIT}/loop.py:vectors_at_once": "how many vectors are computed side by side changes no lane",

@@ -24,7 +24,7 @@ from numpy.lib.stride_tricks import as_strided
 from mpmd.compile.backends.ffi.frame import ANSWER, API, FRAME
 from mpmd.compile.backends.native_gpu.cublaslt import Heuristic
 from mpmd.compile.backends.native_gpu.libraries import CUBLASLT, DRIVER, prototype
-from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
+from mpmd.compile.backends.native_gpu.triton.compile_kernels import Cubin
 from mpmd.compile.backends.native_gpu.triton.triton_kernels import PrintedKernel
 from mpmd.compile.cache import DiskCache
 from tests.support.launch_memory import Extent

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import scipy.special
 
-from mpmd.compile.backends.native_gpu.triton.source import PRELUDE
+from mpmd.compile.backends.native_gpu.triton.operations import PRELUDE
 from mpmd.compile.backends.native_gpu.triton.triton_kernels import PlanKernels, PrintedKernel, plan_kernels
 from mpmd.compile.kernels.kernel_plan import KernelPlan
 from mpmd.compile.kernels.operations import NARROW

@@ -1,10 +1,10 @@
-"""A loaded program as a function of JAX: the order of its arguments and results, and its devices.
+"""How fragments enter JAX, for all backends.
 
-The compiled JAX function of a fragment; shared by all backends.
+Arguments and results are JAX values with the dtypes and shardings of the fragment.  StableHLO text becomes a
+primitive whose lowering is the text's own functions, a loaded program a custom call in traced code.  Either
+is compiled once, as a function that takes and gives arrays on the devices of a mesh.
 
-StableHLO text inside of traced code: a primitive whose lowering is the text's own functions.
-
-A fragment's arguments and results as JAX values; shared by all backends.
+Python functions that fragments on CPU call.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import operator
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
@@ -23,13 +23,13 @@ from jax.extend.mlir import ir as mlir
 from jax.interpreters import mlir as jax_mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mpmd.compile.backends.host_callbacks import with_aligned_arguments
+from mpmd.compile.artefact import Artefact
 from mpmd.compile.backends.target_backend import LoadedProgram
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule, ValueSpec
 from mpmd.compile.hlo import Shape
 from mpmd.errors import CompileError
-from mpmd.jax_compat import ShapedArray, taking_packed
+from mpmd.jax_compat import ShapedArray, direct_call, taking_packed
 
 INLINE_BELOW_FLOPS = 1000
 """XLA on CPU runs a program of fewer operations in the thread that calls it; custom calls count none."""
@@ -157,8 +157,8 @@ class CompiledFragment:
         return self.fragment.name
 
     def __call__(self, *arrays: Any) -> Sequence[Any]:
-        made: Sequence[Any] = self.compiled(*arrays)
-        return made
+        results: Sequence[Any] = self.compiled(*arrays)
+        return results
 
     @property
     def kept_memory(self) -> dict[int, int]:
@@ -188,11 +188,11 @@ def on_each_device(
     """A function of each device's parts of a fragment's arguments as one of whole arrays."""
     if mesh.size == 1:
         return run
-    given, made = (
+    given, outputs = (
         [named_sharding(mesh, v).spec for v in vs] for vs in (fragment.arguments, fragment.results)
     )
     mapped: Callable[..., Sequence[Any]] = jax.shard_map(
-        run, mesh=mesh, in_specs=tuple(given), out_specs=made, check_vma=False
+        run, mesh=mesh, in_specs=tuple(given), out_specs=outputs, check_vma=False
     )
     return mapped
 
@@ -315,8 +315,8 @@ def jax_function(
     results = [_local(t) for t in array_types(mesh, fragment.results)]
 
     def run(*arrays: Any) -> list[Any]:
-        made = traced_call(program, [arrays[k] for k in given], results, aliases, large)
-        return [made[k] for k in order.results]
+        outputs = traced_call(program, [arrays[k] for k in given], results, aliases, large)
+        return [outputs[k] for k in order.results]
 
     return compiled_function(on_each_device(run, as_given, mesh), as_given, mesh)
 
@@ -332,8 +332,8 @@ def traced_call(
     """The results of a program, in traced code, in the order of its own arguments and results."""
     whole = [jax.ShapeDtypeStruct(r.shape, _BYTES.get(r.dtype.name, r.dtype)) for r in results]
     given = map(_unpacked, arrays)
-    made = program(*given, results=whole, aliases=aliases, large=large, after=after)
-    return [_packed(array, result.dtype) for array, result in zip(made, results, strict=True)]
+    outputs = program(*given, results=whole, aliases=aliases, large=large, after=after)
+    return [_packed(array, result.dtype) for array, result in zip(outputs, results, strict=True)]
 
 
 class DirectCall:
@@ -341,6 +341,39 @@ class DirectCall:
 
     __slots__ = ("__call__",)
     __call__: Callable[..., Sequence[Any]]
+
+
+_Program = TypeVar("_Program", bound=LoadedProgram)
+
+
+@dataclasses.dataclass
+class ProgramFragment(DirectCall, CompiledFragment, Generic[_Program]):
+    """A fragment as one program of a target.
+
+    Attributes:
+        artefact: its code.
+        program: the code loaded, with the memory of its mesh.
+    """
+
+    artefact: Artefact
+    program: _Program
+
+    def __post_init__(self) -> None:
+        order = ArgumentOrder.of(self.artefact.aliases, self.fragment)
+        self.__call__ = order.around(direct_call(self.compiled))
+
+    @property
+    def timer(self) -> _Program:
+        """What writes when it runs."""
+        return self.program
+
+    @property
+    def kept_memory(self) -> dict[int, int]:
+        """Bytes that its code keeps; fragments of one program on one mesh share them."""
+        return {self.program.key: self.program.kept_bytes}
+
+    def cost_analysis(self) -> dict[str, float]:
+        return {**self.artefact.costs, "fallbacks": 0.0}
 
 
 _BYTES = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8", "float4_e2m1fn": "uint8"}
@@ -368,3 +401,31 @@ def _packed(array: Any, dtype: Any) -> Any:
 
 def _local(whole: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(whole.sharding.shard_shape(whole.shape), whole.dtype)
+
+
+_ALIGNMENT = 64
+"""Bytes: JAX on CPU takes an array at a multiple of it as it is, without a copy."""
+
+
+def with_aligned_arguments(callback: Callable[..., Any]) -> Callable[..., Any]:
+    """A callback that gets copies of its arguments that JAX takes as they are.
+
+    JAX makes a `jax.Array` of each argument, and copies a large one on a thread of the client.  A fragment on
+    several devices runs on these threads itself: if there is one, the callback would wait for itself.
+    """
+
+    def call(*arguments: Any) -> Any:
+        return callback(*map(_aligned, arguments))
+
+    return call
+
+
+def _aligned(argument: Any) -> Any:
+    """A copy of an array of NumPy at an aligned address; other arguments as they are."""
+    if not isinstance(argument, np.ndarray) or not argument.size:
+        return argument
+    memory = np.empty(argument.nbytes + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    copy = memory[start : start + argument.nbytes].view(argument.dtype).reshape(argument.shape)
+    copy[...] = argument
+    return copy

@@ -93,7 +93,7 @@ class LoadedProgram(Protocol):
 class TracedTargetBackend(TargetBackend, Protocol):
     """One whose programs are called from traced code, so that XLA's code may come before and after them."""
 
-    def register(self, made: Artefact, name: str, mesh: Mesh) -> LoadedProgram:
+    def register(self, artefact: Artefact, name: str, mesh: Mesh) -> LoadedProgram:
         """Loads code with the memory and threads of the mesh of that name.
 
         Raises:
@@ -106,5 +106,5 @@ class TracedTargetBackend(TargetBackend, Protocol):
         Programs that wait for other devices would have to run in the same order on all.
         """
 
-    def is_large(self, made: Artefact) -> bool:
+    def is_large(self, artefact: Artefact) -> bool:
         """Whether a program on one device is so much work that it is dispatched asynchronously."""

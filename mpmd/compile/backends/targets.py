@@ -12,7 +12,7 @@ from pathlib import Path
 from jax.sharding import Mesh
 
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
-from mpmd.compile.backends.native_cpu.stamp import HostStamps
+from mpmd.compile.backends.native_cpu.ffi import HostStamps
 from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.backends.native_gpu.backend import NativeGpuBackend
 from mpmd.compile.backends.native_gpu.clock import GpuStamps

@@ -245,10 +245,10 @@ def unmap_compiler_code() -> int:
 
 def _code() -> list[tuple[int, int]]:
     """The mappings of LLVM's library that are executable and not writable."""
-    found = []
+    mappings = []
     for line in _MAPPINGS.read_text().splitlines():
         addresses, permissions, *_, name = line.split(maxsplit=5)
         if permissions == "r-xp" and Path(name).name.startswith("libllvmlite."):
             start, end = (int(address, 16) for address in addresses.split("-"))
-            found.append((start, end))
-    return found
+            mappings.append((start, end))
+    return mappings

@@ -419,8 +419,6 @@ class FunctionBuilder(IndexArithmetic):
 
 
 class _Branch:
-    """What `branch_value` computes."""
-
     value: Value | None = None
 
     def result(self) -> Value:

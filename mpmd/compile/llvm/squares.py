@@ -85,15 +85,15 @@ def _gather_pieces(f: Arithmetic, values: Sequence[Value], piece: int) -> list[V
         pieces = [p for p in range(2 * total // piece) if p % 2 == odd]
         return f.shuffle(a, b, [p * piece + lane for p in pieces for lane in range(piece)])
 
-    found: dict[int, Value] = {}
+    results: dict[int, Value] = {}
 
     def halve(rest: Sequence[Value], first: int, step: int) -> None:
         if len(rest) == 1:
-            found[first] = rest[0]
+            results[first] = rest[0]
             return
         for odd in (0, 1):
             pairs = zip(rest[::2], rest[1::2], strict=True)
             halve([every_second(a, b, odd) for a, b in pairs], first + odd * step, 2 * step)
 
     halve(values, 0, 1)
-    return [found[k] for k in range(len(values))]
+    return [results[k] for k in range(len(values))]

@@ -303,7 +303,11 @@ def test_bytes_that_are_no_artefact():
 
 
 def test_artefacts_keep_every_field(mesh):
-    made = NativeCpuBackend().compile(fragment_of(lambda x, y: (x + y, x * 2), X, X, donated=(0,)), mesh).made
+    made = (
+        NativeCpuBackend()
+        .compile(fragment_of(lambda x, y: (x + y, x * 2), X, X, donated=(0,)), mesh)
+        .artefact
+    )
     again = Artefact.from_bytes(made.to_bytes(), NativeCpu())
     assert again == dataclasses.replace(made, texts=dict(made.texts))
     assert again.aliases and again.code.llvm == made.code.llvm != ""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.native_cpu.stamp import HostStamps
+from mpmd.compile.backends.native_cpu.ffi import HostStamps
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.channels.stamps import Stamps
 from mpmd.runtime.measure.step_trace import StepTimes, TraceRecorder, spans_of, stamped_types

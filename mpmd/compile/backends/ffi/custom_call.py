@@ -9,11 +9,10 @@ for each platform, lives as long; an attribute of the call says which program to
     deleter(executables):      *executables -= 1
 
 XLA instantiates a call when it loads an executable, and deletes the call's state with the executable, after
-the last execution.  A program that is neither referred to in Python nor called by an executable can go.
+the last execution.  A program is loaded once for each name, and unloaded when neither Python refers to it nor
+an executable calls it.
 
 Source: xla/ffi/api/c_api.h (`XLA_FFI_State_Set`, `XLA_FFI_TypeInfo`), which jaxlib ships.
-
-Programs in memory: loaded once for each name, unloaded when neither Python nor XLA needs them.
 """
 
 from __future__ import annotations
@@ -238,14 +237,14 @@ class LoadedPrograms(Generic[P]):
         """The program of that name, which `load` loads if it is new."""
         with self._lock:
             self._unload()
-            found = self._programs.get(name)
-            if found is not None:
-                return found
-            made = load()
-            index = add_program(made.handler, self.platform)
-            owned = made.owned, made.handler
+            known = self._programs.get(name)
+            if known is not None:
+                return known
+            loaded = load()
+            index = add_program(loaded.handler, self.platform)
+            owned = loaded.owned, loaded.handler
             keep_past_exit(owned)
-            program = self._programs[name] = made.program(index)
+            program = self._programs[name] = loaded.program(index)
             weakref.finalize(program, self._retire, index, owned).atexit = False
             return program
 

@@ -1,13 +1,12 @@
-"""The frame of an XLA FFI call, as the code of a handler reads it: version, buffers, services, errors.
+"""The frame of an XLA FFI call, as the code of a handler reads it: version, buffers, services, errors, times.
 
     XLA_FFI_Error* handler(XLA_FFI_CallFrame* frame)
 
-Whatever a handler runs, and on whatever device, it answers who it is, counts its buffers and fails like this.
+Whatever a handler runs, and on whatever device, it answers who it is, counts its buffers, fails, and enters
+the time when it ran in an `ExecutionLog` like this.
 
 Source: xla/ffi/api/c_api.h, which jaxlib ships; offsets below are of API version 0.3, and later versions of
     the same major number only add fields at the ends of structs.
-
-When native code ran: the entries that handlers write to an `ExecutionLog`.
 """
 
 from __future__ import annotations
@@ -66,8 +65,8 @@ def check_version() -> None:
         CompileError: the major version of XLA's FFI differs, or its minor version is too old.
     """
     header = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
-    found = re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", header.read_text())
-    version = {part: int(number) for part, number in found}
+    defines = re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", header.read_text())
+    version = {part: int(number) for part, number in defines}
     if version.get("MAJOR") != API_MAJOR or version.get("MINOR", 0) < API_MINOR:
         raise CompileError(
             f"this jaxlib has XLA FFI version {version.get('MAJOR')}.{version.get('MINOR')}; "

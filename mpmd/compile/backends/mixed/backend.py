@@ -183,15 +183,15 @@ class MixedBackend:
         """
         module = prepared(fragment, self.native.options, axes=dict(mesh.shape))
         left = COLLECTIVES if mesh.size > 1 else frozenset[str]()
-        found = divide(module, self.native.target.refuses, left)
-        if not found.has_native:
-            if left and not found.reasons:  # it communicates, and little else
+        clusters = divide(module, self.native.target.refuses, left)
+        if not clusters.has_native:
+            if left and not clusters.reasons:  # it communicates, and little else
                 return XlaBackend().compile(fragment, mesh)
-            raise CompileError("\n".join(found.reasons) or "nothing in it is worth a native program")
+            raise CompileError("\n".join(clusters.reasons) or "nothing in it is worth a native program")
         if self.native.options.dump is not None:
-            self.native.options.dump.write(fragment, "clusters.txt", found.text())
+            self.native.options.dump.write(fragment, "clusters.txt", clusters.text())
         try:
-            return self._load(self._compiled(found, fragment), fragment, mesh)
+            return self._load(self._compiled(clusters, fragment), fragment, mesh)
         except OtherTargetError as error:
             native: Any = self.native
             return MixedBackend(dataclasses.replace(native, target=error.target)).compile(fragment, mesh)
@@ -225,8 +225,8 @@ class MixedBackend:
             body = self._compiled(cluster.loop.body, inside)
             return CompiledCluster(None, "", alone.results, alone, (condition, body))
         if cluster.native:
-            made, _ = compiled_or_kept(alone, self.native.target, self.native.options, module.clone())
-            return CompiledCluster(made, "", alone.results, alone)
+            artefact, _ = compiled_or_kept(alone, self.native.target, self.native.options, module.clone())
+            return CompiledCluster(artefact, "", alone.results, alone)
         return CompiledCluster(None, _stablehlo(alone.text), alone.results, alone)
 
     def _load(self, mixed: MixedFragment, fragment: FragmentModule, mesh: Mesh) -> MixedExecutable:
@@ -240,9 +240,9 @@ class MixedBackend:
         return MixedExecutable(fragment, function, mixed, tuple(programs.values()), self.native.target)
 
 
-def _may_be_taken(fragment: FragmentModule, made: HloInstruction) -> bool:
+def _may_be_taken(fragment: FragmentModule, producer: HloInstruction) -> bool:
     """Whether the memory of an array may hold others; an argument's only if it is donated."""
-    return made.opcode != "parameter" or made.parameter_number in fragment.donated
+    return producer.opcode != "parameter" or producer.parameter_number in fragment.donated
 
 
 def _stablehlo(text: str) -> str:
@@ -252,12 +252,12 @@ def _stablehlo(text: str) -> str:
         CompileError: XLA does not accept it, or this jaxlib does not translate.
     """
     try:
-        found = jax_compat.hlo_to_stablehlo(text)
+        stablehlo = jax_compat.hlo_to_stablehlo(text)
     except (RuntimeError, ValueError) as error:
         raise CompileError(f"XLA does not take a part of it: {error}") from error
-    if found is None:
+    if stablehlo is None:
         raise CompileError("this jaxlib does not translate parts of a fragment")
-    return found
+    return stablehlo
 
 
 def _function(
@@ -290,20 +290,20 @@ def _results(
     before: Any = None
 
     def at(position: Position) -> Any:
-        made, _ = position
-        return jax.numpy.asarray(made.literal) if made.opcode == "constant" else arrays_at[position]
+        producer, _ = position
+        return jax.numpy.asarray(producer.literal) if producer.opcode == "constant" else arrays_at[position]
 
     for cluster, part in zip(mixed.clusters.parts, mixed.parts, strict=True):
         given = [at(position) for position in cluster.inputs]
         if part.loop is not None:
-            made = _run_loop(part.loop, given, programs, large)
+            outputs = _run_loop(part.loop, given, programs, large)
         elif part.native is None:
-            made = module_p.bind(*given, text=part.stablehlo, results=part.results, callbacks=())
+            outputs = module_p.bind(*given, text=part.stablehlo, results=part.results, callbacks=())
         else:
             types = [jax.ShapeDtypeStruct(r.shape, numpy_dtype(r.dtype)) for r in part.results]
-            made = traced_call(programs[part], given, types, part.native.aliases, large, before)
-            before = min(made, key=lambda array: array.size, default=before)
-        arrays_at.update(zip(cluster.outputs, made, strict=True))
+            outputs = traced_call(programs[part], given, types, part.native.aliases, large, before)
+            before = min(outputs, key=lambda array: array.size, default=before)
+        arrays_at.update(zip(cluster.outputs, outputs, strict=True))
     return [at(position) for position in mixed.clusters.results]
 
 
@@ -323,8 +323,8 @@ def _run_loop(
     def following(state: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(_results(body, state, programs, large))
 
-    made: tuple[Any, ...] = jax.lax.while_loop(goes_on, following, tuple(state))
-    return made
+    last_state: tuple[Any, ...] = jax.lax.while_loop(goes_on, following, tuple(state))
+    return last_state
 
 
 def prepared(
@@ -334,7 +334,7 @@ def prepared(
 ) -> HloModule:
     """The fragment as instructions that are native code, or not, each by itself.
 
-    Collectives are of one array each: XLA combines them, and does not translate those of several.
+    Collectives are of one array each: XLA combines them, and does not translate a collective of several.
 
     Args:
         fragment: the fragment.

@@ -4,8 +4,6 @@
 
 `levels.py` says which instructions are together.  A loop that native code covers in part is a cluster of its
 own: XLA's loop, with clusters inside.
-
-Which instructions of a program are native code, and which loops hold clusters.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ def divide(
         module: after `pipelines.preparation`; it stays as it is.
         refuses: of the target.
         left: opcodes of instructions that are meant to be XLA's.
-        counter: of the loop of which it is the body.
+        counter: of the loop whose body it is.
     """
     refused: dict[HloInstruction, str] = {}
     loops: dict[HloInstruction, LoopClusters] = {}
@@ -70,7 +68,6 @@ def _loop(loop: HloInstruction, refuses: Refuses, left: Collection[str]) -> Loop
 
 
 def _as_program(computation: HloComputation) -> HloModule:
-    """A copy of a module whose entry is one of its computations."""
     module = computation.module.clone()
     module.input_output_alias, module.buffer_donor = (), ()
     module.parameter_layouts = module.result_layout = None
@@ -157,11 +154,11 @@ class Clusters:
 
     @property
     def reasons(self) -> list[str]:
-        found = []
+        lines = []
         for part in self.parts:
-            found += [f"{name}: {reason}" for name, reason in part.reasons.items()]
-            found += part.loop.body.reasons if part.loop is not None else []
-        return found
+            lines += [f"{name}: {reason}" for name, reason in part.reasons.items()]
+            lines += part.loop.body.reasons if part.loop is not None else []
+        return lines
 
     @property
     def refused(self) -> int:
@@ -196,16 +193,7 @@ def split(
 
 @dataclass(frozen=True)
 class _Division:
-    """A program, and which of its instructions are together.
-
-    Attributes:
-        module: the program.
-        groups: its instructions by level.
-        reads: the arrays that each of them reads.
-        results: the arrays of its result.
-        refused: see `split`.
-        loops: likewise.
-    """
+    """A program, its instructions by level, the arrays that each reads; `refused`, `loops`: see `split`."""
 
     module: HloModule
     groups: Mapping[int, Sequence[HloInstruction]]
@@ -215,7 +203,6 @@ class _Division:
     loops: Mapping[HloInstruction, LoopClusters]
 
     def parts(self) -> Iterator[Cluster]:
-        """The clusters that give or do something, level by level."""
         for level, members in sorted(self.groups.items()):
             kind = level % KINDS
             if kind == LOOP:
@@ -228,7 +215,6 @@ class _Division:
     def _cluster(
         self, members: Sequence[HloInstruction], *, native: bool, loop: LoopClusters | None = None
     ) -> Cluster:
-        """Some instructions with the parameters and results of their cluster."""
         reads, inside = self.reads, set(members)
         given = [at for m in members for at in reads[m]]
         outputs = [(m, index) for m in members for index, _ in m.shape.leaves()]
@@ -237,6 +223,8 @@ class _Division:
         ]
         inputs = list(dict.fromkeys(inputs))
         part = _Part(self.module, inputs)
+        # A loop takes and gives its whole state, read or not; another part gives only arrays with readers
+        # elsewhere.
         if loop is None:
             elsewhere = {at for i, positions in reads.items() if i not in inside for at in positions}
             outputs = [at for at in outputs if at in elsewhere or at in self.results]
@@ -253,15 +241,18 @@ class _Division:
         Without such a dependence XLA may order a reader after the cluster, for which it would copy the array.
         """
         reads, groups = self.reads, self.groups
+        # A native part runs as a whole: a reader of one of its results needs all of it. XLA's instructions
+        # are separate, as it orders them itself.
         together = {i: group for level, group in groups.items() if level % KINDS <= BESIDE for i in group}
         before = set(members)
-        todo = [made for made, _ in inputs]
+        todo = [producer for producer, _ in inputs]
         while todo:
             instruction = todo.pop()
             if instruction not in before:
                 for needed in together.get(instruction, (instruction,)):
                     before.add(needed)
-                    todo += [made for made, _ in reads.get(needed, ())]
+                    todo += [producer for producer, _ in reads.get(needed, ())]
+        # `before` now has all that the part depends on, its own members included.
         later = {at for i, positions in reads.items() if i not in before for at in positions}
         return tuple(k for k, at in enumerate(inputs) if at not in later and at not in self.results)
 
@@ -282,18 +273,18 @@ class _Part:
         self.body = self.module.create_computation("cluster")
         self.copies: dict[HloInstruction, HloInstruction] = {}
         self.given: dict[Position, HloInstruction] = {}
-        for number, (made, index) in enumerate(inputs):
+        for number, (producer, index) in enumerate(inputs):
             # between clusters arrays are row-major, however a library's call makes them
-            shape = made.subshape(index).with_default_layout()
+            shape = producer.subshape(index).with_default_layout()
             parameter = HloInstruction("parameter", shape, (), {"parameter_number": number})
-            self.given[made, index] = self.body.add(parameter)
+            self.given[producer, index] = self.body.add(parameter)
 
     def program(self, members: Sequence[HloInstruction], outputs: Sequence[Position]) -> HloModule:
-        """The program whose result are the outputs, in order."""
         for member in members:
             operands = [self._value(operand, ()) for operand in member.operands]
             self.copies[member] = self.body.add(self.twins[member.uid].clone(operands))
         results = [self._array(position) for position in outputs]
+        # One tuple even of one array, so that all parts are called alike.
         shape = tuple_of([r.shape for r in results])
         self.body.set_root(self.body.add(HloInstruction("tuple", shape, results)))
         self.module.set_entry(self.body)
@@ -308,15 +299,15 @@ class _Part:
         return self.body.add(HloInstruction("tuple", shape, parts))
 
     def _array(self, position: Position) -> HloInstruction:
-        """An array: a parameter, a copy, or a part of what a member makes."""
         if position in self.given:
             return self.given[position]
         value, index = position
+        # Neither a member nor an input: a value on no level, which this part computes again.
         if value not in self.copies:
             operands = [self._value(operand, ()) for operand in value.operands]
             self.copies[value] = self.body.add(self.twins[value.uid].clone(operands))
-        made = self.copies[value]
+        array = self.copies[value]
         for number in index:
-            shape = made.shape.subshape((number,))
-            made = self.body.add(HloInstruction("get-tuple-element", shape, [made], {"index": number}))
-        return made
+            shape = array.shape.subshape((number,))
+            array = self.body.add(HloInstruction("get-tuple-element", shape, [array], {"index": number}))
+        return array

@@ -63,15 +63,18 @@ def levels_of(
     results = arrays_of(module.entry.root)
     states = [at for loop in loops for at in arrays_of(loop.operands[0])]
     copied = _copied(module.entry.post_order(), [*results, *states], refused)
+    # Parameters and tuples do nothing; copied values are repeated in each part that reads them.
     order = [i for i in module.entry.post_order() if i.opcode not in _PLACELESS and i not in copied]
     reads = {i: _arrays_read(i.operands, copied) for i in order}
     kinds = {i: LOOP if i in loops else XLA if i in refused else NATIVE for i in order}
     for instruction in order:  # an op that forwards a value is in the part of its operand
-        sources = [made for made, _ in reads[instruction] if made in kinds]
+        sources = [producer for producer, _ in reads[instruction] if producer in kinds]
         if instruction.opcode in FORWARDING and sources:
             kinds[instruction] = min(kinds[sources[0]], XLA)
     _move_fringe(order, reads, kinds)
     groups = _grouped(order, reads, results, kinds)
+    # XLA takes over native groups that are not worth a call. That moves other instructions to other levels,
+    # which may leave further groups small: until none is. Each round has fewer native instructions.
     while small := [n for n, members in groups.items() if n % KINDS == NATIVE and not _is_worth(members)]:
         for level in small:
             kinds.update(dict.fromkeys(groups[level], XLA))
@@ -83,7 +86,8 @@ def _copied(
     order: Sequence[HloInstruction], results: Sequence[Position], refused: Collection[HloInstruction]
 ) -> set[HloInstruction]:
     """Values that each part computes again: those that read no array, and those larger than their operand."""
-    kept = {*refused, *(made for made, _ in results)}
+    # A result of the program is an array of one part, and a refused instruction runs in one part only.
+    kept = {*refused, *(producer for producer, _ in results)}
     sizes = {i: 0 for i in order if i.opcode == "constant"}
     without = set(sizes)
     for instruction in order:
@@ -91,10 +95,13 @@ def _copied(
         size = 1 + sum(sizes.get(operand, 0) for operand in operands)
         if instruction in kept or instruction in sizes or size > _MAX_COPIED:
             continue
+        # Reads no array: computed anew wherever it is wanted, up to `_MAX_COPIED` instructions with all
+        # that it is made of.
         if opcode == "iota" or (
             (opcode in _CHEAP or instruction.is_elementwise) and operands and without.issuperset(operands)
         ):
             without.add(instruction)
+        # A broadcast is repeated, because its operand is the smaller array to pass between parts.
         elif opcode not in _WIDENING or operands[0].shape.byte_size > instruction.shape.byte_size:
             continue
         sizes[instruction] = size
@@ -102,12 +109,11 @@ def _copied(
 
 
 def _arrays_read(operands: Sequence[HloInstruction], copied: Set[HloInstruction]) -> list[Position]:
-    """The arrays that an instruction reads, where copied operands read theirs."""
-    found = []
+    arrays = []
     for operand in operands:
-        for made, index in arrays_of(operand):
-            found += _arrays_read(made.operands, copied) if made in copied else [(made, index)]
-    return found
+        for producer, index in arrays_of(operand):
+            arrays += _arrays_read(producer.operands, copied) if producer in copied else [(producer, index)]
+    return arrays
 
 
 def arrays_of(value: HloInstruction) -> list[Position]:
@@ -134,8 +140,9 @@ def _move_fringe(
     """Cheap work that only XLA reads is XLA's: its result is larger than its operands."""
     users: dict[HloInstruction, list[HloInstruction]] = {}
     for instruction in order:
-        for made, _ in reads[instruction]:
-            users.setdefault(made, []).append(instruction)
+        for producer, _ in reads[instruction]:
+            users.setdefault(producer, []).append(instruction)
+    # Readers come first, so that chains of cheap operations move as a whole.
     for instruction in reversed(order):
         readers = users.get(instruction, [])
         if instruction.opcode in _CHEAP and readers and all(kinds[u] != NATIVE for u in readers):
@@ -148,20 +155,23 @@ def _grouped(
     results: Collection[Position],
     kinds: Mapping[HloInstruction, int],
 ) -> dict[int, list[HloInstruction]]:
-    """Instructions by level, each of which has one kind, none before what it needs, loops after it."""
+    """Instructions by level: a level has one kind, and comes after all that it needs."""
     levels: dict[HloInstruction, int] = {}
     for instruction in order:
         kind = level = kinds[instruction]
-        for before in (*(made for made, _ in reads[instruction]), *instruction.control_predecessors):
+        for before in (*(producer for producer, _ in reads[instruction]), *instruction.control_predecessors):
             if before in levels:
+                # Levels count round after round through the kinds: the distance to the next level of this
+                # kind, none if `before` is on one. Loops are parts of their own, and one that needs another
+                # is a whole round later.
                 further = (kind - levels[before]) % KINDS or (KINDS if kind == LOOP else 0)
                 level = max(level, levels[before] + further)
         levels[instruction] = level
     _sink(order, reads, results, kinds, levels)
-    found: dict[int, list[HloInstruction]] = {}
+    groups: dict[int, list[HloInstruction]] = {}
     for instruction in order:
-        found.setdefault(levels[instruction], []).append(instruction)
-    return found
+        groups.setdefault(levels[instruction], []).append(instruction)
+    return groups
 
 
 def _sink(
@@ -173,16 +183,20 @@ def _sink(
 ) -> None:
     """Moves native instructions to the cluster of their first reader; parameters are there in any case."""
     readers: dict[HloInstruction, list[int]] = {}
-    for made, _ in results:
-        readers.setdefault(made, []).append(levels.get(made, 0))
+    for producer, _ in results:
+        readers.setdefault(producer, []).append(levels.get(producer, 0))
+    # Readers are placed before what they read. The move is to the native level of the round of the first
+    # reader, and only if the operands that then pass between parts are no larger than the result that no
+    # longer does.
     for instruction in reversed(order):
-        before = dict.fromkeys(made for made, _ in reads[instruction])
+        before = dict.fromkeys(producer for producer, _ in reads[instruction])
         later = readers.get(instruction, ())
-        size = sum(made.shape.byte_size for made in before if made.opcode != "parameter")
+        size = sum(producer.shape.byte_size for producer in before if producer.opcode != "parameter")
         if kinds[instruction] == NATIVE and later and size <= instruction.shape.byte_size:
             levels[instruction] = max(levels[instruction], min(later) - min(later) % KINDS)
-        for made in (*before, *instruction.control_predecessors):
-            readers.setdefault(made, []).append(levels[instruction])
+        # What must run before this instruction must not move behind it, either.
+        for producer in (*before, *instruction.control_predecessors):
+            readers.setdefault(producer, []).append(levels[instruction])
 
 
 def _beside_collectives(
@@ -193,19 +207,21 @@ def _beside_collectives(
     XLA starts the collectives, and calls these parts before it waits for them.  Where some collectives have
     readers and others give results, the products may be operands of the latter.
     """
-    found = dict(groups)
+    divided = dict(groups)
     for level, members in groups.items():
         following = groups.get(level + XLA, ()) if level % KINDS == NATIVE else ()
         if not any(m.opcode in COLLECTIVES for m in following):
             continue
+        # Of this level, what later levels wait for stays, with all that it is made of; the rest is work
+        # that collectives can hide.
         needed = _awaited(level + XLA, groups, reads)
         for instruction in reversed(members):
             if instruction in needed:
-                needed.update(made for made, _ in reads[instruction])
+                needed.update(producer for producer, _ in reads[instruction])
         first, rest = ([m for m in members if (m in needed) == wanted] for wanted in (True, False))
         if _is_worth(first) and any(m.opcode == "dot" for m in rest):
-            found[level], found[level + BESIDE] = first, rest
-    return found
+            divided[level], divided[level + BESIDE] = first, rest
+    return divided
 
 
 def _awaited(
@@ -214,12 +230,14 @@ def _awaited(
     reads: Mapping[HloInstruction, Sequence[Position]],
 ) -> set[HloInstruction]:
     """Operands of a level whose results later levels read; of all of it if none do."""
-    later = {made for n, members in groups.items() if n > level for m in members for made, _ in reads[m]}
+    later = {
+        producer for n, members in groups.items() if n > level for m in members for producer, _ in reads[m]
+    }
     for instruction in reversed(groups[level]):
         if instruction in later:
-            later.update(made for made, _ in reads[instruction])
+            later.update(producer for producer, _ in reads[instruction])
     read = [m for m in groups[level] if m in later] or groups[level]
-    return {made for m in read for made, _ in reads[m]}
+    return {producer for m in read for producer, _ in reads[m]}
 
 
 def _is_worth(members: Sequence[HloInstruction]) -> bool:

@@ -2,7 +2,7 @@
 
 | file or folder | what it holds |
 |---|---|
-| `backend.py`, `dispatch.py` | the backend; which thread runs a program |
+| `backend.py`, `dispatch.py` | the backend; on which threads a program runs |
 | `target.py` | the CPU as a target of the driver |
 | `math/` | exp, log, tanh ... for vectors of any width |
 | `storage.py` | dtypes in memory and in registers; those of less than a byte |
@@ -14,6 +14,5 @@
 | `threads.py` | barriers, worker threads |
 | `mesh_collectives.py`, `barrier.py`, `handler.py` | programs of several devices |
 | `overrides.py` | a program as machine code; kernels from files |
-| `ffi.py` | a program's handler, its registration |
-| `stamp.py` | a custom call that writes when it runs |
+| `ffi.py` | registration of programs with XLA; a custom call that writes when it runs |
 """

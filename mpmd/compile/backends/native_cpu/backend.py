@@ -8,7 +8,7 @@ import threading
 from jax.sharding import Mesh
 
 from mpmd.compile.artefact import Artefact
-from mpmd.compile.backends.jax_function import ArgumentOrder, CompiledFragment, DirectCall, jax_function
+from mpmd.compile.backends.jax_function import ProgramFragment, jax_function
 from mpmd.compile.backends.native_cpu.dispatch import is_dispatched, threads_for
 from mpmd.compile.backends.native_cpu.ffi import RegisteredProgram, register
 from mpmd.compile.backends.native_cpu.loading import CompiledProgram
@@ -20,37 +20,14 @@ from mpmd.compile.driver import compiled_or_kept
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule
 from mpmd.errors import CompileError
-from mpmd.jax_compat import direct_call
 
 
 @dataclasses.dataclass
-class NativeExecutable(DirectCall, CompiledFragment):
-    """A fragment as native code.
+class NativeExecutable(ProgramFragment[RegisteredProgram]):
+    """A fragment as native code; `kept` says that it was taken from the cache."""
 
-    Attributes:
-        made: the artefact.
-        program: its machine code, with the memory of its mesh.
-        kept: whether it was taken from the cache.
-    """
-
-    made: Artefact
-    program: RegisteredProgram
     kept: bool = False
     backend: str = "native"
-
-    def __post_init__(self) -> None:
-        order = ArgumentOrder.of(self.made.aliases, self.fragment)
-        self.__call__ = order.around(direct_call(self.compiled))
-
-    @property
-    def timer(self) -> RegisteredProgram:
-        """What writes when it runs."""
-        return self.program
-
-    @property
-    def kept_memory(self) -> dict[int, int]:
-        """Bytes that its machine code keeps; fragments of one program on one mesh share them."""
-        return {self.program.key: self.program.kept_bytes}
 
     @property
     def workspace_bytes(self) -> int:
@@ -70,13 +47,10 @@ class NativeExecutable(DirectCall, CompiledFragment):
         """
         if what == "clusters":
             return "cluster 0: native, the whole fragment\n"
-        return self.fragment.text if what == "stablehlo" else self.made.text(what, NativeCpu())
-
-    def cost_analysis(self) -> dict[str, float]:
-        return {**self.made.costs, "fallbacks": 0.0}
+        return self.fragment.text if what == "stablehlo" else self.artefact.text(what, NativeCpu())
 
     def memory_analysis(self) -> MemoryStats:
-        return self.made.memory
+        return self.artefact.memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,8 +78,8 @@ class NativeCpuBackend:
         unfit = self.unfit(fragment, mesh)
         if unfit:
             raise CompileError(unfit)
-        made, kept = compiled_or_kept(fragment, self.target, self.options, axes=dict(mesh.shape))
-        return self.load(made, fragment, mesh, kept)
+        artefact, kept = compiled_or_kept(fragment, self.target, self.options, axes=dict(mesh.shape))
+        return self.load(artefact, fragment, mesh, kept)
 
     @staticmethod
     def unfit(fragment: FragmentModule, mesh: Mesh) -> str:
@@ -118,41 +92,41 @@ class NativeCpuBackend:
         self, executable: NativeExecutable, fragment: FragmentModule, mesh: Mesh
     ) -> NativeExecutable:
         """The same machine code with memory and threads of another mesh."""
-        return self.load(executable.made, fragment, mesh, executable.kept)
+        return self.load(executable.artefact, fragment, mesh, executable.kept)
 
     def load(
-        self, made: Artefact, fragment: FragmentModule, mesh: Mesh, kept: bool = False
+        self, artefact: Artefact, fragment: FragmentModule, mesh: Mesh, kept: bool = False
     ) -> NativeExecutable:
         """Machine code as an executable of a mesh; `kept` says that it is from the cache."""
-        program = self.register(made, fragment.mesh, mesh)
+        program = self.register(artefact, fragment.mesh, mesh)
         # XLA gives each device of several a thread in any case
-        large = mesh.size == 1 and self.is_large(made)
-        function = jax_function(fragment, mesh, program, made.aliases, large)
-        return NativeExecutable(fragment, function, made, program, kept)
+        large = mesh.size == 1 and self.is_large(artefact)
+        function = jax_function(fragment, mesh, program, artefact.aliases, large)
+        return NativeExecutable(fragment, function, artefact, program, kept)
 
     def may_split(self, mesh: Mesh) -> bool:
         """On one device alone: programs of several wait for each other."""
         return mesh.size == 1
 
-    def is_large(self, made: Artefact) -> bool:
+    def is_large(self, artefact: Artefact) -> bool:
         """Whether a program on one device is dispatched asynchronously."""
-        return is_dispatched(made.costs, len(self.options.cores))
+        return is_dispatched(artefact.costs, len(self.options.cores))
 
-    def register(self, made: Artefact, name: str, mesh: Mesh) -> RegisteredProgram:
+    def register(self, artefact: Artefact, name: str, mesh: Mesh) -> RegisteredProgram:
         """Machine code with the memory and threads of the mesh of that name, as JAX calls it.
 
         Raises:
             CompileError: the code does not load.
         """
-        assert isinstance(made.code, CompiledProgram)
+        assert isinstance(artefact.code, CompiledProgram)
         devices = [device.id for device in mesh.devices.flat]
         cores = self.options.cores.get(name, ())
-        threads = threads_for(made.costs, (len(cores) or self.threads) // len(devices))
+        threads = threads_for(artefact.costs, (len(cores) or self.threads) // len(devices))
         return register(
-            made.code,
+            artefact.code,
             self.target.cpu,
-            arena_bytes=made.arena_bytes,
-            constants=made.constants,
+            arena_bytes=artefact.arena_bytes,
+            constants=artefact.constants,
             instance="-".join([name, str(threads), *map(str, cores)]),
             pools=_pools(name, threads, cores, len(devices)) if threads > 1 else [],
             cache=self.options.cache,
@@ -166,12 +140,12 @@ _LOCK = threading.Lock()
 
 def _pools(mesh: str, threads: int, cores: tuple[int, ...], devices: int) -> list[WorkerPool]:
     """The threads of each device of a mesh; each has its share of the cores."""
-    found = []
+    pools = []
     with _LOCK:
         for device in range(devices):
             own = cores[device * threads : (device + 1) * threads]
             key = mesh, threads, own, device
             if key not in _POOLS:
                 _POOLS[key] = WorkerPool(threads, own)
-            found.append(_POOLS[key])
-    return found
+            pools.append(_POOLS[key])
+    return pools

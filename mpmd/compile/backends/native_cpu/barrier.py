@@ -59,11 +59,11 @@ class MeshLayout:
     exchanges: int
 
     def failed(self, device: int) -> int:
-        """Where a device says which launch has failed as it sees it, and why."""
+        """Offset at which a device reports the launch that failed, and the reason."""
         return _FAILED + 8 * device
 
     def array(self, device: int, number: int) -> int:
-        """Where a device says where one of its arrays lies."""
+        """Offset at which `device` publishes the address of array `number`."""
         return _FAILED + _lines(8 * self.devices) + self.array_stride * device + 8 * number
 
     @property
@@ -71,7 +71,7 @@ class MeshLayout:
         return _lines(8 * self.arrays)
 
     def barrier(self, exchange: int, leader: int) -> int:
-        """Where the devices of a group, of which `leader` is the first, wait for each other; -1 to begin."""
+        """Where a group waits; `leader` is its first device, exchange -1 the beginning."""
         return self.array(self.devices, 0) + _BARRIER_BYTES * ((exchange + 1) * self.devices + leader)
 
     @property
@@ -126,8 +126,6 @@ FUNCTIONS = (Begin(), Meet())
 
 
 class _Barrier:
-    """Emission of what devices do at a barrier."""
-
     def __init__(self, f: FunctionBuilder) -> None:
         self.f = f
         self.mesh, self.count, self.run = (f.arguments[name] for name in ("mesh", "barrier", "run"))
@@ -142,10 +140,13 @@ class _Barrier:
             self.lock()
             with f.when(self._has_failed(self.run), returns=True, value=_number(0)):
                 self.unlock()
+            # The first to come, at an empty barrier, says for which launch it is.
             with f.when(f.compare("eq", f.load(self.count, "i64"), _number(0))):
                 f.store(self.run, launch)
             other = f.load(launch, "i64")
             leave_if(f.compare("eq", other, self.run))
+            # Another launch waits here. It cannot complete, which is reported for it; this one tries again
+            # until those devices have left, or its time is over.
             with f.when(f.not_(self._has_failed(other))):
                 self._fail(other, MIXED)
             self.unlock()
@@ -157,6 +158,7 @@ class _Barrier:
     def meet(self, rounds: Value) -> None:
         """Count this device, which holds the lock, and wait; returns 1 once all are there, 0 on a failure."""
         f = self.f
+        # Under the lock: no device withdraws between the test for a failure and the count.
         before = f.atomic_load(self.opened)
         with f.when(self._gives_up(), returns=True, value=_number(0)):
             self.unlock()
@@ -200,7 +202,6 @@ class _Barrier:
         return f.compare("ugt", spent, limit)
 
     def lock(self) -> None:
-        """Take the lock, which counts and withdrawals hold."""
         f = self.f
         with f.repeat() as leave_if:
             leave_if(f.compare("eq", f.atomic_exchange(f.offset(self.count, _LOCK), 1), _number(0)))
@@ -232,14 +233,16 @@ class _Barrier:
 
 def reason_of(f: FunctionBuilder, mesh: Value, run: Value) -> Value:
     """Why a launch has failed; 0 if no device has reported a failure."""
-    found = f.stack("i64")
-    f.store(_number(0), found)
+    known_reason = f.stack("i64")
+    f.store(_number(0), known_reason)
     with f.loop(0, f.load(f.offset(mesh, DEVICES), "i64")) as loop:
+        # A report is the launch's identity plus a reason in its low bits: exclusive or leaves the reason
+        # alone if it is of this launch, and a larger number if not.
         said = f.atomic_load(f.offset(mesh, f.iadd(f.imul(loop.i, 8), _FAILED)))
         reason = f.op(f"xor i64 {said}, {run}", "i64")
         known = f.compare("ult", reason, _number(1 << REASON_BITS))
-        f.store(f.select(known, reason, f.load(found, "i64")), found)
-    return f.load(found, "i64")
+        f.store(f.select(known, reason, f.load(known_reason, "i64")), known_reason)
+    return f.load(known_reason, "i64")
 
 
 def _number(value: int) -> Value:

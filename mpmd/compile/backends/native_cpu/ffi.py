@@ -1,9 +1,13 @@
 """Entering JAX: a native program as one XLA custom call, with the memory and threads that its handler finds.
 
 Arrays, donation and asynchronous dispatch stay JAX's own.  The arena is ours and is kept: memory that is
-touched for the first time in every call would cost more than many a kernel.
+touched for the first time in every call would cost more than many a kernel.  It starts at a cache line, or,
+if it is large, at a huge page.
 
-Memory of programs: at cache lines, large blocks in huge pages.
+Fragments of XLA are timed by *stamps*: custom calls that only write when they run.  XLA runs the programs of
+a device in the order in which a thread starts them, each when its arguments are there.  A stamp that takes
+the arguments of a fragment therefore records when it could begin, and one that takes its results when it
+had ended; unlike a thread that waits for results, it runs where the fragment ran.
 """
 
 from __future__ import annotations
@@ -19,8 +23,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from mpmd.compile.backends.ffi.custom_call import ATTRIBUTE, TARGET_NAME, LoadedPrograms, ProgramLoad
-from mpmd.compile.backends.ffi.frame import check_version
+from mpmd.compile.backends.ffi.custom_call import ATTRIBUTE, TARGET_NAME, LoadedPrograms, ProgramLoad, capsule
+from mpmd.compile.backends.ffi.frame import FfiFrame, check_version, emit_entry, emit_now
 from mpmd.compile.backends.native_cpu.barrier import (
     BACK_OFF_LIMIT,
     DEVICE_AT,
@@ -33,9 +37,14 @@ from mpmd.compile.backends.native_cpu.handler import SLOT, SLOT_BYTES
 from mpmd.compile.backends.native_cpu.loading import CompiledProgram
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.compile.cache import DiskCache
-from mpmd.compile.llvm.cpu import LINE_BYTES, CpuTarget
+from mpmd.compile.llvm.cpu import LINE_BYTES, CpuTarget, host_target
+from mpmd.compile.llvm.engine import LoadedCode, compile_module
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.llvm_types import Value, constant
 from mpmd.errors import CompileError
 from mpmd.support.execution_log import ExecutionLog
+from mpmd.support.garbage import keep_past_exit
+from mpmd.support.memoisation import once
 
 _ALIGNMENT = 64
 _HUGE = 2 << 20  # bytes of a huge page
@@ -245,3 +254,46 @@ def _join(
         barrier[MESH_AT : MESH_AT + 8].view(np.int64)[0] = mesh.ctypes.data
         barrier[DEVICE_AT : DEVICE_AT + 8].view(np.int64)[0] = number
     return mesh
+
+
+STAMP = "mpmd.stamp"
+"""The custom call's target.  It takes `u64[2]`, the address of a log and a key, and results in `s8[]`."""
+
+
+class HostStamps:
+    """Writes times on CPU devices; a `StampSource`."""
+
+    ordered_apart = True
+
+    def target(self, device: Any) -> str:
+        return register_stamp()[0]
+
+    def log(self, devices: Sequence[Any], room: int) -> ExecutionLog:
+        return ExecutionLog(len(devices) * room)
+
+
+@once
+def register_stamp() -> tuple[str, LoadedCode]:
+    """Makes the stamp known to XLA, once per process; its target, and its code, which stays.
+
+    Raises:
+        CompileError: this jaxlib's FFI has another layout.
+    """
+    check_version()
+    module = Module(host_target())
+    with FunctionBuilder(module, "stamp", [("frame", "ptr")], result="ptr", plain=True) as f:
+        frame = FfiFrame(module, f)
+        frame.begin()
+        (given,) = frame.buffers("args", 1)
+        (result,) = frame.buffers("rets", 1)
+        device = frame.device()
+        f.store(constant(0, "i8"), result)
+        now = emit_now(f)
+        log = f.load(given, "ptr")
+        emit_entry(f, log, key=f.load(given, "i64", 1), device=device, begin=now, end=now)
+        f.ret(Value("null", "ptr"))
+    code = compile_module(module, ["stamp"])
+    keep_past_exit(code)
+    handler: Any = capsule(code.address("stamp"))
+    jax.ffi.register_ffi_target(STAMP, handler, platform="cpu")
+    return STAMP, code

@@ -4,14 +4,10 @@
 
 reads the data pointers of all arguments and results, takes a free slot (arena, workspaces, threads), runs the
 program, and frees the slot.  If the slot has a log it writes there when the program began and ended.  On a
-mesh of several devices XLA calls it once per device, each on a thread of its own; every device has a slot,
-and devices that exchange data meet before they begin.
-
-The handler of a program of several devices: find its device, meet the others, run.
-
-XLA calls the handler once per device and launch.  It launches programs of several devices one after the
-other, each device on a thread that nothing else holds, so devices may wait for each other.  What XLA promises
-is checked: devices that come from different launches, or do not come at all, make the call fail, not hang.
+mesh of several devices XLA calls it once per device and launch; every device has a slot, and devices that
+exchange data meet before they begin.  XLA launches such programs one after the other, each device on a thread
+that nothing else holds, so devices may wait for each other.  This promise is checked: devices that come from
+different launches, or do not come at all, make the call fail, not hang.
 """
 
 from __future__ import annotations
@@ -79,8 +75,6 @@ def _emit_bind(module: Module, name: str) -> None:
 
 
 class _Handler:
-    """Emission of one handler."""
-
     def __init__(
         self, module: Module, program: ThreadedProgram, arguments: int, results: int, arena: bool
     ) -> None:
@@ -108,13 +102,12 @@ class _Handler:
 
     def _check_count(self, field: str, count: int, what: str, spare: int = 0) -> None:
         """Refuse a call with another number of buffers than the program takes, spare ones aside."""
-        f, found = self.f, self.frame.count(field)
+        f, actual = self.f, self.frame.count(field)
         message = f"native program {self.program.name} takes {count} {what}, and the call has another number"
-        wrong = f.compare("ugt", f.op(f"sub i64 {found}, {count}", "i64"), constant(spare, "i64"))
+        wrong = f.compare("ugt", f.op(f"sub i64 {actual}, {count}", "i64"), constant(spare, "i64"))
         self.frame.fail_if(wrong, f"{self.program.name}_wrong_{field}", message)
 
     def _take_slot(self) -> Value:
-        """The first free slot, waiting for one if all are taken."""
         f, name = self.f, self.program.name
         slots = f.load(Value(f"@{name}_slots", "ptr"), "ptr")
         count = f.load(Value(f"@{name}_slot_count", "ptr"), "i64")
@@ -132,7 +125,6 @@ class _Handler:
         return f.offset(slots, f.imul(f.load(at, "i64"), SLOT_BYTES))
 
     def _run(self, slot: Value) -> None:
-        """Run the program, and write when it ran if the slot has a log."""
         f = self.f
         log = f.load(f.offset(slot, SLOT["log"]), "ptr")
         is_timed = f.op(f"icmp ne ptr {log}, null", "i1")
@@ -146,7 +138,6 @@ class _Handler:
             emit_entry(f, log, key=key, device=device, begin=begin.result(), end=emit_now(f))
 
     def _run_program(self, slot: Value) -> None:
-        """Fill the table and run the program on the slot's threads."""
         f, table, entries = self.f, self.f.stack("ptr", self.program.pointers + 2), 0
         for field, count in (("args", self.arguments), ("rets", self.results)):
             for data in self.frame.buffers(field, count):
@@ -156,6 +147,8 @@ class _Handler:
         for offset in fields:
             f.store(f.load(f.offset(slot, offset), "ptr"), table, entries)
             entries += 1
+        # The table: the caller's pointers, the arena, the workspaces, the barrier, as the program's entry
+        # reads it.
         pool = f.load(f.offset(slot, SLOT["pool"]), "ptr")
         alone = f.op(f"icmp eq ptr {pool}, null", "i1")
         entry = Value(f"@{self.program.name}", "ptr")
@@ -208,6 +201,7 @@ class MeshCall:
         launch = self._begin(number, own, mesh)
         with f.when(f.compare("ne", f.load(f.offset(own, MET_AT), "i64"), constant(0, "i64"))):
             run(slot)
+        # Read before the slot is free: the next launch of this device writes both.
         met = f.compare("ne", f.load(f.offset(own, MET_AT), "i64"), constant(0, "i64"))
         reason = reason_of(f, mesh, launch)
         self._leave(slot)

@@ -3,7 +3,7 @@
 program ── compile_program ──▶ CompiledProgram: object file + names of shared functions   (what a cache keeps)
         ── load            ──▶ code in memory: of a custom call (`ffi.py`)
 
-Shared functions by name: from the symbol in a stored object file back to its recipe.
+Shared functions are loaded by name: the symbol in a stored object file says their recipe.
 """
 
 from __future__ import annotations

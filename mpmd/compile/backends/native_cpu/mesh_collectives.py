@@ -1,9 +1,8 @@
-"""Collectives as steps of a native program: each device's publications, and what each does with it.
+"""Collectives between CPU devices, as steps of a native program: kernels on the arrays of other devices.
 
-Collectives between CPU devices: kernels that address the arrays of other devices in place.
-
-The devices of a mesh are threads of one process.  Each reads the parts that it gets from its peers' operands;
-in an all-reduce each reduces a share of the elements and also writes them to its peers' results.
+The devices of a mesh are threads of one process.  Each publishes the addresses of its arrays, and reads the
+parts that it gets from its peers' operands; in an all-reduce each reduces a share of the elements and also
+writes them to its peers' results.
 """
 
 from __future__ import annotations
@@ -151,6 +150,8 @@ class ExchangeEntry:
             f.store(self._meet(step, f.load(f.offset(entry.barrier, RUN_AT), "i64")), met)
         entry.wait()
         with self._if_met():
+            # From here on addresses are of peers, whose arrays stay where they are until all have met
+            # again.
             members = [self._arrays_of(m) for m in self._row(step.members)]
             (rank,) = self._row([(r,) for r in step.ranks])
             for move in step.moves:
@@ -183,6 +184,8 @@ class ExchangeEntry:
         for group in step.groups:
             for device in group:
                 table[device] = (layout.barrier(step.number, group[0]), len(group))
+        # One program for all devices: what differs between them is looked up by the device's number. Each
+        # group has a barrier of its own, under the number of its first device.
         offset, count = self._row(table)
         barrier = self.f.offset(self.mesh, offset)
         met = self.f.call(Meet().name, self.mesh, self.device, barrier, count, run, result="i64")
@@ -209,7 +212,6 @@ class ExchangeEntry:
 
     @contextlib.contextmanager
     def _only(self, devices: tuple[int, ...] | None) -> Iterator[None]:
-        """Run the body on some devices only."""
         if devices is None:
             yield
             return
@@ -224,6 +226,7 @@ class ExchangeEntry:
         if move.shared:
             low = f.index(f.idiv(f.imul(rank, units), members))
             high = f.index(f.idiv(f.imul(f.iadd(rank, 1), units), members))
+        # first the device's share of the group's units, then this thread's share of that
         work = f.isub(high, low)
         begin = f.index(f.iadd(low, f.idiv(f.imul(work, entry.thread), entry.threads)))
         following = f.imul(work, f.iadd(entry.thread, 1))

@@ -175,14 +175,13 @@ _Kind = TypeVar("_Kind", bound=Step)
 
 
 def _of_type(steps: Sequence[Step], kind: type[_Kind]) -> list[_Kind]:
-    """All steps of one kind inside of steps, in order."""
-    found: list[_Kind] = []
+    chosen: list[_Kind] = []
     for step in steps:
         if isinstance(step, kind):
-            found.append(step)
+            chosen.append(step)
         for part in _parts(step):
-            found += _of_type(part, kind)
-    return found
+            chosen += _of_type(part, kind)
+    return chosen
 
 
 def _parts(step: Step) -> tuple[tuple[Step, ...], ...]:
@@ -196,8 +195,6 @@ def _parts(step: Step) -> tuple[tuple[Step, ...], ...]:
 
 
 class _Entry:
-    """Emission of the entry."""
-
     def __init__(self, program: ThreadedProgram, f: FunctionBuilder) -> None:
         self.program = program
         self.f = f
@@ -237,6 +234,7 @@ class _Entry:
                 self.wait()
             if isinstance(step, Repeat):
                 with f.loop(0, step.times) as loop:
+                    # between rounds: the first step of the body reads what the last one wrote
                     with f.when(f.compare("ne", loop.i, constant(0, "i64"))):
                         self.wait()
                     self._steps(step.body)
@@ -265,6 +263,8 @@ class _Entry:
         if units < _MIN_SHARED_UNITS:
             place = f.irem(f.iadd(self.thread, self.turn), self.threads) if self.turn else place
             self.turn += 1
+        # Shares are runs of units, in the order of threads: neighbouring units, which share lines, are of
+        # one thread.
         begin = f.index(f.idiv(f.imul(place, units), self.threads))
         end = f.index(f.idiv(f.imul(f.iadd(place, 1), units), self.threads))
         with f.when(f.compare("slt", begin, end)):
@@ -282,6 +282,8 @@ class _Entry:
         with f.repeat() as leave_if:
             self._steps(step.test)
             self.wait()
+            # All threads read the flag after the wait behind the test, and the body begins with another:
+            # nothing changes it before the last has read it.
             flag = f.load(self.address(step.flag), "i8")
             leave_if(f.compare("eq", flag, constant(0, "i8")))
             if self.program.mesh is not None:  # without the others the flag may stay set for ever
@@ -314,7 +316,7 @@ def sequence_steps(
     operands: Sequence[Address],
     temporaries: Sequence[Address],
 ) -> list[Run]:
-    """The steps of a plan's kernels, each of which waits for those before it.
+    """The steps of a plan's kernels; each waits for all before it.
 
     Args:
         sequence: kernels and their temporaries.

@@ -55,9 +55,9 @@ def _read(path: Path) -> Override:
     text = path.read_text(encoding="utf-8")
     functions = list(_DEFINE.finditer(text))
     if [f[1] for f in functions] != [path.stem]:
-        found = ", ".join(f"@{f[1]}" for f in functions) or "nothing"
+        defined = ", ".join(f"@{f[1]}" for f in functions) or "nothing"
         raise CompileError(
-            f"{path} defines {found}\n"
+            f"{path} defines {defined}\n"
             f"  a file of kernel_overrides defines one function, the kernel @{path.stem}"
         )
     declared = tuple((d[2], d[1].strip(), tuple(_types(d[3]))) for d in _DECLARE.finditer(text))
@@ -94,10 +94,10 @@ def apply_overrides(module: Module, kernels: Collection[str], overrides: Mapping
 
 def _signature(text: str) -> str:
     """A function's result and argument types, without names and attributes."""
-    found = _DEFINE.match(text)
-    assert found is not None
+    match = _DEFINE.match(text)
+    assert match is not None
     result = text[len("define ") : text.index("@")].split()[-1]
-    return f"{result} @{found[1]}({', '.join(_types(found[2]))})"
+    return f"{result} @{match[1]}({', '.join(_types(match[2]))})"
 
 
 def _types(arguments: str) -> list[str]:

@@ -1,9 +1,8 @@
 """Functions that many fragments call: compiled once per process and target, found again by name.
 
 A micro-kernel or a packing routine does not depend on the fragment that uses it.  The fragment's module
-only declares it; the loader of the fragment's object provides the functions it names.
-
-The interface of every CPU kernel.
+only declares it; the loader of the fragment's object provides the functions it names.  `CpuKernel` is the
+interface of kernels that are part of a fragment.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Protocol
 from mpmd.compile.cache import DiskCache, key_of
 from mpmd.compile.llvm.cpu import CpuTarget
 from mpmd.compile.llvm.engine import LoadedCode, compile_module, emit_object, load_object
-from mpmd.compile.llvm.function_builder import Module
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
 
 
 class SharedFunction(Protocol):
@@ -69,9 +68,15 @@ def _kept_code(function: SharedFunction, target: CpuTarget, cache: DiskCache) ->
     data = cache.get(key)
     if data is not None:
         return load_object(data, [function.name])
-    made = emit_object(_module_of([function], target))
-    cache.put(key, made)
-    return load_object(made, [function.name])
+    code = emit_object(_module_of([function], target))
+    cache.put(key, code)
+    return load_object(code, [function.name])
+
+
+def kernel_function(module: Module, kernel: CpuKernel, *, plain: bool = False) -> FunctionBuilder:
+    """The function of a kernel, to be filled."""
+    arguments = [*((p, "ptr") for p in (*kernel.pointers, "workspace")), ("begin", "i64"), ("end", "i64")]
+    return FunctionBuilder(module, kernel.name, arguments, plain=plain)
 
 
 class CpuKernel(Protocol):

@@ -1,10 +1,8 @@
 """Thunks as steps of a native program: kernels get code, slices get addresses, waiting follows from both.
 
-Products of a matrix whose rows are contiguous, and a vector, as reductions.
-
-A tile of a matrix product has rows and whole vectors of columns, and a product with one column leaves most of
-it empty.  Where the matrix is contiguous along K dot products are used (`gemm/thin.py`); where it is
-contiguous along its rows, one of its columns times a number is added to the result, k times.
+Products of a matrix and a vector leave most of a register tile empty.  Where the matrix is contiguous along
+K, dot products are used (`gemm/thin.py`); where it is contiguous along its rows, the product is a reduction:
+one of its columns times a number is added to the result, k times.
 """
 
 from __future__ import annotations
@@ -210,12 +208,9 @@ def _is_apart(thunk: Thunk) -> bool:
 
 
 class _Sequence:
-    """Steps in order: a kernel waits only if one since the last wait touches what it touches.
+    """Steps in order: a kernel waits only if one since the last wait touches the same memory.
 
     Small thunks that each need one before them run on the first thread, one after the other, as one step.
-
-    Attributes:
-        steps: those so far.
     """
 
     def __init__(self) -> None:
@@ -233,14 +228,16 @@ class _Sequence:
         waits = self._waits(thunk)
         first, *others = runs
         self.steps += [replace(first, waits=waits), *others]
+        # The second kernel of a plan waits for the first: all that ran before is done by then, too.
         if others:  # which wait for the first
             self._running = [thunk]
         self._chain = []
 
     def add_small(self, thunk: Thunk, steps: Sequence[Step]) -> None:
-        """The steps of a thunk that is worth no second thread."""
         if self._continues_chain(thunk):
             last = self.steps[-1]
+            # The chain becomes one step of the first thread, without waits between its thunks. They count
+            # as running: a thunk that conflicts with one waits.
             before = last.steps if isinstance(last, Alone) else (last,)
             self.steps[-1] = Alone((*before, *steps), last.waits if isinstance(last, Run | Alone) else True)
             self._running.append(thunk)
@@ -261,7 +258,9 @@ class _Sequence:
         return waits
 
     def _continues_chain(self, thunk: Thunk) -> bool:
-        """Whether a thunk needs what is in the chain, and nothing else of what may still run."""
+        """Whether a thunk conflicts with the chain, and with nothing else that may still run."""
+        # A conflict with something that other threads run needs a wait of all; within the chain, the first
+        # thread's order is enough.
         inside = {id(t) for t in self._chain}
         others = [t for t in self._running if id(t) not in inside]
         if self._must_wait or any(conflict(thunk, other) for other in others):
@@ -270,8 +269,6 @@ class _Sequence:
 
 
 class _Lowering:
-    """The work on one program."""
-
     def __init__(self, assignment: BufferAssignment, code: PlanCode) -> None:
         self.assignment = assignment
         self.code = code
@@ -285,6 +282,8 @@ class _Lowering:
     def address(self, place: Slice, elements: int = 0, dtype: str = "u8") -> Address:
         """Where a slice is at run time, and so many elements further."""
         offset = place.offset + elements * BYTES[dtype]
+        # Constants and temporaries are two allocations, and one block at run time: the arena, constants
+        # first.
         if place.allocation == self.arena:  # the constants
             return Address(self.arena, offset)
         if place.allocation > self.arena:
@@ -292,7 +291,6 @@ class _Lowering:
         return Address(place.allocation, offset)
 
     def steps(self, thunks: Sequence[Thunk]) -> list[Step]:
-        """The steps of some thunks, in order."""
         sequence = _Sequence()
         for thunk in thunks:
             if _is_apart(thunk):
@@ -310,7 +308,6 @@ class _Lowering:
         return sequence.steps
 
     def _apart(self, thunk: Thunk) -> Sequence[Step]:
-        """Steps that wait for all before them, and for which all after them wait."""
         if isinstance(thunk, DeviceThunk):
             return [WriteDevice(self.address(thunk.target))]
         if isinstance(thunk, CollectiveThunk):
@@ -343,12 +340,12 @@ class _Lowering:
 
     def _alone(self, thunk: CollectiveThunk) -> list[Run]:
         """A collective of one device: its kernels on its own arrays, one after the other."""
-        found = []
+        runs = []
         for kernel in peer_kernels(thunk.plan):
             if kernel.devices is None or 0 in kernel.devices:
                 operands = [self.address(thunk.arrays[pointer.array]) for pointer in kernel.pointers]
-                found += sequence_steps(self.code.of(kernel.plan, kernel.plan.results), operands, [])
-        return found
+                runs += sequence_steps(self.code.of(kernel.plan, kernel.plan.results), operands, [])
+        return runs
 
     def _runs(self, thunk: Thunk) -> list[Run]:
         if isinstance(thunk, CollectiveThunk):
@@ -357,6 +354,7 @@ class _Lowering:
             thunk = _copy_kernel(thunk)
         if isinstance(thunk, MatmulThunk):
             reduction = as_reduction(thunk)
+            # No scratch memory was assigned to a product, so the reduction must need none.
             if reduction is None or self.code.scratch_bytes(reduction.plan):  # a product has none
                 return [self._matmul(thunk)]
             thunk = reduction

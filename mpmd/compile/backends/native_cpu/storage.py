@@ -1,13 +1,4 @@
-"""Conversion of the bytes of narrow types to computable values, and back; see `kernels/operations.py`.
-
-    widened:   f8 -> f32    s4 -> s8    u4 -> u8      exact
-    narrowed:  f32 -> f8    to the nearest, ties to even, once
-               s8 -> s4     the low bits
-
-All is done with integers and one addition, so that denormals of f32, which threads of XLA flush, matter
-only in `f8e8m0fnu`, whose smallest number is one.
-
-How arrays hold values, and how kernels compute with them.
+"""How arrays hold values, and how kernels compute with them.
 
 | dtype | in memory | in registers |
 |---|---|---|
@@ -16,7 +7,14 @@ How arrays hold values, and how kernels compute with them.
 | bf16 | 16 bits | `float` |
 | f16 | `half` | `float` |
 | f32, f64 | `float`, `double` | the same |
-| f8…, f4…, s4, u4, s2, u2 | one byte | the byte; `narrow.py` converts it |
+| f8…, f4…, s4, u4, s2, u2 | one byte | the byte, which each operation widens |
+
+    widened:   f8 -> f32    s4 -> s8    u4 -> u8      exact
+    narrowed:  f32 -> f8    to the nearest, ties to even, once
+               s8 -> s4     the low bits
+
+Narrow types are converted with integers and one addition, so that denormals of f32, which threads of XLA
+flush, matter only in `f8e8m0fnu`, whose smallest number is one.
 """
 
 from __future__ import annotations
@@ -55,15 +53,15 @@ def _float_bits(f: FunctionBuilder, bits: Value, form: NarrowFloat) -> Value:
     normal = f.add(scaled, constant((_BIAS - form.bias) << _MANTISSA, type_))
     unit = constant(2.0 ** (1 - form.bias - form.mantissa), with_element(type_, "float"))
     tiny = f.as_bits(f.mul(f.cast("sitofp", magnitude, unit.type), unit))
-    found = f.select(f.compare("ult", magnitude, constant(1 << form.mantissa, type_)), tiny, normal)
+    wide = f.select(f.compare("ult", magnitude, constant(1 << form.mantissa, type_)), tiny, normal)
     if form.special == "ieee":
         infinite = f.compare("eq", magnitude, constant(form.largest + 1, type_))
         beyond = f.select(infinite, constant(_INFINITY, type_), constant(_NAN, type_))
-        found = f.select(f.compare("ugt", magnitude, constant(form.largest, type_)), beyond, found)
+        wide = f.select(f.compare("ugt", magnitude, constant(form.largest, type_)), beyond, wide)
     elif form.special == "fn":
-        found = f.select(f.compare("eq", magnitude, constant(form.nan, type_)), constant(_NAN, type_), found)
+        wide = f.select(f.compare("eq", magnitude, constant(form.nan, type_)), constant(_NAN, type_), wide)
     sign = f.and_(bits, constant(form.sign, type_))
-    signed = f.or_(found, f.shl(sign, 31 - form.exponent - form.mantissa))
+    signed = f.or_(wide, f.shl(sign, 31 - form.exponent - form.mantissa))
     if form.special == "fnuz":
         low = f.and_(bits, constant(0xFF, type_))
         signed = f.select(f.compare("eq", low, constant(form.nan, type_)), constant(_NAN, type_), signed)
@@ -71,12 +69,12 @@ def _float_bits(f: FunctionBuilder, bits: Value, form: NarrowFloat) -> Value:
 
 
 def narrowed(f: FunctionBuilder, value: Value, dtype: str) -> Value:
-    """F32 values as bytes of a narrow float, or the low bits of bytes as those of a narrow integer."""
+    """F32 values as bytes of a narrow float, or the low bits of bytes as a narrow integer."""
     if dtype not in NARROW_FLOATS:
         return _kept(f, value, dtype)
     form, bits = NARROW_FLOATS[dtype], f.as_bits(value)
-    made = _scale_bits(f, bits, form) if form.special == "scale" else _rounded(f, bits, form)
-    return f.cast("trunc", made, with_element(value.type, "i8"))
+    result = _scale_bits(f, bits, form) if form.special == "scale" else _rounded(f, bits, form)
+    return f.cast("trunc", result, with_element(value.type, "i8"))
 
 
 def _kept(f: FunctionBuilder, raw: Value, dtype: str) -> Value:
@@ -95,16 +93,16 @@ def _rounded(f: FunctionBuilder, bits: Value, form: NarrowFloat) -> Value:
     total = f.add(f.from_bits(magnitude, "float"), beside)
     tiny = f.sub(f.as_bits(total), f.as_bits(beside))
     smallest = constant((_BIAS + 1 - form.bias) << _MANTISSA, type_)
-    made = f.select(f.compare("ult", magnitude, smallest), tiny, normal)
-    over = f.compare("ugt", made, constant(form.largest, type_))
-    made = f.select(over, constant(form.beyond, type_), made)
+    result = f.select(f.compare("ult", magnitude, smallest), tiny, normal)
+    over = f.compare("ugt", result, constant(form.largest, type_))
+    result = f.select(over, constant(form.beyond, type_), result)
     is_nan = f.compare("ugt", magnitude, constant(_INFINITY, type_))
-    made = f.select(is_nan, constant(form.nan, type_), made)
+    result = f.select(is_nan, constant(form.nan, type_), result)
     sign = f.and_(f.lshr(bits, 31 - form.exponent - form.mantissa), constant(form.sign, type_))
-    signed = f.or_(made, sign)
+    signed = f.or_(result, sign)
     if form.special == "fnuz":  # one zero
-        return f.select(f.compare("eq", made, constant(0, type_)), made, signed)
-    return f.select(is_nan, made, signed) if form.special == "finite" else signed
+        return f.select(f.compare("eq", result, constant(0, type_)), result, signed)
+    return f.select(is_nan, result, signed) if form.special == "finite" else signed
 
 
 def _scale_bits(f: FunctionBuilder, bits: Value, form: NarrowFloat) -> Value:
@@ -112,9 +110,9 @@ def _scale_bits(f: FunctionBuilder, bits: Value, form: NarrowFloat) -> Value:
     type_ = bits.type
     denormal = f.cast("zext", f.compare("ult", bits, constant(1 << _MANTISSA, type_)), type_)
     lifted = f.sub(f.add(bits, constant(1 << (_MANTISSA - 1), type_)), denormal)
-    made = f.lshr(lifted, _MANTISSA)
+    power = f.lshr(lifted, _MANTISSA)
     positive = f.compare("ult", f.sub(bits, constant(1, type_)), constant(_INFINITY - 1, type_))
-    return f.select(positive, made, constant(form.nan, type_))
+    return f.select(positive, power, constant(form.nan, type_))
 
 
 def to_odd(f: FunctionBuilder, value: Value) -> Value:

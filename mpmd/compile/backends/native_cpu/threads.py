@@ -3,9 +3,7 @@
 The threads are Python threads that enter one native function and stay there; ctypes has released the GIL.  A
 job is an entry `void run(i64 thread, i64 threads, ptr table)`; the caller is thread 0.  All threads of a job
 are certain to run, so a job may use barriers.  Between jobs the workers spin for a short while and then
-sleep.
-
-How native threads wait for each other: a barrier, and loops that give the core away after a while.
+sleep.  Loops that wait for other threads give the core away after a while.
 """
 
 from __future__ import annotations
@@ -90,9 +88,12 @@ class Barrier:
             with f.when(f.compare("eq", threads, constant(1, "i64")), returns=True):
                 pass
             opened = f.offset(count, OPENED_AT)
+            # Read before this thread is counted: the barrier cannot open until it is, so `before` is of
+            # this round.
             before = f.atomic_load(opened)
             arrived = f.add(f.atomic_add(count, 1), constant(1, "i64"))
             with f.when(f.compare("eq", arrived, threads), returns=True):
+                # First the count, then the opening: threads that leave may come to the next round at once.
                 f.atomic_store(constant(0, "i64"), count)
                 f.atomic_add(opened, 1)
             wait_until(f, opened, "ne", before)
@@ -137,13 +138,17 @@ class PoolRun:
             f.store(f.arguments["entry"], _field(f, _ENTRY))
             f.store(f.arguments["table"], _field(f, _TABLE))
             _save_float_mode(f)
+            # Everything that workers read is stored before the number of jobs grows, which they acquire.
             f.atomic_store(f.sub(threads, constant(1, "i64")), _field(f, _UNFINISHED))
             _lock(f, _MUTEX)
+            # Under the mutex: a worker that has just looked, and is about to sleep, would miss the
+            # broadcast.
             f.atomic_add(_field(f, _JOBS), 1)
             f.call("pthread_cond_broadcast", _field(f, _CONDITION), result="i32")
             _unlock(f, _MUTEX)
             entry, table = f.arguments["entry"], f.arguments["table"]
             f.emit(f"call void {entry}(i64 0, {threads.typed}, {table.typed})")
+            # The caller's table may be on its stack: it stays until the last worker has left the job.
             wait_until(f, _field(f, _UNFINISHED), "eq", constant(0, "i64"))
             _unlock(f, _JOB_MUTEX)
 

@@ -22,7 +22,7 @@ from mpmd.compile.backends.ffi.custom_call import (
     ProgramLoad,
 )
 from mpmd.compile.backends.ffi.frame import check_version
-from mpmd.compile.backends.jax_function import ArgumentOrder, CompiledFragment, DirectCall, jax_function
+from mpmd.compile.backends.jax_function import ProgramFragment, jax_function
 from mpmd.compile.backends.native_gpu.cublaslt import NoAlgorithm
 from mpmd.compile.backends.native_gpu.gpu import GpuLibraries, gpu_at
 from mpmd.compile.backends.native_gpu.libraries import CudaLibraries
@@ -36,7 +36,6 @@ from mpmd.compile.driver import compiled_or_kept
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule
 from mpmd.errors import CompileError
-from mpmd.jax_compat import direct_call
 from mpmd.support.execution_log import TimeLog
 from mpmd.support.garbage import garbage_kept
 from mpmd.support.memoisation import once
@@ -80,41 +79,18 @@ class RegisteredGpuProgram:
         call = jax.ffi.ffi_call(
             TARGET_NAME, [*results, arena], input_output_aliases=dict(aliases or {}), has_side_effect=False
         )
-        *made, _ = call(*arguments, **{ATTRIBUTE: np.int64(self.index)})
-        return made
+        *arrays, _ = call(*arguments, **{ATTRIBUTE: np.int64(self.index)})
+        return arrays
 
 
 @dataclasses.dataclass
-class GpuExecutable(DirectCall, CompiledFragment):
-    """A fragment as launches on a GPU.
+class GpuExecutable(ProgramFragment[RegisteredGpuProgram]):
+    """A fragment as launches on GPUs of a kind; `kept` says that it was taken from the cache."""
 
-    Attributes:
-        made: the artefact.
-        program: it, loaded.
-        target: the kind of GPU.
-        kept: whether it was taken from the cache.
-    """
-
-    made: Artefact
-    program: RegisteredGpuProgram
     target: GpuTarget
     kept: bool = False
     backend: str = "native"
     asynchronous: bool = True
-
-    def __post_init__(self) -> None:
-        order = ArgumentOrder.of(self.made.aliases, self.fragment)
-        self.__call__ = order.around(direct_call(self.compiled))
-
-    @property
-    def timer(self) -> RegisteredGpuProgram:
-        """What writes when it runs."""
-        return self.program
-
-    @property
-    def kept_memory(self) -> dict[int, int]:
-        """Bytes of machine code and constants; fragments of one program on one mesh share them."""
-        return {self.program.key: self.program.kept_bytes}
 
     @property
     def workspace_bytes(self) -> int:
@@ -136,17 +112,14 @@ class GpuExecutable(DirectCall, CompiledFragment):
             return "cluster 0: native, the whole fragment\n"
         if what == "stablehlo":
             return self.fragment.text
-        text = self.made.text(what, self.target)
-        code = self.made.code
+        text = self.artefact.text(what, self.target)
+        code = self.artefact.code
         assert isinstance(code, GpuCode)
         return f"{text}\n{self.target.machine_costs(code)}" if what == "costs" else text
 
-    def cost_analysis(self) -> dict[str, float]:
-        return {**self.made.costs, "fallbacks": 0.0}
-
     def memory_analysis(self) -> MemoryStats:
         """From the assignment of memory, with the workspace of products."""
-        return dataclasses.replace(self.made.memory, temporaries=self.program.arena_bytes)
+        return dataclasses.replace(self.artefact.memory, temporaries=self.program.arena_bytes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,9 +169,9 @@ class NativeGpuBackend:
         unfit = self.unfit(fragment, mesh)
         if unfit:
             raise CompileError(unfit)
-        made, kept = compiled_or_kept(fragment, self.target, self.options, axes=dict(mesh.shape))
+        artefact, kept = compiled_or_kept(fragment, self.target, self.options, axes=dict(mesh.shape))
         try:
-            return self.load(made, fragment, mesh, kept)
+            return self.load(artefact, fragment, mesh, kept)
         except OtherTargetError as error:
             assert isinstance(error.target, GpuTarget)
             return dataclasses.replace(self, target=error.target).compile(fragment, mesh)
@@ -211,23 +184,25 @@ class NativeGpuBackend:
         """The same machine code on other GPUs of the same kind; compiled again for others."""
         if executable.target != self.target:
             return self.compile(fragment, mesh)
-        return self.load(executable.made, fragment, mesh, executable.kept)
+        return self.load(executable.artefact, fragment, mesh, executable.kept)
 
-    def load(self, made: Artefact, fragment: FragmentModule, mesh: Mesh, kept: bool = False) -> GpuExecutable:
+    def load(
+        self, artefact: Artefact, fragment: FragmentModule, mesh: Mesh, kept: bool = False
+    ) -> GpuExecutable:
         """Machine code as an executable of a mesh; `kept` says that it is from the cache."""
-        program = self.register(made, fragment.mesh, mesh)
-        function = jax_function(fragment, mesh, program, made.aliases, large=False)
-        return GpuExecutable(fragment, function, made, program, self.target, kept)
+        program = self.register(artefact, fragment.mesh, mesh)
+        function = jax_function(fragment, mesh, program, artefact.aliases, large=False)
+        return GpuExecutable(fragment, function, artefact, program, self.target, kept)
 
     def may_split(self, mesh: Mesh) -> bool:
         """True: programs are parts of XLA's, and collectives are XLA's own."""
         return True
 
-    def is_large(self, made: Artefact) -> bool:
+    def is_large(self, artefact: Artefact) -> bool:
         """False: no call on a GPU waits for its work."""
         return False
 
-    def register(self, made: Artefact, name: str, mesh: Mesh) -> RegisteredGpuProgram:
+    def register(self, artefact: Artefact, name: str, mesh: Mesh) -> RegisteredGpuProgram:
         """Machine code on the GPUs of a mesh, as JAX calls it: each with a state of its own.
 
         Raises:
@@ -235,7 +210,7 @@ class NativeGpuBackend:
             OtherTargetError: cuBLASLt lacks some of its products; they can be kernels.
         """
         check_version()
-        code = made.code
+        code = artefact.code
         assert isinstance(code, GpuCode)
         ordinals = ordinals_of(mesh)
 

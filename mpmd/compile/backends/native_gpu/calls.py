@@ -1,4 +1,8 @@
-"""A program as a CUDA graph: what a call issues is captured, and replayed while the addresses are the same.
+"""What handlers call: functions of a table whose status is checked, and a program as a CUDA graph.
+
+A status that is not 0 ends the caller with an error that names the call.
+
+Of a program as a graph, what a call issues is captured, and replayed while the addresses are the same:
 
     first call with some addresses      the steps are issued, which also loads the driver's late parts
     second                              they are captured on a stream of the program's own
@@ -13,11 +17,8 @@ Programs that wait for a flag on the host cannot be captured.
     block   lock · next row · rows of: executable graph · whether it is used · addresses
 
 Source: the CUDA driver API, "Graph Management" and "Stream Management"; the capture is of the thread alone,
-    so that other threads may call what a capture forbids.
-
-Calls through the table of functions, in LLVM IR: another status than 0 ends the caller with an error.
-
-Source: xla/ffi/api/c_api.h for the error; cuda.h and cublasLt.h for the functions that name a status.
+    so that other threads may call what a capture forbids. xla/ffi/api/c_api.h for the error; cuda.h and
+    cublasLt.h for the functions that name a status.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ STATE = (
     "failed_status", "multiplying",
 )  # fmt: skip
 """The words of the state block; the handler writes the last two alone, and `multiplying` is a lock.
-`graphs` is null or a block as in `capture.py`, `capturing` the stream on which that captures, `device` the
+`graphs` is null or a block as above, `capturing` the stream on which that captures, `device` the
 GPU's number in its mesh; `stamp` is null or the kernel of `clock.py`, and `mark` its argument."""
 
 _MESSAGE_BYTES = 512
@@ -163,8 +164,6 @@ def emit_capture(calls: CallEmitter, allocations: int) -> None:
 
 
 class _CaptureEmitter:
-    """Emission of one function, and of those that it calls."""
-
     def __init__(self, calls: CallEmitter, allocations: int) -> None:
         self.calls, self.name = calls, calls.name
         self.allocations = allocations
@@ -178,23 +177,31 @@ class _CaptureEmitter:
             with f.when(off, returns=True, value=Value("%plain", "ptr")):
                 self._issue(f, "%plain")
             lock = f.offset(graphs, 8 * _LOCK)
+            # Rows are changed under a lock, but no call waits for it: a graph saves time on the host, and
+            # waiting would cost it.
             busy = f.compare("ne", f.atomic_exchange(lock, 1), constant(0, "i64"))
             with f.when(busy, returns=True, value=Value("%other", "ptr")):  # another thread is in this call
                 self._issue(f, "%other")
             given = [*self._arguments(f), graphs]
-            made = f.call(f"{self.name}_replay", *given, result="ptr")
+            error = f.call(f"{self.name}_replay", *given, result="ptr")
+            # in any case, with an error too: `replay` has returned by now
             f.atomic_store(constant(0, "i64"), lock)
-            f.ret(made)
+            f.ret(error)
 
     def _emit_replay(self) -> None:
         """`replay(frame, stream, memory, graphs)`, with the lock held."""
         with self.calls.function("replay", "stream", "memory", "graphs") as f:
+            # XLA calls from threads of its own, whose context may be another; `issue` sets it, but a replay
+            # does not go through that.
             self.calls.call(f, "cuCtxSetCurrent", [self.calls.word(f, "context")], "the call")
             row = self._row(f)
+            # New addresses: only noted, with a row. A capture is worth it if they come again, and a plain
+            # call loads the driver's late parts first.
             unused = f.op(f"icmp eq ptr {row}, null", "i1")
             with f.when(unused, returns=True, value=Value("%first", "ptr")):
                 self._take_row(f)
                 self._issue(f, "%first")
+            # known addresses without a graph: the second call, or one after a capture that failed
             with f.when(f.op(f"icmp eq ptr {f.load(row, 'ptr', EXECUTABLE)}, null", "i1")):
                 self._capture(f, row)
             executable = f.load(row, "ptr", EXECUTABLE)
@@ -203,18 +210,20 @@ class _CaptureEmitter:
 
     def _row(self, f: FunctionBuilder) -> Value:
         """The row with the addresses of the call, or null."""
-        found = f.stack("ptr")
-        f.store(NULL, found)
+        match = f.stack("ptr")
+        f.store(NULL, match)
         with f.loop(0, ROWS) as loop:
             row = self._row_at(f, loop.i)
+            # The rows are few, and all are compared. A row that was never used has no addresses, whatever
+            # its bytes are.
             differs = f.intrinsic(
                 "memcmp", "i32", f.offset(row, 8 * ADDRESSES), f.arguments["memory"], self._address_bytes
             )
             used = f.compare("ne", f.load(row, "i64", USED), constant(0, "i64"))
             same = f.compare("eq", differs, constant(0, "i32"))
             with f.when(f.op(f"and i1 {used}, {same}", "i1")):
-                f.store(row, found)
-        return f.load(found, "ptr")
+                f.store(row, match)
+        return f.load(match, "ptr")
 
     def _row_at(self, f: FunctionBuilder, number: Value) -> Value:
         rows = f.offset(f.arguments["graphs"], 8 * HEADER_WORDS)
@@ -230,6 +239,8 @@ class _CaptureEmitter:
         number = f.load(graphs, "i64", _NEXT)
         following = f.op(f"add i64 {number}, 1", "i64")
         f.store(f.op(f"urem i64 {following}, {ROWS}", "i64"), graphs, _NEXT)
+        # Rows are taken in turns; the row is complete before the old graph is destroyed, so that a failure
+        # of that leaves no row with a dead graph.
         row = self._row_at(f, number)
         executable = f.load(row, "ptr", EXECUTABLE)
         f.store(NULL, row, EXECUTABLE)
@@ -246,22 +257,25 @@ class _CaptureEmitter:
         self._issue(f, "%captured", stream)
         failed = f.op("icmp ne ptr %captured, null", "i1")
         f.store(NULL, graph)
-        # in any case, or the stream is lost
+        # A stream that captures must be ended even if a launch failed: it would stay in that state for
+        # ever.
         ended = self.calls.enter(f, "cuStreamEndCapture", [stream, graph])
         with f.when(failed, returns=True, value=Value("%captured", "ptr")):
             self._destroy(f, graph)
         self.calls.fail_if_not_zero(f, ended, "cuStreamEndCapture", _WHERE)
         flags = constant(0, "i64")
-        made = self.calls.enter(f, "cuGraphInstantiateWithFlags", [executable, f.load(graph, "ptr"), flags])
+        # The executable graph is a copy: the captured one is destroyed in any case, before the status is
+        # looked at.
+        status = self.calls.enter(f, "cuGraphInstantiateWithFlags", [executable, f.load(graph, "ptr"), flags])
         self._destroy(f, graph)
-        self.calls.fail_if_not_zero(f, made, "cuGraphInstantiateWithFlags", _WHERE)
+        self.calls.fail_if_not_zero(f, status, "cuGraphInstantiateWithFlags", _WHERE)
         f.store(f.load(executable, "ptr"), row, EXECUTABLE)
 
     def _destroy(self, f: FunctionBuilder, graph: Value) -> None:
         """Destroys a graph, if there is one; a failure says nothing about the call."""
-        made = f.load(graph, "ptr")
-        with f.when(f.op(f"icmp ne ptr {made}, null", "i1")):
-            self.calls.enter(f, "cuGraphDestroy", [made])
+        handle = f.load(graph, "ptr")
+        with f.when(f.op(f"icmp ne ptr {handle}, null", "i1")):
+            self.calls.enter(f, "cuGraphDestroy", [handle])
 
     def _issue(self, f: FunctionBuilder, result: str, stream: Value | None = None) -> None:
         frame, given, memory = self._arguments(f)

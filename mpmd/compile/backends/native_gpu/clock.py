@@ -11,13 +11,12 @@ Kernels of one stream run one after the other, so that the count needs no atomic
 head of its own.  The clock of a GPU is not the host's.  It is read between two readings of that, again and
 again, before the log is written and behind; the closest pairs say which time of the host is which of the GPU.
 
+The handler of a program launches it twice, before its steps and behind them, if its state has the kernel.
+Fragments of XLA are timed by a custom call, as on CPUs (`native_cpu/ffi.py`): it takes a mark and results in
+an element that is not written, and XLA starts it on the stream of its device when its other operands are
+there.
+
 Source: the PTX ISA, `%globaltimer`; the CUDA driver API, "Memory Management".
-
-Stamps on GPUs: launches of the kernel of `clock.py`, by the handlers of programs and by a call of its own.
-
-The handler of a program has two launches, before its steps and behind them, if its state has the kernel.  The
-call of its own takes a mark and results in an element that is not written: XLA starts it on the stream of its
-device when its other operands are there; see `native_cpu/stamp.py`.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from mpmd.compile.backends.native_gpu.calls import ENTRIES, NULL, STATE, CallEmi
 from mpmd.compile.backends.native_gpu.cuda_driver import GpuDriver
 from mpmd.compile.backends.native_gpu.gpu import GpuLibraries
 from mpmd.compile.backends.native_gpu.libraries import CudaLibraries, address
-from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
+from mpmd.compile.backends.native_gpu.triton.compile_kernels import Cubin
 from mpmd.compile.llvm.cpu import host_target
 from mpmd.compile.llvm.engine import LoadedCode, compile_module
 from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
@@ -157,8 +156,6 @@ def clock_at(libraries: GpuLibraries, ordinal: int) -> GpuClock:
 
 
 class _Entries:
-    """Room for entries of one GPU, and their head."""
-
     def __init__(self, driver: GpuDriver, room: int, undo: contextlib.ExitStack) -> None:
         self._words, there = driver.mapped(16 * room, undo)
         self.head = driver.memory(struct.pack("3Q", 0, room, there), undo, "marks")
@@ -200,7 +197,7 @@ class GpuLog:
         """Every entry, by GPU and in its order, in seconds of the host; all work must have ended."""
         after = {ordinal: clock.read() for ordinal, clock in self._clocks.items()}
         self.error_s = max(self.error_s, self._worst(after))
-        found = []
+        executions = []
         for ordinal, entries in self._entries.items():
             seconds = functools.partial(host_seconds, self._before[ordinal], after[ordinal])
             begun: dict[int, float] = {}
@@ -211,8 +208,8 @@ class GpuLog:
                         begun[key] = begin
                         continue
                     begin = begun.pop(key)
-                found.append(Execution(key & ~PAIRED, ordinal, begin, end))
-        return tuple(found)
+                executions.append(Execution(key & ~PAIRED, ordinal, begin, end))
+        return tuple(executions)
 
     def _worst(self, readings: Mapping[int, ClockReading]) -> float:
         return max((reading.error_ns * 1e-9 for reading in readings.values()), default=0.0)

@@ -14,8 +14,7 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any
 
-from mpmd.compile.backends.native_gpu.cuda_driver import DeviceError
-from mpmd.compile.backends.native_gpu.libraries import FunctionLibrary
+from mpmd.compile.backends.native_gpu.libraries import DeviceError, FunctionLibrary, StatusLibrary
 from mpmd.compile.backends.native_gpu.products import ProductDescriptor, StoredMatrix
 
 WORKSPACE_LIMIT = 32 << 20
@@ -70,7 +69,7 @@ class PreparedProduct:
     kept: tuple[Any, ...] = dataclasses.field(repr=False)
 
 
-class MatrixLibrary:
+class MatrixLibrary(StatusLibrary):
     """The library with a handle, which lives as long as the process.
 
     Args:
@@ -81,7 +80,7 @@ class MatrixLibrary:
     """
 
     def __init__(self, library: FunctionLibrary) -> None:
-        self._library = library
+        super().__init__(library, "cuBLASLt")
         handle = ctypes.c_void_p()
         self.call("cublasLtCreate", ctypes.byref(handle), what="starting cuBLASLt")
         self.handle = handle.value or 0
@@ -91,38 +90,9 @@ class MatrixLibrary:
         """Such as 130100 for 13.1."""
         return int(self.function("cublasLtGetVersion")())
 
-    def function(self, name: str) -> Any:
-        """A function of the library.
-
-        Raises:
-            DeviceError: it has none of that name.
-        """
-        try:
-            return self._library.function(name)
-        except AttributeError as error:
-            raise DeviceError(f"cuBLASLt has no function {name}; it is too old") from error
-
-    def call(self, name: str, *arguments: Any, what: str) -> None:
-        """Calls a function.
-
-        Raises:
-            DeviceError: its status is not 0.
-        """
-        self.check(name, self.status(name, *arguments), what)
-
-    def status(self, name: str, *arguments: Any) -> int:
-        return int(self.function(name)(*arguments))
-
-    def check(self, name: str, status: int, what: str) -> None:
-        """An error, unless the status of a function is 0.
-
-        Raises:
-            DeviceError: it is not.
-        """
-        if status != _SUCCESS:
-            words = self.function("cublasLtGetStatusName")(status)
-            said = ctypes.string_at(words).decode() if words else "unknown error"
-            raise DeviceError(f"{what}: {name} failed: {said} (status {status})")
+    def words(self, status: int) -> str:
+        name = self.function("cublasLtGetStatusName")(status)
+        return ctypes.string_at(name).decode() if name else "unknown error"
 
     def prepare(
         self, product: ProductDescriptor, alignment: int, undo: contextlib.ExitStack
@@ -152,8 +122,6 @@ class MatrixLibrary:
 
 
 class _Preparation:
-    """The work on one product."""
-
     def __init__(
         self, library: MatrixLibrary, product: ProductDescriptor, alignment: int, undo: contextlib.ExitStack
     ) -> None:
@@ -171,7 +139,7 @@ class _Preparation:
             self._set("MatmulDesc", descriptor, _EPILOGUE, ctypes.c_int32(_SHIFTS))
             self._set("MatmulDesc", descriptor, SHIFT_POINTER, ctypes.c_uint64(self.alignment))
         layouts = {"a": self._layout(a), "b": self._layout(b), "d": self._layout(self._result())}
-        found = self._algorithm(descriptor, layouts)
+        choice = self._algorithm(descriptor, layouts)
         number = ctypes.c_double if this.sums == "f64" else ctypes.c_float
         one, before = number(1.0), number(float(this.adds))
         words = {
@@ -181,10 +149,10 @@ class _Preparation:
             "beta": ctypes.addressof(before),
             "c": layouts["d"].value or 0,
             **{name: layout.value or 0 for name, layout in layouts.items()},
-            "algorithm": ctypes.addressof(found),
-            "workspace_bytes": found.workspace,
+            "algorithm": ctypes.addressof(choice),
+            "workspace_bytes": choice.workspace,
         }
-        return PreparedProduct(words, found.workspace, (one, before, found))
+        return PreparedProduct(words, choice.workspace, (one, before, choice))
 
     def _factors(self) -> tuple[_ColumnMajor, _ColumnMajor]:
         this = self.product
@@ -196,29 +164,30 @@ class _Preparation:
         return _ColumnMajor.of(self.product.d, self.product.m, self.product.n, self.product.d.transposed)
 
     def _layout(self, matrix: _ColumnMajor) -> ctypes.c_void_p:
-        found = self._object("MatrixLayout", matrix.dtype, matrix.rows, matrix.columns, matrix.pitch)
+        layout = self._object("MatrixLayout", matrix.dtype, matrix.rows, matrix.columns, matrix.pitch)
         if self.product.batch > 1:
-            self._set("MatrixLayout", found, _BATCH_COUNT, ctypes.c_int32(self.product.batch))
-            self._set("MatrixLayout", found, _BATCH_STRIDE, ctypes.c_int64(matrix.stride))
-        return found
+            self._set("MatrixLayout", layout, _BATCH_COUNT, ctypes.c_int32(self.product.batch))
+            self._set("MatrixLayout", layout, _BATCH_STRIDE, ctypes.c_int64(matrix.stride))
+        return layout
 
     def _algorithm(self, descriptor: ctypes.c_void_p, layouts: dict[str, ctypes.c_void_p]) -> Heuristic:
-        """The library's first choice."""
         with contextlib.ExitStack() as undo:
             preference = self._object("MatmulPreference", undo=undo)
             self._set("MatmulPreference", preference, _MAX_WORKSPACE, ctypes.c_uint64(WORKSPACE_LIMIT))
             for attribute in _ALIGNMENTS:
                 self._set("MatmulPreference", preference, attribute, ctypes.c_uint32(self.alignment))
-            found, count, what = Heuristic(), ctypes.c_int(), self._what
+            choice, count, what = Heuristic(), ctypes.c_int(), self._what
             a, b, d = layouts["a"], layouts["b"], layouts["d"]
-            given = (descriptor, a, b, d, d, preference, 1, ctypes.byref(found), ctypes.byref(count))
+            given = (descriptor, a, b, d, d, preference, 1, ctypes.byref(choice), ctypes.byref(count))
             name = "cublasLtMatmulAlgoGetHeuristic"
-            status = self.library.status(name, self.library.handle, *given)
+            # That it knows no algorithm is an answer, by status or by an empty list: such products become
+            # kernels.
+            status = int(self.library.function(name)(self.library.handle, *given))
             if status != _NOT_SUPPORTED:
                 self.library.check(name, status, what)
-        if status == _NOT_SUPPORTED or count.value < 1 or found.state != _SUCCESS:
+        if status == _NOT_SUPPORTED or count.value < 1 or choice.state != _SUCCESS:
             raise NoAlgorithm(f"{what}: cuBLASLt has no algorithm for it", [self.product])
-        return found
+        return choice
 
     @property
     def _what(self) -> str:
@@ -228,15 +197,15 @@ class _Preparation:
         self, kind: str, *arguments: Any, undo: contextlib.ExitStack | None = None
     ) -> ctypes.c_void_p:
         """An object of the library, which is released with the product, or earlier."""
-        made = ctypes.c_void_p()
-        self.library.call(f"cublasLt{kind}Create", ctypes.byref(made), *arguments, what=self._what)
+        handle = ctypes.c_void_p()
+        self.library.call(f"cublasLt{kind}Create", ctypes.byref(handle), *arguments, what=self._what)
         release = self.library.function(f"cublasLt{kind}Destroy")
-        (undo or self.undo).callback(release, made)
-        return made
+        (undo or self.undo).callback(release, handle)
+        return handle
 
-    def _set(self, kind: str, made: ctypes.c_void_p, attribute: int, value: Any) -> None:
+    def _set(self, kind: str, handle: ctypes.c_void_p, attribute: int, value: Any) -> None:
         self.library.call(
-            f"cublasLt{kind}SetAttribute", made, attribute, ctypes.byref(value), ctypes.sizeof(value),
+            f"cublasLt{kind}SetAttribute", handle, attribute, ctypes.byref(value), ctypes.sizeof(value),
             what=self._what,
         )  # fmt: skip
 
@@ -265,5 +234,7 @@ class _ColumnMajor:
         """A matrix of `rows` by `columns`, in a product whose result is column-major if `straight`."""
         if not matrix.transposed:
             rows, columns = columns, rows
+        # Stored by rows is transposed to the library, unless the whole product is: for a row-major result
+        # it computes dᵀ = bᵀ · aᵀ, where all change at once.
         taken = matrix.transposed != straight
         return _ColumnMajor(_DTYPES[matrix.dtype], rows, columns, matrix.pitch, matrix.stride, taken)

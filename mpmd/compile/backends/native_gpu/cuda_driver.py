@@ -1,4 +1,4 @@
-"""The CUDA driver on one GPU: contexts, kernels, memory.  A call that fails is an error in words.
+"""The CUDA driver on one GPU: contexts, kernels, memory.
 
 Everything that is created is released when the `ExitStack` is closed that was given for it.  That waits for
 the whole GPU: what programs leave behind is kept until the next one is loaded, since any thread may end one.
@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from mpmd.compile.backends.native_gpu.gpu_devices import GpuFacts
-from mpmd.compile.backends.native_gpu.libraries import FunctionLibrary
-from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
-from mpmd.compile.backends.target_backend import LoadError
+from mpmd.compile.backends.native_gpu.libraries import DeviceError, FunctionLibrary, StatusLibrary
+from mpmd.compile.backends.native_gpu.triton.compile_kernels import Cubin
 
 _JIT_ERROR_LOG_BUFFER, _JIT_ERROR_LOG_BUFFER_BYTES = 5, 6  # of CUjit_option
 _LOG_BYTES = 8192
@@ -33,11 +32,7 @@ _NAME_BYTES = 256
 _MAPPED = 2  # of the flags of cuMemHostAlloc: the GPU has an address of it
 
 
-class DeviceError(LoadError):
-    """A call of the driver or of cuBLASLt failed."""
-
-
-class GpuDriver:
+class GpuDriver(StatusLibrary):
     """The driver of a process, with one GPU.
 
     Args:
@@ -49,46 +44,21 @@ class GpuDriver:
     """
 
     def __init__(self, library: FunctionLibrary, ordinal: int) -> None:
-        self._library, self.ordinal = library, ordinal
+        super().__init__(library, "the CUDA driver")
+        self.ordinal = ordinal
         self._left = collections.deque[contextlib.ExitStack]()
         self.call("cuInit", 0, what="starting the CUDA driver")
         device = ctypes.c_int()
         self.call("cuDeviceGet", ctypes.byref(device), ordinal, what=f"finding GPU {ordinal}")
         self._device = device.value
 
-    def function(self, name: str) -> Any:
-        """A function of the driver.
-
-        Raises:
-            DeviceError: it has none of that name.
-        """
-        try:
-            return self._library.function(name)
-        except AttributeError as error:
-            raise DeviceError(f"the CUDA driver has no function {name}; it is too old") from error
-
-    def call(self, name: str, *arguments: Any, what: str) -> None:
-        """Calls a function.
-
-        Args:
-            name: of the function.
-            *arguments: of the call.
-            what: what it is called for: "loading kernel k".
-
-        Raises:
-            DeviceError: its status is not 0.
-        """
-        status = self.function(name)(*arguments)
-        if status:
-            raise DeviceError(f"{what}: {name} failed: {self.words(status)}")
-
     def words(self, status: int) -> str:
         texts = []
         for name in ("cuGetErrorName", "cuGetErrorString"):
-            found = ctypes.c_char_p()
-            if self.function(name)(status, ctypes.byref(found)) == 0 and found.value:
-                texts.append(found.value.decode(errors="replace"))
-        return f"{': '.join(texts) or 'unknown error'} (status {status})"
+            text = ctypes.c_char_p()
+            if self.function(name)(status, ctypes.byref(text)) == 0 and text.value:
+                texts.append(text.value.decode(errors="replace"))
+        return ": ".join(texts) or "unknown error"
 
     # -- the device
     @functools.cached_property
@@ -132,14 +102,14 @@ class GpuDriver:
     @functools.cached_property
     def context(self) -> int:
         """The primary context, which is also XLA's; it is kept for the life of the process."""
-        found = ctypes.c_void_p()
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(found), self._device, what="the GPU's context")
-        return found.value or 0
+        context = ctypes.c_void_p()
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device, what="the GPU's context")
+        return context.value or 0
 
     def enter(self) -> None:
         self.call("cuCtxSetCurrent", self.context, what="the GPU's context")
 
-    # -- what it holds
+    # -- kernels, streams, memory
     def kernel(self, cubin: Cubin, undo: contextlib.ExitStack) -> int:
         module, log = ctypes.c_void_p(), ctypes.create_string_buffer(_LOG_BYTES)
         options = (ctypes.c_int * 2)(_JIT_ERROR_LOG_BUFFER, _JIT_ERROR_LOG_BUFFER_BYTES)
@@ -148,30 +118,31 @@ class GpuDriver:
         with _with_log(log):
             self.call("cuModuleLoadDataEx", ctypes.byref(module), cubin.code, 2, options, values, what=what)
         undo.callback(self._release, "cuModuleUnload", module)
-        found = ctypes.c_void_p()
-        self.call("cuModuleGetFunction", ctypes.byref(found), module, cubin.name.encode(), what=what)
+        function = ctypes.c_void_p()
+        self.call("cuModuleGetFunction", ctypes.byref(function), module, cubin.name.encode(), what=what)
+        # The attribute is of the function, so once for all launches.
         if cubin.shared_bytes > _PLAIN_SHARED_BYTES:
             self.call(
-                "cuFuncSetAttribute", found, _MAX_DYNAMIC_SHARED_BYTES, cubin.shared_bytes,
+                "cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED_BYTES, cubin.shared_bytes,
                 what=f"giving kernel {cubin.name} {cubin.shared_bytes} bytes of shared memory",
             )  # fmt: skip
         # a kernel that is loaded at its first launch makes that wait for the whole GPU
-        self.call("cuFuncGetAttribute", ctypes.byref(ctypes.c_int()), _REGISTERS, found, what=what)
-        return found.value or 0
+        self.call("cuFuncGetAttribute", ctypes.byref(ctypes.c_int()), _REGISTERS, function, what=what)
+        return function.value or 0
 
     def stream(self, undo: contextlib.ExitStack, what: str = "a stream for captures") -> int:
-        found = ctypes.c_void_p()
-        self.call("cuStreamCreate", ctypes.byref(found), _NON_BLOCKING, what=what)
-        undo.callback(self._release, "cuStreamDestroy_v2", found)
-        return found.value or 0
+        stream = ctypes.c_void_p()
+        self.call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING, what=what)
+        undo.callback(self._release, "cuStreamDestroy_v2", stream)
+        return stream.value or 0
 
     def memory(self, data: bytes, undo: contextlib.ExitStack, kind: str = "constants") -> int:
         """The address of a copy of some bytes on the GPU."""
-        found, what = ctypes.c_uint64(), f"copying {len(data)} bytes of {kind} to the GPU"
-        self.call("cuMemAlloc_v2", ctypes.byref(found), len(data), what=what)
-        undo.callback(self._release, "cuMemFree_v2", found.value)
-        self.write(found.value, data, what)
-        return found.value
+        address, what = ctypes.c_uint64(), f"copying {len(data)} bytes of {kind} to the GPU"
+        self.call("cuMemAlloc_v2", ctypes.byref(address), len(data), what=what)
+        undo.callback(self._release, "cuMemFree_v2", address.value)
+        self.write(address.value, data, what)
+        return address.value
 
     def write(self, at: int, data: bytes, what: str) -> None:
         """Copies bytes to memory of the GPU; all later work has them."""
@@ -181,12 +152,12 @@ class GpuDriver:
 
     def mapped(self, size: int, undo: contextlib.ExitStack) -> tuple[Any, int]:
         """Zeros in memory of the host that the GPU writes to, as the host and as the GPU address it."""
-        found, there, what = ctypes.c_void_p(), ctypes.c_uint64(), f"{size} bytes for times"
-        self.call("cuMemHostAlloc", ctypes.byref(found), size, _MAPPED, what=what)
-        undo.callback(self._release, "cuMemFreeHost", found)
-        ctypes.memset(found, 0, size)
-        self.call("cuMemHostGetDevicePointer_v2", ctypes.byref(there), found, 0, what=what)
-        return (ctypes.c_uint64 * (size // 8)).from_address(found.value or 0), there.value
+        host, there, what = ctypes.c_void_p(), ctypes.c_uint64(), f"{size} bytes for times"
+        self.call("cuMemHostAlloc", ctypes.byref(host), size, _MAPPED, what=what)
+        undo.callback(self._release, "cuMemFreeHost", host)
+        ctypes.memset(host, 0, size)
+        self.call("cuMemHostGetDevicePointer_v2", ctypes.byref(there), host, 0, what=what)
+        return (ctypes.c_uint64 * (size // 8)).from_address(host.value or 0), there.value
 
     def leave(self, undo: contextlib.ExitStack) -> None:
         """Has something released when there is time to wait."""

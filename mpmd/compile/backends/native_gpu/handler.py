@@ -4,7 +4,7 @@
 
 reads the stream and the data pointers of all arguments and results, the last of which is the arena with the
 workspace of products after it, and calls the driver and the matrix library through a table of functions: the
-code is the same with and without a GPU.  The rest of what it needs is in a state block, whose words are
+code is the same with and without a GPU.  Everything else that it needs is in a state block, whose words are
 listed in `STATE`.
 
     for a kernel    its function, and the shared memory that it needs
@@ -92,8 +92,8 @@ class _HandlerEmitter:
             for number, pointer in enumerate(self._allocations()):
                 f.store(pointer, memory, number)
             issue = "issue_or_replay" if self.program.is_capturable else "issue"
-            made = f.call(f"{self.name}_{issue}", self.frame.address, stream, memory, result="ptr")
-            f.ret(made)
+            error = f.call(f"{self.name}_{issue}", self.frame.address, stream, memory, result="ptr")
+            f.ret(error)
 
     def _count(self, *kinds: str) -> int:
         return sum(a.kind in kinds for a in self.program.allocations)
@@ -105,7 +105,6 @@ class _HandlerEmitter:
         self.calls.call(self.f, entry, values, where)
 
     def _allocations(self) -> list[Value]:
-        """The address of each allocation: arguments, results, constants, the arena."""
         arguments = list(self.frame.buffers("args", self._count("parameter")))
         *results, arena = self.frame.buffers("rets", self._count("result", "arena"))
         return [*arguments, *results, self._word("constants"), arena]
@@ -132,6 +131,8 @@ class _HandlerEmitter:
         """Memory for the arguments of a kernel, which the driver copies: all launches share it."""
         steps = [step for step in self.program.launches() if isinstance(step, KernelLaunch)]
         most = max((len(step.arguments) for step in steps), default=0) + _TRITON_POINTERS
+        # The driver copies arguments during the launch. The pointers to them never change, so they are
+        # written once; each launch stores its values.
         self.values, self.pointers = self.f.stack("ptr", most), self.f.stack("ptr", most)
         for number in range(most):
             self.f.store(self.f.offset(self.values, 8 * number), self.pointers, number)
@@ -199,6 +200,8 @@ class _HandlerEmitter:
     ) -> None:
         """A call whose vector's address is in the descriptor, which other threads' calls change, too."""
         f, set_attribute = self.f, "cublasLtMatmulDescSetAttribute"
+        # The address is a field of the descriptor, which all calls of the program share: set and used under
+        # a lock. On an error the lock is freed first.
         lock, free = f.offset(self.calls.state, 8 * STATE.index("multiplying")), constant(0, "i64")
         with f.repeat() as leave_if:
             leave_if(f.compare("eq", f.atomic_exchange(lock, 1), free))
@@ -235,6 +238,7 @@ class _HandlerEmitter:
 
     def _read(self, place: Slice, type_: str, name: str) -> Value:
         """A number of the device, once all before it is done."""
+        # The stream is waited for: why a program with such a step cannot be captured.
         size = constant({"i8": 1, "i32": 4}[type_], "i64")
         self._call("cuMemcpyDtoHAsync_v2", [self.host, self._at(place), size, self.stream], name)
         self._call("cuStreamSynchronize", [self.stream], name)

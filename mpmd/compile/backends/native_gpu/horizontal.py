@@ -6,14 +6,14 @@ A launch joins an earlier one of the same kind if no step between them, nor a la
 memory that it reads or writes, or reads memory that it writes.  Memory is assigned already, so this needs no
 more of it; `hlo-side-by-side` brings such instructions together before that.
 
-Source: XLA's horizontal loop fusion.
-
-Several launches as one kernel: each program finds by its number which of them it is part of.
+In the kernel of several launches each program finds by its number which of them it is part of.
 
     loop_part_ab12   the text of one of the kernels, which is given the number of the program
     loop_group_cd34  if the number is below 12, the first launch's pointers, else if it is below 20, ...
 
 Launches of the same text are one part; a binary search over the first program of each chooses their pointers.
+
+Source: XLA's horizontal loop fusion.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class _Segment:
 
 def pointers_of(calls: Sequence[KernelCall]) -> dict[tuple[Slice, str], int]:
     """The distinct arguments of some calls, with their numbers in a kernel of all of them."""
-    found: dict[tuple[Slice, str], int] = {}
+    numbers: dict[tuple[Slice, str], int] = {}
     for kernel, arguments in calls:
         for place, pointer in zip(arguments, kernel.pointers, strict=True):
-            found.setdefault((place, pointer), len(found))
-    return found
+            numbers.setdefault((place, pointer), len(numbers))
+    return numbers
 
 
 def grouped(calls: Sequence[KernelCall]) -> KernelCall:
@@ -88,7 +88,7 @@ def grouped(calls: Sequence[KernelCall]) -> KernelCall:
         lines.append(f"        {part}({', '.join([*names, f'pid - s{which}'])})")
     kernels = [kernel for kernel, _ in calls]
     body = f"({', '.join(f'p{n}' for n in numbers.values())}):\n" + "\n".join(lines) + "\n"
-    made = PrintedKernel(
+    fused = PrintedKernel(
         kind=f"{kernels[0].kind}_group",
         body=body,
         pointers=tuple(pointer for _, pointer in numbers),
@@ -101,7 +101,7 @@ def grouped(calls: Sequence[KernelCall]) -> KernelCall:
         warps=max(kernel.warps for kernel in kernels),
         parts=tuple(parts),
     )
-    return KernelCall(made, tuple(place for place, _ in numbers))
+    return KernelCall(fused, tuple(place for place, _ in numbers))
 
 
 def _part(name: str, kernel: PrintedKernel) -> str:
@@ -134,17 +134,17 @@ def _arguments(calls: Sequence[KernelCall]) -> Iterator[tuple[PrintedKernel, int
 
 def _all_aligned(calls: Sequence[KernelCall], numbers: dict[tuple[Slice, str], int]) -> list[bool]:
     """An argument is aligned if it is for each kernel that has it: it is the same memory."""
-    found = [True] * len(numbers)
+    aligned = [True] * len(numbers)
     for kernel, k, place in _arguments(calls):
-        found[numbers[place]] &= kernel.aligned[k]
-    return found
+        aligned[numbers[place]] &= kernel.aligned[k]
+    return aligned
 
 
 def _sizes(calls: Sequence[KernelCall], numbers: dict[tuple[Slice, str], int]) -> list[int]:
-    found = [0] * len(numbers)
+    sizes = [0] * len(numbers)
     for kernel, k, place in _arguments(calls):
-        found[numbers[place]] = max(found[numbers[place]], kernel.sizes[k])
-    return found
+        sizes[numbers[place]] = max(sizes[numbers[place]], kernel.sizes[k])
+    return sizes
 
 
 def _used(calls: Sequence[KernelCall], numbers: dict[tuple[Slice, str], int], *, written: bool) -> set[int]:
@@ -265,7 +265,7 @@ def _inside(step: Step) -> tuple[tuple[Step, ...], ...]:
 def launch_groups(
     steps: Sequence[SimpleStep], kernels: Mapping[str, PrintedKernel], most_bytes: int
 ) -> list[list[SimpleStep]]:
-    """The steps in an order in which those that become one launch are together.
+    """Reorders steps so that the members of a fused launch are adjacent.
 
     Args:
         steps: in order.
@@ -275,16 +275,18 @@ def launch_groups(
     slots: list[_Slot] = []
     for step in steps:
         added = _slot(step, kernels, most_bytes)
-        found = _place(slots, added) if added.kind is not None else None
-        if found is None:
+        group = _place(slots, added) if added.kind is not None else None
+        if group is None:
             slots.append(added)
         else:
-            found.take(added)
+            group.take(added)
     return [slot.steps for slot in slots]
 
 
 def _place(slots: Sequence[_Slot], added: _Slot) -> _Slot | None:
     """The nearest group that a launch may join."""
+    # From the last slot backwards: the launch may pass slots that it does not conflict with, and stops at
+    # the first that it does.
     for slot in slots[: -_WINDOW - 1 : -1]:
         if added.memory.conflicts(slot.memory):
             return None
@@ -324,20 +326,20 @@ class _Fusion:
 
     def steps(self, steps: Sequence[Step]) -> tuple[Step, ...]:
         """Loops and branches stay where they are."""
-        found: list[Step] = []
+        results: list[Step] = []
         straight: list[SimpleStep] = []
         for step in steps:
             if not isinstance(step, LoopLaunch | BranchLaunch):
                 straight.append(step)
                 continue
-            found += self._straight(straight)
+            results += self._straight(straight)
             straight = []
             if isinstance(step, LoopLaunch):
                 condition, body = self.steps(step.condition), self.steps(step.body)
-                found.append(dataclasses.replace(step, condition=condition, body=body))
+                results.append(dataclasses.replace(step, condition=condition, body=body))
             else:
-                found.append(dataclasses.replace(step, branches=tuple(map(self.steps, step.branches))))
-        return (*found, *self._straight(straight))
+                results.append(dataclasses.replace(step, branches=tuple(map(self.steps, step.branches))))
+        return (*results, *self._straight(straight))
 
     def _straight(self, steps: Sequence[SimpleStep]) -> list[Step]:
         return [self._one(group) for group in launch_groups(steps, self.kernels, self.most_bytes)]

@@ -181,8 +181,8 @@ class LaunchProgram:
 
     @property
     def descriptors(self) -> tuple[ProductDescriptor, ...]:
-        found = [step.descriptor for step in self.launches() if isinstance(step, ProductLaunch)]
-        return tuple(dict.fromkeys(found))
+        descriptors = [step.descriptor for step in self.launches() if isinstance(step, ProductLaunch)]
+        return tuple(dict.fromkeys(descriptors))
 
     @property
     def is_capturable(self) -> bool:
@@ -238,11 +238,11 @@ def with_smaller_tiles(program: LaunchProgram, names: Collection[str]) -> Launch
         if not isinstance(step, KernelLaunch) or step.kernel not in names:
             return step
         kernel = program.kernels[step.kernel]
-        made = kernel.smaller
-        assert made is not None and (made.operands, made.pointers) == (kernel.operands, kernel.pointers)
-        kernels[made.name] = made
+        small = kernel.smaller
+        assert small is not None and (small.operands, small.pointers) == (kernel.operands, kernel.pointers)
+        kernels[small.name] = small
         # launches of one kernel differ in their batch, which is a factor of the grid
-        return dataclasses.replace(step, kernel=made.name, grid=step.grid * made.grid // kernel.grid)
+        return dataclasses.replace(step, kernel=small.name, grid=step.grid * small.grid // kernel.grid)
 
     def all_of(steps: Sequence[Step]) -> tuple[Step, ...]:
         return tuple(map(smaller, steps))
@@ -252,12 +252,6 @@ def with_smaller_tiles(program: LaunchProgram, names: Collection[str]) -> Launch
 
 
 class _LaunchLowering:
-    """The work on one program.
-
-    Attributes:
-        kernels: those so far, by name.
-    """
-
     def __init__(self, choices: KernelChoices, without: Collection[ProductDescriptor]) -> None:
         self.choices, self.without = choices, without
         self.kernels: dict[str, PrintedKernel] = {}
@@ -287,36 +281,42 @@ class _LaunchLowering:
     def _kernels(
         self, name: str, plan: KernelPlan, operands: Sequence[Slice], scratch: Slice | None = None
     ) -> Iterator[Step]:
-        made = self.choices.of_plan(plan)
-        yield from self._launches(name, made, dict(enumerate(operands)), scratch, len(plan.operands))
+        kernels = self.choices.of_plan(plan)
+        yield from self._launches(name, kernels, dict(enumerate(operands)), scratch, len(plan.operands))
 
     def _attention(self, thunk: AttentionThunk) -> Iterator[Step]:
         arrays = {**thunk.inputs, **thunk.outputs}
         names = argument_names(thunk.plan).items()
         places = {number: arrays[array] for number, array in names if array in arrays}
-        made = self.choices.of_attention(thunk.plan)
-        yield from self._launches(thunk.name, made, places, thunk.scratch, first_scratch(thunk.plan))
+        kernels = self.choices.of_attention(thunk.plan)
+        yield from self._launches(thunk.name, kernels, places, thunk.scratch, first_scratch(thunk.plan))
 
     def _launches(
-        self, name: str, made: PlanKernels, operands: Mapping[int, Slice], scratch: Slice | None, first: int
+        self, name: str, group: PlanKernels, operands: Mapping[int, Slice], scratch: Slice | None, first: int
     ) -> Iterator[Step]:
         """The kernels of a plan; `first` is the number of the first scratch array."""
         places = dict(operands)
-        for number, at in enumerate(made.scratch, first):
+        # Scratch arrays follow the plan's operands in the numbering of its kernels, and lie in one slice.
+        for number, at in enumerate(group.scratch, first):
             assert scratch is not None
             places[number] = _from(scratch, at)
-        for kernel in made.kernels:
+        for kernel in group.kernels:
             arguments = tuple(places[k] for k in kernel.operands)
+            # Alignment is part of a kernel's text: wide loads. Allocations begin aligned, so offsets
+            # decide.
             kernel = kernel.with_alignment([s.offset % _ALIGNED == 0 for s in arguments])
             self.kernels[kernel.name] = kernel
             yield KernelLaunch(name, kernel.name, arguments, kernel.grid, kernel.sizes)
 
     def _product(self, thunk: MatmulThunk) -> Iterator[Step]:
         if in_one_kernel(thunk.plan, self.without):
-            made, first = self.choices.of_product(thunk.plan), operands_of(thunk.plan)
+            kernels, first = self.choices.of_product(thunk.plan), operands_of(thunk.plan)
             places = {**thunk.operands, first: thunk.a, first + 1: thunk.b}
-            yield from self._launches(thunk.name, made, places, None, first + 2)
+            yield from self._launches(thunk.name, kernels, places, None, first + 2)
             return
+        # From the best to the plainest: product and epilogue in one kernel; the library, with an epilogue
+        # that it has (a store, a sum, an added vector); the library's sums in scratch memory, and a kernel
+        # that reads them.
         stored = stored_sums(thunk.plan, self.without)
         if stored is not None:
             yield from self._sums(thunk, thunk.operands[stored.operand], stored)
@@ -332,6 +332,7 @@ class _LaunchLowering:
         added, shift = (thunk.operands.get(number) for number in (stored.added, stored.shift))
         given = {"adds": added is not None, "shifts": shift is not None}
         calls = library_calls(plan, view, self.without, **given)
+        # no call of the library has these strides: row sums, as a plan of their own
         if not calls:
             yield from self._kernels(thunk.name, as_row_sums(plan, view), [thunk.a, thunk.b, target])
         for call in calls:
@@ -343,6 +344,8 @@ class _LaunchLowering:
                     (target, call.d, view),
                 )
             )
+            # batch indices without a common stride are calls of their own, each with its part of what is
+            # added
             if added is not None:
                 added = _from(added, call.d * DTYPE_BYTES[view.dtype])
             yield ProductLaunch(thunk.name, call.descriptor, a, b, d, added, shift)
@@ -378,6 +381,7 @@ def _issued(steps: Sequence[Step]) -> int | None:
         inner: int | None = 1
         if isinstance(step, LoopLaunch):
             inner = _issued(step.body) if step.trips is not None else None
+            # a loop of known length issues its body each time: in a graph it is unrolled
             inner = None if inner is None else inner * (step.trips or 0)
         elif isinstance(step, BranchLaunch):
             inner = None

@@ -1,11 +1,10 @@
-"""The functions of the CUDA driver and of cuBLASLt that programs call, and their C types.
+"""The CUDA driver and cuBLASLt as libraries: where they are, the functions that programs call, their C types.
 
 Every function returns a status, 0 for success, unless `RESULTS` says otherwise.  A library here is anything
-that has functions by name: the real ones, or a test's.
+that has functions by name: the real ones, which are the driver's own and the wheels that JAX uses, or a
+test's.
 
 Source: the headers cuda.h and cublasLt.h of CUDA 12 and 13.
-
-Where the CUDA driver and cuBLASLt are: the driver's own library, and the wheels that JAX uses.
 """
 
 from __future__ import annotations
@@ -14,11 +13,13 @@ import ctypes
 import dataclasses
 import functools
 import importlib.util
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from mpmd.compile.backends.native_gpu.triton.compile_kernels import KernelCompiler, TritonCompiler
+from mpmd.compile.backends.target_backend import LoadError
 from mpmd.errors import CompileError
 
 _P, _I, _U, _S, _Q = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint, ctypes.c_size_t, ctypes.c_uint64
@@ -95,6 +96,54 @@ class FunctionLibrary(Protocol):
         Raises:
             AttributeError: the library has no such function.
         """
+
+
+class DeviceError(LoadError):
+    """A call of the driver or of cuBLASLt failed."""
+
+
+class StatusLibrary(ABC):
+    """A library whose functions return a status: one that is not 0 becomes an error in words.
+
+    Args:
+        library: its functions.
+        title: what errors call it.
+    """
+
+    def __init__(self, library: FunctionLibrary, title: str) -> None:
+        self._library, self._title = library, title
+
+    def function(self, name: str) -> Any:
+        """A function of the library.
+
+        Raises:
+            DeviceError: it has none of that name.
+        """
+        try:
+            return self._library.function(name)
+        except AttributeError as error:
+            raise DeviceError(f"{self._title} has no function {name}; it is too old") from error
+
+    def call(self, name: str, *arguments: Any, what: str) -> None:
+        """Calls a function.
+
+        Args:
+            name: of the function.
+            *arguments: of the call.
+            what: its purpose, for errors: "loading kernel k".
+
+        Raises:
+            DeviceError: its status is not 0.
+        """
+        self.check(name, int(self.function(name)(*arguments)), what)
+
+    def check(self, name: str, status: int, what: str) -> None:
+        if status:
+            raise DeviceError(f"{what}: {name} failed: {self.words(status)} (status {status})")
+
+    @abstractmethod
+    def words(self, status: int) -> str:
+        """A status in the library's words."""
 
 
 def prototype(name: str) -> Any:
@@ -187,7 +236,7 @@ def _opened(missing: str, names: Sequence[str]) -> SharedLibrary:
 
 
 def _places_of_cublaslt() -> Iterator[str]:
-    """Paths in the wheels, then names that the loader looks up, those of the plugin's version first."""
+    """Paths in the wheels, then names for the loader, of the plugin's version first."""
     versions = [v for v in _CUBLASLT if importlib.util.find_spec(f"jax_cuda{v}_plugin")] or list(_CUBLASLT)
     for version in versions:
         for folder in _folders(_WHEELS[version]):
@@ -198,8 +247,7 @@ def _places_of_cublaslt() -> Iterator[str]:
 
 def _folders(package: str) -> list[Path]:
     try:
-        found = importlib.util.find_spec(package)
+        spec = importlib.util.find_spec(package)
     except ModuleNotFoundError:  # the package above it is missing
         return []
-    places = found.submodule_search_locations if found is not None else None
-    return [Path(place) for place in places or ()]
+    return [Path(place) for place in (spec and spec.submodule_search_locations) or ()]

@@ -24,11 +24,11 @@ from mpmd.compile.backends.native_gpu.calls import (
 )
 from mpmd.compile.backends.native_gpu.clock import PAIRED, clock_at
 from mpmd.compile.backends.native_gpu.cublaslt import NoAlgorithm, PreparedProduct
-from mpmd.compile.backends.native_gpu.cuda_driver import DeviceError, GpuDriver
+from mpmd.compile.backends.native_gpu.cuda_driver import GpuDriver
 from mpmd.compile.backends.native_gpu.gpu import OpenGpu
 from mpmd.compile.backends.native_gpu.handler import PRODUCT_RECORD, WORKSPACE_ALIGNMENT
 from mpmd.compile.backends.native_gpu.launches import LaunchProgram, ProductLaunch
-from mpmd.compile.backends.native_gpu.libraries import address
+from mpmd.compile.backends.native_gpu.libraries import DeviceError, address
 from mpmd.compile.backends.native_gpu.products import ProductDescriptor
 from mpmd.compile.backends.native_gpu.target import GpuCode
 from mpmd.compile.buffers.assignment import Allocation, Slice
@@ -69,6 +69,8 @@ class LoadedGpuProgram:
         with contextlib.ExitStack() as undo:
             try:
                 gpu.driver.enter()
+                # What ended programs left behind is released here: that waits for the whole GPU, which a
+                # call must not.
                 gpu.driver.release()
                 kernels = _kernel_records(code, gpu.driver, undo)
                 products = _prepared(program, gpu, undo)
@@ -76,12 +78,14 @@ class LoadedGpuProgram:
                 table = _table(program, gpu)
                 captured = command_buffers and program.is_capturable
                 capturing = gpu.driver.stream(undo) if captured else 0
+                # one block for calls that write their times, one for others: their graphs differ
                 graphs = [_graphs(program, gpu.driver, undo) for _ in range(2 * captured)]
             except NoAlgorithm as error:
                 raise NoAlgorithm(f"GPU program {program.name}: {error}", error.products) from error
             except DeviceError as error:
                 raise DeviceError(f"GPU program {program.name}: {error}") from error
             self._undo = undo.pop_all()
+        # Any thread may end a program: the release is only noted, and not at exit.
         weakref.finalize(self, gpu.driver.leave, self._undo).atexit = False
         needed = max((p.workspace_bytes for p in products), default=0)
         arena = program.allocations[-1].size
@@ -141,11 +145,11 @@ class LoadedGpuProgram:
 
 def _kernel_records(code: GpuCode, driver: GpuDriver, undo: contextlib.ExitStack) -> list[int]:
     """The records of the kernels, in the order of the program's."""
-    found = []
+    words = []
     for name in code.program.kernels:
         cubin = code.cubins[name]
-        found += [driver.kernel(cubin, undo), cubin.shared_bytes]
-    return found
+        words += [driver.kernel(cubin, undo), cubin.shared_bytes]
+    return words
 
 
 def _prepared(program: LaunchProgram, gpu: OpenGpu, undo: contextlib.ExitStack) -> list[PreparedProduct]:
@@ -155,15 +159,15 @@ def _prepared(program: LaunchProgram, gpu: OpenGpu, undo: contextlib.ExitStack) 
         if isinstance(step, ProductLaunch):
             least = min(_alignment(place, program.allocations) for place in (*step.reads, step.d))
             alignments[step.descriptor] = min(least, alignments.get(step.descriptor, BASE_ALIGNMENT))
-    found, missing = [], list[NoAlgorithm]()
+    prepared, missing = [], list[NoAlgorithm]()
     for product in program.descriptors:
         try:
-            found.append(gpu.cublaslt.prepare(product, alignments[product], undo))
+            prepared.append(gpu.cublaslt.prepare(product, alignments[product], undo))
         except NoAlgorithm as error:
             missing.append(error)
     if missing:
         raise NoAlgorithm("\n".join(map(str, missing)), {p for error in missing for p in error.products})
-    return found
+    return prepared
 
 
 def _alignment(place: Slice, allocations: Sequence[Allocation]) -> int:
@@ -175,13 +179,13 @@ def _alignment(place: Slice, allocations: Sequence[Allocation]) -> int:
 
 def _table(program: LaunchProgram, gpu: OpenGpu) -> list[int]:
     """The addresses of `ENTRIES`; without products cuBLASLt's, which need not be here, are null."""
-    found = []
+    addresses = []
     for name in ENTRIES:
         if not name.startswith("cublasLt"):
-            found.append(address(gpu.driver.function(name)))
+            addresses.append(address(gpu.driver.function(name)))
         else:
-            found.append(address(gpu.cublaslt.function(name)) if program.descriptors else 0)
-    return found
+            addresses.append(address(gpu.cublaslt.function(name)) if program.descriptors else 0)
+    return addresses
 
 
 def _graphs(program: LaunchProgram, driver: GpuDriver, undo: contextlib.ExitStack) -> np.ndarray:

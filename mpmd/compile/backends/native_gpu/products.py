@@ -1,4 +1,4 @@
-"""StoredMatrix products as descriptors of the library's, and as kernels where it has none for their strides.
+"""Matrix products as descriptors of the library's, and as kernels where it has none for their strides.
 
 A descriptor has what cuBLASLt needs: sizes, element types, and for each matrix its pitch, whether it is
 stored transposed, and its distance from one batch index to the next.  The library adds two arrays to the sums

@@ -26,9 +26,8 @@ from mpmd.compile.backends.native_gpu.products import (
 )
 from mpmd.compile.backends.native_gpu.triton import attention
 from mpmd.compile.backends.native_gpu.triton.choices import KernelChoices, MeasuredTiles
-from mpmd.compile.backends.native_gpu.triton.compile_kernels import KernelCompiler, TritonCompiler
-from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
-from mpmd.compile.backends.native_gpu.triton.source import PRELUDE
+from mpmd.compile.backends.native_gpu.triton.compile_kernels import Cubin, KernelCompiler, TritonCompiler
+from mpmd.compile.backends.native_gpu.triton.operations import PRELUDE
 from mpmd.compile.backends.native_gpu.triton.triton_kernels import ALIGNMENT, refusal
 from mpmd.compile.buffers.assignment import BufferAssignment
 from mpmd.compile.buffers.offsets import DeviceMemory
@@ -199,8 +198,8 @@ class GpuTarget:
 
     def program(self, name: str, thunks: Sequence[Thunk], assignment: BufferAssignment) -> LaunchProgram:
         """Thunks as launches; see `Target`."""
-        made = launch_program(name, thunks, assignment, self.choices, self.without)
-        return side_by_side(made, small_bytes(self.device))
+        launches = launch_program(name, thunks, assignment, self.choices, self.without)
+        return side_by_side(launches, small_bytes(self.device))
 
     def compile(self, program: LaunchProgram, fragment: FragmentModule, options: CompileOptions) -> GpuCode:
         """The kernels as machine code; see `Target`.

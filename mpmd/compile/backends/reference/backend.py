@@ -27,7 +27,7 @@ class ReferenceExecutable:
 
     fragment: FragmentModule
     mesh: Mesh
-    made: Artefact
+    artefact: Artefact
     backend: str = "reference"
     asynchronous: bool = False
 
@@ -38,19 +38,21 @@ class ReferenceExecutable:
     @property
     def workspace_bytes(self) -> int:
         """Bytes of temporaries per device, while it runs."""
-        return self.made.arena_bytes
+        return self.artefact.arena_bytes
 
     def __call__(self, *arrays: Any) -> Sequence[Any]:
         """The results; donated arguments are deleted.  See `Executable`."""
-        program, devices = self.made.code, list(self.mesh.devices.flat)
+        program, devices = self.artefact.code, list(self.mesh.devices.flat)
         assert isinstance(program, ReferenceProgram)
         given = [[np.empty(0, np.uint8)] * len(arrays) for _ in devices]
         for number, array in enumerate(arrays):
             for shard in array.addressable_shards:
                 elements = np.ascontiguousarray(shard.data).reshape(-1)
                 given[devices.index(shard.device)][number] = elements.view(np.uint8)
-        made = program.run(given)
-        results = [self._result(number, [own[number] for own in made]) for number in range(len(made[0]))]
+        outputs = program.run(given)
+        results = [
+            self._result(number, [own[number] for own in outputs]) for number in range(len(outputs[0]))
+        ]
         for argument in self.fragment.donated:
             arrays[argument].delete()
         return results
@@ -69,14 +71,14 @@ class ReferenceExecutable:
 
     def as_text(self, what: str = "hlo") -> str:
         """One of its texts, as native code has them but for `"llvm"` and `"assembly"`; see `Executable`."""
-        return self.fragment.text if what == "stablehlo" else self.made.text(what, Reference())
+        return self.fragment.text if what == "stablehlo" else self.artefact.text(what, Reference())
 
     def cost_analysis(self) -> dict[str, float]:
         """Our own count, and the models' seconds of native code."""
-        return {**self.made.costs, "fallbacks": 0.0}
+        return {**self.artefact.costs, "fallbacks": 0.0}
 
     def memory_analysis(self) -> MemoryStats:
-        return self.made.memory
+        return self.artefact.memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,8 +102,8 @@ class ReferenceBackend:
         unfit = self.unfit(fragment, mesh)
         if unfit:
             raise CompileError(unfit)
-        made, _ = compiled_or_kept(fragment, self.target, self.options, axes=dict(mesh.shape))
-        return ReferenceExecutable(fragment, mesh, made)
+        artefact, _ = compiled_or_kept(fragment, self.target, self.options, axes=dict(mesh.shape))
+        return ReferenceExecutable(fragment, mesh, artefact)
 
     def unfit(self, fragment: FragmentModule, mesh: Mesh) -> str:
         """See `TargetBackend`."""
@@ -112,4 +114,4 @@ class ReferenceBackend:
     def relocate(
         self, executable: ReferenceExecutable, fragment: FragmentModule, mesh: Mesh
     ) -> ReferenceExecutable:
-        return ReferenceExecutable(fragment, mesh, executable.made)
+        return ReferenceExecutable(fragment, mesh, executable.artefact)

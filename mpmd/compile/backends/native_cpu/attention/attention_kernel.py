@@ -2,41 +2,45 @@
 
     void name(ptr ..., ptr workspace, i64 begin, i64 end)
 
-A unit is one batch index, or one block of queries of it where nothing is summed over queries.
+    for each batch index:
+      pack keys, and values that are mixed over keys
+      for each block of queries:                     its scores and factors stay in L2
+        pack the queries
+        scores    queries · keys                     micro-kernels
+        rows      softmax and whatever follows it    passes over each row, see `attention_rows.py`
+        mixtures  factors · values                   micro-kernels; sums over queries stay until the end
+      store the sums over queries
+
+A unit is one batch index, or one block of queries of it where nothing is summed over queries: sums over
+queries are added up in one thread's workspace, so that their order does not depend on the threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from mpmd.compile.backends.native_cpu.attention.attention_rows import BlockRows, Reach
 from mpmd.compile.backends.native_cpu.attention.blocking import Blocking, Tile
 from mpmd.compile.backends.native_cpu.gemm.finish import FinishTile
-from mpmd.compile.backends.native_cpu.gemm.micro_kernel import Fetch, MicroKernel, TileCall
+from mpmd.compile.backends.native_cpu.gemm.micro_kernel import Fetch, MicroKernel, Rows
 from mpmd.compile.backends.native_cpu.gemm.packing import Pack
 from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Matrix
-from mpmd.compile.backends.native_cpu.gemm.tiling import Tiling, adjacency
+from mpmd.compile.backends.native_cpu.gemm.tiling import adjacency
 from mpmd.compile.backends.native_cpu.kernels.places import product, unflatten
 from mpmd.compile.backends.native_cpu.kernels.scope import Scope
-from mpmd.compile.backends.native_cpu.shared import SharedFunction
+from mpmd.compile.backends.native_cpu.shared import SharedFunction, kernel_function
 from mpmd.compile.backends.native_cpu.storage import BYTES
-from mpmd.compile.kernels.product_plans import KEYS, QUERIES, AttentionPlan, View
+from mpmd.compile.kernels.product_plans import KEYS, AttentionPlan, View
 from mpmd.compile.llvm.cpu import LINE_BYTES, CpuTarget
-from mpmd.compile.llvm.function_builder import FunctionBuilder, Index, Module
+from mpmd.compile.llvm.function_builder import Index, Module
 from mpmd.compile.llvm.llvm_types import Value, constant, vector
 
 
 @dataclass(frozen=True)
 class AttentionKernel:
-    """An attention plan, ready to be emitted.
-
-    Attributes:
-        name: its symbol.
-        plan: what it computes.
-        target: for which CPU.
-    """
+    """An attention plan, ready to be emitted for a CPU; see `CpuKernel`."""
 
     name: str
     plan: AttentionPlan
@@ -69,7 +73,7 @@ class AttentionKernel:
 
 
 class _Emission:
-    """The work on one kernel."""
+    """Emission of one kernel, from the loop over batch indices inwards."""
 
     def __init__(self, kernel: AttentionKernel, module: Module) -> None:
         self.kernel = kernel
@@ -82,13 +86,13 @@ class _Emission:
     def emit(self) -> list[SharedFunction]:
         kernel, plan, tiling = self.kernel, self.plan, self.tiling
         for mixture, finish in zip(plan.mixtures, self.finishes):
-            for edge in _edges(mixture.width, finish.width):
+            for edge, _, _ in _strips(mixture.width, finish.width):
                 finish.emit(self.module, edge=edge)
-        arguments = [(p, "ptr") for p in (*kernel.pointers, "workspace")]
-        with FunctionBuilder(self.module, kernel.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
+        with kernel_function(self.module, kernel) as f:
             self.f = f
+            # micro-kernels always fetch something: here nothing, as packed strips are near already
             self.fetch = Fetch(f)
-            self.fetch.nothing(f.arguments["workspace"])  # a block's strips are near
+            self.fetch.nothing(f.arguments["workspace"])
             rows = {k: f.arguments[f"p{k}"] for k in plan.outer}
             inner = {k: self._workspace(f"p{tiling.shared.get(k, k)}") for k in sorted(plan.inner)}
             self.rows = BlockRows(f, tiling, rows, inner, self._workspace("size"))
@@ -104,97 +108,29 @@ class _Emission:
         return [self.shared[name] for name in sorted(self.shared)]
 
     def _finish(self, number: int) -> FinishTile:
-        plan, mixture, tile = self.plan, self.plan.mixtures[number], self.tiling.mixtures[number]
-        over = mixture.over == KEYS
-        m, k = (plan.queries, plan.keys) if over else (plan.keys, plan.queries)
-        c = mixture.c
-        target = Matrix(c.dtype, c.row, c.column, c.batch)
-        gemm = Gemm(m, mixture.width, k, target, target, target, plan.batch)
-        tiling = Tiling(
-            tile.step, tile.rows, tile.vectors, tile.width, 2, tile.rows, 1, True, True, "columns"
+        plan, mixture = self.plan, self.plan.mixtures[number]
+        m, k = (plan.queries, plan.keys) if mixture.over == KEYS else (plan.keys, plan.queries)
+        c = Matrix(mixture.c.dtype, mixture.c.row, mixture.c.column, mixture.c.batch)
+        gemm = Gemm(m, mixture.width, k, c, c, c, plan.batch)
+        return FinishTile(
+            f"{self.kernel.name}_mixture{number}", gemm, self.tiling.mixtures[number].width, None
         )
-        return FinishTile(f"{self.kernel.name}_mixture{number}", gemm, tiling.width, None)
 
-    # -- addresses
+    # -- shared by all steps
     def _workspace(self, part: str) -> Value:
         return self.f.offset(self.f.arguments["workspace"], self.tiling.places[part])
 
-    def _matrix(self, name: str, view: View, dims: dict[int, Index]) -> Value:
-        """Where a view's matrix of a batch index begins."""
-        f = self.f
-        offset: Index = 0
-        for d, stride in enumerate(view.batch):
-            offset = f.iadd(offset, f.imul(dims[d], stride))
-        return f.offset(f.arguments[name], f.imul(offset, BYTES[view.dtype]))
+    def _steps(self, tile: Tile, depth: Index) -> Index:
+        return self.f.idiv(self.f.iadd(depth, 1), 2) if tile.step == "bf16x2" else depth
 
     def _pack(self, pack: Pack, *arguments: Index) -> None:
         self.shared[pack.name] = pack
         self.f.call(pack.name, *(self.f.index(a) for a in arguments))
 
-    def _multiply(
-        self,
-        micro: MicroKernel,
-        *,
-        a: Value,
-        a_stride: Index,
-        b: Value,
-        b_stride: Index,
-        depth: Index,
-        sums: Value,
-        stride: Index,
-        accumulate: Index = 0,
-    ) -> None:
-        """Call a micro-kernel that writes to some sums, or adds to them; see its `ARGUMENTS`."""
-        self.shared[micro.name] = micro
-        TileCall(
-            a=a,
-            a_stride=a_stride,
-            b=b,
-            b_stride=b_stride,
-            fetch=self.fetch.place,
-            depth=depth,
-            s=sums,
-            s_stride=stride,
-            d=sums,
-            d_stride=stride,
-            accumulate=accumulate,
-            near=sums,
-            near_stride=stride,
-            near_line=LINE_BYTES,
-        ).emit(self.f, micro)
-
-    # -- one batch index
-    def _batch(self, batch: Value, blocks: tuple[Index, Index]) -> None:
-        f, plan, tiling = self.f, self.plan, self.tiling
-        dims = unflatten(f, batch, range(len(plan.batch)), plan.batch)
-        self.sides = {}
-        for k, (score, tile) in enumerate(zip(plan.scores, tiling.scores)):
-            self.sides[f"a{k}"] = self._matrix(f"a{k}", score.a, dims)
-            keys = View(score.b.dtype, 0, score.b.column, score.b.row)
-            self._pack_strips(
-                f"b{k}", self._matrix(f"b{k}", score.b, dims), keys, tile, plan.keys, score.depth
-            )
-        for k, (mixture, tile) in enumerate(zip(plan.mixtures, tiling.mixtures)):
-            self.sides[f"w{k}"] = self._matrix(f"w{k}", mixture.w, dims)
-            if mixture.over == KEYS:
-                values = View(mixture.w.dtype, 0, mixture.w.column, mixture.w.row)
-                self._pack_strips(f"w{k}", self.sides[f"w{k}"], values, tile, mixture.width, plan.keys)
-            else:
-                self._clear(k)
-        scope = self.rows.start.inside(dims)
-        scope.hoist(range(len(self.rows.plan.nodes)), tiling.lanes)
-        with f.loop(blocks[0], blocks[1]) as block:
-            first = f.index(f.imul(block.i, tiling.block))
-            count = f.imin(f.isub(plan.queries, first), tiling.block)
-            self._block(scope, batch, first, count)
-        for k, mixture in enumerate(plan.mixtures):
-            if mixture.over == QUERIES:
-                self._store_sums(k, batch)
-
     def _pack_strips(
         self, part: str, source: Value, view: View, tile: Tile, columns: int, depth: Index
     ) -> None:
-        """Copy a factor into strips; `view` has the distances of columns as rows and of steps as columns."""
+        """Copy a right factor; `view` has the distance of its columns as rows, along the sum as columns."""
         f, size = self.f, BYTES[view.dtype]
         pack = Pack(view.dtype, tile.step, tile.width, adjacency(view.row, view.column))
         steps = self._steps(tile, depth)
@@ -210,43 +146,98 @@ class _Emission:
                 f.offset(self._workspace(part), f.imul(panel.i, f.imul(steps, tile.row_bytes))),
             )
 
-    def _steps(self, tile: Tile, depth: Index) -> Index:
-        return self.f.idiv(self.f.iadd(depth, 1), 2) if tile.step == "bf16x2" else depth
+    def _multiply(
+        self, micro: MicroKernel, a: Rows, b: Rows, depth: Index, sums: Rows, accumulate: Index = 0
+    ) -> None:
+        self.shared[micro.name] = micro
+        micro.call(self.f, a, b, self.fetch.place, depth, sums, sums, (*sums, LINE_BYTES), accumulate)
 
-    def _clear(self, number: int) -> None:
-        f, tiling, tile = self.f, self.tiling, self.tiling.mixtures[number]
-        panels = tiling.panels(tile, self.plan.mixtures[number].width)
-        zero = constant(0.0, vector("float", tiling.lanes))
-        with f.loop(0, panels * tiling.padded_rows * tile.width, tiling.lanes) as loop:
-            f.store(zero, self._workspace(f"t{number}"), loop.i)
+    def _tiles(self, low: Index, count: Index) -> Iterator[tuple[Value, int]]:
+        """Row and height of each register tile of the block from `low` on; the caller's code is in a loop.
 
-    def _store_sums(self, number: int, batch: Value) -> None:
-        """Write the sums over queries where they belong."""
-        f, tiling, plan = self.f, self.tiling, self.plan
-        mixture, tile, finish = plan.mixtures[number], tiling.mixtures[number], self.finishes[number]
-        whole = mixture.width // tile.width
-        for edge in _edges(mixture.width, tile.width):
-            low, high = (whole, whole + 1) if edge else (0, whole)
-            with f.loop(low, high) as panel:
-                at = f.imul(panel.i, tiling.padded_rows * tile.row_bytes)
-                sums = f.offset(self._workspace(f"t{number}"), at)
-                column = f.index(f.imul(panel.i, tile.width))
-                c = f.arguments[f"c{number}"]
-                f.call(finish.name(edge=edge), sums, f.index(plan.keys), f.index(0), column, batch, c)
+        Only the last block has rows that fill no tile: the second loop runs at most once, in it.
+        """
+        f, rows, left = self.f, self.tiling.rows, self.plan.queries % self.tiling.rows
+        whole = f.floor_to(count, rows)
+        with f.loop(low, whole, rows) as tile:
+            yield tile.i, rows
+        if left:
+            with f.loop(f.imax(low, whole), count, rows) as tile:
+                yield tile.i, left
 
-    # -- one block of queries
+    # -- the steps
+    def _batch(self, batch: Value, blocks: tuple[Index, Index]) -> None:
+        f, plan, tiling = self.f, self.plan, self.tiling
+        dims = unflatten(f, batch, range(len(plan.batch)), plan.batch)
+
+        def matrix(name: str, view: View) -> Value:
+            offset: Index = 0
+            for d, stride in enumerate(view.batch):
+                offset = f.iadd(offset, f.imul(dims[d], stride))
+            return f.offset(f.arguments[name], f.imul(offset, BYTES[view.dtype]))
+
+        self.sides = {}
+        for k, (score, tile) in enumerate(zip(plan.scores, tiling.scores)):
+            self.sides[f"a{k}"] = matrix(f"a{k}", score.a)
+            # each strip is of some keys, along the depth: rows and columns change places
+            keys = View(score.b.dtype, 0, score.b.column, score.b.row)
+            self._pack_strips(f"b{k}", matrix(f"b{k}", score.b), keys, tile, plan.keys, score.depth)
+        for k, (mixture, tile) in enumerate(zip(plan.mixtures, tiling.mixtures)):
+            self.sides[f"w{k}"] = matrix(f"w{k}", mixture.w)
+            if mixture.over == KEYS:
+                values = View(mixture.w.dtype, 0, mixture.w.column, mixture.w.row)
+                self._pack_strips(f"w{k}", self.sides[f"w{k}"], values, tile, mixture.width, plan.keys)
+                continue
+            # all blocks of queries add to these sums, [panel][key][column of the panel]
+            size = tiling.panels(tile, mixture.width) * tiling.padded_rows * tile.width
+            zero = constant(0.0, vector("float", tiling.lanes))
+            with f.loop(0, size, tiling.lanes) as loop:
+                f.store(zero, self._workspace(f"t{k}"), loop.i)
+        scope = self.rows.start.inside(dims)
+        scope.hoist(range(len(self.rows.plan.nodes)), tiling.lanes)
+        with f.loop(blocks[0], blocks[1]) as block:
+            first = f.index(f.imul(block.i, tiling.block))
+            count = f.imin(f.isub(plan.queries, first), tiling.block)
+            self._block(scope, batch, first, count)
+        for k, (mixture, tile, finish) in enumerate(zip(plan.mixtures, tiling.mixtures, self.finishes)):
+            if mixture.over == KEYS:
+                continue
+            for edge, low, high in _strips(mixture.width, tile.width):
+                with f.loop(low, high) as panel:
+                    at = f.imul(panel.i, tiling.padded_rows * tile.row_bytes)
+                    sums = f.offset(self._workspace(f"t{k}"), at)
+                    column = f.imul(panel.i, tile.width)
+                    c = f.arguments[f"c{k}"]
+                    finish.call(f, sums, plan.keys, 0, column, batch, [c], edge=edge)
+
     def _block(self, scope: Scope, batch: Value, first: Value, count: Index) -> None:
         f, plan, tiling = self.f, self.plan, self.tiling
-        for k in range(len(plan.scores)):
-            self._pack_queries(k, first, count)
+        for k, (score, tile) in enumerate(zip(plan.scores, tiling.scores)):
+            a, size = score.a, BYTES[score.a.dtype]
+            pack = Pack(a.dtype, tile.step, tile.rows, adjacency(a.row, a.column))
+            with f.loop(0, count, tile.rows) as row:
+                source = f.imul(f.iadd(first, row.i), a.row * size)
+                place = f.imul(row.i, tile.steps(score.depth) * 4)
+                self._pack(
+                    pack,
+                    f.offset(self.sides[f"a{k}"], source),
+                    a.row * size,
+                    a.column * size,
+                    score.depth,
+                    f.imin(f.isub(count, row.i), tile.rows),
+                    f.offset(self._workspace(f"a{k}"), place),
+                )
         if plan.triangle is None:
             reach = Reach(f, tiling, first, None)
             self._scores(count, reach)
             self.rows.emit(scope, count, reach)
         else:
+            # A causal mask leaves scores out on the condition that masked elements count as nothing beside
+            # those of their row.  Whether they do shows when the rows are done: where a row does not meet
+            # the guards, the block is done once more over all keys, which such an offset lets each row see.
             place, everything = f.stack("i64"), constant(plan.queries + plan.keys, "i64")
             f.store(constant(plan.triangle.offset, "i64"), place)
-            with f.repeat() as leave_if:  # once, or once more over all keys
+            with f.repeat() as leave_if:
                 offset = f.load(place, "i64")
                 reach = Reach(f, tiling, first, offset)
                 self._scores(count, reach)
@@ -260,101 +251,45 @@ class _Emission:
             else:
                 self._mix_queries(k, count, reach)
 
-    def _pack_queries(self, number: int, first: Value, count: Index) -> None:
-        """Pack the block's rows of a score's first factor."""
-        f, score, tile = self.f, self.plan.scores[number], self.tiling.scores[number]
-        a, size = score.a, BYTES[score.a.dtype]
-        pack = Pack(a.dtype, tile.step, tile.rows, adjacency(a.row, a.column))
-        with f.loop(0, count, tile.rows) as row:
-            source = f.imul(f.iadd(first, row.i), a.row * size)
-            place = f.imul(row.i, tile.steps(score.depth) * 4)
-            self._pack(
-                pack,
-                f.offset(self.sides[f"a{number}"], source),
-                a.row * size,
-                a.column * size,
-                score.depth,
-                f.imin(f.isub(count, row.i), tile.rows),
-                f.offset(self._workspace(f"a{number}"), place),
-            )
-
     def _scores(self, count: Index, reach: Reach) -> None:
-        """All products of the block before its rows."""
         f, tiling = self.f, self.tiling
+        line = tiling.line * 4
         for k, (score, tile) in enumerate(zip(self.plan.scores, tiling.scores)):
             steps = tile.steps(score.depth)
             sums = self._workspace(f"p{score.sums}")
             with f.loop(0, f.idiv(reach.end(count), tile.width)) as panel:
                 strip = f.offset(self._workspace(f"b{k}"), f.imul(panel.i, steps * tile.row_bytes))
                 column = f.offset(sums, f.imul(panel.i, tile.row_bytes))
-
-                def tiles(
-                    row: Value, rows: int, strip: Value = strip, column: Value = column, k: int = k
-                ) -> None:
-                    score, tile = self.plan.scores[k], tiling.scores[k]
-                    steps = tile.steps(score.depth)
+                # Rows that see no key of the strip are skipped. Their sums in it are old ones, which no row
+                # reads: each is read up to the end of the last strip that has a key it sees.
+                low = reach.first_row(f.imul(panel.i, tile.width), tiling.rows)
+                for row, rows in self._tiles(low, count):
                     a = f.offset(self._workspace(f"a{k}"), f.imul(row, steps * 4))
-                    d = f.offset(column, f.imul(row, tiling.line * 4))
+                    d = f.offset(column, f.imul(row, line))
                     micro = MicroKernel(tile.step, rows, tile.vectors, "rows")
-                    line = tiling.line * 4
-                    self._multiply(
-                        micro,
-                        a=a,
-                        a_stride=tile.rows * 4,
-                        b=strip,
-                        b_stride=tile.row_bytes,
-                        depth=steps,
-                        sums=d,
-                        stride=line,
-                    )
-
-                self._each_tile(reach.first_row(f.imul(panel.i, tile.width), tiling.rows), count, tiles)
-
-    def _each_tile(self, low: Index, count: Index, tiles: Callable[[Value, int], None]) -> None:
-        """Whole register tiles of the block's rows from `low` on, then the remainder of the last block."""
-        f, rows, left = self.f, self.tiling.rows, self.plan.queries % self.tiling.rows
-        whole = f.floor_to(count, rows)
-        with f.loop(low, whole, rows) as tile:
-            tiles(tile.i, rows)
-        if left:
-            with f.loop(f.imax(low, whole), count, rows) as tile:
-                tiles(tile.i, left)
+                    self._multiply(micro, (a, tile.rows * 4), (strip, tile.row_bytes), steps, (d, line))
 
     def _mix_keys(self, number: int, batch: Value, count: Index, reach: Reach) -> None:
-        """Rows of factors times all values up to the last key that matters."""
         f, tiling, plan = self.f, self.tiling, self.plan
         mixture, tile, finish = plan.mixtures[number], tiling.mixtures[number], self.finishes[number]
         factor = self.rows.inner[mixture.factor]
-        size = BYTES[tiling.local_rows.operands[mixture.factor].dtype]
+        line = tiling.line * BYTES[tiling.local_rows.operands[mixture.factor].dtype]
         sums, c = self._workspace(f"t{number}"), f.arguments[f"c{number}"]
         strip_bytes = tile.steps(plan.keys) * tile.row_bytes
-        for edge in _edges(mixture.width, tile.width):
-            whole = mixture.width // tile.width
-            low, high = (whole, whole + 1) if edge else (0, whole)
+        for edge, low, high in _strips(mixture.width, tile.width):
             with f.loop(low, high) as panel:
                 strip = f.offset(self._workspace(f"w{number}"), f.imul(panel.i, strip_bytes))
                 column = f.index(f.imul(panel.i, tile.width))
-
-                def tiles(
-                    row: Value, rows: int, strip: Value = strip, column: Value = column, edge: bool = edge
-                ) -> None:
-                    a = f.offset(factor, f.imul(row, tiling.line * size))
+                for row, rows in self._tiles(0, count):
+                    # factors are not packed: micro-kernels read each row along the keys, where it lies
+                    a = f.offset(factor, f.imul(row, line))
                     micro = MicroKernel(tile.step, rows, tile.vectors, "steps")
+                    # up to the last key that the tile's last row sees; the rows above have zeros there
                     keys = f.imin(reach.end(f.iadd(row, rows)), plan.keys)
-                    self._multiply(
-                        micro,
-                        a=a,
-                        a_stride=tiling.line * size,
-                        b=strip,
-                        b_stride=tile.row_bytes,
-                        depth=self._steps(tile, keys),
-                        sums=sums,
-                        stride=tile.row_bytes,
-                    )
+                    depth = self._steps(tile, keys)
+                    self._multiply(micro, (a, line), (strip, tile.row_bytes), depth, (sums, tile.row_bytes))
                     at = f.index(f.iadd(reach.first, row))
-                    f.call(finish.name(edge=edge), sums, f.index(rows), at, column, batch, c)
-
-                self._each_tile(0, count, tiles)
+                    finish.call(f, sums, rows, at, column, batch, [c], edge=edge)
 
     def _mix_queries(self, number: int, count: Index, reach: Reach) -> None:
         """Add the block's columns of factors times its rows of values to the sums over queries."""
@@ -367,10 +302,19 @@ class _Emission:
         factor, line = self.rows.inner[mixture.factor], tiling.line
         steps = self._steps(tile, count)
         micro = MicroKernel(tile.step, tile.rows, tile.vectors, "rows")
+        # The factor is A transposed: a tile of keys is adjacent in each query's row, which is a step of the
+        # sum.  The last tile may go beyond the last key that is seen: the factor has zeros there, and the
+        # sums have padded rows.
         with f.loop(0, reach.seen(count), tile.rows) as key:
-            low = reach.first_row(key.i, 2)  # the rows before it have zeros there
+            # queries before it see none of these keys: steps of zeros; even, as bf16 steps are two queries
+            low = reach.first_row(key.i, 2)
             if tile.step == "bf16x2":
-                a, stride = self._packed_columns(number, key.i, low, count), tile.rows * 4
+                # pairs of queries lie in different rows, and must be packed into one lane
+                a, stride = self._workspace(f"x{number}"), tile.rows * 4
+                at = f.iadd(f.imul(low, line), key.i)
+                pack = Pack("bf16", tile.step, tile.rows, "lanes")
+                source = f.offset(factor, f.imul(at, 2))
+                self._pack(pack, source, 2, line * 2, f.isub(count, low), tile.rows, a)
             else:
                 a = f.offset(factor, f.imul(f.iadd(f.imul(low, line), key.i), 4))
                 stride = line * 4
@@ -380,30 +324,12 @@ class _Emission:
                 strip = f.offset(self._workspace(f"w{number}"), f.imul(at, tile.row_bytes))
                 at = f.iadd(f.imul(panel.i, tiling.padded_rows), key.i)
                 sums = f.offset(self._workspace(f"t{number}"), f.imul(at, tile.row_bytes))
-                self._multiply(
-                    micro,
-                    a=a,
-                    a_stride=stride,
-                    b=strip,
-                    b_stride=tile.row_bytes,
-                    depth=f.isub(steps, skipped),
-                    sums=sums,
-                    stride=tile.row_bytes,
-                    accumulate=1,
-                )
-
-    def _packed_columns(self, number: int, key: Value, low: Index, count: Index) -> Value:
-        """A tile of columns of a factor from row `low` on, its rows in pairs."""
-        f, tiling, mixture = self.f, self.tiling, self.plan.mixtures[number]
-        tile = tiling.mixtures[number]
-        place = self._workspace(f"x{number}")
-        at = f.iadd(f.imul(low, tiling.line), key)
-        source = f.offset(self.rows.inner[mixture.factor], f.imul(at, 2))
-        pack = Pack("bf16", tile.step, tile.rows, "lanes")
-        self._pack(pack, source, 2, tiling.line * 2, f.isub(count, low), tile.rows, place)
-        return place
+                depth, b = f.isub(steps, skipped), (strip, tile.row_bytes)
+                self._multiply(micro, (a, stride), b, depth, (sums, tile.row_bytes), accumulate=1)
 
 
-def _edges(columns: int, width: int) -> list[bool]:
-    """Whether there are whole strips, and whether there is one at the edge."""
-    return [edge for edge, there in ((False, columns >= width), (True, columns % width > 0)) if there]
+def _strips(columns: int, width: int) -> list[tuple[bool, int, int]]:
+    """Whole strips, from and to, and the strip at the edge; each only if there is one."""
+    whole = columns // width
+    ranges = [(False, 0, whole), (True, whole, -(-columns // width))]
+    return [(edge, low, high) for edge, low, high in ranges if low < high]

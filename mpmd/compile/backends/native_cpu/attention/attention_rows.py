@@ -8,7 +8,7 @@ from functools import cached_property
 from mpmd.compile.backends.native_cpu.attention.blocking import Blocking
 from mpmd.compile.backends.native_cpu.kernels.accumulate import Accumulators, reduce_node, sum_dtype
 from mpmd.compile.backends.native_cpu.kernels.places import Lanes, vector_loop
-from mpmd.compile.backends.native_cpu.kernels.row_passes import RowPass, plan_passes
+from mpmd.compile.backends.native_cpu.kernels.row import RowPass, plan_passes
 from mpmd.compile.backends.native_cpu.kernels.scope import Scope
 from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, REGISTER, load, store
 from mpmd.compile.kernels.kernel_plan import ELEMENT, ROW, store_arguments, store_level
@@ -36,6 +36,8 @@ class Reach:
 
     def end(self, rows: Index) -> Index:
         """The first key, in whole strips, that none of the block's first rows looks at."""
+        # In whole strips, since that is what products write: beyond its last key a row reads scores that
+        # its own mask turns into the filler.
         tiling = self.blocking
         return self.f.round_up(self.seen(rows), tiling.scores[0].width)
 
@@ -51,6 +53,7 @@ class Reach:
         f = self.f
         if self.offset is None:
             return 0
+        # the inverse of `seen`: query + offset >= key
         row = f.isub(f.isub(key, self.offset), self.first)
         return f.floor_to(f.imax(row, 0), multiple)
 
@@ -63,7 +66,7 @@ class BlockRows:
         blocking: the tiling of the kernel.
         pointers: the arrays, by number of the rows' operand.
         inner: where the block's sums and factors begin, likewise.
-        kept: memory for what a pass keeps for later ones.
+        kept: memory for values that a pass keeps for later ones.
     """
 
     def __init__(
@@ -115,9 +118,14 @@ class BlockRows:
             for operand, base in self.inner.items():
                 pointers[operand] = f.offset(base, f.imul(line, BYTES[plan.operands[operand].dtype]))
             dims = {plan.rank - 2: f.iadd(reach.first, loop.i)}
+            # The scope of the batch index is the parent: what only depends on it is computed once, outside
+            # of the rows.
             row = Scope(f, plan, pointers, dims=dims, parent=batch)
+            # each row ends at its own last strip, not at the block's: half of the elements under a triangle
             end = f.imin(reach.end(f.iadd(loop.i, 1)), plan.extents[-1])
             self._row(row, end)
+            # Columns from the row's end to the block's are read by the products of other rows in the same
+            # tile.
             self._pad(row, end, f.imin(last, plan.extents[-1]))
             loop.carry([f.and_(loop.carried[0], self._guarded(row))])
         return loop.carried[0]
@@ -155,6 +163,8 @@ class BlockRows:
         for number in item.reads:
             dtype = sum_dtype(plan.nodes[number].dtype)
             scope.define(number, load(f, self._place(number), dtype, part.count, part.start))
+        # A factor may lie over the sums that other stores of this vector read: first all values, then
+        # stores.
         for item_ in item.stores:
             for number in store_arguments(item_):
                 scope.value(number)
@@ -174,6 +184,8 @@ class BlockRows:
         f, plan = self.f, self.plan
         if self.triangle is None:
             return
+        # Results in memory that no product reads, such as the softmax itself, need their masked elements;
+        # factors in the workspace are padded by `_pad` instead.
         inner = self.blocking.plan.inner
         stores = [
             (s, self.triangle.fills[k])
@@ -197,6 +209,8 @@ class BlockRows:
     def _pad(self, row: Scope, end: Index, last: Index) -> None:
         """Zeros behind the factors, as far as any row of the block looks, and as tiles run over that."""
         f, lanes = self.f, self.lanes
+        # A tile of keys that begins before the last one has up to `rows` of them; stores are whole
+        # registers.
         behind = -(-max(lanes, self.blocking.rows) // lanes) * lanes
         for factor in self._factors:
             element = MEMORY[self.plan.operands[factor].dtype]
@@ -212,6 +226,8 @@ class BlockRows:
         for guard in self.triangle.guards:
             value = row.value(guard.value)
             filler = constant(guard.filler, value.type)
+            # Masked elements count as nothing if they are far enough below a value of the row; `masking.py`
+            # says how far. A NaN fails the comparison.
             distance = f.add(filler, value) if guard.negated else f.sub(filler, value)
             fine = f.and_(fine, f.compare("olt", distance, constant(guard.bound, value.type)))
         return fine

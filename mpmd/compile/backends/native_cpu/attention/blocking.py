@@ -43,12 +43,7 @@ class Tile:
 
 
 class Blocking:
-    """The numbers of one kernel.
-
-    Args:
-        plan: what it computes.
-        target: for which CPU.
-    """
+    """The numbers of the kernel of a plan on a CPU."""
 
     def __init__(self, plan: AttentionPlan, target: CpuTarget) -> None:
         self.plan = plan
@@ -56,6 +51,8 @@ class Blocking:
         self.lanes = target.lanes()
         self.rows, self._vectors = register_tile(target)
         self.padded_keys = self.scores[0].width * -(-plan.keys // self.scores[0].width)
+        # Behind the last key, factors are padded with whole registers and tiles of zeros
+        # (`BlockRows._pad`).
         self.line = self.padded_keys + max(self.lanes, self.rows) + LINE_BYTES // 4
         self.block = self._block()
 
@@ -82,21 +79,23 @@ class Blocking:
         return self.target.bf16_dot and all(d == "bf16" for d in dtypes)
 
     def is_paired(self, factor: int) -> bool:
-        """Whether what the rows make is kept in bf16: pairs of it are multiplied at once."""
+        """Whether a factor is kept in bf16, so that pairs of it are multiplied at once."""
         others = [m.w.dtype for m in self.plan.mixtures if m.factor == factor]
         return self._pairs(self.plan.rows.operands[factor].dtype, *others)
 
     @cached_property
     def shared(self) -> dict[int, int]:
         """Factor → the sums in whose place it is written."""
-        free, found = {s.sums for s in self.plan.scores}, {}
+        free, places = {s.sums for s in self.plan.scores}, {}
         for factor in sorted({m.factor for m in self.plan.mixtures}):
             for sums in sorted(free):
+                # A factor may lie over sums if none is read after it was overwritten (`may_share`); pairs
+                # of bf16 have another size.
                 if not self.is_paired(factor) and may_share(self.local_rows, sums, factor, row=True):
-                    found[factor] = sums
+                    places[factor] = sums
                     free.discard(sums)
                     break
-        return found
+        return places
 
     @cached_property
     def local_rows(self) -> KernelPlan:
@@ -121,6 +120,7 @@ class Blocking:
         stores: list[Store] = []
         for store in rows.stores:
             node = store.node
+            # Rounded to bf16 as the plan says, but kept as f32, which micro-kernels multiply without pairs.
             if store.operand in widened:
                 nodes.append(Apply("f32", "convert", (node,)))
                 node = len(nodes) - 1
@@ -130,6 +130,8 @@ class Blocking:
 
     def _block(self) -> int:
         """Queries of a block: what keeps their scores in L2, and is enough for the products."""
+        # Scores and factors of a block are read and written by several passes: they fill half of L2 at
+        # most, but a block has two tiles at least, so that strips of keys are read for more than one.
         kept = len(self.plan.inner) - len(self.shared)
         fitting = self.target.l2_bytes // 2 // (4 * self.line * kept) // self.rows
         most = -(-self.plan.queries // self.rows)
@@ -176,9 +178,9 @@ class Blocking:
 
 def _offsets(sizes: dict[str, int]) -> dict[str, int]:
     """Where each part begins; packing writes whole registers, one beyond the end at most."""
-    found, end = {}, 0
+    offsets, end = {}, 0
     for name, size in sizes.items():
-        found[name] = end
+        offsets[name] = end
         end += -(-(size + LINE_BYTES) // LINE_BYTES) * LINE_BYTES
-    found["size"] = end
-    return found
+    offsets["size"] = end
+    return offsets

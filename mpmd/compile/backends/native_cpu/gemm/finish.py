@@ -6,7 +6,9 @@ rows, so the epilogue's code is written once per register of a row and not once 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from mpmd.compile.backends.native_cpu.gemm.problem import Epilogue, Gemm, Position
 from mpmd.compile.backends.native_cpu.storage import BYTES, REGISTER, narrow
@@ -48,6 +50,7 @@ class StoreSums:
             else:
                 f.masked_store(value, address, at.mask)
             return
+        # a result with strided columns is written element by element; masked lanes do not exist in C
         for lane in range(lanes_of(value.type)):
             place = f.offset(address, lane * c.column_stride * BYTES[c.dtype])
             if at.mask is None:
@@ -76,6 +79,21 @@ class FinishTile:
     def name(self, *, edge: bool) -> str:
         return f"{self.kernel}_finish{'_edge' if edge else ''}"
 
+    def call(
+        self,
+        f: FunctionBuilder,
+        tile: Value,
+        rows: Index,
+        row: Index,
+        column: Index,
+        batch: Index,
+        results: Sequence[Value],
+        *,
+        edge: bool,
+    ) -> None:
+        """Call the function on some rows of a tile, which belong at a row and column of the result."""
+        f.call(self.name(edge=edge), tile, *map(f.index, (rows, row, column, batch)), *results)
+
     def emit(self, module: Module, *, edge: bool) -> None:
         """Add `void name(ptr tile, i64 rows, i64 row, i64 column, i64 batch, ptr result...)`."""
         gemm = self.gemm
@@ -86,6 +104,8 @@ class FinishTile:
         arguments += [(p, "ptr") for p in self.epilogue.pointers]
         with FunctionBuilder(module, self.name(edge=edge), arguments, internal=True) as f:
             batch = self._batch_indices(f, f.arguments["batch"])
+            # Several rows at once: as many vectors as the epilogue computes side by side, to overlap their
+            # latency.
             at_once = max(1, self.epilogue.vectors_at_once(module.target) // -(-columns // lanes))
             rows, whole = f.arguments["rows"], f.index(0)
             if at_once > 1:
@@ -121,3 +141,42 @@ class FinishTile:
             indices.append(f.irem(rest, size))
             rest = f.idiv(rest, size)
         return tuple(reversed(indices))
+
+
+@dataclass(frozen=True)
+class ProductKernel(ABC):
+    """A product of matrices, ready to be emitted; see `CpuKernel`.
+
+    Attributes:
+        name: its symbol.
+        gemm: what it computes.
+        epilogue: what becomes of the sums; None stores them.
+    """
+
+    name: str
+    gemm: Gemm
+    epilogue: Epilogue | None = field(default=None, kw_only=True)
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """Columns of a tile of sums."""
+
+    @property
+    @abstractmethod
+    def units_per_batch(self) -> int:
+        """Units of one product."""
+
+    @property
+    def units(self) -> int:
+        """Units of all products."""
+        return self.units_per_batch * self.gemm.batch_size
+
+    @property
+    def finish(self) -> FinishTile:
+        return FinishTile(self.name, self.gemm, self.width, self.epilogue)
+
+    @property
+    def pointers(self) -> tuple[str, ...]:
+        """Names of the pointer arguments before the workspace."""
+        return ("a", "b", *self.finish.epilogue.pointers)

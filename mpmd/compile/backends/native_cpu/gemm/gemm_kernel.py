@@ -12,39 +12,38 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mpmd.compile.backends.native_cpu.gemm.finish import FinishTile
-from mpmd.compile.backends.native_cpu.gemm.micro_kernel import MicroKernel, TileCall
+from mpmd.compile.backends.native_cpu.gemm.finish import ProductKernel
+from mpmd.compile.backends.native_cpu.gemm.micro_kernel import MicroKernel, Rows
 from mpmd.compile.backends.native_cpu.gemm.operands import Block, Operands
-from mpmd.compile.backends.native_cpu.gemm.problem import Epilogue, Gemm, batch_offset, each_batch
+from mpmd.compile.backends.native_cpu.gemm.problem import (
+    Epilogue,
+    Gemm,
+    batch_offset,
+    each_batch,
+    factor_addresses,
+)
 from mpmd.compile.backends.native_cpu.gemm.thin import ThinKernel, thin_form
 from mpmd.compile.backends.native_cpu.gemm.tiling import Tiling, choose_tiling
-from mpmd.compile.backends.native_cpu.shared import SharedFunction
+from mpmd.compile.backends.native_cpu.shared import SharedFunction, kernel_function
 from mpmd.compile.backends.native_cpu.storage import BYTES
 from mpmd.compile.llvm.cpu import LINE_BYTES, CpuTarget
-from mpmd.compile.llvm.function_builder import FunctionBuilder, Index, Module
+from mpmd.compile.llvm.function_builder import Index, Module
 from mpmd.compile.llvm.llvm_types import Value, constant
 
 
 @dataclass(frozen=True)
-class GemmKernel:
-    """A matrix product, ready to be emitted.
+class GemmKernel(ProductKernel):
+    """A matrix product in register tiles.
 
     Attributes:
-        name: its symbol.
-        gemm: what it computes.
-        tiling: how.
-        epilogue: what becomes of the sums; None stores them.
+        tiling: its loop nest.
     """
 
-    name: str
-    gemm: Gemm
     tiling: Tiling
-    epilogue: Epilogue | None = None
 
     @property
-    def pointers(self) -> tuple[str, ...]:
-        """Names of the pointer arguments before the workspace."""
-        return ("a", "b", *(self.epilogue.pointers if self.epilogue else ("c",)))
+    def width(self) -> int:
+        return self.tiling.width
 
     @property
     def units_per_batch(self) -> int:
@@ -61,11 +60,6 @@ class GemmKernel:
         """Parts into which the rows of a strip of columns are divided."""
         part_rows = self.tiling.part_rows
         return -(-self.gemm.m // part_rows) if part_rows else 1
-
-    @property
-    def units(self) -> int:
-        """Units of all products."""
-        return self.units_per_batch * self.gemm.batch_size
 
     @property
     def workspace_bytes(self) -> int:
@@ -88,8 +82,8 @@ def gemm_kernel(
     """A kernel with the tiling that suits the target by rule, or one without tiles."""
     form = thin_form(gemm, target)
     if form is not None:
-        return ThinKernel(name, gemm, form, target, epilogue)
-    return GemmKernel(name, gemm, choose_tiling(gemm, target), epilogue)
+        return ThinKernel(name, gemm, form, target, epilogue=epilogue)
+    return GemmKernel(name, gemm, choose_tiling(gemm, target), epilogue=epilogue)
 
 
 @dataclass(frozen=True)
@@ -122,6 +116,8 @@ class Workspace:
             (t.panels if t.pack_b else 1) * t.width * t.kc * element,
             t.rows * t.width * sums,
         ]
+        # Where sums wait for the next chunk of K: in C if it can hold them, else in `rest`, for all strips
+        # of a group. The strip at the edge always waits there: C has no columns for its padding.
         direct = stores_directly(kernel)
         rest_width = 0
         if chunks > 1 and (not direct or gemm.n % t.width):
@@ -131,6 +127,7 @@ class Workspace:
         end = 0
         for size in sizes:
             offsets.append(end)
+            # Parts that are not used have no bytes; others begin at a line.
             # packing writes whole registers: one beyond the end at most
             end += -(-(size + LINE_BYTES if size else 0) // LINE_BYTES) * LINE_BYTES
         a, b, tile, rest = offsets
@@ -143,36 +140,11 @@ def stores_directly(kernel: GemmKernel) -> bool:
     return kernel.epilogue is None and c.dtype == kernel.gemm.accumulator and c.column_stride == 1
 
 
-@dataclass(frozen=True)
-class _Place:
-    """A tile in memory.
-
-    Attributes:
-        start: address of its first element.
-        stride: bytes between its rows.
-        next_line: bytes from the first line of a row to its second; zero if that is of no use.
-    """
-
-    start: Value
-    stride: Index
-    next_line: int = 0
-
-
-@dataclass(frozen=True)
-class _Factors:
-    """Where the parts of A and B of a tile are, and how deep they are; see `ARGUMENTS` of micro-kernels."""
-
-    a: Value
-    a_stride: Index
-    b: Value
-    b_stride: Index
-    fetch: Value
-    depth: Index
+_Place = tuple[Value, Index, int]
+"""A tile in memory: its address, bytes between its rows, bytes between the lines of a row (0: it has one)."""
 
 
 class _Driver:
-    """Emission of one kernel."""
-
     def __init__(self, kernel: GemmKernel, module: Module) -> None:
         self.kernel = kernel
         self.module = module
@@ -183,7 +155,7 @@ class _Driver:
         self.chunks = max(1, -(-self.gemm.k // self.tiling.kc))
         self.sum_bytes = BYTES[self.gemm.accumulator]
         self.shared: dict[str, SharedFunction] = {}
-        self.finish = FinishTile(kernel.name, self.gemm, kernel.tiling.width, kernel.epilogue)
+        self.finish = kernel.finish
 
     def emit(self) -> list[SharedFunction]:
         kernel, t = self.kernel, self.tiling
@@ -191,9 +163,7 @@ class _Driver:
             self.finish.emit(self.module, edge=True)
         if not self.direct and self.gemm.n >= t.width:
             self.finish.emit(self.module, edge=False)
-        arguments = [(p, "ptr") for p in (*kernel.pointers, "workspace")]
-        arguments += [("begin", "i64"), ("end", "i64")]
-        with FunctionBuilder(self.module, kernel.name, arguments, plain=True) as f:
+        with kernel_function(self.module, kernel, plain=True) as f:
             self.f = f
             places = self.space.a, self.space.b
             self.operands = Operands(f, self.gemm, t, places, self.shared)
@@ -213,7 +183,6 @@ class _Driver:
             yield loop.i
 
     def _product(self, batch: Index, units: tuple[Index, Index]) -> None:
-        """The units of one batch index."""
         f, t, gemm, parts = self.f, self.tiling, self.gemm, self.kernel.parts
         if t.split == "rows":
             rows = (f.imul(units[0], t.rows), f.imin(f.imul(units[1], t.rows), gemm.m))
@@ -242,18 +211,21 @@ class _Driver:
 
     def _rectangle(self, batch: Index, rows: tuple[Index, Index], panels: tuple[Index, Index]) -> None:
         f, t, gemm = self.f, self.tiling, self.gemm
-        a, b = self._factors(batch)
+        a, b = factor_addresses(f, gemm, batch)
         following = None
         if not isinstance(batch, int):
+            # Addresses of the next product are computed even if it does not exist: nothing is read or
+            # fetched there then.
             after = f.iadd(batch, 1)
             exists = f.compare("slt", f.index(after), constant(gemm.batch_size, "i64"))
-            following = (*self._factors(after), exists)
+            following = (*factor_addresses(f, gemm, after), exists)
         c = a  # an epilogue has pointers of its own
         if self.kernel.epilogue is None:
             before = f.imul(batch_offset(f, gemm, gemm.c, batch), BYTES[gemm.c.dtype])
             c = f.offset(f.arguments["c"], before)
         with self._each(panels[0], panels[1], t.panels) as group:
             group_end = f.imin(f.iadd(group, t.panels), panels[1])
+            # With K = 0 one chunk of depth 0 stores zeros.
             with self._each(0, max(1, gemm.k), t.kc) as chunk:
                 depth = f.imin(f.isub(gemm.k, chunk), t.kc)
                 if isinstance(chunk, int):
@@ -269,7 +241,7 @@ class _Driver:
                     batch=batch,
                     k=chunk,
                     depth=depth,
-                    first=later,
+                    later=later,
                     last=is_last,
                     rows=rows,
                     panels=strips,
@@ -278,13 +250,6 @@ class _Driver:
                 )
                 with self._each(rows[0], rows[1], t.mc) as start:
                     self._row_block(block, start, f.imin(f.iadd(start, t.mc), rows[1]))
-
-    def _factors(self, batch: Index) -> tuple[Value, Value]:
-        """Where A and B of a batch index begin."""
-        f, gemm = self.f, self.gemm
-        before_a, before_b = (batch_offset(f, gemm, matrix, batch) for matrix in (gemm.a, gemm.b))
-        a = f.offset(f.arguments["a"], f.imul(before_a, BYTES[gemm.a.dtype]))
-        return a, f.offset(f.arguments["b"], f.imul(before_b, BYTES[gemm.b.dtype]))
 
     def _row_block(self, block: Block, start: Index, end: Index) -> None:
         f, t, gemm = self.f, self.tiling, self.gemm
@@ -319,52 +284,39 @@ class _Driver:
         b, b_stride = operands.strip(block, panel, packed=t.pack_b or edge)
         micro = MicroKernel(t.step, rows, t.vectors, a_adjacent)
         self.shared[micro.name] = micro
-        factors = _Factors(a, a_stride, b, b_stride, operands.fetch(row, panel), operands.steps(block.depth))
+        factors = (a, a_stride), (b, b_stride), operands.fetch(row, panel), operands.steps(block.depth)
 
+        # Sums of a full tile go to C, where they also wait for the next chunk. Others go through the
+        # workspace's tile: in one chunk at once, else chunk by chunk through `rest`, and the last into the
+        # tile. `near` is the memory that is read or written after the sums, fetched meanwhile.
         c = self._place_of_result(block, row, panel)
         if self.direct and not edge:
-            self._multiply(micro, factors, c, c, block.first, c)
+            micro.call(f, *factors, c[:2], c[:2], c, block.later)
             return
-        tile = _Place(self._workspace(self.space.tile), t.width * self.sum_bytes)
+        tile: Rows = self._workspace(self.space.tile), t.width * self.sum_bytes
         if self.chunks == 1:
-            self._multiply(micro, factors, tile, tile, f.index(0), c)
+            micro.call(f, *factors, tile, tile, c)
         else:
             column = 0 if self.direct else f.imul(f.isub(panel, block.panels[0]), t.width)
             at = f.iadd(f.imul(row, self.space.rest_width), column)
             rest = f.offset(self._workspace(self.space.rest), f.imul(at, self.sum_bytes))
-            so_far = _Place(rest, self.space.rest_width * self.sum_bytes, self._next_line(self.sum_bytes))
-            d = f.select(block.last, tile.start, rest)
-            stride = f.select(block.last, f.index(tile.stride), f.index(so_far.stride))
-            self._multiply(micro, factors, so_far, _Place(d, stride), block.first, so_far)
-        finish = [f.index(rows), f.index(row), f.index(f.imul(panel, t.width)), f.index(block.batch)]
+            so_far = rest, self.space.rest_width * self.sum_bytes
+            d = f.select(block.last, tile[0], rest)
+            stride = f.select(block.last, f.index(tile[1]), f.index(so_far[1]))
+            near = *so_far, self._next_line(self.sum_bytes)
+            micro.call(f, *factors, so_far, (d, stride), near, block.later)
+        column = f.index(f.imul(panel, t.width))
+        # only the last chunk has the whole sums, which an epilogue needs
         with f.when(block.last):
-            pointers = [f.arguments[p] for p in self.kernel.pointers[2:]]
-            f.call(self.finish.name(edge=edge), tile.start, *finish, *pointers)
+            results = [f.arguments[p] for p in self.kernel.pointers[2:]]
+            self.finish.call(f, tile[0], rows, row, column, block.batch, results, edge=edge)
 
     def _place_of_result(self, block: Block, row: Index, panel: Index) -> _Place:
-        """Where a tile's results belong; the workspace's tile where an epilogue knows."""
         f, c, size = self.f, self.gemm.c, BYTES[self.gemm.c.dtype]
         if self.kernel.epilogue is not None or c.column_stride != 1:
-            return _Place(self._workspace(self.space.tile), self.tiling.width * self.sum_bytes)
+            return self._workspace(self.space.tile), self.tiling.width * self.sum_bytes, 0
         at = f.iadd(f.imul(row, c.row_stride), f.imul(panel, self.tiling.width))
-        return _Place(f.offset(block.c, f.imul(at, size)), c.row_stride * size, self._next_line(size))
+        return f.offset(block.c, f.imul(at, size)), c.row_stride * size, self._next_line(size)
 
     def _next_line(self, size: int) -> int:
-        """Bytes from the first line of a tile's row to its second; zero if it has none."""
         return LINE_BYTES if self.tiling.width * size > LINE_BYTES else 0
-
-    def _multiply(
-        self, micro: MicroKernel, factors: _Factors, s: _Place, d: _Place, accumulate: Value, near: _Place
-    ) -> None:
-        """Call a micro-kernel that writes to `d`, or adds to `s`, and fetches `near`."""
-        TileCall(
-            **vars(factors),
-            s=s.start,
-            s_stride=s.stride,
-            d=d.start,
-            d_stride=d.stride,
-            accumulate=accumulate,
-            near=near.start,
-            near_stride=near.stride,
-            near_line=near.next_line,
-        ).emit(self.f, micro)

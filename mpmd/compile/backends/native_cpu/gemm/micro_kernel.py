@@ -9,12 +9,11 @@ arguments, so that one compiled micro-kernel serves every product of a process.
 bf16 comes in pairs: two neighbours along K are one 32-bit lane, and one instruction multiplies the pairs of a
 lane and adds both products to an f32 accumulator.
 
-Fetching in advance: lines that a micro-kernel brings into L2 while it multiplies, for what comes after it.
-
 A tile takes thousands of cycles and reads from L1 and L2; memory behind L2 is idle meanwhile.  So the caller
-of micro-kernels passes a *fetch* to them in memory: runs of adjacent lines, equally spaced, such as the rows
-of the strip that is packed next.  Every few steps of K a micro-kernel prefetches a line and stores the
-position for the next tile.  Past the end, the last line is prefetched again, which is cached by then.
+of micro-kernels passes a *fetch* to them in memory, whose lines they bring into L2 for later tiles: runs of
+adjacent lines, equally spaced, such as the rows of the strip that is packed next.  Every few steps of K a
+micro-kernel prefetches a line and stores the position for the next tile.  Past the end, the last line is
+prefetched again, which is cached by then.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from dataclasses import dataclass
 
 from mpmd.compile.llvm.cpu import LINE_BYTES
 from mpmd.compile.llvm.function_builder import FunctionBuilder, Index, Module
-from mpmd.compile.llvm.llvm_types import Value, constant, vector
+from mpmd.compile.llvm.llvm_types import Value, constant, lanes_of, vector
 
 _POSITION, _LEFT, _RUN, _JUMP, _END = range(5)  # fields, each of 8 bytes
 
@@ -48,6 +47,8 @@ class Fetch:
             distance: bytes from a run to the next.
             size: bytes of a run, at least one.
         """
+        # A fetch counts up from minus its length to zero: its end is known by the sign, and a position past
+        # it is clamped to the last line without a branch.
         f = self.f
         # a run of so many bytes may begin within a line
         lines = f.idiv(f.iadd(size, 2 * LINE_BYTES - 2), LINE_BYTES)
@@ -98,9 +99,11 @@ class Fetching:
 
     def line(self, state: list[Value]) -> list[Value]:
         """Prefetch a line; returns the state after it."""
+        # Locality 2 is the second level: what comes next must not evict the tile's own operands from L1.
         f, (position, left) = self.f, state
         f.prefetch(f.offset(self._end, f.imin(position, 0)), locality=2)
         fewer = f.index(f.isub(left, 1))
+        # at the end of a run the next line is the next run's first: `jump` leads there from the run's last
         done = f.compare("eq", fewer, constant(0, "i64"))
         position = f.index(f.iadd(position, f.select(done, self._jump, constant(LINE_BYTES, "i64"))))
         return [position, f.select(done, self._run, fewer)]
@@ -152,13 +155,28 @@ class MicroKernel:
         with FunctionBuilder(module, self.name, ARGUMENTS) as f:
             _Tile(f, self).emit()
 
+    def call(
+        self,
+        f: FunctionBuilder,
+        a: Rows,
+        b: Rows,
+        fetch: Value,
+        depth: Index,
+        s: Rows,
+        d: Rows,
+        near: tuple[Value, Index, int],
+        accumulate: Index = 0,
+    ) -> None:
+        """Call the function; the arguments are those of `ARGUMENTS`, in their order but for the last."""
+        f.call(self.name, *map(f.index, (*a, *b, fetch, depth, *s, *d, accumulate, *near)))
+
 
 ARGUMENTS = (
     ("a", "ptr"),
     ("a_stride", "i64"),  # bytes
     ("b", "ptr"),
     ("b_stride", "i64"),  # bytes between steps of K
-    ("fetch", "ptr"),  # what to bring nearer meanwhile, see `fetch.py`
+    ("fetch", "ptr"),  # lines to bring into L2 meanwhile, see `Fetch`
     ("depth", "i64"),  # steps of K
     ("s", "ptr"),
     ("s_stride", "i64"),  # bytes between rows
@@ -171,32 +189,20 @@ ARGUMENTS = (
 )
 
 
-@dataclass(frozen=True)
-class TileCall:
-    """The arguments of a micro-kernel, by the names of `ARGUMENTS`."""
+Rows = tuple[Value, Index]
+"""An address, and the bytes from one row, column or step of it to the next."""
 
-    a: Value
-    a_stride: Index
-    b: Value
-    b_stride: Index
-    fetch: Value
-    depth: Index
-    s: Value
-    s_stride: Index
-    d: Value
-    d_stride: Index
-    near: Value
-    near_stride: Index
-    near_line: Index
-    accumulate: Index = 0
 
-    def emit(self, f: FunctionBuilder, kernel: MicroKernel) -> None:
-        f.call(kernel.name, *(f.index(getattr(self, name)) for name, _ in ARGUMENTS))
+def multiply_add(f: FunctionBuilder, a: Value, b: Value, sums: Value, *, pairs: bool) -> Value:
+    """`a * b + sums`; of pairs of bf16 both products are added to the f32 sum of their lane."""
+    if not pairs:
+        return f.fma(a, b, sums)
+    type_ = vector("bfloat", 2 * lanes_of(sums.type))
+    a, b = f.cast("bitcast", a, type_), f.cast("bitcast", b, type_)
+    return f.intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", sums.type, sums, a, b)
 
 
 class _Tile:
-    """Emission of one micro-kernel."""
-
     def __init__(self, f: FunctionBuilder, kernel: MicroKernel) -> None:
         self.f = f
         self.kernel = kernel
@@ -206,13 +212,15 @@ class _Tile:
 
     def emit(self) -> None:
         f, k, distances = self.f, self.kernel, self.f.target.prefetch
+        # Three loops over K. The first multiplies, and fetches the factors that come next. The second also
+        # fetches a row of the result every one or two steps, late enough that it still is in L1 when the
+        # sums are stored. The third has the steps that are left over.
         depth, unroll = f.arguments["depth"], _UNROLL[k.adjacent]
         self.fetching = Fetching(f, f.arguments["fetch"])
         bases = self._a_bases(f.arguments["a"])
         self.ahead = f.imul(f.arguments["a_stride"], distances.factor_steps)
         self.bases, zero = len(bases), constant(0.0, self.vector)
         state = [*bases, f.arguments["b"], *self.fetching.start, *([zero] * (k.rows * k.vectors))]
-        # the tile's lines are fetched one row at a time, and so late that they stay in L1
         before = f.index(f.floor_to(f.imax(f.isub(depth, distances.result_steps), 0), unroll))
         state = self._run(0, before, unroll, state)
         spread = min(unroll, _STEPS_PER_ROW)
@@ -248,12 +256,16 @@ class _Tile:
             fetch = self.fetching.line(fetch)
         b_stride, a_stride = f.arguments["b_stride"], f.arguments["a_stride"]
         for step in range(count):
+            # All of B's row first: its registers are shared by all rows of the tile, which then need one
+            # broadcast each. The order of the accumulators is row-major, as the tile is stored.
             b_row = [f.load(f.offset(b, v * self.vector_bytes), self.vector) for v in range(k.vectors)]
             for row in range(k.rows):
                 scalar = self._a_element(pointers, row, step)
                 for v in range(k.vectors):
                     at = row * k.vectors + v
-                    accumulators[at] = self._multiply_add(scalar, b_row[v], accumulators[at])
+                    accumulators[at] = multiply_add(
+                        f, scalar, b_row[v], accumulators[at], pairs=k.step == "bf16x2"
+                    )
             b = f.offset(b, b_stride)
             if k.adjacent == "rows":
                 ahead = f.offset(pointers[0], self.ahead)
@@ -265,28 +277,20 @@ class _Tile:
         return [*pointers, b, *fetch, *accumulators]
 
     def _a_element(self, pointers: list[Value], row: int, step: int) -> Value:
-        """A's element of a row and step in every lane."""
         f, k = self.f, self.kernel
         if k.adjacent == "rows":
             at = f.offset(pointers[0], row * k.step_bytes)
         else:
             base, within = divmod(row, _ROWS_PER_BASE)
+            # row `within` of its base is at base + within · stride: one address, without an addition
             at = f.offset(pointers[base], f.imul(within, f.arguments["a_stride"]))
             at = f.offset(at, step * k.step_bytes)
         return f.splat(f.load(at, k.accumulator, align=2 if k.step == "bf16x2" else 0), self.lanes)
 
-    def _multiply_add(self, a: Value, b: Value, accumulator: Value) -> Value:
-        f = self.f
-        if self.kernel.step != "bf16x2":
-            return f.fma(a, b, accumulator)
-        pairs = vector("bfloat", 2 * self.lanes)
-        a, b = f.cast("bitcast", a, pairs), f.cast("bitcast", b, pairs)
-        return f.intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", self.vector, accumulator, a, b)
-
     def _finish(self, accumulators: list[Value]) -> None:
-        """Store the tile, adding S where asked."""
         f = self.f
         with f.loop(0, f.arguments["accumulate"], carried=accumulators) as once:
+            # one round or none: S is not read, and need not exist, unless it is added
             before = [f.load(self._place("s", at), self.vector) for at in range(len(accumulators))]
             once.carry([f.add(sums, s) for sums, s in zip(once.carried, before, strict=True)])
         accumulators = once.carried
@@ -294,7 +298,6 @@ class _Tile:
             f.store(sums, self._place("d", at))
 
     def _place(self, side: str, at: int) -> Value:
-        """Where S or D has the sums of an accumulator."""
         f, (row, v) = self.f, divmod(at, self.kernel.vectors)
         start = f.offset(f.arguments[side], f.imul(row, f.arguments[f"{side}_stride"]))
         return f.offset(start, v * self.vector_bytes)

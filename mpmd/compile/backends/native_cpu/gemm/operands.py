@@ -27,7 +27,7 @@ class Block:
         a, b, c: the matrices of a batch index.
         batch: the batch index.
         k, depth: where the chunk of K begins, and its length.
-        first: i64, 1 unless this is the first chunk of K.
+        later: i64, 1 unless this is the first chunk of K: sums are added to those before.
         last: i1, whether it is the last one.
         rows, panels: rows and strips that are done, from and to.
         end: the strip before which this batch index ends.
@@ -40,7 +40,7 @@ class Block:
     batch: Index
     k: Index
     depth: Index
-    first: Value
+    later: Value
     last: Value
     rows: tuple[Index, Index]
     panels: tuple[Index, Index]
@@ -50,13 +50,7 @@ class Block:
 
 @dataclass
 class _Next:
-    """What comes after all rows of a block: the next chunk of K, group of strips, or batch index.
-
-    Attributes:
-        exists: i1, whether anything does.
-        a, b: the matrices.
-        k, panel: where the chunk of K begins, and the group of strips.
-    """
+    """What comes after all rows of a block, if it `exists`: its matrices, chunk of K, and group of strips."""
 
     exists: Value
     a: Value
@@ -66,14 +60,10 @@ class _Next:
 
 
 class Operands:
-    """The operands of one kernel under construction.
+    """The operands of a kernel under construction; calls of packing functions add these to `shared`.
 
     Args:
-        f: the kernel.
-        gemm: what it computes.
-        tiling: how.
         places: bytes of the workspace before A's copy and before B's.
-        shared: functions that the kernel calls, by name.
     """
 
     def __init__(
@@ -91,6 +81,8 @@ class Operands:
         self.step_bytes = 8 if tiling.step == "f64" else 4
         self._place_a, self._place_b = (f.offset(f.arguments["workspace"], place) for place in places)
         self._next_a, self._next_b = Fetch(f), Fetch(f)
+        # Packed strips of one group of columns are read again by each row block: from L2 if half of it
+        # holds them, else from the last level, and then they are fetched, too.
         strip_bytes = tiling.kc * tiling.width * (2 if tiling.step == "bf16x2" else BYTES[tiling.step])
         self._copies_leave = tiling.panels * strip_bytes > f.target.l2_bytes // 2
 
@@ -101,6 +93,9 @@ class Operands:
     def fetch(self, row: Index, panel: Index) -> Value:
         """What a tile fetches: alternately from two, and the rest of one when the other is done."""
         f = self.f
+        # Tiles alternate in a fixed ratio, which counts along rows and strips so that neighbouring tiles
+        # differ. B takes what A leaves, and A what B leaves, except before `_late`: lines of A that come
+        # too early are evicted by the strips in between.
         number = f.irem(f.iadd(f.idiv(row, self.tiling.rows), panel), _FETCHES)
         for_a = f.compare("eq", f.index(number), constant(_FETCHES - 1, "i64"))
         for_a = f.or_(for_a, self._next_b.is_done())
@@ -109,9 +104,10 @@ class Operands:
 
     # -- A ---------------------------------------------------------------------------------------------------
     def begin_rows(self, block: Block, start: Index, end: Index) -> None:
-        """What comes before the tiles of a row block: its copy, and the fetch of the rows after it."""
+        """Before the tiles of a row block: its copy, and the fetch of the rows after it."""
         if self.tiling.pack_a:
             self._pack_rows(block, start, end)
+        # Without strides of one a run of lines would be one element each: nothing is fetched.
         self._next_a.nothing(block.a)
         self._late = self.f.isub(block.panels[1], self._strips_for_rows())
         if 1 in (self.gemm.a.row_stride, self.gemm.a.column_stride):
@@ -121,6 +117,9 @@ class Operands:
         """Strips in whose tiles the rows that come next can be fetched: earlier they would be lost again."""
         t = self.tiling
         steps = t.kc // 2 if t.step == "bf16x2" else t.kc
+        # How many tiles it takes to fetch the next row block: its lines, through one tile in `_FETCHES`. A
+        # micro-kernel whose rows of A have addresses of their own fetches a line at each step; others one
+        # in two steps, and more of them in the last steps.
         lines = t.mc * steps * self.step_bytes // LINE_BYTES * 5 // 4  # some lie in part outside of the rows
         by_tile = steps if self.gemm.a.column_stride == 1 and not t.pack_a else steps // 2 + 36
         return 1 + -(-lines * _FETCHES // (by_tile * (t.mc // t.rows)))
@@ -158,6 +157,8 @@ class Operands:
         """Fetch the rows that come after a block: the next ones, or the first ones of the next block of B."""
         f, t, gemm, a = self.f, self.tiling, self.gemm, self.gemm.a
         size = BYTES[a.dtype]
+        # The rows after this block meet the same strips; after the last block the first rows come again,
+        # with the next chunk of K, group of strips or batch index.
         after, other = self._less(end, block.rows[1]), self._next(block)
         row = f.select(after, f.index(end), f.index(block.rows[0]))
         k, start = f.select(after, f.index(block.k), other.k), f.select(after, block.a, other.a)
@@ -174,6 +175,8 @@ class Operands:
 
     def _next(self, block: Block) -> _Next:
         f, zero = self.f, self.f.index(0)
+        # The loops in which blocks follow each other, from the inside out: K, groups of strips, batch
+        # indices. Whichever advances, those inside of it start anew.
         k, panel = f.index(f.iadd(block.k, self.tiling.kc)), f.index(block.panels[1])
         deeper, wider = self._less(k, self.gemm.k), self._less(panel, block.end)
         here = f.or_(deeper, wider)
@@ -186,11 +189,7 @@ class Operands:
 
     # -- B ---------------------------------------------------------------------------------------------------
     def begin_strip(self, block: Block, start: Index, end: Index, panel: Index, *, packed: bool) -> None:
-        """What comes before the tiles of a strip: its copy, and the fetch of the strip after it.
-
-        The first row block makes the copies, and fetches what they are made of; the others fetch the copies
-        where these are more than stay in L2.
-        """
+        """Before the tiles of a strip: its copy, in the first row block, and the fetch of the next strip."""
         f = self.f
         if packed:
             with self._first_rows(block, start):
@@ -203,6 +202,9 @@ class Operands:
         )
         self._next_b.nothing(block.b)
         with f.when(f.or_(here, other.exists)):
+            # What the next tiles read is the copy of their strip if it is made already: by an earlier row
+            # block, or, for the first strip of the group, earlier in this one. Copies that stay in L2 need
+            # no fetch; elements do, in time for the copy that is made of them.
             if self.tiling.pack_b and self._copies_leave:
                 copied = f.or_(self._less(block.rows[0], start), f.not_(inside))
                 copied = f.and_(here, copied)
@@ -221,6 +223,7 @@ class Operands:
     def strip(self, block: Block, panel: Index, *, packed: bool) -> tuple[Value, int]:
         """(address, stride in bytes) of B's strip."""
         t, b = self.tiling, self.gemm.b
+        # A step of bf16 pairs takes two rows of B side by side: such a B is always packed.
         if packed:
             return self._packed_strip(block, panel), t.width * self.step_bytes
         source = self._element(block.b, b, block.k, self.f.imul(panel, t.width))
@@ -228,7 +231,6 @@ class Operands:
 
     @contextlib.contextmanager
     def _first_rows(self, block: Block, start: Index) -> Iterator[None]:
-        """A block that runs only in the first row block."""
         f = self.f
         with f.when(f.compare("eq", f.index(start), f.index(block.rows[0]))):
             yield
@@ -253,7 +255,6 @@ class Operands:
         )
 
     def _fetch_strip(self, block: Block, here: Value, panel: Value, other: _Next) -> None:
-        """Fetch the elements of a strip of the block, or of what comes after it."""
         f, t, b = self.f, self.tiling, self.gemm.b
         k, start = f.select(here, f.index(block.k), other.k), f.select(here, block.b, other.b)
         size, column = BYTES[b.dtype], f.imul(f.select(here, panel, other.panel), t.width)

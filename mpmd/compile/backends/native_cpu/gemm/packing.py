@@ -120,6 +120,7 @@ class _Strip:
         """One step after the other; a pair takes two steps and interleaves them."""
         f, args = self.f, self.args
         masks: list[Value | None] = []
+        # The same row of the next strip lies behind: it is packed next, and is fetched into L2 meanwhile.
         self.ahead = self.pack.width * BYTES[self.pack.dtype]
         for group in range(self.groups):
             left = f.isub(args["valid"] if edge else self.pack.width, group * self.lanes)
@@ -152,6 +153,8 @@ class _Strip:
         f.prefetch(f.offset(first_row, self.ahead), locality=2)
         f.prefetch(f.offset(second_row, self.ahead), locality=2)
         for group, mask in enumerate(masks):
+            # Two rows interleave to pairs: lane k of the first and of the second become one 32-bit lane.
+            # Behind an odd depth the second row is zero, which adds nothing to the sums.
             low = self._row_part(first_row, group, mask)
             high = self._row_part(second_row, group, mask) if second else constant(0, low.type)
             order = [lane // 2 + (self.lanes if lane % 2 else 0) for lane in range(2 * self.lanes)]
@@ -163,6 +166,8 @@ class _Strip:
         """So many steps at a time that each strip's part is whole registers, strip after strip."""
         f, args, width = self.f, self.args, self.pack.width
         per_step = 2 if self.pack.pairs else 1
+        # The lanes of so many steps fill whole registers, so that no store runs into the next strip; the
+        # steps left over are stored with masks.
         together = self.lanes // math.gcd(width, self.lanes)
         steps = f.index(f.idiv(f.iadd(args["depth"], per_step - 1), per_step))
         strip_bytes = f.imul(steps, width * self.bytes)
@@ -177,6 +182,8 @@ class _Strip:
                 self._strip_part(group.i, strips, strip_bytes, edge, together)
         odd = f.irem(args["depth"], per_step)
         with f.loop(full, steps) as rest:
+            # The last pair of an odd depth has one row; lanes are masked, as the strip at the edge has
+            # fewer.
             both = None if per_step == 1 else f.compare("slt", f.index(f.iadd(rest.i, odd)), steps)
             with f.loop(0, f.iadd(strips, f.cast("zext", partial, "i64"))) as strip:
                 mask = self._below(f.isub(args["valid"], f.imul(strip.i, width)), self.lanes)
@@ -194,6 +201,8 @@ class _Strip:
         place = f.offset(place, f.imul(step, width * self.bytes))
         for register in range(width * count // lanes):
             first = register * lanes // width
+            # element e of the concatenated steps is lane e % width of step e / width: at most two registers
+            # of steps give one register of the destination
             order = [divmod(register * lanes + lane, width) for lane in range(lanes)]
             low, high = parts[first], parts[min(first + 1, count - 1)]
             value = f.shuffle(low, high, [(k - first) * lanes + lane for k, lane in order])
@@ -231,6 +240,8 @@ class _Strip:
         f, args = self.f, self.args
         per_step = 2 if self.pack.pairs else 1
         steps = f.idiv(f.iadd(args["depth"], per_step - 1), per_step)
+        # Tiles without masks only if all lanes of the strip exist: a strip at the edge is masked as a
+        # whole.
         full = f.floor_to(f.idiv(args["depth"], per_step), self.lanes)
         full = f.select(whole, f.index(full), constant(0, "i64"))
         with f.loop(0, full, self.lanes) as square:
@@ -273,6 +284,7 @@ class _Strip:
     def _lane_run(self, step: Value, lane: Index, edge: tuple[Value, Index] | None) -> Value:
         """`lanes` packed steps of one lane, zero past the depth; lanes past the edge repeat the last one."""
         f, args, pack = self.f, self.args, self.pack
+        # Lanes past the edge read the last one, whose memory exists, and are zeroed afterwards.
         number = lane if edge is None else f.imin(lane, f.isub(args["valid"], 1))
         run = f.offset(args["source"], f.imul(number, args["lane_stride"]))
         per_step = 2 if pack.pairs else 1

@@ -3,9 +3,7 @@
     C[..., m, n] = epilogue(sum over k of A[..., m, k] · B[..., k, n])
 
 Any strides are allowed, so transposed and sliced operands, and heads inside a fused projection, need no
-copies.
-
-Products of one kernel, one after the other: units to batch indices, and offsets of the factors.
+copies.  The products of a batch are units of one kernel, one after the other.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from mpmd.compile.backends.native_cpu.storage import BYTES
 from mpmd.compile.llvm.cpu import CpuTarget
 from mpmd.compile.llvm.function_builder import FunctionBuilder, Index
 from mpmd.compile.llvm.llvm_types import Value
@@ -116,7 +115,7 @@ class Epilogue(Protocol):
 
     @property
     def pointers(self) -> tuple[str, ...]:
-        """Names of the pointer arguments after those of A and B."""
+        """Names of the pointer arguments after A and B."""
 
     def vectors_at_once(self, target: CpuTarget) -> int:
         """How many vectors of sums are best given to `emit` together."""
@@ -154,3 +153,10 @@ def batch_offset(f: FunctionBuilder, gemm: Gemm, matrix: Matrix, batch: Index) -
         offset = f.iadd(offset, f.imul(f.irem(rest, size), stride))
         rest = f.idiv(rest, size)
     return offset
+
+
+def factor_addresses(f: FunctionBuilder, gemm: Gemm, batch: Index) -> tuple[Value, Value]:
+    """Where A and B of a batch index begin."""
+    before_a, before_b = (batch_offset(f, gemm, matrix, batch) for matrix in (gemm.a, gemm.b))
+    a = f.offset(f.arguments["a"], f.imul(before_a, BYTES[gemm.a.dtype]))
+    return a, f.offset(f.arguments["b"], f.imul(before_b, BYTES[gemm.b.dtype]))

@@ -4,20 +4,19 @@ A register tile has rows and whole vectors of columns, and such a product leaves
 its factors, a long one and one of a few rows or columns, are contiguous along K: vectors along K of some rows
 of the long one are multiplied by the same of each of the few, and the lanes of each sum are added up at the
 end.  Sums go through a tile in the workspace, so that whatever follows a product can follow these.
-
-Which products are thin, and how each is computed; see `thin.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpmd.compile.backends.native_cpu.gemm.finish import FinishTile
-from mpmd.compile.backends.native_cpu.gemm.problem import Epilogue, Gemm, batch_offset, each_batch
-from mpmd.compile.backends.native_cpu.shared import SharedFunction
+from mpmd.compile.backends.native_cpu.gemm.finish import ProductKernel
+from mpmd.compile.backends.native_cpu.gemm.micro_kernel import multiply_add
+from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, each_batch, factor_addresses
+from mpmd.compile.backends.native_cpu.shared import SharedFunction, kernel_function
 from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, load
 from mpmd.compile.llvm.cpu import CpuTarget
-from mpmd.compile.llvm.function_builder import FunctionBuilder, Index, Module
+from mpmd.compile.llvm.function_builder import Index, Module
 from mpmd.compile.llvm.llvm_types import Value, constant, lanes_of, vector
 
 _MAX_THIN = 8  # rows or columns
@@ -92,37 +91,21 @@ def _rows_at_once(few: int, k: int, pairs: bool, target: CpuTarget) -> int:
 
 
 @dataclass(frozen=True)
-class ThinKernel:
-    """A thin product, ready to be emitted; a unit is a block of the long factor.
+class ThinKernel(ProductKernel):
+    """A thin product; a unit is a block of the long factor.
 
     Attributes:
-        name: its symbol.
-        gemm: what it computes.
-        form: how.
+        form: which factor is long, and how many of its rows are done together.
         target: the CPU.
-        epilogue: what becomes of the sums; None stores them.
     """
 
-    name: str
-    gemm: Gemm
     form: ThinForm
     target: CpuTarget
-    epilogue: Epilogue | None = None
-
-    @property
-    def pointers(self) -> tuple[str, ...]:
-        """Names of the pointer arguments before the workspace."""
-        return ("a", "b", *(self.epilogue.pointers if self.epilogue else ("c",)))
 
     @property
     def units_per_batch(self) -> int:
         """Units of one product."""
         return -(-self.form.long.items // self.form.block)
-
-    @property
-    def units(self) -> int:
-        """Units of all products."""
-        return self.units_per_batch * self.gemm.batch_size
 
     @property
     def lanes(self) -> int:
@@ -149,8 +132,6 @@ class ThinKernel:
 
 
 class _Thin:
-    """Emission of one kernel."""
-
     def __init__(self, kernel: ThinKernel, module: Module) -> None:
         self.kernel = kernel
         self.module = module
@@ -160,7 +141,7 @@ class _Thin:
         self.element = "double" if kernel.gemm.accumulator == "f64" else "float"
         self.vector = vector(self.element, kernel.lanes)
         self.sum_bytes = BYTES[kernel.gemm.accumulator]
-        self.finish = FinishTile(kernel.name, kernel.gemm, kernel.width, kernel.epilogue)
+        self.finish = kernel.finish
 
     def emit(self) -> None:
         kernel = self.kernel
@@ -168,41 +149,44 @@ class _Thin:
             self.finish.emit(self.module, edge=True)
         if self.gemm.n >= kernel.width:
             self.finish.emit(self.module, edge=False)
-        arguments = [(p, "ptr") for p in (*kernel.pointers, "workspace")]
-        with FunctionBuilder(self.module, kernel.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
+        with kernel_function(self.module, kernel) as f:
             self.f = f
             self.tile = f.arguments["workspace"]
             with each_batch(f, kernel.units_per_batch, self.gemm.batch_size) as (batch, units):
                 self._product(batch, units)
 
     def _product(self, batch: Index, units: tuple[Index, Index]) -> None:
-        f, form, gemm = self.f, self.form, self.gemm
-        bases = {}
-        for name, matrix in (("a", gemm.a), ("b", gemm.b)):
-            offset = f.imul(batch_offset(f, gemm, matrix, batch), BYTES[matrix.dtype])
-            bases[name] = f.offset(f.arguments[name], offset)
-        long, few = bases[form.long.name], bases[form.few.name]
+        f, form = self.f, self.form
+        a, b = factor_addresses(f, self.gemm, batch)
+        long, few = (b, a) if form.swapped else (a, b)
         with f.loop(units[0], units[1]) as unit:
             self._dots(batch, long, few, f.index(f.imul(unit.i, form.block)))
 
-    def _finish(self, batch: Index, tile: Value, rows: Index, row: Index, column: Index) -> None:
-        """Call what follows on some rows of the tile, at a place of the result."""
-        f, gemm, width = self.f, self.gemm, self.kernel.width
-        pointers = [f.arguments[p] for p in self.kernel.pointers[2:]]
-        given = [tile, f.index(rows), f.index(row), f.index(column), f.index(batch), *pointers]
-        if gemm.n % width == 0 or gemm.n < width:
-            f.call(self.finish.name(edge=gemm.n < width), *given)
+    def _finish(self, batch: Index, rows: Index, row: Index, column: Index) -> None:
+        f, n, width = self.f, self.gemm.n, self.kernel.width
+        row, column = f.index(row), f.index(column)
+        results = [f.arguments[p] for p in self.kernel.pointers[2:]]
+
+        def call(edge: bool) -> None:
+            self.finish.call(f, self.tile, rows, row, column, batch, results, edge=edge)
+
+        # whether a column begins a whole tile is known while compiling, unless there are tiles of both
+        # kinds
+        if n % width == 0 or n < width:
+            call(n < width)
             return
-        whole = f.compare("sle", f.index(column), constant(gemm.n - width, "i64"))
+        whole = f.compare("sle", column, constant(n - width, "i64"))
         with f.when(whole):
-            f.call(self.finish.name(edge=False), *given)
+            call(False)
         with f.when(f.not_(whole)):
-            f.call(self.finish.name(edge=True), *given)
+            call(True)
 
     def _dots(self, batch: Index, long: Value, few: Value, start: Value) -> None:
         f, form, width = self.f, self.form, self.kernel.width
         count = f.imin(form.block, f.isub(form.long.items, start))
         with f.loop(0, count, form.group) as part:
+            # A group that goes beyond the last row reads that again: its sums land in rows of the tile that
+            # are not finished.
             first = f.iadd(start, part.i)
             rows = [
                 f.offset(
@@ -222,9 +206,9 @@ class _Thin:
                 for at in range(0, len(row), self.lanes):
                     f.store(self._folded(row[at : at + self.lanes]), self.tile, f.iadd(place, at))
         if form.swapped:
-            self._finish(batch, self.tile, self.gemm.m, 0, start)
+            self._finish(batch, self.gemm.m, 0, start)
         else:
-            self._finish(batch, self.tile, count, start, 0)
+            self._finish(batch, count, start, 0)
 
     def _sums(self, rows: list[Value], few: Value) -> list[list[Value]]:
         """For each of the few and each row a vector whose lanes add up to their product."""
@@ -233,21 +217,24 @@ class _Thin:
         count = items * len(rows)
         start = [constant(0.0, self.vector)] * (count * chains)
         with f.loop(0, many, step * chains, carried=start) as loop:
+            # Chains are independent sums over every `chains`-th step: an FMA takes several cycles, and one
+            # chain would wait for each.
             following: list[Value] = []
             for chain in range(chains):
                 sums = loop.carried[chain * count : (chain + 1) * count]
                 following += self._multiply(rows, few, f.iadd(loop.i, chain * step), None, sums)
             loop.carry(following)
-        found = loop.carried[:count]
+        totals = loop.carried[:count]
         for chain in range(1, chains):
-            found = [f.add(x, y) for x, y in zip(found, loop.carried[chain * count :])]
+            totals = [f.add(x, y) for x, y in zip(totals, loop.carried[chain * count :])]
+        # the chains are one by now: fewer steps are left than they take
         for at in range(many, whole, step):
-            found = self._multiply(rows, few, at, None, found)
+            totals = self._multiply(rows, few, at, None, totals)
         if whole < k:
             numbers = f.lane_numbers(step, "i64")
             mask = f.compare("slt", numbers, f.splat(constant(k - whole, "i64"), step))
-            found = self._multiply(rows, few, whole, mask, found)
-        return [found[n * len(rows) : (n + 1) * len(rows)] for n in range(items)]
+            totals = self._multiply(rows, few, whole, mask, totals)
+        return [totals[n * len(rows) : (n + 1) * len(rows)] for n in range(items)]
 
     def _multiply(
         self, rows: list[Value], few: Value, k: Index, mask: Value | None, sums: list[Value]
@@ -258,7 +245,8 @@ class _Thin:
         for n in range(form.few.items):
             other = self._load(few, form.few.dtype, self.f.iadd(k, n * form.few.item), mask)
             for r, factor in enumerate(factors):
-                following[n * count + r] = self._multiply_add(factor, other, sums[n * count + r])
+                total = sums[n * count + r]
+                following[n * count + r] = multiply_add(self.f, factor, other, total, pairs=form.pairs)
         return following
 
     def _load(self, pointer: Value, dtype: str, at: Index, mask: Value | None) -> Value:
@@ -268,17 +256,12 @@ class _Thin:
         type_ = vector("i16", 2 * self.lanes)
         return f.load(pointer, type_, at) if mask is None else f.masked_load(pointer, type_, mask, at)
 
-    def _multiply_add(self, a: Value, b: Value, sums: Value) -> Value:
-        f = self.f
-        if not self.form.pairs:
-            return f.fma(a, b, sums)
-        pairs = vector("bfloat", 2 * self.lanes)
-        a, b = f.cast("bitcast", a, pairs), f.cast("bitcast", b, pairs)
-        return f.intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", self.vector, sums, a, b)
-
     def _folded(self, vectors: list[Value]) -> Value:
         """The sum of the lanes of each of some vectors, at most as many as each has lanes, in one vector."""
         f, wanted = self.f, len(vectors)
+        # Vectors are folded in pairs: the halves of both are added, and their sums are side by side in one
+        # vector, so that n vectors take about n additions instead of n·log(lanes). Copies fill up the
+        # number of vectors to a power of two.
         size = 1 << (wanted - 1).bit_length()
         rows = vectors + [vectors[-1]] * (size - wanted)
         pieces = 1  # sums that a vector holds parts of

@@ -10,8 +10,8 @@ for columns by nc:
         pack B[kc, strip], if these are the first rows
         for each tile of A: micro-kernel
 
-While they multiply, micro-kernels fetch the strip of B and the rows of A that come next (`fetch.py`), be it
-in the next chunk, group of columns or product of a batch.
+While they multiply, micro-kernels fetch the strip of B and the rows of A that come next, be it in the next
+chunk, group of columns or product of a batch.
 
 An operand is packed only if its elements do not lie as micro-kernels read them, or if it is read so often
 that a copy in order pays.  Where A is packed, nc is as large as the last cache level allows, so that A is
@@ -92,6 +92,8 @@ def choose_tiling(gemm: Gemm, target: CpuTarget) -> Tiling:
     step, rows, width, element = _steps(gemm, target)
     columns = -(-gemm.n // width) * width
     kc = _even_chunk(gemm.k, _MAX_CHUNK_BYTES // element)
+    # Whether A is packed depends on the chunk, and a packed A wants shorter ones: its block shares L2 with
+    # the rows that come next.
     pack_a = _packs_a(gemm, step, rows, columns, kc * element, target)
     if pack_a:
         kc = _even_chunk(gemm.k, _MAX_PACKED_CHUNK_BYTES // element)
@@ -109,16 +111,18 @@ def _steps(gemm: Gemm, target: CpuTarget) -> tuple[str, int, int, int]:
 
 
 def _tiling(gemm: Gemm, target: CpuTarget, kc: int, pack_a: bool, pack_b: bool) -> Tiling:
-    """The loop nest with chunks of K of a length, and such operands packed."""
     step, rows, width, element = _steps(gemm, target)
     vectors = width // target.lanes("double" if step == "f64" else "float")
     columns = -(-gemm.n // width)
+    # Bytes of the strips of B that are done together, and of a block of rows.
     if pack_b and not pack_a:
         room, rows_room = target.l2_bytes // 2, target.l2_bytes // 8
     else:
         room, rows_room = target.l3_bytes // 4, target.l2_bytes // 4
     mc = _even_blocks(gemm.m, max(rows, min(40, rows_room // (kc * element) // rows) * rows), rows)
     panels = max(1, min(columns, room // (kc * width * element)))
+    # By columns each thread packs strips of its own; by rows every thread would pack all of B, which is for
+    # tall results of few strips.
     split = "columns" if columns * gemm.batch_size >= 8 or columns * width >= gemm.m else "rows"
     part_rows = 0
     if split == "columns" and not pack_a:  # each part would have to pack A again
@@ -142,16 +146,18 @@ def _even_chunk(k: int, longest: int) -> int:
     """The chunk length, a multiple of 16, that splits K into as few and as equal chunks as possible."""
     chunks = max(1, -(-k // longest))
     each = -(-max(k, 1) // chunks)
+    # whole lines of f32, and whole pairs of bf16
     return -(-each // 16) * 16
 
 
 def _may_read_a(gemm: Gemm, step: str) -> bool:
-    """Whether micro-kernels can read A where it lies."""
     a = gemm.a
     if a.dtype != {"f32": "f32", "f64": "f64", "bf16x2": "bf16"}[step]:
         return False
     if a.row_stride == 1 and step != "bf16x2":
         return True
+    # A pair is read as one word: the elements must be adjacent along K, and with an odd K the last word
+    # would end in the next row's element.
     return a.column_stride == 1 and (step != "bf16x2" or gemm.k % 2 == 0)
 
 
@@ -163,8 +169,11 @@ def _packs_a(gemm: Gemm, step: str, rows: int, columns: int, chunk_bytes: int, t
     a = gemm.a
     if not _may_read_a(gemm, step):
         return True
+    # Each line of a transposed A comes once for every tile that has a part of it: that costs little from
+    # L2, or for few strips of B.
     if a.row_stride == 1 and step != "bf16x2":  # a tile uses a part of each line
         return columns > 64 and gemm.m * chunk_bytes > target.l2_bytes // 2
+    # Rows at such a stride lie in the same sets of L1, and evict each other within a tile.
     return columns > 96 and _collide(a.row_stride * BYTES[a.dtype], rows, target)
 
 
@@ -182,5 +191,6 @@ def _packs_b(gemm: Gemm, step: str, kc: int, row_bytes: int, target: CpuTarget) 
         return True
     stride = gemm.b.row_stride * BYTES[gemm.b.dtype]
     places = _PAGE // math.gcd(stride, _PAGE)  # at which rows begin within a page
+    # Rows begin at only so many offsets within a page, and reach only the sets of L2 at these offsets.
     room = target.l2_bytes // _PAGE * min(_PAGE, places * row_bytes)
     return gemm.m > _MIN_ROWS_PACKED and kc * row_bytes > room

@@ -71,7 +71,7 @@ class Accumulators:
         """The values after one round of vectors."""
         f, result = self.f, list(values)
         for k, (number, node) in enumerate(self.nodes.items()):
-            found = []
+            round_values = []
             for u, (part, scope) in enumerate(scopes):
                 value = scope.wide(node.arg)
                 if part.mask is not None:
@@ -81,9 +81,9 @@ class Accumulators:
                     result[at] = extreme_number(f, node.op, result[at], value)
                 else:
                     result[at] = emit_combine(f, node.op, result[at], value, node.dtype)
-                found.append(value)
+                round_values.append(value)
             if number in self.masks:
-                result[self.masks[number]] = nan_among(f, result[self.masks[number]], found)
+                result[self.masks[number]] = nan_among(f, result[self.masks[number]], round_values)
         return result
 
     def finish(self, values: Sequence[Value]) -> dict[int, Value]:

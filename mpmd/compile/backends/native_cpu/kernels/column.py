@@ -15,11 +15,10 @@ from mpmd.compile.backends.native_cpu.kernels.partials import Partials, final_in
 from mpmd.compile.backends.native_cpu.kernels.places import Lanes, product, unflatten
 from mpmd.compile.backends.native_cpu.kernels.plan_kernel import PlanKernel
 from mpmd.compile.backends.native_cpu.kernels.scope import Scope
-from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import BYTES, round_to, store
 from mpmd.compile.kernels.kernel_plan import ELEMENT, KernelPlan, Load, store_arguments, store_level
 from mpmd.compile.llvm.cpu import CpuTarget
-from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.function_builder import FunctionBuilder
 from mpmd.compile.llvm.function_builder import Index as Position
 from mpmd.compile.llvm.llvm_types import Value, constant, vector_constant
 
@@ -59,16 +58,12 @@ class ColumnKernel(PlanKernel):
         runs = product(self.plan.extents, list(self.plan.row)[:-1])
         return self.partials.batch * runs * self.strips * self.partials.groups
 
-    def emit(self, module: Module) -> Sequence[SharedFunction]:
-        arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
-        with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
-            if self.units:
-                _Columns(self, f).emit()
-        return ()
+    def emit_units(self, f: FunctionBuilder, pointers: dict[int, Value]) -> None:
+        _Columns(self, f).emit(pointers)
 
 
 def strip_vectors(plan: KernelPlan, target: CpuTarget) -> int:
-    """How many vectors wide a strip is: some lines, what the registers hold, and no more than the row."""
+    """Vectors in a strip: some lines, but no more than registers hold, nor than the row has."""
     reductions = len(Partials(plan, target, 1).reductions)
     narrowest = min((BYTES[n.dtype] for n in plan.nodes if isinstance(n, Load)), default=4)
     lines = 8 * max(1, 4 // max(2, narrowest))  # vectors of f32 lanes that fill eight lines
@@ -77,8 +72,6 @@ def strip_vectors(plan: KernelPlan, target: CpuTarget) -> int:
 
 
 class _Columns:
-    """Emission of one column kernel."""
-
     def __init__(self, kernel: ColumnKernel, f: FunctionBuilder) -> None:
         self.kernel = kernel
         self.plan = kernel.plan
@@ -87,13 +80,14 @@ class _Columns:
         self.lanes = kernel.target.lanes()
         self.nodes = {n: reduce_node(self.plan, n) for n in self.parts.reductions}
 
-    def emit(self) -> None:
+    def emit(self, pointers: dict[int, Value]) -> None:
         f, kernel, plan = self.f, self.kernel, self.plan
-        pointers = {k: f.arguments[f"p{k}"] for k in range(len(plan.operands))}
         start = Scope(f, plan, pointers)
         start.hoist(range(len(plan.nodes)), self.lanes)
         runs = list(plan.row)[:-1]
         with f.loop(f.arguments["begin"], f.arguments["end"]) as unit:
+            # Groups are the fastest dim of units: threads that take neighbouring units read different rows
+            # of the same strip.
             group, rest = f.irem(unit.i, self.parts.groups), f.idiv(unit.i, self.parts.groups)
             strip, rest = f.irem(rest, kernel.strips), f.idiv(rest, kernel.strips)
             count = product(plan.extents, runs)
@@ -137,6 +131,8 @@ class _Columns:
         ]
         low = f.imul(group, parts.rows_per_group)
         high = f.imin(f.iadd(low, parts.rows_per_group), parts.rows)
+        # All sums of the strip are carried by the loop, in registers: reductions × vectors, which
+        # `strip_vectors` limits.
         neutral = [identity(node, self.lanes) for node in self.nodes.values() for _ in places]
         outer = scope.inside()
         with f.loop(low, high, carried=neutral) as row:
@@ -147,6 +143,7 @@ class _Columns:
         for v, place in enumerate(places):
             mine = {n: totals[k * vectors + v] for k, n in enumerate(self.nodes)}
             at = f.iadd(f.imul(run, parts.run), place.start)
+            # With one group the sums are final here; else `CombineKernel` adds the groups' lines.
             if parts.groups > 1:
                 line = parts.place(f, f.iadd(f.imul(batch, parts.groups), group))
                 for number, node in self.nodes.items():
@@ -157,7 +154,6 @@ class _Columns:
             finish_columns(scope, rounded, at, parts, self.lanes)
 
     def _one_row(self, row: Scope, places: Sequence[Lanes], totals: Sequence[Value]) -> list[Value]:
-        """Add one row's elements to the totals, and store the results of every point."""
         f, plan, following = self.f, self.plan, list(totals)
         element_stores = [s for s in plan.stores if store_level(plan, s) == ELEMENT]
         scopes = [row.inside(lanes=place) for place in places]

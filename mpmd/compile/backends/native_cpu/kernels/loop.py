@@ -1,12 +1,8 @@
-"""Kernels without reductions: every point of the space on its own.
+"""Kernels without reductions, and epilogues of matrix products: every point of the space on its own.
 
-Several vectors at once: their operations are interleaved, so that latencies overlap.
-
-An operation takes a few cycles and its result is wanted at once by the next one.  Cores look ahead, but not
-past a long chain of operations to the vector after it; so the code does one operation for all vectors of a
-round before it does the next one.
-
-A plan as the epilogue of a matrix product: operations on sums while they are in L1.
+Several vectors are computed at once, their operations interleaved.  An operation takes a few cycles and its
+result is wanted at once by the next one.  Cores look ahead, but not past a long chain of operations to the
+vector after it; so the code does one operation for all vectors of a round before it does the next one.
 """
 
 from __future__ import annotations
@@ -19,7 +15,6 @@ from mpmd.compile.backends.native_cpu.gemm.problem import Gemm, Position
 from mpmd.compile.backends.native_cpu.kernels.places import Lanes, product, unflatten, vector_loop
 from mpmd.compile.backends.native_cpu.kernels.plan_kernel import PlanKernel, emit_streaming
 from mpmd.compile.backends.native_cpu.kernels.scope import Scope
-from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.kernels.index import dim, linear, strides_of
 from mpmd.compile.kernels.kernel_plan import (
     Apply,
@@ -33,7 +28,7 @@ from mpmd.compile.kernels.kernel_plan import (
 )
 from mpmd.compile.kernels.operations import OPERATIONS
 from mpmd.compile.llvm.cpu import CpuTarget
-from mpmd.compile.llvm.function_builder import FunctionBuilder, Index, Module
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Index
 from mpmd.compile.llvm.llvm_types import Value, lanes_of
 from mpmd.errors import CompileError
 
@@ -51,15 +46,15 @@ def needed_nodes(plan: KernelPlan, roots: Iterable[int], known: Iterable[int] = 
         roots: numbers of the nodes that are wanted.
         known: numbers of nodes whose values are there; what only they need is left out.
     """
-    there, found, waiting = set(known), set[int](), list(roots)
+    there, needed, waiting = set(known), set[int](), list(roots)
     while waiting:
         number = waiting.pop()
-        if number in found or number in there:
+        if number in needed or number in there:
             continue
-        found.add(number)
+        needed.add(number)
         if not isinstance(plan.nodes[number], ReduceNode):
             waiting += arguments(plan.nodes[number])
-    return sorted(found)
+    return sorted(needed)
 
 
 def evaluate(scopes: Sequence[Scope], roots: Sequence[int]) -> None:
@@ -119,7 +114,6 @@ class LoopKernel(PlanKernel):
 
     @property
     def _piece(self) -> int:
-        """Elements of the last dim that one unit does."""
         plan = self.plan
         if not plan.rank:
             return 1
@@ -140,24 +134,16 @@ class LoopKernel(PlanKernel):
     def _unroll(self) -> int:
         return vectors_at_once(self.plan, self.target, stored_nodes(self.plan.stores))
 
-    def emit(self, module: Module) -> Sequence[SharedFunction]:
-        arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
-        with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
-            begin, end = f.arguments["begin"], f.arguments["end"]
-            pointers = {k: f.arguments[name] for k, name in enumerate(self.pointers)}
-            emit_streaming(f, pointers, self.streamed, lambda streams: self._emit(f, begin, end, streams))
-        return ()
+    def emit_units(self, f: FunctionBuilder, pointers: dict[int, Value]) -> None:
+        emit_streaming(f, pointers, self.streamed, lambda streams: self._emit(f, pointers, streams))
 
-    def _emit(self, f: FunctionBuilder, begin: Value, end: Value, streams: bool) -> None:
+    def _emit(self, f: FunctionBuilder, pointers: dict[int, Value], streams: bool) -> None:
         plan = self.plan
-        pointers = {k: f.arguments[name] for k, name in enumerate(self.pointers)}
         start = Scope(f, plan, pointers, streamed=self.streamed if streams else frozenset())
-        if not plan.size:
-            return
         lanes = self.target.lanes() if plan.rank else 1
         start.hoist(range(len(plan.nodes)), lanes)
         last, outer_dims = plan.rank - 1, range(plan.rank - 1)
-        with f.loop(begin, end) as unit:
+        with f.loop(f.arguments["begin"], f.arguments["end"]) as unit:
             if not plan.rank:
                 store_all([start.inside()])
                 return

@@ -67,17 +67,17 @@ def no_nan(type_: str) -> Value:
     return constant(0, vector("i1", lanes_of(type_)))
 
 
-def nan_among(f: FunctionBuilder, found: Value, values: list[Value]) -> Value:
-    """A mask of NaN found so far, and those of more registers: two are compared at once."""
+def nan_among(f: FunctionBuilder, mask: Value, values: list[Value]) -> Value:
+    """The mask of NaN seen so far, with those in more registers: two are compared at once."""
     assert all(is_float(value.type) for value in values)
     for a, b in zip(values[::2], [*values[1::2], values[-1]]):
-        found = f.or_(found, f.compare("uno", a, b))
-    return found
+        mask = f.or_(mask, f.compare("uno", a, b))
+    return mask
 
 
-def with_nan(f: FunctionBuilder, found: Value, total: Value) -> Value:
+def with_nan(f: FunctionBuilder, mask: Value, total: Value) -> Value:
     """A scalar, or NaN if there was any."""
-    return f.select(f.any_lane(found), constant(math.nan, total.type), total)
+    return f.select(f.any_lane(mask), constant(math.nan, total.type), total)
 
 
 Emitter = Callable[[FunctionBuilder, Sequence[Value], str], Value]

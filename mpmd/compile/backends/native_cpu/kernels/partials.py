@@ -13,7 +13,7 @@ from mpmd.compile.backends.native_cpu.kernels.accumulate import identity, reduce
 from mpmd.compile.backends.native_cpu.kernels.operations import emit_combine
 from mpmd.compile.backends.native_cpu.kernels.places import Lanes, product, unflatten
 from mpmd.compile.backends.native_cpu.kernels.scope import Scope
-from mpmd.compile.backends.native_cpu.shared import SharedFunction
+from mpmd.compile.backends.native_cpu.shared import SharedFunction, kernel_function
 from mpmd.compile.backends.native_cpu.storage import BYTES, load, round_to, store
 from mpmd.compile.kernels.kernel_plan import BATCH, COLUMN, KernelPlan, ReduceNode, store_level
 from mpmd.compile.llvm.cpu import CpuTarget
@@ -59,6 +59,7 @@ class Partials:
         """Whether anything final changes along the row dims; otherwise every line is one number."""
         plan = self.plan
         levels = [plan.levels[n] for n in self.reductions] + [store_level(plan, s) for s in plan.stores]
+        # A sum of row values has one number per line, though the rows are long.
         return plan.row_dims > 0 and COLUMN in levels
 
     @property
@@ -68,6 +69,7 @@ class Partials:
     @property
     def run(self) -> int:
         """Elements from one run of the last row dim to the next: whole vectors."""
+        # Runs are padded to whole vectors, so that lines are cleared, added to and combined without masks.
         return -(-self.plan.extents[-1] // self.lanes) * self.lanes if self.is_wide else 1
 
     @property
@@ -104,7 +106,7 @@ class Partials:
 
 @dataclass(frozen=True)
 class CombineKernel:
-    """Adds the partial sums up and computes what follows from them.
+    """Adds the partial sums up and computes the values that depend on them.
 
     A unit is one vector of the row dims of one batch index.
     """
@@ -132,8 +134,7 @@ class CombineKernel:
 
     def emit(self, module: Module) -> Sequence[SharedFunction]:
         parts, plan = self.partials, self.partials.plan
-        arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
-        with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
+        with kernel_function(module, self) as f:
             pointers = {k: f.arguments[f"p{k}"] for k in range(len(plan.operands))}
             start = Scope(f, plan, pointers)
             start.hoist(final_inputs(plan), self._lanes)
@@ -147,11 +148,12 @@ class CombineKernel:
         return ()
 
     def _totals(self, f: FunctionBuilder, batch: Position, at: Position) -> dict[int, Value]:
-        """Each reduction's total over the groups, for one vector of the row dims."""
         parts = self.partials
         nodes = {n: reduce_node(parts.plan, n) for n in parts.reductions}
         # a sum of row values is one number: the first of its line
         lanes = {n: self._lanes if parts.plan.levels[n] == COLUMN else 1 for n in nodes}
+        # Groups are added in order, and each began with the neutral value: the result is the same however
+        # many threads computed them.
         neutral = [identity(node, lanes[number]) for number, node in nodes.items()]
         with f.loop(0, parts.groups, carried=neutral) as group:
             place = parts.place(f, f.iadd(f.imul(batch, parts.groups), group.i))
@@ -162,6 +164,7 @@ class CombineKernel:
                 value = load(f, pointer, sum_dtype(node.dtype), wide, where)
                 following.append(emit_combine(f, node.op, total, value, node.dtype))
             group.carry(following)
+        # Rounded once, at the end: partial sums of bf16 and f16 are f32.
         return {
             number: round_to(f, total, node.dtype)
             for (number, node), total in zip(nodes.items(), group.carried, strict=True)
@@ -174,12 +177,14 @@ def final_inputs(plan: KernelPlan) -> list[int]:
 
 
 def finish_columns(scope: Scope, totals: dict[int, Value], at: Position, parts: Partials, lanes: int) -> None:
-    """Store what follows from finished column reductions, for one vector at an offset into a line."""
+    """Store the values that depend on finished column reductions, for one vector at an offset into a line."""
     f, plan = scope.f, parts.plan
     for number, value in totals.items():
         if plan.levels[number] == BATCH:
             scope.define(number, value)
     once = [s for s in plan.stores if store_level(plan, s) == BATCH]
+    # Values that do not change along the row are stored by the unit of its first vector, but computed in
+    # front of the branch, where the others find them.
     if once:
         for item in once:
             scope.value(item.node)

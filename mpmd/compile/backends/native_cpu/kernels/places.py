@@ -1,6 +1,7 @@
-"""Where things are: an index as a number, or as a vector of one number per lane.
+"""Positions in arrays, and the loops that step through them.
 
-Loops over a plan's dims: outer indices from a flat number, vectors with a tail along the innermost dim.
+An index of a plan becomes a number, or a vector of one number per lane.  Outer indices come from a flat
+number; along the innermost dim there are vectors with a tail.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Places(ABC):
         return f.idiv(inner, atom.number) if atom.kind == "div" else f.irem(inner, atom.number)
 
     def _may_be_negative(self, index: Index) -> bool:
-        """Whether an index is not known to be above zero: what the program computes may count down in it."""
+        """Whether an index is not known to be above zero: values in it may be negative."""
         return bool(index.values()) or index.bounds(self.plan.extents)[0] < 0
 
     def _floor(self, atom: Atom, inner: Value) -> Value:
@@ -118,7 +119,7 @@ class Places(ABC):
         return index.factor(self.lanes.dim)
 
     def all_lanes(self, index: Index, element: str = "i64") -> Value:
-        """An index at every lane, as a vector; what is the same for all lanes is computed once."""
+        """An index at every lane, as a vector; terms that are equal for all lanes are computed once."""
         assert self.lanes is not None
         f, count = self.f, self.lanes.count
         varying = [term for term in index.terms if self.varies(Index((term,)))]
@@ -131,7 +132,6 @@ class Places(ABC):
         return constant(0, vector(element, count)) if total is None else total
 
     def _atom_lanes(self, atom: Atom, element: str) -> Value:
-        """An atom that changes along the lanes, at every lane."""
         assert self.lanes is not None
         f, count = self.f, self.lanes.count
         if atom.kind == "dim":
@@ -179,6 +179,7 @@ class Places(ABC):
         small = not index.values() and max(map(abs, index.bounds(self.plan.extents))) < 1 << 31
         if step is None or not small:
             return self.all_lanes(index)
+        # lane k is at first + k · step: a splat and a constant, instead of an index expression per lane
         count = self.lanes.count
         first = f.cast("trunc", f.index(self.first(index)), "i32")
         numbers = [lane * step for lane in range(count)]
@@ -192,12 +193,12 @@ def unflatten(
     f: FunctionBuilder, flat: Position, dims: Sequence[int], extents: Sequence[int]
 ) -> dict[int, Position]:
     """The index along each dim of a number that counts through them, the last one fastest."""
-    found: dict[int, Position] = {}
+    indices: dict[int, Position] = {}
     for n, dim in enumerate(reversed(dims)):
         outermost = n == len(dims) - 1
-        found[dim] = flat if outermost else f.irem(flat, extents[dim])
+        indices[dim] = flat if outermost else f.irem(flat, extents[dim])
         flat = f.idiv(flat, extents[dim])
-    return found
+    return indices
 
 
 def vector_loop(

@@ -1,26 +1,26 @@
-"""Non-temporal stores of results, which do not first read the lines that they overwrite.
+"""Kernels of plans in general; non-temporal stores, which do not first read the lines that they overwrite.
 
 A store brings its line into the cache, though a vector will overwrite all of it.  A kernel that moves more
 than the last cache level holds has no use for these lines: by the time that its results are read,
 their beginning is evicted.  Non-temporal stores save the reading, a third of the traffic of a copy.
-
-Common part of kernels of plans.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from mpmd.compile.backends.native_cpu.shared import SharedFunction, kernel_function
 from mpmd.compile.backends.native_cpu.storage import BYTES
 from mpmd.compile.kernels.kernel_plan import ELEMENT, KernelPlan, Load, Store, store_level
 from mpmd.compile.llvm.cpu import LINE_BYTES, CpuTarget
-from mpmd.compile.llvm.function_builder import FunctionBuilder
+from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
 from mpmd.compile.llvm.llvm_types import Value, constant
 
 
 @dataclass(frozen=True)
-class PlanKernel:
+class PlanKernel(ABC):
     """A kernel that computes a plan: one pointer per operand, and no workspace.
 
     Attributes:
@@ -36,11 +36,30 @@ class PlanKernel:
     @property
     def pointers(self) -> tuple[str, ...]:
         """One pointer per operand."""
-        return tuple(f"p{k}" for k in range(len(self.plan.operands)))
+        return tuple(f"p{k}" for k in self.operands)
+
+    @property
+    def operands(self) -> range:
+        return range(len(self.plan.operands))
+
+    @property
+    @abstractmethod
+    def units(self) -> int:
+        """See `CpuKernel`; none if the space is empty."""
 
     @property
     def workspace_bytes(self) -> int:
         return 0
+
+    def emit(self, module: Module) -> Sequence[SharedFunction]:
+        with kernel_function(module, self) as f:
+            if self.units:
+                self.emit_units(f, {k: f.arguments[f"p{k}"] for k in self.operands})
+        return ()
+
+    @abstractmethod
+    def emit_units(self, f: FunctionBuilder, pointers: dict[int, Value]) -> None:
+        """The code of the units from `begin` to `end`, given the address of each operand."""
 
 
 def streamed_operands(plan: KernelPlan, target: CpuTarget, in_place: Collection[int] = ()) -> frozenset[int]:
@@ -100,11 +119,15 @@ def emit_streaming(
         body: writes the code; its argument is whether stores may be non-temporal.
     """
     if streamed:
+        # One test for all results: the low bits of their addresses, or-ed together. The code is written
+        # twice, as the kind of a store is fixed in an instruction.
         together = constant(0, "i64")
         for number in sorted(streamed):
             together = f.or_(together, f.op(f"ptrtoint ptr {pointers[number]} to i64", "i64"))
         rest = f.and_(together, constant(LINE_BYTES - 1, "i64"))
         with f.when(f.compare("eq", rest, constant(0, "i64")), returns=True):
             body(True)
+            # non-temporal stores are not ordered with the others: a fence, before another thread may read
+            # the results
             f.finish_streams()
     body(False)

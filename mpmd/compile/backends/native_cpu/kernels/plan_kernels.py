@@ -16,13 +16,12 @@ from dataclasses import dataclass
 
 from mpmd.compile.backends.native_cpu.kernels.column import ColumnKernel, strip_vectors
 from mpmd.compile.backends.native_cpu.kernels.loop import LoopKernel, meets_itself
-from mpmd.compile.backends.native_cpu.kernels.merge_sort import MergeSortKernel
 from mpmd.compile.backends.native_cpu.kernels.partials import CombineKernel, Partials
 from mpmd.compile.backends.native_cpu.kernels.places import product
 from mpmd.compile.backends.native_cpu.kernels.plan_kernel import streamed_operands
 from mpmd.compile.backends.native_cpu.kernels.row import RowKernel
 from mpmd.compile.backends.native_cpu.kernels.scatter import ScatterKernel, pieces_apart
-from mpmd.compile.backends.native_cpu.kernels.selection import SelectionKernel
+from mpmd.compile.backends.native_cpu.kernels.sort_rows import MergeSortKernel, SelectionKernel
 from mpmd.compile.backends.native_cpu.kernels.tiles import TileKernel, strided_dim
 from mpmd.compile.backends.native_cpu.shared import CpuKernel
 from mpmd.compile.backends.native_cpu.storage import check_dtype

@@ -1,4 +1,9 @@
-"""Kernels that iterate over rows: reductions along a row, what uses them, and sums over the rows."""
+"""Kernels that iterate over rows: reductions along a row, what uses them, and sums over the rows.
+
+A row plan passes over its row once per stage.  An expensive value that two passes need is written to a
+scratch row by the first and read by the second; a cheap one is computed again, which usually means one more
+load from L1.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +22,127 @@ from mpmd.compile.backends.native_cpu.kernels.operations import emit_combine
 from mpmd.compile.backends.native_cpu.kernels.partials import Partials
 from mpmd.compile.backends.native_cpu.kernels.places import Lanes, nested, product, unflatten, vector_loop
 from mpmd.compile.backends.native_cpu.kernels.plan_kernel import PlanKernel, emit_streaming
-from mpmd.compile.backends.native_cpu.kernels.row_passes import RowPass, plan_passes
 from mpmd.compile.backends.native_cpu.kernels.scope import Scope
-from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import load, store
-from mpmd.compile.kernels.kernel_plan import ELEMENT, ROW, store_arguments, store_level
-from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.kernels.kernel_plan import (
+    ELEMENT,
+    ROW,
+    Apply,
+    KernelPlan,
+    ReduceNode,
+    Store,
+    arguments,
+    store_arguments,
+    store_level,
+)
+from mpmd.compile.kernels.operations import OPERATIONS
+from mpmd.compile.llvm.function_builder import FunctionBuilder
 from mpmd.compile.llvm.function_builder import Index as Position
 from mpmd.compile.llvm.llvm_types import Value, lanes_of
+
+# A scratch row beyond this many bytes would not stay in L2.
+_MAX_SCRATCH_BYTES = 256 << 10
+
+
+@dataclass(frozen=True)
+class RowPass:
+    """One pass over a row.
+
+    Attributes:
+        row_sums: row reductions that are complete after it.
+        column_sums: column reductions of elements that it adds to.
+        stores: element stores that it does.
+        keeps: elements that it writes to the scratch.
+        reads: elements that it reads from the scratch.
+    """
+
+    row_sums: tuple[int, ...]
+    column_sums: tuple[int, ...]
+    stores: tuple[Store, ...]
+    keeps: tuple[int, ...]
+    reads: tuple[int, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self.row_sums or self.column_sums or self.stores)
+
+
+def plan_passes(plan: KernelPlan) -> list[RowPass]:
+    """The passes over a row, in order."""
+    count = max(plan.stages, default=0) + 1
+    row_sums: list[list[int]] = [[] for _ in range(count)]
+    column_sums: list[list[int]] = [[] for _ in range(count)]
+    stores: list[list[Store]] = [[] for _ in range(count)]
+    for number, node in enumerate(plan.nodes):
+        if isinstance(node, ReduceNode) and node.axis == ROW:
+            row_sums[plan.stages[node.arg]].append(number)
+        elif isinstance(node, ReduceNode) and plan.levels[node.arg] == ELEMENT:
+            column_sums[plan.stages[node.arg]].append(number)
+    for item in plan.stores:
+        if store_level(plan, item) == ELEMENT:
+            stores[max(plan.stages[n] for n in store_arguments(item))].append(item)
+    kept_by: dict[int, int] = {}  # node → the pass that computes it
+    keeps: list[set[int]] = [set() for _ in range(count)]
+    reads: list[set[int]] = [set() for _ in range(count)]
+    seen: list[set[int]] = []
+    for stage in range(count):
+        roots = [_reduced(plan, n) for n in (*row_sums[stage], *column_sums[stage])]
+        roots += [n for s in stores[stage] for n in store_arguments(s)]
+        needed: set[int] = set()
+        for root in roots:
+            _visit(plan, root, seen, needed, kept_by, reads[stage])
+        for number in sorted(reads[stage]):
+            keeps[kept_by[number]].add(number)
+        seen.append(needed)
+    return [
+        RowPass(
+            tuple(row_sums[s]),
+            tuple(column_sums[s]),
+            tuple(stores[s]),
+            tuple(sorted(keeps[s])),
+            tuple(sorted(reads[s])),
+        )
+        for s in range(count)
+    ]
+
+
+def _reduced(plan: KernelPlan, number: int) -> int:
+    node = plan.nodes[number]
+    assert isinstance(node, ReduceNode)
+    return node.arg
+
+
+def _visit(
+    plan: KernelPlan,
+    number: int,
+    seen: list[set[int]],
+    needed: set[int],
+    kept_by: dict[int, int],
+    reads: set[int],
+) -> None:
+    """Note what computing a node in the current pass needs, stopping at what an earlier pass can keep."""
+    if number in needed or number in reads or plan.levels[number] != ELEMENT:
+        return
+    # An element that an earlier pass computed is read from a scratch row if it is expensive, and nothing
+    # before it is visited; else it is computed again, from arguments that may themselves be kept.
+    first = next((s for s, nodes in enumerate(seen) if number in nodes), None)
+    node = plan.nodes[number]
+    if first is not None and isinstance(node, Apply) and _worth_keeping(plan, node):
+        kept_by.setdefault(number, first)
+        reads.add(number)
+        return
+    needed.add(number)
+    for argument in arguments(node):
+        # a finished reduction is a number of the row, defined after its pass
+        if not isinstance(plan.nodes[argument], ReduceNode):
+            _visit(plan, argument, seen, needed, kept_by, reads)
+
+
+def _worth_keeping(plan: KernelPlan, node: Apply) -> bool:
+    row_bytes = 4 * plan.row_size
+    return OPERATIONS[node.op].is_expensive and row_bytes <= _MAX_SCRATCH_BYTES
+
 
 _SCRATCH_BYTES = 8  # of every element kept in a scratch row, whatever its type
 
@@ -78,22 +196,14 @@ class RowKernel(PlanKernel):
     def workspace_bytes(self) -> int:
         return len(self.kept) * self.scratch_size * _SCRATCH_BYTES
 
-    def emit(self, module: Module) -> Sequence[SharedFunction]:
-        arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
-        with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
-            if self.units:
-                pointers = {k: f.arguments[f"p{k}"] for k in range(len(self.plan.operands))}
+    def emit_units(self, f: FunctionBuilder, pointers: dict[int, Value]) -> None:
+        def emit(streams: bool) -> None:
+            _Rows(self, f, pointers, self.streamed if streams else frozenset()).emit()
 
-                def emit(streams: bool) -> None:
-                    _Rows(self, f, pointers, self.streamed if streams else frozenset()).emit()
-
-                emit_streaming(f, pointers, self.streamed, emit)
-        return ()
+        emit_streaming(f, pointers, self.streamed, emit)
 
 
 class _Rows:
-    """Emission of one row kernel."""
-
     def __init__(
         self, kernel: RowKernel, f: FunctionBuilder, pointers: dict[int, Value], streamed: frozenset[int]
     ) -> None:
@@ -105,7 +215,6 @@ class _Rows:
         self.start = Scope(f, self.plan, pointers, streamed=streamed)
 
     def emit(self) -> None:
-        """All units of the call."""
         f, plan, parts = self.f, self.plan, self.parts
         self.start.hoist(range(len(plan.nodes)), self.lanes)
         begin, end = f.arguments["begin"], f.arguments["end"]
@@ -123,13 +232,13 @@ class _Rows:
     def _all_rows(
         self, start: Scope, counted: Sequence[int], low: Position, high: Position, unit: Value | None
     ) -> None:
-        """Rows `low` to `high`, each pass after the other."""
         with self.f.loop(low, high) as loop:
             row = start.inside(unflatten(self.f, loop.i, counted, self.plan.extents))
             for item in self.kernel.passes:
-                found = self._pass(row, item, unit) if self.plan.row_dims else self._single_point(row, item)
-                for reduction, value in found.items():
+                totals = self._pass(row, item, unit) if self.plan.row_dims else self._single_point(row, item)
+                for reduction, value in totals.items():
                     row.define(reduction, value)
+            # What a row stores once, and adds to sums over rows, needs reductions of every pass.
             self._finish_row(row, unit)
 
     # -- one pass --------------------------------------------------------------------------------------------
@@ -140,6 +249,7 @@ class _Rows:
         extent, roots = plan.extents[last], self._roots(item)
         needed = needed_nodes(plan, roots)
         row.hoist(needed, lanes)
+        # Each vector of a round has sums of its own, which are registers, too.
         fitting = vectors_at_once(plan, self.kernel.target, roots, len(item.row_sums))
         unroll = max(1, min(fitting, extent // lanes))
         sums = Accumulators(f, plan, item.row_sums, lanes, unroll)
@@ -198,6 +308,7 @@ class _Rows:
             node, start = reduce_node(self.plan, number), f.iadd(self.parts.place(f, unit), line)
             for scope, part in zip(scopes, parts, strict=True):
                 value = scope.wide(node.arg)
+                # Masked lanes are garbage, not zero: a sum takes the neutral value for them.
                 if part.mask is not None:
                     value = f.select(part.mask, value, identity(node, part.count))
                 self._add_to_partials(number, f.iadd(start, part.start), value)
@@ -234,7 +345,6 @@ class _Rows:
                 self._add_to_partials(number, self.parts.place(self.f, unit), row.value(node.arg))
 
     def _add_to_partials(self, number: int, at: Position, value: Value) -> None:
-        """Add to the partial sums of a column reduction, at a place among them."""
         f, parts, node = self.f, self.parts, reduce_node(self.plan, number)
         assert parts is not None
         pointer, dtype = f.arguments[parts.name(number)], sum_dtype(node.dtype)

@@ -7,7 +7,7 @@ never meet: threads divide the columns, and each adds all rows to its own, in or
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,9 +15,8 @@ from mpmd.compile.backends.native_cpu.kernels.loop import store_all, stored_node
 from mpmd.compile.backends.native_cpu.kernels.places import product, unflatten
 from mpmd.compile.backends.native_cpu.kernels.plan_kernel import PlanKernel
 from mpmd.compile.backends.native_cpu.kernels.scope import Scope
-from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.kernels.kernel_plan import KernelPlan, Load
-from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.function_builder import FunctionBuilder
 from mpmd.compile.llvm.llvm_types import Value
 
 _MIN_UNITS = 16
@@ -46,6 +45,8 @@ class ScatterKernel(PlanKernel):
         plan, guard = self.plan, self.plan.stores[0].where
         if guard < 0 or not plan.rank or any(store.where != guard for store in plan.stores):
             return -1, plan
+        # A guard that is the same for the whole row becomes one branch around it; one that changes along
+        # the row stays a mask.
         if plan.rank - 1 in plan.depends[guard]:
             return -1, plan
         return guard, replace(plan, stores=tuple(replace(store, where=-1) for store in plan.stores))
@@ -65,22 +66,18 @@ class ScatterKernel(PlanKernel):
             return 0
         return -(-self.plan.extents[-1] // self._piece) if self.plan.rank else 1
 
-    def emit(self, module: Module) -> Sequence[SharedFunction]:
-        arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
-        with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
-            if self.units:
-                self._emit(f, f.arguments["begin"], f.arguments["end"])
-        return ()
-
-    def _emit(self, f: FunctionBuilder, begin: Value, end: Value) -> None:
+    def emit_units(self, f: FunctionBuilder, pointers: dict[int, Value]) -> None:
         guard, plan = self._guarded
-        start = Scope(f, plan, {k: f.arguments[name] for k, name in enumerate(self.pointers)})
+        begin, end = f.arguments["begin"], f.arguments["end"]
+        start = Scope(f, plan, pointers)
         lanes = self.target.lanes() if plan.rank else 1
         start.hoist(range(len(plan.nodes)), lanes)
         if not plan.rank:
             with f.loop(begin, end):
                 store_all([start.inside()])
             return
+        # Columns outside, rows inside: a thread does all rows of its columns in order, so that two rows
+        # that meet are added in the order of the program.
         low = f.imul(begin, self._piece)
         high = f.imin(f.imul(end, self._piece), plan.extents[-1])
         outer = range(plan.rank - 1)
@@ -113,6 +110,8 @@ def pieces_apart(plan: KernelPlan, in_place: Collection[int] = ()) -> bool:
         if any(last in plan.depends[v] for v in store.index.values()):
             return False
         others = [factor for atom, factor in store.index.terms if atom.kind != "dim" or atom.number != last]
+        # Two elements of the last dim meet only if rows overlap: starts of rows differ by multiples of the
+        # pitch.
         pitch = math.gcd(*others)  # rows of the result start so many elements apart, or multiples of it
         if others and pitch < plan.extents[last]:
             return False

@@ -75,7 +75,7 @@ class Scope(Places):
 
     # -- values --------------------------------------------------------------------------------------------
     def define(self, node: int, value: Value) -> None:
-        """Say what a node's value is here (a finished reduction, a cached element)."""
+        """Set a node's value (a finished reduction, a cached element)."""
         self._known[node] = value
 
     def known(self, node: int) -> Value | None:
@@ -93,7 +93,6 @@ class Scope(Places):
                 self._splats[number, lanes] = self.f.splat(self._known[number], lanes)
 
     def _is_complete(self, number: int) -> bool:
-        """Whether a node can be computed with the dims and reductions known here."""
         if self.known(number) is not None:
             return True
         node = self.plan.nodes[number]
@@ -103,8 +102,8 @@ class Scope(Places):
         return own <= self.dims.keys() and all(self._is_complete(a) for a in arguments(node))
 
     def _splat_of(self, number: int, lanes: int) -> Value | None:
-        found = self._splats.get((number, lanes))
-        return found if found or not self.parent else self.parent._splat_of(number, lanes)
+        splat = self._splats.get((number, lanes))
+        return splat if splat or not self.parent else self.parent._splat_of(number, lanes)
 
     def value(self, number: int) -> Value:
         """The node's value: a scalar, or a vector if it changes along the lanes."""
@@ -153,6 +152,8 @@ class Scope(Places):
             return load(f, pointer, node.dtype, 1, at, mask)
         if step == 1:
             return load(f, pointer, node.dtype, count, self._near(node, self.first(node.index)), mask)
+        # A reversed vector is loaded forwards from its last lane's address, mask and all, and turned
+        # around.
         if step == -1:
             backwards = list(range(count))[::-1]
             low = self._near(node, f.isub(self.first(node.index), count - 1))
@@ -218,6 +219,8 @@ class Scope(Places):
         if self.varies(item.index) and self.steps_by(item.index) == 1:
             self._put(item, value, pointer, self.first(item.index), mask)
             return
+        # Lanes that write one place, or may, are stored one after the other: the last must win, or all
+        # count.
         if item.combine or not self.varies(item.index):
             self._put_lane_by_lane(item, value, pointer, mask)
             return
@@ -237,7 +240,7 @@ class Scope(Places):
         store(f, value, pointer, dtype, at, mask, streams=streams)
 
     def _combined(self, item: Store, value: Value, pointer: Value, at: Position, mask: Value | None) -> Value:
-        """What a store writes: its value, or that and what is there."""
+        """The value to be written: combined with the old one if the store says so."""
         if not item.combine:
             return value
         f, dtype = self.f, self.plan.operands[item.operand].dtype

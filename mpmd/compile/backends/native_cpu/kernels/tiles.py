@@ -16,11 +16,10 @@ from mpmd.compile.backends.native_cpu.kernels.loop import meets_itself, needed_n
 from mpmd.compile.backends.native_cpu.kernels.places import Lanes, product, unflatten
 from mpmd.compile.backends.native_cpu.kernels.plan_kernel import PlanKernel, emit_streaming
 from mpmd.compile.backends.native_cpu.kernels.scope import Scope
-from mpmd.compile.backends.native_cpu.shared import SharedFunction
 from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, load, widen
 from mpmd.compile.kernels.kernel_plan import Apply, KernelPlan, Load
 from mpmd.compile.llvm.cpu import LINE_BYTES
-from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
+from mpmd.compile.llvm.function_builder import FunctionBuilder
 from mpmd.compile.llvm.function_builder import Index as Position
 from mpmd.compile.llvm.llvm_types import Value, constant, vector
 from mpmd.compile.llvm.squares import transpose
@@ -49,6 +48,8 @@ class TileKernel(PlanKernel):
     @property
     def _squares(self) -> int:
         widest = max(BYTES[self.plan.nodes[k].dtype] for k in self._tiles)
+        # As many squares side by side along the strided dim as fill a line of the widest elements that are
+        # read, but no more than the dim has.
         needed = -(-self.plan.extents[self.strided] // self.target.lanes())
         return min(max(1, LINE_BYTES // (widest * self.target.lanes())), needed)
 
@@ -57,6 +58,7 @@ class TileKernel(PlanKernel):
         """Squares done together along the last dim, so that whole lines are written."""
         widest = max(BYTES[self.plan.operands[s.operand].dtype] for s in self.plan.stores)
         wanted = max(1, LINE_BYTES // (widest * self.target.lanes()))
+        # Other rows would need a second form of the code for their ends.
         return 1 if self.plan.extents[-1] % (wanted * self.target.lanes()) else wanted
 
     @property
@@ -82,13 +84,8 @@ class TileKernel(PlanKernel):
     def _tiles(self) -> list[int]:
         return strided_loads(self.plan, self.strided)
 
-    def emit(self, module: Module) -> Sequence[SharedFunction]:
-        arguments = [(p, "ptr") for p in (*self.pointers, "workspace")]
-        with FunctionBuilder(module, self.name, [*arguments, ("begin", "i64"), ("end", "i64")]) as f:
-            if self.units:
-                pointers = {k: f.arguments[name] for k, name in enumerate(self.pointers)}
-                emit_streaming(f, pointers, self.streamed, lambda streams: self._emit(f, pointers, streams))
-        return ()
+    def emit_units(self, f: FunctionBuilder, pointers: dict[int, Value]) -> None:
+        emit_streaming(f, pointers, self.streamed, lambda streams: self._emit(f, pointers, streams))
 
     def _emit(self, f: FunctionBuilder, pointers: dict[int, Value], streams: bool) -> None:
         plan, lanes = self.plan, self.target.lanes()
@@ -101,6 +98,8 @@ class TileKernel(PlanKernel):
             scope.hoist(range(len(plan.nodes)), lanes)
             band = f.imul(f.irem(unit.i, self._bands), self._band)
             end = plan.extents[self.strided]
+            # The strided dim is the inner one: squares side by side use the lines of the operand that the
+            # first of them brought in.
             with f.loop(0, plan.extents[last], lanes * self._in_a_row) as column:
                 columns = [f.iadd(column.i, k * lanes) for k in range(self._in_a_row)]
                 for square in range(self._squares):
@@ -112,9 +111,9 @@ class TileKernel(PlanKernel):
                         self._some_squares(scope, first, columns)
 
     def _some_squares(self, scope: Scope, first: Position, columns: Sequence[Position]) -> None:
-        """Everything for some squares in a row, given their corners along both dims."""
         f, plan, lanes = scope.f, self.plan, self.target.lanes()
         end = plan.extents[self.strided]
+        # These squares are loaded before the results at the same place are stored: they may share memory.
         squares = [{k: self._transposed(scope, k, first, at) for k in self._tiles} for at in columns]
         if not self._in_registers:
             for at, square in zip(columns, squares, strict=True):
@@ -133,8 +132,8 @@ class TileKernel(PlanKernel):
     def _from_stack(
         self, scope: Scope, first: Position, column: Position, square: dict[int, list[Value]]
     ) -> None:
-        """The rows of one square, by a loop over them."""
         f, plan, lanes = scope.f, self.plan, self.target.lanes()
+        # A loop over rows cannot choose a register by its counter: the squares go through the stack.
         stacks = {k: f.stack(MEMORY[plan.nodes[k].dtype], lanes * lanes) for k in square}
         for number, rows in square.items():
             for k, value in enumerate(rows):
@@ -153,6 +152,8 @@ class TileKernel(PlanKernel):
         assert isinstance(node, Load)
         last, extent = plan.rank - 1, plan.extents[self.strided]
         type_ = vector(MEMORY[node.dtype], lanes)
+        # The mask is along the strided dim, in which vectors are loaded; after the transpose its lanes are
+        # rows, which `_some_squares` skips.
         mask = None
         if extent % lanes:
             left = f.splat(f.index(f.isub(extent, first)), lanes)
@@ -160,6 +161,7 @@ class TileKernel(PlanKernel):
         pointer, rows = scope.pointers[node.operand], []
         for lane in range(lanes):
             index = f.iadd(column, lane)
+            # Beyond the end of the last dim, any address that exists will do: the lanes are not stored.
             if plan.extents[last] % lanes:
                 index = f.imin(index, plan.extents[last] - 1)
             at = scope.inside({last: index, self.strided: first}).position(node.index)
@@ -168,7 +170,6 @@ class TileKernel(PlanKernel):
         return transpose(f, rows)
 
     def _row(self, scope: Scope, given: dict[int, Value], column: Position) -> None:
-        """One row of the square, everything along the last dim."""
         f, plan, lanes = scope.f, self.plan, self.target.lanes()
         last, extent = plan.rank - 1, plan.extents[-1]
         scope.hoist(range(len(plan.nodes)), lanes)

@@ -1,31 +1,22 @@
-"""pow, and the roots.
+"""The elementary functions, by the names that kernels use.
 
-pow of floats is 2^(y·log2|x|) in double precision, so that one rounding remains: to the result.
+pow: 2^(y·log2|x|) in double precision, so that one rounding remains, to the result.
 
-exp, expm1 and the logistic function.
+exp, expm1, logistic: x = n·log(2) + r with |r| ≤ log(2)/2, the multiple taken off in two parts by fused
+multiply-adds (Cody and Waite); a minimax polynomial for the rest; 2^n put into the exponent.  Where a
+register of 16 floats is a table (AVX-512), n counts sixteenths: the polynomial is shorter by three terms, and
+one lookup and one multiply-add put the sixteenths' power of two in.
 
-x = n·log(2) + r with |r| ≤ log(2)/2, the multiple taken off in two parts by fused multiply-adds (Cody and
-Waite); a minimax polynomial for the rest; 2^n put into the exponent.
+log, log1p: the argument is 2^n·m with m in [sqrt(1/2), sqrt(2)); with f = m - 1, log(m) = f - f²/2 + f³·P(f),
+P minimax.
 
-Where a register of 16 floats is a table (AVX-512), n counts sixteenths: the polynomial is shorter by three
-terms, and one lookup and one multiply-add put the sixteenths' power of two in.
+sin, cos: x = n·(π/2) + r with |r| ≤ π/4, π/2 taken off in three parts by fused multiply-adds, which is enough
+up to 71,000; vectors with a larger lane call libm for it.  The quadrant n mod 4 picks polynomial and sign.
 
-log and log1p.
-
-The argument is 2^n·m with m in [sqrt(1/2), sqrt(2)); with f = m - 1, log(m) = f - f²/2 + f³·P(f), P minimax.
-
-sin and cos.
-
-x = n·(π/2) + r with |r| ≤ π/4, π/2 taken off in three parts by fused multiply-adds, which is enough up to
-71,000; vectors with a larger lane call libm for it.  The quadrant n mod 4 picks the polynomial and the sign.
-
-tanh and erf as x·P(x²)/Q(x²): eleven multiply-adds and a division, no exponential.
-
-The fractions are minimax in relative error up to where the function rounds to one.  Their error is far below
-one unit in the last place; the bound of 6 comes from rounding numerator, denominator and quotient.  Arguments
-are limited to a number of which the rounded fraction is one or more: farther ones have exactly one.
-
-The elementary functions by the names that kernels use.
+tanh, erf: x·P(x²)/Q(x²), eleven multiply-adds and a division, no exponential.  The fractions are minimax in
+relative error up to where the function rounds to one.  Their error is far below one unit in the last place;
+the bound of 6 comes from rounding numerator, denominator and quotient.  Arguments are limited to a number
+whose rounded fraction is one or more: farther ones have exactly one.
 """
 
 from __future__ import annotations

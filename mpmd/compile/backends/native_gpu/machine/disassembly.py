@@ -104,10 +104,10 @@ class MachineCode:
 @functools.cache
 def toolchain_folder() -> Path | None:
     """Where Triton's package keeps NVIDIA's tools; None without Triton."""
-    found = importlib.util.find_spec("triton")
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("triton")
+    if spec is None or not spec.submodule_search_locations:
         return None
-    return Path(found.submodule_search_locations[0]) / "backends" / "nvidia" / "bin"
+    return Path(spec.submodule_search_locations[0]) / "backends" / "nvidia" / "bin"
 
 
 def disassembler_problem() -> str:
@@ -151,7 +151,7 @@ def _said(*command: str) -> str:
 
 def parsed(text: str) -> tuple[tuple[Instruction, ...], dict[str, int]]:
     """The instructions of a listing, and the position of each label."""
-    found: list[Instruction] = []
+    instructions: list[Instruction] = []
     labels: dict[str, int] = {}
     row: re.Match[str] | None = None
     file, line = "", 0
@@ -160,17 +160,17 @@ def parsed(text: str) -> tuple[tuple[Instruction, ...], dict[str, int]]:
         if row is not None:
             rest = _REST.match(each)
             if rest is not None:
-                found.append(_instruction(row, int(rest[1], 16), line if file == own else 0))
+                instructions.append(_instruction(row, int(rest[1], 16), line if file == own else 0))
             row = None
         elif match := _LABEL.match(each):
-            labels[match[1]] = len(found)
+            labels[match[1]] = len(instructions)
         elif match := _PLACE.match(each):
             file, line = match[1], int(match[2])
             own = own or file  # a program begins with its own first line
         else:
             row = _ROW.match(each)
-    ends = [k for k, each in enumerate(found) if each.base == "EXIT"]
-    return tuple(found[: ends[-1] + 1] if ends else found), labels
+    ends = [k for k, each in enumerate(instructions) if each.base == "EXIT"]
+    return tuple(instructions[: ends[-1] + 1] if ends else instructions), labels
 
 
 def _instruction(row: re.Match[str], high: int, line: int) -> Instruction:
@@ -191,12 +191,12 @@ def _instruction(row: re.Match[str], high: int, line: int) -> Instruction:
 
 def _loops(instructions: tuple[Instruction, ...], labels: dict[str, int]) -> tuple[tuple[int, int], ...]:
     """Branches to an instruction before them."""
-    found: dict[int, int] = {}
+    ends: dict[int, int] = {}
     for k, each in enumerate(instructions):
         target = re.search(r"\((\.L_x_\w+)\)", each.operands) if each.base == "BRA" else None
         if target is not None and labels.get(target[1], k) < k:
-            found[labels[target[1]]] = k
-    return tuple(sorted(found.items(), key=lambda loop: (loop[0], -loop[1])))
+            ends[labels[target[1]]] = k
+    return tuple(sorted(ends.items(), key=lambda loop: (loop[0], -loop[1])))
 
 
 _TIMES = re.compile(r"#\s*([0-9.]+(?:e-?\d+)?) times\s*$")
@@ -304,7 +304,7 @@ class MachineLoop:
 
 
 def machine_loops(code: MachineCode, counts: SourceCounts) -> tuple[MachineLoop, ...]:
-    found = []
+    loops = []
     for first, last in code.loops:
         inner = [(a, b) for a, b in code.loops if (a, b) != (first, last) and first <= a and b <= last]
         body = [
@@ -314,10 +314,10 @@ def machine_loops(code: MachineCode, counts: SourceCounts) -> tuple[MachineLoop,
         ]
         source = _source_of(body, counts.loops)
         if source is None or source.times is None:
-            found.append(MachineLoop(first, last, 1.0, False))
+            loops.append(MachineLoop(first, last, 1.0, False))
         else:
-            found.append(MachineLoop(first, last, source.times / _at_once(body, source), True))
-    return tuple(found)
+            loops.append(MachineLoop(first, last, source.times / _at_once(body, source), True))
+    return tuple(loops)
 
 
 def _source_of(body: list[Instruction], loops: tuple[SourceLoop, ...]) -> SourceLoop | None:
@@ -332,9 +332,9 @@ def _source_of(body: list[Instruction], loops: tuple[SourceLoop, ...]) -> Source
 
 def _at_once(body: list[Instruction], source: SourceLoop) -> int:
     """Iterations of the text in one of the machine code: the step of its condition's counter."""
-    added = [found for each in body if each.base in _ADDS and (found := _ADDITION.match(each.operands))]
+    added = [match for each in body if each.base in _ADDS and (match := _ADDITION.match(each.operands))]
     compared = set(_compared(body))
-    sums = [(int(found[3], 16), found[1] == found[2]) for found in added if found[1] in compared]
+    sums = [(int(match[3], 16), match[1] == match[2]) for match in added if match[1] in compared]
     if source.step in [number for number, _ in sums]:  # it may be in another register than before
         return 1
     grown = {number for number, own in sums if own}

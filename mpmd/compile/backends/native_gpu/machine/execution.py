@@ -212,11 +212,11 @@ def profile(code: MachineCode, counts: SourceCounts, warps: int, rates: CodeRate
 
 def global_accesses(code: MachineCode, counts: SourceCounts, warps: int) -> dict[int, float]:
     """Bytes of a thread's access to global memory → how many of them a program of some warps has."""
-    found = collections.defaultdict[int, float](float)
+    accesses = collections.defaultdict[int, float](float)
     for each, times in _executed(code, counts, machine_loops(code, counts), warps):
         if each.base in _GLOBAL:
-            found[each.width] += times * _WARP
-    return dict(sorted(found.items()))
+            accesses[each.width] += times * _WARP
+    return dict(sorted(accesses.items()))
 
 
 def _executed(
@@ -232,8 +232,8 @@ def _executed(
 
 def _pipe(each: Instruction) -> str:
     """The pipe of an instruction, beside the one that starts all; "" if it has none of its own."""
-    found = _PIPE.get(each.base, "")
-    return "uniform" if not found and (each.base[0] == "U" or each.base in ("R2UR", "S2UR")) else found
+    pipe = _PIPE.get(each.base, "")
+    return "uniform" if not pipe and (each.base[0] == "U" or each.base in ("R2UR", "S2UR")) else pipe
 
 
 class _Warp:

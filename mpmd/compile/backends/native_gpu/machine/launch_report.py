@@ -33,8 +33,7 @@ from mpmd.compile.backends.native_gpu.machine.times import (
     transfer_time,
 )
 from mpmd.compile.backends.native_gpu.products import ProductDescriptor
-from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
-from mpmd.compile.backends.native_gpu.triton.workers import shared_workers
+from mpmd.compile.backends.native_gpu.triton.compile_kernels import Cubin, shared_workers
 from mpmd.compile.kernels.operations import DTYPE_BYTES
 
 _NARROW = 2
@@ -193,7 +192,7 @@ def _grouped(launches: Sequence[PricedLaunch]) -> list[list[PricedLaunch]]:
 
 
 def is_narrow(widths: Mapping[int, float]) -> bool:
-    """Whether not a few accesses are of two bytes or one; `widths` are those of a program by their bytes."""
+    """Whether many accesses are of two bytes or one; `widths`: bytes of an access → accesses."""
     narrow = sum(count for width, count in widths.items() if width <= _NARROW)
     return narrow > _NARROW_SHARE * sum(widths.values())
 
@@ -211,7 +210,7 @@ def narrow_kernels(program: LaunchProgram, cubins: Mapping[str, Cubin]) -> tuple
         return is_narrow(global_accesses(machine_code(cubin.code), counts, kernel.warps))
 
     with ThreadPoolExecutor(shared_workers().count) as pool:
-        return tuple(name for name, found in zip(cubins, pool.map(is_one, cubins)) if found)
+        return tuple(name for name, narrow in zip(cubins, pool.map(is_one, cubins)) if narrow)
 
 
 def program_times(
@@ -235,7 +234,7 @@ def program_times(
     with ThreadPoolExecutor(shared_workers().count) as pool:
         read = {n: pool.submit(kernel_model, k, cubins[n], rates) for n, k in program.kernels.items()}
         models = {name: future.result() for name, future in read.items()}
-    found = []
+    launches = []
     for step, times in repeated_launches(program.steps, trips or {}):
         work = launch_work(step, program)
         if isinstance(step, KernelLaunch):
@@ -250,8 +249,8 @@ def program_times(
         else:
             key, time = work.kind, transfer_time(work.bytes, gpu, rates)
         limit = limit_seconds(work.bytes, work.flops, work.dtype, gpu, rates)
-        found.append(PricedLaunch(key, work, time, limit, times))
-    return ProgramTimes(gpu.device.name, tuple(found), models)
+        launches.append(PricedLaunch(key, work, time, limit, times))
+    return ProgramTimes(gpu.device.name, tuple(launches), models)
 
 
 def repeated_launches(

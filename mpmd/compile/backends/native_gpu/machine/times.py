@@ -18,7 +18,7 @@ from mpmd.compile.backends.native_gpu.gpu_devices import GpuModel
 from mpmd.compile.backends.native_gpu.machine.disassembly import MachineCode, machine_code, source_counts
 from mpmd.compile.backends.native_gpu.machine.execution import RATES, CodeRates, ProgramProfile, profile
 from mpmd.compile.backends.native_gpu.products import ProductDescriptor
-from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
+from mpmd.compile.backends.native_gpu.triton.compile_kernels import Cubin
 from mpmd.compile.backends.native_gpu.triton.triton_kernels import PrintedKernel
 from mpmd.compile.kernels.operations import DTYPE_BYTES
 from mpmd.errors import CompileError
@@ -153,7 +153,7 @@ def product_time(
         rate = device.matmul_rate("f64") / 2 / device.units / device.cycles_per_second
     rate *= rates.unaligned.get(alignment, 1.0)
     memory = device.bandwidth * rates.memory
-    found = []
+    seconds = []
     for rows, columns in _LIBRARY_TILES:
         for splits in _LIBRARY_SPLITS:
             tiles = this.batch * -(-this.m // rows) * -(-this.n // columns) * splits
@@ -162,8 +162,8 @@ def product_time(
             each = depth * max(rows * columns / rate, near)
             again = 8.0 * this.batch * this.m * this.n * splits if splits > 1 else 0.0
             each += rates.library_start
-            found.append(-(-tiles // device.units) * each / clock + again / memory)
-    return _together({"tensor": min(found), "memory": moved / memory}, rates)
+            seconds.append(-(-tiles // device.units) * each / clock + again / memory)
+    return _together({"tensor": min(seconds), "memory": moved / memory}, rates)
 
 
 def _tile_bytes(rows: int, columns: int, size: float) -> float:
@@ -180,12 +180,12 @@ def limit_seconds(moved: float, flops: float, dtype: str, gpu: GpuModel, rates: 
 
 def alignment_of(this: ProductDescriptor, offsets: tuple[int, int, int]) -> int:
     """Bytes at whose multiples the rows of all matrices begin, at most 16."""
-    found = _WIDE_ACCESS
+    alignment = _WIDE_ACCESS
     for matrix, offset in zip((this.a, this.b, this.d), offsets):
         for number in (
             matrix.pitch * DTYPE_BYTES[matrix.dtype],
             matrix.stride * DTYPE_BYTES[matrix.dtype],
             offset,
         ):
-            found = math.gcd(found, int(number))
-    return found
+            alignment = math.gcd(alignment, int(number))
+    return alignment

@@ -2,9 +2,8 @@
 
 | file | what it holds |
 |---|---|
-| `triton_dtypes.py` | element types in memory and in registers |
 | `operations.py` | a cell for each operation and reduction |
-| `conversions.py` | between types, of a byte or less by integers |
+| `conversions.py` | element types in memory and in registers, and conversions between them |
 | `tiling.py` | the iteration space of a plan as tiles and programs |
 | `emit.py` | values and stores of a tile, line by line |
 | `online.py`, `accumulators.py` | which reductions of rows one iteration makes, and how |
@@ -12,8 +11,5 @@
 | `matrices.py`, `products.py` | products of tiles, and a product with its epilogue as one kernel |
 | `triton_kernels.py` | a plan as one kernel, or two with partial sums in between |
 | `choices.py` | which tiles the kernels of plans get: measured ones, else by rules |
-| `source.py` | the functions that kernels call |
-| `cubin.py` | machine code of a kernel |
-| `compile_kernels.py` | kernels to machine code, each text once, kept on disk |
-| `workers.py`, `worker.py` | the processes in which Triton compiles |
+| `compile_kernels.py`, `worker.py` | kernels to machine code, each text once; Triton's own processes |
 """

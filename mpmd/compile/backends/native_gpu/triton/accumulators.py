@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mpmd.compile.backends.native_gpu.triton.conversions import rounded
 from mpmd.compile.backends.native_gpu.triton.emit import TileWriter, identity
 from mpmd.compile.backends.native_gpu.triton.online import RowIteration
 from mpmd.compile.backends.native_gpu.triton.operations import accumulator_type, combine, reduce
-from mpmd.compile.backends.native_gpu.triton.triton_dtypes import rounded
 from mpmd.compile.kernels.kernel_plan import ReduceNode
 
 

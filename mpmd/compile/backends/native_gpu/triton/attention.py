@@ -27,11 +27,11 @@ from mpmd.compile.backends.native_gpu.triton.attention_writer import (
     TilePart,
     is_load_of,
 )
+from mpmd.compile.backends.native_gpu.triton.conversions import from_memory, literal, to_memory
 from mpmd.compile.backends.native_gpu.triton.emit import unsupported
 from mpmd.compile.backends.native_gpu.triton.matrices import MIN_SIDE, pieces_of
 from mpmd.compile.backends.native_gpu.triton.online import RowIteration, RowReductions, factored, tiles_seen
 from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, power_of_two
-from mpmd.compile.backends.native_gpu.triton.triton_dtypes import from_memory, literal, to_memory
 from mpmd.compile.backends.native_gpu.triton.triton_kernels import (
     ALIGNMENT,
     PlanKernels,
@@ -77,6 +77,7 @@ def attention_kernels(plan: AttentionPlan, sizes: KernelSizes = ((), ())) -> Pla
     if reason:
         raise CompileError(reason)
     this = dataclasses.replace(_described(plan), sizes=sizes)
+    # The kernel of queries also runs for the row values and flags that the kernel of keys reads.
     kernels = []
     if this.mixtures(KEYS) or this.kept or this.row_values or this.guards:
         kernels.append(_QueryKernel(this).kernel())
@@ -98,16 +99,20 @@ def argument_names(plan: AttentionPlan) -> dict[int, str]:
 def _described(plan: AttentionPlan) -> PrintedAttention:
     queries = {m.factor for m in plan.mixtures if m.over == QUERIES}
     factors = frozenset(m.factor for m in plan.mixtures)
-    made = factored(without_narrow_sums(plan.rows, factors), factors - queries)
-    triangle = triangle_of(made.plan, factors)
-    wide = any(s.operand not in plan.inner and store_level(made.plan, s) == ELEMENT for s in made.plan.stores
-               if s.operand not in made.after.values())  # fmt: skip
-    found = RowReductions(made.plan)
-    passes = tuple(found.passes())
+    # Only factors that are mixed over keys alone lose their factors of a row: a mixture over queries sums
+    # over the rows, whose factors differ.
+    rows = factored(without_narrow_sums(plan.rows, factors), factors - queries)
+    triangle = triangle_of(rows.plan, factors)
+    # Results over queries and keys need their masked elements: then no key is left out.
+    wide = any(s.operand not in plan.inner and store_level(rows.plan, s) == ELEMENT for s in rows.plan.stores
+               if s.operand not in rows.after.values())  # fmt: skip
+    reductions = RowReductions(rows.plan)
+    passes = tuple(reductions.passes())
     if triangle is not None and triangle.guards:  # conditions on results of the first iteration
         first = passes[0].reductions if passes else ()
-        wide |= any(found.needs[g.value] - set(first) for g in triangle.guards)
-    return PrintedAttention(plan, made.plan, made.after, passes, None if wide else triangle)
+        # Guards are checked after the first pass, and must not need a reduction of a later one.
+        wide |= any(reductions.needs[g.value] - set(first) for g in triangle.guards)
+    return PrintedAttention(plan, rows.plan, rows.after, passes, None if wide else triangle)
 
 
 def first_scratch(plan: AttentionPlan) -> int:
@@ -122,6 +127,7 @@ def _blocks(this: PrintedAttention, over: str) -> AttentionBlocks:
     plan, gradient = this.plan, len(this.plan.scores) > 1
     dtypes = {v.dtype for v in plan.views.values()}
     width = max([s.depth for s in plan.scores] + [m.width for m in plan.mixtures])
+    # All tiles of a program grow with the widest factor.
     wide = max(width, 64)
     if "f32" in dtypes:
         outer, inner, warps = (32, 32, 4) if wide <= 128 else (16, 16, 4)
@@ -133,46 +139,64 @@ def _blocks(this: PrintedAttention, over: str) -> AttentionBlocks:
 
 
 def _fitting(blocks: AttentionBlocks, outer: int, inner: int) -> AttentionBlocks:
-    """Blocks of no more than there is."""
     sides = [
         min(b, max(MIN_SIDE, power_of_two(n))) for b, n in ((blocks.outer, outer), (blocks.inner, inner))
     ]
     return dataclasses.replace(blocks, outer=sides[0], inner=sides[1])
 
 
-class _QueryKernel:
-    """A program for each block of queries."""
+class _BlockKernel:
+    """A program for each block of queries or of keys, which goes over blocks of the others."""
 
+    def __init__(self, this: PrintedAttention, over: str) -> None:
+        rank, queries, keys = this.rows.rank, this.plan.queries, this.plan.keys
+        outer, inner = (queries, keys) if over == KEYS else (keys, queries)
+        rows, columns = (rank - 2, rank - 1) if over == KEYS else (rank - 1, rank - 2)
+        self.this, self.blocks = this, _fitting(_blocks(this, over), outer, inner)
+        dims, sides = (tuple(range(rank - 2)), (rows,), (columns,)), (self.blocks.outer, self.blocks.inner)
+        self.write = AttentionWriter(this, PlanTiling(this.rows, *dims, *sides, looped=True), self.blocks)
+        self.mixtures = this.mixtures(over)
+        self.block_count = -(-outer // self.blocks.outer)
+
+    def begin(self, block: str) -> None:
+        write = self.write
+        wide = ".to(tl.int64)" if write.tiling.index_type == "int64" else ""
+        write.line(f"pid = tl.program_id(0){wide}")
+        write.line(f"block = {block}")
+        write.batch(f"pid // {self.block_count}")
+        write.rows("block")
+
+    def finished(self) -> PrintedKernel:
+        return self.write.finished(self.block_count * math.prod(self.this.plan.batch))
+
+
+class _QueryKernel(_BlockKernel):
     def __init__(self, this: PrintedAttention) -> None:
-        self.this, self.blocks = this, _fitting(_blocks(this, KEYS), this.plan.queries, this.plan.keys)
-        rank, blocks = this.rows.rank, self.blocks
-        dims = tuple(range(rank - 2)), (rank - 2,), (rank - 1,)
-        tiling = PlanTiling(this.rows, *dims, blocks.outer, blocks.inner, looped=True)
-        self.write = AttentionWriter(this, tiling, blocks)
-        self.mixtures = this.mixtures(KEYS)
+        super().__init__(this, KEYS)
         self.keys, self.end = this.plan.keys, str(this.plan.keys)
-        self.block_count = -(-this.plan.queries // blocks.outer)
 
     def kernel(self) -> PrintedKernel:
         write, this = self.write, self.this
-        wide = ".to(tl.int64)" if write.tiling.index_type == "int64" else ""
-        write.line(f"pid = tl.program_id(0){wide}")
         # the last blocks have the most keys: they go first
-        write.line(f"block = {self.block_count - 1} - pid % {self.block_count}")
-        write.batch(f"pid // {self.block_count}")
-        write.rows("block")
+        self.begin(f"{self.block_count - 1} - pid % {self.block_count}")
+        # Online: the pass that finds the maximum also mixes, and rescales the mixtures as it grows.
+        # Otherwise reductions come first, and one more pass over keys mixes.
         merged = self._merges_last()
         if this.passes or self._goes_over_keys():
             write.own_factors(enumerate(this.plan.scores), swapped=False)
             write.mixture_sums(self.mixtures)
         if this.triangle is not None:
             offset, first = this.triangle.offset, f"block * {self.blocks.outer}"
+            # Keys that all rows of the block see, in whole tiles, need no mask; then come tiles up to the
+            # last key that its last row sees.
             whole = f"tl.minimum(tl.maximum({first} + {offset + 1}, 0), {self.keys})"
             write.line(f"whole = {whole} // {self.blocks.inner}")
             write.line(
                 f"end = tl.minimum(tl.maximum({first} + {self.blocks.outer + offset}, 0), {self.keys})"
             )
             self.end = "end"
+        # Without passes the guards need no reduction: they are known before the only loop, which can take
+        # the end that they give.
         if this.guards and not this.passes:
             self._check_guards()
         for k, each in enumerate(this.passes):
@@ -180,7 +204,7 @@ class _QueryKernel:
         if not merged:
             self._last()
         self._results()
-        return write.finished(self.block_count * math.prod(this.plan.batch))
+        return self.finished()
 
     def _parts(self) -> Iterator[TilePart]:
         steps, triangle = self.write.tiling.column_steps, self.this.triangle
@@ -203,9 +227,11 @@ class _QueryKernel:
             return False
         if any(store_level(this.rows, s) == ELEMENT for s in this.kept):
             return False
-        top, shift, found = this.passes[0].top, this.passes[0].shift, RowReductions(this.rows)
+        # Each factor must be relative to the pass's maximum as its sums are, and need no reduction but
+        # that.
+        top, shift, reductions = this.passes[0].top, this.passes[0].shift, RowReductions(this.rows)
         numbers = [this.factor(m.factor) for _, m in self.mixtures]
-        return all(found.shift_of(n, top) == shift and found.needs[n] <= {top} for n in numbers)
+        return all(reductions.shift_of(n, top) == shift and reductions.needs[n] <= {top} for n in numbers)
 
     def _reductions(self, each: RowIteration, *, guarded: bool, mixes: bool) -> None:
         sums = RowAccumulators(self.write, each)
@@ -218,6 +244,8 @@ class _QueryKernel:
             begin = f"(({self.end} + {self.blocks.inner - 1}) // {self.blocks.inner})"
             self._check_guards()
             exists = self.write.tiling.column_steps.fill
+            # A row that does not meet the guards counts masked keys, too: the iteration goes on where it
+            # stopped, to the new end. For most blocks that is the old one, and no tile is left.
             self._keys(sums, TilePart(begin, self.end, 0.0, exists=exists), mixes)
         sums.finish(list(self._sums_of_mixtures()) if mixes else [])
 
@@ -230,6 +258,7 @@ class _QueryKernel:
             difference = f"{filler} {'+' if guard.negated else '-'} {value}"
             broken.append(f"(1 - ({difference} < {bound}).to(tl.int32))")
         write.line(f"broken = tl.broadcast_to({' | '.join(broken)}, [{self.blocks.outer}, 1])")
+        # rows past the last query hold garbage, which must not lengthen the loop
         if write.masks[0]:
             write.line(f"broken = tl.where({write.masks[0]}, broken, 0)")
         write.line("broken = tl.reduce(tl.reduce(broken, 1, bitwise_or), 0, bitwise_or)")
@@ -286,38 +315,30 @@ class _QueryKernel:
             write.line(f"tl.store(p{operand} + pid, broken)")
 
 
-class _KeyKernel:
-    """A program for each block of keys."""
-
+class _KeyKernel(_BlockKernel):
     def __init__(self, this: PrintedAttention) -> None:
-        self.this, self.blocks = this, _fitting(_blocks(this, QUERIES), this.plan.keys, this.plan.queries)
-        rank, blocks = this.rows.rank, self.blocks
-        dims = tuple(range(rank - 2)), (rank - 1,), (rank - 2,)
-        tiling = PlanTiling(this.rows, *dims, blocks.outer, blocks.inner, looped=True)
-        self.write = AttentionWriter(this, tiling, blocks)
-        self.mixtures = this.mixtures(QUERIES)
-        self.block_count = -(-this.plan.keys // blocks.outer)
+        super().__init__(this, QUERIES)
 
     def kernel(self) -> PrintedKernel:
         write, this = self.write, self.this
-        wide = ".to(tl.int64)" if write.tiling.index_type == "int64" else ""
-        write.line(f"pid = tl.program_id(0){wide}")
-        write.line(f"block = pid % {self.block_count}")
-        write.batch(f"pid // {self.block_count}")
-        write.rows("block")
+        self.begin(f"pid % {self.block_count}")
+        # The loop runs over queries for a block of keys, so that sums over queries stay in registers: no
+        # atomic additions, and results that do not depend on an order.
         factors = [this.factor(m.factor) for _, m in self.mixtures]
         wanted = write.needed(factors)
         used = [(k, s) for k, s in enumerate(this.plan.scores)
                 if any(is_load_of(this.rows, n, s.sums) for n in wanted)]  # fmt: skip
         write.own_factors(used, swapped=True)
         write.mixture_sums(self.mixtures)
+        # Row values are loaded anew for each tile of queries; scores are computed again, as tiles of them
+        # never leave a program.
         for part in self._parts():
             with write.inner_tiles(part):
                 self._row_values()
                 write.scores(write.needed(factors), swapped=True)
                 write.mix(self.mixtures)
         write.store_mixtures(self.mixtures)
-        return write.finished(self.block_count * math.prod(this.plan.batch))
+        return self.finished()
 
     def _parts(self) -> Iterator[TilePart]:
         """The queries that see keys of the block: first those that see some of them."""
@@ -343,6 +364,8 @@ class _KeyKernel:
     def _first(self, triangle: Triangle, full: int) -> None:
         """The first query that sees a key of the block, or 0 if a row before sees all."""
         write, outer, inner = self.write, self.blocks.outer, self.blocks.inner
+        # The first tile with a query that sees the block's first key, and the first whose queries all see
+        # its last.
         write.line(f"first = tl.maximum(block * {outer} - {triangle.offset}, 0) // {inner}")
         last = f"tl.maximum(block * {outer} + {outer - 1 - triangle.offset}, 0)"
         write.line(f"whole = tl.minimum(({last} + {inner - 1}) // {inner}, {full})")
@@ -355,11 +378,12 @@ class _KeyKernel:
             # blocks of queries are numbered from the last one
             place = f"p{operand} + pid // {self.block_count} * {count} + {count - 1} - f"
             before = f"(f * {rows} < first * {inner})"
+            # Any block of queries before `first` that went over all keys: then its queries count here, and
+            # the loop starts at 0 with masks.
             write.line(f"flags = tl.load({place}, mask=(f < {count}) & {before}, other=0)")
             write.line("first = tl.where(tl.reduce(flags, 0, bitwise_or) > 0, 0, first)")
 
     def _row_values(self) -> None:
-        """Values that the other kernel left for the rows of this iteration."""
         write = self.write
         rest = f", mask={write.masks[1]}, other=0" if write.masks[1] else ""
         for number, dtype, place in write.row_values():

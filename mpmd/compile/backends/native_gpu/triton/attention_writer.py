@@ -8,10 +8,10 @@ import functools
 import math
 from collections.abc import Collection, Iterable, Iterator
 
+from mpmd.compile.backends.native_gpu.triton.conversions import HALF, MEMORY
 from mpmd.compile.backends.native_gpu.triton.matrices import MatrixOperand, MatrixWriter, pieces_of
 from mpmd.compile.backends.native_gpu.triton.online import RowIteration
 from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling
-from mpmd.compile.backends.native_gpu.triton.triton_dtypes import HALF, MEMORY
 from mpmd.compile.backends.native_gpu.triton.triton_kernels import PrintedKernel
 from mpmd.compile.kernels.kernel_plan import ELEMENT, ROW, Apply, KernelPlan, Load, ReduceNode, Store
 from mpmd.compile.kernels.masking import Guard, Triangle
@@ -57,16 +57,17 @@ class PrintedAttention:
     @functools.cached_property
     def row_values(self) -> tuple[int, ...]:
         """Values of a row that the kernel of queries leaves for the kernel of keys: its factors need them."""
-        rows, found = self.rows, set[int]()
+        rows, needed = self.rows, set[int]()
         waiting = [self.factor(m.factor) for _, m in self.mixtures(QUERIES)]
+        # From the factors backwards, through elements, down to the first values of a row: those are kept.
         while waiting:
             number = waiting.pop()
-            if number not in found:
-                found.add(number)
+            if number not in needed:
+                needed.add(number)
                 if rows.levels[number] == ELEMENT:
                     waiting += rows.uses[number]
         computed = [
-            k for k in found if rows.levels[k] == ROW and isinstance(rows.nodes[k], Apply | ReduceNode)
+            k for k in needed if rows.levels[k] == ROW and isinstance(rows.nodes[k], Apply | ReduceNode)
         ]
         return tuple(sorted(k for k in computed if rows.rank - 2 in rows.depends[k]))
 
@@ -157,17 +158,18 @@ class AttentionWriter(MatrixWriter):
 
     def needed(self, numbers: Iterable[int]) -> set[int]:
         """The nodes that must be computed for some."""
-        found, waiting = set[int](), list(numbers)
+        nodes, waiting = set[int](), list(numbers)
         while waiting:
             number = waiting.pop()
-            if number not in found and not self.is_known(number):
-                found.add(number)
+            if number not in nodes and not self.is_known(number):
+                nodes.add(number)
                 node = self.plan.nodes[number]
+                # Where a mask is known, the branch that it leaves out needs no scores.
                 if isinstance(node, Apply) and node.op == "select" and node.args[0] in self.decided:
                     waiting.append(node.args[1 if self.decided[node.args[0]] else 2])
                 elif not isinstance(node, ReduceNode):
                     waiting += self.plan.uses[number]
-        return found
+        return nodes
 
     @contextlib.contextmanager
     def inner_tiles(self, part: TilePart) -> Iterator[None]:
@@ -184,6 +186,7 @@ class AttentionWriter(MatrixWriter):
         matrix, turned = self.matrices[self.this.numbers[name]], name[0] == "b"
         view = matrix.view
         steps = (view.column, view.row) if turned else (view.row, view.column)
+        # Factors that are the same array, seen the same way, are one tile.
         key = (self.this.plan.array_of(name), view.dtype, view.offset, view.batch, *steps, width)
         if key not in self._tiles:
             self._tiles[key] = []
@@ -203,6 +206,7 @@ class AttentionWriter(MatrixWriter):
             left, right = (score.b, score.a) if swapped else (score.a, score.b)
             own, other = ("b", "a") if swapped else ("a", "b")
             tiles = self._tile(f"{other}{k}", score.depth)
+            # Wide factors are in pieces of powers of two along the depth, whose products add up.
             pairs = [(f"{own}{k}_{at}", f"tl.trans({tile})") for at, tile in enumerate(tiles)]
             self.dot(f"s{k}", pairs, (left.dtype, right.dtype))
             for number in loads:
@@ -228,6 +232,7 @@ class AttentionWriter(MatrixWriter):
             number = self.this.factor(mixture.factor)
             shape = [self.tiling.height, self.tiling.width]
             tile = f"tl.broadcast_to({self.value(number)}, {shape})"
+            # Positions past the end have scores of zeros, whose exponentials are not zero.
             if self.masks[1]:
                 tile = f"tl.where({self.masks[1]}, {tile}, 0.0)"
             dtype = self.plan.nodes[number].dtype
@@ -260,6 +265,7 @@ class AttentionWriter(MatrixWriter):
     def _count(self, width: int) -> None:
         if not self._counted:
             return
+        # Counted once for all parts of the loop: every point, times the share that the mask leaves.
         share = 1.0 if self.this.triangle is None else self.this.plan.share
         self.flops += 2.0 * math.prod(self.this.rows.extents) * width * share
 
@@ -278,7 +284,6 @@ def is_load_of(plan: KernelPlan, number: int, operand: int) -> bool:
 
 
 def _matrix(plan: AttentionPlan, name: str) -> MatrixOperand:
-    """The matrices of a factor or a result."""
     kind, k = name[0], int(name[1:])
     if kind in "ab":
         depth = plan.scores[k].depth

@@ -1,4 +1,4 @@
-"""Which tiles the kernels of plans get: those that were measured on a GPU, else those of rules.
+"""Which tiles the kernels of plans get: measured on a GPU, else by rules.
 
     product_ab12cd34 x192: 128x256x64 w8 s4      rows, columns and depth of a tile, warps, stages
     attention_ab12cd34 x768: 128x64 w8 s3        positions of a program and of an iteration
@@ -65,7 +65,7 @@ class MeasuredTiles:
         Raises:
             CompileError: one says something else; names it.
         """
-        found = []
+        lines = []
         for number, line in enumerate(text.splitlines(), 1):
             if line.startswith("#") or not line.strip():
                 continue
@@ -75,8 +75,8 @@ class MeasuredTiles:
                     f"line {number} is not a kernel with its tile: {line!r}\n"
                     "  expected such as 'product_ab12cd34 x192: 128x256x64 w8 s4'"
                 )
-            found.append((match[1], match[3]))
-        return MeasuredTiles.of(found)
+            lines.append((match[1], match[3]))
+        return MeasuredTiles.of(lines)
 
     def text(self) -> str:
         return "".join(f"{kernel}: {tile}\n" for kernel, tile in self.lines)
@@ -127,6 +127,6 @@ class KernelChoices:
 
 def sized_plan(plan: KernelPlan, points: int, programs: int, warps: int) -> PlanKernels:
     """The kernels of a plan with some sizes; a second one that finishes sums is by rules."""
-    made = plan_kernels(plan, programs, points)
-    first, *rest = made.kernels
-    return dataclasses.replace(made, kernels=(dataclasses.replace(first, warps=warps), *rest))
+    kernels = plan_kernels(plan, programs, points)
+    first, *rest = kernels.kernels
+    return dataclasses.replace(kernels, kernels=(dataclasses.replace(first, warps=warps), *rest))

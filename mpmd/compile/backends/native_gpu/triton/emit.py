@@ -11,8 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mpmd.compile.backends.native_gpu.triton import conversions, operations
-from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, TileSteps
-from mpmd.compile.backends.native_gpu.triton.triton_dtypes import (
+from mpmd.compile.backends.native_gpu.triton.conversions import (
     REGISTER,
     constant,
     from_memory,
@@ -20,6 +19,7 @@ from mpmd.compile.backends.native_gpu.triton.triton_dtypes import (
     rounded,
     to_memory,
 )
+from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, TileSteps
 from mpmd.compile.kernels.index import Index
 from mpmd.compile.kernels.kernel_plan import (
     COLUMN,
@@ -162,7 +162,6 @@ class TileWriter:
         return self._masks[0], self._masks[1]
 
     def _dims(self, name: str, dims: tuple[int, ...]) -> None:
-        """The index along each dim of a group whose position is `name`."""
         rest = name
         for d in reversed(dims):
             if d == dims[0]:
@@ -301,8 +300,8 @@ class TileWriter:
 
     def reduced(self, node: ReduceNode, text: str, axis: int) -> str:
         """A tile combined along an axis: a value of registers."""
-        made = operations.reduce(node.op, node.dtype, text, axis)
-        return f"({made} != 0)" if node.dtype == "pred" else rounded(made, node.dtype)
+        combined = operations.reduce(node.op, node.dtype, text, axis)
+        return f"({combined} != 0)" if node.dtype == "pred" else rounded(combined, node.dtype)
 
     # -- stores
     def prepare(self, stores: Iterable[Store]) -> None:

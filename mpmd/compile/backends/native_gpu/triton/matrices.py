@@ -6,9 +6,9 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping
 
+from mpmd.compile.backends.native_gpu.triton.conversions import pointer_type
 from mpmd.compile.backends.native_gpu.triton.emit import TileWriter
 from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling
-from mpmd.compile.backends.native_gpu.triton.triton_dtypes import pointer_type
 from mpmd.compile.backends.native_gpu.triton.triton_kernels import PrintedKernel
 from mpmd.compile.kernels.operations import DTYPE_BYTES
 from mpmd.compile.kernels.product_plans import View
@@ -19,15 +19,15 @@ MIN_SIDE = 16
 
 def pieces_of(width: int) -> list[tuple[int, int, bool]]:
     """A width as powers of two: (first, size, whether the size is more than is left)."""
-    found, at = [], 0
+    pieces, at = [], 0
     while at < width:
         left = width - at
         size = 1 << (left.bit_length() - 1)
         if size < MIN_SIDE:
             size = MIN_SIDE
-        found.append((at, size, size > left))
+        pieces.append((at, size, size > left))
         at += size
-    return found
+    return pieces
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,13 +106,13 @@ class MatrixWriter(TileWriter):
             width: of a piece.
         """
         tiling = self.tiling
-        found = self._halved(name, tiling.height, tiling.width, width)
-        if len(found) > 1:
+        halves = self._halved(name, tiling.height, tiling.width, width)
+        if len(halves) > 1:
             self.tiling = dataclasses.replace(tiling, width=width)
-        for number, piece in enumerate(found):
+        for number, piece in enumerate(halves):
             known = dict(self._known)
-            if len(found) > 1:
-                self._columns(f"({column} * {len(found)} + {number}) * {width}")
+            if len(halves) > 1:
+                self._columns(f"({column} * {len(halves)} + {number}) * {width}")
             yield piece
             self._known = known
         self.tiling = tiling

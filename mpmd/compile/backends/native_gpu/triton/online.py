@@ -1,4 +1,4 @@
-"""Which reductions of rows one iteration over their columns makes, and what follows from them.
+"""Reductions of rows: how few iterations over their columns compute them, and in which of these.
 
 A row's maximum is known after its last key only.  A sum of multiples of `exp(x - maximum)` is kept relative
 to the largest x so far: where that grows, the sum is multiplied by `exp(old - new)`.  Factors of a row leave
@@ -52,6 +52,7 @@ def tiles_seen(rows: TileSteps, columns: TileSteps, offset: int | None, *, keys:
     if offset is None:
         return float(full), float(every - full)
     whole, others = 0, 0
+    # Counted for each tile of rows: under a mask they differ.
     for first in range(0, rows.points, rows.side):
         last = first + rows.side - 1
         if keys:
@@ -88,6 +89,8 @@ def factored(plan: KernelPlan, mixed: Collection[int]) -> FactoredRows:
     work = _Factoring(plan)
     after: dict[int, int] = {}
     for store in plan.stores:
+        # The factor of the row becomes a result of its own in the plan, by which the mixture is multiplied
+        # at the end.
         core, factor = work.split(store.node) if store.operand in mixed else (work.numbers[store.node], None)
         build, where = work.build, work.numbers[store.where] if store.where >= 0 else -1
         build.store(
@@ -115,8 +118,11 @@ class _Factoring:
         totals = RowReductions(plan).totals()
         for number, node in enumerate(plan.nodes):
             if isinstance(node, ReduceNode) and node.op == "add" and node.axis == ROW and node.dtype == "f32":
+                # sum(c · x) = c · sum(x) for a factor c of the row.
                 core, factor = self.split(node.arg)
                 self.numbers[number] = self._times(self.build.reduce_row("add", core), factor)
+            # A division by a softmax's total becomes a product, with one division for the row: totals have
+            # normal reciprocals.
             elif isinstance(node, Apply) and node.op == "divide" and node.args[1] in totals:
                 value, over = node.args
                 self.numbers[number] = self._times(self.numbers[value], self._reciprocal(over))
@@ -133,6 +139,7 @@ class _Factoring:
                 cores = [core for core, _ in parts if core is not None]
                 factor = self._product([factor for _, factor in parts])
                 return (self.build.apply("multiply", *cores) if len(cores) == 2 else cores[0]), factor
+            # dividing an element by a row value: the reciprocal leaves as a factor
             if node.op == "divide" and rows == [False, True]:
                 core, factor = self.split(node.args[0])
                 over = self.numbers[node.args[1]]
@@ -152,8 +159,14 @@ class _Factoring:
         return self._reciprocals[number]
 
     def _product(self, factors: list[int | None]) -> int | None:
-        found = [self.build.convert(f, "f32") for f in factors if f is not None]
-        return None if not found else found[0] if len(found) == 1 else self.build.apply("multiply", *found)
+        converted = [self.build.convert(f, "f32") for f in factors if f is not None]
+        return (
+            None
+            if not converted
+            else converted[0]
+            if len(converted) == 1
+            else self.build.apply("multiply", *converted)
+        )
 
     def _times(self, number: int, factor: int | None) -> int:
         if factor is None:
@@ -179,39 +192,41 @@ class RowReductions:
 
     def passes(self) -> list[RowIteration]:
         """All iterations before the one that makes factors."""
-        plan, known, found = self.plan, set[int](), list[RowIteration]()
+        plan, known, iterations = self.plan, set[int](), list[RowIteration]()
         waiting = [k for k, n in enumerate(plan.nodes) if isinstance(n, ReduceNode)]
         while waiting:
             ready = [k for k in waiting if self._inputs(k) <= known]
-            made = RowIteration(tuple(ready))
+            # All reductions whose inputs are known. If one is a maximum, sums that are relative to it join:
+            # they would otherwise wait for a pass of their own.
+            iteration = RowIteration(tuple(ready))
             for top in ready:
                 node = plan.nodes[top]
                 assert isinstance(node, ReduceNode)
                 shift, relative = self._relative_to(top, waiting, known)
                 if node.op == "maximum" and shift >= 0:
-                    made = RowIteration((*ready, *relative), top, shift, tuple(relative))
+                    iteration = RowIteration((*ready, *relative), top, shift, tuple(relative))
                     break
-            found.append(made)
-            known.update(made.reductions)
+            iterations.append(iteration)
+            known.update(iteration.reductions)
             waiting = [k for k in waiting if k not in known]
-        return found
+        return iterations
 
     def totals(self) -> set[int]:
         """The sums of a softmax's exponentials, the largest of them 1, and selections of them and 1.
 
         They are 0, NaN, or between 1 and the number of keys: their reciprocals are normal numbers.
         """
-        plan, found = self.plan, set[int]()
+        plan, totals = self.plan, set[int]()
         for number, node in enumerate(plan.nodes):
             if isinstance(node, ReduceNode) and node.op == "add" and node.axis == ROW and node.dtype == "f32":
                 tops = [k for k in self.needs[node.arg] if self._is_maximum(k)]
-                found |= {number for top in tops if self._is_weight(node.arg, top)}
+                totals |= {number for top in tops if self._is_weight(node.arg, top)}
             elif isinstance(node, Apply) and node.op == "select":
                 values = [plan.nodes[a] for a in node.args[1:]]
                 ones = [isinstance(v, Constant) and float(v.value) == 1.0 for v in values]
-                sums = [a in found for a in node.args[1:]]
-                found |= {number} if any(sums) and all(map(operator.or_, ones, sums)) else set()
-        return found
+                sums = [a in totals for a in node.args[1:]]
+                totals |= {number} if any(sums) and all(map(operator.or_, ones, sums)) else set()
+        return totals
 
     def _is_maximum(self, number: int) -> bool:
         node = self.plan.nodes[number]
@@ -239,7 +254,7 @@ class RowReductions:
         return self.needs[node.arg]
 
     def _relative_to(self, top: int, waiting: list[int], known: set[int]) -> tuple[int, list[int]]:
-        shift, found = -1, []
+        shift, relative = -1, []
         for number in waiting:
             node = self.plan.nodes[number]
             assert isinstance(node, ReduceNode)
@@ -249,8 +264,8 @@ class RowReductions:
                 this = self.shift_of(node.arg, top)
                 if this >= 0 and shift in (-1, this):
                     shift = this
-                    found.append(number)
-        return shift, found
+                    relative.append(number)
+        return shift, relative
 
     def shift_of(self, number: int, top: int, where: frozenset[tuple[int, bool]] = frozenset()) -> int:
         """What exponentials subtract in a value that is a sum of multiples of them; -1 if it is not one.
@@ -263,6 +278,8 @@ class RowReductions:
         node = self.plan.nodes[number]
         if not isinstance(node, Apply) or node.dtype not in _WIDE:
             return -1
+        # The form is a tree over exponentials: whatever does not depend on the maximum may scale them, add
+        # them or choose between them, as the sum is linear in them.
         if node.op == "exponential":
             return self._subtracted(self.plan.nodes[node.args[0]], top, where)
         free = [top not in self.needs[a] for a in node.args]
@@ -272,6 +289,8 @@ class RowReductions:
             return self.shift_of(node.args[0 if free[1] else 1], top, where)
         if node.op == "select" and free[0]:
             condition, yes, no = node.args
+            # A branch that is zero adds nothing; under the condition of the other, more is known about its
+            # exponent.
             parts = [(a, other, holds) for a, other, holds in ((yes, no, True), (no, yes, False))
                      if not self._is_zero(a)]  # fmt: skip
             return self._same(
@@ -290,6 +309,8 @@ class RowReductions:
         value, shift = inner.args
         reduced = self.plan.nodes[top]
         assert isinstance(reduced, ReduceNode)
+        # exp(value - shift) must not overflow while the shift is the maximum so far: value must be below
+        # what the maximum is taken of.
         fits = top not in self.needs[value] and self.plan.levels[shift] == ROW
         below = fits and self._is_below(value, reduced.arg, where)
         return shift if below and self._grows_with(shift, top) else -1
@@ -302,6 +323,8 @@ class RowReductions:
             return True
         if isinstance(a, Constant) and isinstance(b, Constant):
             return float(a.value) <= float(b.value)
+        # A masked score is select(mask, x, filler): compared branch by branch, those left out that `where`
+        # excludes.
         if not isinstance(b, Apply) or b.op != "select":
             return False
         condition, *branches = b.args
@@ -336,12 +359,14 @@ class RowReductions:
             return False
         if node.op == "convert":
             return self._grows_with(node.args[0], top)
+        # a maximum with a constant still grows with it
         if node.op == "maximum":
             return any(
                 self._grows_with(a, top) and not self.needs[b] for a, b in (node.args, node.args[::-1])
             )
         if node.op != "select":
             return False
+        # `where(is_finite(max), max, 0)`: it is the constant while a row has seen nothing but -inf.
         condition, yes, no = node.args
         of_top = self.needs[condition] == {top} and self._distinguishes_infinities(condition)
         return of_top and any(
@@ -361,8 +386,8 @@ class RowReductions:
         return node.op.startswith("compare-") and any(infinite)
 
     def _same(self, parts: Sequence[tuple[int, frozenset[tuple[int, bool]]]], top: int) -> int:
-        found = {self.shift_of(a, top, where) for a, where in parts}
-        return found.pop() if len(found) == 1 else -1
+        shifts = {self.shift_of(a, top, where) for a, where in parts}
+        return shifts.pop() if len(shifts) == 1 else -1
 
     def _is_zero(self, number: int) -> bool:
         node = self.plan.nodes[number]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from mpmd.compile.backends.native_gpu.triton.triton_dtypes import BITS, REGISTER
+from mpmd.compile.backends.native_gpu.triton.conversions import BITS, CONVERSIONS, REGISTER
 from mpmd.compile.kernels.operations import FLOATS
 
 _FEW_EXPONENTS = 100
@@ -92,7 +92,8 @@ PRED: dict[str, str] = {
     },
 }
 
-PRELUDE = '''
+PRELUDE = (
+    '''
 @triton.jit
 def add(a, b):
     return a + b
@@ -166,7 +167,10 @@ def atomic_float_minimum(floats, signed, unsigned, value, mask, nan: tl.constexp
     bits, mask = bits.to(unsigned.dtype.element_ty, bitcast=True), mask & (bits < 0)
     tl.atomic_max(unsigned, bits, mask=mask, sem="relaxed")
 '''
-"""Functions that kernels call: those that combine values of reductions, and HLO's arithmetic of integers."""
+    + CONVERSIONS
+)
+"""Triton source of the functions that kernels call, beside those of `libdevice`: combining values of
+reductions, HLO's arithmetic of integers, conversions."""
 
 COMBINE = {
     "add": "add",

@@ -3,7 +3,7 @@
 The sums of a tile are a value of the epilogue's plan, in registers.  Programs that run at the same time work
 on neighbouring tiles, which read the same rows and columns of the factors.
 
-Products with few rows for each of many batch indices, as products with many rows.
+Products with few rows for each of many batch indices become products with many rows:
 
     8 x 4096 times [4, 128] · [128, 4096]   ->   8 x 4 times [4096, 128] · [128, 4096]
 
@@ -121,11 +121,11 @@ def product_kernel(plan: MatmulPlan, units: int, sizes: tuple[int, ...] = ()) ->
         sizes: see `_ProductTile`; without them the largest tile that keeps the device busy, and smaller ones
             behind it.
     """
-    plan, found = with_long_rows(plan), None
+    plan, kernel = with_long_rows(plan), None
     for tile in (_ProductTile(*sizes),) if sizes else _tiles_of(plan, units)[::-1]:
-        found = dataclasses.replace(_with_tile(plan, tile), smaller=found)
-    assert found is not None
-    return PlanKernels((found,))
+        kernel = dataclasses.replace(_with_tile(plan, tile), smaller=kernel)
+    assert kernel is not None
+    return PlanKernels((kernel,))
 
 
 def _with_tile(plan: MatmulPlan, tile: _ProductTile) -> PrintedKernel:

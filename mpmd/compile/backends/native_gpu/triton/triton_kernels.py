@@ -17,6 +17,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 
 from mpmd.compile.backends.native_gpu.triton.accumulators import RowAccumulators
+from mpmd.compile.backends.native_gpu.triton.conversions import HALF, pointer_type
 from mpmd.compile.backends.native_gpu.triton.emit import TileWriter, unsupported
 from mpmd.compile.backends.native_gpu.triton.online import RowReductions
 from mpmd.compile.backends.native_gpu.triton.tiling import (
@@ -25,7 +26,6 @@ from mpmd.compile.backends.native_gpu.triton.tiling import (
     tiling_of,
     tiling_of_few_rows,
 )
-from mpmd.compile.backends.native_gpu.triton.triton_dtypes import HALF, pointer_type
 from mpmd.compile.kernels.index import Index, dim, linear, strides_of
 from mpmd.compile.kernels.kernel_plan import (
     COLUMN,
@@ -262,7 +262,7 @@ def _sums(tiling: PlanTiling, partial: Sequence[tuple[str, int]]) -> PrintedKern
 
 
 def _combination(plan: KernelPlan, chunks: int) -> tuple[list[tuple[str, int]], KernelPlan]:
-    """The arrays of partial sums, and the plan that finishes them: its operands follow those of `plan`."""
+    """The arrays of partial sums, and the plan that finishes them; its operands follow `plan`'s."""
     batch, row = tuple(range(plan.batch_dims)), tuple(plan.row)
     extents = [*(plan.extents[d] for d in batch), chunks, *(plan.extents[d] for d in row)]
     build = PlanBuilder(plan.name, extents, batch_dims=len(batch), row_dims=len(row))

@@ -3,7 +3,7 @@
 It is run as a script and imports nothing of this project: starting it takes 0.2 s.  The process that compiles
 a user's program imports no Triton, and Triton's own cache, which checks no owners, is a temporary folder.
 
-A message is its length, 8 bytes, and a pickled dict; see `cubin.py` for what is in it.
+A message is its length, 8 bytes, and a pickled dict; see `compile_kernels.py` for what is in it.
 """
 
 from __future__ import annotations
@@ -42,16 +42,18 @@ def compiled(request: dict[str, Any]) -> dict[str, Any]:
         )
         # libdevice would take denormals for 0: their logarithm and inverse root would be infinite
         options = {"num_warps": request["warps"], "enable_fp_fusion": True, "enable_reflect_ftz": False}
-        made = triton.compile(source, target=GPUTarget("cuda", request["capability"], _WARP), options=options)
+        kernel = triton.compile(
+            source, target=GPUTarget("cuda", request["capability"], _WARP), options=options
+        )
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
     return {
-        "name": made.metadata.name,
-        "code": made.asm["cubin"],
-        "ptx": made.asm["ptx"],
-        "shared_bytes": made.metadata.shared,
-        "threads": _WARP * made.metadata.num_warps,
-        "scratch_bytes": getattr(made.metadata, "global_scratch_size", 0) or 0,
+        "name": kernel.metadata.name,
+        "code": kernel.asm["cubin"],
+        "ptx": kernel.asm["ptx"],
+        "shared_bytes": kernel.metadata.shared,
+        "threads": _WARP * kernel.metadata.num_warps,
+        "scratch_bytes": getattr(kernel.metadata, "global_scratch_size", 0) or 0,
     }
 
 

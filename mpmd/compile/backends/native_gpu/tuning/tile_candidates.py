@@ -12,7 +12,7 @@ from mpmd.compile.backends.native_gpu.target import GpuTarget
 from mpmd.compile.backends.native_gpu.triton import products
 from mpmd.compile.backends.native_gpu.triton.attention import attention_kernels
 from mpmd.compile.backends.native_gpu.triton.choices import OWN, kernel_key, sized_plan
-from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
+from mpmd.compile.backends.native_gpu.triton.compile_kernels import Cubin
 from mpmd.compile.backends.native_gpu.triton.products import product_kernel
 from mpmd.compile.backends.native_gpu.triton.tiling import power_of_two
 from mpmd.compile.backends.native_gpu.triton.triton_kernels import PrintedKernel, plan_kernels
@@ -68,7 +68,7 @@ def tuned_kernels(thunks: Iterable[Thunk], gpu: GpuModel, *, library: bool = Fal
         gpu: the GPU that they are for.
         library: whether the matrix library's products are among them.
     """
-    found: dict[str, TunedKernel] = {}
+    kernels: dict[str, TunedKernel] = {}
     for thunk in kernel_thunks(list(thunks)):
         plan: KernelPlan | MatmulPlan | AttentionPlan | None = thunk.plan
         if isinstance(plan, MatmulPlan) and not in_one_kernel(plan):
@@ -76,12 +76,12 @@ def tuned_kernels(thunks: Iterable[Thunk], gpu: GpuModel, *, library: bool = Fal
             plan = plan if multiplied else plan.epilogue if stored_sums(plan) is None else None
         for own, others in _families(plan, gpu):
             key = kernel_key(own[0])
-            if key in found:
-                found[key] = dataclasses.replace(found[key], count=found[key].count + 1)
+            if key in kernels:
+                kernels[key] = dataclasses.replace(kernels[key], count=kernels[key].count + 1)
                 continue
             distinct = {tuple(map(kernel_key, way.kernels)): way for way in others}
-            found[key] = TunedKernel(key, thunk.name, 1, (TileWay(OWN, own), *distinct.values()))
-    return list(found.values())
+            kernels[key] = TunedKernel(key, thunk.name, 1, (TileWay(OWN, own), *distinct.values()))
+    return list(kernels.values())
 
 
 def _families(
@@ -104,16 +104,16 @@ def _of_product(plan: MatmulPlan, gpu: GpuModel) -> Iterator[TileWay]:
         fits = rows <= power_of_two(plan.m) and columns <= power_of_two(plan.n) and depth <= plan.k
         shared = (stages - 1) * (rows + columns) * depth * width
         if fits and _MIN_HELD <= rows * columns // (32 * warps) <= _MAX_HELD and shared <= gpu.shared_bytes:
-            made = product_kernel(plan, gpu.device.units, sizes)
-            yield TileWay(f"{rows}x{columns}x{depth} w{warps} s{stages}", made.kernels)
+            kernel = product_kernel(plan, gpu.device.units, sizes)
+            yield TileWay(f"{rows}x{columns}x{depth} w{warps} s{stages}", kernel.kernels)
 
 
 def _of_attention(plan: AttentionPlan, number: int) -> Iterator[TileWay]:
     """Of one of its kernels, beside one of the same sizes."""
     for outer, inner, warps, stages in itertools.product(*_POSITIONS):
         sizes = (outer, inner, warps, stages)
-        made = attention_kernels(plan, (sizes, sizes)).kernels[number]
-        yield TileWay(f"{outer}x{inner} w{warps} s{stages}", (made,))
+        kernel = attention_kernels(plan, (sizes, sizes)).kernels[number]
+        yield TileWay(f"{outer}x{inner} w{warps} s{stages}", (kernel,))
 
 
 def _of_plan(plan: KernelPlan, programs: int) -> Iterator[TileWay]:

@@ -1,10 +1,9 @@
 """Measures tiles on this GPU: the kernels that take the longest first, until the time is over.
 
-Ways to compute the same run in turn on one stream, several rounds; one is taken if its median is below that
-of the kernel by rules by more than noise.  The table is written after each kernel, so that an
-end by force loses one kernel at most.
-
-Launches on a GPU without XLA: memory with random numbers, kernels, times by events on one stream.
+Nothing runs through XLA: kernels are launched on one stream, in memory with random numbers, and timed by
+events.  Ways to compute the same run in turn, several rounds; one is taken if its median is below the median
+of the kernel by rules, by more than noise.  The table is written after each kernel, so that an end by force
+loses one kernel at most.
 """
 
 from __future__ import annotations
@@ -23,13 +22,11 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from mpmd.compile.backends.native_gpu.cuda_driver import DeviceError
 from mpmd.compile.backends.native_gpu.gpu import GpuLibraries, OpenGpu, gpu_at
-from mpmd.compile.backends.native_gpu.libraries import CudaLibraries
+from mpmd.compile.backends.native_gpu.libraries import CudaLibraries, DeviceError
 from mpmd.compile.backends.native_gpu.target import GpuTarget
 from mpmd.compile.backends.native_gpu.triton.choices import OWN, MeasuredTiles
-from mpmd.compile.backends.native_gpu.triton.cubin import Cubin
-from mpmd.compile.backends.native_gpu.triton.workers import shared_workers
+from mpmd.compile.backends.native_gpu.triton.compile_kernels import Cubin, shared_workers
 from mpmd.compile.backends.native_gpu.tuning.table_file import read_table, table_file, write_table
 from mpmd.compile.backends.native_gpu.tuning.tile_candidates import (
     CompiledWay,
@@ -71,11 +68,11 @@ class DeviceRuns:
     # -- memory
     def memory(self, size: int, data: bytes | None = None) -> int:
         """The address of some bytes, which begin with `data`; random ones without."""
-        found = ctypes.c_uint64()
-        self.driver.call("cuMemAlloc_v2", ctypes.byref(found), max(size, 1), what=_WHAT)
-        self._undo.callback(self.driver.function("cuMemFree_v2"), found.value)
-        self.fill(found.value, size if data is None else min(size, len(data)), data)
-        return found.value
+        address = ctypes.c_uint64()
+        self.driver.call("cuMemAlloc_v2", ctypes.byref(address), max(size, 1), what=_WHAT)
+        self._undo.callback(self.driver.function("cuMemFree_v2"), address.value)
+        self.fill(address.value, size if data is None else min(size, len(data)), data)
+        return address.value
 
     def fill(self, address: int, size: int, data: bytes | None = None) -> None:
         """Copies bytes to the GPU, random ones again and again."""
@@ -87,17 +84,17 @@ class DeviceRuns:
 
     def content(self, address: int, size: int) -> bytes:
         """Bytes of the GPU."""
-        found = ctypes.create_string_buffer(size)
-        self.driver.call("cuMemcpyDtoHAsync_v2", found, address, size, None, what="reading results")
+        buffer = ctypes.create_string_buffer(size)
+        self.driver.call("cuMemcpyDtoHAsync_v2", buffer, address, size, None, what="reading results")
         self.wait()
-        return found.raw
+        return buffer.raw
 
     def zeros(self, size: int) -> int:
         """The address of some bytes that are zero, four at least."""
         words = -(-max(size, 1) // 4)
-        found = self.memory(4 * words, b"")
-        self.driver.call("cuMemsetD32Async", found, 0, words, None, what=_WHAT)
-        return found
+        address = self.memory(4 * words, b"")
+        self.driver.call("cuMemsetD32Async", address, 0, words, None, what=_WHAT)
+        return address
 
     def wait(self) -> None:
         """Until everything is done."""
@@ -153,10 +150,12 @@ class DeviceRuns:
         self.driver.call("cuEventRecord", self._events[number], None, what="an event")
 
     def _elapsed(self, number: int) -> float:
-        found = ctypes.c_float()
+        milliseconds = ctypes.c_float()
         ends = self._events[number], self._events[number + 1]
-        self.driver.call("cuEventElapsedTime", ctypes.byref(found), *ends, what="a time between events")
-        return 1e3 * found.value
+        self.driver.call(
+            "cuEventElapsedTime", ctypes.byref(milliseconds), *ends, what="a time between events"
+        )
+        return 1e3 * milliseconds.value
 
 
 def repeated(issue: Issue, times: int) -> Issue:
@@ -219,11 +218,11 @@ class RandomArguments:
 
 def _arrays(way: CompiledWay) -> dict[int, int]:
     """The operands of all launches → bytes; arrays of partial sums, whose sizes differ, are the last."""
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     for launch in way.launches:
         for operand, size in zip(launch.operands, launch.sizes, strict=True):
-            found[operand] = max(size, found.get(operand, 0))
-    return dict(sorted(found.items()))
+            sizes[operand] = max(size, sizes.get(operand, 0))
+    return dict(sorted(sizes.items()))
 
 
 def _room(size: int) -> int:
@@ -283,10 +282,10 @@ def tune(task: TuningTask, say: Callable[[str], None], libraries: GpuLibraries |
     thunks = [
         t for given in task.modules for t in prepare_fragment(given[0], work.target, module=given[1]).thunks
     ]
-    found = tuned_kernels(thunks, work.gpu.model)
-    kernels = found if task.again else [k for k in found if k.key not in dict(table.lines)]
+    all_kernels = tuned_kernels(thunks, work.gpu.model)
+    kernels = all_kernels if task.again else [k for k in all_kernels if k.key not in dict(table.lines)]
     about = f"{work.gpu.driver.name}, {libraries.compiler.key()}"
-    say(f"{about}: {len(found)} kernels, {len(kernels)} of them to measure")
+    say(f"{about}: {len(all_kernels)} kernels, {len(kernels)} of them to measure")
     gained = 0.0
     for us, kernel in sorted(work.own_times(kernels), key=lambda row: -row[0] * row[1].count):
         if time.monotonic() > end:
@@ -314,19 +313,17 @@ def fastest(times: Mapping[str, float]) -> str:
 
 
 class _Tuning:
-    """The work on one GPU."""
-
     def __init__(self, gpu: OpenGpu) -> None:
         self.gpu = gpu
         self.target = GpuTarget(gpu.model, gpu.libraries.compiler)
 
     def own_times(self, kernels: Sequence[TunedKernel]) -> list[tuple[float, TunedKernel]]:
         """Microseconds of each by rules; those that do not fit into the GPU's memory are left out."""
-        found = []
+        times = []
         for kernel in kernels:
             with self._running(self._compiled(kernel, kernel.ways[:1])) as run:
-                found += [(run.times(1)[OWN], kernel)] if run is not None else []
-        return found
+                times += [(run.times(1)[OWN], kernel)] if run is not None else []
+        return times
 
     def times(self, kernel: TunedKernel) -> tuple[dict[str, float], list[str]]:
         """The choice of each way → its microseconds; and the choices whose results are others.
@@ -354,7 +351,7 @@ class _Tuning:
                 return None  # the compiler does not take every tile
 
         with ThreadPoolExecutor(shared_workers().count) as pool:
-            return [made for made in pool.map(one, ways) if made is not None]
+            return [compiled for compiled in pool.map(one, ways) if compiled is not None]
 
     @contextlib.contextmanager
     def _running(self, ways: Sequence[CompiledWay]) -> Iterator[_RunningWays | None]:
@@ -375,8 +372,6 @@ class _Tuning:
 
 
 class _RunningWays:
-    """Ways of a kernel on a GPU, on the same arguments."""
-
     def __init__(self, runs: DeviceRuns, ways: Sequence[CompiledWay]) -> None:
         self._runs, self._ways = runs, {way.choice: way for way in ways}
         self._arguments = RandomArguments(runs, ways)

@@ -151,7 +151,7 @@ def test_donated_arguments_and_results_keep_the_fragments_order(donated):
         for got, expected in zip(made, wanted, strict=True):
             np.testing.assert_allclose(got, expected, rtol=1e-6)
         for number, array in enumerate(given):
-            assert array.is_deleted() == (number in executable.made.aliases), number
+            assert array.is_deleted() == (number in executable.artefact.aliases), number
 
 
 def test_the_only_argument_and_the_only_result_may_share_memory():

@@ -181,13 +181,13 @@ def test_a_device_of_another_mesh_is_refused():
 def test_a_program_is_loaded_for_as_many_devices_as_it_was_compiled_for():
     made = OnMesh(lambda a: lax.psum(a, "x"), [values(2, 3)], mesh_of({"x": 2}), [P("x")], P())
     with pytest.raises(CompileError, match="runs on 2 devices; it was given 3"):
-        register(made.native.made.code, host_target(), devices=(0, 1, 2))
+        register(made.native.artefact.code, host_target(), devices=(0, 1, 2))
 
 
 def test_a_program_of_several_devices_does_not_run_by_itself():
     made = OnMesh(lambda a: lax.psum(a, "x"), [values(2, 3)], mesh_of({"x": 2}), [P("x")], P())
     with pytest.raises(CompileError, match="one of 2 devices: they run it inside of JAX"):
-        ProgramInstance(made.native.made.code, host_target())
+        ProgramInstance(made.native.artefact.code, host_target())
 
 
 def test_groups_of_different_sizes_have_a_plan_but_no_kernel():

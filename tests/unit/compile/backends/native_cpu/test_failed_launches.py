@@ -51,7 +51,7 @@ def sum_on_two(monkeypatch, max_back_offs):
     made = OnMesh(
         lambda a: lax.psum(a, "x") + max_back_offs, [values(2, 3)], mesh_of({"x": 2}), [P("x")], P()
     )
-    return made, NativeCpuBackend().register(made.native.made, made.fragment.mesh, mesh_of({"x": 2}))
+    return made, NativeCpuBackend().register(made.native.artefact, made.fragment.mesh, mesh_of({"x": 2}))
 
 
 def test_a_launch_that_failed_leaves_the_next_one_whole(monkeypatch):
@@ -74,7 +74,7 @@ def test_a_device_that_waits_for_a_launch_that_others_never_had_is_told_by_the_n
 
     waiting = threading.Thread(target=alone)
     waiting.start()
-    layout = made.native.made.code.mesh
+    layout = made.native.artefact.code.mesh
     barrier = ctypes.c_void_p.from_address(program.memory.ctypes.data + SLOT["barrier"]).value
     meeting = ctypes.c_void_p.from_address(barrier + MESH_AT).value
     arrived = ctypes.cast(meeting + layout.barrier(-1, 0), ctypes.POINTER(ctypes.c_int64))

@@ -132,7 +132,7 @@ def test_results_of_bf16_are_rounded_alike_by_micro_kernels_and_epilogues(kc):
         a[0, :3, :3] = np.inf
         c, expected = random((2, m, n), "bf16", 2), random((2, m, n), "bf16", 3)
         Guarded(GemmKernel("direct", gemm, tiling), host_target())(a, b, c)
-        Guarded(GemmKernel("staged", gemm, tiling, StoreSums(gemm)), host_target())(a, b, expected)
+        Guarded(GemmKernel("staged", gemm, tiling, epilogue=StoreSums(gemm)), host_target())(a, b, expected)
         np.testing.assert_array_equal(c.view(np.uint16), expected.view(np.uint16))
         assert np.isfinite(c[1].astype(np.float32)).all() and not np.isfinite(c[0].astype(np.float32)).all()
 
@@ -234,7 +234,7 @@ class BiasAndDouble:
 def test_epilogue_sees_every_sum_once(kc):
     gemm = row_major(33, 71, 90)
     tiling = dataclasses.replace(choose_tiling(gemm, host_target()), kc=kc)
-    product = GemmKernel("product", gemm, tiling, BiasAndDouble(71))
+    product = GemmKernel("product", gemm, tiling, epilogue=BiasAndDouble(71))
     a, b, bias = random((33, 90), "f32"), random((90, 71), "f32", 1), random((71,), "f32", 2)
     c, twice = random((33, 71), "f32"), random((33, 71), "f32")
     Guarded(product, host_target())(a, b, c, bias, twice, cuts=(1,))
@@ -249,7 +249,7 @@ def test_strips_are_divided_among_many_threads(transpose_b, epilogue):
     gemm = row_major(230, 100, 40, transpose_b=transpose_b)
     tiling = dataclasses.replace(choose_tiling(gemm, host_target()), kc=16, split="columns", pack_a=False)
     tiling = dataclasses.replace(tiling, part_rows=4 * tiling.rows)
-    product = GemmKernel("product", gemm, tiling, BiasAndDouble(100) if epilogue else None)
+    product = GemmKernel("product", gemm, tiling, epilogue=BiasAndDouble(100) if epilogue else None)
     parts, strips = -(-230 // tiling.part_rows), -(-100 // tiling.width)
     assert product.units == parts * strips > 8
     a, b = random((230, 40), "f32"), random((100, 40) if transpose_b else (40, 100), "f32", 1)

@@ -48,7 +48,7 @@ def test_plan_as_epilogue(dtype, batch, kc, target):
     epilogue = PlanEpilogue(plan, 0)
     epilogue.check(gemm)
     tiling = dataclasses.replace(choose_tiling(gemm, cpu), kc=kc)
-    kernel = DirectKernel(GemmKernel("product", gemm, tiling, epilogue), cpu, threads=2)
+    kernel = DirectKernel(GemmKernel("product", gemm, tiling, epilogue=epilogue), cpu, threads=2)
     rng = np.random.default_rng(0)
     kind = {"f32": np.float32, "bf16": ml_dtypes.bfloat16}[dtype]
     a, b = (rng.standard_normal(s).astype(kind) for s in ((*batch, m, k), (*batch, k, n)))

@@ -6,7 +6,7 @@ import pytest
 
 from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.kernels.row import RowKernel
-from mpmd.compile.backends.native_cpu.kernels.selection import SelectionKernel
+from mpmd.compile.backends.native_cpu.kernels.sort_rows import SelectionKernel
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import tuple_of
