@@ -37,7 +37,7 @@ from mpmd.partition.prepare import (
 )
 from mpmd.partition.signature import Arguments
 from mpmd.partition.tasks import mirrored_places, numbered, task_orders
-from mpmd.passes.calls.mirror_stages import SUFFIX
+from mpmd.passes.calls.carried_sums import SUFFIX
 from mpmd.passes.export.programs import is_reduction
 from mpmd.passes.verify import verify
 from mpmd.runtime.processes.scalars import mesh_of_each

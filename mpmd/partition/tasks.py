@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from mpmd import ir
 from mpmd.config.config import Config
 from mpmd.errors import ScheduleError
-from mpmd.passes.calls.mirror_stages import SUFFIX
+from mpmd.passes.calls.carried_sums import SUFFIX
 from mpmd.runtime.program.entry import phase
 from mpmd.scheduling.catalogue import PipelineSchedule, ScheduleTable, get_schedule
 from mpmd.scheduling.definition import PipelineShape

@@ -54,16 +54,23 @@ class Pass(abc.ABC):
         return f"{self.name}{{{options}}}" if options else self.name
 
 
-def passes_in(package: str) -> tuple[type[Pass], ...]:
-    """The passes of a family: those defined in the modules of a package, then in packages inside it."""
-    found: list[type[Pass]] = []
+def passes_in(family: str) -> tuple[type[Pass], ...]:
+    """The passes of a family: of a module, or of a package: its modules, then packages inside it.
+
+    A module calls this behind its last pass.
+    """
+    module = importlib.import_module(family)
+    parts = [(family, False)]
+    if hasattr(module, "__path__"):
+        parts = [(part.name, part.ispkg) for part in pkgutil.iter_modules(module.__path__, f"{family}.")]
+    passes: list[type[Pass]] = []
     inner: list[type[Pass]] = []
-    for _, name, is_package in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
+    for name, is_package in parts:
         for kind in vars(importlib.import_module(name)).values():
             if isinstance(kind, type) and issubclass(kind, Pass) and kind.__module__ == name:
-                found += [] if inspect.isabstract(kind) else [kind]
+                passes += [] if inspect.isabstract(kind) else [kind]
         inner += passes_in(name) if is_package else ()
-    return (*found, *inner)
+    return (*passes, *inner)
 
 
 def option_text(value: Any) -> str:

@@ -25,7 +25,7 @@ import re
 
 from mpmd import ir
 from mpmd.passes import structure
-from mpmd.passes.calls.inline import inline_call
+from mpmd.passes.calls.bodies import inline_call
 from mpmd.tracing.names import MICROBATCHES, decode
 from mpmd.tracing.scans import counted_loop, make_for, unroll
 

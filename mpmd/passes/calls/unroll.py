@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.constants import splat
+from mpmd.passes.structure import splat
 from mpmd.support import diagnostics
 
 _COUNTER = "unroll_counter"

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from mpmd import ir
 from mpmd.errors import IRError
-from mpmd.passes.constants import attributes_of
 from mpmd.passes.fragments.dependencies import keep_control_edges
+from mpmd.passes.structure import attributes_of
 
 
 def block_users(x: ir.Op) -> list[ir.Op]:

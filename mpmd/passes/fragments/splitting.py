@@ -6,7 +6,7 @@ import collections
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from mpmd import ir
-from mpmd.passes.constants import attributes_of
+from mpmd.passes.structure import attributes_of
 
 
 def inner_types(fragment: ir.Fragment) -> Hashable:

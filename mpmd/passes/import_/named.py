@@ -1,6 +1,6 @@
 """Named computations of the user, checked and turned into operations of the dialect.
 
-mpmd-inline-nested-user-exposed-ops.
+Names inside of names are inlined, and constants that a named computation returns are cloned without the name.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 from mpmd import ir
 from mpmd.passes import structure
 from mpmd.passes.bases import FunctionPass
+from mpmd.passes.cleanup.fragments import simplify
 from mpmd.passes.fragments.editing import erase_dead_ops
-from mpmd.passes.fragments.simplifying import simplify
 from mpmd.passes.import_ import assigning
+from mpmd.passes.structure import is_negligible
 from mpmd.support import diagnostics
 from mpmd.support.placement_options import NOTHING, Assignment, NamePlacement
 from mpmd.support.source import frames_of
@@ -300,3 +301,32 @@ def _check(op: ir.Op, around_it: ir.NamedComputation, places: dict[str, NamePlac
             f"  Assign both alike, leave '{name}' unassigned, or call it outside of '{parent}'.",
             op.location,
         )
+
+
+class InsertNamelessCloneOfNegligibleOps(FunctionPass):
+    """Clones constants that a named computation returns, for all uses but the program's results.
+
+        x = comp "f" () { c = const 1; ret c }       x = comp "f" () { c = const 1; ret c }
+        y = add a x                             -->  d = const 1
+                                                     y = add a d
+
+    Otherwise the users of the constant would be tied to the mesh of the computation.  A constant that the
+    function returns keeps the mesh that its name gives it.  Computations in computations come first.
+
+    Requires: nothing.  Ensures: the computation is unchanged; results, and clones, may be unused.
+    Cost: linear.
+    Source: openxla/shardy MPMD, `insert_nameless_clones_of_negligible_ops`.
+    """
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        terminator = f.terminator
+        for computation in reversed(ir.walk(f, ir.NamedComputation)):
+            where = ir.after(computation)
+            for result, returned in zip(computation.results, computation.returned):
+                source = ir.producer(returned)
+                if source is None or not is_negligible(source):
+                    continue
+                copy = ir.clone(source, where)
+                used = [(use.owner, use.operand_number) for use in result.uses if use.owner != terminator]
+                for owner, number in used:
+                    ir.set_operand(owner, number, copy.results[0])

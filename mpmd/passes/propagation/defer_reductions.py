@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.calls.shared_bodies import called_bodies, numbered, put_back, share_bodies
-from mpmd.passes.constants import zeros
+from mpmd.passes.calls.bodies import called_bodies, numbered, put_back, share_bodies
 from mpmd.passes.fragments.editing import erase_dead_ops
 from mpmd.passes.propagation.trial import (
     Layout,
@@ -21,6 +20,7 @@ from mpmd.passes.propagation.trial import (
     kinds_of_work,
     mesh_of_shardings,
 )
+from mpmd.passes.structure import zeros
 from mpmd.passes.transfers.carried import START
 from mpmd.sharding import shardings
 from mpmd.sharding.inside import splits_of_copy

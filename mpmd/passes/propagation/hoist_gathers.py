@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.calls.shared_bodies import called_bodies, numbered, put_back, share_bodies
+from mpmd.passes.calls.bodies import called_bodies, numbered, put_back, share_bodies
 from mpmd.passes.propagation.trial import (
     Trial,
     arguments_of_rows,

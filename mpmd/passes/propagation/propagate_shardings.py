@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
-from mpmd.passes.calls.shared_bodies import (
+from mpmd.passes.calls.bodies import (
     called_bodies,
     calls_one_body,
     functions_of,
@@ -25,8 +25,8 @@ from mpmd.passes.propagation.sdy_ops import (
     PopulateUnreducedOutSharding,
     ReshardsToConstraints,
 )
-from mpmd.passes.shardy_limits import propagation_problem
 from mpmd.passes.structure import mentions
+from mpmd.passes.verify import propagation_problem
 from mpmd.sharding import shardings
 from mpmd.support import diagnostics
 

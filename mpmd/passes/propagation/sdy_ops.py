@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.constants import attributes_of, constant_text, holds_complex
+from mpmd.passes.structure import attributes_of, constant_text, holds_complex
 from mpmd.sharding import shardings
 from mpmd.support import diagnostics
 

@@ -6,10 +6,10 @@ import collections
 from collections.abc import Hashable, Iterable, Sequence
 
 from mpmd import ir
-from mpmd.passes.calls.shared_bodies import put_back_bodies
+from mpmd.passes.calls.bodies import put_back_bodies
 from mpmd.passes.fragments.splitting import body_keys
 from mpmd.passes.propagation.propagate_shardings import NUMBER, REPRESENTATIVES, without_copies
-from mpmd.passes.shardy_limits import propagation_problem
+from mpmd.passes.verify import propagation_problem
 from mpmd.sharding import shardings
 from mpmd.sharding.inside import PROPAGATE, number_ops, splits_inside
 from mpmd.sharding.shards import Split, axes_of, sdy_meshes, split_axes, split_of

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.calls.shared_bodies import put_back
+from mpmd.passes.calls.bodies import put_back
 from mpmd.sharding.gathers import uses_along
 from mpmd.sharding.inside import splits_of_typed
 from mpmd.sharding.partial import is_sum

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from mpmd import ir
-from mpmd.passes.constants import constant_text, holds_complex
+from mpmd.passes.structure import constant_text, holds_complex
 from mpmd.support.memoisation import memoised
 
 _INTEGER = re.compile(r"(u?)i(\d+)")

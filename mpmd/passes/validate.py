@@ -8,6 +8,7 @@ from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.dependencies import Dependencies
 from mpmd.support import diagnostics
+from mpmd.support.passes import passes_in
 from mpmd.support.source import frames_of
 
 
@@ -138,3 +139,6 @@ def _conflict(f: ir.Func, earlier: ir.Fragment, fragment: ir.Fragment) -> str:
             f"{fragment.mesh}, or give the two different stages"
         )
     return text
+
+
+PASSES = passes_in(__name__)

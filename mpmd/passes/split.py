@@ -5,6 +5,7 @@ from __future__ import annotations
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.splitting import ops_flowing_to, split
+from mpmd.support.passes import passes_in
 
 
 class SplitAndPrioritizeTransferIndependentComputations(FunctionPass):
@@ -112,3 +113,6 @@ class SplitBwdFragments(FunctionPass):
             ):
                 return True
         return False
+
+
+PASSES = passes_in(__name__)

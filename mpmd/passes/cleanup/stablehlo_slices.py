@@ -6,8 +6,8 @@ import bisect
 import dataclasses
 
 from mpmd import ir
-from mpmd.passes.cleanup.simplify_stablehlo.facts import Facts, array, make, numbers, reshaped
-from mpmd.passes.constants import splat
+from mpmd.passes.cleanup.stablehlo_facts import Facts, array, make, numbers, reshaped
+from mpmd.passes.structure import splat
 
 
 @dataclasses.dataclass(frozen=True)

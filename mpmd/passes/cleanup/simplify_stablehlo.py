@@ -1,4 +1,4 @@
-"""mpmd-simplify-stablehlo."""
+"""Ops of StableHLO rewritten to fewer or better ones: what unrolled loops leave, and transposed products."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.cleanup.simplify_stablehlo import folding, identities, scalars, stablehlo_slices
-from mpmd.passes.cleanup.simplify_stablehlo.facts import Facts
+from mpmd.passes.cleanup import stablehlo_arithmetic as arithmetic
+from mpmd.passes.cleanup import stablehlo_slices as slices
+from mpmd.passes.cleanup.stablehlo_facts import Facts
 
 Rewrite = Callable[[ir.Op, Facts], ir.Value | None]
 """Returns the replacement of an op's result, which may be that of a new op; None: does not apply."""
@@ -18,26 +19,38 @@ Table = Mapping[str, tuple[Rewrite, ...]]
 
 
 def _table() -> dict[str, tuple[Rewrite, ...]]:
-    found: dict[str, tuple[Rewrite, ...]] = dict.fromkeys(scalars.NAMES, (scalars.fold,))
+    found: dict[str, tuple[Rewrite, ...]] = dict.fromkeys(arithmetic.SCALAR_OPS, (arithmetic.fold_scalars,))
     more: dict[str, tuple[Rewrite, ...]] = {
-        "add": (identities.add_zero, identities.constant_last),
-        "subtract": (identities.subtract_nothing, identities.nothing_left),
-        "multiply": (identities.multiply_by_one, identities.nothing_left, identities.constant_last),
-        "divide": (identities.divide_by_one,),
-        "maximum": (identities.constant_last,),
-        "minimum": (identities.constant_last,),
-        "and": (identities.with_neutral, identities.nothing_left, identities.constant_last),
-        "or": (identities.with_neutral, identities.constant_last),
-        "xor": (identities.constant_last,),
-        "select": (scalars.fold_select,),
-        "convert": (identities.same_type,),
-        "reshape": (identities.same_type, identities.reshape_of_reshape, stablehlo_slices.reshape_of_splat),
-        "transpose": (identities.transpose,),
-        "broadcast_in_dim": (identities.broadcast,),
-        "dynamic_slice": (stablehlo_slices.static_slice,),
-        "slice": (stablehlo_slices.simpler_slice,),
-        "dynamic_update_slice": (stablehlo_slices.update_all, stablehlo_slices.concatenate_updates),
-        "concatenate": (stablehlo_slices.flatten_concatenate,),
+        "add": (arithmetic.add_zero, arithmetic.constant_last),
+        "subtract": (arithmetic.subtract_nothing, arithmetic.nothing_left),
+        "multiply": (
+            arithmetic.multiply_by_one,
+            arithmetic.nothing_left,
+            arithmetic.constant_last,
+        ),
+        "divide": (arithmetic.divide_by_one,),
+        "maximum": (arithmetic.constant_last,),
+        "minimum": (arithmetic.constant_last,),
+        "and": (
+            arithmetic.with_neutral,
+            arithmetic.nothing_left,
+            arithmetic.constant_last,
+        ),
+        "or": (arithmetic.with_neutral, arithmetic.constant_last),
+        "xor": (arithmetic.constant_last,),
+        "select": (arithmetic.fold_select,),
+        "convert": (arithmetic.same_type,),
+        "reshape": (
+            arithmetic.same_type,
+            arithmetic.reshape_of_reshape,
+            slices.reshape_of_splat,
+        ),
+        "transpose": (arithmetic.transpose,),
+        "broadcast_in_dim": (arithmetic.broadcast,),
+        "dynamic_slice": (slices.static_slice,),
+        "slice": (slices.simpler_slice,),
+        "dynamic_update_slice": (slices.update_all, slices.concatenate_updates),
+        "concatenate": (slices.flatten_concatenate,),
     }
     for name, rewrites in more.items():
         found["stablehlo." + name] = found.get("stablehlo." + name, ()) + rewrites
@@ -46,8 +59,8 @@ def _table() -> dict[str, tuple[Rewrite, ...]]:
 
 REWRITES = _table()
 _FOLDS = {
-    **dict.fromkeys(folding.NAMES, (folding.fold,)),
-    "stablehlo.add": (folding.fold,),
+    **dict.fromkeys(arithmetic.FOLDED_OPS, (arithmetic.fold,)),
+    "stablehlo.add": (arithmetic.fold,),
 }
 _WITH_CONSTANTS = {
     name: (*_FOLDS.get(name, ()), *REWRITES.get(name, ())) for name in dict.fromkeys((*REWRITES, *_FOLDS))
@@ -145,3 +158,62 @@ def _without_dead_ops(where: ir.Func | ir.Fragment | ir.Block) -> list[ir.Op]:
         else:
             left += [*reversed(inside), op]
     return left[::-1]
+
+
+class SwapTransposedDots(FunctionPass):
+    """Computes a transposed matrix product with its factors swapped instead.
+
+        d = dot_general y, x contracting [0] x [0]     (f32[m,n])
+        t = transpose d [1, 0]                         (f32[n,m])
+        -->
+        t = dot_general x, y contracting [0] x [0]     (f32[n,m])
+
+    JAX writes the gradient of a weight in the first form, for which XLA:CPU copies a whole factor before the
+    product.  Sums are the same terms in an order that the backend chooses, so that last bits may differ.
+
+    Requires: nothing.  Ensures: no product whose only use is the transpose that swaps its factors' dims.
+    Cost: linear.  Source: ours.
+    """
+
+    runs_on = "any"
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        for op in ir.walk(f):
+            if op.operation.name == "stablehlo.transpose":
+                dot = ir.producer(op.operands[0])
+                if dot is not None and dot.operation.name == "stablehlo.dot_general" and _swaps(op, dot):
+                    _swap(op, dot)
+
+
+def _swaps(transpose: ir.Op, dot: ir.Op) -> bool:
+    """Whether the transpose swaps the factors' dims of a product without other users."""
+    if "algorithm" in dot.attributes or len(ir.users(dot)) > 1:
+        return False
+    numbers = ir.stablehlo.DotDimensionNumbers(dot.attributes["dot_dimension_numbers"])
+    batch = len(numbers.lhs_batching_dimensions)
+    left = len(dot.operands[0].type.shape) - batch - len(numbers.lhs_contracting_dimensions)
+    rank = len(dot.results[0].type.shape)
+    wanted = [*range(batch), *range(batch + left, rank), *range(batch, batch + left)]
+    return list(ir.DenseI64ArrayAttr(transpose.attributes["permutation"])) == wanted
+
+
+def _swap(transpose: ir.Op, dot: ir.Op) -> None:
+    numbers = ir.stablehlo.DotDimensionNumbers(dot.attributes["dot_dimension_numbers"])
+    attributes = dict(dot.attributes.items())
+    attributes["dot_dimension_numbers"] = ir.stablehlo.DotDimensionNumbers.get(
+        lhs_batching_dimensions=numbers.rhs_batching_dimensions,
+        rhs_batching_dimensions=numbers.lhs_batching_dimensions,
+        lhs_contracting_dimensions=numbers.rhs_contracting_dimensions,
+        rhs_contracting_dimensions=numbers.lhs_contracting_dimensions,
+    )
+    if "precision_config" in attributes:
+        attributes["precision_config"] = ir.ArrayAttr.get(
+            list(reversed(list(ir.ArrayAttr(attributes["precision_config"]))))
+        )
+    left, right = dot.operands
+    made = ir.create(
+        "stablehlo.dot_general", [right, left], [transpose.results[0].type], ir.before(transpose),
+        attributes, dot.location,
+    )  # fmt: skip
+    ir.replace(transpose, [made.results[0]])
+    ir.erase(dot)
