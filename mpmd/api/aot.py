@@ -51,19 +51,18 @@ from mpmd.partition.name_checks import CalledNames
 from mpmd.partition.signature import Arguments, check_leaves, describe, fitted, structure_problem
 from mpmd.runtime.measure.run_costs import ProgramCosts, measure_costs
 from mpmd.runtime.processes.exchange import WorldExchange
-from mpmd.runtime.program.instructions import Run
 from mpmd.runtime.program.stream_memory import MemoryMeter, MeshMemory, predict_memory
-from mpmd.runtime.program.streams import Program
+from mpmd.runtime.program.streams import Program, Run
 from mpmd.runtime.run.decode import unwatched_executables
 from mpmd.runtime.run.executor import RuntimeOptions
 from mpmd.runtime.run.observe import FiniteCheck
 from mpmd.scheduling.render import render_text
 from mpmd.scheduling.timeline import Timeline
-from mpmd.support.garbage import garbage_kept
-from mpmd.support.user_warnings import warn_user
-from mpmd.support.xla_options import CompilerOptions, titled
-from mpmd.tracing.live import live_names, lower
+from mpmd.support.option_texts import CompilerOptions, titled
+from mpmd.support.resources import garbage_kept
+from mpmd.support.user_code import warn_user
 from mpmd.tracing.stages.staged import StagePlan
+from mpmd.tracing.trace import live_names, lower
 
 DIALECTS = ("stages", "stablehlo", "mpmd", "program", "schedule")
 

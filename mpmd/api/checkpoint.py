@@ -35,7 +35,7 @@ from mpmd.api.checkpoints.restore import CheckpointReader, SaveRequest, step_num
 from mpmd.api.checkpoints.together import Together, together
 from mpmd.errors import CheckpointError, collect
 from mpmd.runtime.processes.exchange import Alike
-from mpmd.support.user_warnings import warn_user
+from mpmd.support.user_code import warn_user
 
 Folder = str | os.PathLike[str]
 

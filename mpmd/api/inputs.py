@@ -19,7 +19,7 @@ from mpmd.jax_compat import ShapedArray, as_key, is_key
 from mpmd.jax_distributed import absent_array_maker
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.program.graph import BufferType
-from mpmd.runtime.program.instructions import Feed
+from mpmd.runtime.program.streams import Feed
 from mpmd.support.memoisation import memoised
 from mpmd.tracing.stages.stacked.stacked import is_stacked
 

@@ -29,8 +29,8 @@ from mpmd.compile.thunks.check import check_program
 from mpmd.compile.thunks.emission import Emitter, KernelPlans
 from mpmd.compile.watch import dumping_inside, watch_of
 from mpmd.support import diagnostics
-from mpmd.support.garbage import garbage_kept
-from mpmd.support.pass_pipeline import Timing, run_pipeline
+from mpmd.support.passes import Timing, run_pipeline
+from mpmd.support.resources import garbage_kept
 
 
 @garbage_kept()

@@ -9,8 +9,7 @@ from mpmd.compile.dump import Dump
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import HloModule, print_module, verify
 from mpmd.compile.pipelines import watched
-from mpmd.support.pass_pipeline import Watch
-from mpmd.support.passes import Pass
+from mpmd.support.passes import Pass, Watch
 
 
 def watch_of(fragment: FragmentModule, module: HloModule, dump: Dump | None) -> Watch:

@@ -20,8 +20,7 @@ from mpmd.config.found_stages import rates_of
 from mpmd.errors import CompileError
 from mpmd.estimate.program_timeline import predicted_timeline
 from mpmd.runtime.measure.run_costs import ProgramCosts
-from mpmd.runtime.program.instructions import Run, Send
-from mpmd.runtime.program.streams import Program
+from mpmd.runtime.program.streams import Program, Run, Send
 from mpmd.tracing.stages.select.division import DeviceRates
 
 

@@ -1,8 +1,7 @@
-"""Changing a program.  Misuse raises here; in MLIR it would crash the process or hang.
+"""Changing a program, op by op or by MLIR's own passes.
 
-An erased op is taken out of its program and freed much later (`kept`): its object raises when it is used
-again; objects for its values and for its body are harmless; a program that uses one is invalid, as is one
-that uses an erased block argument.
+Misuse raises here; in MLIR it would crash the process or hang.  Passes that jaxlib has registered are named
+by the text of a pipeline, such as `cse,symbol-dce`.
 """
 
 from __future__ import annotations
@@ -10,14 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from jax.extend.mlir import ir
+from jax.extend.mlir import ir, passmanager
 from jax.extend.mlir.ir import OpView as Op
 from jax.extend.mlir.ir import Value
 
 from mpmd.errors import IRError
 from mpmd.ir import query
-from mpmd.ir.context import context
-from mpmd.ir.kept import defer_block_deletion, defer_deletion, keep, placeholders
+from mpmd.ir.context import (
+    context,
+    defer_block_deletion,
+    defer_contents_deletion,
+    defer_deletion,
+    keep,
+    placeholders,
+)
 from mpmd.ir.ops import Fragment, Func, Transfer, put
 from mpmd.ir.query import is_unused, ops
 from mpmd.ir.types import MeshTensor, string_array
@@ -294,3 +299,49 @@ def return_types_changed(f: Func) -> None:
     """Brings a function's type in line with its arguments and with what it returns."""
     kind = ir.FunctionType.get([a.type for a in f.args], [v.type for v in f.returned], context())
     put(f, "function_type", ir.TypeAttr.get(kind, context()))
+
+
+def run_mlir(pipeline: str, module: ir.Module) -> None:
+    """Runs MLIR's passes on a module.  Ops taken from it before belong to the program as it was then.
+
+    (An op that a pass erased could not be distinguished from others, and using it would crash the process.)
+
+    Raises:
+        IRError: a pass fails; the module stays as it was.
+    """
+    with context():
+        result = module.operation.clone()
+    run_mlir_alone(pipeline, result)
+    defer_contents_deletion(module)
+    for op in list(result.opview.body.operations):
+        module.body.append(op)
+    for name, attribute in result.attributes.items():
+        module.operation.attributes[name] = attribute
+    query.note_edit()
+
+
+def run_mlir_alone(pipeline: str, module: ir.Module | ir.Operation) -> None:
+    """Runs MLIR's passes on a module whose ops have no Python objects.
+
+    Raises:
+        IRError: a pass fails; the module is then unusable.
+    """
+    with context():
+        try:
+            _manager(pipeline).run(module.operation)
+        except ir.MLIRError as e:
+            raise IRError(f"{pipeline} failed: {e}") from e
+
+
+def mlir_problem(pipeline: str) -> str:
+    """Why there is no such pipeline; empty if there is one."""
+    try:
+        with context():
+            _manager(pipeline)
+    except ValueError as e:
+        return str(e).strip()
+    return ""
+
+
+def _manager(pipeline: str) -> passmanager.PassManager:
+    return passmanager.PassManager.parse(f"builtin.module({pipeline})")

@@ -12,8 +12,7 @@ from jax.extend.mlir.ir import OpView as Op
 from jax.extend.mlir.ir import Value
 
 from mpmd.errors import IRError
-from mpmd.ir.context import context
-from mpmd.ir.kept import keep
+from mpmd.ir.context import context, keep
 from mpmd.ir.ops import Fragment, Func
 
 _count = threading.local()

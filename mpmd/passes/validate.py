@@ -9,7 +9,7 @@ from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.dependencies import Dependencies
 from mpmd.support import diagnostics
 from mpmd.support.passes import passes_in
-from mpmd.support.source import frames_of
+from mpmd.support.user_code import frames_of
 
 
 class SchedulingUnitsVerifier(FunctionPass):

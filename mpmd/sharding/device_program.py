@@ -1,9 +1,7 @@
 """Programs of each device within a program of whole values, as `jax.shard_map` writes them.
 
-Programs that only add terms of the devices of a mesh: the sums of partial values.
-
-They are written device by device, as `jax.shard_map` writes them, so that every compiler communicates just
-that.
+`sums` writes those that only add terms of the devices of a mesh.  No compiler can then communicate more than
+these sums.
 """
 
 from __future__ import annotations

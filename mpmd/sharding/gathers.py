@@ -1,6 +1,7 @@
 """Which values are split where they lie, and needed whole where they are used.
 
-Arguments that a body reads through one cast alone: masters in f32 that are used as bf16.
+A body may read an argument through one cast alone, as a master weight in f32 that is used as bf16: then the
+value after the cast is the one to gather.
 """
 
 from __future__ import annotations

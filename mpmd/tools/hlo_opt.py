@@ -25,19 +25,20 @@ from mpmd.compile.target import Target
 from mpmd.errors import ConfigError, MpmdError, close_to
 from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Severity
-from mpmd.support.pass_pipeline import Timing, Watch, run_pipeline
-from mpmd.support.passes import Pass, split_outside_brackets
+from mpmd.support.passes import Pass, Timing, Watch, run_pipeline, split_outside_brackets
 from mpmd.tools.command_line import (
     SWITCHES,
+    Finding,
     Result,
     TextCommand,
+    expectations,
+    mismatches,
     read_arguments,
     run_pieces,
     run_script,
     run_tool,
     set_switch,
 )
-from mpmd.tools.expected_diagnostics import Finding, expectations, mismatches
 
 USAGE = """\
 usage: mpmd-hlo-opt [FILE] [-PASS[='OPTION=VALUE ...'] | -GROUP | SWITCH] ...

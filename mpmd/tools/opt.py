@@ -1,6 +1,4 @@
-"""The command line of `mpmd-opt`: file, passes, switches.
-
-mpmd-opt: runs passes over MLIR text, with the conventions of `mlir-opt`.
+"""mpmd-opt: runs passes over MLIR text, with the conventions of `mlir-opt`.
 
     mpmd-opt FILE -mpmd-fragment-dce -mpmd-merge-inferred-fragments='merge-sideways=true' -cse
 
@@ -31,21 +29,30 @@ from mpmd.passes.fragments.dependencies import control_edges, control_edges_as_o
 from mpmd.passes.verify import violations
 from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Severity
-from mpmd.support.pass_pipeline import Timing, Watch, name_of, run_pipeline
-from mpmd.support.passes import Pass, split_options, split_outside_brackets
-from mpmd.support.source import location_of
+from mpmd.support.passes import (
+    Pass,
+    Timing,
+    Watch,
+    name_of,
+    run_pipeline,
+    split_options,
+    split_outside_brackets,
+)
+from mpmd.support.user_code import location_of
 from mpmd.tools.command_line import (
     SWITCHES,
     Described,
+    Finding,
     Result,
     TextCommand,
+    expectations,
+    mismatches,
     read_arguments,
     run_pieces,
     run_script,
     run_tool,
     set_switch,
 )
-from mpmd.tools.expected_diagnostics import Finding, expectations, mismatches
 from mpmd.tools.explorer import PassRecorder, Planned
 
 USAGE = """\

@@ -7,13 +7,12 @@
     while that counts to n over names  -->  mpmd.for (...) {iterations = n}, its body an mpmd.call
     any other call, or composite       -->  its body
 
-Names in branches and other regions become operations there; import folds the branches whose index is known.
+JAX outlines functions for reasons of its own; their ops are inlined.  Names in branches and other regions
+become operations there; import folds the branches whose index is known.
 
 The location of a call shows how often its name was transposed, such as
 `jit(step)/transpose(jvp(jit(mpmd.comp.f.)))`.  Rematerialised work counts as backward work, because it runs
 then: `transpose(jvp(checkpoint))/rematted_computation/jit(mpmd.comp.f.)`.
-
-Inlining of ordinary calls: functions that JAX outlined for its own reasons become plain ops again.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from mpmd import ir
 from mpmd.errors import PlacementError
-from mpmd.support.source import frames_of
+from mpmd.support.user_code import frames_of
 
 
 @dataclasses.dataclass(frozen=True)

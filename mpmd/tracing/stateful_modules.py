@@ -1,19 +1,17 @@
-"""Named computations in flax nnx: modules are objects whose arrays change while they are called.
+"""Named computations in libraries whose modules change while they are called: flax nnx, flax linen, haiku.
 
-A nested jit can change neither the closure of its function, for which nnx raises, nor its arguments: a
-module that is an argument would lose its new statistics and counts of random numbers without an error.
-Here its arrays are arguments, and changed arrays are results.  Flax is not imported.
+A nested jit must change nothing outside of it, since the values would belong to the nested jit.  So state is
+an argument of it, and changed state a result.
 
-Named computations in haiku: its state and random keys change while a transformed function runs.
+* nnx: modules are objects that hold arrays.  A nested jit can change neither the closure of its function, for
+  which nnx raises, nor its arguments: a module that is an argument would lose its new statistics and its
+  counts of random numbers without an error.
+* linen: modules create parameters and change state while they are called.  Modules and their scopes are
+  recognised by their attributes.
+* haiku: parameters, state and a sequence of random keys are in a frame outside of JAX.  Where its internals
+  differ from the expected ones, functions are called directly and JAX reports the leaked values.
 
-Haiku keeps parameters, state and a sequence of random keys in a frame outside of JAX.  A nested jit must
-not change it, since the values would belong to the nested jit: here state and keys are arguments, and changed
-ones are results.  Haiku is not imported; where its internals differ, functions are called directly and JAX
-reports the leaked values.
-
-Named computations in flax linen: modules create parameters and change state while they are called.
-
-Flax is not imported; modules and their scopes are recognised by their attributes.
+None of the libraries is imported.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from mpmd.passes import make_pass
 from mpmd.passes.export import programs
 from mpmd.passes.schedule.pipeline_scheduler import SCHEDULES
 from mpmd.passes.verify import verify
-from mpmd.support.pass_pipeline import Watch, run_pipeline
+from mpmd.support.passes import Watch, run_pipeline
 from tests.support import dialect
 
 BY_STAGE = ("Circular", "CircularWithReversedBackward")

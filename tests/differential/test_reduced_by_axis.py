@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 import mpmd
 from benchmarks.parallel_stages import collectives
-from mpmd.runtime.program.instructions import Run
 from mpmd.runtime.program.stream_memory import predict_memory
+from mpmd.runtime.program.streams import Run
 from tests.support.comparing import check_training, sgd_momentum, training_step
 from tests.support.models import MODELS
 

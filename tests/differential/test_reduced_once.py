@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import mpmd
 from benchmarks.parallel_stages import collectives
-from mpmd.runtime.program.instructions import Run
+from mpmd.runtime.program.streams import Run
 from tests.support.comparing import check_training, copied, relative_difference, sgd_momentum, training_step
 from tests.support.models import MODELS, D, named, normal, square
 from tests.support.sharded_models import SHARDED_MODELS, shardings

@@ -10,8 +10,7 @@ import pytest
 from mpmd.compile.hlo import print_module, verify
 from mpmd.compile.passes.collectives import PASSES
 from mpmd.compile.passes.pass_groups import GROUPS
-from mpmd.support.pass_pipeline import Watch, run_pipeline
-from mpmd.support.passes import Pass
+from mpmd.support.passes import Pass, Watch, run_pipeline
 from tests.support.hlo_meaning import evaluate_devices
 from tests.support.random_hlo import differences
 from tests.support.random_hlo.collective import DEVICES, collective_case

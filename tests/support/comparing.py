@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import mpmd
-from mpmd.runtime.program.instructions import Send
+from mpmd.runtime.program.streams import Send
 
 STEPS = 6
 

@@ -1,4 +1,8 @@
-"""mpmd-copy-scalar-results."""
+"""Integer scalars of a step, such as its number, on every process without a message.
+
+The program of one process fetches only what its own meshes compute.  A scalar that depends on scalar
+arguments alone is computed once more on a mesh of each process that lacks it.
+"""
 
 from __future__ import annotations
 

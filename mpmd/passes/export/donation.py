@@ -1,6 +1,7 @@
 """Where values of fragments live, and what may use their memory.
 
-mpmd-mark-aliasing-and-donation.
+Host or device memory, the bytes that other values occupy while a fragment runs, and operands without later
+uses, which a fragment may overwrite.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from mpmd.passes.fragments.splitting import body_keys, outline
 from mpmd.sharding import shardings
 from mpmd.sharding.shards import on_sdy_mesh, sdy_meshes
 from mpmd.support import diagnostics
-from mpmd.support.xla_options import FragmentOptions, OptionsRow, OptionValue, contradictions, options_of
+from mpmd.support.option_texts import FragmentOptions, OptionsRow, OptionValue, contradictions, options_of
 
 MAX_LENGTH = 200
 _ELLIPSIS = "<...>"

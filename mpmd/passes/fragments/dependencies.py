@@ -1,11 +1,10 @@
-"""Orders of the ops of a function: dependency order, cycles, and transitive dependences.
+"""Orders of the ops of a function: dependency order, cycles, transitive dependences, and control edges.
 
-Order between fragments that data flow does not give: edges, kept as attributes of the fragments.
-
-While a schedule has to be obeyed by later passes, a fragment that must come first has a number among its
-`mpmd.control_ids`, and one that must come later lists such numbers in `mpmd.control_after`.  Both are plain
-attributes, so that the program stays valid; a merged fragment has the numbers of its parts.  The dialect's
-own form, operands that no block argument stands for, is for tools that compare text.
+A control edge is an order between fragments that data flow does not give.  While a schedule has to be obeyed
+by later passes, a fragment that must come first has a number among its `mpmd.control_ids`, and one that must
+come later lists such numbers in `mpmd.control_after`.  Both are plain attributes, so that the program stays
+valid; a merged fragment has the numbers of its parts.  The dialect's own form, operands without a block
+argument, is for tools that compare text.
 """
 
 from __future__ import annotations

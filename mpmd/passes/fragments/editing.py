@@ -1,8 +1,6 @@
-"""Several fragments of one mesh become one.
+"""Changes of fragments: moved, merged with others of their mesh, and freed of dead ops, results and operands.
 
-Dead ops, and fragments that lose results and operands.
-
-Positions of ops in their block, and moves that may undo each other.
+Moves that undo each other leave the text as it was, and do not count as an edit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""mpmd-fold-constant-branches."""
+"""Branches over names whose index is known: the selected one replaces the conditional.
+
+An unrolled loop that selects a stage by its counter has such conditionals.  Names in a branch that stays
+cannot be placed, since a mesh would have to know whether it runs; that is an error.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from mpmd.passes import structure
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.constant_evaluation import ConstantEvaluator
 from mpmd.support import diagnostics
-from mpmd.support.source import frames_of
+from mpmd.support.user_code import frames_of
 
 
 class FoldConstantBranches(ModulePass):

@@ -9,7 +9,7 @@ from mpmd.passes.bases import FunctionPass, ModulePass
 from mpmd.passes.import_ import assigning
 from mpmd.passes.structure import attributes_of
 from mpmd.support import diagnostics
-from mpmd.support.placement_options import Constraint, IndexPlace, NamePlacement
+from mpmd.support.option_texts import Constraint, IndexPlace, NamePlacement
 
 
 class CopyTopologyFromMain(ModulePass):

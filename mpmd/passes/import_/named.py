@@ -13,8 +13,8 @@ from mpmd.passes.fragments.editing import erase_dead_ops
 from mpmd.passes.import_ import assigning
 from mpmd.passes.structure import is_negligible
 from mpmd.support import diagnostics
-from mpmd.support.placement_options import NOTHING, Assignment, NamePlacement
-from mpmd.support.source import frames_of
+from mpmd.support.option_texts import NOTHING, Assignment, NamePlacement
+from mpmd.support.user_code import frames_of
 
 
 class MapNamedOpsToMpmdOps(FunctionPass):

@@ -1,4 +1,9 @@
-"""mpmd-defer-reductions."""
+"""Reductions deferred to the end of a step: terms of the devices are added once for all microbatches.
+
+A gradient that microbatches accumulate is a sum over devices in each of them.  If every term of the sum has a
+partial form (see `sharding.partial`), the accumulators carry that form, and one fragment behind the last
+microbatch takes the sum.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""mpmd-extract-reshards-from-inter-mesh-transfers."""
+"""Changes of sharding, moved out of transfers into fragments, so that transfers copy shard to shard.
+
+A sharding changes on the side where that leaves less to send per device.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""mpmd-hoist-gathers."""
+"""Gathers of weights, hoisted out of the microbatches: once per step and mesh.
+
+A weight that is split where it lies and needed whole where it is used would be gathered by each fragment that
+reads it.  Here one fragment gathers it, in the dtype in which it is used, and the others read the result.
+"""
 
 from __future__ import annotations
 

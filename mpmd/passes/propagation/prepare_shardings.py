@@ -12,7 +12,7 @@ from mpmd.passes.cleanup.fragments import simplify
 from mpmd.sharding import shardings
 from mpmd.sharding.shards import axes_of, axis_size, sdy_meshes
 from mpmd.support import diagnostics
-from mpmd.support.source import frames_of
+from mpmd.support.user_code import frames_of
 
 
 class DropSubAxes(FunctionPass):

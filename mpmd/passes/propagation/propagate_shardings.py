@@ -1,4 +1,8 @@
-"""mpmd-propagate-shardings."""
+"""Shardy's propagation, over fragments and transfers.
+
+Shardy knows neither.  Fragments become named computations, and fragments with equal bodies are represented by
+one of them, so that the cost does not grow with the number of microbatches.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""From Shardy's operations and attributes to ours.
-
-Shardings that users gave to arguments and results.
-"""
+"""Shardy's operations and attributes, turned into ours, and the user's shardings of arguments and results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""mpmd-validate-no-repeated-collectives."""
+"""Reductions and gathers that still run in every microbatch, reported with the reason.
+
+The user wanted them once per step; a warning says which op prevents it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from mpmd.sharding.inside import splits_of_typed
 from mpmd.sharding.partial import is_sum
 from mpmd.sharding.shards import Split, axes_of, split_axes, split_of
 from mpmd.support import diagnostics
-from mpmd.support.source import frames_of
+from mpmd.support.user_code import frames_of
 
 
 class ValidateNoRepeatedCollectives(FunctionPass):

@@ -19,9 +19,8 @@ from mpmd.jax_compat import array_copier, default_memory_kind, in_order
 from mpmd.runtime.channels.protocol import Channel, LocalChannel
 from mpmd.runtime.channels.reshard import boxes, resharder
 from mpmd.runtime.program.graph import BufferType
-from mpmd.runtime.program.instructions import Send
 from mpmd.runtime.program.pairs import MessageKey
-from mpmd.runtime.program.streams import Program
+from mpmd.runtime.program.streams import Program, Send
 
 
 def put(value: Any, target: Sharding) -> jax.Array:

@@ -36,9 +36,8 @@ from mpmd.runtime.channels.reshard import (
 )
 from mpmd.runtime.channels.spanning import SpanningChannel, SpanningMessage, SpanningMessages
 from mpmd.runtime.program.graph import BufferType
-from mpmd.runtime.program.instructions import Send
 from mpmd.runtime.program.pairs import MessageKey
-from mpmd.runtime.program.streams import Program
+from mpmd.runtime.program.streams import Program, Send
 
 
 @dataclasses.dataclass(frozen=True)

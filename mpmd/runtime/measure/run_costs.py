@@ -14,9 +14,8 @@ from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.measure.step_trace import MeasuredSpan, StepRecorder, spans_of
 from mpmd.runtime.processes.part import Part
 from mpmd.runtime.program.graph import BufferType
-from mpmd.runtime.program.instructions import Recv, Run, Send
 from mpmd.runtime.program.order import messages
-from mpmd.runtime.program.streams import Program
+from mpmd.runtime.program.streams import Program, Recv, Run, Send
 from mpmd.runtime.run.executor import Executor
 from mpmd.runtime.run.interpreter import BoundCall, BoundInstruction, Observer, StepState
 from mpmd.runtime.run.waiting import failure_of

@@ -7,22 +7,23 @@ threads that run them, where a thread of Python that waits for results would be 
 on GPUs on the stream on which it computes.
 
 Messages are received before the fragments that need them.  On CPUs they are stamped in an order of their own.
-On GPUs a stamp would make the stream wait for the message, so that threads of the host wait for them instead:
-its cores are free for Python there.  Devices without stamps are watched altogether: see `watchers`.
+On GPUs a stamp would make the stream wait for the message, so a `Watcher` waits for them instead: a thread of
+the host, which sees them late by about 0.1 ms; its cores are free for Python there.  Devices without stamps
+are watched altogether: see `watchers`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import queue
+import threading
 import time
 from collections.abc import Container, Iterator, Mapping
 from typing import Any, Protocol
 
-from mpmd.runtime.measure.sightings import Sighting, Watcher, consumed_receives
 from mpmd.runtime.program.graph import BufferType
-from mpmd.runtime.program.instructions import Recv, Run, Send, reads, writes
 from mpmd.runtime.program.order import Node, messages
-from mpmd.runtime.program.streams import Program, Stream
+from mpmd.runtime.program.streams import Program, Recv, Run, Send, Stream, donated_buffers, reads, writes
 from mpmd.runtime.run.interpreter import (
     BoundCall,
     BoundCopy,
@@ -37,6 +38,58 @@ from mpmd.runtime.run.interpreter import (
 )
 from mpmd.runtime.run.waiting import failure_of
 from mpmd.support.execution_log import Execution, TimeLog
+
+
+@dataclasses.dataclass(slots=True)
+class Sighting:
+    """An instruction of a mesh: when it was issued, its handle, and when that was ready."""
+
+    at: int
+    issued: float
+    handle: Any = None
+    end: float = 0.0
+
+
+class Watcher:
+    """Waits for handles in order and records when they arrive."""
+
+    def __init__(self, mesh: str) -> None:
+        self.sightings: list[Sighting] = []
+        self._queue: queue.SimpleQueue[Sighting | threading.Event | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._watch, name=f"mpmd-watch-{mesh}", daemon=True)
+        self._thread.start()
+
+    def add(self, sighting: Sighting) -> None:
+        """Waits for another one, after those before."""
+        self._queue.put(sighting)
+
+    def wait(self) -> None:
+        """Returns when everything added so far has arrived."""
+        reached = threading.Event()
+        self._queue.put(reached)
+        reached.wait()
+
+    def close(self, wait: bool = True) -> None:
+        """Ends the thread after what it waits for; with `wait` once it has ended."""
+        self._queue.put(None)
+        if wait:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while (sighting := self._queue.get()) is not None:
+            if isinstance(sighting, threading.Event):
+                sighting.set()
+                continue
+            failure_of(sighting.handle)  # a failure is reported by the executor; here it is only an end
+            sighting.end, sighting.handle = time.perf_counter(), None
+            self.sightings.append(sighting)
+
+
+def consumed_receives(stream: Stream) -> list[int]:
+    """Positions of receives whose buffer a later run consumes: such an array cannot be waited for."""
+    consumed = {b for op in stream.instructions for b in donated_buffers(op)}
+    return [at for at, op in enumerate(stream.instructions) if isinstance(op, Recv) and op.buffer in consumed]
+
 
 Interval = tuple[float, float]
 

@@ -5,8 +5,7 @@
 
 All processes must come to the same exchanges in the same order, do them alike, and end them alike.  If one
 comes to something else, does it otherwise, or leaves by an exception of its own, all raise a PeerError.
-
-What decides about numbers beside a program: versions, and settings of JAX.
+Beside the program, versions and settings of JAX decide about numbers: `settings_text` has them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""The key-value store of `jax.distributed`, whose calls all end.
+"""The key-value store of `jax.distributed`, whose calls all end, and the texts that processes exchange in it.
 
 JAX's client holds a lock when it finds the coordinator lost, so a call may never return.  Each thread's calls
 are made by a thread of their own, for which the caller waits a limited number of polls: time is counted in
 polls of this process, so that one that was stopped for a while loses nothing.
-
-Texts between processes, in the key-value store: what an `WorldExchange` and a `Meeting` consist of.
 """
 
 from __future__ import annotations

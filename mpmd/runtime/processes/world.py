@@ -3,9 +3,8 @@
 The store carries control only, never arrays.  Each process writes under its own index; a failure is written
 once, by the first process that knows its cause, and read by all.
 
-Where arrays come from: two processes that fetch one array each must mean the same one.
-
-An array of another process has no data here, and often the shape, the dtype and the mesh of others.
+An array of another process has no data here, and often the shape, the dtype and the mesh of others.  So the
+origin of each array is recorded, and two processes that fetch one array each must mean the same one.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from mpmd import jax_compat, jax_distributed
 from mpmd.errors import ConfigError, PeerError
 from mpmd.runtime.processes.exchange import Alike, WorldExchange
 from mpmd.runtime.processes.store import BoundedStore, Mail, NoAnswer, delay_aborts
-from mpmd.runtime.run.exclusive import Exclusive, ExclusiveWork
+from mpmd.runtime.run.waiting import Exclusive, ExclusiveWork
 from mpmd.support.memoisation import once
 
 _RECORDED = 16

@@ -21,22 +21,25 @@ import itertools
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
-from mpmd.runtime.processes.scalars import with_results_everywhere
+from mpmd.runtime.channels.everywhere import with_results_everywhere
 from mpmd.runtime.program.graph import BufferType, CallNode, EntryGraph, InputSpec, TransferOp, check_graph
-from mpmd.runtime.program.instructions import (
+from mpmd.runtime.program.streams import (
+    Buffer,
+    ChannelSpec,
     Copy,
     Feed,
     Fetch,
     Free,
     Instruction,
+    Program,
     Recv,
     Run,
     Send,
+    Stream,
     donated_buffers,
     reads,
     writes,
 )
-from mpmd.runtime.program.streams import Buffer, ChannelSpec, Program, Stream
 from mpmd.runtime.program.verify_streams import verify
 
 

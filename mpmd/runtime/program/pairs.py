@@ -19,9 +19,8 @@ from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 
 from mpmd.errors import ProgramError
-from mpmd.runtime.program.instructions import Copy, Instruction, Recv, Run, reads
 from mpmd.runtime.program.order import InstructionOrder, Message, Node, earliest_begins
-from mpmd.runtime.program.streams import Program, instruction_text
+from mpmd.runtime.program.streams import Copy, Instruction, Program, Recv, Run, instruction_text, reads
 
 MessageKey = tuple[int, int]
 """The channel of a message, and its number there."""

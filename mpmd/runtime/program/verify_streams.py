@@ -14,20 +14,22 @@ from dataclasses import dataclass, field
 
 from mpmd.errors import ProgramError, collect
 from mpmd.runtime.program.graph import BufferType
-from mpmd.runtime.program.instructions import (
+from mpmd.runtime.program.order import InstructionOrder, Node, linear_order, message_ends, messages, waits_for
+from mpmd.runtime.program.streams import (
     Feed,
     Fetch,
     Free,
     Instruction,
+    Program,
     Recv,
     Run,
     Send,
+    Stream,
     donated_buffers,
+    instruction_text,
     reads,
     writes,
 )
-from mpmd.runtime.program.order import InstructionOrder, Node, linear_order, message_ends, messages, waits_for
-from mpmd.runtime.program.streams import Program, Stream, instruction_text
 
 
 def verify(program: Program) -> InstructionOrder:

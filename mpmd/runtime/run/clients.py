@@ -25,8 +25,7 @@ from typing import Any, Literal
 
 from mpmd import jax_compat
 from mpmd.errors import ConfigError
-from mpmd.support.cores import on_cores
-from mpmd.support.garbage import keep_past_exit
+from mpmd.support.resources import keep_past_exit, on_cores
 
 Pinning = Literal["auto", "always", "never"]
 

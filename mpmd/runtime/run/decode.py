@@ -1,11 +1,10 @@
 """Turns a program into steps that can be issued: instructions bound to what they call.
 
-How many calls of a mesh may be unfinished when a call is issued, so that memory stays near its prediction.
-
-XLA on CPU allocates the results of a call when it is issued, and a buffer is freed only when the last
-call that reads it has ended.  A mesh to which a whole step is issued at once holds the residuals of all
-microbatches together, in spite of its schedule.  So a call whose results would not fit beside the live
-buffers waits for earlier calls to end.
+A call also gets a limit of calls of its mesh that may be unfinished when it is issued, so that memory stays
+near its prediction.  XLA on CPU allocates the results of a call when it is issued, and a buffer is freed only
+when the last call that reads it has ended.  A mesh to which a whole step is issued at once holds the
+residuals of all microbatches together, in spite of its schedule.  So a call whose results would not fit
+beside the live buffers waits for earlier calls to end.
 """
 
 from __future__ import annotations
@@ -18,20 +17,21 @@ from typing import Any, Protocol
 from mpmd.errors import ProgramError, collect
 from mpmd.runtime.channels.protocol import Channel
 from mpmd.runtime.program.graph import BufferType
-from mpmd.runtime.program.instructions import (
+from mpmd.runtime.program.pairs import MessageKey
+from mpmd.runtime.program.streams import (
     Copy,
     Feed,
     Fetch,
     Free,
+    Program,
     Recv,
     Run,
     Send,
+    Stream,
     donated_buffers,
     reads,
     writes,
 )
-from mpmd.runtime.program.pairs import MessageKey
-from mpmd.runtime.program.streams import Program, Stream
 from mpmd.runtime.run.interpreter import (
     BoundCall,
     BoundCopy,

@@ -24,16 +24,14 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 
 from mpmd.errors import ConfigError, ProgramError, SignatureError, collect
-from mpmd.runtime.channels.profiling import dispatch_annotations, step_annotation
 from mpmd.runtime.channels.protocol import Stopped
-from mpmd.runtime.program.instructions import Feed, Fetch, Run
+from mpmd.runtime.channels.stamps import dispatch_annotations, step_annotation
 from mpmd.runtime.program.order import issue_order
 from mpmd.runtime.program.pairs import order_pairs
 from mpmd.runtime.program.stream_memory import peak_and_freed
-from mpmd.runtime.program.streams import Program
+from mpmd.runtime.program.streams import Feed, Fetch, Program, Run
 from mpmd.runtime.program.verify_streams import verify
 from mpmd.runtime.run.decode import ArrayEngine, decode
-from mpmd.runtime.run.exclusive import Exclusive
 from mpmd.runtime.run.host_memory import freed_memory, limit_of
 from mpmd.runtime.run.interpreter import (
     BoundCall,
@@ -43,11 +41,11 @@ from mpmd.runtime.run.interpreter import (
     Observer,
     PendingCalls,
     StepState,
+    Workers,
     issue_all,
 )
 from mpmd.runtime.run.observe import FiniteCheck, Observers
-from mpmd.runtime.run.waiting import failure_of, is_finished, wait_for
-from mpmd.runtime.run.workers import Workers
+from mpmd.runtime.run.waiting import Exclusive, failure_of, is_finished, wait_for
 
 _DRAIN_SECONDS = 0.4
 """Timeout for the issued work of an interrupted step."""

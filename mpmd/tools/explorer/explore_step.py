@@ -1,6 +1,6 @@
-"""The kernels inside of a fragment as native code has them: what each costs, reads and writes.
+"""The explorer's page for a step that JAX traced, with the kernels that native code has in each fragment.
 
-The explorer's page for a step that JAX traced.
+A kernel is shown with its cost, and the buffers that it reads and writes.
 """
 
 from __future__ import annotations

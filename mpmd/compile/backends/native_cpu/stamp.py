@@ -19,8 +19,8 @@ from mpmd.compile.llvm.engine import LoadedCode, compile_module
 from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
 from mpmd.compile.llvm.llvm_types import Value, constant
 from mpmd.support.execution_log import ExecutionLog
-from mpmd.support.garbage import keep_past_exit
 from mpmd.support.memoisation import once
+from mpmd.support.resources import keep_past_exit
 
 STAMP = "mpmd.stamp"
 """The custom call's target.  It takes `u64[2]`, the address of a log and a key, and results in `s8[]`."""

@@ -1,6 +1,7 @@
-"""One fragment per mesh and round for the unnamed work around microbatches.
+"""Ops without a mesh, moved or copied into the fragments that use them.
 
-Moving ops that have no mesh into the fragments that use them.
+Work around microbatches, such as slices of the batch and the optimizer, is in no fragment of a microbatch, so
+that these stay equal: it becomes one fragment per mesh and round.
 """
 
 from __future__ import annotations

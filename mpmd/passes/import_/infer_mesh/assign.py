@@ -12,7 +12,7 @@ from mpmd.passes.import_.infer_mesh.mesh_sets import REDUCE, SRC_SET, USE_SET, M
 from mpmd.passes.import_.meshes import fits
 from mpmd.passes.structure import mesh_order
 from mpmd.support import diagnostics
-from mpmd.support.placement_options import Constraint
+from mpmd.support.option_texts import Constraint
 
 _MADE_BY = "infer_mesh_wrap_resultless_ops"
 

@@ -1,7 +1,4 @@
-"""Passes that check what mesh inference found, and explain it.
-
-Error pages of mesh inference: where values come from and go to, in the user's words.
-"""
+"""Checks of what mesh inference found, with pages in the user's words: where values come from and go to."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.infer_mesh import mesh_sets
 from mpmd.passes.import_.infer_mesh.mesh_sets import REDUCE, MeshSet
 from mpmd.support import diagnostics
-from mpmd.support.source import frames_of
+from mpmd.support.user_code import frames_of
 
 _MAX_LINES = 8
 _MAX_OP_TEXT = 200

@@ -1,9 +1,8 @@
 """Sets of meshes with the reasons why each mesh is in, kept in attributes while meshes are inferred.
 
 A *use set* has the meshes on which a value is needed; a missing one is empty.  A *source set* has the meshes
-on which a value can be without a new transfer; a missing one means: on any.
-
-How values flow through calls and loops, for mesh inference.
+on which a value can be without a new transfer; a missing one means: on any.  Sets follow values through
+calls and loops: a callee has one set for all its calls, a loop one for all its iterations.
 """
 
 from __future__ import annotations

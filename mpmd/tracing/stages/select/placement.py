@@ -1,4 +1,4 @@
-"""The stage of each item, from the stages of the parameters.
+"""The stage of each item, from the stages of the parameters, which their paths or scopes give.
 
 1. An item that reads parameters of a stage, and data, is of this stage, or of a later one that it reads.
 2. Other items that read a stage are of the latest that they read.
@@ -7,8 +7,6 @@
 5. Small values of parameters alone, such as sums for a decay of weights, are of the stage of these.
 
 Items that remain have no stage: mesh inference places them.
-
-The layer, and so the stage, of each parameter or each item of a model with separate layers.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """A whole step over parts of stacks: every stacked argument becomes one argument per stage.
 
 The jaxpr of the step, with backward pass and optimizer, is interpreted over values that are arrays or
-`Stacked`.  Each primitive has a rule, by which it computes part by part.  Where there is none the parts are
-joined, which a warning reports.
-
-Rules of equations that hold jaxprs, over stacks: calls, loops, branches.
+`Stacked`.  Each primitive has a rule, by which it computes part by part.  The rules of calls, loops and
+branches, which hold jaxprs, are here.  Without a rule the parts are joined, which a warning reports.
 """
 
 from __future__ import annotations

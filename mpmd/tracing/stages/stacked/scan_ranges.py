@@ -1,10 +1,10 @@
 """A scan over stacked layers as one scan per stage, each over its own range of the layers.
 
-Terms of the loss in stacked parameters alone, such as a decay of the weights, part by part.
+Terms of the loss in stacked parameters alone, such as a decay of the weights, are divided as well:
 
     sum(stack ** 2)  ->  sum(rows 0:2 of stack ** 2) + sum(rows 2:4 of stack ** 2)
 
-The terms of each part are computed in its stage: a scalar of each is sent, and no rows.
+Each part is computed in its stage, so that a scalar is sent instead of rows.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from mpmd.tracing.stages.items import FlatFunction, Item, numbers
 from mpmd.tracing.stages.select.selectors import Selector
 from mpmd.tracing.stages.stacked.by_parts import PartwiseInterpreter
 from mpmd.tracing.stages.stacked.part_rules import FROM_ARRAYS, RULES
-from mpmd.tracing.stages.stacked.stacked import Stacked
-from mpmd.tracing.stages.stacked.stacks import SlicedStacks
+from mpmd.tracing.stages.stacked.stacked import SlicedStacks, Stacked
 
 Range = tuple[int, int, int]
 """(first row, end, stage)."""

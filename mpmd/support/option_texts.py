@@ -1,10 +1,13 @@
-"""The user's placements, as options of passes: `f@m1/0`, `0@m1#pinned_host`, `0:1`."""
+"""Options of passes with a text form: placements, `f@m1/0`, `0@m1#pinned_host`, `0:1`, and XLA's options.
+
+A fragment is compiled with the options of the rows that name it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mpmd.errors import ConfigError, collect
 
@@ -141,3 +144,66 @@ class Constraint:
 
     def __str__(self) -> str:
         return f"{self.input}:{self.output}"
+
+
+OptionValue = bool | int | float | str
+CompilerOptions = Mapping[str, OptionValue | Mapping[str, OptionValue]]
+"""As a user gives them: for all fragments, and by mesh or name for some."""
+FragmentOptions = tuple[tuple[str, OptionValue], ...]
+"""Name and value of each option of a fragment, by name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OptionsRow:
+    """Options of all fragments, of a mesh's fragments, or of a name's.
+
+    Attributes:
+        options: names and values.
+        mesh: of the fragments; "" for any.
+        name: of a computation that the fragments hold; "" for any.
+        unless: options that these would undo: the row does not count where another row gives one.
+    """
+
+    options: FragmentOptions
+    mesh: str = ""
+    name: str = ""
+    unless: tuple[str, ...] = ()
+
+    def fits(self, mesh: str, names: Collection[str]) -> bool:
+        """Whether it is for fragments of a mesh that hold computations of these names."""
+        return self.mesh in ("", mesh) and (not self.name or self.name in names)
+
+
+def options_of(rows: Iterable[OptionsRow], mesh: str, names: Collection[str]) -> FragmentOptions:
+    """The options of a fragment; of an option in several rows the last value."""
+    fitting = [row for row in rows if row.fits(mesh, names)]
+    given = {name for row in fitting for name, _ in row.options}
+    merged = dict(pair for row in fitting if given.isdisjoint(row.unless) for pair in row.options)
+    return tuple(sorted(merged.items()))
+
+
+def contradictions(rows: Sequence[OptionsRow], names: Collection[str]) -> list[str]:
+    """Options that two of the names of one fragment give different values, one sentence each."""
+    first: dict[str, tuple[str, str]] = {}
+    found = []
+    for row in (row for row in rows if row.name and row.name in names):
+        for option, value in row.options:
+            pair = option_pair(option, value)
+            before, name = first.setdefault(option, (pair, row.name))
+            if before != pair:
+                found.append(f"{before} for {name!r}, {pair} for {row.name!r}")
+    return found
+
+
+def with_options(options: FragmentOptions, more: Mapping[str, OptionValue]) -> FragmentOptions:
+    return tuple(sorted((dict(options) | dict(more)).items()))
+
+
+def titled(fragment: str, options: FragmentOptions) -> str:
+    """The line above a text of a fragment: its name, and the options with which it was compiled."""
+    return " ".join([f"// {fragment}", *(option_pair(name, value) for name, value in options)])
+
+
+def option_pair(name: str, value: OptionValue) -> str:
+    """An option as text: `xla_gpu_enable_command_buffer=''`."""
+    return f"{name}={value!r}"
