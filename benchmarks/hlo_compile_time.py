@@ -58,7 +58,8 @@ def fragment_of(blocks: int, size: str, dtype: str) -> Any:
     """The fragment of so many blocks, forward and backward."""
     import jax
     from fragment_speed import SIZES, as_fragment
-    from fragments import block, cases, gradients
+
+    from workloads.fragments import block, cases, gradients
 
     arrays = next(a for name, _, a in cases(SIZES[size], dtype) if name == "block forward+backward")
     x, *weights, cotangent = arrays

@@ -10,6 +10,7 @@ from mpmd.compile.llvm import engine
 from tests.preconditions import rooms, rows
 from tests.support.fast_cases import mark_slow_cases
 from tests.support.poison import poison, poison_always
+from tests.support.xla_hlo import XlaWorker
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_disable_most_optimizations", True)
@@ -38,6 +39,19 @@ def unpoisoned():
         yield
 
 
+@pytest.fixture(scope="session")
+def xla_processes():
+    """One with most of XLA's optimizations and one without; each starts with its first program."""
+    with XlaWorker(optimized=True) as optimized, XlaWorker(optimized=False) as plain:
+        yield {True: optimized, False: plain}
+
+
+@pytest.fixture
+def xla(request, xla_processes):
+    """XLA in a process of its own."""
+    return xla_processes[is_optimized(request.node)]
+
+
 _USERS_EFFORT = engine._EFFORT
 
 
@@ -47,10 +61,14 @@ def pytest_collection_modifyitems(config, items):
     mark_slow_cases(items, whole=not any("::" in argument for argument in config.args), named=named)
 
 
+def is_optimized(item):
+    return bool(item.get_closest_marker("slow") or item.get_closest_marker("optimized"))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     """XLA and LLVM optimize little, in half of the time; tests `slow` or `optimized` compile as users do."""
-    optimized = bool(item.get_closest_marker("slow") or item.get_closest_marker("optimized"))
+    optimized = is_optimized(item)
     engine._EFFORT = _USERS_EFFORT if optimized else 0
     jax.config.update("jax_disable_most_optimizations", not optimized)
 

@@ -3,7 +3,8 @@
 An experiment is a module with a docstring (question, method, what the answer means) and a function that is
 given an `Experiment`.  It runs in a process of its own:
 
-    python -m benchmarks.gpu.<name> --lines FILE [--pack FOLDER] [--seconds N] [--no_gpu | --stand-in]
+    python -m benchmarks.gpu.<name> --lines FILE [--pack FOLDER] [--seconds N]
+        [--no_gpu | --stand-in MODULE:CLASS]
 
 Each finding is a line of JSON, written at once, so that a crash or a time limit loses nothing that was found.
 """
@@ -33,7 +34,7 @@ class Experiment:
 
     Attributes:
         gpu: whether there is a GPU; without one everything up to the launch is done.
-        simulated: whether a stand-in that computes on the CPU takes its place.
+        simulated: `MODULE:CLASS` of a stand-in that computes on the CPU and takes its place; "" if none does.
         pack: the folder that was prepared for it, if there is one.
         failures: names of the checks that failed and the parts that broke off.
         after: how many items a process before this one has finished; see `restart`.
@@ -46,7 +47,7 @@ class Experiment:
         lines: Path,
         gpu: bool,
         seconds: float,
-        simulated: bool = False,
+        simulated: str = "",
         pack: Path = Path("out/gpu_pack"),
         after: int = 0,
     ) -> None:
@@ -106,7 +107,7 @@ class Experiment:
 
     def restart(self, after: int) -> None:
         """Goes on in a new process behind so many items: after an error a GPU's context runs nothing more."""
-        flags = ["--stand-in"] if self.simulated else [] if self.gpu else ["--no_gpu"]
+        flags = ["--stand-in", self.simulated] if self.simulated else [] if self.gpu else ["--no_gpu"]
         given = {"lines": self._lines, "pack": self.pack, "seconds": self.seconds_left(), "after": after}
         values = [word for name, value in given.items() for word in (f"--{name}", str(value))]
         module: Any = sys.modules["__main__"]
@@ -166,7 +167,7 @@ def run_experiment(name: str, document: str | None, measure: Callable[[Experimen
     parser.add_argument("--after", type=int, default=0, help="items that are finished")
     parser.add_argument("--seconds", type=float, default=300.0, help="time limit")
     parser.add_argument("--no_gpu", action="store_true", help="do everything up to the launch")
-    parser.add_argument("--stand-in", dest="simulated", action="store_true", help="use a stand-in GPU")
+    parser.add_argument("--stand-in", dest="simulated", default="", help="MODULE:CLASS of a stand-in GPU")
     args = parser.parse_args()
     gpu = not (args.no_gpu or args.simulated)
     run = Experiment(name, question, args.lines, gpu, args.seconds, args.simulated, args.pack, args.after)

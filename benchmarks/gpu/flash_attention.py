@@ -21,10 +21,10 @@ from typing import Any
 from benchmarks.gpu import ahead
 from benchmarks.gpu.driver import load_driver
 from benchmarks.gpu.experiment import COMPILED, Experiment, run_experiment
-from benchmarks.gpu.frame import CallFrame
 from benchmarks.gpu.handler import Handler, Launch
 from benchmarks.gpu.table import RecordingTable, real_table
 from mpmd.compile.llvm.cpu import host_target
+from workloads.call_frame import CallFrame
 
 TOKENS, FEATURES = 16384, 2048
 # head dim, positions: the most telling first

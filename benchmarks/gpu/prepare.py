@@ -1,6 +1,7 @@
 """Compiles on a CPU everything that the first call on a GPU runs: a folder that travels.
 
-    python benchmarks/gpu/prepare.py [--out out/gpu_pack] [--gpu H100] [--seconds 3600] [--stand-in]
+    python benchmarks/gpu/prepare.py [--out out/gpu_pack] [--gpu H100] [--seconds 3600]
+        [--stand-in MODULE:CLASS]
 
 Programs come first: GPT-2 124M's step, the same of two layers, small ones. Then variants of the step's
 kernels, as many as compile in `--seconds` and fit into 64 MiB. The last line says how many there are of
@@ -133,7 +134,7 @@ def _batches(
         yield some
 
 
-def prepare(folder: Path, gpu: str, seconds: float, *, simulated: bool) -> dict[str, Any]:
+def prepare(folder: Path, gpu: str, seconds: float, *, simulated: str) -> dict[str, Any]:
     """Makes the folder; the facts about it."""
     started, pack = time.monotonic(), TravellingPack(folder)
     pack.begin()
@@ -156,7 +157,7 @@ def prepare(folder: Path, gpu: str, seconds: float, *, simulated: bool) -> dict[
     facts = {
         "gpu": gpu,
         "capability": target.gpu.capability,
-        "stand_in": simulated,
+        "stand_in": bool(simulated),
         "programs": work.programs,
         "variants": count,
         "of_variants": len(printed),
@@ -176,7 +177,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/gpu_pack"), help="the folder")
     parser.add_argument("--gpu", choices=GPUS, default="H100")
     parser.add_argument("--seconds", type=float, default=3600.0, help="for variants")
-    parser.add_argument("--stand-in", dest="simulated", action="store_true", help="for the stand-in, small")
+    parser.add_argument(
+        "--stand-in",
+        dest="simulated",
+        default="",
+        help="MODULE:CLASS of a stand-in GPU",
+    )
     given = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
     facts = prepare(given.out, given.gpu, given.seconds, simulated=given.simulated)

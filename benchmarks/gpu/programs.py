@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.fragments import adam, block, experts, gradients, head, mlp, norm
 from benchmarks.gpu import llama
 from benchmarks.gpu.llama import LlamaSize
+from workloads.fragments import adam, block, experts, gradients, head, mlp, norm
 
 
 @dataclasses.dataclass(frozen=True)

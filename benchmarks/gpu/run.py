@@ -1,6 +1,7 @@
 """The first call on a GPU, by one command: at most four minutes.
 
-    python benchmarks/gpu/run.py --out DIR [--pack DIR] [--budget 240] [--only a,b] [--no_gpu | --stand-in]
+    python benchmarks/gpu/run.py --out DIR [--pack DIR] [--budget 240] [--only a,b]
+        [--no_gpu | --stand-in MODULE:CLASS]
 
 Runs each experiment in a process of its own with a time limit, so that a failure, a crash or a hang of
 one hides none of the others, the most useful first. DIR/gpu.jsonl gets a line for each finding as it is
@@ -87,16 +88,11 @@ EXPERIMENTS = (
 
 
 class Mode(enum.Enum):
-    """On what experiments run, and the flags that say so to them."""
+    """On what experiments run."""
 
-    GPU = ()
-    NO_GPU = ("--no_gpu",)
-    SIMULATED = ("--stand-in",)
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """Of the experiment's command line."""
-        return self.value
+    GPU = enum.auto()
+    NO_GPU = enum.auto()
+    SIMULATED = enum.auto()
 
 
 class Log:
@@ -129,7 +125,7 @@ class Child:
         self._last: collections.deque[str] = collections.deque(maxlen=60)
         command = [
             sys.executable, "-m", f"{entry.package}.{entry.name}", "--lines", str(out.lines),
-            "--pack", str(out.pack.folder), "--seconds", str(seconds), *mode.flags,
+            "--pack", str(out.pack.folder), "--seconds", str(seconds), *out.flags(mode),
         ]  # fmt: skip
         variables = environment(mode is Mode.GPU and not entry.beside, out.folder, lazy=entry.packed)
         self._process = subprocess.Popen(
@@ -204,12 +200,20 @@ def environment(gpu: bool, folder: Path, *, lazy: bool) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class Outputs:
-    """Where experiments read and write: the lines, the log, the prepared folder, one for temporary files."""
+    """Where experiments read and write: the lines, the log, the prepared folder, one for temporary files.
+
+    `simulated` is `MODULE:CLASS` of the stand-in that they run on; "" if there is none.
+    """
 
     lines: Path
     log: Log
     pack: TravellingPack
     folder: Path
+    simulated: str = ""
+
+    def flags(self, mode: Mode) -> list[str]:
+        """Of an experiment's command line: on what it runs."""
+        return {Mode.GPU: [], Mode.NO_GPU: ["--no_gpu"], Mode.SIMULATED: ["--stand-in", self.simulated]}[mode]
 
 
 def run_all(entries: list[ListedExperiment], mode: Mode, budget: float, out: Outputs) -> None:
@@ -284,7 +288,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=240.0, help="seconds for everything")
     parser.add_argument("--only", default="", help="names, separated by commas; the first call by default")
     parser.add_argument("--no_gpu", action="store_true", help="do not use a GPU that is here")
-    parser.add_argument("--stand-in", dest="simulated", action="store_true", help="use a stand-in GPU")
+    parser.add_argument("--stand-in", dest="simulated", default="", help="MODULE:CLASS of a stand-in GPU")
     args = parser.parse_args()
     known = {entry.name: entry for entry in EXPERIMENTS}
     names = [name for name in args.only.split(",") if name]
@@ -301,7 +305,9 @@ def main() -> None:
         log.say(f"GPU: {what}")
         gone = [p.name for p in packages.missing(here)]
         log.say(f"missing packages: {', '.join(gone) or 'none'}")
-        out = Outputs(args.out / "gpu.jsonl", log, TravellingPack(args.pack.resolve()), Path(temporary))
+        out = Outputs(
+            args.out / "gpu.jsonl", log, TravellingPack(args.pack.resolve()), Path(temporary), args.simulated
+        )
         out.lines.unlink(missing_ok=True)
         run_all([known[name] for name in names], mode, args.budget, out)
         found = read_lines(out.lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pkgutil
 import subprocess
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,13 +26,11 @@ from mpmd.compile.hlo.shape import array
 
 
 @functools.cache
-def libraries(simulated: bool) -> GpuLibraries:
-    """The driver and cuBLASLt; with a stand-in `backend="native"` on CPU is this target, too."""
+def libraries(simulated: str) -> GpuLibraries:
+    """The driver and cuBLASLt, or those of a stand-in, which `backend="native"` on CPU means then, too."""
     if not simulated:
         return CudaLibraries()
-    from tests.support.simulated_gpu import StandInGpu
-
-    gpu = StandInGpu(count=8)
+    gpu = pkgutil.resolve_name(simulated)(count=8)
     native: Any = targets.NATIVE
     native["cpu"] = lambda mesh, options: NativeGpuBackend.of(mesh, options, gpu)
     return gpu

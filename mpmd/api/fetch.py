@@ -9,6 +9,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from mpmd.runtime.channels.everywhere import everywhere
 from mpmd.runtime.processes.world import world
+from mpmd.tracing.stages.stacked.stacked import Stacked, is_stacked
 
 
 def fetch(tree: Any, device: jax.Device | None = None) -> Any:
@@ -24,9 +25,9 @@ def fetch(tree: Any, device: jax.Device | None = None) -> Any:
         device: where to; by default the first of `jax.local_devices()`.
 
     Returns:
-        The same pytree, with arrays on `device`; they may still be computed.  In several processes every
-        process must call it for the same pytree, and gets all arrays, on the first of its own devices or on
-        `device`.
+        The same pytree, with arrays on `device`, a whole one for each `Stacked`; they may still be computed.
+        In several processes every process must call it for the same pytree, and gets all arrays, on the first
+        of its own devices or on `device`.
 
     Raises:
         PeerError: another process failed, or calls it for other arrays.
@@ -36,4 +37,10 @@ def fetch(tree: Any, device: jax.Device | None = None) -> Any:
         found, structure = tree_flatten_with_path(tree)
         paths, leaves = [keystr(path) for path, _ in found], [leaf for _, leaf in found]
         tree = jax.tree.unflatten(structure, everywhere(paths, leaves))
-    return jax.tree.map(lambda leaf: jax.device_put(leaf, to) if isinstance(leaf, jax.Array) else leaf, tree)
+
+    def on_device(leaf: Any) -> Any:
+        if isinstance(leaf, Stacked):
+            return jax.numpy.concatenate([on_device(part) for part in leaf.parts], leaf.dim)
+        return jax.device_put(leaf, to) if isinstance(leaf, jax.Array) else leaf
+
+    return jax.tree.map(on_device, tree, is_leaf=is_stacked)

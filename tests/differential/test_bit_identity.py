@@ -14,9 +14,10 @@ import pytest
 
 import mpmd
 from mpmd.options import USER_DEFAULTS
-from tests.support.comparing import pipelined, relative_difference
-from tests.support.flax_models import FLAX_MODELS
-from tests.support.models import MODELS, chain, dense, dense_params, normal
+from tests.support.comparing import relative_difference
+from workloads.flax_models import FLAX_MODELS
+from workloads.models import MODELS, chain, dense, dense_params, normal
+from workloads.steps import pipelined
 
 ALL = MODELS | FLAX_MODELS
 APART = {"merge_forward_with_backward": False}  # forward and backward of the last stage are two programs

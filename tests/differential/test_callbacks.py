@@ -12,7 +12,7 @@ import pytest
 import mpmd
 from mpmd.errors import FragmentError
 from tests.support.comparing import relative_difference
-from tests.support.models import chain, dense_params, regression_batch
+from workloads.models import chain, dense_params, regression_batch
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

@@ -15,18 +15,25 @@ import mpmd
 from mpmd.errors import ConfigError, FragmentError, NonFiniteError, SignatureError
 from mpmd.runtime.program.streams import Fetch
 from tests.support.comparing import relative_difference
+from workloads.models import normal
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 
 MICROBATCHES = 2
 BACKENDS = ("native", "xla")
 ASSIGNMENT = {"lower": "m0", "upper": "m1"}
-KEYS = jax.random.split(jax.random.key(0), 4)
+
+
+def drawn(seed, *shape):
+    """An array of JAX, for which nothing is compiled while tests are collected."""
+    return jax.device_put(normal(seed, *shape, scale=1.0))
+
+
 PARAMS = {
-    "a": {"b": jnp.zeros(6), "w": jax.random.normal(KEYS[0], (4, 6))},
-    "b": {"b": jnp.zeros(2), "w": jax.random.normal(KEYS[1], (6, 2))},
+    "a": {"b": jax.device_put(np.zeros(6, np.float32)), "w": drawn(0, 4, 6)},
+    "b": {"b": jax.device_put(np.zeros(2, np.float32)), "w": drawn(1, 6, 2)},
 }
-X, Y = jax.random.normal(KEYS[2], (8, 4)), jax.random.normal(KEYS[3], (8, 2))
+X, Y = drawn(2, 8, 4), drawn(3, 8, 2)
 
 
 def lower(p, x):
@@ -98,7 +105,7 @@ def test_values_of_64_bits_between_meshes_of_different_sizes(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("each", [1, 2])
 def test_complex_numbers(backend, each):
-    w = jax.random.normal(KEYS[0], (4, 4)) * (1 - 0.5j)
+    w = drawn(0, 4, 4) * (1 - 0.5j)
 
     def loss_fn(ws, x, y):
         h = mpmd.named_computation(lambda w, x: jnp.fft.fft((x * (1 + 2j)) @ w) * 1j, name="lower")(ws[0], x)
@@ -153,7 +160,7 @@ def test_batches_by_keyword():
     ("more", "told"),
     [
         (
-            {"x": X[:7], "y": {"c": Y[:5]}},
+            {"x": np.asarray(X)[:7], "y": {"c": np.asarray(Y)[:5]}},
             ["x is float32[7,4]: dim 0 has 7 rows", "y['c'] is float32[5,2]", "a multiple of"],
         ),
         ({"x": X, "y": 0.1}, ["y is float32[]: it has no dim 0\n  let the function close over"]),
@@ -213,7 +220,9 @@ def test_a_deleted_argument_is_named_before_anything_is_consumed():
         step(params, X, Y)
 
 
-@pytest.mark.parametrize(("transform", "given"), [(jax.jit, X), (jax.vmap, X[None]), (jax.grad, X)])
+@pytest.mark.parametrize(
+    ("transform", "given"), [(jax.jit, X), (jax.vmap, normal(2, 1, 8, 4)), (jax.grad, X)]
+)
 @pytest.mark.parametrize("warm", [False, True])
 def test_a_step_inside_of_a_transformation_says_so(transform, given, warm):
     step = pipelined(training_step)
@@ -426,5 +435,5 @@ def test_two_encoders_in_one_stage(schedule):
     config = mpmd.make_config(
         mpmd.make_topology({"m0": 1, "m1": 1}), assignment, schedule=schedule, backend="xla"
     )
-    params = [jax.random.normal(KEYS[0], (4, 3)), jax.random.normal(KEYS[1], (2, 3))]
+    params = [drawn(0, 4, 3), drawn(1, 2, 3)]
     assert relative_difference(mpmd.jit(step, config)(params, X, Y), jax.jit(step)(params, X, Y)) < 1e-5

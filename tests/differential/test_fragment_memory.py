@@ -8,11 +8,11 @@ import pytest
 
 from mpmd.compile.backends.jax_function import numpy_dtype
 from mpmd.compile.lowering import lower
-from tests.support.comparing import pipelined, sgd_momentum, training_step
-from tests.support.flax_models import FLAX_MODELS
 from tests.support.hlo_meaning import evaluate
-from tests.support.models import MODELS
 from tests.support.native_fragments import check_memory, compiled, run
+from workloads.flax_models import FLAX_MODELS
+from workloads.models import MODELS
+from workloads.steps import pipelined, sgd_momentum, training_step
 
 ALL = MODELS | FLAX_MODELS
 QUICK = ("scanned_layers",)

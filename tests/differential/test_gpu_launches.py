@@ -11,8 +11,8 @@ from mpmd.compile.backends.native_gpu.launches import LaunchProgram
 from mpmd.compile.backends.native_gpu.target import GpuTarget
 from mpmd.compile.driver import prepare_fragment
 from tests.support.gpu_launches import run_program
-from tests.support.models import MODELS
 from tests.support.native_fragments import fragment_of
+from workloads.models import MODELS
 
 pytest.importorskip("triton", reason="Triton is not installed: make test-gpu")
 STEP = 0.1

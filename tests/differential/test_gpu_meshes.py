@@ -10,8 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from mpmd.compile.backends import targets
 from mpmd.compile.backends.native_gpu.backend import NativeGpuBackend
-from tests.support.comparing import check_training, pipelined, sgd_momentum, training_step
-from tests.support.models import MODELS
+from tests.support.comparing import check_training
 from tests.support.sharded_layers import CASES, two_layers
 from tests.support.sharded_models import (
     EIGHT,
@@ -23,6 +22,8 @@ from tests.support.sharded_models import (
     shardings,
 )
 from tests.support.simulated_gpu import StandInGpu
+from workloads.models import MODELS
+from workloads.steps import pipelined, sgd_momentum, training_step
 
 pytest.importorskip("triton", reason="Triton is not installed: make test-gpu")
 pytestmark = pytest.mark.usefixtures("plain_xla")

@@ -10,10 +10,11 @@ import pytest
 import mpmd
 from mpmd.runtime.program.streams import Feed
 from tests.support.comparing import relative_difference
+from workloads.models import normal
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 
-X = jax.random.normal(jax.random.key(1), (8, 4))
+X = normal(1, 8, 4, scale=1.0)
 CONFIG = mpmd.make_config(mpmd.make_topology({"m0": 1, "m1": 1}), {"s0": "m0", "s1": "m1"})
 
 

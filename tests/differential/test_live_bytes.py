@@ -10,9 +10,11 @@ import pytest
 from mpmd.runtime.measure.run_costs import OneAtATime
 from mpmd.runtime.program.stream_memory import bytes_on_mesh, predict_memory
 from mpmd.runtime.run.interpreter import BoundFeed
-from tests.support.comparing import copied, sgd_momentum, training_step
-from tests.support.models import MODELS
+from tests.support.comparing import copied
+from tests.support.observed_steps import executor_of
 from tests.support.scheduled_steps import jitted, placement
+from workloads.models import MODELS
+from workloads.steps import sgd_momentum, training_step
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 
@@ -71,7 +73,9 @@ def test_the_predicted_peak_is_reached_and_not_exceeded(name, schedule):
         if isinstance(leaf, jax.Array):
             (mesh,) = [m for m, c in counted.clients.items() if c is next(iter(leaf.devices())).client]
             mine[mesh] += bytes_on_mesh(leaf)
-    compiled._executor.run(leaves, observers=[OneAtATime(), counted], one_by_one=True)
+    executor, _ = executor_of(compiled)
+    executor.run(leaves, observers=[OneAtATime(), counted], one_by_one=True)
+    executor.close()
     for mesh, memory in predicted.items():
         live = counted.peaks[mesh] - (others[mesh] - mine[mesh])
         # A message that was sent and not yet received is held by the receiver's device, and by no stream.

@@ -10,10 +10,11 @@ from jax.sharding import PartitionSpec as P
 
 import mpmd
 from mpmd.errors import FragmentError, PassError
-from tests.support.comparing import copied, relative_difference, sgd_momentum, training_step
+from tests.support.comparing import copied, relative_difference
 from tests.support.evaluate_mpmd import evaluate
-from tests.support.models import MODELS
 from tests.support.random_steps import sharded
+from workloads.models import MODELS
+from workloads.steps import sgd_momentum, training_step
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

@@ -8,18 +8,10 @@ import numpy as np
 import optax
 import pytest
 
-from tests.support.comparing import (
-    STEPS,
-    check_training,
-    copied,
-    pipelined,
-    relative_difference,
-    run_steps,
-    sgd_momentum,
-    training_step,
-)
-from tests.support.flax_models import FLAX_MODELS
-from tests.support.models import MODELS
+from tests.support.comparing import STEPS, check_training, copied, relative_difference, run_steps
+from workloads.flax_models import FLAX_MODELS
+from workloads.models import MODELS
+from workloads.steps import pipelined, sgd_momentum, training_step
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

@@ -13,11 +13,11 @@ from jax import lax
 import mpmd
 from mpmd import ir
 from mpmd.errors import ConfigError, PassError, PlacementError
+from workloads.models import normal
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 
-W = jax.random.normal(jax.random.key(0), (4, 8, 8)) * 0.3
-X = jax.random.normal(jax.random.key(1), (4, 8))
+W, X = jax.device_put((normal(0, 4, 8, 8), normal(1, 4, 8, scale=1.0)))
 
 
 def config(**assignment):

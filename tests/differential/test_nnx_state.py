@@ -11,10 +11,11 @@ from flax import nnx
 
 import mpmd
 from tests.support.comparing import relative_difference
+from workloads.models import normal
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 
-X = jax.random.normal(jax.random.key(1), (8, 4))
+X = normal(1, 8, 4, scale=1.0)
 
 
 class StatefulBlock(nnx.Module):

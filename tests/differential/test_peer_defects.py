@@ -11,6 +11,7 @@ from collections import Counter
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import mpmd
@@ -19,12 +20,13 @@ from mpmd.options import USER_DEFAULTS
 from mpmd.runtime.program.streams import Run, Send
 from mpmd.scheduling.catalogue import from_function
 from mpmd.scheduling.table import Phase
-from tests.support.comparing import messages, pipelined, programs_per_mesh, relative_difference
-from tests.support.models import D, dense, dense_params, mlp, named, normal, square
+from tests.support.comparing import messages, programs_per_mesh, relative_difference
+from workloads.models import D, dense, dense_params, mlp, named, normal, square
+from workloads.steps import pipelined
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 
-X = jnp.ones((8, 4))
+X = jax.device_put(np.ones((8, 4), np.float32))
 
 
 def changed(**options):

@@ -9,8 +9,9 @@ import pytest
 
 import mpmd
 from mpmd.runtime.program.streams import Run
-from tests.support.comparing import messages, messages_by_route, pipelined, relative_difference
-from tests.support.models import MODELS, D, chain, dense, dense_params, mlp, named, normal, square
+from tests.support.comparing import messages, messages_by_route, relative_difference
+from workloads.models import MODELS, D, chain, dense, dense_params, mlp, named, normal, square
+from workloads.steps import pipelined
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

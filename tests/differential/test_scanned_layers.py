@@ -12,9 +12,10 @@ from jax.sharding import PartitionSpec
 import mpmd
 from mpmd.errors import PlacementError
 from mpmd.runtime.program.stream_memory import predict_memory
-from tests.support.comparing import copied, pipelined, relative_difference
+from tests.support.comparing import copied, relative_difference
 from tests.support.layered_models import LAYERS, SCANNED, block, block_params, entropy, scanned, sliced
-from tests.support.models import normal
+from workloads.models import normal
+from workloads.steps import pipelined
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

@@ -21,7 +21,7 @@ import mpmd
 from mpmd.runtime.program.stream_memory import predict_memory
 from tests.support.comparing import copied, relative_difference
 from tests.support.layered_models import block, block_params, entropy, token_params
-from tests.support.models import token_batch
+from workloads.models import token_batch
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_xla")]
 

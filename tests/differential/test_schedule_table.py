@@ -9,16 +9,9 @@ import jax.numpy as jnp
 import pytest
 
 import mpmd
-from tests.support.comparing import (
-    copied,
-    messages_by_route,
-    pipelined,
-    programs_per_mesh,
-    relative_difference,
-    sgd_momentum,
-    training_step,
-)
-from tests.support.models import MODELS
+from tests.support.comparing import copied, messages_by_route, programs_per_mesh, relative_difference
+from workloads.models import MODELS
+from workloads.steps import pipelined, sgd_momentum, training_step
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

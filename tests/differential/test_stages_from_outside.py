@@ -10,17 +10,9 @@ import pytest
 
 import mpmd
 from mpmd.runtime.program.stream_memory import predict_memory
-from tests.support.comparing import (
-    check_training,
-    copied,
-    messages,
-    messages_by_route,
-    pipelined,
-    relative_difference,
-    sgd_momentum,
-    training_step,
-)
+from tests.support.comparing import check_training, copied, messages, messages_by_route, relative_difference
 from tests.support.layered_models import LAYERS, SEPARATE, block, entropy, separate
+from workloads.steps import pipelined, sgd_momentum, training_step
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

@@ -18,10 +18,11 @@ from mpmd import options
 from mpmd.options import USER_DEFAULTS, PipelineOptions
 from mpmd.partition import pipeline
 from mpmd.support.passes import name_of
-from tests.support.comparing import copied, pipelined, relative_difference, sgd_momentum, training_step
+from tests.support.comparing import copied, relative_difference
 from tests.support.covering import covering_rows
-from tests.support.flax_models import FLAX_MODELS
-from tests.support.models import MODELS
+from workloads.flax_models import FLAX_MODELS
+from workloads.models import MODELS
+from workloads.steps import pipelined, sgd_momentum, training_step
 
 ALL = MODELS | FLAX_MODELS
 FAST = (1, 4, 7, 10, 13)

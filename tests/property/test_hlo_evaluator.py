@@ -39,12 +39,6 @@ UNIMPLEMENTED = "UNIMPLEMENTED: "
 """XLA:CPU has no code for acos and its like; they are checked through JAX, which expands them."""
 
 
-@pytest.fixture(scope="module")
-def xla():
-    with XlaWorker() as worker:
-        yield worker
-
-
 def _count(family: str, cases: int) -> int:
     return cases * (5 if family in ("unary", "binary") else 1)
 

@@ -13,7 +13,6 @@ from tests.support.random_hlo.draft import Case
 from tests.support.random_hlo.rewritable import rewritable
 from tests.support.random_hlo.sweeping import sweep
 from tests.support.random_hlo.wide import wide
-from tests.support.xla_hlo import XlaWorker
 
 FAST = 2
 """Cases of each family in every test run."""
@@ -175,12 +174,6 @@ SPECIAL = {
         [np.full(4194305, 2**31 - 2, np.int32)],
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def xla():
-    with XlaWorker() as worker:
-        yield worker
 
 
 @pytest.mark.fast_cases(26)

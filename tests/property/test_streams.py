@@ -18,7 +18,7 @@ from mpmd.runtime.program.streams import Program, Recv, Run, Send, reads
 from mpmd.runtime.program.verify_streams import verify
 from mpmd.runtime.run.executor import Executor, RuntimeOptions
 from tests.support.fake_engine import FakeEngine, expected, fake_arguments, fake_executables
-from tests.support.pipeline_graphs import GraphBuilder
+from workloads.graphs import GraphBuilder
 
 
 def random_graph(rng: random.Random) -> EntryGraph:

@@ -10,7 +10,13 @@ from tests.repo.tree import ROOT, imports, nodes, text, tracked
 
 TESTS = [path for path in tracked(".py") if path.parts[0] == "tests"]
 UNIT = [path for path in TESTS if path.parts[1] == "unit" and path.name.startswith("test_")]
-SHARED = ("tests.support", "tests.preconditions", "tests.repo.tree", "tests.text.outcomes")
+SHARED = (
+    "tests.support",
+    "tests.preconditions",
+    "tests.repo.tree",
+    "tests.text.outcomes",
+    "tests.benchmarks.gpu.stand_in",
+)
 EVERYWHERE = ("mpmd.errors", "mpmd.options", "mpmd.passes.make_pass", "mpmd.compile.passes.make_pass")
 WHOLE = ("tests.support.native_", "tests.support.hlo_meaning")  # of whole programs, which name no room
 
@@ -54,8 +60,57 @@ def test_no_test_imports_another():
     assert found == [], "what tests share is in tests/support"
 
 
+def test_tests_and_benchmarks_share_workloads_alone():
+    refused = {"benchmarks": ("tests",), "workloads": ("tests", "benchmarks"), "tests": ("benchmarks",)}
+    found = [
+        f"{path} imports {name}"
+        for path in tracked(".py")
+        if path.parts[:2] != ("tests", "benchmarks")
+        for _, name in imports(path)
+        if name.split(".")[0] in refused.get(path.parts[0], ())
+    ]
+    assert found == [], "what both need is in workloads/; tests of benchmarks are in tests/benchmarks"
+
+
 def private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
+
+
+READ = {
+    ("tests/conftest.py", "_EFFORT"): "LLVM optimizes less in tests than for users",
+    ("tests/support/direct_transfers.py", "_executor"): "which arrays go directly is shown nowhere else",
+    ("tests/unit/api/test_checkpoint_promises.py", "_read"): "a file system that answers with other bytes",
+}
+"""Private names of the library that a file reads, and why nothing public is enough."""
+
+
+def private_names(path: Path) -> set[str]:
+    """Private names that a file of the library defines, or sets on its objects."""
+    found = set()
+    for node in nodes(path):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found |= {node.attr} if ast.unparse(node.value) == "self" else set()
+    return {name for name in found if private(name)}
+
+
+def test_no_test_reads_private_state():
+    """Names that the file itself defines are the test's own."""
+    known = set().union(*(private_names(path) for path in tracked(".py") if path.parts[0] == "mpmd"))
+    known -= {"_replace"}  # of named tuples
+    found = set()
+    for path in TESTS:
+        refused = known - private_names(path)
+        for node in nodes(path):
+            if isinstance(node, ast.Attribute) and node.attr in refused:
+                owner = node.value.id if isinstance(node.value, ast.Name) else ""
+                if owner not in ("self", "cls", "os", "sys", "atexit"):
+                    found.add((str(path), node.attr))
+    assert sorted(found - READ.keys()) == [], "observe it through what is public"
+    assert sorted(READ.keys() - found) == [], "nothing reads it"
 
 
 def test_no_test_calls_a_private_function():

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks.gpu.frame import CallFrame
 from mpmd.compile.backends.jax_function import numpy_dtype
 from mpmd.compile.backends.native_gpu.calls import STATE
 from mpmd.compile.backends.native_gpu.gpu import OpenGpu
@@ -20,6 +19,7 @@ from mpmd.compile.backends.native_gpu.target import GpuCode, gpu_code
 from mpmd.compile.fragment import FragmentModule
 from tests.support.poison import POISON
 from tests.support.simulated_gpu import STREAM, StandInCompiler, StandInGpu
+from workloads.call_frame import CallFrame
 
 
 def code_of(program: LaunchProgram) -> GpuCode:

@@ -6,9 +6,9 @@ import jax
 import pytest
 
 from mpmd.compile.hlo import fingerprint, parse_module, print_module, verify
-from tests.support.flax_models import FLAX_MODELS
-from tests.support.models import MODELS
 from tests.support.xla_hlo import XlaWorker
+from workloads.flax_models import FLAX_MODELS
+from workloads.models import MODELS
 
 EVERY = {**MODELS, **FLAX_MODELS}
 QUICK = ("skip", "custom_gradient")

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from tests.support.models import SEQ, VOCAB, D, normal, regression_batch, square, token_batch
+from workloads.models import SEQ, VOCAB, D, normal, regression_batch, square, token_batch
 
 LAYERS = 4
 

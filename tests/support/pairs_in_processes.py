@@ -7,7 +7,7 @@ import random
 from mpmd.runtime.program.graph import EntryGraph
 from mpmd.runtime.program.linearize import linearize
 from mpmd.runtime.program.streams import Program
-from tests.support.pipeline_graphs import GraphBuilder
+from workloads.graphs import GraphBuilder
 
 
 def all_pairs(program: Program) -> set[tuple[int, int]]:

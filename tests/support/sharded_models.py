@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from tests.support.models import (
+from workloads.models import (
     ROWS,
     SEQ,
     D,

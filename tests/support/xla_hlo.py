@@ -26,11 +26,16 @@ class XlaError(Exception):
 
 
 class XlaWorker:
-    """A child process that runs HLO; restarted after each abort."""
+    """A child process with two devices that runs HLO; restarted after each abort.
 
-    def __init__(self, seconds: float = 60.0, devices: int = 1) -> None:
+    Args:
+        seconds: limit of one answer.
+        optimized: as for users; otherwise XLA leaves out most of its optimizations.
+    """
+
+    def __init__(self, seconds: float = 120.0, *, optimized: bool = True) -> None:
         self.seconds = seconds
-        self.devices = devices
+        self.optimized = optimized
         self._process: subprocess.Popen | None = None
 
     def __enter__(self) -> XlaWorker:
@@ -65,7 +70,7 @@ class XlaWorker:
 
     def _ask(self, question: tuple):
         if self._process is None:
-            command = [sys.executable, "-m", "tests.support.xla_hlo", str(self.devices)]
+            command = [sys.executable, "-m", "tests.support.xla_hlo", *(() if self.optimized else ("plain",))]
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT
             )
@@ -169,11 +174,17 @@ def _parse(text: str) -> str:
     return _hlo.hlo_module_from_text(text).to_string(options)
 
 
-def _serve(devices: int) -> None:
+PLAIN = ("--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true")
+"""What `jax_disable_most_optimizations` means."""
+
+
+def _serve(plain: bool) -> None:
     import os
 
     os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    os.environ["XLA_FLAGS"] = " ".join(
+        ("--xla_force_host_platform_device_count=2", *(PLAIN if plain else ()))
+    )
     import jax
     from jaxlib.cpu import _lapack
 
@@ -197,4 +208,4 @@ def _serve(devices: int) -> None:
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]))
+    _serve(plain=len(sys.argv) > 1)

@@ -5,6 +5,7 @@ import gc
 import importlib.util
 import re
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -18,12 +19,13 @@ from mpmd.compile.backends.native_gpu import backend as native_gpu
 from mpmd.compile.backends.native_gpu.backend import NativeGpuBackend
 from mpmd.compile.compiler import FallbackBackend
 from mpmd.compile.driver import compiled_or_kept
+from mpmd.config.compiler_options import default_rows
 from mpmd.jax_compat import effort_levels
-from tests.support.comparing import pipelined, sgd_momentum, training_step
 from tests.support.native_fragments import fragment_of
 from tests.support.native_meshes import OnMesh, mesh_of
 from tests.support.sharded_models import EIGHT, SHARDED_MODELS, STAGES, shardings
 from tests.support.simulated_gpu import StandInGpu
+from workloads.steps import pipelined, sgd_momentum, training_step
 
 STEPS = re.compile(r" (custom-call|all-reduce-start|all-reduce-done)\(")
 X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
@@ -111,3 +113,28 @@ def test_every_collective_is_compiled_for_several_gpus():
     assert text.backend == "native" and text.reasons == () and hlo.count('"mpmd_native"') >= 5
     for opcode in ("all-gather", "collective-permute", "all-to-all", "all-reduce", "reduce-scatter"):
         assert re.search(rf" {opcode}(-start)?\(|async_computation.*{opcode}", hlo), opcode
+
+
+def test_the_level_pipelines_gathers_of_a_loop():
+    """By XLA's compiler for described GPUs."""
+    if why := ahead.why_not():
+        pytest.skip(why)
+    mesh = Mesh(np.array(ahead.devices(4)), ("x",))
+    whole = jax.NamedSharding(mesh, P())
+
+    def layers(weights, x):
+        def layer(x, w):
+            return jnp.tanh(x @ jax.lax.with_sharding_constraint(w, whole)), None
+
+        return jax.lax.scan(layer, x, weights)[0]
+
+    shapes = [(8, 512, 512), (512, 512)]
+    specs = [P(None, "x"), P("x")]
+    given = [
+        jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=jax.NamedSharding(mesh, spec))
+        for shape, spec in zip(shapes, specs)
+    ]
+    step = jax.jit(layers).lower(*given)
+    options = dict(pair for row in default_rows({"a": mesh}) for pair in row.options)
+    plain, pipelined = (step.compile(o).as_text().count(" all-gather-start(") for o in (None, options))
+    assert plain == 1 < pipelined

@@ -16,9 +16,10 @@ from benchmarks.gpu.pack import MAX_PACK_BYTES
 from benchmarks.gpu.whole_step import kernels_in
 from mpmd.compile.backends.native_gpu.libraries import CudaLibraries
 from mpmd.errors import CompileError
-from tests.support.gpu_stand_in import install
+from tests.benchmarks.gpu.stand_in import install
 
 ROOT = Path(__file__).resolve().parents[3]
+STAND_IN = ("--stand-in", "tests.support.simulated_gpu:StandInGpu")
 
 
 def found(experiment, tmp_path, gpu, expected_errors=()):
@@ -41,7 +42,7 @@ CALLS = {  # each of which is one command
 def pack(tmp_path_factory):
     """Small programs and variants, prepared for a stand-in."""
     folder = tmp_path_factory.mktemp("pack")
-    command = [sys.executable, "benchmarks/gpu/prepare.py", "--out", str(folder), "--stand-in"]
+    command = [sys.executable, "benchmarks/gpu/prepare.py", "--out", str(folder), *STAND_IN]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     facts = json.loads(done.stdout.splitlines()[-1])
@@ -57,7 +58,7 @@ def test_the_command_on_a_stand_in(call, pack, tmp_path):
     """Both calls, as on a GPU, small: nothing fails, breaks off or is late."""
     command = [sys.executable, "benchmarks/gpu/run.py", "--out", str(tmp_path), "--pack", str(pack)]
     only = [] if call == "first" else ["--only", ",".join(CALLS[call])]
-    command += ["--stand-in", "--budget", "280", *only]
+    command += [*STAND_IN, "--budget", "280", *only]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     written = read_lines(tmp_path / "gpu.jsonl")
     assert done.returncode == 0, done.stdout[-3000:]

@@ -7,7 +7,6 @@ from pathlib import Path
 import jax
 import pytest
 
-from benchmarks.gpu.frame import CallFrame
 from benchmarks.gpu.handler import (
     COMMAND_BUFFER,
     PRODUCT_WORDS,
@@ -23,6 +22,7 @@ from benchmarks.gpu.handler import (
 )
 from benchmarks.gpu.table import ENTRIES, RecordingTable
 from mpmd.compile.llvm.cpu import host_target
+from workloads.call_frame import CallFrame
 
 STREAM, CONTEXT, KERNELS = 0x77, 0xCC, [0xA0, 0xA1]
 ADDRESSES = [0x1000, 0x2000, 0x3000, 0x4000]

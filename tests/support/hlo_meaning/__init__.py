@@ -1,4 +1,4 @@
-"""The meaning of every opcode, in NumPy: slow, obvious, and the oracle for everything faster."""
+"""Programs in NumPy, beyond what the library evaluates: slow, simple, the oracle of faster code."""
 
 from __future__ import annotations
 

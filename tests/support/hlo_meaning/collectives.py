@@ -86,13 +86,6 @@ def _all_gather(instruction: HloInstruction, rows: Rows, devices: list[int], eng
     return out
 
 
-def _all_gather_start(
-    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning
-) -> list[Value]:
-    results = _all_gather(instruction, rows, devices, engine)
-    return [(tuple(row) if len(row) > 1 else row[0], result) for row, result in zip(rows, results)]
-
-
 def _reduce_scatter(
     instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning
 ) -> list[Value]:
@@ -122,20 +115,6 @@ def _all_to_all(instruction: HloInstruction, rows: Rows, devices: list[int], eng
     return out
 
 
-def _ragged_all_to_all(
-    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning
-) -> list[Value]:
-    """Rows `input_offsets[j]` to `+ send_sizes[j]` go to member j, at its row `output_offsets[j]`."""
-    out: list[Value] = [row[1].copy() for row in rows]
-    for group in _members(instruction, devices, engine):
-        for sender in group:
-            source, _, begins, sizes, places, _ = rows[sender]
-            for position, receiver in enumerate(group):
-                begin, size, place = int(begins[position]), int(sizes[position]), int(places[position])
-                out[receiver][place : place + size] = source[begin : begin + size]
-    return out
-
-
 def _broadcast(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning) -> list[Value]:
     """The first member's value; zeros on devices in no group."""
     out = [_pack(instruction, [np.zeros_like(v) for v in row]) for row in rows]
@@ -157,42 +136,11 @@ def _permute(instruction: HloInstruction, rows: Rows, devices: list[int], engine
     return out
 
 
-def _permute_start(
-    instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning
-) -> list[Value]:
-    if len(rows[0]) != 1:
-        raise HloError(
-            f"{instruction.name}: collective-permute-start of {len(rows[0])} operands is not supported"
-        )
-    plain = [np.zeros_like(row[0]) for row in rows]
-    place = {device: k for k, device in enumerate(devices)}
-    for source, target in permute_pairs(instruction, engine.replicas, engine.partitions):
-        if target in place and source in place:
-            plain[place[target]] = rows[place[source]][0]
-    contexts = tuple(np.zeros(s.dims, s.numpy_dtype) for s in instruction.shape.elements[2:])
-    return [(row[0], result, *contexts) for row, result in zip(rows, plain)]
-
-
-def _first(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning) -> list[Value]:
-    return [row[0] for row in rows]
-
-
-def _second_part(instruction: HloInstruction, rows: Rows, devices: list[int], engine: Meaning) -> list[Value]:
-    return [row[0][1] for row in rows]
-
-
 GROUP_RULES: dict[str, GroupRule] = {
     "all-gather": _all_gather,
-    "all-gather-done": _second_part,
-    "all-gather-start": _all_gather_start,
     "all-reduce": _all_reduce,
-    "all-reduce-done": _first,
-    "all-reduce-start": _all_reduce,
     "all-to-all": _all_to_all,
     "collective-broadcast": _broadcast,
     "collective-permute": _permute,
-    "collective-permute-done": _second_part,
-    "collective-permute-start": _permute_start,
-    "ragged-all-to-all": _ragged_all_to_all,
     "reduce-scatter": _reduce_scatter,
 }

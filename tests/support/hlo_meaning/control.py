@@ -13,7 +13,6 @@ import numpy as np
 
 from mpmd.compile.hlo.evaluator.values import Rule, Value
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.errors import HloError
 from tests.support.hlo_meaning.collectives import GroupRule, Rows
 
 if TYPE_CHECKING:
@@ -107,33 +106,12 @@ def _async_done(instruction: HloInstruction, operands: Sequence[Value], engine: 
     return operands[0][1]
 
 
-_OUTSIDE = {
-    "infeed": "it reads from outside the program",
-    "outfeed": "it writes outside the program",
-    "send": "it talks to another program",
-    "send-done": "it talks to another program",
-    "recv": "it talks to another program",
-    "recv-done": "it talks to another program",
-    "dynamic-reshape": "arrays with run-time sizes are not supported",
-    "scan": "it is not written by JAX, and StableHLO has no meaning for it",
-}
-"""Opcodes that a program alone does not define, with the reason."""
-
-
-def _outside(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
-    raise HloError(
-        f"{instruction.opcode} {instruction.name} cannot be evaluated: {_OUTSIDE[instruction.opcode]}"
-    )
-
-
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(_OUTSIDE, _outside),
     "add-dependency": _first,
     "after-all": _token,
     "async-done": _async_done,
     "async-update": _first,
     "copy-done": _copy_done,
     "copy-start": _copy_start,
-    "domain": _first,
     "opt-barrier": _first,
 }

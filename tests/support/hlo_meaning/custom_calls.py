@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from mpmd.compile.hlo.evaluator.values import Rule, Value
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.errors import HloError
-from tests.support.hlo_meaning.sorting import top_k
 
 if TYPE_CHECKING:
     from mpmd.compile.hlo.evaluator.engine import Evaluator
@@ -26,22 +23,10 @@ def _identity(instruction: HloInstruction, operands: Sequence[Value], engine: Ev
     return operands[0]
 
 
-def _top_k(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
-    values = instruction.shape.elements[0]
-    return top_k(operands[0], values.dtype, values.dims[-1], largest=True)
-
-
-def _allocate(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
-    """Memory that must be written before it is read: zeros here."""
-    return np.zeros(instruction.shape.dims, instruction.shape.numpy_dtype)
-
-
 TARGETS: dict[str, Rule] = {
-    "AllocateBuffer": _allocate,
     "Sharding": _identity,
     "SPMDFullToShardShape": _identity,
     "SPMDShardToFullShape": _identity,
-    "TopK": _top_k,
     "annotate_device_placement": _identity,
     "MoveToHost": _identity,
     "MoveToDevice": _identity,

@@ -1,4 +1,4 @@
-"""The evaluator of the library, and what opcodes mean that it never computes."""
+"""The evaluator of the library, and what opcodes mean that it never computes but tests need."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ class Meaning(Evaluator):
 
     Attributes:
         joint_rules: what opcodes mean on all devices together.
-        random_state: the program's counter for rng-get-and-update-state.
     """
 
     rules = {
@@ -52,14 +51,7 @@ class Meaning(Evaluator):
 
     def __init__(self, replicas: int = 1, partitions: int = 1) -> None:
         super().__init__(replicas, partitions)
-        self.random_state = 1
         self._pointwise: dict[HloComputation, bool] = {}
-        self._ticks = 0
-
-    def tick(self) -> int:
-        """How often this was asked before: separates the runs of one instruction."""
-        self._ticks += 1
-        return self._ticks - 1
 
     def run(self, computation: HloComputation, arguments: Sequence[Value], checked: bool = True) -> Value:
         """The result of a computation on the present device."""

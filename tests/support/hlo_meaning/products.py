@@ -1,4 +1,4 @@
-"""Semantics of products: dot and its variants, convolution, factorisations, Fourier transforms.
+"""Semantics of products: dot, convolution, factorisations, Fourier transforms.
 
 Products of floats are summed in f64 and rounded once: the value that any faster order of summation
 approximates.
@@ -58,35 +58,6 @@ def _dot(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning
     target = instruction.shape.dtype
     a, b = (_accumulator(v, t, target) for v, t in zip(operands, types))
     return _finish(contract(a, b, instruction.dot_dims), target)
-
-
-def _scaled_dot(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
-    """Factors times their scales, each scale covering a block of the factor."""
-    if len(operands) != 4:
-        raise HloError(
-            f"{instruction.name}: scaled-dot takes two factors and two scales, got {len(operands)} operands"
-        )
-    scaled = []
-    for factor, scale in zip(operands[:2], operands[2:]):
-        spread = scale.astype(np.float64)
-        for d, (size, blocks) in enumerate(zip(factor.shape, scale.shape)):
-            spread = np.repeat(spread, size // blocks, axis=d)
-        scaled.append(factor.astype(np.float64) * spread)
-    return narrow(contract(scaled[0], scaled[1], instruction.dot_dims), instruction.shape.dtype)
-
-
-def _ragged_dot(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
-    """`[m, k] x [g, k, n]`: rows of group g times matrix g; rows beyond the groups give zero."""
-    a, b, sizes = operands
-    if a.ndim != 2 or b.ndim != 3 or cast(tuple[int, ...], instruction.attributes["lhs_ragged_dims"]) != (0,):
-        raise HloError(f"{instruction.name}: only ragged dots [m,k] x [g,k,n] over rows are supported")
-    made = np.zeros((a.shape[0], b.shape[2]), np.float64)
-    start = 0
-    for group, size in enumerate(int(s) for s in sizes):
-        rows = slice(start, start + size)
-        made[rows] = a[rows].astype(np.float64) @ b[group].astype(np.float64)
-        start += size
-    return narrow(made, instruction.shape.dtype)
 
 
 # -- convolution ------------------------------------------------------------------------------------
@@ -219,7 +190,5 @@ RULES: dict[str, Rule] = {
     "convolution": _convolution,
     "dot": _dot,
     "fft": _fft,
-    "ragged-dot": _ragged_dot,
-    "scaled-dot": _scaled_dot,
     "triangular-solve": _triangular_solve,
 }

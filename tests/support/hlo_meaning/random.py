@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -136,31 +136,6 @@ def _as_type(bits: Array, shape: Shape) -> Array:
     raise HloError(f"rng-bit-generator gives integers, not {shape}")
 
 
-def _rng(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
-    """Any values of the distribution are correct; these depend on the instruction and its execution count."""
-    shape = instruction.shape
-    source = np.random.default_rng([instruction.uid, engine.device, engine.tick()])
-    a, b = (float(v) for v in operands)
-    if instruction.attributes["distribution"] == "rng_normal":
-        return narrow(source.normal(a, b, shape.dims), shape.dtype)
-    if shape.info.kind == "float":
-        return narrow(a + (b - a) * source.random(shape.dims) * (1 - 2**-20), shape.dtype)
-    return narrow(
-        source.integers(int(operands[0]), int(operands[1]), shape.dims, dtype=np.int64), shape.dtype
-    )
-
-
-def _update_state(instruction: HloInstruction, operands: Sequence[Value], engine: Meaning) -> Value:
-    """The program's own 128-bit counter, before it moves on by `delta`."""
-    before = engine.random_state
-    delta = cast(int, instruction.attributes["delta"])
-    engine.random_state = (before + delta) % (1 << 128)
-    words = np.array([before & ((1 << 64) - 1), before >> 64], np.uint64)
-    return words.reshape(instruction.shape.dims)
-
-
 RULES: dict[str, Rule] = {
-    "rng": _rng,
     "rng-bit-generator": _rng_bit_generator,
-    "rng-get-and-update-state": _update_state,
 }

@@ -8,13 +8,14 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import mpmd
 from mpmd.errors import ConfigError, PassError, ScheduleError, SignatureError
 from tests.support.two_stages import two_stages
 
-X = jnp.ones((8, 4))
+X = jax.device_put(np.ones((8, 4), np.float32))
 
 
 def topology(count: int = 2):

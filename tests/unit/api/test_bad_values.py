@@ -16,7 +16,7 @@ from mpmd.passes.schedule import pipeline_scheduler
 from mpmd.scheduling.catalogue import from_csv, from_function, from_table, get_schedule
 from tests.support.two_stages import two_stages
 
-X = jnp.ones((8, 4))
+X = jax.device_put(np.ones((8, 4), np.float32))
 PLACES = {"first": "m0", "second": "m1"}
 
 

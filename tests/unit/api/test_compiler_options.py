@@ -9,10 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, PartitionSpec
 
 import mpmd
-from benchmarks.gpu import ahead
 from mpmd.config.compiler_options import default_rows
 from mpmd.errors import ConfigError
 from mpmd.jax_compat import effort_levels
@@ -187,29 +185,3 @@ def test_an_option_that_the_level_would_undo_counts(monkeypatch):
     assert first.compiler_options == ((option, False),)
     first, _ = lowered({"optimization_level": "O3"}).fragments.values()
     assert first.compiler_options == (("optimization_level", effort_levels()["O3"]),)
-
-
-@pytest.mark.slow
-def test_the_level_pipelines_gathers_of_a_loop():
-    """By XLA's compiler for described GPUs."""
-    if why := ahead.why_not():
-        pytest.skip(why)
-    mesh = Mesh(np.array(ahead.devices(4)), ("x",))
-    whole = jax.NamedSharding(mesh, PartitionSpec())
-
-    def layers(weights, x):
-        def layer(x, w):
-            return jnp.tanh(x @ jax.lax.with_sharding_constraint(w, whole)), None
-
-        return jax.lax.scan(layer, x, weights)[0]
-
-    shapes = [(8, 512, 512), (512, 512)]
-    specs = [PartitionSpec(None, "x"), PartitionSpec("x")]
-    given = [
-        jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=jax.NamedSharding(mesh, spec))
-        for shape, spec in zip(shapes, specs)
-    ]
-    step = jax.jit(layers).lower(*given)
-    options = dict(pair for row in default_rows({"a": mesh}) for pair in row.options)
-    plain, pipelined = (step.compile(o).as_text().count(" all-gather-start(") for o in (None, options))
-    assert plain == 1 < pipelined

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import mpmd
 from mpmd.estimate.estimate import DeviceSpeed, predicted_seconds
 from mpmd.runtime.program.stream_memory import predict_memory
-from tests.support.models import normal
+from workloads.models import normal
 
 WIDTH, ROWS, LAYERS, MICROBATCHES = 32, 16, 2, 4
 WEIGHTS = LAYERS * WIDTH * WIDTH * 4

@@ -6,13 +6,14 @@ import warnings
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import mpmd
 from mpmd.errors import ConfigError, ScheduleError
 from mpmd.scheduling.catalogue import SCHEDULES, from_function, get_schedule
 
-W, X = jnp.eye(4), jnp.ones((8, 4))
+W, X = np.eye(4, dtype=np.float32), np.ones((8, 4), np.float32)
 V_SHAPED = ("zb_v", "v_half", "v_min", "dualpipe_v")
 LOOPED = ("interleaved_1f1b", "interleaved_zb", "looped_bfs", "circular")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
@@ -11,9 +12,9 @@ from jax.sharding import PartitionSpec as P
 import mpmd
 from mpmd.errors import ConfigError
 
-X = jnp.arange(32.0).reshape(8, 4)
+X = jax.device_put(np.arange(32, dtype=np.float32).reshape(8, 4))
 PLACES = {"first": "m0", "second": "m1"}
-STATE = {"first": jnp.eye(4), "second": 2 * jnp.eye(4)}
+STATE = jax.device_put({name: n * np.eye(4, dtype=np.float32) for n, name in ((1, "first"), (2, "second"))})
 
 
 def step(state, x):

@@ -10,7 +10,6 @@ import jax
 import pytest
 
 import mpmd
-from benchmarks.sleeping import BROKEN, Durations, Stages
 from mpmd.compile.backends.native_cpu.handler import SLOT
 from mpmd.errors import FragmentError
 from mpmd.estimate.estimate import DeviceSpeed
@@ -21,8 +20,10 @@ from mpmd.scheduling.chrome_trace import chrome_trace
 from mpmd.scheduling.render import render_text
 from mpmd.scheduling.render_html import render_html
 from mpmd.scheduling.render_svg import render_svg
-from tests.support.comparing import sgd_momentum, training_step
-from tests.support.models import MODELS
+from tests.support.observed_steps import executor_of
+from workloads.models import MODELS
+from workloads.sleeping import BROKEN, Durations, Stages
+from workloads.steps import sgd_momentum, training_step
 
 EACH = 0.004
 STAGES = Stages((Durations(EACH, EACH, EACH),) * 2, 3, 2)
@@ -220,11 +221,13 @@ def test_fragments_that_another_step_runs_meanwhile_are_reported(native):
     compiled, (state, *batch) = native(1)
     names = [e.name for e in compiled.executables.values() if e.backend == "native"]
     leaves = jax.tree.leaves((state, *batch))
-    recorder = recorder_of(compiled._executor, compiled._devices)
+    executor, devices = executor_of(compiled)
+    recorder = recorder_of(executor, devices)
     with recorder:
-        compiled._executor.run(leaves, observers=[recorder])
-        compiled._executor.run(leaves)
-        compiled.synchronize()
+        executor.run(leaves, observers=[recorder])
+        executor.run(leaves)
+        executor.synchronize()
+    executor.close()
     assert sorted(recorder.unseen) == sorted(names)
     assert not {span.name for span in recorder.spans} & set(names)
     with pytest.warns(UserWarning, match="another step with the same fragments ran at the same time"):

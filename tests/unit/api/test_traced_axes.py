@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 import mpmd
 from mpmd.errors import PlacementError
 
-X = jnp.ones((4, 8))
+X = jax.device_put(np.ones((4, 8), np.float32))
 AUTO, EXPLICIT = ((kind,) * 2 for kind in (AxisType.Auto, AxisType.Explicit))
 AXES = {"x": 2, "y": 1}
 

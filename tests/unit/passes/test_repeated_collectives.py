@@ -6,12 +6,13 @@ import warnings
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import mpmd
 from mpmd.passes.propagation import trial
 
-WEIGHTS, BATCH = (jnp.ones((4, 4)),) * 2, jnp.ones((2, 4, 4))
+WEIGHTS, BATCH = (np.ones((4, 4), np.float32),) * 2, np.ones((2, 4, 4), np.float32)
 
 
 def loss(weights, x):

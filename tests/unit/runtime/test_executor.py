@@ -17,17 +17,16 @@ from mpmd.runtime.run.executor import Executor, RuntimeOptions
 from tests.support.pipeline_graphs import (
     BODIES,
     FailedArray,
-    GraphBuilder,
     Plain,
     X,
     chain,
     chain_executor,
     devices,
     make,
-    one_f_one_b,
     random_inputs,
     sequential,
 )
+from workloads.graphs import GraphBuilder, one_f_one_b
 
 ISSUES = ("one-thread", "thread-per-mesh")
 

@@ -17,17 +17,16 @@ from mpmd.runtime.run.observe import count_values
 from tests.support.pipeline_graphs import (
     BODIES,
     FailedArray,
-    GraphBuilder,
     Plain,
     X,
     chain,
     chain_executor,
     devices,
     good,
-    one_f_one_b,
     random_inputs,
     sequential,
 )
+from workloads.graphs import GraphBuilder, one_f_one_b
 
 ISSUES = ("one-thread", "thread-per-mesh")
 

@@ -12,7 +12,8 @@ from mpmd.runtime.program.stream_memory import peak_and_freed
 from mpmd.runtime.run import executor, host_memory
 from mpmd.runtime.run.host_memory import SLACK_BYTES, limit_of
 from mpmd.runtime.run.interpreter import Observer
-from tests.support.pipeline_graphs import GraphBuilder, chain_executor, make, one_f_one_b, random_inputs
+from tests.support.pipeline_graphs import chain_executor, make, random_inputs
+from workloads.graphs import GraphBuilder, one_f_one_b
 
 FAULTS = """
 import resource, sys, threading

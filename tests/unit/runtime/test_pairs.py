@@ -12,7 +12,7 @@ from mpmd.runtime.program.pairs import PairOrder, check_pairs, order_pairs
 from mpmd.runtime.program.streams import Recv, Run, Send, reads
 from mpmd.runtime.program.verify_streams import verify
 from tests.support.pairs_in_processes import all_pairs, random_program
-from tests.support.pipeline_graphs import GraphBuilder, one_f_one_b
+from workloads.graphs import GraphBuilder, one_f_one_b
 
 
 def ordered(program, paired=None):

@@ -23,8 +23,8 @@ from mpmd.runtime.program.streams import Copy, Feed, Fetch, Recv, Run, Send
 from mpmd.runtime.run.clients import available_cores
 from mpmd.runtime.run.decode import chosen_fetches
 from tests.support.fake_engine import FakeArray
-from tests.support.pipeline_graphs import GraphBuilder
 from tests.support.worlds import KeyValueTable, in_threads
+from workloads.graphs import GraphBuilder
 
 TWO = {"a": (0,), "b": (1,)}
 
@@ -223,13 +223,14 @@ def test_a_busy_process_that_has_lost_the_coordinator_prints_the_error(raises, m
     monkeypatch.setattr("mpmd.runtime.processes.monitor._POLL_SECONDS", 0.01)
     monkeypatch.setattr("mpmd.runtime.processes.monitor._RAISE_SECONDS", 0.3)
     world = World(LostLog(), 0, 2)
-    monitor = Monitor(world)
-    monitor.start()
+    before = set(threading.enumerate())
+    Monitor(world).start()
+    (watching,) = set(threading.enumerate()) - before
     assert until(lambda: world.failure is not None)
     if raises:
         with pytest.raises(PeerError, match="does not answer"):
             world.check()
-    assert until(lambda: not monitor._thread.is_alive())
+    assert until(lambda: not watching.is_alive())
     page = capsys.readouterr().err
     if raises:
         assert page == ""

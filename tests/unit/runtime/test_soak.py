@@ -8,7 +8,8 @@ import pytest
 
 from mpmd.runtime.program.linearize import linearize
 from mpmd.runtime.run.executor import Executor, RuntimeOptions
-from tests.support.pipeline_graphs import compiled, devices, one_f_one_b, random_inputs
+from tests.support.pipeline_graphs import compiled, devices, random_inputs
+from workloads.graphs import one_f_one_b
 
 
 def resident_bytes() -> int:

@@ -12,7 +12,7 @@ import jax
 import pytest
 
 import mpmd
-from mpmd import pipeline
+from mpmd.partition import pipeline
 from mpmd.passes import PASSES
 from mpmd.tools import opt, schedule
 from mpmd.tools import run as launcher

@@ -53,7 +53,7 @@ INSTANTIATE_STAGE, EXECUTE_STAGE = 0, 3
 
 _FAILED_PRECONDITION = 9
 _ORDINAL_BYTES = 28  # of the struct that requests a device's number, an `i32`
-_STATE_BYTES = 48  # of the struct that sets a state
+STATE_BYTES = 48  # of the struct that sets a state
 _ERROR_BYTES = 28  # of the struct that requests an error, up to its last field
 _NULL = Value("null", "ptr")
 
@@ -124,9 +124,9 @@ class FfiFrame:
             state: a pointer.
         """
         f = self.f
-        request = f.stack("i64", _STATE_BYTES // 8)
+        request = f.stack("i64", STATE_BYTES // 8)
         fields: list[Value] = [
-            constant(_STATE_BYTES, "i64"),
+            constant(STATE_BYTES, "i64"),
             _NULL,
             f.load(self._at("context"), "ptr"),
             constant(INSTANTIATE_STAGE, "i64"),

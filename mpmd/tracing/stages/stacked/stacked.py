@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+import operator
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import GetAttrKey, register_pytree_with_keys_class
@@ -97,6 +100,14 @@ def _problem(parts: Sequence[Any], shardings: Sequence[Any], dim: int, axis: str
     return "" if len(set(devices)) == len(devices) else "their meshes share devices"
 
 
+def _elementwise(op: Callable[[Any, Any], Any]) -> Callable[[Stacked, Any], Any]:
+    return lambda self, other: self._combined(op, other)
+
+
+def _reflected(op: Callable[[Any, Any], Any]) -> Callable[[Stacked, Any], Any]:
+    return lambda self, other: self._combined(lambda a, b: op(b, a), other)
+
+
 @register_pytree_with_keys_class
 class Stacked:
     """An array in parts along one dim, each on the mesh of its stage.
@@ -104,15 +115,23 @@ class Stacked:
     `mpmd.split` returns stacked parameters, and their optimizer state, so; they are passed to the next step
     as they are.  It is a pytree of its parts: `jax.tree.map` and `jax.device_get` go into it.
 
+    Operators and indices are the whole array's.  Elementwise operators with numbers, and with stacks of the
+    same division, compute each part on its mesh; others join the parts on JAX's default device.  Functions of
+    JAX go into the parts, as into any pytree: give them whole arrays, which `mpmd.fetch` returns.
+
     Attributes:
         parts: the arrays, such as two of `f32[4,16,64]` for `f32[8,16,64]`.
         dim: along which dim they follow one another.
+        rank: how many dims the parts had when they were put together.
     """
 
-    __slots__ = ("dim", "parts")
+    __slots__ = ("dim", "parts", "rank")
+    __array_priority__ = 100.0  # operators of NumPy arrays leave the operation to the stack
 
-    def __init__(self, parts: Sequence[Any], dim: int = 0) -> None:
+    def __init__(self, parts: Sequence[Any], dim: int = 0, rank: int | None = None) -> None:
         self.parts, self.dim = tuple(parts), dim
+        self.rank = getattr(self.parts[0], "ndim", None) if rank is None else rank
+        _register_with_flax()
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -136,16 +155,39 @@ class Stacked:
         return len(self.shape)
 
     @property
+    def size(self) -> int:
+        """How many elements the whole array has."""
+        return math.prod(self.shape)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all parts."""
-        return math.prod(self.shape) * int(self.dtype.itemsize)
+        return self.size * int(self.dtype.itemsize)
+
+    def astype(self, dtype: Any) -> Stacked:
+        """The stack with another dtype; each part is converted where it is."""
+        return self._of_each(lambda part: part.astype(dtype))
+
+    def reshape(self, *shape: Any) -> jax.Array:
+        """The whole array with another shape."""
+        return self.__jax_array__().reshape(*shape)
 
     def whole(self) -> Any:
-        """The parts in one array: of NumPy, because meshes share no memory; traced where they are."""
+        """The parts in one array: of NumPy, because meshes share no memory; traced where they are.
+
+        Raises:
+            TypeError: inside of a `scan` or `vmap` over the parts, which hold other rows each.
+        """
+        traced = [part for part in self.parts if isinstance(part, jax.core.Tracer)]
+        if any(part.ndim != self.rank for part in traced):
+            raise TypeError(
+                f"{self!r} is not an array: a scan or a vmap went into its parts: each has other rows\n"
+                "  give it the whole array: mpmd.fetch(params)"
+            )
         if all(isinstance(part, jax.ShapeDtypeStruct) for part in self.parts):
             weak = all(getattr(part, "weak_type", False) for part in self.parts)
             return jax.ShapeDtypeStruct(self.shape, self.dtype, weak_type=weak)
-        if any(isinstance(part, jax.core.Tracer) for part in self.parts):
+        if traced:
             return jax.lax.concatenate(self.parts, self.dim)
         return np.concatenate([np.asarray(part) for part in self.parts], self.dim)
 
@@ -163,6 +205,69 @@ class Stacked:
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return np.asarray(self.whole(), dtype)
 
+    def __jax_array__(self) -> jax.Array:
+        return jnp.asarray(self.whole())
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[jax.Array]:
+        return (self[row] for row in range(len(self)))
+
+    def __getitem__(self, index: Any) -> jax.Array:
+        """As of the whole array; a row of a stack of rows stays on its mesh."""
+        if self.dim != 0 or isinstance(index, bool) or not isinstance(index, int | np.integer):
+            return self.__jax_array__()[index]
+        row = operator.index(index) + (len(self) if index < 0 else 0)
+        for part, end in zip(self.parts, itertools.accumulate(self.lengths)):
+            if 0 <= row < end:
+                return part[row - end + part.shape[0]]
+        raise IndexError(f"row {index} of {self!r}")
+
+    def _of_each(self, compute: Callable[[Any], Any]) -> Stacked:
+        return Stacked([compute(part) for part in self.parts], self.dim)
+
+    def _combined(self, op: Callable[[Any, Any], Any], other: Any) -> Any:
+        """`op(self, other)`: of each part, if the other operand is a number or has such parts."""
+        if isinstance(other, int | float | complex | np.number):
+            return self._of_each(lambda part: op(part, other))
+        if not isinstance(other, Stacked):
+            return op(self.__jax_array__(), other)
+        if (other.dim, other.lengths, other.shape) != (self.dim, self.lengths, self.shape):
+            return op(self.__jax_array__(), other.__jax_array__())
+        return Stacked([op(a, b) for a, b in zip(self.parts, other.parts)], self.dim)
+
+    __add__ = _elementwise(operator.add)
+    __radd__ = _reflected(operator.add)
+    __sub__ = _elementwise(operator.sub)
+    __rsub__ = _reflected(operator.sub)
+    __mul__ = _elementwise(operator.mul)
+    __rmul__ = _reflected(operator.mul)
+    __truediv__ = _elementwise(operator.truediv)
+    __rtruediv__ = _reflected(operator.truediv)
+    __floordiv__ = _elementwise(operator.floordiv)
+    __rfloordiv__ = _reflected(operator.floordiv)
+    __mod__ = _elementwise(operator.mod)
+    __rmod__ = _reflected(operator.mod)
+    __pow__ = _elementwise(operator.pow)
+    __rpow__ = _reflected(operator.pow)
+    __lt__ = _elementwise(operator.lt)
+    __le__ = _elementwise(operator.le)
+    __gt__ = _elementwise(operator.gt)
+    __ge__ = _elementwise(operator.ge)
+
+    def __neg__(self) -> Stacked:
+        return self._of_each(operator.neg)
+
+    def __abs__(self) -> Stacked:
+        return self._of_each(operator.abs)
+
+    def __matmul__(self, other: Any) -> jax.Array:
+        return jnp.matmul(self.__jax_array__(), jnp.asarray(other))
+
+    def __rmatmul__(self, other: Any) -> jax.Array:
+        return jnp.matmul(jnp.asarray(other), self.__jax_array__())
+
     def __repr__(self) -> str:
         if not all(hasattr(part, "shape") for part in self.parts):  # JAX puts placeholders into pytrees
             return f"Stacked({list(self.parts)}, dim {self.dim})"
@@ -170,14 +275,31 @@ class Stacked:
         along = " + ".join(map(str, self.lengths))
         return f"Stacked({self.dtype}[{sizes}] in {len(self.parts)} parts, {along} along dim {self.dim})"
 
-    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], int]:
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[int, int | None]]:
         """The parts with their names, for JAX."""
-        return [(GetAttrKey(f"parts[{i}]"), part) for i, part in enumerate(self.parts)], self.dim
+        return [(GetAttrKey(f"parts[{i}]"), part) for i, part in enumerate(self.parts)], (self.dim, self.rank)
 
     @classmethod
-    def tree_unflatten(cls, dim: int, parts: Sequence[Any]) -> Stacked:
+    def tree_unflatten(cls, aux: tuple[int, int | None], parts: Sequence[Any]) -> Stacked:
         """From its parts, for JAX."""
-        return cls(parts, dim)
+        return cls(parts, *aux)
+
+
+_registered: list[Any] = []
+
+
+def _register_with_flax() -> None:
+    """Makes flax's serialization write whole arrays, once flax has been imported; it is not imported here."""
+    flax = sys.modules.get("flax.serialization")
+    if flax is not None and not _registered:
+        _registered.append(flax)
+        flax.register_serialization_state(Stacked, Stacked.whole, _restored)
+
+
+def _restored(stack: Stacked, array: Any) -> Stacked:
+    """The rows of an array, where the parts of a stack are."""
+    parts = in_parts(np.asarray(array), stack.lengths, stack.dim).parts
+    return Stacked([jax.device_put(new, old.sharding) for new, old in zip(parts, stack.parts)], stack.dim)
 
 
 def is_stacked(value: Any) -> bool:

@@ -3,7 +3,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-from benchmarks.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
 from mpmd.compile.cost.device import H200, cpu_device
 from mpmd.compile.cost.kernel_cost import plan_workload, product_workloads, projected, speed_of_light
@@ -12,6 +11,7 @@ from mpmd.compile.kernels.index import dim, linear
 from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.plan_builder import PlanBuilder
 from mpmd.compile.llvm.cpu import host_target
+from workloads.direct import DirectSequence
 
 CPU = cpu_device(
     "test",

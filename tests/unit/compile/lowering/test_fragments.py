@@ -9,7 +9,7 @@ from mpmd.compile.hlo import verify
 from mpmd.compile.lowering import lower
 from tests.support.comparing import relative_difference
 from tests.support.hlo_meaning import evaluate
-from tests.support.models import MODELS
+from workloads.models import MODELS
 
 QUICK = ("mlp", "mixture")
 

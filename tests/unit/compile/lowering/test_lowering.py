@@ -21,12 +21,12 @@ X = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
 KEY = jax.random.key(1)
 
 
-def check(function, *arguments, rtol=2e-5):
+def check(function, *arguments, rtol=2e-5, run=evaluate):
     jitted = jax.jit(function, keep_unused=True)
     module = lower(jitted.lower(*arguments).compiler_ir("stablehlo"))
     verify(module)
     assert fingerprint(parse_module(print_module(module))) == fingerprint(module)
-    got = jax.tree.leaves(evaluate(module, [np.asarray(a) for a in jax.tree.leaves(arguments)]))
+    got = jax.tree.leaves(run(module, [np.asarray(a) for a in jax.tree.leaves(arguments)]))
     want = [np.asarray(leaf) for leaf in jax.tree.leaves(jitted(*arguments))]
     assert len(got) == len(want)
     for a, b in zip(got, want):

@@ -17,8 +17,8 @@ from mpmd.runtime.run.executor import Executor, RuntimeOptions
 from tests.support.fake_engine import expected, fake_arguments, fake_executables
 from tests.support.fake_wires import Wire, WiredEngine, run_processes
 from tests.support.pairs_in_processes import all_pairs, random_graph
-from tests.support.pipeline_graphs import one_f_one_b
 from tests.support.worlds import in_threads
+from workloads.graphs import one_f_one_b
 
 
 @pytest.mark.parametrize("stages", [2, 4])

@@ -89,11 +89,13 @@ def test_a_message_takes_no_thread_of_the_client():
 
 
 def test_what_cannot_be_offered_names_its_mesh_and_the_cause():
-    def offer(number, arrays):
-        raise ValueError("no connection")
+    class Unconnected(Links):
+        def __init__(self):
+            pass
 
-    links = object.__new__(Links)
-    links._offer = offer
+        def offer(self, number, arrays):
+            raise ValueError("no connection")
+
     with pytest.raises(TransferError, match="^mesh 'm' could not send an array to another") as raised:
-        links.send("m", 1, [])
+        Unconnected().send("m", 1, [])
     assert raised.value.mesh == "m" and "ValueError: no connection" in str(raised.value)

@@ -129,7 +129,13 @@ class TestFeeding:
         assert scalar.dtype == jnp.float32 and float(scalar) == 2
 
     @pytest.mark.parametrize(
-        "value", [np.ones(3, np.float32), np.ones(4, np.int32), jnp.ones(3), jnp.ones(4, jnp.bfloat16)]
+        "value",
+        [
+            np.ones(3, np.float32),
+            np.ones(4, np.int32),
+            jax.device_put(np.ones(3, np.float32)),
+            jax.device_put(np.ones(4, jnp.bfloat16)),
+        ],
     )
     def test_another_shape_or_type_is_refused(self, value):
         with pytest.raises(SignatureError, match=r"^argument batch.x: got .*, compiled for f32\[4\]\n"):

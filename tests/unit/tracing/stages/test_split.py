@@ -13,7 +13,7 @@ from mpmd.tracing.stages.stacked.by_parts import PartwiseInterpreter
 from mpmd.tracing.stages.stacked.part_rules import FROM_ARRAYS, RULES
 from mpmd.tracing.stages.stacked.stacked import in_parts
 from tests.support.layered_models import scanned, separate, sliced
-from tests.support.models import normal
+from workloads.models import normal
 
 
 @pytest.fixture(scope="module")

@@ -163,7 +163,7 @@ def test_offsets_are_those_of_the_header(monkeypatch):
     assert layout("XLA_FFI_Scalar")["value"] == ffi_frame.SCALAR_VALUE
     state = layout("XLA_FFI_State_Set_Args")
     assert [state[name] for name in ("ctx", "stage", "type_id", "state")] == [16, 24, 32, 40]
-    assert state["__size__"] == ffi_frame._STATE_BYTES
+    assert state["__size__"] == ffi_frame.STATE_BYTES
     assert layout("XLA_FFI_Buffer")["data"] == ffi_frame.BUFFER_DATA
     base = re.search(r"struct XLA_FFI_Metadata_Extension \{\s*(\w+) ", text)[1]  # its name differs by version
     assert layout(base)["type"] == ffi_frame.EXTENSION["type"]

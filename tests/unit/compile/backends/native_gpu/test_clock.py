@@ -32,6 +32,7 @@ from mpmd.errors import CompileError
 from mpmd.estimate.program_timeline import recorder_of
 from tests.support.gpu_launches import CalledProgram
 from tests.support.native_fragments import fragment_of
+from tests.support.observed_steps import executor_of
 from tests.support.simulated_gpu import STREAM, StandInGpu
 
 X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
@@ -230,9 +231,10 @@ def test_a_step_has_a_timeline_and_costs(monkeypatch, backend, gpus):
     assert len(timeline.transfers) == 6
     forward = {str(s.task): s for mesh in ("m0", "m1") for s in timeline.compute(mesh) if s.task}
     assert all(forward[f"F{k}"].end_s <= forward[f"B{k}"].end_s for k in range(3) if f"F{k}" in forward)
-    recorder = recorder_of(step._executor, step._devices)
+    executor, devices = executor_of(step)
+    recorder = recorder_of(executor, devices)
     with recorder:
-        step._executor.run(jax.tree.leaves((w, x)), observers=[recorder])
+        executor.run(jax.tree.leaves((w, x)), observers=[recorder])
     # of the other three messages, which their readers consume, the host sees no arrival
     assert len(recorder.times.arrivals) == 3 and not recorder.unseen
     _, costs = step.costs(w, x)

@@ -2,7 +2,6 @@
 
 import pytest
 
-from benchmarks.fragments import cases
 from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.driver import prepare_fragment
@@ -11,6 +10,7 @@ from mpmd.compile.kernels.operations import OPERATIONS
 from mpmd.compile.passes.fusion import merging
 from tests.support.native_fragments import fragment_of
 from tests.support.repeated_values import repeated_values
+from workloads.fragments import cases
 
 SIZE = {"batch": 2, "tokens": 32, "width": 64, "heads": 2, "vocabulary": 128}
 CASES = {name: (function, arrays) for name, function, arrays in cases(SIZE, "f32")}

@@ -5,7 +5,6 @@ import warnings
 import numpy as np
 import pytest
 
-from benchmarks.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.kernels.operations import EMITTERS
 from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
 from mpmd.compile.hlo.dtypes import DTYPES
@@ -15,6 +14,7 @@ from mpmd.compile.kernels.plan_builder import PlanBuilder
 from mpmd.compile.llvm.cpu import host_target, named_target
 from mpmd.errors import CompileError
 from tests.support.targets import runs_here
+from workloads.direct import DirectSequence
 
 SIZE = 149
 NARROW_TYPES = [NUMPY_DTYPE[name] for name in NARROW]

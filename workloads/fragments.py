@@ -1,4 +1,4 @@
-"""The fragments that benchmarks compare: stages of a transformer, an MLP, a ViT, experts, and Adam."""
+"""Fragments of models: stages of a transformer, an MLP, a ViT, experts, and Adam."""
 
 from __future__ import annotations
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import mpmd
 from benchmarks import soak
 from mpmd.errors import FragmentError
 
@@ -37,19 +35,6 @@ def test_many_steps_leave_no_thread_and_no_file():
     found = soak.soak(40)
     assert found["threads_left"] == found["files_left"] == 0
     assert np.isfinite(found["loss"])
-
-
-def test_a_nan_that_came_with_an_argument_is_told_as_such():
-    double = mpmd.named_computation(lambda x: 2 * x, name="double")
-    config = mpmd.make_config(mpmd.make_topology({"m0": 1}), {"double": "m0"})
-    compiled = (
-        mpmd.jit(lambda batch: double(batch), config)
-        .lower(jnp.ones(3))
-        .compile(runtime=mpmd.RuntimeOptions(debug_nans=True))
-    )
-    message = r"result 0 of 1 holds 2 NaN values, and so did argument batch of the step: 2 NaN values"
-    with pytest.raises(FragmentError, match=message):
-        compiled(jnp.array([jnp.nan, 1, jnp.nan]))
 
 
 def test_a_backward_whose_results_are_all_consumed_is_watched():

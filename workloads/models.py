@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import mpmd
-from tests.support import flows
+from workloads import flows
 
 ROWS = 8
 D = 16
@@ -25,7 +25,7 @@ SEQ = 6
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A model and what is known of it.
+    """A model, and facts known about it.
 
     Attributes:
         name: how tests call it.

@@ -1,4 +1,4 @@
-"""A call frame as XLA makes it, for calling a handler without XLA, and an API table that records the queries.
+"""A call frame as XLA makes it, for calling a handler without XLA.
 
 The structs are laid out as in xla/ffi/api/c_api.h; offsets are those that handlers read.
 """
@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from benchmarks.gpu.handler import Handler
 from mpmd.compile.backends.ffi.frame import (
     API,
     BUFFER_DATA,
@@ -21,6 +20,14 @@ from mpmd.compile.backends.ffi.frame import (
 )
 
 _ERROR = 0xE0  # what stands for an XLA_FFI_Error*
+
+
+class CompiledHandler(Protocol):
+    """Compiled code that XLA calls."""
+
+    @property
+    def function(self) -> Any:
+        """A ctypes function of the address of a frame."""
 
 
 class CallFrame:
@@ -48,11 +55,11 @@ class CallFrame:
             self._put(count, len(buffers))
             self._put(where, self._listed(buffers))
 
-    def run(self, handler: Handler) -> bool:
+    def run(self, handler: CompiledHandler) -> bool:
         """Calls the handler; whether it succeeded."""
         return handler.function(ctypes.addressof(self._frame)) != _ERROR
 
-    def metadata(self, handler: Handler) -> tuple[int, int, int]:
+    def metadata(self, handler: CompiledHandler) -> tuple[int, int, int]:
         """The handler's answer to XLA's query: API major, minor, traits."""
         metadata = (ctypes.c_int32 * 16)(*[-1] * 16)
         extension = (ctypes.c_int64 * 4)()
