@@ -21,13 +21,13 @@ from mpmd.support.memoisation import once
 @once
 def context() -> ir.Context:
     """The one context of the process, with every dialect that JAX knows."""
-    made = jax_mlir.make_ir_context()
+    opened = jax_mlir.make_ir_context()
     stablehlo.register_stablehlo_passes()
     # A Python diagnostic handler together with a verifier on many threads deadlocks.
-    made.enable_multithreading(False)
-    made.allow_unregistered_dialects = True
-    atexit.register(_leave, made)
-    return made
+    opened.enable_multithreading(False)
+    opened.allow_unregistered_dialects = True
+    atexit.register(_leave, opened)
+    return opened
 
 
 def _leave(entered: ir.Context) -> None:
@@ -100,8 +100,8 @@ def placeholders(count: int, deferred: ir.Module | None = None) -> list[ir.Value
     where = ir.InsertionPoint.at_block_begin(
         (deferred or _newest()[0]).body
     )  # its last op may be a terminator
-    made = ir.Operation.create("builtin.unrealized_conversion_cast", kinds, loc=unknown, ip=where)
-    return list(made.results)
+    cast = ir.Operation.create("builtin.unrealized_conversion_cast", kinds, loc=unknown, ip=where)
+    return list(cast.results)
 
 
 def defer_deletion(op: ir.OpView | ir.Operation) -> None:

@@ -66,12 +66,12 @@ def make_fragment(
     }
     if inferred_by:
         attributes["mpmd.inferred_by"] = string_array(inferred_by)
-    made = create("mpmd.fragment", inputs, types, where, attributes, location, regions=1)
+    fragment = create("mpmd.fragment", inputs, types, where, attributes, location, regions=1)
     kinds = (v.type.tensor if isinstance(v.type, MeshTensor) else v.type for v in inputs)
-    block = made.regions[0].blocks.append(*kinds, arg_locs=[location] * len(inputs))
+    block = fragment.regions[0].blocks.append(*kinds, arg_locs=[location] * len(inputs))
     returned = body(list(block.arguments), ir.InsertionPoint(block))
     create("mpmd.return", returned, [], ir.InsertionPoint(block), location=location)
-    return made
+    return fragment
 
 
 def make_transfer(
@@ -153,14 +153,14 @@ def erase_args(block: ir.Block, indices: Iterable[int]) -> ir.Block:
         return block
     query.note_edit()
     left, spare = [arg for i, arg in enumerate(args) if i not in gone], args[next(iter(gone))]
-    made = block.create_after(*(arg.type for arg in left), arg_locs=[arg.location for arg in left])
-    for old, new in zip(left, made.arguments):
+    shorter = block.create_after(*(arg.type for arg in left), arg_locs=[arg.location for arg in left])
+    for old, new in zip(left, shorter.arguments):
         old.replace_all_uses_with(spare)  # uses keep their order if they are replaced twice
         spare.replace_all_uses_with(new)
     for _ in range(len(block.operations)):
-        made.append(at_start(block).ref_operation)
+        shorter.append(at_start(block).ref_operation)
     defer_block_deletion(block)
-    return made
+    return shorter
 
 
 def change_args(block: ir.Block, like: Sequence[Value]) -> list[Value]:
@@ -221,8 +221,8 @@ def reorder(f: Func, order: Sequence[Op]) -> None:
 def clone(op: Any, where: ir.InsertionPoint | None = None) -> Any:
     """A copy of an op, or module, with the same operands; `where` is for ops."""
     query.note_edit()
-    made = op.operation.clone(where).opview
-    return made if where is not None else keep(made)
+    copy = op.operation.clone(where).opview
+    return copy if where is not None else keep(copy)
 
 
 def clone_with(op: Op, values: dict[Value, Value], where: ir.InsertionPoint) -> Any:
@@ -250,9 +250,9 @@ def clone_body(
 
     `values` maps the block's arguments to their replacements; the results of the ops are added to it.
     """
-    made = [clone_with(op, values, where) for op in ops(block)]
+    copies = [clone_with(op, values, where) for op in ops(block)]
     terminator = ir.InsertionPoint.at_block_terminator(block).ref_operation
-    return made, [values.get(v, v) for v in terminator.operands]
+    return copies, [values.get(v, v) for v in terminator.operands]
 
 
 def move_body(op: Any, values: Sequence[Value], where: Op) -> list[Value]:
@@ -287,12 +287,12 @@ def rebuild(
     erases it.
     """
     kept = {name: a for name, a in op.attributes.items() if attributes is None or name in attributes}
-    made = create(
+    rebuilt = create(
         op.operation.name, operands, types, before(op), kept, location or op.location,
         regions=len(op.operation.regions),
     )  # fmt: skip
-    take_bodies(op, made)
-    return made
+    take_bodies(op, rebuilt)
+    return rebuilt
 
 
 def return_types_changed(f: Func) -> None:

@@ -44,11 +44,11 @@ class SplitAndPrioritizeTransferIndependentComputations(FunctionPass):
 
 def _values_from(values: list[ir.Value], fragment: ir.Fragment) -> set[ir.Value]:
     """The values of a body that depend on some of its arguments, these included."""
-    found = set(values)
+    reached = set(values)
     for op in ir.ops(fragment.body):
-        if _reads(op, found):
-            found.update(op.results)
-    return found
+        if _reads(op, reached):
+            reached.update(op.results)
+    return reached
 
 
 def _reads(op: ir.Op, values: set[ir.Value]) -> bool:

@@ -23,14 +23,14 @@ def reached_from(names: Iterable[str], called: dict[str, list[str]]) -> list[str
         names: the functions.
         called: the callees of each function of the program.
     """
-    found: dict[str, None] = {}
+    reached: dict[str, None] = {}
     todo = [callee for name in names for callee in called[name]]
     while todo:
         current = todo.pop()
-        if current not in found and current in called:
-            found[current] = None
+        if current not in reached and current in called:
+            reached[current] = None
             todo += called[current]
-    return list(found)
+    return list(reached)
 
 
 def mentions(module: Any, *words: str) -> bool:
@@ -45,7 +45,7 @@ def mesh_order(names: Iterable[str]) -> list[str]:
 
     def compare(a: str, b: str) -> int:
         numbers = [re.search(r"\d+$", name) for name in (a, b)]
-        keys = [(int(found[0]) if found and all(numbers) else 0) for found in numbers]
+        keys = [(int(number[0]) if number and all(numbers) else 0) for number in numbers]
         left, right = (keys[0], a), (keys[1], b)
         return (left > right) - (left < right)
 
@@ -62,12 +62,12 @@ def is_conditional(op: ir.Op) -> bool:
 
 def around(op: ir.Op) -> list[ir.Op]:
     """The ops in whose regions an op is, innermost first, up to its function."""
-    found: list[ir.Op] = []
+    outer: list[ir.Op] = []
     parent = op.operation.parent
     while parent is not None and parent.name != "builtin.module":
-        found.append(parent.opview)
+        outer.append(parent.opview)
         parent = parent.parent
-    return found
+    return outer
 
 
 def is_negligible(op: ir.Op) -> bool:
@@ -92,8 +92,10 @@ def constant_text(op: ir.Op) -> str:
 def splat(number: str, kind: ir.Type, before: ir.Op) -> ir.Value:
     """A constant of one number, repeated, right before an op."""
     value = ir.Attribute.parse(f"dense<{number}> : {kind}", ir.context())
-    made = ir.create("stablehlo.constant", [], [kind], ir.before(before), {"value": value}, before.location)
-    return made.results[0]
+    constant = ir.create(
+        "stablehlo.constant", [], [kind], ir.before(before), {"value": value}, before.location
+    )
+    return constant.results[0]
 
 
 def zeros(kind: ir.Type, before: ir.Op) -> ir.Value:

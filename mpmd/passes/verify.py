@@ -45,14 +45,14 @@ def violations(module: ir.Module) -> Iterator[str]:
         if f.is_external:
             continue
         for op in ir.ops(f):
-            found: Iterator[str] = iter(())
+            problems: Iterator[str] = iter(())
             if isinstance(op, ir.Fragment):
-                found = itertools.chain(_fragment_problems(op), _sharding_problems(op, meshes))
+                problems = itertools.chain(_fragment_problems(op), _sharding_problems(op, meshes))
             elif isinstance(op, (ir.Call, ir.FragmentCall)):
-                found = _call_problems(op, symbols)
+                problems = _call_problems(op, symbols)
             elif isinstance(op, ir.Transfer):
-                found = _sharding_problems(op, meshes)
-            for problem in found:
+                problems = _sharding_problems(op, meshes)
+            for problem in problems:
                 yield f"{op.operation.name} in @{f.symbol} at {op.location}: {problem}"
 
 

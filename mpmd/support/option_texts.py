@@ -27,14 +27,14 @@ class NamePlacement:
         Raises:
             ConfigError: there is no mesh name, or the memory kind is none of `device`, `pinned_host`.
         """
-        found = re.fullmatch(r"([^#]+?)(?:#([^/]*))?(?:/(\d+))?", text)
-        if found is None:
+        match = re.fullmatch(r"([^#]+?)(?:#([^/]*))?(?:/(\d+))?", text)
+        if match is None:
             raise ConfigError(
                 f"cannot read the place {text!r}\n  expected: mesh, mesh/stage or mesh#memory_kind"
             )
-        if found[2] not in (None, "device", "pinned_host"):
-            raise ConfigError(f"unknown memory kind {found[2]!r} in {text!r}\n  known: device, pinned_host")
-        return cls(found[1], None if found[3] is None else int(found[3]), found[2])
+        if match[2] not in (None, "device", "pinned_host"):
+            raise ConfigError(f"unknown memory kind {match[2]!r} in {text!r}\n  known: device, pinned_host")
+        return cls(match[1], None if match[3] is None else int(match[3]), match[2])
 
     def __str__(self) -> str:
         kind = "" if self.memory_kind is None else f"#{self.memory_kind}"
@@ -137,10 +137,10 @@ class Constraint:
         Raises:
             ConfigError: it is not `input:output`.
         """
-        found = re.fullmatch(r"(\d+):(\d+)", text)
-        if found is None:
+        match = re.fullmatch(r"(\d+):(\d+)", text)
+        if match is None:
             raise ConfigError(f"cannot read the constraint {text!r}\n  expected: input:output, such as 0:1")
-        return cls(int(found[1]), int(found[2]))
+        return cls(int(match[1]), int(match[2]))
 
     def __str__(self) -> str:
         return f"{self.input}:{self.output}"
@@ -185,14 +185,14 @@ def options_of(rows: Iterable[OptionsRow], mesh: str, names: Collection[str]) ->
 def contradictions(rows: Sequence[OptionsRow], names: Collection[str]) -> list[str]:
     """Options that two of the names of one fragment give different values, one sentence each."""
     first: dict[str, tuple[str, str]] = {}
-    found = []
+    problems = []
     for row in (row for row in rows if row.name and row.name in names):
         for option, value in row.options:
             pair = option_pair(option, value)
             before, name = first.setdefault(option, (pair, row.name))
             if before != pair:
-                found.append(f"{before} for {name!r}, {pair} for {row.name!r}")
-    return found
+                problems.append(f"{before} for {name!r}, {pair} for {row.name!r}")
+    return problems
 
 
 def with_options(options: FragmentOptions, more: Mapping[str, OptionValue]) -> FragmentOptions:

@@ -155,14 +155,14 @@ _CLOSING = {"(": ")", "[": "]", "{": "}", "<": ">", '"': '"'}
 def _closings(text: str) -> dict[int, int]:
     """Where each bracket or quote that opens is closed.  The `>` of an arrow closes nothing."""
     open_at: list[int] = []
-    found: dict[int, int] = {}
+    closings: dict[int, int] = {}
     for i, c in enumerate(text):
         inside = text[open_at[-1]] if open_at else ""
         if inside and c == _CLOSING[inside] and text[i - 1 : i + 1] != "->":
-            found[open_at.pop()] = i
+            closings[open_at.pop()] = i
         elif c in _CLOSING and inside != '"':
             open_at.append(i)
-    return found
+    return closings
 
 
 def _parsed(text: str, hint: Any, where: str) -> Any:
@@ -256,22 +256,22 @@ def run_pipeline(
         PassError: with all errors that the first failing pass reported, and all late errors before it.
     """
     timing = timing if timing is not None else Timing()
-    with diagnostics.collecting() as found:
+    with diagnostics.collecting() as reports:
         for number, pass_ in enumerate(passes, first):
             if name_of(pass_) in watch.disabled:
                 continue
             try:
                 changed = _run_one(number, pass_, module, watch, timing)
             except Exception:
-                found.raise_if_errors()  # a late error explains what follows from it
+                reports.raise_if_errors()  # a late error explains what follows from it
                 raise
-            if found.of(diagnostics.Severity.ERROR):
-                found.raise_if_errors()
+            if reports.of(diagnostics.Severity.ERROR):
+                reports.raise_if_errors()
             _look_at(number, pass_, module, watch, changed, timing)
-        if not watch.verify_each and not found.errors:
+        if not watch.verify_each and not reports.errors:
             watch.verify(module)
-    found.raise_if_errors()
-    return found
+    reports.raise_if_errors()
+    return reports
 
 
 def _run_one(number: int, pass_: Pass, module: Any, watch: Watch, timing: Timing) -> bool:
@@ -312,5 +312,5 @@ def _look_at(number: int, pass_: Pass, module: Any, watch: Watch, changed: bool,
 
 def name_of(pass_: Pass) -> str:
     """The name of a pass, MLIR's included: without options, and without its pipeline."""
-    found = re.match(r"(?:[\w.]+\()?([\w-]+)", str(pass_))
-    return found[1] if found else pass_.name
+    match = re.match(r"(?:[\w.]+\()?([\w-]+)", str(pass_))
+    return match[1] if match else pass_.name

@@ -41,12 +41,12 @@ def frames_of(place: object) -> list[Frame]:
 
     Nor those inside of other installed packages, unless there are no others.
     """
-    found = dict.fromkeys(
+    frames = dict.fromkeys(
         Frame(function, file, int(line))
         for function, file, line in _FRAME.findall(str(getattr(place, "location", place)))
         if file != "-" and not file.startswith((_PACKAGE, "<frozen "))
     )
-    return _users(found)
+    return _users(frames)
 
 
 def raised_at(error: BaseException) -> Frame | None:
@@ -71,8 +71,8 @@ _FILE = re.compile(r'"((?:[^"\\]|\\.)*)":(\d+):(\d+)')
 def location_of(place: object) -> tuple[str, int, int] | None:
     """File, line and column of an MLIR location (or of the op or value there); the innermost call's first."""
     location = getattr(place, "location", place)
-    found = _FILE.search(str(location))
-    return (found[1], int(found[2]), int(found[3])) if found else None
+    match = _FILE.search(str(location))
+    return (match[1], int(match[2]), int(match[3])) if match else None
 
 
 _SHARDING = re.compile(r"#sdy\.sharding<@\w+, \[((?:\{[^}]*\}(?:p\d+)?(?:, )?)*)\](, [^>]*)?>")
@@ -85,12 +85,12 @@ _NAME = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 def readable(text: str) -> str:
     """The text with shardings, types and locations in the user's terms."""
-    text = _SHARDING.sub(lambda found: _spec(found[1]) + (found[2] or ""), _with_places(text))
+    text = _SHARDING.sub(lambda match: _spec(match[1]) + (match[2] or ""), _with_places(text))
     return _TENSOR.sub(_shape, text)
 
 
-def _shape(found: re.Match[str]) -> str:
-    return f"{_COMPLEX.get(found[2], found[2])}[{found[1].replace('x', ',').removesuffix(',')}]"
+def _shape(match: re.Match[str]) -> str:
+    return f"{_COMPLEX.get(match[2], match[2])}[{match[1].replace('x', ',').removesuffix(',')}]"
 
 
 def _spec(dims: str) -> str:
@@ -104,13 +104,13 @@ def _spec(dims: str) -> str:
 
 def _with_places(text: str) -> str:
     """The text with the innermost place in the user's code, or the name, that each MLIR location holds."""
-    found, end = [], 0
+    pieces, end = [], 0
     for start in (m.start() for m in _LOCATION.finditer(text)):
         if start >= end:
-            found.append(text[end:start])
+            pieces.append(text[end:start])
             end = _end_of_location(text, start + len("loc("))
-            found.append(_place(text[start:end]))
-    return "".join(found) + text[end:]
+            pieces.append(_place(text[start:end]))
+    return "".join(pieces) + text[end:]
 
 
 def _end_of_location(text: str, start: int) -> int:

@@ -72,11 +72,13 @@ def _as_regex(words: str) -> str:
 def expectations(text: str) -> list[Expectation]:
     """The expectations of a text, in order."""
     lines = text.split("\n")
-    found = [(number, match) for number, line in enumerate(lines, 1) for match in _EXPECTATION.finditer(line)]
-    holding = {number for number, _ in found}
+    matches = [
+        (number, match) for number, line in enumerate(lines, 1) for match in _EXPECTATION.finditer(line)
+    ]
+    holding = {number for number, _ in matches}
     return [
         Expectation(match[1], match[4], match[2] is not None, _line_meant(match[3], number, holding), number)
-        for number, match in found
+        for number, match in matches
     ]
 
 
@@ -244,13 +246,13 @@ def name_and_value(argument: str) -> tuple[str, str]:
     Raises:
         ConfigError: it has none of these forms.
     """
-    found = re.fullmatch(r"--?([\w.-]+)(?:=(.*)|\{(.*)\})?", argument, re.DOTALL)
-    if found is None:
+    match = re.fullmatch(r"--?([\w.-]+)(?:=(.*)|\{(.*)\})?", argument, re.DOTALL)
+    if match is None:
         raise ConfigError(
             f"cannot read the argument {argument!r}\n"
             "  expected: a file, -name, -name=value or -name{options}"
         )
-    return found[1], _unwrapped(found[2] or found[3] or "")
+    return match[1], _unwrapped(match[2] or match[3] or "")
 
 
 def _unwrapped(value: str) -> str:

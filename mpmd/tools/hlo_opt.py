@@ -141,12 +141,12 @@ def passes_named(name: str, options: str) -> list[Pass]:
 def run_text(text: str, command: HloCommand, timing: Timing) -> Result:
     printed: str | None = None
     findings: list[Finding] = []
-    with diagnostics.collecting() as found:
+    with diagnostics.collecting() as reports:
         try:
             printed = _run_passes(text, command, timing)
         except MpmdError as e:
             findings.append(_finding(str(e)))
-    reported = [d for d in found if d.severity is not Severity.NOTICE]
+    reported = [d for d in reports if d.severity is not Severity.NOTICE]
     if any(d.severity.is_error for d in reported):
         findings.clear()
     findings += [_finding(d.message, "error" if d.severity.is_error else d.severity.value) for d in reported]

@@ -328,9 +328,9 @@ def _log_to_stderr() -> Iterator[None]:
 
 def run_text(text: str, command: Command, timing: Timing, recorder: PassRecorder | None = None) -> Result:
     findings: list[Finding] = []
-    with _mlir_findings(findings), diagnostics.collecting() as found:
+    with _mlir_findings(findings), diagnostics.collecting() as reports:
         printed, failure = _run_passes(text, command, timing, recorder)
-    findings += [_finding(d) for d in found if d.severity is not Severity.NOTICE]
+    findings += [_finding(d) for d in reports if d.severity is not Severity.NOTICE]
     if failure is not None and not isinstance(failure, PassError):
         findings += _findings_of(failure)
     if command.verify_diagnostics:

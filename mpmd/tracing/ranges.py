@@ -190,8 +190,8 @@ def _iota(equation: Any, wanted: Range) -> RangeComputation | None:
         return None
 
     def compute(_: Sequence[Any]) -> Any:
-        made = jax.lax.broadcasted_iota(dtype, _resized(shape, wanted), dim)
-        return made + jax.numpy.asarray(wanted.start, dtype) if dim == wanted.dim else made
+        numbers = jax.lax.broadcasted_iota(dtype, _resized(shape, wanted), dim)
+        return numbers + jax.numpy.asarray(wanted.start, dtype) if dim == wanted.dim else numbers
 
     return RangeComputation((), compute)
 
@@ -380,16 +380,16 @@ class DemandedJaxpr:
         if rule is None or len(equation.outvars) != 1:
             return None
         ranges = [demand for demand in demands[0] if demand is not None]
-        made = [rule(equation, wanted) for wanted in ranges]
-        if any(found is None for found in made):
+        computations = [rule(equation, wanted) for wanted in ranges]
+        if any(computation is None for computation in computations):
             return None
-        found = [one for one in made if one is not None]
-        for one in found:
+        computation = [one for one in computations if one is not None]
+        for one in computation:
             for operand, demand in one.operands:
                 self._need(equation.invars[operand], demand)
 
         def step(values: Values) -> None:
-            for wanted, one in zip(ranges, found, strict=True):
+            for wanted, one in zip(ranges, computation, strict=True):
                 given = [values.get(equation.invars[k], demand) for k, demand in one.operands]
                 values.put(equation.outvars[0], wanted, one.compute(given))
 
@@ -408,8 +408,8 @@ class DemandedJaxpr:
         def step(values: Values) -> None:
             given = zip(equation.invars, inner.inputs, strict=True)
             arguments = [{demand: values.get(v, demand) for demand in needed} for v, needed in given]
-            for variable, made in zip(equation.outvars, inner.run(constants, arguments), strict=True):
-                for demand, value in made.items():
+            for variable, result in zip(equation.outvars, inner.run(constants, arguments), strict=True):
+                for demand, value in result.items():
                     values.put(variable, demand, value)
 
         return step
@@ -432,9 +432,9 @@ class DemandedJaxpr:
 
         def step(values: Values) -> None:
             for wanted in ranges:
-                for k, made in zip(rows, body.run(equation, values, wanted), strict=True):
+                for k, result in zip(rows, body.run(equation, values, wanted), strict=True):
                     if wanted in demands[k]:
-                        values.put(equation.outvars[k], wanted, made)
+                        values.put(equation.outvars[k], wanted, result)
 
         return step
 
@@ -449,8 +449,8 @@ class DemandedJaxpr:
 
 
 def _whole(equation: Any, values: Values) -> None:
-    made = rebind(equation, [values.get(v, None) for v in equation.invars])
-    for variable, value in zip(equation.outvars, made, strict=True):
+    results = rebind(equation, [values.get(v, None) for v in equation.invars])
+    for variable, value in zip(equation.outvars, results, strict=True):
         values.put(variable, None, value)
 
 
@@ -507,8 +507,8 @@ class _ScanBody:
         def iteration(now: list[Any], row: list[Any]) -> tuple[list[Any], list[Any]]:
             given = {**fixed, **dict(zip(self.carried, now)), **dict(zip(self.scanned, row))}
             arguments: list[Given] = [{None: given[k]} if k in given else {} for k in range(self._inputs)]
-            made = self._body.run(self._body_constants, arguments)
-            after = [made[k - self._first_carried][None] for k in self.carried]
-            return after, [made[k][None] for k in self._rows] if rows else []
+            result = self._body.run(self._body_constants, arguments)
+            after = [result[k - self._first_carried][None] for k in self.carried]
+            return after, [result[k][None] for k in self._rows] if rows else []
 
         return jax.lax.scan(iteration, state, scanned, of.size, self._reverse)

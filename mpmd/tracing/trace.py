@@ -35,7 +35,7 @@ _KINDS = ("comp", "tensor")
 
 def names_in(jaxpr: Any) -> set[str]:
     """The names of computations and tensors that a jaxpr runs, at any depth."""
-    found: set[str] = set()
+    names: set[str] = set()
     todo, seen = [jaxpr], set[int]()
     while todo:
         current = todo.pop()
@@ -47,9 +47,9 @@ def names_in(jaxpr: Any) -> set[str]:
                 continue
             kind, name = decode(str(equation.params.get("name", ""))) or ("", "")
             if kind in _KINDS:
-                found.add(name)
+                names.add(name)
             todo += inner_jaxprs(equation)
-    return found
+    return names
 
 
 def _never_runs(equation: Any) -> bool:

@@ -221,7 +221,7 @@ ROWS: tuple[Precondition, ...] = (
     Precondition(
         _CALLS + "carried_sums.py:_is_possible",
         "The sum's initial value is defined before the first call.",
-        "maker is None or ir.comes_before(maker, found.calls[0])",
+        "maker is None or ir.comes_before(maker, candidate.calls[0])",
         "True",
         f"{_TEXT}[calls/carry-sums-through-calls-0]",
     ),

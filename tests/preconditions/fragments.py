@@ -45,8 +45,8 @@ _IMPORTED = (
     _import(
         "meshes.py:_checked",
         "A position is assigned once.",
-        "elif found.setdefault(item.index, item.place) != item.place:",
-        "elif found.setdefault(item.index, item.place) is None:",
+        "elif by_index.setdefault(item.index, item.place) != item.place:",
+        "elif by_index.setdefault(item.index, item.place) is None:",
         "import_/map-input-output-to-mesh-conflicts-0",
     ),
     _import(
@@ -201,7 +201,7 @@ _JOINED = (
     _split(
         "split.py:_values_from",
         "Values that are computed from a transferred one wait for it, too.",
-        "if _reads(op, found):",
+        "if _reads(op, reached):",
         "if False:",
         "split/split-and-prioritize-transfer-independent-computations-0",
     ),
@@ -391,7 +391,7 @@ _MARKED = (
     _export(
         "donation.py:_check",
         "A result is where the function says.",
-        "if not _agree(of_result.get(MEMORY_KIND), made):",
+        "if not _agree(of_result.get(MEMORY_KIND), kind_of_maker):",
         "if False:",
         _OFFLOADED,
     ),

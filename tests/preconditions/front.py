@@ -157,8 +157,8 @@ ROWS: tuple[Precondition, ...] = (
     Precondition(
         f"{_RULES}:_iota",
         "The counts of a range begin at its start, along its own dim only.",
-        "if dim == wanted.dim else made",
-        "if False else made",
+        "if dim == wanted.dim else numbers",
+        "if False else numbers",
         f"{_RANGES}[counts]",
     ),
     Precondition(

@@ -26,11 +26,11 @@ from mpmd.support import diagnostics
 def inline_call(call: ir.Call | ir.FuncCall, callee: ir.Func) -> list[ir.Op]:
     """Replaces a call by a copy of the callee's body; the inlined ops, in order."""
     copy: ir.Func = ir.clone(callee, ir.before(callee))
-    made = ir.ops(copy)
+    copies = ir.ops(copy)
     returned = ir.move_body(copy, list(call.operands), call)
     ir.replace(call, returned)
     ir.erase(copy)
-    return made
+    return copies
 
 
 class Inline(ModulePass):
@@ -91,7 +91,7 @@ def share_bodies(fragments: Sequence[ir.Fragment], first: int = 0) -> list[ir.Fr
     have become.
     """
     functions: dict[Hashable, ir.Func] = {}
-    made = list(fragments)
+    callers = list(fragments)
     for number, (fragment, identity) in enumerate(zip(fragments, body_keys(fragments))):
         returned = fragment.returned
         makers = {v: op for v in returned if (op := ir.producer(v)) is not None}
@@ -102,8 +102,8 @@ def share_bodies(fragments: Sequence[ir.Fragment], first: int = 0) -> list[ir.Fr
             positions = [returned.index(v) for v in computed]
             functions[identity] = _function(fragment, f"{_PREFIX}{first + len(functions)}", positions)
         constants = [op for op in makers.values() if ir.is_constant(op)]
-        made[number] = _call_instead(fragment, functions[identity], computed, constants)
-    return made
+        callers[number] = _call_instead(fragment, functions[identity], computed, constants)
+    return callers
 
 
 def share_again(f: ir.Func) -> None:
@@ -137,13 +137,13 @@ def _call_instead(
         return [values[v] for v in fragment.returned]
 
     types, where = [r.type for r in fragment.results], ir.before(fragment)
-    made = ir.make_fragment(
+    caller = ir.make_fragment(
         fragment.mesh, list(fragment.inputs), types, where, body, location=fragment.location
     )
     for name, attribute in fragment.attributes.items():
-        ir.put(made, name, attribute)
-    ir.replace(fragment, list(made.results))
-    return made
+        ir.put(caller, name, attribute)
+    ir.replace(fragment, list(caller.results))
+    return caller
 
 
 def numbered(module: ir.Module) -> int:
@@ -174,8 +174,8 @@ def narrow_calls(fragment: ir.Fragment) -> bool:
             symbols[name] = ir.clone(body, ir.after(body))
             ir.put(symbols[name], "sym_name", ir.StringAttr.get(name))
             _keep_results(symbols[name], used)
-        made = _call(symbols[name], list(call.operands), ir.before(call), call.location)
-        for i, result in zip(used, made.results):
+        narrow = _call(symbols[name], list(call.operands), ir.before(call), call.location)
+        for i, result in zip(used, narrow.results):
             ir.replace_uses(call.results[i], result)
         ir.erase(call)
         narrowed = True
@@ -226,13 +226,13 @@ def _function(fragment: ir.Fragment, name: str, positions: Sequence[int]) -> ir.
     """A private function that computes the results of a fragment at those positions."""
     copy: ir.Fragment = ir.clone(fragment, ir.before(fragment))
     marks = ir.effect_marks(copy)
-    made = outline(copy, name)
+    function = outline(copy, name)
     ir.erase(copy)
-    ir.put(made, "sym_visibility", ir.StringAttr.get("private"))
+    ir.put(function, "sym_visibility", ir.StringAttr.get("private"))
     for mark, attribute in marks.items():
-        ir.put(made, mark, attribute)
-    _keep_results(made, positions)
-    return made
+        ir.put(function, mark, attribute)
+    _keep_results(function, positions)
+    return function
 
 
 def _keep_results(f: ir.Func, positions: Sequence[int]) -> None:

@@ -77,7 +77,7 @@ def _sums(f: ir.Func) -> list[_Sum]:
                 continue
             by_last_add[add.results[0]] = longer
             break
-    return [found for found in by_last_add.values() if len(found.calls) > 1]
+    return [candidate for candidate in by_last_add.values() if len(candidate.calls) > 1]
 
 
 def _call_behind(value: ir.Value) -> ir.Call | None:
@@ -86,39 +86,43 @@ def _call_behind(value: ir.Value) -> ir.Call | None:
     return op if isinstance(op, ir.Call) and len(ir.users(value)) == 1 else None
 
 
-def _is_possible(found: _Sum, symbols: dict[str, ir.Func], calls: dict[str, list[ir.Call]]) -> bool:
+def _is_possible(candidate: _Sum, symbols: dict[str, ir.Func], calls: dict[str, list[ir.Call]]) -> bool:
     """Whether the callees are called for this sum alone, and its start value is defined in time."""
-    terms = set(found.calls)
-    for name in dict.fromkeys(call.callee_name for call in found.calls):
+    terms = set(candidate.calls)
+    for name in dict.fromkeys(call.callee_name for call in candidate.calls):
         if symbols[name].is_external or symbols[name].is_public or not terms.issuperset(calls[name]):
             return False
-    if found.start is None:
-        return str(found.adds[0].results[0].type.element_type) not in ("i1", "complex<f32>", "complex<f64>")
-    maker = ir.producer(found.start)
-    return maker is None or ir.comes_before(maker, found.calls[0])
+    if candidate.start is None:
+        return str(candidate.adds[0].results[0].type.element_type) not in (
+            "i1",
+            "complex<f32>",
+            "complex<f64>",
+        )
+    maker = ir.producer(candidate.start)
+    return maker is None or ir.comes_before(maker, candidate.calls[0])
 
 
 def _carry(sums: list[_Sum], symbols: dict[str, ir.Func]) -> None:
     of_call: dict[ir.Call, list[_Sum]] = {}
-    for found in sums:
-        for call in found.calls:
-            of_call.setdefault(call, []).append(found)
+    for each in sums:
+        for call in each.calls:
+            of_call.setdefault(call, []).append(each)
     changed: dict[str, list[int]] = {}
-    made: dict[ir.Call, ir.Call] = {}
+    rebuilt: dict[ir.Call, ir.Call] = {}
     for call in in_block_order(of_call):
         mine = sorted(of_call[call], key=lambda s: s.result)
         results = [s.result for s in mine]
         if call.callee_name not in changed:
             changed[call.callee_name] = results
             _add_inside(symbols[call.callee_name], results)
-        more = [_carried_into(call, s, made) for s in mine]
-        made[call] = ir.rebuild(call, [*call.operands, *more], [r.type for r in call.results])
-    for found in sums:
-        last = made[found.calls[-1]].results[found.result]
-        ir.replace_uses(found.adds[-1].results[0], last)
-        for add in reversed(found.adds):
+        more = [_carried_into(call, s, rebuilt) for s in mine]
+        rebuilt[call] = ir.rebuild(call, [*call.operands, *more], [r.type for r in call.results])
+    for each in sums:
+        last = rebuilt[each.calls[-1]].results[each.result]
+        ir.replace_uses(each.adds[-1].results[0], last)
+        for add in reversed(each.adds):
             ir.erase(add)
-    for call, new in made.items():
+    for call, new in rebuilt.items():
         ir.replace(call, list(new.results))
 
 
@@ -128,18 +132,20 @@ def _add_inside(f: ir.Func, results: list[int]) -> None:
     for result in results:
         term = returned[result]
         total = [ir.append_arg(f.body, like=term), term]
-        made = ir.create("stablehlo.add", total, [term.type], ir.at_end(f.body), location=term.location)
-        returned[result] = made.results[0]
+        total_op = ir.create("stablehlo.add", total, [term.type], ir.at_end(f.body), location=term.location)
+        returned[result] = total_op.results[0]
     f.returned = returned
     ir.return_types_changed(f)
     fill_attributes(f)
 
 
-def _carried_into(call: ir.Call, found: _Sum, made: dict[ir.Call, ir.Call]) -> ir.Value:
-    place = found.calls.index(call)
+def _carried_into(call: ir.Call, candidate: _Sum, rebuilt: dict[ir.Call, ir.Call]) -> ir.Value:
+    place = candidate.calls.index(call)
     if place:
-        return made[found.calls[place - 1]].results[found.result]
-    return found.start if found.start is not None else zeros(call.results[found.result].type, call)
+        return rebuilt[candidate.calls[place - 1]].results[candidate.result]
+    return (
+        candidate.start if candidate.start is not None else zeros(call.results[candidate.result].type, call)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,14 +178,14 @@ class SplitAccumulatorsByMesh(ModulePass):
     def rewrite(self, module: ir.Module) -> None:
         symbols = ir.symbol_table(module)
         for name, sites in calls_by_callee(f for f in symbols.values() if f.is_entry).items():
-            found = _accumulators(symbols[name], sites)
-            if found:
-                _split_callee(symbols[name], found)
-                _split_calls(sites, found)
+            accumulators = _accumulators(symbols[name], sites)
+            if accumulators:
+                _split_callee(symbols[name], accumulators)
+                _split_calls(sites, accumulators)
 
 
 def _accumulators(f: ir.Func, sites: list[ir.Call]) -> list[_Accumulator]:
-    found = []
+    accumulators = []
     position = {arg: i for i, arg in enumerate(f.args)}
     for k, value in enumerate(f.returned):
         leaves = terms_of(value)
@@ -192,8 +198,8 @@ def _accumulators(f: ir.Func, sites: list[ir.Call]) -> list[_Accumulator]:
                 by_mesh.setdefault(_mesh_of(leaf), []).append(leaf)
         if len(by_mesh) > 1:
             first, *others = by_mesh.values()
-            found.append(_Accumulator(position[own[0]], k, first, others))
-    return found
+            accumulators.append(_Accumulator(position[own[0]], k, first, others))
+    return accumulators
 
 
 def terms_of(value: ir.Value) -> list[ir.Value]:
@@ -235,10 +241,10 @@ def _mesh_of(value: ir.Value) -> str:
     return meshes.pop() if len(meshes) == 1 else ""
 
 
-def _split_callee(f: ir.Func, found: list[_Accumulator]) -> None:
+def _split_callee(f: ir.Func, accumulators: list[_Accumulator]) -> None:
     returned = f.returned
     more: list[ir.Value] = []
-    for acc in found:
+    for acc in accumulators:
         arg = f.args[acc.arg]
         returned[acc.result] = _sum(f, [arg, *acc.first])
         for terms in acc.others:
@@ -263,7 +269,7 @@ def _add(a: ir.Value, b: ir.Value, f: ir.Func) -> ir.Value:
     return ir.create("stablehlo.add", [a, b], [a.type], ir.at_end(f.body), location=b.location).result
 
 
-def _split_calls(sites: list[ir.Call], found: list[_Accumulator]) -> None:
+def _split_calls(sites: list[ir.Call], accumulators: list[_Accumulator]) -> None:
     """Rebuilds the calls in program order; the parts of a sum go on where its accumulator does.
 
     Every other use gets the sum: also one as another accumulator, which has parts of its own.
@@ -271,16 +277,16 @@ def _split_calls(sites: list[ir.Call], found: list[_Accumulator]) -> None:
     parts_of: dict[ir.Value, tuple[int, list[ir.Value]]] = {}
     for site in sites:
         more: list[ir.Value] = []
-        for acc in found:
+        for acc in accumulators:
             carried = site.operands[acc.arg]
             arg, parts = parts_of.get(carried, (None, []))
             more += parts if arg == acc.arg else [zeros(carried.type, site) for _ in acc.others]
         types = [r.type for r in site.results]
-        made = ir.rebuild(site, [*site.operands, *more], types + [v.type for v in more])
-        ir.replace(site, list(made.results)[: len(types)])
-        fresh = iter(list(made.results)[len(types) :])
-        for acc in found:
-            parts_of[made.results[acc.result]] = acc.arg, [next(fresh) for _ in acc.others]
+        rebuilt = ir.rebuild(site, [*site.operands, *more], types + [v.type for v in more])
+        ir.replace(site, list(rebuilt.results)[: len(types)])
+        fresh = iter(list(rebuilt.results)[len(types) :])
+        for acc in accumulators:
+            parts_of[rebuilt.results[acc.result]] = acc.arg, [next(fresh) for _ in acc.others]
     for value, (arg, parts) in parts_of.items():
         _use_sum_elsewhere(value, parts, arg)
 
@@ -366,7 +372,7 @@ def _carried_sums(f: ir.Func, calls: Sequence[ir.Call], second: Sequence[ir.Call
 
     Nothing else may read it in the second half, where it lacks the first.
     """
-    found = []
+    positions = []
     position = {arg: i for i, arg in enumerate(f.args)}
     for k, value in enumerate(f.returned):
         own = [leaf for leaf in terms_of(value) if leaf in position and len(ir.users(leaf)) == 1]
@@ -374,8 +380,8 @@ def _carried_sums(f: ir.Func, calls: Sequence[ir.Call], second: Sequence[ir.Call
             i = position[own[0]]
             is_carried = all(b.operands[i] == a.results[k] for a, b in itertools.pairwise(calls))
             if is_carried and all(len(ir.uses(call.results[k])) == 1 for call in second[:-1]):
-                found.append((i, k))
-    return found
+                positions.append((i, k))
+    return positions
 
 
 def _add_up_halves(
@@ -387,8 +393,8 @@ def _add_up_halves(
         ir.set_operand(second[0], argument, zeros(before.type, second[0]))
         uses = ir.uses(whole)
         if uses:
-            made = ir.create(
+            total_op = ir.create(
                 "stablehlo.add", [before, whole], [whole.type], ir.after(second[-1]), location=whole.location
             )
             for user, number in uses:
-                ir.set_operand(user, number, made.result)
+                ir.set_operand(user, number, total_op.result)

@@ -12,13 +12,13 @@ from mpmd.passes.structure import is_negligible
 
 def calls_by_callee(functions: Iterable[ir.Func]) -> dict[str, list[ir.Call]]:
     """Name of each function that some functions call -> its calls, in program order."""
-    found: dict[str, list[ir.Call]] = {}
+    by_callee: dict[str, list[ir.Call]] = {}
     for f in functions:
         for op in ir.ops(f):
             has_regions = len(op.operation.regions) and not isinstance(op, ir.Fragment)
             for call in ir.walk(op, ir.Call) if has_regions or isinstance(op, ir.Call) else ():
-                found.setdefault(call.callee_name, []).append(call)
-    return found
+                by_callee.setdefault(call.callee_name, []).append(call)
+    return by_callee
 
 
 def drop_from_function(f: ir.Func, args: Collection[int], results: Collection[int] = ()) -> None:
@@ -37,8 +37,8 @@ def drop_from_call(call: ir.Call, operands: Collection[int], results: Sequence[i
     """Drops operands, and unused results, of a call; its attributes stay."""
     inputs = [v for i, v in enumerate(call.operands) if i not in operands]
     kept = [r for i, r in enumerate(call.results) if i not in results]
-    made = ir.rebuild(call, inputs, [r.type for r in kept])
-    for old, new in zip(kept, made.results):
+    rebuilt = ir.rebuild(call, inputs, [r.type for r in kept])
+    for old, new in zip(kept, rebuilt.results):
         ir.replace_uses(old, new)
     ir.erase(call)
 

@@ -226,15 +226,15 @@ class CopyCheapConstants(FunctionPass):
 
     def _plan(self, source: ir.Value) -> list[ir.Op]:
         """The cheap ops that compute a value from nothing, producers first; none if there is no such plan."""
-        found: dict[ir.Op, None] = {}
+        chosen: dict[ir.Op, None] = {}
         todo = [source]
         while todo:
             op = ir.producer(todo.pop())
             if op is None or op.operation.name not in CHEAP or len(op.operation.regions):
                 return []
-            found.pop(op, None)
-            found[op] = None
-            if len(found) > self.max_ops:
+            chosen.pop(op, None)
+            chosen[op] = None
+            if len(chosen) > self.max_ops:
                 return []
             todo += op.operands
-        return list(reversed(found))
+        return list(reversed(chosen))

@@ -19,7 +19,7 @@ Table = Mapping[str, tuple[Rewrite, ...]]
 
 
 def _table() -> dict[str, tuple[Rewrite, ...]]:
-    found: dict[str, tuple[Rewrite, ...]] = dict.fromkeys(arithmetic.SCALAR_OPS, (arithmetic.fold_scalars,))
+    table: dict[str, tuple[Rewrite, ...]] = dict.fromkeys(arithmetic.SCALAR_OPS, (arithmetic.fold_scalars,))
     more: dict[str, tuple[Rewrite, ...]] = {
         "add": (arithmetic.add_zero, arithmetic.constant_last),
         "subtract": (arithmetic.subtract_nothing, arithmetic.nothing_left),
@@ -53,8 +53,8 @@ def _table() -> dict[str, tuple[Rewrite, ...]]:
         "concatenate": (slices.flatten_concatenate,),
     }
     for name, rewrites in more.items():
-        found["stablehlo." + name] = found.get("stablehlo." + name, ()) + rewrites
-    return found
+        table["stablehlo." + name] = table.get("stablehlo." + name, ()) + rewrites
+    return table
 
 
 REWRITES = _table()
@@ -137,8 +137,8 @@ def _rewrite(op: ir.Op, facts: Facts, table: Table) -> list[ir.Op]:
             continue
         users = list(dict.fromkeys(ir.users(op)))
         ir.replace_uses(op.results[0], value)
-        made = ir.producer(value)
-        return users if made is None else [made, *users]
+        maker = ir.producer(value)
+        return users if maker is None else [maker, *users]
     return []
 
 
@@ -211,9 +211,9 @@ def _swap(transpose: ir.Op, dot: ir.Op) -> None:
             list(reversed(list(ir.ArrayAttr(attributes["precision_config"]))))
         )
     left, right = dot.operands
-    made = ir.create(
+    product = ir.create(
         "stablehlo.dot_general", [right, left], [transpose.results[0].type], ir.before(transpose),
         attributes, dot.location,
     )  # fmt: skip
-    ir.replace(transpose, [made.results[0]])
+    ir.replace(transpose, [product.results[0]])
     ir.erase(dot)

@@ -153,8 +153,8 @@ def fold_scalars(op: ir.Op, facts: Facts) -> ir.Value | None:
     *dtypes, target = (DTYPES.get(str(value.type.element_type)) for value in (*op.operands, op.results[0]))
     if operands is None or None in dtypes or target is None:  # NumPy has no narrow integers
         return None
-    found = evaluate(op, [np.array(n, dtype) for n, dtype in zip(operands, dtypes)])
-    return None if found is None else splat(str(found.item()).lower(), kind, op)
+    result = evaluate(op, [np.array(n, dtype) for n, dtype in zip(operands, dtypes)])
+    return None if result is None else splat(str(result.item()).lower(), kind, op)
 
 
 def fold_select(op: ir.Op, facts: Facts) -> ir.Value | None:

@@ -85,8 +85,8 @@ class SinkCreateTokenIntoFragments(FunctionPass):
         """Last first, so that nothing uses a token result any more when it is dropped."""
         for fragment in reversed(ir.fragments(f)):
             tokens = [i for i, v in enumerate(fragment.inputs) if ir.is_token(v)]
-            made = [i for i, r in enumerate(fragment.results) if ir.is_token(r)]
-            if not tokens and not made:
+            token_results = [i for i, r in enumerate(fragment.results) if ir.is_token(r)]
+            if not tokens and not token_results:
                 continue
             for i in reversed(tokens):
                 _notice_lost_order(fragment, fragment.inputs[i])
@@ -94,8 +94,8 @@ class SinkCreateTokenIntoFragments(FunctionPass):
                     "stablehlo.create_token", [], [fragment.args[i].type], ir.at_start(fragment.body)
                 )
                 ir.replace_uses(fragment.args[i], token.results[0])
-            if _thread_returned_tokens(fragment, tokens, made):
-                drop(fragment, results=made, inputs=tokens)
+            if _thread_returned_tokens(fragment, tokens, token_results):
+                drop(fragment, results=token_results, inputs=tokens)
 
 
 def _notice_lost_order(fragment: ir.Fragment, token: ir.Value) -> None:
@@ -108,9 +108,9 @@ def _notice_lost_order(fragment: ir.Fragment, token: ir.Value) -> None:
         )
 
 
-def _thread_returned_tokens(fragment: ir.Fragment, tokens: list[int], made: list[int]) -> bool:
+def _thread_returned_tokens(fragment: ir.Fragment, tokens: list[int], token_results: list[int]) -> bool:
     """Replaces uses of token results, which only a return can be here, by the tokens of the arguments."""
-    for n, i in enumerate(made):
+    for n, i in enumerate(token_results):
         result = fragment.results[i]
         if ir.is_unused(result):
             continue

@@ -92,14 +92,14 @@ def _what(site: FragmentInfo, unnamed: str) -> str:
 
 def _name_and_counter(name: str) -> tuple[str, int | None]:
     """`block_3` is number 3 of the blocks; a name without a number after its last underscore is itself."""
-    found = re.fullmatch(r"(.*)_(\d+)", name, re.DOTALL)
-    return (found[1], int(found[2])) if found else (name, None)
+    match = re.fullmatch(r"(.*)_(\d+)", name, re.DOTALL)
+    return (match[1], int(match[2])) if match else (name, None)
 
 
-def _counters(found: Sequence[int], backward: bool) -> str:
-    if not found:
+def _counters(counters: Sequence[int], backward: bool) -> str:
+    if not counters:
         return ""
-    first, last = (found[-1], found[0]) if backward else (found[0], found[-1])
+    first, last = (counters[-1], counters[0]) if backward else (counters[0], counters[-1])
     return f"_{first}" if first == last else f"_{first}:{last}"
 
 
@@ -129,8 +129,8 @@ def put_rows(module: ir.Module, rows: Sequence[OptionsRow]) -> None:
 
 
 def rows_of(module: ir.Op) -> tuple[OptionsRow, ...]:
-    found = module.attributes.get(ATTRIBUTE)
-    return () if found is None else tuple(map(_read_row, ir.ArrayAttr(found)))
+    attribute = module.attributes.get(ATTRIBUTE)
+    return () if attribute is None else tuple(map(_read_row, ir.ArrayAttr(attribute)))
 
 
 def names_of(fragment: ir.Fragment | ir.FragmentCall) -> frozenset[str]:
@@ -148,8 +148,8 @@ def put_options(f: ir.Func, options: FragmentOptions) -> None:
 
 
 def read_options(f: ir.Func) -> FragmentOptions:
-    found = f.attributes.get(ATTRIBUTE)
-    return () if found is None else _read_dict(found)
+    attribute = f.attributes.get(ATTRIBUTE)
+    return () if attribute is None else _read_dict(attribute)
 
 
 def _row(row: OptionsRow) -> ir.Attribute:
@@ -159,9 +159,9 @@ def _row(row: OptionsRow) -> ir.Attribute:
 
 
 def _read_row(attribute: ir.Attribute) -> OptionsRow:
-    found = dict(ir.entries_of(attribute))
-    options = _read_dict(found.pop("options"))
-    texts = {key: str(ir.StringAttr(text).value) for key, text in found.items()}
+    entries = dict(ir.entries_of(attribute))
+    options = _read_dict(entries.pop("options"))
+    texts = {key: str(ir.StringAttr(text).value) for key, text in entries.items()}
     unless = texts.pop("unless", "")
     return OptionsRow(options, **texts, unless=tuple(unless.split(",")) if unless else ())
 
@@ -327,13 +327,13 @@ def _lower_group(
         for computation in manual:
             shardings.point_to(ir.walk(computation), first.mesh)
     options = options_of_fragment(first, rows)
-    made = outline(first, name)
-    ir.put(made, "mesh_shape", mesh)
-    put_options(made, options)
+    program = outline(first, name)
+    ir.put(program, "mesh_shape", mesh)
+    put_options(program, options)
     if reserved:
-        ir.put(made, "reserved_hbm_bytes", ir.i64(max(reserved)))
-    ir.put_attribute_dicts(made, "arg_attrs", argument_attributes)
-    ir.put_attribute_dicts(made, "res_attrs", result_attributes)
+        ir.put(program, "reserved_hbm_bytes", ir.i64(max(reserved)))
+    ir.put_attribute_dicts(program, "arg_attrs", argument_attributes)
+    ir.put_attribute_dicts(program, "res_attrs", result_attributes)
     for fragment in group:
         _replace_by_call(fragment, name)
 

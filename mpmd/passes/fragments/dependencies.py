@@ -175,13 +175,13 @@ class Dependencies:
         Data flow alone has no cycles and follows the order of the ops; this function does not support edges
         that go backwards.
         """
-        found: list[int] = []
+        reached: list[int] = []
         for needs in self.needs:
             bits = 0
             for j in needs:
-                bits |= found[j] | 1 << j
-            found.append(bits)
-        return found
+                bits |= reached[j] | 1 << j
+            reached.append(bits)
+        return reached
 
     def path(self, source: ir.Op, target: ir.Op) -> list[ir.Op]:
         """A shortest path from `source` to `target` along data flow; empty if there is none."""
@@ -191,10 +191,10 @@ class Dependencies:
         while queue:
             steps, i = heapq.heappop(queue)
             if i == start:
-                found = [i]
-                while found[-1] != end:
-                    found.append(came_from[found[-1]])
-                return [self.ops[j] for j in found]
+                positions = [i]
+                while positions[-1] != end:
+                    positions.append(came_from[positions[-1]])
+                return [self.ops[j] for j in positions]
             for j in sorted(self.needs[i]):
                 if j not in came_from:
                     came_from[j] = i

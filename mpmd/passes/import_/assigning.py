@@ -103,13 +103,13 @@ def wrap(
     def body(args: list[ir.Value], inside: ir.InsertionPoint) -> Sequence[ir.Value]:
         return list(ir.clone_with(op, dict(zip(values, args)), inside).results)
 
-    made = ir.make_fragment(mesh, inputs, types, where, body, inferred_by=[made_by], location=op.location)
-    for old, new in zip(op.results, made.results):
+    fragment = ir.make_fragment(mesh, inputs, types, where, body, inferred_by=[made_by], location=op.location)
+    for old, new in zip(op.results, fragment.results):
         used = [(use.owner, use.operand_number) for use in old.uses if replaced(use.owner)]
         plain = unassign(new, where, location=op.location) if is_tensor(old.type) else new
         for owner, number in reversed(used):
             ir.set_operand(owner, number, plain)
-    return made
+    return fragment
 
 
 def chain_transfers(value: ir.Value, assigns: Iterable[ir.Assign]) -> None:
@@ -122,15 +122,15 @@ def chain_transfers(value: ir.Value, assigns: Iterable[ir.Assign]) -> None:
         by_kind.setdefault(op.result.type, []).append(op)
     first = next(iter(by_kind.values()))[0]
     where = ir.before(first)
-    made: list[tuple[ir.Assign, ir.Value]] = []
+    placed: list[tuple[ir.Assign, ir.Value]] = []
     previous = value
     meshes = mesh_order(kind.mesh for kind in by_kind)
     for kind in sorted(by_kind, key=lambda kind: meshes.index(kind.mesh)):
         if kind != value.type:
             previous = ir.make_transfer(previous, kind, where, by_kind[kind][0].location).result
         result = value if kind == value.type else previous
-        made += [(op, result) for op in by_kind[kind]]
-    for op, result in made:
+        placed += [(op, result) for op in by_kind[kind]]
+    for op, result in placed:
         ir.replace_uses(op.result, result)
 
 
@@ -257,8 +257,8 @@ def _transfer(op: ir.Assign) -> bool:
     if use_known(op, value):
         return True
     if len(others) < 2:
-        made = ir.make_transfer(value, op.result.type, ir.before(op), op.location)
-        ir.replace_uses(op.result, made.result)
+        transfer = ir.make_transfer(value, op.result.type, ir.before(op), op.location)
+        ir.replace_uses(op.result, transfer.result)
     else:
         chain_transfers(value, others)
     return True
@@ -286,8 +286,8 @@ def _do_sum_at_target(add: ir.Op, mesh: str) -> None:
     for op in adds:
         adds += [s for v in op.operands if not isinstance(s := ir.producer(v), ir.Unassign)]
     for op in reversed(adds):
-        made = wrap(op, mesh, "introduce_transfers")
+        fragment = wrap(op, mesh, "introduce_transfers")
         ir.erase(op)
-        for there in (ir.producer(value) for value in made.inputs):
+        for there in (ir.producer(value) for value in fragment.inputs):
             if isinstance(there, ir.Assign):
                 _transfer(there)

@@ -32,8 +32,8 @@ class FoldConstantBranches(ModulePass):
 
     def rewrite(self, module: ir.Module) -> None:
         """Folds outer conditionals before those in their branches, until no other can be folded."""
-        while found := _foldable(module):
-            for op, index in found:
+        while foldable := _foldable(module):
+            for op, index in foldable:
                 _fold(op, index)
         reported: set[tuple[str, str]] = set()
         for conditional in _choices_between_names(module):
@@ -45,12 +45,12 @@ def _foldable(module: ir.Module) -> list[tuple[ir.Op, int]]:
     """Conditionals over names with the number of the branch they take, none within another one of these."""
     choices = _choices_between_names(module)
     evaluator = ConstantEvaluator(module) if choices else None
-    found: dict[ir.Op, int] = {}
+    foldable: dict[ir.Op, int] = {}
     for op in choices:
         index = evaluator.integer(op.operands[0]) if evaluator is not None else None
-        if index is not None and not any(outer in found for outer in structure.around(op)):
-            found[op] = _branch(op, index)
-    return list(found.items())
+        if index is not None and not any(outer in foldable for outer in structure.around(op)):
+            foldable[op] = _branch(op, index)
+    return list(foldable.items())
 
 
 def _choices_between_names(module: ir.Module) -> list[ir.Op]:

@@ -114,7 +114,7 @@ class _Pointer:
         for name, attribute in attributes_of(op):
             text = str(attribute)
             if "<@" in text and "sdy." in text:
-                rewritten = _SHARDING.sub(lambda found: self._rewritten(found, op), text)
+                rewritten = _SHARDING.sub(lambda match: self._rewritten(match, op), text)
                 if rewritten != text:
                     self._found.append((op, name, rewritten))
 
@@ -122,12 +122,12 @@ class _Pointer:
         for op, name, text in self._found:
             ir.put(op, name, ir.Attribute.parse(text))
 
-    def _rewritten(self, found: re.Match[str], op: ir.Op) -> str:
-        mesh, rest = found[1].strip('"'), found[2]
+    def _rewritten(self, match: re.Match[str], op: ir.Op) -> str:
+        mesh, rest = match[1].strip('"'), match[2]
         owners = dict.fromkeys(self._mesh_of_axis(axis) for axis in _AXIS.findall(rest))
         if not owners:
             if mesh in self._kept:
-                return found[0]
+                return match[0]
             self.needs_empty = True
             return f"<@{_EMPTY}, {rest}>"
         names = [name for name in owners if name is not None]
@@ -139,8 +139,8 @@ class _Pointer:
         else:
             problem = f"it has axes of several meshes: {', '.join(names)}"
         self.failed = True
-        diagnostics.error(f"cannot find the mesh of the sharding {found[0]}; {problem}", op.location)
-        return found[0]
+        diagnostics.error(f"cannot find the mesh of the sharding {match[0]}; {problem}", op.location)
+        return match[0]
 
     def _mesh_of_axis(self, axis: str) -> str | None:
         """The mesh of the topology whose name the axis begins with; the longest if there are several."""
@@ -243,7 +243,7 @@ class MapInputOutputToMesh(FunctionPass):
 
 def _checked(f: ir.Func, places: tuple[IndexPlace, ...], count: int, what: str) -> dict[int, NamePlacement]:
     """The placements whose index and mesh exist; the others are errors."""
-    found: dict[int, NamePlacement] = {}
+    by_index: dict[int, NamePlacement] = {}
     meshes = f.topology
     for item in places:
         if item.index >= count:
@@ -257,12 +257,12 @@ def _checked(f: ir.Func, places: tuple[IndexPlace, ...], count: int, what: str) 
                 f"its meshes are {', '.join(meshes)}",
                 f.location,
             )
-        elif found.setdefault(item.index, item.place) != item.place:
+        elif by_index.setdefault(item.index, item.place) != item.place:
             diagnostics.error(
-                f"{what} {item.index} is assigned to {found[item.index]} and to {item.place}; choose one",
+                f"{what} {item.index} is assigned to {by_index[item.index]} and to {item.place}; choose one",
                 f.location,
             )
-    return found
+    return by_index
 
 
 def _can_be_assigned(f: ir.Func, kind: ir.Type, what: str, place: NamePlacement) -> bool:

@@ -97,15 +97,15 @@ def _map_computation(op: ir.NamedComputation, place: NamePlacement) -> None:
     types = [ir.MeshTensor.get(mesh, r.type) if assigning.is_tensor(r.type) else r.type for r in op.results]
     attributes = {"mesh_name": ir.StringAttr.get(mesh), "origin": ir.ArrayAttr.get([op.named.attribute()])}
     inputs = [there[v] for v in op.operands]
-    made = ir.create("mpmd.fragment", inputs, types, where, attributes, op.location, regions=1)
-    made.stage = place.stage
+    fragment = ir.create("mpmd.fragment", inputs, types, where, attributes, op.location, regions=1)
+    fragment.stage = place.stage
     results = list(op.results)
-    op.body.append_to(made.regions[0])
+    op.body.append_to(fragment.regions[0])
     ir.replace(
         op,
         [
             assigning.unassign(new, where, name, op.location) if assigning.is_tensor(old.type) else new
-            for old, new in zip(results, made.results)
+            for old, new in zip(results, fragment.results)
         ],
     )
 
@@ -157,8 +157,8 @@ def _drop_forwarded_operands(barrier: ir.Op) -> None:
     for operand, result in dropped:
         ir.replace_uses(result, operand)
     if kept:
-        made = ir.rebuild(barrier, [v for v, _ in kept], [r.type for _, r in kept])
-        for (_, old), new in zip(kept, made.results):
+        rebuilt = ir.rebuild(barrier, [v for v, _ in kept], [r.type for _, r in kept])
+        for (_, old), new in zip(kept, rebuilt.results):
             ir.replace_uses(old, new)
     ir.erase(barrier)
 
@@ -253,13 +253,13 @@ class InlineNestedUserExposedOps(FunctionPass):
 
 def _inner_first(block: ir.Block) -> list[ir.Op]:
     """All ops of a block, at any depth, in program order, but each after those in it."""
-    found: list[ir.Op] = []
+    ordered: list[ir.Op] = []
     for op in ir.ops(block):
         for region in op.operation.regions:
             for inner in region:
-                found += _inner_first(inner)
-        found.append(op)
-    return found
+                ordered += _inner_first(inner)
+        ordered.append(op)
+    return ordered
 
 
 def _assigned_around(op: ir.Op, places: dict[str, NamePlacement]) -> ir.NamedComputation | None:

@@ -66,13 +66,13 @@ def is_free(op: ir.Op) -> bool:
 
 
 def _round(op: ir.Op, rounds: dict[ir.Op, int]) -> int:
-    found = 0
+    latest = 0
     for value in ir.read_by(op):
         producer = ir.producer(value)
         if producer is not None:
             enters = is_free(op) and not (is_free(producer) and producer.mesh == op.mesh)
-            found = max(found, rounds[producer] + enters)
-    return found
+            latest = max(latest, rounds[producer] + enters)
+    return latest
 
 
 class MergeInferredFragments(MergePass):
@@ -222,11 +222,11 @@ def _absorb_once(f: ir.Func) -> bool:
         root, _ = pending.popitem()
         merged = False
         while is_root(root):
-            found = inferred_producer(root) or inferred_consumer(root)
-            if found is None:
+            inferred = inferred_producer(root) or inferred_consumer(root)
+            if inferred is None:
                 break
-            pending.pop(found, None)
-            root, merged = absorbed(root, found), True
+            pending.pop(inferred, None)
+            root, merged = absorbed(root, inferred), True
         if merged:
             _constants_first(root)
             any_merged = True
@@ -301,17 +301,17 @@ def absorbed(root: ir.Fragment, other: ir.Fragment) -> ir.Fragment:
 
 def _constants_first(fragment: ir.Fragment) -> None:
     """Moves constants to the front of the body, where equal ones become one."""
-    found: dict[ir.Attribute | str, ir.Op] = {}
+    constants: dict[ir.Attribute | str, ir.Op] = {}
     behind_front = False
     for op in ir.ops(fragment.body):
         if op.operation.name != "stablehlo.constant":
             behind_front = True
             continue
         key = constant_text(op) if holds_complex(op) else op.attributes["value"]  # both have the type
-        if key in found:
-            ir.replace(op, found[key].results)
+        if key in constants:
+            ir.replace(op, constants[key].results)
             continue
-        found[key] = op
+        constants[key] = op
         if behind_front:
             ir.move_to_start(op, fragment.body)
 

@@ -64,9 +64,9 @@ class MergeUserFragmentsIntoSchedulingUnits(MergePass):
 
     def candidate(self, producer: ir.Fragment, following: Iterator[ir.Fragment]) -> ir.Fragment | None:
         """The closest user, or the nearest sibling."""
-        found = super().candidate(producer, following)
-        if found is not None or not self.merge_siblings or not producer.is_user or producer.stage is None:
-            return found
+        next_one = super().candidate(producer, following)
+        if next_one is not None or not self.merge_siblings or not producer.is_user or producer.stage is None:
+            return next_one
         behind = next((other for other in following if other.is_user), None)
         return behind if behind is not None and _is_sibling(producer, behind) else None
 
@@ -145,10 +145,10 @@ class RuleBasedMerge(FunctionPass):
 
     def rewrite_function(self, f: ir.Func) -> None:
         by_info = {info: rule for rule in self.rules for info in rule.sources}
-        found: dict[FragmentMergeRule, None] = {}
+        matched: dict[FragmentMergeRule, None] = {}
         applied: dict[FragmentMergeRule, None] = {}
         _erase_dead_but_sources(f, by_info)
-        while groups := _groups(f, by_info, found):
+        while groups := _groups(f, by_info, matched):
             for (rule, _), group in groups.items():
                 merged = functools.reduce(_merged_at_first, group)
                 rule.target.put_on(merged)
@@ -156,7 +156,7 @@ class RuleBasedMerge(FunctionPass):
         for fragment in ir.fragments(f):
             erase_dead_ops(fragment.body)
         for rule in self.rules:
-            if rule not in found:
+            if rule not in matched:
                 diagnostics.notice(f"@{f.symbol}: no fragment is a source of {rule}", f.location)
         if applied or control_edges(f):
             _sort(f, list(applied))
@@ -165,18 +165,18 @@ class RuleBasedMerge(FunctionPass):
 
 
 def _problems(rule: FragmentMergeRule) -> list[str]:
-    found = []
+    problems = []
     if len(rule.sources) < 2:
-        found.append(f"the merge rule {rule} has fewer than two sources: there is nothing to merge")
+        problems.append(f"the merge rule {rule} has fewer than two sources: there is nothing to merge")
     stages = {info.stage for info in rule.sources if info.stage is not None}
     if len(stages) > 1:
         listed = ", ".join(map(str, sorted(stages)))
-        found.append(f"the sources of the merge rule {rule} are of the stages {listed}: they must agree")
+        problems.append(f"the sources of the merge rule {rule} are of the stages {listed}: they must agree")
     meshes = {info.mesh_name for info in (*rule.sources, rule.target) if info.mesh_name is not None}
     if len(meshes) > 1:
         listed = ", ".join(sorted(meshes))
-        found.append(f"the merge rule {rule} is about the meshes {listed}: it must keep to one")
-    return found
+        problems.append(f"the merge rule {rule} is about the meshes {listed}: it must keep to one")
+    return problems
 
 
 def _erase_dead_but_sources(f: ir.Func, by_info: dict[FragmentInfo, FragmentMergeRule]) -> None:
@@ -199,14 +199,14 @@ def _erase_dead_but_sources(f: ir.Func, by_info: dict[FragmentInfo, FragmentMerg
 
 
 def _groups(
-    f: ir.Func, by_info: dict[FragmentInfo, FragmentMergeRule], found: dict[FragmentMergeRule, None]
+    f: ir.Func, by_info: dict[FragmentInfo, FragmentMergeRule], matched: dict[FragmentMergeRule, None]
 ) -> dict[tuple[FragmentMergeRule, str], list[ir.Fragment]]:
     """Fragments to merge, in dependency order, by rule and mesh; records the rules that match anything."""
     groups: dict[tuple[FragmentMergeRule, str], list[ir.Fragment]] = {}
     for fragment in ir.fragments(f):
         rule = by_info.get(FragmentInfo.of(fragment))
         if rule is not None:
-            found[rule] = None
+            matched[rule] = None
             groups.setdefault((rule, fragment.mesh), []).append(fragment)
     groups = {key: group for key, group in groups.items() if len(group) > 1}
     if not groups:

@@ -216,9 +216,9 @@ class _Fitting:
 
     def fit_values(self, op: ir.Op, name: str, values: Iterable[ir.Value]) -> None:
         """A per-value attribute of an op between fragments."""
-        found = shardings.read(op, name)
-        if found:
-            shardings.write(op, name, [self.of_value(s, v) for s, v in zip(found, values, strict=True)])
+        per_value = shardings.read(op, name)
+        if per_value:
+            shardings.write(op, name, [self.of_value(s, v) for s, v in zip(per_value, values, strict=True)])
 
     def of_value(self, sharding: shardings.Sharding, value: ir.Value) -> shardings.Sharding:
         """The sharding of a value on a mesh, split evenly."""
@@ -241,8 +241,8 @@ class _Fitting:
                 kept.append(axis)
             dims.append(ir.sdy.DimensionShardingAttr.get(kept, dim.is_closed, dim.priority))
         replicated, unreduced = (
-            [axis for axis in map(ir.sdy.AxisRefAttr, found) if self.has(mesh, axis)]
-            for found in (old.replicated_axes, old.unreduced_axes)
+            [axis for axis in map(ir.sdy.AxisRefAttr, kept_axes) if self.has(mesh, axis)]
+            for kept_axes in (old.replicated_axes, old.unreduced_axes)
         )
         return ir.sdy.TensorShardingAttr.get(self.names[mesh], dims, replicated, unreduced)
 
@@ -260,8 +260,8 @@ class _Fitting:
             if ir.sdy.TensorShardingAttr.isinstance(attribute):
                 ir.put(op, name, self.fitted(attribute, fragment.mesh, None))
             else:
-                found = ir.sdy.TensorShardingPerValueAttr(attribute).shardings
-                shardings.write(op, name, [self.fitted(s, fragment.mesh, None) for s in found])
+                per_value = ir.sdy.TensorShardingPerValueAttr(attribute).shardings
+                shardings.write(op, name, [self.fitted(s, fragment.mesh, None) for s in per_value])
 
     def check_manual(self, op: ir.Op, fragment: ir.Fragment) -> None:
         """Checks a manual computation, which was written for axes of a certain size."""

@@ -269,14 +269,14 @@ def _kind_of(
 
 def _take_over(f: ir.Func, small: ir.Func, kinds: Sequence[int]) -> None:
     """Gives each op of `f` the shardings, and each fragment the body, of its representative in `small`."""
-    found = {
+    taken = {
         int(ir.IntegerAttr(op.attributes[NUMBER]).value): op
         for op in ir.ops(small)
         if NUMBER in op.attributes
     }
     symbols = ir.symbol_table(ir.module_of(f))
     for op, kind in zip(ir.ops(f), kinds, strict=True):
-        model = found.get(kind)  # Shardy drops unused ops
+        model = taken.get(kind)  # Shardy drops unused ops
         if isinstance(model, ir.Fragment):
             _take_body(op, model)
         elif model is None and isinstance(op, ir.Fragment):
@@ -327,10 +327,10 @@ def _settle(f: ir.Func) -> None:
 def _stated(f: ir.Func, holders: Sequence[ir.Op]) -> dict[ir.Value, shardings.Sharding | None]:
     """The shardings of values at their definitions, if there are any."""
     of_args = ir.attribute_dicts(f, "arg_attrs", len(f.args))
-    found = {arg: of_arg.get(shardings.ARGUMENT) for arg, of_arg in zip(f.args, of_args, strict=True)}
+    stated = {arg: of_arg.get(shardings.ARGUMENT) for arg, of_arg in zip(f.args, of_args, strict=True)}
     for op in holders:
-        found |= zip(op.results, shardings.read(op, _of_results(op)))
-    return found
+        stated |= zip(op.results, shardings.read(op, _of_results(op)))
+    return stated
 
 
 def _entries(
@@ -345,11 +345,11 @@ def _of_results(op: ir.Fragment | ir.Transfer) -> str:
 
 def _take_body(fragment: ir.Fragment, model: ir.Fragment) -> None:
     """Replaces a fragment by a copy of `model`; its operands and attributes stay."""
-    made = ir.clone(model, ir.before(fragment))
+    copy = ir.clone(model, ir.before(fragment))
     for i, value in enumerate(fragment.inputs):
-        ir.set_operand(made, i, value)
+        ir.set_operand(copy, i, value)
     own = dict(fragment.attributes.items())
-    for name in dict.fromkeys((*own, *(name for name, _ in made.attributes.items()))):
+    for name in dict.fromkeys((*own, *(name for name, _ in copy.attributes.items()))):
         if name not in _SHARDINGS:
-            ir.put(made, name, own.get(name))
-    ir.replace(fragment, list(made.results))
+            ir.put(copy, name, own.get(name))
+    ir.replace(fragment, list(copy.results))

@@ -81,12 +81,12 @@ def _drop_axes(f: ir.Func, axes: frozenset[str], but_in: set[int]) -> None:
         ir.put_attribute_dicts(f, attribute, dicts)
 
 
-def _with_shardings(values: Sequence[ir.Value], found: Sequence[shardings.Sharding]) -> list[ir.Type]:
+def _with_shardings(values: Sequence[ir.Value], per_value: Sequence[shardings.Sharding]) -> list[ir.Type]:
     """The types of values of which all have shardings, or none has."""
     types = [value.type for value in values]
     return [
         ir.MeshTensor.get(kind.mesh, kind.tensor, sharding, kind.memory_kind)
-        for kind, sharding in zip(types, found or [None] * len(types), strict=True)
+        for kind, sharding in zip(types, per_value or [None] * len(types), strict=True)
     ]
 
 
@@ -128,20 +128,20 @@ def kinds_of_work(fragments: Iterable[ir.Fragment]) -> list[list[ir.Fragment]]:
         own = tuple(v if is_weight(v) else v.type for v in fragment.inputs)
         return (fragment.mesh, own, tuple(v.type for v in fragment.results))
 
-    found: dict[Hashable, list[ir.Fragment]] = {}
+    kinds: dict[Hashable, list[ir.Fragment]] = {}
     for fragment, key in zip(some, body_keys(some, signature)):
-        found.setdefault(key, []).append(fragment)
-    return list(found.values())
+        kinds.setdefault(key, []).append(fragment)
+    return list(kinds.values())
 
 
 def rows(groups: Iterable[Sequence[ir.Fragment]]) -> list[tuple[ir.Fragment, int]]:
     """The operands that microbatches take from outside, each its own: rows of the batch."""
-    found = []
+    places = []
     for group in groups:
         for position, operands in enumerate(zip(*(fragment.inputs for fragment in group))):
             if len(set(operands)) > 1 and all(map(_is_from_outside, operands)):
-                found += [(fragment, position) for fragment in group]
-    return found
+                places += [(fragment, position) for fragment in group]
+    return places
 
 
 def _is_from_outside(value: ir.Value) -> bool:

@@ -108,15 +108,15 @@ def everywhere(paths: Sequence[str], leaves: Sequence[Any]) -> list[Any]:
         missing = [k for k in arrays if not _is_whole_here(plain[k])]
         origins = [joined.origins.of(leaf) for leaf in leaves]
         of_all = exchange.gather_json([missing, origins])
-        _compare_origins(exchange, paths, [found for _, found in of_all])
-        wanted = [found for found, _ in of_all]
+        _compare_origins(exchange, paths, [origin for _, origin in of_all])
+        wanted = [origin for origin, _ in of_all]
         needed = sorted(set().union(*wanted))
         copies = _other_copies(exchange, paths, leaves, needed, missing)
         sources = {k: {} if k in copies else _sources(plain[k]) for k in needed}
         try:
             _offer(joined, connections, turn, plain, wanted, sources)
-            made = {k: _joined(joined, connections, turn, k, plain[k], sources[k]) for k in missing}
-            for array in made.values():
+            arrived = {k: _joined(joined, connections, turn, k, plain[k], sources[k]) for k in missing}
+            for array in arrived.values():
                 wait_for(array, joined.check)
                 array.block_until_ready()
         except jax_compat.JaxRuntimeError as error:
@@ -126,7 +126,7 @@ def everywhere(paths: Sequence[str], leaves: Sequence[Any]) -> list[Any]:
     return [
         leaf if new is None else jax_compat.as_key(new, leaf.dtype) if _is_key(leaf) else new
         for k, leaf in enumerate(leaves)
-        for new in [made[k] if k in made else _own_copy(plain[k])]
+        for new in [arrived[k] if k in arrived else _own_copy(plain[k])]
     ]
 
 
@@ -173,12 +173,12 @@ def _other_copies(
     of_all = exchange.gather_json(own) if needed else []
     copies = set[int]()
     for at, k in enumerate(needed):
-        found = [_Candidate(*of_process[at]) for of_process in of_all]
-        first, wanted = next((p, of) for p, of in enumerate(found) if of.is_missing)
-        other = next((p for p, of in enumerate(found) if not of.may_be(wanted, p)), None)
+        candidates = [_Candidate(*of_process[at]) for of_process in of_all]
+        first, wanted = next((p, of) for p, of in enumerate(candidates) if of.is_missing)
+        other = next((p for p, of in enumerate(candidates) if not of.may_be(wanted, p)), None)
         if other is not None:
             exchange.settled = True
-            raise PeerError(_other_array(paths[k], {first: wanted, other: found[other]}))
+            raise PeerError(_other_array(paths[k], {first: wanted, other: candidates[other]}))
         if own[at].place != wanted.place:
             copies.add(k)
     return copies
@@ -220,9 +220,9 @@ def _place(leaf: Any) -> tuple[list[int], int]:
     array = _numbers(leaf)
     if not isinstance(array, jax.Array):
         return [], 0
-    found = [(device.id, box) for device, box in zip(*boxes(array.sharding, array.shape), strict=True)]
+    shards = [(device.id, box) for device, box in zip(*boxes(array.sharding, array.shape), strict=True)]
     processes = sorted({device.process_index for device in array.sharding.device_set})
-    return processes, zlib.crc32(repr(found).encode())
+    return processes, zlib.crc32(repr(shards).encode())
 
 
 def _is_key(leaf: Any) -> bool:
@@ -256,10 +256,10 @@ def _sources(array: jax.Array) -> dict[int, list[tuple[Box, Any]]]:
     for device, box in zip(*boxes(array.sharding, array.shape), strict=True):
         if box not in first or device.process_index < first[box].process_index:
             first[box] = device
-    found: dict[int, list[tuple[Box, Any]]] = {}
+    by_process: dict[int, list[tuple[Box, Any]]] = {}
     for box, device in first.items():
-        found.setdefault(device.process_index, []).append((box, device))
-    return found
+        by_process.setdefault(device.process_index, []).append((box, device))
+    return by_process
 
 
 def _message(joined: World, turn: int, leaf: int, receiver: int) -> int:

@@ -227,9 +227,9 @@ class MeshDevices:
 
     def token(self, array: jax.Array) -> jax.Array:
         """A tiny array that is ready when `array` is, and that no call consumes."""
-        made = self._tokens.get(_token_key(array.shape, array.dtype, array.sharding))
-        if made is not None:
-            return made(array)
+        stored = self._tokens.get(_token_key(array.shape, array.dtype, array.sharding))
+        if stored is not None:
+            return stored(array)
         with jax.enable_x64(True):  # values inside of a step may have 64 bits whatever the user's setting
             return _token(array)
 

@@ -177,9 +177,9 @@ def _copy_seconds(devices: MeshDevices, source: BufferType, target: BufferType) 
     copy = devices.copier(source, target)
     array = devices.placer(source, "message", fresh=False)(np.zeros(source.shape, np.dtype(source.dtype)))
     array.block_until_ready()
-    found = []
+    seconds = []
     for _ in range(1 + _REPEATS):
         start = time.perf_counter()
         copy(array).block_until_ready()
-        found.append(time.perf_counter() - start)
-    return statistics.median(found[1:])
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[1:])

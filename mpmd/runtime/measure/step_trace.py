@@ -344,9 +344,9 @@ class _MeshRecord:
 
     def times(self) -> tuple[dict[int, Interval], dict[int, float]]:
         """When each run began and ended, and when each message was ready, by position."""
-        found: dict[int, dict[int, list[Execution]]] = {}
+        by_key: dict[int, dict[int, list[Execution]]] = {}
         for entry in self.log.entries():
-            found.setdefault(entry.key, {}).setdefault(entry.device, []).append(entry)
+            by_key.setdefault(entry.key, {}).setdefault(entry.device, []).append(entry)
         counts: dict[int, int] = {}
         for timer in self._timers.values():
             counts[timer.key] = counts.get(timer.key, 0) + 1
@@ -358,11 +358,11 @@ class _MeshRecord:
             if call.at in self._immediate:
                 interval = (max(clock, issued),) * 2
             elif call.at in self._stamped:
-                begun, ended = found.get(2 * call.at), found.get(2 * call.at + 1)
+                begun, ended = by_key.get(2 * call.at), by_key.get(2 * call.at + 1)
                 interval = _between(begun, ended, max(clock, issued) if begun is None else issued)
             else:
                 key = self._timers[call.at].key
-                devices = list(found.get(key, {}).values())
+                devices = list(by_key.get(key, {}).values())
                 if devices and all(len(of_device) == counts[key] for of_device in devices):
                     mine = [of_device[number[key]] for of_device in devices]
                     interval = min(e.begin_s for e in mine), max(e.end_s for e in mine)
@@ -372,7 +372,7 @@ class _MeshRecord:
             else:
                 runs[call.at] = interval
                 clock = max(clock, interval[1])
-        arrivals = {at: _latest(found[2 * at]) for at in self._received if 2 * at in found}
+        arrivals = {at: _latest(by_key[2 * at]) for at in self._received if 2 * at in by_key}
         if self._watcher is not None:
             arrivals = {seen.at: seen.end for seen in self._watcher.sightings}
         return runs, arrivals
@@ -380,16 +380,16 @@ class _MeshRecord:
 
 def _last_sends(stream: Stream, calls: Container[int]) -> dict[int, int]:
     """The calls by the position of the last send that follows, before the next call; by their own if none."""
-    found: dict[int, int] = {}
+    last_by_stream: dict[int, int] = {}
     last: tuple[int, int] | None = None
     for at, op in enumerate(stream.instructions):
         if isinstance(op, Run):
-            found.update([last] if last else [])
+            last_by_stream.update([last] if last else [])
             last = (at, at) if at in calls else None
         elif isinstance(op, Send) and last:
             last = (at, last[1])
-    found.update([last] if last else [])
-    return found
+    last_by_stream.update([last] if last else [])
+    return last_by_stream
 
 
 def stamped_types(
@@ -458,14 +458,14 @@ def spans_of(program: Program, times: StepTimes) -> tuple[MeasuredSpan, ...]:
                 for buffer in reads(op):
                     begins.setdefault((s, buffer), start)
     for (s, at), source in sources.items():
-        stream, made = program.streams[s], runs.get(source)
+        stream, source_run = program.streams[s], runs.get(source)
         op = stream.instructions[at]
         assert isinstance(op, Recv)
         ends = [t for t in (arrivals.get((s, at)), begins.get((s, op.buffer))) if t is not None]
-        if made is not None and ends:
+        if source_run is not None and ends:
             name = program.streams[source[0]].mesh
-            end = max(made[1], min(ends))
-            spans.append(MeasuredSpan(stream.mesh, name, "transfer", made[1], end, at))
+            end = max(source_run[1], min(ends))
+            spans.append(MeasuredSpan(stream.mesh, name, "transfer", source_run[1], end, at))
     return tuple(sorted(spans, key=lambda span: (span.start_s, span.mesh, span.name)))
 
 
@@ -473,11 +473,11 @@ def _message_sources(program: Program) -> dict[Node, Node]:
     """For each receive the run that produced its value, as (stream, position); relays are left out."""
     makers = []
     for stream in program.streams:
-        made: dict[int, int] = {}
+        run_of_buffer: dict[int, int] = {}
         for at, op in enumerate(stream.instructions):
             if isinstance(op, Run):
-                made.update(dict.fromkeys(writes(op), at))
-        makers.append(made)
+                run_of_buffer.update(dict.fromkeys(writes(op), at))
+        makers.append(run_of_buffer)
     sources = {}
     for pair in messages(program):
         for message in pair:

@@ -186,8 +186,8 @@ class Part:
             offset = compare_clocks(exchange)
             runs = [(*key, *(time + offset.seconds for time in of)) for key, of in times.runs.items()]
             arrivals = [(*key, time + offset.seconds) for key, time in times.arrivals.items()]
-            found = exchange.gather_json([runs, arrivals, offset.error_s])
-        return merged_times(found), max(error for _, _, error in found)
+            of_all = exchange.gather_json([runs, arrivals, offset.error_s])
+        return merged_times(of_all), max(error for _, _, error in of_all)
 
     def gathered(self, what: str, value: Any) -> list[Any]:
         """A value that JSON can express, of every process; all processes must call it.

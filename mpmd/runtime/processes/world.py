@@ -152,8 +152,8 @@ class World:
 
     def known_hosts(self) -> dict[int, str]:
         beats = {name: text for name, text in self.state().items() if name.startswith("beat/")}
-        found = {int(name.removeprefix("beat/")): json.loads(text)["host"] for name, text in beats.items()}
-        return {**self.hosts, **found}
+        hosts = {int(name.removeprefix("beat/")): json.loads(text)["host"] for name, text in beats.items()}
+        return {**self.hosts, **hosts}
 
     def publish(self, name: str, text: str, *, once: bool = False) -> None:
         """Writes an entry of the shared state; with `once` only if it is not there.
@@ -289,8 +289,8 @@ class World:
         if self.failure is None:
             text = self._failed(error)
             order = [self.completed, position]
-            found = {"process": self.index, "text": text, "mesh": mesh, "order": order}
-            self.publish(f"failed/{self.index}", json.dumps(found))
+            report = {"process": self.index, "text": text, "mesh": mesh, "order": order}
+            self.publish(f"failed/{self.index}", json.dumps(report))
         self._wait_for_cause()
         if self.failure is not None and (self.failure.process != self.index or not self.failure.known):
             raise self.error(self.failure) from error

@@ -56,9 +56,9 @@ def order_pairs(program: Program, order: InstructionOrder, paired: Collection[Me
     pairs = tuple(sorted(chosen, key=lambda message: rank[message.send]))
     processes = sorted({process for stream in program.streams for process in stream.processes})
     issued = {process: _issued(program, order, nodes, rank, pairs, process) for process in processes}
-    found = PairOrder(pairs, issued)
-    check_pairs(program, order, found)
-    return found
+    pair_order = PairOrder(pairs, issued)
+    check_pairs(program, order, pair_order)
+    return pair_order
 
 
 def _by_slots(program: Program, order: InstructionOrder) -> list[Node]:
@@ -142,15 +142,15 @@ def _waiting(program: Program, rank: Mapping[Node, int], message: Message) -> in
     return next(readers, len(rank))
 
 
-def check_pairs(program: Program, order: InstructionOrder, found: PairOrder) -> None:
+def check_pairs(program: Program, order: InstructionOrder, pair_order: PairOrder) -> None:
     """Runs all processes: each waits for the other ends of its pairs, in collectives, and for what it reads.
 
     Raises:
         ProgramError: they cannot all come to the end, or one issues its pairs in another order.
     """
-    of_pair = {node: k for k, pair in enumerate(found.pairs) for node in (pair.send, pair.recv)}
+    of_pair = {node: k for k, pair in enumerate(pair_order.pairs) for node in (pair.send, pair.recv)}
     streams = program.streams
-    at = dict.fromkeys(found.issued, 0)
+    at = dict.fromkeys(pair_order.issued, 0)
     passed: dict[Node, int] = {}
     met = set[tuple[int, Node]]()
     following = 0
@@ -161,7 +161,7 @@ def check_pairs(program: Program, order: InstructionOrder, found: PairOrder) -> 
     def is_ready(process: int, node: Node) -> bool:
         if _is_met(program, node) and (process, node) not in met:
             others = streams[node[0]].processes
-            if any(_next(found, at, other) != node for other in others):
+            if any(_next(pair_order, at, other) != node for other in others):
                 return False
             met.update((other, node) for other in others)
         awaited = (n for n in order.before.get(node, ()) if n not in of_pair)
@@ -170,20 +170,20 @@ def check_pairs(program: Program, order: InstructionOrder, found: PairOrder) -> 
     moved = True
     while moved:
         moved = False
-        for process in found.issued:
-            while (node := _next(found, at, process)) is not None:
+        for process in pair_order.issued:
+            while (node := _next(pair_order, at, process)) is not None:
                 if node in of_pair or not is_ready(process, node):
                     break
                 passed[node] = passed.get(node, 0) + 1
                 at[process] += 1
                 moved = True
-        if following < len(found.pairs):
-            waiting = ends(found.pairs[following])
-            if all(_next(found, at, process) == node for process, node in waiting):
+        if following < len(pair_order.pairs):
+            waiting = ends(pair_order.pairs[following])
+            if all(_next(pair_order, at, process) == node for process, node in waiting):
                 for process, _ in waiting:
                     at[process] += 1
                 following, moved = following + 1, True
-    stuck = {process: last for process in at if (last := _next(found, at, process)) is not None}
+    stuck = {process: last for process in at if (last := _next(pair_order, at, process)) is not None}
     if stuck:
         lines = (
             f"  process {process} waits at {streams[s].mesh}[{k}] "
@@ -196,6 +196,6 @@ def check_pairs(program: Program, order: InstructionOrder, found: PairOrder) -> 
         )
 
 
-def _next(found: PairOrder, at: Mapping[int, int], process: int) -> Node | None:
-    nodes = found.issued[process]
+def _next(pair_order: PairOrder, at: Mapping[int, int], process: int) -> Node | None:
+    nodes = pair_order.issued[process]
     return nodes[at[process]] if at[process] < len(nodes) else None

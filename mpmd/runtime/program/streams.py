@@ -219,13 +219,13 @@ class Program:
     @functools.cached_property
     def results(self) -> dict[int, tuple[tuple[int, ...], BufferType]]:
         """For each flat result its processes, and its type on the mesh that computes it."""
-        found: dict[int, tuple[tuple[int, ...], BufferType]] = {}
+        by_result: dict[int, tuple[tuple[int, ...], BufferType]] = {}
         for stream in self.streams:
             received = {op.buffer for op in stream.instructions if isinstance(op, Recv)}
             for op in stream.instructions:
-                if isinstance(op, Fetch) and (op.output not in found or op.buffer not in received):
-                    found[op.output] = stream.processes, stream.buffers[op.buffer].type
-        return found
+                if isinstance(op, Fetch) and (op.output not in by_result or op.buffer not in received):
+                    by_result[op.output] = stream.processes, stream.buffers[op.buffer].type
+        return by_result
 
     @functools.cached_property
     def donated_inputs(self) -> tuple[int, ...]:
@@ -271,7 +271,7 @@ def processes_text(processes: Sequence[int]) -> str:
 
 def instruction_text(op: Instruction, buffers: Sequence[Buffer] = ()) -> str:
     """One instruction as a line; with `buffers` the types and names of its results are shown."""
-    made = ", ".join(_definition(number, buffers) for number in writes(op))
+    definitions = ", ".join(_definition(number, buffers) for number in writes(op))
     match op:
         case Run():
             arguments = ", ".join(
@@ -279,18 +279,18 @@ def instruction_text(op: Instruction, buffers: Sequence[Buffer] = ()) -> str:
             )
             task, label = task_text(op), f'"{op.label}"' if op.label else ""
             note = " ".join(filter(None, (task, label)))
-            left = f"{made} = " if made else ""
+            left = f"{definitions} = " if definitions else ""
             return f"{left}run {op.executable}({arguments})" + (f"  # {note}" if note else "")
         case Send():
             return f"send %{op.buffer} over channel {op.channel} message {op.sequence}"
         case Recv():
-            return f"{made} = recv channel {op.channel} message {op.sequence}"
+            return f"{definitions} = recv channel {op.channel} message {op.sequence}"
         case Copy():
-            return f"{made} = copy %{op.source}"
+            return f"{definitions} = copy %{op.source}"
         case Free():
             return "free " + ", ".join(f"%{b}" for b in op.buffers)
         case Feed():
-            return f"{made} = feed input {op.input}{' fresh' if op.fresh else ''}"
+            return f"{definitions} = feed input {op.input}{' fresh' if op.fresh else ''}"
         case Fetch():
             return f"fetch %{op.buffer} as output {op.output}"
 

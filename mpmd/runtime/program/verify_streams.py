@@ -172,8 +172,10 @@ def edge_findings(program: Program) -> list[str]:
                         findings.append(f"{_place(stream, at)}: {problem}")
                     fetched.setdefault(key, f"{stream.mesh}[{at}]")
     named = {spec.index: spec.path for spec in program.outputs}
-    found = {k for _, k in fetched}
-    findings += [f"output {k} ({path}) is never fetched" for k, path in named.items() if k not in found]
+    fetched_results = {k for _, k in fetched}
+    findings += [
+        f"output {k} ({path}) is never fetched" for k, path in named.items() if k not in fetched_results
+    ]
     findings += [
         f"{where} fetches output {k}, which the step does not have"
         for (_, k), where in fetched.items()

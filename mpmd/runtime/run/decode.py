@@ -133,13 +133,13 @@ def chosen_fetches(program: Program) -> frozenset[tuple[str, int]]:
 
     Meshes over several processes may overlap: a process then has a result and a copy that it received.
     """
-    found: dict[int, tuple[str, int]] = {}
+    chosen: dict[int, tuple[str, int]] = {}
     for stream in program.streams:
         received = {op.buffer for op in stream.instructions if isinstance(op, Recv)}
         for at, op in enumerate(stream.instructions):
-            if isinstance(op, Fetch) and (op.output not in found or op.buffer not in received):
-                found[op.output] = stream.mesh, at
-    return frozenset(found.values())
+            if isinstance(op, Fetch) and (op.output not in chosen or op.buffer not in received):
+                chosen[op.output] = stream.mesh, at
+    return frozenset(chosen.values())
 
 
 def watched_results(stream: Stream) -> dict[int, int]:

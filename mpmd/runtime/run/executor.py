@@ -310,13 +310,13 @@ class Executor:
     @functools.cached_property
     def moved_results(self) -> tuple[int, ...]:
         """The results that no call here computes: they were received, copied, or given as arguments."""
-        found = set[int]()
+        moved = set[int]()
         for stream in self._own.streams:
             runs = (op for op in stream.instructions if isinstance(op, Run))
             called = {buffer for run in runs for buffer in run.outputs}
             fetches = (op for op in stream.instructions if isinstance(op, Fetch))
-            found.update(op.output for op in fetches if op.buffer not in called)
-        return tuple(sorted(found))
+            moved.update(op.output for op in fetches if op.buffer not in called)
+        return tuple(sorted(moved))
 
     @functools.cached_property
     def _issue_order(self) -> tuple[BoundInstruction, ...]:
@@ -396,15 +396,15 @@ class Executor:
 
     def _first_failure(self, failed: CallFailed) -> CallFailed:
         """The call that failed first; the one found may only have read its results.  Forgets all calls."""
-        found = [failed]
+        failures = [failed]
         for pending in self._decoded.pending:
             for entry in pending.unfinished:
                 if not entry.handle.is_deleted() and entry.handle.is_ready():
                     cause = failure_of(entry.handle)
                     if cause is not None:
-                        found.append(CallFailed(entry.call, entry.number, cause))
+                        failures.append(CallFailed(entry.call, entry.number, cause))
         self._forget()
-        first = min(found, key=lambda f: (f.number, self._rank[f.call.mesh, f.call.at]))
+        first = min(failures, key=lambda f: (f.number, self._rank[f.call.mesh, f.call.at]))
         first.position = self._rank[first.call.mesh, first.call.at]
         return first
 

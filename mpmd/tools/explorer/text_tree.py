@@ -45,9 +45,9 @@ class OwnNames:
     @staticmethod
     @functools.lru_cache(100_000)  # the same lines come again in other microbatches, and after other passes
     def of(*lines: str) -> OwnNames:
-        found = _RESULTS.match(lines[0])
-        results = NAME.findall(found[1]) if found else []
-        rest = [lines[0][found.end() :] if found else lines[0], *lines[1:]]
+        match = _RESULTS.match(lines[0])
+        results = NAME.findall(match[1]) if match else []
+        rest = [lines[0][match.end() :] if match else lines[0], *lines[1:]]
         arguments = [
             (m[0], _END_OF_TYPE.split(line[m.end() :], maxsplit=1)[0])
             for line in rest
@@ -88,8 +88,8 @@ class OpText:
     def kind(self) -> str:
         """Name of the op, or its first word."""
         head = self.raw[0].strip()
-        found = _OP.search(head)
-        return found[1] if found else head.split(" ", 1)[0]
+        match = _OP.search(head)
+        return match[1] if match else head.split(" ", 1)[0]
 
     @property
     def is_isolated(self) -> bool:
@@ -249,12 +249,12 @@ def in_order(partners: dict[int, int]) -> list[tuple[int, int]]:
         back[new] = chain[at - 1][0] if at else None
         tails[at : at + 1] = [old]
         chain[at : at + 1] = [(new, old)]
-    found = []
+    trees = []
     last = chain[-1][0] if chain else None
     while last is not None:
-        found.append((last, partners[last]))
+        trees.append((last, partners[last]))
         last = back[last]
-    return found[::-1]
+    return trees[::-1]
 
 
 KEPT, GONE, NEW, CHANGED, MOVED_AWAY, MOVED_HERE = "=-+~<>"
@@ -330,8 +330,8 @@ class RegionNames:
 
     def free(self, wanted: str) -> str:
         """Takes a name that was never used here: the wanted one, or one like it."""
-        found = _STEM.match(wanted)
-        stem = found[0] if found and found[0] != wanted else wanted + "_"
+        match = _STEM.match(wanted)
+        stem = match[0] if match and match[0] != wanted else wanted + "_"
         while not self._is_free(wanted):
             wanted = f"{stem}{self._next[stem]}"
             self._next[stem] += 1
@@ -354,16 +354,16 @@ class Namer:
 
     def name(self, tree: Sequence[OpText]) -> None:
         """Sets `named` of all ops; their partners have theirs.  Forgets the tree before."""
-        found: dict[OpText, RegionNames] = {}
-        self._name_ops(tree, {}, RegionNames(), found)
-        self._names = found
+        by_op: dict[OpText, RegionNames] = {}
+        self._name_ops(tree, {}, RegionNames(), by_op)
+        self._names = by_op
 
     def _name_ops(
         self,
         ops: Sequence[OpText],
         known: dict[str, str],
         names: RegionNames,
-        found: dict[OpText, RegionNames],
+        by_op: dict[OpText, RegionNames],
     ) -> None:
         for op in ops:
             inside_known, inside_names = known, names
@@ -371,7 +371,7 @@ class Namer:
                 inside_known, inside_names = {}, self._names_inside(op, None)
             elif any(op.inside):
                 inside_names = self._names_inside(op, names)
-            found[op] = inside_names
+            by_op[op] = inside_names
             results, arguments = op.names.results, [name for name, _ in op.names.arguments]
             operands = [known.get(name, name) for name in op.names.operands]
             kept = _names_of_partner(op, operands)
@@ -389,7 +389,7 @@ class Namer:
             known.update((name, chosen[name]) for name in results)
             inside_known.update((name, chosen[name]) for name in arguments)
             for inside in op.inside:
-                self._name_ops(inside, inside_known, inside_names, found)
+                self._name_ops(inside, inside_known, inside_names, by_op)
 
     def _names_inside(self, op: OpText, around: RegionNames | None) -> RegionNames:
         """The names inside an op: its partner's, and those taken since."""
@@ -408,17 +408,17 @@ def _names_of_partner(op: OpText, operands: Sequence[str]) -> dict[str, str]:
     if op.partner is None:
         return {}
     before = op.partner.lasting
-    found = dict(zip(op.names.results, before.results))
+    names = dict(zip(op.names.results, before.results))
     new, old = op.names.arguments, before.arguments
     if len(new) == len(operands) and len(old) == len(before.operands):
         # Arguments correspond to operands, as in fragments: each is matched by its own.
-        return found | _in_turn(
+        return names | _in_turn(
             [(name, operand) for (name, _), operand in zip(new, operands)],
             [(name, operand) for (name, _), operand in zip(old, before.operands)],
         )
     if len(new) == len(old):
-        return found | {a: b for (a, _), (b, _) in zip(new, old)}
-    return found | _in_turn(new, old)
+        return names | {a: b for (a, _), (b, _) in zip(new, old)}
+    return names | _in_turn(new, old)
 
 
 def _in_turn(new: Iterable[tuple[str, str]], old: Iterable[tuple[str, str]]) -> dict[str, str]:

@@ -102,11 +102,11 @@ class FlatFunction:
         return len(self.avals) - 1
 
     def readers(self) -> dict[int, list[Item]]:
-        found: dict[int, list[Item]] = {v: [] for v in range(len(self.avals))}
+        by_value: dict[int, list[Item]] = {v: [] for v in range(len(self.avals))}
         for item in self.items:
             for v in dict.fromkeys(item.reads):
-                found[v].append(item)
-        return found
+                by_value[v].append(item)
+        return by_value
 
     def inlined(
         self, closed: Any, given: Sequence[Operand], around: tuple[Checkpoint, ...], scope: str
@@ -121,8 +121,8 @@ class FlatFunction:
         """
         items, self.items = self.items, []
         outputs = self._inline(closed.jaxpr, closed.consts, given, around, scope)
-        made, self.items = self.items, items
-        return made, outputs
+        inlined_items, self.items = self.items, items
+        return inlined_items, outputs
 
     def replace(self, values: Mapping[int, Operand]) -> None:
         """Items and results read other values in place of some; unneeded items are dropped."""

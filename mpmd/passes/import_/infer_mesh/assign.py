@@ -312,7 +312,7 @@ class InferMeshConvertReduceOps(FunctionPass):
 
 def _tagged(f: ir.Func) -> set[ir.Op]:
     """The reductions whose result the user passed to a reduce, and those that feed them."""
-    found: set[ir.Op] = set()
+    tagged: set[ir.Op] = set()
     for tag in ir.walk(f, ir.Reduce):
         op = ir.producer(tag.operands[0]) if tag.kind == "none" else None
         while op is not None and len(op.operands) == 1 and len(op.results) == 1:
@@ -321,23 +321,23 @@ def _tagged(f: ir.Func) -> set[ir.Op]:
             continue
         kind = mesh_sets.reduction_of(op)
         if kind is not None:
-            found |= _same_kind_above(op, kind)
+            tagged |= _same_kind_above(op, kind)
         elif op.operation.name == "stablehlo.reduce":
             concat = ir.producer(op.operands[0])
             if concat is not None and mesh_sets.concat_reduce(concat) is not None:
-                found.add(op)
-    return found
+                tagged.add(op)
+    return tagged
 
 
 def _same_kind_above(op: ir.Op, kind: str) -> set[ir.Op]:
-    found: set[ir.Op] = set()
+    adds: set[ir.Op] = set()
     todo: list[ir.Op | None] = [op]
     while todo:
         above = todo.pop()
-        if above is not None and above not in found and mesh_sets.reduction_of(above) == kind:
-            found.add(above)
+        if above is not None and above not in adds and mesh_sets.reduction_of(above) == kind:
+            adds.add(above)
             todo += [ir.producer(v) for v in above.operands]
-    return found
+    return adds
 
 
 def _convert(op: ir.Op) -> None:
@@ -385,5 +385,5 @@ def _replace_by_reduce(op: ir.Op, operands: list[ir.Value]) -> None:
     if SRC_SET in op.attributes:
         attributes[SRC_SET] = op.attributes[SRC_SET]
     kinds = [op.results[0].type]
-    made = ir.create("mpmd.reduce", operands, kinds, ir.before(op), attributes, op.location)
-    ir.replace(op, [made.result])
+    reduce = ir.create("mpmd.reduce", operands, kinds, ir.before(op), attributes, op.location)
+    ir.replace(op, [reduce.result])

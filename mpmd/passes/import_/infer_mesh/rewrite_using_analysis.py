@@ -220,8 +220,8 @@ def _rewrite_call(op: ir.Call, signature: _Signature, absorber: Absorber, there:
             if known is not None and known.type != kind:
                 value, known = assigning.unassign(known, where), None
             operands[k] = known or assigning.assign(value, kind, where)
-    made = ir.rebuild(op, [v for v in operands if v is not None], signature.returned)
-    results = list(made.results)
+    rebuilt = ir.rebuild(op, [v for v in operands if v is not None], signature.returned)
+    results = list(rebuilt.results)
     for i, old in enumerate(op.results):
         if assigning.is_mesh_tensor(old.type):
             ir.replace_uses(old, results[i])
@@ -384,10 +384,10 @@ def _reduced(values: list[ir.Value], mesh: str, kind: str, where: ir.InsertionPo
         return [total]
 
     location = values[0].location
-    made = ir.make_fragment(
+    fragment = ir.make_fragment(
         mesh, values, [values[0].type], where, body, inferred_by=[_MADE_BY], location=location
     )
-    return made.results[0]
+    return fragment.results[0]
 
 
 def _check_and_clear(f: ir.Func) -> None:

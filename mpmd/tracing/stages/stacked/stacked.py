@@ -61,14 +61,14 @@ def of_axis(array: Any, dim: int, count: int) -> list[jax.Array] | None:
     shape = list(array.shape)
     shape[dim] //= count
     shards = {shard.device: shard.data for shard in array.addressable_shards}
-    made = []
+    parts_of_axis = []
     for number in range(count):
         devices = np.take(mesh.devices, number, position)
         own = Mesh(devices, others) if others else Mesh(devices.reshape(1), (_ALONE,))
         ordered = [shards[device] for device in devices.flat]
         target = NamedSharding(own, PartitionSpec(*spec))
-        made.append(jax.make_array_from_single_device_arrays(tuple(shape), target, ordered))
-    return made
+        parts_of_axis.append(jax.make_array_from_single_device_arrays(tuple(shape), target, ordered))
+    return parts_of_axis
 
 
 _ALONE = "device"
@@ -362,21 +362,21 @@ class SlicedStacks:
             ConfigError: the rows of a stage are not next to each other, or a slice has rows of several.
         """
         ranges = self._ranges(selector)
-        made: dict[tuple[int, int], int] = {}  # a stack and a stage → the part
+        part_numbers: dict[tuple[int, int], int] = {}  # a stack and a stage → the part
         parts: dict[int, int] = {}
         for item, (begin, end) in self.slices.items():
-            found = [of for of in ranges if of[0] <= begin and end <= of[1]]
-            if not found:
+            inside = [of for of in ranges if of[0] <= begin and end <= of[1]]
+            if not inside:
                 raise ConfigError(
                     f"{item.where} takes rows {begin} to {end - 1} of a stack, which are of several stages\n"
                     "  use lengths= to keep them together"
                 )
-            first, last, stage = found[0]
+            first, last, stage = inside[0]
             stack = item.reads[0]
-            if (stack, stage) not in made:
-                made[stack, stage] = self._part(item, stack, first, last)
-                parts[made[stack, stage]] = stage
-            item.inputs = [made[stack, stage]]
+            if (stack, stage) not in part_numbers:
+                part_numbers[stack, stage] = self._part(item, stack, first, last)
+                parts[part_numbers[stack, stage]] = stage
+            item.inputs = [part_numbers[stack, stage]]
             item.compute = _taking(item.equation, begin - first, end - first)
         return ranges, parts, self._of_parts(parts)
 
@@ -384,22 +384,22 @@ class SlicedStacks:
         first_use = self._first_uses()
         order = sorted(range(self.length), key=lambda row: (first_use.get(row, math.inf), row))
         stages = dict(zip(order, selector.stages_of(self.length), strict=True))
-        found, begin = [], 0
+        ranges, begin = [], 0
         for stage, run in itertools.groupby(range(self.length), key=stages.__getitem__):
             end = begin + len(list(run))
-            found.append((begin, end, stage))
+            ranges.append((begin, end, stage))
             begin = end
-        if len({stage for _, _, stage in found}) < len(found):
+        if len({stage for _, _, stage in ranges}) < len(ranges):
             raise ConfigError(
                 f"{selector} needs layers whose rows are next to each other in the stack, but they run in "
                 f"the order {', '.join(map(str, order))}"
             )
-        return found
+        return ranges
 
     def _first_uses(self) -> dict[int, int]:
         """The position of the first item that reads data, and values of each row."""
         rows_of: dict[int, set[int]] = {}
-        found: dict[int, int] = {}
+        first: dict[int, int] = {}
         for position, item in enumerate(self.flat.items):
             if item in self.slices:
                 rows_of[item.outputs[0]] = set(range(*self.slices[item]))
@@ -409,8 +409,8 @@ class SlicedStacks:
                 rows_of.update(dict.fromkeys(item.outputs, read))
             else:
                 for row in read:
-                    found.setdefault(row, position)
-        return found
+                    first.setdefault(row, position)
+        return first
 
     def _part(self, item: Item, stack: int, begin: int, end: int) -> int:
         """The value of the rows of a stage, sliced before the item."""
@@ -422,13 +422,13 @@ class SlicedStacks:
         return part
 
     def _of_parts(self, parts: Mapping[int, int]) -> set[Item]:
-        values, found = set(parts), set[Item]()
+        values, items_of_parts = set(parts), set[Item]()
         for item in self.flat.items:
             made_part = not values.isdisjoint(item.outputs)
             if made_part or (item in self.computed and not values.isdisjoint(item.reads)):
                 values.update(item.outputs)
-                found.add(item)
-        return found
+                items_of_parts.add(item)
+        return items_of_parts
 
 
 _TAKES_ROWS = ("slice", "unstack")
