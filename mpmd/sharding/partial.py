@@ -289,6 +289,8 @@ def _reduce(op: ir.Op, forms: PartialForms) -> Partial | None:
             op, [source, init], [size for _, size in kept], dimensions=numbers([places[d] for d in dims])
         )
         outer = {places[d] - 1 for d in counts}
+        # `_apart` put a dim over devices in front of each split dim.  These dims go first, in the order of
+        # their axes, and become the one dim of terms.
         in_order = [places[d] - 1 for d in counts]
         position = {place: i for i, (place, _) in enumerate(kept)}
         order = [position[p] for p in in_order] + [i for i, (p, _) in enumerate(kept) if p not in outer]
@@ -493,6 +495,7 @@ class _LoopResults:
             ir.set_type(total, kind)
             ir.set_type(condition.arguments[number], kind)
             types[number] = kind
+            # The total begins with zeros, so each of its terms does.
             operands[number] = _constant(f"dense<0.0> : {kind}", kind, op)
             if step.operation.name == "stablehlo.add":
                 parts = [total, value]
@@ -521,6 +524,7 @@ def _of_loop(op: ir.Op, forms: PartialForms, value: ir.Value) -> Partial | None:
     step = ir.producer(list(body.operations)[-1].operands[number])
     if step is None or not is_zero(op.operands[number]) or not ir.is_unused(condition.arguments[number]):
         return None
+    # Any other reader, of the running total or of its next value, would need it whole in each iteration.
     if len(ir.uses(total)) != 1 or len(ir.uses(step.results[0])) != 1:
         return None
     parts = list(step.operands)

@@ -143,6 +143,9 @@ class _Kind:
         if key not in self.known:
             links = _links(self, partial)
             used = {i for link, start in links for i in link.taken if i != start}
+            # An operand in partial form that no link takes would be read as a whole value.  It has to be
+            # whole, and the links that remain possible are looked for again: with fewer operands each time,
+            # so this ends.
             if used != set(partial):
                 links = self.links({i: axes for i, axes in partial.items() if i in used})
             self.known[key] = links
@@ -200,6 +203,8 @@ def _links(kind: _Kind, partial: Mapping[int, tuple[str, ...]]) -> list[tuple[_L
         form, start = forms.of(value), None
         axes, is_reduced = ((), False) if form is None else (form.axes, form.is_reduced)
         if form is None:
+            # The begin of a chain: a whole start plus a term in partial form.  `_begin` puts zeros in partial
+            # form in place of the start, so the start must have the type of the result.
             of_terms = ((taken, forms.of(term)) for taken, term in _addition(value))
             taken, form = next(((t, x) for t, x in of_terms if x is not None), (None, None))
             if form is None:
@@ -285,10 +290,12 @@ def _totals(
         partial = {
             i: ends[value].nodes[-1].link.axes
             for i, value in enumerate(fragment.inputs)
+            # A second reader would need the whole value.
             if value in ends and uses[value] == 1
         }
         for link, start in kinds[fragment].links(partial):
             node = _Addend(fragment, link, start)
+            # The sums that this node continues no longer end where they did.
             parts = [ends.pop(value) for value in node.continued]
             ends[node.result] = _Total([*(x for part in parts for x in part.nodes), node])
     return [total for total in ends.values() if total.is_worth]

@@ -105,6 +105,7 @@ def _needed(f: ir.Func, weights: Mapping[ir.Value, int], rows: frozenset[str], t
         splits, kind = trial.splits(group[-1], model), _Alike(group, {}, {})
         for position, values in enumerate(zip(*(fragment.inputs for fragment in group))):
             value, *others = dict.fromkeys(values)
+            # One gather serves a group only if all of its fragments read one weight here.
             if value in weights and not others:
                 arg = model.args[position]
                 axes = axes_needed_whole(arg, given_split(f, weights[value]), rows, splits)
@@ -126,6 +127,7 @@ def _hoist(f: ir.Func, weights: Mapping[ir.Value, int], kinds: Sequence[_Alike])
             uses[key] += [(fragment, kind, position) for fragment in kind.fragments]
     firsts: dict[ir.Fragment, list[_Key]] = {}
     for key, of_key in uses.items():
+        # With one reader, the gather in its fragment is once per step already.
         if len(of_key) > 1:
             firsts.setdefault(min((x for x, _, _ in of_key), key=place.__getitem__), []).append(key)
     gathered: dict[_Key, ir.Value] = {}
@@ -160,6 +162,7 @@ def _take(kind: _Alike, gathered: Mapping[int, ir.Value]) -> None:
             for i, value in gathered.items():
                 ir.set_operand(fragment, i, value)
         return
+    # A cast that moves out changes the body: once, in a model, from which all fragments of the kind take it.
     model: ir.Fragment = ir.clone(first, ir.after(first))
     shares = bool(called_bodies(model))
     put_back(model, ir.symbol_table(ir.module_of(model)))

@@ -33,6 +33,7 @@ class Trial:
         self._module = ir.clone(ir.module_of(f))
         copy = ir.symbol_table(self._module)[f.symbol]
         _drop_axes(copy, without, set(but_in))
+        # Shardy propagates over some fragments of each kind; `numbers` has the one that represents each op.
         numbers = without_copies(copy, REPRESENTATIVES)
         put_back_bodies(self._module)
         if problem := propagation_problem(self._module):

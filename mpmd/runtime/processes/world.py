@@ -178,6 +178,7 @@ class World:
     def begin(self, what: str) -> None:
         """Records that a step or an exchange begins: all processes must begin the same, in the same order."""
         before, last = self.begun
+        # The last ones are enough to compare, with the number of those before them.
         surplus = max(0, len(last) + 1 - _COMPARED)
         self.begun = before + surplus, (*last[surplus:], what)
 
@@ -312,6 +313,7 @@ class World:
         with contextlib.suppress(PeerError):  # the coordinator is lost, which ends the work as well
             self.stop()
             self.report(Failure(self.index, self._failed(error, what), mesh))
+            # The first failure written is the cause for all processes: read back, it may not be this one.
             self.fail(Failure(**json.loads(self.state()["failure"])))
 
     def fail(self, failure: Failure) -> None:

@@ -101,6 +101,9 @@ def _issued(
     together = [rank[node] for node in nodes if node[0] in here and _is_met(program, node)]
     points = sorted([*together, *(rank[m.send] for m in others if m.send[0] in here)])
     needs = {rank[m.send]: _waiting(program, rank, m) for m in others if m.recv[0] in here}
+    # From the last pair to the first: how late this process may issue each.  `bound` is the lowest rank so
+    # far that has to come after: collectives behind the send, instructions that wait for messages sent behind
+    # it, and the sends of this pair and of later pairs, where they are here.
     latest, bound = {}, len(rank)
     arrivals = sorted(needs)
     for k, pair in reversed(own):
@@ -109,6 +112,9 @@ def _issued(
         while arrivals and arrivals[-1] >= rank[pair.send]:
             bound = min(bound, needs[arrivals.pop()])
         latest[k] = bound = min(bound, rank[pair.send]) if pair.send[0] in here else bound
+    # From the first pair to the last, which keeps their order.  A receive is placed a task before its use,
+    # but behind the pair before it, and behind the last collective or send of another message that precedes
+    # the pair.  `latest` wins, because the other process issues its end where the order of pairs has it.
     place: dict[Node, tuple[int, int, int]] = {}
     before = (-1, 0, 0)
     for k, pair in own:
@@ -183,6 +189,7 @@ def check_pairs(program: Program, order: InstructionOrder, pair_order: PairOrder
                 for process, _ in waiting:
                     at[process] += 1
                 following, moved = following + 1, True
+    # Processes that did not come to their end wait for others, which are not there and never will be.
     stuck = {process: last for process in at if (last := _next(pair_order, at, process)) is not None}
     if stuck:
         lines = (

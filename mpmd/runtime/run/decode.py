@@ -116,6 +116,8 @@ def decode(
         watched = watched_results(stream)
         watched |= _tokens(stream, watched, executables)
         unwatched = unwatched_sources(stream, watched)
+        # A call's end is seen at a result that stays: where none does, at a token, or at a later call that
+        # reads its results.
         limits = unfinished_calls(stream, run_ahead)
         binder = _Binder(
             stream, base, executables, engine, pending, watched, unwatched, paths, limits, fetches

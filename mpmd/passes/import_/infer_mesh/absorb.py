@@ -311,6 +311,8 @@ class RoundGroups:
             if i in self._free and len(values) > 1 and all(self._is_elsewhere(v, i) for v in values):
                 self._free.discard(i)  # on its own, it may be moved to the mesh of its operands
             sources = (self._source[v] for v in values if v in self._source)
+            # A free op that reads from outside is one round later than its source.  Data then only flows to
+            # later rounds.
             enters = i in self._free
             rounds.append(max((rounds[s] + (enters and s not in self._free) for s in sources), default=0))
         return rounds
@@ -328,6 +330,7 @@ class RoundGroups:
 
     def place(self) -> None:
         """Chooses the groups of all ops, last first, then creates the fragments, first round first."""
+        # Readers come first, so that `_needed` knows their rounds.
         for i in sorted(self._free, reverse=True):
             op, needed = self._ops[i], self._needed(i)
             mesh_sets.clear(op, mesh_sets.USE_SET, mesh_sets.SRC_SET)
@@ -416,6 +419,8 @@ class RoundGroups:
         )  # fmt: skip
         values, end = dict(zip(inputs, fragment.args)), fragment.terminator
         for i in reversed(members):
+            # Fragments are created first round first.  An op is cloned into all groups but its last, to which
+            # it moves.
             if last[i] == group:
                 ir.move_before(self._ops[i], end)
                 use_inside(self._ops[i], values)

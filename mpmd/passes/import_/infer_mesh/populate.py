@@ -129,6 +129,8 @@ class _SrcSets:
         changed = callee.symbol not in self._visited
         for i, given in enumerate(operands):
             arg = self._sets.cell((callee, "arg", i))
+            # An argument can only be where the values of all calls can.  Sets only shrink here, so visits of
+            # a callee end.
             meshes = both(None if given is None else given.found, arg.found)
             if meshes is not None:
                 changed |= arg.put(meshes)
@@ -284,6 +286,8 @@ class _UseSets:
         call = step.call
         assert call is not None
         changed = self._visit_callee(step)
+        # Chained calls pass a set from an argument of their callee to one of its results, and so to another
+        # of its arguments: one position in each round.
         rounds = _MAX_ROUNDS if self._is_in_chain(call) else 0
         while changed and rounds:
             changed = self._visit_callee(step)

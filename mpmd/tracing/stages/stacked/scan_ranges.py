@@ -299,6 +299,8 @@ def ranges_of(stages: Sequence[int], reverse: bool) -> list[tuple[int, int, int]
 def replace_scan(flat: FlatFunction, scan: Item, ranges: Sequence[tuple[int, int, int]]) -> None:
     """Replaces a scan by the slices of its rows, a scan for each range, and its stacked results."""
     constants, carried = scan_counts(scan.equation.params)
+    # `ranges` are in the order of execution.  In a reversed scan the first has the last rows, so the stacked
+    # results are sorted by row before they are concatenated.
     carry = list(scan.inputs[constants : constants + carried])
     rows, stacked = scan.inputs[constants + carried :], scan.outputs[carried:]
     replaced: list[Item] = []
@@ -314,6 +316,7 @@ def replace_scan(flat: FlatFunction, scan: Item, ranges: Sequence[tuple[int, int
             )
         last = number == len(ranges) - 1
         states = (
+            # The last range defines the values that the scan did, so that its readers stay as they are.
             scan.outputs[:carried] if last else [flat.value(flat.avals[v]) for v in scan.outputs[:carried]]
         )
         own = [_with_rows(flat, flat.avals[v], end - begin) for v in stacked]

@@ -382,6 +382,7 @@ class SlicedStacks:
 
     def _ranges(self, selector: Selector) -> list[Range]:
         first_use = self._first_uses()
+        # Stages divide the rows in the order in which the loss uses them; unused rows come last.
         order = sorted(range(self.length), key=lambda row: (first_use.get(row, math.inf), row))
         stages = dict(zip(order, selector.stages_of(self.length), strict=True))
         ranges, begin = [], 0
