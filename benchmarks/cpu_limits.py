@@ -11,12 +11,12 @@ import numpy as np
 
 from mpmd.compile.backends.native_cpu.ffi import aligned_empty
 from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
-from mpmd.compile.cost.device import Device, cpu_device
 from mpmd.compile.kernels.plan_builder import PlanBuilder
 from mpmd.compile.llvm.cpu import CpuTarget
 from mpmd.compile.llvm.engine import compile_module
 from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
 from mpmd.compile.llvm.llvm_types import Value, constant, vector
+from mpmd.cost.device import Device, cpu_device
 from workloads.direct import DirectSequence
 
 _CHAINS = 12  # independent sums: more than latency times units of any core

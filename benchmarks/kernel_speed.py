@@ -57,7 +57,7 @@ from benchmarks.fused_kernels import BEYOND_CACHE, FUSED, Traffic, fused_plan, j
 from mpmd.compile.backends.native_cpu.ffi import aligned_empty
 from mpmd.compile.backends.native_cpu.gemm.gemm_kernel import gemm_kernel
 from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
-from mpmd.compile.cost.kernel_cost import plan_workload
+from mpmd.compile.cost.kernel_work import plan_workload
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
 from mpmd.compile.llvm.cpu import host_target
 from workloads.direct import DirectKernel, DirectSequence, program_array, row_major

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 
 from mpmd.compile.backends.native_gpu.launches import LaunchProgram
 from mpmd.compile.backends.native_gpu.machine.launch_report import LaunchWork, launch_work
-from mpmd.compile.cost.device import Device
 from mpmd.compile.kernels.operations import DTYPE_BYTES
+from mpmd.cost.device import Device
 
 _FREE = {
     "parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id",

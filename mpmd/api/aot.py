@@ -35,8 +35,9 @@ from mpmd.compile.fragment import fragment_modules
 from mpmd.config.ambient import refuse_within_jit, without_ambient_mesh
 from mpmd.config.compiler_options import with_compiler_options
 from mpmd.config.config import Config
+from mpmd.cost.device import HOST, Device
 from mpmd.errors import ConfigError, SignatureError
-from mpmd.estimate.estimate import DeviceSpeed, StepBounds, estimate_costs, step_bounds
+from mpmd.estimate.estimate import StepBounds, estimate_costs, step_bounds
 from mpmd.estimate.program_timeline import (
     Scratch,
     measured_timeline,
@@ -213,16 +214,16 @@ class Lowered:
         """
         return predicted_timeline(self.program, costs, list(self.config.topology))
 
-    def estimated_costs(self, speed: DeviceSpeed | None = None) -> ProgramCosts:
+    def estimated_costs(self, device: Device = HOST) -> ProgramCosts:
         """Estimated seconds of fragments and messages on such devices, by the work in them.
 
         Args:
-            speed: of one device; by default about a CPU core's.
+            device: each one of the meshes; by default about a CPU core.
 
         Raises:
             CompileError: the work of a fragment cannot be counted; names the operation.
         """
-        return estimate_costs(self.program, self.fragments, self.config.topology, speed or DeviceSpeed())
+        return estimate_costs(self.program, self.fragments, self.config.topology, device)
 
     @garbage_kept()
     @without_ambient_mesh

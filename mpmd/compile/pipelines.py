@@ -7,7 +7,6 @@ import functools
 from collections.abc import Callable, Sequence
 
 from mpmd.compile.compile_options import CompileOptions
-from mpmd.compile.cost.device import HOST, Device
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.passes import pass_groups
 from mpmd.compile.passes.expand.float_jitter import FloatJitter
@@ -21,6 +20,7 @@ from mpmd.compile.passes.layout.layout_normalization import LayoutRemoval
 from mpmd.compile.passes.memory.copy_insertion import CopyInsertion
 from mpmd.compile.passes.simplify.control_flow import FlattenCallGraph
 from mpmd.compile.schedule.memory_schedule import MemorySchedule
+from mpmd.cost.device import HOST, Device
 from mpmd.support.passes import Pass, with_overrides
 
 

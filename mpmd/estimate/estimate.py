@@ -3,50 +3,22 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mpmd import ir
-from mpmd.compile.cost.device import HOST, OF_PLATFORM, Device
 from mpmd.compile.cost.hlo_cost import Cost, CostModel
 from mpmd.compile.driver import lowered
 from mpmd.compile.executable import Executable
 from mpmd.compile.fragment import FragmentModule, fragment_modules
 from mpmd.compile.passes import make_pass
-from mpmd.config.found_stages import rates_of
+from mpmd.cost.device import HOST, Device, device_of
 from mpmd.errors import CompileError
 from mpmd.estimate.program_timeline import predicted_timeline
 from mpmd.runtime.measure.run_costs import ProgramCosts
 from mpmd.runtime.program.streams import Program, Run, Send
-from mpmd.tracing.stages.select.division import DeviceRates
-
-
-@dataclasses.dataclass(frozen=True)
-class DeviceSpeed:
-    """Speed of one device; the defaults are about a CPU core's.
-
-    Attributes:
-        flops_per_s: arithmetic throughput.
-        bytes_per_s: memory bandwidth.
-        start_s: overhead of starting a fragment.
-        link_bytes_per_s: bandwidth from device to device.
-        link_s: latency of a message.
-    """
-
-    flops_per_s: float = 5e10
-    bytes_per_s: float = 1e10
-    start_s: float = 2e-5
-    link_bytes_per_s: float = 2e9
-    link_s: float = 5e-5
-
-    @staticmethod
-    def of(rates: DeviceRates, flops_per_s: float = 0.0) -> DeviceSpeed:
-        """The speed of a device whose rates are known; its arithmetic by default f32 products'."""
-        flops = flops_per_s or rates.matmul[0][1]
-        return DeviceSpeed(flops, rates.bandwidth, rates.start_s, rates.link_bandwidth, rates.link_s)
 
 
 def predicted_seconds(program: Program, module: ir.Module, meshes: Mapping[str, Any]) -> float:
@@ -58,16 +30,15 @@ def predicted_seconds(program: Program, module: ir.Module, meshes: Mapping[str, 
         meshes: the JAX mesh behind each name.
     """
     platform = next(iter(meshes.values())).devices.flat[0].platform
-    speed = DeviceSpeed.of(rates_of(OF_PLATFORM.get(platform, HOST)))
     try:
-        costs = estimate_costs(program, fragment_modules(module, ()), meshes, speed)
+        costs = estimate_costs(program, fragment_modules(module, ()), meshes, device_of(platform))
     except CompileError:
         return math.inf
     return predicted_timeline(program, costs, list(meshes)).makespan_s
 
 
 def estimate_costs(
-    program: Program, fragments: Mapping[str, FragmentModule], meshes: Mapping[str, Any], speed: DeviceSpeed
+    program: Program, fragments: Mapping[str, FragmentModule], meshes: Mapping[str, Any], device: Device
 ) -> ProgramCosts:
     """Seconds by the roofline: the larger of the times to compute and to move arguments and results.
 
@@ -78,7 +49,7 @@ def estimate_costs(
         program: the streams.
         fragments: by name.
         meshes: the JAX mesh behind each name.
-        speed: of one device.
+        device: each one of the meshes.
 
     Raises:
         CompileError: the work of a fragment cannot be counted; names the operation.
@@ -92,15 +63,15 @@ def estimate_costs(
             if isinstance(op, Run) and op.executable not in seconds:
                 work = _work(fragments[op.executable], dict(meshes[stream.mesh].shape))
                 moved = sum(size[b] for b in (*op.inputs, *op.outputs)) / devices  # replicas are counted
-                arithmetic = (work.flops + work.transcendentals) / speed.flops_per_s
-                exchange = work.messages * speed.link_s + work.bytes_sent / speed.link_bytes_per_s
-                seconds[op.executable] = speed.start_s + max(arithmetic, moved / speed.bytes_per_s) + exchange
+                arithmetic = device.products_seconds(work.flops + work.transcendentals)
+                exchange = device.message_seconds(work.bytes_sent, work.messages)
+                seconds[op.executable] = (
+                    device.call_seconds + max(arithmetic, moved / device.bandwidth) + exchange
+                )
             elif isinstance(op, Send):
                 target = program.channels[op.channel].types[op.sequence]
                 kinds = stream.buffers[op.buffer].type, target
-                transfers[kinds] = (
-                    speed.link_s + target.bytes / meshes[target.mesh].size / speed.link_bytes_per_s
-                )
+                transfers[kinds] = device.message_seconds(target.bytes / meshes[target.mesh].size)
     return ProgramCosts(seconds, transfers)
 
 
@@ -187,7 +158,6 @@ def step_bounds(
         executables: by name.
         platforms: of each mesh, as JAX names it.
     """
-    speed = DeviceSpeed()
     runs: collections.Counter[str] = collections.Counter()
     sent: dict[str, list[float]] = {}
     for stream in program.streams:
@@ -196,11 +166,11 @@ def step_bounds(
                 runs[op.executable] += 1
             elif isinstance(op, Send):
                 target = program.channels[op.channel].types[op.sequence]
-                seconds = speed.link_s + target.bytes / speed.link_bytes_per_s
+                seconds = HOST.message_seconds(target.bytes)
                 sent.setdefault(f"transfer {stream.mesh} to {target.mesh}", []).append(seconds)
     parts = []
     for name, executable in executables.items():
-        device = OF_PLATFORM.get(platforms[executable.fragment.mesh], HOST)
+        device = device_of(platforms[executable.fragment.mesh])
         parts.append(_part(name, runs[name], executable.cost_analysis(), device))
     parts += [BoundTerm(label, len(found), 0.0, sum(found)) for label, found in sorted(sent.items())]
     return StepBounds(tuple(parts))

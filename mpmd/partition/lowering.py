@@ -335,9 +335,9 @@ def _partition(
     start = time.perf_counter()
     with phases.collecting():
         warn_of_vanished_names(module, named, config)
-        orders = options.task_orders if ordered_by(options) else task_orders(module, config)
+        orders = None if ordered_by(options) else task_orders(module, config)
     phases.seconds["order"] = time.perf_counter() - start
-    phases.run("optimize", pipeline.optimize_pipeline(dataclasses.replace(options, task_orders=orders)))
+    phases.run("optimize", pipeline.optimize_pipeline(options, orders))
     phases.run("sharding", pipeline.sharding_propagation_pipeline(options))
     phases.run("export", pipeline.export_pipeline(options))
     phases.warn_of_unused_overrides()

@@ -15,6 +15,7 @@ from mpmd.errors import ConfigError, close_to, collect
 from mpmd.options import DIALECT_DEFAULTS, PipelineOptions, ways_to_reduce
 from mpmd.passes import PASSES, make_pass
 from mpmd.passes.bases import mlir_pass
+from mpmd.scheduling.table import TaskOrders
 from mpmd.support.passes import Pass, option_text, parsed_options
 
 
@@ -251,9 +252,15 @@ def infer_mesh_pipeline(o: PipelineOptions) -> list[Step]:
     )
 
 
-def optimize_pipeline(o: PipelineOptions) -> list[Step]:
-    """Orders the fragments of every mesh, then merges as far as the order allows."""
+def optimize_pipeline(o: PipelineOptions, orders: TaskOrders | None = None) -> list[Step]:
+    """Orders the fragments of every mesh, then merges as far as the order allows.
+
+    Args:
+        o: the options.
+        orders: the tasks of each mesh in the order of a schedule; by default those of `o.task_orders`.
+    """
     late = o.merge_after_scheduling
+    orders = TaskOrders.parse(o.task_orders) if orders is None else orders
     return _flattened(
         _step(
             "mpmd-rule-based-schedule",
@@ -265,15 +272,15 @@ def optimize_pipeline(o: PipelineOptions) -> list[Step]:
         _step(
             "mpmd-pipeline-scheduler",
             "the schedule's order; merge rules still need to see it as dependencies",
-            when=not o.schedule_rules and not o.task_orders,
+            when=not o.schedule_rules and not orders.of_mesh,
             must_happen_before=o.pipeline_schedule,
             remove_control_dependencies=not o.merge_rules,
         ),
         _step(
             "mpmd-order-by-tasks",
             "the table of tasks that a schedule made",
-            when=bool(o.task_orders) and not o.schedule_rules,
-            orders=o.task_orders,
+            when=bool(orders.of_mesh) and not o.schedule_rules,
+            orders=orders,
             fail_on_impossible_order=o.fail_on_impossible_order,
         ),
         _step(
@@ -524,12 +531,16 @@ def _stitches(o: PipelineOptions) -> bool:
 
 
 def _step(name: str, why: str, when: bool = True, **options: Any) -> list[Step]:
-    """One step, or none unless `when`.  An option `a_b` of a pass is `a-b` on its command line."""
+    """One step, or none unless `when`.  An option `a_b` of a pass is `a-b` on its command line.
+
+    An option that is a record is passed as it is; others are written as on a command line.
+    """
     if not when:
         return []
-    pairs = [(key.replace("_", "-"), option_text(value)) for key, value in options.items()]
+    records = {key: value for key, value in options.items() if dataclasses.is_dataclass(value)}
+    pairs = [(k.replace("_", "-"), option_text(v)) for k, v in options.items() if k not in records]
     if name.startswith("mpmd-"):
-        return [Step(make_pass(name, pairs), why)]
+        return [Step(dataclasses.replace(make_pass(name, pairs), **records), why)]
     return [Step(mlir_pass(name, " ".join(f"{key}={value}" for key, value in pairs)), why)]
 
 

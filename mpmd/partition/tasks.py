@@ -18,10 +18,9 @@ from mpmd.runtime.program.graph import phase
 from mpmd.scheduling.catalogue import PipelineSchedule, ScheduleTable, get_schedule
 from mpmd.scheduling.definition import PipelineShape
 from mpmd.scheduling.simulate import simulate
+from mpmd.scheduling.table import Phase, Task, TaskOrders
 from mpmd.support import diagnostics
 from mpmd.support.option_texts import NamePlacement
-
-BACKWARD = ("B", "I", "W")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,26 +32,26 @@ class TaskFragment:
         mesh: where it runs.
         stage: its pipeline stage, if the user gave one.
         microbatch: its call counter.
-        phase: `F`, or `B`, `I` or `W` for backward work.
+        phase: of the task.
     """
 
     position: int
     mesh: str
     stage: int | None
     microbatch: int
-    phase: str
+    phase: Phase
 
     @property
     def is_backward(self) -> bool:
         """Whether it is backward work, whole or half."""
-        return self.phase in BACKWARD
+        return self.phase.is_backward
 
 
 def task_fragments(main: ir.Func) -> list[TaskFragment]:
     """The named fragments of microbatches on meshes that are stages, in program order."""
     meshes = main.topology.schedulable
     return [
-        TaskFragment(i, op.mesh, op.stage, op.call_counter, phase(op))
+        TaskFragment(i, op.mesh, op.stage, op.call_counter, Phase(phase(op)))
         for i, op in enumerate(ir.ops(main))
         if isinstance(op, ir.Fragment) and op.is_user and op.call_counter is not None and op.mesh in meshes
     ]
@@ -65,19 +64,19 @@ def rounds_of(main: ir.Func, fragments: Collection[TaskFragment]) -> list[list[i
     the first, such as an evaluation of new parameters, are another.
     """
     at = {fragment.position: fragment for fragment in fragments}
-    found: dict[int, int] = {}
+    round_of: dict[int, int] = {}
     level: dict[ir.Value, int] = {}  # even if the last work on the way was forward, odd after backward work
     for position, op in enumerate(ir.ops(main)):
         reached = max((level.get(v, 0) for v in op.operands), default=0)
         fragment = at.get(position)
         if fragment is not None:
             reached += reached % 2 != fragment.is_backward
-            found[fragment.microbatch] = max(found.get(fragment.microbatch, 0), reached // 2)
+            round_of[fragment.microbatch] = max(round_of.get(fragment.microbatch, 0), reached // 2)
         if reached:
             level.update(dict.fromkeys(op.results, reached))
     groups: dict[int, list[int]] = {}
-    for microbatch in sorted(found):
-        groups.setdefault(found[microbatch], []).append(microbatch)
+    for microbatch in sorted(round_of):
+        groups.setdefault(round_of[microbatch], []).append(microbatch)
     return [groups[number] for number in sorted(groups)]
 
 
@@ -119,7 +118,7 @@ def depths_of(main: ir.Func, fragments: Collection[TaskFragment]) -> dict[TaskFr
         fragments: all forward or all backward fragments of one microbatch.
     """
     at = {fragment.position: fragment for fragment in fragments}
-    found: dict[TaskFragment, int] = {}
+    depth_of: dict[TaskFragment, int] = {}
     reached: dict[ir.Value, dict[str, int]] = {}  # last visited mesh -> depth there
     for position, op in enumerate(ir.ops(main)):
         before: dict[str, int] = {}
@@ -128,22 +127,27 @@ def depths_of(main: ir.Func, fragments: Collection[TaskFragment]) -> dict[TaskFr
                 before[mesh] = max(before.get(mesh, 0), depth)
         fragment = at.get(position)
         if fragment is not None:
-            found[fragment] = max((d + (mesh != fragment.mesh) for mesh, d in before.items()), default=0)
-            before = {fragment.mesh: found[fragment]}
+            depth_of[fragment] = max((d + (mesh != fragment.mesh) for mesh, d in before.items()), default=0)
+            before = {fragment.mesh: depth_of[fragment]}
         if before:
             reached.update(dict.fromkeys(op.results, before))
-    return found
+    return depth_of
 
 
 # The replacement of a schedule that visits every mesh once, where microbatches visit meshes several times.
 _FOR_SEVERAL_VISITS = {"1f1b": "interleaved_1f1b", "eager_1f1b": "interleaved_1f1b"}
 
 # Phases of fragments that a task of a table may order: a backward pass may be whole or in halves.
-_STAND_FOR = {"F": ("F",), "B": BACKWARD, "I": ("I", "B"), "W": ("W",)}
+_STAND_FOR = {
+    Phase.F: (Phase.F,),
+    Phase.B: (Phase.B, Phase.I, Phase.W),
+    Phase.I: (Phase.I, Phase.B),
+    Phase.W: (Phase.W,),
+}
 
 
-def task_orders(module: ir.Module, config: Config) -> str:
-    """For each mesh its tasks in the order of the schedule: `"m1:0F0,0F1,0B0;m2:1F0,1B0"`.
+def task_orders(module: ir.Module, config: Config) -> TaskOrders:
+    """For each mesh its tasks in the order of the schedule.
 
     Loops over microbatches, one waiting for another, are scheduled each by itself, and so are all
     loops if the schedule has two copies of the stages.  Stages without a number follow each other as the
@@ -155,7 +159,7 @@ def task_orders(module: ir.Module, config: Config) -> str:
     """
     schedule = config.pipeline_schedule
     main = next(f for f in ir.funcs(module) if f.is_entry)
-    orders: dict[str, list[str]] = {}
+    orders: dict[str, list[Task]] = {}
     fragments = task_fragments(main)
     first_copies = _first_copies(config) if mirrored_places(config) else {}
     if config.schedule is not None:
@@ -171,7 +175,7 @@ def task_orders(module: ir.Module, config: Config) -> str:
             chosen = _for_several_visits(schedule, main)
         for mesh, tasks in _round_orders(main, of_round, microbatches, chosen, first_copies).items():
             orders.setdefault(mesh, []).extend(tasks)
-    return ";".join(f"{mesh}:{','.join(tasks)}" for mesh, tasks in orders.items())
+    return TaskOrders(tuple((mesh, tuple(tasks)) for mesh, tasks in orders.items()))
 
 
 def _check_phases(schedule: PipelineSchedule, fragments: Sequence[TaskFragment]) -> None:
@@ -191,7 +195,7 @@ def _check_phases(schedule: PipelineSchedule, fragments: Sequence[TaskFragment])
             f"schedule {schedule.name!r} orders no backward, but the step has one\n"
             "  use a schedule for training, such as 1f1b"
         )
-    elif schedule.splits_backward and not any(fragment.phase == "I" for fragment in fragments):
+    elif schedule.splits_backward and not any(fragment.phase is Phase.I for fragment in fragments):
         diagnostics.warning(
             f"schedule {schedule.name!r} splits the backward of the stages, but this step has no backward "
             "to split into input gradients, for which another mesh waits, and weight gradients\n"
@@ -251,15 +255,15 @@ def _stages_of_meshes(config: Config) -> dict[str, int]:
     """
     meshes = list(config.topology)
     mesh_of = {place.stage: place.mesh for place in config.assignment.values() if place.stage is not None}
-    found = {}
+    stage_of = {}
     free = itertools.count(max([len(meshes) - 1, *mesh_of]) + 1)
     for position, mesh in enumerate(meshes):
         own = sorted(stage for stage, other in mesh_of.items() if other == mesh)
         if mesh_of.get(position, mesh) == mesh:
-            found[mesh] = position
+            stage_of[mesh] = position
         else:
-            found[mesh] = own[0] if own else next(free)
-    return found
+            stage_of[mesh] = own[0] if own else next(free)
+    return stage_of
 
 
 def _first_copies(config: Config) -> dict[int, str]:
@@ -288,7 +292,7 @@ def _round_orders(
     microbatches: Sequence[int | None],
     schedule: PipelineSchedule,
     first_copies: dict[int, str],
-) -> dict[str, list[str]]:
+) -> dict[str, list[Task]]:
     """The tasks of one loop over microbatches, for each mesh that takes part.
 
     Where the stages have second copies the table is for all stages, those that this loop does not use
@@ -323,27 +327,27 @@ def _round_orders(
             f"{table.mirror.first_microbatch} on\n  expected: from {half} on, for half of them"
         )
     present = {(fragment.stage, fragment.microbatch, fragment.phase) for fragment in staged}
-    split = {fragment.stage for fragment in staged if fragment.phase == "I"}
+    split = {fragment.stage for fragment in staged if fragment.phase is Phase.I}
     table = _with_whole_backward(table, [n for n, stage in enumerate(stages) if stage not in split])
-    orders = {}
+    orders: dict[str, list[Task]] = {}
     for mesh, order in zip(used, table.orders):
-        tasks = [(stages[t.stage], microbatches[t.microbatch], t.phase.value) for t in order]
-        orders[mesh] = [
-            f"{stage}{letter}{number}" for stage, number, letter in tasks
-            if any((stage, number, other) in present for other in _STAND_FOR[letter])
-        ]  # fmt: skip
+        orders[mesh] = []
+        for task in order:
+            stage, number = stages[task.stage], microbatches[task.microbatch]
+            if number is not None and any((stage, number, p) in present for p in _STAND_FOR[task.phase]):
+                orders[mesh].append(Task(stage, number, task.phase))
     return orders
 
 
 def _names_by_stage(main: ir.Func, staged: Iterable[TaskFragment], suffix: str) -> dict[int, list[str]]:
     """The names in the fragments of each stage, without the suffix of second copies."""
     ops = ir.ops(main)
-    found: dict[int, list[str]] = {}
+    names_of: dict[int, list[str]] = {}
     for fragment in staged:
         assert fragment.stage is not None
-        names = found.setdefault(fragment.stage, [])
+        names = names_of.setdefault(fragment.stage, [])
         names += [origin.name.removesuffix(suffix) for origin in ops[fragment.position].origins]
-    return {stage: list(dict.fromkeys(names)) for stage, names in found.items()}
+    return {stage: list(dict.fromkeys(names)) for stage, names in names_of.items()}
 
 
 def _legend(mesh_of: Mapping[int, str], names: Mapping[int, Sequence[str]], used: Sequence[str]) -> str:
@@ -387,9 +391,9 @@ def _in_pipeline_order(
     longest = _longest_way(fragments)
     sign = -1 if longest[0].is_backward else 1
     depth: dict[int, int] = {}
-    for fragment, found in depths_of(main, longest).items():
+    for fragment, changes in depths_of(main, longest).items():
         stage = main.topology.schedulable.index(fragment.mesh)
-        depth[stage] = max(depth.get(stage, found), found)
+        depth[stage] = max(depth.get(stage, changes), changes)
     return sorted(stages, key=lambda stage: (sign * depth.get(stage, 0), stage))
 
 
@@ -417,13 +421,13 @@ def _number_visits(main: ir.Func, fragments: Sequence[TaskFragment]) -> bool:
     visits = {m: [stage for stage, (_, mesh) in enumerate(ways) if mesh == m] for _, m in ways}
     stages: dict[int, int] = {}
     for microbatch in sorted({fragment.microbatch for fragment in fragments}):
-        for phases in ("F", "BI", "W"):
+        for phases in ((Phase.F,), (Phase.B, Phase.I), (Phase.W,)):
             some = [f for f in fragments if f.microbatch == microbatch and f.phase in phases]
             depths = depths_of(main, some)
             for m in {meshes.index(fragment.mesh) for fragment in some}:
                 here = [fragment for fragment in some if meshes.index(fragment.mesh) == m]
                 order = sorted({depths[fragment] for fragment in here})
-                numbers = visits.get(m, []) if phases == "F" else visits.get(m, [])[::-1]
+                numbers = visits.get(m, []) if Phase.F in phases else visits.get(m, [])[::-1]
                 if len(order) > len(numbers):
                     return False
                 stages |= {fragment.position: numbers[order.index(depths[fragment])] for fragment in here}

@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from mpmd.cost.device import Device
 from mpmd.errors import ScheduleError
 from mpmd.scheduling.catalogue import get_schedule
 from mpmd.scheduling.simulate import simulate
@@ -21,7 +22,7 @@ from mpmd.scheduling.task_costs import Costs, Link, StageCosts
 from mpmd.scheduling.timeline import Timeline
 from mpmd.tracing.stages.select.automatic import DivisionChoice
 from mpmd.tracing.stages.select.chains import UnitChain
-from mpmd.tracing.stages.select.division import REMATERIALISED, DeviceRates, Meshes, Segments, choose
+from mpmd.tracing.stages.select.division import REMATERIALISED, Meshes, Segments, choose
 from mpmd.tracing.stages.select.stage_report import bytes_text
 
 
@@ -47,7 +48,7 @@ def division_costs(
     units: UnitChain,
     starts: Sequence[int],
     devices: int,
-    rates: DeviceRates,
+    rates: Device,
     sizes: StepSizes,
     *,
     rematerialise: bool,
@@ -87,10 +88,10 @@ def division_costs(
         replicas = devices // sizes.state_shards
         stages.append(
             StageCosts(
-                forward_s=rates.start_s + forward + exchange / 2,
-                backward_s=rates.start_s + backward + again + exchange / 2,
-                input_gradient_s=rates.start_s + backward / 2 + again + exchange / 2,
-                weight_gradient_s=rates.start_s + backward / 2,
+                forward_s=rates.call_seconds + forward + exchange / 2,
+                backward_s=rates.call_seconds + backward + again + exchange / 2,
+                input_gradient_s=rates.call_seconds + backward / 2 + again + exchange / 2,
+                weight_gradient_s=rates.call_seconds + backward / 2,
                 output_bytes=chain.crossing[end] if end < len(chain) else 0,
                 input_gradient_bytes=chain.crossing[begin] if begin else 0,
                 residual_bytes=chain.crossing[begin] if rematerialise else values,
@@ -109,20 +110,20 @@ def _repeated(seconds: float, forward: float) -> float:
     return forward if seconds < forward * REMATERIALISED * 0.99 else 0.0
 
 
-def _all_reduce_s(nbytes: float, devices: int, rates: DeviceRates) -> float:
+def _all_reduce_s(nbytes: float, devices: int, rates: Device) -> float:
     """Seconds of a ring over the devices of a mesh."""
     if devices < 2:
         return 0.0
-    return 2 * (devices - 1) * (rates.link_s + nbytes / devices / rates.link_bandwidth)
+    return 2 * (devices - 1) * rates.message_seconds(nbytes / devices)
 
 
-def link_of(devices: int, rates: DeviceRates) -> Link:
+def link_of(devices: int, rates: Device) -> Link:
     """The link between two meshes of so many devices, each of which sends its share."""
-    return Link(latency_s=rates.link_s, bytes_per_s=rates.link_bandwidth * devices)
+    return Link(latency_s=rates.link_seconds, bytes_per_s=rates.link_bandwidth * devices)
 
 
 def update_seconds(
-    costs: Costs, placement: Sequence[int], rates: DeviceRates, devices: int, sizes: StepSizes
+    costs: Costs, placement: Sequence[int], rates: Device, devices: int, sizes: StepSizes
 ) -> list[float]:
     """Seconds of what each mesh does once in a step.
 
@@ -242,7 +243,7 @@ class PlanSpace:
     schedules: Sequence[str]
     rematerialise: Sequence[bool]
     memory: int | None
-    rates: DeviceRates
+    rates: Device
 
     def __len__(self) -> int:
         return (

@@ -20,8 +20,8 @@ from mpmd.compile.backends.targets import DESCRIBED
 from mpmd.compile.driver import prepare_fragment
 from mpmd.config.ambient import without_ambient_mesh
 from mpmd.config.topology import Topology
+from mpmd.cost.device import Device
 from mpmd.errors import CompileError, MpmdError
-from mpmd.estimate.estimate import DeviceSpeed
 from mpmd.estimate.program_timeline import Scratch
 from mpmd.jax_compat import default_platform
 from mpmd.planning.candidates import PlanCandidate, PlanChoice, PlanSpace, too_large
@@ -44,12 +44,12 @@ class AbsentDevices:
     """What candidates are priced for.
 
     Attributes:
-        speed: of one device.
+        device: one of them.
         target: its name among the targets of the compiler.
         memory: its bytes; None for no limit.
     """
 
-    speed: DeviceSpeed
+    device: Device
     target: str
     memory: int | None
 
@@ -58,8 +58,8 @@ def absent_devices(space: PlanSpace) -> AbsentDevices:
     """The devices of a search, for the products of its loss: other dtypes have other rates."""
     rates, chosen = space.rates, next(iter(space.losses.values()))
     flops, seconds = products_work([item.equation for item in chosen.units.items], rates)
-    speed = DeviceSpeed.of(rates, flops / seconds if seconds else 0.0)
-    return AbsentDevices(speed, rates.name if rates.name in DESCRIBED else "cpu", space.memory)
+    device = rates.with_products(flops / seconds) if seconds else rates
+    return AbsentDevices(device, rates.name if rates.name in DESCRIBED else "cpu", space.memory)
 
 
 def partitioned_candidates(
@@ -140,7 +140,7 @@ def _topology(choice: PlanChoice) -> Topology:
 
 def _predicted(candidate: PlanCandidate, lowered: Lowered, devices: AbsentDevices) -> PlanCandidate:
     scratch = _scratch(lowered, devices.target)
-    costs = lowered.estimated_costs(devices.speed)
+    costs = lowered.estimated_costs(devices.device)
     timeline = lowered.schedule(costs)
     memory = {m.mesh: m for m in predict_memory(lowered.program, scratch.workspace, scratch.kept)}
     made = by_program(candidate, timeline, timeline.makespan_s, memory)

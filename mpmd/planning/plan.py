@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mpmd.compile.cost.device import OF_PLATFORM, Device
-from mpmd.config.found_stages import rates_of
+from mpmd.cost.device import Device, device_of
 from mpmd.errors import ConfigError, SignatureError
 from mpmd.jax_compat import default_platform
 from mpmd.planning.candidates import Axes, PlanCandidate, PlanSearch, PlanSpace, StepSizes
@@ -19,7 +18,6 @@ from mpmd.planning.result import Plan
 from mpmd.scheduling.catalogue import SCHEDULES
 from mpmd.support.progress import ProgressLine
 from mpmd.tracing.stages.select.automatic import DivisionChoice
-from mpmd.tracing.stages.select.division import DeviceRates
 
 SCHEDULES_TRIED = ("1f1b", "gpipe", "zb_h1", "interleaved_1f1b", "looped_bfs", "zb_v")
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
@@ -126,7 +124,7 @@ def _losses(
     probe: StepProbe,
     bind: Any,
     microbatches: Sequence[int] | None,
-    rates: DeviceRates,
+    rates: Device,
     progress: ProgressLine,
 ) -> dict[int, DivisionChoice]:
     """The chain of the loss for each number of microbatches.
@@ -166,9 +164,8 @@ def _nothing_fits(refused: Sequence[PlanCandidate]) -> str:
     )
 
 
-def _rates(device: str | None) -> DeviceRates:
-    found = OF_PLATFORM.get(default_platform()) if device is None else Device.parse(device)
-    return rates_of(found) if found is not None else DeviceRates()
+def _rates(device: str | None) -> Device:
+    return device_of(default_platform()) if device is None else Device.parse(device)
 
 
 def _bytes_of(memory: Any) -> int | None:

@@ -17,13 +17,13 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from mpmd.api.jit import jit
 from mpmd.api.trace_step import under_fitting_mesh
 from mpmd.config.config import Config
+from mpmd.cost.device import Device
 from mpmd.errors import ConfigError, SignatureError
 from mpmd.jax_compat import inner_jaxprs
 from mpmd.partition.prepare import axes_of_dims, flat_prefix
 from mpmd.planning.candidates import PlanChoice, StepSizes
 from mpmd.tracing.names import decode
 from mpmd.tracing.stages.select.automatic import AutomaticSelector, DivisionChoice, by_cost
-from mpmd.tracing.stages.select.division import DeviceRates
 from mpmd.tracing.stages.staged import StagePlan, planned
 
 NUMBER = "num_microbatches"
@@ -74,7 +74,7 @@ class StepProbe:
             given = (tuple(given), None)
         self.specs = flat_prefix(given, tree, "in_shardings")
 
-    def loss(self, step: Callable[..., Any], rates: DeviceRates) -> tuple[DivisionChoice, int]:
+    def loss(self, step: Callable[..., Any], rates: Device) -> tuple[DivisionChoice, int]:
         """The chain of the loss of a step for one microbatch, and how many microbatches the step has.
 
         Raises:

@@ -75,9 +75,9 @@ class _Writer:
     def _track(self, title: str, process: int, spans: Sequence[Span]) -> list[Event]:
         thread = next(self._threads)
         self._name("thread_name", process, thread, title)
-        made = [{**_slice(span), "pid": process, "tid": thread} for span in spans]
-        self.events += made
-        return made
+        slices = [{**_slice(span), "pid": process, "tid": thread} for span in spans]
+        self.events += slices
+        return slices
 
     def _memory(self, timeline: Timeline, mesh: str, process: int) -> None:
         for memory in timeline.memory:

@@ -86,7 +86,7 @@ def pattern_candidates(
     workload: Workload, patterns: Sequence[VPattern], limits: Sequence[int]
 ) -> list[Ordered]:
     """The patterns that fit the number of meshes, with weight gradients filled in under the limits."""
-    found = []
+    filled_patterns = []
     for pattern in patterns:
         orders = pattern.orders(workload.num_meshes, len(workload.chains[0].microbatches))
         if orders is None:
@@ -94,8 +94,8 @@ def pattern_candidates(
         for lookahead, weights_first in _FILLS:
             filled = fill_weights(workload, orders, limits, lookahead, weights_first)
             if filled is not None:
-                found.append(filled)
-    return found
+                filled_patterns.append(filled)
+    return filled_patterns
 
 
 def zigzag(

@@ -31,10 +31,10 @@ def phase_of(span: Span) -> str:
 
 def phases_of(*timelines: Timeline) -> list[str]:
     """The phases that occur, in the order of the table."""
-    found = {
+    drawn = {
         phase_of(s) for timeline in timelines for mesh in timeline.meshes for s in timeline.compute(mesh)
     }
-    return [phase for phase in COLOURS if phase in found]
+    return [phase for phase in COLOURS if phase in drawn]
 
 
 _EXCHANGE = re.compile(r"p\d+_(reduce|gather)\.")

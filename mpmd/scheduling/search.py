@@ -84,8 +84,8 @@ class SearchResult:
             for c in self.candidates
         ]
         verdict = "optimal" if self.proved else f"at most {self.gap:.1%} longer than the best there can be"
-        found, bound = (duration(self.timeline, seconds) for seconds in (self.makespan_s, self.bound_s))
-        lines.append(f"best: {self.origin}, {found}, bound {bound}, {verdict}")
+        reached, bound = (duration(self.timeline, seconds) for seconds in (self.makespan_s, self.bound_s))
+        lines.append(f"best: {self.origin}, {reached}, bound {bound}, {verdict}")
         return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Tasks, the meshes of stages, and tables of tasks in order for every mesh."""
+"""Tasks, their orders on named meshes, the meshes of stages, and tables of tasks in order for every mesh."""
 
 from __future__ import annotations
 
@@ -64,6 +64,54 @@ class Task:
         return Task(int(match[1]), int(match[3]), Phase(match[2]))
 
 
+@dataclass(frozen=True)
+class TaskOrders:
+    """Mesh → its tasks in order.  Text: `m1:0F0,0F1,0B0,0B1;m2:1F0,1B0,1F1,1B1`.
+
+    Raises:
+        ScheduleError: a task occurs twice, or a mesh has two orders.
+    """
+
+    of_mesh: tuple[tuple[str, tuple[Task, ...]], ...] = ()
+
+    def __post_init__(self) -> None:
+        seen: dict[Task, str] = {}
+        for mesh, tasks in self.of_mesh:
+            for task in tasks:
+                if task in seen:
+                    raise ScheduleError(
+                        f"task {task} occurs twice: on mesh {seen[task]!r} and on {mesh!r}\n"
+                        "  a task runs once: leave one of them out"
+                    )
+                seen[task] = mesh
+        meshes = Counter(mesh for mesh, _ in self.of_mesh)
+        for mesh, orders in meshes.items():
+            if orders > 1:
+                raise ScheduleError(f"mesh {mesh!r} has two orders\n  join them: '{mesh}:0F0,1F0'")
+
+    @staticmethod
+    def parse(text: str) -> TaskOrders:
+        """The orders in a text.
+
+        Raises:
+            ScheduleError: a part of the text is not the order of a mesh, or has a task twice.
+        """
+        of_mesh = []
+        for part in filter(None, (p.strip() for p in text.split(";"))):
+            mesh, colon, tasks = part.rpartition(":")
+            if not colon or not mesh:
+                raise ScheduleError(
+                    f"{part!r} is not an order of a mesh: expected MESH:TASK,TASK\n"
+                    "  for example m1:0F0,0B0;m2:1F0,1B0"
+                )
+            names = [t for t in tasks.split(",") if t.strip()]
+            of_mesh.append((mesh.strip(), tuple(map(Task.parse, names))))
+        return TaskOrders(tuple(of_mesh))
+
+    def __str__(self) -> str:
+        return ";".join(f"{mesh}:{','.join(map(str, tasks))}" for mesh, tasks in self.of_mesh)
+
+
 Placement = tuple[int, ...]
 """One mesh index per stage."""
 
@@ -106,13 +154,13 @@ class Visit:
 
 def visits(placement: Sequence[int]) -> list[Visit]:
     """The placement as the meshes a microbatch visits, in order."""
-    found: list[Visit] = []
+    way: list[Visit] = []
     for stage, mesh in enumerate(placement):
-        if found and found[-1].mesh == mesh:
-            found[-1] = Visit(mesh, range(found[-1].stages.start, stage + 1))
+        if way and way[-1].mesh == mesh:
+            way[-1] = Visit(mesh, range(way[-1].stages.start, stage + 1))
         else:
-            found.append(Visit(mesh, range(stage, stage + 1)))
-    return found
+            way.append(Visit(mesh, range(stage, stage + 1)))
+    return way
 
 
 def visits_of_mesh(placement: Sequence[int]) -> dict[int, int]:

@@ -144,8 +144,8 @@ class Timeline:
 
     @functools.cached_property
     def transfers(self) -> tuple[Span, ...]:
-        found = (span for span in self.spans if span.kind == TRANSFER)
-        return tuple(sorted(found, key=lambda s: (s.start_s, s.mesh, s.peer)))
+        transfers = (span for span in self.spans if span.kind == TRANSFER)
+        return tuple(sorted(transfers, key=lambda s: (s.start_s, s.mesh, s.peer)))
 
     def busy_s(self, mesh: str) -> float:
         """Seconds a mesh computed."""

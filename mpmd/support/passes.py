@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mpmd.errors import ConfigError, close_to
+from mpmd.errors import ConfigError, ScheduleError, close_to
 from mpmd.support import diagnostics
 
 
@@ -187,7 +187,10 @@ def _parsed(text: str, hint: Any, where: str) -> Any:
     elif hint is str:
         return text
     elif hasattr(hint, "parse"):
-        return hint.parse(text)
+        try:
+            return hint.parse(text)
+        except ScheduleError as error:  # the caller handles one class of errors for all options
+            raise ConfigError(str(error)) from error
     raise ConfigError(f"{where}: cannot read {text!r} as {getattr(hint, '__name__', hint)}")
 
 

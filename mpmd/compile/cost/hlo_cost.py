@@ -77,13 +77,13 @@ class CostModel:
 
     def computation(self, computation: HloComputation) -> Cost:
         """The work of a computation, called once."""
-        found = self._computations.get(computation)
-        if found is None:
-            found = Cost()
+        total = self._computations.get(computation)
+        if total is None:
+            total = Cost()
             for instruction in computation:
-                found = found + self.instruction(instruction)
-            self._computations[computation] = found
-        return found
+                total = total + self.instruction(instruction)
+            self._computations[computation] = total
+        return total
 
     def instruction(self, instruction: HloInstruction) -> Cost:
         opcode = instruction.opcode

@@ -15,17 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from mpmd.compile.cost.device import Device
-from mpmd.compile.cost.kernel_cost import (
-    Estimate,
-    KernelWorkload,
-    attention_workloads,
-    combined,
-    plan_workload,
-    product_workloads,
-    projected,
-    speed_of_light,
-)
+from mpmd.compile.cost.kernel_work import attention_workloads, plan_workload, product_workloads
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.kernels.operations import DTYPE_BYTES
 from mpmd.compile.kernels.planner.collectives import CollectiveArray, CollectivePlan
@@ -41,6 +31,8 @@ from mpmd.compile.thunks.thunk import (
     Thunk,
     WhileThunk,
 )
+from mpmd.cost.device import Device
+from mpmd.cost.roofline import Estimate, KernelWorkload, combined, projected, speed_of_light
 
 COMPUTE, MEMORY = "compute", "memory"
 _BAR = 24
@@ -152,20 +144,20 @@ def fragment_costs(thunks: Sequence[Thunk], module: HloModule, device: Device) -
         device: what they are priced for: a description, so that they are always the same.
     """
     trips = trip_counts(module)
-    found: dict[str, tuple[SimpleThunk, list[KernelWorkload], int, list[str]]] = {}
+    by_kernel: dict[str, tuple[SimpleThunk, list[KernelWorkload], int, list[str]]] = {}
     for thunk, times in _runs(thunks, trips, 1):
         kind, text = _identity(thunk)
-        known = found.get(text)
+        known = by_kernel.get(text)
         if known is None:
             work = thunk_workloads(thunk)
             if work:
-                found[text] = (thunk, work, times, [kind, thunk.name])
+                by_kernel[text] = (thunk, work, times, [kind, thunk.name])
         else:
             first, work, before, names = known
-            found[text] = (first, work, before + times, [*names, thunk.name])
+            by_kernel[text] = (first, work, before + times, [*names, thunk.name])
     kernels = tuple(
         _priced(f"{names[0]} {_names(names[1:])}", work, times, device)
-        for _, work, times, names in found.values()
+        for _, work, times, names in by_kernel.values()
     )
     return FragmentCosts(device, kernels)
 
@@ -189,12 +181,12 @@ def _names(names: Sequence[str]) -> str:
 
 def trip_counts(module: HloModule) -> dict[str, int]:
     """Trip counts of loops, by their names, where known."""
-    found = {}
+    trips = {}
     for computation in module.call_order():
         for instruction in computation:
             if instruction.opcode == "while" and instruction.known_trip_count is not None:
-                found[instruction.name] = instruction.known_trip_count
-    return found
+                trips[instruction.name] = instruction.known_trip_count
+    return trips
 
 
 def _runs(thunks: Sequence[Thunk], trips: Mapping[str, int], times: int) -> Iterator[tuple[SimpleThunk, int]]:

@@ -4,6 +4,11 @@
 which other meshes wait, and `W(i)`, the rest; an unsplit one counts as `A(i)`.  M is the number of meshes and
 m the position of this one.
 
+A program may contradict a schedule in part.  Then as many of its pairs hold as can, so that the pairs it is
+made of decide the order: they are the dialect's, fewer than the orders in `mpmd.scheduling` imply.  Where
+nothing contradicts them, the orders of GPipe, 1F1B and the circular schedules are the same; zero bubble
+schedules place `W` elsewhere.
+
 mpmd-pipeline-scheduler.
 """
 
@@ -218,12 +223,12 @@ def parallel_pipelines_with_wrap_around(mesh: Mesh) -> Sequence[Relation]:
     Raises:
         ConfigError: the mesh's name has no number.
     """
-    found = re.search(r"\d+", mesh.name)
-    if found is None:
+    number = re.search(r"\d+", mesh.name)
+    if number is None:
         raise ConfigError(
             f'ParallelPipelinesWithWrapAround needs a number in the name of each mesh; "{mesh.name}" has none'
         )
-    own = int(found[0])
+    own = int(number[0])
 
     def key(unit: SchedulingUnit) -> tuple[bool, bool, int]:
         return (unit.counter != own, unit.counter > own, -unit.counter)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import re
 from collections.abc import Sequence
 
 from mpmd import ir
@@ -12,89 +11,12 @@ from mpmd.errors import ConfigError
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.dependencies import Dependencies, put_control_edges
 from mpmd.passes.fragments.fragment_info import FragmentInfo, FragmentScheduleRule
+from mpmd.scheduling.table import Phase, Task, TaskOrders
 from mpmd.support import diagnostics
-
-PHASES = "FBIW"
-_TASK = re.compile(rf"(\d+)([{PHASES}])(\d+)")
-
-
-@dataclasses.dataclass(frozen=True)
-class TableTask:
-    """One phase of one stage on one microbatch; written `1B0`: stage, phase, microbatch.
-
-    `F` is the forward, `B` the backward, `I` and `W` are its halves if it is split: the half for which other
-    meshes wait, and the rest.
-    """
-
-    stage: int
-    microbatch: int
-    phase: str
-
-    @staticmethod
-    def parse(text: str) -> TableTask:
-        """The task in a text.
-
-        Raises:
-            ConfigError: the text is not a task.
-        """
-        found = _TASK.fullmatch(text.strip())
-        if found is None:
-            raise ConfigError(
-                f"{text.strip()!r} is not a task: expected stage, one of the phases {' '.join(PHASES)}, "
-                "microbatch; for example 0F0 or 1B3"
-            )
-        return TableTask(int(found[1]), int(found[3]), found[2])
-
-    def __str__(self) -> str:
-        return f"{self.stage}{self.phase}{self.microbatch}"
-
-
-@dataclasses.dataclass(frozen=True)
-class TaskOrders:
-    """Mesh -> its tasks in order.  Text: `m1:0F0,0F1,0B0,0B1;m2:1F0,1B0,1F1,1B1`."""
-
-    of_mesh: tuple[tuple[str, tuple[TableTask, ...]], ...] = ()
-
-    @staticmethod
-    def parse(text: str) -> TaskOrders:
-        """The table in a text.
-
-        Raises:
-            ConfigError: the text is not a table, or has a task twice.
-        """
-        of_mesh = []
-        for part in filter(None, (p.strip() for p in text.split(";"))):
-            mesh, colon, tasks = part.rpartition(":")
-            if not colon or not mesh:
-                raise ConfigError(f"{part!r} is not an order of a mesh: expected MESH:TASK,TASK")
-            names = [t for t in tasks.split(",") if t.strip()]
-            of_mesh.append((mesh.strip(), tuple(TableTask.parse(t) for t in names)))
-        found = TaskOrders(tuple(of_mesh))
-        found._check()
-        return found
-
-    def __str__(self) -> str:
-        return ";".join(f"{mesh}:{','.join(map(str, tasks))}" for mesh, tasks in self.of_mesh)
-
-    def _check(self) -> None:
-        seen: dict[TableTask, str] = {}
-        for mesh, tasks in self.of_mesh:
-            for task in tasks:
-                if task in seen:
-                    raise ConfigError(
-                        f"task {task} occurs twice: on mesh {seen[task]!r} and on {mesh!r}\n"
-                        "  a task runs once: leave one of them out"
-                    )
-                seen[task] = mesh
-        meshes = [mesh for mesh, _ in self.of_mesh]
-        for mesh in dict.fromkeys(m for m in meshes if meshes.count(m) > 1):
-            raise ConfigError(f"mesh {mesh!r} has two orders\n  join them: '{mesh}:0F0,1F0'")
-
 
 # The task of a fragment if the table has none for its own phase: a stage whose backward could not be split is
 # due at its first half, and a half at its whole.
-_ELSE = {"F": "", "B": "IW", "I": "B", "W": "B"}
-
+_ELSE = {Phase.F: (), Phase.B: (Phase.I, Phase.W), Phase.I: (Phase.B,), Phase.W: (Phase.B,)}
 
 _NO_ORDERS = TaskOrders()
 
@@ -194,7 +116,7 @@ def _possible(f: ir.Func, edges: Edges) -> Edges:
 
 
 # Mesh -> task -> its fragments, in the order of the table.
-Rows = dict[str, dict[TableTask, list[ir.Fragment]]]
+Rows = dict[str, dict[Task, list[ir.Fragment]]]
 
 
 def _fragments_by_task(f: ir.Func, orders: TaskOrders) -> Rows:
@@ -206,7 +128,7 @@ def _fragments_by_task(f: ir.Func, orders: TaskOrders) -> Rows:
         if task is None or fragment.mesh not in rows:
             continue
         row = rows[fragment.mesh]
-        candidates = [dataclasses.replace(task, phase=p) for p in task.phase + _ELSE[task.phase]]
+        candidates = [dataclasses.replace(task, phase=p) for p in (task.phase, *_ELSE[task.phase])]
         known = next((t for t in candidates if t in row), None)
         if known is None:
             strangers.append(f"{task} {describe(fragment)}")
@@ -220,19 +142,20 @@ def _fragments_by_task(f: ir.Func, orders: TaskOrders) -> Rows:
     return {mesh: {task: group for task, group in row.items() if group} for mesh, row in rows.items()}
 
 
-def _task_of(fragment: ir.Fragment, stage_of: dict[str, int]) -> TableTask | None:
+def _task_of(fragment: ir.Fragment, stage_of: dict[str, int]) -> Task | None:
     """The task of a fragment; None if it is not a microbatch's forward or backward work."""
     stage = stage_of.get(fragment.mesh) if fragment.stage is None else fragment.stage
     if not fragment.is_scheduling_unit or fragment.is_remat or stage is None:
         return None
-    phase = "F"
+    phase = Phase.F
     if fragment.is_backward:
-        phase = "I" if fragment.split_keep_transferred else "W" if fragment.split_drop_transferred else "B"
+        keeps, drops = fragment.split_keep_transferred, fragment.split_drop_transferred
+        phase = Phase.I if keeps else Phase.W if drops else Phase.B
     counter = fragment.call_counter
-    return None if counter is None else TableTask(stage, counter, phase)
+    return None if counter is None else Task(stage, counter, phase)
 
 
-def _called(op: ir.Op, task_of: dict[ir.Fragment, tuple[str, TableTask]]) -> str:
+def _called(op: ir.Op, task_of: dict[ir.Fragment, tuple[str, Task]]) -> str:
     return f"{task_of[op][1]} {describe(op)}" if op in task_of else describe(op)
 
 

@@ -185,20 +185,20 @@ def from_table(
     return FixedSchedule(table, name)
 
 
-def _listed(found: Any, name: str) -> Sequence[Any]:
-    if isinstance(found, str) or not isinstance(found, Sequence):
+def _listed(tasks: Any, name: str) -> Sequence[Any]:
+    if isinstance(tasks, str) or not isinstance(tasks, Sequence):
         raise ScheduleError(
-            f"schedule {name!r} has {found!r}; it must list the tasks of each mesh: [['0F0', '0B0'], ...]"
+            f"schedule {name!r} has {tasks!r}; it must list the tasks of each mesh: [['0F0', '0B0'], ...]"
         )
-    return found
+    return tasks
 
 
-def _task(found: Any, name: str) -> Task:
-    if isinstance(found, str):
-        return Task.parse(found)
-    if not isinstance(found, Task):
-        raise ScheduleError(f"schedule {name!r} has {found!r}, which is not a task; write one as '0F0'")
-    return found
+def _task(task: Any, name: str) -> Task:
+    if isinstance(task, str):
+        return Task.parse(task)
+    if not isinstance(task, Task):
+        raise ScheduleError(f"schedule {name!r} has {task!r}, which is not a task; write one as '0F0'")
+    return task
 
 
 def _placement_of(orders: Sequence[Sequence[Task]]) -> Placement:

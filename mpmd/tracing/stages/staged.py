@@ -201,7 +201,7 @@ def _choose(plan: StagePlan, function: FlatFunction, paths: dict[int, str], name
         choice, division, text = choose_by_cost(function, paths, selector, name)
         plan.choices.append(choice)
         plan.divisions.update(division.lengths)
-        plan.warnings.update(division.joined)
+        plan.warnings.update(dict.fromkeys(choice.imbalance()) | division.joined)
         plan.texts[text] = None
         return
     scoped: dict[Item, int] = {}

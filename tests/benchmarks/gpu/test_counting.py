@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.gpu.counting import totals, xla_launches
-from mpmd.compile.cost.device import H200
+from mpmd.cost.device import H200
 
 PROGRAM = """HloModule jit_f, is_scheduled=true
 

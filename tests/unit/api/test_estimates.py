@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import math
 import warnings
 
 import jax
@@ -12,14 +14,19 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from mpmd.estimate.estimate import DeviceSpeed, predicted_seconds
+from mpmd.cost.device import HOST
+from mpmd.estimate.estimate import predicted_seconds
 from mpmd.runtime.program.stream_memory import predict_memory
 from workloads.models import normal
 
 WIDTH, ROWS, LAYERS, MICROBATCHES = 32, 16, 2, 4
 WEIGHTS = LAYERS * WIDTH * WIDTH * 4
-SPEED = DeviceSpeed(
-    flops_per_s=1e30, bytes_per_s=1e30, start_s=0.0, link_bytes_per_s=1e3, link_s=0.0
+SPEED = dataclasses.replace(
+    HOST.with_products(1e30),
+    levels=((math.inf, 1e30),),
+    call_seconds=0.0,
+    link_bandwidth=1e3,
+    link_seconds=0.0,
 )  # exchanges are all that takes time
 
 
@@ -59,7 +66,7 @@ def named(fragments, word):
 def test_a_reduction_takes_what_a_ring_sends(devices):
     once, each = (lowered({"data": devices}, reduce_gradients=way) for way in ("once", "per_microbatch"))
     costs = once.estimated_costs(SPEED)
-    whole = 2 * (devices - 1) / devices * WEIGHTS / SPEED.link_bytes_per_s
+    whole = 2 * (devices - 1) / devices * WEIGHTS / SPEED.link_bandwidth
     assert named(costs.fragments, "reduce") == pytest.approx([whole, whole], rel=0.01)
     line = once.schedule(costs)
     assert [span.name for mesh in ("m0", "m1") for span in line.compute(mesh) if "reduce" in span.name]
@@ -72,7 +79,7 @@ def test_a_gather_takes_and_holds_what_it_gathers():
     split = P("data")
     once, each = (lowered({"data": 2}, split, gather_weights=way) for way in ("once", "per_use"))
     costs = once.estimated_costs(SPEED)
-    share = WEIGHTS / 2 / SPEED.link_bytes_per_s
+    share = WEIGHTS / 2 / SPEED.link_bandwidth
     assert named(costs.fragments, "gather") == pytest.approx([share, share])
     line, before = (x.schedule(x.estimated_costs(SPEED)) for x in (once, each))
     assert before.makespan_s > 1.5 * line.makespan_s
@@ -114,7 +121,7 @@ def test_the_fastest_way_that_fits_is_chosen():
 @pytest.mark.parametrize("axes", [{"data": 2}, {"data": 2, "model": 2}])
 @pytest.mark.parametrize("is_scanned", [False, True])
 def test_loops_cost_their_iterations(axes, is_scanned):
-    speed = DeviceSpeed(flops_per_s=1.0, bytes_per_s=1e30, start_s=0.0, link_bytes_per_s=1e30, link_s=0.0)
+    speed = dataclasses.replace(SPEED.with_products(1.0), link_bandwidth=1e30)
     split = P(None, None, "model") if is_scanned else P(None, "model")
     made = lowered(axes, split if "model" in axes else None, is_scanned)
     costs = made.estimated_costs(speed).fragments

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
+import math
 import time
 
 import jax
@@ -11,8 +13,8 @@ import pytest
 
 import mpmd
 from mpmd.compile.backends.native_cpu.handler import SLOT
+from mpmd.cost.device import HOST
 from mpmd.errors import FragmentError
-from mpmd.estimate.estimate import DeviceSpeed
 from mpmd.estimate.program_timeline import WAITS_FOR_HOST, recorder_of, warn_of_unseen
 from mpmd.runtime.measure.run_costs import ProgramCosts
 from mpmd.runtime.program.streams import Run
@@ -146,7 +148,9 @@ def test_estimated_costs_follow_the_work():
         mpmd.make_topology({"m0": 1, "m1": 1}), {"stage0": "m0", "stage1": "m1"}, schedule="gpipe"
     )
     lowered = mpmd.jit(training_step(loss, 4, update), config).lower(init(params), *batch)
-    speed = DeviceSpeed(flops_per_s=1e9, bytes_per_s=1e15, start_s=0.0, link_s=3.0)
+    speed = dataclasses.replace(
+        HOST.with_products(1e9), levels=((math.inf, 1e15),), call_seconds=0.0, link_seconds=3.0
+    )
     costs = lowered.estimated_costs(speed)
     assert set(costs.fragments) == {name for _, name in lowered.program.executables}
     line = lowered.schedule(costs)
@@ -154,7 +158,7 @@ def test_estimated_costs_follow_the_work():
     assert work["1F0"] / work["0F0"] == pytest.approx(2, rel=0.1)
     assert work["0F0"] == pytest.approx((2 * 2 * 16 * 16 + 2 * 2 * 16) / 1e9, rel=0.1)
     assert work["0B0"] > work["0F0"]
-    assert set(costs.transfers.values()) == {3.0 + 2 * 16 * 4 / speed.link_bytes_per_s}
+    assert set(costs.transfers.values()) == {3.0 + 2 * 16 * 4 / speed.link_bandwidth}
 
 
 def _overlap_s(timeline):

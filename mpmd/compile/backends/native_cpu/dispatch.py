@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from mpmd.compile.cost.device import HOST
 from mpmd.compile.thunks.thunk import (
     ConditionalThunk,
     CopyThunk,
@@ -22,6 +21,7 @@ from mpmd.compile.thunks.thunk import (
     Thunk,
     WhileThunk,
 )
+from mpmd.cost.device import HOST
 
 _RATES = HOST.dispatch
 _LANES = HOST.vector_bytes // 4

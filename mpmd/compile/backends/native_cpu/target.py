@@ -13,7 +13,6 @@ from mpmd.compile.backends.native_cpu.steps import NativeProgram, PlanCode, nati
 from mpmd.compile.backends.native_cpu.storage import MEMORY as TYPES
 from mpmd.compile.buffers.assignment import BufferAssignment
 from mpmd.compile.compile_options import CompileOptions
-from mpmd.compile.cost.device import HOST
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.planner.collectives import CollectivePlan
@@ -24,6 +23,7 @@ from mpmd.compile.llvm.cpu import MEMORY, CpuTarget, host_target
 from mpmd.compile.llvm.engine import assembly_of
 from mpmd.compile.pipelines import optimization_pipeline, scheduling_pipeline
 from mpmd.compile.thunks.thunk import Thunk
+from mpmd.cost.device import HOST
 from mpmd.support.passes import Pass
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from mpmd.compile.cost.device import A100, B200, H100, H200, Device
+from mpmd.cost.device import A100, B200, H100, H200, Device
 from mpmd.errors import CompileError
 
 

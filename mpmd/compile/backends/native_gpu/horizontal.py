@@ -36,7 +36,7 @@ from mpmd.compile.backends.native_gpu.launches import (
 )
 from mpmd.compile.backends.native_gpu.triton.triton_kernels import PROGRAM, PrintedKernel
 from mpmd.compile.buffers.assignment import Slice
-from mpmd.compile.cost.device import Device
+from mpmd.cost.device import Device
 
 
 class KernelCall(NamedTuple):

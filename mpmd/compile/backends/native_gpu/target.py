@@ -34,7 +34,6 @@ from mpmd.compile.buffers.assignment import BufferAssignment
 from mpmd.compile.buffers.offsets import DeviceMemory
 from mpmd.compile.cache import DiskCache
 from mpmd.compile.compile_options import CompileOptions
-from mpmd.compile.cost.device import Device
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.operations import DTYPE_BYTES
@@ -58,6 +57,7 @@ from mpmd.compile.passes.simplify.redundancy import Cse, Dce
 from mpmd.compile.pipelines import preparation, scheduling_pipeline
 from mpmd.compile.schedule.side_by_side import SideBySide
 from mpmd.compile.thunks.thunk import Thunk
+from mpmd.cost.device import Device
 from mpmd.errors import CompileError
 from mpmd.support.passes import Pass
 

@@ -13,12 +13,12 @@ from mpmd.compile.backends.reference.run_thunks import Memory, run_program
 from mpmd.compile.buffers.assignment import Allocation, BufferAssignment, Slice
 from mpmd.compile.buffers.offsets import DeviceMemory
 from mpmd.compile.compile_options import CompileOptions
-from mpmd.compile.cost.device import HOST, Device
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.planner.planned_kernel import PlannedKernel
 from mpmd.compile.pipelines import optimization_pipeline, scheduling_pipeline
 from mpmd.compile.thunks.thunk import Thunk
+from mpmd.cost.device import HOST, Device
 from mpmd.support.passes import Pass
 
 

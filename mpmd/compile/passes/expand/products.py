@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mpmd.compile.cost.device import HOST, Device
 from mpmd.compile.hlo.attributes import DotDims, Ints, PadDim
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -21,6 +20,7 @@ from mpmd.compile.kernels.operations import DTYPE_BYTES
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, TrackingBuilder
 from mpmd.compile.passes.value_queries import is_identity, reducer
+from mpmd.cost.device import HOST, Device
 
 _FACTORS = {"dot_bf16_bf16_f32": "bf16", "dot_f16_f16_f32": "f16"}
 """Algorithm → the type in which it multiplies."""

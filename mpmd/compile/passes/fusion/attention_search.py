@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from mpmd.compile.cost.device import KernelLimits
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.attention import QUERIES, AttentionPlan
 from mpmd.compile.kernels.planner.attention import PlannedAttention, plan_attention, rounds_sums
 from mpmd.compile.kernels.planner.dots import is_product
 from mpmd.compile.kernels.planner.elements import MOVEMENT, RULES, NoPlan
+from mpmd.cost.device import KernelLimits
 
 _MAX_FREE = 16
 """Operations that make a mask of nothing: more are worth an array."""

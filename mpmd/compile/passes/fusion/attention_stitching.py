@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpmd.compile.analysis.call_graph import CallGraph
-from mpmd.compile.cost.device import HOST, Device, KernelLimits
 from mpmd.compile.hlo.builder import HloBuilder
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -32,6 +31,7 @@ from mpmd.compile.passes.fusion.attention_search import AttentionCandidate, Sear
 from mpmd.compile.passes.fusion.grouping import Outlining, remove_all_unused
 from mpmd.compile.passes.hlo_pass import HloPass
 from mpmd.compile.passes.value_queries import is_splat, reducer
+from mpmd.cost.device import HOST, Device, KernelLimits
 from mpmd.errors import ConfigError
 from mpmd.support import diagnostics
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from mpmd.compile.analysis.call_graph import CallGraph
-from mpmd.compile.cost.device import HOST, Device
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.kernels.planner.plan_cache import caching_plans
@@ -11,6 +10,7 @@ from mpmd.compile.passes.fusion.grouping import Grouping, outline
 from mpmd.compile.passes.fusion.merging import merge_groups
 from mpmd.compile.passes.fusion.prices import Prices
 from mpmd.compile.passes.hlo_pass import HloPass
+from mpmd.cost.device import HOST, Device
 
 
 class Fusion(HloPass):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from mpmd.compile.cost.device import HOST, KernelLimits
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import tuple_of
@@ -16,6 +15,7 @@ from mpmd.compile.kernels.planner.elements import MOVEMENT, RULES, NoPlan
 from mpmd.compile.kernels.planner.groups import UPDATES, GroupPlan, array_beneath
 from mpmd.compile.kernels.planner.planned_kernel import PlannedKernel, plan_members
 from mpmd.compile.passes.value_queries import is_trivial
+from mpmd.cost.device import HOST, KernelLimits
 
 FUSIBLE = frozenset(RULES) | UPDATES
 

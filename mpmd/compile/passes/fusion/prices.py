@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mpmd.compile.cost.device import Device
-from mpmd.compile.cost.kernel_cost import combined, plan_workload, product_workloads, projected
+from mpmd.compile.cost.kernel_work import plan_workload, product_workloads
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.planner.dots import DotPlan
 from mpmd.compile.kernels.planner.groups import GroupPlan
 from mpmd.compile.kernels.planner.planned_kernel import PlannedKernel
+from mpmd.cost.device import Device
+from mpmd.cost.roofline import combined, projected
 
 CLEARLY = 1.05
 """Tolerated slowdown, below the error of the model, in return for fewer kernels or fewer values in memory."""

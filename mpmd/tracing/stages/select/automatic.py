@@ -8,12 +8,11 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+from mpmd.cost.device import HOST, Device
 from mpmd.errors import ConfigError
 from mpmd.tracing.stages.items import Checkpoint, FlatFunction, Item
 from mpmd.tracing.stages.select.chains import UnitChain, chain_of
 from mpmd.tracing.stages.select.division import (
-    HOST_RATES,
-    DeviceRates,
     Meshes,
     Segments,
     StageDivision,
@@ -27,6 +26,9 @@ from mpmd.tracing.stages.stacked.scan_ranges import Division, divide_by_stages, 
 
 _WHOLE_STAGE = -1
 """Number of the checkpoint around all items of a stage."""
+
+_MAX_IMBALANCE = 1.5
+"""Work of a mesh, in units of the mean of all meshes, beyond which the user is warned."""
 
 
 FunctionKey: TypeAlias = tuple[str, int]
@@ -42,7 +44,7 @@ class AutomaticSelector(Selector):
     Attributes:
         count: how many stages; None for one on each mesh.
         devices: of the mesh of each stage, which share its work.
-        rates: of one device.
+        device: one of them.
         memory: bytes that a device may hold; None for no limit.
         refine: whether fragments are measured, and the stages chosen again by what they took.
         rematerialise: whether each stage is under a checkpoint.
@@ -53,7 +55,7 @@ class AutomaticSelector(Selector):
 
     count: int | None = None
     devices: tuple[int, ...] = ()
-    rates: DeviceRates = HOST_RATES
+    device: Device = HOST
     memory: int | None = None
     refine: bool = False
     rematerialise: bool = False
@@ -77,15 +79,15 @@ class AutomaticSelector(Selector):
             )
         return dataclasses.replace(self, over=tuple(meshes[s % len(meshes)] for s in range(count)))
 
-    def on_devices(self, sizes: Mapping[str, int], rates: DeviceRates) -> AutomaticSelector:
+    def on_devices(self, sizes: Mapping[str, int], device: Device) -> AutomaticSelector:
         """The same with the devices of each stage, after `on`."""
-        return dataclasses.replace(self, devices=tuple(sizes[mesh] for mesh in self.over), rates=rates)
+        return dataclasses.replace(self, devices=tuple(sizes[mesh] for mesh in self.over), device=device)
 
     @property
     def meshes(self) -> Meshes:
         """The meshes of the stages, for the choice of the division."""
         devices = self.devices or (1,) * len(self.over)
-        wire = 2 / self.rates.link_bandwidth  # the value, and its gradient back
+        wire = 2 / self.device.link_bandwidth  # the value, and its gradient back
         return Meshes(devices, wire, self.memory)
 
     def __str__(self) -> str:
@@ -156,7 +158,7 @@ def choose_by_cost(
     """
     key = name, len(flat.items)
     measured = dict(selector.measured).get(key, ())
-    choice = DivisionChoice(chain_of(flat, list(paths), selector.rates, measured), selector, key)
+    choice = DivisionChoice(chain_of(flat, list(paths), selector.device, measured), selector, key)
     units = choice.units
     choice.parameters = {path: size(flat.avals[v]) for v, path in paths.items()}
     text = choice.explain(flat, paths)
@@ -214,13 +216,35 @@ class DivisionChoice:
             "rematerialise=True"
         )
 
+    def imbalance(self) -> list[str]:
+        """A warning if a mesh has over `_MAX_IMBALANCE` times the mean work, with the operation behind it."""
+        work = dict.fromkeys(self.selector.over, 0.0)
+        for mesh, seconds in zip(self.selector.over, self.division.seconds, strict=True):
+            work[mesh] += seconds
+        mesh, most = max(work.items(), key=lambda entry: entry[1])
+        total = sum(work.values())
+        if most * len(work) <= _MAX_IMBALANCE * total:
+            return []
+        unit, seconds = max(enumerate(self.units.chain.seconds), key=lambda entry: entry[1])
+        item = self.units.items[bisect.bisect_right(self.units.first, unit) - 1]
+        reason = (
+            "\n  a scan is divided between iterations if each reads its own row of a stacked parameter"
+            if item.equation.primitive.name in ("scan", "while") and item not in self.units.scans
+            else ""
+        )
+        return [
+            f"stages of {self.key[0]} by cost are not balanced: {most / total:.0%} of the work is on mesh "
+            f"{mesh!r}, one of {len(work)}\n  {item.where} has {seconds / total:.0%} of it, and cannot be "
+            f"divided{reason}\n  use mpmd.split, mpmd.by_parameters or mpmd.by_scopes to choose the stages"
+        ]
+
     def explain(self, flat: FlatFunction, paths: Mapping[int, str]) -> str:
         """Where each stage starts, why there, and the next best; the items have no stages yet."""
         units, division, segments = self.units, self.division, self.segments
         measured = "measured" if self.selector.measured else "estimated"
         lines = [
             f"work of a microbatch, forward and backward, {measured}: {seconds_text(segments.total_s())} on "
-            f"one device of {self.selector.rates.name}; by stage "
+            f"one device of {self.selector.device.name}; by stage "
             f"{', '.join(map(seconds_text, division.seconds))}"
         ]
         ends = [0, *division.starts, len(units.chain)]

@@ -6,11 +6,11 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 
+from mpmd.cost.device import Device
 from mpmd.jax_compat import scan_counts
 from mpmd.tracing.stages.items import FlatFunction, Item, numbers
 from mpmd.tracing.stages.select.division import (
     Chain,
-    DeviceRates,
     gradient_seconds,
     item_seconds,
     saved_bytes,
@@ -49,7 +49,7 @@ class UnitChain:
 def chain_of(
     flat: FlatFunction,
     parameters: Sequence[int],
-    rates: DeviceRates,
+    device: Device,
     measured: Sequence[tuple[int, float]] = (),
 ) -> UnitChain:
     """The chain of a function.
@@ -61,7 +61,7 @@ def chain_of(
     Args:
         flat: its items have no stages.
         parameters: the inputs that are parameters.
-        rates: of one device.
+        device: whose seconds it has.
         measured: (end, factor) of ranges of units, in order: measured seconds in units of the estimate.
     """
     items, constant = _trunk(flat, set(parameters))
@@ -72,8 +72,8 @@ def chain_of(
     forward: list[float] = []
     residuals: list[int] = []
     for item, count in zip(items, counts, strict=True):
-        seconds += [item_seconds(item, rates) * work_factor(item) / count] * count
-        forward += [item_seconds(item, rates) / count] * count
+        seconds += [item_seconds(item, device) * work_factor(item) / count] * count
+        forward += [item_seconds(item, device) / count] * count
         residuals += [saved_bytes(item, flat.avals, constant) // count] * count
     begin = 0
     for end, factor in measured:
@@ -90,7 +90,7 @@ def chain_of(
         nbytes = size(flat.avals[v]) // share
         parts: list[tuple[int, ...]] = [(row,) for row in sorted(rows)]
         for readers_of_part in parts or [readers]:
-            owned.append((nbytes, gradient_seconds(nbytes, rates), readers_of_part))
+            owned.append((nbytes, gradient_seconds(nbytes, device), readers_of_part))
     crossing = _crossing(flat, items, first, scans)
     chain = Chain(seconds, crossing, residuals, owned, _fused(items, first), forward)
     read = tuple((size(flat.avals[v]), readers) for v, readers in batch.items() if readers)

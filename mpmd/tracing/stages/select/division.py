@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from mpmd.cost.device import Device
 from mpmd.jax_compat import inner_jaxprs
 from mpmd.tracing.stages.items import Item, numbers
 from mpmd.tracing.stages.select.placement import size
@@ -34,69 +35,39 @@ REMATERIALISED = 4.0
 """Likewise under `jax.checkpoint`, which computes the forward again."""
 
 
-@dataclasses.dataclass(frozen=True)
-class DeviceRates:
-    """What one device does in a second.
-
-    Attributes:
-        name: of the device.
-        matmul: (dtype, floating-point operations of products); the first is for all other dtypes.
-        elements: elements of vectors in one operation.
-        bandwidth: bytes of memory.
-        start_s: overhead of starting a fragment, in seconds.
-        link_bandwidth: bytes from a device of one mesh to a device of another.
-        link_s: latency of a message, in seconds.
-    """
-
-    name: str = "host"
-    matmul: tuple[tuple[str, float], ...] = (("float32", 5e10),)
-    elements: float = 5e10
-    bandwidth: float = 1e10
-    start_s: float = 2e-5
-    link_bandwidth: float = 2e9
-    link_s: float = 5e-5
-
-    def products_s(self, flops: float, dtype: Any) -> float:
-        """Seconds of matrix products of a dtype."""
-        return flops / dict(self.matmul).get(str(dtype), self.matmul[0][1])
-
-
-HOST_RATES = DeviceRates()
-"""About one core of a CPU."""
-
-
-def item_seconds(item: Item, rates: DeviceRates) -> float:
+def item_seconds(item: Item, device: Device) -> float:
     """Seconds of the forward of an item, all iterations of a loop included."""
-    return equation_seconds(item.equation, rates)
+    return equation_seconds(item.equation, device)
 
 
-def equation_seconds(equation: Any, rates: DeviceRates) -> float:
+def equation_seconds(equation: Any, device: Device) -> float:
     """Seconds of an equation by the roofline: the slower of arithmetic and memory."""
     name = equation.primitive.name
     results = sum(size(v.aval) for v in equation.outvars)
     if name in ("dot_general", "conv_general_dilated"):
         moved = results + sum(size(v.aval) for v in equation.invars)
-        flops = rates.products_s(equation_flops(equation), equation.outvars[0].aval.dtype)
-        return max(flops, moved / rates.bandwidth)
-    inner = [sum(equation_seconds(e, rates) for e in jaxpr.eqns) for jaxpr in inner_jaxprs(equation)]
+        flops = device.products_seconds(equation_flops(equation), equation.outvars[0].aval.dtype)
+        return max(flops, moved / device.bandwidth)
+    inner = [sum(equation_seconds(e, device) for e in jaxpr.eqns) for jaxpr in inner_jaxprs(equation)]
     if inner:
         return max(inner) * _iterations(equation)
     elements = sum(math.prod(getattr(v.aval, "shape", ())) for v in equation.outvars)
     if name.startswith(("reduce_", "arg", "cum", "sort")):
         elements = max(math.prod(getattr(v.aval, "shape", ())) for v in equation.invars)
     operations = _TRANSCENDENTAL_OPERATIONS if name in _TRANSCENDENTAL else 1
-    return max(elements * operations / rates.elements, results * _FUSED_BYTES / rates.bandwidth)
+    return max(elements * operations / device.element_rate, results * _FUSED_BYTES / device.bandwidth)
 
 
-def products_work(equations: Sequence[Any], rates: DeviceRates) -> tuple[float, float]:
+def products_work(equations: Sequence[Any], device: Device) -> tuple[float, float]:
     """(operations, seconds of arithmetic) of the products in equations, loops and calls included."""
     flops = seconds = 0.0
     for equation in equations:
         if equation.primitive.name in ("dot_general", "conv_general_dilated"):
             own = equation_flops(equation)
-            flops, seconds = flops + own, seconds + rates.products_s(own, equation.outvars[0].aval.dtype)
+            flops += own
+            seconds += device.products_seconds(own, equation.outvars[0].aval.dtype)
         for jaxpr in inner_jaxprs(equation):
-            of_inner = products_work(jaxpr.eqns, rates)
+            of_inner = products_work(jaxpr.eqns, device)
             flops, seconds = flops + of_inner[0], seconds + of_inner[1]
     return flops, seconds
 
@@ -110,9 +81,9 @@ def work_factor(item: Item) -> float:
     return REMATERIALISED if item.checkpoints else FORWARD_AND_BACKWARD
 
 
-def gradient_seconds(nbytes: float, rates: DeviceRates) -> float:
+def gradient_seconds(nbytes: float, device: Device) -> float:
     """Seconds to write the gradient of a parameter of that size and to add it, for each microbatch."""
-    return _GRADIENT_TRAFFIC * nbytes / rates.bandwidth
+    return _GRADIENT_TRAFFIC * nbytes / device.bandwidth
 
 
 def saved_bytes(item: Item, avals: Any, constant: set[int]) -> int:

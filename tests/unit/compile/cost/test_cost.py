@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
-from mpmd.compile.cost.device import H200, cpu_device
-from mpmd.compile.cost.kernel_cost import plan_workload, product_workloads, projected, speed_of_light
+from mpmd.compile.cost.kernel_work import plan_workload, product_workloads
 from mpmd.compile.kernels.in_place import may_share
 from mpmd.compile.kernels.index import dim, linear
 from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.plan_builder import PlanBuilder
 from mpmd.compile.llvm.cpu import host_target
+from mpmd.cost.device import H200, cpu_device
+from mpmd.cost.roofline import projected, speed_of_light
 from workloads.direct import DirectSequence
 
 CPU = cpu_device(

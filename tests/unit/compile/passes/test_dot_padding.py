@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpmd.compile.cost.device import H100
 from mpmd.compile.hlo import parse_module, print_module
 from mpmd.compile.passes.expand.products import DotPadding
+from mpmd.cost.device import H100
 from tests.support.rewrite_checks import rewritten
 
 LOSS = """HloModule loss

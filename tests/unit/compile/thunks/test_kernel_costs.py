@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import mpmd
-from mpmd.compile.cost.device import HOST
-from mpmd.compile.cost.kernel_cost import combined, product_workloads, projected, speed_of_light
+from mpmd.compile.cost.kernel_work import product_workloads
 from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.thunks.program_costs import COMPUTE, MEMORY, cost_plot, fragment_costs
+from mpmd.cost.device import HOST
+from mpmd.cost.roofline import combined, projected, speed_of_light
 from tests.support.native_fragments import compiled, fragment_of
 from tests.support.native_functions import Floats
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mpmd.errors import ConfigError
 from mpmd.passes.schedule.pipeline_scheduler import SCHEDULES, Mesh, SchedulingUnit, find_schedule
+from mpmd.scheduling.catalogue import get_schedule
 
 units = st.lists(
     st.builds(
@@ -70,6 +71,24 @@ def order_of(name: str, count: int, position: int, microbatches: int, phases: st
 )
 def test_orders(name: str, position: int, expected: str) -> None:
     assert order_of(name, 3, position, 4, "FA") == expected.split()
+
+
+TABLES = {
+    "1F1B": "ONE_FWD_ONE_BWD",
+    "GPipe": "GPIPE",
+    "GPipeBut1F1BForLastMesh": "GPIPE_BUT_1F1B_FOR_LAST_MESH",
+    "Circular": "CIRCULAR",
+    "CircularWithReversedBackward": "CIRCULAR_WITH_REVERSED_BACKWARD",
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize(("count", "microbatches"), [(1, 3), (2, 2), (3, 5), (4, 4)])
+def test_orders_are_those_of_the_tables(name: str, count: int, microbatches: int) -> None:
+    table = get_schedule(TABLES[name]).table(count, count, microbatches)
+    for position, tasks in enumerate(table.orders):
+        expected = [f"{task.phase.value}{task.microbatch}" for task in tasks]
+        assert order_of(name, count, position, microbatches, "FA") == expected
 
 
 def test_wrap_around_begins_with_the_mesh_of_its_number() -> None:

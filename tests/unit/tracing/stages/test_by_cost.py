@@ -221,3 +221,24 @@ def test_scalars_among_the_parameters(topology, stages):
     wanted, wanted_grads = jax.jit(step)(p, x, x)
     got = jax.device_get((value, grads["scale"]))
     assert relative_difference(got, (wanted, wanted_grads["scale"])) < 1e-5
+
+
+def test_work_that_cannot_be_divided_is_reported(topology):
+    """One block that a scan applies again and again: five of six operations are one."""
+    w = jnp.ones((64, 64))
+
+    def looped(p, x):
+        x = jnp.tanh(x @ p["first"])
+        x, _ = jax.lax.scan(lambda x, _: (x + jnp.tanh(x @ p["shared"]), None), x, None, length=6)
+        return jnp.mean(x @ p["last"])
+
+    def step(p, x):
+        return mpmd.accumulate_gradients(looped, 2)(p, x)
+
+    config = mpmd.make_config(topology, stages="auto")
+    params, x = {"first": w[:, :8] @ w[:8], "shared": w, "last": w[:, :1]}, w[:8]
+    with pytest.warns(UserWarning, match="stages of looped by cost are not balanced") as caught:
+        mpmd.jit(step, config).lower(params, x)
+    (text,) = [str(w.message) for w in caught if "not balanced" in str(w.message)]
+    assert "work is on mesh 'm1', one of 2\n  scan (" in text and "looped)) has" in text
+    assert "a scan is divided between iterations if each reads its own row of a stacked parameter" in text

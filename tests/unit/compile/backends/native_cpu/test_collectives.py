@@ -17,13 +17,13 @@ from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.backends.native_cpu.barrier import MeshLayout
 from mpmd.compile.backends.native_cpu.ffi import register
 from mpmd.compile.backends.native_cpu.target import NativeCpu
-from mpmd.compile.cost.device import HOST
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.kernels.planner import NoPlan
 from mpmd.compile.kernels.planner.collectives import CollectivePlan
 from mpmd.compile.llvm.cpu import host_target
 from mpmd.compile.thunks.emission import KernelPlans
+from mpmd.cost.device import HOST
 from mpmd.errors import CompileError
 from tests.support.native_meshes import COLLECTIVES, OnMesh, call_on, mesh_of, values
 from tests.support.program_instance import ProgramInstance

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mpmd.compile.cost.device import H200, HOST, KernelLimits
 from mpmd.compile.hlo import print_module
 from mpmd.compile.lowering import lower
 from mpmd.compile.passes import make_pass
@@ -17,6 +16,7 @@ from mpmd.compile.passes.fusion.grouping import Grouping
 from mpmd.compile.passes.fusion.merging import merge_groups
 from mpmd.compile.passes.fusion.prices import Prices
 from mpmd.compile.pipelines import optimization_pipeline
+from mpmd.cost.device import H200, HOST, KernelLimits
 from mpmd.errors import ConfigError
 from mpmd.support import diagnostics
 from tests.support.native_fragments import fragment_of

@@ -7,9 +7,9 @@ import pytest
 
 from mpmd.compile.backends.native_gpu.target import gpu_pipeline
 from mpmd.compile.compile_options import CompileOptions
-from mpmd.compile.cost.device import H200, HOST
 from mpmd.compile.lowering import lower
 from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
+from mpmd.cost.device import H200, HOST
 from tests.support.hlo_meaning import evaluate
 
 Q, K, V = (np.random.default_rng(k).standard_normal((2, 3, 6, 4)).astype(np.float32) for k in range(3))

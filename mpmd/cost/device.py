@@ -1,10 +1,14 @@
-"""Descriptions of devices for the cost models."""
+"""Descriptions of devices, and what one of them does in a second."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from mpmd.errors import ConfigError, close_to
+
+_SHORT_NAMES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64"}
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class DispatchRates:
 
 @dataclass(frozen=True)
 class Device:
-    """Limits of one device.
+    """What one device can do.
 
     Attributes:
         name: its name in reports and cache keys.
@@ -78,6 +82,13 @@ class Device:
             the whole device, and the last level holds everything.
         line_bytes: smallest unit of a memory transfer.
         start_seconds: overhead of a kernel.
+        call_seconds: overhead of a fragment.
+        link_bandwidth: bytes per second from a device of one mesh to a device of another.
+        link_seconds: latency of a message between them.
+        overlap: what part of the shorter of arithmetic and memory traffic hides behind the longer.
+        matmul_efficiency: what part of the rates of products is reached.
+        row_end_cycles: of combining the lanes of a reduced row.
+        spill_cycles: of a value that has no register.
         product_units: products are computed by units of their own, while others compute something else.
     """
 
@@ -92,6 +103,8 @@ class Device:
     line_bytes: int = 64
     start_seconds: float = 1e-6
     call_seconds: float = 1e-5
+    link_bandwidth: float = 50e9
+    link_seconds: float = 1e-5
     overlap: float = 0.95
     matmul_efficiency: float = 0.92
     row_end_cycles: float = 40
@@ -128,6 +141,29 @@ class Device:
     def bandwidth(self) -> float:
         """Bytes per second of the outermost memory."""
         return self.levels[-1][1]
+
+    @property
+    def element_rate(self) -> float:
+        """Elements of four bytes per second that vector instructions work on."""
+        return self.vector_rate * (self.vector_bytes / 4)
+
+    def products_seconds(self, flops: float, dtype: Any = "f32") -> float:
+        """Seconds of the arithmetic of matrix products.
+
+        Args:
+            flops: a multiply-add counts two.
+            dtype: of XLA, such as `bf16`, or of NumPy.
+        """
+        name = _SHORT_NAMES.get(str(dtype), str(dtype))
+        return flops / (self.matmul_rate(name) * self.matmul_efficiency)
+
+    def message_seconds(self, nbytes: float, messages: int = 1) -> float:
+        """Seconds of messages to another device, one after the other, of so many bytes together."""
+        return messages * self.link_seconds + nbytes / self.link_bandwidth
+
+    def with_products(self, flops_per_second: float) -> Device:
+        """The same device, on which products of every dtype reach this rate."""
+        return dataclasses.replace(self, matmul_flops=(("f32", flops_per_second),), matmul_efficiency=1.0)
 
     def bandwidth_for(self, size: float) -> float:
         """Bytes per second of the innermost level that holds a working set."""
@@ -179,6 +215,8 @@ def cpu_device(
             (float("inf"), cores * memory_bandwidth),
         ),
         start_seconds=1e-6 if cores > 1 else 1e-7,
+        link_bandwidth=8e9,
+        link_seconds=2e-5,
     )
 
 
@@ -274,5 +312,9 @@ HOST = cpu_device(
 DEVICES = {device.name: device for device in (HOST, A100, H100, H200, B200)}
 """Name → device."""
 
-OF_PLATFORM = {"cpu": HOST, "gpu": H200}
-"""Platform, as JAX names it → what its fragments are priced for."""
+_OF_PLATFORM = {"cpu": HOST, "gpu": H200}
+
+
+def device_of(platform: str) -> Device:
+    """The device that fragments on a platform, as JAX names it, are priced for."""
+    return _OF_PLATFORM.get(platform, HOST)
