@@ -184,7 +184,6 @@ def _named_computation_problems(
 
 
 def _is_sharded(op: ir.Op) -> bool:
-    """Whether an op has a sharding."""
     name = op.operation.name
     if name.startswith("sdy.") and name not in _PLAIN:
         return True

@@ -205,7 +205,6 @@ def _targets() -> Mapping[str, Callable[[], Target]]:
 def _after(
     command: HloCommand, printed: Callable[[Any], str]
 ) -> Callable[[Pass, Any, bool, float], None] | None:
-    """The action after each pass, or None."""
     if not (command.print_after_all or command.print_after_change):
         return None
 

@@ -416,7 +416,6 @@ def _verify(module: mlir.Module) -> None:
 def _after(
     command: Command, to: TextIO, recorder: PassRecorder | None
 ) -> Callable[[Pass, Any, bool, float], None] | None:
-    """The action after each pass, or None."""
     shows = (command.print_after_all, command.print_after_change, command.print_after)
     if not (any(shows) or command.print_before_all or command.print_before or recorder):
         return None

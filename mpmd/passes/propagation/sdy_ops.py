@@ -255,7 +255,6 @@ class PopulateUnreducedOutSharding(FunctionPass):
 
 
 def _constraint_of(value: ir.Value) -> ir.sdy.TensorShardingAttr | None:
-    """The sharding constraint that defines `value`."""
     op = ir.producer(value)
     if isinstance(op, (ir.sdy.ShardingConstraintOp, ir.sdy.ReshardOp)):
         return ir.sdy.TensorShardingAttr(op.sharding)

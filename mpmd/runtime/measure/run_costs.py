@@ -134,7 +134,6 @@ def measure_costs(
 
 
 def _medians(spans: Sequence[MeasuredSpan]) -> dict[str, float]:
-    """The median seconds of each fragment."""
     samples: dict[str, list[float]] = {}
     for span in spans:
         if span.kind == "run":
