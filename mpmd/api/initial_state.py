@@ -23,8 +23,8 @@ from mpmd.runtime.channels.mesh_devices import put
 from mpmd.runtime.processes.exchange import Alike, WorldExchange, settings_text, without_addresses
 from mpmd.runtime.processes.world import world
 from mpmd.support.user_code import warn_user
-from mpmd.tracing.ranges import ComputedWhole, Demand, DemandedJaxpr, Range
 from mpmd.tracing.stages.stacked.stacked import is_stacked
+from mpmd.tracing.wanted_ranges import ComputedWhole, Demand, DemandedJaxpr, Range
 
 Index: TypeAlias = tuple[slice, ...]
 Reader: TypeAlias = Callable[[str, jax.ShapeDtypeStruct, Index], Any]

@@ -326,14 +326,14 @@ ROWS: tuple[Precondition, ...] = (
         f"{_TEXT}[export/lower-to-fragment-calls-0]",
     ),
     Precondition(
-        _EXPORT + "moves.py:DelayInferredFragments.rewrite_function",
+        _EXPORT + "moved_ops.py:DelayInferredFragments.rewrite_function",
         "A fragment moves no further than to its first user.",
         "in_block_order(ir.users(fragment))[0]",
         "in_block_order(ir.users(fragment))[-1]",
         f"{_TEXT}[export/delay-inferred-fragments-0]",
     ),
     Precondition(
-        _EXPORT + "moves.py:DelayTransfersFromCpu.rewrite_function",
+        _EXPORT + "moved_ops.py:DelayTransfersFromCpu.rewrite_function",
         "A transfer moves no further than to its first user.",
         "in_block_order(ir.users(transfer))[0]",
         "in_block_order(ir.users(transfer))[-1]",

@@ -396,7 +396,7 @@ _MARKED = (
         _OFFLOADED,
     ),
     _export(
-        "moves.py:_thread_returned_tokens",
+        "moved_ops.py:_thread_returned_tokens",
         "A token that is returned comes from an argument.",
         "if not tokens:",
         "if False:",
@@ -433,6 +433,6 @@ ALWAYS = {
     _PASSES + "export/export_checks.py:ValidateNoInferredFragments": _REPORTS,
     _PASSES + "export/export_checks.py:ValidateNoParamTransfers": _REPORTS,
     _PASSES + "export/export_checks.py:ValidateNoReshards": _REPORTS,
-    _PASSES + "validate.py:SchedulingUnitsVerifier": _REPORTS,
-    _PASSES + "validate.py:VerifyStageMerging": _REPORTS,
+    _PASSES + "schedule_checks.py:SchedulingUnitsVerifier": _REPORTS,
+    _PASSES + "schedule_checks.py:VerifyStageMerging": _REPORTS,
 }

@@ -8,7 +8,7 @@ _RANGES = "tests/unit/tracing/test_range_rules.py::test_a_range_is_that_of_the_w
 _CONDITIONALS = "tests/unit/tracing/test_conditionals.py"
 _CLUSTERS = "tests/unit/compile/backends/mixed/test_clusters.py"
 _COMPARISON = "tests/unit/compile/comparison/test_comparison.py"
-_RULES = "mpmd/tracing/ranges.py"
+_RULES = "mpmd/tracing/wanted_ranges.py"
 _STAGES = "mpmd/tracing/stages"
 
 ROWS: tuple[Precondition, ...] = (
@@ -169,21 +169,21 @@ ROWS: tuple[Precondition, ...] = (
         f"{_RANGES}[pieces]",
     ),
     Precondition(
-        "mpmd/tracing/ranges.py:DemandedJaxpr._scan",
+        "mpmd/tracing/wanted_ranges.py:DemandedJaxpr._scan",
         "A range of rows of a scan is along the dim of its iterations.",
         " or any(wanted.dim for wanted in ranges)",
         "",
         f"{_RANGES}[columns of a scan]",
     ),
     Precondition(
-        "mpmd/tracing/ranges.py:_ScanBody._before",
+        "mpmd/tracing/wanted_ranges.py:_ScanBody._before",
         "The iterations before a range are those after its rows in a scan in reverse.",
         "if self._reverse else (0, wanted.start)",
         "if False else (0, wanted.start)",
         f"{_RANGES}[rows of a reversed scan]",
     ),
     Precondition(
-        "mpmd/tracing/ranges.py:random_bits",
+        "mpmd/tracing/wanted_ranges.py:random_bits",
         "An element of random bits follows from its position, as JAX's switch of partitionable bits says.",
         "jax.config.jax_threefry_partitionable and ",
         "",
