@@ -60,9 +60,9 @@ def pipeline_flag(field: str) -> str:
     return f"mpmd_{field}"
 
 
-def flagged_options() -> list[str]:
-    """The options of the pipelines that have a flag, in order."""
-    return [f.name for f in dataclasses.fields(PipelineOptions) if f.name not in _NOT_FLAGS]
+def flagged_options(group: type[Any] = PipelineOptions) -> list[str]:
+    """The options of the pipelines, or of a group of them, that have a flag, in order."""
+    return [f.name for f in dataclasses.fields(group) if f.name not in _NOT_FLAGS]
 
 
 def _define_pipeline_flags() -> None:

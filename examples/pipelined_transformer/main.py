@@ -119,8 +119,8 @@ class TrainingRun:
             aside = self.checkpoints.set_aside()
             if aside:
                 print(f"the checkpoints of the run before are now in {aside}")
-            return self.compiled.init(functools.partial(make_state, self.config)), []
-        state, losses = self.checkpoints.restore(self.compiled.abstract_args[0])
+            return self.compiled.arguments.init(functools.partial(make_state, self.config)), []
+        state, losses = self.checkpoints.restore(self.compiled.arguments.abstract[0])
         print(f"resumed after step {len(losses)} from {self.checkpoints.directory}")
         return state, losses
 
@@ -143,7 +143,7 @@ class TrainingRun:
         batch, timeline = self.batch(self.step), None
         start = time.perf_counter()
         if charted:
-            (self.state, loss), timeline = self.compiled.timeline(self.state, batch)
+            (self.state, loss), timeline = self.compiled.measure.timeline(self.state, batch)
         else:
             self.state, loss = self.compiled(self.state, batch)
         self.losses.append(float(loss))

@@ -1,7 +1,7 @@
 """Checkpoints of state that lies on several meshes, in one process or in several.
 
     mpmd.checkpoint.save(folder, step, state, {"losses": losses})
-    restored = mpmd.checkpoint.restore(folder, compiled.abstract_args[0])
+    restored = mpmd.checkpoint.restore(folder, compiled.arguments.abstract[0])
 
 Every array is written once, by a process that holds it, with orbax, and read back.  A checkpoint is complete
 or not there.  It may be restored onto another topology: other processes, stages, devices or platforms, and
@@ -11,10 +11,11 @@ stacks in other parts.  In several processes all must call these functions, and 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -32,12 +33,13 @@ from mpmd.api.checkpoints.pieces import (
     writers,
 )
 from mpmd.api.checkpoints.restore import CheckpointReader, SaveRequest, step_number
-from mpmd.api.checkpoints.together import Together, together
 from mpmd.errors import CheckpointError, collect
-from mpmd.runtime.processes.exchange import Alike
+from mpmd.runtime.processes.exchange import Alike, WorldExchange
+from mpmd.runtime.processes.world import world
 from mpmd.support.user_code import warn_user
 
 Folder = str | os.PathLike[str]
+T = TypeVar("T")
 
 
 class Restored(NamedTuple):
@@ -70,17 +72,19 @@ def save(
             full, or orbax is not installed.  Older checkpoints stay, and nothing of this one.
         PeerError: another process failed, or saves something else; likewise.
     """
-    with together("mpmd.checkpoint.save") as processes:
-        found: list[SaveRequest] = []
-        processes.do("save the state", lambda: found.append(SaveRequest.of(folder, step, state, extra, keep)))
-        processes.compare(Alike("saves something else", found[0].text()))
+    with _processes("mpmd.checkpoint.save") as processes:
+        requests: list[SaveRequest] = []
+        processes.do(
+            "save the state", lambda: requests.append(SaveRequest.of(folder, step, state, extra, keep))
+        )
+        processes.compare(Alike("saves something else", requests[0].text()))
         with contextlib.ExitStack() as until_complete:
-            notes = _save(found[0], processes, until_complete)
+            notes = _save(requests[0], processes, until_complete)
     if jax.process_index() == 0:
         warn_user(notes)
 
 
-def _save(request: SaveRequest, processes: Together, until_complete: contextlib.ExitStack) -> list[str]:
+def _save(request: SaveRequest, processes: _Processes, until_complete: contextlib.ExitStack) -> list[str]:
     root, step, first = request.root, request.step, jax.process_index() == 0
     what, kinds = f"write a checkpoint to {root}", [leaf.kind for leaf in request.leaves]
     pieces: dict[tuple[int, Box], np.ndarray] = {}
@@ -102,9 +106,9 @@ def _save(request: SaveRequest, processes: Together, until_complete: contextlib.
 
     def describe() -> None:
         if first:
-            found = [[process, *piece] for process, of in enumerate(written) for piece in of]
+            owned = [[process, *piece] for process, of in enumerate(written) for piece in of]
             leaves = [[kind.path, kind.shape, kind.dtype] for kind in kinds]
-            manifest = {"format": 1, "step": step, "leaves": leaves, "pieces": found, "extra": request.extra}
+            manifest = {"format": 1, "step": step, "leaves": leaves, "pieces": owned, "extra": request.extra}
             folders.describe(root, step, manifest)
 
     def complete() -> None:
@@ -126,7 +130,7 @@ def restore(folder: Folder, like: Any, step: int | None = None) -> Restored:
     Args:
         folder: where the checkpoints of a run are.
         like: a pytree of arrays, or of `jax.ShapeDtypeStruct`s with shardings, such as
-            `compiled.abstract_args[0]`.  Leaves without a sharding become NumPy arrays.
+            `compiled.arguments.abstract[0]`.  Leaves without a sharding become NumPy arrays.
         step: which one; by default the one that was written last.
 
     Raises:
@@ -135,7 +139,7 @@ def restore(folder: Folder, like: Any, step: int | None = None) -> Restored:
     """
     root, leaves, arrays = Path(folder).absolute(), list[Leaf](), list[Any]()
     what = f"read a checkpoint in {root}"
-    with together("mpmd.checkpoint.restore") as processes:
+    with _processes("mpmd.checkpoint.restore") as processes:
 
         def begin() -> int:
             leaves.extend(leaves_of(like))
@@ -168,15 +172,15 @@ def extra(folder: Folder, step: int | None = None) -> dict[str, Any]:
     """
     root = Path(folder).absolute()
     chosen = _newest(root) if step is None else step_number(step)
-    found: dict[str, Any] = folders.read_manifest(root, chosen)["extra"]
-    return found
+    values: dict[str, Any] = folders.read_manifest(root, chosen)["extra"]
+    return values
 
 
 def _newest(root: Path) -> int:
-    found = folders.steps(root)
-    if not found:
+    numbers = folders.steps(root)
+    if not numbers:
         raise CheckpointError(f"there is no checkpoint in {root}")
-    return found[-1]
+    return numbers[-1]
 
 
 def _write(
@@ -217,3 +221,59 @@ def _compare(root: Path, step: int, saved: list[LeafKind], wanted: list[LeafKind
     if problems:
         head = f"the checkpoint of step {step} in {root} is of another state:"
         raise collect(CheckpointError, problems, head)
+
+
+class _Processes:
+    """Work that all processes do at the same time, and that fails in all if it fails in one."""
+
+    def __init__(self, exchange: WorldExchange | None) -> None:
+        self._exchange = exchange
+
+    def do(self, what: str, act: Callable[[], Any]) -> list[Any]:
+        """What `act` returns in every process, through JSON.
+
+        Args:
+            what: is done, for messages: `write a checkpoint to ...`.
+            act: the work of this process.
+
+        Raises:
+            CheckpointError: it failed in another process; or here, at a file.
+            PeerError: another process failed meanwhile.
+        """
+
+        def of_files() -> Any:
+            try:
+                return act()
+            except CheckpointError:
+                raise
+            except files.FILE_ERRORS as error:
+                raise CheckpointError(f"cannot {what}: {files.reason(error)}") from error
+
+        if self._exchange is None:
+            return [json.loads(json.dumps(of_files()))]
+        return self._exchange.together(of_files, CheckpointError)
+
+    def alike(self, act: Callable[[], T]) -> T:
+        """What `act` returns, which does the same in all processes, errors included."""
+        try:
+            return act()
+        except CheckpointError:
+            if self._exchange is not None:
+                self._exchange.settled = True
+            raise
+
+    def compare(self, alike: Alike) -> None:
+        """Raises a PeerError if something differs that must be equal in all processes."""
+        if self._exchange is not None:
+            self._exchange.compare(alike)
+
+
+@contextlib.contextmanager
+def _processes(name: str) -> Iterator[_Processes]:
+    """The processes in one exchange of this name; in one process there is none."""
+    joined = world()
+    if joined is None:
+        yield _Processes(None)
+        return
+    with joined.exchange(name) as exchange:
+        yield _Processes(exchange)

@@ -114,8 +114,8 @@ class Comparison:
         return not self.differences
 
     def __str__(self) -> str:
-        found, where = self.largest
-        largest = f": largest difference {found.ulps:.3g} ulps, in {where}" if where else ""
+        difference, where = self.largest
+        largest = f": largest difference {difference.ulps:.3g} ulps, in {where}" if where else ""
         if not self.fragments:
             lines = ["nothing was compared"]
         elif self:
@@ -151,7 +151,7 @@ def reported(comparison: Comparison) -> Comparison:
 
 
 @dataclasses.dataclass
-class _Found:
+class _DifferingFragment:
     """The first call of a fragment that differs, and how many do."""
 
     task: str
@@ -168,8 +168,8 @@ class FragmentComparison(Observer):
     ) -> None:
         """Takes the executables of the step and its meshes by name, and the options of its compiler."""
         self._executables, self._meshes, self._options = executables, meshes, options
-        found = {name: _not_compared(e, meshes[e.fragment.mesh]) for name, e in executables.items()}
-        self._skipped = {name: reason for name, reason in found.items() if reason}
+        reasons = {name: _not_compared(e, meshes[e.fragment.mesh]) for name, e in executables.items()}
+        self._skipped = {name: reason for name, reason in reasons.items() if reason}
         compared = {
             name: dataclasses.replace(executable.fragment, donated=(), token=False)
             for name, executable in executables.items()
@@ -178,7 +178,7 @@ class FragmentComparison(Observer):
         self._others = compile_fragments(compared, meshes, "xla", options)
         self._calls = 0
         self._largest = Difference(), ""
-        self._found: dict[str, _Found] = {}
+        self._differing: dict[str, _DifferingFragment] = {}
         self._less_exact: dict[str, None] = {}
         self._expected: list[np.ndarray] = []
         self._consumed: dict[int, np.ndarray] = {}
@@ -200,10 +200,10 @@ class FragmentComparison(Observer):
         fragment = self._others[name].fragment
         opinions = opinions_of(fragment, self._meshes[fragment.mesh], got, self._expected, inputs)
         self._calls += 1
-        if opinions.wrong and name in self._found:
-            self._found[name].calls += 1
+        if opinions.wrong and name in self._differing:
+            self._differing[name].calls += 1
         elif opinions.wrong:
-            self._found[name] = _Found(task_text(call.op), inputs(), opinions)
+            self._differing[name] = _DifferingFragment(task_text(call.op), inputs(), opinions)
         elif opinions.less_exact:
             self._less_exact[name] = None
         else:
@@ -217,15 +217,15 @@ class FragmentComparison(Observer):
             module: the exported one, which knows the places in the model.
             results: of the step.
         """
-        differences = [self._narrowed(name, found, module) for name, found in self._found.items()]
+        differences = [self._narrowed(name, first, module) for name, first in self._differing.items()]
         return Comparison(
             tuple(differences), len(self._others), self._calls, self._largest,
-            tuple(name for name in self._less_exact if name not in self._found), self._skipped, results,
+            tuple(name for name in self._less_exact if name not in self._differing), self._skipped, results,
         )  # fmt: skip
 
-    def _narrowed(self, name: str, found: _Found, module: ir.Module) -> FragmentDifference:
+    def _narrowed(self, name: str, first: _DifferingFragment, module: ir.Module) -> FragmentDifference:
         backend, fragment = self._executables[name].backend, self._others[name].fragment
-        places, opinions = _ModelPlaces(module, name), found.opinions
+        places, opinions = _ModelPlaces(module, name), first.opinions
         results = []
         for k in opinions.wrong:
             numbers, verdict = opinions.difference(k), opinions.verdict(k)
@@ -234,10 +234,10 @@ class FragmentComparison(Observer):
             results.append(ResultDifference(k, places.of_result(k), numbers, exact, wrong))
         chosen = "native" if backend == "mixed" else backend
         compilers = Compilers(self._meshes[fragment.mesh], chosen, self._options)
-        divergence, note = _divergence(compilers, fragment, found.inputs)
+        divergence, note = _divergence(compilers, fragment, first.inputs)
         place = "" if divergence is None else places.of_operation(divergence.number)
         return FragmentDifference(
-            name, fragment.mesh, found.task, found.calls, tuple(results), divergence, place, note
+            name, fragment.mesh, first.task, first.calls, tuple(results), divergence, place, note
         )
 
 
@@ -293,8 +293,8 @@ class _ModelPlaces:
         with ir.context():
             main = ir.symbol_table(module)[fragment]
             self._ops = [_place(op) for op in ir.ops(main.body)]
-            made = [ir.producer(value) for value in main.returned]
-            self._results = ["" if op is None else _place(op) for op in made]
+            producers = [ir.producer(value) for value in main.returned]
+            self._results = ["" if op is None else _place(op) for op in producers]
 
     def of_operation(self, number: int) -> str:
         return self._ops[number] if number < len(self._ops) else ""

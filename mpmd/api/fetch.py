@@ -34,8 +34,8 @@ def fetch(tree: Any, device: jax.Device | None = None) -> Any:
     """
     to = jax.local_devices()[0] if device is None else device
     if world() is not None:
-        found, structure = tree_flatten_with_path(tree)
-        paths, leaves = [keystr(path) for path, _ in found], [leaf for _, leaf in found]
+        flat, structure = tree_flatten_with_path(tree)
+        paths, leaves = [keystr(path) for path, _ in flat], [leaf for _, leaf in flat]
         tree = jax.tree.unflatten(structure, everywhere(paths, leaves))
 
     def on_device(leaf: Any) -> Any:

@@ -61,10 +61,10 @@ def initialized(
         exchange.together(lambda: traced.append(_traced(argument, init_fn, args)))
         closed, given = traced[0]
         exchange.compare(Alike("initializes something else", _program_text(argument, closed, given)))
-        made: list[Any] = []
-        exchange.together(lambda: made.append(_initialized(argument, meshes, closed, given)))
-    joined.origins.record("compiled.init", jax.tree.leaves(made[0]))
-    return made[0]
+        created: list[Any] = []
+        exchange.together(lambda: created.append(_initialized(argument, meshes, closed, given)))
+    joined.origins.record("compiled.init", jax.tree.leaves(created[0]))
+    return created[0]
 
 
 def _traced(
@@ -165,8 +165,8 @@ def _computed(
     def compute(values: list[dict[Demand, Any]]) -> list[Any]:
         for k in keys:
             values[k] = {demand: as_key(value, given[k].dtype) for demand, value in values[k].items()}
-        made = demanded.run(values[: len(demanded.constants)], values[len(demanded.constants) :])
-        results = [made[leaf][demand] for leaf, demand in demands]
+        computed = demanded.run(values[: len(demanded.constants)], values[len(demanded.constants) :])
+        results = [computed[leaf][demand] for leaf, demand in demands]
         return [jax.random.key_data(r) if is_key(r.dtype) else r for r in map(jax.numpy.asarray, results)]
 
     flat, tree = jax.tree.flatten([list(of_value.values()) for of_value in placed])
@@ -233,18 +233,18 @@ def loaded(argument: PlacedArgument, reader: Reader) -> Any:
         return argument.of_parts(of_part)
     paths = "".join(f"{leaf.path}: {_text(leaf)}\n" for leaf in argument.leaves)
     with joined.exchange("compiled.load", Alike("loads something else", paths)) as exchange:
-        made: list[Any] = []
-        exchange.together(lambda: made.append(argument.of_parts(of_part)))
+        created: list[Any] = []
+        exchange.together(lambda: created.append(argument.of_parts(of_part)))
         _compare_shared(exchange, shared)
-    joined.origins.record("compiled.load", jax.tree.leaves(made[0]))
-    return made[0]
+    joined.origins.record("compiled.load", jax.tree.leaves(created[0]))
+    return created[0]
 
 
 def _compare_shared(exchange: WorldExchange, shared: Mapping[str, int]) -> None:
     """Raises a PeerError if processes have read other values for one part: its place, and a checksum."""
     first: dict[str, tuple[int, int]] = {}
-    for process, found in enumerate(exchange.gather_json(dict(shared))):
-        for place, checksum in found.items():
+    for process, checksums in enumerate(exchange.gather_json(dict(shared))):
+        for place, checksum in checksums.items():
             holder, expected = first.setdefault(place, (process, checksum))
             if expected != checksum:
                 exchange.settled = True
@@ -270,10 +270,10 @@ def _read(leaf: InputLeaf, part: InputPart, reader: Reader, shared: dict[str, in
         if at not in known:
             if leaf.dim is not None:
                 own[leaf.dim] = (own[leaf.dim][0] + part.start, own[leaf.dim][1] + part.start)
-            found = reader(leaf.path, struct, tuple(slice(a, b) for a, b in own))
+            values = reader(leaf.path, struct, tuple(slice(a, b) for a, b in own))
             if is_key(part.dtype):
-                found = jax.random.key_data(found) if isinstance(found, jax.Array) else found
-            array = np.array(found)  # a copy: devices on CPUs may keep and reuse the memory
+                values = jax.random.key_data(values) if isinstance(values, jax.Array) else values
+            array = np.array(values)  # a copy: devices on CPUs may keep and reuse the memory
             expected = (*(b - a for a, b in own), *stored.shape[rank:])
             if array.shape != expected or array.dtype != dtype:
                 raise SignatureError(
@@ -295,12 +295,12 @@ def check(argument: PlacedArgument, shapes: Any, who: str) -> None:
     Raises:
         SignatureError: they differ; names every leaf.
     """
-    found = {keystr(path): leaf for path, leaf in tree_flatten_with_path(shapes, is_leaf=is_stacked)[0]}
+    given = {keystr(path): leaf for path, leaf in tree_flatten_with_path(shapes, is_leaf=is_stacked)[0]}
     wanted = {leaf.path: leaf for leaf in argument.leaves}
-    problems = [f"{path or 'it'} is missing" for path in wanted if path not in found]
-    problems += [f"{path or 'it'} is not part of the argument" for path in found if path not in wanted]
+    problems = [f"{path or 'it'} is missing" for path in wanted if path not in given]
+    problems += [f"{path or 'it'} is not part of the argument" for path in given if path not in wanted]
     for path, leaf in wanted.items():
-        got = found.get(path, leaf)
+        got = given.get(path, leaf)
         if (tuple(got.shape), got.dtype) != (tuple(leaf.shape), leaf.dtype):
             problems.append(f"{path or 'it'} is {_text(got)}, and the step takes {_text(leaf)}")
     if problems:

@@ -1,30 +1,22 @@
-"""The arguments of a compiled step: on which mesh each leaf is, with which sharding, and who reads it.
+"""Arguments and results in the form in which a program stores them, and arguments as arrays on meshes.
 
-Leaves that a program stores in another form: keys as integers, float0 as bools, weak types as strong.
+Keys are stored as integers, float0 as bools, weak types as strong ones.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
-from jax.tree_util import keystr, tree_flatten_with_path
 
-from mpmd.errors import SignatureError
 from mpmd.jax_compat import ShapedArray, as_key, is_key
 from mpmd.jax_distributed import absent_array_maker
-from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.program.graph import BufferType
-from mpmd.runtime.program.streams import Feed
 from mpmd.support.memoisation import memoised
-from mpmd.tracing.stages.stacked.stacked import is_stacked
-
-if TYPE_CHECKING:
-    from mpmd.api.aot import Lowered
 
 
 def weakly_typed(array: jax.Array) -> jax.Array:
@@ -166,76 +158,5 @@ class PlacedArgument:
 
     def of_parts(self, value: Callable[[InputLeaf, InputPart], Any]) -> Any:
         """The argument, with the value of a function for each of its arrays."""
-        made = [value(leaf, part) for leaf in self.leaves for part in leaf.parts]
-        return jax.tree.unflatten(self.tree, made)
-
-
-def argument(lowered: Lowered, devices: MeshDevices, position: int) -> PlacedArgument:
-    """An argument of a step, by its position among those that are not static.
-
-    Raises:
-        SignatureError: there is no such position.
-    """
-    known = lowered.traced.arguments
-    positional, _ = jax.tree.unflatten(known.tree, range(len(known.leaves)))
-    if not 0 <= position < len(positional):
-        count = len(positional)
-        raise SignatureError(f"there is no argument {position}; the step has {count} that are not static")
-    stored = _stored(lowered)
-
-    def part(index: int, start: int = 0) -> InputPart:
-        return _part(known.leaves[index], stored[index], devices, start)
-
-    leaves = []
-    for path, slot in tree_flatten_with_path(positional[position], is_leaf=is_stacked)[0]:
-        if not is_stacked(slot):
-            leaves.append(InputLeaf(keystr(path), (part(slot),)))
-            continue
-        parts, start = [], 0
-        for index in slot.parts:
-            parts.append(part(index, start))
-            start += known.leaves[index].shape[slot.dim]
-        leaves.append(InputLeaf(keystr(path), tuple(parts), slot.dim))
-    return PlacedArgument(tuple(leaves), jax.tree.structure(positional[position]))
-
-
-def _stored(lowered: Lowered) -> list[BufferType]:
-    """The type of each flat argument on its mesh; of a scalar, on a mesh of this process if one reads it.
-
-    Every process that uses a scalar reads it, so that each must have it.
-    """
-    graph = lowered.partitioned.graph
-    streams = lowered.program.part(jax.process_index()).streams
-    here = {stream.mesh for stream in streams}
-    read = {
-        op.input: stream.buffers[op.buffer].type
-        for stream in streams
-        for op in stream.instructions
-        if isinstance(op, Feed)
-    }
-    types = [graph.types[spec.value] for spec in graph.inputs]
-    return [
-        read.get(spec.index, kind) if kind.shape == () and kind.mesh not in here else kind
-        for spec, kind in zip(graph.inputs, types, strict=True)
-    ]
-
-
-def _part(leaf: Any, kind: BufferType, devices: MeshDevices, start: int = 0) -> InputPart:
-    return InputPart(leaf.shape, leaf.dtype, bool(leaf.weak_type), kind, devices.sharding(kind), start)
-
-
-def structs(lowered: Lowered, devices: MeshDevices) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """All arguments as shapes, dtypes and shardings: `(positional, keywords)`."""
-    known = lowered.traced.arguments
-    made = [_part(*of_leaf, devices).struct for of_leaf in zip(known.leaves, _stored(lowered), strict=True)]
-    positional, keywords = jax.tree.unflatten(known.tree, made)
-    return tuple(positional), keywords
-
-
-def used(lowered: Lowered, process: int | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """For each leaf of the arguments whether a process reads it: `(positional, keywords)`."""
-    program = lowered.program if process is None else lowered.program.part(process)
-    fed = {op.input for stream in program.streams for op in stream.instructions if isinstance(op, Feed)}
-    known = lowered.traced.arguments
-    positional, keywords = jax.tree.unflatten(known.tree, [k in fed for k in range(len(known.leaves))])
-    return tuple(positional), keywords
+        values = [value(leaf, part) for leaf in self.leaves for part in leaf.parts]
+        return jax.tree.unflatten(self.tree, values)

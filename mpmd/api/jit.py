@@ -211,14 +211,14 @@ class Jitted(Generic[P, R]):
         except (TypeError, OverflowError):  # some leaf is not an array
             check_leaves(arguments, paths(self._rules, args, kwargs))
             raise
-        found = known.get(key)
-        if found is None:
-            found = self._compile(arguments, args, kwargs)
-            self._explicit |= found.lowered.traced.explicit
-            known[self._key(arguments, context)] = found
+        compiled = known.get(key)
+        if compiled is None:
+            compiled = self._compile(arguments, args, kwargs)
+            self._explicit |= compiled.lowered.traced.explicit
+            known[self._key(arguments, context)] = compiled
         if not arguments.statics and known is self._compiled:
-            self._last = marks, found
-        return found
+            self._last = marks, compiled
+        return compiled
 
     def _key(self, arguments: Arguments, context: Hashable) -> Hashable:
         return arguments.key, context, arguments.types if self._explicit else None
@@ -244,10 +244,10 @@ class Jitted(Generic[P, R]):
             from mpmd.api.refine import refined
 
             key = arguments.key, trace_context()
-            found = self._refined.get(key)
-            if found is None:
-                found = self._refined[key] = refined(self._config, under)
-            return under(found)
+            refined_config = self._refined.get(key)
+            if refined_config is None:
+                refined_config = self._refined[key] = refined(self._config, under)
+            return under(refined_config)
 
     def __repr__(self) -> str:
         return f"<mpmd.jit of {getattr(self._fn, '__name__', self._fn)!r} on {self._config.topology}>"

@@ -75,11 +75,11 @@ def together(exchange: WorldExchange | None, act: Callable[[], T]) -> T:
     Raises:
         PeerError: it failed in another process.
     """
-    found: list[T] = []
+    results: list[T] = []
     if exchange is None:
         return act()
-    exchange.together(lambda: found.append(act()))
-    return found[0]
+    exchange.together(lambda: results.append(act()))
+    return results[0]
 
 
 def devices_of(topology: Topology, exchange: WorldExchange | None, transfers: str = "auto") -> MeshDevices:
@@ -129,11 +129,11 @@ def merged(executor: Executor | Part, what: str, figures: Mapping[str, int]) -> 
 def merged_scratch(scratch: Scratch, exchange: WorldExchange | None) -> Scratch:
     if exchange is None:
         return scratch
-    found = exchange.gather_json(
+    scratches = exchange.gather_json(
         [[(*key, size) for key, size in scratch.workspace.items()], dict(scratch.kept)]
     )
-    workspace = {(mesh, name): size for of, _ in found for mesh, name, size in of}
-    return Scratch(workspace, {mesh: size for _, of in found for mesh, size in of.items()})
+    workspace = {(mesh, name): size for of, _ in scratches for mesh, name, size in of}
+    return Scratch(workspace, {mesh: size for _, of in scratches for mesh, size in of.items()})
 
 
 def shared_warning(own: PendingWarning, exchange: WorldExchange | None) -> PendingWarning:
@@ -150,8 +150,8 @@ def absent_results(
     """For each result that this process may not have, what makes an array without data in its place."""
     if not isinstance(devices, WorldDevices):
         return {}
-    made = {k: devices.absent(type_, k in weak) for k, (_, type_) in program.results.items()}
-    return {k: _kept(make) for k, make in made.items()}
+    makers = {k: devices.absent(type_, k in weak) for k, (_, type_) in program.results.items()}
+    return {k: _kept(make) for k, make in makers.items()}
 
 
 def _kept(make: Callable[[], jax.Array]) -> Callable[[], jax.Array]:

@@ -75,7 +75,7 @@ def measure_blocks(
     finally:
         compiled.close()
     estimated = [sum(of_stage) for of_stage in zip(*(c.division.seconds for c in choices), strict=True)]
-    factors = [found / guess if guess else 1.0 for found, guess in zip(seconds, estimated, strict=True)]
+    factors = [measured / guess if guess else 1.0 for measured, guess in zip(seconds, estimated, strict=True)]
     return tuple(
         (choice.key, tuple(zip((*choice.division.starts, len(choice.units.chain)), factors, strict=True)))
         for choice in choices
@@ -84,8 +84,8 @@ def measure_blocks(
 
 def _choices(traced: Traced) -> list[DivisionChoice]:
     """The divisions of the functions of a step, each once, though JAX may trace it several times."""
-    found = [] if traced.plan is None else traced.plan.choices
-    return list({choice.key: choice for choice in found}.values())
+    choices = [] if traced.stages is None else traced.stages.choices
+    return list({choice.key: choice for choice in choices}.values())
 
 
 def stage_seconds(compiled: Compiled, stages: int) -> list[float]:
@@ -107,7 +107,7 @@ def measured_fragments(compiled: Compiled) -> ProgramCosts:
     runs = []
     for _ in range(_RUNS):
         positional, keywords = zeros(compiled.lowered.traced.arguments)
-        runs.append(compiled.costs(*positional, **keywords)[1])
+        runs.append(compiled.measure.costs(*positional, **keywords)[1])
     return ProgramCosts(
         {name: min(run.fragments[name] for run in runs) for name in runs[0].fragments},
         {kinds: min(run.transfers[kinds] for run in runs) for kinds in runs[0].transfers},

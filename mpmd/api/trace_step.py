@@ -36,7 +36,7 @@ from mpmd.partition.signature import ArgumentRules, Arguments, abstract, check_l
 from mpmd.support.user_code import raised_at
 from mpmd.tracing.conditionals import has_wide_conditional, with_split_conditionals
 from mpmd.tracing.names import decode, names_called
-from mpmd.tracing.stages.staged import StagePlan, over_parts, planned
+from mpmd.tracing.stages.staged import TracedStages, dividing, over_parts
 from mpmd.tracing.trace import names_in
 
 R = TypeVar("R")
@@ -124,14 +124,14 @@ class _Attempt:
         traced: by JAX.
         given: shapes and dtypes of its arguments, stacks in parts.
         names: names that were called.
-        plan: the stages from outside.
+        stages: the stages from outside.
         explicit: whether axes were explicit.
     """
 
     traced: jax.stages.Traced
     given: Any
     names: set[str]
-    plan: StagePlan | None
+    stages: TracedStages | None
     explicit: bool
 
 
@@ -160,8 +160,8 @@ def trace(
         raise SignatureError(f"{name} does not take these arguments: {error}") from None
     except ValueError:  # without a signature
         pass
-    found = paths(rules, args, kwargs)
-    check_leaves(arguments, found)
+    leaf_paths = paths(rules, args, kwargs)
+    check_leaves(arguments, leaf_paths)
 
     def with_statics(dynamic: Any, named: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         values = iter(dynamic)
@@ -177,12 +177,12 @@ def trace(
 
     topology = config.topology
     attempt = under_fitting_mesh(topology.abstract_mesh, under, topology.explicit_axes)
-    traced, names, plan = attempt.traced, attempt.names, attempt.plan
-    if plan is not None and plan.selector.stacked:
+    traced, names, stages = attempt.traced, attempt.names, attempt.stages
+    if stages is not None and stages.selector.stacked:
         arguments = flatten(rules, *with_statics(*attempt.given))
-        found = paths(rules, *with_statics(*attempt.given))
-    if plan is not None:
-        plan.check_used()
+        leaf_paths = paths(rules, *with_statics(*attempt.given))
+    if stages is not None:
+        stages.check_used()
     if not is_staging():  # or its closed-over values may belong to the function around it
         _refuse_leaked(closed_over(traced))
     ordered = ordered_effects(traced)
@@ -194,8 +194,8 @@ def trace(
         )
     called = _called(traced.jaxpr, names)
     return Traced(
-        traced, config, arguments.without_arrays(), found, frozenset(called), _ever_called(fn, called),
-        plan, attempt.explicit,
+        traced, config, arguments.without_arrays(), leaf_paths, frozenset(called), _ever_called(fn, called),
+        stages, attempt.explicit,
     )  # fmt: skip
 
 
@@ -208,10 +208,10 @@ def _attempt(
     explicit: bool,
 ) -> _Attempt:
     names: set[str] = set()
-    plan = None if config.stages is None else StagePlan(config.stages)
-    with names_called(names), planned(plan):
-        if plan is not None and plan.selector.stacked:
-            of_parts, given = over_parts(fn, plan, given, lambda wholes: _call(fn, *with_statics(*wholes)))
+    stages = None if config.stages is None else TracedStages(config.stages)
+    with names_called(names), dividing(stages):
+        if stages is not None and stages.selector.stacked:
+            of_parts, given = over_parts(fn, stages, given, lambda wholes: _call(fn, *with_statics(*wholes)))
             traced = jax.jit(of_parts, keep_unused=True).trace(given)
         else:
             jitted = jax.jit(
@@ -224,7 +224,7 @@ def _attempt(
             traced = jitted.trace(*positional, **keywords)
         if len(config.topology) > 1 and not is_staging() and has_wide_conditional(traced.jaxpr.jaxpr):
             traced = _with_split_conditionals(traced, given)
-    return _Attempt(traced, given, names, plan, explicit)
+    return _Attempt(traced, given, names, stages, explicit)
 
 
 def _with_split_conditionals(traced: jax.stages.Traced, given: Any) -> jax.stages.Traced:
@@ -259,8 +259,8 @@ def _refuse_leaked(values: Sequence[jax.core.Tracer]) -> None:
     problems = []
     for value in values:
         name, place = created_by(value)
-        found = decode(name)
-        inside = f"named computation {found[1]!r}" if found else f"function {name!r}"
+        decoded = decode(name)
+        inside = f"named computation {decoded[1]!r}" if decoded else f"function {name!r}"
         problems.append(f"{inside} computed {value.aval.str_short()}" + (f" at {place}" if place else ""))
     raise jax.errors.UnexpectedTracerError(
         "the step uses values outside of the computations that computed them, without being given them:\n  "

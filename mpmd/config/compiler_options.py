@@ -84,11 +84,11 @@ def with_compiler_options(
     rows, problems = read_rows(given, topology, {name: f.mesh for name, f in fragments.items()})
     if problems:
         raise collect(ConfigError, problems, "the compiler options cannot be used:")
-    found = {}
+    configured = {}
     for name, fragment in fragments.items():
         options = with_options(fragment.compiler_options, dict(options_of(rows, fragment.mesh, (name,))))
-        found[name] = dataclasses.replace(fragment, compiler_options=options)
-    return found
+        configured[name] = dataclasses.replace(fragment, compiler_options=options)
+    return configured
 
 
 def default_rows(topology: Mapping[str, Mesh]) -> list[OptionsRow]:
@@ -156,19 +156,19 @@ def _with_several_communicators(topology: Mapping[str, Mesh]) -> set[str]:
 def _checked(
     options: Mapping[Any, Any], where: str, meshes: Iterable[Mesh], problems: list[str]
 ) -> FragmentOptions:
-    found: dict[str, OptionValue] = {}
+    values: dict[str, OptionValue] = {}
     before = len(problems)
     for name, value in options.items():
         read = _value(name, value)
         if read is None:
             problems.append(f"{where}: {_value_problem(name, value)}")
         else:
-            found[name] = read
-    if found and len(problems) == before:
+            values[name] = read
+    if values and len(problems) == before:
         of_platform = {mesh.devices.flat[0].platform: mesh for mesh in meshes}
         for mesh in of_platform.values():
-            problems += [f"{where}: {problem}" for problem in _refused(found, mesh)]
-    return with_options((), found)
+            problems += [f"{where}: {problem}" for problem in _refused(values, mesh)]
+    return with_options((), values)
 
 
 def _value(name: Any, value: Any) -> OptionValue | None:
@@ -201,8 +201,8 @@ def _refused(options: Mapping[str, OptionValue], mesh: Mesh) -> list[str]:
     if not said:
         return []
     alone = {name: _said_of({name: value}, device) for name, value in options.items()}
-    found = [f"{option_pair(name, options[name])}: {why}" for name, why in alone.items() if why]
-    return found or [f"{', '.join(options)}: {said}"]
+    refused = [f"{option_pair(name, options[name])}: {why}" for name, why in alone.items() if why]
+    return refused or [f"{', '.join(options)}: {said}"]
 
 
 @without_ambient_mesh

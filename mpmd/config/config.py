@@ -7,12 +7,13 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from mpmd.config.found_stages import from_shorthand, on_topology
 from mpmd.config.topology import Topology
+from mpmd.cost.device import device_of
 from mpmd.errors import ConfigError, close_to, collect
 from mpmd.options import PipelineOptions
 from mpmd.scheduling.catalogue import PipelineSchedule, get_schedule
 from mpmd.support.option_texts import CompilerOptions, NamePlacement, OptionsRow
+from mpmd.tracing.stages.select.automatic import AutomaticSelector, by_cost
 from mpmd.tracing.stages.select.selectors import Selector
 
 PlaceLike = str | tuple[str, int]
@@ -97,12 +98,12 @@ def make_config(
         ScheduleError: an unknown schedule.
     """
     assignment = {} if assignment is None and stages is not None else assignment
-    stages = from_shorthand(stages)
+    stages = _from_shorthand(stages)
     problems = _kind_problems(topology, assignment, stages, backend, options, constraints)
     if problems or assignment is None:
         raise collect(ConfigError, problems, "the configuration cannot be used:")
     if stages is not None:
-        stages = on_topology(stages, topology)
+        stages = _on_topology(stages, topology)
         assignment = {**stages.places, **assignment}
     placed = _placements(assignment, topology, problems)
     rows = _option_rows(compiler_options, topology, placed, problems)
@@ -119,8 +120,8 @@ def make_config(
 def _placements(
     assignment: Mapping[str, PlaceLike], topology: Topology, problems: list[str]
 ) -> dict[str, NamePlacement]:
-    found = {name: _placement(name, place, topology, problems) for name, place in assignment.items()}
-    placed = {name: place for name, place in found.items() if place is not None}
+    places = {name: _placement(name, place, topology, problems) for name, place in assignment.items()}
+    placed = {name: place for name, place in places.items() if place is not None}
     if not assignment:
         problems.append("the assignment is empty: name a computation and give it a mesh")
     problems += _stage_problems(placed)
@@ -210,12 +211,46 @@ def _stage_problems(placed: dict[str, NamePlacement]) -> list[str]:
             meshes.setdefault(place.stage, {})[place.mesh] = name
     return [
         f"stage {stage} is assigned to several meshes: "
-        + ", ".join(f"{name!r} to {mesh!r}" for mesh, name in sorted(found.items()))
-        for stage, found in sorted(meshes.items())
-        if len(found) > 1
+        + ", ".join(f"{name!r} to {mesh!r}" for mesh, name in sorted(names.items()))
+        for stage, names in sorted(meshes.items())
+        if len(names) > 1
     ]
 
 
 def did_you_mean(word: str, known: Any) -> str:
     """The end of a sentence about an unknown word: a known one that looks like it, or else all of them."""
     return close_to(word, known) or f"; there are {', '.join(map(repr, known))}"
+
+
+def _from_shorthand(stages: Any) -> Any:
+    """The stages of a configuration: `"auto"` and a number are stages by cost.
+
+    Raises:
+        ConfigError: another text, or a number below 1.
+    """
+    if isinstance(stages, bool):
+        return stages
+    if isinstance(stages, int):
+        return by_cost(stages)
+    if isinstance(stages, str):
+        if stages != "auto":
+            raise ConfigError(
+                f"stages is {stages!r}; there is 'auto'\n  for a pattern use mpmd.by_parameters({stages!r}) "
+                f"or mpmd.split({stages!r})"
+            )
+        return by_cost()
+    return stages
+
+
+def _on_topology(stages: Any, topology: Topology) -> Selector:
+    """The stages on the meshes of a topology.
+
+    Raises:
+        ConfigError: meshes and stages do not fit.
+    """
+    placed: Selector = stages.on(list(topology))
+    if not isinstance(placed, AutomaticSelector) or any(mesh not in topology for mesh in placed.over):
+        return placed  # the assignment of an unknown mesh is reported with the others
+    platform = next(iter(topology.values())).devices.flat[0].platform
+    sizes = {name: mesh.size for name, mesh in topology.items()}
+    return placed.on_devices(sizes, device_of(platform))

@@ -84,10 +84,10 @@ class Topology(Mapping[str, Mesh]):
     @property
     def axes(self) -> dict[str, int]:
         """The axes of all meshes; one that meshes have in several sizes has the largest."""
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for mesh in self.values():
-            found |= {name: max(size, found.get(name, 1)) for name, size in mesh.shape.items()}
-        return found
+            sizes |= {name: max(size, sizes.get(name, 1)) for name, size in mesh.shape.items()}
+        return sizes
 
     @property
     def abstract_mesh(self) -> AbstractMesh:
@@ -104,11 +104,11 @@ class Topology(Mapping[str, Mesh]):
     @property
     def shared_devices(self) -> dict[str, list[str]]:
         """Device -> names of its meshes, for devices in more than one."""
-        found: dict[tuple[int, str], list[str]] = {}
+        users: dict[tuple[int, str], list[str]] = {}
         for name, mesh in self.items():
             for device in mesh.devices.flat:
-                found.setdefault((id(device.client), str(device)), []).append(name)
-        return {device: names for (_, device), names in found.items() if len(names) > 1}
+                users.setdefault((id(device.client), str(device)), []).append(name)
+        return {device: names for (_, device), names in users.items() if len(names) > 1}
 
 
 def make_topology(
@@ -145,9 +145,9 @@ def make_topology(
     sizes = {name: _axes(spec) for name, spec in meshes.items()}
     counts = {name: math.prod(axes.values()) for name, axes in sizes.items() if axes}
     chosen = _devices(counts, devices, pinning)
-    made = {name: _mesh(spec, sizes[name], chosen.get(name, [])) for name, spec in meshes.items()}
+    jax_meshes = {name: _mesh(spec, sizes[name], chosen.get(name, [])) for name, spec in meshes.items()}
     explicit = dict.fromkeys(axis for spec in meshes.values() for axis in _explicit_axes(spec))
-    topology = Topology(made, list(explicit))
+    topology = Topology(jax_meshes, list(explicit))
     if (joined := world()) is not None:
         check_processes(topology)
         joined.pin()
@@ -223,11 +223,11 @@ def _axis_problems(name: Any, axes: Iterable[Any]) -> list[str]:
     ]
 
 
-def _are_devices(found: Any) -> bool:
+def _are_devices(value: Any) -> bool:
     """Whether something is a sequence of devices."""
-    if not isinstance(found, (Sequence, np.ndarray)) or isinstance(found, str) or np.ndim(found) > 1:
+    if not isinstance(value, (Sequence, np.ndarray)) or isinstance(value, str) or np.ndim(value) > 1:
         return False
-    return all(isinstance(device, jax.Device) for device in found)
+    return all(isinstance(device, jax.Device) for device in value)
 
 
 def _axes(spec: MeshLike) -> dict[str, int]:

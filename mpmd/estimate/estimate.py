@@ -172,7 +172,7 @@ def step_bounds(
     for name, executable in executables.items():
         device = device_of(platforms[executable.fragment.mesh])
         parts.append(_part(name, runs[name], executable.cost_analysis(), device))
-    parts += [BoundTerm(label, len(found), 0.0, sum(found)) for label, found in sorted(sent.items())]
+    parts += [BoundTerm(label, len(times), 0.0, sum(times)) for label, times in sorted(sent.items())]
     return StepBounds(tuple(parts))
 
 

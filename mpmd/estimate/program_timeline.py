@@ -133,10 +133,10 @@ def _known(costs: Any) -> ProgramCosts:
     """
     if isinstance(costs, ProgramCosts):
         return costs
-    found = costs or {}
-    if not isinstance(found, Mapping) or not all(isinstance(s, (int, float)) for s in found.values()):
+    seconds = costs or {}
+    if not isinstance(seconds, Mapping) or not all(isinstance(s, (int, float)) for s in seconds.values()):
         raise ConfigError(f"costs is {costs!r}; it must be seconds by fragment, such as {{'f.step': 0.01}}")
-    return ProgramCosts(found)
+    return ProgramCosts(seconds)
 
 
 def measured_timeline(
@@ -269,7 +269,7 @@ def _mesh_spans(program: Program, s: int, times: _Times, sources: _Sources, last
     """The runs and receives of a mesh, and why it was idle in between; `last` is the end of the step."""
     stream = program.streams[s]
     sends = sources.sends
-    made = {b: at for at, op in enumerate(stream.instructions) for b in writes(op)}
+    maker_of = {b: at for at, op in enumerate(stream.instructions) for b in writes(op)}
     spans: list[Span] = []
     clock = 0.0
     for at, op in enumerate(stream.instructions):
@@ -284,7 +284,7 @@ def _mesh_spans(program: Program, s: int, times: _Times, sources: _Sources, last
             )
         elif isinstance(op, Run) and (s, at) in times.runs:
             start, end = times.runs[s, at]
-            received = [made[b] for b in op.inputs if isinstance(stream.instructions[made[b]], Recv)]
+            received = [maker_of[b] for b in op.inputs if isinstance(stream.instructions[maker_of[b]], Recv)]
             arrivals = {(s, k): sends[s, k] for k in received if (s, k) in times.messages}
             for begin, stop, what, peer in _waits(program, sources, arrivals, times, clock, start):
                 note = f"{_label(op)} waits for {what}"

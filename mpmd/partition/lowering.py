@@ -24,7 +24,15 @@ from mpmd.config.config import Config, did_you_mean
 from mpmd.config.topology import Topology
 from mpmd.errors import ConfigError, IRError, PassError, collect
 from mpmd.estimate.estimate import predicted_seconds
-from mpmd.options import PipelineOptions, current_options, ordered_by, ways_to_reduce
+from mpmd.options import (
+    OrderOptions,
+    PassRunOptions,
+    PipelineOptions,
+    ShardingOptions,
+    current_options,
+    ordered_by,
+    ways_to_reduce,
+)
 from mpmd.partition import pipeline
 from mpmd.partition.name_checks import CalledNames, check_names, warn_of_idle_meshes, warn_of_vanished_names
 from mpmd.partition.prepare import (
@@ -140,9 +148,7 @@ def _folder(name: str) -> Path:
 class _Phases:
     """Runs pipelines one after the other and times them."""
 
-    def __init__(
-        self, module: ir.Module, options: PipelineOptions, observer: LoweringObserver | None
-    ) -> None:
+    def __init__(self, module: ir.Module, options: PassRunOptions, observer: LoweringObserver | None) -> None:
         self.module = module
         self.overrides = tuple(e for e in options.pass_options if not e.startswith(_OVER_HLO))
         self.dump_to = _folder(options.dump_to) if options.dump_to else None
@@ -193,9 +199,9 @@ class _Phases:
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:
-        with diagnostics.collecting() as found:
+        with diagnostics.collecting() as diagnosed:
             yield
-        self.diagnostics += found
+        self.diagnostics += diagnosed
 
 
 def partition(
@@ -236,32 +242,32 @@ def partition(
 
 def _within_memory(partitioned: Callable[[Config], Partitioned], config: Config) -> Partitioned:
     """The step with options that are `auto`: where memory is limited, the fastest way that fits."""
-    made = partitioned(config)
+    step = partitioned(config)
     options = config.options if config.options is not None else current_options()
     limit, meshes = options.device_memory_bytes, config.topology
     if not limit or all(mesh.size == 1 for mesh in meshes.values()):
-        return made
-    most = _peak_of_a_device(made.program, meshes)
+        return step
+    most = _peak_of_a_device(step.program, meshes)
     if most <= limit:
-        return made
-    found: list[tuple[bool, float, int, Partitioned, int, dict[str, Any]]] = [(True, most, 0, made, most, {})]
-    for tried in _in_less_memory(options, made.module):
+        return step
+    ways: list[tuple[bool, float, int, Partitioned, int, dict[str, Any]]] = [(True, most, 0, step, most, {})]
+    for tried in _in_less_memory(options, step.module):
         other = partitioned(dataclasses.replace(config, options=dataclasses.replace(options, **tried)))
         peak = _peak_of_a_device(other.program, meshes)
         cost = peak if peak > limit else predicted_seconds(other.program, other.module, meshes)
-        found.append((peak > limit, cost, len(found), other, peak, tried))
-    *_, made, least, changed = min(found, key=lambda way: way[:3])
+        ways.append((peak > limit, cost, len(ways), other, peak, tried))
+    *_, step, least, changed = min(ways, key=lambda way: way[:3])
     if changed:
         chosen = dataclasses.replace(options, **changed)
         said = " and ".join(f"{name}={getattr(chosen, name)}" for name in changed)
-        made.diagnostics.append(
+        step.diagnostics.append(
             Diagnostic(
                 Severity.WARNING,
                 f"{said}, as a device would hold {most:,} bytes otherwise, and device_memory_bytes is "
                 f"{limit:,}; now it holds {least:,}, without the scratch memory of fragments",
             )
         )
-    return made
+    return step
 
 
 def _in_less_memory(options: PipelineOptions, module: ir.Module) -> Iterator[dict[str, Any]]:
@@ -438,7 +444,7 @@ def stitches_attention(backend: str, platforms: Collection[str]) -> bool:
     return all(ours.get(platform, False) for platform in platforms)
 
 
-def _check_one_order(config: Config, options: PipelineOptions) -> None:
+def _check_one_order(config: Config, options: OrderOptions) -> None:
     """Rejects `schedule=` together with an option that already fixes the order.
 
     Raises:
@@ -452,7 +458,7 @@ def _check_one_order(config: Config, options: PipelineOptions) -> None:
         )
 
 
-def _check_axes(config: Config, options: PipelineOptions) -> None:
+def _check_axes(config: Config, options: ShardingOptions) -> None:
     """Refuses an option that names an axis of no mesh.
 
     Raises:
@@ -485,11 +491,11 @@ def _meshes(
     Raises:
         ConfigError: an unknown mesh or memory, or two meshes for one leaf.
     """
-    found = {}
+    places = {}
     for i, (mesh, sharding) in enumerate(zip(flat_prefix(prefix, tree, what), shardings, strict=True)):
         own = place_of_sharding(sharding, topology)
         if mesh is None:
-            found[i] = own
+            places[i] = own
             continue
         name, _, memory = mesh.partition("#") if isinstance(mesh, str) else (mesh, "", "")
         if not isinstance(name, str) or name not in topology:
@@ -500,8 +506,8 @@ def _meshes(
             raise ConfigError(
                 f"{what} names the mesh {name!r}, but {sharding} is over the devices of {own!r}"
             )
-        found[i] = mesh
-    return tuple(f"{i}@{mesh}" for i, mesh in found.items() if mesh is not None)
+        places[i] = mesh
+    return tuple(f"{i}@{mesh}" for i, mesh in places.items() if mesh is not None)
 
 
 def _prepare(

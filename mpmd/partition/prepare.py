@@ -61,9 +61,9 @@ def mark_shardings(
     ):
         dicts = ir.attribute_dicts(main, row, len(values))
         for i, (spec, value) in enumerate(zip(specs, values, strict=True)):
-            found = spec_problems(spec, value.type.shape, axes)
-            problems += [f"{names[i]}: {problem}" for problem in found]
-            if spec is not None and not found:
+            of_spec = spec_problems(spec, value.type.shape, axes)
+            problems += [f"{names[i]}: {problem}" for problem in of_spec]
+            if spec is not None and not of_spec:
                 dicts[i]["sdy.sharding"] = _attribute(mesh, axes_of_dims(spec, len(value.type.shape)))
         ir.put_attribute_dicts(main, row, dicts)
     if problems:
@@ -98,9 +98,11 @@ def _shard_within_microbatches(
         if devices > 1 and rows % devices == 0 and readers:
             sharding = {"sharding": _attribute(mesh, [*dims[:batch], (), *dims[batch:]])}
             kind, where = op.result.type, ir.before(in_block_order(readers)[0])
-            made = ir.create("sdy.sharding_constraint", [op.result], [kind], where, sharding, op.location)
+            constraint = ir.create(
+                "sdy.sharding_constraint", [op.result], [kind], where, sharding, op.location
+            )
             for reader in readers:
-                ir.replace_uses_in(op.result, made.result, reader)
+                ir.replace_uses_in(op.result, constraint.result, reader)
 
 
 def _mesh_of(module: ir.Module, axes: dict[str, int]) -> str:
@@ -110,15 +112,15 @@ def _mesh_of(module: ir.Module, axes: dict[str, int]) -> str:
     """
     sizes = ", ".join(f'"{name}"={size}' for name, size in axes.items())
     wanted = ir.Attribute.parse(f"#sdy.mesh<[{sizes}]>")
-    found = {
+    meshes = {
         ir.StringAttr(op.attributes["sym_name"]).value: op.attributes["mesh"]
         for op in module.body.operations
         if op.operation.name == "sdy.mesh"
     }
-    for name, mesh in found.items():
+    for name, mesh in meshes.items():
         if mesh == wanted:
             return str(name)
-    name = next(n for i in range(len(found) + 1) if (n := f"{_MESH}_{i}" if i else _MESH) not in found)
+    name = next(n for i in range(len(meshes) + 1) if (n := f"{_MESH}_{i}" if i else _MESH) not in meshes)
     attributes = {"sym_name": ir.StringAttr.get(name), "mesh": wanted}
     ir.create("sdy.mesh", [], [], ir.at_start(module.body), attributes)
     return name
@@ -166,10 +168,10 @@ def place_of_sharding(sharding: Any, topology: Topology) -> str | None:
     if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
         return None
     devices = list(sharding.mesh.devices.flat)
-    found = [name for name, mesh in topology.items() if list(mesh.devices.flat) == devices]
-    if len(found) != 1:
+    names = [name for name, mesh in topology.items() if list(mesh.devices.flat) == devices]
+    if len(names) != 1:
         return None
-    return found[0] + ("#pinned_host" if sharding.memory_kind == "pinned_host" else "")
+    return names[0] + ("#pinned_host" if sharding.memory_kind == "pinned_host" else "")
 
 
 def axes_of_dims(spec: Any, rank: int) -> list[tuple[str, ...]]:
@@ -205,7 +207,7 @@ def flat_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:
         return x is None or isinstance(x, (str, PartitionSpec, NamedSharding))
 
     full = jax.tree.unflatten(tree, range(tree.num_leaves))
-    found: list[Any] = [None] * tree.num_leaves
+    per_leaf: list[Any] = [None] * tree.num_leaves
     try:
         flat, structure = jax.tree.flatten(prefix, is_leaf=is_leaf)
         subtrees = structure.flatten_up_to(full)
@@ -217,8 +219,8 @@ def flat_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:
         ) from None
     for leaf, subtree in zip(flat, subtrees):
         for number in jax.tree.leaves(subtree):
-            found[number] = leaf
-    return found
+            per_leaf[number] = leaf
+    return per_leaf
 
 
 def _tree_text(tree: Any, what: str) -> str:

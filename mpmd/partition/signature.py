@@ -91,18 +91,18 @@ def _several(given: Any, kind: type, what: str) -> list[Any]:
     Raises:
         SignatureError: it is neither.
     """
-    found = [given] if isinstance(given, kind) or not isinstance(given, Iterable) else list(given)
-    if not all(isinstance(one, kind) for one in found):
+    values = [given] if isinstance(given, kind) or not isinstance(given, Iterable) else list(given)
+    if not all(isinstance(one, kind) for one in values):
         wanted = "a position, or several" if kind is int else "a name, or several"
         raise SignatureError(f"{what} is {given!r}; it must be {wanted}")
-    return found
+    return values
 
 
 def _all_names(fn: Callable[..., Any]) -> list[str] | None:
-    found = _parameters(fn)
-    if found is None or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in found):
+    parameters = _parameters(fn)
+    if parameters is None or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
         return None
-    return [p.name for p in found]
+    return [p.name for p in parameters]
 
 
 def _has_varargs(fn: Callable[..., Any]) -> bool:
@@ -225,18 +225,62 @@ def check_leaves(arguments: Arguments, names: list[str]) -> None:
         raise collect(SignatureError, problems, "the arguments cannot be used:")
 
 
-def structure_problem(got: Any, expected: Any, names: list[str]) -> str:
-    """The message for arguments of another structure than a step was compiled for.
+@dataclasses.dataclass(frozen=True)
+class StepSignature:
+    """The arguments that a step was traced for.
 
-    Args:
-        got: their pytree, `(positional, keywords)`.
-        expected: the pytree that it was compiled for.
-        names: pytree path of each leaf of it.
+    Attributes:
+        arguments: shapes and dtypes for the arrays.
+        paths: pytree path of each flat argument.
+        in_parts: whether stacked arguments are in parts, as `mpmd.split` makes them.
     """
+
+    arguments: Arguments
+    paths: list[str]
+    in_parts: bool
+
+    def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The flat arguments of a call.
+
+        Raises:
+            SignatureError: they do not match; names every leaf that differs.
+        """
+        expected = self.arguments
+        if self.in_parts:
+            args, kwargs = fitted(expected, args, kwargs)
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        if tree != expected.tree:
+            raise SignatureError(_structure_problem(tree, expected.tree, self.paths))
+        self.check_arrays(leaves)
+        problems = [
+            f"{path}: got {_text(leaf)}, compiled for {_text(wanted)}"
+            for path, leaf, wanted in zip(self.paths, leaves, expected.leaves, strict=True)
+            if describe(leaf)[:2] != describe(wanted)[:2]
+        ]
+        if problems:
+            raise SignatureError(
+                "the arguments do not fit what this was compiled for:\n  "
+                + "\n  ".join(problems)
+                + "\n  call the jitted function instead: it compiles for every signature"
+            )
+        return leaves
+
+    def check_arrays(self, leaves: list[Any]) -> None:
+        """Checks that flat arguments are array-like; see `check_leaves`."""
+        check_leaves(dataclasses.replace(self.arguments, leaves=leaves), self.paths)
+
+
+def _text(leaf: Any) -> str:
+    shape, dtype, _ = describe(leaf)
+    return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def _structure_problem(got: Any, expected: Any, names: list[str]) -> str:
+    """The message for arguments with another pytree, `(positional, keywords)`, than expected."""
     known = dict(zip(_flat_paths(expected), names, strict=True))
-    found = _flat_paths(got)
-    missing = [name for path, name in known.items() if path not in found]
-    more = [_called(path) for path in found if path not in known]
+    given = _flat_paths(got)
+    missing = [name for path, name in known.items() if path not in given]
+    more = [_called(path) for path in given if path not in known]
     lines = ["the arguments have another structure than those compiled for"]
     lines += [f"missing: {_few(missing)}"] if missing else []
     lines += [f"not expected: {_few(more)}"] if more else []
@@ -270,15 +314,15 @@ def _shortened(tree: Any) -> str:
 
 def paths(rules: ArgumentRules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
     """Pytree path of each flat argument, such as `state['params']['w']`."""
-    found = []
+    names = []
     for i, argument in enumerate(args):
         if i not in rules.static_argnums:
             name = rules.names[i] if i < len(rules.names) else f"argument {i}"
-            found += [name + keystr(path) for path, _ in tree_leaves_with_path(argument)]
+            names += [name + keystr(path) for path, _ in tree_leaves_with_path(argument)]
     for name in sorted(kwargs):
         if name not in rules.static_argnames:
-            found += [name + keystr(path) for path, _ in tree_leaves_with_path(kwargs[name])]
-    return found
+            names += [name + keystr(path) for path, _ in tree_leaves_with_path(kwargs[name])]
+    return names
 
 
 def describe(leaf: Any) -> Leaf:
@@ -335,10 +379,10 @@ def fitted(expected: Arguments, args: Any, kwargs: Any) -> tuple[Any, Any]:
     if len(leaves) != len(slots):
         return args, kwargs  # another structure, which is reported later
     donated = set(expected.donated)
-    made: tuple[Any, Any] = jax.tree.unflatten(
+    arguments: tuple[Any, Any] = jax.tree.unflatten(
         tree, [_fitted(value, slot, expected.leaves, donated) for value, slot in zip(leaves, slots)]
     )
-    return made
+    return arguments
 
 
 def _fitted(value: Any, slot: Any, leaves: list[Any], donated: set[int]) -> Any:

@@ -302,11 +302,11 @@ class PlanSearch:
         key = microbatches, stages, devices
         if key not in self._starts:
             chain, rates = self.space.losses[microbatches].units.chain, self.space.rates
-            found = None
+            division = None
             if len(chain) >= stages:
                 meshes = Meshes((devices,) * stages, 2 / (rates.link_bandwidth * devices))
-                found, _ = choose(Segments(chain, meshes), stages)
-            self._starts[key] = None if found is None else found.starts
+                division, _ = choose(Segments(chain, meshes), stages)
+            self._starts[key] = None if division is None else division.starts
         return self._starts[key]
 
     def _table(self, schedule: str, stages: int, meshes: int, microbatches: int) -> ScheduleTable | str:
@@ -334,8 +334,8 @@ def predict(
     held = tuple(memory.at_peak for memory in timeline.memory)
     sent = sum(span.nbytes for span in timeline.transfers)
     bubble = 1 - busy / (step_s * len(names)) if step_s else 0.0
-    found = PlanCandidate(choice, step_s, max(0.0, bubble), peaks, held, sent, timeline)
-    return dataclasses.replace(found, refused=too_large(found, space.memory))
+    candidate = PlanCandidate(choice, step_s, max(0.0, bubble), peaks, held, sent, timeline)
+    return dataclasses.replace(candidate, refused=too_large(candidate, space.memory))
 
 
 def too_large(candidate: PlanCandidate, limit: int | None) -> str:

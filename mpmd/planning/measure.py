@@ -104,7 +104,9 @@ class HostFactors:
             step: its runs.
         """
         drawn = _DrawnCosts.of(step, self)
-        timelines = sorted((compiled.schedule(drawn) for _ in range(_DRAWS)), key=lambda t: t.makespan_s)
+        timelines = sorted(
+            (compiled.measure.schedule(drawn) for _ in range(_DRAWS)), key=lambda t: t.makespan_s
+        )
         median = timelines[_DRAWS // 2]
         return median, median.makespan_s + self.call_s
 
@@ -195,8 +197,8 @@ class CandidateSteps:
         for k, compiled in enumerate(self.compiled):
             self._show(f"measuring {k + 1} of {len(self.compiled)}")
             positional, keywords = self._inputs[k]
-            self._costs[k].append(compiled.costs(*positional, **keywords)[1])
-            self._timelines[k].append(compiled.timeline(*positional, **keywords)[1])
+            self._costs[k].append(compiled.measure.costs(*positional, **keywords)[1])
+            self._timelines[k].append(compiled.measure.timeline(*positional, **keywords)[1])
             start = time.perf_counter()
             jax.block_until_ready(compiled(*positional, **keywords))
             self._seconds[k].append(time.perf_counter() - start)
@@ -223,7 +225,7 @@ def _inputs(compiled: Compiled, args: Any, kwargs: Any) -> Any:
     """Positional and keyword arguments, where the step needs them."""
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves((args, kwargs))):
         args, kwargs = zeros(compiled.lowered.traced.arguments)
-    return jax.tree.map(_placed, (tuple(args), kwargs), compiled.input_shardings)
+    return jax.tree.map(_placed, (tuple(args), kwargs), compiled.arguments.shardings)
 
 
 def _placed(leaf: Any, sharding: Any) -> Any:
@@ -270,7 +272,7 @@ def measured_candidates(
             steps.measure()
         measured = steps.predicted()
     scale = statistics.median(
-        found.step_s / estimate.step_s for found, estimate in zip(measured, ranked, strict=False)
+        prediction.step_s / estimate.step_s for prediction, estimate in zip(measured, ranked, strict=False)
     )
     others = [dataclasses.replace(c, step_s=c.step_s * scale) for c in ranked[count:]]
     return [*measured, *others, *(c for c in candidates if c.refused)]
@@ -279,5 +281,5 @@ def measured_candidates(
 def _measured(
     candidate: PlanCandidate, compiled: Compiled, timeline: Timeline, step_s: float
 ) -> PlanCandidate:
-    made = by_program(candidate, timeline, step_s, compiled.memory_analysis())
-    return dataclasses.replace(made, is_measured=True)
+    predicted = by_program(candidate, timeline, step_s, compiled.measure.memory())
+    return dataclasses.replace(predicted, is_measured=True)

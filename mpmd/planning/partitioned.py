@@ -83,16 +83,18 @@ def partitioned_candidates(
         show: reports progress.
     """
     ranked = sorted((c for c in candidates if not c.refused), key=lambda c: c.order)
-    made: list[PlanCandidate] = []
+    partitioned: list[PlanCandidate] = []
     for candidate in ranked[: _MAX_TRIED * count]:
-        if sum(not c.refused for c in made) == count:
+        if sum(not c.refused for c in partitioned) == count:
             break
-        show(f"partitioning {len(made) + 1}")
-        made.append(_best_exchange(candidate, devices, step_of, options))
-    ratios = [new.step_s / old.step_s for new, old in zip(made, ranked, strict=False) if new.is_partitioned]
+        show(f"partitioning {len(partitioned) + 1}")
+        partitioned.append(_best_exchange(candidate, devices, step_of, options))
+    ratios = [
+        new.step_s / old.step_s for new, old in zip(partitioned, ranked, strict=False) if new.is_partitioned
+    ]
     scale = float(np.median(ratios)) if ratios else 1.0
-    others = [dataclasses.replace(c, step_s=c.step_s * scale) for c in ranked[len(made) :]]
-    return [*made, *others, *(c for c in candidates if c.refused)]
+    others = [dataclasses.replace(c, step_s=c.step_s * scale) for c in ranked[len(partitioned) :]]
+    return [*partitioned, *others, *(c for c in candidates if c.refused)]
 
 
 def _best_exchange(
@@ -101,14 +103,14 @@ def _best_exchange(
     """With one reduction and one gather in a step, which is fastest; or as fits best, where that does not."""
     try:
         lowered = _lowered(candidate.choice, step_of, options)
-        found = [_predicted(candidate, lowered, devices)]
-        for exchanges in _others(lowered) if found[0].refused else ():
+        predicted = [_predicted(candidate, lowered, devices)]
+        for exchanges in _others(lowered) if predicted[0].refused else ():
             choice = dataclasses.replace(candidate.choice, exchanges=exchanges)
             other = dataclasses.replace(candidate, choice=choice)
-            found.append(_predicted(other, _lowered(choice, step_of, options), devices))
+            predicted.append(_predicted(other, _lowered(choice, step_of, options), devices))
     except MpmdError as error:
         return dataclasses.replace(candidate, refused=str(error).splitlines()[0])
-    return min(found, key=lambda c: (bool(c.refused), c.step_s if not c.refused else max(c.peak_bytes)))
+    return min(predicted, key=lambda c: (bool(c.refused), c.step_s if not c.refused else max(c.peak_bytes)))
 
 
 def _others(lowered: Lowered) -> Iterator[tuple[tuple[str, str], ...]]:
@@ -143,9 +145,9 @@ def _predicted(candidate: PlanCandidate, lowered: Lowered, devices: AbsentDevice
     costs = lowered.estimated_costs(devices.device)
     timeline = lowered.schedule(costs)
     memory = {m.mesh: m for m in predict_memory(lowered.program, scratch.workspace, scratch.kept)}
-    made = by_program(candidate, timeline, timeline.makespan_s, memory)
-    refused = too_large(made, devices.memory)
-    return dataclasses.replace(made, refused=refused, is_partitioned=True)
+    predicted = by_program(candidate, timeline, timeline.makespan_s, memory)
+    refused = too_large(predicted, devices.memory)
+    return dataclasses.replace(predicted, refused=refused, is_partitioned=True)
 
 
 def by_program(
@@ -153,13 +155,13 @@ def by_program(
 ) -> PlanCandidate:
     """A candidate with a timeline of its program, and the bytes that it holds."""
     names = [f"m{mesh}" for mesh in range(candidate.choice.meshes)]
-    found = [memory[name] for name in names]
+    of_mesh = [memory[name] for name in names]
     return dataclasses.replace(
         candidate,
         step_s=step_s,
         bubble=1 - sum(timeline.busy_s(name) for name in names) / (step_s * len(names)),
-        peak_bytes=tuple(m.peak_bytes // candidate.choice.devices for m in found),
-        held=tuple(m.by_category for m in found),
+        peak_bytes=tuple(m.peak_bytes // candidate.choice.devices for m in of_mesh),
+        held=tuple(m.by_category for m in of_mesh),
         sent_bytes=sum(span.nbytes for span in timeline.transfers),
         timeline=timeline,
     )

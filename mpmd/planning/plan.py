@@ -86,22 +86,24 @@ def plan(
             tuple(rematerialise), _bytes_of(memory), rates,
         )  # fmt: skip
         options = {"in_shardings": in_shardings, "out_shardings": out_shardings}
-        found, show = _search(space, progress), progress.show
+        tried, show = _search(space, progress), progress.show
         if partition:
             step_of = probe.tracer(bind, next(iter(losses.values())))
-            found = partitioned_candidates(found, partition, absent_devices(space), step_of, options, show)
+            tried = partitioned_candidates(tried, partition, absent_devices(space), step_of, options, show)
         if measure:
-            found = measured_candidates(found, measure, bind, options, args, kwargs, show)
-    return Plan(*_ranked(found), bind, options, time.perf_counter() - start)
+            tried = measured_candidates(tried, measure, bind, options, args, kwargs, show)
+    return Plan(*_ranked(tried), bind, options, time.perf_counter() - start)
 
 
-def _ranked(found: Sequence[PlanCandidate]) -> tuple[tuple[PlanCandidate, ...], tuple[PlanCandidate, ...]]:
+def _ranked(
+    candidates: Sequence[PlanCandidate],
+) -> tuple[tuple[PlanCandidate, ...], tuple[PlanCandidate, ...]]:
     """The candidates that can be used, best first, and the others.
 
     Raises:
         ConfigError: none can be used.
     """
-    ranked = sorted(found, key=lambda c: c.order)
+    ranked = sorted(candidates, key=lambda c: c.order)
     usable = tuple(c for c in ranked if not c.refused)
     unusable = tuple(c for c in ranked if c.refused)
     if not usable:
@@ -113,11 +115,11 @@ def _divisions(
     devices: int, axes: Sequence[str], probe: StepProbe, losses: dict[int, DivisionChoice]
 ) -> list[tuple[int, Axes, StepSizes | str]]:
     """Every number of meshes with the axes of each, and the sizes of the step there, or why not."""
-    loss, found = next(iter(losses.values())), list[tuple[int, Axes, StepSizes | str]]()
+    loss, divisions = next(iter(losses.values())), list[tuple[int, Axes, StepSizes | str]]()
     for count in (n for n in range(devices, 0, -1) if devices % n == 0):
         for sizes in axes_for(devices // count, axes):
-            found.append((count, tuple(sizes.items()), probe.sizes(loss, losses, sizes)))
-    return found
+            divisions.append((count, tuple(sizes.items()), probe.sizes(loss, losses, sizes)))
+    return divisions
 
 
 def _losses(
@@ -132,7 +134,7 @@ def _losses(
     Raises:
         ConfigError: the step has no loss to divide, or its batch cannot be split into any of the numbers.
     """
-    found: dict[int, DivisionChoice] = {}
+    chains: dict[int, DivisionChoice] = {}
     problems: list[str] = []
     for count in microbatches or (0,):
         progress.show(f"tracing {count} microbatches" if count else "tracing")
@@ -141,19 +143,19 @@ def _losses(
         except SignatureError as error:
             problems.append(f"{count} microbatches: {first_line(error)}")
             continue
-        found[number] = loss
-    if not found:
+        chains[number] = loss
+    if not chains:
         raise ConfigError("\n  ".join(["no number of microbatches can be used:", *problems]))
-    return found
+    return chains
 
 
 def _search(space: PlanSpace, progress: ProgressLine) -> list[PlanCandidate]:
-    found = []
+    candidates = []
     for number, candidate in enumerate(PlanSearch(space).candidates()):
         progress.show("plans", number, len(space))
         if candidate is not None:
-            found.append(candidate)
-    return found
+            candidates.append(candidate)
+    return candidates
 
 
 def _nothing_fits(refused: Sequence[PlanCandidate]) -> str:
@@ -176,10 +178,10 @@ def _bytes_of(memory: Any) -> int | None:
     """
     if memory is None or (isinstance(memory, int) and not isinstance(memory, bool) and memory > 0):
         return memory
-    found = re.fullmatch(r"\s*([\d.]+)\s*([KMG]i?|)B?\s*", str(memory)) if isinstance(memory, str) else None
-    if not found:
+    match = re.fullmatch(r"\s*([\d.]+)\s*([KMG]i?|)B?\s*", str(memory)) if isinstance(memory, str) else None
+    if not match:
         raise ConfigError(f"memory is {memory!r}; it must be bytes, or a text such as '80GiB'")
-    return int(float(found[1]) * _UNITS[found[2]])
+    return int(float(match[1]) * _UNITS[match[2]])
 
 
 def _check(devices: Any, schedules: Any, per_mesh: Any, axes: Any, measure: Any, partition: Any) -> None:

@@ -24,7 +24,7 @@ from mpmd.partition.prepare import axes_of_dims, flat_prefix
 from mpmd.planning.candidates import PlanChoice, StepSizes
 from mpmd.tracing.names import decode
 from mpmd.tracing.stages.select.automatic import AutomaticSelector, DivisionChoice, by_cost
-from mpmd.tracing.stages.staged import StagePlan, planned
+from mpmd.tracing.stages.staged import TracedStages, dividing
 
 NUMBER = "num_microbatches"
 """The argument of a step that says how many microbatches it has."""
@@ -83,25 +83,25 @@ class StepProbe:
         selector = by_cost(1, over=()).on(["m0"])
         assert isinstance(selector, AutomaticSelector)
 
-        def traced(_: AbstractMesh) -> tuple[StagePlan, Any]:
-            plan = StagePlan(selector.on_devices({"m0": 1}, rates))
-            with planned(plan):
-                return plan, jax.make_jaxpr(step)(*self.args, **self.kwargs)
+        def traced(_: AbstractMesh) -> tuple[TracedStages, Any]:
+            stages = TracedStages(selector.on_devices({"m0": 1}, rates))
+            with dividing(stages):
+                return stages, jax.make_jaxpr(step)(*self.args, **self.kwargs)
 
         mesh = AbstractMesh((1,) * len(self.axes), tuple(self.axes))
-        plan, closed = under_fitting_mesh(mesh, traced)
-        if not plan.choices:
+        stages, closed = under_fitting_mesh(mesh, traced)
+        if not stages.choices:
             raise ConfigError(
                 f"no loss to divide is in {getattr(step, '__name__', 'the step')}\n"
                 "  mpmd.accumulate_gradients(loss, ...) is one; for a gradient of your own write "
                 "jax.value_and_grad(mpmd.staged(loss))"
             )
-        if len({len(choice.units.chain) for choice in plan.choices}) > 1:
+        if len({len(choice.units.chain) for choice in stages.choices}) > 1:
             raise ConfigError(
                 "the step divides several functions, and a plan can weigh only one\n"
                 "  use make_config with stages='auto' for it"
             )
-        return plan.choices[0], _microbatches(closed.jaxpr)
+        return stages.choices[0], _microbatches(closed.jaxpr)
 
     def tracer(self, bind: Callable[[int], Any], loss: DivisionChoice) -> Callable[[PlanChoice, Config], Any]:
         """Traces the step of a choice under a configuration; arguments that hold the state are donated."""
@@ -181,25 +181,25 @@ def _microbatches(jaxpr: Any) -> int:
         inner = inner_jaxprs(equation)
         if equation.primitive.name == "scan" and any(_is_microbatch(e) for j in inner for e in j.eqns):
             return int(equation.params["length"])
-        found = max((_microbatches(j) for j in inner), default=1)
-        if found > 1:
-            return found
+        inside = max((_microbatches(j) for j in inner), default=1)
+        if inside > 1:
+            return inside
     return 1
 
 
 def _is_microbatch(equation: Any) -> bool:
-    found = decode(str(equation.params.get("name", "")))
-    return found is not None and tuple(found[:2]) == ("callee", "microbatch")
+    decoded = decode(str(equation.params.get("name", "")))
+    return decoded is not None and tuple(decoded[:2]) == ("callee", "microbatch")
 
 
 def axes_for(devices: int, names: Sequence[str]) -> list[dict[str, int]]:
     if len(names) == 1:
         return [{names[0]: devices}]
-    found = []
+    sizes = []
     for size in range(1, devices + 1):
         if devices % size == 0:
-            found += [{names[0]: size, **rest} for rest in axes_for(devices // size, names[1:])]
-    return found
+            sizes += [{names[0]: size, **rest} for rest in axes_for(devices // size, names[1:])]
+    return sizes
 
 
 def first_line(error: SignatureError | ConfigError) -> str:

@@ -145,17 +145,19 @@ def _everything() -> PipelineOptions:
 
 
 def flags_page() -> str:
-    docs = option_docs(PipelineOptions)
     parts = [
         MADE,
         "# Flags\n\nRead when a function is first traced; `import mpmd.flags` defines them. "
         "A configuration with `options` ignores them; the environment is not read.\n\n",
         _IN_A_SCRIPT,
-        "## Pipelines\n\n| flag | default | meaning |\n|---|---|---|\n",
+        "## Pipelines\n",
     ]
-    for field in flagged_options():
-        shown = _shown(getattr(USER_DEFAULTS, field))
-        parts.append(f"| `--{pipeline_flag(field)}` | {shown} | {_cell(docs.get(field, ''))} |\n")
+    for group in reversed(PipelineOptions.__bases__):
+        title, docs = (group.__doc__ or "").partition("\n")[0].rstrip("."), option_docs(group)
+        parts.append(f"\n### {title}\n\n| flag | default | meaning |\n|---|---|---|\n")
+        for field in flagged_options(group):
+            shown = _shown(getattr(USER_DEFAULTS, field))
+            parts.append(f"| `--{pipeline_flag(field)}` | {shown} | {_cell(docs[field])} |\n")
     parts.append(
         "\n## Single passes\n\nThey override the pipeline's value; unset by default.\n\n"
         "| flag | option of | meaning |\n|---|---|---|\n"

@@ -53,7 +53,7 @@ from mpmd.tools.command_line import (
     run_tool,
     set_switch,
 )
-from mpmd.tools.explorer import PassRecorder, Planned
+from mpmd.tools.explorer import PassRecorder, PipelinePass
 
 USAGE = """\
 usage: mpmd-opt [FILE] [-PASS[='OPTION=VALUE ...'] | -PIPELINE[='OPTION=VALUE ...'] | SWITCH] ...
@@ -145,7 +145,7 @@ class Command(TextCommand):
     """A parsed command line."""
 
     html: str = ""
-    steps: list[Planned] = dataclasses.field(default_factory=list)
+    steps: list[PipelinePass] = dataclasses.field(default_factory=list)
     only_expected: bool = False
     allow_unregistered: bool = False
     print_before_all: bool = False
@@ -213,7 +213,7 @@ def _read_switch(command: Command, name: str, value: str) -> bool:
     return True
 
 
-def steps_named(name: str, options: str) -> list[Planned]:
+def steps_named(name: str, options: str) -> list[PipelinePass]:
     """The passes of a flag.
 
     Raises:
@@ -221,19 +221,19 @@ def steps_named(name: str, options: str) -> list[Planned]:
     """
     if name in pipeline.PIPELINES:
         steps = pipeline.steps_of(name, split_options(options))
-        return [Planned(step.pass_, name, step.why) for step in steps]
+        return [PipelinePass(step.pass_, name, step.why) for step in steps]
     if name in PASSES:
-        return [Planned(make_pass(name, options))]
+        return [PipelinePass(make_pass(name, options))]
     if name in _STANDS_FOR:
-        return [Planned(make_pass(_STANDS_FOR[name]))]
+        return [PipelinePass(make_pass(_STANDS_FOR[name]))]
     if name == "inline":
-        return [Planned(make_pass("mpmd-inline")), Planned(mlir_pass(name, options))]
+        return [PipelinePass(make_pass("mpmd-inline")), PipelinePass(mlir_pass(name, options))]
     if name.startswith("mpmd-"):
         raise ConfigError(f"unknown pass {name!r}{close_to(name, [*PASSES, *pipeline.PIPELINES], 3)}")
-    return [Planned(mlir_pass(name, options))]
+    return [PipelinePass(mlir_pass(name, options))]
 
 
-def steps_of_pipeline(text: str) -> list[Planned]:
+def steps_of_pipeline(text: str) -> list[PipelinePass]:
     """The passes of `builtin.module(a{x=1 y=2},func.func(b,c),d)`.
 
     Raises:
@@ -245,7 +245,7 @@ def steps_of_pipeline(text: str) -> list[Planned]:
 _NESTED = re.compile(r"(builtin\.module|func\.func|any)\s*\((.*)\)", re.DOTALL)
 
 
-def _steps_in(text: str, on_functions: bool) -> Iterator[Planned]:
+def _steps_in(text: str, on_functions: bool) -> Iterator[PipelinePass]:
     """The passes of one level of a pipeline: of the module's, or of the functions'."""
     for part in map(str.strip, split_outside_brackets(text, ",")):
         inner = _NESTED.fullmatch(part)
@@ -263,7 +263,7 @@ def _steps_in(text: str, on_functions: bool) -> Iterator[Planned]:
             yield _on_functions(step) if on_functions else step
 
 
-def _on_functions(step: Planned) -> Planned:
+def _on_functions(step: PipelinePass) -> PipelinePass:
     """A pass of MLIR for one function after the other; our passes iterate over functions themselves."""
     pass_ = step.pass_
     if not isinstance(pass_, MlirPass) or pass_.pipeline.startswith("func.func("):

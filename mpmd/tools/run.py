@@ -51,7 +51,7 @@ for that before it imports anything that takes long."""
 
 
 @dataclasses.dataclass(frozen=True)
-class LaunchPlan:
+class LaunchOptions:
     """What to start.
 
     Attributes:
@@ -71,7 +71,7 @@ class LaunchPlan:
     command: tuple[str, ...]
 
 
-def parse(arguments: Sequence[str]) -> LaunchPlan:
+def parse(arguments: Sequence[str]) -> LaunchOptions:
     """The command line; ends the program with a usage message if it is wrong."""
     parser = argparse.ArgumentParser(
         prog="mpmd-run", description="Runs one script in several processes of this machine."
@@ -104,7 +104,7 @@ def parse(arguments: Sequence[str]) -> LaunchPlan:
         parser.error(f"there is no file {parsed.command[0]!r}")
     command = (*(["-m"] if parsed.module else []), *parsed.command)
     pin = not parsed.no_pin
-    return LaunchPlan(parsed.processes, parsed.devices, parsed.grace, parsed.max_restarts, pin, command)
+    return LaunchOptions(parsed.processes, parsed.devices, parsed.grace, parsed.max_restarts, pin, command)
 
 
 def threads(processes: int, cores: int) -> int:
@@ -131,7 +131,7 @@ class _Children:
         self._printer = printer
         self._readers: list[Reader] = []
 
-    def start(self, launch: LaunchPlan, address: str, environment: Mapping[str, str]) -> None:
+    def start(self, launch: LaunchOptions, address: str, environment: Mapping[str, str]) -> None:
         """Starts all of them, with what they need to join each other."""
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         of_each: list[Sequence[int]] = [cores] * launch.processes
@@ -261,7 +261,7 @@ def _coordinator(processes: int) -> Iterator[str]:
 
 
 def launch_once(
-    launch: LaunchPlan, environment: Mapping[str, str], signals: Signals, printer: Printer
+    launch: LaunchOptions, environment: Mapping[str, str], signals: Signals, printer: Printer
 ) -> int:
     """Starts all processes and waits for them; the exit code."""
     with _coordinator(launch.processes) as address:

@@ -78,7 +78,6 @@ def private(name: str) -> bool:
 
 READ = {
     ("tests/conftest.py", "_EFFORT"): "LLVM optimizes less in tests than for users",
-    ("tests/support/direct_transfers.py", "_executor"): "which arrays go directly is shown nowhere else",
     ("tests/unit/api/test_checkpoint_promises.py", "_read"): "a file system that answers with other bytes",
 }
 """Private names of the library that a file reads, and why nothing public is enough."""

@@ -58,7 +58,7 @@ def main() -> None:
     seconds = time.perf_counter() - begin
     leaves = jax.tree.leaves(mpmd.fetch(params))
     digest = hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in leaves)).hexdigest()[:16]
-    pairs = getattr(compiled._executor, "pairs", ())
+    pairs = getattr(compiled.runner.executor, "pairs", ())
     found = {"process": jax.process_index(), "losses": losses, "state": digest, "pairs": len(pairs)}
     print(json.dumps({**found, "seconds": seconds}), flush=True)
 

@@ -34,8 +34,8 @@ def steps(folder: Path) -> list[int]:
     """The steps there are checkpoints of, in the order in which they were written."""
     if not folder.is_dir():
         return []
-    found = [int(entry.name) for entry in folder.iterdir() if _is_step(entry)]
-    return sorted(found, key=lambda step: (_number(folder, step), step))
+    numbers = [int(entry.name) for entry in folder.iterdir() if _is_step(entry)]
+    return sorted(numbers, key=lambda step: (_number(folder, step), step))
 
 
 def _is_step(entry: Path) -> bool:
@@ -198,13 +198,13 @@ def read_manifest(folder: Path, step: int) -> dict[str, Any]:
     """
     path = folder / str(step) / MANIFEST
     try:
-        found = _read(path)
-        known = found["format"] == 1
+        manifest = _read(path)
+        known = manifest["format"] == 1
     except _UNREADABLE as error:
         raise damaged(folder, step, f"{path.name}: {error}") from error
     if not known:
         raise damaged(folder, step, f"{path.name} has another format")
-    return found
+    return manifest
 
 
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -212,10 +212,10 @@ _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, Recursi
 
 def _read(path: Path) -> dict[str, Any]:
     """A description, or one of `_UNREADABLE`."""
-    found = dict(json.loads(path.read_text()))
-    if found.pop("digest") != _digest(found):
+    description = dict(json.loads(path.read_text()))
+    if description.pop("digest") != _digest(description):
         raise ValueError("it has other bytes than were saved")
-    return found
+    return description
 
 
 def _digest(manifest: dict[str, Any]) -> int:

@@ -164,7 +164,7 @@ def writers(
     for process, pieces in enumerate(claims):
         for leaf, box in pieces:
             held[leaf][process].append(box)
-    found: dict[tuple[int, Box], int] = {}
+    chosen_by: dict[tuple[int, Box], int] = {}
     for leaf, (kind, of_leaf) in enumerate(zip(kinds, held, strict=True)):
         together = {box: process for process in reversed(range(len(claims))) for box in of_leaf[process]}
         alone = (dict.fromkeys(boxes, process) for process, boxes in enumerate(of_leaf))
@@ -173,8 +173,8 @@ def writers(
         if chosen is None:
             what = "no process holds all" if size < whole else "processes hold different parts"
             raise CheckpointError(f"{what} of {kind}\n  give the state that a step returned in every process")
-        found |= {(leaf, box): process for box, process in chosen.items()}
-    return found
+        chosen_by |= {(leaf, box): process for box, process in chosen.items()}
+    return chosen_by
 
 
 def replicas_that_differ(
@@ -187,14 +187,14 @@ def replicas_that_differ(
         claims: for each process its pieces: position of the leaf, box, and checksum.
     """
     first: dict[tuple[int, Box], tuple[int, int]] = {}
-    found: dict[int, str] = {}
+    warnings: dict[int, str] = {}
     for process, pieces in enumerate(claims):
         for leaf, ends, digest in pieces:
             holder, known = first.setdefault((leaf, as_box(ends)), (process, digest))
             if known != digest:
                 text = f"{kinds[leaf]} has other values in process {process} than in process {holder}"
-                found.setdefault(leaf, f"{text}, whose are saved")
-    return list(found.values())
+                warnings.setdefault(leaf, f"{text}, whose are saved")
+    return list(warnings.values())
 
 
 def _elements(boxes: Collection[Box]) -> int:
@@ -203,8 +203,8 @@ def _elements(boxes: Collection[Box]) -> int:
 
 def intersection(one: Box, other: Box) -> Box | None:
     """The common box; None if there is none."""
-    found = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
-    return None if any(start >= stop for start, stop in found) else found
+    common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+    return None if any(start >= stop for start, stop in common) else common
 
 
 def within(inner: Box, outer: Box) -> tuple[slice, ...]:

@@ -54,35 +54,35 @@ class CheckpointReader:
         weak = bool(getattr(getattr(like, "aval", like), "weak_type", False))
         if not sharding.has_addressable_devices:
             aval = ShapedArray((*shape, *tail), np.dtype(dtype), weak_type=weak)
-            made = absent_array_maker(aval, sharding)()
+            array = absent_array_maker(aval, sharding)()
         else:
-            made = jax.make_array_from_callback(
+            array = jax.make_array_from_callback(
                 (*shape, *tail),
                 sharding,
                 lambda index: self._box(kind, box_of(index, shape, offset), tail, dtype),
             )
-            made = weakly_typed(made) if weak else made
-        return as_key(made, like.dtype) if is_key(like.dtype) else made
+            array = weakly_typed(array) if weak else array
+        return as_key(array, like.dtype) if is_key(like.dtype) else array
 
     def _box(self, kind: LeafKind, box: Box, tail: tuple[int, ...], dtype: Any) -> np.ndarray:
         """A box of a leaf, as an array of its own: devices on CPUs may keep and reuse its memory."""
-        made = np.zeros((*(stop - start for start, stop in box), *tail), dtype)
+        array = np.zeros((*(stop - start for start, stop in box), *tail), dtype)
         for process, has, name, digest in self._of_leaf.get(self._paths[kind.path], ()):
             common = intersection(box, has)
             if common is not None:
                 piece = self._piece(kind, process, name, digest)
-                made[within(common, box)] = piece[within(common, has)]
-        return made
+                array[within(common, box)] = piece[within(common, has)]
+        return array
 
     def _piece(self, kind: LeafKind, process: int, name: str, digest: int) -> np.ndarray:
         if (process, name) not in self._known:
             try:
-                found = files.read(self._root / str(self._step) / f"process_{process}", name)
+                piece = files.read(self._root / str(self._step) / f"process_{process}", name)
             except files.FILE_ERRORS as error:
                 raise folder.damaged(self._root, self._step, f"{kind}: {files.reason(error)}") from error
-            if files.digest(found) != digest:
+            if files.digest(piece) != digest:
                 raise folder.damaged(self._root, self._step, f"{kind} has other bytes than were saved")
-            self._known[process, name] = found
+            self._known[process, name] = piece
         return self._known[process, name]
 
 
@@ -132,12 +132,12 @@ def step_number(step: Any) -> int:
         CheckpointError: it is something else.
     """
     try:
-        found = -1 if isinstance(step, bool) else operator.index(step)
+        number = -1 if isinstance(step, bool) else operator.index(step)
     except TypeError:
-        found = -1
-    if found < 0:
+        number = -1
+    if number < 0:
         raise CheckpointError(f"step is {step!r}; it must be an integer that is not negative")
-    return found
+    return number
 
 
 def _of_keep(keep: Any) -> list[str]:
@@ -172,8 +172,10 @@ def _of_extra(extra: Any, path: str = "extra") -> list[str]:
             return [f"extra cannot be written as JSON: {error}; give numbers as float(x) or x.tolist()"]
     if isinstance(extra, Mapping):
         keys = [key for key in extra if not isinstance(key, str)]
-        found = [f"{path} has the key {key!r}, which JSON gives back as a text: give a str" for key in keys]
-        return [*found, *(p for key in extra for p in _of_extra(extra[key], f"{path}[{key!r}]"))]
+        problems = [
+            f"{path} has the key {key!r}, which JSON gives back as a text: give a str" for key in keys
+        ]
+        return [*problems, *(p for key in extra for p in _of_extra(extra[key], f"{path}[{key!r}]"))]
     if isinstance(extra, (list, tuple)):
         return [p for k, item in enumerate(extra) for p in _of_extra(item, f"{path}[{k}]")]
     return []

@@ -26,11 +26,11 @@ from mpmd.runtime.channels.links import MESSAGE_BITS, Links, message_number
 from mpmd.runtime.channels.mesh_devices import LocalChannels, MeshDevices, has_parts_for
 from mpmd.runtime.channels.protocol import Channel
 from mpmd.runtime.channels.reshard import (
-    ReshardPlan,
+    ReshardPieces,
     assembler,
     assembling,
     boxes,
-    plan_reshard,
+    reshard_pieces,
     slice_of,
     to_default_memory,
 )
@@ -223,19 +223,19 @@ class WorldDevices(MeshDevices):
         if held == wanted:
             kind = jax.ShapeDtypeStruct(shape, dtype, sharding=there)
             return RemoteMessage(number, lambda array: [gather(array)], (kind,), lambda got: finish(got[0]))
-        plan = plan_reshard(held, wanted)
+        pieces_of = reshard_pieces(held, wanted)
         types = tuple(
             jax.ShapeDtypeStruct(
                 tuple(end - start for start, end in piece.box), dtype, sharding=SingleDeviceSharding(device)
             )
-            for device, (_, pieces) in zip(target_devices, plan.targets, strict=True)
+            for device, (_, pieces) in zip(target_devices, pieces_of.targets, strict=True)
             for piece in pieces
         )
         return RemoteMessage(
             number,
-            _splitter(plan, source_devices, gather),
+            _splitter(pieces_of, source_devices, gather),
             types,
-            _joiner(plan, shape, there, finish),
+            _joiner(pieces_of, shape, there, finish),
         )
 
 
@@ -271,10 +271,10 @@ def _zeros(
 
 
 def _splitter(
-    plan: ReshardPlan, devices: Sequence[Any], gather: Callable[[jax.Array], jax.Array]
+    pieces_of: ReshardPieces, devices: Sequence[Any], gather: Callable[[jax.Array], jax.Array]
 ) -> Callable[[jax.Array], list[jax.Array]]:
-    """The function that slices all pieces of an array, in the order of the plan."""
-    slices = [(devices[p.source], slice_of(p)) for _, pieces in plan.targets for p in pieces]
+    """The function that slices all pieces of an array, by target device."""
+    slices = [(devices[p.source], slice_of(p)) for _, pieces in pieces_of.targets for p in pieces]
 
     def split(array: jax.Array) -> list[jax.Array]:
         by_device = {shard.device: shard.data for shard in gather(array).addressable_shards}
@@ -285,14 +285,14 @@ def _splitter(
 
 
 def _joiner(
-    plan: ReshardPlan,
+    pieces_of: ReshardPieces,
     shape: tuple[int, ...],
     sharding: Sharding,
     finish: Callable[[jax.Array], jax.Array],
 ) -> Callable[[Sequence[jax.Array]], jax.Array]:
     """The function that assembles an array from its pieces on the devices of the receiver."""
     assemble: list[tuple[int, Callable[..., jax.Array]]] = []
-    for box, pieces in plan.targets:
+    for box, pieces in pieces_of.targets:
         starts = tuple(
             tuple(a - base for (a, _), (base, _) in zip(piece.box, box, strict=True)) for piece in pieces
         )

@@ -32,18 +32,18 @@ class ShardPiece:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ReshardPlan:
+class ReshardPieces:
     """For each target device its box, and disjoint pieces that cover it."""
 
     targets: tuple[tuple[Box, tuple[ShardPiece, ...]], ...]
 
 
-def plan_reshard(
+def reshard_pieces(
     source: Sequence[Box],
     target: Sequence[Box],
     near: Callable[[int, int], bool] = lambda source, target: True,
-) -> ReshardPlan:
-    """Plans from the boxes on the source devices, in device order, to those on the target devices.
+) -> ReshardPieces:
+    """Pieces from the boxes on the source devices, in device order, to those on the target devices.
 
     Where several source devices hold one box, its readers are spread over those that are `near` the reader,
     if there are any.  A box without elements has an empty piece, for its type.
@@ -65,7 +65,7 @@ def plan_reshard(
             box, devices = next(iter(holders.items()))
             pieces.append(ShardPiece(devices[0], box, tuple((start, start) for start, _ in box)))
         targets.append((wanted, tuple(pieces)))
-    return ReshardPlan(tuple(targets))
+    return ReshardPieces(tuple(targets))
 
 
 def boxes(sharding: Sharding, shape: tuple[int, ...]) -> tuple[list[Any], list[Box]]:
@@ -81,11 +81,11 @@ def resharder(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Cal
     """A function that copies an array of `shape` from `source` to `target`."""
     source_devices, held = boxes(source, shape)
     target_devices, wanted = boxes(target, shape)
-    plan = plan_reshard(held, wanted)
+    pieces_of = reshard_pieces(held, wanted)
     gather = to_default_memory(source)
     deliver = [
         _shard_maker(box, pieces, device, target)
-        for (box, pieces), device in zip(plan.targets, target_devices)
+        for (box, pieces), device in zip(pieces_of.targets, target_devices)
     ]
 
     def reshard(array: jax.Array) -> jax.Array:

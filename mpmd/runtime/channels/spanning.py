@@ -24,7 +24,7 @@ from mpmd.runtime.channels.reshard import (
     assembler,
     assembling,
     boxes,
-    plan_reshard,
+    reshard_pieces,
     slice_of,
     to_default_memory,
 )
@@ -34,7 +34,7 @@ Shards = Mapping[Any, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
-class PiecesPlan:
+class PieceTransfers:
     """The pieces between two shardings, each from a device to a device.
 
     Attributes:
@@ -49,16 +49,16 @@ class PiecesPlan:
     pieces: Sequence[Sequence[ShardPiece]]
 
     @staticmethod
-    def of(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> PiecesPlan:
-        """Plans; a piece comes from a device of the process that needs it, if one has it."""
+    def of(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> PieceTransfers:
+        """A piece comes from a device of the process that needs it, if one has it."""
         sources, held = boxes(source, shape)
         targets, wanted = boxes(target, shape)
 
         def near(sender: int, receiver: int) -> bool:
             return bool(sources[sender].process_index == targets[receiver].process_index)
 
-        plan = plan_reshard(held, wanted, near)
-        return PiecesPlan(sources, targets, wanted, [pieces for _, pieces in plan.targets])
+        of_targets = reshard_pieces(held, wanted, near).targets
+        return PieceTransfers(sources, targets, wanted, [pieces for _, pieces in of_targets])
 
     def between(self, sender: int, receiver: int) -> list[tuple[Any, ShardPiece]]:
         """The pieces that a process sends to another, or to itself, each with the device that needs it."""
@@ -84,7 +84,7 @@ class SpanningMessage:
         shape, self._dtype = kind.shape, np.dtype(kind.dtype)
         self._shape, self._target = shape, target
         senders, receivers = processes_of(source), processes_of(target)
-        plan = PiecesPlan.of(source, target, shape)
+        transfers = PieceTransfers.of(source, target, shape)
         self._take = {
             device: to_default_memory(SingleDeviceSharding(device, memory_kind=source.memory_kind))
             for device in source.device_set
@@ -96,21 +96,21 @@ class SpanningMessage:
         order: list[tuple[Any, ShardPiece]] = []  # of the pieces as they are received
         for s, sender in enumerate(senders):
             for r, receiver in enumerate(receivers):
-                pieces = plan.between(sender, receiver)
+                pieces = transfers.between(sender, receiver)
                 if not pieces or not self.has_elements or here not in (sender, receiver):
                     continue
                 pair = number + s * len(receivers) + r
                 if receiver != here:
-                    self.offers.append((pair, self._slices(plan, pieces, copied=False)))
+                    self.offers.append((pair, self._slices(transfers, pieces, copied=False)))
                 elif sender != here:
                     self.pulls.append((sender, pair, [self._type(device, p) for device, p in pieces]))
                 else:
-                    self.keep = self._slices(plan, pieces, copied=True)
+                    self.keep = self._slices(transfers, pieces, copied=True)
         if self.keep is not None:
-            order += plan.between(here, here)
+            order += transfers.between(here, here)
         for sender, _, _ in self.pulls:
-            order += plan.between(sender, here)
-        self._shard_makers = self._makers(plan, order, here)
+            order += transfers.between(sender, here)
+        self._shard_makers = self._makers(transfers, order, here)
 
     @property
     def has_elements(self) -> bool:
@@ -135,10 +135,10 @@ class SpanningMessage:
         return jax.ShapeDtypeStruct(shape, self._dtype, sharding=SingleDeviceSharding(device))
 
     def _slices(
-        self, plan: PiecesPlan, pieces: Sequence[tuple[Any, ShardPiece]], *, copied: bool
+        self, transfers: PieceTransfers, pieces: Sequence[tuple[Any, ShardPiece]], *, copied: bool
     ) -> Callable[[Shards], list[jax.Array]]:
         """The function that slices pieces on their devices, and copies them to those that need them."""
-        slices = [(plan.sources[piece.source], slice_of(piece)) for _, piece in pieces]
+        slices = [(transfers.sources[piece.source], slice_of(piece)) for _, piece in pieces]
         places = [array_copier(SingleDeviceSharding(device)) for device, _ in pieces]
 
         def sliced(shards: Shards) -> list[jax.Array]:
@@ -153,12 +153,12 @@ class SpanningMessage:
         return sliced
 
     def _makers(
-        self, plan: PiecesPlan, order: Sequence[tuple[Any, ShardPiece]], here: int
+        self, transfers: PieceTransfers, order: Sequence[tuple[Any, ShardPiece]], here: int
     ) -> list[Callable[[Sequence[jax.Array]], jax.Array]]:
         """For each device of this process the function that assembles its part from the received pieces."""
         position = {(device, piece.box): k for k, (device, piece) in enumerate(order)}
         makers = []
-        for device, box, pieces in zip(plan.targets, plan.boxes, plan.pieces, strict=True):
+        for device, box, pieces in zip(transfers.targets, transfers.boxes, transfers.pieces, strict=True):
             if device.process_index == here and self.has_elements:
                 at = [position[device, piece.box] for piece in pieces]
                 makers.append(_maker(device, box, pieces, at, self._target))

@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING, Any
 
-from mpmd.tools.explorer.recorder import PassRecorder, Planned
+from mpmd.tools.explorer.recorder import PassRecorder, PipelinePass
 
 if TYPE_CHECKING:
     from mpmd.tools.explorer.explore_step import explore as explore
 
-__all__ = ["PassRecorder", "Planned", "explore"]
+__all__ = ["PassRecorder", "PipelinePass", "explore"]
 
 
 def __getattr__(name: str) -> Any:

@@ -134,8 +134,8 @@ INPUT = "input"
 
 
 @dataclasses.dataclass(frozen=True)
-class Planned:
-    """A planned pass, its pipeline, and the reason for its position."""
+class PipelinePass:
+    """A pass of a pipeline: the pass, its pipeline, and the reason for its position."""
 
     pass_: Pass
     phase: str = ""
@@ -184,7 +184,7 @@ class PassRecorder:
 
     def __init__(self) -> None:
         self.steps: list[PassRun] = []
-        self._waiting: list[Planned] = []
+        self._waiting: list[PipelinePass] = []
         self._begin()
 
     def _begin(self) -> None:
@@ -192,7 +192,7 @@ class PassRecorder:
         self._tree: list[OpText] = []
         self._graphs: list[Graph] = []
 
-    def start(self, module: ir.Module, planned: Iterable[Planned] = (), title: str = INPUT) -> None:
+    def start(self, module: ir.Module, planned: Iterable[PipelinePass] = (), title: str = INPUT) -> None:
         """A module before its passes; earlier plans are dropped."""
         self.finish()
         self._begin()
@@ -203,12 +203,12 @@ class PassRecorder:
         self.start(module, title="traced")
 
     def phase_begins(self, phase: str, steps: Iterable[Step]) -> None:
-        self._waiting += (Planned(step.pass_, phase, step.why) for step in steps)
+        self._waiting += (PipelinePass(step.pass_, phase, step.why) for step in steps)
 
     def pass_ended(self, pass_: Pass, module: ir.Module, changed: bool, seconds: float) -> None:
         """The module after a pass."""
         known = next((i for i, p in enumerate(self._waiting) if p.pass_ is pass_), None)
-        planned = Planned(pass_)
+        planned = PipelinePass(pass_)
         if known is not None:
             planned = self._waiting[known]
             del self._waiting[: known + 1]

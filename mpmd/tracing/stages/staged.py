@@ -33,13 +33,13 @@ Dynamic = tuple[list[Any], dict[str, Any]]
 
 
 def over_parts(
-    fn: Callable[..., Any], plan: StagePlan, given: Dynamic, whole_call: Callable[[Dynamic], Any]
+    fn: Callable[..., Any], stages: TracedStages, given: Dynamic, whole_call: Callable[[Dynamic], Any]
 ) -> tuple[Callable[[Dynamic], Any], Dynamic]:
     """A function over the parts of its stacked arguments, and such arguments.
 
     Args:
         fn: the user's, for messages.
-        plan: the current one; losses in the function add what they divide, and warnings.
+        stages: the current one; losses in the function add what they divide, and warnings.
         given: shapes and dtypes of arguments: whole arrays or `Stacked`.
         whole_call: the function, of whole arrays.
     """
@@ -48,16 +48,16 @@ def over_parts(
     closed, shapes = jax.make_jaxpr(
         lambda *leaves: whole_call(jax.tree.unflatten(tree, leaves)), return_shape=True
     )(*[leaf for _, leaf in flat])
-    if not plan.divisions:
+    if not stages.divisions:
         return whole_call, wholes
-    lengths = [plan.lengths_of(keystr(path, simple=True, separator="/"), leaf.shape) for path, leaf in flat]
-    plan.warn_of_whole_stacks(getattr(fn, "__name__", "the step"))
-    interpreter = PartwiseInterpreter(RULES, FROM_ARRAYS, list(plan.divisions.values()))
+    lengths = [stages.lengths_of(keystr(path, simple=True, separator="/"), leaf.shape) for path, leaf in flat]
+    stages.warn_of_whole_stacks(getattr(fn, "__name__", "the step"))
+    interpreter = PartwiseInterpreter(RULES, FROM_ARRAYS, list(stages.divisions.values()))
 
     def of_parts(parts: Dynamic) -> Any:
         leaves = jax.tree.leaves(parts, is_leaf=is_stacked)
         results = interpreter.run(closed.jaxpr, closed.consts, leaves)
-        plan.warnings.update(interpreter.joined)
+        stages.warnings.update(interpreter.joined)
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     parts = [leaf if of is None else in_parts(leaf, of) for (_, leaf), of in zip(flat, lengths, strict=True)]
@@ -68,7 +68,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class StagePlan:
+class TracedStages:
     """The stages of one trace of a step: how they are selected, and which were found.
 
     Attributes:
@@ -121,14 +121,14 @@ class StagePlan:
             )
 
 
-_plan = jax.make_user_context(None)
-"""The plan of the step that is traced: a part of the key of JAX's caches."""
+_stages = jax.make_user_context(None)
+"""The stages of the step that is traced: a part of the key of JAX's caches."""
 
 
 @contextlib.contextmanager
-def planned(plan: StagePlan | None) -> Iterator[None]:
-    """Functions that are traced inside have the stages of a plan."""
-    with _plan(plan):
+def dividing(stages: TracedStages | None) -> Iterator[None]:
+    """Functions that are traced inside have these stages."""
+    with _stages(stages):
         yield
 
 
@@ -150,8 +150,8 @@ def staged(fn: Callable[P, R], *, argnums: int | Sequence[int] = 0) -> Callable[
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        plan = _plan.value
-        return fn(*args, **kwargs) if plan is None else _in_stages(plan, fn, several, args, kwargs)
+        stages = _stages.value
+        return fn(*args, **kwargs) if stages is None else _in_stages(stages, fn, several, args, kwargs)
 
     setattr(call, _MARK, call)
     return call
@@ -161,8 +161,8 @@ _MARK = "__mpmd_staged__"
 """Attribute of a function that `staged` returned: itself, because wrappers of it copy its attributes."""
 
 
-def _in_stages(plan: StagePlan, fn: Callable[..., Any], argnums: Any, args: Any, kwargs: Any) -> Any:
-    """Calls a function, with its work in the stages of the plan."""
+def _in_stages(stages: TracedStages, fn: Callable[..., Any], argnums: Any, args: Any, kwargs: Any) -> Any:
+    """Calls a function, with its work in its stages."""
     flat, tree = tree_flatten_with_path((args, kwargs))
     arrays = [i for i, (_, leaf) in enumerate(flat) if not is_bound(leaf)]
     values = [flat[i][1] for i in arrays]
@@ -183,35 +183,35 @@ def _in_stages(plan: StagePlan, fn: Callable[..., Any], argnums: Any, args: Any,
         if flat[i][0][0].idx == 0 and flat[i][0][1].idx in positions
     }
     name = getattr(fn, "__name__", "")
-    _choose(plan, function, paths, name if name.isidentifier() else "the function")
-    return jax.tree.unflatten(jax.tree.structure(shapes), emit(function, values, plan.selector.names))
+    _choose(stages, function, paths, name if name.isidentifier() else "the function")
+    return jax.tree.unflatten(jax.tree.structure(shapes), emit(function, values, stages.selector.names))
 
 
-def _choose(plan: StagePlan, function: FlatFunction, paths: dict[int, str], name: str) -> None:
+def _choose(stages: TracedStages, function: FlatFunction, paths: dict[int, str], name: str) -> None:
     """Gives the items of a function their stages.
 
     Args:
-        plan: gets a description of them.
+        stages: gets a description of them.
         function: its items have no stages.
         paths: the path of each value that is a parameter.
         name: of the function.
     """
-    selector = plan.selector
+    selector = stages.selector
     if isinstance(selector, AutomaticSelector):
         choice, division, text = choose_by_cost(function, paths, selector, name)
-        plan.choices.append(choice)
-        plan.divisions.update(division.lengths)
-        plan.warnings.update(dict.fromkeys(choice.imbalance()) | division.joined)
-        plan.texts[text] = None
+        stages.choices.append(choice)
+        stages.divisions.update(division.lengths)
+        stages.warnings.update(dict.fromkeys(choice.imbalance()) | division.joined)
+        stages.texts[text] = None
         return
     scoped: dict[Item, int] = {}
     parts: dict[int, int] = {}
     if selector.stacked:
         division = divide_scans(function, paths, selector)
-        plan.divisions.update(division.lengths)
-        plan.warnings.update(division.joined)
+        stages.divisions.update(division.lengths)
+        stages.warnings.update(division.joined)
         parts = division.stage_of
-        chosen = [None if path in plan.divisions else selector.pinned(path) for path in paths.values()]
+        chosen = [None if path in stages.divisions else selector.pinned(path) for path in paths.values()]
     elif selector.scoped:
         scoped = stages_by_scopes(selector, function)
         selector.check_pinned(list(paths.values()))
@@ -224,4 +224,4 @@ def _choose(plan: StagePlan, function: FlatFunction, paths: dict[int, str], name
     place(function, [*paths, *parts], stage_of | parts, len(selector.over))
     check_order(function, stage_of, paths)
     check_scopes(scoped)
-    plan.texts[describe_stages(function, paths, selector, name)] = None
+    stages.texts[describe_stages(function, paths, selector, name)] = None

@@ -26,7 +26,7 @@ from mpmd.passes.bases import mlir_pass
 from mpmd.passes.verify import verify
 from mpmd.support.passes import Watch, run_pipeline
 from mpmd.tools import opt
-from mpmd.tools.explorer import PassRecorder, Planned, explore
+from mpmd.tools.explorer import PassRecorder, PipelinePass, explore
 from mpmd.tools.explorer.text_tree import Namer, Numbering, pair, read_tree
 from tests.support import random_mpmd
 from tests.support.ir_programs import HEAD, TWO_FRAGMENTS
@@ -278,7 +278,7 @@ def test_a_run_that_fails_shows_where(tmp_path, capsys):
 
 
 def test_what_was_planned_for_one_module_is_over_at_the_next():
-    recorder, passes = PassRecorder(), [Planned(mlir_pass("cse")), Planned(mlir_pass("symbol-dce"))]
+    recorder, passes = PassRecorder(), [PipelinePass(mlir_pass("cse")), PipelinePass(mlir_pass("symbol-dce"))]
     for _ in range(2):
         recorder.start(ir.parse(TWO_FRAGMENTS), passes)
     recorder.finish()

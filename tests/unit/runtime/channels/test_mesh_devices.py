@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from mpmd.errors import ProgramError, SignatureError
 from mpmd.runtime.channels.mesh_devices import MeshDevices, partition_spec
-from mpmd.runtime.channels.reshard import plan_reshard
+from mpmd.runtime.channels.reshard import reshard_pieces
 from mpmd.runtime.program.graph import BufferType
 
 
@@ -87,8 +87,8 @@ def test_a_copy_never_shares_memory():
 
 def test_pieces_are_disjoint_and_spread_over_replicas():
     half, other, whole = ((0, 4),), ((4, 8),), ((0, 8),)
-    plan = plan_reshard([half, other, half, other], [whole, whole])
-    assert [[(p.source, p.box) for p in pieces] for _, pieces in plan.targets] == [
+    of_targets = reshard_pieces([half, other, half, other], [whole, whole])
+    assert [[(p.source, p.box) for p in pieces] for _, pieces in of_targets.targets] == [
         [(0, half), (1, other)],
         [(2, half), (3, other)],
     ]
