@@ -46,8 +46,8 @@ import mpmd
 from benchmarks import script
 from benchmarks.reference_gpt import Sizes, batch, run_blocks
 from benchmarks.train_step import Variant
-from mpmd.runtime.program.instructions import Run
 from mpmd.runtime.program.stream_memory import predict_memory
+from mpmd.runtime.program.streams import Run
 from workloads.collectives import collectives
 
 SIZES = Sizes(

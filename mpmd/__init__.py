@@ -12,7 +12,7 @@ from mpmd.config.topology import Topology, make_topology
 from mpmd.errors import PeerError
 from mpmd.options import PipelineOptions
 from mpmd.runtime.run.executor import RuntimeOptions
-from mpmd.tracing.loops import accumulate_gradients, fori_loop, microbatch_loop, split_microbatches
+from mpmd.tracing.microbatch_loops import accumulate_gradients, fori_loop, microbatch_loop, split_microbatches
 from mpmd.tracing.names import broadcast, call, named_computation, named_tensor, reduce
 from mpmd.tracing.stages.select.automatic import by_cost
 from mpmd.tracing.stages.select.selectors import by_parameters, by_scopes, split

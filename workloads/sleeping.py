@@ -21,7 +21,7 @@ import llvmlite.binding as llvm
 import numpy as np
 
 import mpmd
-from mpmd.support.garbage import keep_past_exit
+from mpmd.support.resources import keep_past_exit
 
 TARGET = "mpmd_benchmark_sleep"
 OUT_OF_MEMORY, BROKEN = -1.0, -2.0

@@ -49,11 +49,11 @@ from mpmd.runtime.run.decode import unwatched_executables
 from mpmd.runtime.run.executor import RuntimeOptions
 from mpmd.scheduling.render import render_text
 from mpmd.scheduling.timeline import Timeline
-from mpmd.support.garbage import garbage_kept
-from mpmd.support.user_warnings import warn_user
-from mpmd.support.xla_options import CompilerOptions, titled
-from mpmd.tracing.live import live_names, lower
+from mpmd.support.option_texts import CompilerOptions, titled
+from mpmd.support.resources import garbage_kept
+from mpmd.support.user_code import warn_user
 from mpmd.tracing.stages.staged import TracedStages
+from mpmd.tracing.trace import live_names, lower
 
 DIALECTS = ("stages", "stablehlo", "mpmd", "program", "schedule")
 

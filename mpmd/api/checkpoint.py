@@ -36,7 +36,7 @@ from mpmd.api.checkpoints.restore import CheckpointReader, SaveRequest, step_num
 from mpmd.errors import CheckpointError, collect
 from mpmd.runtime.processes.exchange import Alike, WorldExchange
 from mpmd.runtime.processes.world import world
-from mpmd.support.user_warnings import warn_user
+from mpmd.support.user_code import warn_user
 
 Folder = str | os.PathLike[str]
 T = TypeVar("T")

@@ -23,10 +23,9 @@ from mpmd.compile.compiler import compile_fragments
 from mpmd.compile.executable import Executable
 from mpmd.compile.fragment import FragmentModule
 from mpmd.errors import MpmdError
-from mpmd.runtime.program.instructions import task_text
+from mpmd.runtime.program.streams import task_text
 from mpmd.runtime.run.interpreter import BoundCall, Observer, StepState
-from mpmd.support.source import frames_of
-from mpmd.support.user_warnings import warn_user
+from mpmd.support.user_code import frames_of, warn_user
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,10 +22,9 @@ from mpmd.runtime.channels.everywhere import kind_text
 from mpmd.runtime.channels.mesh_devices import put
 from mpmd.runtime.processes.exchange import Alike, WorldExchange, settings_text, without_addresses
 from mpmd.runtime.processes.world import world
-from mpmd.support.user_warnings import warn_user
-from mpmd.tracing.ranges.demands import ComputedWhole, Demand, DemandedJaxpr
-from mpmd.tracing.ranges.range import Range
+from mpmd.support.user_code import warn_user
 from mpmd.tracing.stages.stacked.stacked import is_stacked
+from mpmd.tracing.wanted_ranges import ComputedWhole, Demand, DemandedJaxpr, Range
 
 Index: TypeAlias = tuple[slice, ...]
 Reader: TypeAlias = Callable[[str, jax.ShapeDtypeStruct, Index], Any]

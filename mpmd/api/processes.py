@@ -27,7 +27,7 @@ from mpmd.runtime.program.streams import Program, processes_text
 from mpmd.runtime.run.clients import cores_of_meshes
 from mpmd.runtime.run.executor import Executor, RuntimeOptions
 from mpmd.runtime.run.interpreter import FragmentExecutable
-from mpmd.support.user_warnings import PendingWarning
+from mpmd.support.user_code import PendingWarning
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from mpmd.errors import ConfigError
 from mpmd.jax_compat import as_key, is_key
 from mpmd.partition.signature import Arguments, describe
 from mpmd.runtime.measure.run_costs import ProgramCosts
-from mpmd.runtime.program.instructions import Run
+from mpmd.runtime.program.streams import Run
 from mpmd.tracing.stages.select.automatic import AutomaticSelector, DivisionChoice, MeasuredRanges
 
 _RUNS = 4

@@ -16,8 +16,7 @@ from mpmd.errors import SignatureError
 from mpmd.partition.signature import Arguments
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.program.graph import BufferType
-from mpmd.runtime.program.instructions import Feed
-from mpmd.runtime.program.streams import Program
+from mpmd.runtime.program.streams import Feed, Program
 from mpmd.tracing.stages.stacked.stacked import is_stacked
 
 PerLeaf = tuple[tuple[Any, ...], dict[str, Any]]

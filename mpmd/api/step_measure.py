@@ -22,8 +22,8 @@ from mpmd.estimate.program_timeline import (
     warn_of_unseen,
 )
 from mpmd.runtime.measure.run_costs import ProgramCosts, measure_costs
-from mpmd.runtime.program.instructions import Run
 from mpmd.runtime.program.stream_memory import MemoryMeter, MeshMemory, predict_memory
+from mpmd.runtime.program.streams import Run
 from mpmd.scheduling.timeline import Timeline
 
 

@@ -33,11 +33,11 @@ from mpmd.jax_compat import (
 )
 from mpmd.partition.prepare import axes_of_dims, flat_prefix, for_arguments, spec_problems
 from mpmd.partition.signature import ArgumentRules, Arguments, abstract, check_leaves, flatten, paths
-from mpmd.support.source import raised_at
+from mpmd.support.user_code import raised_at
 from mpmd.tracing.conditionals import has_wide_conditional, with_split_conditionals
-from mpmd.tracing.live import names_in
 from mpmd.tracing.names import decode, names_called
 from mpmd.tracing.stages.staged import TracedStages, dividing, over_parts
+from mpmd.tracing.trace import names_in
 
 R = TypeVar("R")
 

@@ -24,7 +24,7 @@ from mpmd.compile.kernels.planner.plan_cache import caching_plans
 from mpmd.compile.thunks.check import compiler_failure, write_report
 from mpmd.errors import CompileError, HloError, MiscompiledError
 from mpmd.support.progress import ProgressLine
-from mpmd.support.user_warnings import PendingWarning
+from mpmd.support.user_code import PendingWarning
 
 _MAX_NAMES = 8
 

@@ -36,8 +36,8 @@ from mpmd.compile.thunks.emission import Emitter, KernelPlans
 from mpmd.compile.thunks.program_costs import FragmentCosts, cost_plot, fragment_costs
 from mpmd.compile.thunks.thunk import Thunk, kernels_text, listing
 from mpmd.support import diagnostics
-from mpmd.support.garbage import garbage_kept
-from mpmd.support.pass_pipeline import Timing, run_pipeline
+from mpmd.support.passes import Timing, run_pipeline
+from mpmd.support.resources import garbage_kept
 
 
 class PhaseClock:

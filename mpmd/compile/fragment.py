@@ -10,7 +10,7 @@ from mpmd import ir
 from mpmd.errors import CompileError, ConfigError
 from mpmd.passes.export.programs import ATTRIBUTE, read_options
 from mpmd.sharding.shards import axes_by_dim
-from mpmd.support.xla_options import FragmentOptions
+from mpmd.support.option_texts import FragmentOptions
 
 
 @dataclasses.dataclass(frozen=True)

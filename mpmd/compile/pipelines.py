@@ -27,8 +27,7 @@ from mpmd.compile.passes.layout.layout_normalization import LayoutRemoval
 from mpmd.compile.passes.simplify.control_flow import FlattenCallGraph
 from mpmd.compile.schedule.memory_schedule import MemorySchedule
 from mpmd.cost.device import HOST, Device
-from mpmd.support.pass_pipeline import Watch
-from mpmd.support.passes import Pass, with_overrides
+from mpmd.support.passes import Pass, Watch, with_overrides
 
 
 def inlining() -> list[Pass]:

@@ -16,10 +16,10 @@ from mpmd import ir, jax_compat
 from mpmd.compile.fragment import FragmentModule
 from mpmd.config.ambient import without_ambient_mesh
 from mpmd.errors import ConfigError, close_to, collect
-from mpmd.passes.calls.mirror_stages import SUFFIX
+from mpmd.passes.calls.carried_sums import SUFFIX
 from mpmd.passes.export.programs import names_of, put_rows
 from mpmd.support import diagnostics
-from mpmd.support.xla_options import (
+from mpmd.support.option_texts import (
     FragmentOptions,
     OptionsRow,
     OptionValue,

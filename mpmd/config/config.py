@@ -12,8 +12,7 @@ from mpmd.cost.device import device_of
 from mpmd.errors import ConfigError, close_to, collect
 from mpmd.options import PipelineOptions
 from mpmd.scheduling.catalogue import PipelineSchedule, get_schedule
-from mpmd.support.placement_options import NamePlacement
-from mpmd.support.xla_options import CompilerOptions, OptionsRow
+from mpmd.support.option_texts import CompilerOptions, NamePlacement, OptionsRow
 from mpmd.tracing.stages.select.automatic import AutomaticSelector, by_cost
 from mpmd.tracing.stages.select.selectors import Selector
 

@@ -18,8 +18,7 @@ from mpmd.cost.device import HOST, Device, device_of
 from mpmd.errors import CompileError
 from mpmd.estimate.program_timeline import predicted_timeline
 from mpmd.runtime.measure.run_costs import ProgramCosts
-from mpmd.runtime.program.instructions import Run, Send
-from mpmd.runtime.program.streams import Program
+from mpmd.runtime.program.streams import Program, Run, Send
 
 
 def predicted_seconds(program: Program, module: ir.Module, meshes: Mapping[str, Any]) -> float:

@@ -17,18 +17,19 @@ from mpmd.runtime.measure.run_costs import ProgramCosts
 from mpmd.runtime.measure.step_trace import MeasuredSpan, StepRecorder, TraceRecorder, spans_of, stamped_types
 from mpmd.runtime.measure.watchers import WatchingRecorder
 from mpmd.runtime.processes.part import Part
-from mpmd.runtime.program.instructions import (
+from mpmd.runtime.program.order import Node, messages
+from mpmd.runtime.program.stream_memory import buffer_categories
+from mpmd.runtime.program.streams import (
+    Program,
     Recv,
     Run,
     Send,
+    Stream,
     donated_buffers,
     ended_buffers,
     reads,
     writes,
 )
-from mpmd.runtime.program.order import Node, messages
-from mpmd.runtime.program.stream_memory import buffer_categories
-from mpmd.runtime.program.streams import Program, Stream
 from mpmd.runtime.program.verify_streams import verify
 from mpmd.runtime.run.executor import Executor
 from mpmd.scheduling.table import Phase, Task

@@ -30,8 +30,8 @@ from mpmd.ir.effects import (
     EFFECT_MARKS, effect_marks, is_duplicable, is_movable, is_ordered, is_side_effect_free, is_token,
     is_trivially_dead,
 )
-from mpmd.ir.kept import free_erased
-from mpmd.ir.mlir_passes import mlir_problem, run_mlir, run_mlir_alone
+from mpmd.ir.context import free_erased
+from mpmd.ir.edit import mlir_problem, run_mlir, run_mlir_alone
 from mpmd.ir.ops import (
     Assign, Broadcast, Call, For, Fragment, FragmentCall, Func, FuncCall, NamedComputation, NamedTensor,
     Reduce, Return, Transfer, Unassign, attribute_dicts, entries_of, i64, put, put_attribute_dicts,

@@ -1,12 +1,13 @@
-"""The MLIR context, text in and out, and two repairs to the bindings.
+"""The MLIR context, text in and out, two repairs to the bindings, and deferred deletion.
 
-In jaxlib an op is hashed by its contents, so that a set or dict loses an op when its operands or
-attributes change, and comparing an op to None raises.  Here an op is hashed and compared by its address.
+Python objects may still refer to erased ops and to modules without references.  In the bindings, using such
+an object crashes the process, so their memory is kept until no pass can hold one.
 """
 
 from __future__ import annotations
 
 import atexit
+import collections
 import ctypes
 from typing import Any
 
@@ -20,13 +21,13 @@ from mpmd.support.memoisation import once
 @once
 def context() -> ir.Context:
     """The one context of the process, with every dialect that JAX knows."""
-    made = jax_mlir.make_ir_context()
+    opened = jax_mlir.make_ir_context()
     stablehlo.register_stablehlo_passes()
     # A Python diagnostic handler together with a verifier on many threads deadlocks.
-    made.enable_multithreading(False)
-    made.allow_unregistered_dialects = True
-    atexit.register(_leave, made)
-    return made
+    opened.enable_multithreading(False)
+    opened.allow_unregistered_dialects = True
+    atexit.register(_leave, opened)
+    return opened
 
 
 def _leave(entered: ir.Context) -> None:
@@ -73,3 +74,66 @@ def _equal(op: Any, other: object) -> bool:
 
 for _class in (ir.Operation, ir.OpView):
     _class.__hash__, _class.__eq__ = _address, _equal
+
+
+_MODULES = collections.deque[Any](maxlen=4)
+_DEFERRED = collections.deque[tuple[ir.Module, ir.Value]](maxlen=2)  # each with what its ops use: nothing
+
+
+def keep(module: Any) -> Any:
+    """Keeps a module until four more have been kept, even without other references."""
+    _MODULES.append(module)
+    return module
+
+
+def free_erased() -> None:
+    """Called when a program was verified: a valid program does not use erased ops.
+
+    Ops that were erased before the last call are freed.
+    """
+    deferred = ir.Module.create(ir.Location.unknown(context()))
+    _DEFERRED.append((deferred, placeholders(1, deferred)[0]))
+
+
+def placeholders(count: int, deferred: ir.Module | None = None) -> list[ir.Value]:
+    kinds, unknown = [ir.NoneType.get(context())] * count, ir.Location.unknown(context())
+    where = ir.InsertionPoint.at_block_begin(
+        (deferred or _newest()[0]).body
+    )  # its last op may be a terminator
+    cast = ir.Operation.create("builtin.unrealized_conversion_cast", kinds, loc=unknown, ip=where)
+    return list(cast.results)
+
+
+def defer_deletion(op: ir.OpView | ir.Operation) -> None:
+    """Takes an unused op out of its program; this object for it raises when it is used again."""
+    operation = op.operation
+    deferred, nothing = _newest()
+
+    def use_nothing(inner: ir.Operation) -> ir.WalkResult:
+        operands = inner.operands
+        for i in range(len(operands)):
+            operands[i] = nothing
+        return ir.WalkResult.ADVANCE
+
+    if len(operation.regions):  # ops in it may use ops that were moved out of it
+        operation.walk(use_nothing)
+    else:
+        use_nothing(operation)
+    deferred.body.append(operation)
+    operation._set_invalid()
+
+
+def defer_block_deletion(block: ir.Block) -> None:
+    """Takes a block without ops out of its op."""
+    block.append_to(_newest()[0].operation.regions[0])
+
+
+def defer_contents_deletion(module: Any) -> None:
+    for op in list(module.body.operations):
+        _newest()[0].body.append(op)
+
+
+def _newest() -> tuple[ir.Module, ir.Value]:
+    if not _DEFERRED:
+        free_erased()
+    return _DEFERRED[-1]

@@ -1,8 +1,7 @@
-"""Changing a program.  Misuse raises here; in MLIR it would crash the process or hang.
+"""Changing a program, op by op or by MLIR's own passes.
 
-An erased op is taken out of its program and freed much later (`kept`): its object raises when it is used
-again; objects for its values and for its body are harmless; a program that uses one is invalid, as is one
-that uses an erased block argument.
+Misuse raises here; in MLIR it would crash the process or hang.  Passes that jaxlib has registered are named
+by the text of a pipeline, such as `cse,symbol-dce`.
 """
 
 from __future__ import annotations
@@ -10,14 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from jax.extend.mlir import ir
+from jax.extend.mlir import ir, passmanager
 from jax.extend.mlir.ir import OpView as Op
 from jax.extend.mlir.ir import Value
 
 from mpmd.errors import IRError
 from mpmd.ir import query
-from mpmd.ir.context import context
-from mpmd.ir.kept import defer_block_deletion, defer_deletion, keep, placeholders
+from mpmd.ir.context import (
+    context,
+    defer_block_deletion,
+    defer_contents_deletion,
+    defer_deletion,
+    keep,
+    placeholders,
+)
 from mpmd.ir.ops import Fragment, Func, Transfer, put
 from mpmd.ir.query import is_unused, ops
 from mpmd.ir.types import MeshTensor, string_array
@@ -61,12 +66,12 @@ def make_fragment(
     }
     if inferred_by:
         attributes["mpmd.inferred_by"] = string_array(inferred_by)
-    made = create("mpmd.fragment", inputs, types, where, attributes, location, regions=1)
+    fragment = create("mpmd.fragment", inputs, types, where, attributes, location, regions=1)
     kinds = (v.type.tensor if isinstance(v.type, MeshTensor) else v.type for v in inputs)
-    block = made.regions[0].blocks.append(*kinds, arg_locs=[location] * len(inputs))
+    block = fragment.regions[0].blocks.append(*kinds, arg_locs=[location] * len(inputs))
     returned = body(list(block.arguments), ir.InsertionPoint(block))
     create("mpmd.return", returned, [], ir.InsertionPoint(block), location=location)
-    return made
+    return fragment
 
 
 def make_transfer(
@@ -148,14 +153,14 @@ def erase_args(block: ir.Block, indices: Iterable[int]) -> ir.Block:
         return block
     query.note_edit()
     left, spare = [arg for i, arg in enumerate(args) if i not in gone], args[next(iter(gone))]
-    made = block.create_after(*(arg.type for arg in left), arg_locs=[arg.location for arg in left])
-    for old, new in zip(left, made.arguments):
+    shorter = block.create_after(*(arg.type for arg in left), arg_locs=[arg.location for arg in left])
+    for old, new in zip(left, shorter.arguments):
         old.replace_all_uses_with(spare)  # uses keep their order if they are replaced twice
         spare.replace_all_uses_with(new)
     for _ in range(len(block.operations)):
-        made.append(at_start(block).ref_operation)
+        shorter.append(at_start(block).ref_operation)
     defer_block_deletion(block)
-    return made
+    return shorter
 
 
 def change_args(block: ir.Block, like: Sequence[Value]) -> list[Value]:
@@ -216,8 +221,8 @@ def reorder(f: Func, order: Sequence[Op]) -> None:
 def clone(op: Any, where: ir.InsertionPoint | None = None) -> Any:
     """A copy of an op, or module, with the same operands; `where` is for ops."""
     query.note_edit()
-    made = op.operation.clone(where).opview
-    return made if where is not None else keep(made)
+    copy = op.operation.clone(where).opview
+    return copy if where is not None else keep(copy)
 
 
 def clone_with(op: Op, values: dict[Value, Value], where: ir.InsertionPoint) -> Any:
@@ -245,9 +250,9 @@ def clone_body(
 
     `values` maps the block's arguments to their replacements; the results of the ops are added to it.
     """
-    made = [clone_with(op, values, where) for op in ops(block)]
+    copies = [clone_with(op, values, where) for op in ops(block)]
     terminator = ir.InsertionPoint.at_block_terminator(block).ref_operation
-    return made, [values.get(v, v) for v in terminator.operands]
+    return copies, [values.get(v, v) for v in terminator.operands]
 
 
 def move_body(op: Any, values: Sequence[Value], where: Op) -> list[Value]:
@@ -282,15 +287,61 @@ def rebuild(
     erases it.
     """
     kept = {name: a for name, a in op.attributes.items() if attributes is None or name in attributes}
-    made = create(
+    rebuilt = create(
         op.operation.name, operands, types, before(op), kept, location or op.location,
         regions=len(op.operation.regions),
     )  # fmt: skip
-    take_bodies(op, made)
-    return made
+    take_bodies(op, rebuilt)
+    return rebuilt
 
 
 def return_types_changed(f: Func) -> None:
     """Brings a function's type in line with its arguments and with what it returns."""
     kind = ir.FunctionType.get([a.type for a in f.args], [v.type for v in f.returned], context())
     put(f, "function_type", ir.TypeAttr.get(kind, context()))
+
+
+def run_mlir(pipeline: str, module: ir.Module) -> None:
+    """Runs MLIR's passes on a module.  Ops taken from it before belong to the program as it was then.
+
+    (An op that a pass erased could not be distinguished from others, and using it would crash the process.)
+
+    Raises:
+        IRError: a pass fails; the module stays as it was.
+    """
+    with context():
+        result = module.operation.clone()
+    run_mlir_alone(pipeline, result)
+    defer_contents_deletion(module)
+    for op in list(result.opview.body.operations):
+        module.body.append(op)
+    for name, attribute in result.attributes.items():
+        module.operation.attributes[name] = attribute
+    query.note_edit()
+
+
+def run_mlir_alone(pipeline: str, module: ir.Module | ir.Operation) -> None:
+    """Runs MLIR's passes on a module whose ops have no Python objects.
+
+    Raises:
+        IRError: a pass fails; the module is then unusable.
+    """
+    with context():
+        try:
+            _manager(pipeline).run(module.operation)
+        except ir.MLIRError as e:
+            raise IRError(f"{pipeline} failed: {e}") from e
+
+
+def mlir_problem(pipeline: str) -> str:
+    """Why there is no such pipeline; empty if there is one."""
+    try:
+        with context():
+            _manager(pipeline)
+    except ValueError as e:
+        return str(e).strip()
+    return ""
+
+
+def _manager(pipeline: str) -> passmanager.PassManager:
+    return passmanager.PassManager.parse(f"builtin.module({pipeline})")

@@ -9,8 +9,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import func, mpmd
 
 from mpmd.ir import query
-from mpmd.ir.context import context
-from mpmd.ir.kept import defer_deletion
+from mpmd.ir.context import context, defer_deletion
 from mpmd.ir.types import Origin, TopologyAttr, string_array, string_list
 from mpmd.jax_compat import func_dialect, mpmd_dialect, register_operation
 from mpmd.support.memoisation import memoised

@@ -12,8 +12,7 @@ from jax.extend.mlir.ir import OpView as Op
 from jax.extend.mlir.ir import Value
 
 from mpmd.errors import IRError
-from mpmd.ir.context import context
-from mpmd.ir.kept import keep
+from mpmd.ir.context import context, keep
 from mpmd.ir.ops import Fragment, Func
 
 _count = threading.local()
@@ -98,33 +97,33 @@ def ops(where: Any, kind: type | tuple[type, ...] = Op) -> list[Any]:
     if isinstance(where, Func) and where.is_external:
         return []
     block = where if isinstance(where, ir.Block) else where.body
-    found = list(block.operations)[:-1]
-    return found if kind is Op else [op for op in found if isinstance(op, kind)]
+    inside = list(block.operations)[:-1]
+    return inside if kind is Op else [op for op in inside if isinstance(op, kind)]
 
 
 def walk(where: Any, kind: Any = Op) -> list[Any]:
     """All ops inside an op, at any depth, the op itself included; outer before inner."""
-    found: list[Any] = []
+    collected: list[Any] = []
     if kind is Op:
-        _collect([where.operation.opview], found)
-        return found
+        _collect([where.operation.opview], collected)
+        return collected
     names = {k.OPERATION_NAME for k in (kind if isinstance(kind, tuple) else (kind,))}
 
     def visit(operation: ir.Operation) -> ir.WalkResult:
         if operation.name in names:  # a view of each op takes as long as the traversal
-            found.append(operation.opview)
+            collected.append(operation.opview)
         return ir.WalkResult.ADVANCE
 
     where.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
-    return found
+    return collected
 
 
-def _collect(some: Iterable[Op], found: list[Any]) -> None:
+def _collect(some: Iterable[Op], collected: list[Any]) -> None:
     for op in some:
-        found.append(op)
+        collected.append(op)
         for region in op.operation.regions:
             for block in region:
-                _collect(block.operations, found)
+                _collect(block.operations, collected)
 
 
 def fragments(f: Func) -> list[Fragment]:

@@ -92,14 +92,14 @@ def _mesh_tensor(mesh: str, tensor: ir.Type, sharding: object, memory_kind: str 
 @memoised()
 def _mesh_tensor_parts(kind: MeshTensor) -> tuple[str, str | None, str | None]:
     text = str(kind)
-    found = re.fullmatch(
+    match = re.fullmatch(
         r'!mpmd\.mesh_tensor<"([^"]*)", tensor<.*?>'
         r'(?:, sharding=(<@.*?>))?(?:, memory_kind="([^"]*)")?>',
         text,
     )
-    if found is None:
+    if match is None:
         raise ValueError(f"not a mesh tensor type: {text}")
-    return found[1], found[2], found[3]
+    return match[1], match[2], match[3]
 
 
 class TopologyAttr(dict[str, sdy.MeshAttr]):
@@ -134,9 +134,9 @@ class TopologyAttr(dict[str, sdy.MeshAttr]):
 
 @memoised()
 def _topology_meshes(text: str) -> tuple[tuple[str, sdy.MeshAttr], ...]:
-    found = re.findall(r'<"([^"]*)" : (<.*?\]>)>', text)
+    parts = re.findall(r'<"([^"]*)" : (<.*?\]>)>', text)
     return tuple(
-        (name, sdy.MeshAttr(ir.Attribute.parse("#sdy.mesh" + mesh, context()))) for name, mesh in found
+        (name, sdy.MeshAttr(ir.Attribute.parse("#sdy.mesh" + mesh, context()))) for name, mesh in parts
     )
 
 

@@ -44,22 +44,20 @@ from mpmd.partition.prepare import (
 )
 from mpmd.partition.signature import Arguments
 from mpmd.partition.tasks import mirrored_places, numbered, task_orders
-from mpmd.passes.calls.mirror_stages import SUFFIX
+from mpmd.passes.calls.carried_sums import SUFFIX
 from mpmd.passes.export.programs import is_reduction
 from mpmd.passes.verify import verify
-from mpmd.runtime.processes.scalars import mesh_of_each
-from mpmd.runtime.program.entry import read_entry
-from mpmd.runtime.program.graph import EntryGraph
+from mpmd.runtime.channels.everywhere import mesh_of_each
+from mpmd.runtime.program.graph import EntryGraph, read_entry
 from mpmd.runtime.program.linearize import linearize
 from mpmd.runtime.program.stream_memory import predict_memory
 from mpmd.runtime.program.streams import Program
 from mpmd.sharding.shards import split_of
 from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Diagnostic, Diagnostics, Severity
-from mpmd.support.garbage import garbage_kept
-from mpmd.support.pass_pipeline import Timing, Watch, name_of, run_pipeline
-from mpmd.support.passes import Pass, with_overrides
-from mpmd.support.source import frames_of, readable
+from mpmd.support.passes import Pass, Timing, Watch, name_of, run_pipeline, with_overrides
+from mpmd.support.resources import garbage_kept
+from mpmd.support.user_code import frames_of, readable
 from mpmd.tracing.trace import to_module
 
 _OVER_HLO = "hlo-"

@@ -14,11 +14,10 @@ from mpmd import ir
 from mpmd.config.config import Config, did_you_mean
 from mpmd.errors import ConfigError, collect
 from mpmd.passes import structure
-from mpmd.passes.calls.mirror_stages import SUFFIX
-from mpmd.runtime.program.instructions import Run
-from mpmd.runtime.program.streams import Program
+from mpmd.passes.calls.carried_sums import SUFFIX
+from mpmd.runtime.program.streams import Program, Run
 from mpmd.support import diagnostics
-from mpmd.support.source import frames_of
+from mpmd.support.user_code import frames_of
 
 
 @dataclasses.dataclass(frozen=True)

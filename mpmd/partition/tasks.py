@@ -13,14 +13,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from mpmd import ir
 from mpmd.config.config import Config
 from mpmd.errors import ScheduleError
-from mpmd.passes.calls.mirror_stages import SUFFIX
-from mpmd.runtime.program.entry import phase
+from mpmd.passes.calls.carried_sums import SUFFIX
+from mpmd.runtime.program.graph import phase
 from mpmd.scheduling.catalogue import PipelineSchedule, ScheduleTable, get_schedule
 from mpmd.scheduling.definition import PipelineShape
 from mpmd.scheduling.simulate import simulate
 from mpmd.scheduling.table import Phase, Task, TaskOrders
 from mpmd.support import diagnostics
-from mpmd.support.placement_options import NamePlacement
+from mpmd.support.option_texts import NamePlacement
 
 
 @dataclasses.dataclass(frozen=True)

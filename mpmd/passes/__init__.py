@@ -12,13 +12,13 @@ from mpmd.passes import (
     merge,
     propagation,
     schedule,
+    schedule_checks,
     split,
     transfers,
-    validate,
 )
 from mpmd.support.passes import Pass, pass_named
 
-FAMILIES = (import_, merge, transfers, calls, cleanup, split, schedule, propagation, export, validate)
+FAMILIES = (import_, merge, transfers, calls, cleanup, split, schedule, propagation, export, schedule_checks)
 
 PASSES: dict[str, type[Pass]] = {kind.name: kind for family in FAMILIES for kind in family.PASSES}
 

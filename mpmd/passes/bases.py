@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from mpmd import ir
 from mpmd.errors import ConfigError, IRError
-from mpmd.passes.shardy_limits import propagation_problem
+from mpmd.passes.verify import propagation_problem
 from mpmd.support.passes import Pass
 
 _WHICH: dict[str, Callable[[ir.Func], bool]] = {

@@ -44,8 +44,8 @@ class ConstantEvaluator:
 
     def integer(self, value: ir.Value) -> int | None:
         """The value of a scalar integer or boolean; None if it depends on arguments."""
-        found = self.array(value)
-        return None if found is None or found.ndim or found.dtype.kind == "f" else int(found)
+        array = self.array(value)
+        return None if array is None or array.ndim or array.dtype.kind == "f" else int(array)
 
     def array(self, value: ir.Value) -> Array | None:
         """The array of a value; None if it depends on arguments, or has no rule.
@@ -103,8 +103,8 @@ class ConstantEvaluator:
 def evaluate(op: ir.Op, arrays: Sequence[Array]) -> Array | None:
     """The result of an op that has a rule, for some operands; None if it is not known."""
     with np.errstate(all="ignore"):
-        found = _RULES[op.operation.name](op, *arrays)
-    return None if found is None else np.asarray(found, _dtype(op.results[0]))
+        result = _RULES[op.operation.name](op, *arrays)
+    return None if result is None else np.asarray(result, _dtype(op.results[0]))
 
 
 def _dtype(value: ir.Value) -> Any:
@@ -181,9 +181,9 @@ def _dynamic_slice(op: ir.Op, x: Array, *starts: Array) -> Array:
 
 
 def _dynamic_update_slice(op: ir.Op, x: Array, update: Array, *starts: Array) -> Array:
-    made = x.copy()
-    made[_piece(x, update.shape, starts)] = update
-    return made
+    updated = x.copy()
+    updated[_piece(x, update.shape, starts)] = update
+    return updated
 
 
 def _broadcast(op: ir.Op, x: Array) -> Array:

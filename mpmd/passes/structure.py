@@ -1,4 +1,4 @@
-"""Questions that passes ask of a module: its calls, its regions, the order of its meshes."""
+"""Questions that passes ask of a module: its calls, regions, constants, and the order of its meshes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def reached_from(names: Iterable[str], called: dict[str, list[str]]) -> list[str
         names: the functions.
         called: the callees of each function of the program.
     """
-    found: dict[str, None] = {}
+    reached: dict[str, None] = {}
     todo = [callee for name in names for callee in called[name]]
     while todo:
         current = todo.pop()
-        if current not in found and current in called:
-            found[current] = None
+        if current not in reached and current in called:
+            reached[current] = None
             todo += called[current]
-    return list(found)
+    return list(reached)
 
 
 def mentions(module: Any, *words: str) -> bool:
@@ -45,7 +45,7 @@ def mesh_order(names: Iterable[str]) -> list[str]:
 
     def compare(a: str, b: str) -> int:
         numbers = [re.search(r"\d+$", name) for name in (a, b)]
-        keys = [(int(found[0]) if found and all(numbers) else 0) for found in numbers]
+        keys = [(int(number[0]) if number and all(numbers) else 0) for number in numbers]
         left, right = (keys[0], a), (keys[1], b)
         return (left > right) - (left < right)
 
@@ -62,9 +62,52 @@ def is_conditional(op: ir.Op) -> bool:
 
 def around(op: ir.Op) -> list[ir.Op]:
     """The ops in whose regions an op is, innermost first, up to its function."""
-    found: list[ir.Op] = []
+    outer: list[ir.Op] = []
     parent = op.operation.parent
     while parent is not None and parent.name != "builtin.module":
-        found.append(parent.opview)
+        outer.append(parent.opview)
         parent = parent.parent
-    return found
+    return outer
+
+
+def is_negligible(op: ir.Op) -> bool:
+    """Whether it is free to copy: it has no operands and one result."""
+    is_small = len(op.operands) == 0 and len(op.results) == 1 and not len(op.operation.regions)
+    return is_small and ir.is_duplicable(op)
+
+
+def holds_complex(op: ir.Op) -> bool:
+    """Whether it is a constant op of complex numbers, whose attribute `value` cannot be read."""
+    return ir.is_constant(op) and isinstance(op.results[0].type.element_type, ir.ComplexType)
+
+
+def constant_text(op: ir.Op) -> str:
+    """The value of a constant op, as MLIR text: `dense<1.0> : tensor<f32>`."""
+    if not holds_complex(op):
+        return str(op.attributes["value"])
+    text = ir.op_text(op)
+    return text[text.index("dense<") :]
+
+
+def splat(number: str, kind: ir.Type, before: ir.Op) -> ir.Value:
+    """A constant of one number, repeated, right before an op."""
+    value = ir.Attribute.parse(f"dense<{number}> : {kind}", ir.context())
+    constant = ir.create(
+        "stablehlo.constant", [], [kind], ir.before(before), {"value": value}, before.location
+    )
+    return constant.results[0]
+
+
+def zeros(kind: ir.Type, before: ir.Op) -> ir.Value:
+    """A constant of zeros, right before an op."""
+    element = str(kind.element_type)
+    zero = "0.0" if element.startswith(("f", "bf")) else "0"
+    return splat("false" if element == "i1" else zero, kind, before)
+
+
+def attributes_of(op: ir.Op) -> tuple[tuple[str, ir.Attribute | str], ...]:
+    """Names and attributes of an op, equal for equal ones; complex numbers as their text."""
+    if not holds_complex(op):
+        return tuple(op.attributes.items())
+    names = [name for name in op.attributes.keys() if name != "value"]  # noqa: SIM118  (it is not a mapping)
+    return ("value", constant_text(op)), *((name, op.attributes[name]) for name in names)

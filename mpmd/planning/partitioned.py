@@ -28,9 +28,9 @@ from mpmd.planning.candidates import PlanCandidate, PlanChoice, PlanSpace, too_l
 from mpmd.planning.result import config_for
 from mpmd.runtime.program.stream_memory import MeshMemory, predict_memory
 from mpmd.scheduling.timeline import Timeline
-from mpmd.support.garbage import garbage_kept
-from mpmd.tracing.live import lower
+from mpmd.support.resources import garbage_kept
 from mpmd.tracing.stages.select.division import products_work
+from mpmd.tracing.trace import lower
 
 _LESS_MEMORY = {"reduce_gradients": ("_reduce.", "per_microbatch"), "gather_weights": ("_gather.", "per_use")}
 """Options: what is in the names of programs that they add, and the value that adds none."""

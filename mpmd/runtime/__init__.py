@@ -1,5 +1,6 @@
 """Runs exported programs: one straight-line instruction stream per mesh, checked before its first step.
 
-graph → linearize → Program → verify → decode → Executor.run.  `graph` is the input, `program` the streams,
-`executor` issues them; `memory` predicts and measures their bytes, `trace` their times.
+graph → linearize → Program → verify_streams → decode → Executor.run.  `program/` has the input, the streams
+and their checks, `run/` issues them, `channels/` moves arrays between meshes, `processes/` runs one program
+in several processes, and `measure/` finds out times; `stream_memory` predicts and measures bytes.
 """

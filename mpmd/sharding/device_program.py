@@ -1,9 +1,7 @@
 """Programs of each device within a program of whole values, as `jax.shard_map` writes them.
 
-Programs that only add terms of the devices of a mesh: the sums of partial values.
-
-They are written device by device, as `jax.shard_map` writes them, so that every compiler communicates just
-that.
+`sums` writes those that only add terms of the devices of a mesh.  No compiler can then communicate more than
+these sums.
 """
 
 from __future__ import annotations
@@ -110,13 +108,13 @@ def partly_reduced(
 
 def groups(axes: Sequence[str], sizes: Mapping[str, int]) -> list[list[int]]:
     """The devices of a mesh that differ only along some axes, in order: by their positions in the mesh."""
-    found: dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]] = {}
+    by_place: dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]] = {}
     names = list(sizes)
     for position, place in enumerate(itertools.product(*map(range, sizes.values()))):
         rest = tuple(i for name, i in zip(names, place) if name not in axes)
         own = tuple(place[names.index(axis)] for axis in axes)
-        found.setdefault(rest, []).append((own, position))
-    return [[position for _, position in sorted(group)] for group in found.values()]
+        by_place.setdefault(rest, []).append((own, position))
+    return [[position for _, position in sorted(group)] for group in by_place.values()]
 
 
 def tensor_type(shape: Sequence[int], element: str) -> str:

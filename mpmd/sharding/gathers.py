@@ -1,6 +1,7 @@
 """Which values are split where they lie, and needed whole where they are used.
 
-Arguments that a body reads through one cast alone: masters in f32 that are used as bf16.
+A body may read an argument through one cast alone, as a master weight in f32 that is used as bf16: then the
+value after the cast is the one to gather.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ def cast_of(arg: ir.Value) -> Cast | None:
             if op.operation.name == "stablehlo.convert":
                 converts.append(op)
                 continue
-            found = _moved(op, position, value)
-            if found is None:
+            behind = _moved(op, position, value)
+            if behind is None:
                 return None
-            moved += [v for v in found if v not in moved]
+            moved += [v for v in behind if v not in moved]
     kinds = [op.results[0].type for op in converts]
     if len({kind.element_type for kind in kinds}) != 1:
         return None
@@ -184,8 +185,8 @@ class _UsesAlong:
 
 
 def _all_of(answers: Iterable[bool | None]) -> bool | None:
-    found = set(answers)
-    return False if False in found else True if True in found else None
+    distinct = set(answers)
+    return False if False in distinct else True if True in distinct else None
 
 
 # They keep a value for later, such as a weight among the residuals of a loop.

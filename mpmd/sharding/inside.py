@@ -30,16 +30,16 @@ def splits_inside(propagated: ir.Op, body: ir.Fragment, operands: Sequence[ir.Ty
         body: the fragment.
         operands: the types of its operands, with their shardings.
     """
-    found: dict[int, list[Split]] = {}
+    by_number: dict[int, list[Split]] = {}
     for op in ir.walk(propagated):
         if _NUMBER in op.attributes and _SHARDING in op.attributes:
-            found[int(ir.IntegerAttr(op.attributes[_NUMBER]).value)] = _splits_of(op)
+            by_number[int(ir.IntegerAttr(op.attributes[_NUMBER]).value)] = _splits_of(op)
     splits: dict[ir.Value, Split] = {}
     for arg, kind in zip(body.args, operands):
         if isinstance(kind, ir.MeshTensor):
             splits[arg] = split_of(kind.sharding, len(kind.shape))
     for number, op in enumerate(ir.walk(body)):
-        of_results = found.get(number, [])
+        of_results = by_number.get(number, [])
         splits.update(zip(op.results, of_results))
         if op.operation.name == "stablehlo.while":
             for region in op.operation.regions:
@@ -60,14 +60,14 @@ def splits_of_copy(
     splits: Mapping[ir.Value, Split], fragment: ir.Fragment, copy: ir.Fragment
 ) -> dict[ir.Value, Split]:
     """The splits of the values in the body of a copy."""
-    found = {}
+    by_op = {}
     for old, new in zip([fragment, *ir.walk(fragment)], [copy, *ir.walk(copy)], strict=True):
         pairs = list(zip(old.results, new.results))
         for one, other in zip(old.operation.regions, new.operation.regions):
             for block, own in zip(one.blocks, other.blocks):
                 pairs += zip(block.arguments, own.arguments)
-        found.update({own: splits[value] for value, own in pairs if value in splits})
-    return found
+        by_op.update({own: splits[value] for value, own in pairs if value in splits})
+    return by_op
 
 
 def splits_of_typed(fragment: ir.Fragment) -> dict[ir.Value, Split]:

@@ -76,11 +76,11 @@ class PartialForms:
         if value not in self._known:
             op = ir.producer(value)
             rule = None if op is None else _RULES.get(op.operation.name)
-            found = None
+            form = None
             if op is not None and _is_float(value.type):
                 of_loop = op.operation.name == "stablehlo.while"
-                found = _of_loop(op, self, value) if of_loop else None if rule is None else rule(op, self)
-            self._known[value] = None if found is None else self._once(value, found)
+                form = _of_loop(op, self, value) if of_loop else None if rule is None else rule(op, self)
+            self._known[value] = None if form is None else self._once(value, form)
         return self._known[value]
 
     def _once(self, value: ir.Value, partial: Partial) -> Partial:
@@ -167,12 +167,12 @@ def _copy(
 ) -> ir.Value:
     """The op right before itself, with other operands, another shape of its result, and some attributes."""
     source = ir.clone(op, ir.before(op))
-    made = ir.rebuild(source, operands, [tensor(shape, op.results[0].type)])
+    rebuilt = ir.rebuild(source, operands, [tensor(shape, op.results[0].type)])
     ir.erase(source)
-    ir.put(made, "sdy.sharding", None)
+    ir.put(rebuilt, "sdy.sharding", None)
     for name, attribute in attributes.items():
-        ir.put(made, name, attribute)
-    return made.results[0]
+        ir.put(rebuilt, name, attribute)
+    return rebuilt.results[0]
 
 
 def _reshape(value: ir.Value, shape: Sequence[int], op: ir.Op) -> ir.Value:
@@ -246,8 +246,8 @@ def _dot_general(op: ir.Op, forms: PartialForms) -> Partial | None:
             context=ir.context(),
         )
         counts, rest = [n for _, _, n in parts], list(op.results[0].type.shape)
-        made = _copy(op, [left, right], counts + rest, dot_dimension_numbers=attribute)
-        return _reshape(made, [math.prod(counts), *rest], op)
+        product = _copy(op, [left, right], counts + rest, dot_dimension_numbers=attribute)
+        return _reshape(product, [math.prod(counts), *rest], op)
 
     return Partial(axes, build)
 
@@ -285,20 +285,22 @@ def _reduce(op: ir.Op, forms: PartialForms) -> Partial | None:
             for place, size in enumerate(source.type.shape)
             if place not in {places[d] for d in dims}
         ]
-        made = _copy(
+        reduced = _copy(
             op, [source, init], [size for _, size in kept], dimensions=numbers([places[d] for d in dims])
         )
         outer = {places[d] - 1 for d in counts}
+        # `_apart` put a dim over devices in front of each split dim.  These dims go first, in the order of
+        # their axes, and become the one dim of terms.
         in_order = [places[d] - 1 for d in counts]
         position = {place: i for i, (place, _) in enumerate(kept)}
         order = [position[p] for p in in_order] + [i for i, (p, _) in enumerate(kept) if p not in outer]
         if order != sorted(order):
             shape = [kept[i][1] for i in order]
-            made = ir.create(
-                "stablehlo.transpose", [made], [tensor(shape, made.type)], ir.before(op),
+            reduced = ir.create(
+                "stablehlo.transpose", [reduced], [tensor(shape, reduced.type)], ir.before(op),
                 {"permutation": numbers(order)}, op.location,
             ).results[0]  # fmt: skip
-        return _reshape(made, [math.prod(counts.values()), *rest], op)
+        return _reshape(reduced, [math.prod(counts.values()), *rest], op)
 
     return Partial(axes, build)
 
@@ -451,10 +453,10 @@ def _with_first(op: ir.Op, **first: int) -> dict[str, ir.Attribute]:
 
 
 def _concatenate(op: ir.Op, forms: PartialForms) -> Partial | None:
-    found = [forms.of(v) for v in op.operands]
-    if any(form is None for form in found) or len({form.axes for form in found if form is not None}) != 1:
+    terms = [forms.of(v) for v in op.operands]
+    if any(form is None for form in terms) or len({form.axes for form in terms if form is not None}) != 1:
         return None
-    parts = [form for form in found if form is not None]
+    parts = [form for form in terms if form is not None]
 
     def build() -> ir.Value:
         sources = [form.build() for form in parts]
@@ -493,14 +495,15 @@ class _LoopResults:
             ir.set_type(total, kind)
             ir.set_type(condition.arguments[number], kind)
             types[number] = kind
+            # The total begins with zeros, so each of its terms does.
             operands[number] = _constant(f"dense<0.0> : {kind}", kind, op)
             if step.operation.name == "stablehlo.add":
                 parts = [total, value]
             else:
                 at = list(step.operands)[2:]
                 parts = [total, value, _constant(f"dense<0> : {at[0].type}", at[0].type, step), *at]
-            made = ir.create(step.operation.name, parts, [kind], ir.before(step), location=step.location)
-            ir.set_operand(last, number, made.results[0])
+            joined = ir.create(step.operation.name, parts, [kind], ir.before(step), location=step.location)
+            ir.set_operand(last, number, joined.results[0])
             ir.erase(step)
         loop = ir.rebuild(op, operands, types)
         ir.put(loop, "sdy.sharding", None)
@@ -521,6 +524,7 @@ def _of_loop(op: ir.Op, forms: PartialForms, value: ir.Value) -> Partial | None:
     step = ir.producer(list(body.operations)[-1].operands[number])
     if step is None or not is_zero(op.operands[number]) or not ir.is_unused(condition.arguments[number]):
         return None
+    # Any other reader, of the running total or of its next value, would need it whole in each iteration.
     if len(ir.uses(total)) != 1 or len(ir.uses(step.results[0])) != 1:
         return None
     parts = list(step.operands)

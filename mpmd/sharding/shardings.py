@@ -76,7 +76,7 @@ def drop_inside(op: ir.Op) -> None:
 
 def inside(where: ir.Op) -> Iterator[tuple[ir.Op, str, ir.Attribute]]:
     """The shardings that ops in an op have, of one value or of several: op, name and attribute."""
-    return ((op, *found) for op in ir.walk(where)[1:] for found in _on_op(op))
+    return ((op, *entry) for op in ir.walk(where)[1:] for entry in _on_op(op))
 
 
 def point_to(ops: Iterable[ir.Op], mesh: str) -> None:

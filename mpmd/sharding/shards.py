@@ -43,12 +43,12 @@ def innermost(split: Split, axes: Sequence[str]) -> dict[str, int]:
 
     Along these the parts of a value lie within what a device holds of a value that is whole along them.
     """
-    found: dict[str, int] = {}
+    sizes_inside: dict[str, int] = {}
     for dim, of_dim in enumerate(split):
         inner = list(itertools.takewhile(lambda axis: axis in axes, reversed(of_dim)))
         if set(of_dim) & set(axes) <= set(inner):
-            found.update(dict.fromkeys(reversed(inner), dim))
-    return found
+            sizes_inside.update(dict.fromkeys(reversed(inner), dim))
+    return sizes_inside
 
 
 def text_of(split: Split, mesh: str) -> str:

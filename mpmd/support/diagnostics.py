@@ -85,14 +85,14 @@ _current: contextvars.ContextVar[Diagnostics | None] = contextvars.ContextVar("d
 def collecting() -> Iterator[Diagnostics]:
     """Collects the reports inside.  Nested collections also pass their findings to the outer one."""
     outer = _current.get()
-    found = Diagnostics()
-    token = _current.set(found)
+    collected = Diagnostics()
+    token = _current.set(collected)
     try:
-        yield found
+        yield collected
     finally:
         _current.reset(token)
         if outer is not None:
-            outer.extend(found)
+            outer.extend(collected)
 
 
 def report(severity: Severity, message: str, location: Any = None) -> None:
@@ -102,9 +102,9 @@ def report(severity: Severity, message: str, location: Any = None) -> None:
         PassError: if there is no collection and it is an error, so that no error is ever lost.
     """
     diagnostic = Diagnostic(severity, message, location)
-    found = _current.get()
-    if found is not None:
-        found.append(diagnostic)
+    collected = _current.get()
+    if collected is not None:
+        collected.append(diagnostic)
     elif severity.is_error:
         raise PassError(str(diagnostic), (diagnostic,))
 

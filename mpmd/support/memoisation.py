@@ -17,11 +17,11 @@ def once(function: Callable[P, R]) -> Callable[P, R]:
     `functools.cache` runs a function in every thread that calls it before the first one has finished.
     """
     running = threading.RLock()
-    found: Callable[..., R] = functools.cache(function)
+    cached: Callable[..., R] = functools.cache(function)
 
     def alone(*args: P.args, **kwargs: P.kwargs) -> R:
         with running:
-            return found(*args, **kwargs)
+            return cached(*args, **kwargs)
 
     # calls after the first take no lock
     return cast("Callable[P, R]", functools.cache(functools.wraps(function)(alone)))
@@ -40,9 +40,9 @@ def memoised(max_results: int = 1 << 12) -> Callable[[_Function], _Function]:
     """
 
     def cached(function: _Function) -> _Function:
-        found = functools.lru_cache(max_results)(function)
-        _caches.append(found)
-        return found  # type: ignore[return-value]
+        results = functools.lru_cache(max_results)(function)
+        _caches.append(results)
+        return results  # type: ignore[return-value]
 
     return cached
 

@@ -1,6 +1,6 @@
-"""The definition of a pass, for both IRs: a frozen record of options with a `run`.
+"""Passes, for both IRs: frozen records of options with a `run`, and running several in order.
 
-A pass leaves the IR valid; it need not be valid while the pass runs.
+A pipeline is verified, timed and dumped, and an error in it names the pass.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import logging
 import pkgutil
 import re
+import time
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 from mpmd.errors import ConfigError, ScheduleError, close_to
+from mpmd.support import diagnostics
 
 
 @typing.dataclass_transform(frozen_default=True)
@@ -54,16 +58,23 @@ class Pass(abc.ABC):
         return f"{self.name}{{{options}}}" if options else self.name
 
 
-def passes_in(package: str) -> tuple[type[Pass], ...]:
-    """The passes of a family: those defined in the modules of a package, then in packages inside it."""
-    found: list[type[Pass]] = []
+def passes_in(family: str) -> tuple[type[Pass], ...]:
+    """The passes of a family: of a module, or of a package: its modules, then packages inside it.
+
+    A module calls this behind its last pass.
+    """
+    module = importlib.import_module(family)
+    parts = [(family, False)]
+    if hasattr(module, "__path__"):
+        parts = [(part.name, part.ispkg) for part in pkgutil.iter_modules(module.__path__, f"{family}.")]
+    passes: list[type[Pass]] = []
     inner: list[type[Pass]] = []
-    for _, name, is_package in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
+    for name, is_package in parts:
         for kind in vars(importlib.import_module(name)).values():
             if isinstance(kind, type) and issubclass(kind, Pass) and kind.__module__ == name:
-                found += [] if inspect.isabstract(kind) else [kind]
+                passes += [] if inspect.isabstract(kind) else [kind]
         inner += passes_in(name) if is_package else ()
-    return (*found, *inner)
+    return (*passes, *inner)
 
 
 def option_text(value: Any) -> str:
@@ -144,14 +155,14 @@ _CLOSING = {"(": ")", "[": "]", "{": "}", "<": ">", '"': '"'}
 def _closings(text: str) -> dict[int, int]:
     """Where each bracket or quote that opens is closed.  The `>` of an arrow closes nothing."""
     open_at: list[int] = []
-    found: dict[int, int] = {}
+    closings: dict[int, int] = {}
     for i, c in enumerate(text):
         inside = text[open_at[-1]] if open_at else ""
         if inside and c == _CLOSING[inside] and text[i - 1 : i + 1] != "->":
-            found[open_at.pop()] = i
+            closings[open_at.pop()] = i
         elif c in _CLOSING and inside != '"':
             open_at.append(i)
-    return found
+    return closings
 
 
 def _parsed(text: str, hint: Any, where: str) -> Any:
@@ -191,3 +202,118 @@ def with_overrides(pass_: Pass, entries: Iterable[str]) -> Pass:
             values = parsed_options(type(pass_), split_options(options.removesuffix("}")), name)
             pass_ = dataclasses.replace(pass_, **values)
     return pass_
+
+
+log = logging.getLogger("mpmd.passes")
+
+
+@dataclasses.dataclass(frozen=True)
+class Watch:
+    """Actions around each pass.
+
+    Attributes:
+        verify: called with the module after each pass; raises if it is invalid.
+        text: prints a module; needed for dumps and for checking the changed bit.
+        verify_each: whether to verify after every pass rather than once at the end.
+        check_changed: whether to compare the result of a pass with its change of the text.
+        disabled: names of passes to leave out.
+        dump_to: folder for one file per pass that changed the module.
+        dump_passes: regular expression on names of passes to dump.
+        after: called with each pass, the module after it, whether that changed, and the seconds it took; for
+            tools that show a pipeline.
+        suffix: extension of dumped files.
+    """
+
+    verify: Callable[[Any], None]
+    text: Callable[[Any], str]
+    verify_each: bool = False
+    check_changed: bool = False
+    disabled: frozenset[str] = frozenset()
+    dump_to: Path | None = None
+    dump_passes: str = ".*"
+    after: Callable[[Pass, Any, bool, float], None] | None = None
+    suffix: str = ".mlir"
+
+
+@dataclasses.dataclass
+class Timing:
+    """Seconds per pass, in the order in which they ran."""
+
+    seconds: list[tuple[str, float]] = dataclasses.field(default_factory=list)
+
+    def as_text(self) -> str:
+        """A table, slowest first."""
+        rows = sorted(self.seconds, key=lambda row: -row[1])
+        return "\n".join(f"{seconds * 1e3:9.2f} ms  {name}" for name, seconds in rows)
+
+
+def run_pipeline(
+    module: Any, passes: Sequence[Pass], watch: Watch, timing: Timing | None = None, first: int = 0
+) -> diagnostics.Diagnostics:
+    """Runs the passes on `module`, in place; dumps are numbered from `first`.
+
+    Returns:
+        Warnings and notices of all passes.
+
+    Raises:
+        PassError: with all errors that the first failing pass reported, and all late errors before it.
+    """
+    timing = timing if timing is not None else Timing()
+    with diagnostics.collecting() as reports:
+        for number, pass_ in enumerate(passes, first):
+            if name_of(pass_) in watch.disabled:
+                continue
+            try:
+                changed = _run_one(number, pass_, module, watch, timing)
+            except Exception:
+                reports.raise_if_errors()  # a late error explains what follows from it
+                raise
+            if reports.of(diagnostics.Severity.ERROR):
+                reports.raise_if_errors()
+            _look_at(number, pass_, module, watch, changed, timing)
+        if not watch.verify_each and not reports.errors:
+            watch.verify(module)
+    reports.raise_if_errors()
+    return reports
+
+
+def _run_one(number: int, pass_: Pass, module: Any, watch: Watch, timing: Timing) -> bool:
+    """Runs one pass; whether it changed the module, exactly if that is needed."""
+    looks = watch.after is not None or watch.dump_to is not None
+    compares = watch.check_changed or (looks and not pass_.reports_changes)
+    before = watch.text(module) if compares else ""
+    start = time.perf_counter()
+    try:
+        changed = pass_.run(module)
+    except Exception as e:
+        e.add_note(f"while running pass {number}: {pass_}")
+        raise
+    timing.seconds.append((str(pass_), time.perf_counter() - start))
+    log.debug("%-50s %s %.2f ms", pass_, "changed" if changed else "-", timing.seconds[-1][1] * 1e3)
+    if not compares:
+        return changed
+    differs = before != watch.text(module)
+    if pass_.reports_changes and changed != differs:
+        raise AssertionError(f"{pass_.name} says changed={changed}, its text says otherwise")
+    return differs
+
+
+def _look_at(number: int, pass_: Pass, module: Any, watch: Watch, changed: bool, timing: Timing) -> None:
+    """Verifies, compares and dumps the module after a pass without errors."""
+    if watch.verify_each and changed:
+        try:
+            watch.verify(module)
+        except Exception as e:
+            e.add_note(f"after pass {number}: {pass_}")
+            raise
+    if watch.after is not None:
+        watch.after(pass_, module, changed, timing.seconds[-1][1])
+    if watch.dump_to is not None and changed and re.search(watch.dump_passes, name_of(pass_)):
+        watch.dump_to.mkdir(parents=True, exist_ok=True)
+        (watch.dump_to / f"{number:03d}.{name_of(pass_)}{watch.suffix}").write_text(watch.text(module))
+
+
+def name_of(pass_: Pass) -> str:
+    """The name of a pass, MLIR's included: without options, and without its pipeline."""
+    match = re.match(r"(?:[\w.]+\()?([\w-]+)", str(pass_))
+    return match[1] if match else pass_.name

@@ -97,7 +97,7 @@ def _families(families: Iterable[ModuleType]) -> list[str]:
     parts: list[str] = []
     for family in families:
         if family.PASSES:
-            parts.append(f"\n## {family.__name__.rpartition('.')[2].rstrip('_')}\n")
+            parts.append(f"\n## {family.__name__.rpartition('.')[2].replace('_', ' ').strip()}\n")
             parts += [_pass_entry(kind) for kind in family.PASSES]
     return parts
 

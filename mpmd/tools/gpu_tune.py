@@ -50,13 +50,13 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
         ConfigError: a folder has none.
     """
     for path in paths:
-        found = sorted(path.rglob(_BEFORE)) if path.is_dir() else [path]
-        if not found:
+        files = sorted(path.rglob(_BEFORE)) if path.is_dir() else [path]
+        if not files:
             raise ConfigError(
                 f"{path} has no modules of fragments\n"
                 f"  expected files {_BEFORE}, which --mpmd_dump_to={path} writes"
             )
-        yield from found
+        yield from files
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -25,19 +25,20 @@ from mpmd.compile.target import Target
 from mpmd.errors import ConfigError, MpmdError, close_to
 from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Severity
-from mpmd.support.pass_pipeline import Timing, Watch, run_pipeline
-from mpmd.support.passes import Pass, split_outside_brackets
+from mpmd.support.passes import Pass, Timing, Watch, run_pipeline, split_outside_brackets
 from mpmd.tools.command_line import (
     SWITCHES,
+    Finding,
     Result,
     TextCommand,
+    expectations,
+    mismatches,
     read_arguments,
     run_pieces,
     run_script,
     run_tool,
     set_switch,
 )
-from mpmd.tools.expected_diagnostics import Finding, expectations, mismatches
 
 USAGE = """\
 usage: mpmd-hlo-opt [FILE] [-PASS[='OPTION=VALUE ...'] | -GROUP | SWITCH] ...
@@ -140,12 +141,12 @@ def passes_named(name: str, options: str) -> list[Pass]:
 def run_text(text: str, command: HloCommand, timing: Timing) -> Result:
     printed: str | None = None
     findings: list[Finding] = []
-    with diagnostics.collecting() as found:
+    with diagnostics.collecting() as reports:
         try:
             printed = _run_passes(text, command, timing)
         except MpmdError as e:
             findings.append(_finding(str(e)))
-    reported = [d for d in found if d.severity is not Severity.NOTICE]
+    reported = [d for d in reports if d.severity is not Severity.NOTICE]
     if any(d.severity.is_error for d in reported):
         findings.clear()
     findings += [_finding(d.message, "error" if d.severity.is_error else d.severity.value) for d in reported]
@@ -204,7 +205,6 @@ def _targets() -> Mapping[str, Callable[[], Target]]:
 def _after(
     command: HloCommand, printed: Callable[[Any], str]
 ) -> Callable[[Pass, Any, bool, float], None] | None:
-    """The action after each pass, or None."""
     if not (command.print_after_all or command.print_after_change):
         return None
 

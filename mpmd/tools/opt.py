@@ -1,6 +1,4 @@
-"""The command line of `mpmd-opt`: file, passes, switches.
-
-mpmd-opt: runs passes over MLIR text, with the conventions of `mlir-opt`.
+"""mpmd-opt: runs passes over MLIR text, with the conventions of `mlir-opt`.
 
     mpmd-opt FILE -mpmd-fragment-dce -mpmd-merge-inferred-fragments='merge-sideways=true' -cse
 
@@ -31,21 +29,30 @@ from mpmd.passes.fragments.dependencies import control_edges, control_edges_as_o
 from mpmd.passes.verify import violations
 from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Severity
-from mpmd.support.pass_pipeline import Timing, Watch, name_of, run_pipeline
-from mpmd.support.passes import Pass, split_options, split_outside_brackets
-from mpmd.support.source import location_of
+from mpmd.support.passes import (
+    Pass,
+    Timing,
+    Watch,
+    name_of,
+    run_pipeline,
+    split_options,
+    split_outside_brackets,
+)
+from mpmd.support.user_code import location_of
 from mpmd.tools.command_line import (
     SWITCHES,
     Described,
+    Finding,
     Result,
     TextCommand,
+    expectations,
+    mismatches,
     read_arguments,
     run_pieces,
     run_script,
     run_tool,
     set_switch,
 )
-from mpmd.tools.expected_diagnostics import Finding, expectations, mismatches
 from mpmd.tools.explorer import PassRecorder, PipelinePass
 
 USAGE = """\
@@ -321,9 +328,9 @@ def _log_to_stderr() -> Iterator[None]:
 
 def run_text(text: str, command: Command, timing: Timing, recorder: PassRecorder | None = None) -> Result:
     findings: list[Finding] = []
-    with _mlir_findings(findings), diagnostics.collecting() as found:
+    with _mlir_findings(findings), diagnostics.collecting() as reports:
         printed, failure = _run_passes(text, command, timing, recorder)
-    findings += [_finding(d) for d in found if d.severity is not Severity.NOTICE]
+    findings += [_finding(d) for d in reports if d.severity is not Severity.NOTICE]
     if failure is not None and not isinstance(failure, PassError):
         findings += _findings_of(failure)
     if command.verify_diagnostics:
@@ -409,7 +416,6 @@ def _verify(module: mlir.Module) -> None:
 def _after(
     command: Command, to: TextIO, recorder: PassRecorder | None
 ) -> Callable[[Pass, Any, bool, float], None] | None:
-    """The action after each pass, or None."""
     shows = (command.print_after_all, command.print_after_change, command.print_after)
     if not (any(shows) or command.print_before_all or command.print_before or recorder):
         return None

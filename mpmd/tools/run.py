@@ -94,17 +94,17 @@ def parse(arguments: Sequence[str]) -> LaunchOptions:
     parser.add_argument("--no-pin", action="store_true", help="let every process run on all cores")
     parser.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="script.py [arguments]")
-    found = parser.parse_args(list(arguments))
-    if not found.command:
+    parsed = parser.parse_args(list(arguments))
+    if not parsed.command:
         parser.error("no script was given, such as: mpmd-run -n 2 train.py")
     for name in ("processes", "devices"):
-        if getattr(found, name) < 1:
+        if getattr(parsed, name) < 1:
             parser.error(f"{'-n' if name == 'processes' else '--devices'} must be at least 1")
-    if not found.module and not os.path.exists(found.command[0]):
-        parser.error(f"there is no file {found.command[0]!r}")
-    command = (*(["-m"] if found.module else []), *found.command)
-    pin = not found.no_pin
-    return LaunchOptions(found.processes, found.devices, found.grace, found.max_restarts, pin, command)
+    if not parsed.module and not os.path.exists(parsed.command[0]):
+        parser.error(f"there is no file {parsed.command[0]!r}")
+    command = (*(["-m"] if parsed.module else []), *parsed.command)
+    pin = not parsed.no_pin
+    return LaunchOptions(parsed.processes, parsed.devices, parsed.grace, parsed.max_restarts, pin, command)
 
 
 def threads(processes: int, cores: int) -> int:

@@ -57,14 +57,14 @@ def _run(jaxpr: Any, constants: Sequence[Any], values: Sequence[Any]) -> list[An
     for equation in jaxpr.eqns:
         operands = [read(atom) for atom in equation.invars]
         if equation.primitive.name == "cond":
-            made = _split(equation, *operands)
+            results = _split(equation, *operands)
         elif _is_inlined(equation) and has_wide_conditional(inner_jaxprs(equation)[0]):
             with as_of(equation):
                 inner = equation.params["jaxpr"]
-                made = _run(inner.jaxpr, inner.consts, operands)
+                results = _run(inner.jaxpr, inner.consts, operands)
         else:
-            made = rebind(equation, operands)
-        env.update(zip(equation.outvars, made, strict=True))
+            results = rebind(equation, operands)
+        env.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
@@ -165,11 +165,11 @@ FREE = "free"
 
 def _free_values(flat: FlatFunction) -> set[int]:
     """The scalars of a branch, its constants, and the arrays that are computed of these alone."""
-    found = {v for v, aval in enumerate(flat.avals) if not _is_array(aval)} | set(flat.constants)
+    free = {v for v, aval in enumerate(flat.avals) if not _is_array(aval)} | set(flat.constants)
     for item in flat.items:
-        if found.issuperset(item.reads):
-            found.update(item.outputs)
-    return found
+        if free.issuperset(item.reads):
+            free.update(item.outputs)
+    return free
 
 
 @dataclasses.dataclass(eq=False)
@@ -190,12 +190,12 @@ class _BranchState:
 
     def with_free(self, items: Sequence[Item], ends: Sequence[Any]) -> list[Item]:
         """Items, and ungrouped items that they or some values need, in program order."""
-        wanted, found = {*ends, *(v for item in items for v in item.reads)}, set(items)
+        wanted, chosen = {*ends, *(v for item in items for v in item.reads)}, set(items)
         for item in reversed(self.flat.items):
             if self.group[item] is FREE and not wanted.isdisjoint(item.outputs):
-                found.add(item)
+                chosen.add(item)
                 wanted.update(item.reads)
-        return [item for item in self.flat.items if item in found]
+        return [item for item in self.flat.items if item in chosen]
 
     def compute(self, items: Sequence[Item], env: dict[int, Any]) -> None:
         for item in items:
@@ -225,8 +225,8 @@ class _Conditional:
                 items = [i for i in scalars if branch.level[i] == level]
                 branch.compute(items, branch.env)
                 self._zero_unless_taken(branch, items)
-            found = (branch.group[i] for branch in self.branches for i in branch.flat.items)
-            groups = dict.fromkeys([*found, *map(self._group, range(len(self.results)))])
+            grouped = (branch.group[i] for branch in self.branches for i in branch.flat.items)
+            groups = dict.fromkeys([*grouped, *map(self._group, range(len(self.results)))])
             for group in groups:
                 if group is not None and group is not FREE:
                     self._compute_group(group, level)
@@ -281,10 +281,10 @@ class _Conditional:
             names = list(read)
             given.append([branch.env[v] for v in names])
             functions.append(self._branch_function(branch, items, names, ends, later, kept))
-        made = jax.lax.switch(self.which, functions, given)
-        for position, value in zip(results, made):
+        computed = jax.lax.switch(self.which, functions, given)
+        for position, value in zip(results, computed):
             self.results[position] = value
-        rest = iter(made[len(results) :])
+        rest = iter(computed[len(results) :])
         for branch, later in zip(self.branches, kept):
             branch.env.update({v: next(rest) for v in later})
 
@@ -297,15 +297,15 @@ class _Conditional:
         def function(given: list[list[Any]]) -> list[Any]:
             env = dict(zip(names, given[number], strict=True))
             branch.compute(items, env)
-            made = [env[v] for v in ends]
+            results = [env[v] for v in ends]
             for other, values in zip(self.branches, kept):
                 avals = [other.flat.avals[v] for v in values]
-                made += (
+                results += (
                     [env[v] for v in later]
                     if other is branch
                     else [jnp.zeros(a.shape, a.dtype) for a in avals]
                 )
-            return made
+            return results
 
         return function
 
@@ -337,7 +337,7 @@ def _levels(flat: FlatFunction, group: dict[Item, Any]) -> dict[Any, int]:
 
 
 def _selected(which: Any, values: Sequence[Any]) -> Any:
-    made = values[-1]
+    selected = values[-1]
     for number in range(len(values) - 2, -1, -1):
-        made = jnp.where(which == number, values[number], made)
-    return made
+        selected = jnp.where(which == number, values[number], selected)
+    return selected

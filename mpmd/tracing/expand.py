@@ -7,13 +7,12 @@
     while that counts to n over names  -->  mpmd.for (...) {iterations = n}, its body an mpmd.call
     any other call, or composite       -->  its body
 
-Names in branches and other regions become operations there; import folds the branches whose index is known.
+JAX outlines functions for reasons of its own; their ops are inlined.  Names in branches and other regions
+become operations there; import folds the branches whose index is known.
 
 The location of a call shows how often its name was transposed, such as
 `jit(step)/transpose(jvp(jit(mpmd.comp.f.)))`.  Rematerialised work counts as backward work, because it runs
 then: `transpose(jvp(checkpoint))/rematted_computation/jit(mpmd.comp.f.)`.
-
-Inlining of ordinary calls: functions that JAX outlined for its own reasons become plain ops again.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import re
 
 from mpmd import ir
 from mpmd.passes import structure
-from mpmd.passes.calls.inline import inline_call
+from mpmd.passes.calls.bodies import inline_call
 from mpmd.tracing.names import MICROBATCHES, decode
 from mpmd.tracing.scans import counted_loop, make_for, unroll
 
@@ -229,8 +228,8 @@ class Expansion:
         if not counted.trip_count or scope is not ExpansionScope.ENTRY or self._names_in_branches(loop):
             self.expand_ops(unroll(counted), count, scope)
             return
-        made = make_for(counted)
-        for op in ir.ops(made.body):  # their own locations show how often the loop was transposed
+        expanded = make_for(counted)
+        for op in ir.ops(expanded.body):  # their own locations show how often the loop was transposed
             if isinstance(op, ir.FuncCall) and self.holds_names(op.callee.value):
                 kind, _ = decode(op.callee.value) or ("", "")
                 if kind in ("", "callee"):
@@ -240,12 +239,12 @@ class Expansion:
 
     def _called_in(self, op: ir.Op) -> list[str]:
         """The names of the computations in an op, or in a function that it calls."""
-        found: dict[str, None] = {}
+        called: dict[str, None] = {}
         for call in ir.walk(op, ir.FuncCall):
             kind, name = decode(call.callee.value) or ("", "")
             below = [name] if kind == "comp" else self._called_in(self.symbols[call.callee.value])
-            found.update(dict.fromkeys(below))
-        return list(found)
+            called.update(dict.fromkeys(below))
+        return list(called)
 
 
 def _is_in_function(op: ir.Op) -> bool:
@@ -254,14 +253,14 @@ def _is_in_function(op: ir.Op) -> bool:
 
 
 def _transposed(op: ir.Op, count: int) -> int:
-    found = re.match(r'loc\("([^"]*)"', str(op.location))
-    path = found[1] if found else ""
+    match = re.match(r'loc\("([^"]*)"', str(op.location))
+    path = match[1] if match else ""
     return count + path.count("transpose(")
 
 
 def _make_marks(call: ir.FuncCall, kind: str, name: str) -> None:
     """One named_tensor, broadcast or reduce for each operand of the call."""
-    made = []
+    marked = []
     for value in call.operands:
         attributes = {
             "tensor": {"name": ir.StringAttr.get(name)},
@@ -269,10 +268,10 @@ def _make_marks(call: ir.FuncCall, kind: str, name: str) -> None:
             "reduce": {"reduction": ir.Attribute.parse("#mpmd.reduction<none>")},
         }[kind]
         op = "named_tensor" if kind == "tensor" else kind
-        made += ir.create(
+        marked += ir.create(
             f"mpmd.{op}", [value], [value.type], ir.before(call), attributes, call.location
         ).results
-    ir.replace(call, made)
+    ir.replace(call, marked)
 
 
 def _mark_batch_dim(inlined: list[ir.Op], dim: int) -> None:
@@ -285,16 +284,16 @@ def _mark_batch_dim(inlined: list[ir.Op], dim: int) -> None:
 
 def _call_decomposition(composite: ir.Op) -> None:
     """Replaces an operation of the user's own by the call that it is defined as."""
-    made = ir.create(
+    call = ir.create(
         "func.call", list(composite.operands), [r.type for r in composite.results], ir.before(composite),
         {"callee": composite.decomposition}, composite.location,
     )  # fmt: skip
-    ir.replace(composite, list(made.results))
+    ir.replace(composite, list(call.results))
 
 
 def _split_barrier(op: ir.Op) -> None:
     """One barrier per value: their values may live on different meshes."""
-    made = []
+    passed = []
     for value in op.operands:
-        made += ir.create(op.operation.name, [value], [value.type], ir.before(op), {}, op.location).results
-    ir.replace(op, made)
+        passed += ir.create(op.operation.name, [value], [value.type], ir.before(op), {}, op.location).results
+    ir.replace(op, passed)

@@ -100,10 +100,10 @@ def encode(kind: str, name: str) -> str:
 
 def decode(symbol: str) -> tuple[str, str] | None:
     """The kind and the user's name in a function's symbol; None if the symbol has none."""
-    found = re.fullmatch(r"mpmd\.(\w+)\.(.*)\.(?:_\d+)?", symbol)
-    if found is None:
+    match = re.fullmatch(r"mpmd\.(\w+)\.(.*)\.(?:_\d+)?", symbol)
+    if match is None:
         return None
-    return found[1], _ESCAPED.sub(lambda code: chr(int(code[1], 16)), found[2])
+    return match[1], _ESCAPED.sub(lambda code: chr(int(code[1], 16)), match[2])
 
 
 def carrier(fn: Callable[..., Any], kind: str, name: str) -> Callable[..., Any]:
@@ -169,9 +169,9 @@ def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None 
         states = mutable_states(fn)
         if not states:
             return carried(*args, **kwargs)
-        made, changed = under_name(returning_changes(fn, states))(*args, **kwargs)
+        results, changed = under_name(returning_changes(fn, states))(*args, **kwargs)
         write_changes(states, changed)
-        return made
+        return results
 
     return functools.wraps(fn)(call)
 
@@ -270,8 +270,8 @@ def _callee(fn: Callable[..., Any]) -> Callable[..., Any]:
         held = tuple(weakref.ref(part, lambda _: _callees.pop(key, None)) for part in parts)
     except TypeError:  # nothing says when it ends
         return carrier(fn, "callee", name)
-    made = carrier(functools.partial(_call_of, held), "callee", name)
-    return _callees.setdefault(key, (made, held))[0]
+    callee = carrier(functools.partial(_call_of, held), "callee", name)
+    return _callees.setdefault(key, (callee, held))[0]
 
 
 def _call_of(held: tuple[weakref.ref[Any], ...], /, *args: Any, **kwargs: Any) -> Any:

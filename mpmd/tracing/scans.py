@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from mpmd import ir
 from mpmd.errors import PlacementError
-from mpmd.support.source import frames_of
+from mpmd.support.user_code import frames_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ def make_for(loop: CountedLoop) -> ir.For:
     """The loop as an `mpmd.for`: the index for the counter, all other carried values as they are."""
     carried = [v for i, v in enumerate(loop.op.operands) if i != loop.counter]
     body = loop.body
-    made: ir.For = ir.create(
+    op: ir.For = ir.create(
         "mpmd.for", carried, [v.type for v in carried], ir.before(loop.op),
         {"iterations": _ui32(loop.trip_count), "unroll_factor": _ui32(loop.trip_count)},
         loop.op.location, regions=1,
@@ -69,9 +69,9 @@ def make_for(loop: CountedLoop) -> ir.For:
     ir.create("mpmd.return", returned, [], ir.before(old), location=old.location)
     old.operation.erase()
     _erase_unused(body)
-    ir.erase_args(body, [loop.counter]).append_to(made.regions[0])
-    _replace_loop(loop, list(made.results))
-    return made
+    ir.erase_args(body, [loop.counter]).append_to(op.regions[0])
+    _replace_loop(loop, list(op.results))
+    return op
 
 
 def _index_of(body: ir.Block, counter: int) -> None:
@@ -87,7 +87,7 @@ def _index_of(body: ir.Block, counter: int) -> None:
 
 def unroll(loop: CountedLoop) -> list[ir.Op]:
     """The iterations one after the other in place of the loop; returns their ops."""
-    made: list[ir.Op] = []
+    unrolled: list[ir.Op] = []
     carried = list(loop.op.operands)
     for i in range(loop.trip_count):
         index = ir.create(
@@ -97,10 +97,10 @@ def unroll(loop: CountedLoop) -> list[ir.Op]:
         carried[loop.counter] = index.result
         values = dict(zip(loop.body.arguments, carried))
         ops, carried = ir.clone_body(loop.body, values, ir.before(loop.op))
-        made += [index, *ops]
+        unrolled += [index, *ops]
     carried.pop(loop.counter)
     _replace_loop(loop, carried)
-    return made
+    return unrolled
 
 
 def _replace_loop(loop: CountedLoop, values: list[ir.Value]) -> None:

@@ -1,19 +1,17 @@
-"""Named computations in flax nnx: modules are objects whose arrays change while they are called.
+"""Named computations in libraries whose modules change while they are called: flax nnx, flax linen, haiku.
 
-A nested jit can change neither the closure of its function, for which nnx raises, nor its arguments: a
-module that is an argument would lose its new statistics and counts of random numbers without an error.
-Here its arrays are arguments, and changed arrays are results.  Flax is not imported.
+A nested jit must change nothing outside of it, since the values would belong to the nested jit.  So state is
+an argument of it, and changed state a result.
 
-Named computations in haiku: its state and random keys change while a transformed function runs.
+* nnx: modules are objects that hold arrays.  A nested jit can change neither the closure of its function, for
+  which nnx raises, nor its arguments: a module that is an argument would lose its new statistics and its
+  counts of random numbers without an error.
+* linen: modules create parameters and change state while they are called.  Modules and their scopes are
+  recognised by their attributes.
+* haiku: parameters, state and a sequence of random keys are in a frame outside of JAX.  Where its internals
+  differ from the expected ones, functions are called directly and JAX reports the leaked values.
 
-Haiku keeps parameters, state and a sequence of random keys in a frame outside of JAX.  A nested jit must
-not change it, since the values would belong to the nested jit: here state and keys are arguments, and changed
-ones are results.  Haiku is not imported; where its internals differ, functions are called directly and JAX
-reports the leaked values.
-
-Named computations in flax linen: modules create parameters and change state while they are called.
-
-Flax is not imported; modules and their scopes are recognised by their attributes.
+None of the libraries is imported.
 """
 
 from __future__ import annotations
@@ -61,13 +59,13 @@ def call_with_state(
     def pure(before: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         inside = stateful.temporary_internal_state(before, share_python_state=True)
         with inside, stateful.base.push_jax_trace_level():
-            made = fn(*args, **kwargs)
-            return made, _state_changes(before, stateful.internal_state(params=False))
+            results = fn(*args, **kwargs)
+            return results, _state_changes(before, stateful.internal_state(params=False))
 
     before = stateful.internal_state(params=False)
-    made, changed = carried(pure)(before, args, kwargs)
+    results, changed = carried(pure)(before, args, kwargs)
     stateful.update_internal_state(changed)
-    return made
+    return results
 
 
 def _state_changes(before: Any, after: Any) -> Any:
@@ -113,12 +111,12 @@ def is_initializing(fn: Callable[..., Any]) -> bool:
 
 def mutable_states(fn: Callable[..., Any]) -> list[Any]:
     """The root scopes of linen modules that `fn` holds, if calling it may change them."""
-    found: dict[int, Any] = {}
+    states: dict[int, Any] = {}
     for held in _modules_held_by(fn):
         root = getattr(getattr(held, "scope", None), "root", None)
         if callable(getattr(root, "mutable_variables", None)) and getattr(root, "mutable", False):
-            found[id(root)] = root
-    return list(found.values())
+            states[id(root)] = root
+    return list(states.values())
 
 
 def returning_changes(fn: Callable[..., Any], states: Sequence[Any]) -> Callable[..., tuple[Any, Any]]:
@@ -129,8 +127,8 @@ def returning_changes(fn: Callable[..., Any], states: Sequence[Any]) -> Callable
 
     def call(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         before = [_copied(state.mutable_variables()) for state in states]
-        made = fn(*args, **kwargs)
-        return made, [_changes(old, state.mutable_variables()) for old, state in zip(before, states)]
+        results = fn(*args, **kwargs)
+        return results, [_changes(old, state.mutable_variables()) for old, state in zip(before, states)]
 
     return call
 
@@ -149,16 +147,16 @@ def _copied(tree: Any) -> Any:
 
 def _changes(old: Any, new: Any) -> dict[str, Any]:
     """The entries of dicts in dicts that differ from before."""
-    found = {}
+    changes = {}
     for key, value in new.items():
         before = old.get(key, _ABSENT)
         if isinstance(value, Mapping):
             inner = _changes(before if isinstance(before, Mapping) else {}, value)
             if inner:
-                found[key] = inner
+                changes[key] = inner
         elif value is not before:
-            found[key] = value
-    return found
+            changes[key] = value
+    return changes
 
 
 def _modules_held_by(fn: Any) -> Iterator[Any]:
@@ -196,8 +194,8 @@ def call_with_modules(
         carried: puts a function of arrays under the nested jit.
     """
     nnx: Any = sys.modules["flax.nnx"]
-    found = filter(_is_module, _leaves(_held_by(fn), args, kwargs))
-    modules = tuple({id(module): module for module in found}.values())
+    module_leaves = filter(_is_module, _leaves(_held_by(fn), args, kwargs))
+    modules = tuple({id(module): module for module in module_leaves}.values())
     definition, state = nnx.split(modules)
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_module)
 
@@ -208,18 +206,18 @@ def call_with_modules(
         rest = iter(arrays)
         given = [placeholders[id(leaf)] if _is_module(leaf) else next(rest) for leaf in leaves]
         positional, keywords = jax.tree.unflatten(tree, given)
-        made = _rebuilt(fn, placeholders)(*positional, **keywords)
+        results = _rebuilt(fn, placeholders)(*positional, **keywords)
         after = nnx.to_flat_state(nnx.state(inside))
         changed = [(p, v) for p, v in after if p not in before or _value(v) is not before[p]]
-        return made, nnx.from_flat_state(changed)
+        return results, nnx.from_flat_state(changed)
 
-    made, changed = carried(pure)(state, [leaf for leaf in leaves if not _is_module(leaf)])
+    results, changed = carried(pure)(state, [leaf for leaf in leaves if not _is_module(leaf)])
     nnx.update(modules, changed)
-    return made
+    return results
 
 
-def _is_module(found: Any) -> bool:
-    return isinstance(found, sys.modules["flax.nnx"].Pytree)
+def _is_module(value: Any) -> bool:
+    return isinstance(value, sys.modules["flax.nnx"].Pytree)
 
 
 def _value(variable: Any) -> Any:

@@ -18,10 +18,10 @@ from mpmd import ir
 from mpmd.options import DIALECT_DEFAULTS
 from mpmd.partition import pipeline
 from mpmd.passes import make_pass
-from mpmd.passes.export import lower_to_fragment_calls
+from mpmd.passes.export import programs
 from mpmd.passes.schedule.pipeline_scheduler import SCHEDULES
 from mpmd.passes.verify import verify
-from mpmd.support.pass_pipeline import Watch, run_pipeline
+from mpmd.support.passes import Watch, run_pipeline
 from tests.support import dialect
 
 BY_STAGE = ("Circular", "CircularWithReversedBackward")
@@ -56,7 +56,7 @@ def test_rematerialisation(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_propagation_and_export(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lower_to_fragment_calls, "programs", _programs_of_the_dialect)
+    monkeypatch.setattr(programs, "programs", _programs_of_the_dialect)
     text = dialect.sharded(random.Random(seed))
     try:
         theirs = dialect.run_phase(text, "PARTITION")

@@ -13,7 +13,7 @@ from flax import linen as nn
 
 import mpmd
 from mpmd.errors import ConfigError, FragmentError, NonFiniteError, SignatureError
-from mpmd.runtime.program.instructions import Fetch
+from mpmd.runtime.program.streams import Fetch
 from tests.support.comparing import relative_difference
 from workloads.models import normal
 

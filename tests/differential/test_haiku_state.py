@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import mpmd
-from mpmd.runtime.program.instructions import Feed
+from mpmd.runtime.program.streams import Feed
 from tests.support.comparing import relative_difference
 from workloads.models import normal
 

@@ -17,7 +17,7 @@ import pytest
 import mpmd
 from mpmd.errors import ConfigError, PassError, PlacementError
 from mpmd.options import USER_DEFAULTS
-from mpmd.runtime.program.instructions import Run, Send
+from mpmd.runtime.program.streams import Run, Send
 from mpmd.scheduling.catalogue import from_function
 from mpmd.scheduling.table import Phase
 from tests.support.comparing import messages, programs_per_mesh, relative_difference

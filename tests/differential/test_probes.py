@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mpmd
-from mpmd.runtime.program.instructions import Run
+from mpmd.runtime.program.streams import Run
 from tests.support.comparing import messages, messages_by_route, relative_difference
 from workloads.models import MODELS, D, chain, dense, dense_params, mlp, named, normal, square
 from workloads.steps import pipelined

@@ -10,8 +10,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from mpmd.runtime.program.instructions import Run
 from mpmd.runtime.program.stream_memory import predict_memory
+from mpmd.runtime.program.streams import Run
 from tests.support.comparing import check_training
 from workloads.collectives import collectives
 from workloads.models import MODELS

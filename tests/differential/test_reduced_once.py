@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from mpmd.runtime.program.instructions import Run
+from mpmd.runtime.program.streams import Run
 from tests.support.comparing import check_training, copied, relative_difference
 from tests.support.sharded_models import SHARDED_MODELS, shardings
 from workloads.collectives import collectives

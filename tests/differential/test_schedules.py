@@ -8,7 +8,7 @@ import pytest
 
 import mpmd
 from mpmd.errors import ScheduleError
-from mpmd.runtime.program.instructions import Run
+from mpmd.runtime.program.streams import Run
 from mpmd.scheduling import SCHEDULES, Costs, Phase, Task, from_csv, from_function, from_table, get_schedule
 from mpmd.scheduling.search import SchedulingProblem, search
 from tests.support.comparing import copied, relative_difference

@@ -17,7 +17,7 @@ from examples.pipelined_transformer.train_step import make_plain_step, make_stat
 from mpmd import options
 from mpmd.options import USER_DEFAULTS, PipelineOptions
 from mpmd.partition import pipeline
-from mpmd.support.pass_pipeline import name_of
+from mpmd.support.passes import name_of
 from tests.support.comparing import copied, relative_difference
 from tests.support.covering import covering_rows
 from workloads.flax_models import FLAX_MODELS

@@ -124,7 +124,7 @@ ROWS: tuple[Precondition, ...] = (
         f"{_TEXT}[import_/infer-mesh-rewrite-using-analysis-by-round-0]",
     ),
     Precondition(
-        _PASSES + "import_/insert_nameless_clone_of_negligible_ops.py:is_negligible",
+        _PASSES + "structure.py:is_negligible",
         "A negligible op may be done twice.",
         " and ir.is_duplicable(op)",
         "",
@@ -132,14 +132,14 @@ ROWS: tuple[Precondition, ...] = (
         "::test_effects_and_values[mpmd-insert-nameless-clone-of-negligible-ops]",
     ),
     Precondition(
-        _PASSES + "import_/introduce_transfers.py:_push_unassigns_in",
+        _PASSES + "import_/assigning.py:_push_unassigns_in",
         "All calls give the argument a value of one mesh and memory.",
         " or len({s.tensor.type for s in sources}) > 1",
         "",
         f"{_TEXT}[import_/introduce-transfers-0]",
     ),
     Precondition(
-        _PASSES + "import_/introduce_transfers.py:_is_sum_of_unassigns",
+        _PASSES + "import_/assigning.py:_is_sum_of_unassigns",
         "A partial sum that is done elsewhere has no other use.",
         " or len(ir.users(add.results[0])) != 1",
         "",
@@ -167,7 +167,7 @@ ROWS: tuple[Precondition, ...] = (
         "tests/unit/passes/test_constant_evaluation.py::test_what_depends_on_arguments_or_on_rounding_is_unknown",
     ),
     Precondition(
-        _CALLS + "accumulators.py:_accumulators",
+        _CALLS + "carried_sums.py:_accumulators",
         "The argument is read by its sum alone, and is one term of it.",
         " and len(ir.users(v)) == 1",
         "",
@@ -175,21 +175,21 @@ ROWS: tuple[Precondition, ...] = (
         _SUMS,
     ),
     Precondition(
-        _CALLS + "accumulators.py:_split_calls",
+        _CALLS + "carried_sums.py:_split_calls",
         "Parts go on with their own accumulator alone.",
         "if arg == acc.arg else",
         "if parts else",
         f"{_TEXT}[calls/split-accumulators-by-mesh-0]",
     ),
     Precondition(
-        _CALLS + "accumulators.py:_use_sum_elsewhere",
+        _CALLS + "carried_sums.py:_use_sum_elsewhere",
         "Another accumulator takes the whole sum.",
         " and number == arg",
         "",
         f"{_TEXT}[calls/split-accumulators-by-mesh-0]",
     ),
     Precondition(
-        _CALLS + "mirror_stages.py:_carried_sums",
+        _CALLS + "carried_sums.py:_carried_sums",
         "Nothing but the next microbatch reads a total of the second half, which lacks the first.",
         " and all(len(ir.uses(call.results[k])) == 1 for call in second[:-1])",
         "",
@@ -197,14 +197,14 @@ ROWS: tuple[Precondition, ...] = (
         _SUMS,
     ),
     Precondition(
-        _CALLS + "mirror_stages.py:_carried_sums",
+        _CALLS + "carried_sums.py:_carried_sums",
         "The callee reads the argument for its sum alone.",
         " and len(ir.users(leaf)) == 1",
         "",
         f"{_TEXT}[calls/mirror-stages-0]",
     ),
     Precondition(
-        _CALLS + "accumulators.py:_call_behind",
+        _CALLS + "carried_sums.py:_call_behind",
         "A term has no other use.",
         " and len(ir.users(value)) == 1",
         "",
@@ -212,16 +212,16 @@ ROWS: tuple[Precondition, ...] = (
         "within rounding: -0 becomes 0 where the sum began with a term",
     ),
     Precondition(
-        _CALLS + "accumulators.py:_is_possible",
+        _CALLS + "carried_sums.py:_is_possible",
         "Every call of the callee is a term of the sum.",
         " or not terms.issuperset(calls[name])",
         "",
         f"{_TEXT}[calls/carry-sums-through-calls-0]",
     ),
     Precondition(
-        _CALLS + "accumulators.py:_is_possible",
+        _CALLS + "carried_sums.py:_is_possible",
         "The sum's initial value is defined before the first call.",
-        "maker is None or ir.comes_before(maker, found.calls[0])",
+        "maker is None or ir.comes_before(maker, candidate.calls[0])",
         "True",
         f"{_TEXT}[calls/carry-sums-through-calls-0]",
     ),
@@ -233,14 +233,14 @@ ROWS: tuple[Precondition, ...] = (
         f"{_TEXT}[calls/erase-unused-callee-block-arguments-0]",
     ),
     Precondition(
-        _CALLS + "sink_negligible_ops_into_call_op.py:_sink",
+        _CALLS + "signatures.py:_sink",
         "All calls are given one and the same op.",
         "if len(values) == 1 else None",
         "if values else None",
         f"{_TEXT}[calls/sink-negligible-ops-into-call-op-0]",
     ),
     Precondition(
-        _CALLS + "shared_bodies.py:_function",
+        _CALLS + "bodies.py:_function",
         "A call of a shared body has the effects of the body.",
         "marks = ir.effect_marks(copy)",
         'marks = {"mpmd.pure": ir.UnitAttr.get()}',
@@ -282,21 +282,21 @@ ROWS: tuple[Precondition, ...] = (
         f"{_TEXT}[merge/merge-inferred-fragments-0]",
     ),
     Precondition(
-        _MERGE + "rule_based_merge.py:_erase_dead_but_sources",
+        _MERGE + "merge_named.py:_erase_dead_but_sources",
         "A fragment that is dropped has no side effects.",
         "ir.is_trivially_dead(op) and ",
         "ir.is_unused(op) and ",
         f"{_TEXT}[merge/rule-based-merge-0]",
     ),
     Precondition(
-        _MERGE + "absorb_inferred_fragments.py:inferred_producer",
+        _MERGE + "merge_inferred.py:inferred_producer",
         "Nothing reads the producer before the root.",
         "all(user == root or ir.comes_before(root, user) for user in block_users(producer))",
         "True",
         f"{_TEXT}[merge/absorb-inferred-fragments-0]",
     ),
     Precondition(
-        _MERGE + "absorb_inferred_fragments.py:inferred_consumer",
+        _MERGE + "merge_inferred.py:inferred_consumer",
         "All other operands of the consumer are defined before the root.",
         "all(m is None or m == root or ir.comes_before(m, root) for m in makers)",
         "True",
@@ -323,15 +323,15 @@ ALWAYS: dict[str, str] = {
     _PASSES + "import_/named.py:InlineNestedUserExposedOps.rewrite_function": (
         "the ops of a name take its place"
     ),
-    _INFER + "convert_reduce_ops.py:_convert": (
+    _INFER + "assign.py:_convert": (
         "a sum that is part of another one goes if nothing else reads it; it has no effects"
     ),
     _INFER + "mesh_sets.py:LoopAssignment._rebuild": "the loop is replaced",
-    _CALLS + "inline.py:inline_call": "the call is replaced by one copy of the body, and is erased",
+    _CALLS + "bodies.py:inline_call": "the call is replaced by one copy of the body, and is erased",
     _CALLS + "unroll.py:_unroll": "each iteration is one copy, and the loop is erased",
-    _CALLS + "mirror_stages.py:MirrorStages._copy": "each call calls one of the two copies",
-    _CALLS + "shared_bodies.py:_call_instead": "the fragment is replaced; constants alone are copied",
-    _CALLS + "shared_bodies.py:narrow_calls": "the call is replaced; ops that leave the body are dead",
+    _CALLS + "carried_sums.py:MirrorStages._copy": "each call calls one of the two copies",
+    _CALLS + "bodies.py:_call_instead": "the fragment is replaced; constants alone are copied",
+    _CALLS + "bodies.py:narrow_calls": "the call is replaced; ops that leave the body are dead",
     _PASSES
     + "import_/fold_constant_branches.py:_fold": "the conditional is replaced by the branch that is taken",
     _PASSES + "merge/merge_inferred.py:MergeInferredByRound.rewrite_function": (

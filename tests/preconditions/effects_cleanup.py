@@ -7,7 +7,6 @@ from tests.preconditions import Precondition
 _TEXT = "tests/text/test_text.py::test_file"
 _PASSES = "mpmd/passes/"
 _CLEANUP = "mpmd/passes/cleanup/"
-_SIMPLIFY = "mpmd/passes/cleanup/simplify_stablehlo/"
 _FRAGMENTS = "mpmd/passes/fragments/"
 _EXPORT = "mpmd/passes/export/"
 _TRANSFERS = "mpmd/passes/transfers/"
@@ -58,7 +57,7 @@ ROWS: tuple[Precondition, ...] = (
         "tests/property/test_directed_effects.py::test_effects_and_values[mpmd-split-bwd-fragments]",
     ),
     Precondition(
-        _FRAGMENTS + "simplifying.py:simplify",
+        _CLEANUP + "fragments.py:simplify",
         "A result that is an argument has its type: the same sharding and memory.",
         " and outside[value].type == result.type",
         "",
@@ -72,14 +71,14 @@ ROWS: tuple[Precondition, ...] = (
         f"{_TEXT}[cleanup/fragment-dedup-0]",
     ),
     Precondition(
-        _CLEANUP + "copy_constants.py:CopyConstants.rewrite_function",
+        _CLEANUP + "recompute.py:CopyConstants.rewrite_function",
         "Only a constant is done again in each reader.",
         "if ir.is_constant(constant):",
         "if constant is not None and not len(constant.operands):",
         "tests/property/test_directed_effects.py::test_effects_and_values[mpmd-copy-constants]",
     ),
     Precondition(
-        _CLEANUP + "copy_constants.py:CopyCheapConstants._plan",
+        _CLEANUP + "recompute.py:CopyCheapConstants._plan",
         "All that a value is computed from may be done again, and costs next to nothing.",
         "op is None or op.operation.name not in CHEAP or len(op.operation.regions)",
         "op is None",
@@ -100,7 +99,7 @@ ROWS: tuple[Precondition, ...] = (
         "tests/property/test_directed_effects.py::test_effects_and_values[mpmd-recompute-attention]",
     ),
     Precondition(
-        _CLEANUP + "swap_transposed_dots.py:_swaps",
+        _CLEANUP + "simplify_stablehlo.py:_swaps",
         "Nothing but the transpose reads the product.",
         " or len(ir.users(dot)) > 1",
         "",
@@ -108,7 +107,7 @@ ROWS: tuple[Precondition, ...] = (
         _DOTS,
     ),
     Precondition(
-        _CLEANUP + "swap_transposed_dots.py:_swaps",
+        _CLEANUP + "simplify_stablehlo.py:_swaps",
         "The transpose exchanges the free dims of the factors, behind the batch dims.",
         'list(ir.DenseI64ArrayAttr(transpose.attributes["permutation"])) == wanted',
         "True",
@@ -116,49 +115,49 @@ ROWS: tuple[Precondition, ...] = (
         _DOTS,
     ),
     Precondition(
-        _SIMPLIFY + "__init__.py:_rewrite",
+        _CLEANUP + "simplify_stablehlo.py:_rewrite",
         "An op with a sharding of its own stays.",
         'if "sdy.sharding" in op.attributes:',
         "if False:",
         _SIMPLIFIED,
     ),
     Precondition(
-        _SIMPLIFY + "identities.py:subtract_nothing",
+        _CLEANUP + "stablehlo_arithmetic.py:subtract_nothing",
         "Of floating point only +0 is nothing: -0 - -0 is 0.",
         "_number(text) == (0.0, 1.0)",
         "_number(text) is not None and _number(text)[0] == 0",
         _SIMPLIFIED,
     ),
     Precondition(
-        _SIMPLIFY + "identities.py:nothing_left",
+        _CLEANUP + "stablehlo_arithmetic.py:nothing_left",
         "Elements are integers: x - x may be NaN.",
         "if integer_kind(kind) is None:",
         "if False:",
         _SIMPLIFIED,
     ),
     Precondition(
-        _SIMPLIFY + "identities.py:broadcast",
+        _CLEANUP + "stablehlo_arithmetic.py:broadcast",
         "A broadcast that is a reshape keeps the order of dims.",
         "dims == sorted(dims) and ",
         "",
         _SIMPLIFIED,
     ),
     Precondition(
-        _SIMPLIFY + "stablehlo_slices.py:static_slice",
+        _CLEANUP + "stablehlo_slices.py:static_slice",
         "A start out of range is clamped.",
         "starts = clamped(starts, value.type.shape, sizes)",
         "pass",
         _SIMPLIFIED,
     ),
     Precondition(
-        _SIMPLIFY + "stablehlo_slices.py:_unpadded",
+        _CLEANUP + "stablehlo_slices.py:_unpadded",
         "Elements have no padding between them.",
         'any(numbers(source.attributes["interior_padding"]))',
         "False",
         _SIMPLIFIED,
     ),
     Precondition(
-        _SIMPLIFY + "stablehlo_slices.py:_is_zero_padding",
+        _CLEANUP + "stablehlo_slices.py:_is_zero_padding",
         "The padding is zero.",
         " or facts.number(source.operands[1]) != 0",
         "",
@@ -166,28 +165,28 @@ ROWS: tuple[Precondition, ...] = (
         "within rounding: as in XLA, x + 0 is x, and a zero keeps its sign",
     ),
     Precondition(
-        _SIMPLIFY + "stablehlo_slices.py:_updated",
+        _CLEANUP + "stablehlo_slices.py:_updated",
         "The range is in the update as a whole.",
         "if all(taken.starts[d] >= starts[d] and taken.last(d) < ends[d] for d in dims):",
         "if True:",
         _SIMPLIFIED,
     ),
     Precondition(
-        _SIMPLIFY + "stablehlo_slices.py:_piece",
+        _CLEANUP + "stablehlo_slices.py:_piece",
         "The range is in one operand of the concatenate.",
         " or taken.last(dim) >= offsets[index + 1]",
         "",
         "tests/property/test_simplify_stablehlo.py::test_same_values_and_no_larger",
     ),
     Precondition(
-        _SIMPLIFY + "stablehlo_slices.py:concatenate_updates",
+        _CLEANUP + "stablehlo_slices.py:concatenate_updates",
         "The updates cover the buffer.",
         " or covered != whole[dim]",
         "",
         _SIMPLIFIED,
     ),
     Precondition(
-        _SIMPLIFY + "folding.py:_is_defined",
+        _CLEANUP + "stablehlo_arithmetic.py:_is_defined",
         "Integers are divided by positive constants only.",
         "return number is not None and number > 0",
         "return True",
@@ -320,21 +319,21 @@ ROWS: tuple[Precondition, ...] = (
         f"{_TEXT}[export/lower-to-fragment-calls-0]",
     ),
     Precondition(
-        _EXPORT + "lower_to_fragment_calls.py:_lower_group",
+        _EXPORT + "programs.py:_lower_group",
         "A manual computation names the axes of the mesh of its fragment.",
         "shardings.point_to(ir.walk(computation), first.mesh)",
         "pass",
         f"{_TEXT}[export/lower-to-fragment-calls-0]",
     ),
     Precondition(
-        _EXPORT + "delays.py:DelayInferredFragments.rewrite_function",
+        _EXPORT + "moved_ops.py:DelayInferredFragments.rewrite_function",
         "A fragment moves no further than to its first user.",
         "in_block_order(ir.users(fragment))[0]",
         "in_block_order(ir.users(fragment))[-1]",
         f"{_TEXT}[export/delay-inferred-fragments-0]",
     ),
     Precondition(
-        _EXPORT + "delays.py:DelayTransfersFromCpu.rewrite_function",
+        _EXPORT + "moved_ops.py:DelayTransfersFromCpu.rewrite_function",
         "A transfer moves no further than to its first user.",
         "in_block_order(ir.users(transfer))[0]",
         "in_block_order(ir.users(transfer))[-1]",
@@ -359,7 +358,7 @@ ROWS: tuple[Precondition, ...] = (
 ALWAYS: dict[str, str] = {
     _FRAGMENTS + "residuals.py:recompute": "the caller has chosen ops that may be done again",
     _PASSES + "propagation/sdy_ops.py:_complex_constant": "a constant is replaced",
-    _PASSES + "propagation/fit_shardings_to_meshes.py:FitShardingsToMeshes": "only meshes that have no name",
+    _PASSES + "propagation/prepare_shardings.py:FitShardingsToMeshes": "only meshes that have no name",
     _PASSES + "propagation/propagate_shardings.py:PropagateShardings": (
         "a function is propagated as a copy, from which shardings alone are taken"
     ),

@@ -8,7 +8,7 @@ _TEXT = "tests/text/test_text.py::test_file"
 _import = RowsOf("mpmd/passes/import_", _TEXT)
 _merge = RowsOf("mpmd/passes/merge", _TEXT)
 _calls = RowsOf("mpmd/passes/calls", _TEXT)
-_split = RowsOf("mpmd/passes/split", _TEXT)
+_split = RowsOf("mpmd/passes", _TEXT)
 _schedule = RowsOf("mpmd/passes/schedule", _TEXT)
 _shardings = RowsOf("mpmd/passes/propagation", _TEXT)
 _export = RowsOf("mpmd/passes/export", _TEXT)
@@ -22,35 +22,35 @@ _OFFLOADED = "export/mark-offloaded-input-output-0"
 
 _IMPORTED = (
     _import(
-        "arguments.py:EnforceInputOutputEquisharding.rewrite_function",
+        "meshes.py:EnforceInputOutputEquisharding.rewrite_function",
         "A result has the type of its argument only if it has its shape.",
         "if value.type.tensor != wanted.tensor:",
         "if False:",
         "import_/enforce-input-output-equisharding-0",
     ),
     _import(
-        "arguments.py:_checked",
+        "meshes.py:_checked",
         "The program has an argument or result of that number.",
         "if item.index >= count:",
         "if False:",
         "import_/map-input-output-to-mesh-errors-0",
     ),
     _import(
-        "arguments.py:_checked",
+        "meshes.py:_checked",
         "The topology has the mesh.",
         "elif item.place.mesh not in meshes:",
         "elif False:",
         "import_/map-input-output-to-mesh-errors-0",
     ),
     _import(
-        "arguments.py:_checked",
+        "meshes.py:_checked",
         "A position is assigned once.",
-        "elif found.setdefault(item.index, item.place) != item.place:",
-        "elif found.setdefault(item.index, item.place) is None:",
+        "elif by_index.setdefault(item.index, item.place) != item.place:",
+        "elif by_index.setdefault(item.index, item.place) is None:",
         "import_/map-input-output-to-mesh-conflicts-0",
     ),
     _import(
-        "arguments.py:_can_be_assigned",
+        "meshes.py:_can_be_assigned",
         "An assigned value is a plain tensor.",
         "if assigning.is_tensor(kind):",
         "if True:",
@@ -92,14 +92,14 @@ _IMPORTED = (
         "import_/infer-mesh-assign-using-input-output-constraints-0",
     ),
     _import(
-        "infer_mesh/finalize.py:InferMeshFinalize._rewrite_assign",
+        "infer_mesh/rewrite_using_analysis.py:InferMeshFinalize._rewrite_assign",
         "Only arguments are transferred without a word of the user.",
         "elif of_argument or self.infer_transfers:",
         "elif True:",
         "import_/infer-mesh-finalize-errors-0",
     ),
     _import(
-        "infer_mesh/finalize.py:_assign_args",
+        "infer_mesh/rewrite_using_analysis.py:_assign_arguments",
         "All users of an argument want it in one memory.",
         "if len(kinds) > 1:",
         "if False:",
@@ -171,28 +171,28 @@ _JOINED = (
         _SIBLINGS,
     ),
     _calls(
-        "call_inline.py:_problem",
+        "bodies.py:_not_inlinable",
         "The callee has a body.",
         "if name not in symbols or symbols[name].is_external:",
         "if name not in symbols:",
         "calls/call-inline-errors-0",
     ),
     _calls(
-        "call_inline.py:_problem",
+        "bodies.py:_not_inlinable",
         "The callee calls nothing itself.",
         "if name in calling:",
         "if False:",
         "calls/call-inline-errors-0",
     ),
     _calls(
-        "inline.py:Inline.rewrite",
+        "bodies.py:Inline.rewrite",
         "The callee does not call itself, by others or not.",
         "ready not in reached_from([ready], called) and ",
         "",
         "calls/inline-0",
     ),
     _calls(
-        "inline.py:Inline.rewrite",
+        "bodies.py:Inline.rewrite",
         "The callee has a body, of one block.",
         " and len(blocks) == 1",
         "",
@@ -201,7 +201,7 @@ _JOINED = (
     _split(
         "split.py:_values_from",
         "Values that are computed from a transferred one wait for it, too.",
-        "if _reads(op, found):",
+        "if _reads(op, reached):",
         "if False:",
         "split/split-and-prioritize-transfer-independent-computations-0",
     ),
@@ -310,14 +310,14 @@ _SHARDED = (
         _RESHARDS,
     ),
     _shardings(
-        "empty.py:ForgetEmptyComputations.rewrite_function",
+        "prepare_shardings.py:ForgetEmptyComputations.rewrite_function",
         "The fragment computes nothing, and has no effect.",
         "not ir.ops(fragment.body)",
         "all(ir.producer(value) is None for value in fragment.returned)",
         "propagation/forget-empty-computations-0",
     ),
     _shardings(
-        "empty.py:_forget",
+        "prepare_shardings.py:_forget",
         "The sharding shards nothing, and the value is not a term of a sum.",
         "same = shardings.is_same(kind.sharding, None)",
         "same = True",
@@ -391,12 +391,12 @@ _MARKED = (
     _export(
         "donation.py:_check",
         "A result is where the function says.",
-        "if not _agree(of_result.get(MEMORY_KIND), made):",
+        "if not _agree(of_result.get(MEMORY_KIND), kind_of_maker):",
         "if False:",
         _OFFLOADED,
     ),
     _export(
-        "sink_create_token_into_fragments.py:_thread_returned_tokens",
+        "moved_ops.py:_thread_returned_tokens",
         "A token that is returned comes from an argument.",
         "if not tokens:",
         "if False:",
@@ -412,6 +412,9 @@ ALWAYS = {
     _PASSES + "import_/meshes.py:CopyTopologyFromMain": (
         "callees get the meshes of their caller; no op changes"
     ),
+    _PASSES + "import_/named.py:InsertNamelessCloneOfNegligibleOps": (
+        "a copy has the value of the op; `is_negligible` of `structure.py` has the condition, and a row"
+    ),
     _PASSES + "import_/named.py:ValidateNamedOpsInMpmdFunc": _REPORTS,
     _PASSES
     + "import_/infer_mesh/populate.py:InferMeshPopulateSrcSet": "it writes what it found into attributes",
@@ -420,17 +423,16 @@ ALWAYS = {
     _PASSES + "import_/infer_mesh/mesh_checks.py:InferMeshValidateNoAdditionalTransfersNeeded": _REPORTS,
     _PASSES + "import_/infer_mesh/mesh_checks.py:InferMeshValidateSrcSetNotEmpty": _REPORTS,
     _PASSES + "calls/unroll.py:FromUnrollToCallCounter": "an attribute of calls has another name",
-    _PASSES + "propagation/empty.py:DropSubAxes": (
+    _PASSES + "propagation/prepare_shardings.py:DropSubAxes": (
         "a sharding says where elements are, not which: the producer and all readers lose the same axes"
     ),
     _PASSES + "propagation/sdy_ops.py:ReshardsToConstraints": "both give the value of their operand",
-    _PASSES
-    + "propagation/simplify_program.py:SimplifyProgram": "`fragments/simplifying.py` checks each value",
+    _PASSES + "propagation/prepare_shardings.py:SimplifyProgram": "`cleanup/fragments.py` checks each value",
     _PASSES + "export/donation.py:MarkFragmentReservedMemory": "it writes a number of bytes at fragments",
     _PASSES + "export/export_checks.py:ValidateNoBackwardDeps": _REPORTS,
     _PASSES + "export/export_checks.py:ValidateNoInferredFragments": _REPORTS,
     _PASSES + "export/export_checks.py:ValidateNoParamTransfers": _REPORTS,
     _PASSES + "export/export_checks.py:ValidateNoReshards": _REPORTS,
-    _PASSES + "validate/schedule_checks.py:SchedulingUnitsVerifier": _REPORTS,
-    _PASSES + "validate/schedule_checks.py:VerifyStageMerging": _REPORTS,
+    _PASSES + "schedule_checks.py:SchedulingUnitsVerifier": _REPORTS,
+    _PASSES + "schedule_checks.py:VerifyStageMerging": _REPORTS,
 }

@@ -8,7 +8,7 @@ _RANGES = "tests/unit/tracing/test_range_rules.py::test_a_range_is_that_of_the_w
 _CONDITIONALS = "tests/unit/tracing/test_conditionals.py"
 _CLUSTERS = "tests/unit/compile/backends/mixed/test_clusters.py"
 _COMPARISON = "tests/unit/compile/comparison/test_comparison.py"
-_RULES = "mpmd/tracing/ranges/rules.py"
+_RULES = "mpmd/tracing/wanted_ranges.py"
 _STAGES = "mpmd/tracing/stages"
 
 ROWS: tuple[Precondition, ...] = (
@@ -28,7 +28,7 @@ ROWS: tuple[Precondition, ...] = (
         "tests/unit/support/test_once.py::test_threads_that_ask_at_once_get_what_one_of_them_made",
     ),
     Precondition(
-        "mpmd/tracing/live.py:names_in",
+        "mpmd/tracing/trace.py:names_in",
         "The body of a loop runs at least once: JAX lowers a scan of no iterations to its operands.",
         "if _never_runs(equation):",
         "if False:",
@@ -49,7 +49,7 @@ ROWS: tuple[Precondition, ...] = (
         f"{_NAMES}::test_a_loop_of_no_iterations_runs_no_names[by_condition]",
     ),
     Precondition(
-        "mpmd/tracing/live.py:lower",
+        "mpmd/tracing/trace.py:lower",
         "A step keeps the arguments that nothing reads: feeds are counted by them.",
         "keep_inputs=True",
         "keep_inputs=False",
@@ -157,8 +157,8 @@ ROWS: tuple[Precondition, ...] = (
     Precondition(
         f"{_RULES}:_iota",
         "The counts of a range begin at its start, along its own dim only.",
-        "if dim == wanted.dim else made",
-        "if False else made",
+        "if dim == wanted.dim else numbers",
+        "if False else numbers",
         f"{_RANGES}[counts]",
     ),
     Precondition(
@@ -169,21 +169,21 @@ ROWS: tuple[Precondition, ...] = (
         f"{_RANGES}[pieces]",
     ),
     Precondition(
-        "mpmd/tracing/ranges/demands.py:DemandedJaxpr._scan",
+        "mpmd/tracing/wanted_ranges.py:DemandedJaxpr._scan",
         "A range of rows of a scan is along the dim of its iterations.",
         " or any(wanted.dim for wanted in ranges)",
         "",
         f"{_RANGES}[columns of a scan]",
     ),
     Precondition(
-        "mpmd/tracing/ranges/demands.py:_ScanBody._before",
+        "mpmd/tracing/wanted_ranges.py:_ScanBody._before",
         "The iterations before a range are those after its rows in a scan in reverse.",
         "if self._reverse else (0, wanted.start)",
         "if False else (0, wanted.start)",
         f"{_RANGES}[rows of a reversed scan]",
     ),
     Precondition(
-        "mpmd/tracing/ranges/random_bits.py:random_bits",
+        "mpmd/tracing/wanted_ranges.py:random_bits",
         "An element of random bits follows from its position, as JAX's switch of partitionable bits says.",
         "jax.config.jax_threefry_partitionable and ",
         "",
@@ -248,6 +248,6 @@ ALWAYS: dict[str, str] = {
     f"{_RULES}:_squeeze": "a dim of size 1 has no other index",
     f"{_RULES}:_reduction": "a range is along a dim that is kept",
     f"{_RULES}:_of_keys": "every key is used by itself",
-    f"{_STAGES}/stacked/stacks.py:_split_unstacked": "a row of `jnp.unstack` is a row",
+    f"{_STAGES}/stacked/stacked.py:_split_unstacked": "a row of `jnp.unstack` is a row",
     "mpmd/tracing/expand.py": "a call is its function's body",
 }

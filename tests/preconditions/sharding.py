@@ -189,14 +189,14 @@ _PASSED = (
     _partial(
         "_concatenate",
         "every part has terms",
-        "any(form is None for form in found) or ",
+        "any(form is None for form in terms) or ",
         "",
         "what_is_not_linear_needs_the_value[beside a constant]",
     ),
     _partial(
         "_concatenate",
         "along the same axes",
-        "len({form.axes for form in found if form is not None}) != 1",
+        "len({form.axes for form in terms if form is not None}) != 1",
         "False",
         "terms_along_different_axes_are_not_added",
     ),
@@ -285,7 +285,7 @@ _GATHERS = (
     _whole(
         "_all_of",
         "no use reads the value as it is split",
-        "False if False in found else ",
+        "False if False in distinct else ",
         "",
         "one_use_of_what_lies_split_keeps_it_so",
     ),
@@ -440,7 +440,7 @@ _PASSES = (
     _shown(
         f"{_LOWER}:_lower_in_microbatches",
         "all values of a shared body are split in one way",
-        "if len(found) == 1:",
+        "if len(alike) == 1:",
         "if True:",
         _LOWERED,
     ),
@@ -461,7 +461,7 @@ _PASSES = (
     _shown(
         "export/exchange_programs.py:IssueReductions.rewrite_function",
         "a reduction is behind all that it reads",
-        "made < place[other] < place[fragment]",
+        "last_maker < place[other] < place[fragment]",
         "place[other] < place[fragment]",
         "export/issue-reductions",
     ),

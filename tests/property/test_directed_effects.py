@@ -9,7 +9,7 @@ import pytest
 
 from mpmd import ir
 from mpmd.errors import PassError
-from mpmd.support.pass_pipeline import run_pipeline
+from mpmd.support.passes import run_pipeline
 from tests.support.directed import seeds
 from tests.support.directed.effects import DIRECTED, program
 from tests.support.evaluate_mpmd import Effects, evaluate

@@ -11,8 +11,7 @@ from mpmd.compile.hlo import print_module, verify
 from mpmd.compile.passes import collectives
 from mpmd.compile.passes.collectives.spmd_partitioner import SpmdPartitioner
 from mpmd.compile.pipelines import GROUPS
-from mpmd.support.pass_pipeline import Watch, run_pipeline
-from mpmd.support.passes import Pass
+from mpmd.support.passes import Pass, Watch, run_pipeline
 from tests.support.hlo_meaning import evaluate_devices
 from tests.support.random_hlo import differences
 from tests.support.random_hlo.collective import DEVICES, collective_case

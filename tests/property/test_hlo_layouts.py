@@ -17,7 +17,7 @@ from mpmd.compile.passes.layout.layout_normalization import (
 )
 from mpmd.compile.passes.layout.physical import is_bitcast, order_of
 from mpmd.compile.pipelines import GROUPS
-from mpmd.support.pass_pipeline import Watch, run_pipeline
+from mpmd.support.passes import Watch, run_pipeline
 from tests.support.hlo_meaning import evaluate
 from tests.support.native_hlo import run_module
 from tests.support.random_hlo import differences

@@ -13,8 +13,7 @@ from mpmd.compile.hlo import HloModule, print_module, verify
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes import PASSES, expand, layout, simplify
 from mpmd.compile.pipelines import GROUPS
-from mpmd.support.pass_pipeline import Watch, run_pipeline
-from mpmd.support.passes import Pass
+from mpmd.support.passes import Pass, Watch, run_pipeline
 from tests.support.hlo_meaning import evaluate
 from tests.support.random_hlo import differences, random_case
 from tests.support.random_hlo.draft import Case

@@ -9,8 +9,7 @@ from mpmd import ir
 from mpmd.errors import ConfigError, PassError
 from mpmd.partition import pipeline
 from mpmd.passes import PASSES, make_pass
-from mpmd.support.pass_pipeline import run_pipeline
-from mpmd.support.passes import Pass
+from mpmd.support.passes import Pass, run_pipeline
 from tests.support import random_mpmd
 from tests.support.evaluate_mpmd import evaluate
 from tests.support.pass_programs import (

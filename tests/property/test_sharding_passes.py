@@ -14,8 +14,7 @@ from mpmd.errors import PassError
 from mpmd.options import DIALECT_DEFAULTS
 from mpmd.partition import pipeline
 from mpmd.passes.verify import verify
-from mpmd.support.pass_pipeline import Watch, run_pipeline
-from mpmd.support.passes import Pass
+from mpmd.support.passes import Pass, Watch, run_pipeline
 from tests.support import dialect
 from tests.support.evaluate_mpmd import argument_shapes, evaluate
 

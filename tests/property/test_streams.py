@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from mpmd.errors import ProgramError
 from mpmd.runtime.program.graph import EntryGraph
-from mpmd.runtime.program.instructions import Recv, Run, Send, reads
 from mpmd.runtime.program.linearize import linearize
 from mpmd.runtime.program.order import issue_order, linear_order, messages, waits_for
 from mpmd.runtime.program.stream_memory import predict_memory
-from mpmd.runtime.program.streams import Program
+from mpmd.runtime.program.streams import Program, Recv, Run, Send, reads
 from mpmd.runtime.program.verify_streams import verify
 from mpmd.runtime.run.executor import Executor, RuntimeOptions
 from tests.support.fake_engine import FakeEngine, expected, fake_arguments, fake_executables

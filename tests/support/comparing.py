@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mpmd.runtime.program.instructions import Send
+from mpmd.runtime.program.streams import Send
 
 STEPS = 6
 

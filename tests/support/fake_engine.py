@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 from mpmd.runtime.channels.protocol import LocalChannel
 from mpmd.runtime.program.graph import CallNode, EntryGraph
-from mpmd.runtime.program.instructions import Run, Send
-from mpmd.runtime.program.streams import Program
+from mpmd.runtime.program.streams import Program, Run, Send
 
 
 class FakeArray:

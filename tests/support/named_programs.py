@@ -13,7 +13,7 @@ from mpmd import ir
 from mpmd.options import DIALECT_DEFAULTS
 from mpmd.partition import pipeline
 from mpmd.passes.verify import verify
-from mpmd.support.pass_pipeline import Watch, run_pipeline
+from mpmd.support.passes import Watch, run_pipeline
 
 TENSOR = "tensor<4xf32>"
 UNARY = {"negate": np.negative, "tanh": np.tanh, "abs": np.abs}

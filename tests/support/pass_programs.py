@@ -15,8 +15,7 @@ from mpmd.partition import pipeline
 from mpmd.passes import PASSES, make_pass
 from mpmd.passes.fragments.fragment_info import FragmentInfo
 from mpmd.passes.verify import verify
-from mpmd.support.pass_pipeline import Watch, run_pipeline
-from mpmd.support.passes import Pass
+from mpmd.support.passes import Pass, Watch, run_pipeline
 from tests.support import random_mpmd
 from tests.support.evaluate_mpmd import argument_shapes, entry_of
 from tests.support.random_moments import MOMENTS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.constants import splat
+from mpmd.passes.structure import splat
 from mpmd.support import diagnostics
 
 _COUNTER = "unroll_counter"
@@ -71,8 +71,8 @@ def _unroll(loop: ir.For, offset: int) -> None:
         number = ir.IntegerAttr.get(ir.IntegerType.get_unsigned(32, ir.context()), offset + i)
         constant = splat(str(i), index.type, loop)
         values = dict(zip(carried_args, carried)) | {index: constant}
-        made, carried = ir.clone_body(loop.body, values, ir.before(loop))
-        for op in (ir.producer(constant), *made):
+        copies, carried = ir.clone_body(loop.body, values, ir.before(loop))
+        for op in (ir.producer(constant), *copies):
             ir.put(op, _COUNTER, number)
     ir.replace(loop, carried)
 

@@ -1,4 +1,8 @@
-"""mpmd-copy-scalar-results."""
+"""Integer scalars of a step, such as its number, on every process without a message.
+
+The program of one process fetches only what its own meshes compute.  A scalar that depends on scalar
+arguments alone is computed once more on a mesh of each process that lacks it.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +66,7 @@ class CopyScalarResults(FunctionPass):
         if not isinstance(fragment, ir.Fragment) or fragment.mesh not in self.meshes:
             return None
         given = dict(zip(fragment.args, fragment.inputs))
-        found: dict[ir.Op, None] = {}
+        ops: dict[ir.Op, None] = {}
         todo = [_inside(result)]
         while todo:
             value = todo.pop()
@@ -71,12 +75,12 @@ class CopyScalarResults(FunctionPass):
                 return None
             if op is None:
                 continue
-            if op.operation.name not in _EXACT or (len(found) == self.max_ops and op not in found):
+            if op.operation.name not in _EXACT or (len(ops) == self.max_ops and op not in ops):
                 return None
-            found.pop(op, None)
-            found[op] = None
+            ops.pop(op, None)
+            ops[op] = None
             todo += op.operands
-        return list(reversed(found))
+        return list(reversed(ops))
 
 
 def _computed(
@@ -99,10 +103,10 @@ def _computed(
         return [values[_inside(result)] for result in results]
 
     types = [result.type.on(mesh) for result in results]
-    made = ir.make_fragment(
+    fragment = ir.make_fragment(
         mesh, list(sent.values()), types, where, body, results[0].location, ["copy_scalar_results"]
     )
-    return list(made.results)
+    return list(fragment.results)
 
 
 def _on(argument: ir.Value, mesh: str, where: ir.InsertionPoint) -> ir.Value:

@@ -1,6 +1,7 @@
 """Where values of fragments live, and what may use their memory.
 
-mpmd-mark-aliasing-and-donation.
+Host or device memory, the bytes that other values occupy while a fragment runs, and operands without later
+uses, which a fragment may overwrite.
 """
 
 from __future__ import annotations
@@ -187,9 +188,9 @@ class _Trace:
     def ends_on_host(self, value: ir.Value) -> bool:
         """Whether the value was computed in host memory, or placed there."""
         way: dict[ir.Value, None] = {}
-        found = self._follow(value, way)
-        self._known.update(dict.fromkeys(way, found))
-        return found
+        ends = self._follow(value, way)
+        self._known.update(dict.fromkeys(way, ends))
+        return ends
 
     def _follow(self, value: ir.Value, way: dict[ir.Value, None]) -> bool:
         while value not in way:
@@ -274,10 +275,10 @@ def _check(f: ir.Func, arguments: list[Attributes]) -> None:
         elif kinds and not _agree(of_arg.get(MEMORY_KIND), kinds[0]):
             _mismatch(f"arg {i} and users", of_arg.get(MEMORY_KIND), kinds[0], arg.location)
     for i, (value, of_result) in enumerate(zip(f.returned, results)):
-        made = _kind_where_made(value, arguments)
-        if not _agree(of_result.get(MEMORY_KIND), made):
+        kind_of_maker = _kind_where_made(value, arguments)
+        if not _agree(of_result.get(MEMORY_KIND), kind_of_maker):
             reported = of_result.get(MEMORY_KIND)
-            _mismatch(f"result {i} and defining op", reported, made, f.terminator.location)
+            _mismatch(f"result {i} and defining op", reported, kind_of_maker, f.terminator.location)
 
 
 def _kinds_at(user: ir.Op, results: list[Attributes]) -> Iterable[ir.Attribute | None]:

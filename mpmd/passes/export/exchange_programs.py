@@ -41,26 +41,28 @@ class IssueReductions(FunctionPass):
         for fragment in ir.fragments(f):
             if fragment.inferred_by != [REDUCTION]:
                 continue
-            made = max((place[op] for v in fragment.inputs if (op := ir.producer(v)) is not None), default=0)
+            last_maker = max(
+                (place[op] for v in fragment.inputs if (op := ir.producer(v)) is not None), default=0
+            )
             for other in waiting[fragment.mesh]:
-                if made < place[other] < place[fragment]:
+                if last_maker < place[other] < place[fragment]:
                     ir.move_before(fragment, other)
                     break
 
 
 def _waiting(f: ir.Func) -> dict[str, list[ir.Fragment]]:
     """For each mesh its named fragments, in order, that wait for values when the mesh has nothing to do."""
-    found = collections.defaultdict[str, list[ir.Fragment]](list)
+    waiting = collections.defaultdict[str, list[ir.Fragment]](list)
     free = collections.defaultdict[str, int](int)
     ends: dict[ir.Op, int] = {}
     for op in ir.ops(f):
-        ready = max((ends[made] for v in ir.read_by(op) if (made := ir.producer(v)) in ends), default=0)
+        ready = max((ends[maker] for v in ir.read_by(op) if (maker := ir.producer(v)) in ends), default=0)
         if isinstance(op, ir.Fragment) and op.is_user:
             if ready > free[op.mesh]:
-                found[op.mesh].append(op)
+                waiting[op.mesh].append(op)
             ready = free[op.mesh] = max(ready, free[op.mesh]) + 1
         ends[op] = ready
-    return found
+    return waiting
 
 
 class LowerGathers(FunctionPass):
@@ -88,7 +90,7 @@ class LowerGathers(FunctionPass):
 
 def _lower(fragment: ir.Fragment, sizes: dict[str, int]) -> None:
     types = {arg: value.type for arg, value in zip(fragment.args, fragment.inputs)}
-    returned, found = fragment.returned, list[int]()
+    returned, lowered = fragment.returned, list[int]()
     program: DeviceProgram | None = None
     for number, (value, result) in enumerate(zip(returned, fragment.results)):
         source, target = types.get(value), result.type
@@ -105,12 +107,12 @@ def _lower(fragment: ir.Fragment, sizes: dict[str, int]) -> None:
             for axis, dim in reversed(inner.items()):
                 part.all_gather(axis, dim)
             program.give(part, list(target.shape), after)
-            found.append(number)
+            lowered.append(number)
     if program is not None:
         (main,) = ir.funcs(program.module())
-        given = dict(zip(main.args, [returned[number] for number in found]))
+        given = dict(zip(main.args, [returned[number] for number in lowered]))
         _, whole = ir.clone_body(main.body, given, ir.at_end(fragment.body))
-        for number, value in zip(found, whole):
+        for number, value in zip(lowered, whole):
             returned[number] = value
         fragment.returned = returned
 
@@ -143,7 +145,7 @@ class LowerReductions(FunctionPass):
 
 def _lower_at_end(fragment: ir.Fragment, sizes: dict[str, int]) -> None:
     operands = dict(zip(fragment.args, fragment.inputs))
-    found: list[tuple[ir.Value, ir.Value, Sum]] = []
+    replaced: list[tuple[ir.Value, ir.Value, Sum]] = []
     mesh = ""
     for op in ir.ops(fragment.body):
         if op.operation.name == "stablehlo.reduce" and op.operands[0] in operands:
@@ -152,9 +154,9 @@ def _lower_at_end(fragment: ir.Fragment, sizes: dict[str, int]) -> None:
             if kind is not None and terms.sharding is not None:
                 axes, *rest = split_of(terms.sharding, len(terms.shape))
                 if axes and tuple(rest) == without(split_of(kind.sharding, len(kind.shape)), axes):
-                    found.append((op.operands[0], op.results[0], Sum(kind, (axes,))))
+                    replaced.append((op.operands[0], op.results[0], Sum(kind, (axes,))))
                     mesh = _mesh_of(terms.sharding)
-    _replace(found, sizes, mesh)
+    _replace(replaced, sizes, mesh)
     erase_dead_ops(fragment.body)
 
 
@@ -167,13 +169,13 @@ def _kind_of(total: ir.Value, fragment: ir.Fragment) -> ir.MeshTensor | None:
     return None
 
 
-def _replace(found: Sequence[tuple[ir.Value, ir.Value, Sum]], sizes: Mapping[str, int], mesh: str) -> None:
+def _replace(replaced: Sequence[tuple[ir.Value, ir.Value, Sum]], sizes: Mapping[str, int], mesh: str) -> None:
     """Computes some values from their terms by collectives, right before the last of them."""
-    if found:
-        (main,) = ir.funcs(sums([total for _, _, total in found], sizes, mesh))
-        given = dict(zip(main.args, [terms for terms, _, _ in found]))
-        _, totals = ir.clone_body(main.body, given, ir.before(ir.producer(found[-1][1])))
-        for (_, value, _), total in zip(found, totals):
+    if replaced:
+        (main,) = ir.funcs(sums([total for _, _, total in replaced], sizes, mesh))
+        given = dict(zip(main.args, [terms for terms, _, _ in replaced]))
+        _, totals = ir.clone_body(main.body, given, ir.before(ir.producer(replaced[-1][1])))
+        for (_, value, _), total in zip(replaced, totals):
             ir.replace_uses(value, total)
 
 
@@ -196,9 +198,9 @@ def _lower_in_microbatches(f: ir.Func) -> None:
             for total in _sums_of_terms(value):
                 kinds.setdefault(total, {})[kind.sharding] = kind
                 sizes[total] = axes_of(f.topology[fragment.mesh])
-    for total, found in kinds.items():
-        if len(found) == 1:
-            _lower_in_microbatch(total, next(iter(found.values())), sizes[total])
+    for total, alike in kinds.items():
+        if len(alike) == 1:
+            _lower_in_microbatch(total, next(iter(alike.values())), sizes[total])
 
 
 def _sums_of_terms(value: ir.Value) -> list[ir.Value]:

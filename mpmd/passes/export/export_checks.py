@@ -144,11 +144,11 @@ class ValidateNoParamTransfers(FunctionPass):
             if transfer.is_intra_mesh:
                 continue
             names = (ir.name_of(transfer.tensor.location), ir.name_of(transfer.location))
-            found = dict.fromkeys(f'"{name}"' for name in names if name and self.param_pattern in name)
-            if found:
+            parameters = dict.fromkeys(f'"{name}"' for name in names if name and self.param_pattern in name)
+            if parameters:
                 report(
                     f'Detected cross-mesh transfer of a parameter matching "{self.param_pattern}" from mesh '
-                    f'"{source.mesh}" to "{target.mesh}". JAX locations: [{", ".join(found)}]\n'
+                    f'"{source.mesh}" to "{target.mesh}". JAX locations: [{", ".join(parameters)}]\n'
                     f'  It is sent in every step: assign the parameter to "{target.mesh}", or its reader to '
                     f'"{source.mesh}".',
                     transfer.location,

@@ -1,4 +1,7 @@
-"""mpmd-mark-input-output-with-layouts."""
+"""The user's layouts of arguments and results, written at the fragments that read and produce them.
+
+A fragment is then compiled for the layout, so that no copy is between it and the user's array.
+"""
 
 from __future__ import annotations
 

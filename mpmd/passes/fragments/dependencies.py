@@ -1,11 +1,10 @@
-"""Orders of the ops of a function: dependency order, cycles, and transitive dependences.
+"""Orders of the ops of a function: dependency order, cycles, transitive dependences, and control edges.
 
-Order between fragments that data flow does not give: edges, kept as attributes of the fragments.
-
-While a schedule has to be obeyed by later passes, a fragment that must come first has a number among its
-`mpmd.control_ids`, and one that must come later lists such numbers in `mpmd.control_after`.  Both are plain
-attributes, so that the program stays valid; a merged fragment has the numbers of its parts.  The dialect's
-own form, operands that no block argument stands for, is for tools that compare text.
+A control edge is an order between fragments that data flow does not give.  While a schedule has to be obeyed
+by later passes, a fragment that must come first has a number among its `mpmd.control_ids`, and one that must
+come later lists such numbers in `mpmd.control_after`.  Both are plain attributes, so that the program stays
+valid; a merged fragment has the numbers of its parts.  The dialect's own form, operands without a block
+argument, is for tools that compare text.
 """
 
 from __future__ import annotations
@@ -176,13 +175,13 @@ class Dependencies:
         Data flow alone has no cycles and follows the order of the ops; this function does not support edges
         that go backwards.
         """
-        found: list[int] = []
+        reached: list[int] = []
         for needs in self.needs:
             bits = 0
             for j in needs:
-                bits |= found[j] | 1 << j
-            found.append(bits)
-        return found
+                bits |= reached[j] | 1 << j
+            reached.append(bits)
+        return reached
 
     def path(self, source: ir.Op, target: ir.Op) -> list[ir.Op]:
         """A shortest path from `source` to `target` along data flow; empty if there is none."""
@@ -192,10 +191,10 @@ class Dependencies:
         while queue:
             steps, i = heapq.heappop(queue)
             if i == start:
-                found = [i]
-                while found[-1] != end:
-                    found.append(came_from[found[-1]])
-                return [self.ops[j] for j in found]
+                positions = [i]
+                while positions[-1] != end:
+                    positions.append(came_from[positions[-1]])
+                return [self.ops[j] for j in positions]
             for j in sorted(self.needs[i]):
                 if j not in came_from:
                     came_from[j] = i

@@ -1,8 +1,6 @@
-"""Several fragments of one mesh become one.
+"""Changes of fragments: moved, merged with others of their mesh, and freed of dead ops, results and operands.
 
-Dead ops, and fragments that lose results and operands.
-
-Positions of ops in their block, and moves that may undo each other.
+Moves that undo each other leave the text as it was, and do not count as an edit.
 """
 
 from __future__ import annotations
@@ -15,8 +13,8 @@ from typing import Any, TypeVar
 
 from mpmd import ir
 from mpmd.errors import IRError
-from mpmd.passes.constants import attributes_of
 from mpmd.passes.fragments.dependencies import keep_control_edges
+from mpmd.passes.structure import attributes_of
 
 
 def block_users(x: ir.Op) -> list[ir.Op]:
@@ -49,13 +47,13 @@ def moving(f: ir.Func) -> Iterator[None]:
 def _reading(f: ir.Func) -> list[Any]:
     """Equal for one function before and after moves that change nothing in its text."""
     number: dict[ir.Value, int] = {arg: i for i, arg in enumerate(f.args)}
-    found: list[Any] = []
+    lines: list[Any] = []
     for op in [*ir.ops(f), f.terminator]:
         has_body = len(op.operation.regions) > 0
         what = op if has_body else (op.operation.name, *(r.type for r in op.results), *attributes_of(op))
-        found.append((what, [number.get(v) for v in (ir.read_by(op) if has_body else op.operands)]))
+        lines.append((what, [number.get(v) for v in (ir.read_by(op) if has_body else op.operands)]))
         number.update(zip(op.results, itertools.count(len(number))))
-    return found
+    return lines
 
 
 def merge(*group: ir.Fragment) -> ir.Fragment:
@@ -112,10 +110,12 @@ def _joined(
     others: Sequence[ir.Fragment], last: ir.Fragment
 ) -> tuple[list[ir.Value], dict[ir.Value, ir.Value]]:
     """Moves the ops of the others to the front of the body of the last; operands, and their values inside."""
-    made = {r for fragment in others for r in fragment.results}
+    joined_results = {r for fragment in others for r in fragment.results}
     every = [*others, last]
     like = {value: arg for fragment in reversed(every) for value, arg in zip(fragment.inputs, fragment.args)}
-    inputs = [v for v in dict.fromkeys(v for fragment in every for v in fragment.inputs) if v not in made]
+    inputs = [
+        v for v in dict.fromkeys(v for fragment in every for v in fragment.inputs) if v not in joined_results
+    ]
     old_args = ir.change_args(last.body, [like[v] for v in inputs])
     inside = dict(zip(inputs, last.args))
     front = last.body.operations[0]
@@ -185,14 +185,14 @@ def drop(fragment: Op, results: Collection[int] = (), inputs: Collection[int] = 
         fragment.returned = [returned[i] for i in kept_results]
     ir.erase_args(fragment.body, inputs)
     old_results = [fragment.results[i] for i in kept_results]
-    made: Op = ir.rebuild(
+    rebuilt: Op = ir.rebuild(
         fragment, [fragment.operands[i] for i in kept_inputs], [r.type for r in old_results]
     )
-    filter_attributes(made, kept_inputs, kept_results)
-    for old, new in zip(old_results, made.results):
+    filter_attributes(rebuilt, kept_inputs, kept_results)
+    for old, new in zip(old_results, rebuilt.results):
         ir.replace_uses(old, new)
     ir.erase(fragment)
-    return made
+    return rebuilt
 
 
 def filter_attributes(op: ir.Op, kept_inputs: Sequence[int], kept_results: Sequence[int]) -> None:

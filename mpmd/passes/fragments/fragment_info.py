@@ -73,9 +73,9 @@ class FragmentInfo:
             ConfigError: the text is not an info; reports the position of the error.
         """
         reader = _TextReader(text)
-        found = reader.info()
+        info = reader.info()
         reader.end()
-        return found
+        return info
 
     def __str__(self) -> str:
         parts = [f"origins=[{','.join(map(str, self.origins))}]"]
@@ -148,13 +148,13 @@ class _TextReader:
 
     def take(self, pattern: str, expected: str) -> re.Match[str]:
         """The next word, which must match."""
-        found = self.found(pattern)
-        if found is None:
+        match = self.found(pattern)
+        if match is None:
             raise ConfigError(
                 f"cannot read a rule at {self.text[self.at : self.at + 40]!r}: expected {expected}\n"
                 f"  in {self.text}"
             )
-        return found
+        return match
 
     def found(self, pattern: str) -> re.Match[str] | None:
         """The next word, if it matches."""
@@ -169,11 +169,11 @@ class _TextReader:
     def infos(self, separator: str) -> tuple[FragmentInfo, ...]:
         """`[INFO,INFO]`, with that separator."""
         self.take(r"\[", "[")
-        found = [self.info()]
+        parsed = [self.info()]
         while self.found(separator):
-            found.append(self.info())
+            parsed.append(self.info())
         self.take(r"\]", f"{separator} or ]")
-        return tuple(found)
+        return tuple(parsed)
 
     def info(self) -> FragmentInfo:
         """`FragmentInfo(...)`."""
@@ -200,13 +200,13 @@ class _TextReader:
     def origins(self) -> tuple[ir.Origin, ...]:
         """`["f","g"(1)]`; there may be none."""
         self.take(r"\[", "[")
-        found: list[ir.Origin] = []
+        parsed: list[ir.Origin] = []
         while not self.found(r"\]"):
-            if found:
+            if parsed:
                 self.take(",", ", or ]")
             name, count = self.string(), self.found(r"\((\d+)\)")
-            found.append(ir.Origin(name, int(count[1]) if count else 0))
-        return tuple(found)
+            parsed.append(ir.Origin(name, int(count[1]) if count else 0))
+        return tuple(parsed)
 
     def string(self) -> str:
         return self.take(r'"((?:[^"\\]|\\.)*)"', 'a name in "quotes"')[1]

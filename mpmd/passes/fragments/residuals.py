@@ -30,7 +30,7 @@ def given(fragment: ir.Fragment, residuals: Sequence[Residual]) -> set[ir.Value]
 
 def residuals_of(fragment: ir.Fragment) -> list[Residual]:
     """The operands that its forward fragments make, in the order in which they are computed."""
-    found = []
+    residuals = []
     of_maker: dict[ir.Fragment, tuple[list[ir.Value], dict[ir.Op, int]] | None] = {}
     for position, value in enumerate(fragment.inputs):
         maker = ir.producer(value)
@@ -43,8 +43,8 @@ def residuals_of(fragment: ir.Fragment) -> list[Residual]:
         if known is not None:
             returned, places = known
             op = ir.producer(returned[ir.result_index(value)])
-            found.append((-1 if op is None else places[op], position, value, maker))
-    return [(position, value, maker) for _, position, value, maker in sorted(found, key=lambda f: f[:2])]
+            residuals.append((-1 if op is None else places[op], position, value, maker))
+    return [(position, value, maker) for _, position, value, maker in sorted(residuals, key=lambda f: f[:2])]
 
 
 def is_forward_of(maker: ir.Fragment, fragment: ir.Fragment) -> bool:
@@ -119,10 +119,10 @@ def recompute(fragment: ir.Fragment, plans: list[tuple[int, ir.Fragment, list[ir
             ir.clone_with(op, values, where)
         target = maker.returned[ir.result_index(inputs[position])]
         ir.replace_uses(fragment.args[position], values[target])
-    made = ir.rebuild(fragment, inputs, [r.type for r in fragment.results])
+    rebuilt = ir.rebuild(fragment, inputs, [r.type for r in fragment.results])
     for name in ("arg_attrs", "in_shardings"):
-        ir.put(made, name, None)
-    ir.replace(fragment, list(made.results))
+        ir.put(rebuilt, name, None)
+    ir.replace(fragment, list(rebuilt.results))
 
 
 def _inside(

@@ -6,7 +6,7 @@ import collections
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from mpmd import ir
-from mpmd.passes.constants import attributes_of
+from mpmd.passes.structure import attributes_of
 
 
 def inner_types(fragment: ir.Fragment) -> Hashable:
@@ -30,25 +30,25 @@ def body_keys(
 
 def _body_key(body: ir.Block) -> Hashable:
     """The text of a block's ops, with numbers for values; locations do not count."""
-    found: list[Hashable] = []
-    _number(body, {}, found)
-    return tuple(found)
+    parts: list[Hashable] = []
+    _number(body, {}, parts)
+    return tuple(parts)
 
 
-def _number(block: ir.Block, number: dict[ir.Value, int], found: list[Hashable]) -> None:
+def _number(block: ir.Block, number: dict[ir.Value, int], parts: list[Hashable]) -> None:
     for arg in block.arguments:
         number[arg] = len(number)
     for op in block.operations:
         operation = op.operation
-        found.append(operation.name)
-        found.extend(attributes_of(op))
-        found.extend(number.get(v, v) for v in operation.operands)
+        parts.append(operation.name)
+        parts.extend(attributes_of(op))
+        parts.extend(number.get(v, v) for v in operation.operands)
         for result in operation.results:
             number[result] = len(number)
-            found.append(result.type)
+            parts.append(result.type)
         for region in operation.regions:
             for inner in region:
-                _number(inner, number, found)
+                _number(inner, number, parts)
 
 
 def outline(fragment: ir.Fragment, name: str) -> ir.Func:
@@ -56,12 +56,12 @@ def outline(fragment: ir.Fragment, name: str) -> ir.Func:
     kind = ir.FunctionType.get([a.type for a in fragment.args], [v.type for v in fragment.returned])
     attributes = {"sym_name": ir.StringAttr.get(name), "function_type": ir.TypeAttr.get(kind)}
     end = ir.InsertionPoint(ir.module_of(fragment).body)
-    made: ir.Func = ir.create("func.func", [], [], end, attributes, fragment.location, regions=1)
+    function: ir.Func = ir.create("func.func", [], [], end, attributes, fragment.location, regions=1)
     old = fragment.terminator
     ir.create("func.return", fragment.returned, [], ir.before(old), location=old.location)
     ir.erase(old)
-    ir.take_bodies(fragment, made)
-    return made
+    ir.take_bodies(fragment, function)
+    return function
 
 
 def split(
@@ -94,14 +94,14 @@ def split(
         types = [fragment.results[i].type for i in kept]
         old = part.returned
         part.returned = [old[i] for i in kept] + list(returned)
-        made: ir.Fragment = ir.rebuild(
+        half: ir.Fragment = ir.rebuild(
             part, [*part.inputs, *inputs], types + [ir.MeshTensor.get(part.mesh, v.type) for v in returned]
         )
         for name in ("arg_attrs", "res_attrs", "in_shardings", "out_shardings"):
-            ir.put(made, name, None)
-        for i, result in zip(kept, made.results):
+            ir.put(half, name, None)
+        for i, result in zip(kept, half.results):
             ir.replace_uses(fragment.results[i], result)
-        return made
+        return half
 
     first = part_of(fragment, list(first_results), [], residuals)
     for v in residuals:
@@ -125,7 +125,7 @@ def _going_up(values: Iterable[ir.Value], boundary: set[ir.Op]) -> tuple[list[ir
 
     Depth first, last pushed first.
     """
-    found: dict[ir.Value, None] = {}
+    captured: dict[ir.Value, None] = {}
     reached: set[ir.Op] = set()
     seen: set[ir.Value] = set()
     todo = list(values)
@@ -136,11 +136,11 @@ def _going_up(values: Iterable[ir.Value], boundary: set[ir.Op]) -> tuple[list[ir
         seen.add(value)
         op = ir.producer(value)
         if op is None or op in boundary:
-            found[value] = None
+            captured[value] = None
         else:
             reached.add(op)
             todo += ir.read_by(op)
-    return list(found), reached
+    return list(captured), reached
 
 
 def ops_flowing_to(values: Iterable[ir.Value]) -> set[ir.Op]:

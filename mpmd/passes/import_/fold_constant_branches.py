@@ -1,4 +1,8 @@
-"""mpmd-fold-constant-branches."""
+"""Branches over names whose index is known: the selected one replaces the conditional.
+
+An unrolled loop that selects a stage by its counter has such conditionals.  Names in a branch that stays
+cannot be placed, since a mesh would have to know whether it runs; that is an error.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from mpmd.passes import structure
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.constant_evaluation import ConstantEvaluator
 from mpmd.support import diagnostics
-from mpmd.support.source import frames_of
+from mpmd.support.user_code import frames_of
 
 
 class FoldConstantBranches(ModulePass):
@@ -28,8 +32,8 @@ class FoldConstantBranches(ModulePass):
 
     def rewrite(self, module: ir.Module) -> None:
         """Folds outer conditionals before those in their branches, until no other can be folded."""
-        while found := _foldable(module):
-            for op, index in found:
+        while foldable := _foldable(module):
+            for op, index in foldable:
                 _fold(op, index)
         reported: set[tuple[str, str]] = set()
         for conditional in _choices_between_names(module):
@@ -41,12 +45,12 @@ def _foldable(module: ir.Module) -> list[tuple[ir.Op, int]]:
     """Conditionals over names with the number of the branch they take, none within another one of these."""
     choices = _choices_between_names(module)
     evaluator = ConstantEvaluator(module) if choices else None
-    found: dict[ir.Op, int] = {}
+    foldable: dict[ir.Op, int] = {}
     for op in choices:
         index = evaluator.integer(op.operands[0]) if evaluator is not None else None
-        if index is not None and not any(outer in found for outer in structure.around(op)):
-            found[op] = _branch(op, index)
-    return list(found.items())
+        if index is not None and not any(outer in foldable for outer in structure.around(op)):
+            foldable[op] = _branch(op, index)
+    return list(foldable.items())
 
 
 def _choices_between_names(module: ir.Module) -> list[ir.Op]:

@@ -1,6 +1,6 @@
 """Named computations of the user, checked and turned into operations of the dialect.
 
-mpmd-inline-nested-user-exposed-ops.
+Names inside of names are inlined, and constants that a named computation returns are cloned without the name.
 """
 
 from __future__ import annotations
@@ -8,12 +8,13 @@ from __future__ import annotations
 from mpmd import ir
 from mpmd.passes import structure
 from mpmd.passes.bases import FunctionPass
+from mpmd.passes.cleanup.fragments import simplify
 from mpmd.passes.fragments.editing import erase_dead_ops
-from mpmd.passes.fragments.simplifying import simplify
 from mpmd.passes.import_ import assigning
+from mpmd.passes.structure import is_negligible
 from mpmd.support import diagnostics
-from mpmd.support.placement_options import NOTHING, Assignment, NamePlacement
-from mpmd.support.source import frames_of
+from mpmd.support.option_texts import NOTHING, Assignment, NamePlacement
+from mpmd.support.user_code import frames_of
 
 
 class MapNamedOpsToMpmdOps(FunctionPass):
@@ -96,15 +97,15 @@ def _map_computation(op: ir.NamedComputation, place: NamePlacement) -> None:
     types = [ir.MeshTensor.get(mesh, r.type) if assigning.is_tensor(r.type) else r.type for r in op.results]
     attributes = {"mesh_name": ir.StringAttr.get(mesh), "origin": ir.ArrayAttr.get([op.named.attribute()])}
     inputs = [there[v] for v in op.operands]
-    made = ir.create("mpmd.fragment", inputs, types, where, attributes, op.location, regions=1)
-    made.stage = place.stage
+    fragment = ir.create("mpmd.fragment", inputs, types, where, attributes, op.location, regions=1)
+    fragment.stage = place.stage
     results = list(op.results)
-    op.body.append_to(made.regions[0])
+    op.body.append_to(fragment.regions[0])
     ir.replace(
         op,
         [
             assigning.unassign(new, where, name, op.location) if assigning.is_tensor(old.type) else new
-            for old, new in zip(results, made.results)
+            for old, new in zip(results, fragment.results)
         ],
     )
 
@@ -156,8 +157,8 @@ def _drop_forwarded_operands(barrier: ir.Op) -> None:
     for operand, result in dropped:
         ir.replace_uses(result, operand)
     if kept:
-        made = ir.rebuild(barrier, [v for v, _ in kept], [r.type for _, r in kept])
-        for (_, old), new in zip(kept, made.results):
+        rebuilt = ir.rebuild(barrier, [v for v, _ in kept], [r.type for _, r in kept])
+        for (_, old), new in zip(kept, rebuilt.results):
             ir.replace_uses(old, new)
     ir.erase(barrier)
 
@@ -252,13 +253,13 @@ class InlineNestedUserExposedOps(FunctionPass):
 
 def _inner_first(block: ir.Block) -> list[ir.Op]:
     """All ops of a block, at any depth, in program order, but each after those in it."""
-    found: list[ir.Op] = []
+    ordered: list[ir.Op] = []
     for op in ir.ops(block):
         for region in op.operation.regions:
             for inner in region:
-                found += _inner_first(inner)
-        found.append(op)
-    return found
+                ordered += _inner_first(inner)
+        ordered.append(op)
+    return ordered
 
 
 def _assigned_around(op: ir.Op, places: dict[str, NamePlacement]) -> ir.NamedComputation | None:
@@ -300,3 +301,32 @@ def _check(op: ir.Op, around_it: ir.NamedComputation, places: dict[str, NamePlac
             f"  Assign both alike, leave '{name}' unassigned, or call it outside of '{parent}'.",
             op.location,
         )
+
+
+class InsertNamelessCloneOfNegligibleOps(FunctionPass):
+    """Clones constants that a named computation returns, for all uses but the program's results.
+
+        x = comp "f" () { c = const 1; ret c }       x = comp "f" () { c = const 1; ret c }
+        y = add a x                             -->  d = const 1
+                                                     y = add a d
+
+    Otherwise the users of the constant would be tied to the mesh of the computation.  A constant that the
+    function returns keeps the mesh that its name gives it.  Computations in computations come first.
+
+    Requires: nothing.  Ensures: the computation is unchanged; results, and clones, may be unused.
+    Cost: linear.
+    Source: openxla/shardy MPMD, `insert_nameless_clones_of_negligible_ops`.
+    """
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        terminator = f.terminator
+        for computation in reversed(ir.walk(f, ir.NamedComputation)):
+            where = ir.after(computation)
+            for result, returned in zip(computation.results, computation.returned):
+                source = ir.producer(returned)
+                if source is None or not is_negligible(source):
+                    continue
+                copy = ir.clone(source, where)
+                used = [(use.owner, use.operand_number) for use in result.uses if use.owner != terminator]
+                for owner, number in used:
+                    ir.set_operand(owner, number, copy.results[0])

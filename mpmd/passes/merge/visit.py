@@ -73,8 +73,8 @@ class MergePass(FunctionPass):
 
 def fragment_users(fragment: ir.Fragment) -> list[ir.Fragment]:
     """The fragments that use a result of `fragment`, in program order, each once."""
-    found = dict.fromkeys(user for user in ir.users(fragment) if isinstance(user, ir.Fragment))
-    return in_block_order(found)
+    users = dict.fromkeys(user for user in ir.users(fragment) if isinstance(user, ir.Fragment))
+    return in_block_order(users)
 
 
 def bring_together(producer: ir.Fragment, consumer: ir.Fragment) -> bool:

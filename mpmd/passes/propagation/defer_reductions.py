@@ -1,4 +1,9 @@
-"""mpmd-defer-reductions."""
+"""Reductions deferred to the end of a step: terms of the devices are added once for all microbatches.
+
+A gradient that microbatches accumulate is a sum over devices in each of them.  If every term of the sum has a
+partial form (see `sharding.partial`), the accumulators carry that form, and one fragment behind the last
+microbatch takes the sum.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.calls.shared_bodies import called_bodies, numbered, put_back, share_bodies
-from mpmd.passes.constants import zeros
+from mpmd.passes.calls.bodies import called_bodies, numbered, put_back, share_bodies
 from mpmd.passes.fragments.editing import erase_dead_ops
 from mpmd.passes.propagation.trial import (
     Layout,
@@ -21,6 +25,7 @@ from mpmd.passes.propagation.trial import (
     kinds_of_work,
     mesh_of_shardings,
 )
+from mpmd.passes.structure import zeros
 from mpmd.passes.transfers.carried import START
 from mpmd.sharding import shardings
 from mpmd.sharding.inside import splits_of_copy
@@ -138,6 +143,9 @@ class _Kind:
         if key not in self.known:
             links = _links(self, partial)
             used = {i for link, start in links for i in link.taken if i != start}
+            # An operand in partial form that no link takes would be read as a whole value.  It has to be
+            # whole, and the links that remain possible are looked for again: with fewer operands each time,
+            # so this ends.
             if used != set(partial):
                 links = self.links({i: axes for i, axes in partial.items() if i in used})
             self.known[key] = links
@@ -158,15 +166,15 @@ def _kinds_of(f: ir.Func, trial: Trial, per_microbatch: frozenset[str]) -> dict[
             returned = model.returned
             adding = [i for i, arg in enumerate(model.args) if any(_is_used_for(arg, v) for v in returned)]
             added |= {list(fragment.inputs)[i] for fragment in group for i in adding}
-    found: dict[ir.Fragment, _Kind] = {}
+    kinds: dict[ir.Fragment, _Kind] = {}
     for group, model, shares in groups:
         if added.isdisjoint(value for fragment in group for value in (*fragment.inputs, *fragment.results)):
             ir.erase(model)
             continue
         sizes, splits = axes_of(f.topology[model.mesh]), trial.splits(group[-1], model)
         kind = _Kind(model, trial.layout(group[-1]), shares, sizes, splits, per_microbatch, {})
-        found.update(dict.fromkeys(group, kind))
-    return found
+        kinds.update(dict.fromkeys(group, kind))
+    return kinds
 
 
 def _models(kinds: Mapping[ir.Fragment, _Kind]) -> list[ir.Fragment]:
@@ -188,13 +196,15 @@ def _links(kind: _Kind, partial: Mapping[int, tuple[str, ...]]) -> list[tuple[_L
     args, returned = kind.model.args, kind.model.returned
     of_args = {args[i]: axes for i, axes in partial.items()}
     forms = PartialForms(kind.splits, kind.sizes, of_args, kind.per_microbatch)
-    found = []
+    links = []
     for given, value in enumerate(returned):
         if ir.producer(value) is None or len(ir.users(value)) > 1:
             continue
         form, start = forms.of(value), None
         axes, is_reduced = ((), False) if form is None else (form.axes, form.is_reduced)
         if form is None:
+            # The begin of a chain: a whole start plus a term in partial form.  `_begin` puts zeros in partial
+            # form in place of the start, so the start must have the type of the result.
             of_terms = ((taken, forms.of(term)) for taken, term in _addition(value))
             taken, form = next(((t, x) for t, x in of_terms if x is not None), (None, None))
             if form is None:
@@ -209,8 +219,8 @@ def _links(kind: _Kind, partial: Mapping[int, tuple[str, ...]]) -> list[tuple[_L
         needs = tuple(i for i, arg in enumerate(args) if arg in form.needs or i == start)
         if all(_is_used_for(args[i], value) for i in needs):
             along = tuple(axes if i == start else partial[i] for i in needs)
-            found.append((_Link(given, axes, needs, along, is_reduced), start))
-    return found
+            links.append((_Link(given, axes, needs, along, is_reduced), start))
+    return links
 
 
 def _deferred(axes: tuple[str, ...], kind: _Kind, value: ir.Type) -> tuple[str, ...]:
@@ -280,10 +290,12 @@ def _totals(
         partial = {
             i: ends[value].nodes[-1].link.axes
             for i, value in enumerate(fragment.inputs)
+            # A second reader would need the whole value.
             if value in ends and uses[value] == 1
         }
         for link, start in kinds[fragment].links(partial):
             node = _Addend(fragment, link, start)
+            # The sums that this node continues no longer end where they did.
             parts = [ends.pop(value) for value in node.continued]
             ends[node.result] = _Total([*(x for part in parts for x in part.nodes), node])
     return [total for total in ends.values() if total.is_worth]
@@ -319,11 +331,11 @@ class _Deferring:
         """In the order of the program, so that each fragment takes what those before have become."""
         replaced = []
         for fragment in [x for x in ir.fragments(self.f) if x in self.nodes]:
-            made = self._replacement(fragment)
+            rebuilt = self._replacement(fragment)
             replaced.append(fragment)
             ending = [self.total_of[node] for node in self.nodes[fragment] if node in self.total_of]
             if ending:
-                self._finish(fragment, made, ending)
+                self._finish(fragment, rebuilt, ending)
         for model in (*self.models.values(), *self.operands, *_models(self.kinds)):
             ir.erase(model)
         for fragment in reversed(replaced):
@@ -331,28 +343,28 @@ class _Deferring:
 
     def _replacement(self, fragment: ir.Fragment) -> ir.Fragment:
         nodes = sorted(self.nodes[fragment], key=lambda node: node.link.given)
-        made: ir.Fragment = ir.clone(
+        copy: ir.Fragment = ir.clone(
             self._model(self.kinds[fragment], tuple(node.link for node in nodes)), ir.before(fragment)
         )
         values, taken = list(fragment.inputs), dict[int, shardings.Sharding]()
         for node in nodes:
             for i in node.link.taken:
-                new = self._begin(node, made) if i == node.start else self.carried[values[i]]
+                new = self._begin(node, copy) if i == node.start else self.carried[values[i]]
                 values[i], taken[i] = new
         for i, value in enumerate(values):
-            ir.set_operand(made, i, value)
+            ir.set_operand(copy, i, value)
         own = dict(fragment.attributes.items())
-        for name in dict.fromkeys((*own, *(name for name, _ in made.attributes.items()))):
-            ir.put(made, name, own.get(name))
+        for name in dict.fromkeys((*own, *(name for name, _ in copy.attributes.items()))):
+            ir.put(copy, name, own.get(name))
         given = {node.link.given: self._sharding(node) for node in nodes}
-        shardings.update(made, "in_shardings", values, taken)
-        shardings.update(made, "out_shardings", list(made.results), given)
-        for i, (old, new) in enumerate(zip(fragment.results, made.results)):
+        shardings.update(copy, "in_shardings", values, taken)
+        shardings.update(copy, "out_shardings", list(copy.results), given)
+        for i, (old, new) in enumerate(zip(fragment.results, copy.results)):
             if i in given:
                 self.carried[old] = new, given[i]
             else:
                 ir.replace_uses(old, new)
-        return made
+        return copy
 
     def _model(self, kind: _Kind, links: tuple[_Link, ...]) -> ir.Fragment:
         """A fragment with a rewritten body, from which others are copied."""
@@ -367,25 +379,25 @@ class _Deferring:
         splits = splits_of_copy(kind.splits, kind.model, model)
         of_args = {args[i]: axes for i, axes in taken.items()}
         forms = PartialForms(splits, kind.sizes, of_args, kind.per_microbatch, self.mesh)
-        found = [forms.of(model.returned[link.given]) for link in links]
+        partial_forms = [forms.of(model.returned[link.given]) for link in links]
         operands = {i: self._partial(model.inputs[i].type, axes, model) for i, axes in taken.items()}
         for i, operand in operands.items():
             ir.set_type(args[i], operand.tensor)
-        values = {link.given: form.build() for link, form in zip(links, found) if form is not None}
+        values = {link.given: form.build() for link, form in zip(links, partial_forms) if form is not None}
         assert len(values) == len(links)
         for link in links:
             types[link.given] = self._partial(types[link.given], link.axes, model)
         model.returned = [values.get(i, value) for i, value in enumerate(model.returned)]
         erase_dead_ops(model.body)
-        made: ir.Fragment = ir.rebuild(model, list(model.inputs), types)
+        rebuilt: ir.Fragment = ir.rebuild(model, list(model.inputs), types)
         ir.erase(model)
         if not kind.shares:
-            return made
+            return rebuilt
         if operands:
-            self.operands.append(_zeros(made, list(operands.values())))  # of the types that its body takes
+            self.operands.append(_zeros(rebuilt, list(operands.values())))  # of the types that its body takes
             for i, value in zip(operands, self.operands[-1].results):
-                ir.set_operand(made, i, value)
-        (shared,) = share_bodies([made], numbered(ir.module_of(self.f)))
+                ir.set_operand(rebuilt, i, value)
+        (shared,) = share_bodies([rebuilt], numbered(ir.module_of(self.f)))
         return shared
 
     def _partial(self, kind: ir.MeshTensor, axes: Sequence[str], fragment: ir.Fragment) -> ir.MeshTensor:
@@ -422,10 +434,10 @@ class _Deferring:
             ir.set_type(start, kind)
             shardings.update(maker, "out_shardings", list(maker.results), {position: sharding})
             return start, sharding
-        made = _zeros(before, [kind])
-        made.returned = [self._apart(value, ir.at_end(made.body)) for value in made.returned]
-        shardings.write(made, "out_shardings", [sharding])
-        return made.results[0], sharding
+        zero_sums = _zeros(before, [kind])
+        zero_sums.returned = [self._apart(value, ir.at_end(zero_sums.body)) for value in zero_sums.returned]
+        shardings.write(zero_sums, "out_shardings", [sharding])
+        return zero_sums.results[0], sharding
 
     def _apart(self, start: ir.Value, where: ir.InsertionPoint) -> ir.Value:
         """A start value that is not joined with others, so that the first microbatch can reuse its memory."""
@@ -434,7 +446,7 @@ class _Deferring:
             "stablehlo.optimization_barrier", [start], [start.type], where, number, start.location
         ).results[0]
 
-    def _finish(self, old: ir.Fragment, made: ir.Fragment, totals: Sequence[_Total]) -> None:
+    def _finish(self, old: ir.Fragment, new: ir.Fragment, totals: Sequence[_Total]) -> None:
         """Takes the sums that end in a fragment, right after it."""
         kinds = [total.end.type for total in totals]
         starts = [
@@ -452,7 +464,7 @@ class _Deferring:
 
         inputs = [*(self.carried[total.end][0] for total in totals), *(value for _, value in starts)]
         made_sums = ir.make_fragment(
-            old.mesh, inputs, kinds, ir.after(made), body, inferred_by=[REDUCTION], location=old.location
+            old.mesh, inputs, kinds, ir.after(new), body, inferred_by=[REDUCTION], location=old.location
         )
         for total, value in zip(totals, made_sums.results):
             ir.replace_uses(total.end, value)

@@ -1,4 +1,7 @@
-"""mpmd-extract-reshards-from-inter-mesh-transfers."""
+"""Changes of sharding, moved out of transfers into fragments, so that transfers copy shard to shard.
+
+A sharding changes on the side where that leaves less to send per device.
+"""
 
 from __future__ import annotations
 
@@ -132,12 +135,12 @@ def _replicated_like(sharding: shardings.Sharding | None, value: ir.Value) -> sh
 
 def _identity(value: ir.Value, sharding: shardings.Sharding, where: ir.InsertionPoint) -> ir.Value:
     """`value` with another sharding: the result of a fragment that returns its argument."""
-    made = ir.make_fragment(
+    fragment = ir.make_fragment(
         value.type.mesh, [value], [value.type], where, lambda args, _: args,
         inferred_by=["extract_reshards"], location=value.location,
     )  # fmt: skip
-    shardings.write(made, "out_shardings", [sharding])
-    return made.results[0]
+    shardings.write(fragment, "out_shardings", [sharding])
+    return fragment.results[0]
 
 
 class _Reports:

@@ -1,4 +1,8 @@
-"""mpmd-hoist-gathers."""
+"""Gathers of weights, hoisted out of the microbatches: once per step and mesh.
+
+A weight that is split where it lies and needed whole where it is used would be gathered by each fragment that
+reads it.  Here one fragment gathers it, in the dtype in which it is used, and the others read the result.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.calls.shared_bodies import called_bodies, numbered, put_back, share_bodies
+from mpmd.passes.calls.bodies import called_bodies, numbered, put_back, share_bodies
 from mpmd.passes.propagation.trial import (
     Trial,
     arguments_of_rows,
@@ -82,13 +86,13 @@ class _Alike:
 
 def _weights(f: ir.Func) -> dict[ir.Value, int]:
     """The arguments that fragments of several microbatches read, or read transferred: value and argument."""
-    found = {}
+    weights = {}
     for value in (*f.args, *(op.result for op in ir.ops(f.body) if isinstance(op, ir.Transfer))):
         readers = [op for op in ir.users(value) if isinstance(op, ir.Fragment)]
         source = transferred(value)
         if ir.producer(source) is None and len({op.call_counter for op in readers} - {None}) > 1:
-            found[value] = ir.arg_index(source)
-    return found
+            weights[value] = ir.arg_index(source)
+    return weights
 
 
 def _needed(f: ir.Func, weights: Mapping[ir.Value, int], rows: frozenset[str], trial: Trial) -> list[_Alike]:
@@ -101,6 +105,7 @@ def _needed(f: ir.Func, weights: Mapping[ir.Value, int], rows: frozenset[str], t
         splits, kind = trial.splits(group[-1], model), _Alike(group, {}, {})
         for position, values in enumerate(zip(*(fragment.inputs for fragment in group))):
             value, *others = dict.fromkeys(values)
+            # One gather serves a group only if all of its fragments read one weight here.
             if value in weights and not others:
                 arg = model.args[position]
                 axes = axes_needed_whole(arg, given_split(f, weights[value]), rows, splits)
@@ -122,6 +127,7 @@ def _hoist(f: ir.Func, weights: Mapping[ir.Value, int], kinds: Sequence[_Alike])
             uses[key] += [(fragment, kind, position) for fragment in kind.fragments]
     firsts: dict[ir.Fragment, list[_Key]] = {}
     for key, of_key in uses.items():
+        # With one reader, the gather in its fragment is once per step already.
         if len(of_key) > 1:
             firsts.setdefault(min((x for x, _, _ in of_key), key=place.__getitem__), []).append(key)
     gathered: dict[_Key, ir.Value] = {}
@@ -156,24 +162,25 @@ def _take(kind: _Alike, gathered: Mapping[int, ir.Value]) -> None:
             for i, value in gathered.items():
                 ir.set_operand(fragment, i, value)
         return
+    # A cast that moves out changes the body: once, in a model, from which all fragments of the kind take it.
     model: ir.Fragment = ir.clone(first, ir.after(first))
     shares = bool(called_bodies(model))
     put_back(model, ir.symbol_table(ir.module_of(model)))
     for i in cast:
-        found = cast_of(model.args[i])
-        assert found is not None
-        found.move_out()
+        model_cast = cast_of(model.args[i])
+        assert model_cast is not None
+        model_cast.move_out()
         ir.set_operand(model, i, gathered[i])
     if shares:
         (model,) = share_bodies([model], numbered(ir.module_of(model)))
     for fragment in kind.fragments:
-        made: ir.Fragment = ir.clone(model, ir.before(fragment))
+        copy: ir.Fragment = ir.clone(model, ir.before(fragment))
         for i, value in enumerate(fragment.inputs):
-            ir.set_operand(made, i, gathered.get(i, value))
+            ir.set_operand(copy, i, gathered.get(i, value))
         own = dict(fragment.attributes.items())
-        for name in dict.fromkeys((*own, *(name for name, _ in made.attributes.items()))):
-            ir.put(made, name, own.get(name))
-        ir.replace(fragment, list(made.results))
+        for name in dict.fromkeys((*own, *(name for name, _ in copy.attributes.items()))):
+            ir.put(copy, name, own.get(name))
+        ir.replace(fragment, list(copy.results))
     ir.erase(model)
 
 
@@ -203,9 +210,11 @@ def _gather(first: ir.Fragment, wanted: Sequence[_Whole]) -> Sequence[ir.Value]:
         kind = whole.value.type
         narrow = kind.tensor if whole.cast is None else tensor(kind.shape, whole.cast)
         types.append(ir.MeshTensor.get(kind.mesh, narrow, None, kind.memory_kind))
-    made = ir.make_fragment(
+    fragment = ir.make_fragment(
         first.mesh, [x.value for x in wanted], types, ir.before(first), body,
         inferred_by=[GATHERING], location=first.location,
     )  # fmt: skip
-    shardings.write(made, "out_shardings", [without_axes(x.sharding, x.axes, is_closed=True) for x in wanted])
-    return list(made.results)
+    shardings.write(
+        fragment, "out_shardings", [without_axes(x.sharding, x.axes, is_closed=True) for x in wanted]
+    )
+    return list(fragment.results)

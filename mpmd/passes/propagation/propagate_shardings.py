@@ -1,4 +1,8 @@
-"""mpmd-propagate-shardings."""
+"""Shardy's propagation, over fragments and transfers.
+
+Shardy knows neither.  Fragments become named computations, and fragments with equal bodies are represented by
+one of them, so that the cost does not grow with the number of microbatches.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Any, ClassVar
 
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
-from mpmd.passes.calls.shared_bodies import (
+from mpmd.passes.calls.bodies import (
     called_bodies,
     calls_one_body,
     functions_of,
@@ -25,8 +29,8 @@ from mpmd.passes.propagation.sdy_ops import (
     PopulateUnreducedOutSharding,
     ReshardsToConstraints,
 )
-from mpmd.passes.shardy_limits import propagation_problem
 from mpmd.passes.structure import mentions
+from mpmd.passes.verify import propagation_problem
 from mpmd.sharding import shardings
 from mpmd.support import diagnostics
 
@@ -265,14 +269,14 @@ def _kind_of(
 
 def _take_over(f: ir.Func, small: ir.Func, kinds: Sequence[int]) -> None:
     """Gives each op of `f` the shardings, and each fragment the body, of its representative in `small`."""
-    found = {
+    taken = {
         int(ir.IntegerAttr(op.attributes[NUMBER]).value): op
         for op in ir.ops(small)
         if NUMBER in op.attributes
     }
     symbols = ir.symbol_table(ir.module_of(f))
     for op, kind in zip(ir.ops(f), kinds, strict=True):
-        model = found.get(kind)  # Shardy drops unused ops
+        model = taken.get(kind)  # Shardy drops unused ops
         if isinstance(model, ir.Fragment):
             _take_body(op, model)
         elif model is None and isinstance(op, ir.Fragment):
@@ -323,10 +327,10 @@ def _settle(f: ir.Func) -> None:
 def _stated(f: ir.Func, holders: Sequence[ir.Op]) -> dict[ir.Value, shardings.Sharding | None]:
     """The shardings of values at their definitions, if there are any."""
     of_args = ir.attribute_dicts(f, "arg_attrs", len(f.args))
-    found = {arg: of_arg.get(shardings.ARGUMENT) for arg, of_arg in zip(f.args, of_args, strict=True)}
+    stated = {arg: of_arg.get(shardings.ARGUMENT) for arg, of_arg in zip(f.args, of_args, strict=True)}
     for op in holders:
-        found |= zip(op.results, shardings.read(op, _of_results(op)))
-    return found
+        stated |= zip(op.results, shardings.read(op, _of_results(op)))
+    return stated
 
 
 def _entries(
@@ -341,11 +345,11 @@ def _of_results(op: ir.Fragment | ir.Transfer) -> str:
 
 def _take_body(fragment: ir.Fragment, model: ir.Fragment) -> None:
     """Replaces a fragment by a copy of `model`; its operands and attributes stay."""
-    made = ir.clone(model, ir.before(fragment))
+    copy = ir.clone(model, ir.before(fragment))
     for i, value in enumerate(fragment.inputs):
-        ir.set_operand(made, i, value)
+        ir.set_operand(copy, i, value)
     own = dict(fragment.attributes.items())
-    for name in dict.fromkeys((*own, *(name for name, _ in made.attributes.items()))):
+    for name in dict.fromkeys((*own, *(name for name, _ in copy.attributes.items()))):
         if name not in _SHARDINGS:
-            ir.put(made, name, own.get(name))
-    ir.replace(fragment, list(made.results))
+            ir.put(copy, name, own.get(name))
+    ir.replace(fragment, list(copy.results))

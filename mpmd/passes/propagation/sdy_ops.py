@@ -1,7 +1,4 @@
-"""From Shardy's operations and attributes to ours.
-
-Shardings that users gave to arguments and results.
-"""
+"""Shardy's operations and attributes, turned into ours, and the user's shardings of arguments and results."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from collections.abc import Iterable
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.constants import attributes_of, constant_text, holds_complex
+from mpmd.passes.structure import attributes_of, constant_text, holds_complex
 from mpmd.sharding import shardings
 from mpmd.support import diagnostics
 
@@ -30,16 +27,16 @@ class ConvertSdyConstants(FunctionPass):
 
     def rewrite_function(self, f: ir.Func) -> None:
         for op in ir.walk(f, ir.sdy.ConstantOp):
-            made = _complex_constant(op) if holds_complex(op) else _constant(op)
-            ir.replace(op, [made.results[0]])
+            replacement = _complex_constant(op) if holds_complex(op) else _constant(op)
+            ir.replace(op, [replacement.results[0]])
 
 
 def _constant(op: ir.Op) -> ir.Op:
     attributes = dict(op.attributes.items())
-    made: ir.Op = ir.create(
+    constant: ir.Op = ir.create(
         "stablehlo.constant", [], [op.result.type], ir.before(op), attributes, op.location
     )
-    return made
+    return constant
 
 
 def _complex_constant(op: ir.Op) -> ir.Op:
@@ -48,11 +45,11 @@ def _complex_constant(op: ir.Op) -> ir.Op:
     module = ir.parse(
         f'"stablehlo.constant"() <{{value = {constant_text(op)}}}> : () -> {kind} {op.location}'
     )
-    made: ir.Op = ir.clone(module.body.operations[0], ir.before(op))
+    constant: ir.Op = ir.clone(module.body.operations[0], ir.before(op))
     for name, attribute in attributes_of(op):
         if not isinstance(attribute, str):
-            ir.put(made, name, attribute)
-    return made
+            ir.put(constant, name, attribute)
+    return constant
 
 
 class ConvertSdyShardingsToMpmdTypes(FunctionPass):
@@ -95,20 +92,20 @@ class ConvertSdyShardingsToMpmdTypes(FunctionPass):
 
 def _holders(where: ir.Op) -> list[ir.Op]:
     """The ops between fragments that have shardings, those in loops included."""
-    found: list[ir.Op] = []
+    holders: list[ir.Op] = []
     for op in ir.ops(where, (ir.Fragment, ir.Transfer, ir.For)):
-        found.append(op)
+        holders.append(op)
         if isinstance(op, ir.For):
-            found += _holders(op)
-    return found
+            holders += _holders(op)
+    return holders
 
 
 def _convert_arguments(f: ir.Func, types: _Types) -> None:
     for attribute, values in (("arg_attrs", f.args), ("res_attrs", f.returned)):
         dicts = ir.attribute_dicts(f, attribute, len(values))
-        found = [of_value.pop(shardings.ARGUMENT, None) for of_value in dicts]
+        per_argument = [of_value.pop(shardings.ARGUMENT, None) for of_value in dicts]
         if attribute == "arg_attrs":
-            types.give(values, found)
+            types.give(values, per_argument)
         ir.put_attribute_dicts(f, attribute, dicts)
 
 
@@ -118,8 +115,8 @@ class _Types:
     def __init__(self) -> None:
         self.made: dict[tuple[ir.Type, shardings.Sharding], ir.Type] = {}
 
-    def give(self, values: Iterable[ir.Value], found: Iterable[shardings.Sharding | None]) -> None:
-        for value, sharding in zip(values, found):
+    def give(self, values: Iterable[ir.Value], per_value: Iterable[shardings.Sharding | None]) -> None:
+        for value, sharding in zip(values, per_value):
             kind = value.type
             if sharding is None or not isinstance(kind, ir.MeshTensor):
                 continue
@@ -158,11 +155,11 @@ class ReshardsToConstraints(FunctionPass):
 
     def rewrite_function(self, f: ir.Func) -> None:
         for op in ir.walk(f, ir.sdy.ReshardOp):
-            made = ir.create(
+            replacement = ir.create(
                 "sdy.sharding_constraint", [op.input], [op.result.type], ir.before(op),
                 dict(op.attributes.items()), op.location,
             )  # fmt: skip
-            ir.replace(op, [made.results[0]])
+            ir.replace(op, [replacement.results[0]])
 
 
 class EnforceUserShardings(FunctionPass):
@@ -204,22 +201,22 @@ def _shortened(
 ) -> dict[ir.Value, shardings.Sharding]:
     """The user's shardings of arguments or results, without parts of axes; they are written back."""
     dicts = ir.attribute_dicts(f, attribute, len(values))
-    found: dict[ir.Value, shardings.Sharding] = {}
+    shortened: dict[ir.Value, shardings.Sharding] = {}
     warned = False
     for i, (value, of_value) in enumerate(zip(values, dicts)):
         if shardings.ARGUMENT not in of_value:
             continue
         old = of_value[shardings.ARGUMENT]
-        found[value] = of_value[shardings.ARGUMENT] = shardings.drop_sub_axes(old)
-        if found[value] != old and not warned:
+        shortened[value] = of_value[shardings.ARGUMENT] = shardings.drop_sub_axes(old)
+        if shortened[value] != old and not warned:
             warned = True
             diagnostics.warning(
                 f"Sub-axes sharding found for {word} {i}: {old} uses part of an axis, which JAX cannot "
-                f"express; used is {found[value]}. Choose axes that divide the value.",
+                f"express; used is {shortened[value]}. Choose axes that divide the value.",
                 value.location if word == "arg" else f.terminator.location,
             )
     ir.put_attribute_dicts(f, attribute, dicts)
-    return found
+    return shortened
 
 
 class PopulateUnreducedOutSharding(FunctionPass):
@@ -249,16 +246,15 @@ class PopulateUnreducedOutSharding(FunctionPass):
                 continue
             results = list(fragment.results)
             mesh = next(iter(unreduced.values())).mesh_or_ref
-            found = shardings.read(fragment, "out_shardings") or [
+            per_result = shardings.read(fragment, "out_shardings") or [
                 shardings.without_axes(mesh, shardings.rank(r), is_closed=True) for r in results
             ]
             for i, constraint in unreduced.items():
-                found[i] = shardings.with_unreduced_axes(found[i], constraint.unreduced_axes)
-            shardings.write(fragment, "out_shardings", found)
+                per_result[i] = shardings.with_unreduced_axes(per_result[i], constraint.unreduced_axes)
+            shardings.write(fragment, "out_shardings", per_result)
 
 
 def _constraint_of(value: ir.Value) -> ir.sdy.TensorShardingAttr | None:
-    """The sharding constraint that defines `value`."""
     op = ir.producer(value)
     if isinstance(op, (ir.sdy.ShardingConstraintOp, ir.sdy.ReshardOp)):
         return ir.sdy.TensorShardingAttr(op.sharding)

@@ -6,10 +6,10 @@ import collections
 from collections.abc import Hashable, Iterable, Sequence
 
 from mpmd import ir
-from mpmd.passes.calls.shared_bodies import put_back_bodies
+from mpmd.passes.calls.bodies import put_back_bodies
 from mpmd.passes.fragments.splitting import body_keys
 from mpmd.passes.propagation.propagate_shardings import NUMBER, REPRESENTATIVES, without_copies
-from mpmd.passes.shardy_limits import propagation_problem
+from mpmd.passes.verify import propagation_problem
 from mpmd.sharding import shardings
 from mpmd.sharding.inside import PROPAGATE, number_ops, splits_inside
 from mpmd.sharding.shards import Split, axes_of, sdy_meshes, split_axes, split_of
@@ -33,6 +33,7 @@ class Trial:
         self._module = ir.clone(ir.module_of(f))
         copy = ir.symbol_table(self._module)[f.symbol]
         _drop_axes(copy, without, set(but_in))
+        # Shardy propagates over some fragments of each kind; `numbers` has the one that represents each op.
         numbers = without_copies(copy, REPRESENTATIVES)
         put_back_bodies(self._module)
         if problem := propagation_problem(self._module):
@@ -81,12 +82,12 @@ def _drop_axes(f: ir.Func, axes: frozenset[str], but_in: set[int]) -> None:
         ir.put_attribute_dicts(f, attribute, dicts)
 
 
-def _with_shardings(values: Sequence[ir.Value], found: Sequence[shardings.Sharding]) -> list[ir.Type]:
+def _with_shardings(values: Sequence[ir.Value], per_value: Sequence[shardings.Sharding]) -> list[ir.Type]:
     """The types of values of which all have shardings, or none has."""
     types = [value.type for value in values]
     return [
         ir.MeshTensor.get(kind.mesh, kind.tensor, sharding, kind.memory_kind)
-        for kind, sharding in zip(types, found or [None] * len(types), strict=True)
+        for kind, sharding in zip(types, per_value or [None] * len(types), strict=True)
     ]
 
 
@@ -128,20 +129,20 @@ def kinds_of_work(fragments: Iterable[ir.Fragment]) -> list[list[ir.Fragment]]:
         own = tuple(v if is_weight(v) else v.type for v in fragment.inputs)
         return (fragment.mesh, own, tuple(v.type for v in fragment.results))
 
-    found: dict[Hashable, list[ir.Fragment]] = {}
+    kinds: dict[Hashable, list[ir.Fragment]] = {}
     for fragment, key in zip(some, body_keys(some, signature)):
-        found.setdefault(key, []).append(fragment)
-    return list(found.values())
+        kinds.setdefault(key, []).append(fragment)
+    return list(kinds.values())
 
 
 def rows(groups: Iterable[Sequence[ir.Fragment]]) -> list[tuple[ir.Fragment, int]]:
     """The operands that microbatches take from outside, each its own: rows of the batch."""
-    found = []
+    places = []
     for group in groups:
         for position, operands in enumerate(zip(*(fragment.inputs for fragment in group))):
             if len(set(operands)) > 1 and all(map(_is_from_outside, operands)):
-                found += [(fragment, position) for fragment in group]
-    return found
+                places += [(fragment, position) for fragment in group]
+    return places
 
 
 def _is_from_outside(value: ir.Value) -> bool:

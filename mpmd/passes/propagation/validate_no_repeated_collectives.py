@@ -1,4 +1,7 @@
-"""mpmd-validate-no-repeated-collectives."""
+"""Reductions and gathers that still run in every microbatch, reported with the reason.
+
+The user wanted them once per step; a warning says which op prevents it.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.calls.shared_bodies import put_back
+from mpmd.passes.calls.bodies import put_back
 from mpmd.sharding.gathers import uses_along
 from mpmd.sharding.inside import splits_of_typed
 from mpmd.sharding.partial import is_sum
 from mpmd.sharding.shards import Split, axes_of, split_axes, split_of
 from mpmd.support import diagnostics
-from mpmd.support.source import frames_of
+from mpmd.support.user_code import frames_of
 
 
 class ValidateNoRepeatedCollectives(FunctionPass):
@@ -51,11 +54,11 @@ class ValidateNoRepeatedCollectives(FunctionPass):
         for fragment in looked_at:
             put_back(fragment, symbols)
         own = [x for x in looked_at if x.is_user and x.call_counter is not None]
-        found: dict[tuple[str, str, str], list[_Finding]] = {}
+        by_reason: dict[tuple[str, str, str], list[_Finding]] = {}
         for finding in (x for fragment in own for x in self._of_fragment(fragment, symbols[f.symbol])):
-            found.setdefault((finding.done, finding.axes, finding.why), []).append(finding)
+            by_reason.setdefault((finding.done, finding.axes, finding.why), []).append(finding)
         ir.forget_edits(before)  # of the copy
-        for alike in found.values():
+        for alike in by_reason.values():
             diagnostics.warning(_message(alike), alike[0].location)
 
     def _of_fragment(self, fragment: ir.Fragment, f: ir.Func) -> Iterator[_Finding]:
@@ -93,15 +96,15 @@ def _added_along(op: ir.Op, splits: Mapping[ir.Value, Split]) -> list[str]:
     name, operands = op.operation.name, list(op.operands)
     if name == "stablehlo.dot_general":
         dims = ir.stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
-        found = axes(operands[0], dims.lhs_contracting_dimensions)
-        found += axes(operands[1], dims.rhs_contracting_dimensions)
+        along = axes(operands[0], dims.lhs_contracting_dimensions)
+        along += axes(operands[1], dims.rhs_contracting_dimensions)
     elif _adds(op):
-        found = axes(operands[0], map(int, ir.DenseI64ArrayAttr(op.attributes["dimensions"])))
+        along = axes(operands[0], map(int, ir.DenseI64ArrayAttr(op.attributes["dimensions"])))
     elif name == "stablehlo.scatter" and len(operands) == 3 and is_sum(op):
-        found = axes(operands[2], _scattered(op))
+        along = axes(operands[2], _scattered(op))
     else:
         return []
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(along))
 
 
 def _scattered(scatter: ir.Op) -> list[int]:
@@ -145,9 +148,9 @@ class _Readers:
     @staticmethod
     def of(value: ir.Value, fragment: ir.Fragment) -> _Readers:
         """What reads a value in the body of a fragment."""
-        found = _Readers(fragment)
-        found.follow(value)
-        return found
+        readers = _Readers(fragment)
+        readers.follow(value)
+        return readers
 
     def follow(self, value: ir.Value) -> None:
         """All readers, nearest first."""
@@ -184,22 +187,22 @@ class _Readers:
 
     def _outside(self, value: ir.Value) -> list[tuple[ir.Fragment, ir.Value]]:
         """A result of a fragment: the arguments of others that it is."""
-        found = []
+        reasons = []
         for op, position in ir.uses(value):
             if isinstance(op, ir.Transfer):
                 if any(_is_in(user, self.fragment.call_counter) for user in ir.users(op.result)):
                     self.sent_to = self.sent_to or op.result.type.mesh
-                found += self._outside(op.result)
+                reasons += self._outside(op.result)
             elif isinstance(op, ir.Fragment):
                 if op.call_counter in (self.fragment.call_counter, None):
-                    found.append((op, op.args[position]))
+                    reasons.append((op, op.args[position]))
                 if op.call_counter is None:
                     self.is_total = self.is_total or _takes_several(op)
                 elif op.call_counter != self.fragment.call_counter:
                     self.is_total = True
             elif position not in self.results:
                 self.results.append(position)
-        return found
+        return reasons
 
 
 def _adds(op: ir.Op) -> bool:

@@ -117,9 +117,9 @@ def _copy_for(maker: ir.Fragment, uses: list[tuple[ir.Fragment, int]], numbers: 
         )  # fmt: skip
     maker.returned = returned + copies
     types = [r.type for r in maker.results]
-    made = ir.rebuild(maker, list(maker.inputs), types + [user.inputs[i].type for user, i in uses])
-    ir.replace(maker, list(made.results)[: len(types)])
-    for (user, operand), result in zip(uses, list(made.results)[len(types) :], strict=True):
+    rebuilt = ir.rebuild(maker, list(maker.inputs), types + [user.inputs[i].type for user, i in uses])
+    ir.replace(maker, list(rebuilt.results)[: len(types)])
+    for (user, operand), result in zip(uses, list(rebuilt.results)[len(types) :], strict=True):
         ir.set_operand(user, operand, result)
 
 
@@ -186,7 +186,7 @@ def _copy_by_fragments(f: ir.Func) -> None:
 
 def _copy_on_mesh(f: ir.Func, mesh: str, copied: dict[ir.Value, list[int]]) -> None:
     inputs = list(copied)
-    made = ir.make_fragment(
+    fragment = ir.make_fragment(
         mesh,
         inputs,
         [v.type for v, where in copied.items() for _ in where],
@@ -196,5 +196,5 @@ def _copy_on_mesh(f: ir.Func, mesh: str, copied: dict[ir.Value, list[int]]) -> N
         location=f.terminator.location,
     )
     positions = [i for where in copied.values() for i in where]
-    for i, result in zip(positions, made.results, strict=True):
+    for i, result in zip(positions, fragment.results, strict=True):
         ir.set_operand(f.terminator, i, result)

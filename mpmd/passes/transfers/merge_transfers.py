@@ -71,13 +71,13 @@ def _move(fragment: ir.Fragment, mesh: str) -> None:
     def body(arguments: list[ir.Value], into: ir.InsertionPoint) -> list[ir.Value]:
         return ir.clone_body(fragment.body, dict(zip(fragment.args, arguments)), into)[1]
 
-    made = ir.make_fragment(
+    moved = ir.make_fragment(
         mesh, inputs, [r.type.on(mesh) for r in fragment.results], where, body,
         inferred_by=fragment.inferred_by, location=fragment.location,
     )  # fmt: skip
     if fragment.call_counter is not None:
-        made.call_counter = fragment.call_counter
-    sent = [ir.make_transfer(r, old.type, where) for r, old in zip(made.results, fragment.results)]
+        moved.call_counter = fragment.call_counter
+    sent = [ir.make_transfer(r, old.type, where) for r, old in zip(moved.results, fragment.results)]
     ir.replace(fragment, [op.result for op in sent])
     for op in dict.fromkeys(transfers):
         ir.erase(op)
@@ -135,9 +135,9 @@ class MergeTransfers(FunctionPass):
         fragments = ir.fragments(f)
         place = {fragment: i for i, fragment in enumerate(fragments)}
 
-        def rebuilt(old: ir.Fragment, made: ir.Fragment) -> None:
+        def rebuilt(old: ir.Fragment, new: ir.Fragment) -> None:
             i = place.pop(old)
-            fragments[i], place[made] = made, i
+            fragments[i], place[new] = new, i
 
         for i in range(len(fragments)):
             groups = groups_of(fragments[i])
@@ -150,7 +150,7 @@ class MergeTransfers(FunctionPass):
 
 def groups_of(producer: ir.Fragment) -> list[TransferGroup]:
     """Groups that can be merged, in order of first appearance."""
-    found: dict[tuple[ir.Type, ir.Fragment, str | None], TransferGroup] = {}
+    groups: dict[tuple[ir.Type, ir.Fragment, str | None], TransferGroup] = {}
     for result in producer.results:
         if not is_eligible(result.type):
             continue
@@ -161,9 +161,9 @@ def groups_of(producer: ir.Fragment) -> list[TransferGroup]:
                 if isinstance(consumer, ir.Fragment):
                     kind = transfer.result.type.memory_kind
                     group = TransferGroup(consumer, kind, [])
-                    group = found.setdefault((result.type.tensor, consumer, kind), group)
+                    group = groups.setdefault((result.type.tensor, consumer, kind), group)
                     group.transfers.append(transfer)
-    return [group for group in found.values() if len(group.transfers) > 1]
+    return [group for group in groups.values() if len(group.transfers) > 1]
 
 
 def is_eligible(kind: ir.Type) -> bool:
@@ -183,15 +183,15 @@ def _join_in_producer(
         returned.append(_concatenated([inner[t.tensor] for t in group.transfers], group, producer))
         types.append(ir.MeshTensor.get(producer.mesh, group.joined))
     producer.returned = returned
-    made: ir.Fragment = ir.rebuild(producer, list(producer.inputs), types)
-    _extend(made, "res_attrs", "out_shardings", len(groups))
-    rebuilt(producer, made)
-    ir.replace(producer, list(made.results)[: -len(groups)])
+    joined: ir.Fragment = ir.rebuild(producer, list(producer.inputs), types)
+    _extend(joined, "res_attrs", "out_shardings", len(groups))
+    rebuilt(producer, joined)
+    ir.replace(producer, list(joined.results)[: -len(groups)])
     arrived = []
-    for group, result in zip(groups, list(made.results)[-len(groups) :]):
+    for group, result in zip(groups, list(joined.results)[-len(groups) :]):
         mesh = group.transfers[0].result.type.mesh
         target = ir.MeshTensor.get(mesh, group.joined, memory_kind=group.target_kind)
-        transfer = ir.make_transfer(result, target, ir.after(made))
+        transfer = ir.make_transfer(result, target, ir.after(joined))
         ir.put(transfer, _MARK, ir.UnitAttr.get(ir.context()))
         arrived.append(transfer.result)
     return arrived
@@ -219,10 +219,12 @@ def _separate_in_consumer(
     for operand, old in zip(consumer.inputs, consumer.args):
         if operand in sent:
             ir.replace_uses(old, _element(arg, sent[operand], group, where, consumer.location))
-    made: ir.Fragment = ir.rebuild(consumer, [*consumer.inputs, value], [r.type for r in consumer.results])
-    _extend(made, "arg_attrs", "in_shardings", 1)
-    rebuilt(consumer, made)
-    ir.replace(consumer, list(made.results))
+    separated: ir.Fragment = ir.rebuild(
+        consumer, [*consumer.inputs, value], [r.type for r in consumer.results]
+    )
+    _extend(separated, "arg_attrs", "in_shardings", 1)
+    rebuilt(consumer, separated)
+    ir.replace(consumer, list(separated.results))
 
 
 def _element(

@@ -60,10 +60,10 @@ class DirectPairs:
         self.last = own[-1] if own else -1
 
     def step(self) -> DirectStep:
-        made = DirectStep(self)
+        new_step = DirectStep(self)
         if self.last < 0:
-            made.count(len(self.pairs))
-        return made
+            new_step.count(len(self.pairs))
+        return new_step
 
 
 class DirectStep:

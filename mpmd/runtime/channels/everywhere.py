@@ -1,10 +1,11 @@
-"""Arrays that some processes hold, brought to every process."""
+"""Results on every process: which ones, and arrays that some processes hold, brought to all."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,8 +17,70 @@ from mpmd.runtime.channels.links import FETCHES, Links, links, message_number
 from mpmd.runtime.channels.reshard import Box, assembler, boxes
 from mpmd.runtime.processes.exchange import Alike, WorldExchange
 from mpmd.runtime.processes.world import World, differ, world
+from mpmd.runtime.program.graph import EntryGraph, OutputSpec, TransferOp
 from mpmd.runtime.program.streams import processes_text
 from mpmd.runtime.run.waiting import wait_for
+
+
+def with_results_everywhere(
+    graph: EntryGraph, processes: Mapping[str, tuple[int, ...]], replicated: Collection[int] = ()
+) -> EntryGraph:
+    """Transfers scalar and replicated results to meshes of the other processes, where they are results too.
+
+    ```
+    loss = m1["f"](x); return loss   ->   loss = m1["f"](x); copy = transfer loss to m0; return loss, copy
+    ```
+
+    Args:
+        graph: the entry function.
+        processes: for each mesh the indices of its processes, in pipeline order; empty if there is one.
+        replicated: positions of results that are not scalars, which every process gets too.
+
+    Returns:
+        The graph; results that are there twice have one index.
+    """
+    ops, outputs, types = list(graph.ops), list(graph.outputs), dict(graph.types)
+    fresh = itertools.count(max(types, default=-1) + 1)
+    for spec in graph.outputs:
+        kind = types[spec.value]
+        if kind.shape != () and spec.index not in replicated:
+            continue
+        value, own = spec.value, processes.get(kind.mesh, ())
+        if len(own) > 1 and kind.sharding is not None:  # whole in each of its processes
+            value = next(fresh)
+            types[value] = dataclasses.replace(kind, sharding=None, memory_kind=None)
+            ops.append(TransferOp(spec.value, value))
+            outputs[outputs.index(spec)] = dataclasses.replace(spec, value=value)
+        copies = [copy for copy in graph.copies if copy.index == spec.index]
+        outputs += copies
+        there = (process for copy in copies for process in processes[types[copy.value].mesh])
+        for mesh in _meshes_of_others(processes, {*own, *there}):
+            copy = next(fresh)
+            types[copy] = dataclasses.replace(kind, mesh=mesh, sharding=None, memory_kind=None)
+            ops.append(TransferOp(spec.value, copy))
+            outputs.append(OutputSpec(copy, spec.index, spec.path))
+    return dataclasses.replace(graph, ops=tuple(ops), outputs=tuple(outputs), types=types)
+
+
+def mesh_of_each(processes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
+    """The first mesh of each process; none where a mesh is over several, whose scalars both have."""
+    first: dict[int, str] = {}
+    for mesh, indices in processes.items():
+        if len(indices) > 1:
+            return ()
+        first.setdefault(indices[0], mesh)
+    return tuple(first.values())
+
+
+def _meshes_of_others(processes: Mapping[str, tuple[int, ...]], covered: set[int]) -> list[str]:
+    """Meshes that cover all other processes, the first ones possible."""
+    chosen = []
+    for mesh, indices in processes.items():
+        if not covered.issuperset(indices):
+            covered.update(indices)
+            chosen.append(mesh)
+    return chosen
+
 
 _turns = itertools.count()
 
@@ -45,15 +108,15 @@ def everywhere(paths: Sequence[str], leaves: Sequence[Any]) -> list[Any]:
         missing = [k for k in arrays if not _is_whole_here(plain[k])]
         origins = [joined.origins.of(leaf) for leaf in leaves]
         of_all = exchange.gather_json([missing, origins])
-        _compare_origins(exchange, paths, [found for _, found in of_all])
-        wanted = [found for found, _ in of_all]
+        _compare_origins(exchange, paths, [origin for _, origin in of_all])
+        wanted = [origin for origin, _ in of_all]
         needed = sorted(set().union(*wanted))
         copies = _other_copies(exchange, paths, leaves, needed, missing)
         sources = {k: {} if k in copies else _sources(plain[k]) for k in needed}
         try:
             _offer(joined, connections, turn, plain, wanted, sources)
-            made = {k: _joined(joined, connections, turn, k, plain[k], sources[k]) for k in missing}
-            for array in made.values():
+            arrived = {k: _joined(joined, connections, turn, k, plain[k], sources[k]) for k in missing}
+            for array in arrived.values():
                 wait_for(array, joined.check)
                 array.block_until_ready()
         except jax_compat.JaxRuntimeError as error:
@@ -63,7 +126,7 @@ def everywhere(paths: Sequence[str], leaves: Sequence[Any]) -> list[Any]:
     return [
         leaf if new is None else jax_compat.as_key(new, leaf.dtype) if _is_key(leaf) else new
         for k, leaf in enumerate(leaves)
-        for new in [made[k] if k in made else _own_copy(plain[k])]
+        for new in [arrived[k] if k in arrived else _own_copy(plain[k])]
     ]
 
 
@@ -110,12 +173,12 @@ def _other_copies(
     of_all = exchange.gather_json(own) if needed else []
     copies = set[int]()
     for at, k in enumerate(needed):
-        found = [_Candidate(*of_process[at]) for of_process in of_all]
-        first, wanted = next((p, of) for p, of in enumerate(found) if of.is_missing)
-        other = next((p for p, of in enumerate(found) if not of.may_be(wanted, p)), None)
+        candidates = [_Candidate(*of_process[at]) for of_process in of_all]
+        first, wanted = next((p, of) for p, of in enumerate(candidates) if of.is_missing)
+        other = next((p for p, of in enumerate(candidates) if not of.may_be(wanted, p)), None)
         if other is not None:
             exchange.settled = True
-            raise PeerError(_other_array(paths[k], {first: wanted, other: found[other]}))
+            raise PeerError(_other_array(paths[k], {first: wanted, other: candidates[other]}))
         if own[at].place != wanted.place:
             copies.add(k)
     return copies
@@ -157,9 +220,9 @@ def _place(leaf: Any) -> tuple[list[int], int]:
     array = _numbers(leaf)
     if not isinstance(array, jax.Array):
         return [], 0
-    found = [(device.id, box) for device, box in zip(*boxes(array.sharding, array.shape), strict=True)]
+    shards = [(device.id, box) for device, box in zip(*boxes(array.sharding, array.shape), strict=True)]
     processes = sorted({device.process_index for device in array.sharding.device_set})
-    return processes, zlib.crc32(repr(found).encode())
+    return processes, zlib.crc32(repr(shards).encode())
 
 
 def _is_key(leaf: Any) -> bool:
@@ -193,10 +256,10 @@ def _sources(array: jax.Array) -> dict[int, list[tuple[Box, Any]]]:
     for device, box in zip(*boxes(array.sharding, array.shape), strict=True):
         if box not in first or device.process_index < first[box].process_index:
             first[box] = device
-    found: dict[int, list[tuple[Box, Any]]] = {}
+    by_process: dict[int, list[tuple[Box, Any]]] = {}
     for box, device in first.items():
-        found.setdefault(device.process_index, []).append((box, device))
-    return found
+        by_process.setdefault(device.process_index, []).append((box, device))
+    return by_process
 
 
 def _message(joined: World, turn: int, leaf: int, receiver: int) -> int:

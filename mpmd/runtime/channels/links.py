@@ -34,7 +34,7 @@ _ONLY_SYN = [
 
 def listening_sockets() -> set[int]:
     """The inodes of the sockets of this process that listen for TCP connections; none but on Linux."""
-    return {os.fstat(found.fileno()).st_ino for found in _listening()}
+    return {os.fstat(listening.fileno()).st_ino for listening in _listening()}
 
 
 def close_to_strangers(inode: int) -> bool:
@@ -46,10 +46,10 @@ def close_to_strangers(inode: int) -> bool:
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in _ONLY_SYN))
     program = struct.pack("HP", len(_ONLY_SYN), ctypes.addressof(code))
     closed = False
-    for found in _listening():
-        if os.fstat(found.fileno()).st_ino == inode:
+    for listening in _listening():
+        if os.fstat(listening.fileno()).st_ino == inode:
             with contextlib.suppress(OSError):
-                found.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
+                listening.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
                 closed = True
     return closed
 
@@ -65,17 +65,17 @@ def _listening() -> Iterator[socket.socket]:
         except OSError:  # closed meanwhile
             continue
         try:
-            found = socket.socket(fileno=copy)
+            candidate = socket.socket(fileno=copy)
         except OSError:  # no socket
             os.close(copy)
             continue
-        with found:
+        with candidate:
             try:
-                listens = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                listens = candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
             except OSError:
                 continue
-            if listens and found.family in (socket.AF_INET, socket.AF_INET6):
-                yield found
+            if listens and candidate.family in (socket.AF_INET, socket.AF_INET6):
+                yield candidate
 
 
 GREETING = (1 << 28) - 1
@@ -211,8 +211,8 @@ def address_of_this_host() -> str:
     (family, kind, _, _, address), *_ = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
     with socket.socket(family, kind) as probe:
         probe.connect(address)
-        found = str(probe.getsockname()[0])
-    return f"[{found}]" if family == socket.AF_INET6 else found
+        own_address = str(probe.getsockname()[0])
+    return f"[{own_address}]" if family == socket.AF_INET6 else own_address
 
 
 _links: list[Links] = []

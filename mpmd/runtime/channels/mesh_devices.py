@@ -19,9 +19,8 @@ from mpmd.jax_compat import array_copier, default_memory_kind, in_order
 from mpmd.runtime.channels.protocol import Channel, LocalChannel
 from mpmd.runtime.channels.reshard import boxes, resharder
 from mpmd.runtime.program.graph import BufferType
-from mpmd.runtime.program.instructions import Send
 from mpmd.runtime.program.pairs import MessageKey
-from mpmd.runtime.program.streams import Program
+from mpmd.runtime.program.streams import Program, Send
 
 
 def put(value: Any, target: Sharding) -> jax.Array:
@@ -228,9 +227,9 @@ class MeshDevices:
 
     def token(self, array: jax.Array) -> jax.Array:
         """A tiny array that is ready when `array` is, and that no call consumes."""
-        made = self._tokens.get(_token_key(array.shape, array.dtype, array.sharding))
-        if made is not None:
-            return made(array)
+        stored = self._tokens.get(_token_key(array.shape, array.dtype, array.sharding))
+        if stored is not None:
+            return stored(array)
         with jax.enable_x64(True):  # values inside of a step may have 64 bits whatever the user's setting
             return _token(array)
 

@@ -36,9 +36,8 @@ from mpmd.runtime.channels.reshard import (
 )
 from mpmd.runtime.channels.spanning import SpanningChannel, SpanningMessage, SpanningMessages
 from mpmd.runtime.program.graph import BufferType
-from mpmd.runtime.program.instructions import Send
 from mpmd.runtime.program.pairs import MessageKey
-from mpmd.runtime.program.streams import Program
+from mpmd.runtime.program.streams import Program, Send
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,10 +110,10 @@ class WorldDevices(MeshDevices):
         Raises:
             ConfigError: all must be, by the user's choice, and some cannot be.
         """
-        found = direct_messages(self._ends(program), self._transfers)
+        messages = direct_messages(self._ends(program), self._transfers)
         if self._process == 0:
-            found.warn()
-        return found.keys
+            messages.warn()
+        return messages.keys
 
     def _ends(self, program: Program) -> Iterator[MessageEnds]:
         for channel, sequence, source in _sent(program):
@@ -155,18 +154,18 @@ class WorldDevices(MeshDevices):
             def number_of(message: int) -> int:
                 return message_number(number, step, message)
 
-            made: list[Channel] = []
+            channels: list[Channel] = []
             for at, (channel, within) in enumerate(zip(program.channels, local(), strict=True)):
                 if at not in messages:
-                    made.append(within)
+                    channels.append(within)
                     continue
                 mesh, of_channel = channel.source, messages[at]
                 if isinstance(of_channel, SpanningMessages):
-                    made.append(SpanningChannel(self._links, mesh, of_channel, number_of))
+                    channels.append(SpanningChannel(self._links, mesh, of_channel, number_of))
                     continue
                 (sender,) = self._processes[mesh]
-                made.append(RemoteChannel(self._links, sender, mesh, of_channel, number_of))
-            return made
+                channels.append(RemoteChannel(self._links, sender, mesh, of_channel, number_of))
+            return channels
 
         return make
 
@@ -186,7 +185,7 @@ class WorldDevices(MeshDevices):
     def _messages(self, program: Program) -> dict[int, dict[int, RemoteMessage] | SpanningMessages]:
         """The messages of every channel between processes that ends here."""
         sources = {(channel, sequence): source for channel, sequence, source in _sent(program)}
-        found: dict[int, dict[int, RemoteMessage] | SpanningMessages] = {}
+        by_stream: dict[int, dict[int, RemoteMessage] | SpanningMessages] = {}
         count = 0
         for number, channel in enumerate(program.channels):
             senders, receivers = self._processes[channel.source], self._processes[channel.target]
@@ -194,19 +193,19 @@ class WorldDevices(MeshDevices):
                 continue
             pairs = len(senders) * len(receivers)
             if self._process in (*senders, *receivers) and pairs == 1:
-                found[number] = {
+                by_stream[number] = {
                     k: self._message(count + k, sources[number, k], target)
                     for k, target in enumerate(channel.types)
                 }
             elif self._process in (*senders, *receivers):
-                found[number] = SpanningMessages(
+                by_stream[number] = SpanningMessages(
                     (k, self._spanning(count + k * pairs, sources[number, k], target))
                     for k, target in enumerate(channel.types)
                 )
             count += len(channel.types) * pairs
         if count >= 1 << MESSAGE_BITS:
             raise ProgramError(f"a step has {count} messages between processes; {1 << MESSAGE_BITS} fit")
-        return found
+        return by_stream
 
     def _spanning(self, number: int, source: BufferType, target: BufferType) -> SpanningMessage:
         return SpanningMessage(self.sharding(source), self.sharding(target), target, number, self._process)
@@ -302,12 +301,12 @@ def _joiner(
         assemble.append((len(pieces), _only if whole else assembler(size, starts)))
 
     def join(parts: Sequence[jax.Array]) -> jax.Array:
-        made, start = [], 0
+        joined, start = [], 0
         with assembling():
             for count, make in assemble:
-                made.append(make(*parts[start : start + count]))
+                joined.append(make(*parts[start : start + count]))
                 start += count
-        return finish(jax.make_array_from_single_device_arrays(shape, sharding, made))
+        return finish(jax.make_array_from_single_device_arrays(shape, sharding, joined))
 
     return join
 

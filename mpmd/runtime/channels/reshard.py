@@ -92,8 +92,8 @@ def resharder(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Cal
         by_device = {shard.device: shard.data for shard in gather(array).addressable_shards}
         shards = [by_device[device] for device in source_devices]
         with jax.enable_x64(True):  # values inside of a step may have 64 bits whatever the user's setting
-            made = [make(shards) for make in deliver]
-        return jax.make_array_from_single_device_arrays(shape, target, made)
+            shards_there = [make(shards) for make in deliver]
+        return jax.make_array_from_single_device_arrays(shape, target, shards_there)
 
     return reshard
 

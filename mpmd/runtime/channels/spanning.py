@@ -127,8 +127,8 @@ class SpanningMessage:
             empty = np.zeros(self._shape, self._dtype)
             return jax.make_array_from_callback(self._shape, self._target, lambda index: empty[index])
         with assembling():
-            made = [make(parts) for make in self._shard_makers]
-        return jax.make_array_from_single_device_arrays(self._shape, self._target, made)
+            shards = [make(parts) for make in self._shard_makers]
+        return jax.make_array_from_single_device_arrays(self._shape, self._target, shards)
 
     def _type(self, device: Any, piece: ShardPiece) -> jax.ShapeDtypeStruct:
         shape = tuple(end - start for start, end in piece.box)
@@ -143,8 +143,12 @@ class SpanningMessage:
 
         def sliced(shards: Shards) -> list[jax.Array]:
             with jax.enable_x64(True):
-                made = [slice_(shards[device]) for device, slice_ in slices]
-            return [place(part) for place, part in zip(places, made, strict=True)] if copied else made
+                sliced_shards = [slice_(shards[device]) for device, slice_ in slices]
+            return (
+                [place(part) for place, part in zip(places, sliced_shards, strict=True)]
+                if copied
+                else sliced_shards
+            )
 
         return sliced
 

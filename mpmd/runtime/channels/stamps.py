@@ -1,24 +1,33 @@
-"""Stamps of arrays: a tiny program per array that writes to a log when the array is ready.
+"""When arrays are ready, and which fragment runs, as the device and a profiler record it.
 
-The program is a custom call that does not read the array; it waits for it because it is an argument.  It
-runs on the array's own device, in the order of the programs that its thread starts there (on a GPU, on the
-stream on which it computes), or, with `stamp_in_own_order`, in an order of its own.  An array over several
-devices has a stamp for each: XLA runs the programs of several devices one after the other, and one that waits
-would delay the next.
+A stamp is a tiny program per array that writes to a log when the array is ready: a custom call that does not
+read the array; it waits for it because it is an argument.  It runs on the array's own device, in the order of
+the programs that its thread starts there (on a GPU, on the stream on which it computes), or, with
+`stamp_in_own_order`, in an order of its own.  An array over several devices has a stamp for each: XLA runs
+the programs of several devices one after the other, and one that waits would delay the next.
+
+An annotation of `jax.profiler`, which xprof and TensorBoard show, covers the dispatch of a call, on the
+thread that issues its mesh.  Where the profiler records the execution on the device too, XLA's own
+events show it under the name of the fragment's module.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
 import numpy as np
+from jax.profiler import StepTraceAnnotation, TraceAnnotation
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from mpmd.jax_compat import default_memory_kind, execution_order
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.program.graph import BufferType
+from mpmd.runtime.program.streams import task_text
+from mpmd.runtime.run.interpreter import BoundCall, Observer, StepState
 from mpmd.support.execution_log import TimeLog
 
 Mark = Mapping[Any, jax.Array]
@@ -114,3 +123,35 @@ class Stamps:
                 array = jax.ShapeDtypeStruct(shape, dtype, sharding=there)
                 self._programs[key] = jitted.lower(mark, array).compile()
         return self._programs[key]
+
+
+def step_annotation(name: str, number: int) -> contextlib.AbstractContextManager[Any]:
+    """Covers the dispatch of a step, which tools for traces number and divide by."""
+    return StepTraceAnnotation(f"mpmd {name}", step_num=number)
+
+
+class DispatchAnnotations(Observer):
+    """An annotation for each call: fragment, task and mesh in its name, and each of them in its metadata."""
+
+    def __init__(self) -> None:
+        self._open = threading.local()
+
+    def calling(self, call: BoundCall, frame: StepState) -> None:
+        op = call.op
+        task = task_text(op)
+        facts = {"stage": op.stage, "microbatch": op.microbatch, "phase": op.phase or None}
+        known = {word: fact for word, fact in facts.items() if fact is not None}
+        label = f"{op.executable}{f' {task}' if task else ''} on {call.mesh}"
+        where = {"fragment": op.executable, "mesh": call.mesh, "step": frame.number}
+        self._open.annotation = TraceAnnotation(label, **where, **known)
+        self._open.annotation.__enter__()
+
+    def ran(self, call: BoundCall, frame: StepState, issued: float) -> None:
+        """Ends it; that of a call that failed ends when it is deleted, with the step."""
+        self._open.annotation.__exit__(None, None, None)
+        self._open.annotation = None
+
+
+def dispatch_annotations() -> list[DispatchAnnotations]:
+    """The observer of a step while a trace is recorded; otherwise none, and this check is the cost."""
+    return [DispatchAnnotations()] if TraceAnnotation.is_enabled() else []

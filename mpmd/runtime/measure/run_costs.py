@@ -14,9 +14,8 @@ from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.measure.step_trace import MeasuredSpan, StepRecorder, spans_of
 from mpmd.runtime.processes.part import Part
 from mpmd.runtime.program.graph import BufferType
-from mpmd.runtime.program.instructions import Recv, Run, Send
 from mpmd.runtime.program.order import messages
-from mpmd.runtime.program.streams import Program
+from mpmd.runtime.program.streams import Program, Recv, Run, Send
 from mpmd.runtime.run.executor import Executor
 from mpmd.runtime.run.interpreter import BoundCall, BoundInstruction, Observer, StepState
 from mpmd.runtime.run.waiting import failure_of
@@ -135,7 +134,6 @@ def measure_costs(
 
 
 def _medians(spans: Sequence[MeasuredSpan]) -> dict[str, float]:
-    """The median seconds of each fragment."""
     samples: dict[str, list[float]] = {}
     for span in spans:
         if span.kind == "run":
@@ -178,9 +176,9 @@ def _copy_seconds(devices: MeshDevices, source: BufferType, target: BufferType) 
     copy = devices.copier(source, target)
     array = devices.placer(source, "message", fresh=False)(np.zeros(source.shape, np.dtype(source.dtype)))
     array.block_until_ready()
-    found = []
+    seconds = []
     for _ in range(1 + _REPEATS):
         start = time.perf_counter()
         copy(array).block_until_ready()
-        found.append(time.perf_counter() - start)
-    return statistics.median(found[1:])
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[1:])

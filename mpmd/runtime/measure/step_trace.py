@@ -7,22 +7,23 @@ threads that run them, where a thread of Python that waits for results would be 
 on GPUs on the stream on which it computes.
 
 Messages are received before the fragments that need them.  On CPUs they are stamped in an order of their own.
-On GPUs a stamp would make the stream wait for the message, so that threads of the host wait for them instead:
-its cores are free for Python there.  Devices without stamps are watched altogether: see `watchers`.
+On GPUs a stamp would make the stream wait for the message, so a `Watcher` waits for them instead: a thread of
+the host, which sees them late by about 0.1 ms; its cores are free for Python there.  Devices without stamps
+are watched altogether: see `watchers`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import queue
+import threading
 import time
 from collections.abc import Container, Iterator, Mapping
 from typing import Any, Protocol
 
-from mpmd.runtime.measure.sightings import Sighting, Watcher, consumed_receives
 from mpmd.runtime.program.graph import BufferType
-from mpmd.runtime.program.instructions import Recv, Run, Send, reads, writes
 from mpmd.runtime.program.order import Node, messages
-from mpmd.runtime.program.streams import Program, Stream
+from mpmd.runtime.program.streams import Program, Recv, Run, Send, Stream, donated_buffers, reads, writes
 from mpmd.runtime.run.interpreter import (
     BoundCall,
     BoundCopy,
@@ -37,6 +38,58 @@ from mpmd.runtime.run.interpreter import (
 )
 from mpmd.runtime.run.waiting import failure_of
 from mpmd.support.execution_log import Execution, TimeLog
+
+
+@dataclasses.dataclass(slots=True)
+class Sighting:
+    """An instruction of a mesh: when it was issued, its handle, and when that was ready."""
+
+    at: int
+    issued: float
+    handle: Any = None
+    end: float = 0.0
+
+
+class Watcher:
+    """Waits for handles in order and records when they arrive."""
+
+    def __init__(self, mesh: str) -> None:
+        self.sightings: list[Sighting] = []
+        self._queue: queue.SimpleQueue[Sighting | threading.Event | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._watch, name=f"mpmd-watch-{mesh}", daemon=True)
+        self._thread.start()
+
+    def add(self, sighting: Sighting) -> None:
+        """Waits for another one, after those before."""
+        self._queue.put(sighting)
+
+    def wait(self) -> None:
+        """Returns when everything added so far has arrived."""
+        reached = threading.Event()
+        self._queue.put(reached)
+        reached.wait()
+
+    def close(self, wait: bool = True) -> None:
+        """Ends the thread after what it waits for; with `wait` once it has ended."""
+        self._queue.put(None)
+        if wait:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while (sighting := self._queue.get()) is not None:
+            if isinstance(sighting, threading.Event):
+                sighting.set()
+                continue
+            failure_of(sighting.handle)  # a failure is reported by the executor; here it is only an end
+            sighting.end, sighting.handle = time.perf_counter(), None
+            self.sightings.append(sighting)
+
+
+def consumed_receives(stream: Stream) -> list[int]:
+    """Positions of receives whose buffer a later run consumes: such an array cannot be waited for."""
+    consumed = {b for op in stream.instructions for b in donated_buffers(op)}
+    return [at for at, op in enumerate(stream.instructions) if isinstance(op, Recv) and op.buffer in consumed]
+
 
 Interval = tuple[float, float]
 
@@ -291,9 +344,9 @@ class _MeshRecord:
 
     def times(self) -> tuple[dict[int, Interval], dict[int, float]]:
         """When each run began and ended, and when each message was ready, by position."""
-        found: dict[int, dict[int, list[Execution]]] = {}
+        by_key: dict[int, dict[int, list[Execution]]] = {}
         for entry in self.log.entries():
-            found.setdefault(entry.key, {}).setdefault(entry.device, []).append(entry)
+            by_key.setdefault(entry.key, {}).setdefault(entry.device, []).append(entry)
         counts: dict[int, int] = {}
         for timer in self._timers.values():
             counts[timer.key] = counts.get(timer.key, 0) + 1
@@ -305,11 +358,11 @@ class _MeshRecord:
             if call.at in self._immediate:
                 interval = (max(clock, issued),) * 2
             elif call.at in self._stamped:
-                begun, ended = found.get(2 * call.at), found.get(2 * call.at + 1)
+                begun, ended = by_key.get(2 * call.at), by_key.get(2 * call.at + 1)
                 interval = _between(begun, ended, max(clock, issued) if begun is None else issued)
             else:
                 key = self._timers[call.at].key
-                devices = list(found.get(key, {}).values())
+                devices = list(by_key.get(key, {}).values())
                 if devices and all(len(of_device) == counts[key] for of_device in devices):
                     mine = [of_device[number[key]] for of_device in devices]
                     interval = min(e.begin_s for e in mine), max(e.end_s for e in mine)
@@ -319,7 +372,7 @@ class _MeshRecord:
             else:
                 runs[call.at] = interval
                 clock = max(clock, interval[1])
-        arrivals = {at: _latest(found[2 * at]) for at in self._received if 2 * at in found}
+        arrivals = {at: _latest(by_key[2 * at]) for at in self._received if 2 * at in by_key}
         if self._watcher is not None:
             arrivals = {seen.at: seen.end for seen in self._watcher.sightings}
         return runs, arrivals
@@ -327,16 +380,16 @@ class _MeshRecord:
 
 def _last_sends(stream: Stream, calls: Container[int]) -> dict[int, int]:
     """The calls by the position of the last send that follows, before the next call; by their own if none."""
-    found: dict[int, int] = {}
+    last_by_stream: dict[int, int] = {}
     last: tuple[int, int] | None = None
     for at, op in enumerate(stream.instructions):
         if isinstance(op, Run):
-            found.update([last] if last else [])
+            last_by_stream.update([last] if last else [])
             last = (at, at) if at in calls else None
         elif isinstance(op, Send) and last:
             last = (at, last[1])
-    found.update([last] if last else [])
-    return found
+    last_by_stream.update([last] if last else [])
+    return last_by_stream
 
 
 def stamped_types(
@@ -405,14 +458,14 @@ def spans_of(program: Program, times: StepTimes) -> tuple[MeasuredSpan, ...]:
                 for buffer in reads(op):
                     begins.setdefault((s, buffer), start)
     for (s, at), source in sources.items():
-        stream, made = program.streams[s], runs.get(source)
+        stream, source_run = program.streams[s], runs.get(source)
         op = stream.instructions[at]
         assert isinstance(op, Recv)
         ends = [t for t in (arrivals.get((s, at)), begins.get((s, op.buffer))) if t is not None]
-        if made is not None and ends:
+        if source_run is not None and ends:
             name = program.streams[source[0]].mesh
-            end = max(made[1], min(ends))
-            spans.append(MeasuredSpan(stream.mesh, name, "transfer", made[1], end, at))
+            end = max(source_run[1], min(ends))
+            spans.append(MeasuredSpan(stream.mesh, name, "transfer", source_run[1], end, at))
     return tuple(sorted(spans, key=lambda span: (span.start_s, span.mesh, span.name)))
 
 
@@ -420,11 +473,11 @@ def _message_sources(program: Program) -> dict[Node, Node]:
     """For each receive the run that produced its value, as (stream, position); relays are left out."""
     makers = []
     for stream in program.streams:
-        made: dict[int, int] = {}
+        run_of_buffer: dict[int, int] = {}
         for at, op in enumerate(stream.instructions):
             if isinstance(op, Run):
-                made.update(dict.fromkeys(writes(op), at))
-        makers.append(made)
+                run_of_buffer.update(dict.fromkeys(writes(op), at))
+        makers.append(run_of_buffer)
     sources = {}
     for pair in messages(program):
         for message in pair:

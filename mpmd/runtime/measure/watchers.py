@@ -12,10 +12,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mpmd.runtime.measure.sightings import Sighting, Watcher, consumed_receives
-from mpmd.runtime.measure.step_trace import Interval, MeasuredSpan, StepTimes, spans_of
-from mpmd.runtime.program.instructions import Recv, Run, reads
-from mpmd.runtime.program.streams import Program
+from mpmd.runtime.measure.step_trace import (
+    Interval,
+    MeasuredSpan,
+    Sighting,
+    StepTimes,
+    Watcher,
+    consumed_receives,
+    spans_of,
+)
+from mpmd.runtime.program.streams import Program, Recv, Run, reads
 from mpmd.runtime.run.interpreter import BoundCall, BoundInstruction, BoundRecv, Observer, StepState
 
 

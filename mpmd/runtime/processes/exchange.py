@@ -5,8 +5,7 @@
 
 All processes must come to the same exchanges in the same order, do them alike, and end them alike.  If one
 comes to something else, does it otherwise, or leaves by an exception of its own, all raise a PeerError.
-
-What decides about numbers beside a program: versions, and settings of JAX.
+Beside the program, versions and settings of JAX decide about numbers: `settings_text` has them.
 """
 
 from __future__ import annotations
@@ -86,11 +85,11 @@ class WorldExchange:
         """
         part = next(self._parts)
         texts = self._mail.swap(f"exchange/{self.number}/{part}", f"{self.what}\n{text}")
-        found = [text.partition("\n") for text in texts]
-        for process, (what, _, _) in enumerate(found):
-            if what != found[0][0]:
-                raise self.world.differ(process, f"began {what}, where process 0 began {found[0][0]}")
-        return [text for _, _, text in found]
+        announced = [text.partition("\n") for text in texts]
+        for process, (what, _, _) in enumerate(announced):
+            if what != announced[0][0]:
+                raise self.world.differ(process, f"began {what}, where process 0 began {announced[0][0]}")
+        return [text for _, _, text in announced]
 
     def gather_json(self, value: Any) -> list[Any]:
         """The same for values that JSON can express; compressed, because the store carries short texts."""
@@ -99,7 +98,7 @@ class WorldExchange:
     def compare(self, alike: Alike) -> None:
         """Raises a PeerError in all processes if something differs that must be equal."""
         hashes = self.gather(hashlib.sha256(alike.text.encode()).hexdigest())
-        other = next((process for process, found in enumerate(hashes) if found != hashes[0]), None)
+        other = next((process for process, hashed in enumerate(hashes) if hashed != hashes[0]), None)
         if other is None:
             return
         texts = self.gather_json(alike.text if self.world.index in (0, other) else "")
@@ -115,8 +114,8 @@ class WorldExchange:
         """
         cause: Exception | None = None
         try:
-            found = {"value": act()}
-            packed = _packed(found)
+            outcome = {"value": act()}
+            packed = _packed(outcome)
         except PeerError:
             raise
         except Exception as error:

@@ -1,9 +1,8 @@
 """This process's part of a program: its streams run here, and failures of any process end the step here.
 
-Clocks of the processes, compared over the key-value store.
-
-Each process asks process 0 for its time, several times in turn.  The answer was written between the question
-and its arrival: half of the shortest round trip is the error.
+Times of several processes are compared by their clocks.  Each process asks process 0 for its time over the
+key-value store, several times in turn.  The answer was written between the question and its arrival: half of
+the shortest round trip is the error.
 """
 
 from __future__ import annotations
@@ -18,9 +17,8 @@ from mpmd.errors import FragmentError, PeerError, SignatureError, TransferError
 from mpmd.runtime.channels.protocol import Stopped
 from mpmd.runtime.measure.step_trace import StepTimes
 from mpmd.runtime.processes.exchange import WorldExchange
-from mpmd.runtime.program.instructions import Feed
 from mpmd.runtime.program.pairs import MessageKey
-from mpmd.runtime.program.streams import Program
+from mpmd.runtime.program.streams import Feed, Program
 from mpmd.runtime.run.decode import ArrayEngine
 from mpmd.runtime.run.executor import Executor, RuntimeOptions
 from mpmd.runtime.run.interpreter import FragmentExecutable, Observer
@@ -188,8 +186,8 @@ class Part:
             offset = compare_clocks(exchange)
             runs = [(*key, *(time + offset.seconds for time in of)) for key, of in times.runs.items()]
             arrivals = [(*key, time + offset.seconds) for key, time in times.arrivals.items()]
-            found = exchange.gather_json([runs, arrivals, offset.error_s])
-        return merged_times(found), max(error for _, _, error in found)
+            of_all = exchange.gather_json([runs, arrivals, offset.error_s])
+        return merged_times(of_all), max(error for _, _, error in of_all)
 
     def gathered(self, what: str, value: Any) -> list[Any]:
         """A value that JSON can express, of every process; all processes must call it.

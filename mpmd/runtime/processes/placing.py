@@ -32,7 +32,7 @@ def placed(devices: Sequence[Any], counts: Mapping[str, int]) -> dict[str, list[
     processes = [list(of) for _, of in itertools.groupby(devices, key=lambda device: device.process_index)]
     sizes = [len(of) for of in processes]
     at = 0
-    found: dict[str, list[Any]] = {}
+    by_mesh: dict[str, list[Any]] = {}
     for mesh, count in counts.items():
         if at < len(processes) and len(processes[at]) < count and len(processes[at]) < sizes[at]:
             at += 1
@@ -47,8 +47,8 @@ def placed(devices: Sequence[Any], counts: Mapping[str, int]) -> dict[str, list[
             taken += processes[at][:wanted]
             del processes[at][:wanted]
             at += not processes[at]
-        found[mesh] = taken
-    return found
+        by_mesh[mesh] = taken
+    return by_mesh
 
 
 def _too_few(counts: Mapping[str, int], sizes: Sequence[int]) -> ConfigError:
@@ -78,8 +78,8 @@ def own_cores(exchange: WorldExchange) -> tuple[int, ...]:
     Raises:
         PeerError: a process failed meanwhile.
     """
-    found = exchange.gather_json([_machine(), available_cores()])
-    return share_of(exchange.world.index, [(machine, tuple(cores)) for machine, cores in found])
+    of_all = exchange.gather_json([_machine(), available_cores()])
+    return share_of(exchange.world.index, [(machine, tuple(cores)) for machine, cores in of_all])
 
 
 def share_of(index: int, places: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[int, ...]:

@@ -1,10 +1,8 @@
-"""The key-value store of `jax.distributed`, whose calls all end.
+"""The key-value store of `jax.distributed`, whose calls all end, and the texts that processes exchange in it.
 
 JAX's client holds a lock when it finds the coordinator lost, so a call may never return.  Each thread's calls
 are made by a thread of their own, for which the caller waits a limited number of polls: time is counted in
 polls of this process, so that one that was stopped for a while loses nothing.
-
-Texts between processes, in the key-value store: what an `WorldExchange` and a `Meeting` consist of.
 """
 
 from __future__ import annotations
@@ -53,11 +51,11 @@ class _Caller:
         Raises:
             NoAnswer: it did not return in time.
         """
-        made = _Call(function)  # with an answer of its own: a signal handler may call while this waits
-        self._calls.put(made)
+        pending = _Call(function)  # with an answer of its own: a signal handler may call while this waits
+        self._calls.put(pending)
         for _ in range(self._polls):
             try:
-                result, error = made.answer.get(timeout=_POLL_SECONDS)
+                result, error = pending.answer.get(timeout=_POLL_SECONDS)
             except queue.Empty:
                 if self._lost.is_set():  # a call of another thread found that
                     break
@@ -95,8 +93,8 @@ class BoundedStore:
 
     def key_value_dir_get(self, prefix: str) -> list[tuple[str, str]]:
         """All entries whose keys begin with `prefix`."""
-        found: list[tuple[str, str]] = self._call(lambda: self._client.key_value_dir_get(prefix))
-        return found
+        entries: list[tuple[str, str]] = self._call(lambda: self._client.key_value_dir_get(prefix))
+        return entries
 
     def key_value_delete(self, key: str) -> None:
         self._call(lambda: self._client.key_value_delete(key))
@@ -150,11 +148,11 @@ class Mail:
         own = f"mpmd/{name}/{self._world.index}"
         with self._answering():
             self._store.key_value_set(own, text)
-            found = [self._wait_for(f"mpmd/{name}/{process}") for process in range(self._world.count)]
+            texts = [self._wait_for(f"mpmd/{name}/{process}") for process in range(self._world.count)]
             if self._written:  # every process has read the entries before these
                 self._store.key_value_delete(self._written)
         self._written = own
-        return found
+        return texts
 
     def put(self, name: str, text: str) -> None:
         with self._answering():

@@ -3,9 +3,8 @@
 The store carries control only, never arrays.  Each process writes under its own index; a failure is written
 once, by the first process that knows its cause, and read by all.
 
-Where arrays come from: two processes that fetch one array each must mean the same one.
-
-An array of another process has no data here, and often the shape, the dtype and the mesh of others.
+An array of another process has no data here, and often the shape, the dtype and the mesh of others.  So the
+origin of each array is recorded, and two processes that fetch one array each must mean the same one.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from mpmd import jax_compat, jax_distributed
 from mpmd.errors import ConfigError, PeerError
 from mpmd.runtime.processes.exchange import Alike, WorldExchange
 from mpmd.runtime.processes.store import BoundedStore, Mail, NoAnswer, delay_aborts
-from mpmd.runtime.run.exclusive import Exclusive, ExclusiveWork
+from mpmd.runtime.run.waiting import Exclusive, ExclusiveWork
 from mpmd.support.memoisation import once
 
 _RECORDED = 16
@@ -153,8 +152,8 @@ class World:
 
     def known_hosts(self) -> dict[int, str]:
         beats = {name: text for name, text in self.state().items() if name.startswith("beat/")}
-        found = {int(name.removeprefix("beat/")): json.loads(text)["host"] for name, text in beats.items()}
-        return {**self.hosts, **found}
+        hosts = {int(name.removeprefix("beat/")): json.loads(text)["host"] for name, text in beats.items()}
+        return {**self.hosts, **hosts}
 
     def publish(self, name: str, text: str, *, once: bool = False) -> None:
         """Writes an entry of the shared state; with `once` only if it is not there.
@@ -179,6 +178,7 @@ class World:
     def begin(self, what: str) -> None:
         """Records that a step or an exchange begins: all processes must begin the same, in the same order."""
         before, last = self.begun
+        # The last ones are enough to compare, with the number of those before them.
         surplus = max(0, len(last) + 1 - _COMPARED)
         self.begun = before + surplus, (*last[surplus:], what)
 
@@ -290,8 +290,8 @@ class World:
         if self.failure is None:
             text = self._failed(error)
             order = [self.completed, position]
-            found = {"process": self.index, "text": text, "mesh": mesh, "order": order}
-            self.publish(f"failed/{self.index}", json.dumps(found))
+            report = {"process": self.index, "text": text, "mesh": mesh, "order": order}
+            self.publish(f"failed/{self.index}", json.dumps(report))
         self._wait_for_cause()
         if self.failure is not None and (self.failure.process != self.index or not self.failure.known):
             raise self.error(self.failure) from error
@@ -313,6 +313,7 @@ class World:
         with contextlib.suppress(PeerError):  # the coordinator is lost, which ends the work as well
             self.stop()
             self.report(Failure(self.index, self._failed(error, what), mesh))
+            # The first failure written is the cause for all processes: read back, it may not be this one.
             self.fail(Failure(**json.loads(self.state()["failure"])))
 
     def fail(self, failure: Failure) -> None:

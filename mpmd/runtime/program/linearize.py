@@ -21,22 +21,25 @@ import itertools
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
-from mpmd.runtime.processes.scalars import with_results_everywhere
+from mpmd.runtime.channels.everywhere import with_results_everywhere
 from mpmd.runtime.program.graph import BufferType, CallNode, EntryGraph, InputSpec, TransferOp, check_graph
-from mpmd.runtime.program.instructions import (
+from mpmd.runtime.program.streams import (
+    Buffer,
+    ChannelSpec,
     Copy,
     Feed,
     Fetch,
     Free,
     Instruction,
+    Program,
     Recv,
     Run,
     Send,
+    Stream,
     donated_buffers,
     reads,
     writes,
 )
-from mpmd.runtime.program.streams import Buffer, ChannelSpec, Program, Stream
 from mpmd.runtime.program.verify_streams import verify
 
 
@@ -105,6 +108,7 @@ class _StreamLayout:
 
     def _sort_transfers(self) -> None:
         """Separates arguments of other meshes, needed messages and superfluous transfers."""
+        # Backwards, as a transfer is needed only if its result is.
         needed = {spec.value for spec in self.graph.outputs}
         for op in reversed(self.graph.ops):
             if isinstance(op, CallNode):
@@ -217,6 +221,8 @@ class _StreamLayout:
                     if last[value] > at or arguments.count(value) > 1 or value in sent:
                         arguments[k] = self._copied(value)
                         result.append(Copy(value, arguments[k]))
+                    # An argument is consumed where it was placed: `_freshened` gives other feeds of it
+                    # buffers of their own.
                     elif value in self.argument:
                         self.consumed.add(value)
                 op = dataclasses.replace(op, inputs=tuple(arguments))

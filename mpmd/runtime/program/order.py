@@ -15,8 +15,7 @@ import functools
 from bisect import bisect_right, insort
 from collections import deque
 
-from mpmd.runtime.program.instructions import Recv, Run, Send, reads
-from mpmd.runtime.program.streams import Program, Stream
+from mpmd.runtime.program.streams import Program, Recv, Run, Send, Stream, reads
 
 Node = tuple[int, int]
 """(number of the stream, position in it)."""

@@ -19,9 +19,8 @@ from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 
 from mpmd.errors import ProgramError
-from mpmd.runtime.program.instructions import Copy, Instruction, Recv, Run, reads
 from mpmd.runtime.program.order import InstructionOrder, Message, Node, earliest_begins
-from mpmd.runtime.program.streams import Program, instruction_text
+from mpmd.runtime.program.streams import Copy, Instruction, Program, Recv, Run, instruction_text, reads
 
 MessageKey = tuple[int, int]
 """The channel of a message, and its number there."""
@@ -57,9 +56,9 @@ def order_pairs(program: Program, order: InstructionOrder, paired: Collection[Me
     pairs = tuple(sorted(chosen, key=lambda message: rank[message.send]))
     processes = sorted({process for stream in program.streams for process in stream.processes})
     issued = {process: _issued(program, order, nodes, rank, pairs, process) for process in processes}
-    found = PairOrder(pairs, issued)
-    check_pairs(program, order, found)
-    return found
+    pair_order = PairOrder(pairs, issued)
+    check_pairs(program, order, pair_order)
+    return pair_order
 
 
 def _by_slots(program: Program, order: InstructionOrder) -> list[Node]:
@@ -102,6 +101,9 @@ def _issued(
     together = [rank[node] for node in nodes if node[0] in here and _is_met(program, node)]
     points = sorted([*together, *(rank[m.send] for m in others if m.send[0] in here)])
     needs = {rank[m.send]: _waiting(program, rank, m) for m in others if m.recv[0] in here}
+    # From the last pair to the first: how late this process may issue each.  `bound` is the lowest rank so
+    # far that has to come after: collectives behind the send, instructions that wait for messages sent behind
+    # it, and the sends of this pair and of later pairs, where they are here.
     latest, bound = {}, len(rank)
     arrivals = sorted(needs)
     for k, pair in reversed(own):
@@ -110,6 +112,9 @@ def _issued(
         while arrivals and arrivals[-1] >= rank[pair.send]:
             bound = min(bound, needs[arrivals.pop()])
         latest[k] = bound = min(bound, rank[pair.send]) if pair.send[0] in here else bound
+    # From the first pair to the last, which keeps their order.  A receive is placed a task before its use,
+    # but behind the pair before it, and behind the last collective or send of another message that precedes
+    # the pair.  `latest` wins, because the other process issues its end where the order of pairs has it.
     place: dict[Node, tuple[int, int, int]] = {}
     before = (-1, 0, 0)
     for k, pair in own:
@@ -143,15 +148,15 @@ def _waiting(program: Program, rank: Mapping[Node, int], message: Message) -> in
     return next(readers, len(rank))
 
 
-def check_pairs(program: Program, order: InstructionOrder, found: PairOrder) -> None:
+def check_pairs(program: Program, order: InstructionOrder, pair_order: PairOrder) -> None:
     """Runs all processes: each waits for the other ends of its pairs, in collectives, and for what it reads.
 
     Raises:
         ProgramError: they cannot all come to the end, or one issues its pairs in another order.
     """
-    of_pair = {node: k for k, pair in enumerate(found.pairs) for node in (pair.send, pair.recv)}
+    of_pair = {node: k for k, pair in enumerate(pair_order.pairs) for node in (pair.send, pair.recv)}
     streams = program.streams
-    at = dict.fromkeys(found.issued, 0)
+    at = dict.fromkeys(pair_order.issued, 0)
     passed: dict[Node, int] = {}
     met = set[tuple[int, Node]]()
     following = 0
@@ -162,7 +167,7 @@ def check_pairs(program: Program, order: InstructionOrder, found: PairOrder) -> 
     def is_ready(process: int, node: Node) -> bool:
         if _is_met(program, node) and (process, node) not in met:
             others = streams[node[0]].processes
-            if any(_next(found, at, other) != node for other in others):
+            if any(_next(pair_order, at, other) != node for other in others):
                 return False
             met.update((other, node) for other in others)
         awaited = (n for n in order.before.get(node, ()) if n not in of_pair)
@@ -171,20 +176,21 @@ def check_pairs(program: Program, order: InstructionOrder, found: PairOrder) -> 
     moved = True
     while moved:
         moved = False
-        for process in found.issued:
-            while (node := _next(found, at, process)) is not None:
+        for process in pair_order.issued:
+            while (node := _next(pair_order, at, process)) is not None:
                 if node in of_pair or not is_ready(process, node):
                     break
                 passed[node] = passed.get(node, 0) + 1
                 at[process] += 1
                 moved = True
-        if following < len(found.pairs):
-            waiting = ends(found.pairs[following])
-            if all(_next(found, at, process) == node for process, node in waiting):
+        if following < len(pair_order.pairs):
+            waiting = ends(pair_order.pairs[following])
+            if all(_next(pair_order, at, process) == node for process, node in waiting):
                 for process, _ in waiting:
                     at[process] += 1
                 following, moved = following + 1, True
-    stuck = {process: last for process in at if (last := _next(found, at, process)) is not None}
+    # Processes that did not come to their end wait for others, which are not there and never will be.
+    stuck = {process: last for process in at if (last := _next(pair_order, at, process)) is not None}
     if stuck:
         lines = (
             f"  process {process} waits at {streams[s].mesh}[{k}] "
@@ -197,6 +203,6 @@ def check_pairs(program: Program, order: InstructionOrder, found: PairOrder) -> 
         )
 
 
-def _next(found: PairOrder, at: Mapping[int, int], process: int) -> Node | None:
-    nodes = found.issued[process]
+def _next(pair_order: PairOrder, at: Mapping[int, int], process: int) -> Node | None:
+    nodes = pair_order.issued[process]
     return nodes[at[process]] if at[process] < len(nodes) else None

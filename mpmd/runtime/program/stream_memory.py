@@ -15,18 +15,20 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from mpmd.runtime.program.instructions import (
+from mpmd.runtime.program.streams import (
     Copy,
     Feed,
     Fetch,
     Instruction,
+    Program,
     Recv,
     Run,
+    Stream,
     donated_buffers,
     ended_buffers,
+    instruction_text,
     writes,
 )
-from mpmd.runtime.program.streams import Program, Stream, instruction_text
 from mpmd.runtime.program.verify_streams import verify
 from mpmd.runtime.run.interpreter import BoundFeed, BoundInstruction, Observer, StepState
 

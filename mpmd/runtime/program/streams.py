@@ -1,4 +1,8 @@
-"""A program: one straight-line stream per mesh, the channels between them, and the edges of the step."""
+"""A program: one straight-line stream per mesh, the channels between them, and the edges of the step.
+
+A stream is the work of one mesh in one step, in order.  It has seven instructions and no branches.  Buffers
+are numbers that count from 0 in each stream, each defined by one instruction.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,123 @@ import hashlib
 from collections.abc import Sequence
 
 from mpmd.runtime.program.graph import BufferType, InputSpec, OutputSpec
-from mpmd.runtime.program.instructions import (
-    Copy,
-    Feed,
-    Fetch,
-    Free,
-    Instruction,
-    Recv,
-    Run,
-    Send,
-    task_text,
-    writes,
-)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Run:
+    """Call an executable: reads `inputs`, consumes those at the positions `donated`, defines `outputs`."""
+
+    executable: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    donated: tuple[int, ...] = ()
+    stage: int | None = None
+    microbatch: int | None = None
+    phase: str = ""
+    label: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Send:
+    """Offer a buffer as message number `sequence` of a channel."""
+
+    buffer: int
+    channel: int
+    sequence: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Recv:
+    """Define a buffer: message number `sequence` of a channel."""
+
+    buffer: int
+    channel: int
+    sequence: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Copy:
+    """Define `buffer` as a copy of `source` on the same mesh, in the memory that its type names."""
+
+    source: int
+    buffer: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Free:
+    """Drop the references to buffers that are not used any more."""
+
+    buffers: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Feed:
+    """Define a buffer: the flat user argument `input`, placed on the mesh.
+
+    With `fresh` the buffer never shares memory with the user's array: the stream may consume it although
+    the user keeps the array.
+    """
+
+    buffer: int
+    input: int
+    fresh: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fetch:
+    """A buffer becomes the flat user result `output`; it stays until the stream ends."""
+
+    buffer: int
+    output: int
+
+
+Instruction = Run | Send | Recv | Copy | Free | Feed | Fetch
+
+
+def reads(op: Instruction) -> tuple[int, ...]:
+    """The buffers that must be alive when `op` is issued, in order, repetitions kept."""
+    match op:
+        case Run():
+            return op.inputs
+        case Send() | Fetch():
+            return (op.buffer,)
+        case Copy():
+            return (op.source,)
+        case Free():
+            return op.buffers
+    return ()
+
+
+def writes(op: Instruction) -> tuple[int, ...]:
+    """The buffers that `op` defines."""
+    match op:
+        case Run():
+            return op.outputs
+        case Recv() | Copy() | Feed():
+            return (op.buffer,)
+    return ()
+
+
+def donated_buffers(op: Instruction) -> tuple[int, ...]:
+    """The buffers that `op` consumes."""
+    if not isinstance(op, Run):
+        return ()
+    return tuple(op.inputs[k] for k in op.donated if k < len(op.inputs))
+
+
+def ended_buffers(op: Instruction) -> tuple[int, ...]:
+    """The buffers that end when `op` is issued: donated or freed."""
+    return op.buffers if isinstance(op, Free) else donated_buffers(op)
+
+
+def task_text(op: Run) -> str:
+    """Stage, microbatch and phase of a call in words, such as "F stage 1 microbatch 3"; may be empty."""
+    parts = [op.phase] if op.phase else []
+    if op.stage is not None:
+        parts.append(f"stage {op.stage}")
+    if op.microbatch is not None:
+        parts.append(f"microbatch {op.microbatch}")
+    return " ".join(parts)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,13 +219,13 @@ class Program:
     @functools.cached_property
     def results(self) -> dict[int, tuple[tuple[int, ...], BufferType]]:
         """For each flat result its processes, and its type on the mesh that computes it."""
-        found: dict[int, tuple[tuple[int, ...], BufferType]] = {}
+        by_result: dict[int, tuple[tuple[int, ...], BufferType]] = {}
         for stream in self.streams:
             received = {op.buffer for op in stream.instructions if isinstance(op, Recv)}
             for op in stream.instructions:
-                if isinstance(op, Fetch) and (op.output not in found or op.buffer not in received):
-                    found[op.output] = stream.processes, stream.buffers[op.buffer].type
-        return found
+                if isinstance(op, Fetch) and (op.output not in by_result or op.buffer not in received):
+                    by_result[op.output] = stream.processes, stream.buffers[op.buffer].type
+        return by_result
 
     @functools.cached_property
     def donated_inputs(self) -> tuple[int, ...]:
@@ -162,7 +271,7 @@ def processes_text(processes: Sequence[int]) -> str:
 
 def instruction_text(op: Instruction, buffers: Sequence[Buffer] = ()) -> str:
     """One instruction as a line; with `buffers` the types and names of its results are shown."""
-    made = ", ".join(_definition(number, buffers) for number in writes(op))
+    definitions = ", ".join(_definition(number, buffers) for number in writes(op))
     match op:
         case Run():
             arguments = ", ".join(
@@ -170,18 +279,18 @@ def instruction_text(op: Instruction, buffers: Sequence[Buffer] = ()) -> str:
             )
             task, label = task_text(op), f'"{op.label}"' if op.label else ""
             note = " ".join(filter(None, (task, label)))
-            left = f"{made} = " if made else ""
+            left = f"{definitions} = " if definitions else ""
             return f"{left}run {op.executable}({arguments})" + (f"  # {note}" if note else "")
         case Send():
             return f"send %{op.buffer} over channel {op.channel} message {op.sequence}"
         case Recv():
-            return f"{made} = recv channel {op.channel} message {op.sequence}"
+            return f"{definitions} = recv channel {op.channel} message {op.sequence}"
         case Copy():
-            return f"{made} = copy %{op.source}"
+            return f"{definitions} = copy %{op.source}"
         case Free():
             return "free " + ", ".join(f"%{b}" for b in op.buffers)
         case Feed():
-            return f"{made} = feed input {op.input}{' fresh' if op.fresh else ''}"
+            return f"{definitions} = feed input {op.input}{' fresh' if op.fresh else ''}"
         case Fetch():
             return f"fetch %{op.buffer} as output {op.output}"
 

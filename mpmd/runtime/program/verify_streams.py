@@ -14,20 +14,22 @@ from dataclasses import dataclass, field
 
 from mpmd.errors import ProgramError, collect
 from mpmd.runtime.program.graph import BufferType
-from mpmd.runtime.program.instructions import (
+from mpmd.runtime.program.order import InstructionOrder, Node, linear_order, message_ends, messages, waits_for
+from mpmd.runtime.program.streams import (
     Feed,
     Fetch,
     Free,
     Instruction,
+    Program,
     Recv,
     Run,
     Send,
+    Stream,
     donated_buffers,
+    instruction_text,
     reads,
     writes,
 )
-from mpmd.runtime.program.order import InstructionOrder, Node, linear_order, message_ends, messages, waits_for
-from mpmd.runtime.program.streams import Program, Stream, instruction_text
 
 
 def verify(program: Program) -> InstructionOrder:
@@ -170,8 +172,10 @@ def edge_findings(program: Program) -> list[str]:
                         findings.append(f"{_place(stream, at)}: {problem}")
                     fetched.setdefault(key, f"{stream.mesh}[{at}]")
     named = {spec.index: spec.path for spec in program.outputs}
-    found = {k for _, k in fetched}
-    findings += [f"output {k} ({path}) is never fetched" for k, path in named.items() if k not in found]
+    fetched_results = {k for _, k in fetched}
+    findings += [
+        f"output {k} ({path}) is never fetched" for k, path in named.items() if k not in fetched_results
+    ]
     findings += [
         f"{where} fetches output {k}, which the step does not have"
         for (_, k), where in fetched.items()

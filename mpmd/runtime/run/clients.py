@@ -25,8 +25,7 @@ from typing import Any, Literal
 
 from mpmd import jax_compat
 from mpmd.errors import ConfigError
-from mpmd.support.cores import on_cores
-from mpmd.support.garbage import keep_past_exit
+from mpmd.support.resources import keep_past_exit, on_cores
 
 Pinning = Literal["auto", "always", "never"]
 
@@ -165,12 +164,12 @@ def cores_of_meshes(topology: Mapping[str, Any], own: tuple[int, ...] = ()) -> d
     for name, mesh in topology.items():
         if mesh.devices.flat[0].platform == "cpu":
             sharing.setdefault(id(mesh.devices.flat[0].client), []).append(name)
-    found: dict[str, tuple[int, ...]] = {}
+    by_mesh: dict[str, tuple[int, ...]] = {}
     for names in sharing.values():
         cores = cores_of(topology[names[0]].devices.flat[0], own)
         for number, name in enumerate(names):
-            found[name] = cores[number :: len(names)] or cores[:1]
-    return found
+            by_mesh[name] = cores[number :: len(names)] or cores[:1]
+    return by_mesh
 
 
 def available_cores() -> tuple[int, ...]:

@@ -1,11 +1,10 @@
 """Turns a program into steps that can be issued: instructions bound to what they call.
 
-How many calls of a mesh may be unfinished when a call is issued, so that memory stays near its prediction.
-
-XLA on CPU allocates the results of a call when it is issued, and a buffer is freed only when the last
-call that reads it has ended.  A mesh to which a whole step is issued at once holds the residuals of all
-microbatches together, in spite of its schedule.  So a call whose results would not fit beside the live
-buffers waits for earlier calls to end.
+A call also gets a limit of calls of its mesh that may be unfinished when it is issued, so that memory stays
+near its prediction.  XLA on CPU allocates the results of a call when it is issued, and a buffer is freed only
+when the last call that reads it has ended.  A mesh to which a whole step is issued at once holds the
+residuals of all microbatches together, in spite of its schedule.  So a call whose results would not fit
+beside the live buffers waits for earlier calls to end.
 """
 
 from __future__ import annotations
@@ -18,20 +17,21 @@ from typing import Any, Protocol
 from mpmd.errors import ProgramError, collect
 from mpmd.runtime.channels.protocol import Channel
 from mpmd.runtime.program.graph import BufferType
-from mpmd.runtime.program.instructions import (
+from mpmd.runtime.program.pairs import MessageKey
+from mpmd.runtime.program.streams import (
     Copy,
     Feed,
     Fetch,
     Free,
+    Program,
     Recv,
     Run,
     Send,
+    Stream,
     donated_buffers,
     reads,
     writes,
 )
-from mpmd.runtime.program.pairs import MessageKey
-from mpmd.runtime.program.streams import Program, Stream
 from mpmd.runtime.run.interpreter import (
     BoundCall,
     BoundCopy,
@@ -116,6 +116,8 @@ def decode(
         watched = watched_results(stream)
         watched |= _tokens(stream, watched, executables)
         unwatched = unwatched_sources(stream, watched)
+        # A call's end is seen at a result that stays: where none does, at a token, or at a later call that
+        # reads its results.
         limits = unfinished_calls(stream, run_ahead)
         binder = _Binder(
             stream, base, executables, engine, pending, watched, unwatched, paths, limits, fetches
@@ -133,13 +135,13 @@ def chosen_fetches(program: Program) -> frozenset[tuple[str, int]]:
 
     Meshes over several processes may overlap: a process then has a result and a copy that it received.
     """
-    found: dict[int, tuple[str, int]] = {}
+    chosen: dict[int, tuple[str, int]] = {}
     for stream in program.streams:
         received = {op.buffer for op in stream.instructions if isinstance(op, Recv)}
         for at, op in enumerate(stream.instructions):
-            if isinstance(op, Fetch) and (op.output not in found or op.buffer not in received):
-                found[op.output] = stream.mesh, at
-    return frozenset(found.values())
+            if isinstance(op, Fetch) and (op.output not in chosen or op.buffer not in received):
+                chosen[op.output] = stream.mesh, at
+    return frozenset(chosen.values())
 
 
 def watched_results(stream: Stream) -> dict[int, int]:

@@ -24,16 +24,14 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 
 from mpmd.errors import ConfigError, ProgramError, SignatureError, collect
-from mpmd.runtime.channels.profiling import dispatch_annotations, step_annotation
 from mpmd.runtime.channels.protocol import Stopped
-from mpmd.runtime.program.instructions import Feed, Fetch, Run
+from mpmd.runtime.channels.stamps import dispatch_annotations, step_annotation
 from mpmd.runtime.program.order import issue_order
 from mpmd.runtime.program.pairs import order_pairs
 from mpmd.runtime.program.stream_memory import peak_and_freed
-from mpmd.runtime.program.streams import Program
+from mpmd.runtime.program.streams import Feed, Fetch, Program, Run
 from mpmd.runtime.program.verify_streams import verify
 from mpmd.runtime.run.decode import ArrayEngine, decode
-from mpmd.runtime.run.exclusive import Exclusive
 from mpmd.runtime.run.host_memory import freed_memory, limit_of
 from mpmd.runtime.run.interpreter import (
     BoundCall,
@@ -43,11 +41,11 @@ from mpmd.runtime.run.interpreter import (
     Observer,
     PendingCalls,
     StepState,
+    Workers,
     issue_all,
 )
 from mpmd.runtime.run.observe import FiniteCheck, Observers
-from mpmd.runtime.run.waiting import failure_of, is_finished, wait_for
-from mpmd.runtime.run.workers import Workers
+from mpmd.runtime.run.waiting import Exclusive, failure_of, is_finished, wait_for
 
 _DRAIN_SECONDS = 0.4
 """Timeout for the issued work of an interrupted step."""
@@ -312,13 +310,13 @@ class Executor:
     @functools.cached_property
     def moved_results(self) -> tuple[int, ...]:
         """The results that no call here computes: they were received, copied, or given as arguments."""
-        found = set[int]()
+        moved = set[int]()
         for stream in self._own.streams:
             runs = (op for op in stream.instructions if isinstance(op, Run))
             called = {buffer for run in runs for buffer in run.outputs}
             fetches = (op for op in stream.instructions if isinstance(op, Fetch))
-            found.update(op.output for op in fetches if op.buffer not in called)
-        return tuple(sorted(found))
+            moved.update(op.output for op in fetches if op.buffer not in called)
+        return tuple(sorted(moved))
 
     @functools.cached_property
     def _issue_order(self) -> tuple[BoundInstruction, ...]:
@@ -398,15 +396,15 @@ class Executor:
 
     def _first_failure(self, failed: CallFailed) -> CallFailed:
         """The call that failed first; the one found may only have read its results.  Forgets all calls."""
-        found = [failed]
+        failures = [failed]
         for pending in self._decoded.pending:
             for entry in pending.unfinished:
                 if not entry.handle.is_deleted() and entry.handle.is_ready():
                     cause = failure_of(entry.handle)
                     if cause is not None:
-                        found.append(CallFailed(entry.call, entry.number, cause))
+                        failures.append(CallFailed(entry.call, entry.number, cause))
         self._forget()
-        first = min(found, key=lambda f: (f.number, self._rank[f.call.mesh, f.call.at]))
+        first = min(failures, key=lambda f: (f.number, self._rank[f.call.mesh, f.call.at]))
         first.position = self._rank[first.call.mesh, first.call.at]
         return first
 

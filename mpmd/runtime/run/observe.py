@@ -61,8 +61,8 @@ class FiniteCheck(Observer):
         for k, slot in enumerate(call.outputs):
             if (failure := failure_of(frame.slots[slot])) is not None:
                 raise CallFailed(call, frame.number, failure)
-            if found := self._found(frame.slots[slot]):
-                text = f"result {k} of {len(call.outputs)} holds {found}"
+            if problem := self._found(frame.slots[slot]):
+                text = f"result {k} of {len(call.outputs)} holds {problem}"
                 given = [self._arguments[i] for i in call.inputs if i in self._arguments]
                 if given:
                     path, of_argument = given[0]
@@ -71,8 +71,8 @@ class FiniteCheck(Observer):
 
     def issued(self, instruction: BoundInstruction, frame: StepState) -> None:
         """Records arguments that hold such a value; other instructions compute nothing."""
-        if isinstance(instruction, BoundFeed) and (found := self._found(frame.slots[instruction.buffer])):
-            self._arguments[instruction.buffer] = (instruction.path, found)
+        if isinstance(instruction, BoundFeed) and (problem := self._found(frame.slots[instruction.buffer])):
+            self._arguments[instruction.buffer] = (instruction.path, problem)
 
     def _found(self, array: Any) -> str:
         """The values found in the array, such as `2 NaN values`; empty if there are none."""

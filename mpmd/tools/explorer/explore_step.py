@@ -1,6 +1,6 @@
-"""The kernels inside of a fragment as native code has them: what each costs, reads and writes.
+"""The explorer's page for a step that JAX traced, with the kernels that native code has in each fragment.
 
-The explorer's page for a step that JAX traced.
+A kernel is shown with its cost, and the buffers that it reads and writes.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ def kernels_of(fragments: Mapping[str, FragmentModule], axes: Mapping[str, Any])
         fragments: by name; equal ones are planned once.
         axes: by mesh, the axes and their sizes.
     """
-    found: dict[Any, Any] = {}
+    by_module: dict[Any, Any] = {}
     for fragment in fragments.values():
         key = fragment.fingerprint, tuple(axes[fragment.mesh].items())
-        if key not in found:
-            found[key] = _kernels(fragment, axes[fragment.mesh])
-    return {name: found[f.fingerprint, tuple(axes[f.mesh].items())] for name, f in fragments.items()}
+        if key not in by_module:
+            by_module[key] = _kernels(fragment, axes[fragment.mesh])
+    return {name: by_module[f.fingerprint, tuple(axes[f.mesh].items())] for name, f in fragments.items()}
 
 
 def _kernels(fragment: FragmentModule, axes: Mapping[str, int]) -> Any:
@@ -112,13 +112,13 @@ def _short(thunk: Thunk) -> str:
 
 def _last_writers(place: Slice, writers: list[tuple[Slice, int]]) -> set[int]:
     """The latest writer of each part of a slice, as far as whole earlier writes are hidden by later ones."""
-    found: set[int] = set()
+    last: set[int] = set()
     for other, number in reversed(writers):
         if other.overlaps(place):
-            found.add(number)
+            last.add(number)
             if other.offset <= place.offset and place.offset + place.size <= other.offset + other.size:
                 break
-    return found
+    return last
 
 
 @dataclasses.dataclass(frozen=True)

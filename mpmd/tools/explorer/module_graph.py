@@ -76,9 +76,9 @@ def _graph(f: ir.Func, places: dict[ir.Op, int], sizes: dict[str, int]) -> Graph
     plain = left_out = 0
     for op in ir.ops(f):
         makers = dict.fromkeys(ir.producer(v) for v in ir.read_by(op))
-        found = dict.fromkeys(n for m in makers if m is not None for n in behind.get(m, ()))
+        nodes_before = dict.fromkeys(n for m in makers if m is not None for n in behind.get(m, ()))
         # Of many, the latest: those that it waits for longest.
-        sources = tuple(sorted(found)[-_MAX_SOURCES:])
+        sources = tuple(sorted(nodes_before)[-_MAX_SOURCES:])
         behind[op] = sources
         if not isinstance(op, _DRAWN):
             plain += not isinstance(op, (ir.Assign, ir.Unassign))
@@ -177,7 +177,7 @@ def _amount(count: float) -> str:
 
 def fresh_nodes(before: list[Graph], after: list[Graph]) -> dict[str, set[int]]:
     """For each function the nodes that were not in its graph before."""
-    found = {}
+    by_function = {}
     old = {graph.function: graph for graph in before}
     for graph in after:
         last = old.get(graph.function)
@@ -187,8 +187,8 @@ def fresh_nodes(before: list[Graph], after: list[Graph]) -> dict[str, set[int]]:
             known[_look(node)] -= 1
             if known[_look(node)] < 0:
                 fresh.add(i)
-        found[graph.function] = fresh
-    return found
+        by_function[graph.function] = fresh
+    return by_function
 
 
 def _look(node: Node) -> tuple[Any, ...]:

@@ -1,6 +1,8 @@
-"""The text of a module as a tree of ops, and the pairs of corresponding ops of two trees.
+"""The text of a module as a tree of ops, and the changes from one tree to the next, line by line.
 
-Changes of a text, line by line.
+MLIR numbers values anew each time it prints: one op more, and every line below it looks changed.  Here a
+value keeps its name as long as the op that defines it is there, so that lines differ where ops do.  The
+text stays valid MLIR.
 """
 
 from __future__ import annotations
@@ -43,9 +45,9 @@ class OwnNames:
     @staticmethod
     @functools.lru_cache(100_000)  # the same lines come again in other microbatches, and after other passes
     def of(*lines: str) -> OwnNames:
-        found = _RESULTS.match(lines[0])
-        results = NAME.findall(found[1]) if found else []
-        rest = [lines[0][found.end() :] if found else lines[0], *lines[1:]]
+        match = _RESULTS.match(lines[0])
+        results = NAME.findall(match[1]) if match else []
+        rest = [lines[0][match.end() :] if match else lines[0], *lines[1:]]
         arguments = [
             (m[0], _END_OF_TYPE.split(line[m.end() :], maxsplit=1)[0])
             for line in rest
@@ -86,8 +88,8 @@ class OpText:
     def kind(self) -> str:
         """Name of the op, or its first word."""
         head = self.raw[0].strip()
-        found = _OP.search(head)
-        return found[1] if found else head.split(" ", 1)[0]
+        match = _OP.search(head)
+        return match[1] if match else head.split(" ", 1)[0]
 
     @property
     def is_isolated(self) -> bool:
@@ -247,12 +249,12 @@ def in_order(partners: dict[int, int]) -> list[tuple[int, int]]:
         back[new] = chain[at - 1][0] if at else None
         tails[at : at + 1] = [old]
         chain[at : at + 1] = [(new, old)]
-    found = []
+    trees = []
     last = chain[-1][0] if chain else None
     while last is not None:
-        found.append((last, partners[last]))
+        trees.append((last, partners[last]))
         last = back[last]
-    return found[::-1]
+    return trees[::-1]
 
 
 KEPT, GONE, NEW, CHANGED, MOVED_AWAY, MOVED_HERE = "=-+~<>"
@@ -300,3 +302,128 @@ def _inside(before: OpText, after: OpText) -> Iterator[Change]:
         else:
             yield (KEPT if old == new else CHANGED), new
         yield from changes(olds or (), news or ())
+
+
+_STEM = re.compile(r"%[A-Za-z_$.-]*?(?=\d*$)")
+
+
+class RegionNames:
+    """The names used in one region, also by removed values; `around` are the enclosing region's names.
+
+    A region may use the names of its siblings, but none of those around it.
+    """
+
+    def __init__(self, around: RegionNames | None = None) -> None:
+        self.around = around
+        self._taken: set[str] = set()
+        self._inside: set[str] = set()
+        self._next: dict[str, int] = collections.defaultdict(int)
+
+    def take(self, name: str) -> str:
+        """Takes a name, free or not."""
+        self._taken.add(name)
+        region = self.around
+        while region is not None:
+            region._inside.add(name)
+            region = region.around
+        return name
+
+    def free(self, wanted: str) -> str:
+        """Takes a name that was never used here: the wanted one, or one like it."""
+        match = _STEM.match(wanted)
+        stem = match[0] if match and match[0] != wanted else wanted + "_"
+        while not self._is_free(wanted):
+            wanted = f"{stem}{self._next[stem]}"
+            self._next[stem] += 1
+        return self.take(wanted)
+
+    def _is_free(self, name: str) -> bool:
+        region: RegionNames | None = self
+        while region is not None:
+            if name in region._taken:
+                return False
+            region = region.around
+        return name not in self._inside
+
+
+class Namer:
+    """Names the values of each tree after the tree before."""
+
+    def __init__(self) -> None:
+        self._names: dict[OpText, RegionNames] = {}
+
+    def name(self, tree: Sequence[OpText]) -> None:
+        """Sets `named` of all ops; their partners have theirs.  Forgets the tree before."""
+        by_op: dict[OpText, RegionNames] = {}
+        self._name_ops(tree, {}, RegionNames(), by_op)
+        self._names = by_op
+
+    def _name_ops(
+        self,
+        ops: Sequence[OpText],
+        known: dict[str, str],
+        names: RegionNames,
+        by_op: dict[OpText, RegionNames],
+    ) -> None:
+        for op in ops:
+            inside_known, inside_names = known, names
+            if op.is_isolated:
+                inside_known, inside_names = {}, self._names_inside(op, None)
+            elif any(op.inside):
+                inside_names = self._names_inside(op, names)
+            by_op[op] = inside_names
+            results, arguments = op.names.results, [name for name, _ in op.names.arguments]
+            operands = [known.get(name, name) for name in op.names.operands]
+            kept = _names_of_partner(op, operands)
+            chosen = {name: _taken(kept.get(name), name, names) for name in results}
+            chosen |= {name: _taken(kept.get(name), name, inside_names) for name in arguments}
+            op.named = [
+                NAME.sub(lambda m, c=chosen, k=known: c.get(m[0]) or k.get(m[0], m[0]), line)  # type: ignore[misc]
+                for line in op.raw
+            ]
+            op.lasting = OwnNames(
+                [chosen[name] for name in results],
+                [(chosen[name], kind) for name, kind in op.names.arguments],
+                operands,
+            )
+            known.update((name, chosen[name]) for name in results)
+            inside_known.update((name, chosen[name]) for name in arguments)
+            for inside in op.inside:
+                self._name_ops(inside, inside_known, inside_names, by_op)
+
+    def _names_inside(self, op: OpText, around: RegionNames | None) -> RegionNames:
+        """The names inside an op: its partner's, and those taken since."""
+        names = self._names.get(op.partner) if op.partner else None
+        if names is None or names.around is not around:
+            return RegionNames(around)
+        return names
+
+
+def _taken(kept: str | None, wanted: str, names: RegionNames) -> str:
+    return names.take(kept) if kept else names.free(wanted)
+
+
+def _names_of_partner(op: OpText, operands: Sequence[str]) -> dict[str, str]:
+    """For names that an op defines, the names of its partner for the same values."""
+    if op.partner is None:
+        return {}
+    before = op.partner.lasting
+    names = dict(zip(op.names.results, before.results))
+    new, old = op.names.arguments, before.arguments
+    if len(new) == len(operands) and len(old) == len(before.operands):
+        # Arguments correspond to operands, as in fragments: each is matched by its own.
+        return names | _in_turn(
+            [(name, operand) for (name, _), operand in zip(new, operands)],
+            [(name, operand) for (name, _), operand in zip(old, before.operands)],
+        )
+    if len(new) == len(old):
+        return names | {a: b for (a, _), (b, _) in zip(new, old)}
+    return names | _in_turn(new, old)
+
+
+def _in_turn(new: Iterable[tuple[str, str]], old: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Each name with the first one left of the same kind."""
+    waiting: dict[str, collections.deque[str]] = collections.defaultdict(collections.deque)
+    for name, kind in old:
+        waiting[kind].append(name)
+    return {name: waiting[kind].popleft() for name, kind in new if waiting[kind]}

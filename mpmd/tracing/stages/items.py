@@ -1,9 +1,8 @@
 """A function as a flat list of items: equations, in program order, over numbered values.
 
-Nested jits are inlined.  `jax.checkpoint` is inlined too; each item lists the checkpoints around it, which
-`emit` puts around the items of each stage again.
-
-Items with stages as a computation again: one named computation per stage.
+Nested jits are inlined.  `jax.checkpoint` is inlined too; each item lists the checkpoints around it.  Once
+items have stages, `emit` writes them as one named computation per stage, with these checkpoints around the
+items of each stage again.
 """
 
 from __future__ import annotations
@@ -103,11 +102,11 @@ class FlatFunction:
         return len(self.avals) - 1
 
     def readers(self) -> dict[int, list[Item]]:
-        found: dict[int, list[Item]] = {v: [] for v in range(len(self.avals))}
+        by_value: dict[int, list[Item]] = {v: [] for v in range(len(self.avals))}
         for item in self.items:
             for v in dict.fromkeys(item.reads):
-                found[v].append(item)
-        return found
+                by_value[v].append(item)
+        return by_value
 
     def inlined(
         self, closed: Any, given: Sequence[Operand], around: tuple[Checkpoint, ...], scope: str
@@ -122,8 +121,8 @@ class FlatFunction:
         """
         items, self.items = self.items, []
         outputs = self._inline(closed.jaxpr, closed.consts, given, around, scope)
-        made, self.items = self.items, items
-        return made, outputs
+        inlined_items, self.items = self.items, items
+        return inlined_items, outputs
 
     def replace(self, values: Mapping[int, Operand]) -> None:
         """Items and results read other values in place of some; unneeded items are dropped."""

@@ -56,9 +56,9 @@ def over_parts(
 
     def of_parts(parts: Dynamic) -> Any:
         leaves = jax.tree.leaves(parts, is_leaf=is_stacked)
-        made = interpreter.run(closed.jaxpr, closed.consts, leaves)
+        results = interpreter.run(closed.jaxpr, closed.consts, leaves)
         stages.warnings.update(interpreter.joined)
-        return jax.tree.unflatten(jax.tree.structure(shapes), made)
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     parts = [leaf if of is None else in_parts(leaf, of) for (_, leaf), of in zip(flat, lengths, strict=True)]
     return of_parts, jax.tree.unflatten(tree, parts)
@@ -211,16 +211,16 @@ def _choose(stages: TracedStages, function: FlatFunction, paths: dict[int, str],
         stages.divisions.update(division.lengths)
         stages.warnings.update(division.joined)
         parts = division.stage_of
-        found = [None if path in stages.divisions else selector.pinned(path) for path in paths.values()]
+        chosen = [None if path in stages.divisions else selector.pinned(path) for path in paths.values()]
     elif selector.scoped:
         scoped = stages_by_scopes(selector, function)
         selector.check_pinned(list(paths.values()))
-        found = [selector.pinned(path) for path in paths.values()]
+        chosen = [selector.pinned(path) for path in paths.values()]
         for item, stage in scoped.items():
             item.stage = stage
     else:
-        found = stages_by_paths(selector, list(paths.values()))
-    stage_of = {value: stage for value, stage in zip(paths, found, strict=True) if stage is not None}
+        chosen = stages_by_paths(selector, list(paths.values()))
+    stage_of = {value: stage for value, stage in zip(paths, chosen, strict=True) if stage is not None}
     place(function, [*paths, *parts], stage_of | parts, len(selector.over))
     check_order(function, stage_of, paths)
     check_scopes(scoped)

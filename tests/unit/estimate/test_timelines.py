@@ -17,7 +17,7 @@ from mpmd.cost.device import HOST
 from mpmd.errors import FragmentError
 from mpmd.estimate.program_timeline import WAITS_FOR_HOST, recorder_of, warn_of_unseen
 from mpmd.runtime.measure.run_costs import ProgramCosts
-from mpmd.runtime.program.instructions import Run
+from mpmd.runtime.program.streams import Run
 from mpmd.scheduling.chrome_trace import chrome_trace
 from mpmd.scheduling.render import render_text
 from mpmd.scheduling.render_html import render_html

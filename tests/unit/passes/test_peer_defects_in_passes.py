@@ -13,7 +13,7 @@ from mpmd.partition import pipeline
 from mpmd.passes import make_pass
 from mpmd.passes.verify import verify
 from mpmd.support.diagnostics import Severity
-from mpmd.support.pass_pipeline import Watch, run_pipeline
+from mpmd.support.passes import Watch, run_pipeline
 from tests.support.fragment_programs import fragment, run
 from tests.support.ir_programs import HEAD, main_with
 from tests.support.named_programs import NamedProgram

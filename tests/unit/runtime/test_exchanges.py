@@ -11,7 +11,7 @@ from mpmd.errors import CheckpointError, PeerError, ProgramError
 from mpmd.runtime.processes.exchange import Alike, settings_text, without_addresses
 from mpmd.runtime.processes.store import BoundedStore
 from mpmd.runtime.processes.world import Origins, differ
-from mpmd.runtime.run.exclusive import Exclusive
+from mpmd.runtime.run.waiting import Exclusive
 from tests.support.worlds import in_threads
 
 

@@ -11,8 +11,8 @@ from jax.sharding import Mesh
 
 from mpmd.errors import ConfigError, FragmentError, ProgramError, SignatureError
 from mpmd.runtime.channels.mesh_devices import MeshDevices
-from mpmd.runtime.program.instructions import Run, task_text
 from mpmd.runtime.program.linearize import linearize
+from mpmd.runtime.program.streams import Run, task_text
 from mpmd.runtime.run.executor import Executor, RuntimeOptions
 from tests.support.pipeline_graphs import (
     BODIES,

@@ -18,8 +18,8 @@ from mpmd.runtime.processes.placing import own_cores, placed, share_of
 from mpmd.runtime.processes.store import BoundedStore, NoAnswer
 from mpmd.runtime.processes.world import Failure, World
 from mpmd.runtime.program.graph import CallNode, OutputSpec
-from mpmd.runtime.program.instructions import Copy, Feed, Fetch, Recv, Run, Send
 from mpmd.runtime.program.linearize import linearize
+from mpmd.runtime.program.streams import Copy, Feed, Fetch, Recv, Run, Send
 from mpmd.runtime.run.clients import available_cores
 from mpmd.runtime.run.decode import chosen_fetches
 from tests.support.fake_engine import FakeArray

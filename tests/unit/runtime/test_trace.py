@@ -15,8 +15,8 @@ from mpmd.runtime.channels.stamps import Stamps
 from mpmd.runtime.measure.step_trace import StepTimes, TraceRecorder, spans_of, stamped_types
 from mpmd.runtime.measure.watchers import Sighting, WatchingRecorder, times_of
 from mpmd.runtime.program.graph import BufferType
-from mpmd.runtime.program.instructions import Recv, Run
 from mpmd.runtime.program.linearize import linearize
+from mpmd.runtime.program.streams import Recv, Run
 from mpmd.runtime.run.clients import own_clients
 from mpmd.runtime.run.executor import Executor, RuntimeOptions
 from mpmd.runtime.run.interpreter import Observer

@@ -9,17 +9,20 @@ import pytest
 
 from mpmd.errors import ProgramError
 from mpmd.runtime.program.graph import BufferType, InputSpec, OutputSpec
-from mpmd.runtime.program.instructions import (
+from mpmd.runtime.program.streams import (
+    Buffer,
+    ChannelSpec,
     Copy,
     Feed,
     Fetch,
     Free,
     Instruction,
+    Program,
     Recv,
     Run,
     Send,
+    Stream,
 )
-from mpmd.runtime.program.streams import Buffer, ChannelSpec, Program, Stream
 from mpmd.runtime.program.verify_streams import verify
 
 A = BufferType((8,), "float32", "a", bytes=32)

@@ -5,8 +5,7 @@ import threading
 
 import pytest
 
-from mpmd.runtime.run.interpreter import StepState
-from mpmd.runtime.run.workers import Workers
+from mpmd.runtime.run.interpreter import StepState, Workers
 
 MESHES = ("m0", "m1", "m2")
 
@@ -39,7 +38,7 @@ def interrupted_after(opcodes, call):
     left = [opcodes]
 
     def trace(scope, event, _):
-        if not scope.f_code.co_filename.endswith("workers.py"):
+        if not scope.f_code.co_filename.endswith("interpreter.py"):
             return None
         scope.f_trace_opcodes = True
         if event == "opcode":

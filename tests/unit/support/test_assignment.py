@@ -6,7 +6,7 @@ import pytest
 
 from mpmd.errors import ConfigError
 from mpmd.passes import make_pass
-from mpmd.support.placement_options import Assignment, Constraint, IndexPlace, NamePlacement
+from mpmd.support.option_texts import Assignment, Constraint, IndexPlace, NamePlacement
 
 
 @pytest.mark.parametrize(

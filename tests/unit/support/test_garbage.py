@@ -4,16 +4,16 @@ import gc
 
 import pytest
 
-from mpmd.support import garbage
-from mpmd.support.garbage import garbage_kept
+from mpmd.support import resources
+from mpmd.support.resources import garbage_kept
 
 
 @pytest.fixture
 def collections(monkeypatch):
     """The generations that were collected, as long as few objects are many and nothing is frozen."""
-    monkeypatch.setattr(garbage, "MIN_AGED", 100)
-    monkeypatch.setattr(garbage, "MAX_AGED", 10_000)
-    monkeypatch.setattr(garbage, "_aged", 0)
+    monkeypatch.setattr(resources, "MIN_AGED", 100)
+    monkeypatch.setattr(resources, "MAX_AGED", 10_000)
+    monkeypatch.setattr(resources, "_aged", 0)
     found = []
 
     def note(phase, info):

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 
-from mpmd.support.user_warnings import PendingWarning
+from mpmd.support.user_code import PendingWarning
 
 
 def test_a_filter_that_raises_ends_in_an_error_once():

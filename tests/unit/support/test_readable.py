@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpmd.support.source import readable
+from mpmd.support.user_code import readable
 
 TEXTS = {
     'from #sdy.sharding<@mesh, [{"x", "y"}, {}]> to #sdy.sharding<@m, [{"x", ?}p1], unreduced={"y"}>.': (

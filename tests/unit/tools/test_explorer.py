@@ -24,11 +24,10 @@ from mpmd.options import DIALECT_DEFAULTS
 from mpmd.partition import pipeline
 from mpmd.passes.bases import mlir_pass
 from mpmd.passes.verify import verify
-from mpmd.support.pass_pipeline import Watch, run_pipeline
+from mpmd.support.passes import Watch, run_pipeline
 from mpmd.tools import opt
 from mpmd.tools.explorer import PassRecorder, PipelinePass, explore
-from mpmd.tools.explorer.naming import Namer
-from mpmd.tools.explorer.text_tree import Numbering, pair, read_tree
+from mpmd.tools.explorer.text_tree import Namer, Numbering, pair, read_tree
 from tests.support import random_mpmd
 from tests.support.ir_programs import HEAD, TWO_FRAGMENTS
 from tests.support.poison import poison

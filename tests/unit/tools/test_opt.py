@@ -16,7 +16,7 @@ from mpmd.partition import pipeline
 from mpmd.passes import PASSES
 from mpmd.tools import opt, schedule
 from mpmd.tools import run as launcher
-from mpmd.tools.expected_diagnostics import Finding, expectations, mismatches
+from mpmd.tools.command_line import Finding, expectations, mismatches
 
 PLAIN = """func.func @f(%a: tensor<4xf32>) -> tensor<4xf32> {
   %0 = stablehlo.negate %a : tensor<4xf32>

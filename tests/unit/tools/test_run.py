@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from mpmd.support.cores import on_cores
+from mpmd.support.resources import on_cores
 from mpmd.tools.run import parse, shares, threads
 from tests.support.launching import output
 

@@ -12,10 +12,9 @@ import pytest
 from mpmd import ir
 from mpmd.errors import PlacementError, SignatureError
 from mpmd.passes.verify import verify
-from mpmd.tracing.live import live_names
-from mpmd.tracing.loops import accumulate_gradients, fori_loop, microbatch_loop
+from mpmd.tracing.microbatch_loops import accumulate_gradients, fori_loop, microbatch_loop
 from mpmd.tracing.names import call, decode, encode, named_computation, named_tensor
-from mpmd.tracing.trace import to_module
+from mpmd.tracing.trace import live_names, to_module
 
 TOPOLOGY = ir.TopologyAttr.from_axes({"m0": {"x": 1}, "m1": {"x": 1}})
 W, X = np.ones((4, 4), "f4"), np.ones((2, 4), "f4")

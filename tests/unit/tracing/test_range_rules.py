@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpmd.tracing.ranges.demands import DemandedJaxpr
-from mpmd.tracing.ranges.range import Range
+from mpmd.tracing.wanted_ranges import DemandedJaxpr, Range
 
 X = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
 ROW, COLUMN = X[:1], X[:, :1]

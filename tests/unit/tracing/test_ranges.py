@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from jax.extend.random import threefry2x32_p
 
-from mpmd.tracing.ranges.demands import DemandedJaxpr
-from mpmd.tracing.ranges.range import Range
+from mpmd.tracing.wanted_ranges import DemandedJaxpr, Range
 
 
 def initial(key, table):

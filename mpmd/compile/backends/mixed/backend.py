@@ -39,7 +39,7 @@ from mpmd.compile.kernels.planner.collectives import COLLECTIVES
 from mpmd.compile.pipelines import configured, preparation
 from mpmd.compile.target import Target
 from mpmd.errors import CompileError
-from mpmd.support.pass_pipeline import Watch, run_pipeline
+from mpmd.support.passes import Watch, run_pipeline
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

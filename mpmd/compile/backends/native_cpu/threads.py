@@ -22,8 +22,7 @@ from mpmd.compile.llvm.engine import LoadedCode
 from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
 from mpmd.compile.llvm.llvm_types import Value, constant
 from mpmd.errors import ConfigError
-from mpmd.support.cores import on_cores
-from mpmd.support.garbage import keep_past_exit, release
+from mpmd.support.resources import keep_past_exit, on_cores, release
 
 # Rounds of a waiting loop before the core is offered to others, each round some tens of cycles.  Threads that
 # work side by side meet sooner; where two share a core, the one that waits only keeps the other from coming.

@@ -37,8 +37,8 @@ from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule
 from mpmd.errors import CompileError
 from mpmd.support.execution_log import TimeLog
-from mpmd.support.garbage import garbage_kept
 from mpmd.support.memoisation import once
+from mpmd.support.resources import garbage_kept
 
 
 @dataclasses.dataclass(frozen=True)

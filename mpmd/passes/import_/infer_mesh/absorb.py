@@ -1,6 +1,7 @@
-"""One fragment per mesh and round for the unnamed work around microbatches.
+"""Ops without a mesh, moved or copied into the fragments that use them.
 
-Moving ops that have no mesh into the fragments that use them.
+Work around microbatches, such as slices of the batch and the optimizer, is in no fragment of a microbatch, so
+that these stay equal: it becomes one fragment per mesh and round.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class _Growing:
         values = [self._value_of.get(arg) for arg in fragment.args]
         ir.erase_args(fragment.body, [i for i, value in enumerate(values) if value is None])
         inputs = [renamed.get(value, value) for value in values if value is not None]
-        made = ir.rebuild(fragment, inputs, [r.type for r in fragment.results])
-        for old, new in zip(fragment.results, made.results):
+        rebuilt = ir.rebuild(fragment, inputs, [r.type for r in fragment.results])
+        for old, new in zip(fragment.results, rebuilt.results):
             for user, number in reversed(ir.uses(old)):
                 ir.set_operand(user, number, new)
             renamed[old] = new
@@ -112,23 +113,23 @@ class Absorber:
     def _consumers(self, op: ir.Op) -> tuple[list[ir.Assign], dict[ir.Fragment, list[ir.Assign]], bool]:
         """The assigns of the op's results, which fragments read them, and whether there are other readers."""
         assigns: list[ir.Assign] = []
-        found: dict[ir.Fragment, list[ir.Assign]] = {}
+        by_fragment: dict[ir.Fragment, list[ir.Assign]] = {}
         elsewhere = False
         for user in ir.users(op):
             if isinstance(user, ir.Fragment):  # a token
-                found.setdefault(user, [])
+                by_fragment.setdefault(user, [])
             elif isinstance(user, ir.Assign) and user not in self._dead:
                 assigns.append(user)
                 elsewhere |= user in self._kept
                 for reader in self._readers(user):
                     if isinstance(reader, ir.Fragment):
-                        found.setdefault(reader, []).append(user)
+                        by_fragment.setdefault(reader, []).append(user)
                     else:
                         elsewhere = True
         for result in op.results:
             for fragment in self._token_readers(result):
-                found.setdefault(fragment, [])
-        return assigns, found, elsewhere
+                by_fragment.setdefault(fragment, [])
+        return assigns, by_fragment, elsewhere
 
     def _readers(self, a: ir.Assign) -> list[ir.Op]:
         """The reader of an assign's result; of one created for a fragment that grows, that fragment."""
@@ -184,8 +185,8 @@ class Absorber:
         """One fragment on each mesh; users on other meshes take their operands from the only one."""
         for mesh in meshes:
             is_served = functools.partial(_is_on, mesh) if len(meshes) > 1 else _is_any
-            made = assigning.wrap(op, mesh, MADE_BY, is_served)
-            for old, new in zip(op.results, made.results):
+            fragment = assigning.wrap(op, mesh, MADE_BY, is_served)
+            for old, new in zip(op.results, fragment.results):
                 if not assigning.is_tensor(old.type):
                     self._renamed.setdefault(old, new)
         self._dead[op] = None
@@ -310,6 +311,8 @@ class RoundGroups:
             if i in self._free and len(values) > 1 and all(self._is_elsewhere(v, i) for v in values):
                 self._free.discard(i)  # on its own, it may be moved to the mesh of its operands
             sources = (self._source[v] for v in values if v in self._source)
+            # A free op that reads from outside is one round later than its source.  Data then only flows to
+            # later rounds.
             enters = i in self._free
             rounds.append(max((rounds[s] + (enters and s not in self._free) for s in sources), default=0))
         return rounds
@@ -327,6 +330,7 @@ class RoundGroups:
 
     def place(self) -> None:
         """Chooses the groups of all ops, last first, then creates the fragments, first round first."""
+        # Readers come first, so that `_needed` knows their rounds.
         for i in sorted(self._free, reverse=True):
             op, needed = self._ops[i], self._needed(i)
             mesh_sets.clear(op, mesh_sets.USE_SET, mesh_sets.SRC_SET)
@@ -408,20 +412,22 @@ class RoundGroups:
         where = ir.at_end(self._f.body) if at_end else ir.before(self._ops[place])
 
         ends = [self._ops[i].location for i in (members[-1], members[0])]
-        made = ir.make_fragment(
+        fragment = ir.make_fragment(
             mesh, [self._on(v, mesh) for v in inputs], [self._kind(r, mesh) for r in results], where,
             lambda args, inside: [], inferred_by=[MADE_BY],
             location=ir.Location.fused(ends, context=ir.context()),
         )  # fmt: skip
-        values, end = dict(zip(inputs, made.args)), made.terminator
+        values, end = dict(zip(inputs, fragment.args)), fragment.terminator
         for i in reversed(members):
+            # Fragments are created first round first.  An op is cloned into all groups but its last, to which
+            # it moves.
             if last[i] == group:
                 ir.move_before(self._ops[i], end)
                 use_inside(self._ops[i], values)
             else:
                 ir.clone_with(self._ops[i], values, ir.before(end))
-        made.returned = [values.get(r, r) for r in results]
-        for old, new in zip(results, made.results):
+        fragment.returned = [values.get(r, r) for r in results]
+        for old, new in zip(results, fragment.results):
             self.there[old, mesh] = new
             for user in self._assigns.get((old, mesh), ()):
                 _replace(user, new)

@@ -1,7 +1,4 @@
-"""Passes that check what mesh inference found, and explain it.
-
-Error pages of mesh inference: where values come from and go to, in the user's words.
-"""
+"""Checks of what mesh inference found, with pages in the user's words: where values come from and go to."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from mpmd.passes.import_ import assigning
 from mpmd.passes.import_.infer_mesh import mesh_sets
 from mpmd.passes.import_.infer_mesh.mesh_sets import REDUCE, MeshSet
 from mpmd.support import diagnostics
-from mpmd.support.source import frames_of
+from mpmd.support.user_code import frames_of
 
 _MAX_LINES = 8
 _MAX_OP_TEXT = 200
@@ -60,8 +57,8 @@ class Explainer:
             if value in seen:
                 continue
             seen.add(value)
-            found, more = step(value)
-            lines.update(dict.fromkeys(found))
+            lines_here, more = step(value)
+            lines.update(dict.fromkeys(lines_here))
             todo += more
         shown = list(lines)
         if len(shown) > _MAX_LINES:
@@ -117,8 +114,8 @@ def _place(location: ir.Location) -> str:
 
 def _input_line(f: ir.Func, index: int) -> str:
     name = ir.name_of(f.args[index].location) or f"#{index}"
-    found = mesh_sets.src_set((f, "arg", index))
-    return f'Input "{name}": {"any mesh" if found is None else found}'
+    meshes = mesh_sets.src_set((f, "arg", index))
+    return f'Input "{name}": {"any mesh" if meshes is None else meshes}'
 
 
 def _output_line(f: ir.Func, index: int, by: ir.Assign | None = None, mesh: str = "any mesh") -> str:
@@ -131,24 +128,24 @@ def _output_line(f: ir.Func, index: int, by: ir.Assign | None = None, mesh: str 
 
 def _unassign_line(op: ir.Unassign) -> str:
     reason, mesh = op.reason or "", op.tensor.type.mesh
-    found = MeshSet.of(mesh, *([reason] if reason else [])) | (mesh_sets.src_set(op) or MeshSet())
+    meshes = MeshSet.of(mesh, *([reason] if reason else [])) | (mesh_sets.src_set(op) or MeshSet())
     source = ir.producer(op.tensor)
     if source is None and reason in ("", assigning.USER_IN):
         f = op.tensor.owner.owner.opview
         index = ir.arg_index(op.tensor)
         name = ir.name_of(f.args[index].location) or ir.name_of(op.location) or f"#{index}"
-        return f'Input "{name}": {found}'
-    return f"{_named(reason, source)}: {found}{_place(op.location)}"
+        return f'Input "{name}": {meshes}'
+    return f"{_named(reason, source)}: {meshes}{_place(op.location)}"
 
 
 def _assign_line(op: ir.Assign) -> str:
     reason, mesh = op.reason or "", op.result.type.mesh
-    found = MeshSet.of(mesh, *([reason] if reason else []))
+    meshes = MeshSet.of(mesh, *([reason] if reason else []))
     for use in op.result.uses:
         if use.owner.operation.name == "func.return":
-            return _output_line(use.owner.operation.parent.opview, use.operand_number, op, str(found))
+            return _output_line(use.owner.operation.parent.opview, use.operand_number, op, str(meshes))
     user = next(iter(ir.users(op)), None)
-    return f"{_named(reason, user)}: {found}{_place(op.location)}"
+    return f"{_named(reason, user)}: {meshes}{_place(op.location)}"
 
 
 def _named(reason: str, beside: ir.Op | None) -> str:
@@ -363,8 +360,8 @@ class _SourceCheck:
             return
         blocks = [("The op:", [op_line(op)])]
         for i, value in enumerate(op.operands):
-            found = self._src_set(value)
-            can = "any mesh" if found is None else braces(found.names)
+            meshes = self._src_set(value)
+            can = "any mesh" if meshes is None else braces(meshes.names)
             blocks.append((f"Operand {i} can be on {can}, from", self._explain.origins([value])))
         needed = mesh_sets.use_set(op)
         where = f"The result is needed on {braces(needed.names)}, by" if needed else "The result is used by"
@@ -397,8 +394,8 @@ class _SourceCheck:
         return mesh_sets.src_set(mesh_sets.source_key(value, self._symbols))
 
     def _is_nowhere(self, value: ir.Value) -> bool:
-        found = self._src_set(value)
-        return found is not None and not found
+        meshes = self._src_set(value)
+        return meshes is not None and not meshes
 
 
 class Limited:

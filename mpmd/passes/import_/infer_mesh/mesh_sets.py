@@ -1,9 +1,8 @@
 """Sets of meshes with the reasons why each mesh is in, kept in attributes while meshes are inferred.
 
 A *use set* has the meshes on which a value is needed; a missing one is empty.  A *source set* has the meshes
-on which a value can be without a new transfer; a missing one means: on any.
-
-How values flow through calls and loops, for mesh inference.
+on which a value can be without a new transfer; a missing one means: on any.  Sets follow values through
+calls and loops: a callee has one set for all its calls, a loop one for all its iterations.
 """
 
 from __future__ import annotations
@@ -63,9 +62,9 @@ class MeshSet:
         """
         reasons = dict(self.meshes)
         wanted = {m: reasons.get(m, self.any_other) for m in preferred if m in reasons or self.any_other}
-        found = wanted or reasons
-        first = [mesh for mesh, why in found.items() if assigning.BROADCAST_IN not in why]
-        return min(first or found, default=None)
+        candidates = wanted or reasons
+        first = [mesh for mesh, why in candidates.items() if assigning.BROADCAST_IN not in why]
+        return min(first or candidates, default=None)
 
     def covers(self, meshes: Iterable[str]) -> bool:
         """Whether all those meshes are in."""
@@ -124,9 +123,9 @@ def _parsed(attribute: ir.Attribute) -> MeshSet:
     """The set in a `#mpmd.meshes_with_origins<...>`."""
     meshes: dict[str, list[str]] = {}
     any_other: list[str] = []
-    for found in _ENTRY.finditer(str(attribute).partition("<")[2]):
-        why = [_unescaped(s) for s in _STRING.findall(found[2] or "")]
-        (any_other if found[1] == _ANY_OTHER else meshes.setdefault(_unescaped(found[1]), [])).extend(why)
+    for match in _ENTRY.finditer(str(attribute).partition("<")[2]):
+        why = [_unescaped(s) for s in _STRING.findall(match[2] or "")]
+        (any_other if match[1] == _ANY_OTHER else meshes.setdefault(_unescaped(match[1]), [])).extend(why)
     return _made(meshes, any_other)
 
 
@@ -207,8 +206,8 @@ class Cell:
 
     __slots__ = ("found", "is_changed")
 
-    def __init__(self, found: MeshSet | None) -> None:
-        self.found = found
+    def __init__(self, stored: MeshSet | None) -> None:
+        self.found = stored
         self.is_changed = False
 
     @property
@@ -391,7 +390,7 @@ class LoopAssignment:
         needed = [use_set((op, "arg", i)) for i in range(len(op.args))]
         for i, value in enumerate(op.returned):
             needed[i] |= _needed(value, symbols)
-        self._meshes = [self._one_of(i, found) for i, found in enumerate(needed)]
+        self._meshes = [self._one_of(i, meshes) for i, meshes in enumerate(needed)]
 
     def _one_of(self, index: int, needed: MeshSet) -> str:
         if len(needed.meshes) > 1:
@@ -439,8 +438,8 @@ class LoopAssignment:
             for v, kind in zip(op.operands, kinds)
         ]
         clear_entries(op, "arg_attrs", USE_SET, SRC_SET)
-        made = ir.rebuild(op, operands, kinds[: len(op.results)])
-        for old, new in zip(op.results, made.results):
+        rebuilt = ir.rebuild(op, operands, kinds[: len(op.results)])
+        for old, new in zip(op.results, rebuilt.results):
             for user in ir.users(old):
                 if isinstance(user, ir.Assign):
                     plain = assigning.unassign(new, where, location=user.location)

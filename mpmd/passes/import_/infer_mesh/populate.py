@@ -113,39 +113,41 @@ class _SrcSets:
 
     def _visit_unassign(self, op: ir.Unassign, own: Cell, is_entry: bool) -> None:
         """Its mesh, then those that its operand is transferred to; for an argument, those that need it."""
-        found = MeshSet.of(op.tensor.type.mesh, *([op.reason] if op.reason else []))
+        meshes = MeshSet.of(op.tensor.type.mesh, *([op.reason] if op.reason else []))
         for user in ir.users(op.tensor):
             if isinstance(user, ir.Transfer):
-                found |= MeshSet.of(user.result.type.mesh, assigning.TRANSFER)
+                meshes |= MeshSet.of(user.result.type.mesh, assigning.TRANSFER)
         if is_entry and ir.producer(op.tensor) is None:
             needed = MeshSet()
             for key in mesh_sets.use_keys(op.result, self._symbols):
                 needed |= self._use_sets.cell(key).meshes
-            found |= _inferred(needed)
-        own.put(found)
+            meshes |= _inferred(needed)
+        own.put(meshes)
 
     def _visit_call(self, op: ir.Call, operands: list[Cell | None]) -> None:
         callee = self._symbols[op.callee_name]
         changed = callee.symbol not in self._visited
         for i, given in enumerate(operands):
             arg = self._sets.cell((callee, "arg", i))
-            found = both(None if given is None else given.found, arg.found)
-            if found is not None:
-                changed |= arg.put(found)
+            # An argument can only be where the values of all calls can.  Sets only shrink here, so visits of
+            # a callee end.
+            meshes = both(None if given is None else given.found, arg.found)
+            if meshes is not None:
+                changed |= arg.put(meshes)
         if changed:
             self._visited.add(callee.symbol)
             self._visit(callee, is_entry=False)
 
     def _visit_op(self, step: _SourceStep) -> None:
-        found = step.own.found
+        meshes = step.own.found
         operands = [None if source is None else source.found for source in step.operands]
         for operand in operands:
-            found = both(found, operand)
-        if found is not None:
-            step.own.put(found)
-            self._mark_reduction(step, found, operands)
+            meshes = both(meshes, operand)
+        if meshes is not None:
+            step.own.put(meshes)
+            self._mark_reduction(step, meshes, operands)
 
-    def _mark_reduction(self, step: _SourceStep, found: MeshSet, operands: list[MeshSet | None]) -> None:
+    def _mark_reduction(self, step: _SourceStep, meshes: MeshSet, operands: list[MeshSet | None]) -> None:
         """Marks a reduction whose operands cannot be on one mesh, or that reduces a marked one."""
         op = step.op
         pair = mesh_sets.concat_reduce(op)
@@ -153,7 +155,7 @@ class _SrcSets:
         if kind is None or any(operand is not None and not operand for operand in operands):
             return
         continues = any(self._reduction_of(ir.producer(v)) == kind for v in op.operands)
-        if found and not continues:
+        if meshes and not continues:
             return
         self._reductions[op] = kind
         if pair is not None:
@@ -284,6 +286,8 @@ class _UseSets:
         call = step.call
         assert call is not None
         changed = self._visit_callee(step)
+        # Chained calls pass a set from an argument of their callee to one of its results, and so to another
+        # of its arguments: one position in each round.
         rounds = _MAX_ROUNDS if self._is_in_chain(call) else 0
         while changed and rounds:
             changed = self._visit_callee(step)
@@ -315,10 +319,10 @@ class _UseSets:
 
 def _unite(cell: Cell, sources: list[Cell]) -> MeshSet:
     """Unites sets into another, which they may leave empty; that set."""
-    found = cell.meshes
+    united = cell.meshes
     for source in sources:
         if source.found is not None:
-            found |= source.found
-    if found:
-        cell.put(found)
-    return found
+            united |= source.found
+    if united:
+        cell.put(united)
+    return united

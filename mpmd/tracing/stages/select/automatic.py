@@ -194,20 +194,20 @@ class DivisionChoice:
                 f"{name} cannot be divided into {self.stages} stages: it has {count} operation"
                 f"{'s' * (count != 1)} that use parameters and data\n  use fewer stages"
             )
-        found, self.places = choose(self.segments, self.stages)
+        divided, self.places = choose(self.segments, self.stages)
         if selector.starts:
-            found = divided_at(self.segments, selector.starts)
-        if found is None:
+            divided = divided_at(self.segments, selector.starts)
+        if divided is None:
             raise ConfigError(self._too_large(name))
-        self.division: StageDivision = found
+        self.division: StageDivision = divided
 
     def _too_large(self, name: str) -> str:
         """The message if nothing fits the memory."""
         limit = self.segments.meshes.limit
         unlimited = Segments(self.units.chain, dataclasses.replace(self.segments.meshes, limit=None))
-        found, _ = choose(unlimited, self.stages)
-        assert found is not None  # without a limit every division is allowed
-        ends = [0, *found.starts, len(self.units.chain)]
+        divided, _ = choose(unlimited, self.stages)
+        assert divided is not None  # without a limit every division is allowed
+        ends = [0, *divided.starts, len(self.units.chain)]
         held = [unlimited.held(s, a, b) for s, (a, b) in enumerate(itertools.pairwise(ends))]
         return (
             f"no division of {name} into {self.stages} stages fits {bytes_text(limit or 0)} for each device\n"

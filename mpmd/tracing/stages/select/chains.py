@@ -121,7 +121,7 @@ def _divisible_scans(
 ) -> dict[Item, frozenset[int]]:
     """The scans over stacked parameters that no other scan reads; a division of one says where rows are."""
     out = {id(item) for item in flat.items if item.stays_out}
-    found = {
+    divisible = {
         scan: stacks
         for scan, stacks in scans_over(flat, set(parameters), set(parameters)).items()
         if id(scan) in chain and scan.equation.params["length"] > 1
@@ -130,8 +130,8 @@ def _divisible_scans(
         item.stays_out = id(item) in out
     return {
         scan: frozenset(stacks)
-        for scan, stacks in found.items()
-        if not any(other is not scan and stacks & of for other, of in found.items())
+        for scan, stacks in divisible.items()
+        if not any(other is not scan and stacks & of for other, of in divisible.items())
     }
 
 
@@ -150,7 +150,7 @@ def _units_reading(
     """The units that read each of some inputs, or values of no unit that are computed from it, in order."""
     sources = {v: frozenset((v,)) for v in inputs}
     position = {id(item): at for at, item in enumerate(items)}
-    found: dict[int, set[int]] = {v: set() for v in inputs}
+    by_input: dict[int, set[int]] = {v: set() for v in inputs}
     for item in flat.items:
         read = frozenset[int]().union(*(sources.get(v, frozenset()) for v in item.reads))
         at = position.get(id(item))
@@ -158,15 +158,15 @@ def _units_reading(
             sources.update(dict.fromkeys(item.outputs, read))
         else:
             for v in read:
-                found[v].update(range(first[at], first[at + 1]) if item in scans else (first[at],))
-    return {v: tuple(sorted(units)) for v, units in found.items()}
+                by_input[v].update(range(first[at], first[at + 1]) if item in scans else (first[at],))
+    return {v: tuple(sorted(units)) for v, units in by_input.items()}
 
 
 def _crossing(
     flat: FlatFunction, items: Sequence[Item], first: Sequence[int], scans: Mapping[Item, frozenset[int]]
 ) -> list[int]:
     """Bytes of the values of the chain that are alive before each unit."""
-    made: dict[int, int] = {}
+    made_by: dict[int, int] = {}
     last: dict[int, int] = {}
     for at, item in enumerate(items):
         begin, end = first[at], first[at + 1] - 1
@@ -175,9 +175,9 @@ def _crossing(
             if isinstance(v, int):
                 carry = constants <= position < constants + carried
                 last[v] = max(last.get(v, 0), begin if carry else end)
-        made.update(dict.fromkeys(item.outputs, end))
+        made_by.update(dict.fromkeys(item.outputs, end))
     changes = [0] * (first[-1] + 2)
-    for v, unit in made.items():
+    for v, unit in made_by.items():
         if last.get(v, -1) > unit:
             changes[unit + 1] += size(flat.avals[v])
             changes[last[v] + 1] -= size(flat.avals[v])
@@ -199,12 +199,12 @@ def _fused(items: Sequence[Item], first: Sequence[int]) -> frozenset[int]:
     for item in items:
         for v in dict.fromkeys(item.reads):
             readers.setdefault(v, []).append(item)
-    found = set()
+    fused = set()
     for at, (before, _) in enumerate(itertools.pairwise(items)):
         read = [readers[v] for v in before.outputs if v in readers]
         if read and all(len(of) == 1 and _is_elementwise(of[0]) for of in read):
-            found.add(first[at + 1])
-    return frozenset(found)
+            fused.add(first[at + 1])
+    return frozenset(fused)
 
 
 def _is_elementwise(item: Item) -> bool:

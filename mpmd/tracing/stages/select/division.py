@@ -258,9 +258,11 @@ def choose(segments: Segments, stages: int) -> tuple[StageDivision | None, list[
         places = candidates(segments, stages, window)
         if len(places) < stages - 1 or places == best_places:
             continue
-        found = best_division(segments, stages, places)
-        if found is not None and (best is None or segments.busy_s(found) < _SHORTER * segments.busy_s(best)):
-            best, best_places = found, places
+        division = best_division(segments, stages, places)
+        if division is not None and (
+            best is None or segments.busy_s(division) < _SHORTER * segments.busy_s(best)
+        ):
+            best, best_places = division, places
         if best is None:
             best_places = places
     return best, best_places
@@ -362,16 +364,16 @@ class _DivisionTable:
         for stage in range(self.stages):
             following = {}
             for end in self._reach(stage):
-                found = math.inf
+                smallest = math.inf
                 for begin in range(end - 1, -1, -1):
                     if begin not in best:
                         continue
                     own = self.cost(stage, begin, end)
-                    found = min(found, max(own, best[begin]))
-                    if own >= found or math.isinf(own):
+                    smallest = min(smallest, max(own, best[begin]))
+                    if own >= smallest or math.isinf(own):
                         break  # earlier begins have more work, and hold more
-                if not math.isinf(found):
-                    following[end] = found
+                if not math.isinf(smallest):
+                    following[end] = smallest
             best = following
         return best.get(len(self.ends) - 1, math.inf)
 

@@ -1,4 +1,4 @@
-"""The stage of each item, from the stages of the parameters.
+"""The stage of each item, from the stages of the parameters, which their paths or scopes give.
 
 1. An item that reads parameters of a stage, and data, is of this stage, or of a later one that it reads.
 2. Other items that read a stage are of the latest that they read.
@@ -7,8 +7,6 @@
 5. Small values of parameters alone, such as sums for a decay of weights, are of the stage of these.
 
 Items that remain have no stage: mesh inference places them.
-
-The layer, and so the stage, of each parameter or each item of a model with separate layers.
 """
 
 from __future__ import annotations
@@ -59,7 +57,7 @@ _SMALL = 8
 def _terms(flat: FlatFunction, parameters: Sequence[int]) -> dict[Item, set[int]]:
     """The items without a stage that compute small values of parameters alone → these parameters."""
     sources = {v: {v} for v in parameters}
-    found: dict[Item, set[int]] = {}
+    terms: dict[Item, set[int]] = {}
     for item in flat.items:
         if item.reads and all(v in sources for v in item.reads):
             read = set().union(*(sources[v] for v in item.reads))
@@ -68,8 +66,8 @@ def _terms(flat: FlatFunction, parameters: Sequence[int]) -> dict[Item, set[int]
             read_bytes = sum(size(flat.avals[v]) for v in read)
             own_bytes = sum(size(flat.avals[v]) for v in item.outputs)
             if item.stage is None and not item.stays_out and _SMALL * own_bytes <= read_bytes:
-                found[item] = read
-    return found
+                terms[item] = read
+    return terms
 
 
 def _place_terms(flat: FlatFunction, terms: Mapping[Item, set[int]], stage_of: Mapping[int, int]) -> None:
@@ -94,15 +92,15 @@ def _owners(
 ) -> dict[int, set[int]]:
     """The stages whose parameters each item reads; of items that read data, and not only parameters."""
     sources: dict[int, set[int]] = {v: {stage_of[v]} if v in stage_of else set() for v in parameters}
-    found = {}
+    owner_of = {}
     for item in flat.items:
         owners = set().union(*(sources.get(v, ()) for v in item.reads))
         if all(v in sources for v in item.reads):
             for v in item.outputs:
                 sources.setdefault(v, owners)
         else:
-            found[id(item)] = owners
-    return found
+            owner_of[id(item)] = owners
+    return owner_of
 
 
 def follow_inputs(flat: FlatFunction) -> None:
@@ -171,10 +169,10 @@ def check_order(flat: FlatFunction, stage_of: Mapping[int, int], paths: Mapping[
     readers = flat.readers()
     problems = []
     for parameter, stage in stage_of.items():
-        found = _final_readers(parameter, readers)
-        stages = sorted({item.stage for item in found if item.stage is not None})
+        final = _final_readers(parameter, readers)
+        stages = sorted({item.stage for item in final if item.stage is not None})
         if stages and stage not in stages:
-            item = next(item for item in found if item.stage == stages[0])
+            item = next(item for item in final if item.stage == stages[0])
             problems.append(
                 f"{paths[parameter]} is a parameter of stage {stage}, but {item.where} reads it in stage "
                 f"{stages[0]}"
@@ -196,17 +194,17 @@ def _final_readers(
     value: int, readers: Mapping[int, Sequence[Item]], besides: Container[Item] = ()
 ) -> list[Item]:
     """The items, besides some, with a stage that read a value, or what others compute from it."""
-    found, todo, seen = [], [value], {value}
+    final, todo, seen = [], [value], {value}
     while todo:
         for item in readers[todo.pop()]:
             if item in besides:
                 continue
             if item.stage is not None:
-                found.append(item)
+                final.append(item)
                 continue
             todo += [v for v in item.outputs if v not in seen]
             seen.update(item.outputs)
-    return found
+    return final
 
 
 def size(aval: object) -> int:
@@ -222,8 +220,8 @@ def stages_by_paths(selector: Selector, paths: Sequence[str]) -> list[int | None
         ConfigError: a pattern matches nothing, or the number of layers does not fit the stages.
     """
     selector.check_matches(paths)
-    found = _stages_of_texts(selector, paths)
-    return [selector.pinned(path) if stage is None else stage for path, stage in zip(paths, found)]
+    stages = _stages_of_texts(selector, paths)
+    return [selector.pinned(path) if stage is None else stage for path, stage in zip(paths, stages)]
 
 
 def stages_by_scopes(selector: Selector, flat: FlatFunction) -> dict[Item, int]:
@@ -234,8 +232,8 @@ def stages_by_scopes(selector: Selector, flat: FlatFunction) -> dict[Item, int]:
     """
     scopes = [item.scope for item in flat.items]
     selector.check_matches([scope for scope in dict.fromkeys(scopes) if scope])
-    found = _stages_of_texts(selector, scopes)
-    return {item: stage for item, stage in zip(flat.items, found) if stage is not None}
+    stages = _stages_of_texts(selector, scopes)
+    return {item: stage for item, stage in zip(flat.items, stages) if stage is not None}
 
 
 def check_scopes(wanted: Mapping[Item, int]) -> None:
@@ -269,9 +267,9 @@ def _stages_of_texts(selector: Selector, texts: Sequence[str]) -> list[int | Non
 def _layer(patterns: Sequence[str], text: str) -> Any:
     """The layer of a parameter or scope: the pattern that matches it, and the values of its groups."""
     for position, pattern in enumerate(patterns):
-        found = re.search(pattern, text)
-        if found:
-            return position, tuple(map(_in_order, found.groups("")))
+        match = re.search(pattern, text)
+        if match:
+            return position, tuple(map(_in_order, match.groups("")))
     return None
 
 

@@ -55,13 +55,13 @@ class Selector:
         Raises:
             ConfigError: there are not as many lengths as stages.
         """
-        made = self if self.over else dataclasses.replace(self, over=tuple(meshes))
-        if made.lengths and len(made.lengths) != len(made.over):
+        selector = self if self.over else dataclasses.replace(self, over=tuple(meshes))
+        if selector.lengths and len(selector.lengths) != len(selector.over):
             raise ConfigError(
-                f"{self} has {len(made.lengths)} lengths, for {len(made.over)} stages over "
-                f"{', '.join(made.over)}"
+                f"{self} has {len(selector.lengths)} lengths, for {len(selector.over)} stages over "
+                f"{', '.join(selector.over)}"
             )
-        return made
+        return selector
 
     def stages_of(self, count: int) -> list[int]:
         """The stage of each of `count` layers, in the order in which they run.
@@ -95,18 +95,18 @@ class Selector:
         """Whether a parameter is one of a layer."""
         return any(re.search(pattern, path) for pattern in self.patterns)
 
-    def check_matches(self, found: Sequence[str]) -> None:
+    def check_matches(self, texts: Sequence[str]) -> None:
         """Checks that every pattern matches a parameter, or a scope.
 
         Args:
-            found: the paths of the parameters, or the scopes.
+            texts: the paths of the parameters, or the scopes.
 
         Raises:
             ConfigError: one does not; shows the nearest of them.
         """
-        _check_each_matches(self.patterns, found, "scope" if self.scoped else "parameter")
+        _check_each_matches(self.patterns, texts, "scope" if self.scoped else "parameter")
         if not self.scoped:
-            self.check_pinned(found)
+            self.check_pinned(texts)
 
     def check_pinned(self, paths: Sequence[str]) -> None:
         """Checks that the patterns of `first` and `last` match parameters.
@@ -121,13 +121,13 @@ class Selector:
         return f"mpmd.{function}({', '.join(map(_literal, self.patterns))})"
 
 
-def _check_each_matches(patterns: Sequence[str], found: Sequence[str], what: str) -> None:
+def _check_each_matches(patterns: Sequence[str], texts: Sequence[str], what: str) -> None:
     for pattern in patterns:
-        if any(re.search(pattern, text) for text in found):
+        if any(re.search(pattern, text) for text in texts):
             continue
-        near = close_to(re.sub(r"\\d\+|[\\()\[\]^$?*+]", "", pattern), found, 3)
-        more = f"\n  and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-        shown = f"\n  {what}s of the loss:\n  " + "\n  ".join(found[:_SHOWN]) + more if found else ""
+        near = close_to(re.sub(r"\\d\+|[\\()\[\]^$?*+]", "", pattern), texts, 3)
+        more = f"\n  and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+        shown = f"\n  {what}s of the loss:\n  " + "\n  ".join(texts[:_SHOWN]) + more if texts else ""
         raise ConfigError(f"no {what} matches {_literal(pattern)}{near}{shown or _NONE[what]}")
 
 
@@ -232,22 +232,22 @@ def split(
 def _selector(
     patterns: Sequence[Any], over: Any, lengths: Any, first: Any, last: Any, **kind: bool
 ) -> Selector:
-    made = Selector(
+    selector = Selector(
         _several(patterns), _several(over), _several(lengths), _several(first), _several(last), **kind
     )
-    if not made.patterns:
-        of = "scopes" if made.scoped else "the paths of parameters"
+    if not selector.patterns:
+        of = "scopes" if selector.scoped else "the paths of parameters"
         raise ConfigError(f"stages need a pattern of {of}, such as r'layers/(\\d+)'")
-    for pattern in (*made.patterns, *made.first, *made.last):
+    for pattern in (*selector.patterns, *selector.first, *selector.last):
         if not isinstance(pattern, str):
             raise ConfigError(f"{pattern!r} is not a pattern: write a text such as r'layers/(\\d+)'")
         try:
             re.compile(pattern)
         except re.error as error:
             raise ConfigError(f"the pattern {pattern!r} cannot be read: {error}") from None
-    if not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in made.lengths):
+    if not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in selector.lengths):
         raise ConfigError(f"lengths is {lengths!r}; it must have a whole number from 1 for each stage")
-    return made
+    return selector
 
 
 def _literal(pattern: str) -> str:

@@ -34,7 +34,7 @@ def describe_stages(flat: FlatFunction, paths: Mapping[int, str], selector: Sele
         total = sum(_row_bytes(flat.avals[v], rows) for v, rows in read[stage])
         flops = _amount(sum(map(item_flops, own)), "FLOP")
         lines.append(f"{stage_name} on {mesh}: {flops}, {bytes_text(total)} of parameters")
-        for v, rows in sorted(read[stage], key=lambda found: found[0]):
+        for v, rows in sorted(read[stage], key=lambda row: row[0]):
             others = [
                 selector.names[s] for s in range(len(selector.over)) if s != stage and (v, rows) in read[s]
             ]
@@ -55,8 +55,8 @@ def _without_stage(flat: FlatFunction) -> list[str]:
     rest = [item for item in flat.items if item.stage is None and not item.stays_out]
     if not rest:
         return []
-    found = collections.Counter(item.equation.primitive.name for item in rest)
-    kinds = ", ".join(f"{count} {name}" for name, count in sorted(found.items()))
+    counts = collections.Counter(item.equation.primitive.name for item in rest)
+    kinds = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
     return [f"in no stage, placed with their readers: {kinds}"]
 
 
@@ -67,14 +67,14 @@ Rows = tuple[int, int] | None
 def _parameters_read(flat: FlatFunction, paths: Mapping[int, str]) -> dict[int | None, set[tuple[int, Rows]]]:
     """The parameters that each stage reads, or what items without a stage compute from them."""
     of: dict[int, set[tuple[int, Rows]]] = {v: {(v, None)} for v in paths}
-    found: dict[int | None, set[tuple[int, Rows]]] = collections.defaultdict(set)
+    by_stage: dict[int | None, set[tuple[int, Rows]]] = collections.defaultdict(set)
     for item in flat.items:
         given = set().union(*(of.get(v, ()) for v in item.reads))
-        found[item.stage] |= given
+        by_stage[item.stage] |= given
         if item.stage is None:
             read = {(v, item.rows or rows) for v, rows in given}
             of.update(dict.fromkeys(item.outputs, read))
-    return found
+    return by_stage
 
 
 def _row_bytes(aval: Any, rows: Rows) -> int:

@@ -1,10 +1,8 @@
 """A whole step over parts of stacks: every stacked argument becomes one argument per stage.
 
 The jaxpr of the step, with backward pass and optimizer, is interpreted over values that are arrays or
-`Stacked`.  Each primitive has a rule, by which it computes part by part.  Where there is none the parts are
-joined, which a warning reports.
-
-Rules of equations that hold jaxprs, over stacks: calls, loops, branches.
+`Stacked`.  Each primitive has a rule, by which it computes part by part.  The rules of calls, loops and
+branches, which hold jaxprs, are here.  Without a rule the parts are joined, which a warning reports.
 """
 
 from __future__ import annotations
@@ -61,8 +59,8 @@ class PartwiseInterpreter:
 
         outside, self._whole = self._whole, {}
         for equation in jaxpr.eqns:
-            made = self.evaluate(equation, [read(atom) for atom in equation.invars])
-            env.update(zip(equation.outvars, made, strict=True))
+            results = self.evaluate(equation, [read(atom) for atom in equation.invars])
+            env.update(zip(equation.outvars, results, strict=True))
         self._whole = outside
         return [with_arrays(read(atom)) for atom in jaxpr.outvars]
 
@@ -73,15 +71,15 @@ class PartwiseInterpreter:
         if rule is not None and (has_stacks or equation.primitive.name in self.from_arrays):
             around, self._place = self._place, place_of(equation) or self._place
             with as_of(equation):
-                made = rule(self, equation, operands)
+                results = rule(self, equation, operands)
             self._place = around
-            if made is not None:
-                return made
+            if results is not None:
+                return results
         if not has_stacks:
-            made = rebind(equation, operands)
+            results = rebind(equation, operands)
             if equation.primitive.name == "broadcast_in_dim":
-                self._broadcasts[id(made[0])] = made[0], equation, operands[0]
-            return made
+                self._broadcasts[id(results[0])] = results[0], equation, operands[0]
+            return results
         self._note_join(equation, operands)
         return rebind(equation, [self.joined_value(value) for value in operands])
 
@@ -99,11 +97,11 @@ class PartwiseInterpreter:
             return value.parts[number]
         if not jnp.shape(value) or jnp.shape(value)[like.dim] == 1:
             return value
-        found = self._broadcasts.get(id(value))
-        if found is not None and like.dim not in found[1].params["broadcast_dimensions"]:
+        broadcast = self._broadcasts.get(id(value))
+        if broadcast is not None and like.dim not in broadcast[1].params["broadcast_dimensions"]:
             shape = list(jnp.shape(value))
             shape[like.dim] = like.lengths[number]
-            return jax.lax.broadcast_in_dim(found[2], shape, found[1].params["broadcast_dimensions"])
+            return jax.lax.broadcast_in_dim(broadcast[2], shape, broadcast[1].params["broadcast_dimensions"])
         return in_parts(value, like.lengths, like.dim).parts[number]
 
     def like(self, value: Any, like: Any) -> Any:
@@ -164,8 +162,8 @@ def of_scan(of: PartwiseInterpreter, equation: Any, operands: list[Any]) -> list
 
     def iteration(state: list[Any], row: list[Any]) -> tuple[list[Any], list[Any]]:
         inside = [_moved(value, -1) for value in row]
-        made = of.run(body.jaxpr, body.consts, [*given[:constants], *state, *inside])
-        return made[:carried], [_moved(value, 1) for value in made[carried:]]
+        results = of.run(body.jaxpr, body.consts, [*given[:constants], *state, *inside])
+        return results[:carried], [_moved(value, 1) for value in results[carried:]]
 
     first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x)[1:], jnp.result_type(x)), rows)
     state = _settled(of, given[constants : constants + carried], lambda s, row: iteration(s, row)[0], first)
@@ -219,12 +217,12 @@ def _settled(
     """The first values of a loop, in parts where an iteration, `after(state, *more)`, returns parts."""
     joined = dict(of.joined)
     while True:
-        made = jax.eval_shape(after, state, *more)
-        changed = [i for i, value in enumerate(made) if is_stacked(value) and not is_stacked(state[i])]
+        shapes = jax.eval_shape(after, state, *more)
+        changed = [i for i, value in enumerate(shapes) if is_stacked(value) and not is_stacked(state[i])]
         of.joined = dict(joined)  # those of the last pass count
         if not changed:
             return state
-        state = [of.like(value, made[i]) if i in changed else value for i, value in enumerate(state)]
+        state = [of.like(value, shapes[i]) if i in changed else value for i, value in enumerate(state)]
 
 
 def _like(of: PartwiseInterpreter, values: Sequence[Any], like: Sequence[Any]) -> list[Any]:

@@ -69,12 +69,12 @@ def elementwise(of: PartwiseInterpreter, equation: Any, operands: list[Any]) -> 
     if not _alike(stacks):
         return None
     like = stacks[0]
-    made = []
+    parts_of_result = []
     for k in range(len(like.parts)):
         parts = [of.part(value, like, k) for value in operands]
         known = _of_zeros(equation, parts)
-        made.append(rebind(equation, list(map(array, parts))) if known is None else [known])
-    return [Stacked(parts, like.dim) for parts in zip(*made)]
+        parts_of_result.append(rebind(equation, list(map(array, parts))) if known is None else [known])
+    return [Stacked(parts, like.dim) for parts in zip(*parts_of_result)]
 
 
 def _of_zeros(equation: Any, parts: Sequence[Any]) -> Any:
@@ -107,22 +107,22 @@ def along_a_dim(of: PartwiseInterpreter, equation: Any, operands: list[Any]) -> 
     if like.dim in axes or not _alike(_stacks(operands)):
         return None
     dropped = sum(axis < like.dim for axis in axes) if equation.primitive.name in ("argmax", "argmin") else 0
-    made = [
+    parts_of_result = [
         rebind(equation, [array(of.part(value, like, k)) for value in operands])
         for k in range(len(like.parts))
     ]
-    return [Stacked(parts, like.dim - dropped) for parts in zip(*made)]
+    return [Stacked(parts, like.dim - dropped) for parts in zip(*parts_of_result)]
 
 
 def broadcast_in_dim(of: PartwiseInterpreter, equation: Any, operands: list[Any]) -> list[Any] | None:
     """The stacked dim keeps its size: a broadcast repeats no rows of several."""
     (stack, *_), dims = operands, equation.params["broadcast_dimensions"]
-    dim, made = dims[stack.dim], []
+    dim, parts_of_result = dims[stack.dim], []
     for part in map(array, stack.parts):
         shape = list(equation.params["shape"])
         shape[dim] = part.shape[stack.dim]
-        made.append(jax.lax.broadcast_in_dim(part, shape, dims))
-    return [Stacked(made, dim)]
+        parts_of_result.append(jax.lax.broadcast_in_dim(part, shape, dims))
+    return [Stacked(parts_of_result, dim)]
 
 
 def reshape(of: PartwiseInterpreter, equation: Any, operands: list[Any]) -> list[Any] | None:
@@ -257,8 +257,10 @@ def _role(stack: Stacked, contracted: Sequence[int], batch: Sequence[int]) -> tu
 
 def barrier(of: PartwiseInterpreter, equation: Any, operands: list[Any]) -> list[Any] | None:
     values = [list(map(array, v.parts)) if isinstance(v, Stacked) else [v] for v in operands]
-    made = [jax.lax.optimization_barrier(parts) for parts in values]
-    return [Stacked(parts, v.dim) if isinstance(v, Stacked) else parts[0] for parts, v in zip(made, operands)]
+    by_value = [jax.lax.optimization_barrier(parts) for parts in values]
+    return [
+        Stacked(parts, v.dim) if isinstance(v, Stacked) else parts[0] for parts, v in zip(by_value, operands)
+    ]
 
 
 RULES: dict[str, Rule] = {

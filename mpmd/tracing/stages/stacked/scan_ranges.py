@@ -1,10 +1,10 @@
 """A scan over stacked layers as one scan per stage, each over its own range of the layers.
 
-Terms of the loss in stacked parameters alone, such as a decay of the weights, part by part.
+Terms of the loss in stacked parameters alone, such as a decay of the weights, are divided as well:
 
     sum(stack ** 2)  ->  sum(rows 0:2 of stack ** 2) + sum(rows 2:4 of stack ** 2)
 
-The terms of each part are computed in its stage: a scalar of each is sent, and no rows.
+Each part is computed in its stage, so that a scalar is sent instead of rows.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from mpmd.tracing.stages.items import FlatFunction, Item, numbers
 from mpmd.tracing.stages.select.selectors import Selector
 from mpmd.tracing.stages.stacked.by_parts import PartwiseInterpreter
 from mpmd.tracing.stages.stacked.part_rules import FROM_ARRAYS, RULES
-from mpmd.tracing.stages.stacked.stacked import Stacked
-from mpmd.tracing.stages.stacked.stacks import SlicedStacks
+from mpmd.tracing.stages.stacked.stacked import SlicedStacks, Stacked
 
 Range = tuple[int, int, int]
 """(first row, end, stage)."""
@@ -63,18 +62,18 @@ def _results(flat: FlatFunction, computed: Collection[Item], stacks: Mapping[int
     lengths = {ranges[-1][1] for ranges in stacks.values()}
     read = {v for item in flat.items if item not in computed for v in item.reads}
     read.update(numbers(flat.outputs))
-    made = [v for item in flat.items if item in computed for v in item.outputs]
-    return [v for v in made if v in read and flat.avals[v].shape[:1] not in {(n,) for n in lengths}]
+    outputs = [v for item in flat.items if item in computed for v in item.outputs]
+    return [v for v in outputs if v in read and flat.avals[v].shape[:1] not in {(n,) for n in lengths}]
 
 
 def _needed(computed: Collection[Item], result: int) -> list[Item]:
     """The items that a result depends on, in program order."""
-    wanted, found = {result}, []
+    wanted, needed = {result}, []
     for item in reversed(list(computed)):
         if not wanted.isdisjoint(item.outputs):
             wanted.update(item.reads)
-            found.append(item)
-    return found[::-1]
+            needed.append(item)
+    return needed[::-1]
 
 
 class _Term:
@@ -112,11 +111,11 @@ class _Term:
         flat, last = self.flat, self.items[-1]
         inputs = [v for parts in self._given.values() for v in parts]
         shapes = [jax.ShapeDtypeStruct(flat.avals[v].shape, flat.avals[v].dtype) for v in inputs]
-        made, (output,) = flat.inlined(
+        terms, (output,) = flat.inlined(
             jax.make_jaxpr(of_parts)(*shapes), inputs, last.checkpoints, last.scope
         )
         at = flat.items.index(last) + 1
-        flat.items[at:at] = [*self._slices, *made]
+        flat.items[at:at] = [*self._slices, *terms]
         flat.replace({result: output})
         return interpreter.joined
 
@@ -158,8 +157,8 @@ def divide_scans(flat: FlatFunction, paths: Mapping[int, str], selector: Selecto
     """
     selector.check_matches(list(paths.values()))
     stacks = {v for v, path in paths.items() if selector.matches(path)}
-    if found := _divided_slices(flat, paths, stacks, selector):
-        return found
+    if slices := _divided_slices(flat, paths, stacks, selector):
+        return slices
     scans = scans_over(flat, stacks, set(paths))
     if not scans:
         raise ConfigError(_no_scan(flat, paths, selector))
@@ -253,20 +252,20 @@ def scans_over(flat: FlatFunction, stacks: set[int], parameters: set[int]) -> di
 
 
 def _rows_scanned(flat: FlatFunction, sources: Mapping[int, set[int]]) -> dict[Item, set[int]]:
-    found: dict[Item, set[int]] = {}
+    stacks_of: dict[Item, set[int]] = {}
     for item in flat.items:
         if item.equation.primitive.name == "scan":
             rows = numbers(item.inputs[sum(scan_counts(item.equation.params)) :])
             read = set().union(*(sources.get(v, ()) for v in rows))
             if read:
-                found[item] = read
-    return found
+                stacks_of[item] = read
+    return stacks_of
 
 
 def _no_scan(flat: FlatFunction, paths: Mapping[int, str], selector: Selector) -> str:
     """The message for stacked parameters that no scan runs over."""
     readers = flat.readers()
-    found = [
+    reasons = [
         f"{path} is read by {readers[v][0].where}"
         for v, path in paths.items()
         if selector.matches(path) and readers[v]
@@ -274,7 +273,7 @@ def _no_scan(flat: FlatFunction, paths: Mapping[int, str], selector: Selector) -
     return "\n  ".join(
         [
             f"{selector} divides a scan over stacked parameters, but no scan has rows of what it matches",
-            *found[:4],
+            *reasons[:4],
             "write a loop that indexes their rows as jax.lax.scan(layer, x, rows)",
             "for layers that are separate parameters use mpmd.by_parameters",
         ]
@@ -288,21 +287,23 @@ def ranges_of(stages: Sequence[int], reverse: bool) -> list[tuple[int, int, int]
         stages: the stage of each iteration, in the order in which they run.
         reverse: whether the last row runs first.
     """
-    found, begin = [], 0
+    ranges, begin = [], 0
     for stage, run in itertools.groupby(stages):
         end = begin + len(list(run))
         first, last = (len(stages) - end, len(stages) - begin) if reverse else (begin, end)
-        found.append((stage, first, last))
+        ranges.append((stage, first, last))
         begin = end
-    return found
+    return ranges
 
 
 def replace_scan(flat: FlatFunction, scan: Item, ranges: Sequence[tuple[int, int, int]]) -> None:
     """Replaces a scan by the slices of its rows, a scan for each range, and its stacked results."""
     constants, carried = scan_counts(scan.equation.params)
+    # `ranges` are in the order of execution.  In a reversed scan the first has the last rows, so the stacked
+    # results are sorted by row before they are concatenated.
     carry = list(scan.inputs[constants : constants + carried])
     rows, stacked = scan.inputs[constants + carried :], scan.outputs[carried:]
-    made: list[Item] = []
+    replaced: list[Item] = []
     parts: list[tuple[int, list[int]]] = []
     for number, (stage, begin, end) in enumerate(ranges):
         slices = []
@@ -310,15 +311,18 @@ def replace_scan(flat: FlatFunction, scan: Item, ranges: Sequence[tuple[int, int
             aval = flat.avals[row] if isinstance(row, int) else row.aval
             slices.append(_with_rows(flat, aval, end - begin))
             compute = _slicing(begin, end)
-            made.append(Item(compute, [row], slices[-1:], scan.equation, stays_out=True, rows=(begin, end)))
+            replaced.append(
+                Item(compute, [row], slices[-1:], scan.equation, stays_out=True, rows=(begin, end))
+            )
         last = number == len(ranges) - 1
         states = (
+            # The last range defines the values that the scan did, so that its readers stay as they are.
             scan.outputs[:carried] if last else [flat.value(flat.avals[v]) for v in scan.outputs[:carried]]
         )
         own = [_with_rows(flat, flat.avals[v], end - begin) for v in stacked]
         inputs, outputs = [*scan.inputs[:constants], *carry, *slices], [*states, *own]
         compute = _scanning(scan.equation, end - begin)
-        made.append(
+        replaced.append(
             Item(compute, inputs, outputs, scan.equation, scan.checkpoints, stage, iterations=end - begin)
         )
         carry = list(states)
@@ -327,9 +331,9 @@ def replace_scan(flat: FlatFunction, scan: Item, ranges: Sequence[tuple[int, int
     in_order = [own for _, own in sorted(parts)]
     for v, of_ranges in zip(stacked, zip(*in_order)):
         compute = lambda *values: [jax.lax.concatenate(values, 0)]  # noqa: E731
-        made.append(Item(compute, of_ranges, [v], scan.equation, stays_out=not readers[v]))
+        replaced.append(Item(compute, of_ranges, [v], scan.equation, stays_out=not readers[v]))
     at = flat.items.index(scan)
-    flat.items[at : at + 1] = made
+    flat.items[at : at + 1] = replaced
 
 
 def _with_rows(flat: FlatFunction, aval: Any, rows: int) -> int:

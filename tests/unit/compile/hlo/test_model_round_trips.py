@@ -13,7 +13,7 @@ import pytest
 from mpmd.compile.hlo import print_module, verify
 from mpmd.compile.lowering import lower
 from mpmd.compile.pipelines import GROUPS
-from mpmd.support.pass_pipeline import Watch, run_pipeline
+from mpmd.support.passes import Watch, run_pipeline
 from tests.support.comparing import relative_difference
 from tests.support.hlo_meaning import evaluate
 from tests.support.hlo_round_trips import EVERY, NAMES, round_trips, step_of

@@ -11,8 +11,7 @@ from mpmd.compile.passes.hlo_pass import Fixpoint
 from mpmd.compile.passes.simplify.while_loops import counter_of
 from mpmd.compile.pipelines import GROUPS
 from mpmd.errors import ConfigError
-from mpmd.support.pass_pipeline import Timing, Watch, run_pipeline
-from mpmd.support.passes import Pass
+from mpmd.support.passes import Pass, Timing, Watch, run_pipeline
 from tests.support.hlo_meaning import evaluate
 from tests.support.rewrite_checks import rewritten
 

@@ -7,7 +7,7 @@ import pytest
 from mpmd import ir
 from mpmd.passes import make_pass
 from mpmd.passes.bases import mlir_pass
-from mpmd.passes.calls import shared_bodies
+from mpmd.passes.calls import bodies
 from mpmd.passes.fragments.splitting import body_keys
 from mpmd.passes.verify import verify
 
@@ -39,7 +39,7 @@ def _module(returned: str = "%g#0, %g#1, %g#2, %g#3, %g#4, %f#1") -> ir.Module:
 
 def _shared(module: ir.Module) -> list[ir.Fragment]:
     with ir.context(), ir.Location.unknown():
-        shared_bodies.share_bodies(ir.fragments(ir.funcs(module)[0]))
+        bodies.share_bodies(ir.fragments(ir.funcs(module)[0]))
     verify(module)
     return ir.fragments(ir.funcs(module)[0])
 
@@ -47,7 +47,7 @@ def _shared(module: ir.Module) -> list[ir.Fragment]:
 def test_equal_bodies_become_one_function():
     module = _module()
     first, second = _shared(module)
-    (body,) = shared_bodies.functions_of(module)
+    (body,) = bodies.functions_of(module)
     assert len({*body_keys([first, second])}) == 1
     assert len(body.args) == 1 and len(body.returned) == 2
     # What is passed on, returned twice or constant can still be seen.
@@ -61,7 +61,7 @@ def test_a_body_with_effects_is_not_pure():
     effect = f"stablehlo.custom_call @f(%arg2) {{has_side_effect = true}} : ({kind}) -> {kind}"
     text = ir.to_text(_module()).replace(f"stablehlo.negate %arg2 : {kind}", effect)
     first, _ = _shared(module := ir.parse(text))
-    assert len(shared_bodies.functions_of(module)) == 1
+    assert len(bodies.functions_of(module)) == 1
     assert not ir.is_side_effect_free(first)
 
 
@@ -98,11 +98,11 @@ def test_what_a_body_turns_out_to_pass_on_can_be_seen():
     _shared(module)
     make_pass("mpmd-propagate-shardings", [("share", "true")]).run(module)
     verify(module)
-    (body,) = shared_bodies.functions_of(module)
+    (body,) = bodies.functions_of(module)
     assert [op.operation.name for op in ir.ops(body)] == ["stablehlo.negate"]
     for fragment in ir.fragments(ir.symbol_table(module)["main"]):
         assert fragment.returned[0] == fragment.args[0]
-        assert shared_bodies.called_bodies(fragment) == [body.symbol]
+        assert bodies.called_bodies(fragment) == [body.symbol]
 
 
 def test_fragments_with_several_bodies_are_tidied_as_a_whole():
@@ -118,5 +118,5 @@ def test_fragments_with_several_bodies_are_tidied_as_a_whole():
     make_pass("mpmd-propagate-shardings", [("share", "true")]).run(module)
     verify(module)
     for fragment in ir.fragments(ir.symbol_table(module)["main"]):
-        assert len(shared_bodies.called_bodies(fragment)) == 1
+        assert len(bodies.called_bodies(fragment)) == 1
         assert fragment.returned[1] == fragment.returned[2]

@@ -14,7 +14,7 @@ import pytest
 from mpmd import jax_compat, jax_distributed
 from mpmd.errors import TransferError
 from mpmd.runtime.channels.links import Links
-from mpmd.support.cores import on_cores
+from mpmd.support.resources import on_cores
 
 LARGE, PENDING = 1 << 20, 20
 """Each array has eight times as many bytes as the server has memory for one copy, of which there are 8."""

@@ -1,6 +1,6 @@
 """Loops over microbatches: traced once, whatever their number of iterations.
 
-Loss functions, checked: JAX's error for another result speaks of gradients.
+Loss functions are checked first, since JAX's error for any result but a scalar speaks of gradients.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
-"""The user's placements, as options of passes: `f@m1/0`, `0@m1#pinned_host`, `0:1`."""
+"""Options of passes with a text form: placements, `f@m1/0`, `0@m1#pinned_host`, `0:1`, and XLA's options.
+
+A fragment is compiled with the options of the rows that name it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mpmd.errors import ConfigError, collect
 
@@ -24,14 +27,14 @@ class NamePlacement:
         Raises:
             ConfigError: there is no mesh name, or the memory kind is none of `device`, `pinned_host`.
         """
-        found = re.fullmatch(r"([^#]+?)(?:#([^/]*))?(?:/(\d+))?", text)
-        if found is None:
+        match = re.fullmatch(r"([^#]+?)(?:#([^/]*))?(?:/(\d+))?", text)
+        if match is None:
             raise ConfigError(
                 f"cannot read the place {text!r}\n  expected: mesh, mesh/stage or mesh#memory_kind"
             )
-        if found[2] not in (None, "device", "pinned_host"):
-            raise ConfigError(f"unknown memory kind {found[2]!r} in {text!r}\n  known: device, pinned_host")
-        return cls(found[1], None if found[3] is None else int(found[3]), found[2])
+        if match[2] not in (None, "device", "pinned_host"):
+            raise ConfigError(f"unknown memory kind {match[2]!r} in {text!r}\n  known: device, pinned_host")
+        return cls(match[1], None if match[3] is None else int(match[3]), match[2])
 
     def __str__(self) -> str:
         kind = "" if self.memory_kind is None else f"#{self.memory_kind}"
@@ -134,10 +137,73 @@ class Constraint:
         Raises:
             ConfigError: it is not `input:output`.
         """
-        found = re.fullmatch(r"(\d+):(\d+)", text)
-        if found is None:
+        match = re.fullmatch(r"(\d+):(\d+)", text)
+        if match is None:
             raise ConfigError(f"cannot read the constraint {text!r}\n  expected: input:output, such as 0:1")
-        return cls(int(found[1]), int(found[2]))
+        return cls(int(match[1]), int(match[2]))
 
     def __str__(self) -> str:
         return f"{self.input}:{self.output}"
+
+
+OptionValue = bool | int | float | str
+CompilerOptions = Mapping[str, OptionValue | Mapping[str, OptionValue]]
+"""As a user gives them: for all fragments, and by mesh or name for some."""
+FragmentOptions = tuple[tuple[str, OptionValue], ...]
+"""Name and value of each option of a fragment, by name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OptionsRow:
+    """Options of all fragments, of a mesh's fragments, or of a name's.
+
+    Attributes:
+        options: names and values.
+        mesh: of the fragments; "" for any.
+        name: of a computation that the fragments hold; "" for any.
+        unless: options that these would undo: the row does not count where another row gives one.
+    """
+
+    options: FragmentOptions
+    mesh: str = ""
+    name: str = ""
+    unless: tuple[str, ...] = ()
+
+    def fits(self, mesh: str, names: Collection[str]) -> bool:
+        """Whether it is for fragments of a mesh that hold computations of these names."""
+        return self.mesh in ("", mesh) and (not self.name or self.name in names)
+
+
+def options_of(rows: Iterable[OptionsRow], mesh: str, names: Collection[str]) -> FragmentOptions:
+    """The options of a fragment; of an option in several rows the last value."""
+    fitting = [row for row in rows if row.fits(mesh, names)]
+    given = {name for row in fitting for name, _ in row.options}
+    merged = dict(pair for row in fitting if given.isdisjoint(row.unless) for pair in row.options)
+    return tuple(sorted(merged.items()))
+
+
+def contradictions(rows: Sequence[OptionsRow], names: Collection[str]) -> list[str]:
+    """Options that two of the names of one fragment give different values, one sentence each."""
+    first: dict[str, tuple[str, str]] = {}
+    problems = []
+    for row in (row for row in rows if row.name and row.name in names):
+        for option, value in row.options:
+            pair = option_pair(option, value)
+            before, name = first.setdefault(option, (pair, row.name))
+            if before != pair:
+                problems.append(f"{before} for {name!r}, {pair} for {row.name!r}")
+    return problems
+
+
+def with_options(options: FragmentOptions, more: Mapping[str, OptionValue]) -> FragmentOptions:
+    return tuple(sorted((dict(options) | dict(more)).items()))
+
+
+def titled(fragment: str, options: FragmentOptions) -> str:
+    """The line above a text of a fragment: its name, and the options with which it was compiled."""
+    return " ".join([f"// {fragment}", *(option_pair(name, value) for name, value in options)])
+
+
+def option_pair(name: str, value: OptionValue) -> str:
+    """An option as text: `xla_gpu_enable_command_buffer=''`."""
+    return f"{name}={value!r}"

@@ -6,8 +6,8 @@ import bisect
 import dataclasses
 
 from mpmd import ir
-from mpmd.passes.cleanup.simplify_stablehlo.facts import Facts, array, make, numbers, reshaped
-from mpmd.passes.constants import splat
+from mpmd.passes.cleanup.stablehlo_facts import Facts, array, make, numbers, reshaped
+from mpmd.passes.structure import splat
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,10 +76,10 @@ def simpler_slice(op: ir.Op, facts: Facts) -> ir.Value | None:
     taken = _Range.of(op)
     while True:
         source = ir.producer(value)
-        found = None if source is None else _look_through(source, taken, facts)
-        if found is None:
+        inner = None if source is None else _look_through(source, taken, facts)
+        if inner is None:
             break
-        value, taken = found
+        value, taken = inner
     if value != op.operands[0]:
         return _slice(value, taken, op)
     return _slice_of_splat(op, facts)

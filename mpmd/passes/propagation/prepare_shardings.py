@@ -1,4 +1,4 @@
-"""mpmd-fit-shardings-to-meshes."""
+"""What Shardy's propagation requires of a program: shardings that fit their meshes, and no empty ones."""
 
 from __future__ import annotations
 
@@ -6,12 +6,130 @@ import dataclasses
 from collections.abc import Iterable
 
 from mpmd import ir
-from mpmd.passes.bases import ModulePass
-from mpmd.passes.calls.shared_bodies import functions_of, put_back_bodies
+from mpmd.passes.bases import FunctionPass, ModulePass
+from mpmd.passes.calls.bodies import functions_of, put_back_bodies
+from mpmd.passes.cleanup.fragments import simplify
 from mpmd.sharding import shardings
 from mpmd.sharding.shards import axes_of, axis_size, sdy_meshes
 from mpmd.support import diagnostics
-from mpmd.support.source import frames_of
+from mpmd.support.user_code import frames_of
+
+
+class DropSubAxes(FunctionPass):
+    """Restricts the shardings of values between fragments to whole axes.
+
+        f = m1["f"] in_shardings=[[{"x":(1)2}, {"y"}]] (a) {...}  -->  in_shardings=[[{}, {"y"}]]
+
+    Propagation splits an axis where a dim is split, as a batch is into microbatches.  JAX cannot
+    express such shardings of arrays; inside of fragments they may stay.
+
+    Requires: shardings are attributes of fragments and transfers.
+    Ensures: none of these names part of an axis.  Cost: linear in operands and results.
+    Source: ours.
+    """
+
+    runs_on = "mpmd"
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        for op in ir.ops(f, (ir.Fragment, ir.Transfer)):
+            for name in ("in_shardings", "out_shardings", shardings.ARGUMENT):
+                old = shardings.read(op, name)
+                new = [shardings.drop_sub_axes(sharding) for sharding in old]
+                if new != old:
+                    shardings.write(op, name, new)
+
+
+class ForgetEmptyComputations(FunctionPass):
+    """Removes the user's names from fragments that only change shardings.
+
+        f = m1["f"(1)] cc=0 (a) {ret a}  ->  f = m1[] by=extract_reshards (a) {ret a}
+
+    A computation may be reduced to its arguments (the backward of an addition is, for one) and still be
+    needed, if argument and result have different shardings.  Without a name it can be merged with its
+    neighbours, and is reported as a reshard.
+
+    Requires: shardings are part of types.
+    Ensures: each user fragment computes something.  Cost: linear in fragments.
+    Source: ours; the dialect fails with an internal error when it validates reshards.
+    """
+
+    runs_on = "mpmd"
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        for fragment in ir.fragments(f):
+            if fragment.is_user and not ir.ops(fragment.body):
+                fragment.origins = []
+                fragment.stage = None
+                fragment.inferred_by = ["extract_reshards"]
+
+
+class ForgetEmptyShardings(FunctionPass):
+    """Gives replicated values one type.
+
+        m1, tensor<8xf32>, sharding=<@mesh, [{}]>   -->   m1, tensor<8xf32>
+
+    Propagation gives some replicated values a sharding, and others none.  Fragments that differ
+    in nothing else must be one program, and may donate their operands to each other.
+
+    Requires: shardings are part of types.
+    Ensures: a type with a sharding has one that shards something.  Cost: linear in values.
+    Source: ours.
+    """
+
+    runs_on = "mpmd"
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Arguments, then the results of every op, and the arguments of loops."""
+        plain: dict[ir.Type, ir.Type] = {}
+        _forget(f.args, plain)
+        for op in ir.walk(f, (ir.Fragment, ir.Transfer, ir.For)):
+            _forget(op.results, plain)
+            if isinstance(op, ir.For):
+                _forget(op.args, plain)
+        ir.return_types_changed(f)
+
+
+def _forget(values: Iterable[ir.Value], plain: dict[ir.Type, ir.Type]) -> None:
+    """Gives replicated values types without shardings; `plain` caches the result for each type."""
+    for value in values:
+        kind = value.type
+        if not isinstance(kind, ir.MeshTensor) or kind.sharding is None:
+            continue
+        if kind not in plain:
+            same = shardings.is_same(kind.sharding, None)
+            plain[kind] = ir.MeshTensor.get(kind.mesh, kind.tensor, None, kind.memory_kind) if same else kind
+        if plain[kind] != kind:
+            ir.set_type(value, plain[kind])
+
+
+class SimplifyProgram(FunctionPass):
+    """Removes from fragments forwarded, unneeded and duplicate values.
+
+        f, g, h = m1["f"] (a, a as b) {x = add a b; ret x, x, a};  k = m1["k"] (f, g, h) {...}
+        ->  f = m1["f"] (a) {x = add a a; ret x};  k = m1["k"] (f, a) {...}
+
+    Shardings are part of types here: only values with the same sharding are the same.
+
+    Requires: nothing.
+    Ensures: in each fragment no equal operands or results, no result that is an argument of its type, no
+        unused result of a pure op, no unused operand; pure fragments without results are gone.  Attributes
+        per operand and result follow.
+    Cost: linear, times the length of the longest chain of fragments that only pass values on.
+    Source: openxla/shardy MPMD, `simplify_program`; that attributes follow is ours.
+    """
+
+    runs_on = "any"
+
+    def rewrite_function(self, f: ir.Func) -> None:
+        """Last first, so that unused results are found before their producer is visited.
+
+        Where a result was replaced, readers, which were visited before, may now have duplicates.
+        """
+        again = True
+        while again:
+            again = False
+            for fragment in reversed(ir.fragments(f)):
+                again |= simplify(fragment)
 
 
 class FitShardingsToMeshes(ModulePass):
@@ -98,9 +216,9 @@ class _Fitting:
 
     def fit_values(self, op: ir.Op, name: str, values: Iterable[ir.Value]) -> None:
         """A per-value attribute of an op between fragments."""
-        found = shardings.read(op, name)
-        if found:
-            shardings.write(op, name, [self.of_value(s, v) for s, v in zip(found, values, strict=True)])
+        per_value = shardings.read(op, name)
+        if per_value:
+            shardings.write(op, name, [self.of_value(s, v) for s, v in zip(per_value, values, strict=True)])
 
     def of_value(self, sharding: shardings.Sharding, value: ir.Value) -> shardings.Sharding:
         """The sharding of a value on a mesh, split evenly."""
@@ -123,8 +241,8 @@ class _Fitting:
                 kept.append(axis)
             dims.append(ir.sdy.DimensionShardingAttr.get(kept, dim.is_closed, dim.priority))
         replicated, unreduced = (
-            [axis for axis in map(ir.sdy.AxisRefAttr, found) if self.has(mesh, axis)]
-            for found in (old.replicated_axes, old.unreduced_axes)
+            [axis for axis in map(ir.sdy.AxisRefAttr, kept_axes) if self.has(mesh, axis)]
+            for kept_axes in (old.replicated_axes, old.unreduced_axes)
         )
         return ir.sdy.TensorShardingAttr.get(self.names[mesh], dims, replicated, unreduced)
 
@@ -142,8 +260,8 @@ class _Fitting:
             if ir.sdy.TensorShardingAttr.isinstance(attribute):
                 ir.put(op, name, self.fitted(attribute, fragment.mesh, None))
             else:
-                found = ir.sdy.TensorShardingPerValueAttr(attribute).shardings
-                shardings.write(op, name, [self.fitted(s, fragment.mesh, None) for s in found])
+                per_value = ir.sdy.TensorShardingPerValueAttr(attribute).shardings
+                shardings.write(op, name, [self.fitted(s, fragment.mesh, None) for s in per_value])
 
     def check_manual(self, op: ir.Op, fragment: ir.Fragment) -> None:
         """Checks a manual computation, which was written for axes of a certain size."""

@@ -1,4 +1,4 @@
-"""Bodies that fragments share, so that many microbatches cost as one.
+"""Bodies of calls: put where the calls are, or shared by fragments so that many microbatches cost as one.
 
     f = m1["f"] cc=0 (a, b) { x = add a a; y = neg x; ret y, b }
     g = m1["f"] cc=1 (c, b) { x = add c c; y = neg x; ret y, b }
@@ -16,9 +16,69 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 
 from mpmd import ir
-from mpmd.passes.calls.inline import inline_call
+from mpmd.passes.bases import ModulePass
 from mpmd.passes.fragments.editing import erase_dead_ops
 from mpmd.passes.fragments.splitting import body_keys, outline
+from mpmd.passes.structure import called_by, reached_from
+from mpmd.support import diagnostics
+
+
+def inline_call(call: ir.Call | ir.FuncCall, callee: ir.Func) -> list[ir.Op]:
+    """Replaces a call by a copy of the callee's body; the inlined ops, in order."""
+    copy: ir.Func = ir.clone(callee, ir.before(callee))
+    copies = ir.ops(copy)
+    returned = ir.move_body(copy, list(call.operands), call)
+    ir.replace(call, returned)
+    ir.erase(copy)
+    return copies
+
+
+class Inline(ModulePass):
+    """Inlines ordinary calls, at any depth.  The functions stay; symbol-dce removes them.
+
+        y = func.call g(a)
+        g(p): s = add p p; return s     -->    y = add a a
+
+    Functions that JAX outlined for its own reasons become plain ops.  MLIR's own inliner has no effect here:
+    jaxlib does not register the half of it that belongs to `func`.  Calls of recursive functions, of
+    functions without a body or with several blocks, and `mpmd.call`s stay.
+
+    Requires: nothing.  Ensures: no other `func.call` is left.  Cost: linear in the inlined ops.
+    Source: MLIR, `inline`.
+    """
+
+    def rewrite(self, module: ir.Module) -> None:
+        """Callees before callers, so that copied bodies have no calls left."""
+        symbols = ir.symbol_table(module)
+        called = {name: called_by(f) for name, f in symbols.items()}
+        done: dict[str, bool] = {}  # whether a function can be inlined
+        for name in symbols:
+            for ready in _callees_first(name, called):
+                if ready in done:
+                    continue
+                blocks = symbols[ready].regions[0].blocks
+                done[ready] = ready not in reached_from([ready], called) and len(blocks) == 1
+                for call in ir.walk(symbols[ready], ir.FuncCall):
+                    callee = call.callee.value
+                    if done.get(callee, False):
+                        inline_call(call, symbols[callee])
+
+
+def _callees_first(name: str, called: dict[str, list[str]]) -> list[str]:
+    """The transitive callees of `name`, each after its own callees; `name` is last."""
+    order: dict[str, None] = {}
+    open_: set[str] = set()
+    todo = [(name, False)]
+    while todo:
+        current, is_left = todo.pop()
+        if is_left:
+            order[current] = None
+        elif current not in open_ and current in called:
+            open_.add(current)
+            todo.append((current, True))
+            todo += [(callee, False) for callee in reversed(called[current])]
+    return list(order)
+
 
 _PREFIX = "mpmd.body."
 _KEPT = "mpmd.kept_arguments"
@@ -31,7 +91,7 @@ def share_bodies(fragments: Sequence[ir.Fragment], first: int = 0) -> list[ir.Fr
     have become.
     """
     functions: dict[Hashable, ir.Func] = {}
-    made = list(fragments)
+    callers = list(fragments)
     for number, (fragment, identity) in enumerate(zip(fragments, body_keys(fragments))):
         returned = fragment.returned
         makers = {v: op for v in returned if (op := ir.producer(v)) is not None}
@@ -42,8 +102,8 @@ def share_bodies(fragments: Sequence[ir.Fragment], first: int = 0) -> list[ir.Fr
             positions = [returned.index(v) for v in computed]
             functions[identity] = _function(fragment, f"{_PREFIX}{first + len(functions)}", positions)
         constants = [op for op in makers.values() if ir.is_constant(op)]
-        made[number] = _call_instead(fragment, functions[identity], computed, constants)
-    return made
+        callers[number] = _call_instead(fragment, functions[identity], computed, constants)
+    return callers
 
 
 def share_again(f: ir.Func) -> None:
@@ -77,13 +137,13 @@ def _call_instead(
         return [values[v] for v in fragment.returned]
 
     types, where = [r.type for r in fragment.results], ir.before(fragment)
-    made = ir.make_fragment(
+    caller = ir.make_fragment(
         fragment.mesh, list(fragment.inputs), types, where, body, location=fragment.location
     )
     for name, attribute in fragment.attributes.items():
-        ir.put(made, name, attribute)
-    ir.replace(fragment, list(made.results))
-    return made
+        ir.put(caller, name, attribute)
+    ir.replace(fragment, list(caller.results))
+    return caller
 
 
 def numbered(module: ir.Module) -> int:
@@ -114,8 +174,8 @@ def narrow_calls(fragment: ir.Fragment) -> bool:
             symbols[name] = ir.clone(body, ir.after(body))
             ir.put(symbols[name], "sym_name", ir.StringAttr.get(name))
             _keep_results(symbols[name], used)
-        made = _call(symbols[name], list(call.operands), ir.before(call), call.location)
-        for i, result in zip(used, made.results):
+        narrow = _call(symbols[name], list(call.operands), ir.before(call), call.location)
+        for i, result in zip(used, narrow.results):
             ir.replace_uses(call.results[i], result)
         ir.erase(call)
         narrowed = True
@@ -166,13 +226,13 @@ def _function(fragment: ir.Fragment, name: str, positions: Sequence[int]) -> ir.
     """A private function that computes the results of a fragment at those positions."""
     copy: ir.Fragment = ir.clone(fragment, ir.before(fragment))
     marks = ir.effect_marks(copy)
-    made = outline(copy, name)
+    function = outline(copy, name)
     ir.erase(copy)
-    ir.put(made, "sym_visibility", ir.StringAttr.get("private"))
+    ir.put(function, "sym_visibility", ir.StringAttr.get("private"))
     for mark, attribute in marks.items():
-        ir.put(made, mark, attribute)
-    _keep_results(made, positions)
-    return made
+        ir.put(function, mark, attribute)
+    _keep_results(function, positions)
+    return function
 
 
 def _keep_results(f: ir.Func, positions: Sequence[int]) -> None:
@@ -198,3 +258,63 @@ def _call(
         "func.call", [values[int(i)] for i in kept], types, where, attributes, location
     )
     return call
+
+
+class CallInline(ModulePass):
+    """Replaces each `mpmd.call` by the body of its callee.
+
+        x = call body(a) cc=3
+        body(p):                                -->   f = m1["f"] cc=3 (a) { y = add a a; ret y }
+          f = m1["f"] (p) { y = add p p; ret y }
+          return f
+
+    Inlined fragments and fragment calls get all attributes of the call but its callee, its
+    `call_counter` above all; other ops get none.  Callees stay; symbol-dce removes them.  With `share-bodies`
+    the copies of a named fragment then call one function for their body.
+
+    Requires: callees are defined and call nothing themselves (errors).  Ensures: no `mpmd.call` is left in
+        functions that are not called.  Cost: linear in the inlined ops.
+    Source: openxla/shardy MPMD, `call_inline`.
+
+    Attributes:
+        share_bodies: let the copies of a named fragment call one function for their body.
+    """
+
+    share_bodies: bool = False
+
+    def rewrite(self, module: ir.Module) -> None:
+        symbols = ir.symbol_table(module)
+        calls = [(f, call) for f in symbols.values() for call in ir.walk(f, ir.Call)]
+        calling = {f.symbol for f, _ in calls}
+        failed = False
+        for f, call in calls:
+            problem = _not_inlinable(call, f, symbols, calling)
+            if problem is not None:
+                diagnostics.error(problem, call.location)
+                failed = True
+        if failed:
+            return
+        if self.share_bodies:
+            callees = [symbols[name] for name in dict.fromkeys(call.callee_name for _, call in calls)]
+            share_bodies([fragment for f in callees for fragment in ir.fragments(f) if fragment.is_user])
+        for _, call in calls:
+            attributes = {name: a for name, a in call.attributes.items() if name != "callee"}
+            where = call.location
+            for op in inline_call(call, symbols[call.callee_name]):
+                op.operation.location = ir.Location.callsite(op.location, [where])
+                for fragment in [op] if not isinstance(op, ir.For) else ir.walk(op):
+                    if isinstance(fragment, (ir.Fragment, ir.FragmentCall)):
+                        for name, attribute in attributes.items():
+                            ir.put(fragment, name, attribute)
+
+
+def _not_inlinable(call: ir.Call, f: ir.Func, symbols: dict[str, ir.Func], calling: set[str]) -> str | None:
+    name = call.callee_name
+    if name not in symbols or symbols[name].is_external:
+        return f"@{f.symbol} calls @{name}, which has no body in this module"
+    if name in calling:
+        return (
+            f"@{f.symbol} calls @{name}, which has calls itself: the work of one microbatch cannot consist "
+            "of other microbatches, nor of itself"
+        )
+    return None

@@ -1,18 +1,21 @@
-"""mpmd-split-accumulators-by-mesh.
+"""Sums that calls carry from microbatch to microbatch: gradients, which start from zeros.
 
-mpmd-carry-sums-through-calls.
+A weight that several stages use has terms on several meshes.  Here its sum becomes one per mesh, and each is
+added up inside of the calls of that mesh, so that what crosses between meshes crosses once per step.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from mpmd import ir
 from mpmd.passes.bases import ModulePass
 from mpmd.passes.calls.signatures import calls_by_callee, fill_attributes
-from mpmd.passes.constants import zeros
 from mpmd.passes.fragments.editing import in_block_order
+from mpmd.passes.structure import zeros
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +77,7 @@ def _sums(f: ir.Func) -> list[_Sum]:
                 continue
             by_last_add[add.results[0]] = longer
             break
-    return [found for found in by_last_add.values() if len(found.calls) > 1]
+    return [candidate for candidate in by_last_add.values() if len(candidate.calls) > 1]
 
 
 def _call_behind(value: ir.Value) -> ir.Call | None:
@@ -83,39 +86,43 @@ def _call_behind(value: ir.Value) -> ir.Call | None:
     return op if isinstance(op, ir.Call) and len(ir.users(value)) == 1 else None
 
 
-def _is_possible(found: _Sum, symbols: dict[str, ir.Func], calls: dict[str, list[ir.Call]]) -> bool:
+def _is_possible(candidate: _Sum, symbols: dict[str, ir.Func], calls: dict[str, list[ir.Call]]) -> bool:
     """Whether the callees are called for this sum alone, and its start value is defined in time."""
-    terms = set(found.calls)
-    for name in dict.fromkeys(call.callee_name for call in found.calls):
+    terms = set(candidate.calls)
+    for name in dict.fromkeys(call.callee_name for call in candidate.calls):
         if symbols[name].is_external or symbols[name].is_public or not terms.issuperset(calls[name]):
             return False
-    if found.start is None:
-        return str(found.adds[0].results[0].type.element_type) not in ("i1", "complex<f32>", "complex<f64>")
-    maker = ir.producer(found.start)
-    return maker is None or ir.comes_before(maker, found.calls[0])
+    if candidate.start is None:
+        return str(candidate.adds[0].results[0].type.element_type) not in (
+            "i1",
+            "complex<f32>",
+            "complex<f64>",
+        )
+    maker = ir.producer(candidate.start)
+    return maker is None or ir.comes_before(maker, candidate.calls[0])
 
 
 def _carry(sums: list[_Sum], symbols: dict[str, ir.Func]) -> None:
     of_call: dict[ir.Call, list[_Sum]] = {}
-    for found in sums:
-        for call in found.calls:
-            of_call.setdefault(call, []).append(found)
+    for each in sums:
+        for call in each.calls:
+            of_call.setdefault(call, []).append(each)
     changed: dict[str, list[int]] = {}
-    made: dict[ir.Call, ir.Call] = {}
+    rebuilt: dict[ir.Call, ir.Call] = {}
     for call in in_block_order(of_call):
         mine = sorted(of_call[call], key=lambda s: s.result)
         results = [s.result for s in mine]
         if call.callee_name not in changed:
             changed[call.callee_name] = results
             _add_inside(symbols[call.callee_name], results)
-        more = [_carried_into(call, s, made) for s in mine]
-        made[call] = ir.rebuild(call, [*call.operands, *more], [r.type for r in call.results])
-    for found in sums:
-        last = made[found.calls[-1]].results[found.result]
-        ir.replace_uses(found.adds[-1].results[0], last)
-        for add in reversed(found.adds):
+        more = [_carried_into(call, s, rebuilt) for s in mine]
+        rebuilt[call] = ir.rebuild(call, [*call.operands, *more], [r.type for r in call.results])
+    for each in sums:
+        last = rebuilt[each.calls[-1]].results[each.result]
+        ir.replace_uses(each.adds[-1].results[0], last)
+        for add in reversed(each.adds):
             ir.erase(add)
-    for call, new in made.items():
+    for call, new in rebuilt.items():
         ir.replace(call, list(new.results))
 
 
@@ -125,18 +132,20 @@ def _add_inside(f: ir.Func, results: list[int]) -> None:
     for result in results:
         term = returned[result]
         total = [ir.append_arg(f.body, like=term), term]
-        made = ir.create("stablehlo.add", total, [term.type], ir.at_end(f.body), location=term.location)
-        returned[result] = made.results[0]
+        total_op = ir.create("stablehlo.add", total, [term.type], ir.at_end(f.body), location=term.location)
+        returned[result] = total_op.results[0]
     f.returned = returned
     ir.return_types_changed(f)
     fill_attributes(f)
 
 
-def _carried_into(call: ir.Call, found: _Sum, made: dict[ir.Call, ir.Call]) -> ir.Value:
-    place = found.calls.index(call)
+def _carried_into(call: ir.Call, candidate: _Sum, rebuilt: dict[ir.Call, ir.Call]) -> ir.Value:
+    place = candidate.calls.index(call)
     if place:
-        return made[found.calls[place - 1]].results[found.result]
-    return found.start if found.start is not None else zeros(call.results[found.result].type, call)
+        return rebuilt[candidate.calls[place - 1]].results[candidate.result]
+    return (
+        candidate.start if candidate.start is not None else zeros(call.results[candidate.result].type, call)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,14 +178,14 @@ class SplitAccumulatorsByMesh(ModulePass):
     def rewrite(self, module: ir.Module) -> None:
         symbols = ir.symbol_table(module)
         for name, sites in calls_by_callee(f for f in symbols.values() if f.is_entry).items():
-            found = _accumulators(symbols[name], sites)
-            if found:
-                _split_callee(symbols[name], found)
-                _split_calls(sites, found)
+            accumulators = _accumulators(symbols[name], sites)
+            if accumulators:
+                _split_callee(symbols[name], accumulators)
+                _split_calls(sites, accumulators)
 
 
 def _accumulators(f: ir.Func, sites: list[ir.Call]) -> list[_Accumulator]:
-    found = []
+    accumulators = []
     position = {arg: i for i, arg in enumerate(f.args)}
     for k, value in enumerate(f.returned):
         leaves = terms_of(value)
@@ -189,8 +198,8 @@ def _accumulators(f: ir.Func, sites: list[ir.Call]) -> list[_Accumulator]:
                 by_mesh.setdefault(_mesh_of(leaf), []).append(leaf)
         if len(by_mesh) > 1:
             first, *others = by_mesh.values()
-            found.append(_Accumulator(position[own[0]], k, first, others))
-    return found
+            accumulators.append(_Accumulator(position[own[0]], k, first, others))
+    return accumulators
 
 
 def terms_of(value: ir.Value) -> list[ir.Value]:
@@ -232,10 +241,10 @@ def _mesh_of(value: ir.Value) -> str:
     return meshes.pop() if len(meshes) == 1 else ""
 
 
-def _split_callee(f: ir.Func, found: list[_Accumulator]) -> None:
+def _split_callee(f: ir.Func, accumulators: list[_Accumulator]) -> None:
     returned = f.returned
     more: list[ir.Value] = []
-    for acc in found:
+    for acc in accumulators:
         arg = f.args[acc.arg]
         returned[acc.result] = _sum(f, [arg, *acc.first])
         for terms in acc.others:
@@ -260,7 +269,7 @@ def _add(a: ir.Value, b: ir.Value, f: ir.Func) -> ir.Value:
     return ir.create("stablehlo.add", [a, b], [a.type], ir.at_end(f.body), location=b.location).result
 
 
-def _split_calls(sites: list[ir.Call], found: list[_Accumulator]) -> None:
+def _split_calls(sites: list[ir.Call], accumulators: list[_Accumulator]) -> None:
     """Rebuilds the calls in program order; the parts of a sum go on where its accumulator does.
 
     Every other use gets the sum: also one as another accumulator, which has parts of its own.
@@ -268,16 +277,16 @@ def _split_calls(sites: list[ir.Call], found: list[_Accumulator]) -> None:
     parts_of: dict[ir.Value, tuple[int, list[ir.Value]]] = {}
     for site in sites:
         more: list[ir.Value] = []
-        for acc in found:
+        for acc in accumulators:
             carried = site.operands[acc.arg]
             arg, parts = parts_of.get(carried, (None, []))
             more += parts if arg == acc.arg else [zeros(carried.type, site) for _ in acc.others]
         types = [r.type for r in site.results]
-        made = ir.rebuild(site, [*site.operands, *more], types + [v.type for v in more])
-        ir.replace(site, list(made.results)[: len(types)])
-        fresh = iter(list(made.results)[len(types) :])
-        for acc in found:
-            parts_of[made.results[acc.result]] = acc.arg, [next(fresh) for _ in acc.others]
+        rebuilt = ir.rebuild(site, [*site.operands, *more], types + [v.type for v in more])
+        ir.replace(site, list(rebuilt.results)[: len(types)])
+        fresh = iter(list(rebuilt.results)[len(types) :])
+        for acc in accumulators:
+            parts_of[rebuilt.results[acc.result]] = acc.arg, [next(fresh) for _ in acc.others]
     for value, (arg, parts) in parts_of.items():
         _use_sum_elsewhere(value, parts, arg)
 
@@ -297,3 +306,95 @@ def _use_sum_elsewhere(value: ir.Value, parts: list[ir.Value], arg: int) -> None
         total, where = op.result, ir.after(op)
     for owner, number in elsewhere:
         ir.set_operand(owner, number, total)
+
+
+SUFFIX = "_mirror"
+
+
+class MirrorStages(ModulePass):
+    """Gives the second half of the microbatches stages of their own, which the assignment may put elsewhere.
+
+        x = call body(acc, ..) cc=0                  x = call body(acc, ..) cc=0
+        y = call body(x, ..) cc=1                    y = call body_mirror(zero, ..) cc=1
+        return y                                -->  return x + y
+        body(acc, ..): g = comp "f" ..               body: as before
+                       return acc + g                body_mirror: the same, its "f" is called "f_mirror"
+
+    A sum that is carried through the microbatches begins anew, and both halves are added at the end, so that
+    neither half waits for the other.
+
+    Requires: microbatches are calls.  Ensures: same values, but for the order of the sums.  Cost: linear.
+    Source: the two copies of DualPipe (DeepSeek-V3 Technical Report, 2024).
+
+    Attributes:
+        names: names that get a copy, with commas.
+    """
+
+    names: str = ""
+
+    def rewrite(self, module: ir.Module) -> None:
+        """Visits every callee and its calls in the entry point."""
+        symbols = ir.symbol_table(module)
+        for callee, of_callee in calls_by_callee(f for f in symbols.values() if f.is_entry).items():
+            calls = [call for call in of_callee if call.call_counter is not None]
+            first, second = calls[: (len(calls) + 1) // 2], calls[(len(calls) + 1) // 2 :]
+            if second and self._renamed(symbols[callee]):
+                sums = _carried_sums(symbols[callee], calls, second)
+                self._copy(symbols[callee], second)
+                _add_up_halves(sums, first, second)
+
+    def _renamed(self, f: ir.Func) -> list[ir.Op]:
+        names = self.names.split(",")
+        return [op for op in ir.walk(f, (ir.NamedComputation, ir.NamedTensor)) if _name_of(op) in names]
+
+    def _copy(self, f: ir.Func, calls: Sequence[ir.Call]) -> None:
+        copy: ir.Func = ir.clone(f, ir.before(f))
+        symbol = ir.StringAttr(f.attributes["sym_name"]).value + SUFFIX
+        ir.put(copy, "sym_name", ir.StringAttr.get(symbol))
+        for op in self._renamed(copy):
+            if isinstance(op, ir.NamedTensor):
+                ir.put(op, "name", ir.StringAttr.get(_name_of(op) + SUFFIX))
+            else:
+                origin = ir.Origin(op.named.name + SUFFIX, op.named.transpose_count)
+                ir.put(op, "origin", origin.attribute())
+        for call in calls:
+            ir.put(call, "callee", ir.FlatSymbolRefAttr.get(symbol))
+
+
+def _name_of(op: ir.Op) -> str:
+    if isinstance(op, ir.NamedTensor):
+        return str(ir.StringAttr(op.attributes["name"]).value)
+    return str(op.named.name)
+
+
+def _carried_sums(f: ir.Func, calls: Sequence[ir.Call], second: Sequence[ir.Call]) -> list[tuple[int, int]]:
+    """(argument, result) of every sum that each call takes from the call before it, and adds to.
+
+    Nothing else may read it in the second half, where it lacks the first.
+    """
+    positions = []
+    position = {arg: i for i, arg in enumerate(f.args)}
+    for k, value in enumerate(f.returned):
+        own = [leaf for leaf in terms_of(value) if leaf in position and len(ir.users(leaf)) == 1]
+        if len(own) == 1 and own[0] is not value:
+            i = position[own[0]]
+            is_carried = all(b.operands[i] == a.results[k] for a, b in itertools.pairwise(calls))
+            if is_carried and all(len(ir.uses(call.results[k])) == 1 for call in second[:-1]):
+                positions.append((i, k))
+    return positions
+
+
+def _add_up_halves(
+    sums: Sequence[tuple[int, int]], first: Sequence[ir.Call], second: Sequence[ir.Call]
+) -> None:
+    """Starts the sums of the second half at zero, and adds those of the first where the whole is used."""
+    for argument, result in sums:
+        before, whole = first[-1].results[result], second[-1].results[result]
+        ir.set_operand(second[0], argument, zeros(before.type, second[0]))
+        uses = ir.uses(whole)
+        if uses:
+            total_op = ir.create(
+                "stablehlo.add", [before, whole], [whole.type], ir.after(second[-1]), location=whole.location
+            )
+            for user, number in uses:
+                ir.set_operand(user, number, total_op.result)

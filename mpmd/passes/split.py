@@ -5,6 +5,7 @@ from __future__ import annotations
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.splitting import ops_flowing_to, split
+from mpmd.support.passes import passes_in
 
 
 class SplitAndPrioritizeTransferIndependentComputations(FunctionPass):
@@ -43,11 +44,11 @@ class SplitAndPrioritizeTransferIndependentComputations(FunctionPass):
 
 def _values_from(values: list[ir.Value], fragment: ir.Fragment) -> set[ir.Value]:
     """The values of a body that depend on some of its arguments, these included."""
-    found = set(values)
+    reached = set(values)
     for op in ir.ops(fragment.body):
-        if _reads(op, found):
-            found.update(op.results)
-    return found
+        if _reads(op, reached):
+            reached.update(op.results)
+    return reached
 
 
 def _reads(op: ir.Op, values: set[ir.Value]) -> bool:
@@ -112,3 +113,6 @@ class SplitBwdFragments(FunctionPass):
             ):
                 return True
         return False
+
+
+PASSES = passes_in(__name__)

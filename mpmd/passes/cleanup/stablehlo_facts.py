@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from mpmd import ir
-from mpmd.passes.constants import constant_text, holds_complex
+from mpmd.passes.structure import constant_text, holds_complex
 from mpmd.support.memoisation import memoised
 
 _INTEGER = re.compile(r"(u?)i(\d+)")
@@ -37,8 +37,8 @@ class Facts:
             return None
         if value.type.rank and not holds_complex(op) and not op.attributes["value"].is_splat:
             return None
-        found = re.match(r"dense<([^\[\]\"]*)> :", constant_text(op))
-        return None if found is None else found[1]
+        match = re.match(r"dense<([^\[\]\"]*)> :", constant_text(op))
+        return None if match is None else match[1]
 
     def integer(self, value: ir.Value) -> int | None:
         """The value of a scalar integer or boolean constant, as a number of its type."""
@@ -59,13 +59,13 @@ class Facts:
 
     def integers(self, values: Any) -> list[int] | None:
         """The values of several scalar integer constants; None unless all are."""
-        found: list[int] = []
+        numbers_of: list[int] = []
         for value in values:
             number = self.integer(value)
             if number is None:
                 return None
-            found.append(number)
-        return found
+            numbers_of.append(number)
+        return numbers_of
 
     def offsets(self, op: ir.Op) -> list[int]:
         """Where each operand of a concatenate begins, and where the last one ends."""
@@ -79,11 +79,11 @@ class Facts:
 @memoised()
 def integer_kind(kind: ir.Type) -> tuple[bool, int] | None:
     """Whether integers of a tensor type are signed, and their bits; None for other elements."""
-    found = _INTEGER.fullmatch(str(kind.element_type))
-    if found is None:
+    match = _INTEGER.fullmatch(str(kind.element_type))
+    if match is None:
         return None
-    bits = int(found[2])
-    return (not found[1] and bits > 1), bits
+    bits = int(match[2])
+    return (not match[1] and bits > 1), bits
 
 
 def numbers(attribute: ir.Attribute) -> list[int]:

@@ -8,7 +8,8 @@ from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.dependencies import Dependencies
 from mpmd.support import diagnostics
-from mpmd.support.source import frames_of
+from mpmd.support.passes import passes_in
+from mpmd.support.user_code import frames_of
 
 
 class SchedulingUnitsVerifier(FunctionPass):
@@ -138,3 +139,6 @@ def _conflict(f: ir.Func, earlier: ir.Fragment, fragment: ir.Fragment) -> str:
             f"{fragment.mesh}, or give the two different stages"
         )
     return text
+
+
+PASSES = passes_in(__name__)

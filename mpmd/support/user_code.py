@@ -1,13 +1,18 @@
-"""Places in the user's code, and reports in the user's terms."""
+"""Places in the user's code: of operations, in reports, and in warnings, each of which comes once."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import linecache
 import re
+import sys
+import threading
 import traceback
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
+from types import FrameType
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,12 +41,12 @@ def frames_of(place: object) -> list[Frame]:
 
     Nor those inside of other installed packages, unless there are no others.
     """
-    found = dict.fromkeys(
+    frames = dict.fromkeys(
         Frame(function, file, int(line))
         for function, file, line in _FRAME.findall(str(getattr(place, "location", place)))
         if file != "-" and not file.startswith((_PACKAGE, "<frozen "))
     )
-    return _users(found)
+    return _users(frames)
 
 
 def raised_at(error: BaseException) -> Frame | None:
@@ -66,8 +71,8 @@ _FILE = re.compile(r'"((?:[^"\\]|\\.)*)":(\d+):(\d+)')
 def location_of(place: object) -> tuple[str, int, int] | None:
     """File, line and column of an MLIR location (or of the op or value there); the innermost call's first."""
     location = getattr(place, "location", place)
-    found = _FILE.search(str(location))
-    return (found[1], int(found[2]), int(found[3])) if found else None
+    match = _FILE.search(str(location))
+    return (match[1], int(match[2]), int(match[3])) if match else None
 
 
 _SHARDING = re.compile(r"#sdy\.sharding<@\w+, \[((?:\{[^}]*\}(?:p\d+)?(?:, )?)*)\](, [^>]*)?>")
@@ -80,12 +85,12 @@ _NAME = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 def readable(text: str) -> str:
     """The text with shardings, types and locations in the user's terms."""
-    text = _SHARDING.sub(lambda found: _spec(found[1]) + (found[2] or ""), _with_places(text))
+    text = _SHARDING.sub(lambda match: _spec(match[1]) + (match[2] or ""), _with_places(text))
     return _TENSOR.sub(_shape, text)
 
 
-def _shape(found: re.Match[str]) -> str:
-    return f"{_COMPLEX.get(found[2], found[2])}[{found[1].replace('x', ',').removesuffix(',')}]"
+def _shape(match: re.Match[str]) -> str:
+    return f"{_COMPLEX.get(match[2], match[2])}[{match[1].replace('x', ',').removesuffix(',')}]"
 
 
 def _spec(dims: str) -> str:
@@ -99,13 +104,13 @@ def _spec(dims: str) -> str:
 
 def _with_places(text: str) -> str:
     """The text with the innermost place in the user's code, or the name, that each MLIR location holds."""
-    found, end = [], 0
+    pieces, end = [], 0
     for start in (m.start() for m in _LOCATION.finditer(text)):
         if start >= end:
-            found.append(text[end:start])
+            pieces.append(text[end:start])
             end = _end_of_location(text, start + len("loc("))
-            found.append(_place(text[start:end]))
-    return "".join(found) + text[end:]
+            pieces.append(_place(text[start:end]))
+    return "".join(pieces) + text[end:]
 
 
 def _end_of_location(text: str, start: int) -> int:
@@ -121,3 +126,71 @@ def _end_of_location(text: str, start: int) -> int:
 def _place(location: str) -> str:
     frames, name = frames_of(location), _NAME.search(location)
     return str(frames[0]) if frames else name[1] if name else "an unknown place"
+
+
+_OURS = str(Path(__file__).parents[1]), contextlib.__file__
+"""Where frames are not the user's: context managers as decorators call through `contextlib`."""
+
+
+def warn_user(texts: Iterable[str]) -> None:
+    """Issues each text once, as a `UserWarning` at the innermost caller outside of this package."""
+    frame = user_frame()
+    file, line, module = place_of(frame)
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    for text in dict.fromkeys(texts):
+        warnings.warn_explicit(text, UserWarning, file, line, module, registry)
+
+
+def user_frame() -> FrameType:
+    """The frame of the innermost caller outside of this package."""
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    return frame
+
+
+def place_of(frame: FrameType) -> tuple[str, int, str]:
+    return frame.f_code.co_filename, frame.f_lineno, str(frame.f_globals.get("__name__", "<unknown>"))
+
+
+class PendingWarning:
+    """A `UserWarning` that is issued once: at the first `show` at which no filter ignores it.
+
+    Args:
+        text: its text; "" for no warning.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.waits = bool(text)
+        self._lock = threading.Lock()
+
+    def show(self) -> None:
+        """Issue the warning, at the line outside of this package that calls it, unless it was issued before.
+
+        Raises:
+            UserWarning: a filter turns warnings into errors.
+        """
+        if not self.waits:
+            return
+        file, line, module = place_of(user_frame())
+        with self._lock:
+            if not self.waits or _ignored(self.text, module, line):
+                return
+            self.waits = False
+        # a registry of its own: other programs with the same text do not silence this one
+        warnings.warn_explicit(self.text, UserWarning, file, line, module, registry={})
+
+
+def _ignored(text: str, module: str, line: int) -> bool:
+    """Whether the first filter that matches such a warning ignores it."""
+    for action, message, category, where, at in warnings.filters:
+        fits = (message is None or _matches(message, text)) and issubclass(UserWarning, category)
+        if fits and (where is None or _matches(where, module)) and at in (0, line):
+            return action == "ignore"
+    return False
+
+
+def _matches(pattern: object, text: str) -> bool:
+    """Whether a filter's pattern, a compiled one or a text, matches."""
+    return pattern == text if isinstance(pattern, str) else pattern.match(text) is not None  # type: ignore[attr-defined]

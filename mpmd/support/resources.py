@@ -1,13 +1,32 @@
-"""Reference cycles collected later, and objects that native code uses until the process ends."""
+"""Resources of the process: cores of threads, reference cycles, objects that native code uses to the end."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import gc
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+
+@contextlib.contextmanager
+def on_cores(cores: Sequence[int]) -> Iterator[None]:
+    """Runs the block with the calling thread on `cores`; threads that are started in it stay there.
+
+    It has no effect without cores, or where the system has no affinity.
+    """
+    if not cores or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
 
 MIN_AGED = 10_000
 """Objects: fewer are left to the next collection, which takes less than a millisecond."""
