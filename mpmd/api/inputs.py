@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from mpmd.jax_compat import ShapedArray, as_key, is_key
 from mpmd.jax_distributed import absent_array_maker
 from mpmd.runtime.program.graph import BufferType
-from mpmd.support.memoisation import memoised
+from mpmd.support.resources import memoised
 
 
 def weakly_typed(array: jax.Array) -> jax.Array:

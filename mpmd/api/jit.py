@@ -23,8 +23,7 @@ from mpmd.partition.signature import (
     in_wholes,
     paths,
 )
-from mpmd.support.memoisation import forget_results
-from mpmd.support.resources import garbage_kept
+from mpmd.support.resources import forget_results, garbage_kept
 
 if TYPE_CHECKING:
     from mpmd.api.aot import Compiled, Lowered, Traced

@@ -9,7 +9,7 @@ from typing import Any
 from mpmd import ir
 from mpmd.errors import CompileError, ConfigError
 from mpmd.passes.export.programs import ATTRIBUTE, read_options
-from mpmd.sharding.shards import axes_by_dim
+from mpmd.sharding.shardings import axes_by_dim
 from mpmd.support.option_texts import FragmentOptions
 
 

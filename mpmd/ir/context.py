@@ -15,7 +15,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir as jax_mlir
 
-from mpmd.support.memoisation import once
+from mpmd.support.resources import once
 
 
 @once

@@ -12,7 +12,7 @@ from mpmd.ir import query
 from mpmd.ir.context import context, defer_deletion
 from mpmd.ir.types import Origin, TopologyAttr, string_array, string_list
 from mpmd.jax_compat import func_dialect, mpmd_dialect, register_operation
-from mpmd.support.memoisation import memoised
+from mpmd.support.resources import memoised
 
 NamedTensor = mpmd.NamedTensorOp
 Broadcast = mpmd.BroadcastOp

@@ -10,7 +10,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import mpmd, sdy
 
 from mpmd.ir.context import context
-from mpmd.support.memoisation import memoised
+from mpmd.support.resources import memoised
 
 
 @dataclasses.dataclass(frozen=True, order=True)

@@ -52,7 +52,7 @@ from mpmd.runtime.program.graph import EntryGraph, read_entry
 from mpmd.runtime.program.linearize import linearize
 from mpmd.runtime.program.stream_memory import predict_memory
 from mpmd.runtime.program.streams import Program
-from mpmd.sharding.shards import split_of
+from mpmd.sharding.shardings import split_of
 from mpmd.support import diagnostics
 from mpmd.support.diagnostics import Diagnostic, Diagnostics, Severity
 from mpmd.support.passes import Pass, Timing, Watch, name_of, run_pipeline, with_overrides

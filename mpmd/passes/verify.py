@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from mpmd import ir
 from mpmd.errors import IRError, collect
 from mpmd.passes.structure import called_by, reached_from
-from mpmd.sharding.shards import axes_of, sdy_meshes
+from mpmd.sharding.shardings import axes_of, sdy_meshes
 
 
 def verify(module: ir.Module) -> None:

@@ -14,9 +14,8 @@ from mpmd.scheduling.definition import PipelineShape
 from mpmd.scheduling.render import render_text
 from mpmd.scheduling.render_html import render_html
 from mpmd.scheduling.render_svg import render_svg
-from mpmd.scheduling.schedule_memory import peak_activations
 from mpmd.scheduling.search import SchedulingProblem, SearchResult, search
-from mpmd.scheduling.simulate import simulate
+from mpmd.scheduling.simulate import peak_activations, simulate
 from mpmd.scheduling.table import Phase, Task
 from mpmd.scheduling.task_costs import Costs, Link, Skip, StageCosts
 from mpmd.scheduling.timeline import MemoryCurve, Span, Timeline

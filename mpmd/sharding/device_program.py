@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from mpmd import ir
-from mpmd.sharding.shards import Split, innermost, split_of, text_of, without
+from mpmd.sharding.shardings import Split, innermost, split_of, text_of, without
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mpmd import ir
 from mpmd.sharding.partial import tensor
-from mpmd.sharding.shards import Split, axes_by_dim, global_bytes
+from mpmd.sharding.shardings import Split, axes_by_dim, global_bytes
 
 _MOVES = frozenset(
     f"stablehlo.{name}" for name in ("broadcast_in_dim", "dynamic_slice", "reshape", "slice", "transpose")

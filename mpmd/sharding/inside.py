@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpmd import ir
-from mpmd.sharding.shards import Split, split_of
+from mpmd.sharding.shardings import Split, split_of
 
 _SHARDING = "sdy.sharding"
 _NUMBER = "mpmd.number"

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mpmd import ir
 from mpmd.sharding.device_program import partly_reduced
-from mpmd.sharding.shards import Split, without, without_axes
+from mpmd.sharding.shardings import Split, axes_without, without
 
 
 @dataclasses.dataclass(frozen=True)
@@ -380,7 +380,7 @@ def _add(op: ir.Op, forms: PartialForms) -> Partial | None:
     if a is None or b is None:
         return None
     axes = min(a.axes, b.axes, key=len)
-    if any(x.axes != axes and without_axes(x.axes, forms.per_microbatch) != axes for x in (a, b)):
+    if any(x.axes != axes and axes_without(x.axes, forms.per_microbatch) != axes for x in (a, b)):
         return None
 
     # Now, as an argument has one more dim when sums are built.

@@ -22,9 +22,8 @@ from mpmd.scheduling.definition import PipelineShape
 from mpmd.scheduling.render import render_text, unit_of
 from mpmd.scheduling.render_html import render_html
 from mpmd.scheduling.render_svg import render_svg
-from mpmd.scheduling.schedule_memory import peak_activations
 from mpmd.scheduling.search import SchedulingProblem, search
-from mpmd.scheduling.simulate import simulate
+from mpmd.scheduling.simulate import peak_activations, simulate
 from mpmd.scheduling.task_costs import Costs, Link, StageCosts
 from mpmd.scheduling.timeline import Timeline
 from mpmd.tools.command_line import run_script, version_text

@@ -21,7 +21,7 @@ ROWS: tuple[Precondition, ...] = (
         f"{_NAMES}::test_calls_of_functions_that_end_and_of_objects_that_are_equal[object]",
     ),
     Precondition(
-        "mpmd/support/memoisation.py:once",
+        "mpmd/support/resources.py:once",
         "A registration runs in one thread at a time: XLA refuses the second, and its code stays.",
         "with running:",
         "if running:",

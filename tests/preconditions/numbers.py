@@ -132,7 +132,7 @@ _SPECIAL_VALUES = (
         f"{_EXTREMES}::test_of_two_arrays_and_of_a_constant[maximum-f32]",
     ),
     Precondition(
-        f"{_EMIT}/accumulate.py:Accumulators.finish",
+        f"{_EMIT}/partials.py:Accumulators.finish",
         "a NaN that a reduction left out is its result",
         "total = with_nan(f, values[self.masks[number]], total)",
         "pass",
@@ -146,7 +146,7 @@ _SPECIAL_VALUES = (
         f"{_EXTREMES}::test_of_rows_and_columns_with_one_special_value_anywhere[17-max-f32]",
     ),
     Precondition(
-        f"{_EMIT}/accumulate.py:Accumulators.add",
+        f"{_EMIT}/partials.py:Accumulators.add",
         "lanes beyond the end of a row have the neutral element",
         "if part.mask is not None:",
         "if False:",

@@ -154,7 +154,7 @@ _PASSED = (
     _partial(
         "_add",
         "both values have terms along the same axes",
-        "any(x.axes != axes and without_axes(x.axes, forms.per_microbatch) != axes for x in (a, b))",
+        "any(x.axes != axes and axes_without(x.axes, forms.per_microbatch) != axes for x in (a, b))",
         "False",
         "terms_along_different_axes_are_not_added",
     ),

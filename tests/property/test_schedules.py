@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mpmd.errors import ScheduleError
 from mpmd.scheduling import SCHEDULES, Costs, Link, ScheduleTable, StageCosts, Task, get_schedule, simulate
-from mpmd.scheduling.schedule_memory import peak_activations
+from mpmd.scheduling.simulate import peak_activations
 from mpmd.scheduling.table import visits_of_mesh
 from mpmd.scheduling.validate import linearize, validate
 

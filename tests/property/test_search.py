@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from mpmd.errors import ScheduleError
 from mpmd.scheduling import SCHEDULES, Costs, Link, StageCosts, simulate
-from mpmd.scheduling.schedule_memory import peak_activations
 from mpmd.scheduling.search import SchedulingProblem, search
+from mpmd.scheduling.simulate import peak_activations
 from mpmd.scheduling.validate import validate
 
 costs_of_a_stage = st.builds(

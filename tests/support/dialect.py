@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mpmd import ir
-from mpmd.sharding.shards import axes_of
+from mpmd.sharding.shardings import axes_of
 
 TENSOR = "tensor<8x8xf32>"
 AXES = [("x", 2), ("y", 2)]

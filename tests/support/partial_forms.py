@@ -11,7 +11,7 @@ from jax.extend.mlir.dialects import stablehlo
 
 from mpmd import ir
 from mpmd.sharding.partial import Partial, PartialForms
-from mpmd.sharding.shards import Split
+from mpmd.sharding.shardings import Split
 
 SIZES = {"x": 2, "y": 3, "four": 4, "one": 1}
 

@@ -15,7 +15,7 @@ from mpmd.compile.hlo.instruction import Literal
 from mpmd.compile.hlo.shape import Shape, array, tuple_of
 from mpmd.compile.hlo.text import TextError, split_top
 from mpmd.errors import HloError
-from mpmd.support.memoisation import memoised
+from mpmd.support.resources import memoised
 
 _PAIR = re.compile(r"\((?:[^()]|\([^()]*\))*\)|[^\s,()]+")
 _NOT_FINITE = re.compile("inf|nan")

@@ -30,7 +30,7 @@ import llvmlite.binding as binding
 from mpmd.compile.llvm.cpu import CpuTarget
 from mpmd.compile.llvm.function_builder import Module
 from mpmd.errors import CompileError
-from mpmd.support.memoisation import once
+from mpmd.support.resources import once
 
 _EFFORT = 2  # of LLVM's code generation, 0 to 3
 _LIBRARY_NUMBERS = itertools.count()

@@ -6,7 +6,7 @@ import math
 import struct
 from functools import lru_cache
 
-from mpmd.support.memoisation import memoised
+from mpmd.support.resources import memoised
 
 FLOAT_BITS = {"half": 16, "bfloat": 16, "float": 32, "double": 64}
 

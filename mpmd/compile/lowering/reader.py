@@ -31,7 +31,7 @@ from mpmd.compile.lowering.stablehlo_program import (
     ValueId,
 )
 from mpmd.errors import CompileError
-from mpmd.sharding.shards import axes_of, sdy_meshes
+from mpmd.sharding.shardings import axes_of, sdy_meshes
 
 _IGNORED = frozenset({"sdy.mesh", "mpmd.topology"})
 _CONFIGURATIONS = frozenset({"backend_config", "mhlo.backend_config"})

@@ -29,7 +29,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.shape import ShapeIndex
-from mpmd.compile.kernels.in_place import may_share
+from mpmd.compile.kernels.kernel_plan import may_share
 from mpmd.compile.thunks.thunk import (
     AttentionThunk,
     CollectiveThunk,

@@ -13,7 +13,7 @@ from mpmd.compile.analysis.dataflow import FORWARDING
 from mpmd.compile.buffers.assignment import BufferAssignment, Slice
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.kernels.in_place import may_share
+from mpmd.compile.kernels.kernel_plan import may_share
 from mpmd.compile.kernels.planner.attention import PlannedAttention
 from mpmd.compile.kernels.planner.collectives import CollectivePlan
 from mpmd.compile.kernels.planner.dots import DotPlan

@@ -9,7 +9,7 @@ from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.cleanup import stablehlo_arithmetic as arithmetic
 from mpmd.passes.cleanup import stablehlo_slices as slices
-from mpmd.passes.cleanup.stablehlo_facts import Facts
+from mpmd.passes.cleanup.stablehlo_arithmetic import Facts
 
 Rewrite = Callable[[ir.Op, Facts], ir.Value | None]
 """Returns the replacement of an op's result, which may be that of a new op; None: does not apply."""

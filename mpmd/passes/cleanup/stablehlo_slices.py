@@ -6,7 +6,7 @@ import bisect
 import dataclasses
 
 from mpmd import ir
-from mpmd.passes.cleanup.stablehlo_facts import Facts, array, make, numbers, reshaped
+from mpmd.passes.cleanup.stablehlo_arithmetic import Facts, array, make, numbers, reshaped
 from mpmd.passes.structure import splat
 
 

@@ -15,7 +15,7 @@ from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.export.programs import programs
 from mpmd.passes.structure import mentions
-from mpmd.sharding import shards
+from mpmd.sharding import shardings
 from mpmd.support import diagnostics
 
 MEMORY_KIND = "mhlo.memory_kind"
@@ -46,7 +46,7 @@ def is_donor(attributes: Attributes) -> bool:
 def local_bytes(value: ir.Value, topology: ir.TopologyAttr) -> int:
     """Bytes of one device's shard of a mesh tensor; 0 for anything else, such as a token."""
     kind = value.type
-    return shards.local_bytes(kind, topology[kind.mesh]) if isinstance(kind, ir.MeshTensor) else 0
+    return shardings.local_bytes(kind, topology[kind.mesh]) if isinstance(kind, ir.MeshTensor) else 0
 
 
 class MarkFragmentReservedMemory(FunctionPass):

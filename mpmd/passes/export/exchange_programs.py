@@ -11,7 +11,7 @@ from mpmd.passes.fragments.editing import erase_dead_ops
 from mpmd.passes.propagation.defer_reductions import REDUCTION
 from mpmd.passes.propagation.hoist_gathers import GATHERING
 from mpmd.sharding.device_program import REDUCES_TERMS, DeviceProgram, Sum, sums
-from mpmd.sharding.shards import axes_of, innermost, split_axes, split_of, without
+from mpmd.sharding.shardings import axes_of, innermost, split_axes, split_of, without
 
 
 class IssueReductions(FunctionPass):

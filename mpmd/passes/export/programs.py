@@ -16,7 +16,7 @@ from mpmd.passes.calls.bodies import functions_of, put_back
 from mpmd.passes.fragments.fragment_info import FragmentInfo
 from mpmd.passes.fragments.splitting import body_keys, outline
 from mpmd.sharding import shardings
-from mpmd.sharding.shards import on_sdy_mesh, sdy_meshes
+from mpmd.sharding.shardings import on_sdy_mesh, sdy_meshes
 from mpmd.support import diagnostics
 from mpmd.support.option_texts import FragmentOptions, OptionsRow, OptionValue, contradictions, options_of
 

@@ -30,7 +30,7 @@ from mpmd.passes.transfers.carried import START
 from mpmd.sharding import shardings
 from mpmd.sharding.inside import splits_of_copy
 from mpmd.sharding.partial import PartialForms, is_zero, tensor, total_of
-from mpmd.sharding.shards import Split, axes_of, sharding_of, split_of, without, without_axes
+from mpmd.sharding.shardings import Split, axes_of, axes_without, sharding_of, split_of, without
 from mpmd.support import diagnostics
 
 REDUCTION = "defer_reductions"
@@ -229,7 +229,7 @@ def _deferred(axes: tuple[str, ...], kind: _Kind, value: ir.Type) -> tuple[str, 
     The accumulator would then be as large, and devices would exchange in each microbatch for nothing.
     """
     parts = math.prod(kind.sizes[axis] for axis in axes if axis in kind.per_microbatch)
-    return axes if all(size % parts for size in value.shape) else without_axes(axes, kind.per_microbatch)
+    return axes if all(size % parts for size in value.shape) else axes_without(axes, kind.per_microbatch)
 
 
 def _is_used_for(value: ir.Value, result: ir.Value) -> bool:

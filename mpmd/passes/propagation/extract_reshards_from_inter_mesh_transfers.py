@@ -11,7 +11,7 @@ from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.editing import in_block_order
 from mpmd.sharding import shardings
-from mpmd.sharding.shards import axes_of, local_bytes, local_shape
+from mpmd.sharding.shardings import axes_of, local_bytes, local_shape
 from mpmd.support import diagnostics
 
 

@@ -26,7 +26,7 @@ from mpmd.passes.propagation.trial import (
 from mpmd.sharding import shardings
 from mpmd.sharding.gathers import axes_needed_whole, cast_of
 from mpmd.sharding.partial import tensor
-from mpmd.sharding.shards import split_axes
+from mpmd.sharding.shardings import split_axes
 
 GATHERING = "hoist_gathers"
 

@@ -10,7 +10,7 @@ from mpmd.passes.bases import FunctionPass, ModulePass
 from mpmd.passes.calls.bodies import functions_of, put_back_bodies
 from mpmd.passes.cleanup.fragments import simplify
 from mpmd.sharding import shardings
-from mpmd.sharding.shards import axes_of, axis_size, sdy_meshes
+from mpmd.sharding.shardings import axes_of, axis_size, sdy_meshes
 from mpmd.support import diagnostics
 from mpmd.support.user_code import frames_of
 

@@ -12,7 +12,7 @@ from mpmd.passes.propagation.propagate_shardings import NUMBER, REPRESENTATIVES,
 from mpmd.passes.verify import propagation_problem
 from mpmd.sharding import shardings
 from mpmd.sharding.inside import PROPAGATE, number_ops, splits_inside
-from mpmd.sharding.shards import Split, axes_of, sdy_meshes, split_axes, split_of
+from mpmd.sharding.shardings import Split, axes_of, sdy_meshes, split_axes, split_of
 from mpmd.support import diagnostics
 
 Layout = tuple[list[ir.Type], list[ir.Type]]

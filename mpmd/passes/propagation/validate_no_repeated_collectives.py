@@ -15,7 +15,7 @@ from mpmd.passes.calls.bodies import put_back
 from mpmd.sharding.gathers import uses_along
 from mpmd.sharding.inside import splits_of_typed
 from mpmd.sharding.partial import is_sum
-from mpmd.sharding.shards import Split, axes_of, split_axes, split_of
+from mpmd.sharding.shardings import Split, axes_of, split_axes, split_of
 from mpmd.support import diagnostics
 from mpmd.support.user_code import frames_of
 

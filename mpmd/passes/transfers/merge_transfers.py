@@ -9,7 +9,7 @@ from collections.abc import Callable
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
 from mpmd.passes.fragments.editing import moving
-from mpmd.sharding.shards import axes_by_dim, local_bytes
+from mpmd.sharding.shardings import axes_by_dim, local_bytes
 
 
 class CombineBeforeTransfer(FunctionPass):

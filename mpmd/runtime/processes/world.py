@@ -30,7 +30,7 @@ from mpmd.errors import ConfigError, PeerError
 from mpmd.runtime.processes.exchange import Alike, WorldExchange
 from mpmd.runtime.processes.store import BoundedStore, Mail, NoAnswer, delay_aborts
 from mpmd.runtime.run.waiting import Exclusive, ExclusiveWork
-from mpmd.support.memoisation import once
+from mpmd.support.resources import once
 
 _RECORDED = 16
 """Calls whose results are known; earlier results are compared by shape, dtype and place only."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from mpmd import ir
 from mpmd.errors import ProgramError, collect
-from mpmd.sharding.shards import axes_by_dim, axes_of
+from mpmd.sharding.shardings import axes_by_dim, axes_of
 from mpmd.support.user_code import frames_of
 
 _SHORT_DTYPES = {

@@ -31,7 +31,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from mpmd.support.memoisation import once
+from mpmd.support.resources import once
 
 # From <malloc.h>; glibc allows half of a thread's heap at most for the first, and an int for the second.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3

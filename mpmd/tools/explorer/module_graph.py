@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from mpmd import ir
-from mpmd.sharding.shards import global_bytes
+from mpmd.sharding.shardings import global_bytes
 
 MAX_NODES = 4000
 _MAX_SOURCES = 6

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import pytest
 
 from mpmd.scheduling import SCHEDULES, Timeline, get_schedule, linearize, simulate
-from mpmd.scheduling.schedule_memory import peak_activations
+from mpmd.scheduling.simulate import peak_activations
 
 F = I = W = 1
 B = I + W

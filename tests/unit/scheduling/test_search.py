@@ -6,12 +6,11 @@ import pytest
 
 from mpmd.errors import ScheduleError
 from mpmd.scheduling import SCHEDULES, Costs, Link, StageCosts, get_schedule, simulate
-from mpmd.scheduling.bounds import lower_bound
 from mpmd.scheduling.definition import PipelineShape
 from mpmd.scheduling.list_schedule import Clockwork, Ordered, fill_weights, list_schedule
 from mpmd.scheduling.patterns import zigzag
-from mpmd.scheduling.schedule_memory import peak_activations
-from mpmd.scheduling.search import SchedulingProblem, search
+from mpmd.scheduling.search import SchedulingProblem, lower_bound, search
+from mpmd.scheduling.simulate import peak_activations
 from mpmd.scheduling.validate import validate
 from mpmd.scheduling.workload import (
     BACKWARD,

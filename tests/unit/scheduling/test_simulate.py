@@ -15,7 +15,7 @@ from mpmd.scheduling import (
     get_schedule,
     simulate,
 )
-from mpmd.scheduling.schedule_memory import peak_activations
+from mpmd.scheduling.simulate import peak_activations
 
 
 def when(line, name: str) -> tuple[float, float]:  # type: ignore[no-untyped-def]

@@ -8,7 +8,7 @@ import pytest
 
 from mpmd import ir
 from mpmd.sharding.gathers import axes_needed_whole
-from mpmd.sharding.shards import Split
+from mpmd.sharding.shardings import Split
 
 X, W, Y = "tensor<8x4xf32>", "tensor<4x6xf32>", "tensor<8x6xf32>"
 

@@ -11,7 +11,7 @@ from mpmd import ir
 from mpmd.compile.hlo import HloModule
 from mpmd.compile.lowering import lower_for_mesh
 from mpmd.sharding.device_program import Sum, groups, sums
-from mpmd.sharding.shards import innermost, without
+from mpmd.sharding.shardings import innermost, without
 from tests.support.hlo_meaning import evaluate_devices
 from tests.support.meshes import part
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from mpmd.support.memoisation import once
+from mpmd.support.resources import once
 
 
 def in_threads(count, function):

@@ -33,8 +33,7 @@ from mpmd.compile.llvm.engine import LoadedCode, compile_module
 from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
 from mpmd.compile.llvm.llvm_types import Value, constant
 from mpmd.errors import CompileError
-from mpmd.support.memoisation import once
-from mpmd.support.resources import keep_past_exit, release
+from mpmd.support.resources import keep_past_exit, once, release
 
 TARGET_NAME = "mpmd_native"
 ATTRIBUTE = "program"

@@ -43,8 +43,7 @@ from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
 from mpmd.compile.llvm.llvm_types import Value, constant
 from mpmd.errors import CompileError
 from mpmd.support.execution_log import ExecutionLog
-from mpmd.support.memoisation import once
-from mpmd.support.resources import keep_past_exit
+from mpmd.support.resources import keep_past_exit, once
 
 _ALIGNMENT = 64
 _HUGE = 2 << 20  # bytes of a huge page

@@ -47,8 +47,7 @@ from mpmd.compile.llvm.engine import LoadedCode, compile_module
 from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
 from mpmd.compile.llvm.llvm_types import Value, constant
 from mpmd.support.execution_log import Execution
-from mpmd.support.memoisation import once
-from mpmd.support.resources import keep_past_exit
+from mpmd.support.resources import keep_past_exit, once
 
 STAMP_KERNEL = "mpmd_stamp"
 

@@ -12,7 +12,7 @@ from mpmd.compile.backends.native_gpu.gpu_devices import GpuModel, gpu_model
 from mpmd.compile.backends.native_gpu.libraries import FunctionLibrary
 from mpmd.compile.backends.native_gpu.triton.compile_kernels import KernelCompiler
 from mpmd.errors import CompileError
-from mpmd.support.memoisation import once
+from mpmd.support.resources import once
 
 MIN_DRIVER = 12000
 """Version of CUDA that the driver must know at least: cubins of Triton's are of 12."""

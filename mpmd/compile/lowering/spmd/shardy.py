@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from mpmd import ir
 from mpmd.compile.lowering.reader import parse_program
 from mpmd.errors import CompileError, IRError
-from mpmd.sharding.shards import axes_by_dim, axes_of, axis_size
+from mpmd.sharding.shardings import axes_by_dim, axes_of, axis_size
 
 Spec = Sequence[Sequence[str]]
 """For each dim the names of the axes that shard it."""

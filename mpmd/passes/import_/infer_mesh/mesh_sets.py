@@ -16,7 +16,7 @@ from mpmd import ir
 from mpmd.passes.fragments.editing import op_around
 from mpmd.passes.import_ import assigning
 from mpmd.support import diagnostics
-from mpmd.support.memoisation import memoised
+from mpmd.support.resources import memoised
 
 USE_SET = "mpmd.use_set"
 SRC_SET = "mpmd.src_set"

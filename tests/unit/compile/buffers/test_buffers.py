@@ -17,7 +17,7 @@ from mpmd.compile.buffers.assignment import Slice
 from mpmd.compile.buffers.buffer_report import assignment_report
 from mpmd.compile.buffers.offsets import ANY_MEMORY, LiveBlock, pack
 from mpmd.compile.hlo import parse_module
-from mpmd.compile.kernels.in_place import may_share
+from mpmd.compile.kernels.kernel_plan import may_share
 from mpmd.compile.kernels.plan_builder import PlanBuilder
 from mpmd.compile.llvm.cpu import host_target
 from mpmd.compile.thunks.emission import KernelPlans

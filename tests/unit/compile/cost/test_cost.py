@@ -5,8 +5,8 @@ import pytest
 
 from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
 from mpmd.compile.cost.kernel_work import plan_workload, product_workloads
-from mpmd.compile.kernels.in_place import may_share
 from mpmd.compile.kernels.index import dim, linear
+from mpmd.compile.kernels.kernel_plan import may_share
 from mpmd.compile.kernels.plan_builder import PlanBuilder
 from mpmd.compile.kernels.product_plans import MatmulPlan, View
 from mpmd.compile.llvm.cpu import host_target

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mpmd.compile.kernels.in_place import may_share
 from mpmd.compile.kernels.index import dim, value
+from mpmd.compile.kernels.kernel_plan import may_share
 from mpmd.compile.kernels.plan_builder import PlanBuilder
 
 ROWS, WIDTH = 6, 8

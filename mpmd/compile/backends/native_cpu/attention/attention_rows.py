@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from mpmd.compile.backends.native_cpu.attention.blocking import Blocking
-from mpmd.compile.backends.native_cpu.kernels.accumulate import Accumulators, reduce_node, sum_dtype
+from mpmd.compile.backends.native_cpu.kernels.partials import Accumulators, reduce_node, sum_dtype
 from mpmd.compile.backends.native_cpu.kernels.places import Lanes, vector_loop
 from mpmd.compile.backends.native_cpu.kernels.row import RowPass, plan_passes
 from mpmd.compile.backends.native_cpu.kernels.scope import Scope

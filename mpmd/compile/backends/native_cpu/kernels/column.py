@@ -9,9 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpmd.compile.backends.native_cpu.kernels.accumulate import identity, reduce_node, sum_dtype
 from mpmd.compile.backends.native_cpu.kernels.operations import emit_combine
-from mpmd.compile.backends.native_cpu.kernels.partials import Partials, final_inputs, finish_columns
+from mpmd.compile.backends.native_cpu.kernels.partials import (
+    Partials,
+    final_inputs,
+    finish_columns,
+    identity,
+    reduce_node,
+    sum_dtype,
+)
 from mpmd.compile.backends.native_cpu.kernels.places import Lanes, product, unflatten
 from mpmd.compile.backends.native_cpu.kernels.plan_kernel import PlanKernel
 from mpmd.compile.backends.native_cpu.kernels.scope import Scope

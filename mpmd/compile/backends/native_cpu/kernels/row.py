@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from mpmd.compile.backends.native_cpu.kernels.accumulate import Accumulators, identity, reduce_node, sum_dtype
 from mpmd.compile.backends.native_cpu.kernels.loop import (
     evaluate,
     needed_nodes,
@@ -19,7 +18,13 @@ from mpmd.compile.backends.native_cpu.kernels.loop import (
     vectors_at_once,
 )
 from mpmd.compile.backends.native_cpu.kernels.operations import emit_combine
-from mpmd.compile.backends.native_cpu.kernels.partials import Partials
+from mpmd.compile.backends.native_cpu.kernels.partials import (
+    Accumulators,
+    Partials,
+    identity,
+    reduce_node,
+    sum_dtype,
+)
 from mpmd.compile.backends.native_cpu.kernels.places import Lanes, nested, product, unflatten, vector_loop
 from mpmd.compile.backends.native_cpu.kernels.plan_kernel import PlanKernel, emit_streaming
 from mpmd.compile.backends.native_cpu.kernels.scope import Scope

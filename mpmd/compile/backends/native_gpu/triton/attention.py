@@ -18,7 +18,6 @@ import functools
 import math
 from collections.abc import Iterator
 
-from mpmd.compile.backends.native_gpu.triton.accumulators import RowAccumulators
 from mpmd.compile.backends.native_gpu.triton.attention_writer import (
     AttentionBlocks,
     AttentionWriter,
@@ -30,7 +29,13 @@ from mpmd.compile.backends.native_gpu.triton.attention_writer import (
 from mpmd.compile.backends.native_gpu.triton.conversions import from_memory, literal, to_memory
 from mpmd.compile.backends.native_gpu.triton.emit import unsupported
 from mpmd.compile.backends.native_gpu.triton.matrices import MIN_SIDE, pieces_of
-from mpmd.compile.backends.native_gpu.triton.online import RowIteration, RowReductions, factored, tiles_seen
+from mpmd.compile.backends.native_gpu.triton.online import (
+    RowAccumulators,
+    RowIteration,
+    RowReductions,
+    factored,
+    tiles_seen,
+)
 from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, power_of_two
 from mpmd.compile.backends.native_gpu.triton.triton_kernels import (
     ALIGNMENT,

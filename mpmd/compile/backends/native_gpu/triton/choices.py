@@ -7,22 +7,33 @@
 
 Each line names a kernel as it is by rules, with its programs: where its text is another one, the line
 means nothing.
+
+The file of measured tiles of a kind of GPU: in the folder of the compile cache, read with each backend.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
+import logging
+import os
 import re
+import tempfile
 from collections.abc import Iterable
+from pathlib import Path
 
+from mpmd.compile.backends.native_gpu.gpu_devices import GpuModel
 from mpmd.compile.backends.native_gpu.triton.attention import attention_kernels
+from mpmd.compile.backends.native_gpu.triton.compile_kernels import KernelCompiler
 from mpmd.compile.backends.native_gpu.triton.products import product_kernel
 from mpmd.compile.backends.native_gpu.triton.triton_kernels import PlanKernels, PrintedKernel, plan_kernels
+from mpmd.compile.cache import check_folder, read_own_file
 from mpmd.compile.kernels.kernel_plan import KernelPlan
 from mpmd.compile.kernels.product_plans import AttentionPlan, MatmulPlan
 from mpmd.errors import CompileError
+from mpmd.support.resources import once
 
 OWN = "own"
 """The choice of the tile by rules."""
@@ -130,3 +141,66 @@ def sized_plan(plan: KernelPlan, points: int, programs: int, warps: int) -> Plan
     kernels = plan_kernels(plan, programs, points)
     first, *rest = kernels.kernels
     return dataclasses.replace(kernels, kernels=(dataclasses.replace(first, warps=warps), *rest))
+
+
+log = logging.getLogger("mpmd.compile")
+
+
+def table_file(folder: Path, gpu: GpuModel, compiler: KernelCompiler) -> Path:
+    """Where the table is: another one for each board or slice, and for each version of the compiler."""
+    which = hashlib.sha256(f"{gpu} {compiler.key()}".encode()).hexdigest()[:8]
+    return folder / f"{gpu.device.name}-{which}.tiles"
+
+
+def read_table(path: Path) -> MeasuredTiles:
+    """The table in a file; empty if there is none.
+
+    Raises:
+        CompileError: the file has other lines, or another user may have written it.
+    """
+    try:
+        check_folder(path.parent)
+        text = read_own_file(path).decode()
+    except PermissionError as error:
+        raise CompileError(f"measured tiles are not used: {error}") from error
+    except UnicodeDecodeError as error:
+        raise CompileError(f"measured tiles are not used: {path} has bytes that are not text") from error
+    except OSError:
+        return MeasuredTiles()
+    try:
+        return MeasuredTiles.parsed(text)
+    except CompileError as error:
+        raise CompileError(f"measured tiles are not used: {path}: {error}") from error
+
+
+def known_table(path: Path) -> MeasuredTiles:
+    """The table in a file; empty, with one warning, if it cannot be used."""
+    try:
+        return read_table(path)
+    except CompileError as error:
+        _warn(str(error))
+        return MeasuredTiles()
+
+
+@once
+def _warn(message: str) -> None:
+    log.warning("%s", message)
+
+
+def write_table(path: Path, table: MeasuredTiles, about: str) -> None:
+    """Puts a table in the place of another; `about` is its first line.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    check_folder(path.parent)
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(f"# {about}\n{table.text()}")
+        os.replace(name, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise

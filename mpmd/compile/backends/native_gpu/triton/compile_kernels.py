@@ -30,7 +30,7 @@ from mpmd.compile.backends.native_gpu.triton.operations import PRELUDE
 from mpmd.compile.backends.native_gpu.triton.triton_kernels import PrintedKernel
 from mpmd.compile.cache import DiskCache, key_of
 from mpmd.errors import CompileError
-from mpmd.support.memoisation import once
+from mpmd.support.resources import once
 
 ANSWERED = ("name", "code", "ptx", "shared_bytes", "threads")
 """The process's answer about a kernel's code; the rest is read in it."""

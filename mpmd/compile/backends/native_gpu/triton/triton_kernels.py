@@ -16,10 +16,9 @@ import hashlib
 import math
 from collections.abc import Collection, Iterator, Sequence
 
-from mpmd.compile.backends.native_gpu.triton.accumulators import RowAccumulators
 from mpmd.compile.backends.native_gpu.triton.conversions import HALF, pointer_type
 from mpmd.compile.backends.native_gpu.triton.emit import TileWriter, unsupported
-from mpmd.compile.backends.native_gpu.triton.online import RowReductions
+from mpmd.compile.backends.native_gpu.triton.online import RowAccumulators, RowReductions
 from mpmd.compile.backends.native_gpu.triton.tiling import (
     PlanTiling,
     resized,

@@ -25,9 +25,14 @@ import numpy as np
 from mpmd.compile.backends.native_gpu.gpu import GpuLibraries, OpenGpu, gpu_at
 from mpmd.compile.backends.native_gpu.libraries import CudaLibraries, DeviceError
 from mpmd.compile.backends.native_gpu.target import GpuTarget
-from mpmd.compile.backends.native_gpu.triton.choices import OWN, MeasuredTiles
+from mpmd.compile.backends.native_gpu.triton.choices import (
+    OWN,
+    MeasuredTiles,
+    read_table,
+    table_file,
+    write_table,
+)
 from mpmd.compile.backends.native_gpu.triton.compile_kernels import Cubin, shared_workers
-from mpmd.compile.backends.native_gpu.tuning.table_file import read_table, table_file, write_table
 from mpmd.compile.backends.native_gpu.tuning.tile_candidates import (
     CompiledWay,
     TileWay,

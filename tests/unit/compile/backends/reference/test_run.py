@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpmd.compile.backends.reference.run_thunks import Memory, run_program
-from mpmd.compile.backends.reference.target import Reference, ReferenceProgram
+from mpmd.compile.backends.reference.target import Memory, Reference, ReferenceProgram, run_program
 from mpmd.compile.buffers.assignment import Allocation, Slice
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.kernels.planner.collectives import CollectivePlan

@@ -17,9 +17,8 @@ from mpmd.compile.backends.native_gpu.backend import NativeGpuBackend
 from mpmd.compile.backends.native_gpu.gpu_devices import GPUS
 from mpmd.compile.backends.native_gpu.libraries import CudaLibraries
 from mpmd.compile.backends.native_gpu.target import GpuTarget
-from mpmd.compile.backends.native_gpu.triton.choices import MeasuredTiles
+from mpmd.compile.backends.native_gpu.triton.choices import MeasuredTiles, read_table, table_file
 from mpmd.compile.backends.native_gpu.triton.tiling import resized, tiling_of
-from mpmd.compile.backends.native_gpu.tuning.table_file import read_table, table_file
 from mpmd.compile.backends.native_gpu.tuning.tile_candidates import tuned_kernels
 from mpmd.compile.backends.native_gpu.tuning.tune import TuningTask, alike, fastest, tune
 from mpmd.compile.cache import DiskCache
