@@ -43,8 +43,7 @@ from mpmd.compile.backends.native_gpu.tuning.tile_candidates import (  # noqa: E
     compiled,
     tuned_kernels,
 )
-from mpmd.compile.compilation import Prepared  # noqa: E402
-from mpmd.compile.driver import prepare_fragment  # noqa: E402
+from mpmd.compile.driver import Prepared, prepare_fragment  # noqa: E402
 from mpmd.compile.fragment import FragmentModule  # noqa: E402
 from mpmd.errors import CompileError  # noqa: E402
 

@@ -170,10 +170,10 @@ class KeptArtefacts:
         return self._artefact(named.decode())
 
     def of_program(self, fragment: FragmentModule, program: str) -> Artefact | None:
-        found = self._artefact(program)
-        if found is not None:
+        artefact = self._artefact(program)
+        if artefact is not None:
             self.cache.put(self._fragment_key(fragment), program.encode())
-        return found
+        return artefact
 
     def keep(self, fragment: FragmentModule, program: str, artefact: Artefact) -> None:
         self.cache.put(program, artefact.to_bytes())

@@ -1,4 +1,4 @@
-"""Options for compiling fragments, the same for all of them."""
+"""Options for compiling fragments, the same for all of them, with the folder of dumps among them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,32 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mpmd.compile.cache import DiskCache
-from mpmd.compile.dump import Dump
+from mpmd.compile.fragment import FragmentModule
+
+
+@dataclasses.dataclass(frozen=True)
+class Dump:
+    """Settings of the dump.
+
+    Attributes:
+        folder: where the fragments' folders are made.
+        passes: regular expression on the names of the passes after which the module is written.
+    """
+
+    folder: Path
+    passes: str = ".*"
+
+    def folder_of(self, fragment: FragmentModule) -> Path:
+        return self.folder / fragment.name.replace("/", "_")
+
+    def write(self, fragment: FragmentModule, name: str, text: str) -> None:
+        folder = self.folder_of(fragment)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+    def write_all(self, fragment: FragmentModule, texts: Mapping[str, str]) -> None:
+        for name, text in texts.items():
+            self.write(fragment, name, text)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -196,7 +196,7 @@ def compile_fragments(
         CompileError: one cannot be compiled.
     """
     chosen = get_backend(backend, options)
-    made: dict[str, Executable] = {}
+    executables: dict[str, Executable] = {}
     workers = ThreadPoolExecutor(max_workers=os.cpu_count() or 1)
     with caching_plans(), ProgressLine("compiling") as progress, workers as pool:
         here = contextvars.copy_context()
@@ -205,18 +205,18 @@ def compile_fragments(
             alike(fragments, meshes),
         )
         for group in groups:
-            made.update((executable.name, executable) for executable in group)
-            progress.show("fragments", len(made), len(fragments))
-    return {name: made[name] for name in fragments}
+            executables.update((executable.name, executable) for executable in group)
+            progress.show("fragments", len(executables), len(fragments))
+    return {name: executables[name] for name in fragments}
 
 
 def alike(fragments: Mapping[str, FragmentModule], meshes: Mapping[str, Any]) -> list[list[str]]:
     """Groups of identical fragments: the names of those with equal code, on meshes of one shape."""
-    found: dict[Hashable, list[str]] = {}
+    groups: dict[Hashable, list[str]] = {}
     for name, fragment in fragments.items():
         shape = tuple(meshes[fragment.mesh].shape.items())
-        found.setdefault((fragment.fingerprint, shape), []).append(name)
-    return list(found.values())
+        groups.setdefault((fragment.fingerprint, shape), []).append(name)
+    return list(groups.values())
 
 
 def programs(fragments: Mapping[str, FragmentModule], meshes: Mapping[str, Any]) -> list[list[str]]:
@@ -234,8 +234,10 @@ def _compile_alike(
     first, *others = [dataclasses.replace(f, reserved_bytes=most) for f in fragments]
     if makes_only_zeros(first, meshes[first.mesh]):
         return [ZerosExecutable(fragment, meshes[fragment.mesh]) for fragment in fragments]
-    made = [backend.compile(first, meshes[first.mesh])]
+    executables = [backend.compile(first, meshes[first.mesh])]
     for fragment in others:
         mesh = meshes[fragment.mesh]
-        made.append(backend.relocate(made[0], fragment, mesh) or backend.compile(fragment, mesh))
-    return made
+        executables.append(
+            backend.relocate(executables[0], fragment, mesh) or backend.compile(fragment, mesh)
+        )
+    return executables

@@ -86,21 +86,21 @@ def fragment_modules(module: ir.Module, callbacks: tuple[Any, ...] | None) -> di
         ConfigError: a fragment calls back to Python, and the functions are unknown.
     """
     symbols = ir.symbol_table(module)
-    made: dict[str, FragmentModule] = {}
+    modules: dict[str, FragmentModule] = {}
     for call in (call for f in symbols.values() if f.is_mpmd for call in ir.ops(f, ir.FragmentCall)):
         name = call.callee_name
-        if name in made:
+        if name in modules:
             continue
-        made[name] = _extract(module, symbols, call)
-        if "_callback" not in made[name].text:
+        modules[name] = _extract(module, symbols, call)
+        if "_callback" not in modules[name].text:
             continue
         if callbacks is None:
             raise ConfigError(
                 f"fragment {name!r} calls back to Python, and this version of JAX hides the function\n"
                 "  use another version of JAX, or take the callback out of the step"
             )
-        made[name] = dataclasses.replace(made[name], callbacks=callbacks)
-    return made
+        modules[name] = dataclasses.replace(modules[name], callbacks=callbacks)
+    return modules
 
 
 def _extract(module: ir.Module, symbols: dict[str, ir.Func], call: ir.FragmentCall) -> FragmentModule:
@@ -135,16 +135,16 @@ def _extract(module: ir.Module, symbols: dict[str, ir.Func], call: ir.FragmentCa
 
 def _used(f: ir.Func, symbols: dict[str, ir.Func]) -> set[str]:
     """The transitive callees of a function, those of custom calls included."""
-    found: set[str] = set()
+    reached: set[str] = set()
     todo = [f]
     while todo:
         op = todo.pop()
         names = {call.callee.value for call in ir.walk(op, ir.FuncCall)}
         for custom in ir.walk(op, ir.stablehlo.CustomCallOp):
             names |= {reference.value for reference in custom.called_computations or ()}
-        todo += [symbols[name] for name in sorted(names - found)]
-        found |= names
-    return found
+        todo += [symbols[name] for name in sorted(names - reached)]
+        reached |= names
+    return reached
 
 
 def value_spec(kind: Any) -> ValueSpec:

@@ -48,7 +48,7 @@ def division_costs(
     units: UnitChain,
     starts: Sequence[int],
     devices: int,
-    rates: Device,
+    device: Device,
     sizes: StepSizes,
     *,
     rematerialise: bool,
@@ -59,7 +59,7 @@ def division_costs(
         units: the chain of the loss for one microbatch.
         starts: the first units of all stages but the first.
         devices: of each mesh; they share the work evenly.
-        rates: of one device.
+        device: of one device.
         sizes: of the state.
         rematerialise: whether each stage computes its forward again.
     """
@@ -83,15 +83,15 @@ def division_costs(
         backward = segments.seconds(stage, begin, end) - forward
         again = (repeated[end] - repeated[begin]) / devices if rematerialise else 0.0
         exchanged = [chain.crossing[unit] for unit in exchanges if begin < unit <= end]
-        exchange = sum(_all_reduce_s(size / sizes.rows, devices // sizes.rows, rates) for size in exchanged)
+        exchange = sum(_all_reduce_s(size / sizes.rows, devices // sizes.rows, device) for size in exchanged)
         values = kept[end] - kept[begin]
         replicas = devices // sizes.state_shards
         stages.append(
             StageCosts(
-                forward_s=rates.call_seconds + forward + exchange / 2,
-                backward_s=rates.call_seconds + backward + again + exchange / 2,
-                input_gradient_s=rates.call_seconds + backward / 2 + again + exchange / 2,
-                weight_gradient_s=rates.call_seconds + backward / 2,
+                forward_s=device.call_seconds + forward + exchange / 2,
+                backward_s=device.call_seconds + backward + again + exchange / 2,
+                input_gradient_s=device.call_seconds + backward / 2 + again + exchange / 2,
+                weight_gradient_s=device.call_seconds + backward / 2,
                 output_bytes=chain.crossing[end] if end < len(chain) else 0,
                 input_gradient_bytes=chain.crossing[begin] if begin else 0,
                 residual_bytes=chain.crossing[begin] if rematerialise else values,
@@ -110,20 +110,20 @@ def _repeated(seconds: float, forward: float) -> float:
     return forward if seconds < forward * REMATERIALISED * 0.99 else 0.0
 
 
-def _all_reduce_s(nbytes: float, devices: int, rates: Device) -> float:
+def _all_reduce_s(nbytes: float, devices: int, device: Device) -> float:
     """Seconds of a ring over the devices of a mesh."""
     if devices < 2:
         return 0.0
-    return 2 * (devices - 1) * rates.message_seconds(nbytes / devices)
+    return 2 * (devices - 1) * device.message_seconds(nbytes / devices)
 
 
-def link_of(devices: int, rates: Device) -> Link:
+def link_of(devices: int, device: Device) -> Link:
     """The link between two meshes of so many devices, each of which sends its share."""
-    return Link(latency_s=rates.link_seconds, bytes_per_s=rates.link_bandwidth * devices)
+    return Link(latency_s=device.link_seconds, bytes_per_s=device.link_bandwidth * devices)
 
 
 def update_seconds(
-    costs: Costs, placement: Sequence[int], rates: Device, devices: int, sizes: StepSizes
+    costs: Costs, placement: Sequence[int], device: Device, devices: int, sizes: StepSizes
 ) -> list[float]:
     """Seconds of what each mesh does once in a step.
 
@@ -133,9 +133,9 @@ def update_seconds(
     seconds = [0.0] * (max(placement) + 1)
     for stage, mesh in zip(costs.stages, placement, strict=True):
         traffic = 2 * stage.parameter_bytes + stage.gradient_bytes
-        seconds[mesh] += traffic / devices / rates.bandwidth
+        seconds[mesh] += traffic / devices / device.bandwidth
         parameters = stage.gradient_bytes * sizes.state_shards / devices
-        seconds[mesh] += _all_reduce_s(parameters * sizes.rows / devices, sizes.rows, rates)
+        seconds[mesh] += _all_reduce_s(parameters * sizes.rows / devices, sizes.rows, device)
     return seconds
 
 
@@ -234,7 +234,7 @@ class PlanSpace:
         schedules: their names.
         rematerialise: whether stages compute their forwards again.
         memory: bytes of a device; None for no limit.
-        rates: of a device.
+        device: of a device.
     """
 
     losses: Mapping[int, DivisionChoice]
@@ -243,7 +243,7 @@ class PlanSpace:
     schedules: Sequence[str]
     rematerialise: Sequence[bool]
     memory: int | None
-    rates: Device
+    device: Device
 
     def __len__(self) -> int:
         return (
@@ -294,17 +294,17 @@ class PlanSearch:
         choice = dataclasses.replace(choice, starts=starts, placement=table.stage_to_mesh)
         units = self.space.losses[choice.microbatches].units
         costs = division_costs(
-            units, starts, choice.devices, self.space.rates, sizes, rematerialise=choice.rematerialise
+            units, starts, choice.devices, self.space.device, sizes, rematerialise=choice.rematerialise
         )
         return predict(choice, table, costs, self.space, sizes)
 
     def _starts_of(self, microbatches: int, stages: int, devices: int) -> tuple[int, ...] | None:
         key = microbatches, stages, devices
         if key not in self._starts:
-            chain, rates = self.space.losses[microbatches].units.chain, self.space.rates
+            chain, device = self.space.losses[microbatches].units.chain, self.space.device
             division = None
             if len(chain) >= stages:
-                meshes = Meshes((devices,) * stages, 2 / (rates.link_bandwidth * devices))
+                meshes = Meshes((devices,) * stages, 2 / (device.link_bandwidth * devices))
                 division, _ = choose(Segments(chain, meshes), stages)
             self._starts[key] = None if division is None else division.starts
         return self._starts[key]
@@ -324,9 +324,9 @@ def predict(
 ) -> PlanCandidate:
     """The prediction of one choice, refused if it does not fit the memory."""
     names = [f"m{mesh}" for mesh in range(choice.meshes)]
-    link = link_of(choice.devices, space.rates)
+    link = link_of(choice.devices, space.device)
     timeline = simulate(table, costs, link, mesh_names=names)
-    update = update_seconds(costs, choice.placement, space.rates, choice.devices, sizes)
+    update = update_seconds(costs, choice.placement, space.device, choice.devices, sizes)
     ends = [max((s.end_s for s in timeline.compute(name)), default=0.0) for name in names]
     step_s = max(end + seconds for end, seconds in zip(ends, update, strict=True))
     busy = sum(timeline.busy_s(name) for name in names) + sum(update)

@@ -56,10 +56,10 @@ class AbsentDevices:
 
 def absent_devices(space: PlanSpace) -> AbsentDevices:
     """The devices of a search, for the products of its loss: other dtypes have other rates."""
-    rates, chosen = space.rates, next(iter(space.losses.values()))
-    flops, seconds = products_work([item.equation for item in chosen.units.items], rates)
-    device = rates.with_products(flops / seconds) if seconds else rates
-    return AbsentDevices(device, rates.name if rates.name in DESCRIBED else "cpu", space.memory)
+    described, chosen = space.device, next(iter(space.losses.values()))
+    flops, seconds = products_work([item.equation for item in chosen.units.items], described)
+    device = described.with_products(flops / seconds) if seconds else described
+    return AbsentDevices(device, described.name if described.name in DESCRIBED else "cpu", space.memory)
 
 
 def partitioned_candidates(

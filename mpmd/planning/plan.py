@@ -78,12 +78,12 @@ def plan(
     _check(devices, schedules, stages_per_mesh, axes, measure, partition)
     bind = binder(step, microbatches)
     probe = StepProbe(args, kwargs, axes, in_shardings)
-    rates, start = _rates(device), time.perf_counter()
+    described, start = _described(device), time.perf_counter()
     with ProgressLine("plan") as progress:
-        losses = _losses(probe, bind, microbatches, rates, progress)
+        losses = _losses(probe, bind, microbatches, described, progress)
         space = PlanSpace(
             losses, _divisions(devices, axes, probe, losses), tuple(stages_per_mesh), tuple(schedules),
-            tuple(rematerialise), _bytes_of(memory), rates,
+            tuple(rematerialise), _bytes_of(memory), described,
         )  # fmt: skip
         options = {"in_shardings": in_shardings, "out_shardings": out_shardings}
         tried, show = _search(space, progress), progress.show
@@ -126,7 +126,7 @@ def _losses(
     probe: StepProbe,
     bind: Any,
     microbatches: Sequence[int] | None,
-    rates: Device,
+    device: Device,
     progress: ProgressLine,
 ) -> dict[int, DivisionChoice]:
     """The chain of the loss for each number of microbatches.
@@ -139,7 +139,7 @@ def _losses(
     for count in microbatches or (0,):
         progress.show(f"tracing {count} microbatches" if count else "tracing")
         try:
-            loss, number = probe.loss(bind(count), rates)
+            loss, number = probe.loss(bind(count), device)
         except SignatureError as error:
             problems.append(f"{count} microbatches: {first_line(error)}")
             continue
@@ -166,7 +166,7 @@ def _nothing_fits(refused: Sequence[PlanCandidate]) -> str:
     )
 
 
-def _rates(device: str | None) -> Device:
+def _described(device: str | None) -> Device:
     return device_of(default_platform()) if device is None else Device.parse(device)
 
 

@@ -74,7 +74,7 @@ class StepProbe:
             given = (tuple(given), None)
         self.specs = flat_prefix(given, tree, "in_shardings")
 
-    def loss(self, step: Callable[..., Any], rates: Device) -> tuple[DivisionChoice, int]:
+    def loss(self, step: Callable[..., Any], device: Device) -> tuple[DivisionChoice, int]:
         """The chain of the loss of a step for one microbatch, and how many microbatches the step has.
 
         Raises:
@@ -84,7 +84,7 @@ class StepProbe:
         assert isinstance(selector, AutomaticSelector)
 
         def traced(_: AbstractMesh) -> tuple[TracedStages, Any]:
-            stages = TracedStages(selector.on_devices({"m0": 1}, rates))
+            stages = TracedStages(selector.on_devices({"m0": 1}, device))
             with dividing(stages):
                 return stages, jax.make_jaxpr(step)(*self.args, **self.kwargs)
 

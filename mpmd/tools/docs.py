@@ -19,7 +19,7 @@ from types import ModuleType
 from mpmd import passes
 from mpmd.compile import passes as hlo_passes
 from mpmd.compile.passes.hlo_pass import Fixpoint
-from mpmd.compile.passes.pass_groups import GROUPS
+from mpmd.compile.pipelines import GROUPS
 from mpmd.flags import flagged_options, option_docs, pass_flag, pipeline_flag
 from mpmd.options import USER_DEFAULTS, PipelineOptions
 from mpmd.partition import pipeline

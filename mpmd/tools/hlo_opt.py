@@ -20,7 +20,7 @@ from mpmd.compile.backends.jax_function import value_spec
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.passes import PASSES, make_pass
-from mpmd.compile.passes.pass_groups import GROUPS
+from mpmd.compile.pipelines import GROUPS
 from mpmd.compile.target import Target
 from mpmd.errors import ConfigError, MpmdError, close_to
 from mpmd.support import diagnostics

@@ -226,35 +226,35 @@ _KERNEL = (
 
 _SORTS = (
     Precondition(
-        f"{_PLANNING}/comparators.py:Comparator._check",
+        f"{_PLANNING}/sorting.py:Comparator._check",
         "a comparator is a strict weak order: places are counts, and each element has one",
         "if first is None:",
         "if first is None and not keys:",
         f"{_ORDERS}::test_what_may_contradict_itself_has_none[one of two]",
     ),
     Precondition(
-        f"{_PLANNING}/comparators.py:Comparator._check",
+        f"{_PLANNING}/sorting.py:Comparator._check",
         "it is false of equal elements",
         "self._decided(root, equal) is not False",
         "self._decided(root, equal) is None",
         f"{_ORDERS}::test_what_may_contradict_itself_has_none[less or equal]",
     ),
     Precondition(
-        f"{_PLANNING}/comparators.py:Comparator._decides",
+        f"{_PLANNING}/sorting.py:Comparator._decides",
         "an element that comes before another one does not come after it, too",
         " and less != greater",
         "",
         f"{_ORDERS}::test_what_may_contradict_itself_has_none[different]",
     ),
     Precondition(
-        f"{_PLANNING}/comparators.py:Comparator._totalled",
+        f"{_PLANNING}/sorting.py:Comparator._totalled",
         "a key is the same function of both elements",
         "text is not None and text == self._text(right, not turned)",
         "text is not None and self._text(right, not turned) is not None",
         f"{_ORDERS}::test_what_may_contradict_itself_has_none[of two functions]",
     ),
     Precondition(
-        f"{_PLANNING}/comparators.py:Comparator._compared",
+        f"{_PLANNING}/sorting.py:Comparator._compared",
         "floats are in a total order: all NaN are equal, and last",
         "build.dtype(left) not in FLOATS",
         "True",
@@ -326,7 +326,7 @@ _ROW_TERMS = (
     Precondition(
         f"{_TERMS}:_is_result",
         "a result is of the weights that the sum is of",
-        "found.matrices == (term.weights,) and not found.times",
+        "factors.matrices == (term.weights,) and not factors.times",
         "True",
         f"{_OF_ROWS}::test_another_result_of_the_values_is_not_taken",
     ),

@@ -6,12 +6,14 @@ from tests.preconditions import RowsOf
 
 _SPMD = "mpmd/compile/lowering/spmd"
 _UNIT = "tests/unit/compile/lowering/spmd"
-_CUT = "tests/unit/compile/passes/spmd/test_spmd_partitioner.py"
+_CUT = "tests/unit/compile/passes/collectives/test_spmd_partitioner.py"
 _PASSES = "mpmd/compile/passes"
 _SUMS = "within rounding: sums over devices have the same terms, added in another order, as XLA may too"
 _local = RowsOf(_SPMD, f"{_UNIT}/test_local_parts.py::test_each_device_has_its_part")
 _tested = RowsOf(_SPMD)
-_refused = RowsOf(_SPMD, f"{_CUT}::test_what_cannot_be_partitioned_is_refused")
+_REFUSED = f"{_CUT}::test_what_cannot_be_partitioned_is_refused"
+_cut = RowsOf(f"{_PASSES}/collectives")
+_cut_refused = RowsOf(f"{_PASSES}/collectives", _REFUSED)
 
 _MOVEMENT = (
     _local(
@@ -261,8 +263,8 @@ _INDEXED = (
     _local(
         "local_parts.py:gather",
         "an index of a row of another device reads nothing",
-        "build.select(mask, made, build.full(_neutral(opcode, made), made.shape.dtype, made.shape.dims))",
-        "made",
+        "build.select(mask, gathered, nothing)",
+        "gathered",
         "rows of a table",
     ),
     _local(
@@ -353,14 +355,14 @@ _RESHARDED = (
         "tests/property/test_directed_devices.py::test_each_device_gets_its_part",
     ),
     _tested(
-        "devices.py:even",
+        "moves.py:even",
         "axes divide the dim",
         "() if size % parts(axes) else axes",
         "axes",
         f"{_UNIT}/test_spmd.py::test_dims_that_do_not_divide_stay_whole",
     ),
     _tested(
-        "devices.py:groups",
+        "moves.py:groups",
         "devices are in the order of their parts",
         "sorted(group, key=lambda d: place(axes, d))",
         "group",
@@ -389,29 +391,29 @@ _RESHARDED = (
     ),
 )
 _HLO = (
-    _refused(
-        "hlo_shardings.py:parse_sharding",
+    _cut_refused(
+        "spmd_partitioner.py:parse_sharding",
         "a value is on all devices",
-        "if found is None:\n",
-        "if found is None:\n        return ()\n    if found is None:\n",
+        "if match is None:\n",
+        "if match is None:\n        return ()\n    if match is None:\n",
         "a single device",
     ),
-    _refused(
-        "hlo_shardings.py:parse_sharding",
+    _cut_refused(
+        "spmd_partitioner.py:parse_sharding",
         "its sharding names the devices of the program",
         "sorted(ids.reshape(-1).tolist()) != list(range(devices)) or ",
         "",
         "other devices",
     ),
-    _refused(
-        "hlo_shardings.py:_strides",
+    _cut_refused(
+        "spmd_partitioner.py:_strides",
         "the device number grows by strides along each dim",
-        "if rebuilt != numbers or any(s.step <= 0 for s in found):",
+        "if rebuilt != numbers or any(s.step <= 0 for s in strides):",
         "if False:",
         "no steps",
     ),
-    _tested(
-        "hlo_shardings.py:common_mesh",
+    _cut(
+        "spmd_partitioner.py:common_mesh",
         "all shardings are of one mesh",
         "if large % small:",
         "if False:",

@@ -219,14 +219,14 @@ ROWS: tuple[Precondition, ...] = (
         f"{_COMPARISON}::test_whose_error_is_larger_than_rounding",
     ),
     Precondition(
-        "mpmd/compile/comparison/widened.py:widened",
+        "mpmd/compile/comparison/narrowing.py:widened",
         "A float's bits are its own type's, before the cast and after.",
         "_BITCAST.sub(_with_own_bits, _CONSTANT.sub(_constant, fragment.text))",
         "_CONSTANT.sub(_constant, fragment.text)",
         f"{_COMPARISON}::test_a_fragment_in_f64_has_the_constants_and_bits_of_its_own_types",
     ),
     Precondition(
-        "mpmd/compile/comparison/widened.py:widened",
+        "mpmd/compile/comparison/narrowing.py:widened",
         "Constants written as bits have f64 bits.",
         "_CONSTANT.sub(_constant, fragment.text)",
         "fragment.text",

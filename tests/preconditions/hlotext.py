@@ -37,7 +37,7 @@ ROWS = (
         "::test_a_result_that_nothing_reads_lies_over_no_operand_that_is_read_later",
     ),
     Precondition(
-        "mpmd/compile/buffers/ranges.py:Occupancy._state_spans",
+        "mpmd/compile/analysis/liveness.py:Occupancy._state_spans",
         "The state of a loop is in use until the last reader in its body.",
         "last = max(last, instant)",
         "pass",
@@ -136,16 +136,16 @@ ROWS = (
         "tests/unit/compile/hlo/test_verifier.py::test_broken_operations",
     ),
     Precondition(
-        "mpmd/compile/hlo/flat_parameters.py:flatten_parameters",
+        "mpmd/compile/lowering/lower.py:flatten_parameters",
         "An alias that names an array of a tuple follows it to its own parameter.",
         "parameter=number[said.parameter, said.parameter_index]",
         "parameter=said.parameter",
-        "tests/unit/compile/hlo/test_flat_parameters.py::test_numbers_layouts_aliases_and_donors_follow",
+        "tests/unit/compile/lowering/test_flat_parameters.py::test_numbers_layouts_aliases_and_donors_follow",
     ),
 )
 
 ALWAYS = {
-    "mpmd/compile/passes/simplify/algebra/tuples.py:copy_of_tuple": (
+    "mpmd/compile/passes/simplify/algebra/movement.py:copy_of_tuple": (
         "a copy is its operand's value; values that are live at once never share memory"
     ),
     "mpmd/compile/passes/simplify/control_flow.py:CallInliner": (

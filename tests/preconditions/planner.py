@@ -201,7 +201,7 @@ ROWS = (
     Precondition(
         _P + "groups.py:check_results",
         "each value is computed at one position",
-        "if len(found) > 1:",
+        "if len(positions) > 1:",
         "if False:",
         _GROUPS + "test_a_value_that_is_needed_at_two_places_is_not_computed_twice",
     ),

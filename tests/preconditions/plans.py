@@ -7,7 +7,7 @@ from tests.preconditions import RowsOf
 _UNIT = "tests/unit/compile/kernels/planner"
 _STITCHED = "tests/unit/compile/passes/fusion/test_attention_stitching.py"
 _LEFT = "tests/unit/compile/passes/test_left_alone.py::test_a_pass_leaves_it_alone"
-_CUT = "tests/unit/compile/passes/spmd/test_spmd_partitioner.py"
+_CUT = "tests/unit/compile/passes/collectives/test_spmd_partitioner.py"
 _TEXT = "tests/text/test_text.py::test_file"
 _planned = RowsOf("mpmd/compile/kernels/planner")
 _differs = RowsOf("mpmd/compile/kernels/planner", f"{_UNIT}/test_plan_cache.py::test_groups_differ")
@@ -137,14 +137,14 @@ _GROUPED = (
         f"{_STITCHED}::test_kernels_do_not_wait_for_each_other",
     ),
     _passes(
-        "simplify/algebraic_simplifier.py:AlgebraicSimplifier._is_allowed",
+        "simplify/algebra/__init__.py:AlgebraicSimplifier._is_allowed",
         "sizes are known when the program is compiled",
         "if any(s.dynamic for s in shapes):",
         "if False:",
         f"{_LEFT}[a size that is known at run time]",
     ),
     _passes(
-        "simplify/algebraic_simplifier.py:AlgebraicSimplifier._is_allowed",
+        "simplify/algebra/__init__.py:AlgebraicSimplifier._is_allowed",
         "once arrays have orders, all that a rule looks at is row-major",
         "return all(_is_plain(s) for s in shapes)",
         "return True",
@@ -158,14 +158,14 @@ _GROUPED = (
         f"{_TEXT}[hlo/layout/layout-normalization-0]",
     ),
     _passes(
-        "spmd/spmd_partitioner.py:_check_even",
+        "collectives/spmd_partitioner.py:_check_even",
         "shardings divide parameters and results",
         "if size % count:",
         "if False:",
         f"{_CUT}::test_what_cannot_be_partitioned_is_refused[a dim that does not divide]",
     ),
     _passes(
-        "spmd/spmd_partitioner.py:SpmdPartitioner.rewrite",
+        "collectives/spmd_partitioner.py:SpmdPartitioner.rewrite",
         "there are several devices",
         "if module.num_partitions == 1:",
         "if False:",
@@ -182,7 +182,7 @@ _LAID = "mpmd/compile/passes/layout/layout_normalization.py:"
 _RULES = "mpmd/compile/kernels/planner/index_rules.py:"
 ALWAYS = {
     **{
-        f"mpmd/compile/passes/collectives/combiners.py:{name}Combiner": _COMBINED
+        f"mpmd/compile/passes/collectives/communication.py:{name}Combiner": _COMBINED
         for name in ("AllGather", "AllReduce", "ReduceScatter")
     },
     **{

@@ -91,7 +91,7 @@ _REDUCTIONS = (
     _row(
         "windows.py:_running_dim",
         "one dim is summed along",
-        "found is not None or ",
+        "running is not None or ",
         "",
         "running sums along two dims",
     ),
@@ -170,14 +170,14 @@ _REDUCTIONS = (
         "gradients of pooling",
     ),
     _directed(
-        "comparisons.py:_order",
+        "bit_patterns.py:_order",
         "floats are in total order: -0 before 0, NaN at the ends",
         '"TOTALORDER" if key.info.kind == "float" else None',
         "None",
         "largest elements",
     ),
     _directed(
-        "comparisons.py:_decompose",
+        "bit_patterns.py:_decompose",
         "equal values keep their order",
         "build.iota(site.shape.elements[1].dtype, x.shape.dims, dim)",
         'build.add("negate", build.iota(site.shape.elements[1].dtype, x.shape.dims, dim))',
@@ -216,7 +216,7 @@ _INDICES = (
 )
 _CONVOLUTIONS = (
     _row(
-        "convolutions.py:_as_dot_of_patches",
+        "products.py:_as_dot_of_patches",
         "windows do not overlap",
         "not (_are_adjacent(w) or _are_interleaved(w, count))",
         "False",
@@ -224,42 +224,42 @@ _CONVOLUTIONS = (
         _ORDER,
     ),
     _row(
-        "convolutions.py:_as_dot_of_patches",
+        "products.py:_as_dot_of_patches",
         "nothing is padded in front",
         "w.pad_low or ",
         "",
         "a convolution of padding",
     ),
     _row(
-        "convolutions.py:_as_dot_of_patches",
+        "products.py:_as_dot_of_patches",
         "nothing is padded behind",
         "w.pad_high > 0 or ",
         "",
         "a convolution of padding behind",
     ),
     _row(
-        "convolutions.py:_as_dot_of_patches",
+        "products.py:_as_dot_of_patches",
         "elements of the image are not spread",
         "w.lhs_dilation != 1 or ",
         "",
         "a convolution of spread elements",
     ),
     _row(
-        "convolutions.py:_as_dot_of_patches",
+        "products.py:_as_dot_of_patches",
         "the kernel is not reversed",
         " or w.reversed",
         "",
         "a convolution backwards",
     ),
     _row(
-        "convolutions.py:_has_no_groups",
+        "products.py:_has_no_groups",
         "features are in one group",
         'attributes.get("feature_group_count", 1) == ',
         "",
         "a convolution of groups",
     ),
     _row(
-        "convolutions.py:_has_no_groups",
+        "products.py:_has_no_groups",
         "the batch is in one group",
         'attributes.get("batch_group_count", 1) == 1',
         "1",

@@ -234,7 +234,7 @@ _MOVED = (
     _row(
         "movement.py:sink",
         "all operands are broadcast along the same dims",
-        "pattern not in (None, found)",
+        "pattern not in (None, stretched)",
         "False",
         "broadcasts along different dims",
     ),
@@ -316,21 +316,21 @@ _MOVED = (
         "a mark of another shape",
     ),
     _row(
-        "tuples.py:tuple_of_elements",
+        "movement.py:tuple_of_elements",
         "all elements are there",
         "source.shape is not site.shape",
         "False",
         "the first elements of a tuple",
     ),
     _row(
-        "tuples.py:tuple_of_elements",
+        "movement.py:tuple_of_elements",
         "they are in order",
         " or operand.tuple_index != i",
         "",
         "the elements of a tuple in another order",
     ),
     _row(
-        "tuples.py:tuple_of_elements",
+        "movement.py:tuple_of_elements",
         "they are of one tuple",
         " and operand.operands[0] is source",
         "",
@@ -412,7 +412,7 @@ _SUMMED = (
         "a reduction of several elements",
     ),
     Precondition(
-        "mpmd/compile/passes/value_queries.py:splat",
+        "mpmd/compile/passes/rewriter.py:splat",
         "all elements are equal bit for bit",
         "first if data == data[: flat.itemsize] * flat.size else None",
         "first",
@@ -427,7 +427,7 @@ ALWAYS = {
     f"{_ALGEBRA}/movement.py:reshape_twice": "reshapes keep the order of elements",
     f"{_ALGEBRA}/movement.py:bitcast_nothing": "bitcasts keep the bytes",
     f"{_ALGEBRA}/movement.py:known_size": "arrays with dims of unknown size are not rewritten",
-    f"{_ALGEBRA}/tuples.py:copy_of_tuple": "values are kept apart where they must be when memory is assigned",
-    f"{_ALGEBRA}/tuples.py:element_of_tuple": "a tuple's element is its operand",
-    f"{_ALGEBRA}/tuples.py:tuple_of_constants": "a constant tuple is the tuple of its constants",
+    f"{_ALGEBRA}/movement.py:copy_of_tuple": "values are kept apart where memory is assigned",
+    f"{_ALGEBRA}/movement.py:element_of_tuple": "a tuple's element is its operand",
+    f"{_ALGEBRA}/movement.py:tuple_of_constants": "a constant tuple is the tuple of its constants",
 }

@@ -13,7 +13,7 @@ from mpmd.compile.backends.reference.target import Reference
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import HloModule, print_module, verify
 from mpmd.compile.passes import make_pass
-from mpmd.compile.passes.pass_groups import GROUPS
+from mpmd.compile.pipelines import GROUPS
 from tests.support.directed import seeds
 from tests.support.directed.copying import copying_case
 from tests.support.directed.layouts import fusion_case, layout_case

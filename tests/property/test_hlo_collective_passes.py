@@ -8,8 +8,9 @@ import jax
 import pytest
 
 from mpmd.compile.hlo import print_module, verify
-from mpmd.compile.passes.collectives import PASSES
-from mpmd.compile.passes.pass_groups import GROUPS
+from mpmd.compile.passes import collectives
+from mpmd.compile.passes.collectives.spmd_partitioner import SpmdPartitioner
+from mpmd.compile.pipelines import GROUPS
 from mpmd.support.pass_pipeline import Watch, run_pipeline
 from mpmd.support.passes import Pass
 from tests.support.hlo_meaning import evaluate_devices
@@ -19,6 +20,8 @@ from tests.support.random_hlo.collective import DEVICES, collective_case
 WATCH = Watch(verify=verify, text=print_module, verify_each=True, check_changed=True)
 FAST = 12
 SLOW = 200
+PASSES = [kind for kind in collectives.PASSES if kind is not SpmdPartitioner]
+"""The partitioner takes programs of whole arrays, without collectives."""
 
 
 @functools.cache

@@ -9,11 +9,14 @@ import pytest
 from mpmd.compile.hlo import HloModule, Shape, print_module, tuple_of, verify
 from mpmd.compile.hlo.shape import array
 from mpmd.compile.passes import make_pass
-from mpmd.compile.passes.layout.decomposition import ReshapeDecomposer
 from mpmd.compile.passes.layout.layout_assignment import LayoutAssignment
-from mpmd.compile.passes.layout.layout_normalization import LayoutNormalization, LayoutRemoval
+from mpmd.compile.passes.layout.layout_normalization import (
+    LayoutNormalization,
+    LayoutRemoval,
+    ReshapeDecomposer,
+)
 from mpmd.compile.passes.layout.physical import is_bitcast, order_of
-from mpmd.compile.passes.pass_groups import GROUPS
+from mpmd.compile.pipelines import GROUPS
 from mpmd.support.pass_pipeline import Watch, run_pipeline
 from tests.support.hlo_meaning import evaluate
 from tests.support.native_hlo import run_module

@@ -12,7 +12,7 @@ import pytest
 from mpmd.compile.hlo import HloModule, print_module, verify
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes import PASSES, expand, layout, simplify
-from mpmd.compile.passes.pass_groups import GROUPS
+from mpmd.compile.pipelines import GROUPS
 from mpmd.support.pass_pipeline import Watch, run_pipeline
 from mpmd.support.passes import Pass
 from tests.support.hlo_meaning import evaluate

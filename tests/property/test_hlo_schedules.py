@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from mpmd.compile.hlo import verify
-from mpmd.compile.passes.pass_groups import inlining
+from mpmd.compile.pipelines import inlining
 from mpmd.compile.schedule.heap import peak_of
 from mpmd.compile.schedule.memory_schedule import SCHEDULERS, MemorySchedule
 from mpmd.compile.schedule.rematerialization import Rematerialization

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mpmd.compile.hlo import parse_module
-from mpmd.compile.passes.simplify.constant_folding import ConstantFolding
+from mpmd.compile.passes.simplify.redundancy import ConstantFolding
 from tests.support.hlo_meaning import evaluate
 from tests.support.native_hlo import quick_code, run_module
 from tests.support.random_hlo import NATIVE_FAMILIES, differences, random_case

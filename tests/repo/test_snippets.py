@@ -14,7 +14,7 @@ from absl import flags
 
 import mpmd.flags  # noqa: F401 - defines a flag for every option
 from mpmd.compile.passes import PASSES as HLO_PASSES
-from mpmd.compile.passes.pass_groups import GROUPS
+from mpmd.compile.pipelines import GROUPS
 from mpmd.partition import pipeline
 from mpmd.passes import PASSES as MPMD_PASSES
 from tests.repo.tree import ROOT, text, tracked

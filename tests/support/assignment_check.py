@@ -5,9 +5,8 @@ from __future__ import annotations
 from itertools import combinations
 
 from mpmd.compile.analysis.dataflow import HloValue
-from mpmd.compile.analysis.liveness import LiveRange, overwritten_pairs
+from mpmd.compile.analysis.liveness import LiveRange, Occupancy, overwritten_pairs
 from mpmd.compile.buffers.assignment import BufferAssignment
-from mpmd.compile.buffers.ranges import Occupancy
 from mpmd.compile.buffers.sharing import MayShare
 from mpmd.errors import CompileError, collect
 

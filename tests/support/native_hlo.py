@@ -11,9 +11,8 @@ import numpy as np
 
 from mpmd.compile.backends.jax_function import value_spec
 from mpmd.compile.backends.native_cpu.target import NativeCpu
-from mpmd.compile.compilation import Compilation
 from mpmd.compile.compile_options import DEFAULTS
-from mpmd.compile.driver import prepare_fragment
+from mpmd.compile.driver import Compilation, prepare_fragment
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import HloModule
 from mpmd.compile.llvm import engine

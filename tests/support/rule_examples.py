@@ -8,12 +8,7 @@ from mpmd.compile.hlo import HloBuilder
 from mpmd.compile.hlo.attributes import PadDim
 from mpmd.compile.hlo.builder import scalar_computation
 from mpmd.compile.hlo.shape import array
-from mpmd.compile.passes.simplify.algebra import (
-    elementwise,
-    movement,
-    products,
-    tuples,
-)
+from mpmd.compile.passes.simplify.algebra import elementwise, movement, products
 
 F = "f32[4]"
 
@@ -127,18 +122,18 @@ EXAMPLES = {
     movement.drop_mark: (F, marked, "ROOT p0"),
     products.reduce_nothing: ("f32[4,1]", lambda b, x: total(b, x, 1), "reshape(p0)"),
     products.reduce_of_nothing: ("f32[4,0]", lambda b, x: total(b, x, 1, init=3), "broadcast("),
-    tuples.tuple_of_constants: (
+    movement.tuple_of_constants: (
         (),
         lambda b: b.element(b.literal((np.ones((), np.float32), np.arange(2, dtype=np.int32))), 1),
         "get-tuple-element(tuple",
     ),
-    tuples.copy_of_tuple: ((F, F), lambda b, x, y: b.add("copy", b.tuple([x, y])), "ROOT tuple"),
-    tuples.element_of_tuple: (
+    movement.copy_of_tuple: ((F, F), lambda b, x, y: b.add("copy", b.tuple([x, y])), "ROOT tuple"),
+    movement.element_of_tuple: (
         (F, F),
         lambda b, x, y: b.add("get-tuple-element", b.tuple([x, y]), index=1),
         "ROOT p1",
     ),
-    tuples.tuple_of_elements: (
+    movement.tuple_of_elements: (
         "(f32[4], s32[4])",
         lambda b, t: b.tuple([b.element(t, 0), b.element(t, 1)]),
         "ROOT p0",

@@ -84,15 +84,15 @@ class Reachability:
 
     def _compute(self, instruction: HloInstruction) -> bool:
         """Set the ancestors from the operands' ones; True if they changed."""
-        found = 1 << self._bit[instruction]
+        bits = 1 << self._bit[instruction]
         ancestors = self._ancestors
         for before in instruction.operands:
-            found |= ancestors[before]
+            bits |= ancestors[before]
         for before in instruction.control_predecessors:
-            found |= ancestors[before]
-        if ancestors.get(instruction) == found:
+            bits |= ancestors[before]
+        if ancestors.get(instruction) == bits:
             return False
-        ancestors[instruction] = found
+        ancestors[instruction] = bits
         return True
 
     def reaches(self, before: HloInstruction, after: HloInstruction) -> bool:

@@ -103,8 +103,8 @@ class Dataflow:
         return self._held[instruction, index]
 
     def defined_by(self, instruction: HloInstruction) -> list[HloValue]:
-        found = (self._held[instruction, i] for i, _ in instruction.shape.leaves())
-        return [v for v in found if v.instruction is instruction]
+        values = (self._held[instruction, i] for i, _ in instruction.shape.leaves())
+        return [v for v in values if v.instruction is instruction]
 
     # -- solution -----------------------------------------------------------------------------------
 
@@ -174,10 +174,10 @@ class Dataflow:
         return True
 
     def _own(self, position: Position, phi: bool) -> HloValue:
-        found = self._defined.get(position)
-        if found is None or found.is_phi != phi:
-            found = self._defined[position] = HloValue(-1, position[0], position[1], phi)
-        return found
+        value = self._defined.get(position)
+        if value is None or value.is_phi != phi:
+            value = self._defined[position] = HloValue(-1, position[0], position[1], phi)
+        return value
 
     def _inputs(self, instruction: HloInstruction, index: ShapeIndex) -> Iterator[HloValue | None]:
         """Values that a position may hold; `None` alone: it defines its own.  Unknown ones are left out."""
@@ -197,9 +197,9 @@ class Dataflow:
                 return
             sources = [source]
         for position in sources:
-            found = self._held.get(position)
-            if found is not None:
-                yield found
+            value = self._held.get(position)
+            if value is not None:
+                yield value
 
     def _parameter(self, instruction: HloInstruction, index: ShapeIndex) -> Iterator[HloValue | None]:
         computation = instruction.parent
@@ -210,9 +210,9 @@ class Dataflow:
             return
         for caller in callers:
             for position in _arguments(caller, computation, number, index):
-                found = self._held.get(position)
-                if found is not None:
-                    yield found
+                value = self._held.get(position)
+                if value is not None:
+                    yield value
 
     # -- positions and uses -------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 | file | what it holds |
 |---|---|
 | `sharing.py` | values that share memory: results with donated parameters, temporaries with outputs |
-| `ranges.py` | when each value's memory is in use, holes included |
 | `offsets.py` | blocks of bytes and time into one arena |
 | `assignment.py` | the result: a slice of an allocation for each value |
 | `fitting.py` | values computed again until temporaries fit into the memory of a device |

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mpmd.compile.analysis.dataflow import Dataflow, HloValue
-from mpmd.compile.analysis.liveness import LiveRange
+from mpmd.compile.analysis.liveness import LiveRange, Occupancy
 from mpmd.compile.buffers.offsets import (
     ANY_MEMORY,
     DeviceMemory,
@@ -21,7 +21,6 @@ from mpmd.compile.buffers.offsets import (
     bits,
     pack,
 )
-from mpmd.compile.buffers.ranges import Occupancy
 from mpmd.compile.buffers.sharing import MayShare, Sharing, reuse_outputs, space_of
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
@@ -266,18 +265,18 @@ class _Interface:
 
     def bound(self, occupancy: Occupancy) -> dict[HloValue, frozenset[int]]:
         """Values that have an allocation already; a result only if its memory is free when it is written."""
-        found: dict[HloValue, frozenset[int]] = {}
+        places: dict[HloValue, frozenset[int]] = {}
         for number, value in enumerate(self.parameter_values):
             # -1: nothing else may be written there
-            found[value] = frozenset((number,)) if number in self.given else frozenset((number, -1))
+            places[value] = frozenset((number,)) if number in self.given else frozenset((number, -1))
         for value, place in zip(self.results, self.result_place):
-            if value in found or value.instruction.opcode == "constant":
+            if value in places or value.instruction.opcode == "constant":
                 continue
             given = place < len(self.parameters)
             if not (given and occupancy.conflict(value, self.parameter_values[place])):
-                found[value] = frozenset((place,))
-        self._bound = found
-        return found
+                places[value] = frozenset((place,))
+        self._bound = places
+        return places
 
     def output_buffers(self) -> dict[HloValue, int]:
         """Where results must end; a value that is a result twice is copied and has its first position."""
@@ -309,16 +308,16 @@ class _Interface:
         }
 
     def allocations(self, constant_bytes: int, arenas: Mapping[int, int]) -> tuple[Allocation, ...]:
-        made = [
+        allocations = [
             Allocation(k, "parameter", v.byte_size, k, space_of(v))
             for k, v in enumerate(self.parameter_values)
         ]
-        count = len(made)
-        made += [
+        count = len(allocations)
+        allocations += [
             Allocation(count + k, "result", size, k, space_of(v))
             for k, (v, size) in enumerate(zip(self.results, self.result_bytes))
         ]
-        made.append(Allocation(self.constants, "constant", constant_bytes))
+        allocations.append(Allocation(self.constants, "constant", constant_bytes))
         for number, (space, size) in enumerate(sorted(arenas.items())):
-            made.append(Allocation(self.arena + number, "arena", size, 0, space))
-        return tuple(made)
+            allocations.append(Allocation(self.arena + number, "arena", size, 0, space))
+        return tuple(allocations)

@@ -1,6 +1,7 @@
-"""An assignment as text, in the manner of XLA's `buffer-assignment.txt`, with the values live at its peak.
+"""Reports of an assignment: a text in the manner of XLA's `buffer-assignment.txt`, and a picture of an arena.
 
-An arena as a picture: time to the right, addresses upwards, a box for each value, a line for their sum.
+The text ends with the values that are live at the peak.  In the picture time goes to the right and addresses
+upwards; each value is a box, and a line is their sum.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-from mpmd.compile.analysis.liveness import LiveRange
+from mpmd.compile.analysis.liveness import LiveRange, merged
 from mpmd.compile.buffers.assignment import Allocation, BufferAssignment, Slice
-from mpmd.compile.buffers.ranges import merged
 
 _MAX_HOLDERS = 20
 
@@ -40,7 +40,7 @@ class Holding:
 def holdings(assignment: BufferAssignment, allocation: Allocation) -> list[Holding]:
     """The contents of an allocation, by offset and then by time."""
     occupancy = assignment.occupancy
-    found = [
+    held = [
         Holding(str(value), place, occupancy.spans[value], str(value.shape))
         for value, place in assignment.slices.items()
         if place.allocation == allocation.number
@@ -48,8 +48,8 @@ def holdings(assignment: BufferAssignment, allocation: Allocation) -> list[Holdi
     for instruction, place in assignment.scratch.items():
         if place.allocation == allocation.number:
             instant = occupancy.instants[instruction]
-            found.append(Holding(f"scratch of {instruction.name}", place, (LiveRange(instant, instant),)))
-    return sorted(found, key=lambda h: (h.place.offset, h.spans[0].start, h.label))
+            held.append(Holding(f"scratch of {instruction.name}", place, (LiveRange(instant, instant),)))
+    return sorted(held, key=lambda h: (h.place.offset, h.spans[0].start, h.label))
 
 
 def bytes_in_use(held: list[Holding]) -> dict[int, int]:
@@ -61,8 +61,8 @@ def bytes_in_use(held: list[Holding]) -> dict[int, int]:
     for h in held:
         spans.setdefault((h.place.offset, h.place.size), []).extend(h.spans)
     changes: dict[int, int] = {0: 0}
-    for (_, size), found in spans.items():
-        for span in merged(found):
+    for (_, size), ranges in spans.items():
+        for span in merged(ranges):
             changes[span.start] = changes.get(span.start, 0) + size
             changes[span.end + 1] = changes.get(span.end + 1, 0) - size
     total, in_use = 0, {}
@@ -127,8 +127,8 @@ def _peak(assignment: BufferAssignment, arena: Allocation) -> list[str]:
 
 
 def _running(assignment: BufferAssignment, instant: int) -> str:
-    found = [i for i, at in assignment.occupancy.instants.items() if at == instant]
-    return f", {found[0].opcode} {found[0].name}" if found else ""
+    running = [i for i, at in assignment.occupancy.instants.items() if at == instant]
+    return f", {running[0].opcode} {running[0].name}" if running else ""
 
 
 _WIDTH, _HEIGHT, _MARGIN, _LEFT = 960, 480, 40, 90

@@ -61,9 +61,9 @@ def fit(
             break
         # the simulated heap is less exact than the assignment: scale its limit by the difference
         limit = max(1, peak_of(module) * left // assignment.arena_bytes)
-        with diagnostics.collecting() as found:
+        with diagnostics.collecting() as notices:
             changed = Rematerialization(limit=limit).run(module)
-        for notice in found.of(Severity.NOTICE):
+        for notice in notices.of(Severity.NOTICE):
             log.info("fragment %s: %s", fragment.name, notice.message)
         if not changed:
             break

@@ -54,10 +54,10 @@ class Packing:
 
 def bits(spans: Sequence[LiveRange]) -> int:
     """Instants as bits of a number: two blocks are in use at once iff their numbers have a common bit."""
-    found = 0
+    instants = 0
     for span in spans:
-        found |= (1 << (span.end + 1)) - (1 << span.start)
-    return found
+        instants |= (1 << (span.end + 1)) - (1 << span.start)
+    return instants
 
 
 @dataclass(frozen=True)
@@ -114,14 +114,18 @@ class Room:
         if instants & self.busy:
             return None
         step = self.memory.alignment_of(size)
+        # Blocks by offset, and among them only those in use at the same time: `at` is the end of what they
+        # cover so far, so a gap is the space between it and the next of them.
         at, best, fits = 0, -1, 0
         for offset, end, when in self._placed:
             if when & instants:
                 gap = offset - at
                 if gap >= size and (best < 0 or gap < fits):
                     best, fits = at, gap
+                # Blocks at other times may overlap, so ends do not ascend with offsets.
                 if end > at:
                     at = -(-end // step) * step
+        # No gap is large enough: above all that is in use meanwhile.
         if best < 0:
             best = at
         if self.capacity is not None and best + size > self.capacity:
@@ -148,6 +152,7 @@ def pack(blocks: Sequence[LiveBlock], memory: DeviceMemory = ANY_MEMORY) -> Pack
         placed = _placed(blocks, when, memory, sorted(range(len(blocks)), key=key))
         if best is None or placed[1] < best[1]:
             best = placed
+        # No packing is smaller than the bytes live at one instant.
         if best[1] == bound:
             break
     assert best is not None
@@ -190,6 +195,7 @@ def peak_of(blocks: Sequence[LiveBlock]) -> tuple[int, int]:
     for block in blocks:
         for span in block.spans:
             changes[span.start] = changes.get(span.start, 0) + block.size
+            # Both ends of a span are included: it ends after its last instant.
             changes[span.end + 1] = changes.get(span.end + 1, 0) - block.size
     most = now = at = 0
     for instant in sorted(changes):

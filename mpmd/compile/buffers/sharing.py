@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpmd.compile.analysis.dataflow import Dataflow, HloValue
-from mpmd.compile.analysis.liveness import LiveRange, overwritten_pairs
+from mpmd.compile.analysis.liveness import LiveRange, Occupancy, loop_of, overwritten_pairs
 from mpmd.compile.buffers.offsets import LiveBlock, Room
-from mpmd.compile.buffers.ranges import Occupancy, loop_of
 from mpmd.compile.hlo.attributes import InputOutputAlias
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
@@ -32,6 +31,8 @@ def pair_donations(
     parameters = module.entry.parameters
     free = {parameters[number]: None for number in donated}
     pairs: dict[int, HloInstruction] = {}
+    # First results whose kernel can write over the parameter: they need no memory besides it.  The others
+    # are paired by shape, in order.
     for number, result in enumerate(results):
         for parameter in _computed_over(result, may_share):
             if parameter in free and parameter.shape.logical is result.shape.logical:
@@ -53,18 +54,18 @@ def pair_donations(
 
 def _computed_over(result: HloInstruction, may_share: MayShare) -> list[HloInstruction]:
     """Parameters that the kernel of a result may overwrite with it, or must."""
-    made, number = _through(result), 0
-    if made.opcode == "get-tuple-element":
-        made, number = made.operands[0], made.tuple_index
-    index = (number,) if made.shape.is_tuple else ()
-    in_place = [operand for operand, _, outer in overwritten_pairs(made) if outer == index]
-    found = []
-    for operand, value in enumerate(made.operands):
+    producer, number = _through(result), 0
+    if producer.opcode == "get-tuple-element":
+        producer, number = producer.operands[0], producer.tuple_index
+    index = (number,) if producer.shape.is_tuple else ()
+    in_place = [operand for operand, _, outer in overwritten_pairs(producer) if outer == index]
+    sources = []
+    for operand, value in enumerate(producer.operands):
         source = _through(value)
         if source.opcode == "parameter" and value.shape.is_array:
-            if operand in in_place or may_share(made, operand, number):
-                found.append(source)
-    return found
+            if operand in in_place or may_share(producer, operand, number):
+                sources.append(source)
+    return sources
 
 
 def _through(value: HloInstruction) -> HloInstruction:
@@ -100,6 +101,8 @@ def reuse_outputs(blocks: Sequence[LiveBlock], rooms: Mapping[int, Room]) -> dic
     when = [b.instants for b in blocks]
     by_capacity = sorted(rooms, key=lambda r: (rooms[r].capacity or 0, r))
     waiting = sorted(range(len(blocks)), key=lambda k: (-blocks[k].size, k))
+    # Only the peak decides the arena's size, so only blocks in use at the peak are moved; each is tried once,
+    # as rooms only fill up.
     while in_use.max():
         instant = int(in_use.argmax())
         chosen = None
@@ -169,6 +172,8 @@ class Sharing:
         self._fixed: dict[int, frozenset[int]] = {}
         for value, places in interface.items():
             self._fixed[id(self._group[value])] = places
+        # The order is priority: updates in place, then loops and branches, which else copy each time they
+        # run, then results that may overwrite operands.  A join that was made may rule out later ones.
         for candidate in (*self._in_place(), *self._joins(), *self._over_operands(may_share)):
             self._join(candidate)
 
@@ -182,6 +187,7 @@ class Sharing:
         place = self._fixed.get(id(a)) or self._fixed.get(id(b)) or frozenset()
         if a is b or not self._may_join(candidate, place):
             return
+        # Lists are the groups' identity (`_fixed` is by id): the first list goes on, the second is dropped.
         a += b
         if place:
             self._fixed[id(a)] = place
@@ -195,10 +201,13 @@ class Sharing:
             return False
         if candidate.a.byte_size != candidate.b.byte_size or space_of(candidate.a) != space_of(candidate.b):
             return False
+        # -1 stands for a result that has no single place; two groups with different places never join.
         if -1 in place or any(self._fixed.get(id(g), place) not in (frozenset(), place) for g in (a, b)):
             return False
         for x in a:
             for y in b:
+                # The two values meet at the instant where one is read and the other written.  That is allowed
+                # for this pair alone; all other pairs of the groups must not be in use at one instant.
                 touching = candidate.touching if {x, y} == {candidate.a, candidate.b} else None
                 if self.occupancy.conflict(x, y, touching):
                     return False
@@ -210,6 +219,8 @@ class Sharing:
         """Whether all other values bound to an allocation of the interface are dead at the same time."""
         if not place:
             return True
+        # An allocation of the interface holds several groups (a parameter, the result that takes its memory),
+        # which need not be joined with each other, but must be dead while this one lives.
         others = {id(g): g for v, p in self._interface.items() if p == place for g in [self._group[v]]}
         return not any(
             self.occupancy.conflict(x, y)
@@ -251,19 +262,22 @@ class Sharing:
         for phi in phis:
             loop = loop_of(phi)
             if loop is not None:
-                made = self.dataflow.value_at(loop.while_body.root, phi.index)
-                yield CoalescingCandidate(phi, made, _at(instants[loop]))
+                result = self.dataflow.value_at(loop.while_body.root, phi.index)
+                yield CoalescingCandidate(phi, result, _at(instants[loop]))
+                # The initial value may share the state's memory until the condition first runs.
                 begun = self.dataflow.value_at(loop.operands[0], phi.index)
                 yield CoalescingCandidate(phi, begun, _at(spans[loop.while_condition].start))
             elif phi.instruction.opcode == "conditional":
                 for branch in phi.instruction.called:
-                    made = self.dataflow.value_at(branch.root, phi.index)
-                    yield CoalescingCandidate(phi, made, _at(spans[branch].end))
+                    result = self.dataflow.value_at(branch.root, phi.index)
+                    yield CoalescingCandidate(phi, result, _at(spans[branch].end))
 
     def _over_operands(self, may_share: MayShare) -> list[CoalescingCandidate]:
         """Results over operands; first those that are then where they must end, in a parameter's memory."""
-        found = list(self._written_over(may_share))
-        return sorted(found, key=lambda c: self._output_buffers.get(c.b) not in self._interface.get(c.a, ()))
+        candidates = list(self._written_over(may_share))
+        return sorted(
+            candidates, key=lambda c: self._output_buffers.get(c.b) not in self._interface.get(c.a, ())
+        )
 
     def _written_over(self, may_share: MayShare) -> Iterator[CoalescingCandidate]:
         instants = self.occupancy.instants
@@ -274,6 +288,8 @@ class Sharing:
                     continue
                 source = self.dataflow.value_at(operand)
                 now = instants[instruction]
+                # Written over only if this is the last read, and if no other operand is the same array: the
+                # kernel may read that one at a later point of its loop.
                 if self.occupancy.last(source) != now or not self._is_read_once(instruction, number):
                     continue
                 for result, index in enumerate(leaves):

@@ -3,6 +3,5 @@
 | file | what it holds |
 |---|---|
 | `rounding.py` | the difference of two arrays, and whether rounding explains it |
-| `widened.py` | a fragment in f64: the third opinion |
-| `narrowing.py` | the first operation that differs, and the pass without which it does not |
+| `narrowing.py` | the first operation that differs, and the pass that makes it; a third opinion in f64 |
 """

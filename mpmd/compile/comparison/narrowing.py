@@ -1,13 +1,15 @@
 """Where a difference begins: the first operation whose value differs, and the pass without which it does not.
 
 The fragment is compiled again with the values of its operations as results, some at a time and in program
-order.  The first that differs beyond rounding was computed from values that do not.
+order.  The first that differs beyond rounding was computed from values that do not.  `widened` gives the
+third opinion, which decides between two results: the same fragment in f64.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,10 +18,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from mpmd import ir
-from mpmd.compile.backends.jax_function import array_types, named_sharding
+from mpmd.compile.backends.jax_function import array_types, named_sharding, numpy_dtype
 from mpmd.compile.backends.xla import XlaBackend
-from mpmd.compile.comparison.rounding import Difference, Rounding
-from mpmd.compile.comparison.widened import widened
+from mpmd.compile.comparison.rounding import NARROW_FLOATS, Difference, Rounding
 from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.compiler import FallbackBackend, PlatformBackend, get_backend
 from mpmd.compile.driver import lowered
@@ -27,6 +28,70 @@ from mpmd.compile.fragment import FragmentModule, ValueSpec
 from mpmd.compile.passes.hlo_pass import Fixpoint
 from mpmd.compile.pipelines import configured, watched
 from mpmd.errors import CompileError, IRError
+
+_TYPE = re.compile(rf"(?<=[x<])({NARROW_FLOATS})(?=>)")
+_CONSTANT = re.compile(rf"dense<(?P<value>[^>]*)> : tensor<(?:[\dx]*x)?(?P<type>{NARROW_FLOATS})>")
+_BITCAST = re.compile(
+    r"^(?P<indent> *)(?P<to>%\w+) = stablehlo\.bitcast_convert (?P<of>%[\w#]+) : "
+    r"\((?P<given>tensor<[^>]*>)\) -> (?P<result>tensor<[^>]*>)(?P<rest>.*)$",
+    re.M,
+)
+_OPAQUE = re.compile(r"stablehlo\.custom_call @(?!Sharding\b|SPMD)|stablehlo\.composite")
+
+
+def widened(fragment: FragmentModule) -> FragmentModule | None:
+    """The fragment in f64; None if it calls code that exists for its own types only."""
+    if _OPAQUE.search(fragment.text):
+        return None
+    text = _BITCAST.sub(_with_own_bits, _CONSTANT.sub(_constant, fragment.text))
+    return dataclasses.replace(
+        fragment,
+        text=_TYPE.sub("f64", text).replace("narrow!", ""),
+        arguments=tuple(map(_value, fragment.arguments)),
+        results=tuple(map(_value, fragment.results)),
+    )
+
+
+def _value(value: ValueSpec) -> ValueSpec:
+    if value.dtype == "complex<f32>":
+        return dataclasses.replace(value, dtype="complex<f64>")
+    return dataclasses.replace(value, dtype="f64") if re.fullmatch(NARROW_FLOATS, value.dtype) else value
+
+
+def _constant(match: re.Match[str]) -> str:
+    """A constant whose elements are written as bits, of which f64 has others."""
+    dtype = numpy_dtype(match["type"])
+
+    def wider(bits: re.Match[str]) -> str:
+        number = np.array(int(bits[0], 16), f"u{dtype.itemsize}").view(dtype).astype(np.float64)
+        return f"0x{int(number.view(np.uint64)):016X}"
+
+    value = match["value"]
+    if value.startswith('"0x'):
+        elements = np.frombuffer(bytes.fromhex(value[3:-1]), dtype).astype(np.float64)
+        value = f'"0x{elements.tobytes().hex().upper()}"'
+    else:
+        value = re.sub(r"0x[0-9A-Fa-f]+", wider, value)
+    return f"dense<{value}>{match[0][match[0].index('> : ') + 1 :]}"
+
+
+def _with_own_bits(match: re.Match[str]) -> str:
+    """A cast of bits sees the bits of the narrow float: it is rounded first, or widened afterwards."""
+    indent, to, of, given, result, rest = match.groups()
+    own_given, own_result = (_TYPE.sub(r"narrow!\1", kind) for kind in (given, result))
+    own = f"%bits_{to[1:]}"
+    if own_result != result:
+        return (
+            f"{indent}{own} = stablehlo.bitcast_convert {of} : ({own_given}) -> {own_result}{rest}\n"
+            f"{indent}{to} = stablehlo.convert {own} : ({own_result}) -> {result}"
+        )
+    if own_given != given:
+        return (
+            f"{indent}{own} = stablehlo.convert {of} : ({given}) -> {own_given}\n"
+            f"{indent}{to} = stablehlo.bitcast_convert {own} : ({own_given}) -> {result}{rest}"
+        )
+    return match[0]
+
 
 Arrays = Sequence[np.ndarray]
 
@@ -186,13 +251,13 @@ class Compilers:
         of_mesh = backend.of(self.mesh) if isinstance(backend, PlatformBackend) else backend
         if not isinstance(of_mesh, FallbackBackend):
             return []
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         passes = configured(of_mesh.first.target.passes(self.mesh.size, self.options), self.options)
         module = lowered(fragment, dict(self.mesh.shape))
-        for pass_ in watched(passes, lambda _, inner, __: found.setdefault(inner.name)):
+        for pass_ in watched(passes, lambda _, inner, __: names.setdefault(inner.name)):
             if pass_.run(module) and not isinstance(pass_, Fixpoint):
-                found[pass_.name] = None
-        return list(found)
+                names[pass_.name] = None
+        return list(names)
 
 
 def opinions_of(
@@ -224,11 +289,11 @@ def _exact_results(fragment: FragmentModule, mesh: Mesh, inputs: Arrays) -> Arra
 
 def host_copy(array: Any) -> np.ndarray:
     """The elements of an array in memory of their own: a view would keep the array from being donated."""
-    made = np.empty(array.shape, array.dtype)
+    whole = np.empty(array.shape, array.dtype)
     for shard in array.addressable_shards:
         if shard.replica_id == 0:
-            made[shard.index] = np.asarray(shard.data)
-    return made
+            whole[shard.index] = np.asarray(shard.data)
+    return whole
 
 
 def _run(executable: Any, fragment: FragmentModule, mesh: Mesh, inputs: Arrays) -> list[np.ndarray]:
@@ -237,7 +302,7 @@ def _run(executable: Any, fragment: FragmentModule, mesh: Mesh, inputs: Arrays) 
             jax.device_put(array, named_sharding(mesh, value))
             for array, value in zip(inputs, fragment.arguments, strict=True)
         ]
-    return [host_copy(made) for made in executable(*placed)[: len(fragment.results)]]
+    return [host_copy(result) for result in executable(*placed)[: len(fragment.results)]]
 
 
 # -- fragments that keep values
@@ -247,15 +312,15 @@ def _chunks(fragment: FragmentModule) -> Iterator[list[tuple[int, int]]]:
     """The values that operations compute, some at a time: the operation's number, and the result's."""
     with ir.context():
         ops = ir.ops(ir.symbol_table(ir.parse(fragment.text))["main"].body)
-        found = [
+        values = [
             (number, k)
             for number, op in enumerate(ops)
             if not ir.is_constant(op) and op.operation.name != "stablehlo.iota"
             for k, result in enumerate(op.results)
             if isinstance(result.type, ir.RankedTensorType)
         ]
-    for start in range(0, len(found), _AT_A_TIME):
-        yield found[start : start + _AT_A_TIME]
+    for start in range(0, len(values), _AT_A_TIME):
+        yield values[start : start + _AT_A_TIME]
 
 
 def keeping(fragment: FragmentModule, values: Sequence[tuple[int, int]]) -> FragmentModule:

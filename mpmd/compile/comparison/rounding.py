@@ -53,9 +53,9 @@ class Rounding:
         """How many units a difference may have that is rounding for sure."""
         return _WIDE_LIMIT if self.unit <= _unit_of("f32") else _NARROW_LIMIT
 
-    def explains(self, found: Difference) -> bool:
+    def explains(self, difference: Difference) -> bool:
         """Whether a difference is rounding for sure."""
-        return found.ulps <= self.limit
+        return difference.ulps <= self.limit
 
     def difference(self, got: np.ndarray, expected: np.ndarray) -> Difference:
         """The largest difference of two arrays of one shape and dtype."""
@@ -137,9 +137,9 @@ def _distance(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
         finite = size[np.isfinite(size)]
         most = float(finite.max(initial=0.0))
         mean = most * math.sqrt(float(np.mean((finite / most) ** 2))) if most else 0.0
-        found = np.abs(a - b) / np.maximum(size + mean, np.finfo(np.float64).tiny)
+        relative = np.abs(a - b) / np.maximum(size + mean, np.finfo(np.float64).tiny)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
-    return np.where(same, 0.0, np.where(np.isfinite(found), found, np.inf))
+    return np.where(same, 0.0, np.where(np.isfinite(relative), relative, np.inf))
 
 
 def _is_inexact(dtype: Any) -> bool:

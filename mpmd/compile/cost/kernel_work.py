@@ -9,7 +9,6 @@ import dataclasses
 import math
 from collections.abc import Collection, Sequence
 
-from mpmd.compile.kernels.attention import KEYS, AttentionPlan
 from mpmd.compile.kernels.kernel_plan import (
     BATCH,
     COLUMN,
@@ -21,8 +20,8 @@ from mpmd.compile.kernels.kernel_plan import (
     Store,
     store_level,
 )
-from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.operations import DTYPE_BYTES, OPERATIONS
+from mpmd.compile.kernels.product_plans import KEYS, AttentionPlan, MatmulPlan, View
 from mpmd.cost.roofline import KernelWorkload
 
 _MIN_PART = 2048

@@ -87,12 +87,12 @@ class HloBuilder:
         stranger = next((o for o in operands if o.computation is not self.computation), None)
         if stranger is not None:
             raise HloError(f"operand {stranger.name} of {opcode} is not in {self.computation.name}")
-        made = HloInstruction(opcode, shape.filled(), operands, attributes, called, literal, name)
-        made.metadata = self.metadata
-        self.added(self.computation.add(made))
-        return made
+        instruction = HloInstruction(opcode, shape.filled(), operands, attributes, called, literal, name)
+        instruction.metadata = self.metadata
+        self.added(self.computation.add(instruction))
+        return instruction
 
-    def added(self, made: HloInstruction) -> None:
+    def added(self, instruction: HloInstruction) -> None:
         """Called with each instruction that was added."""
 
     def build(self, root: HloInstruction) -> HloComputation:

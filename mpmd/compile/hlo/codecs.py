@@ -36,10 +36,10 @@ class Codec:
     memory: dict[Texts, Attribute] = field(default_factory=dict, repr=False, compare=False)
 
     def parse(self, texts: Texts) -> Attribute:
-        found = self.memory.get(texts)
-        if found is None:
-            found = self.memory[texts] = self.read(texts)
-        return found
+        value = self.memory.get(texts)
+        if value is None:
+            value = self.memory[texts] = self.read(texts)
+        return value
 
 
 def single(key: str, read: Callable[[str], Attribute], write: Callable[[Any], str]) -> Codec:
@@ -189,9 +189,11 @@ def _grouped(make: Callable[..., Any], keys: dict[str, str], optional: Collectio
         return make(**{field: one(field, text) for field, text in zip(keys, texts, strict=True)})
 
     def write(value: Any) -> list[tuple[str, str]]:
-        found = [(key, getattr(value, field)) for field, key in keys.items()]
+        fields = [(key, getattr(value, field)) for field, key in keys.items()]
         return [
-            (key, str(v) if isinstance(v, int) else braces(v)) for key, v in found if v or key not in optional
+            (key, str(v) if isinstance(v, int) else braces(v))
+            for key, v in fields
+            if v or key not in optional
         ]
 
     return Codec(tuple(keys.values()), read, write)
@@ -316,10 +318,10 @@ _LABELS = re.compile(r"([bf\d?]+)_([io\d?]+)->([bf\d?]+)$")
 
 
 def _read_conv(text: str) -> attrs.ConvDims:
-    found = _LABELS.match(text)
-    if found is None:
+    match = _LABELS.match(text)
+    if match is None:
         raise TextError(f"expected dim labels such as b01f_01io->b01f, got {text!r}", 0)
-    lhs, rhs, out = found.groups()
+    lhs, rhs, out = match.groups()
     spatial = len(lhs) - lhs.count("?") - 2
     digits = [str(i) for i in range(spatial)]
     for side, letters in ((lhs, "bf"), (rhs, "io"), (out, "bf")):
@@ -376,11 +378,11 @@ def _check_devices(count: int) -> None:
 
 
 def _mesh_groups(text: str) -> tuple[Ints, ...]:
-    found = _MESH.match(text.lstrip("@"))
-    if found is None or found.group(2):
+    match = _MESH.match(text.lstrip("@"))
+    if match is None or match.group(2):
         raise TextError(f"expected groups such as mesh['a'=2,'b'=4] {{'a'}}, got {text!r}", 0)
-    sizes = {name: int(size) for name, size in _AXIS.findall(found.group(1))}
-    chosen = [part.strip().strip("'") for part in split_top(found.group(3))]
+    sizes = {name: int(size) for name, size in _AXIS.findall(match.group(1))}
+    chosen = [part.strip().strip("'") for part in split_top(match.group(3))]
     unknown = [name for name in chosen if name not in sizes]
     if unknown:
         raise TextError(f"mesh axis {unknown[0]!r} is not among {', '.join(sizes)}", text.find(unknown[0]))

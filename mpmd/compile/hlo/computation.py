@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.errors import HloError
 
 if TYPE_CHECKING:
     from mpmd.compile.hlo.module import HloModule
+
+Node = TypeVar("Node", bound=Hashable)
 
 
 class HloComputation:
@@ -108,38 +110,12 @@ class HloComputation:
         return self._order.copy()
 
     def _find_order(self) -> list[HloInstruction]:
-        done: dict[HloInstruction, bool] = {}
-        out: list[HloInstruction] = []
-        for start in self._instructions:
-            if not start.users and not start.control_successors and start not in done:
-                self._visit(start, done, out)
-        if len(out) != len(self._instructions):
-            raise self._cycle(next(i for i in self._instructions if i not in done))
+        ends = [i for i in self._instructions if not i.users and not i.control_successors]
+        out = in_order(ends, _needed_by, self._cycle)
+        if len(out) != len(self._instructions):  # instructions of a cycle that no end needs
+            reached = set(out)
+            raise self._cycle(next(i for i in self._instructions if i not in reached))
         return out
-
-    def _visit(
-        self, start: HloInstruction, done: dict[HloInstruction, bool], out: list[HloInstruction]
-    ) -> None:
-        """Append an instruction's dependences, then itself.  `done` maps unfinished instructions to False."""
-        done[start] = False
-        stack = [(start, iter((*start.control_predecessors, *start.operands)))]
-        while stack:
-            node, waiting = stack[-1]
-            for operand in waiting:
-                known = done.get(operand)
-                if known is None:
-                    done[operand] = False
-                    before = operand.control_predecessors
-                    stack.append(
-                        (operand, iter((*before, *operand.operands) if before else operand.operands))
-                    )
-                    break
-                if not known:
-                    raise self._cycle(operand)
-            else:
-                stack.pop()
-                done[node] = True
-                out.append(node)
 
     def _cycle(self, member: HloInstruction) -> HloError:
         return HloError(
@@ -263,11 +239,11 @@ class HloComputation:
     def clone(self, name: str = "", module: HloModule | None = None) -> HloComputation:
         """A copy in a module (this one by default); called computations are shared."""
         target = module or self.module
-        made = target.create_computation(name or self.name)
-        made.execution_thread = self.execution_thread
-        copies = self.copy_into(made, {})
-        made.set_root(copies[self.root])
-        return made
+        clone = target.create_computation(name or self.name)
+        clone.execution_thread = self.execution_thread
+        copies = self.copy_into(clone, {})
+        clone.set_root(copies[self.root])
+        return clone
 
     def copy_into(
         self, target: HloComputation, known: Mapping[HloInstruction, HloInstruction]
@@ -286,3 +262,43 @@ class HloComputation:
             for before in instruction.control_predecessors:
                 copy.add_control_predecessor(copies[before])
         return copies
+
+
+def in_order(
+    starts: Iterable[Node], needed: Callable[[Node], Iterable[Node]], cycle: Callable[[Node], HloError]
+) -> list[Node]:
+    """The starts and all that they need, directly or not, each node after what it needs.
+
+    Args:
+        starts: where the search begins, one after the other.
+        needed: what must precede a node, in order.
+        cycle: the error for a node that needs itself.
+    """
+    # an explicit stack: programs are deeper than Python's recursion; False marks nodes that are on it
+    done: dict[Node, bool] = {}
+    out: list[Node] = []
+    for start in starts:
+        if start in done:
+            continue
+        done[start] = False
+        stack = [(start, iter(needed(start)))]
+        while stack:
+            node, waiting = stack[-1]
+            for other in waiting:
+                known = done.get(other)
+                if known is None:
+                    done[other] = False
+                    stack.append((other, iter(needed(other))))
+                    break
+                if not known:
+                    raise cycle(other)
+            else:
+                stack.pop()
+                done[node] = True
+                out.append(node)
+    return out
+
+
+def _needed_by(instruction: HloInstruction) -> Sequence[HloInstruction]:
+    before = instruction.control_predecessors
+    return (*before, *instruction.operands) if before else instruction.operands

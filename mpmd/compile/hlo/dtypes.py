@@ -93,7 +93,7 @@ def dtype_of(array: np.ndarray | np.generic | np.dtype) -> str:
         HloError: HLO has no such element type (strings, objects, float128 ...).
     """
     numpy = array if isinstance(array, np.dtype) else array.dtype
-    found = _BY_NUMPY.get(numpy)
-    if found is None:
+    known = _BY_NUMPY.get(numpy)
+    if known is None:
         raise HloError(f"NumPy type {numpy} has no HLO element type; known: {', '.join(DTYPES)}")
-    return found.name
+    return known.name

@@ -364,10 +364,10 @@ class HloInstruction:
         self, operands: Sequence[HloInstruction], shape: Shape | None = None, name: str = ""
     ) -> HloInstruction:
         """The same operation on other operands, not yet in a computation, without control edges."""
-        made = HloInstruction(
+        clone = HloInstruction(
             self.opcode, shape or self.shape, operands, dict(self.attributes), self.called, self.literal, name
         )
-        return made.copy_annotations(self)
+        return clone.copy_annotations(self)
 
     def operand_indices(self, value: HloInstruction) -> list[int]:
         """Positions at which `value` is read."""

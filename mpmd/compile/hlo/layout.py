@@ -57,9 +57,9 @@ class Layout:
         extra: str = "",
     ) -> Layout:
         key = (minor_to_major, memory_space, element_bits, tiles, extra)
-        found = cls._pool.get(key)
-        if found is not None:
-            return found
+        pooled = cls._pool.get(key)
+        if pooled is not None:
+            return pooled
         self = object.__new__(cls)
         self.minor_to_major, self.memory_space = minor_to_major, memory_space
         self.element_bits, self.tiles, self.extra = element_bits, tiles, extra
@@ -118,7 +118,7 @@ def parse_layout(text: str) -> Layout:
     if not colon:
         return Layout(minor_to_major)
     first = len(order) + 1
-    found: dict[str, list[str]] = {}
+    parts: dict[str, list[str]] = {}
     position = 0
     while position < len(rest.rstrip()):
         part = _PART.match(rest, position)
@@ -127,17 +127,17 @@ def parse_layout(text: str) -> Layout:
                 f"expected a layout part such as T(8,128) or S(1), got {rest[position:]!r}", first + position
             )
         letter = part.group(1)
-        late = next((known for known in found if _ORDER.index(known) >= _ORDER.index(letter)), None)
+        late = next((known for known in parts if _ORDER.index(known) >= _ORDER.index(letter)), None)
         if late is not None:
             raise TextError(f"layout part {letter} must come once, and before {late}", first + part.start(1))
-        found[letter] = [body.replace(" ", "") for body in _BODY.findall(part.group(2))]
-        _check_part(letter, found[letter], first + part.start(2))
+        parts[letter] = [body.replace(" ", "") for body in _BODY.findall(part.group(2))]
+        _check_part(letter, parts[letter], first + part.start(2))
         position = part.end()
     tiles = tuple(
-        tuple(-1 if d == "*" else int(d) for d in body.split(",") if d) for body in found.pop("T", [])
+        tuple(-1 if d == "*" else int(d) for d in body.split(",") if d) for body in parts.pop("T", [])
     )
-    space, bits = (int(found.pop(key, ["0"])[0]) for key in ("S", "E"))
-    extra = "".join(key + "".join(f"({body})" for body in bodies) for key, bodies in found.items())
+    space, bits = (int(parts.pop(key, ["0"])[0]) for key in ("S", "E"))
+    extra = "".join(key + "".join(f"({body})" for body in bodies) for key, bodies in parts.items())
     return Layout(minor_to_major, space, bits, tiles, extra)
 
 

@@ -45,10 +45,10 @@ def freeze(value: object, dtype: str | None) -> np.ndarray:
     Raises:
         HloError: HLO has no such element type.
     """
-    made = np.array(value, dtype=DTYPES[dtype].numpy if dtype else None)
-    dtype_of(made)
-    made.flags.writeable = False
-    return made
+    array = np.array(value, dtype=DTYPES[dtype].numpy if dtype else None)
+    dtype_of(array)
+    array.flags.writeable = False
+    return array
 
 
 # -- reading ----------------------------------------------------------------------------------------
@@ -105,19 +105,19 @@ def _parse_array(text: str, shape: Shape) -> np.ndarray:
         values = _values(tokens, shape)
     except (ValueError, OverflowError) as error:
         raise TextError(f"a value of the constant is no {shape.dtype}: {error}", 0) from None
-    made = values.reshape(shape.dims)
-    made.flags.writeable = False
-    return made
+    array = values.reshape(shape.dims)
+    array.flags.writeable = False
+    return array
 
 
 def _check_braces(text: str, shape: Shape) -> None:
     """The braces must nest as the dims do."""
-    found = "".join(re.findall(r"[{}]+", text))
+    braces = "".join(re.findall(r"[{}]+", text))
     expected = ""
     for size in reversed(shape.dims):
         expected = "{" + expected * (size if expected else 1) + "}"
     empty = "{}" if 0 in shape.dims else expected
-    if found not in (expected, empty):
+    if braces not in (expected, empty):
         raise TextError(f"the braces of the constant do not nest as its shape {shape} does", 0)
 
 
@@ -146,9 +146,9 @@ def _values(tokens: list[str], shape: Shape) -> np.ndarray:
 
 
 def _floats(tokens: list[str], dtype: str) -> np.ndarray:
-    made = np.array([math.nan if "nan" in t else float(t) for t in tokens], dtype=np.float64)
+    values = np.array([math.nan if "nan" in t else float(t) for t in tokens], dtype=np.float64)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        out = made.astype(DTYPES[dtype].numpy)
+        out = values.astype(DTYPES[dtype].numpy)
     for position, token in enumerate(tokens):
         if "nan" in token:
             _set_nan(out, position, token, dtype)
@@ -167,20 +167,20 @@ def _complex(token: str) -> tuple[str, str]:
 
 
 def _set_nan(out: np.ndarray, position: int, token: str, dtype: str) -> None:
-    found = _PAYLOAD.match(token)
-    if found is None:
+    match = _PAYLOAD.match(token)
+    if match is None:
         raise ValueError(f"expected nan or nan(0x...), got {token!r}")
     bits, mantissa = DTYPES[dtype].bits, MANTISSA.get(dtype)
     if mantissa is None:
-        if found.group(2) or dtype not in _LONE_NAN:
+        if match.group(2) or dtype not in _LONE_NAN:
             raise ValueError(f"{dtype} has no {token}")
-        pattern = _LONE_NAN[dtype][bool(found.group(1))]
+        pattern = _LONE_NAN[dtype][bool(match.group(1))]
     else:
-        payload = int(found.group(2), 16) if found.group(2) else 1 << (mantissa - 1)
+        payload = int(match.group(2), 16) if match.group(2) else 1 << (mantissa - 1)
         if not 0 < payload < 1 << mantissa:
             raise ValueError(f"the payload of {token} is outside 0x1..0x{(1 << mantissa) - 1:x}")
         exponent = ((1 << (bits - 1 - mantissa)) - 1) << mantissa
-        pattern = (1 << (bits - 1) if found.group(1) else 0) | exponent | payload
+        pattern = (1 << (bits - 1) if match.group(1) else 0) | exponent | payload
     out.view(_BITS[bits])[position] = pattern
 
 
@@ -256,7 +256,7 @@ def _nan_text(value: np.ndarray, dtype: str) -> str:
 def check_literal(literal: Literal, shape: Shape) -> str:
     """The mismatch between a literal and its shape; "" if there is none."""
     try:
-        found = literal_shape(literal)
+        actual = literal_shape(literal)
     except HloError as error:
         return str(error)
-    return "" if found.logical is shape.logical else f"the literal has shape {found.logical}"
+    return "" if actual.logical is shape.logical else f"the literal has shape {actual.logical}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mpmd.compile.hlo.attributes import BufferDonor, InputOutputAlias
-from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.hlo.computation import HloComputation, in_order
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import Shape
 from mpmd.errors import HloError
@@ -89,12 +89,12 @@ class HloModule:
         Raises:
             HloError: there is none.
         """
-        found = self._computations.get(name)
-        if found is None:
+        computation = self._computations.get(name)
+        if computation is None:
             raise HloError(
                 f"module {self.name} has no computation {name!r}; it has {', '.join(self._computations)}"
             )
-        return found
+        return computation
 
     def instructions(self) -> Iterator[HloInstruction]:
         for computation in self.computations:
@@ -116,31 +116,8 @@ class HloModule:
             HloError: computations call each other in a cycle.
         """
         callees_of = _printed_callees if printed and not self.is_scheduled else _callees
-        done: dict[HloComputation, bool] = {}
-        out: list[HloComputation] = []
-
-        def visit(start: HloComputation) -> None:
-            stack = [(start, iter(callees_of(start)))]
-            done[start] = False
-            while stack:
-                computation, callees = stack[-1]
-                for callee in callees:
-                    if callee not in done:
-                        done[callee] = False
-                        stack.append((callee, iter(callees_of(callee))))
-                        break
-                    if not done[callee]:
-                        raise HloError(f"computations call each other in a cycle through {callee.name}")
-                else:
-                    stack.pop()
-                    done[computation] = True
-                    out.append(computation)
-
-        roots = [self._entry] if self._entry is not None else []
-        for computation in [*roots, *self._computations.values()]:
-            if computation not in done:
-                visit(computation)
-        return out
+        starts = [*([self._entry] if self._entry is not None else []), *self._computations.values()]
+        return in_order(starts, callees_of, _cycle)
 
     def entry_shapes(self) -> tuple[tuple[Shape, ...], Shape]:
         parameters = self.parameter_layouts
@@ -163,9 +140,9 @@ class HloModule:
         unique, number = name, 1
         while unique in self._computations:
             unique, number = f"{name}.{number}", number + 1
-        made = HloComputation(unique, self)
-        self._computations[unique] = made
-        return made
+        computation = HloComputation(unique, self)
+        self._computations[unique] = computation
+        return computation
 
     def set_entry(self, computation: HloComputation) -> None:
         """Let the program start there.
@@ -212,16 +189,16 @@ class HloModule:
 
     def clone(self) -> HloModule:
         """A deep copy with the same names and numbers."""
-        made = HloModule(self.name)
-        copy_header(self, made)
+        clone = HloModule(self.name)
+        copy_header(self, clone)
         for computation in self._computations.values():
-            made.create_computation(computation.name).execution_thread = computation.execution_thread
+            clone.create_computation(computation.name).execution_thread = computation.execution_thread
         for computation in self.call_order():
-            _clone_computation(computation, made.computation(computation.name))
-        made.reserve_uids(self._next_uid)
+            _clone_computation(computation, clone.computation(computation.name))
+        clone.reserve_uids(self._next_uid)
         if self._entry is not None:
-            made.set_entry(made.computation(self._entry.name))
-        return made
+            clone.set_entry(clone.computation(self._entry.name))
+        return clone
 
 
 def copy_header(source: HloModule, target: HloModule) -> None:
@@ -235,14 +212,18 @@ def copy_header(source: HloModule, target: HloModule) -> None:
 
 def reachable_from(computation: HloComputation) -> list[HloComputation]:
     """A computation and all it calls, directly or not, in order of discovery."""
-    found = {computation: None}
+    reached = {computation: None}
     waiting = [computation]
     while waiting:
         for callee in _callees(waiting.pop()):
-            if callee not in found:
-                found[callee] = None
+            if callee not in reached:
+                reached[callee] = None
                 waiting.append(callee)
-    return list(found)
+    return list(reached)
+
+
+def _cycle(member: HloComputation) -> HloError:
+    return HloError(f"computations call each other in a cycle through {member.name}")
 
 
 def _callees(computation: HloComputation) -> list[HloComputation]:

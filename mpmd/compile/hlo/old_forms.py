@@ -53,17 +53,17 @@ def scalar_starts(instruction: HloInstruction, names: Container[str]) -> list[Hl
     """
     first = STARTS[instruction.opcode]
     vector = instruction.operands[first]
-    made, scalars = [], []
+    added, scalars = [], []
     for d in range(vector.shape.dims[0]):
         part = Shape(vector.shape.dtype, (1,)).with_default_layout()
         bounds: dict[str, Attribute] = {"slice": SliceDims((d,), (d + 1,), (1,))}
         taken = HloInstruction("slice", part, [vector], bounds, name=_free(instruction, f"slice_{d}", names))
         name = _free(instruction, f"start_{d}", names)
         scalar = HloInstruction("reshape", vector.shape.scalar(), [taken], name=name)
-        made += [taken, scalar]
+        added += [taken, scalar]
         scalars.append(scalar)
     instruction.replace_operands([*instruction.operands[:first], *scalars])
-    return made
+    return added
 
 
 def _free(instruction: HloInstruction, ending: str, names: Container[str]) -> str:

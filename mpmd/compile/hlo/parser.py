@@ -124,18 +124,18 @@ class _Parser:
         return self.built
 
     def skip(self, position: int) -> int:
-        found = _SPACE.match(self.text, position)
-        return found.end() if found is not None else position
+        space = _SPACE.match(self.text, position)
+        return space.end() if space is not None else position
 
     def header(self, position: int) -> int:
-        found = _MODULE.match(self.text, position)
-        if found is None and _BEGINNING.match(self.text, position) is not None:
+        match = _MODULE.match(self.text, position)
+        if match is None and _BEGINNING.match(self.text, position) is not None:
             self.built.name = ""  # that of the entry, once it is known
             return position
-        if found is None:
+        if match is None:
             raise TextError("expected `HloModule name`", position)
-        self.built.name = found.group(1).lstrip("%")
-        position = found.end()
+        self.built.name = match.group(1).lstrip("%")
+        position = match.end()
         while True:
             key = _KEY.match(self.text, position)
             if key is None:
@@ -150,15 +150,15 @@ class _Parser:
     def resolve_calls(self) -> None:
         called: dict[HloInstruction, dict[str, list[HloComputation]]] = {}
         for instruction, key, callees, at in self.pending:
-            found = []
+            computations = []
             for callee in callees:
                 computation = self.defined.get(callee) if isinstance(callee, str) else callee
                 if computation is None:
                     raise TextError(
                         f"{instruction.name} calls computation {callee!r}, which the module lacks", at
                     )
-                found.append(computation)
-            called.setdefault(instruction, {})[key] = found
+                computations.append(computation)
+            called.setdefault(instruction, {})[key] = computations
         for instruction, by_key in called.items():
             instruction.set_called([c for key in _in_order(instruction, by_key) for c in by_key[key]])
 
@@ -166,12 +166,12 @@ class _Parser:
 
     def computation(self, position: int) -> tuple[HloComputation, int]:
         text = self.text
-        found = _COMPUTATION.match(text, position)
-        if found is None:
+        match = _COMPUTATION.match(text, position)
+        if match is None:
             raise TextError("expected a computation such as `name {` or `ENTRY name {`", position)
-        name, start = found.group(2), position
+        name, start = match.group(2), position
         result, result_at = None, position
-        position = found.end()
+        position = match.end()
         if text.startswith("(", position):
             position = self.skip(closing(text, position) + 1)
             if not text.startswith("->", position):
@@ -183,27 +183,27 @@ class _Parser:
             raise TextError("expected `{` and the computation's instructions", position)
         if name in self.defined:
             raise TextError(f"computation {name!r} is defined twice", start)
-        made = self.defined[name] = self.built.create_computation(name)
-        if found.group(1):
+        computation = self.defined[name] = self.built.create_computation(name)
+        if match.group(1):
             if self.built.has_entry:
                 raise TextError(f"a second ENTRY; the first is {self.built.entry.name}", start)
-            self.built.set_entry(made)
-        position = self.body(made, position + 1)
-        if result is not None and not result.is_compatible(made.root.shape):
+            self.built.set_entry(computation)
+        position = self.body(computation, position + 1)
+        if result is not None and not result.is_compatible(computation.root.shape):
             raise TextError(
-                f"computation {name} is said to give {result}, but its root {made.root.name} is "
-                f"{made.root.shape}",
+                f"computation {name} is said to give {result}, but its root {computation.root.name} is "
+                f"{computation.root.shape}",
                 result_at,
             )
         thread = _THREAD.match(text, position)
         if thread is not None:
-            made.execution_thread = unquote(thread.group(1))
+            computation.execution_thread = unquote(thread.group(1))
             position = thread.end()
-        return made, position
+        return computation, position
 
-    def body(self, made: HloComputation, position: int) -> int:
+    def body(self, computation: HloComputation, position: int) -> int:
         outer = self.owner, self.names
-        self.owner, self.names = made, {}
+        self.owner, self.names = computation, {}
         root = last = None
         text = self.text
         while True:
@@ -211,23 +211,23 @@ class _Parser:
             if text.startswith("}", after):
                 break
             if after >= len(text):
-                raise TextError(f"computation {made.name} is never closed by '}}'", after)
+                raise TextError(f"computation {computation.name} is never closed by '}}'", after)
             last, is_root, position = self.instruction(after)
             if is_root:
                 if root is not None:
-                    raise TextError(f"computation {made.name} has two roots", after)
+                    raise TextError(f"computation {computation.name} has two roots", after)
                 root = last
         if last is None:
-            raise TextError(f"computation {made.name} has no instructions", after)
-        made.set_root(root or last)
+            raise TextError(f"computation {computation.name} has no instructions", after)
+        computation.set_root(root or last)
         self.owner, self.names = outer
         return after + 1
 
     def in_place(self, instruction: HloInstruction, position: int) -> HloComputation:
         """The computation that is written where its name could be, at the `{` at `position`."""
-        made = self.built.create_computation(f"{instruction.opcode}_computation")
-        self.body(made, position + 1)
-        return made
+        computation = self.built.create_computation(f"{instruction.opcode}_computation")
+        self.body(computation, position + 1)
+        return computation
 
     # -- instructions -------------------------------------------------------------------------------
 
@@ -249,9 +249,9 @@ class _Parser:
                 raise TextError(unknown_opcode(opcode), self.text.index(opcode, start))
             return self.sugared(start, (root is not None, name, shape, opcode, inside, inside_at, position))
         texts, position = self.attribute_texts(position)
-        made = self.built_with(info, name, shape, inside, inside_at, texts)
-        self.places[made] = start
-        return made, root is not None, position
+        instruction = self.built_with(info, name, shape, inside, inside_at, texts)
+        self.places[instruction] = start
+        return instruction, root is not None, position
 
     def built_with(
         self,
@@ -283,9 +283,9 @@ class _Parser:
         info = OPCODES.get(opcode)
         if info is None:
             raise TextError(unknown_opcode(opcode), self.text.index(opcode, position))
-        made = self.built_with(info, "", shape, self.text[inside_at : end - 1], inside_at, {})
-        self.places[made] = position
-        return made
+        instruction = self.built_with(info, "", shape, self.text[inside_at : end - 1], inside_at, {})
+        self.places[instruction] = position
+        return instruction
 
     def build_unstated(
         self, info: Opcode, name: str, inside: str, inside_at: int, texts: dict[str, tuple[str, int]]
@@ -311,7 +311,7 @@ class _Parser:
 
     def callees(self, instruction: HloInstruction) -> list[str | HloComputation]:
         """The computations that an instruction calls, or their names, in the order of the opcode's roles."""
-        named = {key: names for made, key, names, _ in self.pending if made is instruction}
+        named = {key: names for caller, key, names, _ in self.pending if caller is instruction}
         return [name for key in _in_order(instruction, named) for name in named[key]]
 
     def enter(self, instruction: HloInstruction) -> None:
@@ -352,21 +352,23 @@ class _Parser:
     ) -> HloInstruction:
         opcode = info.name
         if opcode == "constant":
-            made = HloInstruction(opcode, shape, (), {}, (), self.literal(inside, shape, inside_at), name)
+            instruction = HloInstruction(
+                opcode, shape, (), {}, (), self.literal(inside, shape, inside_at), name
+            )
         elif opcode == "parameter":
             if re.fullmatch(r"\s*[0-9]{1,18}\s*", inside) is None:
                 raise TextError(f"expected the parameter's number, got {inside!r}", inside_at)
-            made = HloInstruction(opcode, shape, (), {"parameter_number": int(inside)}, (), None, name)
+            instruction = HloInstruction(opcode, shape, (), {"parameter_number": int(inside)}, (), None, name)
         else:
             operands = self.operands(inside, inside_at)
             if len(operands) < info.least or (info.most is not None and len(operands) > info.most):
                 expected = info.least if info.least == info.most else f"{info.least} or more"
                 raise TextError(f"{opcode} takes {expected} operands, got {len(operands)}", inside_at)
-            made = HloInstruction(opcode, shape, operands, {}, (), None, name)
-            complete(made)
+            instruction = HloInstruction(opcode, shape, operands, {}, (), None, name)
+            complete(instruction)
         if texts or info.specs:
-            self.attributes(made, info, texts, inside_at)
-        return made
+            self.attributes(instruction, info, texts, inside_at)
+        return instruction
 
     def literal(self, inside: str, shape: Shape, at: int) -> Literal:
         try:
@@ -394,16 +396,16 @@ class _Parser:
             return self.nested(at)
         word = _LAST.search(text)
         start, name = (word.start(), word.group().lstrip("%")) if word is not None else (0, text)
-        found = self.names.get(name)
-        if found is None:
+        operand = self.names.get(name)
+        if operand is None:
             raise self.unknown(name or text, at + start)
         if start:
             stated, end = shape_at(self.text, at)
             if self.skip(end) != at + start:
                 raise TextError("expected an operand such as `f32[2] name`", at)
-            if not stated.is_compatible(found.shape):
-                raise TextError(f"operand {name} is said to be {stated}, but is {found.shape}", at)
-        return found
+            if not stated.is_compatible(operand.shape):
+                raise TextError(f"operand {name} is said to be {stated}, but is {operand.shape}", at)
+        return operand
 
     @staticmethod
     def unknown(name: str, at: int) -> TextError:
@@ -455,9 +457,9 @@ class _Parser:
         return text[start:position], position
 
     def attributes(
-        self, made: HloInstruction, info: Opcode, texts: dict[str, tuple[str, int]], at: int
+        self, instruction: HloInstruction, info: Opcode, texts: dict[str, tuple[str, int]], at: int
     ) -> None:
-        attributes, keyed = made.attributes, info.keyed
+        attributes, keyed = instruction.attributes, info.keyed
         grouped: dict[str, None] = {}
         for key, (value, start) in texts.items():
             spec = keyed.get(key)
@@ -469,48 +471,53 @@ class _Parser:
                 if attributes[spec.name] == spec.default:
                     del attributes[spec.name]
             else:
-                self.general_attribute(made, info, key, value, start)
+                self.general_attribute(instruction, info, key, value, start)
         for spec in info.specs:
             if spec.name in grouped or (spec.required and len(spec.codec.keys) > 1):
                 parts = tuple(texts[k][0] if k in texts else None for k in spec.codec.keys)
                 attributes[spec.name] = _read(spec.codec, parts, at)
             elif spec.required and spec.name not in attributes:
-                name = made.given_name or "in place"
+                name = instruction.given_name or "in place"
                 raise TextError(f"{info.name} {name} needs the attribute {spec.codec.keys[0]}=...", at)
 
-    def general_attribute(self, made: HloInstruction, info: Opcode, key: str, value: str, start: int) -> None:
+    def general_attribute(
+        self, instruction: HloInstruction, info: Opcode, key: str, value: str, start: int
+    ) -> None:
         """Attributes that any opcode may have, and the computations that it calls."""
         if key == "metadata":
-            made.metadata = value
+            instruction.metadata = value
         elif key == "sharding":
-            made.sharding = value
+            instruction.sharding = value
         elif key == "frontend_attributes":
-            made.frontend_attributes = value
+            instruction.frontend_attributes = value
         elif key == "backend_config":
-            made.backend_config = value
+            instruction.backend_config = value
         elif key == "control-predecessors":
             for before in self.operands(value[1:-1], start + 1):
-                made.add_control_predecessor(before)
+                instruction.add_control_predecessor(before)
         elif key == "calls" and info.name in ("async-update", "async-done"):
-            started = self.started(made)
-            if started is not None and self.called(made, value, start) not in ([started.name], [started]):
-                raise TextError(f"{made.name} ends {value}, but {started.name} was started", start)
-        elif key in call_keys(made):
-            self.pending.append((made, key, self.called(made, value, start), start))
+            started = self.started(instruction)
+            if started is not None and self.called(instruction, value, start) not in (
+                [started.name],
+                [started],
+            ):
+                raise TextError(f"{instruction.name} ends {value}, but {started.name} was started", start)
+        elif key in call_keys(instruction):
+            self.pending.append((instruction, key, self.called(instruction, value, start), start))
         elif key in CARRIED:
-            made.attributes[key] = Verbatim(value)
+            instruction.attributes[key] = Verbatim(value)
         else:
-            known = sorted({*info.keyed, *call_keys(made)})
+            known = sorted({*info.keyed, *call_keys(instruction)})
             listed = f"; it has {', '.join(known)}" if known else ""
             raise TextError(f"{info.name} has no attribute {key!r}{listed}", start - len(key) - 1)
 
-    def called(self, made: HloInstruction, value: str, start: int) -> list[str | HloComputation]:
+    def called(self, instruction: HloInstruction, value: str, start: int) -> list[str | HloComputation]:
         """The computations that a value names, as `f` or `{f, g}`, or has in place."""
         if _IN_PLACE.match(value):
-            return [self.in_place(made, start)]
+            return [self.in_place(instruction, start)]
         parts = [(0, value)] if not value.startswith("{") else placed_parts(" " + value[1:-1])
         return [
-            self.in_place(made, start + offset) if _IN_PLACE.match(part) else part.lstrip("%")
+            self.in_place(instruction, start + offset) if _IN_PLACE.match(part) else part.lstrip("%")
             for offset, part in parts
         ]
 

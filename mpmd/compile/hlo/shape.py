@@ -76,14 +76,16 @@ class Shape:
         if not dims and layout is None and dtype in DTYPES:
             layout = _SCALAR_LAYOUT
         key = dtype, dims, layout, elements, dynamic
-        found = cls._pool.get(key)
-        if found is not None:
-            return found
+        pooled = cls._pool.get(key)
+        if pooled is not None:
+            return pooled
+        # Shapes are compared by identity, so there must be one object per value.  The pool is weak, and read
+        # without the lock: a hit is complete, as it enters only once it is created.
         with _ADDING:
-            found = cls._pool.get(key)  # another thread may have added it meanwhile
-            if found is None:
-                found = cls._pool[key] = cls._create(*key)
-            return found
+            pooled = cls._pool.get(key)  # another thread may have added it meanwhile
+            if pooled is None:
+                pooled = cls._pool[key] = cls._create(*key)
+            return pooled
 
     @classmethod
     def _create(
@@ -106,6 +108,8 @@ class Shape:
         )
         self._text = self._render()
         self._leaves = tuple(self._find_leaves())
+        # `logical` is the shape without layouts, so that two shapes agree but for layouts iff it is one
+        # object.
         if elements:
             logical = tuple(e.logical for e in elements)
             self.logical = self if logical == elements else Shape(dtype, elements=logical)
@@ -362,19 +366,20 @@ def shape_at(text: str, start: int) -> tuple[Shape, int]:
         return Shape("buffer", elements=(inner,)), end + 1
     if text.startswith("(", start):
         end = closing(text, start) + 1
+        # Programs repeat few shapes many times: the text is the key, and a hit costs no parsing.
         key = text[start:end]
-        found = _parsed.get(key)
-        if found is None:
-            found = _parsed[key] = _tuple_at(text, start, end - 1)
-        return found, end
+        shape = _parsed.get(key)
+        if shape is None:
+            shape = _parsed[key] = _tuple_at(text, start, end - 1)
+        return shape, end
     matched = _ARRAY.match(text, start)
     if matched is None:
         raise TextError("expected a shape such as f32[2,3]{1,0} or (s32[], pred[])", start)
     key = matched.group()
-    found = _parsed.get(key)
-    if found is None:
-        found = _parsed[key] = _array_from(matched)
-    return found, matched.end()
+    shape = _parsed.get(key)
+    if shape is None:
+        shape = _parsed[key] = _array_from(matched)
+    return shape, matched.end()
 
 
 def _tuple_at(text: str, start: int, end: int) -> Shape:
@@ -414,6 +419,7 @@ def _array_from(matched: re.Match[str]) -> Shape:
     if layout_text is not None:
         try:
             layout = parse_layout(layout_text)
+        # Offsets of the layout's parser are within its own text.
         except TextError as error:
             raise TextError(error.message, matched.start(3) + error.offset) from None
         if len(layout.minor_to_major) != len(dims):

@@ -114,8 +114,8 @@ def blank_comments(text: str) -> str:
     return _COMMENT.sub(_blank, text)
 
 
-def _blank(found: re.Match[str]) -> str:
-    taken = found.group()
+def _blank(match: re.Match[str]) -> str:
+    taken = match.group()
     return taken if taken[0] == '"' else re.sub(r"[^\n]", " ", taken)
 
 
@@ -140,8 +140,8 @@ _ESCAPED = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 def unquote(text: str) -> str:
     """The inverse of `quote`; also accepts hexadecimal escapes."""
 
-    def plain(found: re.Match[bytes]) -> bytes:
-        code = found.group(1)
+    def plain(match: re.Match[bytes]) -> bytes:
+        code = match.group(1)
         if code[:1].isdigit():
             return bytes([int(code, 8) & 255])
         if code[:1] == b"x" and len(code) > 1:

@@ -204,16 +204,18 @@ def _calls(module: HloModule) -> Iterator[str]:
                 yield _at(instruction, f"{first.name} starts the same computation")
         expected = _DONE.get(instruction.opcode)
         if expected is not None and instruction.operands[0].opcode != expected:
-            found = instruction.operands[0]
-            problem = f"{instruction.opcode} must take a {expected}, got {found.opcode} {found.name}"
+            operand = instruction.operands[0]
+            problem = f"{instruction.opcode} must take a {expected}, got {operand.opcode} {operand.name}"
             yield _at(instruction, problem)
         if instruction.opcode in ("async-update", "async-done"):
-            found = instruction.operands[0]
-            if found.opcode not in ("async-start", "async-update"):
-                problem = f"{instruction.opcode} must take an async-start, got {found.opcode} {found.name}"
+            operand = instruction.operands[0]
+            if operand.opcode not in ("async-start", "async-update"):
+                problem = (
+                    f"{instruction.opcode} must take an async-start, got {operand.opcode} {operand.name}"
+                )
                 yield _at(instruction, problem)
-            elif instruction.attributes.get("async_execution_thread") not in (None, _thread(found)):
-                yield _at(instruction, f"{found.name} runs on the thread {_thread(found)!r}")
+            elif instruction.attributes.get("async_execution_thread") not in (None, _thread(operand)):
+                yield _at(instruction, f"{operand.name} runs on the thread {_thread(operand)!r}")
     if module.entry.callers:
         caller = next(iter(module.entry.callers))
         yield _at(caller, f"it calls the entry computation {module.entry.name}")

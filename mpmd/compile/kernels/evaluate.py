@@ -147,9 +147,9 @@ class Evaluation:
         if node.where < 0:
             return source[self._inside(node, position)]
         guard, position = np.broadcast_arrays(self.values[node.where], position)
-        found = np.zeros(guard.shape, source.dtype)
-        found[guard] = source[self._inside(node, position[guard])]
-        return found
+        loaded = np.zeros(guard.shape, source.dtype)
+        loaded[guard] = source[self._inside(node, position[guard])]
+        return loaded
 
     def _inside(self, access: Load | Store, position: Array) -> Array:
         """Positions, checked to lie in the array that is read or written.

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from mpmd.compile.kernels.attention import QUERIES, AttentionPlan
 from mpmd.compile.kernels.evaluate import Evaluation, evaluate, write
 from mpmd.compile.kernels.kernel_plan import ROW, KernelPlan, ReduceNode
 from mpmd.compile.kernels.masking import Triangle
-from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.operations import NUMPY_DTYPE, REDUCTIONS
+from mpmd.compile.kernels.product_plans import QUERIES, AttentionPlan, MatmulPlan, View
 from mpmd.errors import CompileError
 
 Array = Any
@@ -110,7 +109,7 @@ def _compare_skipping(whole: Evaluation, triangle: Triangle) -> None:
         _compare(whole, triangle, plan.stores[number].node, np.float64(fill), skips & ~part.seen)
 
 
-def _compare(whole: Evaluation, triangle: Triangle, number: int, found: Array, where: Array) -> None:
+def _compare(whole: Evaluation, triangle: Triangle, number: int, skipping: Array, where: Array) -> None:
     """Compares a value, except for the rounding of sums; masked values that are not finite count as zero."""
     plan, wanted, scale = whole.plan, whole.values[number].astype(np.float64), 0.0
     node = plan.nodes[number]
@@ -118,11 +117,11 @@ def _compare(whole: Evaluation, triangle: Triangle, number: int, found: Array, w
         scale = np.abs(whole.values[node.arg].astype(np.float64)).sum(axis=-1, keepdims=True)
     tolerance = 2.0**-8 if node.dtype == "bf16" else 2.0**-20
     with np.errstate(all="ignore"):
-        differs = ~(np.abs(found - wanted) <= tolerance * scale) & (found != wanted)
+        differs = ~(np.abs(skipping - wanted) <= tolerance * scale) & (skipping != wanted)
         differs = differs & where & np.isfinite(wanted)
     if differs.any():
         first = tuple(np.argwhere(differs)[0])
-        before, after = (np.broadcast_to(v, differs.shape)[first] for v in (wanted, found))
+        before, after = (np.broadcast_to(v, differs.shape)[first] for v in (wanted, skipping))
         raise CompileError(
             f"kernel {plan.name} sees {triangle} only, so that %{number} changes from {before} to {after}"
         )

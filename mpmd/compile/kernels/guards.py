@@ -17,8 +17,16 @@ from collections.abc import Hashable, Iterator
 import numpy as np
 
 from mpmd.compile.kernels.index import Index
-from mpmd.compile.kernels.kernel_plan import KernelPlan
-from mpmd.compile.kernels.nodes import ROW, Apply, Constant, IndexValue, Load, ReduceNode, arguments
+from mpmd.compile.kernels.kernel_plan import (
+    ROW,
+    Apply,
+    Constant,
+    IndexValue,
+    KernelPlan,
+    Load,
+    ReduceNode,
+    arguments,
+)
 from mpmd.compile.kernels.operations import INTEGERS, NUMPY_DTYPE
 
 Box = dict[Hashable, int]
@@ -51,10 +59,10 @@ class _Conditions:
         self.plan = plan
         limits: dict[Index, set[int]] = {}
         for node in plan.nodes:
-            found = self._comparison(node) if isinstance(node, Apply) else None
-            if found:
-                limits.setdefault(found[0], set()).add(found[1])
-        self._limits = {variable: sorted(found) for variable, found in limits.items()}
+            bounds = self._comparison(node) if isinstance(node, Apply) else None
+            if bounds:
+                limits.setdefault(bounds[0], set()).add(bounds[1])
+        self._limits = {variable: sorted(bounds) for variable, bounds in limits.items()}
         self._possible: dict[Hashable, int] = {
             variable: self._possible_ranges(variable) for variable in limits
         }
@@ -116,9 +124,9 @@ class _Conditions:
 
     def _terms(self, number: int) -> Iterator[tuple[Hashable, int]]:
         node = self.plan.nodes[number]
-        found = self._comparison(node) if isinstance(node, Apply) else None
-        if found:
-            variable, limit, above = found
+        comparison = self._comparison(node) if isinstance(node, Apply) else None
+        if comparison:
+            variable, limit, above = comparison
             below = self._below(variable, limit)
             yield variable, ~below if above else below
         elif isinstance(node, Apply) and node.op == "and":

@@ -78,23 +78,23 @@ class Index:
         return next((f for a, f in self.terms if a.kind == "dim" and a.number == dim), 0)
 
     def dims(self) -> frozenset[int]:
-        found: set[int] = set()
+        dims: set[int] = set()
         for atom, _ in self.terms:
             if atom.kind == "dim":
-                found.add(atom.number)
+                dims.add(atom.number)
             elif atom.inner is not None:
-                found |= atom.inner.dims()
-        return frozenset(found)
+                dims |= atom.inner.dims()
+        return frozenset(dims)
 
     def values(self) -> tuple[int, ...]:
         """Nodes whose values occur, in ascending order."""
-        found: set[int] = set()
+        nodes: set[int] = set()
         for atom, _ in self.terms:
             if atom.kind == "value":
-                found.add(atom.number)
+                nodes.add(atom.number)
             elif atom.inner is not None:
-                found |= set(atom.inner.values())
-        return tuple(sorted(found))
+                nodes |= set(atom.inner.values())
+        return tuple(sorted(nodes))
 
     def is_linear_in(self, dim: int) -> bool:
         """Whether a dim occurs in linear terms only."""

@@ -99,17 +99,18 @@ def triangle_of(plan: KernelPlan, factors: frozenset[int]) -> Triangle | None:
     masks: dict[int, dict[int, bool]] = {}  # offset → mask → its value at masked points
     for number, node in enumerate(plan.nodes):
         if isinstance(node, Apply) and node.op.startswith("compare-"):
-            found = _side(plan, node)
-            if found is not None:
-                masks.setdefault(found[0], {})[number] = found[1]
+            side = _side(plan, node)
+            if side is not None:
+                masks.setdefault(side[0], {})[number] = side[1]
     queries, keys = plan.extents[-2:]
+    # The smallest offset first: it skips most.  Comparisons with one offset decide together.
     for offset in sorted(masks):
         if offset >= keys - 1:
             break  # every query sees every key
         following = _Following(plan, masks[offset])
-        made = following.triangle(max(offset, -queries), factors)
-        if made is not None:
-            return made
+        triangle = following.triangle(max(offset, -queries), factors)
+        if triangle is not None:
+            return triangle
     return None
 
 
@@ -124,6 +125,7 @@ def _side(plan: KernelPlan, node: Apply) -> tuple[int, bool] | None:
     direction = node.op.removeprefix("compare-")
     if direction in ("lt", "le"):
         query, key, constant = -query, -key, -constant
+    # Integers: x > 0 is x - 1 >= 0.
     constant -= direction in ("gt", "lt")  # as "at least 0"
     if direction not in ("lt", "le", "gt", "ge"):
         return None
@@ -137,20 +139,20 @@ def _side(plan: KernelPlan, node: Apply) -> tuple[int, bool] | None:
 def _affine(plan: KernelPlan, number: int) -> tuple[int, int, int] | None:
     """Factors of the query and the key, and the constant, of a number that is exact in its type."""
     node, rank = plan.nodes[number], plan.rank
-    found: tuple[int, int, int] | None = None
+    terms: tuple[int, int, int] | None = None
     if isinstance(node, IndexValue):
         index = node.index
         if all(atom.kind == "dim" and atom.number >= rank - 2 for atom, _ in index.terms):
-            found = index.factor(rank - 2), index.factor(rank - 1), index.constant
+            terms = index.factor(rank - 2), index.factor(rank - 1), index.constant
     elif isinstance(node, Constant) and node.dtype in INTEGERS:
-        found = 0, 0, int(node.value)
+        terms = 0, 0, int(node.value)
     elif isinstance(node, Apply) and node.op in ("add", "subtract", "convert"):
         first, *others = [_affine(plan, a) for a in node.args]
         sign = -1 if node.op == "subtract" else 1
         for other in others:
             first = first and other and _sum(first, other, sign)
-        found = first
-    return found if found is not None and _is_exact(plan, found, node.dtype) else None
+        terms = first
+    return terms if terms is not None and _is_exact(plan, terms, node.dtype) else None
 
 
 def _sum(a: tuple[int, int, int], b: tuple[int, int, int], sign: int) -> tuple[int, int, int]:
@@ -181,6 +183,8 @@ class _Following:
         self.below: dict[int, Guard] = {}  # nodes that are `SMALL` or below under a guard
         self.constants: dict[int, Any] = {}
         self.possible = True
+        # Arguments precede their users, so one pass finds every consequence.  A node that is in neither table
+        # may be anything at masked points.
         for number in range(len(plan.nodes)):
             if number in masks:
                 self.constants[number] = np.asarray(masks[number])
@@ -200,6 +204,8 @@ class _Following:
 
     def _reduction(self, number: int, node: ReduceNode) -> None:
         filler = self.constants.get(node.arg)
+        # A row's reduction may skip masked elements if they cannot change it: zeros in a sum; in a maximum a
+        # filler that is below it, which the row's guard checks.  Everything else must see all elements.
         if node.axis != ROW or self.plan.levels[node.arg] != ELEMENT or filler is None:
             self.possible = False
         elif node.op == "maximum" and node.dtype in FLOATS:
@@ -220,6 +226,8 @@ class _Following:
             decides = node.op == "or"
             if any(a in constants and bool(constants[a]) == decides for a in args):
                 return decides
+        # Zero only in rows that meet the guard; the others are computed in full, so that it holds everywhere
+        # where elements are skipped.
         if node.op == "exponential" and args[0] in self.below:
             self.guards[self.below[args[0]]] = None
             return 0.0
@@ -245,6 +253,8 @@ class _Following:
             if not zeros[0] or not of_row:
                 return None
             self.guards[Guard(other, 0.0, 0.0)] = None
+        # Zero times infinity is NaN: both signs are bounded.  An element's factor behind the mask is not
+        # looked at, as the module says.
         elif of_row:
             for negated in (False, True):
                 self.guards[Guard(other, 0.0, _FINITE, negated)] = None
@@ -274,5 +284,6 @@ class _Following:
                 return None
         if not self.possible or not fills:
             return None
+        # Guards cost a comparison per row each: those that follow from others go.
         guards = [g for g in self.guards if not any(o.implies(g) for o in self.guards if o != g)]
         return Triangle(offset, tuple(guards), fills, self.masks)

@@ -113,12 +113,12 @@ def _indices(plan: KernelPlan) -> list[Index]:
 
 
 def _quotients(index: Index) -> list[Atom]:
-    found: list[Atom] = []
+    quotients: list[Atom] = []
     for atom, _ in index.terms:
         if atom.inner is not None:
-            found += _quotients(atom.inner)
-            found.append(atom)
-    return found
+            quotients += _quotients(atom.inner)
+            quotients.append(atom)
+    return quotients
 
 
 def _with_dims(

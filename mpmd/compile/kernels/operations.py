@@ -95,8 +95,8 @@ NARROW = (*NARROW_FLOATS, *NARROW_INTEGERS)
 
 def bits_of(value: float | int, dtype: str) -> int:
     """The byte that encodes a value of `dtype`."""
-    made = np.asarray(value).astype(DTYPES[dtype].numpy)
-    return int(made.reshape(1).view(np.uint8)[0])
+    number = np.asarray(value).astype(DTYPES[dtype].numpy)
+    return int(number.reshape(1).view(np.uint8)[0])
 
 
 FLOATS = ("bf16", "f16", "f32", "f64")
@@ -201,8 +201,8 @@ class Reduction:
     dtypes: tuple[str, ...]
 
     def identity(self, dtype: str) -> float | int | bool:
-        found = identity_of(self.name, dtype)
-        return float(found) if dtype in FLOATS else found.item()
+        neutral = identity_of(self.name, dtype)
+        return float(neutral) if dtype in FLOATS else neutral.item()
 
 
 REDUCTIONS: dict[str, Reduction] = {

@@ -43,21 +43,21 @@ def decided(plan: KernelPlan, known: Mapping[int, bool], extents: Sequence[int] 
         known: some of them.
         extents: of the part, which begins at zero in each dim; it may be empty.
     """
-    found = dict(known)
+    truths = dict(known)
     for number, node in enumerate(plan.nodes):
-        if number not in found and isinstance(node, Apply | Constant) and node.dtype == "pred":
-            value = _value(plan, node, found, extents)
+        if number not in truths and isinstance(node, Apply | Constant) and node.dtype == "pred":
+            value = _value(plan, node, truths, extents)
             if value is not None:
-                found[number] = value
-    return found
+                truths[number] = value
+    return truths
 
 
 def _value(
-    plan: KernelPlan, node: Apply | Constant, found: Mapping[int, bool], extents: Sequence[int]
+    plan: KernelPlan, node: Apply | Constant, truths: Mapping[int, bool], extents: Sequence[int]
 ) -> bool | None:
     if isinstance(node, Constant):
         return bool(node.value)
-    values = [found.get(a) for a in node.args]
+    values = [truths.get(a) for a in node.args]
     if node.op in ("and", "or"):
         decides = node.op == "or"
         return decides if decides in values else None if None in values else not decides
@@ -128,8 +128,8 @@ class _Picking:
         condition, chosen, other = node.args
         if not self._is_zero(other):
             return self.place(other) if self._is_zero(chosen) else -1
-        found = self._equal_to(condition)
-        return found if found >= 0 else self.place(chosen)
+        label = self._equal_to(condition)
+        return label if label >= 0 else self.place(chosen)
 
     def _equal_to(self, condition: int) -> int:
         """The value of the row that a position is compared with."""
@@ -190,8 +190,8 @@ class _Picking:
         inside = [build.apply(f"compare-{op}", position, bound) for op, bound in zip(("ge", "lt"), bounds)]
         there = build.apply("and", *inside)
         zero = build.constant(0 if node.dtype in INTEGERS else 0.0, node.dtype)
-        found = build.apply("select", there, self._at(node.arg, at, there, {}), zero)
-        return build.apply("add", found, zero)  # as a sum, it is not -0
+        element = build.apply("select", there, self._at(node.arg, at, there, {}), zero)
+        return build.apply("add", element, zero)  # as a sum, it is not -0
 
     def _at(self, number: int, at: Index, there: int, known: dict[int, int]) -> int:
         """A value at a position along the row, if it exists."""

@@ -62,7 +62,7 @@ class PlanBuilder:
             self._nodes.append(node)
         return self._numbers[key]
 
-    def made(self, number: int) -> Node:
+    def node_at(self, number: int) -> Node:
         return self._nodes[number]
 
     @property

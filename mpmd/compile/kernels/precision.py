@@ -57,6 +57,7 @@ def without_narrow_sums(plan: KernelPlan, factors: Collection[int]) -> KernelPla
         factors: operands that exist in the plan only.
     """
     sharp = {n for s in plan.stores if s.operand not in factors for n in store_arguments(s)}
+    # From users to arguments: what a sharp value is computed from is sharp.
     for number in reversed(range(len(plan.nodes))):
         if number in sharp or _meets_row(plan, number) or _is_discrete(plan, number):
             sharp.update(plan.uses[number])
@@ -67,6 +68,7 @@ def without_narrow_sums(plan: KernelPlan, factors: Collection[int]) -> KernelPla
     numbers: dict[int, int] = {}
     for number, node in enumerate(plan.nodes):
         source = _rounded_by(plan, number)
+        # Dropped where bf16 holds the value anyway, or where no other kernel knows it rounded.
         if source >= 0 and (source in narrow or number not in sharp):
             numbers[number] = numbers[source]
         else:
@@ -80,23 +82,26 @@ def without_narrow_sums(plan: KernelPlan, factors: Collection[int]) -> KernelPla
 
 def _narrow_values(plan: KernelPlan) -> set[int]:
     """Values of f32 that bf16 holds, but for denormal ones."""
-    found = set[int]()
+    narrow = set[int]()
     for number, node in enumerate(plan.nodes):
         if isinstance(node, Constant) and node.dtype == WIDE_TYPE:
             value = np.float32(node.value)
             if value.astype(NUMPY_DTYPE[NARROW_TYPE]).astype(np.float32) == value:
-                found.add(number)
+                narrow.add(number)
         elif isinstance(node, Apply) and node.dtype == WIDE_TYPE:
             values = node.args[1:] if node.op == "select" else node.args
             if node.op == "convert":
                 holds = plan.nodes[node.args[0]].dtype == NARROW_TYPE
             elif node.op == "multiply":
-                holds = any(a in found and _is_power_of_two(plan.nodes[b]) for a, b in (values, values[::-1]))
+                # A power of two moves the exponent and leaves the mantissa.
+                holds = any(
+                    a in narrow and _is_power_of_two(plan.nodes[b]) for a, b in (values, values[::-1])
+                )
             else:
-                holds = node.op in EXACT and all(a in found for a in values)
+                holds = node.op in EXACT and all(a in narrow for a in values)
             if holds:
-                found.add(number)
-    return found
+                narrow.add(number)
+    return narrow
 
 
 def _is_power_of_two(node: Node) -> bool:
@@ -160,8 +165,9 @@ class _Widening:
         self._wide: dict[int, int] = {}
 
     def plan(self) -> KernelPlan:
-        """The plan in f32."""
         for number, node in enumerate(self.old.nodes):
+            # Only smooth nodes are widened.  Others, and stores and indices, take rounded values, as without
+            # this.
             if node.dtype == NARROW_TYPE and _is_smooth(node):
                 self._wide[number] = self._in_f32(node)
             else:
@@ -176,6 +182,7 @@ class _Widening:
 
     def rounded(self, number: int) -> int:
         if number not in self._rounded:
+            # On demand, once: the unrounded value remains for the other users.
             self._rounded[number] = self.build.convert(self._wide[number], NARROW_TYPE)
         return self._rounded[number]
 

@@ -37,14 +37,14 @@ def all_reduce(site: LoweringSite) -> Sequence[HloInstruction]:
 
 def all_gather(site: LoweringSite) -> Sequence[HloInstruction]:
     """The members' arrays one after the other, on all members."""
-    made = site.build.add(
+    gathered = site.build.add(
         "all-gather",
         *site.operands,
         shape=site.shape if len(site.operands) == 1 else tuple_of(site.operation.shapes),
         dimensions=(site.required("all_gather_dim"),),
         **_joined(site),
     )
-    return site.parts(made)
+    return site.parts(gathered)
 
 
 def reduce_scatter(site: LoweringSite) -> HloInstruction:
@@ -69,10 +69,10 @@ def all_to_all(site: LoweringSite) -> Sequence[HloInstruction]:
     groups, channel = _groups(site), _channel(site)
     out = []
     for value in site.operands:
-        made = site.build.add(
+        exchanged = site.build.add(
             "all-to-all", value, dimensions=(split,), replica_groups=groups, channel_id=channel
         )
-        out.append(rejoin(site.build, made, split, joined, count))
+        out.append(rejoin(site.build, exchanged, split, joined, count))
     return out
 
 

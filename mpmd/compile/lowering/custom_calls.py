@@ -1,6 +1,7 @@
-"""Lowering of custom calls: markers are dropped, those with an HLO operation are replaced, others stay.
+"""Lowering of custom calls and of random numbers.
 
-Lowering of random numbers, but for JAX's threefry, which arrives as integer operations.
+Calls that only mark a value are dropped, those with an HLO operation are replaced, others stay.  JAX's
+threefry arrives as integer operations, so only other generators are lowered here.
 """
 
 from __future__ import annotations
@@ -40,20 +41,20 @@ def top_k(site: LoweringSite) -> Sequence[HloInstruction]:
 def approximate_top_k(site: LoweringSite) -> Sequence[HloInstruction]:
     """The best values of a dim with their payloads: computed exactly, as a special case of approximately."""
     count = len(site.operands) // 2
-    found = re.search(r"reduction_dim = (\d+)", str(site.attribute("mhlo.backend_config")))
-    if found is None:
+    match = re.search(r"reduction_dim = (\d+)", str(site.attribute("mhlo.backend_config")))
+    if match is None:
         raise site.error("an approximate top-k has no dim")
     (name,) = site.attribute("called_computations")
-    made = site.build.add(
+    sorted_rows = site.build.add(
         "sort",
         *site.operands[:count],
-        dimensions=(int(found[1]),),
+        dimensions=(int(match[1]),),
         is_stable=True,
         called=(site.lowering.function(name),),
     )
     return [
         site.build.slice(part, (0,) * shape.rank, shape.dims)
-        for part, shape in zip(site.parts(made), site.operation.shapes)
+        for part, shape in zip(site.parts(sorted_rows), site.operation.shapes)
     ]
 
 
@@ -84,7 +85,7 @@ def custom_call(site: LoweringSite) -> HloInstruction | Sequence[HloInstruction]
     single = len(shapes) == 1
     typed = site.attribute("mhlo.backend_config") is not None  # JAX's form of calls of the typed interface
     version = 4 if typed else int(site.attribute("api_version", 1))
-    made = site.build.add(
+    call = site.build.add(
         "custom-call",
         *site.operands,
         shape=shapes[0] if single else tuple_of(shapes),
@@ -95,8 +96,8 @@ def custom_call(site: LoweringSite) -> HloInstruction | Sequence[HloInstruction]
         api_version=_VERSIONS.get(version),
         called=[site.lowering.function(name) for name in site.attribute("called_computations") or ()],
     )
-    made.backend_config = _backend_config(site)
-    return site.parts(made)
+    call.backend_config = _backend_config(site)
+    return site.parts(call)
 
 
 def _with_layouts(shapes: Sequence[Shape], layouts: Any) -> list[Shape]:
@@ -126,13 +127,13 @@ _DISTRIBUTIONS = {"UNIFORM": "rng_uniform", "NORMAL": "rng_normal"}
 
 def rng_bit_generator(site: LoweringSite) -> Sequence[HloInstruction]:
     """Random bits and the state after them."""
-    made = site.build.add(
+    generator = site.build.add(
         "rng-bit-generator",
         site.operands[0],
         shape=tuple_of(site.operation.shapes),
         algorithm=_ALGORITHMS[site.required("rng_algorithm")],
     )
-    return site.parts(made)
+    return site.parts(generator)
 
 
 def rng(site: LoweringSite) -> HloInstruction:

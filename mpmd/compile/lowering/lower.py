@@ -1,29 +1,25 @@
 """StableHLO to HLO: one rule per operation, one computation per function and region.
 
+`flatten_parameters` then gives the entry one parameter for each array, where parameters were tuples.
+
 Source: the mapping follows the StableHLO specification, whose operations HLO has nearly one for one.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mpmd.compile.hlo.attributes import BufferDonor, InputOutputAlias
+from mpmd.compile.hlo.attributes import Attribute, BufferDonor, InputOutputAlias
 from mpmd.compile.hlo.builder import HloBuilder, scalar_computation
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
-from mpmd.compile.hlo.shape import Shape
+from mpmd.compile.hlo.shape import Shape, ShapeIndex
 from mpmd.compile.hlo.text import quote
-from mpmd.compile.lowering import (
-    collectives,
-    control,
-    custom_calls,
-    elementwise,
-    movement,
-    products,
-)
+from mpmd.compile.lowering import collectives, custom_calls, operations, products
 from mpmd.compile.lowering.reader import named_axes, parse_program, read_program
 from mpmd.compile.lowering.site import LoweringSite, Rule
 from mpmd.compile.lowering.spmd.localise import localise
@@ -34,10 +30,10 @@ from mpmd.errors import CompileError, HloError
 
 RULES: dict[str, Rule] = {
     **collectives.RULES,
-    **control.RULES,
+    **operations.CONTROL,
     **custom_calls.RULES,
-    **elementwise.RULES,
-    **movement.RULES,
+    **operations.ELEMENTWISE,
+    **operations.MOVEMENT,
     **products.RULES,
 }
 """The lowering rule of each operation."""
@@ -93,8 +89,8 @@ def lower_program(program: StablehloProgram) -> HloModule:
 
 
 def _aliases(notes: Sequence[dict[str, Any]], results: int) -> tuple[InputOutputAlias, ...]:
-    found = [(int(n["tf.aliasing_output"]), i) for i, n in enumerate(notes) if "tf.aliasing_output" in n]
-    return tuple(InputOutputAlias((output,) if results > 1 else (), i) for output, i in sorted(found))
+    pairs = [(int(n["tf.aliasing_output"]), i) for i, n in enumerate(notes) if "tf.aliasing_output" in n]
+    return tuple(InputOutputAlias((output,) if results > 1 else (), i) for output, i in sorted(pairs))
 
 
 def _identifier(name: str) -> str:
@@ -125,30 +121,30 @@ class Lowering:
         Raises:
             CompileError: the program has no such function.
         """
-        found = self._functions.get(name)
-        if found is None:
+        function = self._functions.get(name)
+        if function is None:
             if name not in self.program.functions:
                 raise CompileError(f"the program calls @{name}, which it does not define")
             body = self.program.functions[name].body
             builder = HloBuilder.create(self.module, _identifier(name))
             arguments = [builder.parameter(shape) for shape in body.shapes]
             self._fill(builder, body, dict(zip(body.arguments, arguments)))
-            found = self._functions[name] = builder.computation
-        return found
+            function = self._functions[name] = builder.computation
+        return function
 
     def reducer(self, opcode: str, dtype: str) -> HloComputation:
         """`(a, b) -> opcode(a, b)` on scalars; made once."""
-        found = self._reducers.get((opcode, dtype))
-        if found is None:
-            found = self._reducers[opcode, dtype] = scalar_computation(self.module, opcode, dtype)
-        return found
+        reducer = self._reducers.get((opcode, dtype))
+        if reducer is None:
+            reducer = self._reducers[opcode, dtype] = scalar_computation(self.module, opcode, dtype)
+        return reducer
 
     def closed_region(self, site: LoweringSite, block: Block) -> HloComputation:
         """A region that reads nothing from outside but constants; equal regions share a computation."""
         key = _structure(block)
-        found = self._closed.get(key) if key is not None else None
-        if found is not None:
-            return found
+        region = self._closed.get(key) if key is not None else None
+        if region is not None:
+            return region
         name = block.operations[-1].name.partition(".")[2] if block.operations else "region"
         builder = HloBuilder.create(self.module, _identifier(f"{name}_{block.shapes[0].dtype}"))
         values = dict(zip(block.arguments, [builder.parameter(shape) for shape in block.shapes]))
@@ -199,10 +195,10 @@ class Lowering:
                 raise site.error("there is no rule for this operation")
             builder.metadata = f"{{op_name={quote(operation.source)}}}" if operation.source else ""
             try:
-                made = rule(site)
+                lowered = rule(site)
             except HloError as error:
                 raise site.fault(str(error)) from error
-            results = [made] if isinstance(made, HloInstruction) else made
+            results = [lowered] if isinstance(lowered, HloInstruction) else lowered
             self._mark(operation, results)
             for number, value, shape in zip(operation.results, results, operation.shapes):
                 if value.shape.logical is not shape.logical:
@@ -239,3 +235,45 @@ def _line(operation: Operation, number: dict[ValueId, int]) -> Any:
     operands = tuple(number[v] for v in operation.operands)
     attributes = tuple((k, repr(v)) for k, v in sorted(operation.attributes.items()))
     return operation.name, operands, operation.shapes, attributes
+
+
+def flatten_parameters(module: HloModule) -> None:
+    """Let the entry take arrays, in the order of its parameters' leaves; tuples are made of them inside.
+
+    Layouts, aliases and donors that the header names follow.  Tokens stay parameters.
+    """
+    entry = module.entry
+    old = entry.parameters
+    if not any(p.shape.is_tuple for p in old):
+        return
+    layouts = [shape for p in module.entry_shapes()[0] for _, shape in p.leaves()]
+    places = [(p.parameter_number, index) for p in old for index, _ in p.shape.leaves()]
+    number = {place: k for k, place in enumerate(places)}
+    for field in ("input_output_alias", "buffer_donor"):
+        moved = [
+            dataclasses.replace(
+                said, parameter=number[said.parameter, said.parameter_index], parameter_index=()
+            )
+            for said in getattr(module, field)
+            if (said.parameter, said.parameter_index) in number
+        ]
+        setattr(module, field, tuple(moved))
+    build = HloBuilder(entry)
+    for parameter in old:
+        begin = parameter.parameter_number
+        if parameter.shape.is_tuple:
+            entry.replace(parameter, _made(build, parameter.shape, number, begin, ()))
+        else:
+            parameter.attributes["parameter_number"] = number[begin, ()]
+    module.parameter_layouts = tuple(layouts)
+
+
+def _made(
+    build: HloBuilder, shape: Shape, number: dict[tuple[int, ShapeIndex], int], begin: int, index: ShapeIndex
+) -> HloInstruction:
+    """A value of parameter `begin`, made of the parameters of its leaves."""
+    if shape.is_tuple:
+        parts = enumerate(shape.elements)
+        return build.tuple([_made(build, part, number, begin, (*index, k)) for k, part in parts])
+    numbered: dict[str, Attribute] = {"parameter_number": number[begin, index]}
+    return build.computation.add(HloInstruction("parameter", shape, (), numbered))

@@ -1,7 +1,4 @@
-"""Lowering of products: dot, convolution, factorisations, Fourier transforms.
-
-Lowering of reductions, windows, sorts and batch normalisation.
-"""
+"""Lowering of products, and of operations over windows or whole dims: reductions, sorts, batch norms."""
 
 from __future__ import annotations
 
@@ -85,10 +82,10 @@ def cholesky(site: LoweringSite) -> HloInstruction:
 
 
 def reduce(site: LoweringSite) -> Sequence[HloInstruction]:
-    made = site.build.add(
+    reduced = site.build.add(
         "reduce", *site.operands, dimensions=site.required("dimensions"), called=(site.region(),)
     )
-    return site.parts(made)
+    return site.parts(reduced)
 
 
 def reduce_window(site: LoweringSite) -> Sequence[HloInstruction]:
@@ -99,10 +96,10 @@ def reduce_window(site: LoweringSite) -> Sequence[HloInstruction]:
         site.attribute("base_dilations"),
         site.attribute("window_dilations"),
     )
-    made = site.build.add(
+    reduced = site.build.add(
         "reduce-window", *site.operands, window=window if window.dims else None, called=(site.region(),)
     )
-    return site.parts(made)
+    return site.parts(reduced)
 
 
 def select_and_scatter(site: LoweringSite) -> HloInstruction:
@@ -123,24 +120,24 @@ def select_and_scatter(site: LoweringSite) -> HloInstruction:
 def sort(site: LoweringSite) -> Sequence[HloInstruction]:
     """Several arrays in the order of a comparator."""
     dim = site.attribute("dimension", -1)
-    made = site.build.add(
+    ordered = site.build.add(
         "sort",
         *site.operands,
         dimensions=(dim % site.operands[0].shape.rank,),
         is_stable=site.attribute("is_stable", False),
         called=(site.region(),),
     )
-    return site.parts(made)
+    return site.parts(ordered)
 
 
 def batch_norm(site: LoweringSite) -> Sequence[HloInstruction]:
-    made = site.build.add(
+    normalised = site.build.add(
         site.name.partition(".")[2].replace("_", "-"),
         *site.operands,
         epsilon=site.required("epsilon"),
         feature_index=site.required("feature_index"),
     )
-    return site.parts(made)
+    return site.parts(normalised)
 
 
 RULES: dict[str, Rule] = {

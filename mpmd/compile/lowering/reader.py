@@ -1,8 +1,7 @@
-"""Reading StableHLO: with `spmd/shardy.py` the only module of the compiler that uses MLIR's bindings.
+"""Reading StableHLO into records, the text of dense constants included: `dense<[1.5, 2.5]> : tensor<2xbf16>`.
 
-Everything after it works on the records of `program.py`.
-
-The text of MLIR's dense constants: `dense<[1.5, 2.5]> : tensor<2xbf16>`.
+With `spmd/shardy.py` it is the only module of the compiler that uses MLIR's bindings; everything after it
+works on the records of `stablehlo_program.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from mpmd.compile.hlo.attributes import ConvDims, DotDims, GatherDims, ScatterDi
 from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.hlo.evaluator.values import narrow
 from mpmd.compile.hlo.shape import TOKEN, Shape, array, tuple_of
-from mpmd.compile.lowering.spmd.devices import groups
+from mpmd.compile.lowering.spmd.moves import groups
 from mpmd.compile.lowering.stablehlo_program import (
     Axis,
     Block,
@@ -120,17 +119,17 @@ class _ModuleReader:
         return Function(name, body, notes)
 
     def block(self, block: mlir.Block) -> Block:
-        made = Block(
+        record = Block(
             tuple(self.define(argument) for argument in block.arguments),
             tuple(self.shape(argument.type) for argument in block.arguments),
         )
         for op in block.operations:
             operation = op.operation
             if operation.name in _RETURNS:
-                made.returned = tuple(self.ids[v] for v in operation.operands)
+                record.returned = tuple(self.ids[v] for v in operation.operands)
             else:
-                made.operations.append(self.operation(operation))
-        return made
+                record.operations.append(self.operation(operation))
+        return record
 
     def operation(self, op: mlir.Operation) -> Operation:
         name = op.name
@@ -198,23 +197,23 @@ class _ModuleReader:
 
     def shape(self, kind: mlir.Type) -> Shape:
         text = str(kind)
-        found = self.shapes.get(text)
-        if found is None:
-            found = self.shapes[text] = shape_of(text)
-        return found
+        shape = self.shapes.get(text)
+        if shape is None:
+            shape = self.shapes[text] = shape_of(text)
+        return shape
 
 
 def sharding_axes(text: str, axes: Mapping[str, int]) -> tuple[Axis, ...]:
     """The axes that a list such as `{"data", "model":(2)4}` names, on a mesh with axes of these sizes."""
-    found = []
+    named = []
     for name, before, part in _AXIS.findall(text):
         size = axes[name]
         inner = math.prod(list(axes.values())[list(axes).index(name) + 1 :])
         if part:
             inner, size = inner * (size // (int(before) * int(part))), int(part)
         if size > 1:
-            found.append(Axis(inner, size))
-    return tuple(found)
+            named.append(Axis(inner, size))
+    return tuple(named)
 
 
 def named_axes(names: Sequence[str], axes: Mapping[str, int]) -> tuple[Axis, ...]:
@@ -238,13 +237,13 @@ def shape_of(text: str) -> Shape:
         return TOKEN
     if text.startswith("tuple<"):
         return tuple_of([shape_of(part) for part in _split_types(text[6:-1])])
-    found = _TENSOR.match(text)
-    if found is None:
+    match = _TENSOR.match(text)
+    if match is None:
         raise CompileError(f"type {text} has no HLO shape")
-    dims = found.group(1).split("x")[:-1]
+    dims = match.group(1).split("x")[:-1]
     if "?" in dims:
         raise CompileError(f"type {text} has a size that is not known; lower the function for fixed shapes")
-    element = found.group(2)
+    element = match.group(2)
     if element in _ELEMENTS:
         dtype = _ELEMENTS[element]
     elif element.startswith("ui"):
@@ -396,12 +395,12 @@ def parse_dense(text: str, shape: Shape) -> np.ndarray:
     Raises:
         CompileError: the text is not a dense constant, or was shortened.
     """
-    found = _BODY.match(text)
-    if found is None:
+    match = _BODY.match(text)
+    if match is None:
         raise CompileError(f"expected a dense constant of shape {shape}, got {text[:60]!r}")
-    if found.group(1) is not None:
-        return _from_bytes(bytes.fromhex(found.group(1)), shape)
-    tokens = _TOKEN.findall(found.group(2))
+    if match.group(1) is not None:
+        return _from_bytes(bytes.fromhex(match.group(1)), shape)
+    tokens = _TOKEN.findall(match.group(2))
     if any("..." in t for t in tokens):
         raise CompileError(
             f"the constant of shape {shape} was left out of the text\n  print the module with large constants"

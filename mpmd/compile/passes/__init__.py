@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpmd.compile import schedule
-from mpmd.compile.passes import collectives, expand, fusion, layout, memory, simplify, spmd
+from mpmd.compile.passes import collectives, expand, fusion, layout, simplify
 from mpmd.support.passes import Pass, pass_named
 
-FAMILIES = (spmd, expand, simplify, collectives, layout, fusion, memory, schedule)
+FAMILIES = (expand, simplify, collectives, layout, fusion, schedule)
 
 PASSES: dict[str, type[Pass]] = {kind.name: kind for family in FAMILIES for kind in family.PASSES}
 

@@ -93,12 +93,14 @@ class Heap:
     def _measure(self, computation: HloComputation) -> None:
         root, at = computation.root, self.dataflow.value_at
         self.kept[computation] = {at(root, index) for index, _ in root.shape.leaves()}
+        # Results of the program are written to memory of the caller, so the arena does not hold them.
         free = set(self.kept[computation]) if computation.is_entry else set()
-        for made, state in self._replaced(computation):
-            if made is not state and made.instruction.parent is computation:
-                self.states.setdefault(made, state)
+        for replacement, state in self._replaced(computation):
+            if replacement is not state and replacement.instruction.parent is computation:
+                self.states.setdefault(replacement, state)
+                # The state is counted by the caller; here only whether its place is free matters.
                 self.sizes.setdefault(state, 0)
-                free.discard(made)
+                free.discard(replacement)
         for instruction in computation:
             if instruction.opcode not in ("parameter", "constant"):
                 for value in self.dataflow.defined_by(instruction):
@@ -139,7 +141,7 @@ class Heap:
             ]
         if any(c.opcode == "while" and c.while_body is computation for c in computation.callers):
             states = [(at(root, i), at(computation.parameters[0], i)) for i, _ in root.shape.leaves()]
-            return [(made, state) for made, state in states if state.is_phi]
+            return [(value, state) for value, state in states if state.is_phi]
         return []
 
     def settle(self, computation: HloComputation, order: Sequence[HloInstruction]) -> None:
@@ -148,8 +150,9 @@ class Heap:
 
     def simulate(self, order: Sequence[HloInstruction]) -> Simulation:
         """The needs of an order of one computation, callees included."""
+        # One pass: bytes in use, and how many readers each value still has.
         left = self.readers_left(order)
-        in_use, copied, found = 0, 0, []
+        in_use, copied, needs = 0, 0, []
         # values outside: states, and results in their place
         in_state = {self.states[v] for i in order for v in self.traffic[i].defines if v in self.states}
         for instruction in order:
@@ -164,32 +167,41 @@ class Heap:
                 in_use += self.sizes[value]
                 state = self.states.get(value)
                 takes = [s for s in traffic.over[value] if s in dying]
+                # The state's place is free if its last reader ran before, or is this instruction and may be
+                # overwritten.  Then the value costs nothing; otherwise it needs memory now, and a copy into
+                # the state at the end.
                 if state is not None and (state in takes or (left[state] <= 0 and state not in dying)):
                     in_use -= self.sizes[value]
                     in_state.add(value)
                     continue
                 copied += self.sizes[value] if state is not None else 0
+                # It is written over a dying operand, whose bytes are not freed a second time below.
                 if takes and self.sizes[takes[0]] and takes[0] not in in_state:
                     in_use -= self.sizes[takes[0]]
                     del dying[takes[0]]
             # A branch computes the result itself: it does not add to the branch's needs.
-            made = sum(self.sizes[v] for v in traffic.defines) if instruction.opcode == "conditional" else 0
+            written = (
+                sum(self.sizes[v] for v in traffic.defines) if instruction.opcode == "conditional" else 0
+            )
             inside = max((self.inside.get(c, 0) for c in traffic.callees), default=0)
-            found.append(in_use + max(0, inside - made))
+            needs.append(in_use + max(0, inside - written))
             gone = [*dying, *(v for v in traffic.defines if not left[v])]
             in_use -= sum(self.sizes[v] for v in gone if v not in in_state)
-        return Simulation(found, copied)
+        return Simulation(needs, copied)
 
     def readers_left(self, order: Sequence[HloInstruction]) -> dict[HloValue, int]:
         """The number of readers of each value of a computation, its callers' included."""
         left = {v: len(self.readers.get(v, ())) for i in order for v in self.traffic[i].defines}
         if order:
             computation = order[0].parent
-            for made, state in self.states.items():
-                if made.instruction.parent is computation:
+            for replacement, state in self.states.items():
+                if replacement.instruction.parent is computation:
+                    # Readers inside this computation only: a state is also read by the condition, and after
+                    # the loop.
                     left[state] = sum(i.parent is computation for i in self.readers.get(state, ()))
             for value in self.kept[computation]:
                 if value in left:
+                    # Kept to the end: the caller reads it.
                     left[value] += 1
         return left
 
@@ -220,12 +232,12 @@ def may_take(instruction: HloInstruction, operand: int, index: tuple[int, ...], 
 
 
 def _beyond_bitcasts(users: Iterable[HloInstruction]) -> list[HloInstruction]:
-    found: list[HloInstruction] = []
+    readers: list[HloInstruction] = []
     waiting = list(users)
     while waiting:
         user = waiting.pop()
         if user.opcode == "bitcast":
             waiting += list(user.users)
         else:
-            found.append(user)
-    return found
+            readers.append(user)
+    return readers

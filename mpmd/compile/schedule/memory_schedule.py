@@ -1,8 +1,7 @@
-"""Local search near a good order: instructions at the peak move to the other side of it.
+"""The order of instructions that needs least memory: the best of several lists, improved by local search.
 
-Orders of instructions by a list, and the order in which they were written.
-
-hlo-memory-schedule.
+Lists take what frees most first, depth first, or the order that was written.  In the search, instructions at
+the peak move to the other side of it.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ def exchanged(order: list[HloInstruction], heap: Heap) -> list[HloInstruction]:
     tries = min(_MAX_TRIES, _MAX_STEPS // max(1, len(order)))
     while tries > 0 and current.profile:
         at = current.profile.index(current.peak)
-        found = None
+        better = None
         for moved in _moves(order, at, heap):
             tries -= 1
             tried = heap.simulate(moved)
             if tried.score < current.score:
-                found = moved, tried
+                better = moved, tried
                 break
             if tries <= 0:
                 break
-        if found is None:
+        if better is None:
             break
-        order, current = found
+        order, current = better
     return order
 
 
@@ -134,7 +133,6 @@ class _ListScheduler:
         self.ready: list[tuple[_Priority, HloInstruction]] = []
 
     def run(self) -> list[HloInstruction]:
-        """The order."""
         for instruction, count in self.missing.items():
             if not count:
                 self._offer(instruction)

@@ -1,6 +1,6 @@
-"""hlo-rematerialization.
+"""Values computed a second time, later in the schedule, rather than kept for their late readers.
 
-Computes one instruction a second time, later in the schedule, for its late readers.
+It is for fragments that would not fit: memory at the peak is bought with time.
 """
 
 from __future__ import annotations
@@ -70,13 +70,14 @@ def repeat(
         The change; None if a late reader gets a result in a way that cannot be redirected, or if no kernel
         computes the needed results of a fusion alone.
     """
-    readers = {r: None for found in late.values() for r in found}
+    readers = {r: None for users in late.values() for r in users}
     if not readers or not _reachable(instruction, readers):
         return None
     computation = instruction.parent
     wanted = [v.index[0] for v in late if v.index]
     copy, renumbered = _copy(instruction, wanted)
     computation.add(copy)
+    # A fusion with fewer results is another kernel, which the planner may refuse.
     if _loses_kernel(instruction, copy):
         _remove_unused(copy)
         return None
@@ -90,6 +91,7 @@ def repeat(
                     _extend(link, copies, renumbered, done)
                 done.redirected.append((reader, number, operand))
                 reader.replace_operand(number, copies[operand])
+    # All copies go directly before the first late reader: as late as possible.
     first = min(order.index(r) for r in readers)
     computation.reorder([*order[:first], *done.added, *order[first:]])
     return done
@@ -170,12 +172,12 @@ def _remove_unused(instruction: HloInstruction) -> None:
 
 def _chain(operand: HloInstruction, source: HloInstruction) -> list[HloInstruction]:
     """The operand and the chain between it and a source, the source last; empty if there is none."""
-    found = [operand]
-    while found[-1] is not source:
-        if found[-1].opcode not in _FORWARDS:
+    links = [operand]
+    while links[-1] is not source:
+        if links[-1].opcode not in _FORWARDS:
             return []
-        found.append(found[-1].operands[0])
-    return found
+        links.append(links[-1].operands[0])
+    return links
 
 
 def _extend(
@@ -192,13 +194,13 @@ def _extend(
         if not source.shape.is_tuple:
             copies[link] = source
             return
-        made = HloInstruction(
+        copy = HloInstruction(
             "get-tuple-element", link.shape, [source], {"index": renumbered[link.tuple_index]}
         )
     else:
-        made = link.clone([source])
-    copies[link] = done.copy.parent.add(made)
-    done.added.append(made)
+        copy = link.clone([source])
+    copies[link] = done.copy.parent.add(copy)
+    done.added.append(copy)
 
 
 def _copy(instruction: HloInstruction, wanted: Sequence[int]) -> tuple[HloInstruction, dict[int, int]]:
@@ -323,8 +325,8 @@ class _Work:
         alive = sorted(
             (v for v in values if self.heap.sizes[v]), key=lambda v: (-self.heap.sizes[v], v.number)
         )
-        found = [f"{v.instruction.name} ({self.heap.sizes[v]:,})" for v in alive[:5]]
-        return ", ".join(found) or f"the computations that {order[at].name} calls"
+        largest = [f"{v.instruction.name} ({self.heap.sizes[v]:,})" for v in alive[:5]]
+        return ", ".join(largest) or f"the computations that {order[at].name} calls"
 
     def reduce(self, computation: HloComputation, limit: int) -> int:
         """Lower the peak of a computation to a limit, as far as possible; returns the peak."""
@@ -338,6 +340,7 @@ class _Work:
             at = _peak_of(simulation)
             callees = self.heap.traffic[order[at]].callees
             inside = max(callees, key=lambda c: self.heap.inside[c], default=None)
+            # Nothing here can be freed.  If a loop's body holds the peak, the missing bytes are saved inside.
             if inside is None or self.heap.inside[inside] == 0:
                 return simulation.peak
             held = self.heap.inside[inside]
@@ -351,6 +354,7 @@ class _Work:
         at = _peak_of(simulation)
         places = {instruction: place for place, instruction in enumerate(order)}
         candidates = [
+            # Bytes per second of repeated work; of equals the earliest, which is held longest.
             (gain / self._seconds(instruction), -places[instruction], instruction)
             for instruction in dict.fromkeys(v.instruction for v in self._alive(order, at))
             if (gain := self._gain(instruction, at, places)) > 0
@@ -364,6 +368,8 @@ class _Work:
                 self.denied.add(instruction)
                 continue
             self._settle()
+            # Gains are estimates: the copy's operands may live longer, and other values be at the new peak.
+            # The simulation of the changed program decides; the score falls with each step, so this ends.
             if self.heap.simulate(list(computation)).score < simulation.score:
                 self._accept(instruction, done)
                 return True
@@ -395,15 +401,16 @@ class _Work:
         self, instruction: HloInstruction, at: int, places: dict[HloInstruction, int]
     ) -> dict[HloValue, list[HloInstruction]]:
         """Results that are needed after an instant and not at it, with their late readers."""
-        found: dict[HloValue, list[HloInstruction]] = {}
+        late_readers: dict[HloValue, list[HloInstruction]] = {}
         for value in self.heap.traffic[instruction].defines:
             readers = self.heap.readers.get(value, [])
+            # Needed at the peak itself, or until the end: computing it again would free nothing there.
             if value in self.heap.kept[instruction.parent] or any(places[r] == at for r in readers):
                 continue
             late = sorted((r for r in readers if places[r] > at), key=lambda r: places[r])
             if late:
-                found[value] = late
-        return found
+                late_readers[value] = late
+        return late_readers
 
     def _gain(self, instruction: HloInstruction, at: int, places: dict[HloInstruction, int]) -> int:
         """Bytes that are free at an instant if a later value is computed later."""
@@ -413,6 +420,8 @@ class _Work:
         freed = sum(self.heap.sizes[v] for v in late)
         for value in self.heap.traffic[instruction].reads:
             readers = self.heap.readers.get(value, ())
+            # An operand that would be dead at the peak must now live until the copy, and takes back its
+            # bytes.
             ends = max((places[r] for r in readers if r in places), default=at)
             if ends < at and value not in self.heap.kept[instruction.parent]:
                 freed -= self.heap.sizes[value]

@@ -1,4 +1,4 @@
-"""hlo-side-by-side."""
+"""Instructions of equal structure put beside each other, so that a target may start them as one."""
 
 from __future__ import annotations
 
@@ -125,15 +125,15 @@ def _points(
 ) -> dict[HloInstruction, int]:
     spans = {i: _span(i, places) for i in alike}
     waiting = sorted(alike, key=lambda i: (spans[i][1], places[i]))
-    found: dict[HloInstruction, int] = {}
+    points: dict[HloInstruction, int] = {}
     while waiting:
         point = spans[waiting[0]][1]
         here = [i for i in waiting if spans[i][0] <= point]
         apart = set(here)
         here = [i for i in here if not _reads(i) & apart]
-        found.update((i, point) for i in here)
-        waiting = [i for i in waiting if i not in found]
-    return found
+        points.update((i, point) for i in here)
+        waiting = [i for i in waiting if i not in points]
+    return points
 
 
 def _span(instruction: HloInstruction, places: Mapping[HloInstruction, int]) -> tuple[int, int]:
@@ -145,17 +145,17 @@ def _span(instruction: HloInstruction, places: Mapping[HloInstruction, int]) -> 
 
 def _reads(instruction: HloInstruction) -> set[HloInstruction]:
     """What must run before: operands, and those of what stays behind them."""
-    found: set[HloInstruction] = set()
+    operands: set[HloInstruction] = set()
     for operand in instruction.operands:
-        found |= _reads(operand) if _is_view(operand) else {operand}
-    return found
+        operands |= _reads(operand) if _is_view(operand) else {operand}
+    return operands
 
 
 def _read_by(instruction: HloInstruction) -> set[HloInstruction]:
-    found: set[HloInstruction] = set()
+    users: set[HloInstruction] = set()
     for user in instruction.users:
-        found |= _read_by(user) if _is_view(user) else {user}
-    return found
+        users |= _read_by(user) if _is_view(user) else {user}
+    return users
 
 
 def _moved(order: Order, points: Mapping[HloInstruction, int]) -> Order:
@@ -164,20 +164,20 @@ def _moved(order: Order, points: Mapping[HloInstruction, int]) -> Order:
     for instruction in order:
         if instruction in points:
             behind.setdefault(points[instruction], []).append(instruction)
-    found: Order = list(behind.get(-1, ()))
+    moved: Order = list(behind.get(-1, ()))
     for place, instruction in enumerate(order):
         if instruction not in points and not _is_view(instruction):
-            found.append(instruction)
-        found += behind.get(place, ())
-    return _with_views(found)
+            moved.append(instruction)
+        moved += behind.get(place, ())
+    return _with_views(moved)
 
 
 def _with_views(order: Order) -> Order:
     """The order with get-tuple-elements and bitcasts directly behind what they read."""
-    found: Order = []
+    views_behind: Order = []
     for instruction in order:
         waiting = [instruction]
         while waiting:
-            found.append(waiting.pop(0))
-            waiting += [user for user in found[-1].users if _is_view(user)]
-    return found
+            views_behind.append(waiting.pop(0))
+            waiting += [user for user in views_behind[-1].users if _is_view(user)]
+    return views_behind

@@ -7,7 +7,7 @@ slices, the read and write sets of thunks, and the data flow of the HLO.
 Each thunk is executed once.  A loop is executed in memory that is empty wherever the loop writes, except
 for its state; the body must leave it so.  The result for one iteration then holds for all of them.
 
-The text of a program whose memory is wrong, or on which the compiler failed, for a report.
+A program whose memory is wrong, or on which the compiler failed, is written to a report.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from mpmd.compile.analysis.liveness import in_place_pairs
 from mpmd.compile.buffers.assignment import Allocation, BufferAssignment, Slice
 from mpmd.compile.buffers.buffer_report import assignment_report
-from mpmd.compile.dump import Dump
+from mpmd.compile.compile_options import Dump
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import print_module
 from mpmd.compile.hlo.computation import HloComputation
@@ -125,13 +125,13 @@ def _unchanged(loop: HloInstruction, index: ShapeIndex) -> bool:
 
 def _common(conditional: HloInstruction, index: ShapeIndex) -> Name | None:
     """The value that all branches get and return unchanged, if there is one."""
-    found: set[Name] = set()
+    names: set[Name] = set()
     for branch, operand in zip(conditional.called, conditional.operands[1:], strict=True):
         instruction, inner = _within_computation(branch.root, index)
         if instruction is not branch.parameters[0]:
             return None
-        found.add(_within_computation(operand, inner))
-    return found.pop() if len(found) == 1 else None
+        names.add(_within_computation(operand, inner))
+    return names.pop() if len(names) == 1 else None
 
 
 class _Memory:
@@ -165,15 +165,15 @@ class _Memory:
         at, high = place.offset, place.offset + place.size
         starts = self._starts.get(place.allocation, [])
         parts = self._parts.get(place.allocation, [])
-        found: set[Name | None] = set()
+        names: set[Name | None] = set()
         for number in range(self._first(starts, parts, at), bisect_left(starts, high)):
             if starts[number] > at:
-                found.add(None)
+                names.add(None)
             at, name = parts[number]
-            found.add(name)
+            names.add(name)
         if at < high:
-            found.add(None)
-        return found
+            names.add(None)
+        return names
 
     @staticmethod
     def _first(starts: list[int], parts: list[tuple[int, Name]], low: int) -> int:
@@ -182,12 +182,12 @@ class _Memory:
         return number - 1 if number and parts[number - 1][0] > low else number
 
     def without(self, places: Iterable[Slice]) -> _Memory:
-        made = _Memory()
-        made._starts = {number: list(starts) for number, starts in self._starts.items()}
-        made._parts = {number: list(parts) for number, parts in self._parts.items()}
+        cleared = _Memory()
+        cleared._starts = {number: list(starts) for number, starts in self._starts.items()}
+        cleared._parts = {number: list(parts) for number, parts in self._parts.items()}
         for place in places:
-            made.write(place, None)
-        return made
+            cleared.write(place, None)
+        return cleared
 
 
 class _ThunkCheck:
@@ -247,9 +247,9 @@ class _ThunkCheck:
     def _expect(self, thunk: Thunk | str, place: Slice, name: Name, when: str = "") -> None:
         if not place.size:
             return
-        found = self.memory.read(place)
-        if found != {name}:
-            names = ", ".join(sorted(_text(n) for n in found))
+        held = self.memory.read(place)
+        if held != {name}:
+            names = ", ".join(sorted(_text(n) for n in held))
             self._report(thunk, f"{when}{place} should hold {_text(name)}, and holds {names}")
 
     def _write(self, thunk: Thunk, place: Slice, name: Name | None) -> None:
@@ -263,25 +263,25 @@ class _ThunkCheck:
     def _copy(self, thunk: CopyThunk) -> None:
         if thunk.source.overlaps(thunk.target):
             self._report(thunk, "the copy overlaps its own source")
-        found = self.memory.read(thunk.source)
-        name = next(iter(found))
-        if len(found) == 1 and name is not None:
+        held = self.memory.read(thunk.source)
+        name = next(iter(held))
+        if len(held) == 1 and name is not None:
             self._write(thunk, thunk.target, name)
         else:
-            names = ", ".join(sorted(_text(n) for n in found))
+            names = ", ".join(sorted(_text(n) for n in held))
             self._report(thunk, f"the source holds {names}")
 
     def _compute(self, instruction: HloInstruction, thunk: Thunk) -> None:
         changed = {
             outer: origin(instruction.operands[o], inner) for o, inner, outer in in_place_pairs(instruction)
         }
-        made = [(self.where(instruction, index), index) for index, _ in instruction.shape.leaves()]
+        results = [(self.where(instruction, index), index) for index, _ in instruction.shape.leaves()]
         expected: dict[Slice, dict[Name, None]] = {}
         for operand in instruction.operands:
             for index, shape in operand.shape.leaves():
                 if shape.is_array:
                     expected.setdefault(self.where(operand, index), {})[origin(operand, index)] = None
-        for place, index in made:
+        for place, index in results:
             if index in changed:
                 expected.setdefault(place, {})[changed[index]] = None
         for place in dict.fromkeys(thunk.reads):
@@ -289,7 +289,7 @@ class _ThunkCheck:
                 self._report(thunk, f"reads {place}, where none of its operands is")
             for name in expected.get(place, ()):
                 self._expect(thunk, place, name)
-        for place, index in made:
+        for place, index in results:
             if index in changed:
                 self._expect(thunk, place, changed[index], "before it, ")
         for problem in _overlaps(thunk, self.stores_last):
@@ -297,7 +297,7 @@ class _ThunkCheck:
         writes = thunk.writes
         for place in writes:
             self._write(thunk, place, (instruction, (-1,)))
-        for place, index in made:
+        for place, index in results:
             if place.size and place not in writes:
                 self._report(thunk, f"does not write {place}, the slice of {list(index)}")
             self._write(thunk, place, (instruction, index))
@@ -339,19 +339,19 @@ def _overlaps(thunk: Thunk, stores_last: bool) -> list[str]:
     """Writes of a kernel over operands that it may still read."""
     if isinstance(thunk, KernelThunk):
         plan, operands = thunk.plan, dict(enumerate(thunk.operands))
-        found = [
+        problems = [
             f"writes its scratch {thunk.scratch} over {place}"
             for place in operands.values()
             if thunk.scratch is not None and thunk.scratch.overlaps(place)
         ]
     elif isinstance(thunk, MatmulThunk):
-        found = [
+        problems = [
             f"writes {result} over a factor"
             for result in thunk.writes
             if result.overlaps(thunk.a) or result.overlaps(thunk.b)
         ]
         if thunk.plan.epilogue is None:
-            return found
+            return problems
         plan, operands = thunk.plan.epilogue, dict(thunk.operands)
     elif isinstance(thunk, CollectiveThunk):
         return [
@@ -370,8 +370,8 @@ def _overlaps(thunk: Thunk, stores_last: bool) -> list[str]:
             if source == result or result not in operands or not place.overlaps(operands[result]):
                 continue
             if place != operands[result] or not may_share(plan, source, result, stores_last=stores_last):
-                found.append(f"writes {operands[result]} over {place}, which it may still read")
-    return found
+                problems.append(f"writes {operands[result]} over {place}, which it may still read")
+    return problems
 
 
 def _text(name: Name | None) -> str:

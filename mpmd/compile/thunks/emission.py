@@ -2,9 +2,7 @@
 
 Several copies that belong to one instant (results of a branch, state of a loop, results of the program) may
 be emitted in any order: buffer assignment keeps the targets of all of them apart from the sources of
-the others.
-
-Instructions that a target has no code for, each with the reason.
+the others.  Instructions that a target has no code for are listed with the reason: `refusals`.
 """
 
 from __future__ import annotations
@@ -74,14 +72,14 @@ class KernelPlans:
         Raises:
             NoPlan: no kernel computes it, or the target has no code for the kernel.
         """
-        found = self._plans.get(instruction)
-        if found is None:
-            found = plan_instruction("kernel", instruction)
-            reason = self._refuses(instruction, found)
+        plan = self._plans.get(instruction)
+        if plan is None:
+            plan = plan_instruction("kernel", instruction)
+            reason = self._refuses(instruction, plan)
             if reason:
                 raise NoPlan(reason)
-            self._plans[instruction] = found
-        return found
+            self._plans[instruction] = plan
+        return plan
 
     def plan_all(self, computations: Sequence[HloComputation]) -> None:
         """Plan everything that needs a kernel; plan instructions again whose operands changed since.
@@ -274,8 +272,8 @@ def refusals(computation: HloComputation, refuses: Refuses) -> dict[HloInstructi
         computation: after `pipelines.preparation`.
         refuses: of the target.
     """
-    found = {i: _reason(i, refuses) for i in computation}
-    return {i: reason for i, reason in found.items() if reason}
+    reasons = {i: _reason(i, refuses) for i in computation}
+    return {i: reason for i, reason in reasons.items() if reason}
 
 
 def _reason(instruction: HloInstruction, refuses: Refuses) -> str:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mpmd.compile.buffers.assignment import Slice
-from mpmd.compile.kernels.attention import AttentionPlan
 from mpmd.compile.kernels.kernel_plan import KernelPlan
-from mpmd.compile.kernels.matmul import MatmulPlan
 from mpmd.compile.kernels.planner.collectives import CollectivePlan
+from mpmd.compile.kernels.product_plans import AttentionPlan, MatmulPlan
 
 
 @dataclass(frozen=True)
@@ -275,12 +274,12 @@ def kernels_text(thunks: Sequence[Thunk]) -> str:
 
 
 def kernel_thunks(thunks: Sequence[Thunk]) -> list[KernelThunk | MatmulThunk | AttentionThunk]:
-    found: list[KernelThunk | MatmulThunk | AttentionThunk] = []
+    kernels: list[KernelThunk | MatmulThunk | AttentionThunk] = []
     for thunk in thunks:
         if isinstance(thunk, KernelThunk | MatmulThunk | AttentionThunk):
-            found.append(thunk)
+            kernels.append(thunk)
         elif isinstance(thunk, WhileThunk):
-            found += kernel_thunks((*thunk.condition, *thunk.body))
+            kernels += kernel_thunks((*thunk.condition, *thunk.body))
         elif isinstance(thunk, ConditionalThunk):
-            found += [t for branch in thunk.branches for t in kernel_thunks(branch)]
-    return found
+            kernels += [t for branch in thunk.branches for t in kernel_thunks(branch)]
+    return kernels

@@ -13,8 +13,7 @@ from typing import Any
 from mpmd.api.aot import Lowered, Traced
 from mpmd.compile.backends.targets import DESCRIBED
 from mpmd.compile.buffers.assignment import BufferAssignment, Slice
-from mpmd.compile.compilation import Prepared
-from mpmd.compile.driver import prepare_fragment
+from mpmd.compile.driver import Prepared, prepare_fragment
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.thunks.program_costs import fragment_costs
 from mpmd.compile.thunks.thunk import Thunk

@@ -16,8 +16,7 @@ from mpmd.compile.hlo.builder import HloBuilder, scalar_computation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.shape import array
-from mpmd.compile.lowering.spmd.devices import parts, place
-from mpmd.compile.lowering.spmd.moves import resharded
+from mpmd.compile.lowering.spmd.moves import parts, place, resharded
 from mpmd.compile.lowering.stablehlo_program import Axis, Sharding
 from tests.support.random_hlo.draft import Case, Draft, small_integers
 

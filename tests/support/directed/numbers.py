@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from mpmd.compile.compilation import Compilation
+from mpmd.compile.driver import Compilation
 from mpmd.compile.hlo.builder import scalar_computation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.kernel_plan import ELEMENT, Apply, KernelPlan, ReduceNode

@@ -14,12 +14,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.opcodes import ELEMENTWISE, OPCODES
 from mpmd.compile.hlo.shape import array
 from mpmd.compile.passes.rewriter import Rule
-from mpmd.compile.passes.simplify.algebra import (
-    elementwise,
-    movement,
-    products,
-    tuples,
-)
+from mpmd.compile.passes.simplify.algebra import elementwise, movement, products
 from tests.support.random_hlo.draft import ANY, COMPLEX, EIGHT_BIT_FLOATS, FLOATS, INTEGERS, TINY, Case, Draft
 from tests.support.random_hlo.draft import values as drawn
 
@@ -415,10 +410,10 @@ RULES: dict[Rule, Maker] = {
     movement.drop_mark: _mark,
     products.reduce_nothing: _reduce_ones,
     products.reduce_of_nothing: _reduce_empty,
-    tuples.element_of_tuple: _element,
-    tuples.tuple_of_elements: _elements,
-    tuples.tuple_of_constants: _constants,
-    tuples.copy_of_tuple: _copied_tuple,
+    movement.element_of_tuple: _element,
+    movement.tuple_of_elements: _elements,
+    movement.tuple_of_constants: _constants,
+    movement.copy_of_tuple: _copied_tuple,
 }
 """Every rule with what it fires on, most of the time."""
 

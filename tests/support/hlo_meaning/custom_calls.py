@@ -10,7 +10,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.errors import HloError
 
 if TYPE_CHECKING:
-    from mpmd.compile.hlo.evaluator.engine import Evaluator
+    from mpmd.compile.hlo.evaluator import Evaluator
 
 
 def _identity(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:

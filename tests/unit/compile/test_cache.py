@@ -19,8 +19,7 @@ from mpmd.compile.artefact import Artefact
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.cache import DiskCache, compiler_version, key_of
-from mpmd.compile.compile_options import CompileOptions
-from mpmd.compile.dump import Dump
+from mpmd.compile.compile_options import CompileOptions, Dump
 from mpmd.errors import CompileError
 from mpmd.options import PipelineOptions
 from mpmd.partition.lowering import compile_options

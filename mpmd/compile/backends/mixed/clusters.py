@@ -27,7 +27,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.shape import ShapeIndex, tuple_of
-from mpmd.compile.passes.simplify.loops import Counter, counter_of
+from mpmd.compile.passes.simplify.while_loops import Counter, counter_of
 from mpmd.compile.thunks.emission import Refuses, refusals
 
 

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpmd.compile.dump import Dump
+from mpmd.compile.compile_options import Dump
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.llvm.function_builder import Module
 from mpmd.errors import CompileError, collect

@@ -43,8 +43,8 @@ from mpmd.compile.backends.native_cpu.storage import BYTES
 from mpmd.compile.buffers.assignment import BufferAssignment, Slice
 from mpmd.compile.kernels.index import Index, constant, dim
 from mpmd.compile.kernels.kernel_plan import KernelPlan
-from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.plan_builder import PlanBuilder
+from mpmd.compile.kernels.product_plans import MatmulPlan, View
 from mpmd.compile.llvm.cpu import LINE_BYTES, MEMORY, CpuTarget
 from mpmd.compile.thunks.thunk import (
     AttentionThunk,

@@ -15,10 +15,9 @@ from typing import NamedTuple
 
 from mpmd.compile.backends.native_gpu.triton import products as triton_products
 from mpmd.compile.kernels.index import Index, constant, dim, linear, strides_of
-from mpmd.compile.kernels.kernel_plan import KernelPlan
-from mpmd.compile.kernels.matmul import MatmulPlan, View
-from mpmd.compile.kernels.nodes import Apply, Load, Node
+from mpmd.compile.kernels.kernel_plan import Apply, KernelPlan, Load, Node
 from mpmd.compile.kernels.plan_builder import PlanBuilder
+from mpmd.compile.kernels.product_plans import MatmulPlan, View
 
 LIBRARY_DTYPES = {"f16": ("f16", "f32"), "bf16": ("bf16", "f32"), "f32": ("f32",), "f64": ("f64",)}
 """Types of factors → types of results."""

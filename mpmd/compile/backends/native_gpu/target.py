@@ -50,7 +50,7 @@ from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
 from mpmd.compile.passes.fusion.fusion import Fusion
 from mpmd.compile.passes.fusion.keep_rounding import KeepRounding
 from mpmd.compile.passes.fusion.sort_prefix import SortPrefix
-from mpmd.compile.passes.memory.copy_insertion import CopyInsertion
+from mpmd.compile.passes.layout.copy_insertion import CopyInsertion
 from mpmd.compile.passes.simplify.one_per_row_rewriter import OnePerRowRewriter
 from mpmd.compile.passes.simplify.redundancy import Cse, Dce
 from mpmd.compile.pipelines import preparation, scheduling_pipeline

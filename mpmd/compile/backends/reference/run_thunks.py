@@ -14,7 +14,7 @@ from mpmd.compile.buffers.assignment import Allocation, Slice
 from mpmd.compile.hlo.evaluator.values import convert
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.evaluate_products import evaluate_attention, evaluate_product
-from mpmd.compile.kernels.nodes import Operand
+from mpmd.compile.kernels.kernel_plan import Operand
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
 from mpmd.compile.kernels.planner.collectives import CollectiveArray
 from mpmd.compile.thunks.thunk import (

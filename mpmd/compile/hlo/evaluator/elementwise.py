@@ -19,7 +19,7 @@ from mpmd.compile.hlo.literals import integer_range
 from mpmd.errors import HloError
 
 if TYPE_CHECKING:
-    from mpmd.compile.hlo.evaluator.engine import Evaluator
+    from mpmd.compile.hlo.evaluator import Evaluator
 
 _erf = np.frompyfunc(math.erf, 1, 1)
 
@@ -275,9 +275,9 @@ def _elementwise(instruction: HloInstruction, operands: Sequence[Value], engine:
 
 def _complex(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     real, imaginary = operands
-    made = np.empty(np.broadcast_shapes(real.shape, imaginary.shape), instruction.shape.numpy_dtype)
-    made.real, made.imag = real, imaginary
-    return made
+    pairs = np.empty(np.broadcast_shapes(real.shape, imaginary.shape), instruction.shape.numpy_dtype)
+    pairs.real, pairs.imag = real, imaginary
+    return pairs
 
 
 COMPARE: dict[str, Callable[[Array, Array], Array]] = {

@@ -12,7 +12,7 @@ from mpmd.compile.hlo.evaluator.values import Rule, Value, convert
 from mpmd.compile.hlo.instruction import HloInstruction
 
 if TYPE_CHECKING:
-    from mpmd.compile.hlo.evaluator.engine import Evaluator
+    from mpmd.compile.hlo.evaluator import Evaluator
 
 
 def _constant(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
@@ -59,7 +59,7 @@ def _concatenate(instruction: HloInstruction, operands: Sequence[Value], engine:
 
 def _pad(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:
     value, filler = operands
-    made = np.full(instruction.shape.dims, filler, instruction.shape.numpy_dtype)
+    wider = np.full(instruction.shape.dims, filler, instruction.shape.numpy_dtype)
     source, target = [], []
     for dim, size, padded in zip(instruction.padding, value.shape, instruction.shape.dims):
         step = dim.interior + 1
@@ -68,10 +68,10 @@ def _pad(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluat
         source.append(kept)
         target.append(places[kept])
     if value.ndim:
-        made[np.ix_(*target)] = value[np.ix_(*source)]
+        wider[np.ix_(*target)] = value[np.ix_(*source)]
     else:
-        made[...] = value
-    return made
+        wider[...] = value
+    return wider
 
 
 def _slice(instruction: HloInstruction, operands: Sequence[Value], engine: Evaluator) -> Value:

@@ -1,8 +1,7 @@
 """Values at run time: NumPy arrays in logical order, tuples of values, tokens.
 
-Semantics of changes of the element type: convert, bitcast-convert.
-
-Reductions by one operation: its name, and the value that changes nothing.
+All rules share the conversions between element types here, which round once, and the neutral value of each
+reduction.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from mpmd.compile.hlo.shape import Shape
 from mpmd.errors import HloError
 
 if TYPE_CHECKING:
-    from mpmd.compile.hlo.evaluator.engine import Evaluator
+    from mpmd.compile.hlo.evaluator import Evaluator
 
 
 Array = Any
@@ -85,17 +84,17 @@ def exact(array: Array, dtype: str) -> Array:
 def narrow(array: Array, dtype: str) -> Array:
     """Round (floats) or wrap (integers) to an element type."""
     info = DTYPES[dtype]
-    made = np.asarray(array)
-    if made.dtype == info.numpy:
-        return made
+    values = np.asarray(array)
+    if values.dtype == info.numpy:
+        return values
     if info.bits < 8 and info.is_integral:
-        low = made.astype(np.int64) & ((1 << info.bits) - 1)
+        low = values.astype(np.int64) & ((1 << info.bits) - 1)
         if info.kind == "signed":
             low = np.where(low >> (info.bits - 1), low - (1 << info.bits), low)
         return low.astype(info.numpy)
-    if info.bits < 32 and info.kind == "float" and made.dtype != np.float32:
-        made = _round_to_odd(made.astype(np.float64))
-    return made.astype(info.numpy)
+    if info.bits < 32 and info.kind == "float" and values.dtype != np.float32:
+        values = _round_to_odd(values.astype(np.float64))
+    return values.astype(info.numpy)
 
 
 def _round_to_odd(values: Array) -> Array:

@@ -6,8 +6,7 @@
 | `index_rules.py` | one rule per opcode: the positions of its operands |
 | `iteration_space.py` | iteration spaces: that of a group, and the position of each value in it |
 | `groups.py` | groups of elementwise work and reductions and of updates in place |
-| `sorting.py` | sorts of short rows |
-| `comparators.py` | comparators that give each element one place |
+| `sorting.py` | sorts of short rows, and comparators that give each element one place |
 | `dots.py` | matrix products on strided operands, with epilogues |
 | `attention.py` | products, an operation on rows, and products of its results |
 | `collectives.py` | the parts of arrays that each device gets in a collective |

@@ -6,10 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.kernels.attention import KEYS, QUERIES, AttentionPlan, Mixture, Scores
 from mpmd.compile.kernels.index import Index, constant, delinearized, dim, linear, strides_of
 from mpmd.compile.kernels.kernel_plan import KernelPlan
-from mpmd.compile.kernels.matmul import View
 from mpmd.compile.kernels.planner.dots import (
     DotOperand,
     Loops,
@@ -23,6 +21,7 @@ from mpmd.compile.kernels.planner.elements import MOVEMENT, IndexMap, NoPlan, Tr
 from mpmd.compile.kernels.planner.groups import check_results, places_from
 from mpmd.compile.kernels.planner.iteration_space import IterationSpace
 from mpmd.compile.kernels.planner.plan_cache import cached_plan
+from mpmd.compile.kernels.product_plans import KEYS, QUERIES, AttentionPlan, Mixture, Scores, View
 
 _FACTORS = ("f32", "bf16")
 
@@ -97,17 +96,17 @@ def plan_attention(
     plan = rows.plan(kept)
     arrays = [*(a for s in scores for a in s[3]), *(m.array for m in mixtures)]
     numbers = {array: number for number, array in enumerate(dict.fromkeys(arrays))}
-    made = AttentionPlan(
+    attention = AttentionPlan(
         name,
         tuple(Scores(*s[:3], rows.sums(d)) for d, s in zip(before, scores)),
         plan,
         tuple(Mixture(m.over, m.width, rows.operand_of(d), m.w, m.c) for d, m in zip(after, mixtures)),
         tuple(numbers[a] for a in arrays),
     )
-    if len(set(made.inner)) != len(before) + len({rows.factor_of(d) for d in after}):
+    if len(set(attention.inner)) != len(before) + len({rows.factor_of(d) for d in after}):
         raise NoPlan("a product is not read by the rows")
     planned = PlannedAttention(
-        made,
+        attention,
         tuple(s[3] for s in scores),
         tuple(m.array for m in mixtures),
         tuple(rows.trace.arrays),
@@ -326,10 +325,10 @@ class _RowPlanner:
 def _factor(
     dot: HloInstruction, before: Sequence[HloInstruction], inside: Collection[HloInstruction]
 ) -> HloInstruction:
-    made = [o for o in dot.operands if o in inside and _alike(o, before[0]) and _needs(o, before, inside)]
-    if len(made) != 1:
+    factors = [o for o in dot.operands if o in inside and _alike(o, before[0]) and _needs(o, before, inside)]
+    if len(factors) != 1:
         raise NoPlan("{0} mixes no rows", dot)
-    return made[0]
+    return factors[0]
 
 
 def _needs(

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.index import Index, constant, delinearized, dim
-from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.planner.elements import RULES, IndexMap, NoPlan, Trace, check_dtype, position_of
 from mpmd.compile.kernels.planner.groups import check_results, places_from
 from mpmd.compile.kernels.planner.index_rules import read_broadcast, read_reshape, read_slice, read_transpose
 from mpmd.compile.kernels.planner.iteration_space import IterationSpace
 from mpmd.compile.kernels.planner.plan_cache import cached_plan
+from mpmd.compile.kernels.product_plans import MatmulPlan, View
 
 FACTORS = ("f32", "bf16", "f16", "f64")
 _WIDENING = {("bf16", "f32"), ("f16", "f32")}
@@ -253,15 +253,15 @@ def _with_epilogue(
 
 
 def _feeding(dot: HloInstruction, group: Sequence[HloInstruction]) -> set[HloInstruction]:
-    found: set[HloInstruction] = set()
+    feeding: set[HloInstruction] = set()
     waiting = list(dot.operands)
     members = set(group)
     while waiting:
         instruction = waiting.pop()
-        if instruction in members and instruction not in found:
-            found.add(instruction)
+        if instruction in members and instruction not in feeding:
+            feeding.add(instruction)
             waiting += instruction.operands
-    return found
+    return feeding
 
 
 def _sums(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:

@@ -89,6 +89,8 @@ class Trace:
         Raises:
             NoPlan: kernels do not support its operation or element type.
         """
+        # A value at one position is one node.  Another position of the same value is computed again, which is
+        # free for movement and, for all else, what `places` reports and `check_results` refuses.
         key = (instruction, at, where)
         known = self._known.get(key)
         if known is None:
@@ -97,6 +99,7 @@ class Trace:
 
     def _value(self, instruction: HloInstruction, at: IndexMap, where: int) -> int:
         check_dtype(instruction)
+        # Given nodes come before everything else: parameters of a combiner have values, not positions.
         if instruction in self._given:
             return self._given[instruction]
         if instruction.opcode == "constant" and instruction.shape.size == 1:
@@ -130,6 +133,7 @@ class Trace:
         if instruction.shape.size == 1 and literal is not None and not isinstance(literal, tuple):
             number, dtype = complex(literal.reshape(-1)[0]), PAIRS[instruction.shape.dtype]
             return self.build.constant(number.real, dtype), self.build.constant(number.imag, dtype)
+        # In memory a complex number is two floats beside each other.
         operand, first = self.array(instruction), position_of(instruction, at) * 2
         return self.build.load(operand, first, where=where), self.build.load(operand, first + 1, where=where)
 
@@ -183,6 +187,8 @@ class Trace:
         """
         if self.dims_of(at) & set(dims):
             raise NoPlan("a reduction inside of another one over the same dims")
+        # A reduction takes all elements of its dims, so a guard may not depend on them.  Conditions on other
+        # dims stay; those on reduced dims alone hold for some elements and would leave out others.
         kept = -1
         for condition in self.build.conjuncts(where) if where >= 0 else ():
             depends = self.build.depends(condition)
@@ -194,6 +200,7 @@ class Trace:
 
     def within(self, index: Index, low: int | None, high: int | None) -> int:
         """A node that is true where an index is in [low, high); -1 if it always is."""
+        # A bound that holds everywhere needs no comparison; of computed positions nothing is known.
         known = self.bounds(index)
         conditions = []
         if low is not None and (known is None or known[0] < low):

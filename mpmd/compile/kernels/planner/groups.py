@@ -113,9 +113,9 @@ def check_results(
     Raises:
         NoPlan: it does.
     """
-    for instruction, found in trace.places.items():
-        if len(found) > 1:
-            raise NoPlan(f"{{0}} would be computed {len(found)} times", instruction)
+    for instruction, positions in trace.places.items():
+        if len(positions) > 1:
+            raise NoPlan(f"{{0}} would be computed {len(positions)} times", instruction)
     space = trace.space
     for result in results:
         used = frozenset[int]().union(*(index.dims() for index in places[result]))
@@ -133,21 +133,21 @@ def _places(
     """The space of a hero, and the positions of all values that are connected to it."""
     if hero.opcode == "reduce":
         space, place = reduce_space(hero)
-        found = {hero.operands[0]: place, hero: _kept(hero, place)}
+        places = {hero.operands[0]: place, hero: _kept(hero, place)}
     elif hero.opcode == "reduce-window":
         space, place = window_space(hero)
-        found = {hero: place}
+        places = {hero: place}
     elif hero.opcode == "dot":
         space, place = contraction_space(hero)
-        found = {hero: place}
+        places = {hero: place}
     else:
         space, place = loop_space(hero)
-        found = {hero: place}
-    return space, places_from(found, inside, hero, space)
+        places = {hero: place}
+    return space, places_from(places, inside, hero, space)
 
 
 def places_from(
-    found: dict[HloInstruction, IndexMap],
+    places: dict[HloInstruction, IndexMap],
     inside: Collection[HloInstruction],
     hero: HloInstruction,
     space: IterationSpace,
@@ -158,7 +158,7 @@ def places_from(
     be read at several: the position of one user's read does not apply to another user, and is used for it
     only if there is no other.
     """
-    found, computed, read = dict(found), list(found), list[HloInstruction]()
+    places, computed, read = dict(places), list(places), list[HloInstruction]()
     readers: dict[HloInstruction, dict[HloInstruction, None]] = {}
     for instruction in inside:
         for operand in instruction.operands:
@@ -169,11 +169,11 @@ def places_from(
         while waiting:
             user = waiting.pop()
             for number, operand in enumerate(user.operands if user in inside else ()):
-                if operand in found:
+                if operand in places:
                     continue
-                place = _operand_place(user, number, operand, found[user], hero, space)
+                place = _operand_place(user, number, operand, places[user], hero, space)
                 if place is not None:
-                    found[operand] = place
+                    places[operand] = place
                     is_read = operand not in inside or operand.opcode in _READ
                     (read if is_read else computed).append(operand)
                     waiting.append(operand)
@@ -183,13 +183,13 @@ def places_from(
     while computed or read:
         instruction = computed.pop() if computed else read.pop()
         for user in readers.get(instruction, ()):
-            if user not in found:
-                place = _user_place(instruction, user, found[instruction], hero, space)
+            if user not in places:
+                place = _user_place(instruction, user, places[instruction], hero, space)
                 if place is not None:
-                    found[user] = place
+                    places[user] = place
                     computed.append(user)
                     place_operands(user)
-    return found
+    return places
 
 
 def _kept(reduce: HloInstruction, place: IndexMap) -> IndexMap:
@@ -331,8 +331,8 @@ def _scatter(name: str, inside: dict[HloInstruction, None], root: HloInstruction
         place[d] = batch[batch_dims.index(along)]
     where = -1
     for number, d in enumerate(numbers.scatter_dims_to_operand_dims):
-        found = trace.value(indices, index_place(batch, number, numbers.index_vector_dim, indices))
-        start = value(trace.build.convert(found, "s64"))
+        start_index = trace.value(indices, index_place(batch, number, numbers.index_vector_dim, indices))
+        start = value(trace.build.convert(start_index, "s64"))
         condition = trace.within(start, 0, source.shape.dims[d] - sizes[d] + 1)
         where = trace.guarded(where, condition)
         place[d] = place[d] + start

@@ -88,6 +88,7 @@ def read_broadcast(i: HloInstruction, at: IndexMap, extents: Sequence[int] = ())
 
 def read_reshape(i: HloInstruction, at: IndexMap, extents: Sequence[int]) -> IndexMap:
     """The position that a reshape reads: the element at the same offset in memory."""
+    # Arrays are row-major, so the offset in memory is the same; extents bound it, which removes quotients.
     return delinearized(position_of(i, at), i.operands[0].shape.dims, extents)
 
 
@@ -130,6 +131,7 @@ def _pad(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
         conditions, moved = spread(t, index + -pad.low, size, pad.interior + 1, pad.low)
         inside = t.guarded(inside, *conditions)
         place.append(moved)
+    # No condition is left where the bounds show that every position is an element.
     if inside < 0:
         return t.value(source, tuple(place), where)
     kept = t.value(source, tuple(place), t.guarded(where, inside))
@@ -169,6 +171,8 @@ def _concatenate(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
         end = start + piece.shape.dims[along]
         if piece.shape.size and (known is None or (known[0] < end and known[1] >= start)):
             begun = t.within(index, start or None, None)
+            # The load is guarded on both sides, but the choice needs only the lower bound: later pieces are
+            # chosen over earlier ones.
             inside = t.guarded(begun, t.within(index, None, end if end < size else None))
             moved = (*at[:along], index + -start, *at[along + 1 :])
             part = t.value(piece, moved, t.guarded(where, inside))
@@ -211,6 +215,7 @@ def _dynamic_update_slice(t: Trace, i: HloInstruction, at: IndexMap, where: int)
         return t.value(source, at, where)
     inside, place = -1, []
     for index, start, full, size in zip(at, starts, source.shape.dims, update.shape.dims):
+        # The start is clamped to 0.
         if size == full:
             place.append(index)
             continue
@@ -219,6 +224,7 @@ def _dynamic_update_slice(t: Trace, i: HloInstruction, at: IndexMap, where: int)
         place.append(moved)
     if inside < 0:
         return t.value(update, tuple(place), where)
+    # Both are loads at every point; the guard keeps the one from reading outside of the update.
     changed = t.value(update, tuple(place), t.guarded(where, inside))
     return t.build.apply("select", inside, changed, t.value(source, at, where))
 

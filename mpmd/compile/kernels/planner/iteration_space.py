@@ -65,14 +65,19 @@ def reduce_space(reduce: HloInstruction) -> tuple[IterationSpace, IndexMap]:
     gone = [d for d in range(len(dims)) if d in reduce.dimensions]
     kept = [d for d in range(len(dims)) if d not in reduce.dimensions]
     real = [d for d in range(len(dims)) if dims[d] != 1]
+    # To one number, over several dims: the innermost is the row, so that rows are summed in order and their
+    # sums added up as columns.
     if not [d for d in kept if dims[d] != 1] and len([d for d in gone if dims[d] != 1]) > 1:
         order, batch, row = [*kept, *gone], 0, 1
         last = max(d for d in gone if dims[d] != 1)
         order = [*(d for d in order if d < last), *(d for d in order if d >= last)]
         row = len(dims) - order.index(last)
+    # The contiguous dim is reduced: rows, one result each.
     elif not real or real[-1] in gone:
         order, batch, row = [*kept, *gone], 0, len(gone)
     else:
+        # The contiguous dim is kept: elements of a row go to sums of their columns.  Kept dims before
+        # the last reduced one are batch dims, each with column sums of its own.
         trailing = [d for d in kept if d > max(gone, default=-1)]
         leading = [d for d in kept if d not in trailing]
         order, batch, row = [*leading, *gone, *trailing], len(leading), len(trailing)
@@ -128,6 +133,8 @@ def _reduce(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int:
 
 def _axes(space: IterationSpace, at: IndexMap, count: int) -> tuple[Index, tuple[str, ...]]:
     """The points of the space that a reduction at a place runs over, and along which axes."""
+    # A reduction runs over row dims, outer dims, or both, as a whole: its size must be theirs, and its
+    # result must not depend on them.
     used = frozenset[int]().union(*(index.dims() for index in at))
     if any(index.values() for index in at):
         raise NoPlan("a reduction at a computed position")
@@ -145,6 +152,7 @@ def _reduced(t: Trace, op: str, node: int, axes: tuple[str, ...]) -> int:
     dtype = t.build.dtype(node)
     if dtype not in REDUCTIONS[op].dtypes:
         raise NoPlan(f"no kernel reduces {dtype} by {op}")
+    # Two axes are two reductions, and the value between them would be rounded.
     wide = "f32" if dtype in ("bf16", "f16") and len(axes) > 1 else dtype
     node = t.build.convert(node, wide)  # rounded once, at the end
     for axis in axes:
@@ -169,6 +177,7 @@ def _reduce_window(t: Trace, i: HloInstruction, at: IndexMap, where: int) -> int
     where = t.reduced(at, where, row)
     for index, d, step, size in zip(at, row, i.window.dims, source.shape.dims):
         moved = index * step.stride + dim(d) * step.rhs_dilation + -step.pad_low
+        # Padding and holes of a dilated operand count as the neutral value.
         conditions, moved = spread(t, moved, size, step.lhs_dilation, step.pad_low)
         inside = t.guarded(inside, *conditions)
         place.append(moved)

@@ -1,6 +1,7 @@
-"""Local parts of gather and scatter: each device reads, and adds to, its own rows of the table.
+"""Rules for data movement, gather and scatter whose sharded dims allow a local part on each device.
 
-Local parts of data movement: local where sharded dims are unchanged.
+Movement is local where the sharded dims are unchanged.  Of a gather and a scatter each device reads, and adds
+to, its own rows of the table.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.literals import integer_range
 from mpmd.compile.hlo.shape import Shape, array
 from mpmd.compile.lowering.site import LoweringSite, Rule
-from mpmd.compile.lowering.spmd.devices import parts
-from mpmd.compile.lowering.spmd.moves import begin, own_part, own_place
+from mpmd.compile.lowering.spmd.moves import begin, own_part, own_place, parts
 from mpmd.compile.lowering.stablehlo_program import Axis, Sharding, Spread
 
 Made = HloInstruction | Sequence[HloInstruction]
@@ -81,13 +81,13 @@ def reshape(site: LoweringSite, plain: Rule) -> Made | None:
 
 def _places(shape: Shape, sharding: Sharding) -> dict[Axis, int]:
     """For each axis, the number of contiguous runs into which it and all dims before it divide the array."""
-    found = {}
+    places = {}
     for dim, axes in enumerate(sharding):
         runs = math.prod(shape.dims[:dim])
         for axis in axes:
             runs *= axis.size
-            found[axis] = runs
-    return found
+            places[axis] = runs
+    return places
 
 
 def bitcast_convert(site: LoweringSite, plain: Rule) -> Made | None:
@@ -239,7 +239,7 @@ def gather(site: LoweringSite, plain: Rule) -> Made | None:
     sizes = tuple(site.required("slice_sizes"))
     gone = (*dims.collapsed_slice_dims, *dims.operand_batching_dims)
     kept = [d for d in range(len(sizes)) if d not in gone]
-    found = _Indexed(
+    indexed = _Indexed(
         spread.shapes[0].dims,
         spread.operands[0],
         sizes,
@@ -251,21 +251,22 @@ def gather(site: LoweringSite, plain: Rule) -> Made | None:
         dict(zip(dims.offset_dims, kept)),
         spread.results[0],
     )
-    if not found.fits():
+    if not indexed.fits():
         return None
-    local = with_attributes(site, slice_sizes=found.local_sizes())
-    if not found.scattered:
+    local = with_attributes(site, slice_sizes=indexed.local_sizes())
+    if not indexed.scattered:
         return plain(local)
     build = site.build
     table, indices = site.operands
-    starts, inside = _own_indices(build, found, indices, clamp=True)
-    made = plain(LoweringSite(site.lowering, build, local.operation, [table, starts], site.values))
-    assert isinstance(made, HloInstruction)
-    counted = [w for w in range(made.shape.rank) if w not in found.window_dims]
-    mask = build.broadcast(inside, made.shape.dims, counted)
-    opcode = "or" if made.shape.dtype == "pred" else "add"
+    starts, inside = _own_indices(build, indexed, indices, clamp=True)
+    gathered = plain(LoweringSite(site.lowering, build, local.operation, [table, starts], site.values))
+    assert isinstance(gathered, HloInstruction)
+    counted = [w for w in range(gathered.shape.rank) if w not in indexed.window_dims]
+    mask = build.broadcast(inside, gathered.shape.dims, counted)
+    opcode = "or" if gathered.shape.dtype == "pred" else "add"
     site.lowering.partial[site.operation.results[0]] = opcode
-    return build.select(mask, made, build.full(_neutral(opcode, made), made.shape.dtype, made.shape.dims))
+    nothing = build.full(_neutral(opcode, gathered), gathered.shape.dtype, gathered.shape.dims)
+    return build.select(mask, gathered, nothing)
 
 
 def scatter(site: LoweringSite, plain: Rule) -> Made | None:
@@ -282,7 +283,7 @@ def scatter(site: LoweringSite, plain: Rule) -> Made | None:
     sizes = [1] * len(table)
     for w, d in windows.items():
         sizes[d] = updates[w]
-    found = _Indexed(
+    indexed = _Indexed(
         table,
         spread.operands[0],
         tuple(sizes),
@@ -294,19 +295,19 @@ def scatter(site: LoweringSite, plain: Rule) -> Made | None:
         windows,
         spread.operands[2],
     )
-    if not found.fits() or spread.results[0] != spread.operands[0]:
+    if not indexed.fits() or spread.results[0] != spread.operands[0]:
         return None
     value, indices, given = site.operands
     batched = dims.scatter_indices_batching_dims
-    summed = [axis for d in found.index_dims if d not in batched for axis in found.index_sharding[d]]
+    summed = [axis for d in indexed.index_dims if d not in batched for axis in indexed.index_sharding[d]]
     if summed:
         opcode = simple_opcode(site.region())
         if opcode is None or opcode == "xor":
             return None
         value = _once(site.build, value, opcode, summed)
         site.lowering.partial[site.operation.results[0]] = opcode
-    if found.scattered:
-        indices, _ = _own_indices(site.build, found, indices, clamp=False)
+    if indexed.scattered:
+        indices, _ = _own_indices(site.build, indexed, indices, clamp=False)
     return plain(
         LoweringSite(site.lowering, site.build, site.operation, [value, indices, given], site.values)
     )
@@ -339,34 +340,34 @@ def _is_all(value: HloInstruction, number: float) -> bool:
 
 
 def _own_indices(
-    build: HloBuilder, found: _Indexed, indices: HloInstruction, *, clamp: bool
+    build: HloBuilder, indexed: _Indexed, indices: HloInstruction, *, clamp: bool
 ) -> tuple[HloInstruction, HloInstruction]:
     """Indices relative to the beginning of the device's part, and whether they are inside of it.
 
     Args:
         build: the builder.
-        found: the gather or scatter.
+        indexed: the gather or scatter.
         indices: of rows of the whole table.
         clamp: whether an index outside of the whole table means its nearest row, as in a gather.
     """
     indices = _signed(build, indices)
     dtype, shape = indices.shape.dtype, indices.shape.dims
-    has_vector = found.vector_dim < len(shape)
+    has_vector = indexed.vector_dim < len(shape)
     low, last, count = [], [], []
-    for d in found.mapped:
-        sharding = found.sharding[d] if d in found.scattered else ()
-        part = found.table[d] // parts(sharding)
+    for d in indexed.mapped:
+        sharding = indexed.sharding[d] if d in indexed.scattered else ()
+        part = indexed.table[d] // parts(sharding)
         low.append(
             build.convert(begin(build, sharding, part), dtype) if sharding else build.constant(0, dtype)
         )
-        last.append(build.constant(found.table[d] - found.sizes[d], dtype))
-        count.append(build.constant(part - found.sizes[d], dtype))
+        last.append(build.constant(indexed.table[d] - indexed.sizes[d], dtype))
+        count.append(build.constant(part - indexed.sizes[d], dtype))
 
     def spread_out(values: Sequence[HloInstruction]) -> HloInstruction:
         if not has_vector:
             return build.broadcast(values[0], shape)
         vector = build.concatenate([build.reshape(v, (1,)) for v in values], 0)
-        return build.broadcast(vector, shape, (found.vector_dim,))
+        return build.broadcast(vector, shape, (indexed.vector_dim,))
 
     zero = build.full(0, dtype, shape)
     if clamp:
@@ -378,7 +379,7 @@ def _own_indices(
         scalar = array("pred", ())
         both.build(both.add("and", both.parameter(scalar), both.parameter(scalar)))
         true = build.constant(True, "pred")
-        inside = build.reduce([inside], [true], (found.vector_dim,), both.computation)
+        inside = build.reduce([inside], [true], (indexed.vector_dim,), both.computation)
     return own, inside
 
 

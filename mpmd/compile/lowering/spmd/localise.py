@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from mpmd.compile.hlo.shape import Shape
-from mpmd.compile.lowering.spmd.devices import even, local
+from mpmd.compile.lowering.spmd.moves import even, local
 from mpmd.compile.lowering.stablehlo_program import (
     Block,
     Function,
@@ -65,11 +65,11 @@ class _Localising:
         """A computation whose arguments are sharded in the given way."""
         for value, shape, sharding in zip(block.arguments, block.shapes, shardings, strict=True):
             self.sharding[value], self.shapes[value] = sharding, shape
-        made = Block(block.arguments, tuple(local(s, c) for s, c in zip(block.shapes, shardings)))
+        localised = Block(block.arguments, tuple(local(s, c) for s, c in zip(block.shapes, shardings)))
         for operation in block.operations:
-            made.operations += self.operation(operation)
-        made.returned = tuple(self.same.get(v, v) for v in block.returned)
-        return made
+            localised.operations += self.operation(operation)
+        localised.returned = tuple(self.same.get(v, v) for v in block.returned)
+        return localised
 
     def operation(self, operation: Operation) -> list[Operation]:
         operands = tuple(self.same.get(v, v) for v in operation.operands)
@@ -135,12 +135,12 @@ class _Localising:
         """The operations of a `shard_map`, whose body is already local along its manual axes."""
         (block,) = operation.regions
         axes = operation.attributes["axes"]
-        made: list[Operation] = []
+        operations: list[Operation] = []
         free = []
         for k, value in enumerate(operation.operands):
             wanted = operation.attributes["in_shardings"][k]
             if self.sharding[value] != wanted:
-                value = self.resharded(value, wanted, made)
+                value = self.resharded(value, wanted, operations)
             self.same[block.arguments[k]] = value
             free.append(_without(wanted, axes))
         # inside, a value is sharded along the other axes only
@@ -149,32 +149,34 @@ class _Localising:
             source = self.same[argument]
             self.sharding[source], self.shapes[source] = sharding, shape
         for inner in block.operations:
-            made += self.operation(inner)
+            operations += self.operation(inner)
         self.sharding, self.shapes = outside
         for result, value, shape, sharding in zip(
             operation.results, block.returned, operation.shapes, operation.shardings, strict=True
         ):
             value = self.same.get(value, value)
             if value in self.sharding:  # it has another sharding outside: an argument, or another result
-                value = self.copied(value, shape, sharding, made)
+                value = self.copied(value, shape, sharding, operations)
             self.same[result] = value
             self.sharding[value], self.shapes[value] = sharding, shape
-        return made
+        return operations
 
-    def copied(self, value: ValueId, shape: Shape, sharding: Sharding, made: list[Operation]) -> ValueId:
+    def copied(
+        self, value: ValueId, shape: Shape, sharding: Sharding, operations: list[Operation]
+    ) -> ValueId:
         """Each device's same part under a new value, which is divided in another way."""
         number, self.fresh = self.fresh, self.fresh + 1
         whole = Operation("stablehlo.convert", (value,), (number,), (shape,), {}, (), "", (sharding,))
         spread = Spread(whole, (sharding,), (sharding,), (shape,), self.devices)
-        made.append(dataclasses.replace(whole, shapes=(local(shape, sharding),), spread=spread))
+        operations.append(dataclasses.replace(whole, shapes=(local(shape, sharding),), spread=spread))
         return number
 
-    def resharded(self, value: ValueId, sharding: Sharding, made: list[Operation]) -> ValueId:
+    def resharded(self, value: ValueId, sharding: Sharding, operations: list[Operation]) -> ValueId:
         number, self.fresh = self.fresh, self.fresh + 1
         shape = self.shapes[value]
         self.sharding[number], self.shapes[number] = sharding, shape
         whole = Operation(_RESHARD, (value,), (number,), (shape,), {}, (), "", (sharding,))
-        made.append(self.spread(whole, (sharding,)))
+        operations.append(self.spread(whole, (sharding,)))
         return number
 
 

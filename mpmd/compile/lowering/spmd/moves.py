@@ -1,16 +1,58 @@
-"""Moving values between devices: gathering, sharding and resharding, as HLO."""
+"""The part of a value on each device, and how it moves: gathering, sharding and resharding, as HLO."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpmd.compile.hlo.attributes import ReplicaGroups
 from mpmd.compile.hlo.builder import HloBuilder
 from mpmd.compile.hlo.instruction import HloInstruction
+from mpmd.compile.hlo.shape import Shape
 from mpmd.compile.lowering.collectives import rejoin
-from mpmd.compile.lowering.spmd.devices import groups, parts, place
 from mpmd.compile.lowering.stablehlo_program import Axis, Sharding
+
+
+def parts(axes: Sequence[Axis]) -> int:
+    """The number of parts of a dim that is sharded along axes."""
+    return math.prod(axis.size for axis in axes)
+
+
+def place(axes: Sequence[Axis], device: int) -> int:
+    number = 0
+    for axis in axes:
+        number = number * axis.size + device // axis.stride % axis.size
+    return number
+
+
+def groups(axes: Sequence[Axis], devices: int) -> tuple[tuple[int, ...], ...]:
+    """Devices that differ on the given axes only, each group in the order of the parts."""
+    members: dict[int, list[int]] = {}
+    for device in range(devices):
+        rest = device - sum(device // axis.stride % axis.size * axis.stride for axis in axes)
+        members.setdefault(rest, []).append(device)
+    return tuple(tuple(sorted(group, key=lambda d: place(axes, d))) for group in members.values())
+
+
+def is_whole(sharding: Sharding) -> bool:
+    """Whether nothing is sharded."""
+    return not any(sharding)
+
+
+def even(shape: Shape, sharding: Sharding) -> Sharding:
+    """A sharding that leaves dims whole which their axes do not divide."""
+    if is_whole(sharding):
+        return sharding
+    return tuple(() if size % parts(axes) else axes for size, axes in zip(shape.dims, sharding, strict=True))
+
+
+def local(shape: Shape, sharding: Sharding) -> Shape:
+    """The shape of one device's part of an evenly sharded value."""
+    if is_whole(sharding):
+        return shape
+    return shape.with_dims([size // parts(axes) for size, axes in zip(shape.dims, sharding, strict=True)])
+
 
 CHANNEL = 1
 """The channel of every collective of a partitioned program: its ids are devices."""
@@ -21,14 +63,16 @@ def own_place(build: HloBuilder, axes: Sequence[Axis]) -> HloInstruction:
     device = build.convert(build.add("partition-id"), "s32")
     total: HloInstruction | None = None
     for axis in axes:
-        found = device
+        coordinate = device
         if axis.stride > 1:
-            found = build.add("divide", found, build.constant(axis.stride, "s32"))
-        found = build.add("remainder", found, build.constant(axis.size, "s32"))
+            coordinate = build.add("divide", coordinate, build.constant(axis.stride, "s32"))
+        coordinate = build.add("remainder", coordinate, build.constant(axis.size, "s32"))
         if total is None:
-            total = found
+            total = coordinate
         else:
-            total = build.add("add", build.add("multiply", total, build.constant(axis.size, "s32")), found)
+            total = build.add(
+                "add", build.add("multiply", total, build.constant(axis.size, "s32")), coordinate
+            )
     return build.constant(0, "s32") if total is None else total
 
 
@@ -122,14 +166,14 @@ def _exchanged(
 ) -> HloInstruction:
     """One dim gathered, another sharded along the same axes instead."""
     count = parts(axes)
-    made = build.add(
+    exchanged = build.add(
         "all-to-all",
         value,
         dimensions=(split,),
         replica_groups=ReplicaGroups(groups(axes, devices)),
         channel_id=CHANNEL,
     )
-    return rejoin(build, made, split, along, count)
+    return rejoin(build, exchanged, split, along, count)
 
 
 def _permuted(

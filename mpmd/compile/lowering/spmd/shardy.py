@@ -97,9 +97,9 @@ def _mesh_of(module: ir.Module, axes: Mapping[str, int], text: str) -> str:
             ir.erase(op)
     if wanted:
         return wanted[0]
-    made = ir.sdy.MeshAttr.get([ir.sdy.MeshAxisAttr.get(name, size) for name, size in axes.items()])
+    attribute = ir.sdy.MeshAttr.get([ir.sdy.MeshAxisAttr.get(name, size) for name, size in axes.items()])
     with ir.at_start(module.body):
-        ir.sdy.MeshOp(_MESH, made)
+        ir.sdy.MeshOp(_MESH, attribute)
     return _MESH
 
 

@@ -1,11 +1,10 @@
 """Rules for operations on sharded values that need more than the shapes of one device.
 
 Shardy leaves every operation free of conflicts: operands and result are sharded alike, and where a sharded
-dim is summed away, an `sdy.all_reduce` follows.  A rule here lowers the operation if its local form is the
-local part of the whole one, or adds communication, or declines.  Then `whole` is used: every device
-gathers the operands, does the whole operation and keeps its part.
-
-Partial results: each device holds a term of a reduction, which a collective joins.
+dim is summed away, an `sdy.all_reduce` follows: each device holds a term of the sum, which the collective
+joins.  A rule here lowers the operation if its local form is the local part of the whole one, or adds
+communication, or declines.  Then `whole` is used: every device gathers the operands, does the whole operation
+and keeps its part.
 """
 
 from __future__ import annotations
@@ -18,11 +17,10 @@ import numpy as np
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.evaluator.values import simple_opcode
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.lowering import control, elementwise
+from mpmd.compile.lowering import operations
 from mpmd.compile.lowering.site import LoweringSite, Rule
 from mpmd.compile.lowering.spmd import local_parts
-from mpmd.compile.lowering.spmd.devices import local
-from mpmd.compile.lowering.spmd.moves import gathered, joined, own_part, resharded
+from mpmd.compile.lowering.spmd.moves import gathered, joined, local, own_part, resharded
 from mpmd.compile.lowering.stablehlo_program import Operation, Sharding, Spread
 from mpmd.errors import CompileError
 
@@ -65,9 +63,9 @@ _EXCHANGES = frozenset(
     }
 )
 
-_OF_ELEMENTS = elementwise.RULES.keys() - {"stablehlo.map", "stablehlo.bitcast_convert"}
+_OF_ELEMENTS = operations.ELEMENTWISE.keys() - {"stablehlo.map", "stablehlo.bitcast_convert"}
 
-_SHELLS = frozenset(control.RULES) - {"stablehlo.optimization_barrier"}
+_SHELLS = frozenset(operations.CONTROL) - {"stablehlo.optimization_barrier"}
 
 _LOCAL_COLLECTIVES = frozenset(
     {
@@ -106,8 +104,8 @@ def spread_rule(operation: Operation, plain: Rule | None) -> Rule | None:
     of_part = of_elements if name in _OF_ELEMENTS else _LOCAL.get(name)
 
     def rule(site: LoweringSite) -> Made:
-        made = of_part(site, plain) if of_part is not None else None
-        return whole(site, plain) if made is None else made
+        lowered = of_part(site, plain) if of_part is not None else None
+        return whole(site, plain) if lowered is None else lowered
 
     return rule
 
@@ -124,8 +122,8 @@ def whole(site: LoweringSite, plain: Rule) -> Made:
         for dim, axes in enumerate(sharding):
             value = gathered(site.build, value, dim, axes, spread.devices)
         operands.append(value)
-    made = plain(LoweringSite(site.lowering, site.build, spread.whole, operands, site.values))
-    results = [made] if isinstance(made, HloInstruction) else list(made)
+    lowered = plain(LoweringSite(site.lowering, site.build, spread.whole, operands, site.values))
+    results = [lowered] if isinstance(lowered, HloInstruction) else list(lowered)
     for number in site.operation.results:
         site.lowering.partial[number] = COMPLETE
     return [
@@ -238,8 +236,8 @@ def along_other_dims(attribute: Callable[[LoweringSite], Sequence[int]]) -> Loca
             return None
         shapes = tuple(local(shape, sharding) for shape in spread.whole.shapes)
         operation = dataclasses.replace(site.operation, shapes=shapes)
-        made = plain(LoweringSite(site.lowering, site.build, operation, site.operands, site.values))
-        results = [made] if isinstance(made, HloInstruction) else made
+        lowered = plain(LoweringSite(site.lowering, site.build, operation, site.operands, site.values))
+        results = [lowered] if isinstance(lowered, HloInstruction) else lowered
         wanted = zip(results, spread.results, strict=True)
         return [resharded(site.build, value, sharding, target, spread.devices) for value, target in wanted]
 

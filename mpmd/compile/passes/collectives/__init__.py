@@ -1,15 +1,13 @@
-"""Passes over communication between devices."""
+"""Passes over programs of several devices: their partitioning, and the communication between them."""
 
 from __future__ import annotations
 
-from mpmd.compile.passes.collectives.combiners import (
+from mpmd.compile.passes.collectives.communication import (
     AllGatherCombiner,
     AllReduceCombiner,
-    ReduceScatterCombiner,
-)
-from mpmd.compile.passes.collectives.reductions import (
     AllReduceMover,
     AllReduceReassociate,
+    ReduceScatterCombiner,
     ReduceScatterCreator,
 )
 from mpmd.support.passes import passes_in

@@ -1,4 +1,7 @@
-"""hlo-complex-to-pairs."""
+"""Complex numbers as pairs of floats: kernels have no complex type.
+
+Each complex value becomes its real and imaginary part, and operations become those of `complex_functions.py`.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,15 @@ from mpmd.compile.hlo.shape import Shape, array
 from mpmd.compile.passes.expand import complex_functions
 from mpmd.compile.passes.expand.functions import Number
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule, TrackingBuilder
-from mpmd.compile.passes.value_queries import is_splat, literal_of, reducer
+from mpmd.compile.passes.rewriter import (
+    Rewriter,
+    RewriteSite,
+    Rule,
+    TrackingBuilder,
+    is_splat,
+    literal_of,
+    reducer,
+)
 
 Parts = tuple[HloInstruction, HloInstruction]
 
@@ -221,9 +231,9 @@ def _calling(site: RewriteSite) -> HloInstruction | None:
     operands = [part for o in site.operands for part in (_parts(build, o) if _is_complex(o.shape) else (o,))]
     called = [_on_pairs(c, sides=2 if opcode == "sort" else 1) for c in site.at.called]
     attributes: dict[str, Any] = dict(site.at.attributes)
-    made = build.add(opcode, *operands, called=called, **attributes)
-    count = 1 if made.shape.is_array else len(made.shape.elements)
-    values = [made] if made.shape.is_array else [build.element(made, k) for k in range(count)]
+    call = build.add(opcode, *operands, called=called, **attributes)
+    count = 1 if call.shape.is_array else len(call.shape.elements)
+    values = [call] if call.shape.is_array else [build.element(call, k) for k in range(count)]
     results = []
     for _, leaf in site.shape.leaves():
         first = values.pop(0)
@@ -283,9 +293,9 @@ def _on_pairs(computation: HloComputation, sides: int) -> HloComputation:
     for value in root.operands if root.opcode == "tuple" else [root]:
         is_pair = _is_complex(value.shape)
         values += [build.add(part, value) for part in ("real", "imag")] if is_pair else [value]
-    made = build.build(build.tuple(values) if len(values) > 1 or root.opcode == "tuple" else values[0])
-    _split(made)
-    return made
+    split = build.build(build.tuple(values) if len(values) > 1 or root.opcode == "tuple" else values[0])
+    _split(split)
+    return split
 
 
 RULES: dict[str, tuple[Rule, ...]] = {

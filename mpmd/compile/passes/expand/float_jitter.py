@@ -1,4 +1,4 @@
-"""hlo-float-jitter."""
+"""Floats with a small error put in, to find programs whose results depend on rounding."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import re
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter
-from mpmd.compile.passes.value_queries import splat
+from mpmd.compile.passes.rewriter import Rewriter, splat
 
 
 class FloatJitter(ComputationPass):

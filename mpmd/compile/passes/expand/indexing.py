@@ -1,4 +1,8 @@
-"""Gathers and scatters in one form."""
+"""Gathers and scatters in one form: index vectors in rows, windows behind them, no batching dims.
+
+Kernels and the rules of later passes then know one case.  A scatter of narrow numbers is widened, as its sums
+may have many terms.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,7 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, TrackingBuilder
-from mpmd.compile.passes.value_queries import is_trivial, reducer
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, TrackingBuilder, is_trivial, reducer
 
 
 def batch_dims(indices: HloInstruction, vector_dim: int) -> Ints:
@@ -74,7 +77,6 @@ class GatherSimplifier(ComputationPass):
 
 
 def _is_normal_gather(gather: HloInstruction) -> bool:
-    """True if a gather has the canonical form."""
     dims, indices = gather.gather_dims, gather.operands[1].shape
     behind = tuple(range(1, 1 + len(dims.offset_dims)))
     return (
@@ -104,11 +106,11 @@ def _normal_gather(site: RewriteSite) -> HloInstruction | None:
         (*dims.start_index_map, *dims.operand_batching_dims),
         1,
     )
-    made = site.build.gather(x, vectors, numbers, sizes)
-    made = site.build.reshape(made, (*batch, *window))
+    gathered = site.build.gather(x, vectors, numbers, sizes)
+    gathered = site.build.reshape(gathered, (*batch, *window))
     places = [d for d in range(site.shape.rank) if d not in dims.offset_dims]
     to = (*places, *dims.offset_dims)
-    return site.build.transpose(made, [to.index(d) for d in range(site.shape.rank)])
+    return site.build.transpose(gathered, [to.index(d) for d in range(site.shape.rank)])
 
 
 class ScatterSimplifier(ComputationPass):
@@ -133,7 +135,6 @@ class ScatterSimplifier(ComputationPass):
 
 
 def _is_normal_scatter(scatter: HloInstruction) -> bool:
-    """True if a scatter has the canonical form."""
     dims = scatter.scatter_dims
     indices = scatter.operands[len(scatter.operands) // 2].shape
     behind = tuple(range(1, 1 + len(dims.update_window_dims)))
@@ -154,15 +155,15 @@ def _apart(site: RewriteSite) -> HloInstruction | None:
     parts = combine.root.operands if combine.root.opcode == "tuple" else []
     if len(parts) != count or any(_read(part) - {k, count + k} for k, part in enumerate(parts)):
         return None
-    made = []
+    scatters = []
     for k, part in enumerate(parts):
         build = HloBuilder.create(combine.module, combine.name)
         given = {p: build.parameter(p.shape) for p in (combine.parameters[k], combine.parameters[count + k])}
         build.build(_copied(build.computation, part, given))
         operands = [site.operands[k], site.operands[count], site.operands[count + 1 + k]]
         attributes: dict[str, Any] = dict(site.at.attributes)
-        made.append(site.build.add("scatter", *operands, called=(build.computation,), **attributes))
-    return site.build.tuple(made)
+        scatters.append(site.build.add("scatter", *operands, called=(build.computation,), **attributes))
+    return site.build.tuple(scatters)
 
 
 def _read(value: HloInstruction) -> set[int]:
@@ -197,17 +198,19 @@ def _normal_scatter(site: RewriteSite) -> HloInstruction | None:
     )
     rank = updates[0].shape.rank
     order = [*(d for d in range(rank) if d not in dims.update_window_dims), *dims.update_window_dims]
-    made = []
+    turned_updates = []
     for update in updates:
         turned = site.build.transpose(update, order)
-        made.append(site.build.reshape(turned, (vectors.shape.dims[0], *turned.shape.dims[len(batch) :])))
+        turned_updates.append(
+            site.build.reshape(turned, (vectors.shape.dims[0], *turned.shape.dims[len(batch) :]))
+        )
     numbers = ScatterDims(
-        tuple(range(1, made[0].shape.rank)),
+        tuple(range(1, turned_updates[0].shape.rank)),
         tuple(sorted((*dims.inserted_window_dims, *dims.input_batching_dims))),
         (*dims.scatter_dims_to_operand_dims, *dims.input_batching_dims),
         1,
     )
-    return site.same(*sources, vectors, *made, shape=site.shape, scatter_dims=numbers)
+    return site.same(*sources, vectors, *turned_updates, shape=site.shape, scatter_dims=numbers)
 
 
 _NARROW, _WIDE = ("bf16", "f16"), "f32"
@@ -244,5 +247,5 @@ def _widened(site: RewriteSite) -> HloInstruction | None:
     combine = scalar_computation(site.at.parent.module, opcode, _WIDE)
     attributes, operands = site.at.attributes, (wide[0], places, wide[1])
     shape = wide[0].shape
-    made = site.build.add("scatter", *operands, shape=shape, called=(combine,), name="", **attributes)
-    return site.build.convert(made, site.shape.dtype)
+    scattered = site.build.add("scatter", *operands, shape=shape, called=(combine,), name="", **attributes)
+    return site.build.convert(scattered, site.shape.dtype)

@@ -1,4 +1,7 @@
-"""hlo-narrow-type-expander."""
+"""Types that kernels lack as wider ones that they have, such as eight-bit floats as f32.
+
+Memory keeps the narrow type; arithmetic widens, computes and rounds once.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,7 @@ from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.opcodes import ELEMENTWISE, OPCODES
 from mpmd.compile.hlo.shape import Shape, tuple_of
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule
-from mpmd.compile.passes.value_queries import reducer
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule, reducer
 
 NARROW = tuple(
     name for name, info in DTYPES.items() if info.bits < 8 or (info.bits == 8 and info.kind == "float")
@@ -159,12 +161,12 @@ def _wide_step(build: HloBuilder, i: HloInstruction, operands: Sequence[HloInstr
     if i.opcode == "tuple":
         return build.tuple(operands)
     if i.opcode == "convert":
-        made = build.convert(operands[0], i.shape.dtype)
-        return _wide(build, made)
+        result = build.convert(operands[0], i.shape.dtype)
+        return _wide(build, result)
     attributes: dict[str, Any] = dict(i.attributes)
-    made = build.add(i.opcode, *operands, shape=_wide_shape(i.shape), **attributes)
+    result = build.add(i.opcode, *operands, shape=_wide_shape(i.shape), **attributes)
     rounds = i.shape.dtype in _WIDE and i.opcode not in _EXACT
-    return _wide(build, build.convert(made, i.shape.dtype)) if rounds else made
+    return _wide(build, build.convert(result, i.shape.dtype)) if rounds else result
 
 
 # -- operations that differ on more bits
@@ -192,10 +194,10 @@ def _count(site: RewriteSite) -> HloInstruction | None:
     if not _touches(site):
         return None
     build, bits = site.build, site.shape.info.bits
-    made = build.add(site.at.opcode, _wide(build, _as(site, site.operands[0], "u")))
+    counted = build.add(site.at.opcode, _wide(build, _as(site, site.operands[0], "u")))
     if site.at.opcode == "count-leading-zeros":
-        made = build.add("subtract", made, build.full(32 - bits, "u32", site.shape.dims))
-    return build.convert(made, site.shape.dtype)
+        counted = build.add("subtract", counted, build.full(32 - bits, "u32", site.shape.dims))
+    return build.convert(counted, site.shape.dtype)
 
 
 def _high_half(site: RewriteSite) -> HloInstruction | None:
@@ -228,8 +230,8 @@ def _product(site: RewriteSite) -> HloInstruction | None:
         factor = total = f"{'u' if unsigned else 's'}{64 if long else 32}"
     operands = [build.convert(o, factor) for o in site.operands]
     attributes: dict[str, Any] = dict(site.at.attributes)
-    made = build.add(site.at.opcode, *operands, shape=site.shape.with_dtype(total), **attributes)
-    return build.convert(made, site.shape.dtype)
+    product = build.add(site.at.opcode, *operands, shape=site.shape.with_dtype(total), **attributes)
+    return build.convert(product, site.shape.dtype)
 
 
 def _any_product(site: RewriteSite) -> HloInstruction:
@@ -237,8 +239,8 @@ def _any_product(site: RewriteSite) -> HloInstruction:
     build = site.build
     operands = [build.convert(o, "f32") for o in site.operands]
     attributes: dict[str, Any] = dict(site.at.attributes)
-    made = build.add(site.at.opcode, *operands, shape=site.shape.with_dtype("f32"), **attributes)
-    return build.compare(made, build.full(0, "f32", made.shape.dims), "NE")
+    product = build.add(site.at.opcode, *operands, shape=site.shape.with_dtype("f32"), **attributes)
+    return build.compare(product, build.full(0, "f32", product.shape.dims), "NE")
 
 
 _UNLIKE: dict[str, Rule] = {

@@ -1,6 +1,7 @@
-"""hlo-dot-padding.
+"""Products in the one form that kernels know, with the algorithm they request, convolutions among them.
 
-Products in the one form that kernels know, with the algorithm they request.
+Kernels sum over one run of elements of two matrices.  Dims are arranged for that, a convolution becomes the
+product of its patches, and extents that fill vectors badly are padded where that costs less than it gives.
 """
 
 from __future__ import annotations
@@ -12,15 +13,95 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mpmd.compile.hlo.attributes import DotDims, Ints, PadDim
+from mpmd.compile.hlo.attributes import DotDims, Ints, PadDim, WindowDim
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import array
 from mpmd.compile.kernels.operations import DTYPE_BYTES
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, TrackingBuilder
-from mpmd.compile.passes.value_queries import is_identity, reducer
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, TrackingBuilder, is_identity, reducer
 from mpmd.cost.device import HOST, Device
+
+
+class ConvolutionToDot(ComputationPass):
+    """Multiplies matrices where a convolution's windows do not overlap: patch embeddings, 1 x 1 convolutions.
+
+    convolution(image: [b,h,w,f], kernel: [2,2,f,o]), stride=2x2
+      -> dot(reshape(image: [b,h/2,2,w/2,2,f]), kernel), contracting the window and f
+
+    The gradient of its kernel too, whose windows have elements that are as far apart as there are windows:
+    the image is reshaped to `[window, place]` instead of `[place, window]`.
+
+    Requires: no schedule.
+    Ensures: no convolution of an image as it lies, without groups, is left whose windows do not overlap.
+    Cost: linear.
+    Source: each element of the image belongs to one window: the patches are a reshape.
+    """
+
+    def rewrite_computation(self, computation: HloComputation) -> bool:
+        return Rewriter(computation).run({"convolution": (_as_dot_of_patches,)}, _has_no_groups)
+
+
+def _has_no_groups(convolution: HloInstruction) -> bool:
+    attributes = convolution.attributes
+    return attributes.get("feature_group_count", 1) == attributes.get("batch_group_count", 1) == 1
+
+
+def _are_adjacent(w: WindowDim) -> bool:
+    """Whether each window begins where the one before ends."""
+    return w.size == w.stride and w.rhs_dilation == 1
+
+
+def _are_interleaved(w: WindowDim, places: int) -> bool:
+    """Whether each window is the one before moved by an element, up to the second element of the first."""
+    return w.stride == 1 and w.rhs_dilation == places
+
+
+def _as_dot_of_patches(site: RewriteSite) -> HloInstruction | None:
+    image, kernel = site.operands
+    dims, window = site.at.conv_dims, site.at.window.dims
+    counts = [site.shape.dims[d] for d in dims.out_spatial]
+    for count, w in zip(counts, window):
+        if w.pad_low or w.pad_high > 0 or w.lhs_dilation != 1 or w.reversed:
+            return None
+        if not (_are_adjacent(w) or _are_interleaved(w, count)):
+            return None
+    limits = list(image.shape.dims)
+    for d, count, w in zip(dims.lhs_spatial, counts, window):
+        limits[d] = count * w.size
+    if tuple(limits) != image.shape.dims:
+        image = site.build.slice(image, (0,) * len(limits), limits)
+    split: list[int] = []
+    inner: dict[int, int] = {}
+    outer: dict[int, int] = {}
+    for d, size in enumerate(limits):
+        if d not in dims.lhs_spatial:
+            outer[d] = len(split)
+            split.append(size)
+            continue
+        place = dims.lhs_spatial.index(d)
+        parts = [(outer, counts[place]), (inner, window[place].size)]
+        for where, extent in parts if _are_adjacent(window[place]) else parts[::-1]:
+            where[d] = len(split)
+            split.append(extent)
+    patches = site.build.reshape(image, split)
+    contracted = (*(inner[d] for d in dims.lhs_spatial), outer[dims.lhs_feature])
+    numbers = DotDims(contracted, (*dims.rhs_spatial, dims.rhs_input_feature))
+    free = numbers.lhs_free(len(split))
+    result = [*(split[d] for d in free), kernel.shape.dims[dims.rhs_output_feature]]
+    product = site.build.add(
+        "dot",
+        patches,
+        kernel,
+        shape=array(site.shape.dtype, result),
+        dot_dims=numbers,
+        operand_precision=site.at.attributes.get("operand_precision"),
+    )
+    meaning = {outer[dims.lhs_batch]: dims.out_batch}
+    meaning |= {outer[d]: o for d, o in zip(dims.lhs_spatial, dims.out_spatial)}
+    to = [*(meaning[d] for d in free), dims.out_feature]
+    return site.build.transpose(product, [to.index(d) for d in range(site.shape.rank)])
+
 
 _FACTORS = {"dot_bf16_bf16_f32": "bf16", "dot_f16_f16_f32": "f16"}
 """Algorithm → the type in which it multiplies."""
@@ -86,13 +167,13 @@ def _decompose(site: RewriteSite) -> HloInstruction:
     right = _arranged(site, b, (*dims.rhs_batch, *dims.rhs_contracting, *free_b), [*batch, depth, *n])
     count = len(batch)
     numbers = tuple(range(count))
-    made = site.same(
+    product = site.same(
         left,
         right,
         shape=array(site.shape.dtype, (*batch, *m, *n)),
         dot_dims=DotDims((count + len(m),), (count,), numbers, numbers),
     )
-    return site.build.reshape(made, site.shape.dims)
+    return site.build.reshape(product, site.shape.dims)
 
 
 def _arranged(site: RewriteSite, value: HloInstruction, order: Ints, dims: list[int]) -> HloInstruction:
@@ -166,8 +247,8 @@ class _Padding:
         return any(changed)
 
     def _all(self, opcode: str) -> list[HloInstruction]:
-        found = [i for i in self.computation.post_order() if i.opcode == opcode]
-        return [i for i in found if not i.has_control_edges]
+        candidates = [i for i in self.computation.post_order() if i.opcode == opcode]
+        return [i for i in candidates if not i.has_control_edges]
 
     def _dot(self, dot: HloInstruction) -> bool:
         """Pads the dims of a product whose rows begin at odd places."""
@@ -180,10 +261,10 @@ class _Padding:
             return False
         results = [side.result for side in sides if side.result >= 0]
         dims = _lengthened(dot.shape.dims, *results)
-        made = self.build.like(dot, (a, b), array(dot.shape.dtype, dims))
-        sliced = self.build.slice(made, [0] * len(dims), dot.shape.dims) if results else made
+        padded = self.build.like(dot, (a, b), array(dot.shape.dtype, dims))
+        sliced = self.build.slice(padded, [0] * len(dims), dot.shape.dims) if results else padded
         if len(results) == 1:
-            self.longer[sliced, results[0]] = made
+            self.longer[sliced, results[0]] = padded
             self.extents.add(dot.shape.dims[results[0]])
         self.computation.replace(dot, sliced)
         return True
@@ -249,8 +330,8 @@ class _Padding:
             longer = self._longer(value, d) if self._is_sliced(value, d) else None
             if longer is not None:
                 dims = _lengthened(reduce.shape.dims, k)
-                made = self.build.like(reduce, (longer, start), array(reduce.shape.dtype, dims))
-                sliced = self.build.slice(made, [0] * len(dims), reduce.shape.dims)
+                padded = self.build.like(reduce, (longer, start), array(reduce.shape.dtype, dims))
+                sliced = self.build.slice(padded, [0] * len(dims), reduce.shape.dims)
                 self.computation.replace(reduce, sliced)
                 return True
         return False
@@ -313,11 +394,13 @@ def _lengthened(dims: Sequence[int], *longer: int) -> tuple[int, ...]:
 
 def _sides(dot: HloInstruction) -> list[_Side]:
     dims, (a, b) = dot.dot_dims, dot.operands
-    found = [_Side(left, right) for left, right in zip(dims.lhs_contracting, dims.rhs_contracting)]
+    contracted = [_Side(left, right) for left, right in zip(dims.lhs_contracting, dims.rhs_contracting)]
     free = [_Side(left=d) for d in dims.lhs_free(a.shape.rank)] + [
         _Side(right=d) for d in dims.rhs_free(b.shape.rank)
     ]
-    return found + [dataclasses.replace(side, result=k) for k, side in enumerate(free, len(dims.lhs_batch))]
+    return contracted + [
+        dataclasses.replace(side, result=k) for k, side in enumerate(free, len(dims.lhs_batch))
+    ]
 
 
 def _is_innermost(dot: HloInstruction, side: _Side) -> bool:

@@ -1,4 +1,7 @@
-"""Reductions that backends have no kernel for."""
+"""Reductions that kernels lack: of several arrays at once, by other than one plain operation, of batch norms.
+
+An argmax, two arrays reduced together, becomes a maximum and the least index that has it.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,7 @@ from mpmd.compile.hlo.evaluator.values import identity_of
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.passes.expand.functions import applied, is_inlinable
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule, TrackingBuilder
-from mpmd.compile.passes.value_queries import reducer
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule, TrackingBuilder, reducer
 
 Values = Sequence[HloInstruction]
 
@@ -174,8 +176,10 @@ def _is(computation: HloComputation, opcode: str) -> bool:
     cases = [(a, i, b, j) for a in values for b in values for i, j in ((0, 1), (1, 0), (1, 1))]
     types = [s.numpy_dtype for s in (value, place, value, place)]
     columns = [np.array(column).astype(t) for column, t in zip(zip(*cases), types)]
-    found = Evaluator().run(computation, columns, checked=False)
-    return all(_is_better(opcode, case, float(v), int(k)) for case, v, k in zip(cases, found[0], found[1]))
+    results = Evaluator().run(computation, columns, checked=False)
+    return all(
+        _is_better(opcode, case, float(v), int(k)) for case, v, k in zip(cases, results[0], results[1])
+    )
 
 
 def _is_better(opcode: str, case: tuple[float, int, float, int], value: float, place: int) -> bool:

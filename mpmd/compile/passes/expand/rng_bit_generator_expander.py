@@ -1,4 +1,4 @@
-"""hlo-rng-bit-generator-expander."""
+"""Random bits as integer arithmetic: threefry and Philox, word by word as XLA computes them."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def _expand(site: RewriteSite) -> HloInstruction:
         bits, after = _threefry(arithmetic, words, shape.dims, wide)
     else:
         bits, after = _philox(arithmetic, words, shape.dims, wide)
-    made = site.build.convert(bits, shape.dtype)
+    numbers = site.build.convert(bits, shape.dtype)
     if not site.shape.is_tuple:
-        return made
+        return numbers
     kept = [site.build.reshape(w, (1,)) for w in after]
-    return site.build.tuple([site.build.concatenate(kept, 0), made])
+    return site.build.tuple([site.build.concatenate(kept, 0), numbers])
 
 
 class _Words:

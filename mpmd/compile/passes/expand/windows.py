@@ -1,4 +1,8 @@
-"""Reductions over windows, and the scatter of their gradients."""
+"""Reductions over windows, and the scatter of their gradients, as operations that kernels have.
+
+Pooling is such a reduction.  A running sum is one, too, over all elements before each: it takes as many steps
+as its length has bits.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +21,7 @@ from mpmd.compile.passes.expand.reductions import (
     result_of,
 )
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
-from mpmd.compile.passes.value_queries import is_identity, reducer
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, is_identity, reducer
 
 
 class ReduceWindowRewriter(ComputationPass):
@@ -44,10 +47,10 @@ class ReduceWindowRewriter(ComputationPass):
     def _scan(self, site: RewriteSite) -> HloInstruction | None:
         count = len(site.operands) // 2
         x, init = site.operands[0], site.operands[count]
-        found = _running_dim(site.at)
-        if found is None or x.shape.dims[found[0]] < self.least:
+        running = _running_dim(site.at)
+        if running is None or x.shape.dims[running[0]] < self.least:
             return None
-        dim, forward = found
+        dim, forward = running
         opcode = reducer(site.at.to_apply) if count == 1 else None
         if opcode is None or not is_identity(opcode, init) or x.shape.logical is not site.shape.logical:
             return None
@@ -68,17 +71,17 @@ def _running_dim(windowed: HloInstruction) -> tuple[int, bool] | None:
 
     A result of the operand's dims leaves no other size to a window that is padded so.
     """
-    found = None
+    running = None
     for d, (w, n) in enumerate(zip(windowed.window.dims, windowed.operands[0].shape.dims)):
         if w.stride != 1 or w.lhs_dilation != 1 or w.rhs_dilation != 1:
             return None
         if w.size == 1 and not (w.pad_low or w.pad_high):
             continue
         sides = (w.pad_low, w.pad_high)
-        if found is not None or sides not in ((n - 1, 0), (0, n - 1)):
+        if running is not None or sides not in ((n - 1, 0), (0, n - 1)):
             return None
-        found = (d, sides[0] > 0)
-    return found
+        running = (d, sides[0] > 0)
+    return running
 
 
 class ReduceWindowExpander(ComputationPass):

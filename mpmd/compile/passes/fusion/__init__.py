@@ -1,4 +1,4 @@
-"""Passes that form kernels."""
+"""Passes that form kernels: which instructions one kernel computes, and what it rounds and repeats."""
 
 from __future__ import annotations
 

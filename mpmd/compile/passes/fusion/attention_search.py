@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.kernels.attention import QUERIES, AttentionPlan
 from mpmd.compile.kernels.planner.attention import PlannedAttention, plan_attention, rounds_sums
 from mpmd.compile.kernels.planner.dots import is_product
 from mpmd.compile.kernels.planner.elements import MOVEMENT, RULES, NoPlan
+from mpmd.compile.kernels.product_plans import QUERIES, AttentionPlan
 from mpmd.cost.device import KernelLimits
 
 _MAX_FREE = 16
@@ -126,14 +126,14 @@ def _take_score(dot: HloInstruction, cone: Cone) -> Sequence[HloInstruction] | N
 
 def moved_factor(value: HloInstruction) -> dict[HloInstruction, None]:
     """The movement and widening between a factor of a product and its array in memory."""
-    found: dict[HloInstruction, None] = {}
+    moves: dict[HloInstruction, None] = {}
     while True:
         widens = value.opcode == "convert" and value.operands[0].shape.dtype == "bf16"
         if value.opcode not in ("reshape", "bitcast", "transpose", "slice", "broadcast", "copy") and not (
             widens and value.shape.dtype == "f32"
         ):
-            return found
-        found[value] = None
+            return moves
+        moves[value] = None
         value = value.operands[0]
 
 
@@ -162,7 +162,7 @@ def _reaches_rows(instruction: HloInstruction, matrix: MatrixShape) -> bool:
 
 def _made_of_nothing(instruction: HloInstruction) -> dict[HloInstruction, None] | None:
     """An instruction and its cone, if that is small and reads no array."""
-    found, waiting = {instruction: None}, [instruction]
+    cone, waiting = {instruction: None}, [instruction]
     while waiting:
         value = waiting.pop()
         elementwise = value.is_elementwise and value.opcode in RULES
@@ -171,12 +171,12 @@ def _made_of_nothing(instruction: HloInstruction) -> dict[HloInstruction, None] 
         if value.opcode == "constant" and value.shape.size != 1:
             return None
         for operand in value.operands:
-            if operand not in found:
-                found[operand] = None
+            if operand not in cone:
+                cone[operand] = None
                 waiting.append(operand)
-        if len(found) > _MAX_FREE:
+        if len(cone) > _MAX_FREE:
             return None
-    return found
+    return cone
 
 
 # -- groups
@@ -299,13 +299,13 @@ class Search:
             for member in members:
                 groups_of.setdefault(member, []).append(members)
         repeated = {m for g in groups for m in g.cone.repeated}
-        found = []
+        results = []
         for member in self.sorted(attention.members - known):
             readers = _readers(member, repeated)
             outside = member.is_root or any(r not in groups_of for r in readers)
             if outside or any(member not in members_there for r in readers for members_there in groups_of[r]):
-                found.append(member)
-        return found
+                results.append(member)
+        return results
 
 
 def _loss(plan: AttentionPlan, limits: KernelLimits) -> str:
@@ -328,16 +328,16 @@ def _loss(plan: AttentionPlan, limits: KernelLimits) -> str:
 
 def _readers(member: HloInstruction, repeated: Collection[HloInstruction]) -> list[HloInstruction]:
     """The readers of a value, through movement that groups repeat."""
-    found: dict[HloInstruction, None] = {}
+    readers: dict[HloInstruction, None] = {}
     waiting = [*member.users, *member.control_successors]
     while waiting:
         user = waiting.pop()
-        if user in found:
+        if user in readers:
             continue
-        found[user] = None
+        readers[user] = None
         if user in repeated:
             waiting += user.users
-    return [r for r in found if r not in repeated]
+    return [r for r in readers if r not in repeated]
 
 
 def _is_shared(value: HloInstruction, matrix: MatrixShape) -> bool:
@@ -354,8 +354,8 @@ def _without(attention: AttentionCandidate, arrays: Collection[HloInstruction]) 
             needed[value] = None
             waiting += value.operands
     scores = {d: None for d in cone.scores if d in needed}
-    made = Cone(cone.matrix, needed, scores, {m for m in cone.repeated if m in needed})
-    return AttentionCandidate(made, attention.mixtures, attention.moved)
+    remaining = Cone(cone.matrix, needed, scores, {m for m in cone.repeated if m in needed})
+    return AttentionCandidate(remaining, attention.mixtures, attention.moved)
 
 
 def attention_of(dot: HloInstruction) -> AttentionCandidate | None:

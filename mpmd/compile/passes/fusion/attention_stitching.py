@@ -1,4 +1,6 @@
-"""What attention's gradients need of each row, without another iteration over its keys.
+"""Attention in one kernel: products, an operation on rows, and products again, whose scores are never stored.
+
+Its gradients need a term of each row, which is found without another iteration over its keys:
 
     g = dot(dO, V); o = dot(p / l, V); t = sum over keys of g · w · p
     ->  t = w · l · sum over columns of dO · o
@@ -9,8 +11,6 @@ Both sums are over keys and columns of dO · V · p.  The second one needs no sc
 then g is not rounded either, as it is about the term where a row has one large weight.
 
 Source: FlashAttention (Dao et al. 2022), its backward pass.
-
-hlo-attention-stitching.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mpmd.compile.kernels.planner.plan_cache import caching_plans
 from mpmd.compile.passes.fusion.attention_search import AttentionCandidate, Search
 from mpmd.compile.passes.fusion.grouping import Outlining, remove_all_unused
 from mpmd.compile.passes.hlo_pass import HloPass
-from mpmd.compile.passes.value_queries import is_splat, reducer
+from mpmd.compile.passes.rewriter import is_splat, reducer
 from mpmd.cost.device import HOST, Device, KernelLimits
 from mpmd.errors import ConfigError
 from mpmd.support import diagnostics
@@ -47,7 +47,7 @@ def replace_row_terms(groups: Sequence[AttentionCandidate]) -> bool:
             term = _term_of(value)
             users = term.scores.operands[1].users if term is not None else ()
             for dot in [user for user in users if user in results]:
-                if term is not None and _is_result(dot, term) and not _depends(dot, value):
+                if term is not None and _is_result(dot, term) and not _is_made_of((dot,), {value}, {}):
                     value.replace_all_uses_with(_from_result(term, dot, results[dot]))
                     _widen(term.scores)
                     changed = True
@@ -89,20 +89,6 @@ class _RowTerm:
     factors: _RowFactors
 
 
-def _depends(value: HloInstruction, other: HloInstruction) -> bool:
-    """Whether a value is computed from another one."""
-    seen: set[HloInstruction] = set()
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
-        if each is other:
-            return True
-        if each not in seen:
-            seen.add(each)
-            waiting += [*each.operands, *each.control_predecessors]
-    return False
-
-
 def _factors_of(value: HloInstruction) -> _RowFactors:
     if value.opcode == "convert" and {value.shape.dtype, value.operands[0].shape.dtype} <= set(_WIDE):
         return _factors_of(value.operands[0])
@@ -126,10 +112,10 @@ def _term_of(value: HloInstruction) -> _RowTerm | None:
     """A value as a sum of gradients' scores times weights."""
     if not value.users or not _is_row_sum(value):
         return None
-    found = _factors_of(value.operands[0])
-    for scores, weights in (found.matrices, found.matrices[::-1]) if len(found.matrices) == 2 else ():
+    factors = _factors_of(value.operands[0])
+    for scores, weights in (factors.matrices, factors.matrices[::-1]) if len(factors.matrices) == 2 else ():
         if scores.opcode == "dot" and is_product(scores) and _is_of_matrices(scores):
-            return _RowTerm(value, scores, weights, found)
+            return _RowTerm(value, scores, weights, factors)
     return None
 
 
@@ -164,9 +150,9 @@ def _is_result(dot: HloInstruction, term: _RowTerm) -> bool:
     free = set(range(values.shape.rank)) - {*scores.rhs_batch, *scores.rhs_contracting}
     if tuple(batch) != tuple(scores.rhs_batch) or set(summed) != free:
         return False
-    found = _factors_of(weights)
-    known = all(_is_total(each) for each in found.over)
-    return found.matrices == (term.weights,) and not found.times and known
+    factors = _factors_of(weights)
+    known = all(_is_total(each) for each in factors.over)
+    return factors.matrices == (term.weights,) and not factors.times and known
 
 
 def _is_total(value: HloInstruction) -> bool:
@@ -223,7 +209,7 @@ def _from_result(term: _RowTerm, dot: HloInstruction, moved: Sequence[HloInstruc
         result = build.transpose(result, (*range(last - 1), last, last - 1))
     both = build.add("multiply", build.convert(gradient, "f32"), build.convert(result, "f32"))
     zero = term.sum.operands[1]
-    found = build.reduce([both], [zero], (both.shape.rank - 1,), term.sum.to_apply)
+    total = build.reduce([both], [zero], (both.shape.rank - 1,), term.sum.to_apply)
     mixed = _factors_of(dot.operands[1 if dot.operands[0] is term.scores.operands[1] else 0])
     times, over = list(term.factors.times), list(term.factors.over)
     for each in mixed.over:  # the result is divided by them
@@ -234,10 +220,10 @@ def _from_result(term: _RowTerm, dot: HloInstruction, moved: Sequence[HloInstruc
     scale = None
     for each in times:
         scale = each if scale is None else build.add("multiply", scale, each)
-    found = found if scale is None else build.add("multiply", found, scale)
+    total = total if scale is None else build.add("multiply", total, scale)
     for each in over:
-        found = build.add("divide", found, each)
-    return found
+        total = build.add("divide", total, each)
+    return total
 
 
 class AttentionStitching(HloPass):
@@ -275,7 +261,6 @@ class AttentionStitching(HloPass):
 
     @caching_plans()
     def rewrite(self, module: HloModule) -> bool:
-        """Rewrites `module`; True iff that changed something."""
         if self.mode == "off":
             return False
         changed = False

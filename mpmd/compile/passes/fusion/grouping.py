@@ -1,7 +1,4 @@
-"""Groups of a computation's instructions: their members, inputs and outputs.
-
-Groups as fusion instructions.
-"""
+"""Groups of a computation's instructions: members, inputs and outputs, until they become fusions."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from mpmd.compile.kernels.planner.dots import is_product, plan_dot
 from mpmd.compile.kernels.planner.elements import MOVEMENT, RULES, NoPlan
 from mpmd.compile.kernels.planner.groups import UPDATES, GroupPlan, array_beneath
 from mpmd.compile.kernels.planner.planned_kernel import PlannedKernel, plan_members
-from mpmd.compile.passes.value_queries import is_trivial
+from mpmd.compile.passes.rewriter import is_trivial
 from mpmd.cost.device import HOST, KernelLimits
 
 FUSIBLE = frozenset(RULES) | UPDATES
@@ -35,6 +32,7 @@ class FusionGroup:
 
     def refuse(self, other: FusionGroup) -> None:
         """Record that two groups in their current form are not one kernel."""
+        # Sizes identify the form: members are only added.  A refusal holds until one of the two grows.
         self._refused.add((other, len(self.members), len(other.members)))
 
     def was_refused(self, other: FusionGroup) -> bool:
@@ -85,6 +83,8 @@ class Grouping:
         self.repeated: set[HloInstruction] = set()
         self._readers: dict[HloInstruction, dict[HloInstruction, None]] = {}
         self._ranks = GroupOrder(self)
+        # Movement without a group is repeated by each reader, as index arithmetic.  Where memory must hold
+        # its result (a library call, a result, the target of an update), it needs a kernel, and so a group.
         needed = self._arrays()
         for instruction in self.order:
             if not is_fusible(instruction) or not instruction.shape.is_array:
@@ -104,7 +104,7 @@ class Grouping:
             elif instruction.opcode == "dot" and is_product(instruction):
                 needed.update(_unstrided(instruction))
         needed.add(self.computation.root)
-        # the source of a bitcast is the array
+        # The source of a bitcast is the array; from the end, so that a chain of them hands the need on.
         for instruction in reversed(self.order):
             if instruction in needed and instruction.opcode == "bitcast":
                 needed.discard(instruction)
@@ -118,17 +118,17 @@ class Grouping:
     # -- inputs and outputs of a group
     def closure(self, members: Iterable[HloInstruction]) -> list[HloInstruction]:
         """Members with the movement and the scalar constants that they read, in program order."""
-        found = dict.fromkeys(members)
-        waiting = list(found)
+        closure = dict.fromkeys(members)
+        waiting = list(closure)
         while waiting:
             for operand in waiting.pop().operands:
                 repeats = is_movement(operand) and operand not in self.group_of
                 repeats = repeats or operand in self.repeated
                 scalar = operand.opcode == "constant" and operand.shape.size == 1 and operand.shape.is_array
-                if (repeats or scalar) and operand not in found:
-                    found[operand] = None
+                if (repeats or scalar) and operand not in closure:
+                    closure[operand] = None
                     waiting.append(operand)
-        return sorted(found, key=self.position.__getitem__)
+        return sorted(closure, key=self.position.__getitem__)
 
     def arrays(self, group: FusionGroup) -> list[HloInstruction]:
         inside = set(self.closure(group.members))
@@ -139,32 +139,34 @@ class Grouping:
 
         This does not change when groups join.
         """
-        found = self._readers.get(value)
-        if found is None:
-            found = self._readers[value] = self._find_readers(value)
-        return found
+        readers = self._readers.get(value)
+        if readers is None:
+            readers = self._readers[value] = self._find_readers(value)
+        return readers
 
     def _find_readers(self, value: HloInstruction) -> dict[HloInstruction, None]:
-        found: dict[HloInstruction, None] = {}
+        readers: dict[HloInstruction, None] = {}
         root = self.computation.root
         waiting = list(value.users)
         if value is root:
-            found[value] = None
+            readers[value] = None
         while waiting:
             user = waiting.pop()
             if user in self.group_of or not is_movement(user):
-                found[user] = None
+                readers[user] = None
+                # Who repeats a value reads its operands, so that its readers are theirs.
                 if user in self.repeated:
                     waiting += user.users
                 continue
             waiting += user.users
             if user is root:
-                found[user] = None
-        return found
+                readers[user] = None
+        return readers
 
     def repeat(self, members: set[HloInstruction]) -> None:
         """Let other groups compute members again instead of reading them."""
         self.repeated |= members
+        # Readers pass through repeated members: which ones those are has changed.
         self._readers.clear()
 
     def keep(self, members: set[HloInstruction]) -> None:
@@ -195,6 +197,7 @@ class Grouping:
         plan = planned.plan if isinstance(planned, GroupPlan) else None
         if plan is not None and plan.kind == "mixed" and plan.row_size > self.limits.mixed_row:
             return f"a kernel that reduces rows of {plan.row_size} elements does not add up columns, too"
+        # A product that is planned as a sum of its group's space reads its factors with strides.
         products = [m for m in members if m.opcode == "dot" and is_product(m)]
         if products and isinstance(planned, GroupPlan):
             return f"the product {products[0].name} would be sums over elements that are not contiguous"
@@ -253,20 +256,23 @@ class GroupOrder:
         if not self._places:
             self._places = {node: (k,) for k, node in enumerate(self._sorted())}
         places, group_of = self._places, self.grouping.group_of
+        # In a topological order the later group cannot precede the earlier one.  A cycle needs a path from
+        # the earlier to the later one over another node, and all nodes of it have places between the two.
         first, second = (a, b) if places[a] < places[b] else (b, a)
         end = places[second]
-        found: set[Node] = set()
+        nodes: set[Node] = set()
         waiting = [f for f in self.grouping.followers(first) if group_of.get(f) is not second]
         while waiting:
             value = waiting.pop()
             node = group_of.get(value, value)
             if node is second:
                 return None
-            if node not in found and places[node] < end:
-                found.add(node)
+            # Nodes behind the later group cannot lead back to it: the search never leaves the interval.
+            if node not in nodes and places[node] < end:
+                nodes.add(node)
                 waiting += self.grouping.followers(node)
-        self._searched = first, second, found
-        return found
+        self._searched = first, second, nodes
+        return nodes
 
     def joined(self, a: FusionGroup, b: FusionGroup) -> None:
         """Update the order after two groups became `a`."""
@@ -274,16 +280,18 @@ class GroupOrder:
         if searched is None or {searched[0], searched[1]} != {a, b}:
             self._places = {}  # several groups join at once, which only together may be acyclic
             return
-        _, second, found = searched
+        _, second, nodes = searched
         place, self._turn = self._places[second], self._turn + 1
-        behind = sorted(found, key=self._places.__getitem__)
+        behind = sorted(nodes, key=self._places.__getitem__)
+        # They depend on the earlier group, which is now at the place of the later one, so they go behind it
+        # and keep their order.  The negative turn puts them before what earlier joins left behind the same
+        # place.
         self._places.update({node: (*place, -self._turn, k) for k, node in enumerate(behind)})
         self._places[a] = place
         if b is not a:
             del self._places[b]
 
     def _sorted(self) -> list[Node]:
-        """All nodes in order."""
         group_of, done, out = self.grouping.group_of, set[Node](), list[Node]()
         for start in reversed(self.grouping.order):
             waiting: list[tuple[Node, bool]] = [(group_of.get(start, start), False)]
@@ -324,18 +332,18 @@ def needed_of(closure: Sequence[HloInstruction], results: Sequence[HloInstructio
 def _read_of_target(update: HloInstruction) -> list[HloInstruction]:
     """Reads of an array by the group that updates it in place, through movement."""
     target = array_beneath(update.operands[0])
-    found = []
+    operands = []
     for operand in update.operands[1:]:
         seen, waiting = {operand}, [operand]
         while waiting and array_beneath(operand) is not target:
             value = waiting.pop()
             if value is target:
-                found.append(operand)
+                operands.append(operand)
                 break
             if value.opcode in MOVEMENT:
                 waiting += [o for o in value.operands if o not in seen]
                 seen.update(value.operands)
-    return found
+    return operands
 
 
 def _unstrided(dot: HloInstruction) -> list[HloInstruction]:
@@ -348,15 +356,16 @@ def _unstrided(dot: HloInstruction) -> list[HloInstruction]:
                 break
             factor = factor.operands[0]
     inside.reverse()
-    found = []
+    factors = []
     for factor in dot.operands:
         others = [o for o in dot.operands if o is not factor]
         movement = [i for i in inside if i.opcode in MOVEMENT and i not in others]
+        # Asked of the planner, with the movement of this factor alone: it refuses strides that products lack.
         try:
             plan_dot("kernel", [*movement, dot], [dot])
         except NoPlan:
-            found.append(factor)
-    return found
+            factors.append(factor)
+    return factors
 
 
 class Outlining:
@@ -368,7 +377,7 @@ class Outlining:
 
     def __init__(self, computation: HloComputation) -> None:
         self.computation = computation
-        self._made: list[tuple[HloInstruction, Sequence[HloInstruction]]] = []
+        self._fusions: list[tuple[HloInstruction, Sequence[HloInstruction]]] = []
 
     def arrays(
         self, members: Sequence[HloInstruction], results: Sequence[HloInstruction]
@@ -403,11 +412,11 @@ class Outlining:
             body.set_root(body.add(HloInstruction("tuple", shape, [copies[r] for r in results])))
         fusion = HloInstruction("fusion", shape, arrays, {"kind": kind}, (body,))
         fusion.metadata = results[-1].metadata
-        self._made.append((self.computation.add(fusion), results))
+        self._fusions.append((self.computation.add(fusion), results))
 
     def finish(self) -> bool:
         """Replace the members by the fusions; True if anything changed."""
-        for fusion, results in self._made:
+        for fusion, results in self._fusions:
             if len(results) == 1:
                 results[0].replace_all_uses_with(fusion)
                 continue
@@ -415,7 +424,7 @@ class Outlining:
                 element = HloInstruction("get-tuple-element", result.shape, [fusion], {"index": number})
                 result.replace_all_uses_with(self.computation.add(element))
         removed = remove_all_unused(self.computation)
-        return bool(self._made) or removed
+        return bool(self._fusions) or removed
 
 
 def outline(grouping: Grouping) -> bool:

@@ -1,6 +1,6 @@
-"""hlo-keep-rounding.
+"""Rounding that a program depends on, kept where kernels would compute with more exact values.
 
-Where two bf16 values may cancel, and a kernel knows one more exactly than the other.
+Two bf16 values may cancel, and a kernel may know one more exactly than the other:
 
     g - sum(f32(g) * p)    g is not rounded in the difference, but on its way to the sum
 
@@ -24,7 +24,7 @@ from mpmd.compile.kernels.operations import NARROW
 from mpmd.compile.kernels.planner.elements import MOVEMENT
 from mpmd.compile.kernels.precision import ABRUPT, EXACT, NARROW_TYPE, WIDE_TYPE
 from mpmd.compile.passes.hlo_pass import HloPass
-from mpmd.compile.passes.value_queries import splat
+from mpmd.compile.passes.rewriter import splat
 
 _CANCELLING = frozenset(("add", "subtract", "log", "log-plus-one"))
 """Operations with a zero, or a pole, where operands are about equal or about one."""
@@ -62,18 +62,18 @@ def may_cancel(
     known: dict[HloInstruction, _InexactSources] = {}
     bit = 1
     for instruction in computation.post_order():
-        found = _InexactSources()
+        sources = _InexactSources()
         if not is_start(instruction):
             for operand in instruction.operands:
-                found |= known[operand]
+                sources |= known[operand]
             if _cancels(instruction, known):
                 yield instruction
         if _rounds(instruction):
-            found = _InexactSources(0, found.wide | found.rounded)
+            sources = _InexactSources(0, sources.wide | sources.rounded)
         if is_inexact(instruction):
-            found |= _InexactSources(bit)
+            sources |= _InexactSources(bit)
             bit <<= 1
-        known[instruction] = found
+        known[instruction] = sources
 
 
 def _rounds(instruction: HloInstruction) -> bool:
@@ -118,7 +118,6 @@ class KeepRounding(HloPass):
     """
 
     def rewrite(self, module: HloModule) -> bool:
-        """Rewrites `module`; True iff that changed something."""
         changed = False
         for value in _to_round(module):
             if _is_inexact(value) and not _is_rounded_anyway(value):
@@ -203,8 +202,8 @@ def _round(value: HloInstruction) -> None:
     computation = value.parent
     wide = computation.add(HloInstruction("convert", value.shape.with_dtype(WIDE_TYPE), [value]))
     rounded = computation.add(HloInstruction("convert", value.shape, [wide]))
-    for made in (wide, rounded):
-        made.metadata = value.metadata
+    for conversion in (wide, rounded):
+        conversion.metadata = value.metadata
     for user in list(value.users):
         if user is not wide:
             value.replace_use(user, rounded)

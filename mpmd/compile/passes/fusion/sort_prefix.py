@@ -1,4 +1,7 @@
-"""hlo-sort-prefix."""
+"""Sorts of which only the first elements are read: one kernel that selects them.
+
+A kernel that knows how many elements are wanted need not order the others.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,6 @@ class SortPrefix(HloPass):
     most: int = 128
 
     def rewrite(self, module: HloModule) -> bool:
-        """Rewrites `module`; True iff that changed something."""
         changed = False
         for computation in CallGraph(module).sequential():
             changed |= self._rewrite(computation)

@@ -1,4 +1,7 @@
-"""A layout for every array, by what its users require."""
+"""A layout for every array, by what its users require, so that as few as possible need a copy in another one.
+
+The program's caller, libraries and collectives fix theirs; the rest follows from these.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.shape import Shape, ShapeIndex
 from mpmd.compile.passes.hlo_pass import HloPass, unfused
 from mpmd.compile.passes.layout.physical import is_bitcast, kept_layout, transposed_layout
-from mpmd.compile.passes.value_queries import inverse
+from mpmd.compile.passes.rewriter import inverse
 
 _AS_RESULT = frozenset(
     ["concatenate", "pad", "slice", "reverse", "dynamic-slice", "dynamic-update-slice", "map"]
@@ -139,6 +142,8 @@ class Propagation:
             fixed = self._requirements.of_result(instruction)
             if fixed is not None:
                 self._choose(instruction, fixed)
+        # Fixed layouts spread first: then nothing that could have been free of copies is settled by default.
+        # The result is next, as a hint and not a constraint: a copy at the root is possible, once.
         self._settle()
         root = self._computation.root
         if root.shape.is_array and root not in self._chosen:
@@ -147,6 +152,7 @@ class Propagation:
                 self._choose(root, wanted)
         self._settle()
         for instruction in arrays:
+            # One at a time, each followed by its consequences: a default may decide its neighbours.
             if instruction not in self._chosen:
                 self._choose(instruction, Layout.row_major(instruction.shape.rank))
                 self._settle()
@@ -165,6 +171,8 @@ class Propagation:
         while self._down or self._up:
             if self._down:
                 value = self._down.popleft()
+                # A row-major value offers its layout through transposes only; other users are row-major by
+                # default, unless another neighbour offers them a layout first.
                 every = not self._chosen[value].is_row_major
                 for user in value.users:
                     if user in self._chosen or not user.shape.is_array:
@@ -192,6 +200,7 @@ def downwards(layout: Layout, value: HloInstruction, user: HloInstruction) -> La
     if opcode == "reshape":
         return _reshaped(layout, value, user)
     if opcode == "broadcast":
+        # The operand's dims stay innermost, so that rows of the operand are read in order.
         added = [d for d in range(user.shape.rank) if d not in user.dimensions]
         return Layout((*(user.dimensions[d] for d in layout.minor_to_major), *reversed(added)))
     same = value.shape.dims and len(layout.minor_to_major) == user.shape.rank
@@ -275,6 +284,7 @@ def _apply(
 ) -> bool:
     """Write the layouts into shapes, and insert copies where a use needs another one."""
     order = computation.post_order()
+    # All layouts are written before any copy: what an operand must have follows from its user's layout.
     for instruction in order:
         if instruction in layouts:
             instruction.shape = instruction.shape.with_layout(layouts[instruction])
@@ -285,6 +295,7 @@ def _apply(
     for instruction in order:
         for number, operand in enumerate(list(instruction.operands)):
             wanted = requirements.of_operand(instruction, number)
+            # Layouts are pooled: equal ones are one object.
             if wanted is not None and wanted is not operand.shape.layout:
                 instruction.replace_operand(number, _copied(operand, wanted, copies))
                 changed = True
@@ -310,10 +321,10 @@ def _copied(
 ) -> HloInstruction:
     key = value, layout
     if key not in copies:
-        made = HloInstruction("copy", value.shape.with_layout(layout), [value])
-        made.metadata = value.metadata
+        copy = HloInstruction("copy", value.shape.with_layout(layout), [value])
+        copy.metadata = value.metadata
         assert value.computation is not None
-        copies[key] = value.computation.add(made)
+        copies[key] = value.computation.add(copy)
     return copies[key]
 
 

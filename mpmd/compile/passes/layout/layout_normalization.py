@@ -1,6 +1,7 @@
-"""hlo-layout-normalization.
+"""Programs without layouts: arrays whose order in memory is not row-major become transposed row-major ones.
 
-hlo-layout-removal.
+Kernels and rules then read dims alone.  Parameters, results and library calls keep the order that they state;
+broadcasts and reshapes take forms whose dims keep their order.
 """
 
 from __future__ import annotations
@@ -18,8 +19,64 @@ from mpmd.compile.hlo.opcodes import ELEMENTWISE, OPCODES
 from mpmd.compile.hlo.shape import Shape, tuple_of
 from mpmd.compile.passes.hlo_pass import ComputationPass, HloPass
 from mpmd.compile.passes.layout.physical import is_bitcast, order_of, physical
-from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule
-from mpmd.compile.passes.value_queries import inverse
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, Rule, inverse
+
+
+class BroadcastCanonicalizer(ComputationPass):
+    """Canonicalises broadcasts to keep the order of dims.
+
+    broadcast(x: [2,3]), dimensions={2,0}  ->  broadcast(transpose(x): [3,2]), dimensions={0,2}
+
+    Requires: no schedule.
+    Ensures: the dimensions of each broadcast ascend.
+    Cost: linear.
+    Source: XLA's broadcast canonicaliser: emitters then handle one order only.
+    """
+
+    def rewrite_computation(self, computation: HloComputation) -> bool:
+        return Rewriter(computation).run({"broadcast": (_sorted,)}, lambda i: not i.shape.dynamic)
+
+
+def _sorted(site: RewriteSite) -> HloInstruction | None:
+    dims = site.at.dimensions
+    if list(dims) == sorted(dims):
+        return None
+    order = sorted(range(len(dims)), key=dims.__getitem__)
+    value = site.build.transpose(site.operands[0], order)
+    return site.build.broadcast(value, site.shape.dims, sorted(dims))
+
+
+class ReshapeDecomposer(ComputationPass):
+    """Replaces each reshape by a bitcast, and by a copy where data moves.
+
+    reshape(x: f32[4,6]{0,1}): f32[24]{0}  ->  bitcast(copy(x): f32[4,6]{1,0}): f32[24]{0}
+
+    Requires: layouts are assigned; no schedule.
+    Ensures: no reshape is left; only those whose order in memory changes have copies.
+    Cost: linear.
+    Source: XLA's reshape decomposer.
+    """
+
+    def rewrite_computation(self, computation: HloComputation) -> bool:
+        return Rewriter(computation).run({"reshape": (_decompose,)}, lambda i: not i.shape.dynamic)
+
+
+def _decompose(site: RewriteSite) -> HloInstruction | None:
+    (x,) = site.operands
+    source, target = x.shape.filled(), site.shape.filled()
+    if is_bitcast(source, target):
+        return site.build.add("bitcast", x, shape=target)
+    plain, wanted = source.with_default_layout(), target.with_default_layout()
+    if is_bitcast(source, wanted):
+        return _copied(site, site.build.add("bitcast", x, shape=wanted), target)
+    moved = _copied(site, x, plain)
+    if is_bitcast(plain, target):
+        return site.build.add("bitcast", moved, shape=target)
+    return _copied(site, site.build.add("bitcast", moved, shape=wanted), target)
+
+
+def _copied(site: RewriteSite, value: HloInstruction, shape: Shape) -> HloInstruction:
+    return value if value.shape is shape else site.build.add("copy", value, shape=shape)
 
 
 class LayoutRemoval(HloPass):
@@ -181,8 +238,8 @@ def _elementwise(site: RewriteSite) -> HloInstruction | None:
     ranks = {o.shape.rank for o in site.operands if not o.shape.is_scalar}
     if not _needs(site) or len(layouts) != 1 or ranks - {site.shape.rank}:
         return None
-    made = site.same(*(_normal(site, o) for o in site.operands), shape=physical(site.shape))
-    return _back(site, made)
+    computed = site.same(*(_normal(site, o) for o in site.operands), shape=physical(site.shape))
+    return _back(site, computed)
 
 
 def _reordered(change: Callable[[RewriteSite, dict[int, int]], dict[str, Any]]) -> Rule:
@@ -278,11 +335,11 @@ def _reduce(site: RewriteSite) -> HloInstruction | None:
     x, init = site.operands
     order = order_of(x.shape)
     dims = tuple(i for i, d in enumerate(order) if d in site.at.dimensions)
-    made = site.same(_normal(site, x), init, dimensions=dims)
+    reduced = site.same(_normal(site, x), init, dimensions=dims)
     left = [d for d in range(x.shape.rank) if d not in site.at.dimensions]
     come = [left.index(d) for d in order if d in left]
     moves = [come.index(d) for d in order_of(site.shape)]
-    return _back(site, site.build.transpose(made, moves))
+    return _back(site, site.build.transpose(reduced, moves))
 
 
 _MOVES: dict[str, Rule] = {

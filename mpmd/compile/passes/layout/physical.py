@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from mpmd.compile.hlo.attributes import Ints
 from mpmd.compile.hlo.layout import Layout
 from mpmd.compile.hlo.shape import Shape, array
-from mpmd.compile.passes.value_queries import inverse
+from mpmd.compile.passes.rewriter import inverse
 
 
 def physical(shape: Shape) -> Shape:
@@ -67,12 +67,12 @@ def _group_order(shape: Shape, groups: Sequence[Ints]) -> Ints:
     """Groups from the outermost in memory inwards, after a -1; () if the dims of one are not in order."""
     number = {d: g for g, dims in enumerate(groups) for d in dims}
     order = [d for d in order_of(shape) if d in number]
-    found, position = [-1], 0
+    ascending, position = [-1], 0
     while position < len(order):
         group = number[order[position]]
         dims = groups[group]
         if tuple(order[position : position + len(dims)]) != dims:
             return ()
-        found.append(group)
+        ascending.append(group)
         position += len(dims)
-    return tuple(found)
+    return tuple(ascending)

@@ -1,7 +1,4 @@
-"""Calls and tuples between computations, removed.
-
-hlo-conditional-simplifier.
-"""
+"""Calls, tuples and conditionals removed where they only hide a value: passes look at one computation."""
 
 from __future__ import annotations
 
@@ -12,9 +9,8 @@ from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.printer import computation_digest
 from mpmd.compile.hlo.shape import tuple_of
 from mpmd.compile.passes.hlo_pass import ComputationPass, HloPass
-from mpmd.compile.passes.rewriter import Rewriter, remove_unused
-from mpmd.compile.passes.simplify.algebra import tuples
-from mpmd.compile.passes.value_queries import splat
+from mpmd.compile.passes.rewriter import Rewriter, remove_unused, splat
+from mpmd.compile.passes.simplify.algebra import movement
 
 
 class CallInliner(HloPass):
@@ -115,7 +111,7 @@ class TupleSimplifier(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        return Rewriter(computation).run(tuples.RULES, lambda instruction: True)
+        return Rewriter(computation).run(movement.TUPLES, lambda instruction: True)
 
 
 class ConditionalSimplifier(ComputationPass):
@@ -193,11 +189,11 @@ def _drop_unused(instruction: HloInstruction) -> bool:
         remove_unused(old)
     build = HloBuilder(instruction.parent)
     shape = tuple_of([instruction.shape.elements[i] for i in kept])
-    made = build.add("conditional", *instruction.operands, shape=shape, called=branches)
-    made.copy_annotations(instruction)
+    conditional = build.add("conditional", *instruction.operands, shape=shape, called=branches)
+    conditional.copy_annotations(instruction)
     for reader in list(instruction.users):
         index = kept.index(reader.tuple_index)
-        value = build.add("get-tuple-element", made, shape=reader.shape, index=index)
+        value = build.add("get-tuple-element", conditional, shape=reader.shape, index=index)
         instruction.parent.replace(reader, value)
-    instruction.parent.remove(instruction)  # though it may have effects: `made` has them
+    instruction.parent.remove(instruction)  # though it may have effects: `conditional` has them
     return True

@@ -1,4 +1,7 @@
-"""hlo-one-per-row-rewriter."""
+"""Gathers and scatters of one element per row as comparisons with the element's number, which fuse.
+
+A loss picks the label's logit of each row so; as a comparison and a sum it joins the kernel that has the row.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,8 @@ from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.literals import integer_range
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, reducer
 from mpmd.compile.passes.rewriter import TrackingBuilder as Builder
-from mpmd.compile.passes.value_queries import reducer
 
 
 class OnePerRowRewriter(ComputationPass):
@@ -42,10 +44,10 @@ def _gather(site: RewriteSite) -> HloInstruction | None:
     computed = x.is_elementwise and x.opcode != "constant" and x.shape.info.kind == "float"
     if not computed or dims.offset_dims or any(size != 1 for size in site.at.slice_sizes):
         return None
-    found = _label(site.build, x, indices, dims.start_index_map, dims.index_vector_dim)
-    if found is None:
+    labelled = _label(site.build, x, indices, dims.start_index_map, dims.index_vector_dim)
+    if labelled is None:
         return None
-    along, label = found
+    along, label = labelled
     build, dtype = site.build, label.shape.dtype
     low, high = (build.full(n, dtype, label.shape.dims) for n in (0, x.shape.dims[along] - 1))
     inside = build.add("minimum", build.add("maximum", label, low), high)
@@ -62,10 +64,10 @@ def _scatter(site: RewriteSite) -> HloInstruction | None:
     dims = site.at.scatter_dims
     if not _is_zero(zeros) or reducer(site.at.to_apply) != "add" or dims.update_window_dims:
         return None
-    found = _label(site.build, zeros, indices, dims.scatter_dims_to_operand_dims, dims.index_vector_dim)
-    if found is None:
+    labelled = _label(site.build, zeros, indices, dims.scatter_dims_to_operand_dims, dims.index_vector_dim)
+    if labelled is None:
         return None
-    along, label = found
+    along, label = labelled
     build, rows = site.build, [d for d in range(zeros.shape.rank) if d != along]
     wide = build.broadcast(build.reshape(updates, label.shape.dims), zeros.shape.dims, rows)
     return build.select(_hit(build, zeros, along, label), wide, zeros)

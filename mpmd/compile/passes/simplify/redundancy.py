@@ -1,4 +1,4 @@
-"""Instructions that are not needed: dead, equal to others, or without elements."""
+"""Instructions that are not needed: dead, equal to others, empty, constant, or sorted for no reader."""
 
 from __future__ import annotations
 
@@ -7,13 +7,22 @@ from collections.abc import Hashable
 import numpy as np
 
 from mpmd.compile.hlo.computation import HloComputation
+from mpmd.compile.hlo.evaluator import Evaluator, is_evaluable
 from mpmd.compile.hlo.instruction import HloInstruction, Literal
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.opcodes import Category
 from mpmd.compile.hlo.printer import computation_digest
+from mpmd.compile.hlo.shape import tuple_of
 from mpmd.compile.passes.hlo_pass import ComputationPass, HloPass, unfused
-from mpmd.compile.passes.rewriter import Rewriter, is_dead, remove_unused
-from mpmd.compile.passes.value_queries import is_trivial
+from mpmd.compile.passes.rewriter import (
+    Rewriter,
+    RewriteSite,
+    Rule,
+    TrackingBuilder,
+    is_dead,
+    is_trivial,
+    remove_unused,
+)
 
 
 class Dce(HloPass):
@@ -42,7 +51,7 @@ class Dce(HloPass):
         return module.remove_unreached() or changed
 
 
-_NEVER = frozenset(
+_UNMERGED = frozenset(
     ["parameter", "rng", "rng-get-and-update-state", "partition-id", "replica-id", "after-all", "opt-barrier"]
 )
 
@@ -85,15 +94,15 @@ class Cse(HloPass):
         for instruction in computation.post_order():
             if instruction.computation is None or not self._may_share(instruction):
                 continue
-            found = known.setdefault(_key(instruction, digests), instruction)
-            if found is not instruction:
-                instruction.replace_all_uses_with(found)
+            first = known.setdefault(_key(instruction, digests), instruction)
+            if first is not instruction:
+                instruction.replace_all_uses_with(first)
                 remove_unused(instruction)
                 changed = True
         return changed
 
     def _may_share(self, instruction: HloInstruction) -> bool:
-        if instruction.opcode in _NEVER or instruction.has_control_edges:
+        if instruction.opcode in _UNMERGED or instruction.has_control_edges:
             return False
         if instruction.opcode == "constant":
             return self.constants
@@ -153,3 +162,114 @@ def _is_removable(instruction: HloInstruction) -> bool:
     if instruction.opcode in ("parameter", "constant", "get-tuple-element"):
         return False
     return instruction.info.category not in _OUTSIDE
+
+
+_UNFOLDED = frozenset(
+    ["constant", "iota", "broadcast", "tuple", "get-tuple-element", "partition-id", "replica-id", "copy"]
+)
+
+
+class ConstantFolding(ComputationPass):
+    """Evaluates elementwise operations, conversions and movement of constants at compile time.
+
+    add(constant(1), constant(2))  ->  constant(3)
+
+    Broadcasts and iotas stay symbolic: they need no memory, their values do.  Reductions, products, gathers
+    and sorts of constants stay kernels.
+
+    Requires: no schedule.
+    Ensures: no operation with constant operands is left whose result is small enough: no larger than the
+        operands, or than `max_bytes`.
+    Cost: that of the evaluator, linear in elements.
+    Source: the evaluator defines the result; denormals are kept.
+
+    Attributes:
+        max_bytes: largest result that is folded although it is larger than its operands, in bytes.
+    """
+
+    max_bytes: int = 1 << 20
+
+    def rewrite_computation(self, computation: HloComputation) -> bool:
+        """Folds in post-order, so that chains fold at once."""
+        rewriter = Rewriter(computation)
+        for instruction in computation.post_order():
+            if instruction.computation is not None and self._is_foldable(instruction):
+                value = _folded(instruction, rewriter.build)
+                rewriter.replace(instruction, value)
+        return rewriter.changed
+
+    def _is_foldable(self, instruction: HloInstruction) -> bool:
+        if instruction.opcode in _UNFOLDED or not is_evaluable(instruction) or instruction.has_control_edges:
+            return False
+        if not instruction.operands or any(o.opcode != "constant" for o in instruction.operands):
+            return False
+        shape = instruction.shape
+        if not shape.is_array or shape.dynamic or (shape.layout and not shape.layout.is_row_major):
+            return False
+        read = sum(o.shape.byte_size for o in instruction.operands)
+        return shape.byte_size <= max(read, self.max_bytes)
+
+
+def _folded(instruction: HloInstruction, build: TrackingBuilder) -> HloInstruction:
+    body = instruction.parent.module.create_computation("folded")
+    try:
+        copies = [body.add(o.clone(())) for o in instruction.operands]
+        body.set_root(body.add(instruction.clone(copies)))
+        with np.errstate(all="ignore"):
+            value = Evaluator().run(body, [])
+    finally:
+        instruction.parent.module.remove_computation(body)
+    return build.constant(value)
+
+
+class SortSimplifier(ComputationPass):
+    """Sorts only used operands, and nothing along a dim of size 1.
+
+    (keys, values) = sort(k, v), only keys used -> keys = sort(k)
+
+    Requires: no schedule.
+    Ensures: each operand of a sort is compared or its result used; the sorted dim has two elements or more.
+    Cost: linear.
+    Source: XLA's sort simplifier.
+    """
+
+    def rewrite_computation(self, computation: HloComputation) -> bool:
+        rules: dict[str, tuple[Rule, ...]] = {"sort": (_sort_of_one, _sort_used)}
+        return Rewriter(computation).run(rules, lambda instruction: True)
+
+
+def _sort_of_one(site: RewriteSite) -> HloInstruction | None:
+    if site.operands[0].shape.dims[site.at.dimensions[0]] > 1:
+        return None
+    return site.build.tuple(site.operands) if site.shape.is_tuple else site.operands[0]
+
+
+def _sort_used(site: RewriteSite) -> HloInstruction | None:
+    if site.at.is_root or not site.shape.is_tuple:
+        return None
+    if any(u.opcode != "get-tuple-element" for u in site.at.users):
+        return None
+    order = site.at.to_apply
+    compared = {p.parameter_number // 2 for p in order.parameters if p.users or p.is_root}
+    used = {u.tuple_index for u in site.at.users}
+    count = len(site.operands)
+    kept = [i for i in range(count) if i in used or i in compared]
+    if len(kept) == count or not kept:
+        return None
+    smaller = order.clone()
+    for number in reversed(range(2 * count)):
+        if number // 2 not in kept:
+            smaller.remove_parameter(number)
+    values = [site.operands[i] for i in kept]
+    ordered = site.build.add(
+        "sort",
+        *values,
+        shape=values[0].shape if len(kept) == 1 else tuple_of([v.shape for v in values]),
+        called=(smaller,),
+        dimensions=site.at.dimensions,
+        is_stable=bool(site.at.attributes.get("is_stable", False)),
+    )
+    results = [ordered] if len(kept) == 1 else [site.build.element(ordered, i) for i in range(len(kept))]
+    # Unused elements may be anything of their shape.
+    elements = [results[kept.index(i)] if i in kept else site.operands[i] for i in range(count)]
+    return site.build.tuple(elements)

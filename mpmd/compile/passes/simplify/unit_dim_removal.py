@@ -1,4 +1,4 @@
-"""hlo-unit-dim-removal."""
+"""Dims of extent 1 removed: the dims of an array are then those that kernels iterate over."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def _broadcast(site: RewriteSite) -> HloInstruction | None:
     places = {d: k for k, d in enumerate(_kept(site.shape.dims))}
     dims = tuple(places[site.at.dimensions[d]] for d in _kept(operand.shape.dims))
     narrow = array(site.shape.dtype, [site.shape.dims[d] for d in places])
-    made = site.same(_without(site, operand), shape=narrow, dimensions=dims)
-    return site.build.reshape(made, site.shape.dims)
+    stretched = site.same(_without(site, operand), shape=narrow, dimensions=dims)
+    return site.build.reshape(stretched, site.shape.dims)
 
 
 def _transpose(site: RewriteSite) -> HloInstruction | None:
@@ -76,8 +76,8 @@ def _transpose(site: RewriteSite) -> HloInstruction | None:
         return None
     places = {d: k for k, d in enumerate(_kept(operand.shape.dims))}
     order = tuple(places[d] for d in site.at.dimensions if d in places)
-    made = site.build.transpose(_without(site, operand), order)
-    return site.build.reshape(made, site.shape.dims)
+    transposed = site.build.transpose(_without(site, operand), order)
+    return site.build.reshape(transposed, site.shape.dims)
 
 
 def _reduce(site: RewriteSite) -> HloInstruction | None:
@@ -89,8 +89,8 @@ def _reduce(site: RewriteSite) -> HloInstruction | None:
         return None  # of one element: the simplifier's
     dims = tuple(places[d] for d in site.at.dimensions)
     narrow = array(site.shape.dtype, [extent for extent in site.shape.dims if extent != 1])
-    made = site.same(_without(site, operand), start, shape=narrow, dimensions=dims)
-    return site.build.reshape(made, site.shape.dims)
+    reduced = site.same(_without(site, operand), start, shape=narrow, dimensions=dims)
+    return site.build.reshape(reduced, site.shape.dims)
 
 
 def _dot(site: RewriteSite) -> HloInstruction | None:
@@ -114,11 +114,11 @@ def _dot(site: RewriteSite) -> HloInstruction | None:
     )
     kept = [a.shape.dims[d] for d in (*(x for x, _ in batches), *free_a)] + [b.shape.dims[d] for d in free_b]
     factors = [site.build.reshape(x, [x.shape.dims[d] for d in only]) for x, only in ((a, left), (b, right))]
-    made = site.same(*factors, shape=array(site.shape.dtype, kept), dot_dims=narrow)
-    return site.build.reshape(made, site.shape.dims)
+    product = site.same(*factors, shape=array(site.shape.dtype, kept), dot_dims=narrow)
+    return site.build.reshape(product, site.shape.dims)
 
 
 def _needed(side: HloInstruction, free: Sequence[int]) -> tuple[int, ...]:
     """The free dims of a side that are not 1; the last one if all are."""
-    found = tuple(d for d in free if side.shape.dims[d] != 1)
-    return found or tuple(free[-1:])
+    longer = tuple(d for d in free if side.shape.dims[d] != 1)
+    return longer or tuple(free[-1:])

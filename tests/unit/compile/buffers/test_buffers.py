@@ -10,13 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpmd.compile.analysis.dataflow import Dataflow
-from mpmd.compile.analysis.liveness import LiveRange
+from mpmd.compile.analysis.liveness import LiveRange, Occupancy
 from mpmd.compile.backends.native_cpu.ffi import aligned_empty
 from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
 from mpmd.compile.buffers.assignment import Slice
 from mpmd.compile.buffers.buffer_report import assignment_report
 from mpmd.compile.buffers.offsets import ANY_MEMORY, LiveBlock, pack
-from mpmd.compile.buffers.ranges import Occupancy
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.kernels.in_place import may_share
 from mpmd.compile.kernels.plan_builder import PlanBuilder

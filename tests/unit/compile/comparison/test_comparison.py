@@ -8,9 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpmd.compile.comparison.narrowing import opinions_of
+from mpmd.compile.comparison.narrowing import opinions_of, widened
 from mpmd.compile.comparison.rounding import Rounding
-from mpmd.compile.comparison.widened import widened
 from mpmd.compile.fragment import FragmentModule, ValueSpec
 from tests.support.native_fragments import mlir_type
 from tests.support.native_meshes import mesh_of

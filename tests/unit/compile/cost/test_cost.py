@@ -7,8 +7,8 @@ from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
 from mpmd.compile.cost.kernel_work import plan_workload, product_workloads
 from mpmd.compile.kernels.in_place import may_share
 from mpmd.compile.kernels.index import dim, linear
-from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.plan_builder import PlanBuilder
+from mpmd.compile.kernels.product_plans import MatmulPlan, View
 from mpmd.compile.llvm.cpu import host_target
 from mpmd.cost.device import H200, cpu_device
 from mpmd.cost.roofline import projected, speed_of_light

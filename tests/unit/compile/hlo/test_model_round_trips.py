@@ -12,7 +12,7 @@ import pytest
 
 from mpmd.compile.hlo import print_module, verify
 from mpmd.compile.lowering import lower
-from mpmd.compile.passes.pass_groups import GROUPS
+from mpmd.compile.pipelines import GROUPS
 from mpmd.support.pass_pipeline import Watch, run_pipeline
 from tests.support.comparing import relative_difference
 from tests.support.hlo_meaning import evaluate

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from mpmd.compile.analysis.dataflow import Dataflow
-from mpmd.compile.analysis.liveness import LiveRange
-from mpmd.compile.buffers.ranges import Occupancy, merged
+from mpmd.compile.analysis.liveness import LiveRange, Occupancy, merged
 from mpmd.compile.cost.hlo_cost import CostModel
 from mpmd.compile.hlo import fingerprint, parse_module, print_module, verify
 from mpmd.compile.lowering import lower

@@ -5,13 +5,12 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from mpmd.compile.kernels.attention import KEYS, AttentionPlan, Mixture
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.evaluate_products import evaluate_attention
 from mpmd.compile.kernels.index import constant, dim, value
 from mpmd.compile.kernels.masking import Guard, Triangle
-from mpmd.compile.kernels.matmul import View
 from mpmd.compile.kernels.plan_builder import PlanBuilder
+from mpmd.compile.kernels.product_plans import KEYS, AttentionPlan, Mixture, View
 from mpmd.errors import CompileError
 
 

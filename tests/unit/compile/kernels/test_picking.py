@@ -5,7 +5,7 @@ import pytest
 
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.index import dim
-from mpmd.compile.kernels.nodes import ReduceNode
+from mpmd.compile.kernels.kernel_plan import ReduceNode
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
 from mpmd.compile.kernels.picking import with_picked_elements
 from mpmd.compile.kernels.plan_builder import PlanBuilder

@@ -8,8 +8,8 @@ import pytest
 from mpmd.compile.hlo import parse_module, print_module, verify
 from mpmd.compile.passes import PASSES, collectives, expand, layout, make_pass, simplify
 from mpmd.compile.passes.hlo_pass import Fixpoint
-from mpmd.compile.passes.pass_groups import GROUPS
-from mpmd.compile.passes.simplify.loops import counter_of
+from mpmd.compile.passes.simplify.while_loops import counter_of
+from mpmd.compile.pipelines import GROUPS
 from mpmd.errors import ConfigError
 from mpmd.support.pass_pipeline import Timing, Watch, run_pipeline
 from mpmd.support.passes import Pass

@@ -9,7 +9,7 @@ import pytest
 
 import mpmd
 from mpmd.compile.cost.kernel_work import product_workloads
-from mpmd.compile.kernels.matmul import MatmulPlan, View
+from mpmd.compile.kernels.product_plans import MatmulPlan, View
 from mpmd.compile.thunks.program_costs import COMPUTE, MEMORY, cost_plot, fragment_costs
 from mpmd.cost.device import HOST
 from mpmd.cost.roofline import combined, projected, speed_of_light

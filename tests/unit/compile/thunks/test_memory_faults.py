@@ -8,14 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpmd.compile.analysis.liveness import LiveRange
+from mpmd.compile.analysis.liveness import LiveRange, merged
 from mpmd.compile.backends.native_cpu.handler import compile_with_handler
 from mpmd.compile.backends.native_cpu.steps import PlanCode, native_program
 from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.buffers.assignment import Slice, assign_buffers
 from mpmd.compile.buffers.buffer_report import assignment_report, holdings, memory_plot
 from mpmd.compile.buffers.offsets import DeviceMemory, LiveBlock, Room, bits
-from mpmd.compile.buffers.ranges import merged
 from mpmd.compile.buffers.sharing import reuse_outputs
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import parse_module

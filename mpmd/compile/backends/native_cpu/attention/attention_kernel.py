@@ -32,8 +32,7 @@ from mpmd.compile.backends.native_cpu.kernels.places import product, unflatten
 from mpmd.compile.backends.native_cpu.kernels.scope import Scope
 from mpmd.compile.backends.native_cpu.shared import SharedFunction, kernel_function
 from mpmd.compile.backends.native_cpu.storage import BYTES
-from mpmd.compile.kernels.attention import KEYS, AttentionPlan
-from mpmd.compile.kernels.matmul import View
+from mpmd.compile.kernels.product_plans import KEYS, AttentionPlan, View
 from mpmd.compile.llvm.cpu import LINE_BYTES, CpuTarget
 from mpmd.compile.llvm.function_builder import Index, Module
 from mpmd.compile.llvm.llvm_types import Value, constant, vector

@@ -8,10 +8,10 @@ from functools import cached_property
 
 from mpmd.compile.backends.native_cpu.gemm.tiling import register_tile
 from mpmd.compile.backends.native_cpu.storage import BYTES
-from mpmd.compile.kernels.attention import KEYS, AttentionPlan
 from mpmd.compile.kernels.in_place import may_share
 from mpmd.compile.kernels.index import dim
 from mpmd.compile.kernels.kernel_plan import Apply, KernelPlan, Load, Store
+from mpmd.compile.kernels.product_plans import KEYS, AttentionPlan
 from mpmd.compile.llvm.cpu import LINE_BYTES, CpuTarget
 
 _MAX_TILES = 4  # register tiles in a block of queries

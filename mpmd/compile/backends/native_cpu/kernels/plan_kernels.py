@@ -27,7 +27,7 @@ from mpmd.compile.backends.native_cpu.shared import CpuKernel
 from mpmd.compile.backends.native_cpu.storage import check_dtype
 from mpmd.compile.kernels.kernel_plan import ELEMENT, ROW, KernelPlan, Load, ReduceNode, store_level
 from mpmd.compile.kernels.normalise import normalise, reordered, split
-from mpmd.compile.kernels.sorting import sorting_of
+from mpmd.compile.kernels.sort_patterns import sorting_of
 from mpmd.compile.llvm.cpu import CpuTarget
 
 # Groups of outer indices: for load balance a unit for each of many threads, for speed many rows in each.

@@ -23,7 +23,7 @@ from mpmd.compile.backends.native_cpu.kernels.plan_kernel import PlanKernel
 from mpmd.compile.backends.native_cpu.kernels.scope import Scope
 from mpmd.compile.backends.native_cpu.storage import BYTES, MEMORY, narrow, widen
 from mpmd.compile.kernels.kernel_plan import Load
-from mpmd.compile.kernels.sorting import SortedArray, Sorting
+from mpmd.compile.kernels.sort_patterns import SortedArray, Sorting
 from mpmd.compile.llvm.cpu import LINE_BYTES
 from mpmd.compile.llvm.function_builder import FunctionBuilder
 from mpmd.compile.llvm.function_builder import Index as Position

@@ -12,7 +12,7 @@ from mpmd.compile.backends.native_gpu.triton.conversions import rounded
 from mpmd.compile.backends.native_gpu.triton.emit import TileWriter, identity
 from mpmd.compile.backends.native_gpu.triton.online import RowIteration
 from mpmd.compile.backends.native_gpu.triton.operations import accumulator_type, combine, reduce
-from mpmd.compile.kernels.nodes import ReduceNode
+from mpmd.compile.kernels.kernel_plan import ReduceNode
 
 
 class RowAccumulators:

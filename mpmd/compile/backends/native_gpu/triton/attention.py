@@ -38,12 +38,11 @@ from mpmd.compile.backends.native_gpu.triton.triton_kernels import (
     PrintedKernel,
     hoist,
 )
-from mpmd.compile.kernels.attention import KEYS, QUERIES, AttentionPlan
-from mpmd.compile.kernels.kernel_plan import store_level
+from mpmd.compile.kernels.kernel_plan import ELEMENT, ROW, store_arguments, store_level
 from mpmd.compile.kernels.masking import Triangle, triangle_of
-from mpmd.compile.kernels.nodes import ELEMENT, ROW, store_arguments
 from mpmd.compile.kernels.operations import DTYPE_BYTES
 from mpmd.compile.kernels.precision import without_narrow_sums
+from mpmd.compile.kernels.product_plans import KEYS, QUERIES, AttentionPlan
 from mpmd.errors import CompileError
 
 _WIDEST = 256

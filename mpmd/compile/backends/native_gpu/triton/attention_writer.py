@@ -13,12 +13,11 @@ from mpmd.compile.backends.native_gpu.triton.matrices import MatrixOperand, Matr
 from mpmd.compile.backends.native_gpu.triton.online import RowIteration
 from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling
 from mpmd.compile.backends.native_gpu.triton.triton_kernels import PrintedKernel
-from mpmd.compile.kernels.attention import KEYS, QUERIES, AttentionPlan, Mixture, Scores
-from mpmd.compile.kernels.kernel_plan import KernelPlan
+from mpmd.compile.kernels.kernel_plan import ELEMENT, ROW, Apply, KernelPlan, Load, ReduceNode, Store
 from mpmd.compile.kernels.masking import Guard, Triangle
-from mpmd.compile.kernels.nodes import ELEMENT, ROW, Apply, Load, ReduceNode, Store
 from mpmd.compile.kernels.operations import DTYPE_BYTES
 from mpmd.compile.kernels.picking import decided
+from mpmd.compile.kernels.product_plans import KEYS, QUERIES, AttentionPlan, Mixture, Scores
 
 
 @dataclasses.dataclass(frozen=True)

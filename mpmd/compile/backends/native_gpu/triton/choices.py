@@ -20,9 +20,8 @@ from collections.abc import Iterable
 from mpmd.compile.backends.native_gpu.triton.attention import attention_kernels
 from mpmd.compile.backends.native_gpu.triton.products import product_kernel
 from mpmd.compile.backends.native_gpu.triton.triton_kernels import PlanKernels, PrintedKernel, plan_kernels
-from mpmd.compile.kernels.attention import AttentionPlan
 from mpmd.compile.kernels.kernel_plan import KernelPlan
-from mpmd.compile.kernels.matmul import MatmulPlan
+from mpmd.compile.kernels.product_plans import AttentionPlan, MatmulPlan
 from mpmd.errors import CompileError
 
 OWN = "own"

@@ -21,19 +21,20 @@ from mpmd.compile.backends.native_gpu.triton.conversions import (
 )
 from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, TileSteps
 from mpmd.compile.kernels.index import Index
-from mpmd.compile.kernels.kernel_plan import KernelPlan, store_level
-from mpmd.compile.kernels.nodes import (
+from mpmd.compile.kernels.kernel_plan import (
     COLUMN,
     ELEMENT,
     ROW,
     Apply,
     Constant,
     IndexValue,
+    KernelPlan,
     Load,
     Node,
     ReduceNode,
     Store,
     store_arguments,
+    store_level,
 )
 from mpmd.compile.kernels.operations import REDUCTIONS
 

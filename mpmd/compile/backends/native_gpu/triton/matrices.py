@@ -10,8 +10,8 @@ from mpmd.compile.backends.native_gpu.triton.conversions import pointer_type
 from mpmd.compile.backends.native_gpu.triton.emit import TileWriter
 from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling
 from mpmd.compile.backends.native_gpu.triton.triton_kernels import PrintedKernel
-from mpmd.compile.kernels.matmul import View
 from mpmd.compile.kernels.operations import DTYPE_BYTES
+from mpmd.compile.kernels.product_plans import View
 
 MIN_SIDE = 16
 """Of the matrices that Triton multiplies."""

@@ -16,8 +16,7 @@ from collections.abc import Collection, Sequence
 
 from mpmd.compile.backends.native_gpu.triton.tiling import TileSteps
 from mpmd.compile.kernels.index import dim, linear, strides_of
-from mpmd.compile.kernels.kernel_plan import KernelPlan
-from mpmd.compile.kernels.nodes import ELEMENT, ROW, Apply, Constant, Node, ReduceNode
+from mpmd.compile.kernels.kernel_plan import ELEMENT, ROW, Apply, Constant, KernelPlan, Node, ReduceNode
 from mpmd.compile.kernels.plan_builder import PlanBuilder, renumbered
 
 _WIDE = ("f32", "bf16")

@@ -23,10 +23,9 @@ from mpmd.compile.backends.native_gpu.triton.matrices import MIN_SIDE, MatrixOpe
 from mpmd.compile.backends.native_gpu.triton.tiling import PlanTiling, TileSteps, power_of_two
 from mpmd.compile.backends.native_gpu.triton.triton_kernels import PlanKernels, PrintedKernel
 from mpmd.compile.kernels.index import constant, dim, linear, strides_of
-from mpmd.compile.kernels.kernel_plan import KernelPlan
-from mpmd.compile.kernels.matmul import MatmulPlan, View
-from mpmd.compile.kernels.nodes import IndexValue, Load
+from mpmd.compile.kernels.kernel_plan import IndexValue, KernelPlan, Load
 from mpmd.compile.kernels.plan_builder import PlanBuilder
+from mpmd.compile.kernels.product_plans import MatmulPlan, View
 
 
 def with_long_rows(plan: MatmulPlan) -> MatmulPlan:

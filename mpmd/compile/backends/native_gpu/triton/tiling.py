@@ -14,8 +14,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from mpmd.compile.kernels.index import Index
-from mpmd.compile.kernels.kernel_plan import ROW, KernelPlan, Load, ReduceNode
-from mpmd.compile.kernels.nodes import IndexValue
+from mpmd.compile.kernels.kernel_plan import ROW, IndexValue, KernelPlan, Load, ReduceNode
 
 MAX_ROW = 16384
 """Elements of a row up to which one tile holds it."""

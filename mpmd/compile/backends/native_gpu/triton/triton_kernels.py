@@ -27,16 +27,17 @@ from mpmd.compile.backends.native_gpu.triton.tiling import (
     tiling_of_few_rows,
 )
 from mpmd.compile.kernels.index import Index, dim, linear, strides_of
-from mpmd.compile.kernels.kernel_plan import KernelPlan, store_level
-from mpmd.compile.kernels.nodes import (
+from mpmd.compile.kernels.kernel_plan import (
     COLUMN,
     ELEMENT,
     ROW,
     IndexValue,
+    KernelPlan,
     Load,
     ReduceNode,
     Store,
     store_arguments,
+    store_level,
 )
 from mpmd.compile.kernels.normalise import normalise
 from mpmd.compile.kernels.operations import DTYPE_BYTES

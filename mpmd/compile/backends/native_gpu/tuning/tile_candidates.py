@@ -16,10 +16,9 @@ from mpmd.compile.backends.native_gpu.triton.compile_kernels import Cubin
 from mpmd.compile.backends.native_gpu.triton.products import product_kernel
 from mpmd.compile.backends.native_gpu.triton.tiling import power_of_two
 from mpmd.compile.backends.native_gpu.triton.triton_kernels import PrintedKernel, plan_kernels
-from mpmd.compile.kernels.attention import AttentionPlan
 from mpmd.compile.kernels.kernel_plan import KernelPlan
-from mpmd.compile.kernels.matmul import MatmulPlan
 from mpmd.compile.kernels.operations import DTYPE_BYTES
+from mpmd.compile.kernels.product_plans import AttentionPlan, MatmulPlan
 from mpmd.compile.thunks.thunk import Thunk, kernel_thunks
 
 _SIDES, _DEPTHS, _WARPS, _STAGES = (64, 128, 256), (32, 64, 128), (4, 8), (3, 4)

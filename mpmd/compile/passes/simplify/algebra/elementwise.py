@@ -1,14 +1,7 @@
-"""Rules of arithmetic: neutral constants, order of operands, simple powers.
+"""Rules of elementwise operations: neutral constants, order of operands, simple powers, conversions, choices.
 
-Exact for every value but where a rule says otherwise.  `x + 0` gives x, so that -0 + 0 becomes -0, not 0.
-
-Rules of element types: convert, bitcast-convert, reduce-precision, copy.
-
-All are exact: a conversion is dropped only if it kept every value.
-
-Rules of bits, orders and choices: and, or, xor, maximum, minimum, compare, select.
-
-All are exact.
+Exact for every value but where a rule says otherwise.  `x + 0` gives x, so that -0 + 0 becomes -0, not 0.  A
+conversion is dropped only if it kept every value.
 """
 
 from __future__ import annotations
@@ -20,8 +13,15 @@ import ml_dtypes
 from mpmd.compile.hlo.dtypes import DTYPES
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.literals import MANTISSA
-from mpmd.compile.passes.rewriter import RewriteSite, Rule
-from mpmd.compile.passes.value_queries import is_identity, is_negative_zero, is_number, is_splat, splat
+from mpmd.compile.passes.rewriter import (
+    RewriteSite,
+    Rule,
+    is_identity,
+    is_negative_zero,
+    is_number,
+    is_splat,
+    splat,
+)
 
 
 def constant_to_the_right(site: RewriteSite) -> HloInstruction | None:

@@ -1,16 +1,7 @@
-"""Rules of broadcasts: compose them, and do elementwise work before them.
+"""Rules of data movement: compose it, drop what moves nothing, and do elementwise work before a broadcast.
 
-All are exact: they compute fewer copies of the same numbers.
-
-Rules of slice and pad that move nothing, and of those at places that are known.
-
-All are exact: dynamic slices clamp a start so that the part is inside, and so do the rules.
-
-Rules of reshape, transpose and bitcast: compose them, drop those that move nothing.
-
-All are exact.
-
-Custom calls that say something to passes and return their operand.
+All are exact.  Dynamic slices clamp a start so that the part is inside, and so do the rules that make them
+static.  Tuples and custom calls that only mark a value are here, too: they move nothing.
 """
 
 from __future__ import annotations
@@ -21,8 +12,7 @@ from mpmd.compile.hlo.attributes import Ints
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.opcodes import ELEMENTWISE, OPCODES
 from mpmd.compile.hlo.shape import array
-from mpmd.compile.passes.rewriter import RewriteSite, Rule
-from mpmd.compile.passes.value_queries import integer, is_trivial
+from mpmd.compile.passes.rewriter import RewriteSite, Rule, integer, is_trivial
 
 
 def reshape_nothing(site: RewriteSite) -> HloInstruction | None:
@@ -106,18 +96,18 @@ def sink(site: RewriteSite) -> HloInstruction | None:
         x = operand.operands[0]
         if x.shape.is_scalar:
             continue
-        found = (operand.dimensions, x.shape.dims)
-        if pattern not in (None, found):
+        stretched = (operand.dimensions, x.shape.dims)
+        if pattern not in (None, stretched):
             return None
-        pattern = found
+        pattern = stretched
     if not site.shape.rank:
         return None
     dimensions, dims = pattern or ((), ())
     if array("pred", dims).size >= site.shape.size:
         return None
     values = [_source(site, operand, dims) for operand in site.operands]
-    made = site.same(*values, shape=array(site.shape.dtype, dims))
-    return site.build.broadcast(made, site.shape.dims, dimensions)
+    small = site.same(*values, shape=array(site.shape.dtype, dims))
+    return site.build.broadcast(small, site.shape.dims, dimensions)
 
 
 def _source(site: RewriteSite, operand: HloInstruction, dims: Ints) -> HloInstruction:
@@ -200,6 +190,47 @@ def drop_mark(site: RewriteSite) -> HloInstruction | None:
     return site.operands[0] if site.operands[0].shape.logical is site.shape.logical else None
 
 
+def element_of_tuple(site: RewriteSite) -> HloInstruction | None:
+    """get-tuple-element(tuple(x, y), 1) → y."""
+    (inner,) = site.operands
+    return inner.operands[site.at.tuple_index] if inner.opcode == "tuple" else None
+
+
+def tuple_of_elements(site: RewriteSite) -> HloInstruction | None:
+    """tuple(x[0], x[1], ...) → x."""
+    if not site.operands or site.operands[0].opcode != "get-tuple-element":
+        return None
+    (source,) = site.operands[0].operands
+    if source.shape is not site.shape:
+        return None
+    for i, operand in enumerate(site.operands):
+        fits = operand.opcode == "get-tuple-element" and operand.operands[0] is source
+        if not fits or operand.tuple_index != i:
+            return None
+    return source
+
+
+def tuple_of_constants(site: RewriteSite) -> HloInstruction | None:
+    """constant((1, 2)) → tuple(constant(1), constant(2))."""
+    literal = site.at.literal
+    if not isinstance(literal, tuple):
+        return None
+    return site.build.tuple([site.build.literal(part) for part in literal])
+
+
+def copy_of_tuple(site: RewriteSite) -> HloInstruction | None:
+    """copy(tuple(x, y)) → tuple(x, y): what may not share memory is kept apart when memory is assigned."""
+    return site.operands[0] if site.shape.is_tuple else None
+
+
+TUPLES: dict[str, tuple[Rule, ...]] = {
+    "constant": (tuple_of_constants,),
+    "copy": (copy_of_tuple,),
+    "get-tuple-element": (element_of_tuple,),
+    "tuple": (tuple_of_elements,),
+}
+"""The rules of tuples alone."""
+
 RULES: dict[str, tuple[Rule, ...]] = {
     "get-dimension-size": (known_size,),
     "reshape": (reshape_nothing, reshape_twice),
@@ -213,4 +244,5 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "set-dimension-size": (set_whole_size,),
     "dynamic-update-slice": (update_everything,),
     "custom-call": (drop_mark,),
+    **TUPLES,
 }

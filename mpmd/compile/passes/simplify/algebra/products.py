@@ -1,19 +1,15 @@
-"""Rules of matrix products.
+"""Rules of matrix products, and of reductions by `(a, b) -> op(a, b)`.
 
-Exact: a product of two narrow floats is rounded once either way.
-
-Rules of reductions by `(a, b) -> op(a, b)`.
-
-Sums and products of floats may be formed in another order: their order is not fixed to begin with.
+Sums and products of floats may be formed in another order: their order is not fixed to begin with.  A product
+of two narrow floats is rounded once either way.
 """
 
 from __future__ import annotations
 
 from mpmd.compile.hlo.attributes import DotDims
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.passes.rewriter import RewriteSite, Rule
+from mpmd.compile.passes.rewriter import RewriteSite, Rule, is_identity, is_trivial, reducer
 from mpmd.compile.passes.simplify.algebra.elementwise import is_lossless, zeros
-from mpmd.compile.passes.value_queries import is_identity, is_trivial, reducer
 
 
 def dot_of_nothing(site: RewriteSite) -> HloInstruction | None:

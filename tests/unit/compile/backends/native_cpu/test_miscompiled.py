@@ -11,9 +11,8 @@ from jax.sharding import Mesh
 import mpmd
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.cache import DiskCache
-from mpmd.compile.compile_options import CompileOptions
+from mpmd.compile.compile_options import CompileOptions, Dump
 from mpmd.compile.compiler import FallbackBackend
-from mpmd.compile.dump import Dump
 from mpmd.compile.lowering.lower import RULES
 from mpmd.compile.thunks.emission import Emitter
 from mpmd.errors import HloError, MiscompiledError

@@ -10,8 +10,8 @@ from mpmd.compile.backends.native_cpu.gemm.gemm_kernel import GemmKernel, gemm_k
 from mpmd.compile.backends.native_cpu.gemm.thin import ThinKernel, thin_form
 from mpmd.compile.backends.native_cpu.steps import as_reduction
 from mpmd.compile.buffers.assignment import Slice
-from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
+from mpmd.compile.kernels.product_plans import MatmulPlan, View
 from mpmd.compile.llvm.cpu import host_target, named_target
 from mpmd.compile.thunks.thunk import MatmulThunk
 from tests.support.native_fragments import compiled, fragment_of, run

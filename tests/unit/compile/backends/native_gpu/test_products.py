@@ -21,9 +21,9 @@ from mpmd.compile.buffers.assignment import Allocation, Slice
 from mpmd.compile.kernels.evaluate import evaluate
 from mpmd.compile.kernels.evaluate_products import evaluate_product
 from mpmd.compile.kernels.index import dim
-from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
 from mpmd.compile.kernels.plan_builder import PlanBuilder
+from mpmd.compile.kernels.product_plans import MatmulPlan, View
 from tests.support.gpu_launches import CalledProgram
 from tests.support.tf32 import tf32
 

@@ -14,7 +14,7 @@ from mpmd.compile.backends.native_gpu.target import GpuTarget
 from mpmd.compile.backends.native_gpu.triton.compile_kernels import TritonCompiler
 from mpmd.compile.backends.native_gpu.triton.products import product_kernel
 from mpmd.compile.driver import prepare_fragment
-from mpmd.compile.kernels.matmul import MatmulPlan, View
+from mpmd.compile.kernels.product_plans import MatmulPlan, View
 from tests.support.gpu_launches import CalledProgram
 from tests.support.native_fragments import fragment_of
 from tests.support.simulated_gpu import StandInCompiler

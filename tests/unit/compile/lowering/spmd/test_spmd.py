@@ -15,7 +15,7 @@ from mpmd.compile.hlo import print_module
 from mpmd.compile.hlo.shape import array
 from mpmd.compile.lowering import lower_for_mesh
 from mpmd.compile.lowering.reader import sharding_axes
-from mpmd.compile.lowering.spmd.devices import even, groups, local, place
+from mpmd.compile.lowering.spmd.moves import even, groups, local, place
 from mpmd.compile.lowering.stablehlo_program import Axis
 from mpmd.compile.passes.simplify.redundancy import Dce
 from mpmd.errors import CompileError

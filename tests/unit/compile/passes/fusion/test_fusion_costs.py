@@ -11,10 +11,8 @@ from mpmd.compile.hlo import print_module
 from mpmd.compile.lowering import lower
 from mpmd.compile.passes import make_pass
 from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
-from mpmd.compile.passes.fusion.fusion import Fusion
+from mpmd.compile.passes.fusion.fusion import Fusion, Prices, merge_groups
 from mpmd.compile.passes.fusion.grouping import Grouping
-from mpmd.compile.passes.fusion.merging import merge_groups
-from mpmd.compile.passes.fusion.prices import Prices
 from mpmd.compile.pipelines import optimization_pipeline
 from mpmd.cost.device import H200, HOST, KernelLimits
 from mpmd.errors import ConfigError

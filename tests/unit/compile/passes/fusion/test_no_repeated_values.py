@@ -7,7 +7,7 @@ from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.kernels.operations import OPERATIONS
-from mpmd.compile.passes.fusion import merging
+from mpmd.compile.passes.fusion import fusion
 from tests.support.native_fragments import fragment_of
 from tests.support.repeated_values import repeated_values
 from workloads.fragments import cases
@@ -24,7 +24,7 @@ def repeated_in(name, known=CASES, **options):
 
 @pytest.mark.parametrize("name", CASES)
 def test_fusion_computes_nothing_twice(name, monkeypatch):
-    monkeypatch.setattr(merging, "repeat_cheap_results", lambda grouping, prices: None)
+    monkeypatch.setattr(fusion, "repeat_cheap_results", lambda grouping, prices: None)
     assert repeated_in(name, attention_stitching="off") == {}
 
 

@@ -11,9 +11,8 @@ from mpmd.compile.backends.native_cpu.attention.attention_kernel import Attentio
 from mpmd.compile.backends.native_cpu.ffi import aligned_empty
 from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
-from mpmd.compile.compile_options import CompileOptions
+from mpmd.compile.compile_options import CompileOptions, Dump
 from mpmd.compile.driver import prepare_fragment
-from mpmd.compile.dump import Dump
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
 from mpmd.compile.llvm.cpu import host_target, named_target
 from mpmd.compile.thunks.thunk import AttentionThunk

@@ -10,7 +10,7 @@ from mpmd.compile.hlo import parse_module
 from mpmd.compile.kernels.planner.elements import NoPlan
 from mpmd.compile.kernels.planner.planned_kernel import plan_instruction
 from mpmd.compile.kernels.planner.sorting import plan_sort
-from mpmd.compile.kernels.sorting import sorting_of
+from mpmd.compile.kernels.sort_patterns import sorting_of
 from mpmd.compile.lowering import lower
 from tests.support.hlo_meaning import evaluate
 from tests.support.native_hlo import run_module

@@ -12,7 +12,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.shape import tuple_of
 from mpmd.compile.kernels.evaluate import evaluate as evaluate_plan
 from mpmd.compile.kernels.planner.planned_kernel import plan_instruction
-from mpmd.compile.kernels.sorting import sorting_of
+from mpmd.compile.kernels.sort_patterns import sorting_of
 from mpmd.compile.llvm.cpu import host_target, named_target
 from mpmd.compile.passes.fusion.sort_prefix import SortPrefix
 from tests.support.hlo_meaning import evaluate

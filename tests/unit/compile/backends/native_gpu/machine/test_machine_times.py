@@ -30,8 +30,8 @@ from mpmd.compile.backends.native_gpu.triton.triton_kernels import plan_kernels
 from mpmd.compile.buffers.assignment import Slice
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.fragment import FragmentModule, ValueSpec
-from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.plan_builder import PlanBuilder
+from mpmd.compile.kernels.product_plans import MatmulPlan, View
 from mpmd.errors import CompileError
 from tests.support.native_fragments import fragment_of
 

@@ -9,7 +9,7 @@ import pytest
 
 from mpmd.compile.backends.native_gpu.target import GpuTarget
 from mpmd.compile.driver import prepare_fragment
-from mpmd.compile.kernels.nodes import ReduceNode
+from mpmd.compile.kernels.kernel_plan import ReduceNode
 from mpmd.compile.thunks.thunk import AttentionThunk
 from tests.support.native_fragments import fragment_of
 

@@ -14,8 +14,8 @@ from mpmd.compile.backends.native_gpu.triton.tiling import TileSteps, tiling_of,
 from mpmd.compile.backends.native_gpu.triton.triton_kernels import plan_kernels
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.kernels.index import dim
-from mpmd.compile.kernels.matmul import MatmulPlan, View
 from mpmd.compile.kernels.plan_builder import PlanBuilder
+from mpmd.compile.kernels.product_plans import MatmulPlan, View
 from tests.support.gpu_plans import check, column_sums, softmax, transposed
 from tests.support.native_fragments import fragment_of
 

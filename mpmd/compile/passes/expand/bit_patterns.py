@@ -1,10 +1,15 @@
-"""Conversions of bits and of precision."""
+"""Operations defined by the bits of numbers: bitcasts, rounding to fewer bits, comparisons in total order.
+
+Kernels shift and mask integers; these operations become that.  The largest elements of a row are a sort in
+total order, which is written here, too.
+"""
 
 from __future__ import annotations
 
+from mpmd.compile.hlo.builder import HloBuilder
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.instruction import HloInstruction
-from mpmd.compile.hlo.shape import array
+from mpmd.compile.hlo.shape import Shape, array
 from mpmd.compile.passes.expand.functions import Number
 from mpmd.compile.passes.hlo_pass import ComputationPass
 from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, TrackingBuilder
@@ -39,8 +44,8 @@ def _convert_elements(site: RewriteSite) -> HloInstruction | None:
     dims = x.shape.dims if new == old else (*x.shape.dims, old // new)
     if new > old:
         x, dims = build.reshape(x, (shape.size, new // old)), (shape.size,)
-    made = build.add("bitcast-convert", x, shape=array(shape.dtype, dims))
-    return made if dims == shape.dims else build.reshape(made, shape.dims)
+    converted = build.add("bitcast-convert", x, shape=array(shape.dtype, dims))
+    return converted if dims == shape.dims else build.reshape(converted, shape.dims)
 
 
 def _expand_bitcast(site: RewriteSite) -> HloInstruction | None:
@@ -52,8 +57,8 @@ def _expand_bitcast(site: RewriteSite) -> HloInstruction | None:
         return None
     build = site.build
     plain = _bits(build, x, f"u{old.bits}")
-    made = _joined(build, plain, new.bits) if old.bits < new.bits else _split(build, plain, new.bits)
-    return _bits(build, made, site.shape.dtype)
+    bits = _joined(build, plain, new.bits) if old.bits < new.bits else _split(build, plain, new.bits)
+    return _bits(build, bits, site.shape.dtype)
 
 
 def _bits(build: TrackingBuilder, value: HloInstruction, dtype: str) -> HloInstruction:
@@ -129,8 +134,8 @@ def _expand_precision(site: RewriteSite) -> HloInstruction | None:
     rounded, is_nan = rounding.rounded(*wanted), build.compare(x, x, "NE")
     if not wanted[1]:  # no mantissa is left to distinguish NaN from infinity
         rounded = build.select(is_nan, rounding.infinite(), rounded)
-    made = build.add("bitcast-convert", rounded, shape=site.shape)
-    return build.select(is_nan, x, made) if wanted[1] else made
+    result = build.add("bitcast-convert", rounded, shape=site.shape)
+    return build.select(is_nan, x, result) if wanted[1] else result
 
 
 class _Rounding:
@@ -200,3 +205,74 @@ def _expand_stochastic(site: RewriteSite) -> HloInstruction | None:
     bound = ((x - whole).abs() * 2.0**random.shape.info.bits).to(random.shape.dtype)
     further = Number(site.build, random).is_("LT", bound)
     return further.choose(whole + x.of("sign"), x).to(site.shape.dtype).value
+
+
+class ComparisonExpander(ComputationPass):
+    """Compares floats in total order as integers.
+
+    compare(x, y), type=TOTALORDER -> compare(order(x), order(y)), order(x) = bits(x) ^ (sign(x) & 0x7fff...)
+
+    Requires: no schedule.
+    Ensures: no comparison of floats in total order is left.
+    Cost: linear.
+    Source: IEEE 754 section 5.10: flipping the bits below the sign of negative numbers orders all, NaN too.
+    """
+
+    def rewrite_computation(self, computation: HloComputation) -> bool:
+        return Rewriter(computation).run({"compare": (_expand_comparison,)}, lambda i: True)
+
+
+def _expand_comparison(site: RewriteSite) -> HloInstruction | None:
+    info = site.operands[0].shape.info
+    if site.at.attributes.get("comparison_type") != "TOTALORDER" or info.kind != "float" or info.bits < 8:
+        return None
+    dtype = f"s{info.bits}"
+    a, b = (_ordered(site, x, dtype) for x in site.operands)
+    return site.build.compare(a, b, site.at.direction)
+
+
+def _ordered(site: RewriteSite, x: HloInstruction, dtype: str) -> HloInstruction:
+    build = site.build
+    bits = build.add("bitcast-convert", x, shape=x.shape.with_dtype(dtype))
+    width = bits.shape.info.bits
+    sign = build.add("shift-right-arithmetic", bits, build.full(width - 1, dtype, x.shape.dims))
+    mask = build.full((1 << (width - 1)) - 1, dtype, x.shape.dims)
+    return build.add("xor", bits, build.add("and", sign, mask))
+
+
+class TopkDecomposer(ComputationPass):
+    """Sorts, then takes the first ones.
+
+    (values, indices) = topk(x), k=2  ->  slices of sort(x, iota), stable, largest first
+
+    Requires: no schedule.
+    Ensures: no topk is left.
+    Cost: linear; at run time n log n for n log k.
+    Source: XLA's topk decomposer; equal values keep their order.
+    """
+
+    def rewrite_computation(self, computation: HloComputation) -> bool:
+        return Rewriter(computation).run({"topk": (_decompose,)}, lambda i: True)
+
+
+def _decompose(site: RewriteSite) -> HloInstruction:
+    (x,) = site.operands
+    build, dim = site.build, x.shape.rank - 1
+    places = build.iota(site.shape.elements[1].dtype, x.shape.dims, dim)
+    order = _order(site, x.shape.scalar(), places.shape.scalar())
+    ordered = build.add("sort", x, places, dimensions=(dim,), is_stable=True, called=(order,))
+    results = [build.element(ordered, i) for i in range(2)]
+    return build.tuple(
+        [build.slice(r, (0,) * (dim + 1), s.dims) for r, s in zip(results, site.shape.elements)]
+    )
+
+
+def _order(site: RewriteSite, key: Shape, place: Shape) -> HloComputation:
+    module = site.build.computation.module
+    largest = bool(site.at.attributes["largest"])
+    order = HloBuilder.create(module, f"{'descending' if largest else 'ascending'}_{key.dtype}")
+    a, b = order.parameter(key), order.parameter(key)
+    order.parameter(place), order.parameter(place)
+    total = "TOTALORDER" if key.info.kind == "float" else None
+    direction = "GT" if largest else "LT"
+    return order.build(order.add("compare", a, b, direction=direction, comparison_type=total))

@@ -1,22 +1,93 @@
-"""AttentionPlan: products, an operation on rows, and products again; scores never leave the cache.
+"""Plans of matrix products: `MatmulPlan` for a batch of them, `AttentionPlan` for products of products.
 
-    sums_i[b, q, k] = sum over d of a_i[b, q, d] · b_i[b, d, k]            scores
+    sums[b, m, n] = sum over k of a[b, m, k] · b[b, k, n]                  matmul, on strided arrays
+
+Without an epilogue the sums are the result; with one they are an operand of a plan over `batch, m, n`.
+
+    sums_i[b, q, k] = sum over d of a_i[b, q, d] · b_i[b, d, k]            attention: scores
     rows: a plan over (b, q | k) that reads the sums and writes factors    softmax, its gradient, masks
     c_j[b, q, n] = sum over k of x_j[b, q, k] · w_j[b, k, n]               mixtures over keys
     c_j[b, k, n] = sum over q of x_j[b, q, k] · w_j[b, q, n]               mixtures over queries
 
-A kernel iterates over blocks of queries: only the sums and the factors of one block exist at a time.
+A kernel of attention iterates over blocks of queries: only the sums and the factors of one block exist at a
+time, so scores never leave the cache.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 from mpmd.compile.kernels.kernel_plan import KernelPlan
 from mpmd.compile.kernels.masking import Triangle, triangle_of
-from mpmd.compile.kernels.matmul import View
+
+
+@dataclass(frozen=True)
+class View:
+    """A matrix, or one per batch index, inside of an array.
+
+    Attributes:
+        dtype: element type in memory.
+        offset: elements before the first.
+        row, column: distances in elements.
+        batch: distance for each batch dim, outermost first.
+    """
+
+    dtype: str
+    offset: int
+    row: int
+    column: int
+    batch: tuple[int, ...] = ()
+
+    def span(self, batch: Iterable[int], rows: int, columns: int) -> int:
+        """Elements from the first of the array to the last of matrices of some size."""
+        steps = zip((*batch, rows, columns), (*self.batch, self.row, self.column))
+        return self.offset + sum((extent - 1) * step for extent, step in steps) + 1
+
+
+@dataclass(frozen=True)
+class MatmulPlan:
+    """The computation of one matrix-product kernel.
+
+    Attributes:
+        name: symbol of the kernel.
+        batch: sizes of the batch dims.
+        m, n, k: rows, columns, length of the sums.
+        a, b, c: views of the factors and the result; c is not used with an epilogue.
+        epilogue: a plan of kind `loop` over `batch, m, n`; None stores the sums into c.
+        sums: number of the epilogue's operand for the sums.
+        exact: factors of f32 are multiplied with all of their digits, by the precision or the algorithm.
+    """
+
+    name: str
+    batch: tuple[int, ...]
+    m: int
+    n: int
+    k: int
+    a: View
+    b: View
+    c: View
+    epilogue: KernelPlan | None = None
+    sums: int = 0
+    exact: bool = False
+
+    @property
+    def flops(self) -> int:
+        return 2 * math.prod(self.batch) * self.m * self.n * self.k
+
+    def text(self) -> str:
+        sizes = "x".join(map(str, (*self.batch, self.m, self.n, self.k)))
+        lines = [f"matmul {self.name} {sizes}{' exact' * self.exact}"]
+        for name, view in (("a", self.a), ("b", self.b), ("c", self.c)):
+            strides = ":".join(map(str, (*view.batch, view.row, view.column)))
+            lines.append(f"  {name}: {view.dtype}+{view.offset} [{strides}]")
+        text = "\n".join(lines) + "\n"
+        if self.epilogue is not None:
+            text += f"  sums are p{self.sums} of\n" + self.epilogue.text()
+        return text
+
 
 KEYS, QUERIES = "keys", "queries"
 
@@ -101,8 +172,10 @@ class AttentionPlan:
     @property
     def views(self) -> dict[str, View]:
         """The factors `a0`, `b0` ... of the scores, and `w0` ... and the results `c0` ... of the mixtures."""
-        found = {f"{side}{k}": getattr(s, side) for k, s in enumerate(self.scores) for side in "ab"}
-        return found | {f"{side}{k}": getattr(m, side) for k, m in enumerate(self.mixtures) for side in "wc"}
+        score_views = {f"{side}{k}": getattr(s, side) for k, s in enumerate(self.scores) for side in "ab"}
+        return score_views | {
+            f"{side}{k}": getattr(m, side) for k, m in enumerate(self.mixtures) for side in "wc"
+        }
 
     def array_of(self, name: str) -> int:
         """A number that the factors of one array share; each has one of its own if arrays are not known."""

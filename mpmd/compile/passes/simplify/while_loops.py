@@ -1,4 +1,7 @@
-"""Loops: how often they run, what they carry, what can leave them."""
+"""Loops with less to do: smaller states, values that do not change moved out, few iterations unrolled.
+
+Scans carry weights and constants through their state, where no other rule sees them.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,8 @@ from mpmd.compile.hlo.literals import integer_range
 from mpmd.compile.hlo.opcodes import ELEMENTWISE, Category
 from mpmd.compile.hlo.shape import Shape, tuple_of
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import remove_unused
+from mpmd.compile.passes.rewriter import integer, remove_unused, splat
 from mpmd.compile.passes.simplify.control_flow import inline
-from mpmd.compile.passes.value_queries import integer, splat
 
 _FLIPPED = {"EQ": "EQ", "NE": "NE", "GE": "LE", "GT": "LT", "LE": "GE", "LT": "GT"}
 
@@ -179,12 +181,12 @@ def widen(
 def _replace_state(computation: HloComputation, shape: Shape, place: dict[int, int]) -> None:
     old = computation.parameters[0]
     build = HloBuilder(computation)
-    made = HloInstruction("parameter", shape, (), {"parameter_number": 0}, name=old.given_name)
-    computation.add(made.copy_annotations(old))
-    made.sharding = ""
+    state = HloInstruction("parameter", shape, (), {"parameter_number": 0}, name=old.given_name)
+    computation.add(state.copy_annotations(old))
+    state.sharding = ""
     for reader in list(old.users):
         if reader.opcode == "get-tuple-element" and reader.tuple_index in place:
-            value = build.add("get-tuple-element", made, shape=reader.shape, index=place[reader.tuple_index])
+            value = build.add("get-tuple-element", state, shape=reader.shape, index=place[reader.tuple_index])
             reader.replace_all_uses_with(value)
 
 
@@ -197,19 +199,21 @@ def _drop_old_state(computation: HloComputation) -> None:
 def _replace_loop(loop: HloInstruction, init: HloInstruction, place: dict[int, int]) -> HloInstruction:
     parent = loop.parent
     build = HloBuilder(parent)
-    made = build.add("while", init, shape=init.shape, called=loop.called)
-    made.metadata, made.backend_config = loop.metadata, loop.backend_config
-    made.frontend_attributes = loop.frontend_attributes
+    replacement = build.add("while", init, shape=init.shape, called=loop.called)
+    replacement.metadata, replacement.backend_config = loop.metadata, loop.backend_config
+    replacement.frontend_attributes = loop.frontend_attributes
     for reader in list(loop.users):
         if reader.tuple_index in place:
-            value = build.add("get-tuple-element", made, shape=reader.shape, index=place[reader.tuple_index])
+            value = build.add(
+                "get-tuple-element", replacement, shape=reader.shape, index=place[reader.tuple_index]
+            )
             parent.replace(reader, value)
         else:
             parent.remove(reader)
     old_init = loop.operands[0]
     parent.remove(loop)
     remove_unused(old_init)
-    return made
+    return replacement
 
 
 class WhileSimplifier(ComputationPass):
@@ -257,10 +261,10 @@ class WhileSimplifier(ComputationPass):
             for computation in loop.called:
                 used = [r for r in readers(computation, index) if _computing(computation, r)]
                 if used:
-                    made = _copied_constant(computation, value)
+                    constant = _copied_constant(computation, value)
                     for reader in used:
                         for user in _computing(computation, reader):
-                            reader.replace_use(user, made)
+                            reader.replace_use(user, constant)
                     changed = True
         return changed
 
@@ -419,14 +423,14 @@ def _copied(
     instruction: HloInstruction, loop: HloInstruction, copies: dict[HloInstruction, HloInstruction]
 ) -> HloInstruction:
     """The same value, computed before the loop."""
-    found = copies.get(instruction)
-    if found is not None:
-        return found
+    copy = copies.get(instruction)
+    if copy is not None:
+        return copy
     if instruction.opcode == "get-tuple-element" and instruction.operands[0] is loop.while_body.parameters[0]:
         return loop.operands[0].operands[instruction.tuple_index]
     operands = [_copied(o, loop, copies) for o in instruction.operands]
-    made = copies[instruction] = loop.parent.add(instruction.clone(operands))
-    return made
+    copy = copies[instruction] = loop.parent.add(instruction.clone(operands))
+    return copy
 
 
 _CHEAP = ELEMENTWISE | {Category.INPUT, Category.TUPLE, Category.SHAPE}

@@ -3,7 +3,7 @@
 import numpy as np
 
 from mpmd.compile.hlo import parse_module, print_module, verify
-from mpmd.compile.hlo.flat_parameters import flatten_parameters
+from mpmd.compile.lowering.lower import flatten_parameters
 from tests.support.native_hlo import run_module
 
 TEXT = """HloModule m, input_output_alias={ {0}: (0, {1,0}, may-alias), {1}: (1, {}, must-alias) },

@@ -1,20 +1,156 @@
-"""Passes that move and replace reductions over devices.
+"""Fewer and smaller collectives: sums are moved to where they carry least, and small ones travel together.
 
-Values that depend on the device alone, computed for each device.
+A collective costs a start and its bytes.  Reductions that meet become one, after the sum on each device; a
+reduction becomes a reduce-scatter where each device reads its own part; independent collectives of one kind
+become one collective of several arrays.
 """
 
 from __future__ import annotations
 
+import abc
+from collections.abc import Hashable
+
 import numpy as np
 
+from mpmd.compile.analysis.call_graph import Reachability
 from mpmd.compile.hlo.collective_groups import collective_groups
 from mpmd.compile.hlo.computation import HloComputation
 from mpmd.compile.hlo.evaluator import Evaluator, is_evaluable
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
+from mpmd.compile.hlo.printer import computation_digest
+from mpmd.compile.hlo.shape import tuple_of
 from mpmd.compile.passes.hlo_pass import ComputationPass
-from mpmd.compile.passes.rewriter import Rewriter, RewriteSite
-from mpmd.compile.passes.value_queries import only_user, reducer
+from mpmd.compile.passes.rewriter import Rewriter, RewriteSite, TrackingBuilder, only_user, reducer
+
+
+class Combiner(ComputationPass):
+    """Joins collectives of one opcode; see the passes that derive from it.
+
+    Attributes:
+        most_bytes: maximum of the sum of operands, in bytes per device.
+        most_operands: maximum of operands of one collective.
+    """
+
+    most_bytes: int = 30 << 20
+    most_operands: int = 256
+
+    @property
+    @abc.abstractmethod
+    def opcode(self) -> str:
+        """The opcode of the collectives that it joins."""
+
+    def rewrite_computation(self, computation: HloComputation) -> bool:
+        return combine(computation, self.opcode, self.most_bytes, self.most_operands)
+
+
+def combine(computation: HloComputation, opcode: str, most_bytes: int, most_operands: int) -> bool:
+    """Join collectives of one opcode that agree in all but their operands and do not need each other.
+
+    They are taken in program order, which is the same on all devices, and so is the order of the results.
+    """
+    waiting: dict[Hashable, list[HloInstruction]] = {}
+    for instruction in computation.post_order():
+        if instruction.opcode == opcode and len(instruction.operands) == 1 and not instruction.is_root:
+            if not instruction.has_control_edges:
+                waiting.setdefault(_key(instruction), []).append(instruction)
+    changed = False
+    reach: Reachability | None = None
+    for candidates in waiting.values():
+        while len(candidates) > 1:
+            reach = reach or Reachability(computation)
+            chosen, candidates = _first_set(candidates, reach, most_bytes, most_operands)
+            if len(chosen) > 1:
+                reach.update(_join(computation, chosen))
+                changed = True
+    return changed
+
+
+def _key(instruction: HloInstruction) -> Hashable:
+    called: tuple[bytes, ...] = tuple(computation_digest(c, {}) for c in instruction.called)
+    attributes = {k: v for k, v in instruction.attributes.items() if k != "channel_id"}
+    return (
+        instruction.operands[0].shape.dtype,
+        instruction.channel_id is None,
+        tuple(sorted(attributes.items(), key=lambda item: item[0])),
+        called,
+    )
+
+
+def _first_set(
+    candidates: list[HloInstruction], reach: Reachability, most_bytes: int, most_operands: int
+) -> tuple[list[HloInstruction], list[HloInstruction]]:
+    """The first candidate with those that can join it, and all others."""
+    chosen, rest = [candidates[0]], []
+    size = candidates[0].operands[0].shape.byte_size
+    for candidate in candidates[1:]:
+        more = candidate.operands[0].shape.byte_size
+        full = size + more > most_bytes or len(chosen) >= most_operands
+        if full or any(reach.connected(candidate, other) for other in chosen):
+            rest.append(candidate)
+        else:
+            chosen.append(candidate)
+            size += more
+    return chosen, rest
+
+
+def _join(computation: HloComputation, chosen: list[HloInstruction]) -> list[HloInstruction]:
+    """Replace collectives by one; returns the new and changed instructions."""
+    build = TrackingBuilder(computation)
+    first = chosen[0]
+    build.metadata = first.metadata
+    operands = [i.operands[0] for i in chosen]
+    combined = build.like(first, operands, tuple_of([i.shape for i in chosen]))
+    for number, instruction in enumerate(chosen):
+        part = build.add("get-tuple-element", combined, shape=instruction.shape, index=number)
+        computation.replace(instruction, part)
+    return [*build.created, *(u for i in build.created for u in i.users)]
+
+
+class AllGatherCombiner(Combiner):
+    """Gathers several arrays from devices at once.
+
+    all-gather(x); all-gather(y)  ->  (x', y') = all-gather(x, y)
+
+    Requires: no schedule.
+    Ensures: all-gathers that agree in groups, type and attributes and do not need each other are
+        one, up to the limits; the order of the other collectives is the same on all devices.
+    Cost: linear, and one reachability query per pair of candidates.
+    Source: XLA's combiner of that name.
+    """
+
+    opcode = "all-gather"
+
+
+class AllReduceCombiner(Combiner):
+    """Reduces several arrays over devices at once.
+
+    all-reduce(x); all-reduce(y)  ->  (x', y') = all-reduce(x, y)
+
+    Requires: no schedule.
+    Ensures: all-reduces that agree in groups, type and attributes and do not need each other are
+        one, up to the limits; the order of the other collectives is the same on all devices.
+    Cost: linear, and one reachability query per pair of candidates.
+    Source: XLA's combiner of that name.
+    """
+
+    opcode = "all-reduce"
+
+
+class ReduceScatterCombiner(Combiner):
+    """Reduces and scatters several arrays at once.
+
+    reduce-scatter(x); reduce-scatter(y)  ->  (x', y') = reduce-scatter(x, y)
+
+    Requires: no schedule.
+    Ensures: reduce-scatters that agree in groups, type and attributes and do not need each other are
+        one, up to the limits; the order of the other collectives is the same on all devices.
+    Cost: linear, and one reachability query per pair of candidates.
+    Source: XLA's combiner of that name.
+    """
+
+    opcode = "reduce-scatter"
+
 
 _MAX_NEEDED = 64
 
@@ -24,13 +160,13 @@ def per_device(value: HloInstruction) -> list[int] | None:
     needed: dict[HloInstruction, None] = {}
     waiting = [value]
     while waiting:
-        found = waiting.pop()
-        if found in needed:
+        visited = waiting.pop()
+        if visited in needed:
             continue
-        needed[found] = None
-        if len(needed) > _MAX_NEEDED or not is_evaluable(found):
+        needed[visited] = None
+        if len(needed) > _MAX_NEEDED or not is_evaluable(visited):
             return None
-        waiting += found.operands
+        waiting += visited.operands
     if not value.shape.is_scalar or not value.shape.info.is_integral:
         return None
     module = value.parent.module
@@ -114,11 +250,11 @@ class AllReduceReassociate(ComputationPass):
     """
 
     def rewrite_computation(self, computation: HloComputation) -> bool:
-        rules = dict.fromkeys(("add", "maximum", "minimum"), (_join,))
+        rules = dict.fromkeys(("add", "maximum", "minimum"), (_join_reductions,))
         return Rewriter(computation).run(rules, lambda i: True)
 
 
-def _join(site: RewriteSite) -> HloInstruction | None:
+def _join_reductions(site: RewriteSite) -> HloInstruction | None:
     a, b = site.operands
     if a is b or a.opcode != "all-reduce" or b.opcode != "all-reduce":
         return None

@@ -1,4 +1,8 @@
-"""hlo-copy-insertion."""
+"""Copies so that each result of a program, a loop's body or a branch has memory of its own.
+
+Buffer assignment then gives them memory one by one.  A parameter or a value that is a result twice would
+otherwise need two places at once.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,6 @@ class CopyInsertion(HloPass):
     """
 
     def rewrite(self, module: HloModule) -> bool:
-        """Rewrites `module`; True iff that changed something."""
         changed = _own_results(module.entry, keep=False)
         for computation in module.call_order():
             for instruction in computation.instructions:

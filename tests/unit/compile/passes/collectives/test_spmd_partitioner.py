@@ -13,8 +13,12 @@ import pytest
 from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import parse_module, verify
-from mpmd.compile.lowering.spmd.hlo_shardings import Stride, common_mesh, parse_sharding
-from mpmd.compile.passes.spmd import SpmdPartitioner
+from mpmd.compile.passes.collectives.spmd_partitioner import (
+    SpmdPartitioner,
+    Stride,
+    common_mesh,
+    parse_sharding,
+)
 from mpmd.errors import CompileError
 from tests.support.hlo_meaning import evaluate, evaluate_devices
 from tests.support.native_hlo import fragment_of_module
