@@ -169,6 +169,33 @@ def test_class_names_are_unique():
     assert set(twice) <= SHARED_NAMES, twice
 
 
+PHASES = {
+    "__init__": "the map of a package",
+    "attention": "its plan, its planner, its kernels",
+    "backend": "one for each backend: its entry",
+    "collectives": "the operations, in each phase",
+    "elementwise": "the operations, in each phase",
+    "handler": "of a target: the function that XLA calls",
+    "loading": "of a target: a program in memory",
+    "movement": "the operations, in each phase",
+    "operations": "the operations of kernels, in each language",
+    "products": "the operations, in each phase",
+    "target": "the interface, and one for each target",
+    "tiling": "of a target: sizes of tiles",
+}
+"""Names of several files in `mpmd/`, and the one meaning that each has."""
+
+
+def test_file_names_are_unique():
+    """So that a word leads to one file."""
+    paths = collections.defaultdict(list)
+    for path in tracked(".py"):
+        if path.parts[0] == "mpmd":
+            paths[path.stem].append(str(path))
+    assert {name: where for name, where in paths.items() if len(where) > 1 and name not in PHASES} == {}
+    assert [name for name in PHASES if len(paths[name]) < 2] == [], "a name that is not needed"
+
+
 def test_class_names_say_something():
     assert {name: where for name, where in classes().items() if name in VAGUE_CLASSES} == {}
 
