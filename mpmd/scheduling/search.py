@@ -1,6 +1,6 @@
 """Finds a schedule for given costs and a memory limit, and how far it is from the optimum.
 
-How short a step can be at best: lower bounds that hold for every order of a placement.
+The optimum is not known; lower bounds of a step hold for every order of a placement.
 """
 
 from __future__ import annotations

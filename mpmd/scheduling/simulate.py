@@ -4,7 +4,7 @@ Each mesh runs one task at a time in its order; each link carries one message at
 which the receiving mesh needs them.  Both orders are fixed, so there is nothing to decide: time is a
 longest path, found in one sweep over a legal order of all tasks.
 
-Bytes that a mesh holds over time, by category.
+A mesh holds bytes in categories: parameters and their gradients, residuals, activations, and more.
 """
 
 from __future__ import annotations

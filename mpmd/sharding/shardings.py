@@ -1,6 +1,6 @@
 """Shardings while they are attributes: queries, comparison, and updates.
 
-Shards: the axes that split a value, and the bytes of one device.
+A *split* has the axes of each dim by name; the bytes of one device follow from it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def without(split: Split, axes: Sequence[str]) -> Split:
 
 
 def axes_without(axes: Sequence[str], others: frozenset[str]) -> tuple[str, ...]:
-    """Those of some axes that are not among others."""
+    """The axes that are not among others."""
     return tuple(axis for axis in axes if axis not in others)
 
 

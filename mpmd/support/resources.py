@@ -1,6 +1,5 @@
-"""Resources of the process: cores of threads, reference cycles, objects that native code uses to the end.
-
-Functions that run once, and results that can be forgotten.
+"""Resources of the process: cores of threads, reference cycles, objects that native code uses to the end, and
+results that are computed once and can be forgotten.
 """
 
 from __future__ import annotations

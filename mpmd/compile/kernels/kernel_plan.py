@@ -15,7 +15,7 @@ with values without outer dims.
 The pass of each value follows from the DAG: `stages`.  `problems_of` lists the invariants that a plan breaks;
 guarded loads have theirs in `guards.py`.
 
-Whether a result may be written over an operand: the query of buffer assignment for each kernel.
+`may_share` is the query of buffer assignment: whether a result may be written over an operand.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def store_arguments(store: Store) -> tuple[int, ...]:
 
 
 def dims_of(node: Node, argument_dims: Sequence[frozenset[int]], row: range, outer: range) -> frozenset[int]:
-    """The dims along which a node's value may change, given those of its arguments."""
+    """The dims along which a node's value may change, given the dims of its arguments."""
     dims = frozenset[int]().union(*argument_dims)
     if isinstance(node, Load | IndexValue):
         return dims | node.index.dims()
@@ -485,7 +485,7 @@ def _only_finishes(plan: KernelPlan, loads: list[int], stores: list[Store], stor
 
     Such a store happens after all outer iterations, each place by itself.  Where all values of a place come
     before its first store, other stores may use the loads, too, and so may the outer iterations, if they are
-    those of one program that stores the place.
+    the ones of one program that stores the place.
     """
     if len(stores) != 1 or store_level(plan, stores[0]) not in (COLUMN, BATCH):
         return False

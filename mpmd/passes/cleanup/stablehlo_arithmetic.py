@@ -3,7 +3,7 @@
 Scalar integers and booleans (indices, trip counts, conditions) are evaluated by NumPy, ops of whole constants
 by StableHLO's interpreter.
 
-Queries of the simplifier: constants, shapes, where the pieces of a concatenate begin.
+`Facts` answers what the rules ask about values: constants, shapes, where the pieces of a concatenate begin.
 """
 
 from __future__ import annotations

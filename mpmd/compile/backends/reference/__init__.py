@@ -5,7 +5,6 @@ the meaning of their plans instead of machine code.  A wrong live range or copy 
 
 | file | what it holds |
 |---|---|
-| `target.py` | NumPy as a target of the driver |
-| `run_thunks.py` | thunks on buffers, devices in turns |
+| `target.py` | NumPy as a target of the driver: thunks on buffers, devices in turns |
 | `backend.py` | its fragments as executables |
 """

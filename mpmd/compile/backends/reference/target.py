@@ -1,9 +1,9 @@
-"""Running thunks: each reads and writes its slices of the buffers by the meaning of its plan.
+"""The reference as a target of the driver: a program is its thunks.
+
+Each reads and writes its slices of the buffers by the meaning of its plan.
 
 Devices of a mesh take turns.  Each runs up to the next collective; a group whose devices have all reached the
 same one does it, and goes on.
-
-The reference as a target of the driver: a program is its thunks.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The outer dims are split into groups; each unit of the first kernel owns one line of partial sums and adds up
 its group in order.  The split depends on the plan alone, so results do not depend on the number of threads.
 
-Accumulators of reductions: several vectors at once, so that their latency overlaps.
+A line is added up in accumulators of several vectors, so that their latency overlaps.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 Each line names a kernel as it is by rules, with its programs: where its text is another one, the line
 means nothing.
 
-The file of measured tiles of a kind of GPU: in the folder of the compile cache, read with each backend.
+The file of a kind of GPU is in the folder of the compile cache, and is read with each backend.
 """
 
 from __future__ import annotations

@@ -6,10 +6,9 @@ its sums before that, so that sums which differ by such factors need no iteratio
 
 Source: online softmax (Milakov and Gimelshein 2018), as in FlashAttention.
 
-The reductions of one iteration over the columns of rows, in accumulators `a<number>`.
-
-An accumulator holds a value for some columns of a tile that are beside each other, to which each tile is
-reduced first.  If these are what one thread loads, nothing passes between threads before the last tile.
+An accumulator `a<number>` of such an iteration holds a value for some columns of a tile that are beside
+each other, to which each tile is reduced first. If these are what one thread loads, nothing passes between
+threads before the last tile.
 """
 
 from __future__ import annotations
