@@ -197,8 +197,8 @@ def test_maps_of_packages_list_what_is_there():
         rows = "".join(re.findall(r"^\| `.*?\|", text(path), re.MULTILINE))
         listed = set(re.findall(r"`(\w+(?:\.py|/))`", rows))
         maps += bool(listed)
-        there = {f"{f.name}/" if f.is_dir() else f.name for f in (ROOT / path).parent.iterdir()}
-        there -= {"__init__.py", "__pycache__/"}
+        below = [p.relative_to(path.parent) for p in tracked(".py") if p.is_relative_to(path.parent)]
+        there = {f"{p.parts[0]}/" if len(p.parts) > 1 else p.name for p in below} - {"__init__.py"}
         if listed and listed != there:
             wrong[str(path)] = sorted(there ^ listed)
     assert wrong == {} and maps
