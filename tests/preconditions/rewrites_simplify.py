@@ -137,7 +137,7 @@ _LOGIC = (
         "the direction of a comparison turns with its operands",
         "_FLIPPED[site.at.direction]",
         "site.at.direction",
-        f"{_DIRECTED}[logic.compare_constant_to_the_right]",
+        f"{_DIRECTED}[elementwise.compare_constant_to_the_right]",
     ),
     _row(
         "elementwise.py:select_constant",
@@ -151,7 +151,7 @@ _LOGIC = (
         "true selects the first operand",
         "a if value else b",
         "b if value else a",
-        f"{_DIRECTED}[logic.select_constant]",
+        f"{_DIRECTED}[elementwise.select_constant]",
     ),
 )
 _CONVERTED = (
@@ -215,7 +215,7 @@ _MOVED = (
         "the first permutation is read at the places of the second",
         "inner.dimensions[d] for d in site.at.dimensions",
         "site.at.dimensions[d] for d in inner.dimensions",
-        f"{_DIRECTED}[reshapes.transpose_twice]",
+        f"{_DIRECTED}[movement.transpose_twice]",
     ),
     _row(
         "movement.py:broadcast_nothing",
@@ -229,7 +229,7 @@ _MOVED = (
         "dims of the first broadcast are read at the places of the second",
         "site.at.dimensions[d] for d in inner.dimensions",
         "inner.dimensions",
-        f"{_DIRECTED}[broadcasts.broadcast_twice]",
+        f"{_DIRECTED}[movement.broadcast_twice]",
     ),
     _row(
         "movement.py:sink",
@@ -278,7 +278,7 @@ _MOVED = (
         "a start is clamped so that the part is inside, also of narrow and unsigned types",
         "min(max(known, 0), n - size)",
         "known",
-        f"{_DIRECTED}[slices.slice_at_constant]",
+        f"{_DIRECTED}[movement.slice_at_constant]",
     ),
     _row(
         "movement.py:update_everything",
@@ -402,7 +402,7 @@ _SUMMED = (
         "an initial value that is not neutral takes part",
         "is_identity(opcode, init)",
         "True",
-        f"{_DIRECTED}[reductions.reduce_nothing]",
+        f"{_DIRECTED}[products.reduce_nothing]",
     ),
     _row(
         "products.py:reduce_of_nothing",
