@@ -84,7 +84,7 @@ def compile_all(options: argparse.Namespace) -> None:
 
     from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
     from mpmd.compile.cache import DiskCache, compiler_version
-    from mpmd.compile.compile_options import CompileOptions
+    from mpmd.compile.options import CompileOptions
     from workloads.fragments import cases
 
     mesh = Mesh(np.array(jax.devices()[:1]), ("d",))

@@ -48,9 +48,9 @@ from mpmd.compile.backends.native_gpu.machine.launch_report import (  # noqa: E4
 )
 from mpmd.compile.backends.native_gpu.target import GpuCode, GpuTarget  # noqa: E402
 from mpmd.compile.cache import DiskCache  # noqa: E402
-from mpmd.compile.compile_options import CompileOptions  # noqa: E402
 from mpmd.compile.driver import compiled_or_kept, prepare_fragment  # noqa: E402
 from mpmd.compile.fragment import FragmentModule  # noqa: E402
+from mpmd.compile.options import CompileOptions  # noqa: E402
 from mpmd.compile.thunks.program_costs import trip_counts  # noqa: E402
 from mpmd.cost.device import H200  # noqa: E402
 from mpmd.errors import CompileError  # noqa: E402

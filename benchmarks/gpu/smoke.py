@@ -25,7 +25,7 @@ from benchmarks.gpu.pack import TravellingPack
 from benchmarks.gpu.smoke_programs import MODELS, SmokeProgram, smoke_programs
 from benchmarks.gpu.target import gpu_of, libraries, loaded
 from mpmd.compile.backends.ffi.custom_call import is_called
-from mpmd.compile.compile_options import CompileOptions
+from mpmd.compile.options import CompileOptions
 from mpmd.errors import CompileError
 
 

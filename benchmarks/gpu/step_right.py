@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.gpu.experiment import Experiment, run_experiment
 from benchmarks.gpu.programs import SMALL, ModelSize, step_arguments, step_sizes, training_step
 from benchmarks.gpu.target import loaded
-from mpmd.compile.compile_options import CompileOptions
+from mpmd.compile.options import CompileOptions
 
 NAME, CLOSE = "step_of_two_layers", 1e-1
 

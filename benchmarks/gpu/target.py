@@ -19,10 +19,10 @@ from mpmd.compile.backends.jax_function import value_spec
 from mpmd.compile.backends.native_gpu.backend import GpuExecutable, NativeGpuBackend
 from mpmd.compile.backends.native_gpu.gpu import GpuLibraries, OpenGpu, gpu_at
 from mpmd.compile.backends.native_gpu.libraries import CudaLibraries
-from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.fragment import FragmentModule, ValueSpec
 from mpmd.compile.hlo.dtypes import dtype_of
 from mpmd.compile.hlo.shape import array
+from mpmd.compile.options import CompileOptions
 
 
 @functools.cache

@@ -69,7 +69,7 @@ def compare(run: Experiment, name: str, function: Any, arguments: list[Any], don
     from benchmarks.gpu.target import chained, clocks, compiled, fragment_of
     from benchmarks.gpu.timing import interleaved
     from mpmd.compile.cache import DiskCache
-    from mpmd.compile.compile_options import CompileOptions
+    from mpmd.compile.options import CompileOptions
 
     fragment = fragment_of(name, function, arguments, range(donated))
     with tempfile.TemporaryDirectory() as folder:

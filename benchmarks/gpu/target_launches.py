@@ -37,7 +37,7 @@ def measure(run: Experiment) -> None:
 
     from benchmarks.gpu.target import compiled, fragment_of
     from benchmarks.gpu.timing import interleaved
-    from mpmd.compile.compile_options import CompileOptions
+    from mpmd.compile.options import CompileOptions
 
     rng = np.random.default_rng(0)
     x, w = (rng.standard_normal((2, WIDTH, WIDTH)) / 8).astype(np.float32)

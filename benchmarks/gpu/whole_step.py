@@ -29,7 +29,7 @@ from benchmarks.gpu.experiment import Experiment, run_experiment
 from benchmarks.gpu.programs import SMALL, ModelSize, step_arguments, training_step
 from benchmarks.gpu.target import chained, clocks, loaded
 from benchmarks.gpu.torch_step import torch_step
-from mpmd.compile.compile_options import CompileOptions
+from mpmd.compile.options import CompileOptions
 
 ROUNDS, STEPS, NAMED = 5, 6, 100
 PADDED = 64

@@ -18,10 +18,10 @@ import numpy as np
 from mpmd import ir
 from mpmd.compile.comparison.narrowing import Compilers, Divergence, Opinions, host_copy, opinions_of
 from mpmd.compile.comparison.rounding import Difference
-from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.compiler import compile_fragments
 from mpmd.compile.executable import Executable
 from mpmd.compile.fragment import FragmentModule
+from mpmd.compile.options import CompileOptions
 from mpmd.errors import MpmdError
 from mpmd.runtime.program.streams import task_text
 from mpmd.runtime.run.interpreter import BoundCall, Observer, StepState

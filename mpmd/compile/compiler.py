@@ -17,10 +17,10 @@ from mpmd.compile.backends.target_backend import LoadError, TargetBackend, Trace
 from mpmd.compile.backends.targets import AUTOMATIC, EVERYWHERE, NATIVE, MakeBackend
 from mpmd.compile.backends.xla import XlaBackend, XlaExecutable
 from mpmd.compile.backends.zeros import ZerosExecutable, makes_only_zeros
-from mpmd.compile.compile_options import DEFAULTS, CompileOptions
 from mpmd.compile.executable import Backend, Executable
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.kernels.planner.plan_cache import caching_plans
+from mpmd.compile.options import DEFAULTS, CompileOptions
 from mpmd.compile.thunks.check import compiler_failure, write_report
 from mpmd.errors import CompileError, HloError, MiscompiledError
 from mpmd.support.progress import ProgressLine

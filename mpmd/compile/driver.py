@@ -21,7 +21,6 @@ from mpmd.compile.buffers.assignment import BufferAssignment, assign_buffers
 from mpmd.compile.buffers.buffer_report import assignment_report, memory_plot
 from mpmd.compile.buffers.fitting import fit
 from mpmd.compile.buffers.sharing import pair_donations
-from mpmd.compile.compile_options import DEFAULTS, CompileOptions
 from mpmd.compile.cost.hlo_cost import CostModel
 from mpmd.compile.executable import MemoryStats, unknown_text
 from mpmd.compile.fragment import FragmentModule
@@ -29,6 +28,7 @@ from mpmd.compile.hlo import HloModule, print_module
 from mpmd.compile.kernels.planner.plan_cache import caching_plans
 from mpmd.compile.lowering import lower, lower_for_mesh
 from mpmd.compile.lowering.lower import flatten_parameters
+from mpmd.compile.options import DEFAULTS, CompileOptions
 from mpmd.compile.pipelines import configured, dumping_inside, watch_of
 from mpmd.compile.target import Code, Target
 from mpmd.compile.thunks.check import check_program

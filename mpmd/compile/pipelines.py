@@ -11,9 +11,9 @@ import functools
 import re
 from collections.abc import Callable, Sequence
 
-from mpmd.compile.compile_options import CompileOptions, Dump
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import HloModule, print_module, verify
+from mpmd.compile.options import CompileOptions, Dump
 from mpmd.compile.passes import collectives, expand, layout, simplify
 from mpmd.compile.passes.expand.float_jitter import FloatJitter
 from mpmd.compile.passes.expand.products import DotDecomposer

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 from mpmd.compile.buffers.assignment import BufferAssignment
 from mpmd.compile.buffers.offsets import DeviceMemory
-from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.planner.planned_kernel import PlannedKernel
+from mpmd.compile.options import CompileOptions
 from mpmd.compile.thunks.thunk import Thunk
 from mpmd.cost.device import Device
 from mpmd.support.passes import Pass

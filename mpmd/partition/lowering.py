@@ -16,7 +16,7 @@ import jax
 
 from mpmd import ir
 from mpmd.compile.cache import DiskCache
-from mpmd.compile.compile_options import CompileOptions, Dump
+from mpmd.compile.options import CompileOptions, Dump
 from mpmd.compile.passes import make_pass
 from mpmd.config.compiler_options import put_options, warn_of_unused_options
 from mpmd.config.config import Config, did_you_mean

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import mpmd
-from mpmd.compile.compile_options import CompileOptions
+from mpmd.compile.options import CompileOptions
 from mpmd.compile.passes import PASSES as HLO_PASSES
 from mpmd.partition import pipeline
 from mpmd.passes import PASSES as MPMD_PASSES

@@ -179,6 +179,7 @@ PHASES = {
     "loading": "of a target: a program in memory",
     "movement": "the operations, in each phase",
     "operations": "the operations of kernels, in each language",
+    "options": "of passes, of the compiler",
     "products": "the operations, in each phase",
     "target": "the interface, and one for each target",
     "tiling": "of a target: sizes of tiles",

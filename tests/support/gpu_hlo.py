@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from mpmd.compile.backends.native_gpu.target import GpuTarget
-from mpmd.compile.compile_options import DEFAULTS
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import HloModule
+from mpmd.compile.options import DEFAULTS
 from tests.support.gpu_launches import run_program
 from tests.support.native_hlo import fragment_of_module
 from tests.support.poison import poison

@@ -11,12 +11,12 @@ from mpmd.compile.backends.jax_function import numpy_dtype, value_spec
 from mpmd.compile.backends.native_cpu.ffi import aligned_empty
 from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
-from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.driver import Compilation, prepare_fragment
 from mpmd.compile.fragment import FragmentModule, ValueSpec
 from mpmd.compile.hlo.dtypes import dtype_of
 from mpmd.compile.hlo.shape import array
 from mpmd.compile.llvm.cpu import host_target
+from mpmd.compile.options import CompileOptions
 from mpmd.compile.thunks.check import check_thunks
 from mpmd.compile.thunks.emission import KernelPlans
 from tests.support.assignment_check import check_assignment

@@ -11,11 +11,11 @@ import numpy as np
 
 from mpmd.compile.backends.jax_function import value_spec
 from mpmd.compile.backends.native_cpu.target import NativeCpu
-from mpmd.compile.compile_options import DEFAULTS
 from mpmd.compile.driver import Compilation, prepare_fragment
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import HloModule
 from mpmd.compile.llvm import engine
+from mpmd.compile.options import DEFAULTS
 from mpmd.compile.schedule import memory_schedule
 from tests.support import native_fragments
 from tests.support.poison import poison as poisoning

@@ -9,9 +9,9 @@ import jax
 from jax.sharding import Mesh
 
 from mpmd.compile.artefact import Artefact
-from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.executable import Backend
 from mpmd.compile.fragment import FragmentModule
+from mpmd.compile.options import CompileOptions
 from mpmd.compile.target import Target
 from mpmd.errors import CompileError
 

@@ -21,7 +21,7 @@ from mpmd.compile.backends.native_gpu.target import GpuTarget
 from mpmd.compile.backends.native_gpu.tuning.tune import TuningTask, tune
 from mpmd.compile.backends.reference.backend import ReferenceBackend
 from mpmd.compile.backends.target_backend import TargetBackend
-from mpmd.compile.compile_options import CompileOptions
+from mpmd.compile.options import CompileOptions
 from mpmd.compile.target import Target
 
 MakeBackend = Callable[[Mesh, CompileOptions], TargetBackend]

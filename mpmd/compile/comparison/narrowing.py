@@ -21,10 +21,10 @@ from mpmd import ir
 from mpmd.compile.backends.jax_function import array_types, named_sharding, numpy_dtype
 from mpmd.compile.backends.xla import XlaBackend
 from mpmd.compile.comparison.rounding import NARROW_FLOATS, Difference, Rounding
-from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.compiler import FallbackBackend, PlatformBackend, get_backend
 from mpmd.compile.driver import lowered
 from mpmd.compile.fragment import FragmentModule, ValueSpec
+from mpmd.compile.options import CompileOptions
 from mpmd.compile.passes.hlo_pass import Fixpoint
 from mpmd.compile.pipelines import configured, watched
 from mpmd.errors import CompileError, IRError

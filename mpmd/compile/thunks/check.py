@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from mpmd.compile.analysis.liveness import in_place_pairs
 from mpmd.compile.buffers.assignment import Allocation, BufferAssignment, Slice
 from mpmd.compile.buffers.buffer_report import assignment_report
-from mpmd.compile.compile_options import Dump
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo import print_module
 from mpmd.compile.hlo.computation import HloComputation
@@ -30,6 +29,7 @@ from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.hlo.module import HloModule
 from mpmd.compile.hlo.shape import ShapeIndex
 from mpmd.compile.kernels.kernel_plan import may_share
+from mpmd.compile.options import Dump
 from mpmd.compile.thunks.thunk import (
     AttentionThunk,
     CollectiveThunk,

@@ -19,7 +19,7 @@ from mpmd.compile.artefact import Artefact
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.cache import DiskCache, compiler_version, key_of
-from mpmd.compile.compile_options import CompileOptions, Dump
+from mpmd.compile.options import CompileOptions, Dump
 from mpmd.errors import CompileError
 from mpmd.options import PipelineOptions
 from mpmd.partition.lowering import compile_options
@@ -349,7 +349,7 @@ from pathlib import Path
 import jax, numpy as np
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.cache import DiskCache
-from mpmd.compile.compile_options import CompileOptions
+from mpmd.compile.options import CompileOptions
 from tests.support.native_fragments import fragment_of
 
 def function(x, w):

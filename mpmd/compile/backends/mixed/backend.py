@@ -30,12 +30,12 @@ from mpmd.compile.backends.jax_function import (
 from mpmd.compile.backends.mixed.clusters import Cluster, Clusters, divide
 from mpmd.compile.backends.target_backend import LoadedProgram, OtherTargetError, TracedTargetBackend
 from mpmd.compile.backends.xla import XlaBackend, XlaExecutable
-from mpmd.compile.compile_options import DEFAULTS, CompileOptions
 from mpmd.compile.driver import compiled_or_kept, device_count, lowered
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule, ValueSpec
 from mpmd.compile.hlo import HloInstruction, HloModule, print_module
 from mpmd.compile.kernels.planner.collectives import COLLECTIVES
+from mpmd.compile.options import DEFAULTS, CompileOptions
 from mpmd.compile.pipelines import configured, preparation
 from mpmd.compile.target import Target
 from mpmd.errors import CompileError

@@ -15,10 +15,10 @@ from mpmd.compile.backends.native_cpu.loading import CompiledProgram
 from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.compile.backends.target_backend import unfit_for_targets
-from mpmd.compile.compile_options import DEFAULTS, CompileOptions
 from mpmd.compile.driver import compiled_or_kept
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule
+from mpmd.compile.options import DEFAULTS, CompileOptions
 from mpmd.errors import CompileError
 
 

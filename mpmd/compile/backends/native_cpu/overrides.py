@@ -15,9 +15,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpmd.compile.compile_options import Dump
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.llvm.function_builder import Module
+from mpmd.compile.options import Dump
 from mpmd.errors import CompileError, collect
 
 _DEFINE = re.compile(r"^define [^@\n]*@([\w.$-]+)\((.*?)\)[^{]*\{.*?^\}", re.DOTALL | re.MULTILINE)

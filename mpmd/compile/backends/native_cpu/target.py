@@ -12,7 +12,6 @@ from mpmd.compile.backends.native_cpu.overrides import overrides_of
 from mpmd.compile.backends.native_cpu.steps import NativeProgram, PlanCode, native_program
 from mpmd.compile.backends.native_cpu.storage import MEMORY as TYPES
 from mpmd.compile.buffers.assignment import BufferAssignment
-from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.planner.collectives import CollectivePlan
@@ -21,6 +20,7 @@ from mpmd.compile.kernels.planner.groups import GroupPlan, UpdatePlan
 from mpmd.compile.kernels.planner.planned_kernel import PlannedKernel
 from mpmd.compile.llvm.cpu import MEMORY, CpuTarget, host_target
 from mpmd.compile.llvm.engine import assembly_of
+from mpmd.compile.options import CompileOptions
 from mpmd.compile.pipelines import optimization_pipeline, scheduling_pipeline
 from mpmd.compile.thunks.thunk import Thunk
 from mpmd.cost.device import HOST

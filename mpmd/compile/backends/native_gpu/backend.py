@@ -30,10 +30,10 @@ from mpmd.compile.backends.native_gpu.loading import LoadedGpuProgram
 from mpmd.compile.backends.native_gpu.target import GpuCode, GpuTarget
 from mpmd.compile.backends.native_gpu.triton.choices import MeasuredTiles, known_table, table_file
 from mpmd.compile.backends.target_backend import OtherTargetError, unfit_for_targets
-from mpmd.compile.compile_options import DEFAULTS, CompileOptions
 from mpmd.compile.driver import compiled_or_kept
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule
+from mpmd.compile.options import DEFAULTS, CompileOptions
 from mpmd.errors import CompileError
 from mpmd.support.execution_log import TimeLog
 from mpmd.support.resources import garbage_kept, once

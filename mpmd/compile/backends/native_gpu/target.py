@@ -32,7 +32,6 @@ from mpmd.compile.backends.native_gpu.triton.triton_kernels import ALIGNMENT, re
 from mpmd.compile.buffers.assignment import BufferAssignment
 from mpmd.compile.buffers.offsets import DeviceMemory
 from mpmd.compile.cache import DiskCache
-from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo.instruction import HloInstruction
 from mpmd.compile.kernels.operations import DTYPE_BYTES
@@ -43,6 +42,7 @@ from mpmd.compile.kernels.planner.groups import GroupPlan, UpdatePlan
 from mpmd.compile.kernels.planner.planned_kernel import PlannedKernel
 from mpmd.compile.llvm.cpu import host_target
 from mpmd.compile.llvm.engine import object_of
+from mpmd.compile.options import CompileOptions
 from mpmd.compile.passes.expand.float_jitter import FloatJitter
 from mpmd.compile.passes.expand.indexing import ScatterWidener
 from mpmd.compile.passes.expand.products import DotAlgorithmRewriter, DotPadding

@@ -14,10 +14,10 @@ from mpmd.compile.artefact import Artefact
 from mpmd.compile.backends.jax_function import named_sharding, numpy_dtype
 from mpmd.compile.backends.reference.target import Reference, ReferenceProgram
 from mpmd.compile.backends.target_backend import unfit_for_targets
-from mpmd.compile.compile_options import DEFAULTS, CompileOptions
 from mpmd.compile.driver import compiled_or_kept
 from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule
+from mpmd.compile.options import DEFAULTS, CompileOptions
 from mpmd.errors import CompileError
 
 

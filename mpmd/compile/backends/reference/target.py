@@ -17,7 +17,6 @@ import numpy as np
 
 from mpmd.compile.buffers.assignment import Allocation, BufferAssignment, Slice
 from mpmd.compile.buffers.offsets import DeviceMemory
-from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.fragment import FragmentModule
 from mpmd.compile.hlo.evaluator.values import convert
 from mpmd.compile.hlo.instruction import HloInstruction
@@ -27,6 +26,7 @@ from mpmd.compile.kernels.kernel_plan import Operand
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
 from mpmd.compile.kernels.planner.collectives import CollectiveArray
 from mpmd.compile.kernels.planner.planned_kernel import PlannedKernel
+from mpmd.compile.options import CompileOptions
 from mpmd.compile.pipelines import optimization_pipeline, scheduling_pipeline
 from mpmd.compile.thunks.thunk import (
     AttentionThunk,

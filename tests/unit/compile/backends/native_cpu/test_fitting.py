@@ -10,8 +10,8 @@ import pytest
 
 import mpmd
 from mpmd.compile.backends.native_cpu.target import NativeCpu
-from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.driver import prepare_fragment
+from mpmd.compile.options import CompileOptions
 from mpmd.options import PipelineOptions
 from tests.support.native_fragments import check_memory, fragment_of, run
 

@@ -11,9 +11,9 @@ from jax.sharding import Mesh
 import mpmd
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.cache import DiskCache
-from mpmd.compile.compile_options import CompileOptions, Dump
 from mpmd.compile.compiler import FallbackBackend
 from mpmd.compile.lowering.lower import RULES
+from mpmd.compile.options import CompileOptions, Dump
 from mpmd.compile.thunks.emission import Emitter
 from mpmd.errors import HloError, MiscompiledError
 from tests.support.native_fragments import compiled, fragment_of

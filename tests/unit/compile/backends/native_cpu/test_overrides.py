@@ -5,8 +5,8 @@ import pytest
 
 from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.cache import DiskCache
-from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.driver import compiled_or_kept, prepare_fragment
+from mpmd.compile.options import CompileOptions
 from mpmd.errors import CompileError
 from tests.support.native_fragments import fragment_of, run
 from tests.support.native_functions import Floats

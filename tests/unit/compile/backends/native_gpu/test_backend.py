@@ -22,9 +22,9 @@ from mpmd.compile.backends.native_gpu.gpu_devices import GPUS
 from mpmd.compile.backends.native_gpu.libraries import CUBLASLT, CudaLibraries
 from mpmd.compile.backends.native_gpu.loading import LoadedGpuProgram
 from mpmd.compile.backends.native_gpu.target import GpuTarget
-from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.compiler import FallbackBackend, get_backend
 from mpmd.compile.driver import prepare_fragment
+from mpmd.compile.options import CompileOptions
 from mpmd.errors import CompileError
 from tests.support.gpu_launches import code_of
 from tests.support.native_fragments import fragment_of

@@ -26,8 +26,8 @@ from mpmd.compile.backends.native_gpu.clock import (
     host_seconds,
 )
 from mpmd.compile.backends.native_gpu.target import GpuTarget
-from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.driver import prepare_fragment
+from mpmd.compile.options import CompileOptions
 from mpmd.errors import CompileError
 from mpmd.estimate.program_timeline import recorder_of
 from tests.support.gpu_launches import CalledProgram

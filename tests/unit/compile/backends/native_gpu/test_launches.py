@@ -11,9 +11,9 @@ import pytest
 from mpmd.compile.backends.native_gpu.gpu_devices import GPUS
 from mpmd.compile.backends.native_gpu.launches import BranchLaunch, KernelLaunch, LoopLaunch, ProductLaunch
 from mpmd.compile.backends.native_gpu.target import GpuTarget
-from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.kernels.planner.elements import NoPlan
+from mpmd.compile.options import CompileOptions
 from mpmd.errors import CompileError
 from tests.support.native_fragments import fragment_of
 

@@ -14,11 +14,11 @@ from jax.sharding import PartitionSpec as P
 from mpmd.compile.backends.mixed import MixedExecutable
 from mpmd.compile.backends.native_gpu.backend import GpuExecutable, NativeGpuBackend, ordinals_of
 from mpmd.compile.backends.xla import XlaExecutable
-from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.compiler import FallbackBackend
 from mpmd.compile.driver import compiled_or_kept
 from mpmd.compile.fragment import FragmentModule, ValueSpec
 from mpmd.compile.hlo import parse_module
+from mpmd.compile.options import CompileOptions
 from tests.support.native_meshes import COLLECTIVES, OnMesh, call_on, mesh_of, values
 from tests.support.simulated_gpu import WORKSPACE, StandInGpu
 

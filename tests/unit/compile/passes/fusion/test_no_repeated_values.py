@@ -3,10 +3,10 @@
 import pytest
 
 from mpmd.compile.backends.native_cpu.target import NativeCpu
-from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.kernels.operations import OPERATIONS
+from mpmd.compile.options import CompileOptions
 from mpmd.compile.passes.fusion import fusion
 from tests.support.native_fragments import fragment_of
 from tests.support.repeated_values import repeated_values

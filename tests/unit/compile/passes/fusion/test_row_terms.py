@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mpmd.compile.backends.native_gpu.target import gpu_pipeline
-from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.lowering import lower
+from mpmd.compile.options import CompileOptions
 from mpmd.compile.passes.fusion.attention_stitching import AttentionStitching
 from mpmd.cost.device import H200, HOST
 from tests.support.hlo_meaning import evaluate

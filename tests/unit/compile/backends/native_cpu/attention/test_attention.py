@@ -11,10 +11,10 @@ from mpmd.compile.backends.native_cpu.attention.attention_kernel import Attentio
 from mpmd.compile.backends.native_cpu.ffi import aligned_empty
 from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
-from mpmd.compile.compile_options import CompileOptions, Dump
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
 from mpmd.compile.llvm.cpu import host_target, named_target
+from mpmd.compile.options import CompileOptions, Dump
 from mpmd.compile.thunks.thunk import AttentionThunk
 from tests.support.native_fragments import compiled, fragment_of, run
 from tests.support.native_functions import Floats, gradients

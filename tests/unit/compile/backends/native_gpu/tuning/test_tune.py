@@ -22,9 +22,9 @@ from mpmd.compile.backends.native_gpu.triton.tiling import resized, tiling_of
 from mpmd.compile.backends.native_gpu.tuning.tile_candidates import tuned_kernels
 from mpmd.compile.backends.native_gpu.tuning.tune import TuningTask, alike, fastest, tune
 from mpmd.compile.cache import DiskCache
-from mpmd.compile.compile_options import CompileOptions
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.kernels.normalise import normalise
+from mpmd.compile.options import CompileOptions
 from mpmd.errors import CompileError
 from mpmd.tools import gpu_tune
 from tests.support.gpu_plans import column_sums
