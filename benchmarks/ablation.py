@@ -123,7 +123,7 @@ def large_cases(dtype: str) -> list[tuple[str, Callable[..., Any], list[Any]]]:
     import jax.numpy as jnp
     import numpy as np
 
-    from workloads.fragments import norm
+    from examples.workloads.fragments import norm
 
     kind = {"f32": jnp.float32, "bf16": jnp.bfloat16}[dtype]
     rng = np.random.default_rng(0)
@@ -284,7 +284,7 @@ def main() -> None:
     if any(name not in os.environ for name in KEEP_HEAP):
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **KEEP_HEAP})
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-1:])
-    from workloads.fragments import cases
+    from examples.workloads.fragments import cases
 
     switches = [s for s in SWITCHES if any(part in s for part in options.switches.split("|"))]
     found: dict[str, dict[str, float]] = {}

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from examples.workloads.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.ffi import aligned_empty
 from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
 from mpmd.compile.kernels.plan_builder import PlanBuilder
@@ -17,7 +18,6 @@ from mpmd.compile.llvm.engine import compile_module
 from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
 from mpmd.compile.llvm.llvm_types import Value, constant, vector
 from mpmd.cost.device import Device, cpu_device
-from workloads.direct import DirectSequence
 
 _CHAINS = 12  # independent sums: more than latency times units of any core
 _READ_STREAMS = 4  # far apart, each read in order: what prefetchers follow best

@@ -54,8 +54,8 @@ def fragments(options: argparse.Namespace) -> Iterator[tuple[str, Any]]:
 def of_functions(size: str, options: argparse.Namespace) -> Iterator[tuple[str, Any]]:
     import jax
 
+    from examples.workloads.fragments import cases
     from mpmd.compile.fragment import FragmentModule, ValueSpec
-    from workloads.fragments import cases
 
     kinds = {"float32": "f32", "bfloat16": "bf16", "int32": "i32"}
 
@@ -74,9 +74,9 @@ def of_functions(size: str, options: argparse.Namespace) -> Iterator[tuple[str, 
 
 def of_models(options: argparse.Namespace) -> Iterator[tuple[str, Any]]:
     """Of training steps with momentum, four microbatches, two and three stages."""
-    from workloads.flax_models import FLAX_MODELS
-    from workloads.models import MODELS
-    from workloads.steps import pipelined, sgd_momentum, training_step
+    from examples.workloads.flax_models import FLAX_MODELS
+    from examples.workloads.models import MODELS
+    from examples.workloads.steps import pipelined, sgd_momentum, training_step
 
     seen: set[str] = set()
     for name, model in (MODELS | FLAX_MODELS).items():

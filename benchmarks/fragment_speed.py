@@ -113,8 +113,8 @@ def run_cases(options: argparse.Namespace) -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     import jax  # only now: its threads are counted by the affinity
 
+    from examples.workloads.fragments import cases
     from mpmd.errors import CompileError
-    from workloads.fragments import cases
 
     for size in options.sizes.split(","):
         for dtype in options.dtypes.split(","):

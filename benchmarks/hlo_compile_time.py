@@ -59,7 +59,7 @@ def fragment_of(blocks: int, size: str, dtype: str) -> Any:
     import jax
     from fragment_speed import SIZES, as_fragment
 
-    from workloads.fragments import block, cases, gradients
+    from examples.workloads.fragments import block, cases, gradients
 
     arrays = next(a for name, _, a in cases(SIZES[size], dtype) if name == "block forward+backward")
     x, *weights, cotangent = arrays

@@ -54,13 +54,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import script
 from benchmarks.cpu_limits import copy_bandwidth, fma_peak, measured_device, read_bandwidth
 from benchmarks.fused_kernels import BEYOND_CACHE, FUSED, Traffic, fused_plan, jax_functions, traffic_of
+from examples.workloads.direct import DirectKernel, DirectSequence, program_array, row_major
 from mpmd.compile.backends.native_cpu.ffi import aligned_empty
 from mpmd.compile.backends.native_cpu.gemm.gemm_kernel import gemm_kernel
 from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
 from mpmd.compile.cost.kernel_work import plan_workload
 from mpmd.compile.kernels.operations import NUMPY_DTYPE
 from mpmd.compile.llvm.cpu import host_target
-from workloads.direct import DirectKernel, DirectSequence, program_array, row_major
 
 KEEP_HEAP = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 

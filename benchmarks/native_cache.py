@@ -82,10 +82,10 @@ def compile_all(options: argparse.Namespace) -> None:
     from fragment_speed import as_fragment
     from jax.sharding import Mesh
 
+    from examples.workloads.fragments import cases
     from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
     from mpmd.compile.cache import DiskCache, compiler_version
     from mpmd.compile.options import CompileOptions
-    from workloads.fragments import cases
 
     mesh = Mesh(np.array(jax.devices()[:1]), ("d",))
     jax.jit(lambda x: x + 1)(np.ones(3, np.float32))  # work that JAX does once per process is not measured

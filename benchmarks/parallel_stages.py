@@ -46,9 +46,9 @@ import mpmd
 from benchmarks import script
 from benchmarks.reference_gpt import Sizes, batch, run_blocks
 from benchmarks.train_step import Variant
+from examples.workloads.collectives import collectives
 from mpmd.runtime.program.stream_memory import predict_memory
 from mpmd.runtime.program.streams import Run
-from workloads.collectives import collectives
 
 SIZES = Sizes(
     layers=4, stages=2, width=128, heads=4, sequence=64, vocabulary=512, microbatch=4, microbatches=8

@@ -51,7 +51,7 @@ ROUND_SECONDS = 180
 
 def sleeping(schedule: str, microbatches: int, steps: int) -> dict[str, Any]:
     """In each of the processes: seconds of steps of stages that sleep."""
-    from workloads.sleeping import Durations, Stages
+    from examples.workloads.sleeping import Durations, Stages
 
     durations = Durations(FORWARD_S, HALF_BACKWARD_S, HALF_BACKWARD_S)
     stages = Stages((durations,) * PROCESSES, microbatches, PROCESSES, width=WIDTH, rows=ROWS)

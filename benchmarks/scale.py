@@ -32,11 +32,11 @@ import numpy as np  # noqa: E402
 
 import mpmd  # noqa: E402
 from benchmarks import script  # noqa: E402
+from examples.workloads.graphs import one_f_one_b  # noqa: E402
 from mpmd.estimate.program_timeline import predicted_timeline  # noqa: E402
 from mpmd.runtime.program.linearize import linearize  # noqa: E402
 from mpmd.runtime.program.order import InstructionOrder  # noqa: E402
 from mpmd.runtime.program.verify_streams import verify  # noqa: E402
-from workloads.graphs import one_f_one_b  # noqa: E402
 
 WIDTH = 8
 

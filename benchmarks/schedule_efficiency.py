@@ -72,7 +72,7 @@ class EfficiencyCase:
 
 def sleeping(meshes: int, microbatches: int) -> EfficiencyCase:
     """Equal stages that sleep."""
-    from workloads.sleeping import Durations, Stages
+    from examples.workloads.sleeping import Durations, Stages
 
     durations = Durations(FORWARD_S, HALF_BACKWARD_S, HALF_BACKWARD_S)
     stages = Stages((durations,) * meshes, microbatches, meshes)

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import mpmd
 from benchmarks import script
-from workloads.sleeping import BROKEN, OUT_OF_MEMORY, sleep
+from examples.workloads.sleeping import BROKEN, OUT_OF_MEMORY, sleep
 
 WIDTH, ROWS, STAGES, MICROBATCHES = 16, 4, 2, 4
 KINDS = ("broken", "out of memory", "nan", "interrupt")

@@ -153,7 +153,7 @@ def commit(checkout: Path) -> str:
         command = ["git", "-C", str(checkout), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
-    measured = ("mpmd", "benchmarks/*.py", "workloads", "examples")
+    measured = ("mpmd", "benchmarks/*.py", "examples")
     changed = git("status", "--porcelain", "--untracked-files=no", "--", *measured)
     return git("rev-parse", "HEAD") + ("+" if changed else "")
 

@@ -31,7 +31,7 @@ class ZeroBubbleCase:
     """A step of sleeping stages under one schedule."""
 
     def __init__(self, schedule: str, seconds: float, meshes: int, microbatches: int) -> None:
-        from workloads.sleeping import Durations, Stages
+        from examples.workloads.sleeping import Durations, Stages
 
         self.name = schedule
         folded = schedule == "zb_v"

@@ -22,9 +22,9 @@ from benchmarks.gpu.driver import load_driver
 from benchmarks.gpu.experiment import COMPILED, Experiment, run_experiment
 from benchmarks.gpu.handler import AUX_POINTER, BIAS_POINTER, GpuBuffer, Handler, Multiply
 from benchmarks.gpu.table import RecordingTable, real_table
+from examples.workloads.call_frame import CallFrame
 from mpmd.compile.llvm.cpu import host_target
 from mpmd.errors import CompileError
-from workloads.call_frame import CallFrame
 
 SHAPES = ((8192, 768, 3072), (8192, 2048, 8192))  # tokens, width, inner width
 

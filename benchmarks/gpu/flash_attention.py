@@ -23,8 +23,8 @@ from benchmarks.gpu.driver import load_driver
 from benchmarks.gpu.experiment import COMPILED, Experiment, run_experiment
 from benchmarks.gpu.handler import Handler, Launch
 from benchmarks.gpu.table import RecordingTable, real_table
+from examples.workloads.call_frame import CallFrame
 from mpmd.compile.llvm.cpu import host_target
-from workloads.call_frame import CallFrame
 
 TOKENS, FEATURES = 16384, 2048
 # head dim, positions: the most telling first

@@ -13,7 +13,15 @@ import numpy as np
 
 from benchmarks.gpu import llama
 from benchmarks.gpu.llama import LlamaSize
-from workloads.fragments import adam, block, experts, gradients, head, mlp, norm
+from examples.workloads.fragments import (
+    adam,
+    block,
+    experts,
+    gradients,
+    head,
+    mlp,
+    norm,
+)
 
 
 @dataclasses.dataclass(frozen=True)

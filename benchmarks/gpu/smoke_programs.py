@@ -65,7 +65,7 @@ def smoke_programs(models: Sequence[str] = MODELS) -> list[SmokeProgram]:
 
 def _training(name: str) -> SmokeProgram:
     """A step of gradient descent of one of the tests' models."""
-    from workloads.models import MODELS as ALL
+    from examples.workloads.models import MODELS as ALL
 
     params, loss, batch = ALL[name].build(2)
     leaves, tree = jax.tree.flatten(params)

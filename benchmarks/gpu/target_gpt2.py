@@ -28,7 +28,7 @@ def measure(run: Experiment) -> None:
     """Finds it out."""
     size = ModelSize() if run.gpu else SMALL
     with run.part("block"):
-        from workloads.fragments import cases
+        from examples.workloads.fragments import cases
 
         name = "block forward+backward"
         function, arguments = next(c[1:] for c in cases(dataclasses.asdict(size), "bf16") if c[0] == name)

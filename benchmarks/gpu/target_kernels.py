@@ -33,7 +33,7 @@ def measure(run: Experiment) -> None:
     """Finds it out."""
     ceiling = _copy_bytes_per_s(run) if run.gpu else 1e9
     run.figure("copy_bytes_per_s", ceiling, "B/s")
-    from workloads.fragments import cases
+    from examples.workloads.fragments import cases
 
     for name, function, arguments in cases(SIZE if run.gpu else SMALL, "bf16"):
         if name in NAMES and run.has_time(name, 15):

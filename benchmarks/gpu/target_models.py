@@ -22,7 +22,7 @@ FEW = ("mlp",)
 
 def measure(run: Experiment) -> None:
     """Finds it out."""
-    from workloads.models import MODELS
+    from examples.workloads.models import MODELS
 
     for name in MODELS if run.gpu else FEW:
         if run.has_time(name, 5):

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import mpmd
+from examples.workloads.flax_models import FLAX_MODELS
+from examples.workloads.models import MODELS, chain, dense, dense_params, normal
+from examples.workloads.steps import pipelined
 from mpmd.options import USER_DEFAULTS
 from tests.support.comparing import relative_difference
-from workloads.flax_models import FLAX_MODELS
-from workloads.models import MODELS, chain, dense, dense_params, normal
-from workloads.steps import pipelined
 
 ALL = MODELS | FLAX_MODELS
 APART = {"merge_forward_with_backward": False}  # forward and backward of the last stage are two programs

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import mpmd
+from examples.workloads.models import chain, dense_params, regression_batch
 from mpmd.errors import FragmentError
 from tests.support.comparing import relative_difference
-from workloads.models import chain, dense_params, regression_batch
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

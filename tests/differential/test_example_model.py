@@ -15,8 +15,8 @@ from examples.pipelined_transformer.train_step import (
     make_train_step,
     pipelined_loss,
 )
+from examples.workloads.steps import pipelined, sgd_momentum, training_step
 from tests.support.comparing import STEPS, check_training, copied, relative_difference, run_steps
-from workloads.steps import pipelined, sgd_momentum, training_step
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

@@ -12,10 +12,10 @@ import pytest
 from flax import linen as nn
 
 import mpmd
+from examples.workloads.models import normal
 from mpmd.errors import ConfigError, FragmentError, NonFiniteError, SignatureError
 from mpmd.runtime.program.streams import Fetch
 from tests.support.comparing import relative_difference
-from workloads.models import normal
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

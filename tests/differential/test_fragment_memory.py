@@ -6,13 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from examples.workloads.flax_models import FLAX_MODELS
+from examples.workloads.models import MODELS
+from examples.workloads.steps import pipelined, sgd_momentum, training_step
 from mpmd.compile.backends.jax_function import numpy_dtype
 from mpmd.compile.lowering import lower
 from tests.support.hlo_meaning import evaluate
 from tests.support.native_fragments import check_memory, compiled, run
-from workloads.flax_models import FLAX_MODELS
-from workloads.models import MODELS
-from workloads.steps import pipelined, sgd_momentum, training_step
 
 ALL = MODELS | FLAX_MODELS
 QUICK = ("scanned_layers",)

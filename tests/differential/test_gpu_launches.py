@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from examples.workloads.models import MODELS
 from mpmd.compile.backends.native_gpu.launches import LaunchProgram
 from mpmd.compile.backends.native_gpu.target import GpuTarget
 from mpmd.compile.driver import prepare_fragment
 from tests.support.gpu_launches import run_program
 from tests.support.native_fragments import fragment_of
-from workloads.models import MODELS
 
 pytest.importorskip("triton", reason="Triton is not installed: make test-gpu")
 STEP = 0.1

@@ -8,6 +8,8 @@ import jax
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from examples.workloads.models import MODELS
+from examples.workloads.steps import pipelined, sgd_momentum, training_step
 from mpmd.compile.backends import targets
 from mpmd.compile.backends.native_gpu.backend import NativeGpuBackend
 from tests.support.comparing import check_training
@@ -22,8 +24,6 @@ from tests.support.sharded_models import (
     shardings,
 )
 from tests.support.simulated_gpu import StandInGpu
-from workloads.models import MODELS
-from workloads.steps import pipelined, sgd_momentum, training_step
 
 pytest.importorskip("triton", reason="Triton is not installed: make test-gpu")
 pytestmark = pytest.mark.usefixtures("plain_xla")

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import pytest
 
 import mpmd
+from examples.workloads.models import normal
 from mpmd.runtime.program.streams import Feed
 from tests.support.comparing import relative_difference
-from workloads.models import normal
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

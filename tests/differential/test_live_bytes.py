@@ -7,14 +7,14 @@ import gc
 import jax
 import pytest
 
+from examples.workloads.models import MODELS
+from examples.workloads.steps import sgd_momentum, training_step
 from mpmd.runtime.measure.run_costs import OneAtATime
 from mpmd.runtime.program.stream_memory import bytes_on_mesh, predict_memory
 from mpmd.runtime.run.interpreter import BoundFeed
 from tests.support.comparing import copied
 from tests.support.observed_steps import executor_of
 from tests.support.scheduled_steps import jitted, placement
-from workloads.models import MODELS
-from workloads.steps import sgd_momentum, training_step
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

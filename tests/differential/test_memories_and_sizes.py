@@ -9,12 +9,12 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
+from examples.workloads.models import MODELS
+from examples.workloads.steps import sgd_momentum, training_step
 from mpmd.errors import FragmentError, PassError
 from tests.support.comparing import copied, relative_difference
 from tests.support.evaluate_mpmd import evaluate
 from tests.support.random_steps import sharded
-from workloads.models import MODELS
-from workloads.steps import sgd_momentum, training_step
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

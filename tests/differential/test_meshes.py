@@ -8,10 +8,10 @@ import jax
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from examples.workloads.models import MODELS
+from examples.workloads.steps import pipelined, sgd_momentum, training_step
 from tests.support.comparing import check_training, messages, programs_per_mesh
 from tests.support.sharded_layers import CASES, DATA, HIDDEN, STAGES, two_layers
-from workloads.models import MODELS
-from workloads.steps import pipelined, sgd_momentum, training_step
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

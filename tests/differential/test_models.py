@@ -8,10 +8,10 @@ import numpy as np
 import optax
 import pytest
 
+from examples.workloads.flax_models import FLAX_MODELS
+from examples.workloads.models import MODELS
+from examples.workloads.steps import pipelined, sgd_momentum, training_step
 from tests.support.comparing import STEPS, check_training, copied, relative_difference, run_steps
-from workloads.flax_models import FLAX_MODELS
-from workloads.models import MODELS
-from workloads.steps import pipelined, sgd_momentum, training_step
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

@@ -11,9 +11,9 @@ import pytest
 from jax import lax
 
 import mpmd
+from examples.workloads.models import normal
 from mpmd import ir
 from mpmd.errors import ConfigError, PassError, PlacementError
-from workloads.models import normal
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

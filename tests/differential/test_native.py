@@ -11,15 +11,15 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
+from examples.workloads.flax_models import FLAX_MODELS
+from examples.workloads.models import MODELS
+from examples.workloads.steps import pipelined, sgd_momentum, training_step
 from mpmd.compile.backends.native_cpu.threads import WorkerPool
 from mpmd.errors import ConfigError
 from mpmd.options import PipelineOptions
 from tests.support.comparing import check_training
 from tests.support.sharded_layers import CASES, two_layers
 from tests.support.sharded_models import MESHES, SHARDED_MODELS, STAGES, UNLIKE, pipelined_on, shardings
-from workloads.flax_models import FLAX_MODELS
-from workloads.models import MODELS
-from workloads.steps import pipelined, sgd_momentum, training_step
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

@@ -10,8 +10,8 @@ import pytest
 from flax import nnx
 
 import mpmd
+from examples.workloads.models import normal
 from tests.support.comparing import relative_difference
-from workloads.models import normal
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

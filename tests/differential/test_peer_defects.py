@@ -15,14 +15,22 @@ import numpy as np
 import pytest
 
 import mpmd
+from examples.workloads.models import (
+    D,
+    dense,
+    dense_params,
+    mlp,
+    named,
+    normal,
+    square,
+)
+from examples.workloads.steps import pipelined
 from mpmd.errors import ConfigError, PassError, PlacementError
 from mpmd.options import USER_DEFAULTS
 from mpmd.runtime.program.streams import Run, Send
 from mpmd.scheduling.catalogue import from_function
 from mpmd.scheduling.table import Phase
 from tests.support.comparing import messages, programs_per_mesh, relative_difference
-from workloads.models import D, dense, dense_params, mlp, named, normal, square
-from workloads.steps import pipelined
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

@@ -8,10 +8,20 @@ import numpy as np
 import pytest
 
 import mpmd
+from examples.workloads.models import (
+    MODELS,
+    D,
+    chain,
+    dense,
+    dense_params,
+    mlp,
+    named,
+    normal,
+    square,
+)
+from examples.workloads.steps import pipelined
 from mpmd.runtime.program.streams import Run
 from tests.support.comparing import messages, messages_by_route, relative_difference
-from workloads.models import MODELS, D, chain, dense, dense_params, mlp, named, normal, square
-from workloads.steps import pipelined
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

@@ -10,12 +10,12 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
+from examples.workloads.collectives import collectives
+from examples.workloads.models import MODELS
+from examples.workloads.steps import sgd_momentum, training_step
 from mpmd.runtime.program.stream_memory import predict_memory
 from mpmd.runtime.program.streams import Run
 from tests.support.comparing import check_training
-from workloads.collectives import collectives
-from workloads.models import MODELS
-from workloads.steps import sgd_momentum, training_step
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

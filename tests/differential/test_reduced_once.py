@@ -12,12 +12,12 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
+from examples.workloads.collectives import collectives
+from examples.workloads.models import MODELS, D, named, normal, square
+from examples.workloads.steps import sgd_momentum, training_step
 from mpmd.runtime.program.streams import Run
 from tests.support.comparing import check_training, copied, relative_difference
 from tests.support.sharded_models import SHARDED_MODELS, shardings
-from workloads.collectives import collectives
-from workloads.models import MODELS, D, named, normal, square
-from workloads.steps import sgd_momentum, training_step
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

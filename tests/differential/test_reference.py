@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import mpmd
+from examples.workloads.models import MODELS
+from examples.workloads.steps import pipelined, sgd_momentum, training_step
 from tests.support.comparing import check_training
 from tests.support.sharded_models import MESHES, SHARDED_MODELS, STAGES, shardings
-from workloads.models import MODELS
-from workloads.steps import pipelined, sgd_momentum, training_step
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

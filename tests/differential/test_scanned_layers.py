@@ -10,12 +10,12 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import mpmd
+from examples.workloads.models import normal
+from examples.workloads.steps import pipelined
 from mpmd.errors import PlacementError
 from mpmd.runtime.program.stream_memory import predict_memory
 from tests.support.comparing import copied, relative_difference
 from tests.support.layered_models import LAYERS, SCANNED, block, block_params, entropy, scanned, sliced
-from workloads.models import normal
-from workloads.steps import pipelined
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

@@ -18,10 +18,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 import mpmd
+from examples.workloads.models import token_batch
 from mpmd.runtime.program.stream_memory import predict_memory
 from tests.support.comparing import copied, relative_difference
 from tests.support.layered_models import block, block_params, entropy, token_params
-from workloads.models import token_batch
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_xla")]
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import pytest
 
 import mpmd
+from examples.workloads.models import MODELS
+from examples.workloads.steps import pipelined, sgd_momentum, training_step
 from tests.support.comparing import copied, messages_by_route, programs_per_mesh, relative_difference
-from workloads.models import MODELS
-from workloads.steps import pipelined, sgd_momentum, training_step
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import pytest
 
 import mpmd
+from examples.workloads.models import MODELS
+from examples.workloads.steps import sgd_momentum, training_step
 from mpmd.errors import ScheduleError
 from mpmd.runtime.program.streams import Run
 from mpmd.scheduling import SCHEDULES, Costs, Phase, Task, from_csv, from_function, from_table, get_schedule
 from mpmd.scheduling.search import SchedulingProblem, search
 from tests.support.comparing import copied, relative_difference
 from tests.support.scheduled_steps import jitted, placement
-from workloads.models import MODELS
-from workloads.steps import sgd_momentum, training_step
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

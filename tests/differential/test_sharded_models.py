@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from examples.workloads.models import D, chain, normal, regression_batch
+from examples.workloads.steps import pipelined, sgd_momentum, training_step
 from mpmd.errors import PassError
 from tests.support.comparing import check_training, messages, programs_per_mesh
 from tests.support.sharded_models import MESHES, SHARDED_MODELS, STAGES, UNLIKE, pipelined_on, shardings
-from workloads.models import D, chain, normal, regression_batch
-from workloads.steps import pipelined, sgd_momentum, training_step
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

@@ -9,10 +9,10 @@ import optax
 import pytest
 
 import mpmd
+from examples.workloads.steps import pipelined, sgd_momentum, training_step
 from mpmd.runtime.program.stream_memory import predict_memory
 from tests.support.comparing import check_training, copied, messages, messages_by_route, relative_difference
 from tests.support.layered_models import LAYERS, SEPARATE, block, entropy, separate
-from workloads.steps import pipelined, sgd_momentum, training_step
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 

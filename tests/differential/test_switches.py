@@ -14,15 +14,15 @@ import pytest
 from examples.pipelined_transformer.check import TOLERANCE, parameter_differences
 from examples.pipelined_transformer.config import TrainConfig
 from examples.pipelined_transformer.train_step import make_plain_step, make_state, make_train_step
+from examples.workloads.flax_models import FLAX_MODELS
+from examples.workloads.models import MODELS
+from examples.workloads.steps import pipelined, sgd_momentum, training_step
 from mpmd import options
 from mpmd.options import USER_DEFAULTS, PipelineOptions
 from mpmd.partition import pipeline
 from mpmd.support.passes import name_of
 from tests.support.comparing import copied, relative_difference
 from tests.support.covering import covering_rows
-from workloads.flax_models import FLAX_MODELS
-from workloads.models import MODELS
-from workloads.steps import pipelined, sgd_momentum, training_step
 
 ALL = MODELS | FLAX_MODELS
 FAST = (1, 4, 7, 10, 13)

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from examples.workloads.models import MODELS
 from tests.support.launching import launch, output
 from tests.support.training_in_processes import train
 from tests.support.two_hosts import ADDRESSES, NoNamespaces, two_hosts
-from workloads.models import MODELS
 
 SCHEDULES = ("1f1b", "zb_h1", "interleaved_1f1b")
 PROGRAM = "tests.support.training_in_processes"

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples.workloads.graphs import GraphBuilder
 from mpmd.errors import ProgramError
 from mpmd.runtime.program.graph import EntryGraph
 from mpmd.runtime.program.linearize import linearize
@@ -18,7 +19,6 @@ from mpmd.runtime.program.streams import Program, Recv, Run, Send, reads
 from mpmd.runtime.program.verify_streams import verify
 from mpmd.runtime.run.executor import Executor, RuntimeOptions
 from tests.support.fake_engine import FakeEngine, expected, fake_arguments, fake_executables
-from workloads.graphs import GraphBuilder
 
 
 def random_graph(rng: random.Random) -> EntryGraph:

@@ -42,9 +42,7 @@ MAY_IMPORT = {
 
 def sources():
     """The Python files of the product, without tests."""
-    return [
-        path for path in tracked(".py") if path.parts[0] in ("mpmd", "examples", "workloads", "benchmarks")
-    ]
+    return [path for path in tracked(".py") if path.parts[0] in ("mpmd", "examples", "benchmarks")]
 
 
 def within(name: str, package: str) -> bool:
@@ -68,9 +66,7 @@ def test_no_function_is_too_long():
 
 
 def test_all_folders_with_python_are_looked_at():
-    assert {"mpmd", "tests", "benchmarks", "workloads", "examples"} <= {
-        path.parts[0] for path in tracked(".py")
-    }
+    assert {"mpmd", "tests", "benchmarks", "examples"} <= {path.parts[0] for path in tracked(".py")}
 
 
 def test_the_vocabulary_stays_small():

@@ -61,7 +61,7 @@ def test_no_test_imports_another():
 
 
 def test_tests_and_benchmarks_share_workloads_alone():
-    refused = {"benchmarks": ("tests",), "workloads": ("tests", "benchmarks"), "tests": ("benchmarks",)}
+    refused = {"benchmarks": ("tests",), "examples": ("tests", "benchmarks"), "tests": ("benchmarks",)}
     found = [
         f"{path} imports {name}"
         for path in tracked(".py")
@@ -69,7 +69,7 @@ def test_tests_and_benchmarks_share_workloads_alone():
         for _, name in imports(path)
         if name.split(".")[0] in refused.get(path.parts[0], ())
     ]
-    assert found == [], "what both need is in workloads/; tests of benchmarks are in tests/benchmarks"
+    assert found == [], "what both need is in examples/workloads/"
 
 
 def private(name: str) -> bool:

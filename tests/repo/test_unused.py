@@ -19,7 +19,7 @@ from mpmd.partition import pipeline
 from mpmd.passes import PASSES as MPMD_PASSES
 from tests.repo.tree import module_name, nodes, text, tracked
 
-CODE = [path for path in tracked(".py") if path.parts[0] in ("mpmd", "examples", "workloads", "benchmarks")]
+CODE = [path for path in tracked(".py") if path.parts[0] in ("mpmd", "examples", "benchmarks")]
 LIBRARY = [path for path in CODE if path.parts[0] == "mpmd"]
 MODULES = {module_name(path) for path in CODE}
 ROWS = text(Path("docs/hlo_rows.md"))

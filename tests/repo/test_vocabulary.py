@@ -57,7 +57,7 @@ SHARED_NAMES = {"Block", "Fetch", "Run", "_Row"}
 
 PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
 GENERATED = ("docs/passes.md", "docs/hlo_passes.md", "docs/preconditions.md")
-ROOTS = ("mpmd", "docs", "examples", "workloads", "benchmarks")
+ROOTS = ("mpmd", "docs", "examples", "benchmarks")
 _TEXT_TOKENS = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
 
 

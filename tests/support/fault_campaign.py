@@ -28,11 +28,11 @@ import jax
 import numpy as np
 
 import mpmd
+from examples.workloads.models import chain, dense, dense_params, regression_batch
+from examples.workloads.sleeping import OUT_OF_MEMORY, sleep
 from mpmd.runtime.channels import remote
 from mpmd.runtime.channels.links import MESSAGE_BITS, STEP_BITS, Links
 from tests.support.forked_world import POLL_SECONDS, ForkedWorld
-from workloads.models import chain, dense, dense_params, regression_batch
-from workloads.sleeping import OUT_OF_MEMORY, sleep
 
 STEPS, MICROBATCHES = 4, 4
 STOPPED_SECONDS = 5.0

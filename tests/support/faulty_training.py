@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 
 import mpmd
+from examples.workloads.models import chain, dense, dense_params, regression_batch
 from mpmd.errors import AbsentValueError
-from workloads.models import chain, dense, dense_params, regression_batch
 
 STEPS = 4
 now = {"step": 0}

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from examples.workloads.call_frame import CallFrame
 from mpmd.compile.backends.jax_function import numpy_dtype
 from mpmd.compile.backends.native_gpu.calls import STATE
 from mpmd.compile.backends.native_gpu.gpu import OpenGpu
@@ -19,7 +20,6 @@ from mpmd.compile.backends.native_gpu.target import GpuCode, gpu_code
 from mpmd.compile.fragment import FragmentModule
 from tests.support.poison import POISON
 from tests.support.simulated_gpu import STREAM, StandInCompiler, StandInGpu
-from workloads.call_frame import CallFrame
 
 
 def code_of(program: LaunchProgram) -> GpuCode:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax
 import pytest
 
+from examples.workloads.flax_models import FLAX_MODELS
+from examples.workloads.models import MODELS
 from mpmd.compile.hlo import fingerprint, parse_module, print_module, verify
 from tests.support.xla_hlo import XlaWorker
-from workloads.flax_models import FLAX_MODELS
-from workloads.models import MODELS
 
 EVERY = {**MODELS, **FLAX_MODELS}
 QUICK = ("skip", "custom_gradient")

@@ -11,7 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from workloads.models import SEQ, VOCAB, D, normal, regression_batch, square, token_batch
+from examples.workloads.models import (
+    SEQ,
+    VOCAB,
+    D,
+    normal,
+    regression_batch,
+    square,
+    token_batch,
+)
 
 LAYERS = 4
 

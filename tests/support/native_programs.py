@@ -3,13 +3,13 @@
 import jax
 import numpy as np
 
+from examples.workloads.direct import row_major
 from mpmd.compile.backends.native_cpu.gemm.gemm_kernel import gemm_kernel
 from mpmd.compile.backends.native_cpu.kernels.loop import PlanEpilogue
 from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.native_program import Address, Run, ThreadedProgram, sequence_steps
 from mpmd.compile.kernels.plan_builder import PlanBuilder
 from mpmd.compile.llvm.cpu import host_target
-from workloads.direct import row_major
 
 HOST = host_target()
 

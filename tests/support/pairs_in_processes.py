@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
+from examples.workloads.graphs import GraphBuilder
 from mpmd.runtime.program.graph import EntryGraph
 from mpmd.runtime.program.linearize import linearize
 from mpmd.runtime.program.streams import Program
-from workloads.graphs import GraphBuilder
 
 
 def all_pairs(program: Program) -> set[tuple[int, int]]:

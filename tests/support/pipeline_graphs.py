@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from examples.workloads.graphs import GraphBuilder
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.program.graph import CallNode, EntryGraph
 from mpmd.runtime.program.linearize import linearize
 from mpmd.runtime.run.executor import Executor, RuntimeOptions
-from workloads.graphs import GraphBuilder
 
 
 def forward(w, x):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from workloads.models import D, chain, normal, regression_batch
+from examples.workloads.models import D, chain, normal, regression_batch
 
 STAGES = 2
 

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from workloads.models import (
+from examples.workloads.models import (
     ROWS,
     SEQ,
     D,

@@ -22,10 +22,10 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 import mpmd
+from examples.workloads.models import MODELS
+from examples.workloads.steps import sgd_momentum, training_step
 from tests.support.comparing import relative_difference, run_steps
 from tests.support.scheduled_steps import jitted, placement
-from workloads.models import MODELS
-from workloads.steps import sgd_momentum, training_step
 
 SHARDED: dict[str, list[Any]] = {
     "sharded": [2, 2],

@@ -10,8 +10,8 @@ import sys
 
 import jax
 
+from examples.workloads.sleeping import Durations, Stages
 from mpmd.scheduling.timeline import COMPUTE, TRANSFER
-from workloads.sleeping import Durations, Stages
 
 FORWARD_S, HALF_BACKWARD_S, MICROBATCHES = 0.03, 0.02, 3
 

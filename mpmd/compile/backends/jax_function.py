@@ -368,6 +368,11 @@ class ProgramFragment(DirectCall, CompiledFragment, Generic[_Program]):
         return self.program
 
     @property
+    def made(self) -> Artefact:
+        """The artefact by its former name, which measurements kept outside of this project read."""
+        return self.artefact
+
+    @property
     def kept_memory(self) -> dict[int, int]:
         """Bytes that its code keeps; fragments of one program on one mesh share them."""
         return {self.program.key: self.program.kept_bytes}

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.gpu import ahead
+from examples.workloads.steps import pipelined, sgd_momentum, training_step
 from mpmd.compile.backends.jax_function import jax_function
 from mpmd.compile.backends.native_gpu import backend as native_gpu
 from mpmd.compile.backends.native_gpu.backend import NativeGpuBackend
@@ -25,7 +26,6 @@ from tests.support.native_fragments import fragment_of
 from tests.support.native_meshes import OnMesh, mesh_of
 from tests.support.sharded_models import EIGHT, SHARDED_MODELS, STAGES, shardings
 from tests.support.simulated_gpu import StandInGpu
-from workloads.steps import pipelined, sgd_momentum, training_step
 
 STEPS = re.compile(r" (custom-call|all-reduce-start|all-reduce-done)\(")
 X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)

@@ -21,8 +21,8 @@ from benchmarks.gpu.handler import (
     Scalar,
 )
 from benchmarks.gpu.table import ENTRIES, RecordingTable
+from examples.workloads.call_frame import CallFrame
 from mpmd.compile.llvm.cpu import host_target
-from workloads.call_frame import CallFrame
 
 STREAM, CONTEXT, KERNELS = 0x77, 0xCC, [0xA0, 0xA1]
 ADDRESSES = [0x1000, 0x2000, 0x3000, 0x4000]

@@ -14,10 +14,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
+from examples.workloads.models import normal
 from mpmd.cost.device import HOST
 from mpmd.estimate.estimate import predicted_seconds
 from mpmd.runtime.program.stream_memory import predict_memory
-from workloads.models import normal
 
 WIDTH, ROWS, LAYERS, MICROBATCHES = 32, 16, 2, 4
 WEIGHTS = LAYERS * WIDTH * WIDTH * 4

@@ -12,6 +12,9 @@ import jax
 import pytest
 
 import mpmd
+from examples.workloads.models import MODELS
+from examples.workloads.sleeping import BROKEN, Durations, Stages
+from examples.workloads.steps import sgd_momentum, training_step
 from mpmd.compile.backends.native_cpu.handler import SLOT
 from mpmd.cost.device import HOST
 from mpmd.errors import FragmentError
@@ -23,9 +26,6 @@ from mpmd.scheduling.render import render_text
 from mpmd.scheduling.render_html import render_html
 from mpmd.scheduling.render_svg import render_svg
 from tests.support.observed_steps import executor_of
-from workloads.models import MODELS
-from workloads.sleeping import BROKEN, Durations, Stages
-from workloads.steps import sgd_momentum, training_step
 
 EACH = 0.004
 STAGES = Stages((Durations(EACH, EACH, EACH),) * 2, 3, 2)

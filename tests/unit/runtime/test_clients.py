@@ -58,7 +58,7 @@ def test_clients_are_apart_pinned_kept_and_leave_the_affinity_alone():
         from mpmd.runtime.run.executor import Executor
         from mpmd.runtime.program.linearize import linearize
         from tests.support.pipeline_graphs import compiled, random_inputs, sequential
-        from workloads.graphs import one_f_one_b
+        from examples.workloads.graphs import one_f_one_b
         before = os.sched_getaffinity(0)
         counts = {"m0": 2, "m1": 2}
         devices = mesh_devices(counts)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from examples.workloads.graphs import GraphBuilder, one_f_one_b
 from mpmd.errors import ConfigError, FragmentError, ProgramError, SignatureError
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.program.linearize import linearize
@@ -26,7 +27,6 @@ from tests.support.pipeline_graphs import (
     random_inputs,
     sequential,
 )
-from workloads.graphs import GraphBuilder, one_f_one_b
 
 ISSUES = ("one-thread", "thread-per-mesh")
 

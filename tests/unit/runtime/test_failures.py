@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from examples.workloads.graphs import GraphBuilder, one_f_one_b
 from mpmd.errors import FragmentError
 from mpmd.runtime.program.linearize import linearize
 from mpmd.runtime.run.executor import Executor, RuntimeOptions
@@ -26,7 +27,6 @@ from tests.support.pipeline_graphs import (
     random_inputs,
     sequential,
 )
-from workloads.graphs import GraphBuilder, one_f_one_b
 
 ISSUES = ("one-thread", "thread-per-mesh")
 

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
+from examples.workloads.graphs import GraphBuilder, one_f_one_b
 from mpmd.runtime.program.linearize import linearize
 from mpmd.runtime.program.stream_memory import peak_and_freed
 from mpmd.runtime.run import executor, host_memory
 from mpmd.runtime.run.host_memory import SLACK_BYTES, limit_of
 from mpmd.runtime.run.interpreter import Observer
 from tests.support.pipeline_graphs import chain_executor, make, random_inputs
-from workloads.graphs import GraphBuilder, one_f_one_b
 
 FAULTS = """
 import resource, sys, threading

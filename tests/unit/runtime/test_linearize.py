@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
+from examples.workloads.graphs import GraphBuilder, one_f_one_b
 from mpmd.errors import ProgramError
 from mpmd.runtime.program.graph import CallNode, EntryGraph, OutputSpec, check_graph
 from mpmd.runtime.program.linearize import linearize
 from mpmd.runtime.program.streams import Copy, Feed, Fetch, Free, Run, Send, instruction_text
-from workloads.graphs import GraphBuilder, one_f_one_b
 
 
 def listing(program, mesh: str) -> list[str]:

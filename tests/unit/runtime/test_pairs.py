@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 
+from examples.workloads.graphs import GraphBuilder, one_f_one_b
 from mpmd.errors import ProgramError
 from mpmd.runtime.program.linearize import linearize
 from mpmd.runtime.program.order import issue_order
@@ -12,7 +13,6 @@ from mpmd.runtime.program.pairs import PairOrder, check_pairs, order_pairs
 from mpmd.runtime.program.streams import Recv, Run, Send, reads
 from mpmd.runtime.program.verify_streams import verify
 from tests.support.pairs_in_processes import all_pairs, random_program
-from workloads.graphs import GraphBuilder, one_f_one_b
 
 
 def ordered(program, paired=None):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from examples.workloads.graphs import GraphBuilder, one_f_one_b
 from mpmd.runtime.program.linearize import linearize
 from mpmd.runtime.program.stream_memory import predict_memory
 from mpmd.runtime.program.streams import Free, Run
 from mpmd.runtime.run.decode import SLACK_BYTES, SLACK_SHARE, unfinished_calls
 from mpmd.runtime.run.executor import Executor, RuntimeOptions
 from tests.support.pipeline_graphs import compiled, devices, random_inputs, sequential
-from workloads.graphs import GraphBuilder, one_f_one_b
 
 
 def pairs(count: int, size: int):

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from examples.workloads.graphs import GraphBuilder
 from mpmd.errors import ConfigError, PeerError
 from mpmd.runtime.processes.exchange import Alike
 from mpmd.runtime.processes.meeting import MeetingCall, with_meetings
@@ -24,7 +25,6 @@ from mpmd.runtime.run.clients import available_cores
 from mpmd.runtime.run.decode import chosen_fetches
 from tests.support.fake_engine import FakeArray
 from tests.support.worlds import KeyValueTable, in_threads
-from workloads.graphs import GraphBuilder
 
 TWO = {"a": (0,), "b": (1,)}
 

@@ -6,10 +6,10 @@ import resource
 import numpy as np
 import pytest
 
+from examples.workloads.graphs import one_f_one_b
 from mpmd.runtime.program.linearize import linearize
 from mpmd.runtime.run.executor import Executor, RuntimeOptions
 from tests.support.pipeline_graphs import compiled, devices, random_inputs
-from workloads.graphs import one_f_one_b
 
 
 def resident_bytes() -> int:

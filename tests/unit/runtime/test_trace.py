@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from examples.workloads.graphs import GraphBuilder, one_f_one_b
+from examples.workloads.sleeping import sleep
 from mpmd.compile.backends.native_cpu.ffi import HostStamps
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.channels.stamps import Stamps
@@ -22,8 +24,6 @@ from mpmd.runtime.run.executor import Executor, RuntimeOptions
 from mpmd.runtime.run.interpreter import Observer
 from mpmd.support.execution_log import ExecutionLog
 from tests.support.pipeline_graphs import X, compiled, devices, random_inputs, sequential
-from workloads.graphs import GraphBuilder, one_f_one_b
-from workloads.sleeping import sleep
 
 
 def recorders(program, executables, place):

@@ -150,7 +150,7 @@ def test_a_process_that_was_interrupted_ends_well():
         import numpy as np
         import jax
         from mpmd.runtime.run.waiting import wait_for
-        from workloads.sleeping import sleep
+        from examples.workloads.sleeping import sleep
         square = np.eye(64, dtype=np.float32)  # XLA runs programs of fewer operations when they are called
         after = lambda x: (jax.lax.optimization_barrier(square) @ square)[0, 0] * x
         f = jax.jit(lambda x: x + sleep(x[0], after(x)))

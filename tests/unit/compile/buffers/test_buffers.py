@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples.workloads.direct import DirectSequence
 from mpmd.compile.analysis.dataflow import Dataflow
 from mpmd.compile.analysis.liveness import LiveRange, Occupancy
 from mpmd.compile.backends.native_cpu.ffi import aligned_empty
@@ -25,7 +26,6 @@ from mpmd.errors import CompileError
 from tests.support.assignment_check import check_assignment
 from tests.support.native_fragments import compiled, fragment_of
 from tests.support.scheduled_loop import LOOP
-from workloads.direct import DirectSequence
 
 BLOCKS = st.lists(
     st.tuples(st.integers(0, 5000), st.integers(0, 60), st.integers(0, 20)).map(

@@ -3,6 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from examples.workloads.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
 from mpmd.compile.cost.kernel_work import plan_workload, product_workloads
 from mpmd.compile.kernels.index import dim, linear
@@ -12,7 +13,6 @@ from mpmd.compile.kernels.product_plans import MatmulPlan, View
 from mpmd.compile.llvm.cpu import host_target
 from mpmd.cost.device import H200, cpu_device
 from mpmd.cost.roofline import projected, speed_of_light
-from workloads.direct import DirectSequence
 
 CPU = cpu_device(
     "test",

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 import mpmd
+from examples.workloads.models import MODELS
 from mpmd.compile.hlo import verify
 from mpmd.compile.lowering import lower
 from tests.support.comparing import relative_difference
 from tests.support.hlo_meaning import evaluate
-from workloads.models import MODELS
 
 QUICK = ("mlp", "mixture")
 

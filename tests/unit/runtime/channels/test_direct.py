@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from examples.workloads.graphs import one_f_one_b
 from mpmd import jax_distributed
 from mpmd.api import processes
 from mpmd.errors import ConfigError, ProgramError
@@ -18,7 +19,6 @@ from tests.support.fake_engine import expected, fake_arguments, fake_executables
 from tests.support.fake_wires import Wire, WiredEngine, run_processes
 from tests.support.pairs_in_processes import all_pairs, random_graph
 from tests.support.worlds import in_threads
-from workloads.graphs import one_f_one_b
 
 
 @pytest.mark.parametrize("stages", [2, 4])

@@ -12,11 +12,11 @@ import optax
 import pytest
 
 import mpmd
+from examples.workloads.models import normal
 from mpmd.tracing.stages.stacked.by_parts import PartwiseInterpreter
 from mpmd.tracing.stages.stacked.part_rules import FROM_ARRAYS, RULES
 from mpmd.tracing.stages.stacked.stacked import in_parts, is_stacked
 from tests.support.layered_models import scanned
-from workloads.models import normal
 
 OPTIMIZERS = {
     "half-precision moments": optax.adam(1e-2, eps=1e-3, mu_dtype=jnp.bfloat16),

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import mpmd
+from examples.workloads.models import normal
 from mpmd.errors import ConfigError
 from mpmd.tracing.stages.stacked.by_parts import PartwiseInterpreter
 from mpmd.tracing.stages.stacked.part_rules import FROM_ARRAYS, RULES
 from mpmd.tracing.stages.stacked.stacked import in_parts
 from tests.support.layered_models import scanned, separate, sliced
-from workloads.models import normal
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from examples.workloads.direct import row_major
 from mpmd.compile.backends.native_cpu.gemm.gemm_kernel import gemm_kernel
 from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.loading import shared_function
@@ -18,7 +19,6 @@ from mpmd.compile.llvm.cpu import named_target
 from mpmd.compile.llvm.engine import emit_assembly
 from mpmd.compile.llvm.function_builder import Module
 from tests.support.emulated_arm import needs_emulator, run
-from workloads.direct import row_major
 
 NEON = named_target("neon")
 

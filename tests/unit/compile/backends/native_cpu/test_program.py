@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from examples.workloads.direct import program_array, row_major
 from mpmd.compile.backends.native_cpu.ffi import program_memory
 from mpmd.compile.backends.native_cpu.gemm.gemm_kernel import gemm_kernel
 from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
@@ -31,7 +32,6 @@ from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
 from mpmd.errors import CompileError, ConfigError
 from tests.support.native_programs import addresses, arrays, elementwise, mlp, reference_mlp
 from tests.support.program_instance import ProgramInstance
-from workloads.direct import program_array, row_major
 
 HOST = host_target()
 

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from examples.workloads.direct import DirectKernel, row_major
 from mpmd.compile.backends.native_cpu.gemm.gemm_kernel import GemmKernel, gemm_kernel
 from mpmd.compile.backends.native_cpu.gemm.thin import ThinKernel, thin_form
 from mpmd.compile.backends.native_cpu.steps import as_reduction
@@ -16,7 +17,6 @@ from mpmd.compile.llvm.cpu import host_target, named_target
 from mpmd.compile.thunks.thunk import MatmulThunk
 from tests.support.native_fragments import compiled, fragment_of, run
 from tests.support.native_functions import Floats
-from workloads.direct import DirectKernel, row_major
 
 floats = Floats()
 

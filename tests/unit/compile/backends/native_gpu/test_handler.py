@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from examples.workloads.call_frame import CallFrame
 from mpmd.compile.backends.native_gpu.calls import ENTRIES, ROWS, STATE
 from mpmd.compile.backends.native_gpu.libraries import prototype
 from mpmd.compile.backends.native_gpu.target import GpuTarget
@@ -18,7 +19,6 @@ from tests.support.gpu_launches import CalledProgram
 from tests.support.native_fragments import fragment_of
 from tests.support.poison import poison
 from tests.support.simulated_gpu import STREAM, StandInGpu
-from workloads.call_frame import CallFrame
 
 X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
 pytestmark = pytest.mark.usefixtures("every_digit")

@@ -2,6 +2,7 @@
 
 import pytest
 
+from examples.workloads.fragments import cases
 from mpmd.compile.backends.native_cpu.target import NativeCpu
 from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import parse_module
@@ -10,7 +11,6 @@ from mpmd.compile.options import CompileOptions
 from mpmd.compile.passes.fusion import fusion
 from tests.support.native_fragments import fragment_of
 from tests.support.repeated_values import repeated_values
-from workloads.fragments import cases
 
 SIZE = {"batch": 2, "tokens": 32, "width": 64, "heads": 2, "vocabulary": 128}
 CASES = {name: (function, arrays) for name, function, arrays in cases(SIZE, "f32")}

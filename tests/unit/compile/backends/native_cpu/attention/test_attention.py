@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from examples.workloads.direct import DirectKernel
 from mpmd.compile.backends.native_cpu.attention.attention_kernel import AttentionKernel
 from mpmd.compile.backends.native_cpu.ffi import aligned_empty
 from mpmd.compile.backends.native_cpu.target import NativeCpu
@@ -19,7 +20,6 @@ from mpmd.compile.thunks.thunk import AttentionThunk
 from tests.support.native_fragments import compiled, fragment_of, run
 from tests.support.native_functions import Floats, gradients
 from tests.support.targets import runs_here
-from workloads.direct import DirectKernel
 
 floats = Floats()
 

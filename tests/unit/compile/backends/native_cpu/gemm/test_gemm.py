@@ -5,6 +5,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from examples.workloads.direct import DirectKernel, row_major
 from mpmd.compile.backends.native_cpu.ffi import aligned_empty
 from mpmd.compile.backends.native_cpu.gemm.finish import StoreSums
 from mpmd.compile.backends.native_cpu.gemm.gemm_kernel import GemmKernel, gemm_kernel
@@ -17,7 +18,6 @@ from mpmd.compile.llvm.function_builder import Module
 from mpmd.compile.llvm.llvm_types import constant
 from mpmd.errors import CompileError
 from tests.support.targets import runs_here
-from workloads.direct import DirectKernel, row_major
 
 NUMPY = {"f32": np.float32, "f64": np.float64, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
 EPSILON = {"f32": 2**-23, "f64": 2**-52, "bf16": 2**-8, "f16": 2**-10}

@@ -6,6 +6,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from examples.workloads.direct import row_major
 from mpmd.compile.backends.native_cpu.ffi import aligned_empty, program_memory
 from mpmd.compile.backends.native_cpu.gemm.gemm_kernel import GemmKernel
 from mpmd.compile.backends.native_cpu.gemm.micro_kernel import ARGUMENTS, Fetching, MicroKernel
@@ -15,7 +16,6 @@ from mpmd.compile.llvm.cpu import host_target
 from mpmd.compile.llvm.engine import compile_module
 from mpmd.compile.llvm.function_builder import FunctionBuilder, Module
 from mpmd.compile.llvm.llvm_types import Value, constant
-from workloads.direct import row_major
 
 LINES_PER_TILE = 200
 TARGET = host_target()

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from examples.workloads.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.ffi import aligned_empty
 from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
 from mpmd.compile.kernels.evaluate import evaluate
@@ -18,7 +19,6 @@ from mpmd.compile.llvm.function_builder import Module
 from mpmd.compile.llvm.llvm_types import Value
 from mpmd.compile.llvm.squares import transpose
 from tests.support.targets import runs_here
-from workloads.direct import DirectSequence
 
 BF16 = ml_dtypes.bfloat16
 TARGETS = [t for t in (host_target(), named_target("avx2")) if runs_here(t)]

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from examples.workloads.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.ffi import aligned_empty
 from mpmd.compile.backends.native_cpu.kernels.plan_kernel import streamed_operands
 from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
@@ -16,7 +17,6 @@ from mpmd.compile.llvm.cpu import host_target, named_target
 from mpmd.compile.llvm.engine import emit_assembly
 from mpmd.compile.llvm.function_builder import Module
 from tests.support.targets import runs_here
-from workloads.direct import DirectSequence
 
 TABLE = 11  # rows
 

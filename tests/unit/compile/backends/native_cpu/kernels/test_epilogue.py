@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from examples.workloads.direct import DirectKernel, row_major
 from mpmd.compile.backends.native_cpu.gemm.gemm_kernel import GemmKernel, gemm_kernel
 from mpmd.compile.backends.native_cpu.gemm.tiling import choose_tiling
 from mpmd.compile.backends.native_cpu.kernels.loop import PlanEpilogue
@@ -12,7 +13,6 @@ from mpmd.compile.kernels.plan_builder import PlanBuilder
 from mpmd.compile.llvm.cpu import host_target, named_target
 from mpmd.errors import CompileError
 from tests.support.targets import runs_here
-from workloads.direct import DirectKernel, row_major
 
 
 def bias_gelu_residual(space, dtype):

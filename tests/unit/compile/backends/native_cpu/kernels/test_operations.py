@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
+from examples.workloads.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.kernels.operations import EMITTERS
 from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
 from mpmd.compile.hlo.dtypes import DTYPES
@@ -14,7 +15,6 @@ from mpmd.compile.kernels.plan_builder import PlanBuilder
 from mpmd.compile.llvm.cpu import host_target, named_target
 from mpmd.errors import CompileError
 from tests.support.targets import runs_here
-from workloads.direct import DirectSequence
 
 SIZE = 149
 NARROW_TYPES = [NUMPY_DTYPE[name] for name in NARROW]

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from examples.workloads.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.ffi import aligned_empty
 from mpmd.compile.backends.native_cpu.kernels.column import ColumnKernel
 from mpmd.compile.backends.native_cpu.kernels.loop import LoopKernel
@@ -18,7 +19,6 @@ from mpmd.compile.kernels.operations import NUMPY_DTYPE
 from mpmd.compile.kernels.plan_builder import PlanBuilder
 from mpmd.compile.llvm.cpu import host_target, named_target
 from tests.support.targets import runs_here
-from workloads.direct import DirectSequence
 
 HOST, AVX2 = host_target(), named_target("avx2")
 FAR = {"l2_bytes": 256, "l3_bytes": 512}  # caches that hold next to nothing

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from examples.workloads.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.kernels.scatter import ScatterKernel
 from mpmd.compile.kernels.evaluate import evaluate
@@ -10,7 +11,6 @@ from mpmd.compile.kernels.index import constant, dim, value
 from mpmd.compile.kernels.plan_builder import PlanBuilder
 from mpmd.compile.llvm.cpu import host_target, named_target
 from tests.support.targets import runs_here
-from workloads.direct import DirectSequence
 
 TARGETS = {"host": host_target(), "avx2": named_target("avx2")}
 

@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from examples.workloads.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.kernels.row import RowKernel
 from mpmd.compile.backends.native_cpu.kernels.sort_rows import SelectionKernel
@@ -18,7 +19,6 @@ from mpmd.compile.passes.fusion.sort_prefix import SortPrefix
 from tests.support.hlo_meaning import evaluate
 from tests.support.native_hlo import run_module
 from tests.support.targets import runs_here
-from workloads.direct import DirectSequence
 
 TARGETS = {"host": host_target(), "avx2": named_target("avx2")}
 DTYPES = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16, "f64": np.float64, "s8": np.int8}

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from examples.workloads.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.ffi import aligned_empty
 from mpmd.compile.backends.native_cpu.kernels.column import ColumnKernel
 from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
@@ -18,7 +19,6 @@ from mpmd.compile.kernels.operations import NUMPY_DTYPE, REDUCTIONS
 from mpmd.compile.kernels.plan_builder import PlanBuilder
 from mpmd.compile.llvm.cpu import host_target, named_target
 from tests.support.targets import runs_here
-from workloads.direct import DirectSequence
 
 BF16 = ml_dtypes.bfloat16
 

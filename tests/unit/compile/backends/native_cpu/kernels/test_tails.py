@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from examples.workloads.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.ffi import aligned_empty
 from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
 from mpmd.compile.kernels.evaluate import evaluate
@@ -11,7 +12,6 @@ from mpmd.compile.kernels.operations import NUMPY_DTYPE
 from mpmd.compile.kernels.plan_builder import PlanBuilder
 from mpmd.compile.llvm.cpu import host_target, named_target
 from tests.support.targets import runs_here
-from workloads.direct import DirectSequence
 
 TARGETS = [t for t in (host_target(), named_target("avx512"), named_target("avx2")) if runs_here(t)]
 BEYOND = 64

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from examples.workloads.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.ffi import aligned_empty
 from mpmd.compile.backends.native_cpu.kernels.loop import needed_nodes, vectors_at_once
 from mpmd.compile.backends.native_cpu.kernels.plan_kernel import streamed_operands
@@ -20,7 +21,6 @@ from mpmd.compile.llvm.cpu import host_target, named_target
 from mpmd.compile.llvm.engine import emit_assembly
 from mpmd.compile.llvm.function_builder import Module
 from tests.support.targets import runs_here
-from workloads.direct import DirectSequence
 
 TARGETS = {"host": host_target(), "avx2": named_target("avx2")}
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from examples.workloads.direct import DirectSequence
 from mpmd.compile.backends.native_cpu.ffi import aligned_empty
 from mpmd.compile.backends.native_cpu.kernels.plan_kernels import plan_kernels
 from mpmd.compile.backends.native_cpu.kernels.row import RowKernel
@@ -14,7 +15,6 @@ from mpmd.compile.kernels.operations import NUMPY_DTYPE
 from mpmd.compile.kernels.plan_builder import PlanBuilder
 from mpmd.compile.llvm.cpu import host_target, named_target
 from tests.support.targets import runs_here
-from workloads.direct import DirectSequence
 
 HOST, AVX2 = replace(host_target(), l3_bytes=0), named_target("avx2")
 TARGETS = {"host": HOST} | ({"avx2": replace(AVX2, l3_bytes=0)} if runs_here(AVX2) else {})

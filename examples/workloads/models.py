@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import mpmd
-from workloads import flows
+from examples.workloads import flows
 
 ROWS = 8
 D = 16

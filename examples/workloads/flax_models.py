@@ -10,7 +10,7 @@ import numpy as np
 from flax import linen, nnx
 
 import mpmd
-from workloads.models import D, Model, regression_batch, square
+from examples.workloads.models import D, Model, regression_batch, square
 
 
 class LinenBlock(linen.Module):
