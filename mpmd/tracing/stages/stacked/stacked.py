@@ -178,16 +178,11 @@ class Stacked:
         Raises:
             TypeError: inside of a `scan` or `vmap` over the parts, which hold other rows each.
         """
-        traced = [part for part in self.parts if isinstance(part, jax.core.Tracer)]
-        if any(part.ndim != self.rank for part in traced):
-            raise TypeError(
-                f"{self!r} is not an array: a scan or a vmap went into its parts: each has other rows\n"
-                "  give it the whole array: mpmd.fetch(params)"
-            )
+        self._check()
         if all(isinstance(part, jax.ShapeDtypeStruct) for part in self.parts):
             weak = all(getattr(part, "weak_type", False) for part in self.parts)
             return jax.ShapeDtypeStruct(self.shape, self.dtype, weak_type=weak)
-        if traced:
+        if any(isinstance(part, jax.core.Tracer) for part in self.parts):
             return jax.lax.concatenate(self.parts, self.dim)
         return np.concatenate([np.asarray(part) for part in self.parts], self.dim)
 
@@ -216,6 +211,7 @@ class Stacked:
 
     def __getitem__(self, index: Any) -> jax.Array:
         """As of the whole array; a row of a stack of rows stays on its mesh."""
+        self._check()
         if self.dim != 0 or isinstance(index, bool) or not isinstance(index, int | np.integer):
             return self.__jax_array__()[index]
         row = operator.index(index) + (len(self) if index < 0 else 0)
@@ -224,11 +220,21 @@ class Stacked:
                 return part[row - end + part.shape[0]]
         raise IndexError(f"row {index} of {self!r}")
 
+    def _check(self) -> None:
+        """Refuses parts without their dim: in the body of a scan each would be a row of another layer."""
+        if any(isinstance(part, jax.core.Tracer) and part.ndim != self.rank for part in self.parts):
+            raise TypeError(
+                f"{self!r} is not an array: a scan or a vmap went into its parts: each has other rows\n"
+                "  give it the whole array: mpmd.fetch(params)"
+            )
+
     def _of_each(self, compute: Callable[[Any], Any]) -> Stacked:
+        self._check()
         return Stacked([compute(part) for part in self.parts], self.dim)
 
     def _combined(self, op: Callable[[Any, Any], Any], other: Any) -> Any:
         """`op(self, other)`: of each part, if the other operand is a number or has such parts."""
+        self._check()
         if isinstance(other, int | float | complex | np.number):
             return self._of_each(lambda part: op(part, other))
         if not isinstance(other, Stacked):

@@ -93,11 +93,29 @@ def test_inside_of_jit_it_is_the_whole_array():
     np.testing.assert_array_equal(jax.jit(lambda s: s @ jnp.ones((3, 1)))(stack), WHOLE @ np.ones((3, 1)))
 
 
-def test_a_scan_over_its_parts_is_refused():
-    """Each iteration would see as many rows as there are parts, and join them."""
+BODIES = {
+    "operand": lambda x, w: x + w @ x,
+    "number": lambda x, w: x + jnp.sum((w * 2)[0]),
+    "index": lambda x, w: x + w[0],
+    "slice": lambda x, w: x + w[:1].sum(),
+    "stack": lambda x, w: x + jnp.sum((w + w).parts[0]),
+    "negative": lambda x, w: x + jnp.sum((-w).parts[0]),
+}
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+def test_a_scan_over_its_parts_is_refused(body):
+    """Each iteration would see as many rows as there are parts, and half of the iterations would not run."""
     stack = in_parts(WHOLE, (2, 2))
     with pytest.raises(TypeError, match=r"is not an array: a scan or a vmap went into its parts"):
-        jax.lax.scan(lambda x, w: (x + w @ x, None), jnp.ones(3), stack)
+        jax.lax.scan(lambda x, w: (body(x, w), None), jnp.ones(3), stack)
+
+
+def test_stacks_along_other_dims_are_not_added_part_by_part():
+    square = np.arange(4.0).reshape(2, 2)
+    total = in_parts(square, (1, 1), 0) + in_parts(square, (1, 1), 1)
+    assert isinstance(total, jax.Array)
+    np.testing.assert_array_equal(total, 2 * square)
 
 
 def test_flax_writes_whole_arrays_and_restores_parts(stack):
