@@ -39,6 +39,8 @@ def fetch(tree: Any, device: jax.Device | None = None) -> Any:
         tree = jax.tree.unflatten(structure, everywhere(paths, leaves))
 
     def on_device(leaf: Any) -> Any:
+        if isinstance(leaf, Stacked) and not any(isinstance(part, jax.Array) for part in leaf.parts):
+            return leaf.whole()
         if isinstance(leaf, Stacked):
             return jax.numpy.concatenate([on_device(part) for part in leaf.parts], leaf.dim)
         return jax.device_put(leaf, to) if isinstance(leaf, jax.Array) else leaf

@@ -88,6 +88,14 @@ def test_fetched_it_is_an_array_as_of_jit(stack):
     np.testing.assert_array_equal(jax.jit(lambda tree: tree["layers"][1] * 2)(fetched), WHOLE[1] * 2)
 
 
+def test_fetched_numpy_stays_numpy_and_shapes_stay_shapes():
+    fetched = mpmd.fetch(in_parts(WHOLE, (3, 1)))
+    assert isinstance(fetched, np.ndarray)
+    np.testing.assert_array_equal(fetched, WHOLE)
+    shape = jax.ShapeDtypeStruct((4, 2), jnp.float32)
+    assert mpmd.fetch(in_parts(shape, (3, 1))) == shape
+
+
 def test_inside_of_jit_it_is_the_whole_array():
     stack = in_parts(WHOLE, (2, 2))
     np.testing.assert_array_equal(jax.jit(lambda s: s @ jnp.ones((3, 1)))(stack), WHOLE @ np.ones((3, 1)))
