@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import ctypes
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,6 +15,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from jax.sharding import PartitionSpec as P
 
 from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
+from mpmd.compile.backends.native_cpu.barrier import BACK_OFF_LIMIT, MAX_BACK_OFFS, MESH_AT
+from mpmd.compile.backends.native_cpu.ffi import RegisteredProgram
+from mpmd.compile.backends.native_cpu.handler import SLOT
 from mpmd.compile.executable import Backend
 from mpmd.compile.fragment import FragmentModule, ValueSpec
 from tests.support.native_fragments import mlir_type
@@ -76,6 +81,7 @@ class OnMesh:
         donated: tuple[int, ...] = (),
     ) -> None:
         mapped = jax.shard_map(function, mesh=mesh, in_specs=tuple(given), out_specs=wanted, check_vma=False)
+        self.mesh = mesh
         self.jitted = jax.jit(mapped)
         results = jax.tree.leaves(jax.eval_shape(mapped, *arguments))
         self.fragment = FragmentModule(
@@ -91,6 +97,10 @@ class OnMesh:
         ]
         self.native: Any = (backend or NativeCpuBackend()).compile(self.fragment, mesh)
 
+    def program(self) -> RegisteredProgram:
+        """The native program that `native` calls, with the memory that its devices share."""
+        return NativeCpuBackend().register(self.native.artefact, self.fragment.mesh, self.mesh)
+
     def check(self, tolerance: float = 1e-6) -> None:
         """Compare the results of both, on every device."""
         wanted = jax.tree.leaves(self.jitted(*self.arguments))
@@ -105,6 +115,26 @@ class OnMesh:
 def values(*dims: int, dtype: str = "float32") -> np.ndarray:
     """Random numbers, the same for the same dims."""
     return (np.random.default_rng(0).standard_normal(dims) * 3).astype(jnp.dtype(dtype))
+
+
+def memory_of_mesh(program: RegisteredProgram) -> int:
+    """The address of the memory that the devices of a program share."""
+    barrier = ctypes.c_void_p.from_address(program.memory.ctypes.data + SLOT["barrier"]).value
+    return ctypes.c_void_p.from_address(barrier + MESH_AT).value
+
+
+@contextlib.contextmanager
+def giving_up_after(program: RegisteredProgram, back_offs: int) -> Iterator[None]:
+    """Within it, a device that waits for the others of its mesh gives up after so many back-offs.
+
+    Calls that must succeed lie outside: on a busy machine no short limit is safe.
+    """
+    limit = ctypes.c_int64.from_address(memory_of_mesh(program) + BACK_OFF_LIMIT)
+    limit.value = back_offs
+    try:
+        yield
+    finally:
+        limit.value = MAX_BACK_OFFS
 
 
 def call_on(program: Any, device: jax.Device) -> jax.Array:

@@ -157,7 +157,6 @@ def register(
     pools: Sequence[WorkerPool] = (),
     cache: DiskCache | None = None,
     devices: Sequence[int] = (0,),
-    max_back_offs: int = MAX_BACK_OFFS,
 ) -> RegisteredProgram:
     """Make a program callable from JAX; the same program and instance twice is the same target.
 
@@ -172,7 +171,6 @@ def register(
         cache: where functions that programs share are kept, if they are.
         devices: the numbers, in XLA, of the devices that run it together, in the order of the mesh; each
             has a slot.
-        max_back_offs: for how many back-offs a device waits for the others.
 
     Raises:
         CompileError: the code does not load, there is not so much memory, this jaxlib's interface has another
@@ -200,7 +198,7 @@ def register(
             ) from error
         kept_bytes = sum(arena.nbytes + workspace.nbytes for arena, workspace, _, _ in kept)
         if len(devices) > 1:
-            kept.append(_join(compiled, memory, kept, devices, max_back_offs))
+            kept.append(_join(compiled, memory, kept, devices))
         bind = code.function(f"{compiled.name}_bind", ctypes.c_void_p, ctypes.c_int64)
         bind(memory.ctypes.data, slots)
 
@@ -240,7 +238,7 @@ def _slots(
 
 
 def _join(
-    compiled: CompiledProgram, memory: np.ndarray, kept: list[Any], devices: Sequence[int], max_back_offs: int
+    compiled: CompiledProgram, memory: np.ndarray, kept: list[Any], devices: Sequence[int]
 ) -> np.ndarray:
     """Write each device's number and the address of the mesh's memory; returns that memory."""
     memory[len(devices) * SLOT_BYTES // 8 :] = devices
@@ -248,7 +246,7 @@ def _join(
     mesh = aligned_empty((max(LINE_BYTES, size),), np.uint8)
     mesh[:] = 0
     mesh[DEVICES : DEVICES + 8].view(np.int64)[0] = len(devices)
-    mesh[BACK_OFF_LIMIT : BACK_OFF_LIMIT + 8].view(np.int64)[0] = max_back_offs
+    mesh[BACK_OFF_LIMIT : BACK_OFF_LIMIT + 8].view(np.int64)[0] = MAX_BACK_OFFS
     for number, (_, _, barrier, _) in enumerate(kept):
         barrier[MESH_AT : MESH_AT + 8].view(np.int64)[0] = mesh.ctypes.data
         barrier[DEVICE_AT : DEVICE_AT + 8].view(np.int64)[0] = number

@@ -17,7 +17,6 @@ from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
 from mpmd.compile.backends.native_cpu.barrier import MeshLayout
 from mpmd.compile.backends.native_cpu.ffi import register
 from mpmd.compile.backends.native_cpu.target import NativeCpu
-from mpmd.compile.driver import prepare_fragment
 from mpmd.compile.hlo import parse_module
 from mpmd.compile.kernels.planner import NoPlan
 from mpmd.compile.kernels.planner.collectives import CollectivePlan
@@ -25,7 +24,7 @@ from mpmd.compile.llvm.cpu import host_target
 from mpmd.compile.thunks.emission import KernelPlans
 from mpmd.cost.device import HOST
 from mpmd.errors import CompileError
-from tests.support.native_meshes import COLLECTIVES, OnMesh, call_on, mesh_of, values
+from tests.support.native_meshes import COLLECTIVES, OnMesh, call_on, giving_up_after, mesh_of, values
 from tests.support.program_instance import ProgramInstance
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
@@ -134,31 +133,23 @@ def test_calls_that_follow_each_other_at_once():
 # -- what cannot be ---------------------------------------------------------------------------------------
 
 
-def sum_of_two(max_back_offs):
-    """A program of two devices whose calls wait for so many naps."""
+def sum_of_two():
     made = OnMesh(lambda a: lax.psum(a, "x"), [values(2, 3)], mesh_of({"x": 2}), [P("x")], P())
-    compiled = prepare_fragment(made.fragment, NativeCpu(), axes={"x": 2}).compiled()
-    return register(
-        compiled.code,
-        host_target(),
-        arena_bytes=compiled.program.arena_bytes,
-        constants=compiled.program.constants,
-        instance=f"alone{max_back_offs}",
-        devices=(0, 1),
-        max_back_offs=max_back_offs,
-    )
+    return made.program()
 
 
 def test_a_device_that_waits_in_vain_gives_up_with_an_error():
-    program = sum_of_two(max_back_offs=20)
+    program = sum_of_two()
     for _ in range(2):  # each launch waits for itself
-        with pytest.raises(jax.errors.JaxRuntimeError, match="waited too long for the other devices"):
+        with (
+            giving_up_after(program, 20),
+            pytest.raises(jax.errors.JaxRuntimeError, match="waited too long for the other devices"),
+        ):
             call_on(program, jax.devices()[0]).block_until_ready()
 
 
-def test_devices_that_take_different_branches_give_up_with_an_error(monkeypatch):
+def test_devices_that_take_different_branches_give_up_with_an_error():
     """Device 0 waits for a sum that device 1 does not take part in; its loop must end, too."""
-    monkeypatch.setitem(register.__kwdefaults__, "max_back_offs", 20)
 
     def function(a):
         def body(state):
@@ -168,14 +159,16 @@ def test_devices_that_take_different_branches_give_up_with_an_error(monkeypatch)
         return lax.while_loop(lambda s: (lax.axis_index("x") == 0) | (s[0] < 3), body, (0, a))[1]
 
     made = OnMesh(function, [values(4, 6)], mesh_of({"x": 2}), [P("x")], P("x"))
-    with pytest.raises(jax.errors.JaxRuntimeError, match="or took another branch"):
+    with (
+        giving_up_after(made.program(), 20),
+        pytest.raises(jax.errors.JaxRuntimeError, match="or took another branch"),
+    ):
         jax.block_until_ready(made.native(*made.arguments))
 
 
 def test_a_device_of_another_mesh_is_refused():
-    program = sum_of_two(max_back_offs=21)
     with pytest.raises(jax.errors.JaxRuntimeError, match="a device that it was not loaded for"):
-        call_on(program, jax.devices()[3]).block_until_ready()
+        call_on(sum_of_two(), jax.devices()[3]).block_until_ready()
 
 
 def test_a_program_is_loaded_for_as_many_devices_as_it_was_compiled_for():

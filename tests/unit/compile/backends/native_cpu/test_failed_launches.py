@@ -13,11 +13,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from mpmd.compile.backends.native_cpu.backend import NativeCpuBackend
-from mpmd.compile.backends.native_cpu.barrier import MESH_AT
-from mpmd.compile.backends.native_cpu.ffi import register
-from mpmd.compile.backends.native_cpu.handler import SLOT
-from tests.support.native_meshes import OnMesh, call_on, mesh_of, values
+from tests.support.native_meshes import OnMesh, call_on, giving_up_after, memory_of_mesh, mesh_of, values
 
 pytestmark = pytest.mark.usefixtures("plain_xla")
 
@@ -45,25 +41,25 @@ def test_devices_that_come_at_different_times():
 # -- launches that fail -----------------------------------------------------------------------------------
 
 
-def sum_on_two(monkeypatch, max_back_offs):
-    """A sum over two devices, and its program: a device that waits gives up after so many back-offs."""
-    monkeypatch.setitem(register.__kwdefaults__, "max_back_offs", max_back_offs)
-    made = OnMesh(
-        lambda a: lax.psum(a, "x") + max_back_offs, [values(2, 3)], mesh_of({"x": 2}), [P("x")], P()
-    )
-    return made, NativeCpuBackend().register(made.native.artefact, made.fragment.mesh, mesh_of({"x": 2}))
+def sum_on_two():
+    """A sum over two devices, and its program."""
+    made = OnMesh(lambda a: lax.psum(a, "x"), [values(2, 3)], mesh_of({"x": 2}), [P("x")], P())
+    return made, made.program()
 
 
-def test_a_launch_that_failed_leaves_the_next_one_whole(monkeypatch):
-    made, program = sum_on_two(monkeypatch, 20)
+def test_a_launch_that_failed_leaves_the_next_one_whole():
+    made, program = sum_on_two()
     for device in (0, 1, 1, 0):
-        with pytest.raises(jax.errors.JaxRuntimeError, match="waited too long for the other devices"):
+        with (
+            giving_up_after(program, 20),
+            pytest.raises(jax.errors.JaxRuntimeError, match="waited too long for the other devices"),
+        ):
             call_on(program, jax.devices()[device]).block_until_ready()
         made.check()
 
 
-def test_a_device_that_waits_for_a_launch_that_others_never_had_is_told_by_the_next_one(monkeypatch):
-    made, program = sum_on_two(monkeypatch, 500_000)
+def test_a_device_that_waits_for_a_launch_that_others_never_had_is_told_by_the_next_one():
+    made, program = sum_on_two()
     errors = []
 
     def alone():
@@ -74,11 +70,9 @@ def test_a_device_that_waits_for_a_launch_that_others_never_had_is_told_by_the_n
 
     waiting = threading.Thread(target=alone)
     waiting.start()
-    layout = made.native.artefact.code.mesh
-    barrier = ctypes.c_void_p.from_address(program.memory.ctypes.data + SLOT["barrier"]).value
-    meeting = ctypes.c_void_p.from_address(barrier + MESH_AT).value
-    arrived = ctypes.cast(meeting + layout.barrier(-1, 0), ctypes.POINTER(ctypes.c_int64))
-    while waiting.is_alive() and not arrived[0]:
+    arrivals = memory_of_mesh(program) + made.native.artefact.code.mesh.barrier(-1, 0)
+    arrived = ctypes.c_int64.from_address(arrivals)
+    while waiting.is_alive() and not arrived.value:
         time.sleep(1e-3)
     made.check()
     waiting.join()
@@ -87,9 +81,8 @@ def test_a_device_that_waits_for_a_launch_that_others_never_had_is_told_by_the_n
     assert "different launches" in errors[0]
 
 
-def test_a_failure_inside_of_a_program_leaves_the_next_call_whole(monkeypatch):
+def test_a_failure_inside_of_a_program_leaves_the_next_call_whole():
     """In the first call the devices take different branches, in the second the same one."""
-    monkeypatch.setitem(register.__kwdefaults__, "max_back_offs", 1000)
 
     def function(a, alike):
         both = lax.psum(a, "x")
@@ -99,6 +92,9 @@ def test_a_failure_inside_of_a_program_leaves_the_next_call_whole(monkeypatch):
     arguments = [values(4, 6), np.ones(1, np.int32)]
     made = OnMesh(function, arguments, mesh_of({"x": 2}), [P("x"), P()], P("x"))
     for _ in range(3):
-        with pytest.raises(jax.errors.JaxRuntimeError, match="or took another branch"):
+        with (
+            giving_up_after(made.program(), 1000),
+            pytest.raises(jax.errors.JaxRuntimeError, match="or took another branch"),
+        ):
             jax.block_until_ready(made.native(made.arguments[0], np.zeros(1, np.int32)))
         made.check(1e-5)
