@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec
 
 import mpmd
 import mpmd.flags
-from examples.llm.data import VOCAB, Batches, documents, fingerprint, packed
+from examples.llm.data import FINGERPRINT, VOCAB, Batches, documents, packed
 from examples.llm.model import Llama
 from mpmd.errors import CheckpointError, ConfigError
 
@@ -57,9 +57,9 @@ class Job:
     microbatches: int = _flag(8, "without a plan: microbatches of a step", False)
     schedule: str = _flag("1f1b", "without a plan: the order of tasks", False)
     devices: int = _flag(4, "virtual CPU devices, in one process", False)
-    log_every: int = _flag(10, "steps between lines of metrics", False)
-    evaluate_every: int = _flag(50, "steps between evaluations", False)
-    checkpoint_every: int = _flag(50, "steps between checkpoints", False)
+    log_every: int = _flag(10, "steps between lines of metrics; 0 for none", False)
+    evaluate_every: int = _flag(50, "steps between evaluations; 0 for none", False)
+    checkpoint_every: int = _flag(50, "steps between checkpoints; 0 for none", False)
     out: str = _flag("out/llm", "where checkpoints and metrics go", False)
     tensorboard: bool = _flag(False, "write metrics for TensorBoard, too", False)
 
@@ -70,11 +70,11 @@ class Job:
     @property
     def facts(self) -> dict[str, Any]:
         fields = [field.name for field in dataclasses.fields(self) if field.metadata["fact"]]
-        return {"text": fingerprint(), **{name: getattr(self, name) for name in fields}}
+        return {"text": FINGERPRINT, **{name: getattr(self, name) for name in fields}}
 
     def every(self, steps: int) -> set[int]:
-        """The steps after which something is done that is done every so many, and at the end."""
-        return {*range(steps, self.steps, steps), self.steps}
+        """After which steps something is done: every so many and at the end, or never."""
+        return {*range(steps, self.steps, steps), self.steps} if steps else set()
 
 
 def make_optimizer(job: Job) -> tuple[optax.GradientTransformation, optax.Schedule]:
@@ -95,7 +95,7 @@ def make_step(job: Job) -> Callable[..., Any]:
         loss, grads = of_loss(state["params"], batch)
         updates, moments = optimizer.update(grads, state["moments"], state["params"])
         params = optax.apply_updates(state["params"], updates)
-        return {"params": params, "moments": moments}, {"loss": loss, "norm": optax.global_norm(grads)}
+        return {"params": params, "moments": moments}, {"loss": loss, "norm": optax.tree.norm(grads)}
 
     return step
 
@@ -182,9 +182,8 @@ def train(job: Job) -> Any:
     step_fn = functools.partial(make_step(job), num_microbatches=count)
     compiled = mpmd.jit(step_fn, config, donate_argnums=0).compiled(state, batches[0])
     evaluate = mpmd.jit(make_evaluation(job, count), dataclasses.replace(config, schedule="forward_only"))
-    first, state = first_state(job, compiled)
     log, evaluations, checkpoints = map(job.every, (job.log_every, job.evaluate_every, job.checkpoint_every))
-    start = time.perf_counter()
+    (first, state), start = first_state(job, compiled), time.perf_counter()
     for step, batch in enumerate(batches.iterate(first), first + 1):
         state, scalars = compiled(state, batch)
         if step in log:
