@@ -16,8 +16,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from mpmd.errors import SignatureError
 from mpmd.jax_compat import explicit_sharding, struct_of
+from mpmd.support.user_code import warn_user
 from mpmd.tracing.names import MICROBATCHES, carrier
 from mpmd.tracing.stages.staged import staged
+from mpmd.tracing.uneven_means import own_divisor
 
 P = ParamSpec("P")
 
@@ -315,7 +317,10 @@ def accumulate_gradients(
             return jax.tree.map(jnp.add, carry, (loss, weight, grads)), aux
 
         pieces = _split(batches, num_microbatches, axis, strided)
-        (loss, (weight, _)), grads = jax.eval_shape(of_microbatch, jax.tree.map(_one, pieces))
+        traced = jax.jit(of_microbatch).trace(jax.tree.map(_one, pieces))
+        (loss, (weight, _)), grads = traced.out_info
+        if not weighted and num_microbatches > 1:
+            _warn_of_uneven_means(loss_fn, own_divisor(traced.jaxpr.jaxpr, len(jax.tree.leaves(pieces))))
         zeros = jax.tree.map(_zeros_of, (loss, weight, grads))
         (loss, weight, grads), aux = jax.lax.scan(one_microbatch(body), zeros, pieces)
         by = weight if weighted else num_microbatches
@@ -323,6 +328,19 @@ def accumulate_gradients(
         return ((loss, aux), grads) if has_aux else (loss, grads)
 
     return loss_and_grads
+
+
+def _warn_of_uneven_means(loss_fn: Callable[..., Any], place: str | None) -> None:
+    if place is None:
+        return
+    name = getattr(loss_fn, "__name__", "the loss")
+    warn_user(
+        [
+            f"{name} divides by a sum over the rows of its own microbatch, at {place}\n  the mean over "
+            "microbatches is not the mean of the whole batch, unless that sum is the same in each\n  return "
+            "(total, weight) instead of total / weight, and give weighted=True"
+        ]
+    )
 
 
 def _positions(argnums: Any) -> tuple[int, ...]:
