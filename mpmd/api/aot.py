@@ -52,6 +52,7 @@ from mpmd.scheduling.timeline import Timeline
 from mpmd.support.option_texts import CompilerOptions, titled
 from mpmd.support.resources import garbage_kept
 from mpmd.support.user_code import warn_user
+from mpmd.tracing.stages.select.selectors import Selector
 from mpmd.tracing.stages.staged import TracedStages
 from mpmd.tracing.trace import live_names, lower
 
@@ -157,6 +158,15 @@ class Lowered:
     def program(self) -> Program:
         """The instruction streams, verified."""
         return self.partitioned.program
+
+    @property
+    def stages(self) -> Selector | None:
+        """The stages that `stages=` of the configuration found, as `stages=` of another configuration.
+
+        Found by cost for one length of rows, they are then the stages of all lengths, and of other steps with
+        the same loss, such as an evaluation: the state stays where it is.  None for stages that are named.
+        """
+        return None if self.traced.stages is None else self.traced.stages.found
 
     @property
     def warnings(self) -> list[str]:
@@ -381,9 +391,9 @@ class Compiled:
         """`measure.work()`, by its name in `jax.stages.Compiled`."""
         return self.measure.work()
 
-    def memory_analysis(self) -> dict[str, MeshMemory]:
-        """`measure.memory()`, by its name in `jax.stages.Compiled`."""
-        return self.measure.memory()
+    def memory_analysis(self, *others: Compiled) -> dict[str, MeshMemory]:
+        """`measure.memory()`, by its name in `jax.stages.Compiled`; of this step and others together."""
+        return self.measure.memory(*(other.measure for other in others))
 
     def schedule(self, costs: ProgramCosts | Mapping[str, float] | None = None) -> Timeline:
         """The predicted timeline, as in `Lowered`, the scratch memory of fragments included."""

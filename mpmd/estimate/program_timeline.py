@@ -49,21 +49,26 @@ class Scratch:
 
     Attributes:
         workspace: taken while a fragment runs, by (mesh, fragment).
-        kept: held throughout the step, by mesh.
+        owned: held from call to call, by mesh and by owner: fragments with the same owner share it.
     """
 
     workspace: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
-    kept: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    owned: Mapping[str, Mapping[Any, int]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def kept(self) -> dict[str, int]:
+        """Bytes held throughout the step, by mesh."""
+        return {mesh: sum(of.values()) for mesh, of in self.owned.items()}
 
     @staticmethod
     def of(executables: Mapping[str, Any], meshes: Mapping[str, Any]) -> Scratch:
         """The scratch memory of fragments by name, over the devices of their meshes."""
-        workspace, kept = dict[tuple[str, str], int](), dict[str, dict[int, int]]()
+        workspace, owned = dict[tuple[str, str], int](), dict[str, dict[Any, int]]()
         for name, executable in executables.items():
             mesh = executable.fragment.mesh
             workspace[mesh, name] = getattr(executable, "workspace_bytes", 0) * meshes[mesh].size
-            kept.setdefault(mesh, {}).update(getattr(executable, "kept_memory", {}))
-        return Scratch(workspace, {mesh: sum(of.values()) for mesh, of in kept.items()})
+            owned.setdefault(mesh, {}).update(getattr(executable, "kept_memory", {}))
+        return Scratch(workspace, owned)
 
 
 @dataclasses.dataclass

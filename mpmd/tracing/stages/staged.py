@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
@@ -86,6 +87,14 @@ class TracedStages:
         self.warnings: dict[str, None] = {}
         self.choices: list[DivisionChoice] = []
         self._found: set[str] = set()
+
+    @property
+    def found(self) -> Selector:
+        """The selector; where it chooses by cost, with what it chose."""
+        if not isinstance(self.selector, AutomaticSelector):
+            return self.selector
+        found = dict.fromkeys((c.key, len(c.units.chain), c.division.starts) for c in self.choices)
+        return dataclasses.replace(self.selector, found=tuple(found), refine=False)
 
     def lengths_of(self, path: str, shape: Sequence[int]) -> list[int] | None:
         """The lengths of the parts of an argument of the step: a stacked parameter, or state shaped like one.

@@ -51,6 +51,7 @@ class AutomaticSelector(Selector):
         measured: for each function, by its key: (end, factor) of ranges of units, which are measured seconds
             in units of the estimate.
         starts: the first units of all stages but the first, if they are chosen already.
+        found: the same for each function, by its key and its number of units, as another trace chose them.
     """
 
     count: int | None = None
@@ -61,6 +62,7 @@ class AutomaticSelector(Selector):
     rematerialise: bool = False
     measured: MeasuredRanges = ()
     starts: tuple[int, ...] = ()
+    found: tuple[tuple[FunctionKey, int, tuple[int, ...]], ...] = ()
 
     def on(self, meshes: Sequence[str]) -> AutomaticSelector:
         """The same with a mesh for each stage: the meshes in order, again and again.
@@ -195,11 +197,28 @@ class DivisionChoice:
                 f"{'s' * (count != 1)} that use parameters and data\n  use fewer stages"
             )
         divided, self.places = choose(self.segments, self.stages)
-        if selector.starts:
-            divided = divided_at(self.segments, selector.starts)
+        starts = self._found() if selector.found else selector.starts
+        if starts:
+            divided = divided_at(self.segments, starts)
         if divided is None:
             raise ConfigError(self._too_large(name))
         self.division: StageDivision = divided
+
+    def _found(self) -> tuple[int, ...]:
+        """Where another trace of the function has divided it.
+
+        Raises:
+            ConfigError: it had other operations.
+        """
+        count = len(self.units.chain)
+        for key, units, starts in self.selector.found:
+            if (key, units) == (self.key, count):
+                return starts
+        known = ", ".join(f"{key[0]} with {key[1]} operations" for key, _, _ in self.selector.found)
+        raise ConfigError(
+            f"{self.key[0]} has {self.key[1]} operations; the stages were found for {known}\n  the stages of "
+            "a lowered step are for the same loss with other lengths; use stages='auto' for another one"
+        )
 
     def _too_large(self, name: str) -> str:
         """The message if nothing fits the memory."""
