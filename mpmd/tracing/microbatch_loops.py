@@ -312,17 +312,10 @@ def accumulate_gradients(
                 full[i] = next(rest)
             return value_and_grad(*full, **dict(zip(more, rest, strict=True)))
 
-        def body(carry: Any, microbatch: Sequence[Any]) -> tuple[Any, Any]:
-            (loss, (weight, aux)), grads = of_microbatch(microbatch)
-            return jax.tree.map(jnp.add, carry, (loss, weight, grads)), aux
-
         pieces = _split(batches, num_microbatches, axis, strided)
-        traced = jax.jit(of_microbatch).trace(jax.tree.map(_one, pieces))
-        (loss, (weight, _)), grads = traced.out_info
-        if not weighted and num_microbatches > 1:
-            _warn_of_uneven_means(loss_fn, own_divisor(traced.jaxpr.jaxpr, len(jax.tree.leaves(pieces))))
-        zeros = jax.tree.map(_zeros_of, (loss, weight, grads))
-        (loss, weight, grads), aux = jax.lax.scan(one_microbatch(body), zeros, pieces)
+        (loss, weight, grads), aux, divisor = _summed(of_microbatch, pieces)
+        if divisor is not None and not weighted and num_microbatches > 1:
+            _warn_of_uneven_means(loss_fn, divisor)
         by = weight if weighted else num_microbatches
         loss, grads = jax.tree.map(lambda total: (total / by).astype(total.dtype), (loss, grads))
         return ((loss, aux), grads) if has_aux else (loss, grads)
@@ -330,9 +323,26 @@ def accumulate_gradients(
     return loss_and_grads
 
 
-def _warn_of_uneven_means(loss_fn: Callable[..., Any], place: str | None) -> None:
-    if place is None:
-        return
+def _summed(of_microbatch: Callable[[Any], Any], pieces: Any) -> tuple[Any, Any, str | None]:
+    """Sums of losses, weights and gradients; each `aux`; the place where the loss has a divisor of its own.
+
+    Args:
+        of_microbatch: results in `(loss, (weight, aux)), grads`.
+        pieces: of the batches, with a first dim for the microbatches.
+    """
+
+    def body(carry: Any, microbatch: Any) -> tuple[Any, Any]:
+        (loss, (weight, aux)), grads = of_microbatch(microbatch)
+        return jax.tree.map(jnp.add, carry, (loss, weight, grads)), aux
+
+    traced = jax.jit(of_microbatch).trace(jax.tree.map(_one, pieces))
+    (loss, (weight, _)), grads = traced.out_info
+    zeros = jax.tree.map(_zeros_of, (loss, weight, grads))
+    sums, aux = jax.lax.scan(one_microbatch(body), zeros, pieces)
+    return sums, aux, own_divisor(traced.jaxpr.jaxpr, len(jax.tree.leaves(pieces)))
+
+
+def _warn_of_uneven_means(loss_fn: Callable[..., Any], place: str) -> None:
     name = getattr(loss_fn, "__name__", "the loss")
     warn_user(
         [
