@@ -1,4 +1,4 @@
-"""Packed text: several documents in a row, told apart by segments; batches are addressed by step.
+"""Packed text: several documents in a row, each a segment; batches are addressed by step.
 
 The documents are the paragraphs of Python's reference, which its standard library holds for `help()`.
 """

@@ -278,7 +278,7 @@ def accumulate_gradients(
             the devices of a mesh then stay where they are; otherwise they are exchanged once a step, as the
             `k`-th piece of a batch lies on one part of the devices.
         weighted: `loss_fn` returns `(total, weight)` instead of a loss, such as a sum over tokens and how
-            many tokens count.  Loss and gradients are those of the totals, divided once by the sum of all
+            many tokens count.  Totals and their gradients are added up, and divided once by the sum of all
             weights: `total / weight` of the whole batch, however unequal the microbatches are.  A weight is
             a constant for the gradient.
 

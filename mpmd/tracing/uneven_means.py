@@ -42,7 +42,7 @@ def own_divisor(jaxpr: Any, batches: int) -> str | None:
 
     Args:
         jaxpr: of one microbatch.
-        batches: how many inputs are batches, the last ones; JAX puts before them what is closed over.
+        batches: how many inputs are batches, the last ones; JAX puts closed-over values before them.
     """
     inputs = dict.fromkeys(jaxpr.invars[len(jaxpr.invars) - batches :], _BATCH)
     return _Scope(jaxpr, inputs).divisor(jaxpr.outvars[0])
