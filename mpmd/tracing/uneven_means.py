@@ -11,6 +11,7 @@ quotient.  All else may be meant: a count that is closed over or given, a diviso
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from mpmd.jax_compat import inner_jaxprs, place_of
@@ -43,22 +44,40 @@ def own_divisor(jaxpr: Any, batches: int) -> str | None:
     Args:
         jaxpr: of one microbatch.
         batches: how many inputs are batches, the last ones; JAX puts closed-over values before them.
+
+    Cost: linear in the equations, those in calls included.
     """
     inputs = dict.fromkeys(jaxpr.invars[len(jaxpr.invars) - batches :], _BATCH)
-    return _Scope(jaxpr, inputs).divisor(jaxpr.outvars[0])
+    waiting = [(_Scope(jaxpr, inputs, None), jaxpr.outvars[0])]
+    seen: set[tuple[_Scope, Any]] = set()
+    while waiting:
+        scope, value = waiting.pop()
+        if hasattr(value, "val") or (scope, value) in seen:
+            continue
+        seen.add((scope, value))
+        place, more = scope.linear_in(value)
+        if place is not None:
+            return place
+        waiting += more
+    return None
 
 
 class _Scope:
-    """A jaxpr with the origins of its values, and the equations that compute them."""
+    """A jaxpr with the origins of its values, and the equations that compute them.
 
-    def __init__(self, jaxpr: Any, inputs: dict[Any, _Origin]) -> None:
+    Args:
+        jaxpr: the jaxpr.
+        inputs: the origins of its inputs.
+        caller: the scope and the equation that call it.
+    """
+
+    def __init__(self, jaxpr: Any, inputs: dict[Any, _Origin], caller: tuple[_Scope, Any] | None) -> None:
+        self._jaxpr, self._caller = jaxpr, caller
         self._origins, self._made_by = dict(inputs), dict[Any, Any]()
         self._inner: dict[int, _Scope] = {}
         for equation in jaxpr.eqns:
             self._made_by.update(dict.fromkeys(equation.outvars, equation))
             self._origins.update(zip(equation.outvars, self._of(equation), strict=True))
-        self.results = [self._origin(value) for value in jaxpr.outvars]
-        self.jaxpr = jaxpr
 
     def _origin(self, value: Any) -> _Origin:
         return _CONSTANT if hasattr(value, "val") else self._origins.get(value, _OTHER)
@@ -68,9 +87,9 @@ class _Scope:
         given = [self._origin(value) for value in equation.invars]
         called = _called(equation)
         if called is not None:
-            inner = _Scope(called, dict(zip(called.invars, given, strict=True)))
+            inner = _Scope(called, dict(zip(called.invars, given, strict=True)), (self, equation))
             self._inner[id(equation)] = inner
-            return inner.results
+            return [inner._origin(value) for value in called.outvars]
         batch, others = any(of.batch for of in given), any(of.others for of in given)
         name = equation.primitive.name
         counts = batch and not others
@@ -84,36 +103,36 @@ class _Scope:
             counts = False
         return [_Origin(batch, others, counts)] * len(equation.outvars)
 
-    def divisor(self, value: Any) -> str | None:
-        """The place of a division by a count in which a value is linear."""
-        equation = self._made_by.get(value) if not hasattr(value, "val") else None
+    def linear_in(self, value: Any) -> tuple[str | None, list[tuple[_Scope, Any]]]:
+        """The place, if a value is divided by a count; and what it is linear in, each with its scope."""
+        equation = self._made_by.get(value)
         if equation is None:
-            return None
+            if self._caller is None or value not in self._jaxpr.invars:
+                return None, []
+            scope, call = self._caller
+            return None, [(scope, call.invars[self._jaxpr.invars.index(value)])]
         name, operands = equation.primitive.name, equation.invars
         inner = self._inner.get(id(equation))
         if inner is not None:
-            result = inner.jaxpr.outvars[equation.outvars.index(value)]
-            if result in inner.jaxpr.invars:
-                return self.divisor(operands[inner.jaxpr.invars.index(result)])
-            return inner.divisor(result)
+            return None, [(inner, inner._jaxpr.outvars[equation.outvars.index(value)])]
         if name == "div":
-            return place_of(equation) if self._origin(operands[1]).is_count else self.divisor(operands[0])
-        if name in ("add", "sub"):
-            return self.divisor(operands[0]) or self.divisor(operands[1])
+            above, below = operands
+            place = place_of(equation) if self._origin(below).is_count else None
+            return place, [(self, above)]
         if name == "mul":
-            return self._divisor_of_product(*operands)
-        return self.divisor(operands[0]) if name in _LINEAR else None
+            return self._linear_in_product(operands)
+        followed = operands if name in ("add", "sub") else operands[:1] if name in _LINEAR else []
+        return None, [(self, operand) for operand in followed]
 
-    def _divisor_of_product(self, a: Any, b: Any) -> str | None:
-        """One factor is divided, and the other one not of the batch: it may correct the mean."""
-        for factor, other in ((a, b), (b, a)):
-            if not self._origin(other).batch or self._is_inverse(other):
-                found = self.divisor(factor)
-                if found is not None:
-                    return found
+    def _linear_in_product(self, factors: Sequence[Any]) -> tuple[str | None, list[tuple[_Scope, Any]]]:
+        """A factor is followed if the other one is not of the batch: that may correct the mean."""
+        followed: list[tuple[_Scope, Any]] = []
+        for factor, other in (factors, reversed(factors)):
             if self._is_inverse(factor) and self._origin(other).others:
-                return place_of(self._made_by[factor])
-        return None
+                return place_of(self._made_by[factor]), []
+            if not self._origin(other).batch:
+                followed.append((self, factor))
+        return None, followed
 
     def _is_inverse(self, value: Any) -> bool:
         """Whether it is a constant divided by a count."""

@@ -37,6 +37,7 @@ UNEVEN = {
     "in a checkpoint": lambda w, x, m: jax.checkpoint(lambda w: jitted(of_rows(w, x), m))(w),
     "in a name": lambda w, x, m: mpmd.named_computation(jitted, name="n")(of_rows(w, x), m),
 }
+UNEVEN["before a jit"] = lambda w, x, m: jax.jit(lambda loss: 2 * loss)(UNEVEN["quotient"](w, x, m))
 MEANT = {
     "mean": lambda w, x, m: of_rows(w, x).mean(),
     "sum": lambda w, x, m: (of_rows(w, x) * m).sum(),
@@ -69,6 +70,16 @@ def test_a_mean_over_a_count_of_the_microbatch_is_reported(name):
 @pytest.mark.parametrize("name", MEANT)
 def test_what_may_be_meant_is_not(name):
     assert warned(MEANT[name]) == []
+
+
+def test_long_sums_of_shared_terms_take_linear_time():
+    def loss(w, x, m):
+        value = of_rows(w, x).sum()
+        for _ in range(200):
+            value = value + 0.5 * value
+        return value
+
+    assert warned(loss) == []
 
 
 def test_nor_are_one_microbatch_and_weights():
