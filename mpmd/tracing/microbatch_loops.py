@@ -313,21 +313,22 @@ def accumulate_gradients(
             return value_and_grad(*full, **dict(zip(more, rest, strict=True)))
 
         pieces = _split(batches, num_microbatches, axis, strided)
-        (loss, weight, grads), aux, divisor = _summed(of_microbatch, pieces)
-        if divisor is not None and not weighted and num_microbatches > 1:
-            _warn_of_uneven_means(loss_fn, divisor)
-        by = weight if weighted else num_microbatches
-        loss, grads = jax.tree.map(lambda total: (total / by).astype(total.dtype), (loss, grads))
+        traced = jax.jit(of_microbatch).trace(jax.tree.map(_one, pieces))
+        if num_microbatches > 1 and not weighted:
+            _warn_of_own_divisor(loss_fn, traced.jaxpr.jaxpr, pieces)
+        (loss, weight, grads), aux = _summed(of_microbatch, traced.out_info, pieces)
+        loss, grads = _divided((loss, grads), weight if weighted else num_microbatches)
         return ((loss, aux), grads) if has_aux else (loss, grads)
 
     return loss_and_grads
 
 
-def _summed(of_microbatch: Callable[[Any], Any], pieces: Any) -> tuple[Any, Any, str | None]:
-    """Sums of losses, weights and gradients; each `aux`; the place where the loss has a divisor of its own.
+def _summed(of_microbatch: Callable[[Any], Any], shapes: Any, pieces: Any) -> tuple[Any, Any]:
+    """Sums of losses, weights and gradients over microbatches; each `aux`.
 
     Args:
         of_microbatch: results in `(loss, (weight, aux)), grads`.
+        shapes: of these results.
         pieces: of the batches, with a first dim for the microbatches.
     """
 
@@ -335,14 +336,20 @@ def _summed(of_microbatch: Callable[[Any], Any], pieces: Any) -> tuple[Any, Any,
         (loss, (weight, aux)), grads = of_microbatch(microbatch)
         return jax.tree.map(jnp.add, carry, (loss, weight, grads)), aux
 
-    traced = jax.jit(of_microbatch).trace(jax.tree.map(_one, pieces))
-    (loss, (weight, _)), grads = traced.out_info
+    (loss, (weight, _)), grads = shapes
     zeros = jax.tree.map(_zeros_of, (loss, weight, grads))
-    sums, aux = jax.lax.scan(one_microbatch(body), zeros, pieces)
-    return sums, aux, own_divisor(traced.jaxpr.jaxpr, len(jax.tree.leaves(pieces)))
+    return jax.lax.scan(one_microbatch(body), zeros, pieces)
 
 
-def _warn_of_uneven_means(loss_fn: Callable[..., Any], place: str) -> None:
+def _divided(totals: T, by: Any) -> T:
+    """Totals divided by a number or a scalar, in their own dtypes."""
+    return jax.tree.map(lambda total: (total / by).astype(total.dtype), totals)
+
+
+def _warn_of_own_divisor(loss_fn: Callable[..., Any], jaxpr: Any, pieces: Any) -> None:
+    place = own_divisor(jaxpr, len(jax.tree.leaves(pieces)))
+    if place is None:
+        return
     name = getattr(loss_fn, "__name__", "the loss")
     warn_user(
         [
