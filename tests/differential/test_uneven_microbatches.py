@@ -47,7 +47,7 @@ def whole_batch(params, batch):
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
 
 
-@pytest.mark.fast_cases("auto-1")
+@pytest.mark.slow  # tests/examples/test_language_model.py has one case that is not
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("stages", ["auto", "split", "rows"])
 def test_packed_rows_in_stages_from_outside(stages, devices):
