@@ -22,6 +22,7 @@ import numpy as np
 
 from mpmd.api.checkpoints import files
 from mpmd.api.checkpoints import folder as folders
+from mpmd.api.checkpoints.folder import Keep
 from mpmd.api.checkpoints.pieces import (
     Box,
     Leaf,
@@ -55,8 +56,27 @@ def steps(folder: Folder) -> list[int]:
     return folders.steps(Path(folder))
 
 
+def best(folder: Folder, *, highest: bool = False) -> int:
+    """The step of the checkpoint with the lowest metric, or the highest; of equal ones the older.
+
+    Raises:
+        CheckpointError: none was saved with a metric.
+    """
+    found = folders.ranked(folders.written(Path(folder)), highest)
+    if not found:
+        root = Path(folder).absolute()
+        raise CheckpointError(f"no checkpoint in {root} has a metric: give save(..., metric=float(loss))")
+    return found[0].step
+
+
 def save(
-    folder: Folder, step: int, state: Any, extra: Mapping[str, Any] | None = None, *, keep: int = 2
+    folder: Folder,
+    step: int,
+    state: Any,
+    extra: Mapping[str, Any] | None = None,
+    *,
+    metric: float | None = None,
+    keep: int | Keep = 2,
 ) -> None:
     """Writes a checkpoint; it returns when the checkpoint is complete, and was read back.
 
@@ -65,7 +85,10 @@ def save(
         step: its number; a checkpoint of the same number is replaced.
         state: a pytree of arrays on any meshes, `mpmd.Stacked`, NumPy arrays, or numbers.
         extra: a JSON value to be saved with it; process 0's counts.
-        keep: how many of the checkpoints that were written last stay, this one included.
+        metric: a number by which the best checkpoints are found, such as the loss of an evaluation; process
+            0's counts.  A NaN is never among the best.
+        keep: which checkpoints of the folder stay, those of earlier runs included: how many of the ones that
+            were written last, this one included, or a `Keep`.
 
     Raises:
         CheckpointError: an argument could not be restored, or some process cannot write, as when the disk is
@@ -75,7 +98,8 @@ def save(
     with _processes("mpmd.checkpoint.save") as processes:
         requests: list[SaveRequest] = []
         processes.do(
-            "save the state", lambda: requests.append(SaveRequest.of(folder, step, state, extra, keep))
+            "save the state",
+            lambda: requests.append(SaveRequest.of(folder, step, state, extra, metric, keep)),
         )
         processes.compare(Alike("saves something else", requests[0].text()))
         with contextlib.ExitStack() as until_complete:
@@ -109,6 +133,7 @@ def _save(request: SaveRequest, processes: _Processes, until_complete: contextli
             owned = [[process, *piece] for process, of in enumerate(written) for piece in of]
             leaves = [[kind.path, kind.shape, kind.dtype] for kind in kinds]
             manifest = {"format": 1, "step": step, "leaves": leaves, "pieces": owned, "extra": request.extra}
+            manifest |= {} if request.metric is None else {"metric": request.metric}
             folders.describe(root, step, manifest)
 
     def complete() -> None:

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from mpmd.api.checkpoints import files, folder
+from mpmd.api.checkpoints.folder import Keep
 from mpmd.api.checkpoints.pieces import Box, Leaf, LeafKind, as_box, box_of, intersection, leaves_of, within
 from mpmd.api.inputs import weakly_typed
 from mpmd.errors import CheckpointError, collect
@@ -95,17 +96,19 @@ class SaveRequest:
         step: the number of this one.
         leaves: of the state.
         extra: what JSON can hold.
-        keep: how many checkpoints stay.
+        metric: by which the best checkpoints are found; None if it has none.
+        keep: which checkpoints stay.
     """
 
     root: Path
     step: int
     leaves: list[Leaf]
     extra: dict[str, Any]
-    keep: int
+    metric: float | None
+    keep: Keep
 
     @staticmethod
-    def of(folder: Any, step: Any, state: Any, extra: Any, keep: Any) -> SaveRequest:
+    def of(folder: Any, step: Any, state: Any, extra: Any, metric: Any, keep: Any) -> SaveRequest:
         """The arguments of `save`.
 
         Raises:
@@ -113,11 +116,14 @@ class SaveRequest:
         """
         files.orbax()
         leaves = leaves_of(state)
-        problems = [*_of_keep(keep), *_of_extra(extra), *_of_leaves([leaf.kind for leaf in leaves])]
+        keep = Keep(keep) if type(keep) is int else keep
+        problems = [*_of_keep(keep, metric), *_of_metric(metric), *_of_extra(extra)]
+        problems += _of_leaves([leaf.kind for leaf in leaves])
         if problems:
             raise collect(CheckpointError, problems, "the checkpoint could not be restored:")
         plain = json.loads(json.dumps(dict(extra or {})))
-        return SaveRequest(Path(folder).absolute(), step_number(step), leaves, plain, keep)
+        value = None if metric is None else float(metric)
+        return SaveRequest(Path(folder).absolute(), step_number(step), leaves, plain, value, keep)
 
     def text(self) -> str:
         """What all processes must save alike, one a line."""
@@ -140,10 +146,30 @@ def step_number(step: Any) -> int:
     return number
 
 
-def _of_keep(keep: Any) -> list[str]:
-    if type(keep) is int and keep >= 1:
+def _of_keep(keep: Any, metric: Any) -> list[str]:
+    if not isinstance(keep, Keep):
+        return [f"keep is {keep!r}; give a number of checkpoints, or mpmd.checkpoint.Keep(...)"]
+    problems = []
+    if type(keep.last) is not int or keep.last < 1:
+        problems.append(f"keep is {keep.last!r}; at least the checkpoint that is written must stay")
+    for name in ("every", "best"):
+        if type(value := getattr(keep, name)) is not int or value < 0:
+            problems.append(f"keep.{name} is {value!r}; it must be an integer that is not negative")
+    if not problems and keep.best and metric is None:
+        problems.append(f"keep.best is {keep.best}, and no metric was given: save(..., metric=float(loss))")
+    return problems
+
+
+def _of_metric(metric: Any) -> list[str]:
+    if metric is None:
         return []
-    return [f"keep is {keep!r}; at least the checkpoint that is written must stay"]
+    try:
+        if not isinstance(metric, (str, bytes, bool)) and np.shape(metric) == ():
+            float(metric)
+            return []
+    except (TypeError, ValueError):
+        pass
+    return [f"metric is {metric!r}; it must be one real number"]
 
 
 def _of_leaves(kinds: Sequence[LeafKind]) -> list[str]:
