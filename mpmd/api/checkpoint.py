@@ -11,11 +11,10 @@ stacks in other parts.  In several processes all must call these functions, and 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -34,13 +33,12 @@ from mpmd.api.checkpoints.pieces import (
     writers,
 )
 from mpmd.api.checkpoints.restore import CheckpointReader, SaveRequest, step_number
+from mpmd.api.checkpoints.together import Processes, all_processes
 from mpmd.errors import CheckpointError, collect
-from mpmd.runtime.processes.exchange import Alike, WorldExchange
-from mpmd.runtime.processes.world import world
+from mpmd.runtime.processes.exchange import Alike
 from mpmd.support.user_code import warn_user
 
 Folder = str | os.PathLike[str]
-T = TypeVar("T")
 
 
 class Restored(NamedTuple):
@@ -95,7 +93,7 @@ def save(
             full, or orbax is not installed.  Older checkpoints stay, and nothing of this one.
         PeerError: another process failed, or saves something else; likewise.
     """
-    with _processes("mpmd.checkpoint.save") as processes:
+    with all_processes("mpmd.checkpoint.save") as processes:
         requests: list[SaveRequest] = []
         processes.do(
             "save the state",
@@ -108,7 +106,7 @@ def save(
         warn_user(notes)
 
 
-def _save(request: SaveRequest, processes: _Processes, until_complete: contextlib.ExitStack) -> list[str]:
+def _save(request: SaveRequest, processes: Processes, until_complete: contextlib.ExitStack) -> list[str]:
     root, step, first = request.root, request.step, jax.process_index() == 0
     what, kinds = f"write a checkpoint to {root}", [leaf.kind for leaf in request.leaves]
     pieces: dict[tuple[int, Box], np.ndarray] = {}
@@ -164,7 +162,7 @@ def restore(folder: Folder, like: Any, step: int | None = None) -> Restored:
     """
     root, leaves, arrays = Path(folder).absolute(), list[Leaf](), list[Any]()
     what = f"read a checkpoint in {root}"
-    with _processes("mpmd.checkpoint.restore") as processes:
+    with all_processes("mpmd.checkpoint.restore") as processes:
 
         def begin() -> int:
             leaves.extend(leaves_of(like))
@@ -246,59 +244,3 @@ def _compare(root: Path, step: int, saved: list[LeafKind], wanted: list[LeafKind
     if problems:
         head = f"the checkpoint of step {step} in {root} is of another state:"
         raise collect(CheckpointError, problems, head)
-
-
-class _Processes:
-    """Work that all processes do at the same time, and that fails in all if it fails in one."""
-
-    def __init__(self, exchange: WorldExchange | None) -> None:
-        self._exchange = exchange
-
-    def do(self, what: str, act: Callable[[], Any]) -> list[Any]:
-        """What `act` returns in every process, through JSON.
-
-        Args:
-            what: is done, for messages: `write a checkpoint to ...`.
-            act: the work of this process.
-
-        Raises:
-            CheckpointError: it failed in another process; or here, at a file.
-            PeerError: another process failed meanwhile.
-        """
-
-        def of_files() -> Any:
-            try:
-                return act()
-            except CheckpointError:
-                raise
-            except files.FILE_ERRORS as error:
-                raise CheckpointError(f"cannot {what}: {files.reason(error)}") from error
-
-        if self._exchange is None:
-            return [json.loads(json.dumps(of_files()))]
-        return self._exchange.together(of_files, CheckpointError)
-
-    def alike(self, act: Callable[[], T]) -> T:
-        """What `act` returns, which does the same in all processes, errors included."""
-        try:
-            return act()
-        except CheckpointError:
-            if self._exchange is not None:
-                self._exchange.settled = True
-            raise
-
-    def compare(self, alike: Alike) -> None:
-        """Raises a PeerError if something differs that must be equal in all processes."""
-        if self._exchange is not None:
-            self._exchange.compare(alike)
-
-
-@contextlib.contextmanager
-def _processes(name: str) -> Iterator[_Processes]:
-    """The processes in one exchange of this name; in one process there is none."""
-    joined = world()
-    if joined is None:
-        yield _Processes(None)
-        return
-    with joined.exchange(name) as exchange:
-        yield _Processes(exchange)

@@ -32,7 +32,7 @@ _NEWEST = float("inf")
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 
 
-class Written(NamedTuple):
+class WrittenCheckpoint(NamedTuple):
     """A checkpoint: how many were written before it, its step, and its metric."""
 
     number: float
@@ -58,15 +58,15 @@ class Keep:
     best: int = 0
     highest: bool = False
 
-    def stay(self, written: Sequence[Written]) -> set[int]:
+    def stay(self, written: Sequence[WrittenCheckpoint]) -> set[int]:
         """The steps that stay, of checkpoints in the order in which they were written."""
         last = {one.step for one in written[-self.last :]}
         every = {one.step for one in written if self.every and one.step % self.every == 0}
         return last | every | {one.step for one in ranked(written, self.highest)[: self.best]}
 
 
-def ranked(written: Sequence[Written], highest: bool) -> list[Written]:
-    """The checkpoints with a metric, the best one first, of equal ones the older; NaN is no metric."""
+def ranked(written: Sequence[WrittenCheckpoint], highest: bool) -> list[WrittenCheckpoint]:
+    """The checkpoints with a metric that is a number, the best one first, of equal ones the older."""
     sign = -1.0 if highest else 1.0
     known = [(sign * one.metric, one) for one in written if one.metric is not None]
     numbers = [(value, one) for value, one in known if not math.isnan(value)]  # NaN has no order
@@ -78,7 +78,7 @@ def steps(folder: Path) -> list[int]:
     return [one.step for one in written(folder)]
 
 
-def written(folder: Path) -> list[Written]:
+def written(folder: Path) -> list[WrittenCheckpoint]:
     """The checkpoints that there are, in the order in which they were written, then unreadable ones."""
     if not folder.is_dir():
         return []
@@ -92,13 +92,13 @@ def _is_step(entry: Path) -> bool:
     return name.isascii() and name.isdecimal() and name == str(int(name)) and entry.is_dir()
 
 
-def _written(folder: Path, step: int) -> Written:
+def _written(folder: Path, step: int) -> WrittenCheckpoint:
     """A checkpoint that there is; versions that did not count wrote number 0."""
     try:
         manifest = _read(folder / str(step) / MANIFEST)
-        return Written(float(manifest.get("number", 0)), step, manifest.get("metric"))
+        return WrittenCheckpoint(float(manifest.get("number", 0)), step, manifest.get("metric"))
     except _UNREADABLE:
-        return Written(_NEWEST, step, None)
+        return WrittenCheckpoint(_NEWEST, step, None)
 
 
 def unfinished(folder: Path, step: int) -> Path:

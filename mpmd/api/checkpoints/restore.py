@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -22,6 +22,37 @@ from mpmd.api.inputs import weakly_typed
 from mpmd.errors import CheckpointError, collect
 from mpmd.jax_compat import ShapedArray, as_key, is_key
 from mpmd.jax_distributed import absent_array_maker
+
+BoxReader: TypeAlias = Callable[[LeafKind, Box, tuple[int, ...], Any], np.ndarray]
+"""`read(leaf, box, tail, dtype)` returns a box of a leaf with the dims `tail` behind, which random keys have,
+as an array of its own: devices on CPUs may keep and reuse its memory."""
+
+
+def read_leaf(leaf: Leaf, read: BoxReader) -> list[Any]:
+    """The arrays of a leaf, with the shardings of `leaf`; reads of each what this process holds."""
+    return [_array(leaf.kind, offset, like, read) for offset, like in leaf.arrays]
+
+
+def _array(kind: LeafKind, offset: tuple[int, ...], like: Any, read: BoxReader) -> Any:
+    sharding, shape, dtype = getattr(like, "sharding", None), tuple(like.shape), like.dtype
+    tail: tuple[int, ...] = ()
+    if is_key(dtype):  # kept as integers
+        data = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, dtype=dtype)))
+        dtype, tail = data.dtype, data.shape
+    if sharding is None:
+        return read(kind, box_of((slice(None),) * len(shape), shape, offset), tail, dtype)
+    weak = bool(getattr(getattr(like, "aval", like), "weak_type", False))
+    if not sharding.has_addressable_devices:
+        aval = ShapedArray((*shape, *tail), np.dtype(dtype), weak_type=weak)
+        array = absent_array_maker(aval, sharding)()
+    else:
+        array = jax.make_array_from_callback(
+            (*shape, *tail),
+            sharding,
+            lambda index: read(kind, box_of(index, shape, offset), tail, dtype),
+        )
+        array = weakly_typed(array) if weak else array
+    return as_key(array, like.dtype) if is_key(like.dtype) else array
 
 
 class CheckpointReader:
@@ -42,31 +73,9 @@ class CheckpointReader:
             CheckpointError: the checkpoint is damaged.
         """
         self._known.clear()
-        return [self._array(leaf.kind, offset, like) for offset, like in leaf.arrays]
-
-    def _array(self, kind: LeafKind, offset: tuple[int, ...], like: Any) -> Any:
-        sharding, shape, dtype = getattr(like, "sharding", None), tuple(like.shape), like.dtype
-        tail: tuple[int, ...] = ()
-        if is_key(dtype):  # kept as integers
-            data = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, dtype=dtype)))
-            dtype, tail = data.dtype, data.shape
-        if sharding is None:
-            return self._box(kind, box_of((slice(None),) * len(shape), shape, offset), tail, dtype)
-        weak = bool(getattr(getattr(like, "aval", like), "weak_type", False))
-        if not sharding.has_addressable_devices:
-            aval = ShapedArray((*shape, *tail), np.dtype(dtype), weak_type=weak)
-            array = absent_array_maker(aval, sharding)()
-        else:
-            array = jax.make_array_from_callback(
-                (*shape, *tail),
-                sharding,
-                lambda index: self._box(kind, box_of(index, shape, offset), tail, dtype),
-            )
-            array = weakly_typed(array) if weak else array
-        return as_key(array, like.dtype) if is_key(like.dtype) else array
+        return read_leaf(leaf, self._box)
 
     def _box(self, kind: LeafKind, box: Box, tail: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """A box of a leaf, as an array of its own: devices on CPUs may keep and reuse its memory."""
         array = np.zeros((*(stop - start for start, stop in box), *tail), dtype)
         for process, has, name, digest in self._of_leaf.get(self._paths[kind.path], ()):
             common = intersection(box, has)
