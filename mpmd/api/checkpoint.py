@@ -12,31 +12,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
-from mpmd.api.checkpoints import files
 from mpmd.api.checkpoints import folder as folders
 from mpmd.api.checkpoints.folder import Keep
-from mpmd.api.checkpoints.pieces import (
-    Box,
-    Leaf,
-    LeafKind,
-    as_box,
-    held,
-    leaves_of,
-    replicas_that_differ,
-    writers,
-)
+from mpmd.api.checkpoints.pieces import Leaf, LeafKind, leaves_of
 from mpmd.api.checkpoints.restore import CheckpointReader, SaveRequest, step_number
-from mpmd.api.checkpoints.together import Processes, all_processes
+from mpmd.api.checkpoints.saver import Saver
+from mpmd.api.checkpoints.together import all_processes
+from mpmd.api.checkpoints.writing import CheckpointWriter
 from mpmd.errors import CheckpointError, collect
 from mpmd.runtime.processes.exchange import Alike
 from mpmd.support.user_code import warn_user
+
+__all__ = ["Keep", "Restored", "Saver", "best", "extra", "restore", "save", "steps"]
 
 Folder = str | os.PathLike[str]
 
@@ -101,50 +94,13 @@ def save(
         )
         processes.compare(Alike("saves something else", requests[0].text()))
         with contextlib.ExitStack() as until_complete:
-            notes = _save(requests[0], processes, until_complete)
+            writer = CheckpointWriter(requests[0], until_complete)
+            claims = processes.do(writer.what, writer.begin)
+            processes.alike(lambda: writer.choose(claims))
+            written = processes.do(writer.what, writer.write)
+            processes.do(writer.what, lambda: writer.complete(written))
     if jax.process_index() == 0:
-        warn_user(notes)
-
-
-def _save(request: SaveRequest, processes: Processes, until_complete: contextlib.ExitStack) -> list[str]:
-    root, step, first = request.root, request.step, jax.process_index() == 0
-    what, kinds = f"write a checkpoint to {root}", [leaf.kind for leaf in request.leaves]
-    pieces: dict[tuple[int, Box], np.ndarray] = {}
-    digests: dict[tuple[int, Box], int] = {}
-    notes: list[str] = []
-
-    def begin() -> list[Any]:
-        pieces.update(((k, box), data) for k, leaf in enumerate(request.leaves) for box, data in held(leaf))
-        digests.update((piece, files.digest(data)) for piece, data in pieces.items())
-        if first:
-            until_complete.enter_context(folders.writing(root))
-            until_complete.callback(folders.discard, root, step)
-            folders.prepare(root, step)
-        return [[k, box, digest] for (k, box), digest in digests.items()]
-
-    def write() -> list[Any]:
-        own = {piece: pieces[piece] for piece, owner in owners.items() if owner == jax.process_index()}
-        return _write(root, step, kinds, own, digests)
-
-    def describe() -> None:
-        if first:
-            owned = [[process, *piece] for process, of in enumerate(written) for piece in of]
-            leaves = [[kind.path, kind.shape, kind.dtype] for kind in kinds]
-            manifest = {"format": 1, "step": step, "leaves": leaves, "pieces": owned, "extra": request.extra}
-            manifest |= {} if request.metric is None else {"metric": request.metric}
-            folders.describe(root, step, manifest)
-
-    def complete() -> None:
-        if first:
-            notes.extend(folders.complete(root, step, request.keep))
-
-    claims = processes.do(what, begin)
-    held_by = [[(k, as_box(box)) for k, box, _ in of] for of in claims]
-    owners = processes.alike(lambda: writers(kinds, held_by))
-    written = processes.do(what, write)
-    processes.do(what, describe)
-    processes.do(what, complete)
-    return [*replicas_that_differ(kinds, claims), *notes]
+        warn_user(writer.notes)
 
 
 def restore(folder: Folder, like: Any, step: int | None = None) -> Restored:
@@ -204,31 +160,6 @@ def _newest(root: Path) -> int:
     if not numbers:
         raise CheckpointError(f"there is no checkpoint in {root}")
     return numbers[-1]
-
-
-def _write(
-    root: Path,
-    step: int,
-    kinds: Sequence[LeafKind],
-    pieces: Mapping[tuple[int, Box], np.ndarray],
-    digests: Mapping[tuple[int, Box], int],
-) -> list[Any]:
-    """Writes this process's pieces and reads them back; for each its leaf, box, name and checksum."""
-    part = folders.unfinished(root, step)
-    if not part.is_dir():
-        raise CheckpointError(
-            f"{part}, which process 0 created, is not there\n  all processes must see the same folder"
-        )
-    names = {piece: str(number) for number, piece in enumerate(pieces)}
-    if pieces:
-        own = part / f"process_{jax.process_index()}"
-        files.write(own, {names[piece]: data for piece, data in pieces.items()})
-        folders.flush(own)
-        for piece, data in pieces.items():
-            back = files.read(own, names[piece])
-            if files.digest(back) != digests[piece] or (back.shape, back.dtype) != (data.shape, data.dtype):
-                raise CheckpointError(f"{kinds[piece[0]]} was written, and reads differently")
-    return [[k, box, names[k, box], digests[k, box]] for k, box in pieces]
 
 
 def _compare(root: Path, step: int, saved: list[LeafKind], wanted: list[LeafKind]) -> None:
