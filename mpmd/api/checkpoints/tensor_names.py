@@ -13,7 +13,7 @@ import numpy as np
 from mpmd.api.checkpoints.pieces import Box, LeafKind
 from mpmd.errors import CheckpointError, collect
 
-_WORD = re.compile(r"\{(\w+)\}")
+_WORD = re.compile(r"\{([A-Za-z]\w*)\}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +73,12 @@ class TensorNames:
         problems = []
         for path, given in names.items():
             stored = given if isinstance(given, Stored) else Stored(given)
+            texts: tuple[Any, Any] = path, stored.name
+            if not all(isinstance(text, str) for text in texts):
+                problems.append(f"{stored.name!r} is given for {path!r}; give texts, or a Stored")
+                continue
+            if wrong := [text for text in texts if "{" in _WORD.sub("", text)]:
+                problems.append(f"{wrong[0]!r} has braces without a word, such as {{k}}")
             if stored.axes is not None and sorted(stored.axes) != list(range(len(stored.axes))):
                 problems.append(
                     f"axes {stored.axes} of {path} are not each of 0 to {len(stored.axes) - 1} once"

@@ -161,6 +161,9 @@ def test_only_the_part_that_is_needed_is_read(tmp_path):
             "['blocks'][1]['b']: int32[3] needs 'model.layers.1.norm'",
         ),
         ({"['scale']": None}, "['scale']: float16[] has no name"),
+        ({"['scale']": "scale.{}"}, "'scale.{}' has braces without a word, such as {k}"),
+        ({"['scale']": "scale.{0}"}, "'scale.{0}' has braces without a word, such as {k}"),
+        ({"['scale']": 7}, "7 is given for \"['scale']\"; give texts, or a Stored"),
     ],
 )
 def test_names_that_do_not_fit_are_errors_before_anything_is_read(change, says, tmp_path):
