@@ -2,11 +2,12 @@
 
     python benchmarks/saves_beside_steps.py [--rounds 8] [--steps 12] [--layers 8] [--width 512] [--rows 512]
 
-Runs of so many steps take turns: without a checkpoint, with one that a `Saver` writes meanwhile, and with
-one that `mpmd.checkpoint.save` writes before the first step.  A run ends when its checkpoint is complete.
-The time of a save is the median, over rounds, of the difference to the run without one; in percent, of the
-steps between two checkpoints if there is one in `--every` steps.  `held_up_ms` is the time in which the call
-of a `Saver` returns.
+Runs of steps take turns: so many without a checkpoint; at least as many while a `Saver` writes one, until it
+is complete; and as many after `mpmd.checkpoint.save`.  A save costs the time of its run less the time that as
+many steps take without one in the same round; the median over rounds.  In percent it is of the steps between
+two checkpoints, if there is one in `--every` steps.  `cpu` is the same of the CPU time of all threads, which
+other load on the machine hardly changes.  `held_up_ms` is the time in which the call of a `Saver` returns,
+and `steps_beside` the steps of such a run.
 
 The last line is one JSON object.
 """
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -66,6 +67,19 @@ def compiled_step(layers: int, width: int, rows: int) -> tuple[Any, Any, tuple[A
     return compiled, state, batch
 
 
+class RunTimes(NamedTuple):
+    """What a run took: its steps, its time, and the CPU time of all threads."""
+
+    steps: int
+    wall: float
+    cpu: float
+
+    def more_than(self, other: RunTimes) -> tuple[float, float]:
+        """Time and CPU time beyond as many steps of another run."""
+        as_many = self.steps / other.steps
+        return self.wall - as_many * other.wall, self.cpu - as_many * other.cpu
+
+
 class Runs:
     """Runs of steps, each with the state that the one before left."""
 
@@ -74,48 +88,52 @@ class Runs:
         self._steps, self._folder, self._number = steps, folder, 0
         self.held_up: list[float] = []
 
-    def seconds(self, kind: str, saver: mpmd.checkpoint.Saver) -> float:
-        """One run, until its checkpoint is complete."""
+    def run(self, kind: str, saver: mpmd.checkpoint.Saver) -> RunTimes:
+        """One run, and its checkpoint."""
         jax.block_until_ready(self._state)
         self._number += 1
-        start = time.perf_counter()
+        written = self._folder / str(self._number)
+        start, cpu, steps = time.perf_counter(), time.process_time(), 0
         if kind == "beside":
             saver.save(self._number, self._state)
             self.held_up.append(time.perf_counter() - start)
         elif kind == "before":
             mpmd.checkpoint.save(self._folder, self._number, self._state)
-        for _ in range(self._steps):
+        while steps < self._steps or (kind == "beside" and not written.exists()):
             self._state, loss = self._compiled(self._state, *self._batch)
             float(loss)
+            steps += 1
         jax.block_until_ready(self._state)
+        taken = RunTimes(steps, time.perf_counter() - start, time.process_time() - cpu)
         saver.wait()
-        return time.perf_counter() - start
+        return taken
 
 
 def measure(rounds: int, steps: int, layers: int, width: int, rows: int, every: int) -> dict[str, float]:
     """The figures; `every` is the number of steps between two checkpoints of a job."""
     compiled, state, batch = compiled_step(layers, width, rows)
     state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-    found: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    found: dict[str, list[RunTimes]] = {kind: [] for kind in KINDS}
     with tempfile.TemporaryDirectory() as folder, mpmd.checkpoint.Saver(folder) as saver:
         runs = Runs(compiled, state, batch, steps, Path(folder))
         del state
         for kind in KINDS:  # first: threads, pages and files
-            runs.seconds(kind, saver)
+            runs.run(kind, saver)
         runs.held_up.clear()
         for number in range(rounds):
             for kind in (*KINDS[number % 3 :], *KINDS[: number % 3]):
-                found[kind].append(runs.seconds(kind, saver))
-            print(
-                f"round {number}: " + ", ".join(f"{kind} {found[kind][-1]:.3f} s" for kind in KINDS),
-                flush=True,
-            )
-    step = statistics.median(found["without"]) / steps
+                found[kind].append(runs.run(kind, saver))
+            last = ", ".join(f"{kind} {found[kind][-1].wall:.3f} s" for kind in KINDS)
+            print(f"round {number}: {last}", flush=True)
+    step = statistics.median(run.wall for run in found["without"]) / steps
     figures = {"step_ms": 1e3 * step, "state_mib": state_bytes / 2**20}
     for kind in KINDS[1:]:
-        more = statistics.median(a - b for a, b in zip(found[kind], found["without"], strict=True))
+        pairs = [one.more_than(other) for one, other in zip(found[kind], found["without"], strict=True)]
+        more, cpu = (statistics.median(of) for of in zip(*pairs, strict=True))
         figures |= {f"{kind}_ms": 1e3 * more, f"{kind}_percent": 100 * more / (every * step)}
+        figures[f"{kind}_cpu_ms"] = 1e3 * cpu
     figures["held_up_ms"] = 1e3 * statistics.median(runs.held_up)
+    figures["steps_beside"] = statistics.median(run.steps for run in found["beside"])
     return {name: round(value, 3) for name, value in figures.items()}
 
 
