@@ -13,6 +13,10 @@ listens on loopback only.
 
 The script finds two environment variables: `MPMD_RUN_ID` is another for each `mpmd-run`, and
 `MPMD_RESTART_COUNT` counts how often all processes were started again because one failed.
+
+    mpmd-run -n 4 --max-restarts 2 --min-processes 2 train.py
+
+goes on with three processes once four have failed for the third time, and then with two.
 """
 
 from __future__ import annotations
@@ -58,7 +62,8 @@ class LaunchOptions:
         processes: how many.
         devices: CPU devices of each.
         grace: seconds that the others have to end after one has failed.
-        restarts: how often all processes are started again after a failure.
+        restarts: how often all processes are started again after a failure, with each number of them.
+        at_least: how many processes the job may go on with, once these restarts are used up.
         pin: give each process cores of its own, if there are as many cores as processes.
         command: `[script, *arguments]` or `["-m", module, *arguments]`.
     """
@@ -67,6 +72,7 @@ class LaunchOptions:
     devices: int
     grace: float
     restarts: int
+    at_least: int
     pin: bool
     command: tuple[str, ...]
 
@@ -91,6 +97,11 @@ def parse(arguments: Sequence[str]) -> LaunchOptions:
         default=0,
         help="how often all are started again after a failure (default: 0)",
     )
+    parser.add_argument(
+        "--min-processes",
+        type=int,
+        help="go on with fewer processes, down to so many, when these restarts are used up (default: never)",
+    )
     parser.add_argument("--no-pin", action="store_true", help="let every process run on all cores")
     parser.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="script.py [arguments]")
@@ -100,11 +111,21 @@ def parse(arguments: Sequence[str]) -> LaunchOptions:
     for name in ("processes", "devices"):
         if getattr(parsed, name) < 1:
             parser.error(f"{'-n' if name == 'processes' else '--devices'} must be at least 1")
+    at_least = parsed.processes if parsed.min_processes is None else parsed.min_processes
+    if not 1 <= at_least <= parsed.processes:
+        parser.error(f"--min-processes is {at_least}; it must be from 1 to the {parsed.processes} of -n")
     if not parsed.module and not os.path.exists(parsed.command[0]):
         parser.error(f"there is no file {parsed.command[0]!r}")
     command = (*(["-m"] if parsed.module else []), *parsed.command)
-    pin = not parsed.no_pin
-    return LaunchOptions(parsed.processes, parsed.devices, parsed.grace, parsed.max_restarts, pin, command)
+    return LaunchOptions(
+        parsed.processes,
+        parsed.devices,
+        parsed.grace,
+        parsed.max_restarts,
+        at_least,
+        not parsed.no_pin,
+        command,
+    )
 
 
 def threads(processes: int, cores: int) -> int:
@@ -276,15 +297,22 @@ def launch_once(
 def main(arguments: Sequence[str]) -> int:
     launch = parse(arguments)
     signals, printer = Signals(), Printer()
-    run_id = uuid.uuid4().hex
-    for left in range(launch.restarts, -1, -1):
-        count = str(launch.restarts - left)
-        environment = {"MPMD_RUN_ID": run_id, "MPMD_RESTART_COUNT": count}
+    run_id, starts, left = uuid.uuid4().hex, 0, launch.restarts
+    while True:
+        environment = {"MPMD_RUN_ID": run_id, "MPMD_RESTART_COUNT": str(starts)}
         code = launch_once(launch, environment, signals, printer)
-        if code == 0 or left == 0 or signals.received or printer.failure is not None:
-            break
-        printer.print(f"mpmd-run: exit code {code}; starting again, {left} left\n".encode(), 2)
-    return code
+        if code == 0 or signals.received or printer.failure is not None:
+            return code
+        if left > 0:
+            then = f"starting again, {left} left"
+            left -= 1
+        elif launch.processes > launch.at_least:
+            launch, left = dataclasses.replace(launch, processes=launch.processes - 1), launch.restarts
+            then = f"going on with {launch.processes} process{'es' if launch.processes > 1 else ''}"
+        else:
+            return code
+        starts += 1
+        printer.print(f"mpmd-run: exit code {code}; {then}\n".encode(), 2)
 
 
 def run() -> None:
