@@ -10,8 +10,17 @@ import numpy as np
 import pytest
 
 import mpmd
+from mpmd.cost.device import H100
 from mpmd.errors import ConfigError
-from mpmd.tracing.stages.select.division import Chain, Meshes, Segments, best_division, choose, divided_at
+from mpmd.tracing.stages.select.division import (
+    Chain,
+    Meshes,
+    Segments,
+    best_division,
+    choose,
+    divided_at,
+    products_work,
+)
 from tests.support.comparing import relative_difference
 from tests.support.layered_models import SEPARATE, scanned, separate
 
@@ -242,3 +251,13 @@ def test_work_that_cannot_be_divided_is_reported(topology):
     (text,) = [str(w.message) for w in caught if "not balanced" in str(w.message)]
     assert "work is on mesh 'm1', one of 2\n  scan (" in text and "looped)) has" in text
     assert "a scan is divided between iterations if each reads its own row of a stacked parameter" in text
+
+
+def test_a_product_of_narrow_factors_is_priced_by_them_whatever_its_sums_are_kept_in():
+    a, b = jnp.ones((512, 512), jnp.bfloat16), jnp.ones((512, 512), jnp.bfloat16)
+
+    def seconds(kept):
+        jaxpr = jax.make_jaxpr(lambda a, b: jnp.matmul(a, b, preferred_element_type=kept))(a, b)
+        return products_work(jaxpr.eqns, H100)[1]
+
+    assert seconds(jnp.float32) == seconds(jnp.bfloat16)
