@@ -13,9 +13,7 @@ from typing import Any
 
 import numpy as np
 
-BEGIN, VOCAB = 256, 257
-"""A document is the token `BEGIN` and its bytes."""
-
+BEGIN, VOCAB = 256, 257  # a document is the token BEGIN and its bytes
 NAMES = "ids", "targets", "segments", "positions"
 TEXTS = list(dict.fromkeys(text for _, topic in sorted(topics.items()) for text in topic.split("\n\n")))
 FINGERPRINT = zlib.crc32("".join(TEXTS).encode())

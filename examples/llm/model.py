@@ -16,7 +16,7 @@ import optax
 
 @dataclasses.dataclass(frozen=True)
 class Llama:
-    """The sizes of a model; parameters are f32, and `dtype` is what layers compute in."""
+    """The sizes of a model; parameters are f32, layers compute in `dtype`, with `checkpoint` twice."""
 
     vocab: int
     width: int
@@ -25,6 +25,7 @@ class Llama:
     kv_heads: int
     hidden: int
     dtype: str = "bfloat16"
+    checkpoint: bool = False
 
     def init(self, key: jax.Array) -> Any:
         """Fresh parameters, those of all layers stacked."""
@@ -69,7 +70,8 @@ class Llama:
             h = _normalised(x, w["mlp_norm"])
             return x + (jax.nn.silu(h @ w["gate"]) * (h @ w["up"])) @ w["down"], None
 
-        x, _ = jax.lax.scan(layer, params["embed"].astype(self.dtype)[ids], params["layers"])
+        run = jax.checkpoint(layer) if self.checkpoint else layer
+        x, _ = jax.lax.scan(run, params["embed"].astype(self.dtype)[ids], params["layers"])
         x = _normalised(x, params["norm"].astype(self.dtype))
         return jnp.matmul(x, params["head"].astype(self.dtype), preferred_element_type=jnp.float32)
 
