@@ -33,6 +33,7 @@ from mpmd.compile.fragment import fragment_modules
 from mpmd.config.ambient import refuse_within_jit, without_ambient_mesh
 from mpmd.config.compiler_options import with_compiler_options
 from mpmd.config.config import Config
+from mpmd.config.described import described_world
 from mpmd.cost.device import HOST, Device
 from mpmd.errors import ConfigError
 from mpmd.estimate.estimate import estimate_costs
@@ -72,6 +73,8 @@ class Traced:
         known_names: names that were called for these or for other static arguments.
         stages: those that `stages=` of the configuration gave its losses; None without it.
         explicit: whether axes were explicit while it was traced: its values have shardings as types.
+        name: of the function.
+        again: in a dry run, traces it under another configuration.
     """
 
     jax_traced: Any
@@ -82,6 +85,8 @@ class Traced:
     known_names: frozenset[str] = frozenset()
     stages: TracedStages | None = None
     explicit: bool = False
+    name: str = "step"
+    again: Callable[[Config], Traced] | None = None
 
     @property
     def stages_text(self) -> str:
@@ -158,6 +163,11 @@ class Lowered:
     def program(self) -> Program:
         """The instruction streams, verified."""
         return self.partitioned.program
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return self.traced.name
 
     @property
     def stages(self) -> Selector | None:
@@ -248,6 +258,8 @@ class Lowered:
         """
         if runtime is not None and not isinstance(runtime, RuntimeOptions):
             raise ConfigError(f"runtime is {runtime!r}; it must be mpmd.RuntimeOptions, or None")
+        if (described := described_world()) is not None:
+            return described.take(self)
         topology = self.config.topology
         fragments = with_compiler_options(self.fragments, compiler_options, topology)
         with compiling(self.partitioned, topology) as exchange:

@@ -195,7 +195,7 @@ def trace(
     called = _called(traced.jaxpr, names)
     return Traced(
         traced, config, arguments.without_arrays(), leaf_paths, frozenset(called), _ever_called(fn, called),
-        stages, attempt.explicit,
+        stages, attempt.explicit, str(getattr(fn, "__name__", "step")),
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import jax
 
 from mpmd.compile.backends.targets import STAMPS
 from mpmd.errors import CompileError, ConfigError
+from mpmd.estimate.shared_cores import shared_intervals
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.channels.stamps import Stamps
 from mpmd.runtime.measure.run_costs import ProgramCosts
@@ -84,6 +85,7 @@ def predicted_timeline(
     costs: ProgramCosts | Mapping[str, float] | None,
     meshes: Sequence[str],
     scratch: Scratch | None = None,
+    cores: int | None = None,
 ) -> Timeline:
     """When everything would run if each mesh ran its stream in order.
 
@@ -93,12 +95,17 @@ def predicted_timeline(
             take 1 second, and messages nothing.
         meshes: the order in which to show them.
         scratch: bytes of temporaries of fragments.
+        cores: how many meshes compute at a time without slowing each other down; by default all.
 
     Raises:
         ConfigError: `costs` is something else.
     """
     costs = _known(costs)
     order = verify(program)
+    title = f"{program.name}, predicted"
+    if cores is not None:
+        shared = _Times(*shared_intervals(program, costs, cores))
+        return _timeline(program, shared, meshes, title, scratch or Scratch())
     sends = _sends(program)
     times = _Times()
     ready: dict[tuple[int, int], float] = {}
@@ -127,7 +134,7 @@ def predicted_timeline(
             times.runs[s, at] = (start, end)
         elif isinstance(op, Recv):
             posted[s, op.buffer] = s, at
-    return _timeline(program, times, meshes, f"{program.name}, predicted", scratch or Scratch())
+    return _timeline(program, times, meshes, title, scratch or Scratch())
 
 
 def _known(costs: Any) -> ProgramCosts:
