@@ -2,6 +2,7 @@
 
     mpmd-run -n 4 train.py --steps 100
     mpmd-run -n 2 --devices 2 -m package.train
+    mpmd-run --dry-run -n 64 --devices H100:8 train.py
 
 Every process runs the script; `mpmd.make_topology` then takes the devices of all.  Lines of output begin
 with the index of the process; longer ones than 64 KiB are divided.  If one fails, the others have some
@@ -36,6 +37,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mpmd import jax_distributed
+from mpmd.cost.device import Device, bytes_of
+from mpmd.errors import ConfigError
 from mpmd.tools.command_line import version_text
 from mpmd.tools.joined import HEARTBEAT_SECONDS
 from mpmd.tools.output import Printer, Reader, open_standard_files, wait_for_output
@@ -66,6 +69,10 @@ class LaunchOptions:
         at_least: how many processes the job may go on with, once these restarts are used up.
         pin: give each process cores of its own, if there are as many cores as processes.
         command: `[script, *arguments]` or `["-m", module, *arguments]`.
+        kind: of the devices: a name that the compiler describes, if nothing runs.
+        dry_run: nothing runs; the first step is forecast.
+        memory: bytes of a device; 0 for those of the description.
+        out: a folder for the forecast; "" for none.
     """
 
     processes: int
@@ -75,6 +82,10 @@ class LaunchOptions:
     at_least: int
     pin: bool
     command: tuple[str, ...]
+    kind: str = "host"
+    dry_run: bool = False
+    memory: int = 0
+    out: str = ""
 
 
 def parse(arguments: Sequence[str]) -> LaunchOptions:
@@ -84,7 +95,16 @@ def parse(arguments: Sequence[str]) -> LaunchOptions:
     )
     parser.add_argument("--version", action="version", version=version_text("mpmd-run"))
     parser.add_argument("-n", dest="processes", type=int, required=True, help="how many processes")
-    parser.add_argument("--devices", type=int, default=1, help="CPU devices of each process (default: 1)")
+    parser.add_argument(
+        "--devices",
+        default="1",
+        help="CPU devices of each process (default: 1); in a dry run also others, such as H100:8",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="run nothing: forecast the time and memory of the first step"
+    )
+    parser.add_argument("--memory", default="", help="of a device in a dry run, such as 72GiB")
+    parser.add_argument("--out", default="", help="a folder for the forecast of a dry run, with its pictures")
     parser.add_argument(
         "--grace",
         type=float,
@@ -108,9 +128,13 @@ def parse(arguments: Sequence[str]) -> LaunchOptions:
     parsed = parser.parse_args(list(arguments))
     if not parsed.command:
         parser.error("no script was given, such as: mpmd-run -n 2 train.py")
-    for name in ("processes", "devices"):
-        if getattr(parsed, name) < 1:
-            parser.error(f"{'-n' if name == 'processes' else '--devices'} must be at least 1")
+    kind, devices = _devices(parser, parsed.devices)
+    for name, count in (("-n", parsed.processes), ("--devices", devices)):
+        if count < 1:
+            parser.error(f"{name} must be at least 1")
+    for name, value in (("a kind of device", kind), ("--memory", parsed.memory), ("--out", parsed.out)):
+        if value and not parsed.dry_run:
+            parser.error(f"{name} is of a dry run only: add --dry-run")
     at_least = parsed.processes if parsed.min_processes is None else parsed.min_processes
     if not 1 <= at_least <= parsed.processes:
         parser.error(f"--min-processes is {at_least}; it must be from 1 to the {parsed.processes} of -n")
@@ -118,14 +142,29 @@ def parse(arguments: Sequence[str]) -> LaunchOptions:
         parser.error(f"there is no file {parsed.command[0]!r}")
     command = (*(["-m"] if parsed.module else []), *parsed.command)
     return LaunchOptions(
-        parsed.processes,
-        parsed.devices,
-        parsed.grace,
-        parsed.max_restarts,
-        at_least,
-        not parsed.no_pin,
-        command,
-    )
+        parsed.processes, devices, parsed.grace, parsed.max_restarts, at_least, not parsed.no_pin, command,
+        kind or "host", parsed.dry_run, _bytes(parser, parsed.memory), parsed.out,
+    )  # fmt: skip
+
+
+def _devices(parser: argparse.ArgumentParser, text: str) -> tuple[str, int]:
+    """`H100:8` as a kind and a number; the kind of `8` is ""."""
+    kind, _, count = text.rpartition(":")
+    if not count.isdecimal():
+        parser.error(
+            f"--devices is {text!r}; it must be a number, or in a dry run a kind and a number: H100:8"
+        )
+    try:
+        return (Device.parse(kind).name if kind else ""), int(count)
+    except ConfigError as error:
+        parser.error(f"--devices is {text!r}: {error}")
+
+
+def _bytes(parser: argparse.ArgumentParser, text: str) -> int:
+    try:
+        return (bytes_of(text, "--memory") or 0) if text else 0
+    except ConfigError as error:
+        parser.error(str(error))
 
 
 def threads(processes: int, cores: int) -> int:
@@ -294,8 +333,19 @@ def launch_once(
             children.end(signals, launch.grace if signals.received else _END_SECONDS)
 
 
+def _dry_run(launch: LaunchOptions) -> int:
+    """Runs the script in one process that stands for all."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    environment = {"NPROC": str(threads(launch.processes, cores)), **os.environ, "JAX_PLATFORMS": "cpu"}
+    world = (launch.processes, launch.devices, launch.kind, launch.memory, launch.out)
+    command = [sys.executable, "-u", "-m", "mpmd.tools.dry_run", *map(str, world), *launch.command]
+    return subprocess.call(command, env=environment)
+
+
 def main(arguments: Sequence[str]) -> int:
     launch = parse(arguments)
+    if launch.dry_run:
+        return _dry_run(launch)
     signals, printer = Signals(), Printer()
     run_id, starts, left = uuid.uuid4().hex, 0, launch.restarts
     while True:
