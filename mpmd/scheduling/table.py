@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 import re
@@ -116,6 +117,31 @@ Placement = tuple[int, ...]
 """One mesh index per stage."""
 
 
+Sources = tuple[tuple[int, ...], ...]
+"""For each stage the earlier ones whose values it reads; ``((), (), (0, 1))`` is two towers and what joins them."""
+
+
+def branching(sources: Sequence[Collection[int]]) -> Sources | None:
+    """The sources of stages with branches; None if each reads the one before, as in a chain."""
+    if all(stage - 1 in before for stage, before in enumerate(sources) if stage):
+        return None
+    return tuple(tuple(sorted(before)) for before in sources)
+
+
+def chain_sources(num_stages: int) -> Sources:
+    """Each stage reads the one before."""
+    return tuple((stage - 1,) if stage else () for stage in range(num_stages))
+
+
+def readers_of(sources: Sources) -> Sources:
+    """For each stage those that read its values."""
+    readers: list[list[int]] = [[] for _ in sources]
+    for stage, before in enumerate(sources):
+        for source in before:
+            readers[source].append(stage)
+    return tuple(map(tuple, readers))
+
+
 def contiguous(num_stages: int, num_meshes: int) -> Placement:
     """Neighbouring stages together, sizes as equal as they get: 5 stages on 2 meshes are ``0 0 0 1 1``."""
     _need_stages(num_stages, num_meshes)
@@ -210,6 +236,8 @@ class ScheduleTable:
         splits_backward: some backward is two tasks, ``I`` and ``W``.
         has_backward: False for evaluation and inference.
         mirror: the second copy of the stages, if there is one.
+        sources: of stages with branches; None for a chain.
+        frozen: the stages that have no backward, though others have one.
     """
 
     orders: tuple[tuple[Task, ...], ...]
@@ -217,6 +245,8 @@ class ScheduleTable:
     splits_backward: bool = False
     has_backward: bool = True
     mirror: Mirror | None = None
+    sources: Sources | None = None
+    frozen: frozenset[int] = frozenset()
 
     @property
     def num_stages(self) -> int:
@@ -250,26 +280,48 @@ class ScheduleTable:
         return frozenset((t.stage, t.microbatch) for t in self.tasks() if t.phase in (Phase.I, Phase.W))
 
     def backward_phases(self, stage: int, microbatch: int) -> tuple[Phase, ...]:
-        """``(B,)``, ``(I, W)``, or nothing in a table without backward."""
-        if not self.has_backward:
+        """``(B,)``, ``(I, W)``, or nothing without backward."""
+        if not self.has_backward or stage in self.frozen:
             return ()
         return (Phase.I, Phase.W) if (stage, microbatch) in self._split else (Phase.B,)
+
+    @functools.cached_property
+    def flow(self) -> Sources:
+        """The sources of all stages, those of a chain too."""
+        return chain_sources(self.num_stages) if self.sources is None else self.sources
+
+    @functools.cached_property
+    def readers(self) -> Sources:
+        """For each stage those that read its values."""
+        return readers_of(self.flow)
 
     def dependencies(self, task: Task) -> tuple[Task, ...]:
         """The tasks whose results a task needs.
 
-        ``F(s)`` needs ``F(s-1)``; ``B(s)`` and ``I(s)`` need ``F(s)`` and the ``B`` or ``I`` of ``s+1``;
-        ``W(s)`` needs ``I(s)``; all on the same microbatch.
+        ``F(s)`` needs the ``F`` of its sources, in a chain ``F(s-1)``; ``B(s)`` and ``I(s)`` need ``F(s)`` and
+        the ``B`` or ``I`` of its readers; ``W(s)`` needs ``I(s)``; all on the same microbatch.
         """
         stage, microbatch = task.stage, task.microbatch
         if task.phase is Phase.F:
-            return (Task(stage - 1, microbatch, Phase.F),) if stage else ()
+            return tuple(Task(source, microbatch, Phase.F) for source in self.flow[stage])
         if task.phase is Phase.W:
             return (Task(stage, microbatch, Phase.I),)
-        forward = Task(stage, microbatch, Phase.F)
-        if stage + 1 == self.num_stages:
-            return (forward,)
-        return (forward, Task(stage + 1, microbatch, self.backward_phases(stage + 1, microbatch)[0]))
+        needed = [Task(stage, microbatch, Phase.F)]
+        for reader in self.readers[stage]:
+            needed += (Task(reader, microbatch, p) for p in self.backward_phases(reader, microbatch)[:1])
+        return tuple(needed)
+
+    def without_backward(self, stages: Collection[int]) -> ScheduleTable:
+        """The same order without the backward of these stages, whose values need no gradient.
+
+        Requires: no source of such a stage keeps its backward.
+        """
+        frozen = self.frozen | set(stages)
+        orders = tuple(
+            tuple(task for task in order if task.phase is Phase.F or task.stage not in frozen)
+            for order in self.orders
+        )
+        return dataclasses.replace(self, orders=orders, frozen=frozen)
 
     def with_whole_backward(self, stages: Collection[int], late: Collection[int] = ()) -> ScheduleTable:
         """The same order with ``I`` and ``W`` of these stages joined at the position of ``I``.
@@ -292,7 +344,7 @@ class ScheduleTable:
             for order in self.orders
         )
         splits = any(t.phase is Phase.I for order in orders for t in order)
-        return ScheduleTable(orders, self.stage_to_mesh, splits, self.has_backward, self.mirror)
+        return dataclasses.replace(self, orders=orders, splits_backward=splits)
 
     def as_csv(self) -> str:
         """One line per mesh, tasks separated by commas: ``0F0,0F1,0B0,0B1``."""

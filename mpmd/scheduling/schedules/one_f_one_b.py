@@ -9,7 +9,7 @@ from typing import ClassVar
 from mpmd.errors import ScheduleError
 from mpmd.scheduling.definition import PipelineSchedule, PipelineShape, RoundRobinSchedule
 from mpmd.scheduling.patterns import best_order, zigzag
-from mpmd.scheduling.table import Phase, Task, Visit, pipeline_positions
+from mpmd.scheduling.table import Phase, Task, Visit, chain_sources, pipeline_positions, readers_of
 from mpmd.scheduling.workload import expand, unit_workload
 
 
@@ -17,7 +17,8 @@ from mpmd.scheduling.workload import expand, unit_workload
 class OneFOneB(PipelineSchedule):
     """Warm up with as many forwards as meshes follow, then alternate backward and forward.
 
-    Idle per mesh ``(p-1)(F+B)`` as GPipe, but position ``r`` of ``p`` holds at most ``p-r`` microbatches.
+    Where stages branch, as many follow as on the longest way to the end: towers warm up, and go back, side
+    by side.  Idle per mesh ``(p-1)(F+B)`` as GPipe, but position ``r`` of ``p`` holds at most ``p-r`` microbatches.
 
     Source: Narayanan et al., PipeDream-Flush, 2021; Fan et al., DAPPLE, 2021.
     """
@@ -30,10 +31,20 @@ class OneFOneB(PipelineSchedule):
         """Forwards first: as many as meshes follow, times the factor."""
         way = pipeline_positions(shape.placement, self.name)
         orders: list[list[Task]] = [[] for _ in range(shape.num_meshes)]
-        for position, visit in enumerate(way):
-            warm_up = self.warm_up_factor * (len(way) - 1 - position)
-            orders[visit.mesh] = alternate(visit, warm_up, shape.num_microbatches)
+        for visit, following in zip(way, _meshes_following(way, shape), strict=True):
+            orders[visit.mesh] = alternate(visit, self.warm_up_factor * following, shape.num_microbatches)
         return orders
+
+
+def _meshes_following(way: Sequence[Visit], shape: PipelineShape) -> list[int]:
+    """For each visit the meshes after it, on the longest way to the end."""
+    readers = readers_of(shape.sources or chain_sources(shape.num_stages))
+    at = {stage: position for position, visit in enumerate(way) for stage in visit.stages}
+    following = [0] * len(way)
+    for position in reversed(range(len(way))):
+        after = {at[reader] for stage in way[position].stages for reader in readers[stage]}
+        following[position] = max((1 + following[a] for a in after if a != position), default=0)
+    return following
 
 
 def alternate(visit: Visit, warm_up: int, num_microbatches: int) -> list[Task]:
