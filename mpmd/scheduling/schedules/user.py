@@ -146,7 +146,7 @@ class FixedSchedule(PipelineSchedule):
                 f"schedule {self.name!r} puts stages on other meshes than the program\n"
                 f"  schedule: {list(fixed.stage_to_mesh)}\n  program:  {list(stage_to_mesh)}"
             )
-        return dataclasses.replace(fixed, sources=sources)
+        return fixed if sources is None else dataclasses.replace(fixed, sources=sources)
 
 
 def from_table(
