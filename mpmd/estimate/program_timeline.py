@@ -355,9 +355,7 @@ def _memory(
             samples.append((start, tuple(held)))
             held[-1], clock = 0, end
             samples.append((end, tuple(held)))
-            forwards += (op.phase == "F" and op.stage in trained) - (
-                op.phase in ("B", "W") and forwards > 0
-            )
+            forwards += (op.phase == "F" and op.stage in trained) - (op.phase in ("B", "W") and forwards > 0)
             most = max(most, forwards)
             continue
         clock = max(clock, times.messages.get((s, at), (0.0, 0.0))[0]) if isinstance(op, Recv) else clock

@@ -406,7 +406,7 @@ def _in_pipeline_order(
 def _branches(
     main: ir.Func, fragments: Sequence[TaskFragment], staged: Sequence[TaskFragment], stages: Sequence[int]
 ) -> Sources | None:
-    """For each stage those that its forward reads; None for a chain, and where numbers are not in their order.
+    """For each stage those that its forward reads; None for a chain, and for numbers in another order.
 
     A value that goes through unnamed work is read by the stages after it.
     """

@@ -118,7 +118,7 @@ Placement = tuple[int, ...]
 
 
 Sources = tuple[tuple[int, ...], ...]
-"""For each stage the earlier ones whose values it reads; ``((), (), (0, 1))`` is two towers and what joins them."""
+"""For each stage the earlier ones that it reads: ``((), (), (0, 1))`` is two towers and what joins them."""
 
 
 def branching(sources: Sequence[Collection[int]]) -> Sources | None:
@@ -298,8 +298,8 @@ class ScheduleTable:
     def dependencies(self, task: Task) -> tuple[Task, ...]:
         """The tasks whose results a task needs.
 
-        ``F(s)`` needs the ``F`` of its sources, in a chain ``F(s-1)``; ``B(s)`` and ``I(s)`` need ``F(s)`` and
-        the ``B`` or ``I`` of its readers; ``W(s)`` needs ``I(s)``; all on the same microbatch.
+        ``F(s)`` needs the ``F`` of its sources, in a chain ``F(s-1)``; ``B(s)`` and ``I(s)`` need ``F(s)``
+        and the ``B`` or ``I`` of its readers; ``W(s)`` needs ``I(s)``; all on the same microbatch.
         """
         stage, microbatch = task.stage, task.microbatch
         if task.phase is Phase.F:

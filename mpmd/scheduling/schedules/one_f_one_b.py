@@ -18,7 +18,8 @@ class OneFOneB(PipelineSchedule):
     """Warm up with as many forwards as meshes follow, then alternate backward and forward.
 
     Where stages branch, as many follow as on the longest way to the end: towers warm up, and go back, side
-    by side.  Idle per mesh ``(p-1)(F+B)`` as GPipe, but position ``r`` of ``p`` holds at most ``p-r`` microbatches.
+    by side.  Idle per mesh ``(p-1)(F+B)`` as GPipe, but position ``r`` of ``p`` holds at most ``p-r``
+    microbatches.
 
     Source: Narayanan et al., PipeDream-Flush, 2021; Fan et al., DAPPLE, 2021.
     """

@@ -11,7 +11,17 @@ from typing import Any
 
 from mpmd.errors import ScheduleError, collect
 from mpmd.scheduling.definition import PipelineSchedule, PipelineShape, checked_placement
-from mpmd.scheduling.table import Mirror, Phase, Placement, ScheduleTable, Sources, Task, contiguous, folded, looped
+from mpmd.scheduling.table import (
+    Mirror,
+    Phase,
+    Placement,
+    ScheduleTable,
+    Sources,
+    Task,
+    contiguous,
+    folded,
+    looped,
+)
 from mpmd.scheduling.validate import validate
 
 _PLACEMENTS: dict[str, Callable[[int, int], Placement]] = {
