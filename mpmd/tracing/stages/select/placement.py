@@ -40,8 +40,9 @@ def place(flat: FlatFunction, parameters: Sequence[int], stage_of: Mapping[int, 
             fixed.add(id(item))
     movable = [item for item in flat.items if id(item) not in fixed and not item.stays_out]
     follow_inputs(flat)
+    embedded = _embedded(flat, parameters)
     for stage in range(count - 1):
-        _move_division(flat, stage, {id(item) for item in movable})
+        _move_division(flat, stage, {id(item) for item in movable}, embedded)
     follow_inputs(flat)
     _compute_where_read(flat, movable)
     terms = _terms(flat, parameters)
@@ -118,10 +119,22 @@ def follow_inputs(flat: FlatFunction) -> None:
             stage_of.update(dict.fromkeys(item.outputs, item.stage))
 
 
-def _move_division(flat: FlatFunction, stage: int, movable: set[int]) -> None:
+def _embedded(flat: FlatFunction, parameters: Sequence[int]) -> set[int]:
+    """The values without a stage that are computed from parameters and data, such as embeddings."""
+    constant, mixed = set(parameters), set[int]()
+    for item in flat.items:
+        if item.reads and constant.issuperset(item.reads):
+            constant.update(item.outputs)
+        elif item.stage is None and any(v in constant or v in mixed for v in item.reads):
+            mixed.update(item.outputs)
+    return mixed
+
+
+def _move_division(flat: FlatFunction, stage: int, movable: set[int], embedded: set[int]) -> None:
     """Moves the last items of a stage, which read none of its parameters, if fewer bytes cross then.
 
     They go to the first stage that reads this one: the end of a tower is not moved to another tower.
+    `embedded` values, which have no stage, cross if they are read on both sides.
     """
     staged = [item for item in flat.items if item.stage is not None]
     own = [item for item in staged if item.stage == stage]
@@ -136,15 +149,18 @@ def _move_division(flat: FlatFunction, stage: int, movable: set[int]) -> None:
         return
 
     def crossing(begin: int) -> int:
-        """Bytes of this stage's values that later ones read, if its items from `begin` are of that stage."""
+        """Bytes that later stages read of this and earlier ones, if items from `begin` are of that stage."""
         moved = set(map(id, own[begin:]))
+        before = [item for item in until if id(item) not in moved]
+        made = {v for item in before for v in item.outputs}
+        read = embedded.intersection(v for item in before for v in item.reads)
         return sum(
             size(flat.avals[v])
-            for item in own[:begin]
-            for v in item.outputs
+            for v in made | read
             if v in results or any(id(r) in moved or (r.stage or 0) > stage for r in readers[v])
         )
 
+    until = [item for item in staged if (item.stage or 0) <= stage]
     best = min(range(first, len(own) + 1), key=lambda begin: (crossing(begin), begin))
     for item in own[best:]:
         item.stage = following
@@ -155,11 +171,11 @@ def _compute_where_read(flat: FlatFunction, movable: Sequence[Item]) -> None:
 
     Such as the mask or the transpose of an encoder's values, that each decoder layer computes for itself.
     """
-    readers, results = flat.readers(), set(numbers(flat.outputs))
+    readers = flat.readers()
     for item in reversed(movable):
         after = {reader.stage for v in item.outputs for reader in readers[v]}
         stage = next(iter(after)) if len(after) == 1 else None
-        if stage is None or item.stage is None or stage <= item.stage or not results.isdisjoint(item.outputs):
+        if stage is None or item.stage is None or stage <= item.stage:
             continue
         if all(any(r.stage == stage and r is not item for r in readers[v]) for v in item.reads):
             item.stage = stage
