@@ -119,8 +119,8 @@ def encoder_decoder() -> tuple[Any, Any, Any]:
 def further_tokens(heads: int = 2) -> tuple[Any, Any, Any]:
     """A language model with modules that each predict one token further, as DeepSeek-V3's.
 
-    Each module joins the hidden values before it with the embedding of the next token.  They share the model's
-    embedding, which the first stage reads too, and its head.
+    Each module joins the hidden values before it with the embedding of the next token.  They share
+    the model's embedding, which the first stage reads too, and its head.
     """
     params = {
         "words": _matrix(0, VOCAB),
