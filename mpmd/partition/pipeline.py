@@ -314,6 +314,12 @@ def optimize_pipeline(o: PipelineOptions, orders: TaskOrders | None = None) -> l
             "one program for both where they are adjacent",
             when=o.merge_forward_with_backward,
         ),
+        _step(
+            "mpmd-combine-tasks",
+            "in the final order, in which a forward and its own backward are one already",
+            when=bool(orders.pairs) and not o.schedule_rules,
+            orders=orders,
+        ),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from mpmd import ir
 from mpmd.config.config import Config
@@ -175,7 +175,15 @@ def task_orders(module: ir.Module, config: Config) -> TaskOrders:
             chosen = _for_several_visits(schedule, main)
         for mesh, tasks in _round_orders(main, of_round, microbatches, chosen, first_copies).items():
             orders.setdefault(mesh, []).extend(tasks)
-    return TaskOrders(tuple((mesh, tuple(tasks)) for mesh, tasks in orders.items()))
+    pairs = [pair for tasks in orders.values() for pair in _pairs(tasks)] if schedule.combines else []
+    return TaskOrders(tuple((mesh, tuple(tasks)) for mesh, tasks in orders.items()), tuple(pairs))
+
+
+def _pairs(tasks: Sequence[Task]) -> Iterator[tuple[Task, Task]]:
+    """Neighbours that a schedule combines: a forward, and the backward of another microbatch of its stage."""
+    for a, b in itertools.pairwise(tasks):
+        if a.phase is Phase.F and b.phase is Phase.B and a.stage == b.stage and a.microbatch != b.microbatch:
+            yield a, b
 
 
 def _check_phases(schedule: PipelineSchedule, fragments: Sequence[TaskFragment]) -> None:

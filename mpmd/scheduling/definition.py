@@ -50,6 +50,8 @@ class PipelineSchedule(ABC):
     name = ""
     splits_backward = False
     has_backward = True
+    combines = False
+    """Whether a forward, and the backward after it of another microbatch of its stage, are one program."""
 
     def placement(self, num_stages: int, num_meshes: int) -> Placement:
         """The mesh of each stage if the user does not choose."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import itertools
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -67,13 +68,18 @@ class Task:
 
 @dataclass(frozen=True)
 class TaskOrders:
-    """Mesh → its tasks in order.  Text: `m1:0F0,0F1,0B0,0B1;m2:1F0,1B0,1F1,1B1`.
+    """Mesh → its tasks in order.  Text: `m1:0F0,0F1,0B0,0B1;m2:1F0,1B0+1F1,1B1`.
+
+    Attributes:
+        of_mesh: the tasks of each mesh.
+        pairs: neighbours that run as one program, with a `+` between in text.
 
     Raises:
-        ScheduleError: a task occurs twice, or a mesh has two orders.
+        ScheduleError: a task occurs twice, a mesh has two orders, or a pair is not of neighbours.
     """
 
     of_mesh: tuple[tuple[str, tuple[Task, ...]], ...] = ()
+    pairs: tuple[tuple[Task, Task], ...] = ()
 
     def __post_init__(self) -> None:
         seen: dict[Task, str] = {}
@@ -89,6 +95,14 @@ class TaskOrders:
         for mesh, orders in meshes.items():
             if orders > 1:
                 raise ScheduleError(f"mesh {mesh!r} has two orders\n  join them: '{mesh}:0F0,1F0'")
+        neighbours = {pair for _, tasks in self.of_mesh for pair in itertools.pairwise(tasks)}
+        paired = [task for pair in self.pairs for task in pair]
+        for first, second in self.pairs:
+            if (first, second) not in neighbours or paired.count(first) + paired.count(second) > 2:
+                raise ScheduleError(
+                    f"tasks {first} and {second} cannot be one program\n"
+                    "  they must be neighbours on a mesh, in that order, and in no other pair"
+                )
 
     @staticmethod
     def parse(text: str) -> TaskOrders:
@@ -97,7 +111,7 @@ class TaskOrders:
         Raises:
             ScheduleError: a part of the text is not the order of a mesh, or has a task twice.
         """
-        of_mesh = []
+        of_mesh, pairs = [], list[tuple[Task, Task]]()
         for part in filter(None, (p.strip() for p in text.split(";"))):
             mesh, colon, tasks = part.rpartition(":")
             if not colon or not mesh:
@@ -105,12 +119,18 @@ class TaskOrders:
                     f"{part!r} is not an order of a mesh: expected MESH:TASK,TASK\n"
                     "  for example m1:0F0,0B0;m2:1F0,1B0"
                 )
-            names = [t for t in tasks.split(",") if t.strip()]
-            of_mesh.append((mesh.strip(), tuple(map(Task.parse, names))))
-        return TaskOrders(tuple(of_mesh))
+            groups = [tuple(map(Task.parse, t.split("+"))) for t in tasks.split(",") if t.strip()]
+            of_mesh.append((mesh.strip(), tuple(task for group in groups for task in group)))
+            pairs += (pair for group in groups for pair in itertools.pairwise(group))
+        return TaskOrders(tuple(of_mesh), tuple(pairs))
 
     def __str__(self) -> str:
-        return ";".join(f"{mesh}:{','.join(map(str, tasks))}" for mesh, tasks in self.of_mesh)
+        second = {b for _, b in self.pairs}
+        texts = []
+        for mesh, tasks in self.of_mesh:
+            order = "".join(f"{'+' if task in second else ','}{task}" for task in tasks)
+            texts.append(f"{mesh}:{order[1:]}")
+        return ";".join(texts)
 
 
 Placement = tuple[int, ...]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from mpmd.errors import ScheduleError
 from mpmd.scheduling.definition import PipelineSchedule, PipelineShape, RoundRobinSchedule
@@ -25,15 +24,17 @@ class OneFOneB(PipelineSchedule):
     """
 
     name = "1f1b"
-    warm_up_factor: ClassVar[int] = 1
-    """How many forwards run first for each mesh that follows."""
+
+    def warm_up(self, following: int) -> int:
+        """How many forwards run first on a mesh, by the meshes that follow it."""
+        return following
 
     def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
-        """Forwards first: as many as meshes follow, times the factor."""
+        """Forwards first: as many as meshes follow, or as the schedule makes of that."""
         way = pipeline_positions(shape.placement, self.name)
         orders: list[list[Task]] = [[] for _ in range(shape.num_meshes)]
         for visit, following in zip(way, _meshes_following(way, shape), strict=True):
-            orders[visit.mesh] = alternate(visit, self.warm_up_factor * following, shape.num_microbatches)
+            orders[visit.mesh] = alternate(visit, self.warm_up(following), shape.num_microbatches)
         return orders
 
 
@@ -70,7 +71,30 @@ class EagerOneFOneB(OneFOneB):
     """
 
     name = "eager_1f1b"
-    warm_up_factor = 2
+
+    def warm_up(self, following: int) -> int:
+        """Twice as many."""
+        return 2 * following
+
+
+@dataclass(frozen=True)
+class CombinedOneFOneB(OneFOneB):
+    """1F1B in which a forward and a backward of different microbatches are one program.
+
+    A compiler can run the communication of one, such as the all-to-all of experts, beside the computation of
+    the other.  Two programs must lie between those of a microbatch on neighbouring meshes, or each mesh would
+    wait for the other in turns: the warm-up is twice that of 1F1B and one more, and position ``r`` of ``p``
+    holds ``min(m, 2(p-r))`` microbatches.
+
+    Source: the combined 1F1B of Megatron-LM; DeepSeek, DualPipe, 2025.
+    """
+
+    name = "combined_1f1b"
+    combines = True
+
+    def warm_up(self, following: int) -> int:
+        """Twice as many, and one: no backward follows the forward of its own microbatch."""
+        return 2 * following + 1
 
 
 @dataclass(frozen=True)
