@@ -25,11 +25,11 @@ class CombineTasks(FunctionPass):
 
         g = m1["f"] cc=1 (b) { x = add b b; ret x }       g, h = m1["f", "f"(1)] (b, f) {
         h = m1["f"(1)] cc=0 (f) { y = neg f; ret y }  ->     x = add b b; y = neg f; ret x, y
-                                                          }
+                                                          } cc=0
 
     A compiler then has both in one program, and can run the collectives of one, such as the all-to-all of a
     mixture of experts, beside the computation of the other.  The results of either are there when both are
-    done, and it begins when the operands of both are.
+    done, and it begins when the operands of both are.  It is of the microbatch of the backward.
 
     Requires: neither of a pair needs the other, directly or through other meshes, each of which runs its
         fragments in their order and its pairs as one.  A pair that does stays two, with a warning.
@@ -104,6 +104,9 @@ def _cycle(f: ir.Func, pairs: Sequence[Pair]) -> set[ir.Op]:
 
 
 def _merged(first: ir.Fragment, second: ir.Fragment) -> ir.Fragment:
-    """One fragment in the place of the first; ops may be out of order afterwards."""
+    """One fragment in the place of the first, of the microbatch of the second; ops may be out of order then."""
+    microbatch = second.call_counter
     ir.move_after(second, first)
-    return merge(first, second)
+    merged = merge(first, second)
+    merged.call_counter = microbatch
+    return merged
