@@ -378,13 +378,13 @@ def export_pipeline(o: PipelineOptions, orders: TaskOrders | None = None) -> lis
 
     Args:
         o: the options.
-        orders: the tasks of each mesh, of which pairs are combined; by default those of `o.task_orders`.
+        orders: whose pairs are combined; by default `o.task_orders`.
     """
     orders = TaskOrders.parse(o.task_orders) if orders is None else orders
     return _flattened(
         _step(
             "mpmd-combine-tasks",
-            "until here each microbatch shows how its rows are split, and what is reduced once",
+            "until here each microbatch shows how its rows are split, and which sums are taken once",
             when=bool(orders.pairs) and not o.schedule_rules,
             orders=orders,
         ),

@@ -307,7 +307,7 @@ class ScheduleTable:
 
     @functools.cached_property
     def flow(self) -> Sources:
-        """The sources of all stages, those of a chain too."""
+        """The sources of all stages, in a chain too."""
         return chain_sources(self.num_stages) if self.sources is None else self.sources
 
     @functools.cached_property

@@ -31,10 +31,10 @@ class CombineTasks(FunctionPass):
     mixture of experts, beside the computation of the other.  The results of either are there when both are
     done, and it begins when the operands of both are.  It is of the microbatch of the backward.
 
-    Requires: neither of a pair needs the other, directly or through other meshes, each of which runs its
+    Requires: neither of a pair needs the other, directly or through other meshes, while every mesh runs its
         fragments in their order and its pairs as one.  A pair that does stays two, with a warning.
     Ensures: the order of each mesh; no mesh waits for itself.  Cost: linear for each pair left apart.
-    Source: ours; the idea is that of Megatron-LM's combined 1F1B and of DeepSeek's DualPipe.
+    Source: ours; the idea is from Megatron-LM's combined 1F1B and DeepSeek's DualPipe.
 
     Attributes:
         orders: for each mesh its tasks in order, those run together with a `+` between.
@@ -71,7 +71,7 @@ Groups = dict[str, list[tuple[ir.Fragment, ...]]]
 
 
 def _groups(f: ir.Func, pairs: Sequence[Pair]) -> Groups:
-    """The named fragments of each mesh in order; those of a pair together, in the place of the first."""
+    """The named fragments of each mesh in order; a pair is together, in the place of its first."""
     first = dict(pairs)
     second = {b for _, b in pairs}
     groups: Groups = {}
@@ -104,7 +104,7 @@ def _cycle(f: ir.Func, pairs: Sequence[Pair]) -> set[ir.Op]:
 
 
 def _merged(first: ir.Fragment, second: ir.Fragment) -> ir.Fragment:
-    """One fragment in the place of the first, of the microbatch of the second; ops may be out of order then."""
+    """One fragment in the place of the first, with the second's microbatch; ops may be out of order."""
     microbatch = second.call_counter
     ir.move_after(second, first)
     merged = merge(first, second)

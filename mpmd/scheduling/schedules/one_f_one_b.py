@@ -82,9 +82,9 @@ class CombinedOneFOneB(OneFOneB):
     """1F1B in which a forward and a backward of different microbatches are one program.
 
     A compiler can run the communication of one, such as the all-to-all of experts, beside the computation of
-    the other.  Two programs must lie between those of a microbatch on neighbouring meshes, or each mesh would
-    wait for the other in turns: the warm-up is twice that of 1F1B and one more, and position ``r`` of ``p``
-    holds ``min(m, 2(p-r))`` microbatches.
+    the other.  A message between neighbouring meshes has the time of a program, or the meshes would wait for
+    each other in turns: the warm-up is twice as long as in 1F1B, and one more.  Idle per mesh as 1F1B;
+    position ``r`` of ``p`` holds ``min(m, 2(p-r))`` microbatches.
 
     Source: the combined 1F1B of Megatron-LM; DeepSeek, DualPipe, 2025.
     """
