@@ -59,8 +59,9 @@ def overlap(one, other):
     return max(one[0], other[0]) < min(one[1], other[1])
 
 
+@pytest.mark.fast_cases("patterns-encoder_decoder", "patterns-further_tokens")  # below are the others
 @pytest.mark.parametrize("name", PATTERNS)
-@pytest.mark.parametrize("stages", ["patterns", pytest.param("auto", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stages", ["patterns", "auto"])
 def test_it_computes_what_jax_does(name, stages):
     model = getattr(branches, name)()
     chosen = PATTERNS[name] if stages == "patterns" else stages

@@ -311,9 +311,9 @@ def _fused(items: Sequence[Item], first: Sequence[int]) -> frozenset[int]:
         for v in dict.fromkeys(item.reads):
             readers.setdefault(v, []).append(item)
     fused = set()
-    for at, (before, _) in enumerate(itertools.pairwise(items)):
+    for at, (before, following) in enumerate(itertools.pairwise(items)):
         read = [readers[v] for v in before.outputs if v in readers]
-        if read and all(len(of) == 1 and _is_elementwise(of[0]) for of in read):
+        if read and all(of == [following] for of in read) and _is_elementwise(following):
             fused.add(first[at + 1])
     return frozenset(fused)
 
