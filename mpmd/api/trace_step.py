@@ -233,7 +233,7 @@ def _noting(fn: Callable[..., Any], stages: TracedStages) -> Callable[..., Any]:
 
     @functools.wraps(fn)
     def noting(*args: Any, **kwargs: Any) -> Any:
-        stages.of_step((args, kwargs))
+        stages.of_step((list(args), kwargs))
         return fn(*args, **kwargs)
 
     return noting

@@ -175,7 +175,7 @@ def preference(frozen, policy, chosen, rejected, *, together):
 @pytest.mark.parametrize("together", [True, False], ids=["together", "apart"])
 @pytest.mark.parametrize("kind", SELECTORS)
 def test_a_reference_runs_in_the_stages_of_the_policy(kind, together):
-    """Both answers in one batch, whose halves have as many rows as a stage has layers, or one after the other."""
+    """Both answers in one batch, whose halves have as many rows as a stage has layers, or apart."""
     policy = model(kind, 1)
     state = {"learns": policy, "opt": tx.init(policy), "frozen": model(kind, 30)}
     loss = functools.partial(preference, together=together)

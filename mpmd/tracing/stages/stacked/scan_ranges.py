@@ -172,8 +172,8 @@ def _stages_of_iterations(
 ) -> dict[Item, list[int]]:
     """The stage of each iteration: layers of several scans follow one another.
 
-    Not so beside a scan, neither before nor after it: the same layers on other data are in the same stages, and
-    a model that the function closes over, such as a teacher, is divided by itself.
+    Not so beside a scan, neither before nor after it: the same layers on other data are in the same stages,
+    and a model that the function closes over, such as a teacher, is divided by itself.
     """
     trained = [scan for scan, stacks in scans.items() if not flat.constants.keys() >= stacks]
     apart = {scan for scan in scans if scan not in trained and _is_beside(flat, scan, trained)}

@@ -330,7 +330,7 @@ _ROWS = "mpmd_rows_of_stage"
 
 
 def rows_of(array: Any, begin: int, end: int) -> Any:
-    """The rows of a stack that a stage reads; `is_of_rows` knows the slice, also when it is differentiated."""
+    """The rows of a stack that a stage reads; `is_of_rows` knows the slice, differentiated or not."""
     with jax.named_scope(_ROWS):
         return jax.lax.slice_in_dim(array, begin, end)
 
