@@ -234,7 +234,8 @@ def accumulate_gradients(
     `accumulate_gradients(f, M)(params, *batch, **more)` splits every array of the arguments that are not
     differentiated, keywords included, into `M` microbatches, adds up loss and gradients in the order of the
     microbatches, and divides by `M`.  Under `mpmd.jit` each gradient is accumulated on the mesh that
-    computes it.
+    computes it.  Of what flax overwrites with its gradient, the collection `_overwrite_with_gradient` of fp8,
+    it returns the maximum: the history that one microbatch of all rows would have.
 
     Args:
         loss_fn: `loss_fn(params, *microbatch, **more) -> f32[]`, or `(f32[], aux)` with `has_aux`.
@@ -279,15 +280,36 @@ def accumulate_gradients(
         def body(carry: Any, microbatch: Sequence[Any]) -> tuple[Any, Any]:
             value, grads = of_microbatch(microbatch)
             loss, aux = value if has_aux else (value, None)
-            return jax.tree.map(jnp.add, carry, (loss, grads)), aux
+            return _accumulated(carry, (loss, grads)), aux
 
         pieces = _split(batches, num_microbatches, axis, strided)
         shapes = jax.eval_shape(of_microbatch, jax.tree.map(_one, pieces))
         (loss, grads), aux = jax.lax.scan(one_microbatch(body), _zeros(shapes, has_aux), pieces)
-        loss, grads = jax.tree.map(lambda total: total / num_microbatches, (loss, grads))
+        loss, grads = _means((loss, grads), num_microbatches)
         return ((loss, aux), grads) if has_aux else (loss, grads)
 
     return loss_and_grads
+
+
+_OVERWRITE = "_overwrite_with_gradient"
+"""The collection of flax whose gradients are new values: scales and histories of maxima of fp8."""
+
+
+def _is_overwritten(path: Sequence[Any]) -> bool:
+    return any(getattr(entry, "key", None) == _OVERWRITE for entry in path)
+
+
+def _accumulated(carry: Any, terms: Any) -> Any:
+    """Sums; maxima of what gradients overwrite."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, a, b: jnp.maximum(a, b) if _is_overwritten(path) else jnp.add(a, b), carry, terms
+    )
+
+
+def _means(totals: Any, num_microbatches: int) -> Any:
+    return jax.tree_util.tree_map_with_path(
+        lambda path, total: total if _is_overwritten(path) else total / num_microbatches, totals
+    )
 
 
 def _positions(argnums: Any) -> tuple[int, ...]:

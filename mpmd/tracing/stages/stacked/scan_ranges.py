@@ -257,7 +257,9 @@ def divide_by_stages(
         replace_scan(flat, scan, ranges)
         for v in sorted(of_scan):
             divided[v] = sorted((begin, end, stage) for stage, begin, end in ranges)
-    return Division(frozenset(divided), _lengths(divided, paths), *divide_terms(flat, terms, divided))
+    found = Division(frozenset(divided), _lengths(divided, paths), *divide_terms(flat, terms, divided))
+    flat.replace({})  # drops what computed whole stacks
+    return found
 
 
 def _stack_values(
@@ -351,15 +353,28 @@ def replace_scan(flat: FlatFunction, scan: Item, ranges: Sequence[tuple[int, int
     rows, stacked = scan.inputs[constants + carried :], scan.outputs[carried:]
     replaced: list[Item] = []
     parts: list[tuple[int, list[int]]] = []
+    casts = {v: item for item in flat.items for v in item.outputs if _makes_extended(item)}
     for number, (stage, begin, end) in enumerate(ranges):
         slices = []
         for row in rows:
-            aval = flat.avals[row] if isinstance(row, int) else row.aval
+            cast = casts.get(row) if isinstance(row, int) else None
+            source = row if cast is None else cast.inputs[0]
+            aval = flat.avals[source] if isinstance(source, int) else source.aval
             slices.append(_with_rows(flat, aval, end - begin))
-            compute = _slicing(begin, end)
             replaced.append(
-                Item(compute, [row], slices[-1:], scan.equation, stays_out=True, rows=(begin, end))
+                Item(
+                    _slicing(begin, end),
+                    [source],
+                    slices[-1:],
+                    scan.equation,
+                    stays_out=True,
+                    rows=(begin, end),
+                )
             )
+            if cast is not None:
+                own_rows, made = slices[-1], _with_rows(flat, cast.equation.outvars[0].aval, end - begin)
+                replaced.append(Item(cast.compute, [own_rows], [made], cast.equation, stage=stage))
+                slices[-1] = made
         last = number == len(ranges) - 1
         states = (
             # The last range defines the values that the scan did, so that its readers stay as they are.
@@ -383,6 +398,11 @@ def replace_scan(flat: FlatFunction, scan: Item, ranges: Sequence[tuple[int, int
         replaced.append(Item(compute, of_ranges, [v], scan.equation, stays_out=not readers[v]))
     at = flat.items.index(scan)
     flat.items[at : at + 1] = replaced
+
+
+def _makes_extended(item: Item) -> bool:
+    """Whether an item makes an extended dtype, such as flax's fm32: JAX differentiates no slices of it."""
+    return item.equation.primitive.name == "to_edtype"
 
 
 def _with_rows(flat: FlatFunction, aval: Any, rows: int) -> int:
