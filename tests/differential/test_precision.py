@@ -101,14 +101,14 @@ BY_LAYER = mpmd.by_parameters(r"layers/(\d+)")
 
 @pytest.mark.slow
 def test_a_dynamic_loss_scale_skips_a_step_on_all_meshes():
-    """The scale overflows once: no parameter of any mesh changes, and the scale is halved."""
+    """One batch is not finite: no parameter of any mesh changes, and the scale is halved."""
     tx = optax.adam(1e-2, eps=1e-3)
 
     def step(state, x):
         params, opt, scale = state
-        scaled = mpmd.accumulate_gradients(lambda p, x: 8 * deep(p, x) * scale, MICROBATCHES)
+        scaled = mpmd.accumulate_gradients(lambda p, x: deep(p, x) * scale, MICROBATCHES)
         loss, grads = scaled(params, x)
-        grads = jax.tree.map(lambda g: g / scale / 8, grads)
+        grads = jax.tree.map(lambda g: g / scale, grads)
         finite = jnp.all(jnp.array([jnp.isfinite(g).all() for g in jax.tree.leaves(grads)]))
         updates, new_opt = tx.update(grads, opt, params)
         new = optax.apply_updates(params, updates), new_opt
@@ -116,18 +116,17 @@ def test_a_dynamic_loss_scale_skips_a_step_on_all_meshes():
         return (*kept, jnp.where(finite, scale * 2, scale / 2)), loss / scale
 
     params = params_of()
-    state = expected = params, tx.init(params), jnp.float32(2.0**127)
+    state = expected = params, tx.init(params), jnp.float32(2.0**10)
     topology = mpmd.make_topology({"m0": 1, "m1": 1})
     pipelined = mpmd.jit(step, mpmd.make_config(topology, stages=BY_LAYER, schedule="1f1b"))
     scales = [float(state[2])]
-    for _ in range(6):
-        (state, _), (expected, _) = pipelined(state, X), jax.jit(step)(expected, X)
+    for x in (X, X * np.float32(np.inf), X):
+        (state, _), (expected, _) = pipelined(state, x), jax.jit(step)(expected, x)
         scales.append(float(state[2]))
         got, want = mpmd.fetch(state), expected
         assert got[2] == want[2] and (int(got[1][0].count) == int(want[1][0].count))
     assert relative_difference(mpmd.fetch(state[:2]), expected[:2]) < 1e-5
-    changes = {after / before for before, after in zip(scales, scales[1:])}
-    assert changes == {0.5, 2.0} and 0 < int(mpmd.fetch(state)[1][0].count) < 6
+    assert scales == [2.0**10, 2.0**11, 2.0**10, 2.0**11] and int(mpmd.fetch(state)[1][0].count) == 2
 
 
 @pytest.mark.slow
