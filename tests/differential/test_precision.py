@@ -22,18 +22,18 @@ STAGES = {"separate": mpmd.by_parameters(r"layers_(\d+)"), "stacked": mpmd.split
 X = normal(0, 8, WIDTH)
 
 
-class Layer(nn.Module):
+class QuantisedLayer(nn.Module):
     @nn.compact
     def __call__(self, x, _):
         return x + jnp.tanh(nn.Dense(WIDTH, dot_general_cls=fp8_ops.Fp8DirectDotGeneralOp)(x)), None
 
 
-class Net(nn.Module):
+class QuantisedNet(nn.Module):
     kind: str
 
     @nn.compact
     def __call__(self, x):
-        layer = nn.remat(Layer, prevent_cse=False)
+        layer = nn.remat(QuantisedLayer, prevent_cse=False)
         if self.kind == "separate":
             for i in range(LAYERS):
                 x, _ = layer(name=f"layers_{i}")(x, None)
@@ -50,7 +50,7 @@ def loss_of(kind, extended):
                 lambda a: jax.lax.convert_element_type(a, fp8_ops.fm32), variables[OVERWRITTEN]
             )
             variables = {**variables, OVERWRITTEN: meta}
-        return (Net(kind).apply(variables, x) ** 2).mean()
+        return (QuantisedNet(kind).apply(variables, x) ** 2).mean()
 
     return loss
 
@@ -66,14 +66,14 @@ def run(step, stages, *args):
 @pytest.mark.parametrize("extended", [False, True], ids=["f32", "fm32"])
 @pytest.mark.parametrize("kind", STAGES)
 def test_fp8_layers_rematerialised_in_stages(kind, extended):
-    variables = Net(kind).init(jax.random.key(0), X)
+    variables = QuantisedNet(kind).init(jax.random.key(0), X)
     step = mpmd.accumulate_gradients(loss_of(kind, extended), MICROBATCHES)
     assert relative_difference(run(step, STAGES[kind], variables, X), jax.jit(step)(variables, X)) < 1e-5
 
 
 def test_histories_of_fp8_are_maxima_over_microbatches():
     """Of inputs and kernels as if one microbatch had all rows; a cotangent is of a mean of fewer rows."""
-    variables = Net("stacked").init(jax.random.key(0), X)
+    variables = QuantisedNet("stacked").init(jax.random.key(0), X)
     loss = loss_of("stacked", extended=False)
     _, pieces = jax.jit(mpmd.accumulate_gradients(loss, MICROBATCHES))(variables, X)
     whole = jax.jit(jax.grad(loss))(variables, X)

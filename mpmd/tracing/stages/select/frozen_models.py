@@ -14,7 +14,7 @@ def models_apart(flat: FlatFunction, paths: Mapping[int, str], selector: Selecto
     """The models whose layers are divided by themselves, with the paths of their parameters.
 
     A model is what paths have before a pattern, such as `teacher/` of `teacher/layers/3/w`.  One whose
-    parameters meet values of the loss's own, as frozen weights meet adapters, is no model apart.
+    parameters meet values of the loss's own, as frozen weights meet adapters, is not a model apart.
 
     Args:
         flat: its items have no stages.

@@ -342,7 +342,7 @@ def joined_rows(*parts: Any) -> Any:
 
 
 def is_of_rows(equation: Any) -> bool:
-    """Whether an operation takes or joins rows of stages: others may have the same sizes by chance."""
+    """Whether an operation takes or joins rows of stages; others may have the same sizes."""
     return _ROWS in scope_of(equation)
 
 
