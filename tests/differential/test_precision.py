@@ -9,6 +9,7 @@ import optax
 import pytest
 from flax import linen as nn
 from flax.linen import fp8_ops
+from jax.ad_checkpoint import checkpoint_name
 
 import mpmd
 from examples.workloads.models import normal
@@ -153,3 +154,28 @@ def test_stochastic_rounding_is_that_of_jit_bit_for_bit():
     got, want = jax.device_get(pipelined(*args)[0]), jax.jit(step)(*args)[0]
     for ours, theirs in zip(got["layers"], want["layers"], strict=True):
         np.testing.assert_array_equal(np.asarray(ours).view(np.uint16), np.asarray(theirs).view(np.uint16))
+
+
+@pytest.mark.slow
+def test_a_policy_that_offloads_computes_the_same_and_says_that_nothing_moves():
+    policy = jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=["hidden"],
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+
+    def loss(params, x):
+        def layer(w, x):
+            return checkpoint_name(jnp.tanh(x @ w), "hidden") @ w
+
+        for w in params["layers"]:
+            x = jax.checkpoint(layer, policy=policy)(w, x)
+        return (x**2).mean()
+
+    step = mpmd.accumulate_gradients(loss, MICROBATCHES)
+    topology = mpmd.make_topology({"m0": 1, "m1": 1})
+    pipelined = mpmd.jit(step, mpmd.make_config(topology, stages=BY_LAYER, schedule="1f1b"))
+    with pytest.warns(UserWarning, match=r"jax.checkpoint offloads are not moved to host memory: f32\[2,8\]"):
+        got = pipelined(params_of(), X)
+    assert relative_difference(mpmd.fetch(got), jax.jit(step)(params_of(), X)) < 1e-5

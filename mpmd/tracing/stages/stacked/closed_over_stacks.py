@@ -1,7 +1,7 @@
 """Stacks that a divided scan reads and a loss closes over, such as frozen weights beside their adapters.
 
-No path of the loss's first argument leads to them.  The slices of their rows, one for each stage, are followed
-back to the arguments of the step.
+No path of the loss's first argument leads to them.  The slices of their rows, one for each stage, are
+followed back to the arguments of the step.
 """
 
 from __future__ import annotations
