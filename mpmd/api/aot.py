@@ -101,7 +101,7 @@ class Traced:
         return [
             *of_stages,
             f"values that jax.checkpoint offloads are not moved to host memory: {kinds}"
-            "\n  forward and backward of a stage are two programs: what passes between them is in device memory"
+            "\n  forward and backward of a stage are two programs: what passes between is in device memory"
             "\n  save fewer values, or use a schedule that holds fewer microbatches, such as 1f1b",
         ]
 
