@@ -266,7 +266,9 @@ def accumulate_gradients(
     `accumulate_gradients(f, M)(params, *batch, **more)` splits every array of the arguments that are not
     differentiated, keywords included, into `M` microbatches, adds up loss and gradients in the order of the
     microbatches, and divides by `M`, or by the sum of their weights with `weighted`.  Under `mpmd.jit` each
-    gradient is accumulated on the mesh that computes it.
+    gradient is accumulated on the mesh that computes it.  Of what flax overwrites with its gradient, the
+    collection `_overwrite_with_gradient` of fp8, it returns the maximum: the history that one microbatch of
+    all rows would have.
 
     Args:
         loss_fn: `loss_fn(params, *microbatch, **more) -> f32[]`, or `(f32[], aux)` with `has_aux`.
@@ -334,16 +336,33 @@ def _summed(of_microbatch: Callable[[Any], Any], shapes: Any, pieces: Any) -> tu
 
     def body(carry: Any, microbatch: Any) -> tuple[Any, Any]:
         (loss, (weight, aux)), grads = of_microbatch(microbatch)
-        return jax.tree.map(jnp.add, carry, (loss, weight, grads)), aux
+        return _accumulated(carry, (loss, weight, grads)), aux
 
     (loss, (weight, _)), grads = shapes
     zeros = jax.tree.map(_zeros_of, (loss, weight, grads))
     return jax.lax.scan(one_microbatch(body), zeros, pieces)
 
 
+_OVERWRITE = "_overwrite_with_gradient"
+"""The collection of flax whose gradients are new values: scales and histories of maxima of fp8."""
+
+
+def _is_overwritten(path: Sequence[Any]) -> bool:
+    return any(getattr(entry, "key", None) == _OVERWRITE for entry in path)
+
+
+def _accumulated(carry: Any, terms: Any) -> Any:
+    """Sums; maxima of what gradients overwrite."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, a, b: jnp.maximum(a, b) if _is_overwritten(path) else jnp.add(a, b), carry, terms
+    )
+
+
 def _divided(totals: T, by: Any) -> T:
-    """Totals divided by a number or a scalar, in their own dtypes."""
-    return jax.tree.map(lambda total: (total / by).astype(total.dtype), totals)
+    """Totals divided by a number or a scalar, in their own dtypes; not what gradients overwrite."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, total: total if _is_overwritten(path) else (total / by).astype(total.dtype), totals
+    )
 
 
 def _warn_of_own_divisor(loss_fn: Callable[..., Any], jaxpr: Any, pieces: Any) -> None:
