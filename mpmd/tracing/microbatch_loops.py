@@ -266,9 +266,8 @@ def accumulate_gradients(
     `accumulate_gradients(f, M)(params, *batch, **more)` splits every array of the arguments that are not
     differentiated, keywords included, into `M` microbatches, adds up loss and gradients in the order of the
     microbatches, and divides by `M`, or by the sum of their weights with `weighted`.  Under `mpmd.jit` each
-    gradient is accumulated on the mesh that computes it.  Of what flax overwrites with its gradient, the
-    collection `_overwrite_with_gradient` of fp8, it returns the maximum: the history that one microbatch of
-    all rows would have.
+    gradient is accumulated on the mesh that computes it.  In flax's collection `_overwrite_with_gradient`, of
+    fp8, it returns maxima, as one microbatch of all rows would.
 
     Args:
         loss_fn: `loss_fn(params, *microbatch, **more) -> f32[]`, or `(f32[], aux)` with `has_aux`.
@@ -281,8 +280,7 @@ def accumulate_gradients(
             `k`-th piece of a batch lies on one part of the devices.
         weighted: `loss_fn` returns `(total, weight)` instead of a loss, such as a sum over tokens and how
             many tokens count.  Totals and their gradients are added up, and divided once by the sum of all
-            weights: `total / weight` of the whole batch, however unequal the microbatches are.  A weight is
-            a constant for the gradient.
+            weights, as for the whole batch.  A weight is a constant for the gradient.
 
     Returns:
         A function that returns `(loss, grads)`, or `((loss, aux), grads)` where every leaf of `aux` has a
