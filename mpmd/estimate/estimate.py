@@ -19,7 +19,7 @@ from mpmd.cost.device import HOST, Device, device_of
 from mpmd.errors import CompileError
 from mpmd.estimate.program_timeline import predicted_timeline
 from mpmd.runtime.measure.run_costs import ProgramCosts
-from mpmd.runtime.program.streams import Program, Run, Send
+from mpmd.runtime.program.streams import Copy, Program, Run, Send, between_memories
 
 
 def predicted_seconds(program: Program, module: ir.Module, meshes: Mapping[str, Any]) -> float:
@@ -72,6 +72,8 @@ def estimate_costs(
                 target = program.channels[op.channel].types[op.sequence]
                 kinds = stream.buffers[op.buffer].type, target
                 transfers[kinds] = device.message_seconds(target.bytes / meshes[target.mesh].size)
+            elif isinstance(op, Copy) and (between := between_memories(op, stream)):
+                transfers[between] = device.host_copy_seconds(between[1].bytes / devices)
     return ProgramCosts(seconds, transfers)
 
 
