@@ -354,8 +354,8 @@ def _waits(
 ) -> Iterator[tuple[float, float, str, str]]:
     """The waits of a run that begins at `start` on a mesh that is free since `free`, one after the other.
 
-    They are: until the value of its last message is produced, for the message, for what is copied back from
-    host memory until `back`, and for the host.  Each has begin, end, description, and for a message under way
+    They are: until the value of its last message is produced, for the message, until `back` for copies from
+    host memory, and for the host.  Each has begin, end, description, and for a message under way
     the mesh that it comes from.  `arrivals` are the receives of the run's inputs, each with its send.
     """
     clock = free

@@ -19,7 +19,7 @@ _SIBLINGS = "merge/merge-user-fragments-into-scheduling-units-siblings-0"
 _RESHARDS = "propagation/extract-reshards-from-inter-mesh-transfers-0"
 _LAYOUTS = "export/mark-input-output-with-layouts-0"
 _OFFLOADED = "export/mark-offloaded-input-output-0"
-_RESIDUALS = "export/offload-residuals"
+_RESIDUALS = "export/offload-residuals-0"
 
 _IMPORTED = (
     _import(
@@ -415,21 +415,21 @@ _MARKED = (
         "Nothing is computed on the host, perhaps from the value.",
         " or mentions(module, COMPUTE_TYPE)",
         "",
-        f"{_RESIDUALS}-3",
+        _RESIDUALS,
     ),
     _export(
         "offload.py:OffloadResiduals.rewrite_function",
         "Something runs while the value is on the host.",
         "> place[fragment] + 2",
         "> place[fragment]",
-        f"{_RESIDUALS}-1",
+        _RESIDUALS,
     ),
     _export(
         "offload.py:_all_read_it",
         "Only fragments of the mesh read the value.",
         "all(isinstance(user, ir.Fragment) and user.mesh == mesh for user in users)",
         "True",
-        f"{_RESIDUALS}-2",
+        _RESIDUALS,
     ),
     _export(
         "moved_ops.py:_thread_returned_tokens",

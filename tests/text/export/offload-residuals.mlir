@@ -51,7 +51,7 @@ func.func public @main(%a: !m1) -> (!m1, !m1) attributes {topology = #topology} 
 // CHECK-LABEL: func.func public @soon
 // CHECK-NOT:   mpmd.transfer
 // CHECK-NOT:   annotate_device_placement
-// CHECK:       return
+// CHECK:       return {{.*}} : !mpmd.mesh_tensor
 func.func public @soon(%a: !m1) -> !m1 attributes {topology = #topology} {
   %f = mpmd.fragment<mesh="m1", origin=["f"]> (%a) (%p: tensor<4xf32>) {
     %0 = stablehlo.custom_call @annotate_device_placement(%p) {has_side_effect = true, mhlo.frontend_attributes = {_xla_buffer_placement = "pinned_host"}} : (tensor<4xf32>) -> tensor<4xf32>
