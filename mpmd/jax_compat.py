@@ -495,8 +495,8 @@ def back_from_host(jaxpr: Any) -> list[str]:
     """The types of values that a jaxpr, or one within it, copies back from host memory: offloaded before."""
     found: list[str] = []
     for equation in jaxpr.eqns:
-        kinds = [str(v.aval.str_short(short_dtypes=True)) for v in equation.invars if hasattr(v, "aval")]
         if equation.primitive.name == "device_put":
+            kinds = [str(v.aval.str_short(short_dtypes=True)) for v in equation.invars if hasattr(v, "aval")]
             found += [kind.replace("<host>", "") for kind in kinds if "<host>" in kind]
         for inner in inner_jaxprs(equation):
             found += back_from_host(inner)

@@ -83,7 +83,7 @@ def test_messages_on_their_way_are_bounded():
 
 
 def test_host_memory_does_not_count():
-    """A residual of 32 bytes waits there while others are computed: 32 of the argument, of one and of the next."""
+    """A residual of 32 bytes waits there; held on the device are the argument, a value and the next."""
     b = GraphBuilder()
     x = b.input("m0")
     (residual,) = b.call("f", "m0", [x])
