@@ -19,6 +19,7 @@ from mpmd.compile.backends.targets import DESCRIBED
 from mpmd.compile.compiler import alike
 from mpmd.config.described import DescribedWorld
 from mpmd.cost.device import Device
+from mpmd.estimate.estimate import host_copy_seconds
 from mpmd.estimate.fragment_forecast import CollectiveForecast, FragmentForecast, forecast_fragment
 from mpmd.estimate.program_timeline import Scratch, predicted_timeline
 from mpmd.planning.forecast_page import forecast_page
@@ -216,12 +217,15 @@ def _ordered_pairs(lowered: Lowered) -> int:
 
 
 def _message_seconds(lowered: Lowered, device: Device) -> dict[Any, float]:
-    """Seconds of each kind of message: each device sends its part, to a device of another process or not."""
+    """Seconds of each kind of message, and of copy to or from the host.
+
+    Each device sends its part, to a device of another process or not.
+    """
     topology, program = lowered.config.topology, lowered.program
     of: dict[str, set[int]] = {
         name: {d.process_index for d in mesh.devices.flat} for name, mesh in topology.items()
     }
-    seconds = {}
+    seconds = host_copy_seconds(program, topology, device)
     for channel in messages(program):
         for message in channel:
             stream = program.streams[message.send[0]]
