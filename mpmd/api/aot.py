@@ -194,7 +194,8 @@ class Lowered:
         kinds = ", ".join(f"{kind} ({count} times)" for kind, count in offloaded.items())
         return [
             f"values that jax.checkpoint offloads stay in device memory: {kinds}"
-            "\n  they are moved where at least two tasks of the mesh run between a forward and its backward"
+            "\n  they are moved where at least two tasks of the mesh run between a forward and its backward, "
+            "in steps that compute nothing on the host"
             "\n  use more stages or microbatches, or a policy that offloads nothing",
         ]
 

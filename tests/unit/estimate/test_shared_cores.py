@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 
@@ -11,6 +12,7 @@ from mpmd.estimate.program_timeline import predicted_timeline
 from mpmd.runtime.measure.run_costs import ProgramCosts
 from mpmd.runtime.program.linearize import linearize
 from mpmd.runtime.program.streams import Run
+from mpmd.scheduling.chrome_trace import chrome_trace
 from mpmd.scheduling.render_html import render_html
 
 STAGES, MICROBATCHES = 4, 6
@@ -42,6 +44,11 @@ def test_copies_to_and_from_the_host_are_drawn_and_waited_for(cores):
     ]
     assert timeline.makespan_s == 8.0
     assert [span.note for span in timeline.idle("m0")] == ["0B0 waits for a copy from host memory"]
+    drawn = json.loads(chrome_trace(timeline))["traceEvents"]
+    assert {"to m0#pinned_host", "from m0#pinned_host"} <= {
+        e["args"].get("name") for e in drawn if "args" in e
+    }
+    assert not any("bind_id" in event for event in drawn)
     page = render_html(timeline)
     assert "to m0#pinned_host" in page and "from m0#pinned_host" in page
 
