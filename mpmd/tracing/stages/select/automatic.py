@@ -13,6 +13,7 @@ from mpmd.errors import ConfigError
 from mpmd.tracing.stages.items import Checkpoint, FlatFunction, Item
 from mpmd.tracing.stages.select.chains import UnitChain, chain_of
 from mpmd.tracing.stages.select.division import (
+    MAX_IMBALANCE,
     Meshes,
     Segments,
     StageDivision,
@@ -26,9 +27,6 @@ from mpmd.tracing.stages.stacked.scan_ranges import Division, divide_by_stages, 
 
 _WHOLE_STAGE = -1
 """Number of the checkpoint around all items of a stage."""
-
-_MAX_IMBALANCE = 1.5
-"""Work of a mesh, in units of the mean of all meshes, beyond which the user is warned."""
 
 
 FunctionKey: TypeAlias = tuple[str, int]
@@ -217,13 +215,13 @@ class DivisionChoice:
         )
 
     def imbalance(self) -> list[str]:
-        """A warning if a mesh has over `_MAX_IMBALANCE` times the mean work, with the operation behind it."""
+        """A warning if a mesh has over `MAX_IMBALANCE` times the mean work, with the operation behind it."""
         work = dict.fromkeys(self.selector.over, 0.0)
         for mesh, seconds in zip(self.selector.over, self.division.seconds, strict=True):
             work[mesh] += seconds
         mesh, most = max(work.items(), key=lambda entry: entry[1])
         total = sum(work.values())
-        if most * len(work) <= _MAX_IMBALANCE * total:
+        if most * len(work) <= MAX_IMBALANCE * total:
             return []
         unit, seconds = max(enumerate(self.units.chain.seconds), key=lambda entry: entry[1])
         item = self.units.items[bisect.bisect_right(self.units.first, unit) - 1]
@@ -285,10 +283,10 @@ class DivisionChoice:
         at = bisect.bisect_right(self.units.first, unit) - 1
         item = self.units.items[at]
         if item in self.units.scans:
-            row = unit - self.units.first[at]
-            stacks = sorted(paths[v] for v in self.units.scans[item])
+            row = self.units.iteration(at, unit)
+            over = f" over {min(paths[v] for v in stacks)}" if (stacks := self.units.scans[item]) else ""
             if row:
-                return f"before iteration {row} of {item.where} over {stacks[0]}"
+                return f"before iteration {row} of {item.where}{over}"
         text = f"before {item.where}"
         following = [
             (readers[k], -size(flat.avals[v]), paths[v])
@@ -303,9 +301,8 @@ def _assign(
 ) -> Division:
     """Sets the stages of the items of a chain, and divides scans that are in several."""
     divided: dict[Item, list[int]] = {}
-    for item, first in zip(units.items, units.first, strict=True):
-        length = item.equation.params["length"] if item in units.scans else 1
-        stages = [bisect.bisect_right(division.starts, unit) for unit in range(first, first + length)]
+    for at, item in enumerate(units.items):
+        stages = units.stages_of(at, division.starts)
         if stages[0] == stages[-1]:
             item.stage = stages[0]
         else:

@@ -34,7 +34,8 @@ class UnitChain:
         chain: costs and bytes.
         items: so that each is after what it reads, and branches follow one another.
         first: the first unit of each item.
-        scans: the scans of which each iteration is a unit → their stacked parameters.
+        scans: the scans that may be divided → their stacked parameters, of which each iteration has a row; none of
+            a loop whose iterations share their parameters.
         parameter_units: for each parameter the units that read it; rows of a stack are one each.
         batch: for each input that is data its bytes, and the units that read it.
         edges: the values that go from unit to unit.
@@ -47,6 +48,20 @@ class UnitChain:
     parameter_units: Mapping[int, tuple[int, ...]]
     batch: tuple[tuple[int, tuple[int, ...]], ...] = ()
     edges: tuple[Edge, ...] = ()
+
+    def iteration(self, at: int, unit: int) -> int:
+        """The iteration of an item at which a unit begins."""
+        item, begin = self.items[at], self.first[at]
+        units = _units(item, self.scans)
+        return -(-(unit - begin) * int(item.equation.params["length"]) // units) if units > 1 else 0
+
+    def stages_of(self, at: int, starts: Sequence[int]) -> list[int]:
+        """The stage of each iteration of an item, or that of the item."""
+        item, begin = self.items[at], self.first[at]
+        if item not in self.scans:
+            return [bisect.bisect_right(starts, begin)]
+        units, length = _units(item, self.scans), int(item.equation.params["length"])
+        return [bisect.bisect_right(starts, begin + k * units // length) for k in range(length)]
 
     def sent(self, starts: Sequence[int]) -> dict[tuple[int, int], int]:
         """(stage, stage that reads it) → bytes, for stages that begin at 0 and at `starts`."""
@@ -100,6 +115,7 @@ def chain_of(
     """
     items, constant = _trunk(flat, set(parameters))
     scans = _divisible_scans(flat, parameters, set(map(id, items)))
+    scans |= _loops(items, scans)
     items = _by_branches(flat, items, scans)
     counts = [_units(item, scans) for item in items]
     first = _first_units(items, scans)
@@ -131,7 +147,10 @@ def chain_of(
             gradient_s = gradient_seconds(nbytes, device) if v in useful else 0.0
             owned.append((nbytes, gradient_s, readers_of_part))
     crossing = _crossing(flat, items, first, scans)
-    chain = Chain(seconds, crossing, residuals, owned, _fused(items, first), forward)
+    within = frozenset(
+        unit for item, stacks in scans.items() if not stacks for unit in _units_of(item, items, first)[1:]
+    )
+    chain = Chain(seconds, crossing, residuals, owned, _fused(items, first), forward, within)
     read = tuple((size(flat.avals[v]), readers) for v, readers in batch.items() if readers)
     return UnitChain(chain, tuple(items), first[:-1], scans, units, read, _edges(flat, items, first, scans))
 
@@ -140,8 +159,26 @@ _FEWER = 0.9
 """Bytes that cross in another order of the items, over all places, in units of the order of the program."""
 
 
+_LOOP_UNITS = 64
+"""Units of a loop whose iterations share their parameters, at most: such as of one over time."""
+
+
 def _units(item: Item, scans: Mapping[Item, frozenset[int]]) -> int:
-    return int(item.equation.params["length"]) if item in scans else 1
+    if item not in scans:
+        return 1
+    length = int(item.equation.params["length"])
+    return length if scans[item] else min(length, _LOOP_UNITS)
+
+
+def _loops(items: Sequence[Item], scans: Mapping[Item, frozenset[int]]) -> dict[Item, frozenset[int]]:
+    """The loops of the chain over no stack: every iteration reads the same parameters."""
+    return {
+        item: frozenset()
+        for item in items
+        if item.equation.primitive.name == "scan"
+        and item not in scans
+        and item.equation.params["length"] > 1
+    }
 
 
 def _first_units(items: Sequence[Item], scans: Mapping[Item, frozenset[int]]) -> tuple[int, ...]:

@@ -303,6 +303,8 @@ def replace_scan(flat: FlatFunction, scan: Item, ranges: Sequence[tuple[int, int
     # results are sorted by row before they are concatenated.
     carry = list(scan.inputs[constants : constants + carried])
     rows, stacked = scan.inputs[constants + carried :], scan.outputs[carried:]
+    # Slices of what a stage computes are of this stage, so that only the rows of a range are sent.
+    computed = {v for item in flat.items if not item.stays_out for v in item.outputs}
     replaced: list[Item] = []
     parts: list[tuple[int, list[int]]] = []
     for number, (stage, begin, end) in enumerate(ranges):
@@ -311,8 +313,10 @@ def replace_scan(flat: FlatFunction, scan: Item, ranges: Sequence[tuple[int, int
             aval = flat.avals[row] if isinstance(row, int) else row.aval
             slices.append(_with_rows(flat, aval, end - begin))
             compute = _slicing(begin, end)
+            is_stack = row not in computed
+            own_rows = (begin, end) if is_stack else None
             replaced.append(
-                Item(compute, [row], slices[-1:], scan.equation, stays_out=True, rows=(begin, end))
+                Item(compute, [row], slices[-1:], scan.equation, stays_out=is_stack, rows=own_rows)
             )
         last = number == len(ranges) - 1
         states = (
