@@ -23,6 +23,7 @@ from mpmd.tracing.stages.select.division import (
 from mpmd.tracing.stages.select.placement import place, size
 from mpmd.tracing.stages.select.selectors import Selector
 from mpmd.tracing.stages.select.stage_report import bytes_text, describe_stages, seconds_text
+from mpmd.tracing.stages.stacked.row_views import unroll
 from mpmd.tracing.stages.stacked.scan_ranges import Division, divide_by_stages, scans_over
 
 _WHOLE_STAGE = -1
@@ -154,9 +155,7 @@ def choose_by_cost(
     Raises:
         ConfigError: there are fewer places than stages, or nothing fits the memory.
     """
-    key = name, len(flat.items)
-    measured = dict(selector.measured).get(key, ())
-    choice = DivisionChoice(chain_of(flat, list(paths), selector.device, measured), selector, key)
+    choice = _choice(flat, list(paths), selector, (name, len(flat.items)))
     units = choice.units
     choice.parameters = {path: size(flat.avals[v]) for v, path in paths.items()}
     text = choice.explain(flat, paths)
@@ -167,6 +166,25 @@ def choose_by_cost(
             if item.stage is not None:
                 item.checkpoints = (Checkpoint(_WHOLE_STAGE, None, True), *item.checkpoints)
     return choice, division, f"{describe_stages(flat, paths, selector, name)}\n{text}"
+
+
+def _choice(
+    flat: FlatFunction, parameters: Sequence[int], selector: AutomaticSelector, key: FunctionKey
+) -> DivisionChoice:
+    """The division of a function; loops that hold loops are unrolled if its stages are not balanced otherwise."""
+    measured = dict(selector.measured).get(key, ())
+    while True:
+        units = chain_of(flat, parameters, selector.device, measured)
+        loops = units.nested_loops()
+        is_last = not loops or selector.starts
+        if measured:  # they are of units: of the loops that were unrolled then
+            is_last = is_last or measured[-1][0] == len(units.chain)
+        if is_last or (not measured and len(units.chain) >= len(selector.over)):
+            choice = DivisionChoice(units, selector, key)
+            if is_last or not choice.imbalance():
+                return choice
+        for loop in loops:
+            unroll(flat, loop)
 
 
 class DivisionChoice:
@@ -300,13 +318,17 @@ def _assign(
     flat: FlatFunction, units: UnitChain, division: StageDivision, paths: Mapping[int, str]
 ) -> Division:
     """Sets the stages of the items of a chain, and divides scans that are in several."""
-    divided: dict[Item, list[int]] = {}
-    for at, item in enumerate(units.items):
-        stages = units.stages_of(at, division.starts)
-        if stages[0] == stages[-1]:
-            item.stage = stages[0]
-        else:
-            divided[item] = stages
-    scans = {scan: units.scans[scan] for scan in divided}
+    stages = {item: units.stages_of(at, division.starts) for at, item in enumerate(units.items)}
+    divided = {item: None for item, own in stages.items() if own[0] != own[-1]}
+    while True:  # a stack is divided for all scans that read rows of it
+        stacks = set[int]().union(*(units.scans[scan] for scan in divided))
+        more = [scan for scan, of in units.scans.items() if scan not in divided and of & stacks]
+        if not more:
+            break
+        divided.update(dict.fromkeys(more))
+    for item, own in stages.items():
+        if item not in divided:
+            item.stage = own[0]
+    scans = {scan: units.scans[scan] for scan in units.items if scan in divided}
     scans_over(flat, set[int]().union(*scans.values()), set(paths))  # marks items that the parts compute
-    return divide_by_stages(flat, paths, scans, divided)
+    return divide_by_stages(flat, paths, scans, stages)

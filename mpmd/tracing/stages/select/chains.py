@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import bisect
+import collections
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from mpmd.cost.device import Device
 from mpmd.jax_compat import scan_counts
@@ -18,6 +19,7 @@ from mpmd.tracing.stages.select.division import (
     work_factor,
 )
 from mpmd.tracing.stages.select.placement import size
+from mpmd.tracing.stages.stacked.row_views import nested_loops
 from mpmd.tracing.stages.stacked.scan_ranges import scans_over
 
 _PARAMETERS, _DATA = 1, 2
@@ -48,6 +50,15 @@ class UnitChain:
     parameter_units: Mapping[int, tuple[int, ...]]
     batch: tuple[tuple[int, tuple[int, ...]], ...] = ()
     edges: tuple[Edge, ...] = ()
+
+    def nested_loops(self) -> list[Item]:
+        """The loops that hold loops, and have much of the work."""
+        work = dict(zip(self.items, self._work(), strict=True))
+        return [loop for loop in nested_loops(self.items) if work[loop] > _MUCH * sum(self.chain.seconds)]
+
+    def _work(self) -> Iterator[float]:
+        for begin, end in itertools.pairwise((*self.first, len(self.chain))):
+            yield sum(self.chain.seconds[begin:end])
 
     def iteration(self, at: int, unit: int) -> int:
         """The iteration of an item at which a unit begins."""
@@ -159,6 +170,9 @@ _FEWER = 0.9
 """Bytes that cross in another order of the items, over all places, in units of the order of the program."""
 
 
+_MUCH = 0.1
+"""Work of a loop that is worth unrolling, in units of all work."""
+
 _LOOP_UNITS = 64
 """Units of a loop whose iterations share their parameters, at most: such as of one over time."""
 
@@ -248,19 +262,22 @@ def _trunk(flat: FlatFunction, parameters: set[int]) -> tuple[list[Item], set[in
 def _divisible_scans(
     flat: FlatFunction, parameters: Sequence[int], chain: set[int]
 ) -> dict[Item, frozenset[int]]:
-    """The scans over stacked parameters that no other scan reads; a division of one says where rows are."""
+    """The scans over stacked parameters, each row of which one scan reads: its division says where they are."""
     out = {id(item) for item in flat.items if item.stays_out}
     divisible = {
         scan: stacks
         for scan, stacks in scans_over(flat, set(parameters), set(parameters)).items()
-        if id(scan) in chain and scan.equation.params["length"] > 1
+        if id(scan) in chain
     }
     for item in flat.items:
         item.stays_out = id(item) in out
+    rows: collections.Counter[int] = collections.Counter()
+    for scan, stacks in divisible.items():
+        rows.update(dict.fromkeys(stacks, scan.equation.params["length"]))
     return {
         scan: frozenset(stacks)
         for scan, stacks in divisible.items()
-        if not any(other is not scan and stacks & of for other, of in divisible.items())
+        if all(rows[v] <= flat.avals[v].shape[0] for v in stacks)
     }
 
 

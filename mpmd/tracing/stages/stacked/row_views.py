@@ -1,0 +1,131 @@
+"""Which rows of a stack a value has that the loss reshaped, sliced or cast, and loops of loops over such values.
+
+    blocks = stack.reshape(2, 4, d, d)       rows 0:8 of the stack, four in each row of its own
+    block = blocks[1]                        rows 4:8, one in each
+    block.astype(bfloat16)                   the same rows, cast
+
+A scan over such a value runs over rows of the stack, so that the stack is divided and not the value.  A scan
+whose body scans becomes its iterations, one after the other: then the loops inside of it may be divided.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import jaxpr_as_fun
+
+from mpmd.jax_compat import inner_jaxprs, rebind, scan_counts, struct_of
+from mpmd.tracing.stages.items import FlatFunction, Item
+from mpmd.tracing.stages.stacked.part_rules import ELEMENTWISE
+
+
+@dataclasses.dataclass(frozen=True)
+class RowView:
+    """A value that has rows of a stack, in their order.
+
+    Attributes:
+        stack: the parameter.
+        begin: its first row.
+        each: how many rows of the stack are one row of the value.
+        shape: of the value.
+        casts: elementwise operations on the rows, one after the other.
+    """
+
+    stack: int
+    begin: int
+    each: int
+    shape: tuple[int, ...]
+    casts: tuple[Item, ...] = ()
+
+    def rows(self, begin: int, end: int) -> tuple[int, int]:
+        """The rows of the stack in a range of rows of the value."""
+        return self.begin + begin * self.each, self.begin + end * self.each
+
+    def of_rows(self, rows: Any) -> Any:
+        """Rows of the value, of the rows of the stack that they have."""
+        for item in self.casts:
+            operands = [rows if isinstance(operand, int) else operand.val for operand in item.inputs]
+            (rows,) = rebind(item.equation, operands)
+        return jnp.reshape(rows, (-1, *self.shape[1:]))
+
+
+def row_views(flat: FlatFunction, stacks: Collection[int]) -> dict[int, RowView]:
+    """The values that have whole rows of stacks, next to each other: by number, the stacks among them."""
+    views = {v: RowView(v, 0, 1, tuple(flat.avals[v].shape)) for v in stacks if flat.avals[v].shape}
+    for item in flat.items:
+        if len(item.outputs) == 1 and len(item.reads) == 1 and item.reads[0] in views:
+            view = views[item.reads[0]]
+            rank = len(flat.avals[view.stack].shape) - 1
+            found = _viewed(view, item, rank)
+            if found is not None:
+                views[item.outputs[0]] = found
+    return views
+
+
+def _viewed(view: RowView, item: Item, rank: int) -> RowView | None:
+    """What an operation on rows, which have that rank in the stack, makes of them."""
+    name, params, shape = item.equation.primitive.name, item.equation.params, view.shape
+    new = tuple(item.equation.outvars[0].aval.shape)
+    if name in ELEMENTWISE and new == shape:
+        return dataclasses.replace(view, casts=(*view.casts, item))
+    if len(new) <= rank or new[len(new) - rank :] != shape[len(shape) - rank :]:
+        return None
+    leading, total = new[: len(new) - rank], view.each * shape[0]
+    if name in ("reshape", "squeeze") and params.get("dimensions") in (None, (0,)):
+        if math.prod(leading) == total and total:
+            return dataclasses.replace(view, each=total // leading[0], shape=new)
+    if name == "slice" and new[1:] == shape[1:] and set(params["strides"] or (1,)) == {1}:
+        begin = view.begin + params["start_indices"][0] * view.each
+        return dataclasses.replace(view, begin=begin, shape=new)
+    return None
+
+
+def nested_loops(items: Collection[Item]) -> list[Item]:
+    """The scans whose body scans, of few iterations."""
+    return [
+        item
+        for item in items
+        if item.equation.primitive.name == "scan"
+        and 0 < item.equation.params["length"] <= _MAX_UNROLLED
+        and _scans(item.equation.params["jaxpr"].jaxpr)
+    ]
+
+
+_MAX_UNROLLED = 32
+"""Iterations of a loop that become operations, at most: all of them are traced and compiled."""
+
+
+def _scans(jaxpr: Any) -> bool:
+    return any(
+        equation.primitive.name == "scan" or any(map(_scans, inner_jaxprs(equation)))
+        for equation in jaxpr.eqns
+    )
+
+
+def unroll(flat: FlatFunction, loop: Item) -> None:
+    """Replaces a scan by the operations of its iterations, in the order in which they run."""
+    params = loop.equation.params
+    constants, carried = scan_counts(params)
+    body = jaxpr_as_fun(params["jaxpr"])
+
+    def iterations(*values: Any) -> list[Any]:
+        given, carry = values[:constants], list(values[constants : constants + carried])
+        results: dict[int, list[Any]] = {}
+        order = range(params["length"])
+        for i in reversed(order) if params["reverse"] else order:
+            rows = [jax.lax.index_in_dim(v, i, keepdims=False) for v in values[constants + carried :]]
+            after = body(*given, *carry, *rows)
+            carry, results[i] = after[:carried], after[carried:]
+        return [*carry, *(jnp.stack(of) for of in zip(*(results[i] for i in order)))]
+
+    avals = [flat.avals[v] if isinstance(v, int) else v.aval for v in loop.inputs]
+    closed = jax.make_jaxpr(iterations)(*map(struct_of, avals))
+    items, outputs = flat.inlined(closed, loop.inputs, loop.checkpoints, loop.scope)
+    at = flat.items.index(loop)
+    flat.items[at : at + 1] = items
+    flat.replace(dict(zip(loop.outputs, outputs, strict=True)))
