@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import collections
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
@@ -243,15 +244,12 @@ class DivisionChoice:
             return []
         unit, seconds = max(enumerate(self.units.chain.seconds), key=lambda entry: entry[1])
         item = self.units.items[bisect.bisect_right(self.units.first, unit) - 1]
-        reason = (
-            "\n  a scan is divided between iterations if each reads its own row of a stacked parameter"
-            if item.equation.primitive.name in ("scan", "while") and item not in self.units.scans
-            else ""
-        )
+        is_loop = item.equation.primitive.name == "while"
+        reason = "\n  a loop is divided between its iterations if their number is known, as of lax.scan"
         return [
             f"stages of {self.key[0]} by cost are not balanced: {most / total:.0%} of the work is on mesh "
-            f"{mesh!r}, one of {len(work)}\n  {item.where} has {seconds / total:.0%} of it, and cannot be "
-            f"divided{reason}\n  use mpmd.split, mpmd.by_parameters or mpmd.by_scopes to choose the stages"
+            f"{mesh!r}, one of {len(work)}\n  {'an iteration of ' * (item in self.units.scans)}{item.where} "
+            f"has {seconds / total:.0%} of it, and cannot be divided{reason * is_loop}\n  use mpmd.split, mpmd.by_parameters or mpmd.by_scopes to choose the stages"
         ]
 
     def explain(self, flat: FlatFunction, paths: Mapping[int, str]) -> str:
@@ -301,8 +299,8 @@ class DivisionChoice:
         at = bisect.bisect_right(self.units.first, unit) - 1
         item = self.units.items[at]
         if item in self.units.scans:
-            row = self.units.iteration(at, unit)
-            over = f" over {min(paths[v] for v in stacks)}" if (stacks := self.units.scans[item]) else ""
+            row, stacks = self.units.iteration(at, unit), self.units.scans[item]
+            over = f" over {min(paths[v] for v in stacks)}" if stacks else ""
             if row:
                 return f"before iteration {row} of {item.where}{over}"
         text = f"before {item.where}"
@@ -319,16 +317,19 @@ def _assign(
 ) -> Division:
     """Sets the stages of the items of a chain, and divides scans that are in several."""
     stages = {item: units.stages_of(at, division.starts) for at, item in enumerate(units.items)}
-    divided = {item: None for item, own in stages.items() if own[0] != own[-1]}
+    scans = {item: units.scans[item] for item, own in stages.items() if own[0] != own[-1]}
     while True:  # a stack is divided for all scans that read rows of it
-        stacks = set[int]().union(*(units.scans[scan] for scan in divided))
-        more = [scan for scan, of in units.scans.items() if scan not in divided and of & stacks]
+        of_stack: dict[int, set[int]] = collections.defaultdict(set)
+        for scan, stacks in units.scans.items():
+            for v in stacks:
+                of_stack[v].update((-1,) if scan in scans else stages[scan])
+        several = {v for v, own in of_stack.items() if len(own) > 1}
+        more = {scan: of for scan, of in units.scans.items() if scan not in scans and of & several}
         if not more:
             break
-        divided.update(dict.fromkeys(more))
+        scans |= more
     for item, own in stages.items():
-        if item not in divided:
+        if item not in scans:
             item.stage = own[0]
-    scans = {scan: units.scans[scan] for scan in units.items if scan in divided}
     scans_over(flat, set[int]().union(*scans.values()), set(paths))  # marks items that the parts compute
     return divide_by_stages(flat, paths, scans, stages)

@@ -23,7 +23,7 @@ from mpmd.tracing.stages.select.placement import size
 from mpmd.tracing.stages.select.selectors import Selector
 from mpmd.tracing.stages.stacked.by_parts import PartwiseInterpreter
 from mpmd.tracing.stages.stacked.part_rules import FROM_ARRAYS, RULES
-from mpmd.tracing.stages.stacked.row_views import RowView, row_views
+from mpmd.tracing.stages.stacked.row_views import RowView, nested_loops, row_views, unroll
 from mpmd.tracing.stages.stacked.stacked import SlicedStacks, Stacked
 
 Range = tuple[int, int, int]
@@ -161,12 +161,41 @@ def divide_scans(flat: FlatFunction, paths: Mapping[int, str], selector: Selecto
     stacks = {v for v, path in paths.items() if selector.matches(path)}
     if slices := _divided_slices(flat, paths, stacks, selector):
         return slices
-    scans = scans_over(flat, stacks, set(paths))
-    if not scans:
-        raise ConfigError(_no_scan(flat, paths, selector))
-    stages = iter(selector.stages_of(sum(scan.equation.params["length"] for scan in scans)))
-    own = {scan: list(itertools.islice(stages, scan.equation.params["length"])) for scan in scans}
-    return divide_by_stages(flat, paths, scans, own)
+    while scans := scans_over(flat, stacks, set(paths)):
+        own, cut = _stages_of_iterations(flat, scans, selector)
+        if not cut:
+            return divide_by_stages(flat, paths, scans, own)
+        for loop in cut:
+            unroll(flat, loop)
+    raise ConfigError(_no_scan(flat, paths, selector))
+
+
+def _stages_of_iterations(
+    flat: FlatFunction, scans: Mapping[Item, set[int]], selector: Selector
+) -> tuple[dict[Item, list[int]], list[Item]]:
+    """The stage of each iteration, and the loops of loops of which an iteration would be in several stages.
+
+    Raises:
+        ConfigError: the lengths divide the layers of one iteration, and no loop inside of it runs them.
+    """
+    views = row_views(flat, set[int]().union(*scans.values()))
+    length = {scan: int(scan.equation.params["length"]) for scan in scans}
+    each = {scan: max(views[v].each for v in _rows_of(scan) if v in views) for scan in scans}
+    layers = iter(selector.stages_of(sum(length[scan] * each[scan] for scan in scans)))
+    stages = {scan: [set(itertools.islice(layers, each[scan])) for _ in range(length[scan])] for scan in scans}
+    cut = [scan for scan, own in stages.items() if any(len(of) > 1 for of in own)]
+    if loops := nested_loops(cut):
+        return {}, loops
+    if cut and selector.lengths:
+        raise ConfigError(
+            f"{selector} has lengths {list(selector.lengths)}, but an iteration of {cut[0].where} runs "
+            f"{each[cut[0]]} layers, and is in one stage\n  use lengths that keep them together, or write a "
+            "scan over these layers inside of it"
+        )
+    if not cut:
+        return {scan: [max(of) for of in own] for scan, own in stages.items()}, []
+    of_iterations = iter(selector.stages_of(sum(length.values())))
+    return {scan: list(itertools.islice(of_iterations, length[scan])) for scan in scans}, []
 
 
 def _divided_slices(
@@ -174,7 +203,7 @@ def _divided_slices(
 ) -> Division | None:
     """Divides stacks whose rows a loop of Python slices; None if there are scans over them, or no slices."""
     sources, computed = _stack_values(flat, stacks, set(paths))
-    if _rows_scanned(flat, sources):
+    if _rows_scanned(flat, sources) or _views_scanned(flat, sources, computed, stacks):
         return None
     sliced = SlicedStacks(flat, sources, computed)
     if not sliced.slices:
@@ -386,7 +415,8 @@ def _no_scan(flat: FlatFunction, paths: Mapping[int, str], selector: Selector) -
             f"{selector} divides a scan over stacked parameters, but no scan has rows of what it matches",
             *reasons[:4],
             "write a loop that indexes their rows as jax.lax.scan(layer, x, rows)",
-            "for layers that are separate parameters use mpmd.by_parameters",
+            "for layers that are separate parameters use mpmd.by_parameters, for iterations that share their "
+            'parameters stages="auto"',
         ]
     )
 
