@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from mpmd.cost.device import HOST, Device
 from mpmd.errors import ConfigError
-from mpmd.tracing.stages.items import Checkpoint, FlatFunction, Item
+from mpmd.tracing.stages.items import Checkpoint, FlatFunction
 from mpmd.tracing.stages.select.chains import UnitChain, chain_of
 from mpmd.tracing.stages.select.division import (
     MAX_IMBALANCE,
@@ -172,14 +172,14 @@ def choose_by_cost(
 def _choice(
     flat: FlatFunction, parameters: Sequence[int], selector: AutomaticSelector, key: FunctionKey
 ) -> DivisionChoice:
-    """The division of a function; loops that hold loops are unrolled if its stages are not balanced otherwise."""
+    """The division of a function; loops of loops are unrolled if its stages are not balanced otherwise."""
     measured = dict(selector.measured).get(key, ())
     while True:
         units = chain_of(flat, parameters, selector.device, measured)
         loops = units.nested_loops()
-        is_last = not loops or selector.starts
-        if measured:  # they are of units: of the loops that were unrolled then
-            is_last = is_last or measured[-1][0] == len(units.chain)
+        # Starts and measured seconds are of units: of the loops that were unrolled when they were found.
+        is_last = not loops or bool(selector.starts)
+        is_last |= bool(measured) and measured[-1][0] == len(units.chain)
         if is_last or (not measured and len(units.chain) >= len(selector.over)):
             choice = DivisionChoice(units, selector, key)
             if is_last or not choice.imbalance():
@@ -244,12 +244,16 @@ class DivisionChoice:
             return []
         unit, seconds = max(enumerate(self.units.chain.seconds), key=lambda entry: entry[1])
         item = self.units.items[bisect.bisect_right(self.units.first, unit) - 1]
-        is_loop = item.equation.primitive.name == "while"
-        reason = "\n  a loop is divided between its iterations if their number is known, as of lax.scan"
+        what = f"an iteration of {item.where}" if item in self.units.scans else item.where
+        reason = (
+            "\n  a loop is divided between its iterations if their number is known, as of jax.lax.scan"
+            if item.equation.primitive.name == "while"
+            else ""
+        )
         return [
             f"stages of {self.key[0]} by cost are not balanced: {most / total:.0%} of the work is on mesh "
-            f"{mesh!r}, one of {len(work)}\n  {'an iteration of ' * (item in self.units.scans)}{item.where} "
-            f"has {seconds / total:.0%} of it, and cannot be divided{reason * is_loop}\n  use mpmd.split, mpmd.by_parameters or mpmd.by_scopes to choose the stages"
+            f"{mesh!r}, one of {len(work)}\n  {what} has {seconds / total:.0%} of it, and cannot be divided"
+            f"{reason}\n  use mpmd.split, mpmd.by_parameters or mpmd.by_scopes to choose the stages"
         ]
 
     def explain(self, flat: FlatFunction, paths: Mapping[int, str]) -> str:

@@ -36,8 +36,8 @@ class UnitChain:
         chain: costs and bytes.
         items: so that each is after what it reads, and branches follow one another.
         first: the first unit of each item.
-        scans: the scans that may be divided → their stacked parameters, of which each iteration has a row; none of
-            a loop whose iterations share their parameters.
+        scans: the scans that may be divided → their stacked parameters, of which each iteration has rows;
+            a loop whose iterations share their parameters has none.
         parameter_units: for each parameter the units that read it; rows of a stack are one each.
         batch: for each input that is data its bytes, and the units that read it.
         edges: the values that go from unit to unit.
@@ -189,9 +189,7 @@ def _loops(items: Sequence[Item], scans: Mapping[Item, frozenset[int]]) -> dict[
     return {
         item: frozenset()
         for item in items
-        if item.equation.primitive.name == "scan"
-        and item not in scans
-        and item.equation.params["length"] > 1
+        if item.equation.primitive.name == "scan" and item not in scans and item.equation.params["length"] > 1
     }
 
 
@@ -262,7 +260,7 @@ def _trunk(flat: FlatFunction, parameters: set[int]) -> tuple[list[Item], set[in
 def _divisible_scans(
     flat: FlatFunction, parameters: Sequence[int], chain: set[int]
 ) -> dict[Item, frozenset[int]]:
-    """The scans over stacked parameters, each row of which one scan reads: its division says where they are."""
+    """The scans over stacked parameters, each row of which one scan reads, so that it says where it is."""
     out = {id(item) for item in flat.items if item.stays_out}
     divisible = {
         scan: stacks

@@ -1,4 +1,4 @@
-"""Which rows of a stack a value has that the loss reshaped, sliced or cast, and loops of loops over such values.
+"""Values with rows of a stack, which the loss reshaped, sliced or cast, and loops of loops over them.
 
     blocks = stack.reshape(2, 4, d, d)       rows 0:8 of the stack, four in each row of its own
     block = blocks[1]                        rows 4:8, one in each
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,8 +20,10 @@ import jax.numpy as jnp
 from jax.extend.core import jaxpr_as_fun
 
 from mpmd.jax_compat import inner_jaxprs, rebind, scan_counts, struct_of
-from mpmd.tracing.stages.items import FlatFunction, Item
+from mpmd.tracing.stages.items import FlatFunction, Item, Operand, numbers
+from mpmd.tracing.stages.select.placement import size
 from mpmd.tracing.stages.stacked.part_rules import ELEMENTWISE
+from mpmd.tracing.stages.stacked.stacked import Range
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +53,7 @@ class RowView:
         for item in self.casts:
             operands = [rows if isinstance(operand, int) else operand.val for operand in item.inputs]
             (rows,) = rebind(item.equation, operands)
-        return jnp.reshape(rows, (-1, *self.shape[1:]))
+        return jnp.reshape(rows, (rows.shape[0] // self.each, *self.shape[1:]))
 
 
 def row_views(flat: FlatFunction, stacks: Collection[int]) -> dict[int, RowView]:
@@ -83,6 +85,112 @@ def _viewed(view: RowView, item: Item, rank: int) -> RowView | None:
         begin = view.begin + params["start_indices"][0] * view.each
         return dataclasses.replace(view, begin=begin, shape=new)
     return None
+
+
+def rows_of(scan: Item) -> list[int]:
+    return numbers(scan.inputs[sum(scan_counts(scan.equation.params)) :])
+
+
+def views_scanned(
+    flat: FlatFunction, sources: Mapping[int, set[int]], computed: Mapping[Item, None], stacks: set[int]
+) -> dict[Item, set[int]]:
+    """The scans over views of stacks, and which stacks they are.
+
+    Every row of such a stack is read by one scan, once, and nothing but scans reads views of it, so that the
+    parts of the scans are all that there is of it.
+    """
+    views = row_views(flat, stacks)
+    derived = {v: {v} for v in stacks}
+    for item in computed:
+        made = set[int]().union(*(derived.get(v, ()) for v in item.reads))
+        derived.update(dict.fromkeys(item.outputs, made))
+    scans = {
+        item: [v for v in rows_of(item) if item.reads.count(v) == 1]
+        for item in flat.items
+        if item.equation.primitive.name == "scan" and item not in computed
+    }
+    read: dict[int, list[tuple[int, int]]] = {}
+    refused = {views[v].stack for v in numbers(flat.outputs) if v in views}
+    for item in flat.items:
+        rows = scans.get(item, [])
+        for v in dict.fromkeys(item.reads) if item not in computed else ():
+            if v in views and v in rows and v not in sources:
+                view = views[v]
+                read.setdefault(view.stack, []).append(view.rows(0, view.shape[0]))
+            else:
+                is_large = {s for s in derived.get(v, ()) if size(flat.avals[v]) > _row_size(flat, s)}
+                refused |= derived.get(v, set()) if item in scans else is_large
+    whole = {
+        stack
+        for stack, ranges in read.items()
+        if stack not in refused and _tile(sorted(ranges), flat.avals[stack].shape[0])
+    }
+    found = {scan: {views[v].stack for v in rows if v in views} & whole for scan, rows in scans.items()}
+    return {scan: of for scan, of in found.items() if of}
+
+
+def _row_size(flat: FlatFunction, stack: int) -> int:
+    aval = flat.avals[stack]
+    return size(aval) // max(1, aval.shape[0]) if aval.shape else 0
+
+
+def _tile(ranges: Sequence[tuple[int, int]], end: int) -> bool:
+    """Whether ranges in order follow one another from 0 to an end."""
+    return [0, *(b for _, b in ranges)] == [*(a for a, _ in ranges), end]
+
+
+class StackParts:
+    """The parts of stacks whose rows scans read as views.
+
+    Attributes:
+        items: that slice them.
+    """
+
+    def __init__(
+        self, flat: FlatFunction, views: Mapping[int, RowView], stacks: Mapping[int, Sequence[Range]]
+    ) -> None:
+        self.flat, self.views, self.stacks = flat, views, stacks
+        self.items: list[Item] = []
+        self._parts: dict[tuple[int, Range], int] = {}
+
+    def slice(
+        self, value: Operand, begin: int, end: int, scan: Item
+    ) -> tuple[Operand, Callable[..., Sequence[Any]]]:
+        """What a scan slices rows of a value of, and how; of the part of a stack if the value is a view."""
+        view = self.views.get(value) if isinstance(value, int) else None
+        if view is None:
+            return value, slicing(begin, end)
+        first, last = view.rows(begin, end)
+        part = next(of for of in self.stacks[view.stack] if of[0] <= first and last <= of[1])
+        key = view.stack, part
+        if key not in self._parts:
+            self._parts[key] = with_rows(self.flat, self.flat.avals[view.stack], part[1] - part[0])
+            self.items.append(
+                Item(
+                    slicing(*part[:2]), [view.stack], [self._parts[key]], scan.equation, stays_out=True,
+                    rows=part[:2],
+                )
+            )  # fmt: skip
+        within = slicing(first - part[0], last - part[0])
+        return self._parts[key], lambda rows: [view.of_rows(*within(rows))]
+
+
+def merged(ranges: Sequence[Range]) -> list[Range]:
+    """Ranges of rows in order; neighbours of one stage are one range."""
+    merged: list[Range] = []
+    for begin, end, stage in ranges:
+        if merged and merged[-1][1:] == (begin, stage):
+            begin = merged.pop()[0]
+        merged.append((begin, end, stage))
+    return merged
+
+
+def with_rows(flat: FlatFunction, aval: Any, rows: int) -> int:
+    return flat.value(aval.update(shape=(rows, *aval.shape[1:])))
+
+
+def slicing(begin: int, end: int) -> Callable[..., Sequence[Any]]:
+    return lambda rows: [jax.lax.slice_in_dim(rows, begin, end)]
 
 
 def nested_loops(items: Collection[Item]) -> list[Item]:

@@ -19,15 +19,20 @@ import jax
 from mpmd.errors import ConfigError
 from mpmd.jax_compat import rebind, scan_counts
 from mpmd.tracing.stages.items import FlatFunction, Item, numbers
-from mpmd.tracing.stages.select.placement import size
 from mpmd.tracing.stages.select.selectors import Selector
 from mpmd.tracing.stages.stacked.by_parts import PartwiseInterpreter
 from mpmd.tracing.stages.stacked.part_rules import FROM_ARRAYS, RULES
-from mpmd.tracing.stages.stacked.row_views import RowView, nested_loops, row_views, unroll
-from mpmd.tracing.stages.stacked.stacked import SlicedStacks, Stacked
-
-Range = tuple[int, int, int]
-"""(first row, end, stage)."""
+from mpmd.tracing.stages.stacked.row_views import (
+    StackParts,
+    merged,
+    nested_loops,
+    row_views,
+    rows_of,
+    unroll,
+    views_scanned,
+    with_rows,
+)
+from mpmd.tracing.stages.stacked.stacked import Range, SlicedStacks, Stacked
 
 
 def divide_terms(
@@ -180,11 +185,14 @@ def _stages_of_iterations(
     """
     views = row_views(flat, set[int]().union(*scans.values()))
     length = {scan: int(scan.equation.params["length"]) for scan in scans}
-    each = {scan: max(views[v].each for v in _rows_of(scan) if v in views) for scan in scans}
+    each = {scan: max((views[v].each for v in rows_of(scan) if v in views), default=1) for scan in scans}
     layers = iter(selector.stages_of(sum(length[scan] * each[scan] for scan in scans)))
-    stages = {scan: [set(itertools.islice(layers, each[scan])) for _ in range(length[scan])] for scan in scans}
+    stages = {
+        scan: [set(itertools.islice(layers, each[scan])) for _ in range(length[scan])] for scan in scans
+    }
     cut = [scan for scan, own in stages.items() if any(len(of) > 1 for of in own)]
-    if loops := nested_loops(cut):
+    loops = nested_loops(cut)
+    if loops:
         return {}, loops
     if cut and selector.lengths:
         raise ConfigError(
@@ -203,7 +211,7 @@ def _divided_slices(
 ) -> Division | None:
     """Divides stacks whose rows a loop of Python slices; None if there are scans over them, or no slices."""
     sources, computed = _stack_values(flat, stacks, set(paths))
-    if _rows_scanned(flat, sources) or _views_scanned(flat, sources, computed, stacks):
+    if _rows_scanned(flat, sources) or views_scanned(flat, sources, computed, stacks):
         return None
     sliced = SlicedStacks(flat, sources, computed)
     if not sliced.slices:
@@ -234,17 +242,19 @@ def divide_by_stages(
     """
     stacks = set[int]().union(*scans.values())
     sources, computed = _stack_values(flat, stacks, set(paths))
-    views = {v: view for v, view in row_views(flat, stacks).items() if v not in sources}
+    as_they_are = {stack for scan in scans for v in rows_of(scan) for stack in sources.get(v, ())}
+    views = {v: view for v, view in row_views(flat, stacks).items() if view.stack not in as_they_are}
     terms = {item: None for item in computed if item not in scans}
     divided: dict[int, list[Range]] = {v: [] for v in sorted(stacks)}
     for scan, of_scan in scans.items():
-        viewed = {v: views[v] for v in _rows_of(scan) if v in views}.values()
+        viewed = {v: views[v] for v in rows_of(scan) if v in views}.values()
         of_views = {view.stack for view in viewed}
         ranges = ranges_of(stages[scan], scan.equation.params["reverse"])
-        divided |= {v: [(begin, end, stage) for stage, begin, end in ranges] for v in of_scan if v not in of_views}
+        own = [(begin, end, stage) for stage, begin, end in ranges]
+        divided |= {v: own for v in of_scan if v not in of_views}
         for view in viewed:
             divided[view.stack] += [(*view.rows(begin, end), stage) for stage, begin, end in ranges]
-    divided = {v: _merged(sorted(ranges)) for v, ranges in divided.items()}
+    divided = {v: merged(sorted(ranges)) for v, ranges in divided.items()}
     parts = StackParts(flat, views, divided)
     for scan in scans:
         replace_scan(flat, scan, ranges_of(stages[scan], scan.equation.params["reverse"]), parts)
@@ -252,52 +262,6 @@ def divide_by_stages(
     flat.replace({})  # views that nothing reads any longer are dropped
     lengths = {paths[v]: [end - begin for begin, end, _ in ranges] for v, ranges in divided.items()}
     return Division(lengths, *divide_terms(flat, terms, divided))
-
-
-def _merged(ranges: Sequence[Range]) -> list[Range]:
-    """Ranges of rows in order; neighbours of one stage are one range."""
-    merged: list[Range] = []
-    for begin, end, stage in ranges:
-        if merged and merged[-1][1:] == (begin, stage):
-            begin = merged.pop()[0]
-        merged.append((begin, end, stage))
-    return merged
-
-
-class StackParts:
-    """The parts of stacks whose rows scans read as views.
-
-    Attributes:
-        items: that slice them.
-    """
-
-    def __init__(
-        self, flat: FlatFunction, views: Mapping[int, RowView], stacks: Mapping[int, Sequence[Range]]
-    ) -> None:
-        self.flat, self.views, self.stacks = flat, views, stacks
-        self.items: list[Item] = []
-        self._parts: dict[tuple[int, Range], int] = {}
-
-    def slice(
-        self, value: Operand, begin: int, end: int, scan: Item
-    ) -> tuple[Operand, Callable[..., Sequence[Any]]]:
-        """What a scan slices rows of a value of, and how; of the part of a stack if the value is a view."""
-        view = self.views.get(value) if isinstance(value, int) else None
-        if view is None:
-            return value, _slicing(begin, end)
-        first, last = view.rows(begin, end)
-        part = next(of for of in self.stacks[view.stack] if of[0] <= first and last <= of[1])
-        key = view.stack, part
-        if key not in self._parts:
-            self._parts[key] = _with_rows(self.flat, self.flat.avals[view.stack], part[1] - part[0])
-            self.items.append(
-                Item(
-                    _slicing(*part[:2]), [view.stack], [self._parts[key]], scan.equation, stays_out=True,
-                    rows=part[:2],
-                )
-            )  # fmt: skip
-        within = _slicing(first - part[0], last - part[0])
-        return self._parts[key], lambda rows: [view.of_rows(*within(rows))]
 
 
 def _stack_values(
@@ -335,71 +299,19 @@ def scans_over(flat: FlatFunction, stacks: set[int], parameters: set[int]) -> di
     for item in computed:
         item.stays_out = True
     found = _rows_scanned(flat, sources)
-    for scan, of in _views_scanned(flat, sources, computed, stacks).items():
+    for scan, of in views_scanned(flat, sources, computed, stacks).items():
         found[scan] = found.get(scan, set()) | of
     return found
-
-
-def _rows_of(scan: Item) -> list[int]:
-    return numbers(scan.inputs[sum(scan_counts(scan.equation.params)) :])
 
 
 def _rows_scanned(flat: FlatFunction, sources: Mapping[int, set[int]]) -> dict[Item, set[int]]:
     stacks_of: dict[Item, set[int]] = {}
     for item in flat.items:
         if item.equation.primitive.name == "scan":
-            read = set().union(*(sources.get(v, ()) for v in _rows_of(item)))
+            read = set().union(*(sources.get(v, ()) for v in rows_of(item)))
             if read:
                 stacks_of[item] = read
     return stacks_of
-
-
-def _views_scanned(
-    flat: FlatFunction, sources: Mapping[int, set[int]], computed: Mapping[Item, None], stacks: set[int]
-) -> dict[Item, set[int]]:
-    """The scans over views of stacks, and which stacks they are.
-
-    Every row of such a stack is read by one scan, once, and nothing but scans reads views of it, so that the
-    parts of the scans are all that there is of it.
-    """
-    views = row_views(flat, stacks)
-    derived = {v: {v} for v in stacks}
-    for item in computed:
-        made = set[int]().union(*(derived.get(v, ()) for v in item.reads))
-        derived.update(dict.fromkeys(item.outputs, made))
-    scans = {
-        item: _rows_of(item)
-        for item in flat.items
-        if item.equation.primitive.name == "scan" and item not in computed
-    }
-    read: dict[int, list[tuple[int, int]]] = {}
-    refused = {views[v].stack for v in numbers(flat.outputs) if v in views}
-    for item in flat.items:
-        rows = scans.get(item, [])
-        for v in dict.fromkeys(item.reads) if item not in computed else ():
-            if v in views and v in rows and v not in sources:
-                view = views[v]
-                read.setdefault(view.stack, []).append(view.rows(0, view.shape[0]))
-            else:
-                is_large = {s for s in derived.get(v, ()) if size(flat.avals[v]) > _row_size(flat, s)}
-                refused |= derived.get(v, set()) if item in scans else is_large
-    whole = {
-        stack
-        for stack, ranges in read.items()
-        if stack not in refused and _tile(sorted(ranges), flat.avals[stack].shape[0])
-    }
-    found = {scan: {views[v].stack for v in rows if v in views} & whole for scan, rows in scans.items()}
-    return {scan: of for scan, of in found.items() if of}
-
-
-def _row_size(flat: FlatFunction, stack: int) -> int:
-    aval = flat.avals[stack]
-    return size(aval) // max(1, aval.shape[0]) if aval.shape else 0
-
-
-def _tile(ranges: Sequence[tuple[int, int]], end: int) -> bool:
-    """Whether ranges in order follow one another from 0 to an end."""
-    return [0, *(b for _, b in ranges)] == [*(a for a, _ in ranges), end]
 
 
 def _no_scan(flat: FlatFunction, paths: Mapping[int, str], selector: Selector) -> str:
@@ -461,7 +373,7 @@ def replace_scan(
         slices = []
         for row in rows:
             aval = flat.avals[row] if isinstance(row, int) else row.aval
-            slices.append(_with_rows(flat, aval, end - begin))
+            slices.append(with_rows(flat, aval, end - begin))
             is_stack = row not in computed
             own_rows = (begin, end) if is_stack and row not in stack_parts.views else None
             of, compute = stack_parts.slice(row, begin, end, scan)
@@ -473,7 +385,7 @@ def replace_scan(
             # The last range defines the values that the scan did, so that its readers stay as they are.
             scan.outputs[:carried] if last else [flat.value(flat.avals[v]) for v in scan.outputs[:carried]]
         )
-        own = [_with_rows(flat, flat.avals[v], end - begin) for v in stacked]
+        own = [with_rows(flat, flat.avals[v], end - begin) for v in stacked]
         inputs, outputs = [*scan.inputs[:constants], *carry, *slices], [*states, *own]
         compute = _scanning(scan.equation, end - begin)
         replaced.append(
@@ -488,14 +400,6 @@ def replace_scan(
         replaced.append(Item(compute, of_ranges, [v], scan.equation, stays_out=not readers[v]))
     at = flat.items.index(scan)
     flat.items[at : at + 1] = replaced
-
-
-def _with_rows(flat: FlatFunction, aval: Any, rows: int) -> int:
-    return flat.value(aval.update(shape=(rows, *aval.shape[1:])))
-
-
-def _slicing(begin: int, end: int) -> Callable[..., Sequence[Any]]:
-    return lambda rows: [jax.lax.slice_in_dim(rows, begin, end)]
 
 
 def _scanning(equation: Any, length: int) -> Callable[..., Sequence[Any]]:
