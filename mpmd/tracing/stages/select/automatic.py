@@ -111,8 +111,9 @@ def by_cost(
     hardly more bytes cross than anywhere nearby; among them, the work of the heaviest stage is as small as
     possible.  The work is estimated from arithmetic and bytes for the devices of the meshes, and is taken to
     be divided over the devices of a mesh.  Scans over stacked layers are divided between iterations, as by
-    `mpmd.split`; each mesh then has only its own part of the stack.  `lowered.as_text("stages")` says why
-    each stage ends where it does, and the cost of the next best place.
+    `mpmd.split`; each mesh then has only its own part of the stack.  Loops whose iterations share weights are
+    divided, too, if the stages are not balanced otherwise.  `lowered.as_text("stages")` says why each stage
+    ends where it does, and the cost of the next best place.
 
     Args:
         stages: how many; by default one for each mesh.  More stages than meshes take turns on the meshes.

@@ -11,7 +11,6 @@ whose body scans becomes its iterations, one after the other: then the loops ins
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -61,26 +60,22 @@ def row_views(flat: FlatFunction, stacks: Collection[int]) -> dict[int, RowView]
     views = {v: RowView(v, 0, 1, tuple(flat.avals[v].shape)) for v in stacks if flat.avals[v].shape}
     for item in flat.items:
         if len(item.outputs) == 1 and len(item.reads) == 1 and item.reads[0] in views:
-            view = views[item.reads[0]]
-            rank = len(flat.avals[view.stack].shape) - 1
-            found = _viewed(view, item, rank)
+            found = _viewed(views[item.reads[0]], item)
             if found is not None:
                 views[item.outputs[0]] = found
     return views
 
 
-def _viewed(view: RowView, item: Item, rank: int) -> RowView | None:
-    """What an operation on rows, which have that rank in the stack, makes of them."""
+def _viewed(view: RowView, item: Item) -> RowView | None:
+    """What an operation on rows makes of them, if its result has rows of the stack again."""
     name, params, shape = item.equation.primitive.name, item.equation.params, view.shape
     new = tuple(item.equation.outvars[0].aval.shape)
     if name in ELEMENTWISE and new == shape:
         return dataclasses.replace(view, casts=(*view.casts, item))
-    if len(new) <= rank or new[len(new) - rank :] != shape[len(shape) - rank :]:
-        return None
-    leading, total = new[: len(new) - rank], view.each * shape[0]
-    if name in ("reshape", "squeeze") and params.get("dimensions") in (None, (0,)):
-        if math.prod(leading) == total and total:
-            return dataclasses.replace(view, each=total // leading[0], shape=new)
+    if name == "squeeze" or (name == "reshape" and params["dimensions"] is None):
+        rows = view.each * shape[0]
+        if new and new[0] and rows % new[0] == 0:
+            return dataclasses.replace(view, each=rows // new[0], shape=new)
     if name == "slice" and new[1:] == shape[1:] and set(params["strides"] or (1,)) == {1}:
         begin = view.begin + params["start_indices"][0] * view.each
         return dataclasses.replace(view, begin=begin, shape=new)
@@ -194,12 +189,16 @@ def slicing(begin: int, end: int) -> Callable[..., Sequence[Any]]:
 
 
 def nested_loops(items: Collection[Item]) -> list[Item]:
-    """The scans whose body scans, of few iterations."""
+    """The scans whose body scans, of few iterations.
+
+    JAX differentiates callbacks in a scan otherwise than outside of one: a scan with effects stays one.
+    """
     return [
         item
         for item in items
         if item.equation.primitive.name == "scan"
-        and 0 < item.equation.params["length"] <= _MAX_UNROLLED
+        and not item.equation.effects
+        and item.equation.params["length"] <= _MAX_UNROLLED
         and _scans(item.equation.params["jaxpr"].jaxpr)
     ]
 
