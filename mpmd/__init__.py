@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from mpmd import errors
-from mpmd.api import checkpoint
+from mpmd.api import checkpoint, safetensors
 from mpmd.api.fetch import fetch
 from mpmd.api.jit import Jitted, jit
 from mpmd.config.config import Config, make_config
@@ -65,6 +65,7 @@ __all__ = [
     "named_tensor",
     "plan",
     "reduce",
+    "safetensors",
     "split",
     "split_microbatches",
     "staged",

@@ -6,7 +6,9 @@ As in `jax_compat`, each function tests for the names that it needs and document
 from __future__ import annotations
 
 import functools
+import socket
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -16,9 +18,14 @@ from jax.sharding import Sharding
 
 
 def place_of_process() -> tuple[int, int]:
-    """The index of this process, and how many `jax.distributed` has joined; initializes no devices."""
+    """The index of this process among those that `jax.distributed` has joined, and their number.
+
+    Placeholders do not count.  No devices are initialized.
+    """
     from jax._src import distributed
 
+    if _placeholders:
+        return 0, 1
     state = getattr(distributed, "global_state", None)
     if getattr(state, "client", None) is None:
         return 0, 1
@@ -64,7 +71,9 @@ def coordinator_address() -> str:
     return str(getattr(state, "coordinator_address", None) or "")
 
 
-def coordination_service(address: str, processes: int, heartbeat_seconds: int) -> Any | None:
+def coordination_service(
+    address: str, processes: int, heartbeat_seconds: int, *, recoverable: bool = True
+) -> Any | None:
     """Starts a coordinator outside of the processes that it coordinates, which survive the end of others.
 
     None where this jaxlib cannot start one.  It ends when it is collected.
@@ -75,7 +84,7 @@ def coordination_service(address: str, processes: int, heartbeat_seconds: int) -
     if start is None:
         return None
     return start(
-        address, processes, heartbeat_timeout=heartbeat_seconds, shutdown_timeout=5, recoverable=True
+        address, processes, heartbeat_timeout=heartbeat_seconds, shutdown_timeout=5, recoverable=recoverable
     )
 
 
@@ -99,6 +108,60 @@ def join_world(address: str, processes: int, index: int, heartbeat_seconds: int)
     client.connect()
     state.coordinator_address, state.process_id, state.num_processes = address, index, processes
     state.client = client
+
+
+_placeholders: list[Any] = []
+"""Clients in the places of processes that do not run, with their connections."""
+
+
+def join_placeholders(processes: int, devices: int) -> None:
+    """Makes this process the first of several that do not run, as long as it lives.
+
+    A client of each takes part when the devices are made known, so that JAX has the devices of all processes.
+    Programs over devices of others can be traced and partitioned, and are never run.  It must come before the
+    first use of a device.
+
+    Args:
+        processes: how many.
+        devices: CPU devices of each.
+    """
+    from jax._src import distributed
+    from jaxlib import _jax, xla_client
+
+    jax.config.update("jax_num_cpu_devices", devices)
+    if processes == 1:
+        return
+    address = f"127.0.0.1:{_free_port()}"
+    service: Any = coordination_service(address, processes, 3600, recoverable=False)
+
+    def join(index: int) -> Any:
+        client = _jax.get_distributed_runtime_client(
+            address, index, init_timeout=60, heartbeat_timeout=3600, shutdown_on_destruction=False
+        )
+        client.connect()
+        return client
+
+    def placeholder(index: int) -> Any:
+        return xla_client.make_cpu_client(
+            distributed_client=clients[index], node_id=index, num_nodes=processes, num_devices=devices
+        )
+
+    with ThreadPoolExecutor(processes) as pool:  # each waits for the others
+        clients = list(pool.map(join, range(processes)))
+        state: Any = distributed.global_state
+        state.coordinator_address, state.process_id, state.num_processes = address, 0, processes
+        state.client = clients[0]
+        others = pool.map(placeholder, range(1, processes))
+        jax.devices()
+        _placeholders.extend(others)
+        list(pool.map(lambda client: client.shutdown(), clients))  # all are needed for none to abort
+    service.shutdown()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def start_transfer_server(client: Any, host: str) -> Any | None:

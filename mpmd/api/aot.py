@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import re
@@ -33,11 +34,12 @@ from mpmd.compile.fragment import fragment_modules
 from mpmd.config.ambient import refuse_within_jit, without_ambient_mesh
 from mpmd.config.compiler_options import with_compiler_options
 from mpmd.config.config import Config
+from mpmd.config.described import described_world
 from mpmd.cost.device import HOST, Device
 from mpmd.errors import ConfigError
 from mpmd.estimate.estimate import estimate_costs
 from mpmd.estimate.program_timeline import Scratch, predicted_timeline
-from mpmd.jax_compat import host_callbacks
+from mpmd.jax_compat import back_from_host, host_callbacks
 from mpmd.partition.lowering import LoweringObserver, Partitioned, partition
 from mpmd.partition.name_checks import CalledNames
 from mpmd.partition.signature import Arguments, StepSignature
@@ -52,6 +54,7 @@ from mpmd.scheduling.timeline import Timeline
 from mpmd.support.option_texts import CompilerOptions, titled
 from mpmd.support.resources import garbage_kept
 from mpmd.support.user_code import warn_user
+from mpmd.tracing.stages.select.selectors import Selector
 from mpmd.tracing.stages.staged import TracedStages
 from mpmd.tracing.trace import live_names, lower
 
@@ -71,6 +74,8 @@ class Traced:
         known_names: names that were called for these or for other static arguments.
         stages: those that `stages=` of the configuration gave its losses; None without it.
         explicit: whether axes were explicit while it was traced: its values have shardings as types.
+        name: of the function.
+        again: in a dry run, traces it under another configuration.
     """
 
     jax_traced: Any
@@ -81,6 +86,8 @@ class Traced:
     known_names: frozenset[str] = frozenset()
     stages: TracedStages | None = None
     explicit: bool = False
+    name: str = "step"
+    again: Callable[[Config], Traced] | None = None
 
     @property
     def stages_text(self) -> str:
@@ -92,7 +99,17 @@ class Traced:
     @property
     def warnings(self) -> list[str]:
         """The warnings of tracing."""
-        return [] if self.stages is None else list(self.stages.warnings)
+        of_stages = [] if self.stages is None else list(self.stages.warnings)
+        offloaded = collections.Counter(back_from_host(self.jax_traced.jaxpr.jaxpr))
+        if not offloaded:
+            return of_stages
+        kinds = ", ".join(f"{kind} ({count} times)" for kind, count in offloaded.items())
+        return [
+            *of_stages,
+            f"values that jax.checkpoint offloads are not moved to host memory: {kinds}"
+            "\n  forward and backward of a stage are two programs: what passes between is in device memory"
+            "\n  save fewer values, or use a schedule that holds fewer microbatches, such as 1f1b",
+        ]
 
     @property
     def takes_parts(self) -> bool:
@@ -157,6 +174,20 @@ class Lowered:
     def program(self) -> Program:
         """The instruction streams, verified."""
         return self.partitioned.program
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return self.traced.name
+
+    @property
+    def stages(self) -> Selector | None:
+        """The stages that `stages=` of the configuration found, as `stages=` of another configuration.
+
+        Found by cost for one length of rows, they are then the stages of all lengths, and of other steps with
+        the same loss, such as an evaluation: the state stays where it is.  None for stages that are named.
+        """
+        return None if self.traced.stages is None else self.traced.stages.found
 
     @property
     def warnings(self) -> list[str]:
@@ -238,6 +269,8 @@ class Lowered:
         """
         if runtime is not None and not isinstance(runtime, RuntimeOptions):
             raise ConfigError(f"runtime is {runtime!r}; it must be mpmd.RuntimeOptions, or None")
+        if (described := described_world()) is not None:
+            return described.take(self)
         topology = self.config.topology
         fragments = with_compiler_options(self.fragments, compiler_options, topology)
         with compiling(self.partitioned, topology) as exchange:
@@ -381,9 +414,9 @@ class Compiled:
         """`measure.work()`, by its name in `jax.stages.Compiled`."""
         return self.measure.work()
 
-    def memory_analysis(self) -> dict[str, MeshMemory]:
-        """`measure.memory()`, by its name in `jax.stages.Compiled`."""
-        return self.measure.memory()
+    def memory_analysis(self, *others: Compiled) -> dict[str, MeshMemory]:
+        """`measure.memory()`, by its name in `jax.stages.Compiled`; of this step and others together."""
+        return self.measure.memory(*(other.measure for other in others))
 
     def schedule(self, costs: ProgramCosts | Mapping[str, float] | None = None) -> Timeline:
         """The predicted timeline, as in `Lowered`, the scratch memory of fragments included."""

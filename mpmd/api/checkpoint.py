@@ -11,35 +11,27 @@ stacks in other parts.  In several processes all must call these functions, and 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
-from mpmd.api.checkpoints import files
 from mpmd.api.checkpoints import folder as folders
-from mpmd.api.checkpoints.pieces import (
-    Box,
-    Leaf,
-    LeafKind,
-    as_box,
-    held,
-    leaves_of,
-    replicas_that_differ,
-    writers,
-)
+from mpmd.api.checkpoints.folder import Keep
+from mpmd.api.checkpoints.pieces import Leaf, LeafKind, leaves_of
 from mpmd.api.checkpoints.restore import CheckpointReader, SaveRequest, step_number
+from mpmd.api.checkpoints.saver import Saver
+from mpmd.api.checkpoints.together import all_processes
+from mpmd.api.checkpoints.writing import CheckpointWriter
 from mpmd.errors import CheckpointError, collect
-from mpmd.runtime.processes.exchange import Alike, WorldExchange
-from mpmd.runtime.processes.world import world
+from mpmd.runtime.processes.exchange import Alike
 from mpmd.support.user_code import warn_user
 
+__all__ = ["Keep", "Restored", "Saver", "best", "extra", "restore", "save", "steps"]
+
 Folder = str | os.PathLike[str]
-T = TypeVar("T")
 
 
 class Restored(NamedTuple):
@@ -55,8 +47,27 @@ def steps(folder: Folder) -> list[int]:
     return folders.steps(Path(folder))
 
 
+def best(folder: Folder, *, highest: bool = False) -> int:
+    """The step of the checkpoint with the lowest metric, or the highest; of equal ones the older.
+
+    Raises:
+        CheckpointError: none was saved with a metric.
+    """
+    found = folders.ranked(folders.written(Path(folder)), highest)
+    if not found:
+        root = Path(folder).absolute()
+        raise CheckpointError(f"no checkpoint in {root} has a metric: give save(..., metric=float(loss))")
+    return found[0].step
+
+
 def save(
-    folder: Folder, step: int, state: Any, extra: Mapping[str, Any] | None = None, *, keep: int = 2
+    folder: Folder,
+    step: int,
+    state: Any,
+    extra: Mapping[str, Any] | None = None,
+    *,
+    metric: float | None = None,
+    keep: int | Keep = 2,
 ) -> None:
     """Writes a checkpoint; it returns when the checkpoint is complete, and was read back.
 
@@ -65,63 +76,31 @@ def save(
         step: its number; a checkpoint of the same number is replaced.
         state: a pytree of arrays on any meshes, `mpmd.Stacked`, NumPy arrays, or numbers.
         extra: a JSON value to be saved with it; process 0's counts.
-        keep: how many of the checkpoints that were written last stay, this one included.
+        metric: a number by which the best checkpoints are found, such as the loss of an evaluation; process
+            0's counts.  A NaN is never among the best.
+        keep: which checkpoints of the folder stay, those of earlier runs included: how many of the ones that
+            were written last, this one included, or a `Keep`.
 
     Raises:
         CheckpointError: an argument could not be restored, or some process cannot write, as when the disk is
             full, or orbax is not installed.  Older checkpoints stay, and nothing of this one.
         PeerError: another process failed, or saves something else; likewise.
     """
-    with _processes("mpmd.checkpoint.save") as processes:
+    with all_processes("mpmd.checkpoint.save") as processes:
         requests: list[SaveRequest] = []
         processes.do(
-            "save the state", lambda: requests.append(SaveRequest.of(folder, step, state, extra, keep))
+            "save the state",
+            lambda: requests.append(SaveRequest.of(folder, step, state, extra, metric, keep)),
         )
         processes.compare(Alike("saves something else", requests[0].text()))
         with contextlib.ExitStack() as until_complete:
-            notes = _save(requests[0], processes, until_complete)
+            writer = CheckpointWriter(requests[0], until_complete)
+            claims = processes.do(writer.what, writer.begin)
+            processes.alike(lambda: writer.choose(claims))
+            written = processes.do(writer.what, writer.write)
+            processes.do(writer.what, lambda: writer.complete(written))
     if jax.process_index() == 0:
-        warn_user(notes)
-
-
-def _save(request: SaveRequest, processes: _Processes, until_complete: contextlib.ExitStack) -> list[str]:
-    root, step, first = request.root, request.step, jax.process_index() == 0
-    what, kinds = f"write a checkpoint to {root}", [leaf.kind for leaf in request.leaves]
-    pieces: dict[tuple[int, Box], np.ndarray] = {}
-    digests: dict[tuple[int, Box], int] = {}
-    notes: list[str] = []
-
-    def begin() -> list[Any]:
-        pieces.update(((k, box), data) for k, leaf in enumerate(request.leaves) for box, data in held(leaf))
-        digests.update((piece, files.digest(data)) for piece, data in pieces.items())
-        if first:
-            until_complete.enter_context(folders.writing(root))
-            until_complete.callback(folders.discard, root, step)
-            folders.prepare(root, step)
-        return [[k, box, digest] for (k, box), digest in digests.items()]
-
-    def write() -> list[Any]:
-        own = {piece: pieces[piece] for piece, owner in owners.items() if owner == jax.process_index()}
-        return _write(root, step, kinds, own, digests)
-
-    def describe() -> None:
-        if first:
-            owned = [[process, *piece] for process, of in enumerate(written) for piece in of]
-            leaves = [[kind.path, kind.shape, kind.dtype] for kind in kinds]
-            manifest = {"format": 1, "step": step, "leaves": leaves, "pieces": owned, "extra": request.extra}
-            folders.describe(root, step, manifest)
-
-    def complete() -> None:
-        if first:
-            notes.extend(folders.complete(root, step, request.keep))
-
-    claims = processes.do(what, begin)
-    held_by = [[(k, as_box(box)) for k, box, _ in of] for of in claims]
-    owners = processes.alike(lambda: writers(kinds, held_by))
-    written = processes.do(what, write)
-    processes.do(what, describe)
-    processes.do(what, complete)
-    return [*replicas_that_differ(kinds, claims), *notes]
+        warn_user(writer.notes)
 
 
 def restore(folder: Folder, like: Any, step: int | None = None) -> Restored:
@@ -139,7 +118,7 @@ def restore(folder: Folder, like: Any, step: int | None = None) -> Restored:
     """
     root, leaves, arrays = Path(folder).absolute(), list[Leaf](), list[Any]()
     what = f"read a checkpoint in {root}"
-    with _processes("mpmd.checkpoint.restore") as processes:
+    with all_processes("mpmd.checkpoint.restore") as processes:
 
         def begin() -> int:
             leaves.extend(leaves_of(like))
@@ -183,31 +162,6 @@ def _newest(root: Path) -> int:
     return numbers[-1]
 
 
-def _write(
-    root: Path,
-    step: int,
-    kinds: Sequence[LeafKind],
-    pieces: Mapping[tuple[int, Box], np.ndarray],
-    digests: Mapping[tuple[int, Box], int],
-) -> list[Any]:
-    """Writes this process's pieces and reads them back; for each its leaf, box, name and checksum."""
-    part = folders.unfinished(root, step)
-    if not part.is_dir():
-        raise CheckpointError(
-            f"{part}, which process 0 created, is not there\n  all processes must see the same folder"
-        )
-    names = {piece: str(number) for number, piece in enumerate(pieces)}
-    if pieces:
-        own = part / f"process_{jax.process_index()}"
-        files.write(own, {names[piece]: data for piece, data in pieces.items()})
-        folders.flush(own)
-        for piece, data in pieces.items():
-            back = files.read(own, names[piece])
-            if files.digest(back) != digests[piece] or (back.shape, back.dtype) != (data.shape, data.dtype):
-                raise CheckpointError(f"{kinds[piece[0]]} was written, and reads differently")
-    return [[k, box, names[k, box], digests[k, box]] for k, box in pieces]
-
-
 def _compare(root: Path, step: int, saved: list[LeafKind], wanted: list[LeafKind]) -> None:
     """Raises a CheckpointError that names every leaf that differs."""
     ours, theirs = ({kind.path: kind for kind in kinds} for kinds in (wanted, saved))
@@ -221,59 +175,3 @@ def _compare(root: Path, step: int, saved: list[LeafKind], wanted: list[LeafKind
     if problems:
         head = f"the checkpoint of step {step} in {root} is of another state:"
         raise collect(CheckpointError, problems, head)
-
-
-class _Processes:
-    """Work that all processes do at the same time, and that fails in all if it fails in one."""
-
-    def __init__(self, exchange: WorldExchange | None) -> None:
-        self._exchange = exchange
-
-    def do(self, what: str, act: Callable[[], Any]) -> list[Any]:
-        """What `act` returns in every process, through JSON.
-
-        Args:
-            what: is done, for messages: `write a checkpoint to ...`.
-            act: the work of this process.
-
-        Raises:
-            CheckpointError: it failed in another process; or here, at a file.
-            PeerError: another process failed meanwhile.
-        """
-
-        def of_files() -> Any:
-            try:
-                return act()
-            except CheckpointError:
-                raise
-            except files.FILE_ERRORS as error:
-                raise CheckpointError(f"cannot {what}: {files.reason(error)}") from error
-
-        if self._exchange is None:
-            return [json.loads(json.dumps(of_files()))]
-        return self._exchange.together(of_files, CheckpointError)
-
-    def alike(self, act: Callable[[], T]) -> T:
-        """What `act` returns, which does the same in all processes, errors included."""
-        try:
-            return act()
-        except CheckpointError:
-            if self._exchange is not None:
-                self._exchange.settled = True
-            raise
-
-    def compare(self, alike: Alike) -> None:
-        """Raises a PeerError if something differs that must be equal in all processes."""
-        if self._exchange is not None:
-            self._exchange.compare(alike)
-
-
-@contextlib.contextmanager
-def _processes(name: str) -> Iterator[_Processes]:
-    """The processes in one exchange of this name; in one process there is none."""
-    joined = world()
-    if joined is None:
-        yield _Processes(None)
-        return
-    with joined.exchange(name) as exchange:
-        yield _Processes(exchange)

@@ -12,6 +12,7 @@ import jax
 
 from mpmd.config.ambient import bind_step, refuse_within_jit
 from mpmd.config.config import Config
+from mpmd.config.described import described_world
 from mpmd.errors import ConfigError
 from mpmd.jax_compat import ClearedWithJax, closed_over, is_staging, trace_context
 from mpmd.partition.signature import (
@@ -236,7 +237,8 @@ class Jitted(Generic[P, R]):
             from mpmd.api.trace_step import trace  # brings the compiler: as many modules as the rest
 
             def under(config: Config) -> Traced:
-                return trace(self._fn, config, self._rules, arguments, args, kwargs)
+                traced = trace(self._fn, config, self._rules, arguments, args, kwargs)
+                return dataclasses.replace(traced, again=under) if described_world() else traced
 
             if not getattr(self._config.stages, "refine", False):
                 return under(self._config)

@@ -130,10 +130,17 @@ def merged_scratch(scratch: Scratch, exchange: WorldExchange | None) -> Scratch:
     if exchange is None:
         return scratch
     scratches = exchange.gather_json(
-        [[(*key, size) for key, size in scratch.workspace.items()], dict(scratch.kept)]
+        [
+            [(*key, size) for key, size in scratch.workspace.items()],
+            [(mesh, owner, size) for mesh, of in scratch.owned.items() for owner, size in of.items()],
+        ]
     )
     workspace = {(mesh, name): size for of, _ in scratches for mesh, name, size in of}
-    return Scratch(workspace, {mesh: size for _, of in scratches for mesh, size in of.items()})
+    owned: dict[str, dict[Any, int]] = {}
+    for process, (_, of_process) in enumerate(scratches):
+        for mesh, owner, size in of_process:
+            owned.setdefault(mesh, {})[process, owner] = size
+    return Scratch(workspace, owned)
 
 
 def shared_warning(own: PendingWarning, exchange: WorldExchange | None) -> PendingWarning:

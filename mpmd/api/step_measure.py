@@ -84,15 +84,26 @@ class StepMeasure:
         """The predicted timeline; see `Lowered.schedule`."""
         return predicted_timeline(self._runner.executor.program, costs, list(self._topology), self._scratch)
 
-    def memory(self) -> dict[str, MeshMemory]:
+    def memory(self, *others: StepMeasure) -> dict[str, MeshMemory]:
         """For each mesh the predicted peak in bytes over its devices, and which values are live there.
+
+        With others it is for all these steps, such as those for several lengths of rows, of which one runs at
+        a time on the same state: the highest of their peaks, with the scratch memory that any of them keeps.
 
         On CPUs calls issued ahead may hold 4 % or 16 MiB more, whichever is larger, and messages on their way
         `in_flight_bytes`.  Freed memory that glibc keeps is not counted; `RuntimeOptions.keep_freed_memory`
         says how much that is.
         """
-        program, scratch = self._runner.executor.program, self._scratch
-        return {m.mesh: m for m in predict_memory(program, scratch.workspace, scratch.kept)}
+        steps, owned = (self, *others), dict[str, dict[Any, int]]()
+        for step in steps:
+            for mesh, of_mesh in step._scratch.owned.items():
+                owned.setdefault(mesh, {}).update(of_mesh)
+        kept, highest = Scratch(owned=owned).kept, dict[str, MeshMemory]()
+        for step in steps:
+            for memory in predict_memory(step._runner.executor.program, step._scratch.workspace, kept):
+                before = highest.setdefault(memory.mesh, memory)
+                highest[memory.mesh] = max(before, memory, key=lambda m: m.peak_bytes)
+        return highest
 
     def fragment_memory(self) -> dict[str, MemoryStats]:
         """Bytes of each fragment, by the backend's own count."""

@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
+from mpmd.config.described import device_of_meshes
 from mpmd.config.topology import Topology
-from mpmd.cost.device import device_of
 from mpmd.errors import ConfigError, close_to, collect
 from mpmd.options import PipelineOptions
 from mpmd.scheduling.catalogue import PipelineSchedule, get_schedule
@@ -251,6 +251,5 @@ def _on_topology(stages: Any, topology: Topology) -> Selector:
     placed: Selector = stages.on(list(topology))
     if not isinstance(placed, AutomaticSelector) or any(mesh not in topology for mesh in placed.over):
         return placed  # the assignment of an unknown mesh is reported with the others
-    platform = next(iter(topology.values())).devices.flat[0].platform
     sizes = {name: mesh.size for name, mesh in topology.items()}
-    return placed.on_devices(sizes, device_of(platform))
+    return placed.on_devices(sizes, device_of_meshes(topology))

@@ -55,8 +55,7 @@ class Topology(Mapping[str, Mesh]):
         if not self.processes:
             return repr(self)
         joined = world()
-        assert joined is not None
-        hosts = joined.known_hosts()
+        hosts = joined.known_hosts() if joined is not None else {}
         rows = [("mesh", "process", "host", "devices")]
         for name, mesh in self.items():
             of_mesh = self.processes[name]
@@ -148,8 +147,9 @@ def make_topology(
     jax_meshes = {name: _mesh(spec, sizes[name], chosen.get(name, [])) for name, spec in meshes.items()}
     explicit = dict.fromkeys(axis for spec in meshes.values() for axis in _explicit_axes(spec))
     topology = Topology(jax_meshes, list(explicit))
-    if (joined := world()) is not None:
+    if jax.process_count() > 1:
         check_processes(topology)
+    if (joined := world()) is not None:
         joined.pin()
     for device, names in topology.shared_devices.items() if jax.process_index() == 0 else ():
         warnings.warn(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,8 +84,10 @@ class Device:
         line_bytes: smallest unit of a memory transfer.
         start_seconds: overhead of a kernel.
         call_seconds: overhead of a fragment.
-        link_bandwidth: bytes per second from a device of one mesh to a device of another.
-        link_seconds: latency of a message between them.
+        link_bandwidth: bytes per second from a device of one process to a device of another.
+        near_bandwidth: bytes per second to another device of its process; None for `link_bandwidth`.
+        link_seconds: latency of a message between devices.
+        memory_bytes: of the whole device; None where that is not of the description.
         overlap: what part of the shorter of arithmetic and memory traffic hides behind the longer.
         matmul_efficiency: what part of the rates of products is reached.
         row_end_cycles: of combining the lanes of a reduced row.
@@ -104,7 +107,9 @@ class Device:
     start_seconds: float = 1e-6
     call_seconds: float = 1e-5
     link_bandwidth: float = 50e9
+    near_bandwidth: float | None = None
     link_seconds: float = 1e-5
+    memory_bytes: int | None = None
     overlap: float = 0.95
     matmul_efficiency: float = 0.92
     row_end_cycles: float = 40
@@ -160,6 +165,19 @@ class Device:
     def message_seconds(self, nbytes: float, messages: int = 1) -> float:
         """Seconds of messages to another device, one after the other, of so many bytes together."""
         return messages * self.link_seconds + nbytes / self.link_bandwidth
+
+    def exchange_seconds(self, nbytes: float, messages: int, neighbours: int, *, near: bool) -> float:
+        """Seconds of a collective in which each device sends so many bytes in rings.
+
+        Args:
+            nbytes: that one device sends.
+            messages: one after the other.
+            neighbours: devices of each group in one process, each with a link of its own to other processes.
+            near: whether each group is in one process.
+        """
+        nearby = self.near_bandwidth or self.link_bandwidth
+        rate = nearby if near else min(nearby, neighbours * self.link_bandwidth)
+        return messages * self.link_seconds + nbytes / rate
 
     def with_products(self, flops_per_second: float) -> Device:
         """The same device, on which products of every dtype reach this rate."""
@@ -244,6 +262,8 @@ def gpu_device(
     shared_bytes: int,
     l2: tuple[int, float],
     memory_bandwidth: float,
+    memory_bytes: int,
+    near_bandwidth: float,
     matmul_efficiency: float = 0.92,
 ) -> Device:
     """A GPU of NVIDIA's.
@@ -258,6 +278,8 @@ def gpu_device(
         shared_bytes: shared memory of a multiprocessor.
         l2: bytes of the second level, and bytes per second from it.
         memory_bandwidth: bytes per second.
+        memory_bytes: of the module.
+        near_bandwidth: bytes per second to another GPU of the host, over NVLink.
         matmul_efficiency: what part of the rates of products is reached.
     """
     return Device(
@@ -272,6 +294,8 @@ def gpu_device(
         levels=((units * shared_bytes, units * 128 * clock), l2, (float("inf"), memory_bandwidth)),
         line_bytes=32,
         start_seconds=1e-6,
+        near_bandwidth=near_bandwidth,
+        memory_bytes=memory_bytes,
         product_units=True,
         limits=_GPU_LIMITS,
     )
@@ -279,22 +303,27 @@ def gpu_device(
 
 # NVIDIA's SXM modules.  Source: the vendor's data sheets and the CUDA programming guide; rates of L2 are
 # estimates.  An H100's rates of bf16 and of memory are measured: 81 % and 90 % of its data sheet; an H200 has
-# the same processors, and the same share of its memory's rate is assumed.
+# the same processors, and the same share of its memory's rate is assumed.  Between GPUs of a
+# host four fifths of the data sheet's rate of NVLink in one direction are assumed, and 400 Gb/s to others.
 A100 = gpu_device(
     "A100", units=108, clock=1.41e9, f32_flops=19.5e12, bf16_flops=312e12, f64_flops=19.5e12,
     shared_bytes=163 << 10, l2=(40 << 20, 5e12), memory_bandwidth=2.04e12,
+    memory_bytes=79 << 30, near_bandwidth=240e9,
 )  # fmt: skip
 H100 = gpu_device(
     "H100", units=132, clock=1.98e9, f32_flops=62e12, bf16_flops=798e12, f64_flops=62e12, matmul_efficiency=1,
     shared_bytes=227 << 10, l2=(50 << 20, 10e12), memory_bandwidth=3.0e12,
+    memory_bytes=79 << 30, near_bandwidth=360e9,
 )  # fmt: skip
 H200 = gpu_device(
     "H200", units=132, clock=1.98e9, f32_flops=62e12, bf16_flops=798e12, f64_flops=62e12, matmul_efficiency=1,
     shared_bytes=227 << 10, l2=(50 << 20, 10e12), memory_bandwidth=4.3e12,
+    memory_bytes=139 << 30, near_bandwidth=360e9,
 )  # fmt: skip
 B200 = gpu_device(
     "B200", units=148, clock=1.97e9, f32_flops=75e12, bf16_flops=2250e12, f64_flops=37e12,
     shared_bytes=227 << 10, l2=(126 << 20, 20e12), memory_bandwidth=8e12,
+    memory_bytes=178 << 30, near_bandwidth=720e9,
 )  # fmt: skip
 
 # A core of a server CPU with AVX-512, rounded: for choices that must be the same on every machine.
@@ -318,3 +347,24 @@ _OF_PLATFORM = {"cpu": HOST, "gpu": H200}
 def device_of(platform: str) -> Device:
     """The device that fragments on a platform, as JAX names it, are priced for."""
     return _OF_PLATFORM.get(platform, HOST)
+
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
+
+
+def bytes_of(memory: Any, what: str) -> int | None:
+    """Bytes from a number or a text such as `80GiB`; None for None.
+
+    Args:
+        memory: of a device.
+        what: the name of the option, for the error.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if memory is None or (isinstance(memory, int) and not isinstance(memory, bool) and memory > 0):
+        return memory
+    match = re.fullmatch(r"\s*([\d.]+)\s*([KMG]i?|)B?\s*", str(memory)) if isinstance(memory, str) else None
+    if not match:
+        raise ConfigError(f"{what} is {memory!r}; it must be bytes, or a text such as '80GiB'")
+    return int(float(match[1]) * _UNITS[match[2]])

@@ -14,6 +14,7 @@ from mpmd.compile.driver import lowered
 from mpmd.compile.executable import Executable
 from mpmd.compile.fragment import FragmentModule, fragment_modules
 from mpmd.compile.passes import make_pass
+from mpmd.config.described import device_of_meshes
 from mpmd.cost.device import HOST, Device, device_of
 from mpmd.errors import CompileError
 from mpmd.estimate.program_timeline import predicted_timeline
@@ -29,9 +30,8 @@ def predicted_seconds(program: Program, module: ir.Module, meshes: Mapping[str, 
         module: after the export pipeline.
         meshes: the JAX mesh behind each name.
     """
-    platform = next(iter(meshes.values())).devices.flat[0].platform
     try:
-        costs = estimate_costs(program, fragment_modules(module, ()), meshes, device_of(platform))
+        costs = estimate_costs(program, fragment_modules(module, ()), meshes, device_of_meshes(meshes))
     except CompileError:
         return math.inf
     return predicted_timeline(program, costs, list(meshes)).makespan_s
@@ -63,7 +63,7 @@ def estimate_costs(
             if isinstance(op, Run) and op.executable not in seconds:
                 work = _work(fragments[op.executable], dict(meshes[stream.mesh].shape))
                 moved = sum(size[b] for b in (*op.inputs, *op.outputs)) / devices  # replicas are counted
-                arithmetic = device.products_seconds(work.flops + work.transcendentals)
+                arithmetic = arithmetic_seconds(work, device)
                 exchange = device.message_seconds(work.bytes_sent, work.messages)
                 seconds[op.executable] = (
                     device.call_seconds + max(arithmetic, moved / device.bandwidth) + exchange
@@ -73,6 +73,12 @@ def estimate_costs(
                 kinds = stream.buffers[op.buffer].type, target
                 transfers[kinds] = device.message_seconds(target.bytes / meshes[target.mesh].size)
     return ProgramCosts(seconds, transfers)
+
+
+def arithmetic_seconds(work: Cost, device: Device) -> float:
+    """Seconds of the arithmetic of some work at the rates of products."""
+    wide = work.flops - work.narrow_flops + work.transcendentals
+    return device.products_seconds(wide) + device.products_seconds(work.narrow_flops, "bf16")
 
 
 _COUNTING_TRIPS = ("hlo-call-inliner", "hlo-while-simplifier", "hlo-while-simplifier")

@@ -11,6 +11,7 @@ import jax
 
 from mpmd.compile.backends.targets import STAMPS
 from mpmd.errors import CompileError, ConfigError
+from mpmd.estimate.shared_cores import shared_intervals
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.channels.stamps import Stamps
 from mpmd.runtime.measure.run_costs import ProgramCosts
@@ -49,21 +50,26 @@ class Scratch:
 
     Attributes:
         workspace: taken while a fragment runs, by (mesh, fragment).
-        kept: held throughout the step, by mesh.
+        owned: held from call to call, by mesh and by owner: fragments with the same owner share it.
     """
 
     workspace: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
-    kept: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    owned: Mapping[str, Mapping[Any, int]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def kept(self) -> dict[str, int]:
+        """Bytes held throughout the step, by mesh."""
+        return {mesh: sum(of.values()) for mesh, of in self.owned.items()}
 
     @staticmethod
     def of(executables: Mapping[str, Any], meshes: Mapping[str, Any]) -> Scratch:
         """The scratch memory of fragments by name, over the devices of their meshes."""
-        workspace, kept = dict[tuple[str, str], int](), dict[str, dict[int, int]]()
+        workspace, owned = dict[tuple[str, str], int](), dict[str, dict[Any, int]]()
         for name, executable in executables.items():
             mesh = executable.fragment.mesh
             workspace[mesh, name] = getattr(executable, "workspace_bytes", 0) * meshes[mesh].size
-            kept.setdefault(mesh, {}).update(getattr(executable, "kept_memory", {}))
-        return Scratch(workspace, {mesh: sum(of.values()) for mesh, of in kept.items()})
+            owned.setdefault(mesh, {}).update(getattr(executable, "kept_memory", {}))
+        return Scratch(workspace, owned)
 
 
 @dataclasses.dataclass
@@ -79,6 +85,7 @@ def predicted_timeline(
     costs: ProgramCosts | Mapping[str, float] | None,
     meshes: Sequence[str],
     scratch: Scratch | None = None,
+    cores: int | None = None,
 ) -> Timeline:
     """When everything would run if each mesh ran its stream in order.
 
@@ -88,12 +95,17 @@ def predicted_timeline(
             take 1 second, and messages nothing.
         meshes: the order in which to show them.
         scratch: bytes of temporaries of fragments.
+        cores: how many meshes compute at a time without slowing each other down; by default all.
 
     Raises:
         ConfigError: `costs` is something else.
     """
     costs = _known(costs)
     order = verify(program)
+    title = f"{program.name}, predicted"
+    if cores is not None:
+        shared = _Times(*shared_intervals(program, costs, cores))
+        return _timeline(program, shared, meshes, title, scratch or Scratch())
     sends = _sends(program)
     times = _Times()
     ready: dict[tuple[int, int], float] = {}
@@ -122,7 +134,7 @@ def predicted_timeline(
             times.runs[s, at] = (start, end)
         elif isinstance(op, Recv):
             posted[s, op.buffer] = s, at
-    return _timeline(program, times, meshes, f"{program.name}, predicted", scratch or Scratch())
+    return _timeline(program, times, meshes, title, scratch or Scratch())
 
 
 def _known(costs: Any) -> ProgramCosts:

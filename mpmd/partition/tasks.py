@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mpmd import ir
 from mpmd.config.config import Config
@@ -160,6 +160,7 @@ def task_orders(module: ir.Module, config: Config) -> TaskOrders:
     schedule = config.pipeline_schedule
     main = next(f for f in ir.funcs(module) if f.is_entry)
     orders: dict[str, list[Task]] = {}
+    pairs: list[tuple[Task, Task]] = []
     fragments = task_fragments(main)
     first_copies = _first_copies(config) if mirrored_places(config) else {}
     if config.schedule is not None:
@@ -173,17 +174,11 @@ def task_orders(module: ir.Module, config: Config) -> TaskOrders:
         if any(fragment.stage is None for fragment in of_round) and _number_visits(main, of_round):
             of_round = _of_microbatches(task_fragments(main), microbatches)
             chosen = _for_several_visits(schedule, main)
-        for mesh, tasks in _round_orders(main, of_round, microbatches, chosen, first_copies).items():
+        of_mesh, combined = _round_orders(main, of_round, microbatches, chosen, first_copies)
+        for mesh, tasks in of_mesh.items():
             orders.setdefault(mesh, []).extend(tasks)
-    pairs = [pair for tasks in orders.values() for pair in _pairs(tasks)] if schedule.combines else []
+        pairs += combined
     return TaskOrders(tuple((mesh, tuple(tasks)) for mesh, tasks in orders.items()), tuple(pairs))
-
-
-def _pairs(tasks: Sequence[Task]) -> Iterator[tuple[Task, Task]]:
-    """Neighbours that a schedule combines: a forward, and the backward of another microbatch of its stage."""
-    for a, b in itertools.pairwise(tasks):
-        if a.phase is Phase.F and b.phase is Phase.B and a.stage == b.stage and a.microbatch != b.microbatch:
-            yield a, b
 
 
 def _check_phases(schedule: PipelineSchedule, fragments: Sequence[TaskFragment]) -> None:
@@ -300,8 +295,8 @@ def _round_orders(
     microbatches: Sequence[int | None],
     schedule: PipelineSchedule,
     first_copies: dict[int, str],
-) -> dict[str, list[Task]]:
-    """The tasks of one loop over microbatches, for each mesh that takes part.
+) -> tuple[dict[str, list[Task]], list[tuple[Task, Task]]]:
+    """The tasks of one loop over microbatches, for each mesh that takes part, and those that are one program.
 
     Where the stages have second copies the table is for all stages, those that this loop does not use
     included, as the place of each second copy depends on all of them.
@@ -349,7 +344,12 @@ def _round_orders(
             stage, number = stages[task.stage], microbatches[task.microbatch]
             if number is not None and any((stage, number, p) in present for p in _STAND_FOR[task.phase]):
                 orders[mesh].append(Task(stage, number, task.phase))
-    return orders
+    named = [
+        tuple(Task(stages[t.stage], microbatches[t.microbatch] or 0, t.phase) for t in pair)
+        for pair in table.pairs
+    ]
+    neighbours = {pair for tasks in orders.values() for pair in itertools.pairwise(tasks)}
+    return orders, [(a, b) for a, b in named if (a, b) in neighbours]
 
 
 def _names_by_stage(main: ir.Func, staged: Iterable[TaskFragment], suffix: str) -> dict[int, list[str]]:

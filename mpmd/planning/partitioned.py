@@ -169,7 +169,7 @@ def by_program(
 
 def _scratch(lowered: Lowered, target: str) -> Scratch:
     """Temporary memory of fragments by our compiler; none of what it has no code for."""
-    workspace, kept = dict[tuple[str, str], int](), dict[str, dict[str, int]]()
+    workspace, owned = dict[tuple[str, str], int](), dict[str, dict[str, int]]()
     for name, fragment in lowered.fragments.items():
         mesh = lowered.config.topology[fragment.mesh]
         try:
@@ -177,7 +177,7 @@ def _scratch(lowered: Lowered, target: str) -> Scratch:
         except CompileError:
             continue
         if hasattr(program, "kept_bytes"):
-            kept.setdefault(fragment.mesh, {})[fragment.fingerprint] = program.kept_bytes * mesh.size
+            owned.setdefault(fragment.mesh, {})[fragment.fingerprint] = program.kept_bytes * mesh.size
         else:
             workspace[fragment.mesh, name] = program.arena_bytes * mesh.size
-    return Scratch(workspace, {mesh: sum(of.values()) for mesh, of in kept.items()})
+    return Scratch(workspace, owned)

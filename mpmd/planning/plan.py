@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mpmd.cost.device import Device, device_of
+from mpmd.config.described import described_world
+from mpmd.cost.device import Device, bytes_of, device_of
 from mpmd.errors import ConfigError, SignatureError
 from mpmd.jax_compat import default_platform
 from mpmd.planning.candidates import Axes, PlanCandidate, PlanSearch, PlanSpace, StepSizes
@@ -20,7 +20,6 @@ from mpmd.support.progress import ProgressLine
 from mpmd.tracing.stages.select.automatic import DivisionChoice
 
 SCHEDULES_TRIED = ("1f1b", "gpipe", "zb_h1", "interleaved_1f1b", "looped_bfs", "zb_v")
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
 
 
 def plan(
@@ -83,7 +82,7 @@ def plan(
         losses = _losses(probe, bind, microbatches, described, progress)
         space = PlanSpace(
             losses, _divisions(devices, axes, probe, losses), tuple(stages_per_mesh), tuple(schedules),
-            tuple(rematerialise), _bytes_of(memory), described,
+            tuple(rematerialise), bytes_of(memory, "memory"), described,
         )  # fmt: skip
         options = {"in_shardings": in_shardings, "out_shardings": out_shardings}
         tried, show = _search(space, progress), progress.show
@@ -167,21 +166,10 @@ def _nothing_fits(refused: Sequence[PlanCandidate]) -> str:
 
 
 def _described(device: str | None) -> Device:
-    return device_of(default_platform()) if device is None else Device.parse(device)
-
-
-def _bytes_of(memory: Any) -> int | None:
-    """Bytes from a number or a text.
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    if memory is None or (isinstance(memory, int) and not isinstance(memory, bool) and memory > 0):
-        return memory
-    match = re.fullmatch(r"\s*([\d.]+)\s*([KMG]i?|)B?\s*", str(memory)) if isinstance(memory, str) else None
-    if not match:
-        raise ConfigError(f"memory is {memory!r}; it must be bytes, or a text such as '80GiB'")
-    return int(float(match[1]) * _UNITS[match[2]])
+    if device is not None:
+        return Device.parse(device)
+    described = described_world()
+    return described.device if described else device_of(default_platform())
 
 
 def _check(devices: Any, schedules: Any, per_mesh: Any, axes: Any, measure: Any, partition: Any) -> None:

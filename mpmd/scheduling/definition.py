@@ -50,8 +50,6 @@ class PipelineSchedule(ABC):
     name = ""
     splits_backward = False
     has_backward = True
-    combines = False
-    """Whether a forward, and the backward after it of another microbatch of its stage, are one program."""
 
     def placement(self, num_stages: int, num_meshes: int) -> Placement:
         """The mesh of each stage if the user does not choose."""
@@ -64,6 +62,10 @@ class PipelineSchedule(ABC):
     @abstractmethod
     def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
         """Per mesh, its tasks in order."""
+
+    def pairs(self, shape: PipelineShape) -> Sequence[tuple[Task, Task]]:
+        """Tasks that are one program with their neighbour; most schedules have none."""
+        return ()
 
     def mirror(self, shape: PipelineShape) -> Mirror | None:
         """The second copy of the stages; most schedules have none."""
@@ -101,7 +103,15 @@ class PipelineSchedule(ABC):
         shape = PipelineShape(num_meshes, num_microbatches, placement, sources)
         orders = tuple(tuple(order) for order in self.orders(shape))
         splits = any(task.phase is Phase.I for order in orders for task in order)
-        table = ScheduleTable(orders, placement, splits, self.has_backward, self.mirror(shape), sources)
+        table = ScheduleTable(
+            orders,
+            placement,
+            splits,
+            self.has_backward,
+            self.mirror(shape),
+            sources,
+            pairs=tuple(self.pairs(shape)),
+        )
         validate(table, num_microbatches)
         return table
 

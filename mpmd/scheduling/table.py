@@ -258,6 +258,7 @@ class ScheduleTable:
         mirror: the second copy of the stages, if there is one.
         sources: of stages with branches; None for a chain.
         frozen: the stages that have no backward, though others have one.
+        pairs: neighbours that are one program.
     """
 
     orders: tuple[tuple[Task, ...], ...]
@@ -267,6 +268,7 @@ class ScheduleTable:
     mirror: Mirror | None = None
     sources: Sources | None = None
     frozen: frozenset[int] = frozenset()
+    pairs: tuple[tuple[Task, Task], ...] = ()
 
     @property
     def num_stages(self) -> int:

@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> None:
         assert joined is not None
         joined.cores = tuple(int(core) for core in cores.split(",") if core)
     try:
-        _run(command)
+        run_command(command)
     except SystemExit as ended:
         joined = world()
         if ended.code not in (None, 0) and joined is not None:
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> None:
         raise
 
 
-def _run(command: list[str]) -> None:
+def run_command(command: list[str]) -> None:
     """Runs the script or module as Python does."""
     if command[0] == "-m":
         sys.argv = command[1:]

@@ -2,6 +2,7 @@
 
     mpmd-run -n 4 train.py --steps 100
     mpmd-run -n 2 --devices 2 -m package.train
+    mpmd-run --dry-run -n 64 --devices H100:8 train.py
 
 Every process runs the script; `mpmd.make_topology` then takes the devices of all.  Lines of output begin
 with the index of the process; longer ones than 64 KiB are divided.  If one fails, the others have some
@@ -13,6 +14,10 @@ listens on loopback only.
 
 The script finds two environment variables: `MPMD_RUN_ID` is another for each `mpmd-run`, and
 `MPMD_RESTART_COUNT` counts how often all processes were started again because one failed.
+
+    mpmd-run -n 4 --max-restarts 2 --min-processes 2 train.py
+
+goes on with three processes once four have failed for the third time, and then with two.
 """
 
 from __future__ import annotations
@@ -32,6 +37,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mpmd import jax_distributed
+from mpmd.cost.device import Device, bytes_of
+from mpmd.errors import ConfigError
 from mpmd.tools.command_line import version_text
 from mpmd.tools.joined import HEARTBEAT_SECONDS
 from mpmd.tools.output import Printer, Reader, open_standard_files, wait_for_output
@@ -58,17 +65,27 @@ class LaunchOptions:
         processes: how many.
         devices: CPU devices of each.
         grace: seconds that the others have to end after one has failed.
-        restarts: how often all processes are started again after a failure.
+        restarts: how often all processes are started again after a failure, with each number of them.
+        at_least: how many processes the job may go on with, once these restarts are used up.
         pin: give each process cores of its own, if there are as many cores as processes.
         command: `[script, *arguments]` or `["-m", module, *arguments]`.
+        kind: of the devices: a name that the compiler describes, if nothing runs.
+        dry_run: nothing runs; the first step is forecast.
+        memory: bytes of a device; 0 for those of the description.
+        out: a folder for the forecast; "" for none.
     """
 
     processes: int
     devices: int
     grace: float
     restarts: int
+    at_least: int
     pin: bool
     command: tuple[str, ...]
+    kind: str = "host"
+    dry_run: bool = False
+    memory: int = 0
+    out: str = ""
 
 
 def parse(arguments: Sequence[str]) -> LaunchOptions:
@@ -78,7 +95,16 @@ def parse(arguments: Sequence[str]) -> LaunchOptions:
     )
     parser.add_argument("--version", action="version", version=version_text("mpmd-run"))
     parser.add_argument("-n", dest="processes", type=int, required=True, help="how many processes")
-    parser.add_argument("--devices", type=int, default=1, help="CPU devices of each process (default: 1)")
+    parser.add_argument(
+        "--devices",
+        default="1",
+        help="CPU devices of each process (default: 1); in a dry run also others, such as H100:8",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="run nothing: forecast the time and memory of the first step"
+    )
+    parser.add_argument("--memory", default="", help="of a device in a dry run, such as 72GiB")
+    parser.add_argument("--out", default="", help="a folder for the forecast of a dry run, with its pictures")
     parser.add_argument(
         "--grace",
         type=float,
@@ -91,20 +117,54 @@ def parse(arguments: Sequence[str]) -> LaunchOptions:
         default=0,
         help="how often all are started again after a failure (default: 0)",
     )
+    parser.add_argument(
+        "--min-processes",
+        type=int,
+        help="go on with fewer processes, down to so many, when these restarts are used up (default: never)",
+    )
     parser.add_argument("--no-pin", action="store_true", help="let every process run on all cores")
     parser.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="script.py [arguments]")
     parsed = parser.parse_args(list(arguments))
     if not parsed.command:
         parser.error("no script was given, such as: mpmd-run -n 2 train.py")
-    for name in ("processes", "devices"):
-        if getattr(parsed, name) < 1:
-            parser.error(f"{'-n' if name == 'processes' else '--devices'} must be at least 1")
+    kind, devices = _devices(parser, parsed.devices)
+    for name, count in (("-n", parsed.processes), ("--devices", devices)):
+        if count < 1:
+            parser.error(f"{name} must be at least 1")
+    for name, value in (("a kind of device", kind), ("--memory", parsed.memory), ("--out", parsed.out)):
+        if value and not parsed.dry_run:
+            parser.error(f"{name} is of a dry run only: add --dry-run")
+    at_least = parsed.processes if parsed.min_processes is None else parsed.min_processes
+    if not 1 <= at_least <= parsed.processes:
+        parser.error(f"--min-processes is {at_least}; it must be from 1 to the {parsed.processes} of -n")
     if not parsed.module and not os.path.exists(parsed.command[0]):
         parser.error(f"there is no file {parsed.command[0]!r}")
     command = (*(["-m"] if parsed.module else []), *parsed.command)
-    pin = not parsed.no_pin
-    return LaunchOptions(parsed.processes, parsed.devices, parsed.grace, parsed.max_restarts, pin, command)
+    return LaunchOptions(
+        parsed.processes, devices, parsed.grace, parsed.max_restarts, at_least, not parsed.no_pin, command,
+        kind or "host", parsed.dry_run, _bytes(parser, parsed.memory), parsed.out,
+    )  # fmt: skip
+
+
+def _devices(parser: argparse.ArgumentParser, text: str) -> tuple[str, int]:
+    """`H100:8` as a kind and a number; the kind of `8` is ""."""
+    kind, _, count = text.rpartition(":")
+    if not count.isdecimal():
+        parser.error(
+            f"--devices is {text!r}; it must be a number, or in a dry run a kind and a number: H100:8"
+        )
+    try:
+        return (Device.parse(kind).name if kind else ""), int(count)
+    except ConfigError as error:
+        parser.error(f"--devices is {text!r}: {error}")
+
+
+def _bytes(parser: argparse.ArgumentParser, text: str) -> int:
+    try:
+        return (bytes_of(text, "--memory") or 0) if text else 0
+    except ConfigError as error:
+        parser.error(str(error))
 
 
 def threads(processes: int, cores: int) -> int:
@@ -273,18 +333,36 @@ def launch_once(
             children.end(signals, launch.grace if signals.received else _END_SECONDS)
 
 
+def _dry_run(launch: LaunchOptions) -> int:
+    """Runs the script in one process that stands for all."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    environment = {"NPROC": str(threads(launch.processes, cores)), **os.environ, "JAX_PLATFORMS": "cpu"}
+    world = (launch.processes, launch.devices, launch.kind, launch.memory, launch.out)
+    command = [sys.executable, "-u", "-m", "mpmd.tools.dry_run", *map(str, world), *launch.command]
+    return subprocess.call(command, env=environment)
+
+
 def main(arguments: Sequence[str]) -> int:
     launch = parse(arguments)
+    if launch.dry_run:
+        return _dry_run(launch)
     signals, printer = Signals(), Printer()
-    run_id = uuid.uuid4().hex
-    for left in range(launch.restarts, -1, -1):
-        count = str(launch.restarts - left)
-        environment = {"MPMD_RUN_ID": run_id, "MPMD_RESTART_COUNT": count}
+    run_id, starts, left = uuid.uuid4().hex, 0, launch.restarts
+    while True:
+        environment = {"MPMD_RUN_ID": run_id, "MPMD_RESTART_COUNT": str(starts)}
         code = launch_once(launch, environment, signals, printer)
-        if code == 0 or left == 0 or signals.received or printer.failure is not None:
-            break
-        printer.print(f"mpmd-run: exit code {code}; starting again, {left} left\n".encode(), 2)
-    return code
+        if code == 0 or signals.received or printer.failure is not None:
+            return code
+        if left > 0:
+            then = f"starting again, {left} left"
+            left -= 1
+        elif launch.processes > launch.at_least:
+            launch, left = dataclasses.replace(launch, processes=launch.processes - 1), launch.restarts
+            then = f"going on with {launch.processes} process{'es' if launch.processes > 1 else ''}"
+        else:
+            return code
+        starts += 1
+        printer.print(f"mpmd-run: exit code {code}; {then}\n".encode(), 2)
 
 
 def run() -> None:

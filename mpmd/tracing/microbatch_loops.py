@@ -16,8 +16,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from mpmd.errors import SignatureError
 from mpmd.jax_compat import explicit_sharding, struct_of
+from mpmd.support.user_code import warn_user
 from mpmd.tracing.names import MICROBATCHES, carrier
 from mpmd.tracing.stages.staged import staged
+from mpmd.tracing.uneven_means import own_divisor
 
 P = ParamSpec("P")
 
@@ -31,8 +33,7 @@ def scalar_loss(loss_fn: Callable[P, Any], has_aux: bool) -> Callable[P, Any]:
 
     def checked(*args: P.args, **more: P.kwargs) -> Any:
         result = loss_fn(*args, **more)
-        is_pair = isinstance(result, (tuple, list)) and len(result) == 2
-        if has_aux and not is_pair:
+        if has_aux and not _is_pair(result):
             raise SignatureError(
                 f"with has_aux, the loss function must return (loss, aux), got {_shapes(result)}"
             )
@@ -40,16 +41,46 @@ def scalar_loss(loss_fn: Callable[P, Any], has_aux: bool) -> Callable[P, Any]:
         if _is_scalar(loss):
             return result
         hint = ""
-        if is_pair and not has_aux and _is_scalar(result[0]):
+        if _is_pair(result) and not has_aux and _is_scalar(result[0]):
             hint = (
                 "\n  pass the loss function itself, not jax.value_and_grad of it; if it returns (loss, aux), "
-                "give has_aux=True"
+                "give has_aux=True; if (total, weight), weighted=True"
             )
         raise SignatureError(
             f"the loss function of accumulate_gradients must return a scalar, got {_shapes(loss)}{hint}"
         )
 
     return checked
+
+
+def loss_beside(loss_fn: Callable[P, Any], has_aux: bool, weighted: bool) -> Callable[P, Any]:
+    """The loss function as `(loss, (weight, aux))`, checked; without `weighted` or `has_aux` they are None.
+
+    Raises:
+        SignatureError: when called, and it returns something else.
+    """
+    scalar = scalar_loss(loss_fn, has_aux)
+
+    def beside(*args: P.args, **more: P.kwargs) -> Any:
+        if not weighted:
+            loss, aux = scalar(*args, **more) if has_aux else (scalar(*args, **more), None)
+            return loss, (None, aux)
+        result = loss_fn(*args, **more)
+        form = "((total, weight), aux)" if has_aux else "(total, weight)"
+        pair, aux = result if has_aux and _is_pair(result) else (result, None)
+        if not (_is_pair(pair) and all(map(_is_scalar, pair)) and (not has_aux or _is_pair(result))):
+            raise SignatureError(
+                f"with weighted, the loss function must return {form}, total and weight scalars, "
+                f"got {_shapes(result)}"
+            )
+        counts = jnp.issubdtype(jnp.result_type(pair[1]), jnp.bool_)
+        return pair[0], (jnp.asarray(pair[1], jnp.int32) if counts else pair[1], aux)
+
+    return beside
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and len(value) == 2
 
 
 def _is_scalar(value: Any) -> bool:
@@ -228,13 +259,15 @@ def accumulate_gradients(
     has_aux: bool = False,
     axis: int = 0,
     strided: bool = False,
+    weighted: bool = False,
 ) -> Callable[P, Any]:
     """Mean loss and mean gradients over microbatches: `jax.value_and_grad(loss_fn)` in pieces.
 
     `accumulate_gradients(f, M)(params, *batch, **more)` splits every array of the arguments that are not
     differentiated, keywords included, into `M` microbatches, adds up loss and gradients in the order of the
-    microbatches, and divides by `M`.  Under `mpmd.jit` each gradient is accumulated on the mesh that
-    computes it.
+    microbatches, and divides by `M`, or by the sum of their weights with `weighted`.  Under `mpmd.jit` each
+    gradient is accumulated on the mesh that computes it.  In flax's collection `_overwrite_with_gradient`, of
+    fp8, it returns maxima, as one microbatch of all rows would.
 
     Args:
         loss_fn: `loss_fn(params, *microbatch, **more) -> f32[]`, or `(f32[], aux)` with `has_aux`.
@@ -245,6 +278,9 @@ def accumulate_gradients(
         strided: microbatch `k` has every `M`-th row of the batch, from row `k`.  Rows that are split over
             the devices of a mesh then stay where they are; otherwise they are exchanged once a step, as the
             `k`-th piece of a batch lies on one part of the devices.
+        weighted: `loss_fn` returns `(total, weight)` instead of a loss, such as a sum over tokens and how
+            many tokens count.  Totals and their gradients are added up, and divided once by the sum of all
+            weights, as for the whole batch.  A weight is a constant for the gradient.
 
     Returns:
         A function that returns `(loss, grads)`, or `((loss, aux), grads)` where every leaf of `aux` has a
@@ -260,9 +296,9 @@ def accumulate_gradients(
     _check_split(num_microbatches, axis)
     given = _positions(argnums)
     value_and_grad = jax.value_and_grad(
-        scalar_loss(staged(loss_fn, argnums=given), has_aux),
+        loss_beside(staged(loss_fn, argnums=given), has_aux, weighted),
         argnums=given[0] if _is_count(argnums) else given,
-        has_aux=has_aux,
+        has_aux=True,
     )
 
     def loss_and_grads(*args: Any, **more: Any) -> Any:
@@ -276,18 +312,69 @@ def accumulate_gradients(
                 full[i] = next(rest)
             return value_and_grad(*full, **dict(zip(more, rest, strict=True)))
 
-        def body(carry: Any, microbatch: Sequence[Any]) -> tuple[Any, Any]:
-            value, grads = of_microbatch(microbatch)
-            loss, aux = value if has_aux else (value, None)
-            return jax.tree.map(jnp.add, carry, (loss, grads)), aux
-
         pieces = _split(batches, num_microbatches, axis, strided)
-        shapes = jax.eval_shape(of_microbatch, jax.tree.map(_one, pieces))
-        (loss, grads), aux = jax.lax.scan(one_microbatch(body), _zeros(shapes, has_aux), pieces)
-        loss, grads = jax.tree.map(lambda total: total / num_microbatches, (loss, grads))
+        traced = jax.jit(of_microbatch).trace(jax.tree.map(_one, pieces))
+        if num_microbatches > 1 and not weighted:
+            _warn_of_own_divisor(loss_fn, traced.jaxpr.jaxpr, pieces)
+        (loss, weight, grads), aux = _summed(of_microbatch, traced.out_info, pieces)
+        loss, grads = _divided((loss, grads), weight if weighted else num_microbatches)
         return ((loss, aux), grads) if has_aux else (loss, grads)
 
     return loss_and_grads
+
+
+def _summed(of_microbatch: Callable[[Any], Any], shapes: Any, pieces: Any) -> tuple[Any, Any]:
+    """Sums of losses, weights and gradients over microbatches; each `aux`.
+
+    Args:
+        of_microbatch: results in `(loss, (weight, aux)), grads`.
+        shapes: of these results.
+        pieces: of the batches, with a first dim for the microbatches.
+    """
+
+    def body(carry: Any, microbatch: Any) -> tuple[Any, Any]:
+        (loss, (weight, aux)), grads = of_microbatch(microbatch)
+        return _accumulated(carry, (loss, weight, grads)), aux
+
+    (loss, (weight, _)), grads = shapes
+    zeros = jax.tree.map(_zeros_of, (loss, weight, grads))
+    return jax.lax.scan(one_microbatch(body), zeros, pieces)
+
+
+_OVERWRITE = "_overwrite_with_gradient"
+"""The collection of flax whose gradients are new values: scales and histories of maxima of fp8."""
+
+
+def _is_overwritten(path: Sequence[Any]) -> bool:
+    return any(getattr(entry, "key", None) == _OVERWRITE for entry in path)
+
+
+def _accumulated(carry: Any, terms: Any) -> Any:
+    """Sums; maxima of what gradients overwrite."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, a, b: jnp.maximum(a, b) if _is_overwritten(path) else jnp.add(a, b), carry, terms
+    )
+
+
+def _divided(totals: T, by: Any) -> T:
+    """Totals divided by a number or a scalar, in their own dtypes; not what gradients overwrite."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, total: total if _is_overwritten(path) else (total / by).astype(total.dtype), totals
+    )
+
+
+def _warn_of_own_divisor(loss_fn: Callable[..., Any], jaxpr: Any, pieces: Any) -> None:
+    place = own_divisor(jaxpr, len(jax.tree.leaves(pieces)))
+    if place is None:
+        return
+    name = getattr(loss_fn, "__name__", "the loss")
+    warn_user(
+        [
+            f"{name} divides by a sum over the rows of its own microbatch, at {place}\n  the mean over "
+            "microbatches is not the mean of the whole batch, unless that sum is the same in each\n  return "
+            "(total, weight) instead of total / weight, and give weighted=True"
+        ]
+    )
 
 
 def _positions(argnums: Any) -> tuple[int, ...]:
@@ -336,9 +423,3 @@ def _one(stacked: Any) -> jax.ShapeDtypeStruct:
     if sharding is not None:
         sharding = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec.partitions[1:]))
     return whole.update(shape=whole.shape[1:], weak_type=False, sharding=sharding)
-
-
-def _zeros(shapes: Any, has_aux: bool) -> Any:
-    value, grads = shapes
-    loss = value[0] if has_aux else value
-    return jax.tree.map(_zeros_of, (loss, grads))

@@ -26,19 +26,19 @@ def loss_fn(params, x):
     return (x**2).mean()
 
 
-def step(params, x):
-    loss, grads = mpmd.accumulate_gradients(loss_fn, MICROBATCHES)(params, x)
+def step(params, x, microbatches=MICROBATCHES):
+    loss, grads = mpmd.accumulate_gradients(loss_fn, microbatches)(params, x)
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
 
 
 GIVEN = {"layers": [normal(k, 4, 4) for k in range(3)]}, normal(9, 2 * MICROBATCHES, 4)
 
 
-def lowered_by(schedule, devices=1, in_shardings=None):
+def lowered_by(schedule, devices=1, in_shardings=None, microbatches=MICROBATCHES):
     topology = mpmd.make_topology({f"m{m}": {"data": devices} for m in range(3)})
     stages = mpmd.by_parameters(r"layers/(\d+)")
     config = mpmd.make_config(topology, stages=stages, schedule=schedule, in_shardings=in_shardings)
-    return mpmd.jit(step, config).lower(*GIVEN)
+    return mpmd.jit(lambda *given: step(*given, microbatches), config).lower(*GIVEN)
 
 
 def runs(lowered, pattern=r"_(stage\d\w*?)_calls?\d"):
@@ -81,10 +81,15 @@ def test_it_runs_on_several_devices(split):
     assert relative_difference(compiled(*GIVEN), jax.jit(step)(*GIVEN)) < 1e-5
 
 
+def test_meshes_that_do_nothing_but_warm_up_combine_nothing():
+    """The first mesh would run five forwards ahead; its last forward is no pair with a backward."""
+    lowered = lowered_by("combined_1f1b", microbatches=4)
+    assert not lowered.warnings
+    ran = runs(lowered)
+    assert [ran[f"stage{s}_fwd_bwd"] for s in range(3)] == [0, 1, 3]
+
+
 def test_the_last_forward_and_its_backward_stay_one_program():
     """One microbatch has no other to be combined with."""
-    topology = mpmd.make_topology({"m0": 1, "m1": 1, "m2": 1})
-    config = mpmd.make_config(topology, stages=mpmd.by_parameters(r"layers/(\d+)"), schedule="combined_1f1b")
-    alone = mpmd.jit(mpmd.accumulate_gradients(loss_fn, 1), config)
-    text = alone.lower(*GIVEN).as_text("program")
+    text = lowered_by("combined_1f1b", microbatches=1).as_text("program")
     assert len(re.findall(r" run \w*stage2_fwd_bwd", text)) == 1

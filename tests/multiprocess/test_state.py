@@ -14,14 +14,14 @@ from tests.support.launching import launch, output
 PROGRAM = "tests.support.state_in_processes"
 
 
-def run(processes, stages, devices, action, folder):
+def run(processes, stages, devices, action, folder, program=PROGRAM):
     """What each process printed."""
     arguments = [str(stages), str(devices), action, str(folder)]
     if processes == 1:
-        done = output([sys.executable, "-m", PROGRAM, *arguments], 250)
+        done = output([sys.executable, "-m", program, *arguments], 250)
         assert done.returncode == 0, done.stderr
         return [json.loads(done.stdout.splitlines()[-1])]
-    code, found = launch(processes, PROGRAM, *arguments, seconds=250, devices=stages * devices // processes)
+    code, found = launch(processes, program, *arguments, seconds=250, devices=stages * devices // processes)
     assert code == 0 and len(found) == processes
     return sorted(found, key=lambda line: line["process"])
 
@@ -100,3 +100,28 @@ def test_arguments_and_results_of_a_mesh_over_two_processes():
 
 def floats(texts):
     return [float.fromhex(text) for text in texts]
+
+
+@pytest.mark.slow
+def test_weights_that_two_processes_export_are_imported_on_other_meshes(tmp_path):
+    """In files of safetensors: two processes write a file together; all reads have other stages or shards."""
+    module = "tests.support.weights_in_processes"
+    first, second = run(2, 2, 2, "save", tmp_path, module)
+    assert first["sums"] == second["sums"]
+    assert len(list(tmp_path.glob("*.safetensors"))) == 3
+    for processes, stages, devices in [(1, 1, 1), (4, 2, 2), (2, 4, 1)]:
+        for line in run(processes, stages, devices, "load", tmp_path, module):
+            assert line["sums"] == first["sums"]
+
+
+@pytest.mark.slow
+def test_a_folder_with_other_weights_is_refused_in_all_processes(tmp_path):
+    (tmp_path / "x.safetensors").touch()
+    arguments = ["-n", "2", "--grace", "5", "-m", "tests.support.weights_in_processes", "2", "1", "save"]
+    done = output([sys.executable, "-m", "mpmd.tools.run", *arguments, str(tmp_path)])
+    assert done.returncode == 1
+    assert (
+        "[0] mpmd.errors.CheckpointError" in done.stderr and "has other weights: x.safetensors" in done.stderr
+    )
+    assert "[1] mpmd.errors.CheckpointError: process 0" in done.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["x.safetensors"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import re
@@ -92,6 +93,21 @@ def run(snippet, tmp_path, folder=None):
 def test_links_lead_somewhere(page):
     lost = [target for target in LINK.findall(text(page)) if not (ROOT / page.parent / target).exists()]
     assert lost == []
+
+
+INCLUDED = re.compile(r"^```\{literalinclude\} (\S+)\n:pyobject: (\S+)\n```$", re.MULTILINE)
+INCLUDING = [path for path in tracked(".md") if "{literalinclude}" in text(path)]
+
+
+@pytest.mark.parametrize("page", INCLUDING, ids=str)
+def test_code_that_pages_include_exists(page):
+    included = INCLUDED.findall(text(page))
+    assert len(included) == text(page).count("{literalinclude}") > 0
+    for file, name in included:
+        body = ast.parse((ROOT / page.parent / file).read_text()).body
+        for part in name.split("."):
+            (found,) = [node for node in body if getattr(node, "name", None) == part]
+            body = found.body
 
 
 def test_the_readme_begins_with_the_two_commands():

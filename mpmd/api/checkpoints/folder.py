@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import errno
 import fcntl
 import json
+import math
 import os
 import shutil
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpmd.errors import CheckpointError
 
@@ -30,12 +32,58 @@ _NEWEST = float("inf")
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 
 
+class WrittenCheckpoint(NamedTuple):
+    """A checkpoint: how many were written before it, its step, and its metric."""
+
+    number: float
+    step: int
+    metric: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Keep:
+    """Which checkpoints stay when another one is complete; the others are removed.
+
+        keep=Keep(last=2, every=10_000, best=1)
+
+    Attributes:
+        last: how many of those that were written last, the new one included; at least 1.
+        every: all whose step is a multiple of it; none if it is 0.
+        best: how many of those with the lowest metric.
+        highest: whether the best ones have the highest metric instead, such as an accuracy.
+    """
+
+    last: int = 2
+    every: int = 0
+    best: int = 0
+    highest: bool = False
+
+    def stay(self, written: Sequence[WrittenCheckpoint]) -> set[int]:
+        """The steps that stay, of checkpoints in the order in which they were written."""
+        last = {one.step for one in written[-self.last :]}
+        every = {one.step for one in written if self.every and one.step % self.every == 0}
+        return last | every | {one.step for one in ranked(written, self.highest)[: self.best]}
+
+
+def ranked(written: Sequence[WrittenCheckpoint], highest: bool) -> list[WrittenCheckpoint]:
+    """The checkpoints with a metric that is a number, the best one first, of equal ones the older."""
+    sign = -1.0 if highest else 1.0
+    known = [(sign * one.metric, one) for one in written if one.metric is not None]
+    numbers = [(value, one) for value, one in known if not math.isnan(value)]  # NaN has no order
+    return [one for _, one in sorted(numbers, key=lambda of: (of[0], of[1].number))]
+
+
 def steps(folder: Path) -> list[int]:
     """The steps there are checkpoints of, in the order in which they were written."""
+    return [one.step for one in written(folder)]
+
+
+def written(folder: Path) -> list[WrittenCheckpoint]:
+    """The checkpoints that there are, in the order in which they were written, then unreadable ones."""
     if not folder.is_dir():
         return []
-    numbers = [int(entry.name) for entry in folder.iterdir() if _is_step(entry)]
-    return sorted(numbers, key=lambda step: (_number(folder, step), step))
+    found = [int(entry.name) for entry in folder.iterdir() if _is_step(entry)]
+    return sorted((_written(folder, step) for step in found), key=lambda one: one[:2])
 
 
 def _is_step(entry: Path) -> bool:
@@ -44,12 +92,13 @@ def _is_step(entry: Path) -> bool:
     return name.isascii() and name.isdecimal() and name == str(int(name)) and entry.is_dir()
 
 
-def _number(folder: Path, step: int) -> float:
-    """How many checkpoints were written before this one; 0 for those of versions that did not count."""
+def _written(folder: Path, step: int) -> WrittenCheckpoint:
+    """A checkpoint that there is; versions that did not count wrote number 0."""
     try:
-        return float(_read(folder / str(step) / MANIFEST).get("number", 0))
+        manifest = _read(folder / str(step) / MANIFEST)
+        return WrittenCheckpoint(float(manifest.get("number", 0)), step, manifest.get("metric"))
     except _UNREADABLE:
-        return _NEWEST
+        return WrittenCheckpoint(_NEWEST, step, None)
 
 
 def unfinished(folder: Path, step: int) -> Path:
@@ -98,8 +147,7 @@ def prepare(folder: Path, step: int) -> None:
 def describe(folder: Path, step: int, manifest: dict[str, Any]) -> None:
     """Writes the description of a checkpoint, the last of its files, and sees that all reach the disk."""
     part = unfinished(folder, step)
-    numbers = [_number(folder, other) for other in steps(folder)]
-    known = [int(number) for number in numbers if number != _NEWEST]
+    known = [int(one.number) for one in written(folder) if one.number != _NEWEST]
     manifest = json.loads(json.dumps({**manifest, "number": max(known, default=0) + 1}))
     with (part / MANIFEST).open("w") as file:
         json.dump({**manifest, "digest": _digest(manifest)}, file)
@@ -108,8 +156,8 @@ def describe(folder: Path, step: int, manifest: dict[str, Any]) -> None:
         raise CheckpointError(f"{part / MANIFEST} was written, and reads differently")
 
 
-def complete(folder: Path, step: int, keep: int) -> list[str]:
-    """Gives a checkpoint that is whole its name, then removes all but the last ones that were written.
+def complete(folder: Path, step: int, keep: Keep) -> list[str]:
+    """Gives a checkpoint that is whole its name, then removes all that need not stay.
 
     One of the same step is replaced: the two exchange their names, where the system can do that.
 
@@ -128,8 +176,9 @@ def complete(folder: Path, step: int, keep: int) -> list[str]:
     _flush_folder(folder)
     problems = []
     gone = [replaced] if replaced.exists() else []
-    others = [other for other in steps(folder) if other != step and _number(folder, other) != _NEWEST]
-    for old in others[: max(0, len(others) - (keep - 1))]:
+    good = [one for one in written(folder) if one.number != _NEWEST]
+    stay = keep.stay(good) | {step}
+    for old in [one.step for one in good if one.step not in stay]:
         gone.append(unfinished(folder, old))
         try:
             (folder / str(old)).rename(gone[-1])

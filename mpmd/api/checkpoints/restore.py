@@ -8,19 +8,51 @@ from __future__ import annotations
 import dataclasses
 import json
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
 from mpmd.api.checkpoints import files, folder
+from mpmd.api.checkpoints.folder import Keep
 from mpmd.api.checkpoints.pieces import Box, Leaf, LeafKind, as_box, box_of, intersection, leaves_of, within
 from mpmd.api.inputs import weakly_typed
 from mpmd.errors import CheckpointError, collect
 from mpmd.jax_compat import ShapedArray, as_key, is_key
 from mpmd.jax_distributed import absent_array_maker
+
+BoxReader: TypeAlias = Callable[[LeafKind, Box, tuple[int, ...], Any], np.ndarray]
+"""`read(leaf, box, tail, dtype)` returns a box of a leaf with the dims `tail` behind, which random keys have,
+as an array of its own: devices on CPUs may keep and reuse its memory."""
+
+
+def read_leaf(leaf: Leaf, read: BoxReader) -> list[Any]:
+    """The arrays of a leaf, with the shardings of `leaf`; reads of each what this process holds."""
+    return [_array(leaf.kind, offset, like, read) for offset, like in leaf.arrays]
+
+
+def _array(kind: LeafKind, offset: tuple[int, ...], like: Any, read: BoxReader) -> Any:
+    sharding, shape, dtype = getattr(like, "sharding", None), tuple(like.shape), like.dtype
+    tail: tuple[int, ...] = ()
+    if is_key(dtype):  # kept as integers
+        data = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, dtype=dtype)))
+        dtype, tail = data.dtype, data.shape
+    if sharding is None:
+        return read(kind, box_of((slice(None),) * len(shape), shape, offset), tail, dtype)
+    weak = bool(getattr(getattr(like, "aval", like), "weak_type", False))
+    if not sharding.has_addressable_devices:
+        aval = ShapedArray((*shape, *tail), np.dtype(dtype), weak_type=weak)
+        array = absent_array_maker(aval, sharding)()
+    else:
+        array = jax.make_array_from_callback(
+            (*shape, *tail),
+            sharding,
+            lambda index: read(kind, box_of(index, shape, offset), tail, dtype),
+        )
+        array = weakly_typed(array) if weak else array
+    return as_key(array, like.dtype) if is_key(like.dtype) else array
 
 
 class CheckpointReader:
@@ -41,31 +73,9 @@ class CheckpointReader:
             CheckpointError: the checkpoint is damaged.
         """
         self._known.clear()
-        return [self._array(leaf.kind, offset, like) for offset, like in leaf.arrays]
-
-    def _array(self, kind: LeafKind, offset: tuple[int, ...], like: Any) -> Any:
-        sharding, shape, dtype = getattr(like, "sharding", None), tuple(like.shape), like.dtype
-        tail: tuple[int, ...] = ()
-        if is_key(dtype):  # kept as integers
-            data = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, dtype=dtype)))
-            dtype, tail = data.dtype, data.shape
-        if sharding is None:
-            return self._box(kind, box_of((slice(None),) * len(shape), shape, offset), tail, dtype)
-        weak = bool(getattr(getattr(like, "aval", like), "weak_type", False))
-        if not sharding.has_addressable_devices:
-            aval = ShapedArray((*shape, *tail), np.dtype(dtype), weak_type=weak)
-            array = absent_array_maker(aval, sharding)()
-        else:
-            array = jax.make_array_from_callback(
-                (*shape, *tail),
-                sharding,
-                lambda index: self._box(kind, box_of(index, shape, offset), tail, dtype),
-            )
-            array = weakly_typed(array) if weak else array
-        return as_key(array, like.dtype) if is_key(like.dtype) else array
+        return read_leaf(leaf, self._box)
 
     def _box(self, kind: LeafKind, box: Box, tail: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """A box of a leaf, as an array of its own: devices on CPUs may keep and reuse its memory."""
         array = np.zeros((*(stop - start for start, stop in box), *tail), dtype)
         for process, has, name, digest in self._of_leaf.get(self._paths[kind.path], ()):
             common = intersection(box, has)
@@ -95,17 +105,19 @@ class SaveRequest:
         step: the number of this one.
         leaves: of the state.
         extra: what JSON can hold.
-        keep: how many checkpoints stay.
+        metric: by which the best checkpoints are found; None if it has none.
+        keep: which checkpoints stay.
     """
 
     root: Path
     step: int
     leaves: list[Leaf]
     extra: dict[str, Any]
-    keep: int
+    metric: float | None
+    keep: Keep
 
     @staticmethod
-    def of(folder: Any, step: Any, state: Any, extra: Any, keep: Any) -> SaveRequest:
+    def of(folder: Any, step: Any, state: Any, extra: Any, metric: Any, keep: Any) -> SaveRequest:
         """The arguments of `save`.
 
         Raises:
@@ -113,11 +125,14 @@ class SaveRequest:
         """
         files.orbax()
         leaves = leaves_of(state)
-        problems = [*_of_keep(keep), *_of_extra(extra), *_of_leaves([leaf.kind for leaf in leaves])]
+        keep = Keep(keep) if type(keep) is int else keep
+        problems = [*_of_keep(keep, metric), *_of_metric(metric), *_of_extra(extra)]
+        problems += _of_leaves([leaf.kind for leaf in leaves])
         if problems:
             raise collect(CheckpointError, problems, "the checkpoint could not be restored:")
         plain = json.loads(json.dumps(dict(extra or {})))
-        return SaveRequest(Path(folder).absolute(), step_number(step), leaves, plain, keep)
+        value = None if metric is None else float(metric)
+        return SaveRequest(Path(folder).absolute(), step_number(step), leaves, plain, value, keep)
 
     def text(self) -> str:
         """What all processes must save alike, one a line."""
@@ -140,10 +155,30 @@ def step_number(step: Any) -> int:
     return number
 
 
-def _of_keep(keep: Any) -> list[str]:
-    if type(keep) is int and keep >= 1:
+def _of_keep(keep: Any, metric: Any) -> list[str]:
+    if not isinstance(keep, Keep):
+        return [f"keep is {keep!r}; give a number of checkpoints, or mpmd.checkpoint.Keep(...)"]
+    problems = []
+    if type(keep.last) is not int or keep.last < 1:
+        problems.append(f"keep is {keep.last!r}; at least the checkpoint that is written must stay")
+    for name in ("every", "best"):
+        if type(value := getattr(keep, name)) is not int or value < 0:
+            problems.append(f"keep.{name} is {value!r}; it must be an integer that is not negative")
+    if not problems and keep.best and metric is None:
+        problems.append(f"keep.best is {keep.best}, and no metric was given: save(..., metric=float(loss))")
+    return problems
+
+
+def _of_metric(metric: Any) -> list[str]:
+    if metric is None:
         return []
-    return [f"keep is {keep!r}; at least the checkpoint that is written must stay"]
+    try:
+        if not isinstance(metric, (str, bytes, bool)) and np.shape(metric) == ():
+            float(metric)
+            return []
+    except (TypeError, ValueError):
+        pass
+    return [f"metric is {metric!r}; it must be one real number"]
 
 
 def _of_leaves(kinds: Sequence[LeafKind]) -> list[str]:

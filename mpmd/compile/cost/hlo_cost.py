@@ -44,6 +44,7 @@ class Cost:
         bytes_written: bytes of results.
         bytes_sent: bytes that a device sends to others in collectives.
         messages: one after the other, in which it does.
+        narrow_flops: those of the flops that are products of numbers of two bytes.
     """
 
     flops: int = 0
@@ -52,6 +53,7 @@ class Cost:
     bytes_written: int = 0
     bytes_sent: int = 0
     messages: int = 0
+    narrow_flops: int = 0
 
     @property
     def bytes(self) -> int:
@@ -99,7 +101,10 @@ class CostModel:
             return max((self.computation(c) for c in instruction.called), key=lambda c: (c.bytes, c.flops))
         flops, transcendentals = self._operations(instruction)
         read, written = bytes_touched(instruction)
-        return Cost(flops, transcendentals, read, written, *exchanged(instruction))
+        narrow = flops if _is_narrow_product(instruction) else 0
+        if opcode == "fusion":
+            narrow = self.computation(instruction.to_apply).narrow_flops
+        return Cost(flops, transcendentals, read, written, *exchanged(instruction), narrow)
 
     def _operations(self, instruction: HloInstruction) -> tuple[int, int]:
         opcode, size = instruction.opcode, _size(instruction)
@@ -124,6 +129,13 @@ class CostModel:
             inner = self.computation(instruction.called[-1])
             return inner.flops * times, inner.transcendentals * times
         return 0, 0
+
+
+def _is_narrow_product(instruction: HloInstruction) -> bool:
+    """Whether all factors of a product have two bytes or fewer a number."""
+    if instruction.opcode not in ("dot", "convolution"):
+        return False
+    return all(o.shape.byte_size <= 2 * o.shape.size for o in instruction.operands[:2])
 
 
 def _size(instruction: HloInstruction) -> int:

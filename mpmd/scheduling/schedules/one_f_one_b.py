@@ -90,11 +90,22 @@ class CombinedOneFOneB(OneFOneB):
     """
 
     name = "combined_1f1b"
-    combines = True
 
     def warm_up(self, following: int) -> int:
         """Twice as many, and one: no backward follows the forward of its own microbatch."""
         return 2 * following + 1
+
+    def pairs(self, shape: PipelineShape) -> Sequence[tuple[Task, Task]]:
+        """A forward after the warm-up, and the backward that it alternates with."""
+        way = pipeline_positions(shape.placement, self.name)
+        pairs: list[tuple[Task, Task]] = []
+        for visit, following in zip(way, _meshes_following(way, shape), strict=True):
+            last, ahead = visit.stages[-1], self.warm_up(following)
+            pairs += (
+                (Task(last, turn + ahead, Phase.F), Task(last, turn, Phase.B))
+                for turn in range(shape.num_microbatches - ahead)
+            )
+        return pairs
 
 
 @dataclass(frozen=True)

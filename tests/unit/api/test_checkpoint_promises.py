@@ -310,3 +310,36 @@ def test_replicas_that_differ_are_named():
     assert pieces.replicas_that_differ(kinds, claims) == [
         "['w']: float32[2] has other values in process 1 than in process 0, whose are saved"
     ]
+
+
+def test_the_last_the_best_and_every_so_many_stay(tmp_path):
+    keep = mpmd.checkpoint.Keep(last=1, every=4, best=2)
+    losses = {1: 5.0, 2: 1.0, 3: np.float32(2), 4: 9.0, 5: np.nan, 6: jnp.bfloat16(1.0), 7: 3.0}
+    for step, loss in losses.items():
+        mpmd.checkpoint.save(tmp_path, step, W, metric=loss, keep=keep)
+    assert mpmd.checkpoint.steps(tmp_path) == [2, 4, 6, 7], (
+        "2 and 6 are the best, 4 is the fourth, 7 the last"
+    )
+    assert mpmd.checkpoint.best(tmp_path) == 2 and mpmd.checkpoint.best(tmp_path, highest=True) == 4
+    assert mpmd.checkpoint.restore(tmp_path, W, mpmd.checkpoint.best(tmp_path)).step == 2
+    mpmd.checkpoint.save(tmp_path, 9, W, metric=4.0, keep=mpmd.checkpoint.Keep(last=1, best=1, highest=True))
+    assert mpmd.checkpoint.steps(tmp_path) == [4, 9], "those who save last say what stays"
+
+
+def test_which_checkpoints_stay_is_checked_before_anything_is_written(tmp_path):
+    keep = mpmd.checkpoint.Keep
+    for how, says in [
+        ({"keep": keep(last=0)}, "keep is 0; at least"),
+        ({"keep": keep(every=-1)}, "keep.every is -1"),
+        ({"keep": keep(best=1.5)}, "keep.best is 1.5"),
+        ({"keep": keep(best=1)}, "keep.best is 1, and no metric was given"),
+        ({"metric": "low"}, "metric is 'low'; it must be one real number"),
+        ({"metric": np.ones(1)}, "it must be one real number"),
+        ({"metric": 1j}, "it must be one real number"),
+    ]:
+        with pytest.raises(CheckpointError, match=says):
+            mpmd.checkpoint.save(tmp_path, 1, W, **how)
+    assert names(tmp_path) == []
+    mpmd.checkpoint.save(tmp_path, 1, W)
+    with pytest.raises(CheckpointError, match="no checkpoint in .* has a metric"):
+        mpmd.checkpoint.best(tmp_path)

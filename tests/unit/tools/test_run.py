@@ -9,6 +9,7 @@ import time
 import pytest
 
 from mpmd.support.resources import on_cores
+from mpmd.tools import run
 from mpmd.tools.run import parse, shares, threads
 from tests.support.launching import output
 
@@ -29,6 +30,8 @@ def test_the_command_line(tmp_path):
         (["-n", "0", "-m", "x"], "-n must be at least 1"),
         (["-n", "2", "--devices", "0", "-m", "x"], "--devices must be at least 1"),
         (["-n", "2", "absent.py"], "there is no file 'absent.py'"),
+        (["-n", "2", "--min-processes", "3", "-m", "x"], "--min-processes is 3; it must be from 1 to the 2"),
+        (["-n", "2", "--min-processes", "0", "-m", "x"], "--min-processes is 0"),
     ],
 )
 def test_a_wrong_command_line_is_a_usage_message(arguments, says, capsys):
@@ -36,6 +39,34 @@ def test_a_wrong_command_line_is_a_usage_message(arguments, says, capsys):
         parse(arguments)
     assert ended.value.code == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "codes", "starts", "ends"),
+    [
+        ([], [7], "4", 7),
+        (["--max-restarts", "1"], [7, 7], "44", 7),
+        (["--max-restarts", "1", "--min-processes", "2"], [7] * 6, "443322", 7),
+        (["--max-restarts", "1", "--min-processes", "2"], [7, 7, 7, 0], "4433", 0),
+        (["--min-processes", "1"], [137, 1, 0], "432", 0),
+    ],
+)
+def test_a_job_goes_on_with_fewer_processes_once_restarts_are_used_up(
+    options, codes, starts, ends, monkeypatch, capfd
+):
+    started, left = [], iter(codes)
+
+    def launch_once(launch, environment, signals, printer):
+        started.append((launch.processes, environment["MPMD_RESTART_COUNT"], environment["MPMD_RUN_ID"]))
+        return next(left)
+
+    monkeypatch.setattr(run, "launch_once", launch_once)
+    monkeypatch.setattr(run.signal, "signal", lambda *_: None)
+    assert run.main(["-n", "4", *options, "-m", "x"]) == ends
+    assert "".join(str(count) for count, _, _ in started) == starts
+    assert [number for _, number, _ in started] == [str(k) for k in range(len(codes))]
+    assert len({run_id for _, _, run_id in started}) == 1
+    assert ("going on with 3 processes" in capfd.readouterr().err) == ("3" in starts)
 
 
 def test_cores_are_divided_evenly_or_shared():

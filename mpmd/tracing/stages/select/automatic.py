@@ -51,6 +51,7 @@ class AutomaticSelector(Selector):
         measured: for each function, by its key: (end, factor) of ranges of units, which are measured seconds
             in units of the estimate.
         starts: the first units of all stages but the first, if they are chosen already.
+        found: the same for each function, by its key and its number of units, as another trace chose them.
     """
 
     count: int | None = None
@@ -61,6 +62,7 @@ class AutomaticSelector(Selector):
     rematerialise: bool = False
     measured: MeasuredRanges = ()
     starts: tuple[int, ...] = ()
+    found: tuple[tuple[FunctionKey, int, tuple[int, ...]], ...] = ()
 
     def on(self, meshes: Sequence[str]) -> AutomaticSelector:
         """The same with a mesh for each stage: the meshes in order, again and again.
@@ -175,13 +177,13 @@ def _choice(
 ) -> DivisionChoice:
     """The division of a function; loops of loops are unrolled if its stages are not balanced otherwise."""
     measured = dict(selector.measured).get(key, ())
+    # Starts and measured seconds are of units: as many as there were when they were found.
+    known = {end for end, _ in measured[-1:]} | {count for of, count, _ in selector.found if of == key}
     while True:
         units = chain_of(flat, parameters, selector.device, measured)
         loops = units.nested_loops()
-        # Starts and measured seconds are of units: of the loops that were unrolled when they were found.
-        is_last = not loops or bool(selector.starts)
-        is_last |= bool(measured) and measured[-1][0] == len(units.chain)
-        if is_last or (not measured and len(units.chain) >= len(selector.over)):
+        is_last = not loops or bool(selector.starts) or len(units.chain) in known
+        if is_last or (not known and len(units.chain) >= len(selector.over)):
             choice = DivisionChoice(units, selector, key)
             if is_last or not choice.imbalance():
                 return choice
@@ -213,11 +215,28 @@ class DivisionChoice:
                 f"{'s' * (count != 1)} that use parameters and data\n  use fewer stages"
             )
         divided, self.places = choose(self.segments, self.stages)
-        if selector.starts:
-            divided = divided_at(self.segments, selector.starts)
+        starts = self._found() if selector.found else selector.starts
+        if starts:
+            divided = divided_at(self.segments, starts)
         if divided is None:
             raise ConfigError(self._too_large(name))
         self.division: StageDivision = divided
+
+    def _found(self) -> tuple[int, ...]:
+        """Where another trace of the function has divided it.
+
+        Raises:
+            ConfigError: it had other operations.
+        """
+        count = len(self.units.chain)
+        for key, units, starts in self.selector.found:
+            if (key, units) == (self.key, count):
+                return starts
+        known = ", ".join(f"{key[0]} with {key[1]} operations" for key, _, _ in self.selector.found)
+        raise ConfigError(
+            f"{self.key[0]} has {self.key[1]} operations; the stages were found for {known}\n  the stages of "
+            "a lowered step are for the same loss with other lengths; use stages='auto' for another one"
+        )
 
     def _too_large(self, name: str) -> str:
         """The message if nothing fits the memory."""

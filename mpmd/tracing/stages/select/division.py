@@ -46,7 +46,7 @@ def equation_seconds(equation: Any, device: Device) -> float:
     results = sum(size(v.aval) for v in equation.outvars)
     if name in ("dot_general", "conv_general_dilated"):
         moved = results + sum(size(v.aval) for v in equation.invars)
-        flops = device.products_seconds(equation_flops(equation), equation.outvars[0].aval.dtype)
+        flops = device.products_seconds(equation_flops(equation), _dtype_of_product(equation))
         return max(flops, moved / device.bandwidth)
     inner = [sum(equation_seconds(e, device) for e in jaxpr.eqns) for jaxpr in inner_jaxprs(equation)]
     if inner:
@@ -58,6 +58,11 @@ def equation_seconds(equation: Any, device: Device) -> float:
     return max(elements * operations / device.element_rate, results * _FUSED_BYTES / device.bandwidth)
 
 
+def _dtype_of_product(equation: Any) -> Any:
+    """The dtype at whose rate a product runs: its wider factor's, whatever the sums are kept in."""
+    return max((v.aval.dtype for v in equation.invars[:2]), key=lambda dtype: dtype.itemsize)
+
+
 def products_work(equations: Sequence[Any], device: Device) -> tuple[float, float]:
     """(operations, seconds of arithmetic) of the products in equations, loops and calls included."""
     flops = seconds = 0.0
@@ -65,7 +70,7 @@ def products_work(equations: Sequence[Any], device: Device) -> tuple[float, floa
         if equation.primitive.name in ("dot_general", "conv_general_dilated"):
             own = equation_flops(equation)
             flops += own
-            seconds += device.products_seconds(own, equation.outvars[0].aval.dtype)
+            seconds += device.products_seconds(own, _dtype_of_product(equation))
         for jaxpr in inner_jaxprs(equation):
             of_inner = products_work(jaxpr.eqns, device)
             flops, seconds = flops + of_inner[0], seconds + of_inner[1]
@@ -315,7 +320,8 @@ def candidates(
         if not window or chain.crossing[k] <= _NARROW * least(low, high):
             narrow.append(k)
     if len(narrow) > _MAX_PLACES:
-        by_bytes = sorted(narrow, key=lambda k: (chain.crossing[k], k))
+        # Of places where as many bytes cross, those in the order of their reversed bits are spread evenly.
+        by_bytes = sorted(narrow, key=lambda k: (chain.crossing[k], f"{k:032b}"[::-1]))
         narrow = sorted(by_bytes[:_MAX_PLACES])
     return narrow
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from mpmd.errors import ConfigError, collect
@@ -251,14 +251,20 @@ def size(aval: object) -> int:
     return int(math.prod(getattr(aval, "shape", ())) * itemsize)
 
 
-def stages_by_paths(selector: Selector, paths: Sequence[str]) -> list[int | None]:
+def stages_by_paths(selector: Selector, paths: Sequence[str], *, beside: bool = False) -> list[int | None]:
     """The stage of each parameter; None for those that no pattern matches.
+
+    Args:
+        selector: has the patterns.
+        paths: of the parameters.
+        beside: whether they are of a frozen model beside the loss's, which may have any number of layers.
 
     Raises:
         ConfigError: a pattern matches nothing, or the number of layers does not fit the stages.
     """
-    selector.check_matches(paths)
-    stages = _stages_of_texts(selector, paths)
+    if not beside:
+        selector.check_matches(paths)
+    stages = _stages_of_texts(selector, paths, selector.stages_beside if beside else selector.stages_of)
     return [selector.pinned(path) if stage is None else stage for path, stage in zip(paths, stages)]
 
 
@@ -270,7 +276,7 @@ def stages_by_scopes(selector: Selector, flat: FlatFunction) -> dict[Item, int]:
     """
     scopes = [item.scope for item in flat.items]
     selector.check_matches([scope for scope in dict.fromkeys(scopes) if scope])
-    stages = _stages_of_texts(selector, scopes)
+    stages = _stages_of_texts(selector, scopes, selector.stages_of)
     return {item: stage for item, stage in zip(flat.items, stages) if stage is not None}
 
 
@@ -294,11 +300,13 @@ def check_scopes(wanted: Mapping[Item, int]) -> None:
         )
 
 
-def _stages_of_texts(selector: Selector, texts: Sequence[str]) -> list[int | None]:
+def _stages_of_texts(
+    selector: Selector, texts: Sequence[str], stages_of: Callable[[int], list[int]]
+) -> list[int | None]:
     """The stage of the layer that each text is of."""
     layers = [_layer(selector.patterns, text) for text in texts]
     order = sorted({layer for layer in layers if layer is not None})
-    stage_of = dict(zip(order, selector.stages_of(len(order)), strict=True))
+    stage_of = dict(zip(order, stages_of(len(order)), strict=True))
     return [None if layer is None else stage_of[layer] for layer in layers]
 
 

@@ -22,7 +22,7 @@ from mpmd.jax_compat import inner_jaxprs, rebind, scan_counts, struct_of
 from mpmd.tracing.stages.items import FlatFunction, Item, Operand, numbers
 from mpmd.tracing.stages.select.placement import size
 from mpmd.tracing.stages.stacked.part_rules import ELEMENTWISE
-from mpmd.tracing.stages.stacked.stacked import Range
+from mpmd.tracing.stages.stacked.stacked import Range, rows_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _viewed(view: RowView, item: Item) -> RowView | None:
     return None
 
 
-def rows_of(scan: Item) -> list[int]:
+def scanned_rows(scan: Item) -> list[int]:
     return numbers(scan.inputs[sum(scan_counts(scan.equation.params)) :])
 
 
@@ -100,7 +100,7 @@ def views_scanned(
         made = set[int]().union(*(derived.get(v, ()) for v in item.reads))
         derived.update(dict.fromkeys(item.outputs, made))
     scans = {
-        item: [v for v in rows_of(item) if item.reads.count(v) == 1]
+        item: [v for v in scanned_rows(item) if item.reads.count(v) == 1]
         for item in flat.items
         if item.equation.primitive.name == "scan" and item not in computed
     }
@@ -154,7 +154,7 @@ class StackParts:
         """What a scan slices rows of a value of, and how; of the part of a stack if the value is a view."""
         view = self.views.get(value) if isinstance(value, int) else None
         if view is None:
-            return value, slicing(begin, end)
+            return value, _taking(begin, end)
         first, last = view.rows(begin, end)
         part = next(of for of in self.stacks[view.stack] if of[0] <= first and last <= of[1])
         key = view.stack, part
@@ -162,12 +162,12 @@ class StackParts:
             self._parts[key] = with_rows(self.flat, self.flat.avals[view.stack], part[1] - part[0])
             self.items.append(
                 Item(
-                    slicing(*part[:2]), [view.stack], [self._parts[key]], scan.equation, stays_out=True,
+                    _taking(*part[:2]), [view.stack], [self._parts[key]], scan.equation, stays_out=True,
                     rows=part[:2],
                 )
             )  # fmt: skip
-        within = slicing(first - part[0], last - part[0])
-        return self._parts[key], lambda rows: [view.of_rows(*within(rows))]
+        first, last = first - part[0], last - part[0]
+        return self._parts[key], lambda rows: [view.of_rows(jax.lax.slice_in_dim(rows, first, last))]
 
 
 def merged(ranges: Sequence[Range]) -> list[Range]:
@@ -184,8 +184,8 @@ def with_rows(flat: FlatFunction, aval: Any, rows: int) -> int:
     return flat.value(aval.update(shape=(rows, *aval.shape[1:])))
 
 
-def slicing(begin: int, end: int) -> Callable[..., Sequence[Any]]:
-    return lambda rows: [jax.lax.slice_in_dim(rows, begin, end)]
+def _taking(begin: int, end: int) -> Callable[..., Sequence[Any]]:
+    return lambda rows: [rows_of(rows, begin, end)]
 
 
 def nested_loops(items: Collection[Item]) -> list[Item]:

@@ -27,12 +27,12 @@ from mpmd.tracing.stages.stacked.row_views import (
     merged,
     nested_loops,
     row_views,
-    rows_of,
+    scanned_rows,
     unroll,
     views_scanned,
     with_rows,
 )
-from mpmd.tracing.stages.stacked.stacked import Range, SlicedStacks, Stacked
+from mpmd.tracing.stages.stacked.stacked import Range, SlicedStacks, Stacked, joined_rows, rows_of
 
 
 def divide_terms(
@@ -129,7 +129,7 @@ class _Term:
     def _slice(self, stack: int, begin: int, end: int, stage: int) -> int:
         aval = self.flat.avals[stack]
         part = self.flat.value(aval.update(shape=(end - begin, *aval.shape[1:])))
-        compute = lambda rows: [jax.lax.slice_in_dim(rows, begin, end)]  # noqa: E731
+        compute = lambda rows: [rows_of(rows, begin, end)]  # noqa: E731
         like = self.items[0].equation
         self._slices.append(Item(compute, [stack], [part], like, stays_out=True, rows=(begin, end)))
         self.stage_of[part] = stage
@@ -141,12 +141,14 @@ class Division:
     """How the stacked parameters of a function are divided.
 
     Attributes:
-        lengths: the path of each stacked parameter → the lengths of its parts.
+        stacks: the stacked parameters.
+        lengths: the path and the rows of each → the lengths of its parts.
         stage_of: values that have the rows of one part, and are computed from parameters alone → its stage.
         joined: a text for each equation that joins parts of parameters.
     """
 
-    lengths: dict[str, list[int]]
+    stacks: frozenset[int]
+    lengths: dict[tuple[str, int], list[int]]
     stage_of: dict[int, int]
     joined: dict[str, None]
 
@@ -185,10 +187,11 @@ def _stages_of_iterations(
     """
     views = row_views(flat, set[int]().union(*scans.values()))
     length = {scan: int(scan.equation.params["length"]) for scan in scans}
-    each = {scan: max((views[v].each for v in rows_of(scan) if v in views), default=1) for scan in scans}
-    layers = iter(selector.stages_of(sum(length[scan] * each[scan] for scan in scans)))
+    each = {scan: max((views[v].each for v in scanned_rows(scan) if v in views), default=1) for scan in scans}
+    of_layers = _stages_of_layers(flat, scans, selector, {s: length[s] * each[s] for s in scans})
     stages = {
-        scan: [set(itertools.islice(layers, each[scan])) for _ in range(length[scan])] for scan in scans
+        scan: [set(own[i : i + each[scan]]) for i in range(0, len(own), each[scan])]
+        for scan, own in of_layers.items()
     }
     cut = [scan for scan, own in stages.items() if any(len(of) > 1 for of in own)]
     loops = nested_loops(cut)
@@ -200,10 +203,54 @@ def _stages_of_iterations(
             f"{each[cut[0]]} layers, and is in one stage\n  use lengths that keep them together, or write a "
             "scan over these layers inside of it"
         )
-    if not cut:
-        return {scan: [max(of) for of in own] for scan, own in stages.items()}, []
-    of_iterations = iter(selector.stages_of(sum(length.values())))
-    return {scan: list(itertools.islice(of_iterations, length[scan])) for scan in scans}, []
+    if cut:
+        return _stages_of_layers(flat, scans, selector, length), []
+    return {scan: [max(of) for of in own] for scan, own in stages.items()}, []
+
+
+def _stages_of_layers(
+    flat: FlatFunction, scans: Mapping[Item, set[int]], selector: Selector, counts: Mapping[Item, int]
+) -> dict[Item, list[int]]:
+    """The stage of each layer: layers of several scans follow one another.
+
+    Not so beside a scan, neither before nor after it: the same layers on other data are in the same stages,
+    and a model that the function closes over, such as a teacher, is divided by itself.
+
+    Args:
+        flat: has the scans.
+        scans: the stacks of each.
+        selector: has the lengths.
+        counts: how many layers each scan has.
+    """
+    trained = [scan for scan, stacks in scans.items() if not flat.constants.keys() >= stacks]
+    apart = {scan for scan in scans if scan not in trained and _is_beside(flat, scan, trained)}
+    follow: list[Item] = []
+    twins: dict[Item, Item] = {}
+    for scan in scans:
+        same = [other for other in follow if scans[other] == scans[scan]]
+        if scan not in apart and same and _is_beside(flat, scan, same[:1]):
+            twins[scan] = same[0]
+        elif scan not in apart:
+            follow.append(scan)
+    stages = iter(selector.stages_of(sum(counts[scan] for scan in follow)) if follow else ())
+    own = {scan: list(itertools.islice(stages, counts[scan])) for scan in follow}
+    own |= {scan: own[twin] for scan, twin in twins.items()}
+    own |= {scan: selector.stages_beside(counts[scan]) for scan in apart}
+    return {scan: own[scan] for scan in scans}
+
+
+def _is_beside(flat: FlatFunction, scan: Item, others: Collection[Item]) -> bool:
+    """Whether a scan and others, if there are some, do not read results of each other."""
+    return bool(others) and not any(_depends(flat, scan, o) or _depends(flat, o, scan) for o in others)
+
+
+def _depends(flat: FlatFunction, item: Item, on: Item) -> bool:
+    """Whether an item reads results of another one, directly or not."""
+    made = set(on.outputs)
+    for other in flat.items:
+        if not made.isdisjoint(other.reads):
+            made.update(other.outputs)
+    return not made.isdisjoint(item.reads)
 
 
 def _divided_slices(
@@ -222,8 +269,15 @@ def _divided_slices(
         item.stays_out = True
     divided = dict.fromkeys(sorted(sliced.stacks), ranges)
     own, joined = divide_terms(flat, terms, divided)
-    lengths = {paths[v]: [end - begin for begin, end, _ in ranges] for v in divided}
-    return Division(lengths, stage_of | own, joined)
+    return Division(frozenset(divided), _lengths(divided, paths), stage_of | own, joined)
+
+
+def _lengths(
+    divided: Mapping[int, Sequence[Range]], paths: Mapping[int, str]
+) -> dict[tuple[str, int], list[int]]:
+    return {
+        (paths[v], ranges[-1][1]): [end - begin for begin, end, _ in ranges] for v, ranges in divided.items()
+    }
 
 
 def divide_by_stages(
@@ -242,12 +296,12 @@ def divide_by_stages(
     """
     stacks = set[int]().union(*scans.values())
     sources, computed = _stack_values(flat, stacks, set(paths))
-    as_they_are = {stack for scan in scans for v in rows_of(scan) for stack in sources.get(v, ())}
+    as_they_are = {stack for scan in scans for v in scanned_rows(scan) for stack in sources.get(v, ())}
     views = {v: view for v, view in row_views(flat, stacks).items() if view.stack not in as_they_are}
     terms = {item: None for item in computed if item not in scans}
     divided: dict[int, list[Range]] = {v: [] for v in sorted(stacks)}
     for scan, of_scan in scans.items():
-        viewed = {v: views[v] for v in rows_of(scan) if v in views}.values()
+        viewed = {v: views[v] for v in scanned_rows(scan) if v in views}.values()
         of_views = {view.stack for view in viewed}
         ranges = ranges_of(stages[scan], scan.equation.params["reverse"])
         own = [(begin, end, stage) for stage, begin, end in ranges]
@@ -259,9 +313,9 @@ def divide_by_stages(
     for scan in scans:
         replace_scan(flat, scan, ranges_of(stages[scan], scan.equation.params["reverse"]), parts)
     flat.items[:0] = parts.items
-    flat.replace({})  # views that nothing reads any longer are dropped
-    lengths = {paths[v]: [end - begin for begin, end, _ in ranges] for v, ranges in divided.items()}
-    return Division(lengths, *divide_terms(flat, terms, divided))
+    found = Division(frozenset(divided), _lengths(divided, paths), *divide_terms(flat, terms, divided))
+    flat.replace({})  # drops what computed whole stacks
+    return found
 
 
 def _stack_values(
@@ -308,7 +362,7 @@ def _rows_scanned(flat: FlatFunction, sources: Mapping[int, set[int]]) -> dict[I
     stacks_of: dict[Item, set[int]] = {}
     for item in flat.items:
         if item.equation.primitive.name == "scan":
-            read = set().union(*(sources.get(v, ()) for v in rows_of(item)))
+            read = set().union(*(sources.get(v, ()) for v in scanned_rows(item)))
             if read:
                 stacks_of[item] = read
     return stacks_of
@@ -369,17 +423,24 @@ def replace_scan(
     computed = {v for item in flat.items if not item.stays_out for v in item.outputs}
     replaced: list[Item] = []
     parts: list[tuple[int, list[int]]] = []
+    casts = {v: item for item in flat.items for v in item.outputs if _makes_extended(item)}
     for number, (stage, begin, end) in enumerate(ranges):
         slices = []
         for row in rows:
-            aval = flat.avals[row] if isinstance(row, int) else row.aval
+            cast = casts.get(row) if isinstance(row, int) else None
+            source = row if cast is None else cast.inputs[0]
+            aval = flat.avals[source] if isinstance(source, int) else source.aval
             slices.append(with_rows(flat, aval, end - begin))
-            is_stack = row not in computed
-            own_rows = (begin, end) if is_stack and row not in stack_parts.views else None
-            of, compute = stack_parts.slice(row, begin, end, scan)
+            is_stack = source not in computed
+            of_stack = (begin, end) if is_stack and source not in stack_parts.views else None
+            of, compute = stack_parts.slice(source, begin, end, scan)
             replaced.append(
-                Item(compute, [of], slices[-1:], scan.equation, stays_out=is_stack, rows=own_rows)
+                Item(compute, [of], slices[-1:], scan.equation, stays_out=is_stack, rows=of_stack)
             )
+            if cast is not None:
+                own_rows, made = slices[-1], with_rows(flat, cast.equation.outvars[0].aval, end - begin)
+                replaced.append(Item(cast.compute, [own_rows], [made], cast.equation, stage=stage))
+                slices[-1] = made
         last = number == len(ranges) - 1
         states = (
             # The last range defines the values that the scan did, so that its readers stay as they are.
@@ -395,11 +456,19 @@ def replace_scan(
         parts.append((begin, own))
     readers = flat.readers()
     in_order = [own for _, own in sorted(parts)]
+    results = set(numbers(flat.outputs))
     for v, of_ranges in zip(stacked, zip(*in_order)):
-        compute = lambda *values: [jax.lax.concatenate(values, 0)]  # noqa: E731
+        if not readers[v] and v not in results:
+            continue
+        compute = lambda *values: [joined_rows(*values)]  # noqa: E731
         replaced.append(Item(compute, of_ranges, [v], scan.equation, stays_out=not readers[v]))
     at = flat.items.index(scan)
     flat.items[at : at + 1] = replaced
+
+
+def _makes_extended(item: Item) -> bool:
+    """Whether an item makes an extended dtype, such as flax's fm32: JAX differentiates no slices of it."""
+    return item.equation.primitive.name == "to_edtype"
 
 
 def _scanning(equation: Any, length: int) -> Callable[..., Sequence[Any]]:

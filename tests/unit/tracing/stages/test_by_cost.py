@@ -10,8 +10,17 @@ import numpy as np
 import pytest
 
 import mpmd
+from mpmd.cost.device import H100
 from mpmd.errors import ConfigError
-from mpmd.tracing.stages.select.division import Chain, Meshes, Segments, best_division, choose, divided_at
+from mpmd.tracing.stages.select.division import (
+    Chain,
+    Meshes,
+    Segments,
+    best_division,
+    choose,
+    divided_at,
+    products_work,
+)
 from tests.support.comparing import relative_difference
 from tests.support.layered_models import SEPARATE, scanned, separate
 
@@ -70,6 +79,14 @@ def test_the_heaviest_stage_is_as_light_as_in_any_division_and_the_bytes_are_few
     lightest = min(d.heaviest for d in allowed)
     fewest = min(sum(d.crossing) for d in allowed if d.heaviest <= 1.02 * lightest)
     assert found.heaviest <= 1.02 * lightest and sum(found.crossing) == fewest
+
+
+def test_candidates_of_a_long_chain_are_spread_over_all_of_it():
+    count = 1500
+    division, places = choose(
+        Segments(Chain([1.0] * count, [1] * count, [0] * count, []), Meshes((1,) * 8)), 8
+    )
+    assert len(places) < count and division.heaviest < 1.05 * count / 8
 
 
 def test_more_bytes_cross_only_where_the_step_is_clearly_shorter():
@@ -243,3 +260,13 @@ def test_work_that_cannot_be_divided_is_reported(topology):
     (text,) = [str(w.message) for w in caught if "not balanced" in str(w.message)]
     assert "work is on mesh 'm1', one of 2\n  while (" in text and "looped)) has" in text
     assert "a loop is divided between its iterations if their number is known, as of jax.lax.scan" in text
+
+
+def test_a_product_of_narrow_factors_is_priced_by_them_whatever_its_sums_are_kept_in():
+    a, b = jnp.ones((512, 512), jnp.bfloat16), jnp.ones((512, 512), jnp.bfloat16)
+
+    def seconds(kept):
+        jaxpr = jax.make_jaxpr(lambda a, b: jnp.matmul(a, b, preferred_element_type=kept))(a, b)
+        return products_work(jaxpr.eqns, H100)[1]
+
+    assert seconds(jnp.float32) == seconds(jnp.bfloat16)

@@ -77,7 +77,7 @@ def in_two_loops(w, x):
 )
 def test_a_divided_function_gives_the_same(function, lengths):
     flat, division = divided(function, lengths)
-    assert division.lengths == {"w": list(lengths)[:: -1 if function is backward else 1]}
+    assert division.lengths == {("w", 6): list(lengths)[:: -1 if function is backward else 1]}
     same(flat, function)
 
 
@@ -87,13 +87,13 @@ def test_groups_that_run_from_the_last_to_the_first():
         return jax.lax.scan(lambda x, rows: jax.lax.scan(layer, x, rows), x, rows, reverse=True)
 
     flat, division = divided(function, (4, 2))
-    assert division.lengths == {"w": [1, 2, 3]}  # rows 3 to 5 and 0 are of the first stage
+    assert division.lengths == {("w", 6): [1, 2, 3]}  # rows 3 to 5 and 0 are of the first stage
     same(flat, function)
 
 
 def test_an_iteration_without_a_loop_of_its_own_is_in_one_stage():
     flat, division = divided(flattened, (2, 4))
-    assert division.lengths == {"w": [2, 4]}
+    assert division.lengths == {("w", 6): [2, 4]}
     same(flat, flattened)
     with pytest.raises(ConfigError, match=r"an iteration of scan \(.* runs 2 layers, and is in one stage"):
         divided(flattened, (3, 3))
