@@ -102,7 +102,7 @@ ROWS: tuple[Precondition, ...] = (
     Precondition(
         f"{_STAGES}/stacked/scan_ranges.py:replace_scan",
         "Rows of what a stage computes are sliced after it.",
-        "is_stack = row not in computed",
+        "is_stack = source not in computed",
         "is_stack = True",
         f"{_LOOPS}::test_iterations_are_divided_between_meshes[4-over_time]",
     ),

@@ -36,8 +36,8 @@ class UnitChain:
         chain: costs and bytes.
         items: so that each is after what it reads, and branches follow one another.
         first: the first unit of each item.
-        scans: the scans that may be divided → their stacked parameters, of which each iteration has rows;
-            a loop whose iterations share their parameters has none.
+        scans: the scans that may be divided → the stacked parameters that they run over; none for a loop whose
+            iterations share their parameters.
         parameter_units: for each parameter the units that read it; rows of a stack are one each.
         batch: for each input that is data its bytes, and the units that read it.
         edges: the values that go from unit to unit.
@@ -67,7 +67,7 @@ class UnitChain:
         return -(-(unit - begin) * int(item.equation.params["length"]) // units) if units > 1 else 0
 
     def stages_of(self, at: int, starts: Sequence[int]) -> list[int]:
-        """The stage of each iteration of an item, or that of the item."""
+        """The stage of each iteration of an item; of an item that is no loop, its stage."""
         item, begin = self.items[at], self.first[at]
         if item not in self.scans:
             return [bisect.bisect_right(starts, begin)]
@@ -260,7 +260,7 @@ def _trunk(flat: FlatFunction, parameters: set[int]) -> tuple[list[Item], set[in
 def _divisible_scans(
     flat: FlatFunction, parameters: Sequence[int], chain: set[int]
 ) -> dict[Item, frozenset[int]]:
-    """The scans over stacked parameters, each row of which one scan reads, so that it says where it is."""
+    """The scans over stacked parameters whose rows one scan reads: its division says where they are."""
     out = {id(item) for item in flat.items if item.stays_out}
     divisible = {
         scan: stacks

@@ -159,7 +159,7 @@ def divide_scans(flat: FlatFunction, paths: Mapping[int, str], selector: Selecto
     Args:
         flat: its items have no stages.
         paths: the path of each value that is a parameter.
-        selector: its patterns are those of stacked parameters.
+        selector: its patterns match stacked parameters.
 
     Raises:
         ConfigError: a pattern matches nothing, or no scan runs over what it matches.
@@ -169,10 +169,10 @@ def divide_scans(flat: FlatFunction, paths: Mapping[int, str], selector: Selecto
     if slices := _divided_slices(flat, paths, stacks, selector):
         return slices
     while scans := scans_over(flat, stacks, set(paths)):
-        own, cut = _stages_of_iterations(flat, scans, selector)
-        if not cut:
+        own, loops = _stages_of_iterations(flat, scans, selector)
+        if not loops:
             return divide_by_stages(flat, paths, scans, own)
-        for loop in cut:
+        for loop in loops:
             unroll(flat, loop)
     raise ConfigError(_no_scan(flat, paths, selector))
 
@@ -180,7 +180,7 @@ def divide_scans(flat: FlatFunction, paths: Mapping[int, str], selector: Selecto
 def _stages_of_iterations(
     flat: FlatFunction, scans: Mapping[Item, set[int]], selector: Selector
 ) -> tuple[dict[Item, list[int]], list[Item]]:
-    """The stage of each iteration, and the loops of loops of which an iteration would be in several stages.
+    """The stage of each iteration; or the loops of loops to unroll, as one iteration is in several stages.
 
     Raises:
         ConfigError: the lengths divide the layers of one iteration, and no loop inside of it runs them.
@@ -193,17 +193,17 @@ def _stages_of_iterations(
         scan: [set(own[i : i + each[scan]]) for i in range(0, len(own), each[scan])]
         for scan, own in of_layers.items()
     }
-    cut = [scan for scan, own in stages.items() if any(len(of) > 1 for of in own)]
-    loops = nested_loops(cut)
+    across = [scan for scan, own in stages.items() if any(len(of) > 1 for of in own)]
+    loops = nested_loops(across)
     if loops:
         return {}, loops
-    if cut and selector.lengths:
+    if across and selector.lengths:
         raise ConfigError(
-            f"{selector} has lengths {list(selector.lengths)}, but an iteration of {cut[0].where} runs "
-            f"{each[cut[0]]} layers, and is in one stage\n  use lengths that keep them together, or write a "
-            "scan over these layers inside of it"
+            f"{selector} has lengths {list(selector.lengths)}, but an iteration of {across[0].where} runs "
+            f"{each[across[0]]} layers, and is in one stage\n  use lengths that keep them together, or write "
+            "a scan over these layers inside of it"
         )
-    if cut:
+    if across:
         return _stages_of_layers(flat, scans, selector, length), []
     return {scan: [max(of) for of in own] for scan, own in stages.items()}, []
 
