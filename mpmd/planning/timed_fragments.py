@@ -114,7 +114,7 @@ def timed_fragments(
 
 @contextlib.contextmanager
 def _neighbours(work: TimedWork, count: int) -> Iterator[Callable[[], None]]:
-    """Processes that run the same fragments all the time; what is yielded waits until they do."""
+    """Processes that run the same fragments all the time; yields a function that waits until they do."""
     command = [sys.executable, "-m", __name__]
     with contextlib.ExitStack() as ended:
         children = []
