@@ -36,8 +36,8 @@ class UnitChain:
         chain: costs and bytes.
         items: so that each is after what it reads, and branches follow one another.
         first: the first unit of each item.
-        scans: the scans that may be divided → the stacked parameters that they run over; none for a loop whose
-            iterations share their parameters.
+        scans: the scans that may be divided → the stacked parameters that they run over; none for a loop
+            whose iterations share their parameters.
         parameter_units: for each parameter the units that read it; rows of a stack are one each.
         batch: for each input that is data its bytes, and the units that read it.
         edges: the values that go from unit to unit.
@@ -67,7 +67,7 @@ class UnitChain:
         return -(-(unit - begin) * int(item.equation.params["length"]) // units) if units > 1 else 0
 
     def stages_of(self, at: int, starts: Sequence[int]) -> list[int]:
-        """The stage of each iteration of an item; of an item that is no loop, its stage."""
+        """The stage of each iteration of a scan that may be divided, or of the whole item."""
         item, begin = self.items[at], self.first[at]
         if item not in self.scans:
             return [bisect.bisect_right(starts, begin)]
