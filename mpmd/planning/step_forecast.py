@@ -197,6 +197,7 @@ def forecast(lowered: Lowered, world: DescribedWorld) -> StepForecast:
     scratch = _scratch(lowered, known)
     cores = len(available_cores()) if world.is_here else None
     timeline = predicted_timeline(program, costs, list(topology), scratch, cores)
+    timeline = dataclasses.replace(timeline, title=f"{lowered.name}, predicted")
     memory = {m.mesh: m for m in predict_memory(program, scratch.workspace, scratch.kept)}
     return StepForecast(lowered, world, known, len(groups), costs, timeline, memory, pairs)
 
