@@ -6,7 +6,7 @@ Per mesh the fragments keep their order in the graph.  Around them are:
   anything can consume them.  A transferred argument is fed to another mesh of the process directly,
   and a scalar to the meshes of all.
 * `Recv` right before the first use; one from another process a task earlier, so that it arrives during it,
-  and so a `Copy` from host memory.
+  and so a `Copy` from host memory for a task.
 * `Send` right after the buffer is defined, in the order of the transfers.
 * `Copy` where a fragment consumes a buffer that is needed afterwards, or that another process may still read.
 * `Free` right after the last use; nothing for a consumed buffer.
@@ -170,12 +170,16 @@ class _StreamLayout:
 
     def _ordered(self, mesh: str, remote: frozenset[int]) -> list[Instruction]:
         feeds = sorted(self.feeds[mesh].values(), key=lambda feed: (feed.input, feed.buffer))
+        body = self.bodies[mesh]
+        tasks = (op for op in body if isinstance(op, Run) and op.microbatch is not None)
+        by_tasks = {value for op in tasks for value in op.inputs}
         waited = {
             op.buffer
-            for op in self.bodies[mesh]
-            if (isinstance(op, Recv) and op.channel in remote) or (isinstance(op, Copy) and self._is_back(op))
+            for op in body
+            if (isinstance(op, Recv) and op.channel in remote)
+            or (isinstance(op, Copy) and op.buffer in by_tasks and self._is_back(op))
         }
-        return [*feeds, *_posted_early(self.bodies[mesh], waited)]
+        return [*feeds, *_posted_early(body, waited)]
 
     def _is_back(self, op: Copy) -> bool:
         """Whether it copies from host memory to device memory."""

@@ -100,6 +100,22 @@ def test_a_copy_from_host_memory_begins_a_task_before_its_use():
     ]
 
 
+def test_what_no_task_reads_comes_back_from_host_memory_behind_all_tasks():
+    b = GraphBuilder()
+    x = b.input("m0")
+    (state,) = b.call("init", "m0", [x])
+    held = b.transfer(state, "m0", memory_kind="pinned_host")
+    (y,) = b.call("f", "m0", [x], stage=0, microbatch=0, phase="B")
+    (new,) = b.call("update", "m0", [b.transfer(held, "m0"), y])
+    b.output(new)
+    assert listing(linearize(b.graph()), "m0")[4:8] == [
+        "%3 = run f(%0)  # B stage 0 microbatch 0",
+        "free %0",
+        "%4 = copy %2",
+        "free %2",
+    ]
+
+
 def test_nor_does_it_begin_before_its_value_is_there():
     assert listing(offloading(0), "m0")[3:7] == ["%2 = copy %1", "free %1", "%3 = copy %2", "free %2"]
 
