@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpmd.errors import ScheduleError
@@ -14,6 +14,7 @@ tasks = st.tuples(st.integers(0, 9), st.integers(0, 99), st.sampled_from(Phase))
 tables = st.lists(tasks, unique=True, max_size=12).map(lambda ts: {"m1": ts[::2], "m2/cpu": ts[1::2]})
 
 
+@settings(deadline=None)
 @given(tables)
 def test_text_round_trip(table: dict[str, list[tuple[int, int, Phase]]]) -> None:
     orders = TaskOrders(tuple((mesh, tuple(Task(*t) for t in ts)) for mesh, ts in table.items()))
