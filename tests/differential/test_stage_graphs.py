@@ -144,7 +144,7 @@ def test_what_a_schedule_cannot_order_is_nearly_ordered_and_a_warning_says_so():
 
 
 def test_several_updates_in_one_iteration_follow_each_other():
-    """Epochs of minibatches: the second minibatch's forward needs the first one's backward, so nothing overlaps."""
+    """Epochs of minibatches: the second one's forward needs the first one's backward, so nothing overlaps."""
     params, x, y = arguments(4)
 
     def of_minibatch(params, rows):
@@ -153,7 +153,10 @@ def test_several_updates_in_one_iteration_follow_each_other():
 
     def step(params, x, y):
         rows = x.reshape(2, -1, *x.shape[1:]), y.reshape(2, -1, *y.shape[1:])
-        epoch = lambda params, _: jax.lax.scan(of_minibatch, params, rows)
+
+        def epoch(params, _):
+            return jax.lax.scan(of_minibatch, params, rows)
+
         return jax.lax.scan(epoch, params, None, length=2)
 
     lowered = mpmd.jit(step, config(auxiliary_loss, "1f1b")).lower(params, x, y)
