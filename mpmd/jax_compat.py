@@ -491,6 +491,18 @@ def inner_jaxprs(equation: Any) -> list[Any]:
     return found
 
 
+def back_from_host(jaxpr: Any) -> list[str]:
+    """The types of values that a jaxpr, or one within it, copies back from host memory: offloaded before."""
+    found: list[str] = []
+    for equation in jaxpr.eqns:
+        kinds = [str(v.aval.str_short(short_dtypes=True)) for v in equation.invars if hasattr(v, "aval")]
+        if equation.primitive.name == "device_put":
+            found += [kind.replace("<host>", "") for kind in kinds if "<host>" in kind]
+        for inner in inner_jaxprs(equation):
+            found += back_from_host(inner)
+    return found
+
+
 def without_dead_code(jaxpr: Any, *, keep_inputs: bool = False) -> Any:
     """A jaxpr without equations that neither results nor effects need; unchanged if JAX cannot do it.
 

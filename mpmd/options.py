@@ -50,8 +50,8 @@ class OrderOptions:
     Attributes:
         pipeline_schedule: the order of the microbatches on every mesh by the dialect's own rules, such as
             `"GPipe"` or `"1F1B"`; `"none"` leaves it to the schedule of the configuration.
-        task_orders: for each mesh its tasks in order, `"m1:0F0,0F1,0B0;m2:1F0,1B0"`; replaces
-            `pipeline_schedule`.
+        task_orders: for each mesh its tasks in order, `"m1:0F0,0F1+0B0,0B1;m2:1F0,1B0"`, with a `+` between
+            two that are one program; replaces `pipeline_schedule`.
         schedule_rules: `FragmentScheduleRule(ordered_fragments=[a->b])`; replace `pipeline_schedule`.
         fail_on_impossible_order: an order of tasks that the data flow forbids is an error; otherwise tasks
             are in that order as far as the data flow allows, and there is a warning.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import re
@@ -38,7 +39,7 @@ from mpmd.cost.device import HOST, Device
 from mpmd.errors import ConfigError
 from mpmd.estimate.estimate import estimate_costs
 from mpmd.estimate.program_timeline import Scratch, predicted_timeline
-from mpmd.jax_compat import host_callbacks
+from mpmd.jax_compat import back_from_host, host_callbacks
 from mpmd.partition.lowering import LoweringObserver, Partitioned, partition
 from mpmd.partition.name_checks import CalledNames
 from mpmd.partition.signature import Arguments, StepSignature
@@ -98,7 +99,17 @@ class Traced:
     @property
     def warnings(self) -> list[str]:
         """The warnings of tracing."""
-        return [] if self.stages is None else list(self.stages.warnings)
+        of_stages = [] if self.stages is None else list(self.stages.warnings)
+        offloaded = collections.Counter(back_from_host(self.jax_traced.jaxpr.jaxpr))
+        if not offloaded:
+            return of_stages
+        kinds = ", ".join(f"{kind} ({count} times)" for kind, count in offloaded.items())
+        return [
+            *of_stages,
+            f"values that jax.checkpoint offloads are not moved to host memory: {kinds}"
+            "\n  forward and backward of a stage are two programs: what passes between is in device memory"
+            "\n  save fewer values, or use a schedule that holds fewer microbatches, such as 1f1b",
+        ]
 
     @property
     def takes_parts(self) -> bool:

@@ -11,6 +11,7 @@ while a step is traced; `tracing.expand` removes them, and Shardy shards the ste
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -215,7 +216,7 @@ def _attempt(
             traced = jax.jit(of_parts, keep_unused=True).trace(given)
         else:
             jitted = jax.jit(
-                fn,
+                fn if stages is None else _noting(fn, stages),
                 keep_unused=True,
                 static_argnums=rules.static_argnums,
                 static_argnames=rules.static_argnames,
@@ -225,6 +226,17 @@ def _attempt(
         if len(config.topology) > 1 and not is_staging() and has_wide_conditional(traced.jaxpr.jaxpr):
             traced = _with_split_conditionals(traced, given)
     return _Attempt(traced, given, names, stages, explicit)
+
+
+def _noting(fn: Callable[..., Any], stages: TracedStages) -> Callable[..., Any]:
+    """The function; its stages know its arguments by their paths."""
+
+    @functools.wraps(fn)
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        stages.of_step((list(args), kwargs))
+        return fn(*args, **kwargs)
+
+    return noting
 
 
 def _with_split_conditionals(traced: jax.stages.Traced, given: Any) -> jax.stages.Traced:

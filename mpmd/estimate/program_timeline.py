@@ -349,6 +349,7 @@ def _memory(
     category = [_CATEGORIES.index(name) for name in buffer_categories(stream)]
     held = [0] * len(_CATEGORIES)
     held[-2] = scratch.kept.get(stream.mesh, 0)
+    trained = {op.stage for op in stream.instructions if isinstance(op, Run) and op.phase in ("B", "W")}
     forwards = most = 0
     samples: list[tuple[float, tuple[int, ...]]] = []
     clock = 0.0
@@ -366,7 +367,7 @@ def _memory(
             samples.append((start, tuple(held)))
             held[-1], clock = 0, end
             samples.append((end, tuple(held)))
-            forwards += (op.phase == "F") - (op.phase in ("B", "W") and forwards > 0)
+            forwards += (op.phase == "F" and op.stage in trained) - (op.phase in ("B", "W") and forwards > 0)
             most = max(most, forwards)
             continue
         clock = max(clock, times.messages.get((s, at), (0.0, 0.0))[0]) if isinstance(op, Recv) else clock

@@ -344,7 +344,7 @@ def _partition(
     phases.seconds["order"] = time.perf_counter() - start
     phases.run("optimize", pipeline.optimize_pipeline(options, orders))
     phases.run("sharding", pipeline.sharding_propagation_pipeline(options))
-    phases.run("export", pipeline.export_pipeline(options))
+    phases.run("export", pipeline.export_pipeline(options, orders))
     phases.warn_of_unused_overrides()
     start = time.perf_counter()
     graph = read_entry(module, argument_paths, _result_paths(out_tree), arguments.donated)

@@ -373,9 +373,21 @@ def sharding_propagation_pipeline(o: PipelineOptions) -> list[Step]:
     )
 
 
-def export_pipeline(o: PipelineOptions) -> list[Step]:
-    """From fragments to calls of one function per distinct fragment, with donation and memory marked."""
+def export_pipeline(o: PipelineOptions, orders: TaskOrders | None = None) -> list[Step]:
+    """From fragments to calls of one function per distinct fragment, with donation and memory marked.
+
+    Args:
+        o: the options.
+        orders: whose pairs are combined; by default `o.task_orders`.
+    """
+    orders = TaskOrders.parse(o.task_orders) if orders is None else orders
     return _flattened(
+        _step(
+            "mpmd-combine-tasks",
+            "until here each microbatch shows how its rows are split, and which sums are taken once",
+            when=bool(orders.pairs) and not o.schedule_rules,
+            orders=orders,
+        ),
         _step("cse", "joins equal transfers and equal pure fragments too"),
         _step("mpmd-copy-constants", "before dead code goes, as it leaves some", when=o.copy_constants),
         _step("canonicalize", "removes values that fragments only pass through", region_simplify="disabled"),

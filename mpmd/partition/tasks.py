@@ -18,7 +18,7 @@ from mpmd.runtime.program.graph import phase
 from mpmd.scheduling.catalogue import PipelineSchedule, ScheduleTable, get_schedule
 from mpmd.scheduling.definition import PipelineShape
 from mpmd.scheduling.simulate import simulate
-from mpmd.scheduling.table import Phase, Task, TaskOrders
+from mpmd.scheduling.table import Phase, Sources, Task, TaskOrders, branching
 from mpmd.support import diagnostics
 from mpmd.support.option_texts import NamePlacement
 
@@ -160,6 +160,7 @@ def task_orders(module: ir.Module, config: Config) -> TaskOrders:
     schedule = config.pipeline_schedule
     main = next(f for f in ir.funcs(module) if f.is_entry)
     orders: dict[str, list[Task]] = {}
+    pairs: list[tuple[Task, Task]] = []
     fragments = task_fragments(main)
     first_copies = _first_copies(config) if mirrored_places(config) else {}
     if config.schedule is not None:
@@ -175,9 +176,11 @@ def task_orders(module: ir.Module, config: Config) -> TaskOrders:
         if any(fragment.stage is None for fragment in of_round) and _number_visits(main, of_round):
             of_round = _of_microbatches(task_fragments(main), microbatches)
             chosen = _for_several_visits(schedule, main)
-        for mesh, tasks in _round_orders(main, of_round, microbatches, chosen, first_copies).items():
+        of_mesh, combined = _round_orders(main, of_round, microbatches, chosen, first_copies)
+        for mesh, tasks in of_mesh.items():
             orders.setdefault(mesh, []).extend(tasks)
-    return TaskOrders(tuple((mesh, tuple(tasks)) for mesh, tasks in orders.items()))
+        pairs += combined
+    return TaskOrders(tuple((mesh, tuple(tasks)) for mesh, tasks in orders.items()), tuple(pairs))
 
 
 def _learns_within(main: ir.Func, fragments: Collection[TaskFragment]) -> bool:
@@ -313,8 +316,8 @@ def _round_orders(
     microbatches: Sequence[int | None],
     schedule: PipelineSchedule,
     first_copies: dict[int, str],
-) -> dict[str, list[Task]]:
-    """The tasks of one loop over microbatches, for each mesh that takes part.
+) -> tuple[dict[str, list[Task]], list[tuple[Task, Task]]]:
+    """The tasks of one loop over microbatches, for each mesh that takes part, and those that are one program.
 
     Where the stages have second copies the table is for all stages, those that this loop does not use
     included, as the place of each second copy depends on all of them.
@@ -328,17 +331,19 @@ def _round_orders(
         mesh_of = {stage: on[stage] for stage in _in_pipeline_order(main, fragments, staged)}
     stages = list(mesh_of)
     used = [mesh for mesh in meshes if mesh in mesh_of.values()]
+    sources = None if first_copies else _branches(main, fragments, staged, stages)
     try:
         table = schedule.table(
             num_stages=len(stages),
             num_meshes=len(used),
             num_microbatches=len(microbatches),
             stage_to_mesh=[used.index(mesh) for mesh in mesh_of.values()],
+            sources=sources,
         )
     except ScheduleError as error:
         names = _names_by_stage(main, staged, SUFFIX if first_copies else "")
         raise ScheduleError(f"{error}\n{_legend(mesh_of, names, used)}") from error
-    shape = PipelineShape(len(used), len(microbatches), table.stage_to_mesh)
+    shape = PipelineShape(len(used), len(microbatches), table.stage_to_mesh, sources)
     for remark in schedule.remarks(shape):
         diagnostics.warning(remark, main.location)
     half = (len(microbatches) + 1) // 2
@@ -349,6 +354,9 @@ def _round_orders(
         )
     present = {(fragment.stage, fragment.microbatch, fragment.phase) for fragment in staged}
     split = {fragment.stage for fragment in staged if fragment.phase is Phase.I}
+    trained = {fragment.stage for fragment in staged if fragment.is_backward}
+    if trained and table.mirror is None:
+        table = table.without_backward([n for n, stage in enumerate(stages) if stage not in trained])
     table = _with_whole_backward(table, [n for n, stage in enumerate(stages) if stage not in split])
     orders: dict[str, list[Task]] = {}
     for mesh, order in zip(used, table.orders):
@@ -357,7 +365,12 @@ def _round_orders(
             stage, number = stages[task.stage], microbatches[task.microbatch]
             if number is not None and any((stage, number, p) in present for p in _STAND_FOR[task.phase]):
                 orders[mesh].append(Task(stage, number, task.phase))
-    return orders
+    named = [
+        tuple(Task(stages[t.stage], microbatches[t.microbatch] or 0, t.phase) for t in pair)
+        for pair in table.pairs
+    ]
+    neighbours = {pair for tasks in orders.values() for pair in itertools.pairwise(tasks)}
+    return orders, [(a, b) for a, b in named if (a, b) in neighbours]
 
 
 def _names_by_stage(main: ir.Func, staged: Iterable[TaskFragment], suffix: str) -> dict[int, list[str]]:
@@ -383,15 +396,16 @@ def _legend(mesh_of: Mapping[int, str], names: Mapping[int, Sequence[str]], used
 def _with_whole_backward(table: ScheduleTable, stages: Sequence[int]) -> ScheduleTable:
     """The table for a program in which the backward of these stages is whole.
 
-    No stage waits for the backward of the first stage: it takes the position of the second half of the
-    table's backward, if the step is shorter so.
+    No stage waits for the backward of the first stage, of a tower, or behind frozen ones: it takes the
+    position of the second half of the table's backward, if the step is shorter so.
     """
     if not table.splits_backward:
         return table
     early = table.with_whole_backward(stages)
-    if 0 not in stages:
+    first = [n for n in stages if table.frozen.issuperset(table.flow[n])]
+    if not first:
         return early
-    late = table.with_whole_backward(stages, late=[0])
+    late = table.with_whole_backward(stages, late=first)
     return min((early, late), key=lambda t: simulate(t).makespan_s)
 
 
@@ -416,6 +430,31 @@ def _in_pipeline_order(
         stage = main.topology.schedulable.index(fragment.mesh)
         depth[stage] = max(depth.get(stage, changes), changes)
     return sorted(stages, key=lambda stage: (sign * depth.get(stage, 0), stage))
+
+
+def _branches(
+    main: ir.Func, fragments: Sequence[TaskFragment], staged: Sequence[TaskFragment], stages: Sequence[int]
+) -> Sources | None:
+    """For each stage those that its forward reads; None for a chain, and for numbers in another order.
+
+    A value that goes through unnamed work is read by the stages after it.
+    """
+    number = {stage: n for n, stage in enumerate(stages)}
+    longest = {fragment.position for fragment in _longest_way(fragments)}
+    at = {f.position: number[f.stage] for f in staged if f.position in longest and f.stage is not None}
+    sources: list[set[int]] = [set() for _ in stages]
+    reached: dict[ir.Value, set[int]] = {}
+    for position, op in enumerate(ir.ops(main)):
+        before = set[int]().union(*(reached.get(value, ()) for value in op.operands))
+        stage = at.get(position)
+        if stage is not None:
+            sources[stage] |= before - {stage}
+            before = {stage}
+        if before:
+            reached.update(dict.fromkeys(op.results, before))
+    if len(set(at.values())) < len(stages) or any(n > stage for stage, of in enumerate(sources) for n in of):
+        return None
+    return branching(sources)
 
 
 def _longest_way(fragments: Sequence[TaskFragment]) -> list[TaskFragment]:

@@ -17,12 +17,12 @@ from mpmd.cost.device import Device
 from mpmd.errors import ScheduleError
 from mpmd.scheduling.catalogue import get_schedule
 from mpmd.scheduling.simulate import simulate
-from mpmd.scheduling.table import ScheduleTable, visits
+from mpmd.scheduling.table import ScheduleTable, Sources, branching, visits
 from mpmd.scheduling.task_costs import Costs, Link, StageCosts
 from mpmd.scheduling.timeline import Timeline
 from mpmd.tracing.stages.select.automatic import DivisionChoice
 from mpmd.tracing.stages.select.chains import UnitChain
-from mpmd.tracing.stages.select.division import REMATERIALISED, Meshes, Segments, choose
+from mpmd.tracing.stages.select.division import REMATERIALISED, Chain, Meshes, Segments, choose
 from mpmd.tracing.stages.select.stage_report import bytes_text
 
 
@@ -77,6 +77,7 @@ def division_costs(
     ]
     stages = []
     ends = (0, *starts, len(chain))
+    sent = None if branches(units, starts) is None else units.sent(starts)
     for stage, (begin, end) in enumerate(itertools.pairwise(ends)):
         parameters = int(segments.owned(begin, end)[0])
         forward = (forward_s[end] - forward_s[begin]) / devices
@@ -92,8 +93,8 @@ def division_costs(
                 backward_s=device.call_seconds + backward + again + exchange / 2,
                 input_gradient_s=device.call_seconds + backward / 2 + again + exchange / 2,
                 weight_gradient_s=device.call_seconds + backward / 2,
-                output_bytes=chain.crossing[end] if end < len(chain) else 0,
-                input_gradient_bytes=chain.crossing[begin] if begin else 0,
+                output_bytes=_crossing(chain, end) if sent is None else _most(sent, stage, 0),
+                input_gradient_bytes=_crossing(chain, begin) if sent is None else _most(sent, stage, 1),
                 residual_bytes=chain.crossing[begin] if rematerialise else values,
                 workspace_bytes=values if rematerialise else max(chain.residuals[begin:end]),
                 parameter_bytes=int(parameters * sizes.state) * replicas,
@@ -103,6 +104,24 @@ def division_costs(
             )
         )
     return Costs(tuple(stages))
+
+
+def branches(units: UnitChain, starts: Sequence[int]) -> Sources | None:
+    """For each stage of a division those that it reads; None for a chain."""
+    sources: list[set[int]] = [set() for _ in range(len(starts) + 1)]
+    for source, target in units.sent(starts):
+        sources[target].add(source)
+    return branching(sources)
+
+
+def _crossing(chain: Chain, place: int) -> int:
+    """Bytes that cross before a unit; none do at the ends."""
+    return chain.crossing[place] if 0 < place < len(chain) else 0
+
+
+def _most(sent: Mapping[tuple[int, int], int], stage: int, end: int) -> int:
+    """Bytes of the largest message of a stage to its readers (`end` is 0), or to its sources (1)."""
+    return max((nbytes for pair, nbytes in sent.items() if pair[end] == stage), default=0)
 
 
 def _repeated(seconds: float, forward: float) -> float:
@@ -257,7 +276,7 @@ class PlanSearch:
 
     def __init__(self, space: PlanSpace) -> None:
         self.space = space
-        self._tables: dict[tuple[str, int, int, int], ScheduleTable | str] = {}
+        self._tables: dict[tuple[str, int, int, int, Sources | None], ScheduleTable | str] = {}
         self._starts: dict[tuple[int, int, int], tuple[int, ...] | None] = {}
 
     def candidates(self) -> Iterator[PlanCandidate | None]:
@@ -285,14 +304,15 @@ class PlanSearch:
             places = len(self.space.losses[choice.microbatches].units.chain)
             refused = f"{stages} stages, but the loss has {places} places to divide"
             return PlanCandidate(choice, float("inf"), refused=refused)
-        table = self._table(choice.schedule, stages, count, choice.microbatches)
+        units = self.space.losses[choice.microbatches].units
+        sources = branches(units, starts)
+        table = self._table(choice.schedule, stages, count, choice.microbatches, sources)
         if isinstance(table, str):
             return PlanCandidate(choice, float("inf"), refused=table) if per_mesh == 1 else None
         several = len(visits(table.stage_to_mesh)) > count
         if several != (per_mesh > 1) and count > 1:
             return None  # neighbouring stages of a mesh are one stage
         choice = dataclasses.replace(choice, starts=starts, placement=table.stage_to_mesh)
-        units = self.space.losses[choice.microbatches].units
         costs = division_costs(
             units, starts, choice.devices, self.space.device, sizes, rematerialise=choice.rematerialise
         )
@@ -309,11 +329,15 @@ class PlanSearch:
             self._starts[key] = None if division is None else division.starts
         return self._starts[key]
 
-    def _table(self, schedule: str, stages: int, meshes: int, microbatches: int) -> ScheduleTable | str:
-        key = schedule, stages, meshes, microbatches
+    def _table(
+        self, schedule: str, stages: int, meshes: int, microbatches: int, sources: Sources | None
+    ) -> ScheduleTable | str:
+        key = schedule, stages, meshes, microbatches, sources
         if key not in self._tables:
             try:
-                self._tables[key] = get_schedule(schedule).table(stages, meshes, microbatches)
+                self._tables[key] = get_schedule(schedule).table(
+                    stages, meshes, microbatches, sources=sources
+                )
             except ScheduleError as error:
                 self._tables[key] = str(error).splitlines()[0]
         return self._tables[key]

@@ -8,7 +8,7 @@ from typing import Any
 from mpmd.errors import ScheduleError, close_to
 from mpmd.scheduling.definition import PipelineSchedule
 from mpmd.scheduling.schedules.gpipe import Circular, ForwardOnly, GPipe, LoopedBFS
-from mpmd.scheduling.schedules.one_f_one_b import EagerOneFOneB, Interleaved1F1B, OneFOneB
+from mpmd.scheduling.schedules.one_f_one_b import CombinedOneFOneB, EagerOneFOneB, Interleaved1F1B, OneFOneB
 from mpmd.scheduling.schedules.two_ways import DualPipe, DualPipeV, VHalf, VMin, ZeroBubbleV
 from mpmd.scheduling.schedules.user import FixedSchedule, from_csv, from_function, from_table  # noqa: F401
 from mpmd.scheduling.schedules.zero_bubble import InterleavedZeroBubble, ZeroBubbleH1, ZeroBubbleH2
@@ -18,6 +18,7 @@ _ALL: tuple[type[PipelineSchedule], ...] = (
     GPipe,
     OneFOneB,
     EagerOneFOneB,
+    CombinedOneFOneB,
     Interleaved1F1B,
     LoopedBFS,
     Circular,

@@ -13,6 +13,7 @@ from mpmd.scheduling.table import (
     Phase,
     Placement,
     ScheduleTable,
+    Sources,
     Task,
     contiguous,
     looped,
@@ -23,11 +24,15 @@ from mpmd.scheduling.validate import validate
 
 @dataclass(frozen=True)
 class PipelineShape:
-    """The input of a schedule: meshes, microbatches, and the mesh of each stage."""
+    """The input of a schedule: meshes, microbatches, the mesh of each stage, and branches.
+
+    An order for a chain of the stages is legal for branches too, so a schedule may ignore `sources`.
+    """
 
     num_meshes: int
     num_microbatches: int
     placement: Placement
+    sources: Sources | None = None
 
     @property
     def num_stages(self) -> int:
@@ -58,6 +63,10 @@ class PipelineSchedule(ABC):
     def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
         """Per mesh, its tasks in order."""
 
+    def pairs(self, shape: PipelineShape) -> Sequence[tuple[Task, Task]]:
+        """Tasks that are one program with their neighbour; most schedules have none."""
+        return ()
+
     def mirror(self, shape: PipelineShape) -> Mirror | None:
         """The second copy of the stages; most schedules have none."""
         return None
@@ -68,6 +77,7 @@ class PipelineSchedule(ABC):
         num_meshes: int,
         num_microbatches: int,
         stage_to_mesh: Sequence[int] | None = None,
+        sources: Sources | None = None,
     ) -> ScheduleTable:
         """The tasks of one step in order, verified to be legal.
 
@@ -76,6 +86,7 @@ class PipelineSchedule(ABC):
             num_meshes: meshes of the topology.
             num_microbatches: microbatches of one step, at least one.
             stage_to_mesh: the mesh index of each stage; by default the schedule's own ``placement``.
+            sources: for each stage the earlier ones whose values it reads; None for a chain.
 
         Raises:
             ScheduleError: the schedule cannot order this, or its order is illegal.
@@ -87,12 +98,38 @@ class PipelineSchedule(ABC):
             placement = self.placement(num_stages, num_meshes)
         else:
             placement = checked_placement(stage_to_mesh, num_stages, num_meshes)
-        shape = PipelineShape(num_meshes, num_microbatches, placement)
+        if sources is not None:
+            _check_sources(sources, num_stages)
+        shape = PipelineShape(num_meshes, num_microbatches, placement, sources)
         orders = tuple(tuple(order) for order in self.orders(shape))
         splits = any(task.phase is Phase.I for order in orders for task in order)
-        table = ScheduleTable(orders, placement, splits, self.has_backward, self.mirror(shape))
+        table = ScheduleTable(
+            orders,
+            placement,
+            splits,
+            self.has_backward,
+            self.mirror(shape),
+            sources,
+            pairs=tuple(self.pairs(shape)),
+        )
         validate(table, num_microbatches)
         return table
+
+
+def _check_sources(sources: Sources, num_stages: int) -> None:
+    """Checks that there are sources for each stage, all before it.
+
+    Raises:
+        ScheduleError: there are not.
+    """
+    if len(sources) != num_stages:
+        raise ScheduleError(f"sources are given for {len(sources)} stages, the program has {num_stages}")
+    for stage, before in enumerate(sources):
+        wrong = [source for source in before if not 0 <= source < stage]
+        if wrong:
+            raise ScheduleError(
+                f"stage {stage} cannot read stage {wrong[0]}: the sources of a stage have smaller numbers"
+            )
 
 
 def checked_placement(stage_to_mesh: Any, num_stages: int, num_meshes: int) -> Placement:

@@ -34,7 +34,7 @@ def peak_activations(table: ScheduleTable) -> tuple[int, ...]:
             if task.phase is Phase.F:
                 held += 1
                 peak = max(peak, held)
-            if task.phase in (Phase.B, Phase.W) or not table.has_backward:
+            if task.phase in (Phase.B, Phase.W) or not table.backward_phases(task.stage, task.microbatch):
                 held -= 1
         peaks.append(peak)
     return tuple(peaks)
@@ -105,7 +105,7 @@ class _Ledger:
 def _last_end(table: ScheduleTable, spans: Mapping[Task, Span], forward: Task) -> float:
     """When the last task of a stage and a microbatch ends."""
     stage, microbatch = forward.stage, forward.microbatch
-    phases = table.backward_phases(stage, microbatch) if table.has_backward else (Phase.F,)
+    phases = table.backward_phases(stage, microbatch) or (Phase.F,)
     return max(spans[Task(stage, microbatch, phase)].end_s for phase in phases)
 
 
@@ -128,8 +128,8 @@ def _add_tasks(
             if task.phase is Phase.F:
                 hold("batch", stage.batch_bytes, 0.0, begun[mesh])
                 hold("batch", stage.batch_bytes, 0.0, _last_end(table, spans, task))
-            if task.phase is Phase.F and table.has_backward:
-                phases = table.backward_phases(task.stage, task.microbatch)
+            phases = table.backward_phases(task.stage, task.microbatch)
+            if task.phase is Phase.F and phases:
                 ends = [spans[Task(task.stage, task.microbatch, phase)].end_s for phase in phases]
                 hold("residuals", stage.residual_bytes, span.start_s, ends[0])
                 if len(ends) == 2:
@@ -188,9 +188,8 @@ def messages(table: ScheduleTable, costs: Costs, task: Task) -> list[Task]:
         if task.phase is Phase.F and task.stage == skip.target:
             needed.append(Task(skip.source, task.microbatch, Phase.F))
         if task.phase.sends_gradient and task.stage == skip.source:
-            needed.append(
-                Task(skip.target, task.microbatch, table.backward_phases(skip.target, task.microbatch)[0])
-            )
+            phases = table.backward_phases(skip.target, task.microbatch)
+            needed += (Task(skip.target, task.microbatch, phase) for phase in phases[:1])
     return needed
 
 

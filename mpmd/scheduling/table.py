@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
+import itertools
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -66,13 +68,18 @@ class Task:
 
 @dataclass(frozen=True)
 class TaskOrders:
-    """Mesh → its tasks in order.  Text: `m1:0F0,0F1,0B0,0B1;m2:1F0,1B0,1F1,1B1`.
+    """Mesh → its tasks in order.  Text: `m1:0F0,0F1,0B0,0B1;m2:1F0,1B0+1F1,1B1`.
+
+    Attributes:
+        of_mesh: the tasks of each mesh.
+        pairs: neighbours that run as one program, with a `+` between in text.
 
     Raises:
-        ScheduleError: a task occurs twice, or a mesh has two orders.
+        ScheduleError: a task occurs twice, a mesh has two orders, or a pair is not of neighbours.
     """
 
     of_mesh: tuple[tuple[str, tuple[Task, ...]], ...] = ()
+    pairs: tuple[tuple[Task, Task], ...] = ()
 
     def __post_init__(self) -> None:
         seen: dict[Task, str] = {}
@@ -88,6 +95,14 @@ class TaskOrders:
         for mesh, orders in meshes.items():
             if orders > 1:
                 raise ScheduleError(f"mesh {mesh!r} has two orders\n  join them: '{mesh}:0F0,1F0'")
+        neighbours = {pair for _, tasks in self.of_mesh for pair in itertools.pairwise(tasks)}
+        paired = [task for pair in self.pairs for task in pair]
+        for first, second in self.pairs:
+            if (first, second) not in neighbours or paired.count(first) + paired.count(second) > 2:
+                raise ScheduleError(
+                    f"tasks {first} and {second} cannot be one program\n"
+                    "  they must be neighbours on a mesh, in that order, and in no other pair"
+                )
 
     @staticmethod
     def parse(text: str) -> TaskOrders:
@@ -96,7 +111,7 @@ class TaskOrders:
         Raises:
             ScheduleError: a part of the text is not the order of a mesh, or has a task twice.
         """
-        of_mesh = []
+        of_mesh, pairs = [], list[tuple[Task, Task]]()
         for part in filter(None, (p.strip() for p in text.split(";"))):
             mesh, colon, tasks = part.rpartition(":")
             if not colon or not mesh:
@@ -104,16 +119,47 @@ class TaskOrders:
                     f"{part!r} is not an order of a mesh: expected MESH:TASK,TASK\n"
                     "  for example m1:0F0,0B0;m2:1F0,1B0"
                 )
-            names = [t for t in tasks.split(",") if t.strip()]
-            of_mesh.append((mesh.strip(), tuple(map(Task.parse, names))))
-        return TaskOrders(tuple(of_mesh))
+            groups = [tuple(map(Task.parse, t.split("+"))) for t in tasks.split(",") if t.strip()]
+            of_mesh.append((mesh.strip(), tuple(task for group in groups for task in group)))
+            pairs += (pair for group in groups for pair in itertools.pairwise(group))
+        return TaskOrders(tuple(of_mesh), tuple(pairs))
 
     def __str__(self) -> str:
-        return ";".join(f"{mesh}:{','.join(map(str, tasks))}" for mesh, tasks in self.of_mesh)
+        second = {b for _, b in self.pairs}
+        texts = []
+        for mesh, tasks in self.of_mesh:
+            order = "".join(f"{'+' if task in second else ','}{task}" for task in tasks)
+            texts.append(f"{mesh}:{order[1:]}")
+        return ";".join(texts)
 
 
 Placement = tuple[int, ...]
 """One mesh index per stage."""
+
+
+Sources = tuple[tuple[int, ...], ...]
+"""For each stage the earlier ones that it reads: ``((), (), (0, 1))`` is two towers and what joins them."""
+
+
+def branching(sources: Sequence[Collection[int]]) -> Sources | None:
+    """The sources of stages with branches; None if each reads the one before, as in a chain."""
+    if all(stage - 1 in before for stage, before in enumerate(sources) if stage):
+        return None
+    return tuple(tuple(sorted(before)) for before in sources)
+
+
+def chain_sources(num_stages: int) -> Sources:
+    """Each stage reads the one before."""
+    return tuple((stage - 1,) if stage else () for stage in range(num_stages))
+
+
+def readers_of(sources: Sources) -> Sources:
+    """For each stage those that read its values."""
+    readers: list[list[int]] = [[] for _ in sources]
+    for stage, before in enumerate(sources):
+        for source in before:
+            readers[source].append(stage)
+    return tuple(map(tuple, readers))
 
 
 def contiguous(num_stages: int, num_meshes: int) -> Placement:
@@ -210,6 +256,9 @@ class ScheduleTable:
         splits_backward: some backward is two tasks, ``I`` and ``W``.
         has_backward: False for evaluation and inference.
         mirror: the second copy of the stages, if there is one.
+        sources: of stages with branches; None for a chain.
+        frozen: the stages that have no backward, though others have one.
+        pairs: neighbours that are one program.
     """
 
     orders: tuple[tuple[Task, ...], ...]
@@ -217,6 +266,9 @@ class ScheduleTable:
     splits_backward: bool = False
     has_backward: bool = True
     mirror: Mirror | None = None
+    sources: Sources | None = None
+    frozen: frozenset[int] = frozenset()
+    pairs: tuple[tuple[Task, Task], ...] = ()
 
     @property
     def num_stages(self) -> int:
@@ -250,26 +302,48 @@ class ScheduleTable:
         return frozenset((t.stage, t.microbatch) for t in self.tasks() if t.phase in (Phase.I, Phase.W))
 
     def backward_phases(self, stage: int, microbatch: int) -> tuple[Phase, ...]:
-        """``(B,)``, ``(I, W)``, or nothing in a table without backward."""
-        if not self.has_backward:
+        """``(B,)``, ``(I, W)``, or nothing without backward."""
+        if not self.has_backward or stage in self.frozen:
             return ()
         return (Phase.I, Phase.W) if (stage, microbatch) in self._split else (Phase.B,)
+
+    @functools.cached_property
+    def flow(self) -> Sources:
+        """The sources of all stages, in a chain too."""
+        return chain_sources(self.num_stages) if self.sources is None else self.sources
+
+    @functools.cached_property
+    def readers(self) -> Sources:
+        """For each stage those that read its values."""
+        return readers_of(self.flow)
 
     def dependencies(self, task: Task) -> tuple[Task, ...]:
         """The tasks whose results a task needs.
 
-        ``F(s)`` needs ``F(s-1)``; ``B(s)`` and ``I(s)`` need ``F(s)`` and the ``B`` or ``I`` of ``s+1``;
-        ``W(s)`` needs ``I(s)``; all on the same microbatch.
+        ``F(s)`` needs the ``F`` of its sources, in a chain ``F(s-1)``; ``B(s)`` and ``I(s)`` need ``F(s)``
+        and the ``B`` or ``I`` of its readers; ``W(s)`` needs ``I(s)``; all on the same microbatch.
         """
         stage, microbatch = task.stage, task.microbatch
         if task.phase is Phase.F:
-            return (Task(stage - 1, microbatch, Phase.F),) if stage else ()
+            return tuple(Task(source, microbatch, Phase.F) for source in self.flow[stage])
         if task.phase is Phase.W:
             return (Task(stage, microbatch, Phase.I),)
-        forward = Task(stage, microbatch, Phase.F)
-        if stage + 1 == self.num_stages:
-            return (forward,)
-        return (forward, Task(stage + 1, microbatch, self.backward_phases(stage + 1, microbatch)[0]))
+        needed = [Task(stage, microbatch, Phase.F)]
+        for reader in self.readers[stage]:
+            needed += (Task(reader, microbatch, p) for p in self.backward_phases(reader, microbatch)[:1])
+        return tuple(needed)
+
+    def without_backward(self, stages: Collection[int]) -> ScheduleTable:
+        """The same order without the backward of these stages, whose values need no gradient.
+
+        Requires: no source of such a stage keeps its backward.
+        """
+        frozen = self.frozen | set(stages)
+        orders = tuple(
+            tuple(task for task in order if task.phase is Phase.F or task.stage not in frozen)
+            for order in self.orders
+        )
+        return dataclasses.replace(self, orders=orders, frozen=frozen)
 
     def with_whole_backward(self, stages: Collection[int], late: Collection[int] = ()) -> ScheduleTable:
         """The same order with ``I`` and ``W`` of these stages joined at the position of ``I``.
@@ -292,7 +366,7 @@ class ScheduleTable:
             for order in self.orders
         )
         splits = any(t.phase is Phase.I for order in orders for t in order)
-        return ScheduleTable(orders, self.stage_to_mesh, splits, self.has_backward, self.mirror)
+        return dataclasses.replace(self, orders=orders, splits_backward=splits)
 
     def as_csv(self) -> str:
         """One line per mesh, tasks separated by commas: ``0F0,0F1,0B0,0B1``."""

@@ -266,7 +266,8 @@ def accumulate_gradients(
     `accumulate_gradients(f, M)(params, *batch, **more)` splits every array of the arguments that are not
     differentiated, keywords included, into `M` microbatches, adds up loss and gradients in the order of the
     microbatches, and divides by `M`, or by the sum of their weights with `weighted`.  Under `mpmd.jit` each
-    gradient is accumulated on the mesh that computes it.
+    gradient is accumulated on the mesh that computes it.  In flax's collection `_overwrite_with_gradient`, of
+    fp8, it returns maxima, as one microbatch of all rows would.
 
     Args:
         loss_fn: `loss_fn(params, *microbatch, **more) -> f32[]`, or `(f32[], aux)` with `has_aux`.
@@ -279,8 +280,7 @@ def accumulate_gradients(
             `k`-th piece of a batch lies on one part of the devices.
         weighted: `loss_fn` returns `(total, weight)` instead of a loss, such as a sum over tokens and how
             many tokens count.  Totals and their gradients are added up, and divided once by the sum of all
-            weights: `total / weight` of the whole batch, however unequal the microbatches are.  A weight is
-            a constant for the gradient.
+            weights, as for the whole batch.  A weight is a constant for the gradient.
 
     Returns:
         A function that returns `(loss, grads)`, or `((loss, aux), grads)` where every leaf of `aux` has a
@@ -334,16 +334,33 @@ def _summed(of_microbatch: Callable[[Any], Any], shapes: Any, pieces: Any) -> tu
 
     def body(carry: Any, microbatch: Any) -> tuple[Any, Any]:
         (loss, (weight, aux)), grads = of_microbatch(microbatch)
-        return jax.tree.map(jnp.add, carry, (loss, weight, grads)), aux
+        return _accumulated(carry, (loss, weight, grads)), aux
 
     (loss, (weight, _)), grads = shapes
     zeros = jax.tree.map(_zeros_of, (loss, weight, grads))
     return jax.lax.scan(one_microbatch(body), zeros, pieces)
 
 
+_OVERWRITE = "_overwrite_with_gradient"
+"""The collection of flax whose gradients are new values: scales and histories of maxima of fp8."""
+
+
+def _is_overwritten(path: Sequence[Any]) -> bool:
+    return any(getattr(entry, "key", None) == _OVERWRITE for entry in path)
+
+
+def _accumulated(carry: Any, terms: Any) -> Any:
+    """Sums; maxima of what gradients overwrite."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, a, b: jnp.maximum(a, b) if _is_overwritten(path) else jnp.add(a, b), carry, terms
+    )
+
+
 def _divided(totals: T, by: Any) -> T:
-    """Totals divided by a number or a scalar, in their own dtypes."""
-    return jax.tree.map(lambda total: (total / by).astype(total.dtype), totals)
+    """Totals divided by a number or a scalar, in their own dtypes; not what gradients overwrite."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, total: total if _is_overwritten(path) else (total / by).astype(total.dtype), totals
+    )
 
 
 def _warn_of_own_divisor(loss_fn: Callable[..., Any], jaxpr: Any, pieces: Any) -> None:

@@ -243,6 +243,20 @@ _ORDERED = (
         "schedule/order-by-tasks-errors-0",
     ),
     _schedule(
+        "combine_tasks.py:_cycle",
+        "Neither of two tasks that become one program needs the other, through other meshes either.",
+        "needs[of] |= needs[second]",
+        "pass",
+        "schedule/combine-tasks-0",
+    ),
+    _schedule(
+        "combine_tasks.py:_cycle",
+        "Nor does the order of another mesh make one wait for the other.",
+        "Dependencies(f, _in_order(_groups(f, pairs)))",
+        "Dependencies(f)",
+        "schedule/combine-tasks-0",
+    ),
+    _schedule(
         "pipeline_scheduler.py:_forward_only_problems",
         "A schedule of forward passes has no backward work.",
         "if unit.is_backward:",

@@ -14,7 +14,7 @@ from mpmd.scheduling.simulate import peak_activations
 from mpmd.scheduling.table import visits_of_mesh
 from mpmd.scheduling.validate import linearize, validate
 
-SINGLE_VISIT = {"1f1b", "eager_1f1b", "zb_h1", "zb_h2", "dualpipe"}
+SINGLE_VISIT = {"1f1b", "eager_1f1b", "combined_1f1b", "zb_h1", "zb_h2", "dualpipe"}
 V_SHAPED = {"zb_v", "v_half", "v_min", "dualpipe_v"}
 
 

@@ -142,6 +142,17 @@ def _fragments_by_task(f: ir.Func, orders: TaskOrders) -> Rows:
     return {mesh: {task: group for task, group in row.items() if group} for mesh, row in rows.items()}
 
 
+def tasks_of(f: ir.Func) -> dict[Task, list[ir.Fragment]]:
+    """The fragments of each task."""
+    stage_of = {mesh: i for i, mesh in enumerate(f.topology.schedulable)}
+    found: dict[Task, list[ir.Fragment]] = {}
+    for fragment in ir.fragments(f):
+        task = _task_of(fragment, stage_of)
+        if task is not None:
+            found.setdefault(task, []).append(fragment)
+    return found
+
+
 def _task_of(fragment: ir.Fragment, stage_of: dict[str, int]) -> Task | None:
     """The task of a fragment; None if it is not a microbatch's forward or backward work."""
     stage = stage_of.get(fragment.mesh) if fragment.stage is None else fragment.stage

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from mpmd.errors import ScheduleError
 from mpmd.scheduling.definition import PipelineSchedule, PipelineShape, RoundRobinSchedule
 from mpmd.scheduling.patterns import best_order, zigzag
-from mpmd.scheduling.table import Phase, Task, Visit, pipeline_positions
+from mpmd.scheduling.table import Phase, Task, Visit, chain_sources, pipeline_positions, readers_of
 from mpmd.scheduling.workload import expand, unit_workload
 
 
@@ -17,23 +16,37 @@ from mpmd.scheduling.workload import expand, unit_workload
 class OneFOneB(PipelineSchedule):
     """Warm up with as many forwards as meshes follow, then alternate backward and forward.
 
-    Idle per mesh ``(p-1)(F+B)`` as GPipe, but position ``r`` of ``p`` holds at most ``p-r`` microbatches.
+    Where stages branch, as many follow as on the longest way to the end: towers warm up, and go back, side
+    by side.  Idle per mesh ``(p-1)(F+B)`` as GPipe, but position ``r`` of ``p`` holds at most ``p-r``
+    microbatches.
 
     Source: Narayanan et al., PipeDream-Flush, 2021; Fan et al., DAPPLE, 2021.
     """
 
     name = "1f1b"
-    warm_up_factor: ClassVar[int] = 1
-    """How many forwards run first for each mesh that follows."""
+
+    def warm_up(self, following: int) -> int:
+        """How many forwards run first on a mesh, by the meshes that follow it."""
+        return following
 
     def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
-        """Forwards first: as many as meshes follow, times the factor."""
+        """Forwards first: as many as meshes follow, or as the schedule makes of that."""
         way = pipeline_positions(shape.placement, self.name)
         orders: list[list[Task]] = [[] for _ in range(shape.num_meshes)]
-        for position, visit in enumerate(way):
-            warm_up = self.warm_up_factor * (len(way) - 1 - position)
-            orders[visit.mesh] = alternate(visit, warm_up, shape.num_microbatches)
+        for visit, following in zip(way, _meshes_following(way, shape), strict=True):
+            orders[visit.mesh] = alternate(visit, self.warm_up(following), shape.num_microbatches)
         return orders
+
+
+def _meshes_following(way: Sequence[Visit], shape: PipelineShape) -> list[int]:
+    """For each visit the meshes after it, on the longest way to the end."""
+    readers = readers_of(shape.sources or chain_sources(shape.num_stages))
+    at = {stage: position for position, visit in enumerate(way) for stage in visit.stages}
+    following = [0] * len(way)
+    for position in reversed(range(len(way))):
+        after = {at[reader] for stage in way[position].stages for reader in readers[stage]}
+        following[position] = max((1 + following[a] for a in after if a != position), default=0)
+    return following
 
 
 def alternate(visit: Visit, warm_up: int, num_microbatches: int) -> list[Task]:
@@ -58,7 +71,41 @@ class EagerOneFOneB(OneFOneB):
     """
 
     name = "eager_1f1b"
-    warm_up_factor = 2
+
+    def warm_up(self, following: int) -> int:
+        """Twice as many."""
+        return 2 * following
+
+
+@dataclass(frozen=True)
+class CombinedOneFOneB(OneFOneB):
+    """1F1B in which a forward and a backward of different microbatches are one program.
+
+    A compiler can run the communication of one, such as the all-to-all of experts, beside the computation of
+    the other.  A message between neighbouring meshes has the time of a program, or the meshes would wait for
+    each other in turns: the warm-up is twice as long as in 1F1B, and one more.  Idle per mesh as 1F1B;
+    position ``r`` of ``p`` holds ``min(m, 2(p-r))`` microbatches.
+
+    Source: the combined 1F1B of Megatron-LM; DeepSeek, DualPipe, 2025.
+    """
+
+    name = "combined_1f1b"
+
+    def warm_up(self, following: int) -> int:
+        """Twice as many, and one: no backward follows the forward of its own microbatch."""
+        return 2 * following + 1
+
+    def pairs(self, shape: PipelineShape) -> Sequence[tuple[Task, Task]]:
+        """A forward after the warm-up, and the backward that it alternates with."""
+        way = pipeline_positions(shape.placement, self.name)
+        pairs: list[tuple[Task, Task]] = []
+        for visit, following in zip(way, _meshes_following(way, shape), strict=True):
+            last, ahead = visit.stages[-1], self.warm_up(following)
+            pairs += (
+                (Task(last, turn + ahead, Phase.F), Task(last, turn, Phase.B))
+                for turn in range(shape.num_microbatches - ahead)
+            )
+        return pairs
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,17 @@ from typing import Any
 
 from mpmd.errors import ScheduleError, collect
 from mpmd.scheduling.definition import PipelineSchedule, PipelineShape, checked_placement
-from mpmd.scheduling.table import Mirror, Phase, Placement, ScheduleTable, Task, contiguous, folded, looped
+from mpmd.scheduling.table import (
+    Mirror,
+    Phase,
+    Placement,
+    ScheduleTable,
+    Sources,
+    Task,
+    contiguous,
+    folded,
+    looped,
+)
 from mpmd.scheduling.validate import validate
 
 _PLACEMENTS: dict[str, Callable[[int, int], Placement]] = {
@@ -124,6 +135,7 @@ class FixedSchedule(PipelineSchedule):
         num_meshes: int,
         num_microbatches: int,
         stage_to_mesh: Sequence[int] | None = None,
+        sources: Sources | None = None,
     ) -> ScheduleTable:
         """The table, if it was written for this program.
 
@@ -144,7 +156,7 @@ class FixedSchedule(PipelineSchedule):
                 f"schedule {self.name!r} puts stages on other meshes than the program\n"
                 f"  schedule: {list(fixed.stage_to_mesh)}\n  program:  {list(stage_to_mesh)}"
             )
-        return fixed
+        return fixed if sources is None else dataclasses.replace(fixed, sources=sources)
 
 
 def from_table(

@@ -15,6 +15,7 @@ from mpmd.errors import ConfigError
 from mpmd.tracing.names import is_bound
 from mpmd.tracing.stages.items import FlatFunction, Item, emit
 from mpmd.tracing.stages.select.automatic import AutomaticSelector, DivisionChoice, choose_by_cost
+from mpmd.tracing.stages.select.frozen_models import models_apart
 from mpmd.tracing.stages.select.placement import (
     check_order,
     check_scopes,
@@ -25,6 +26,7 @@ from mpmd.tracing.stages.select.placement import (
 from mpmd.tracing.stages.select.selectors import Selector
 from mpmd.tracing.stages.select.stage_report import describe_stages
 from mpmd.tracing.stages.stacked.by_parts import PartwiseInterpreter
+from mpmd.tracing.stages.stacked.closed_over_stacks import stacked_arguments
 from mpmd.tracing.stages.stacked.part_rules import FROM_ARRAYS, RULES
 from mpmd.tracing.stages.stacked.scan_ranges import divide_scans
 from mpmd.tracing.stages.stacked.stacked import in_parts, is_stacked
@@ -46,12 +48,18 @@ def over_parts(
     """
     wholes = jax.tree.map(lambda v: v.whole() if is_stacked(v) else v, given, is_leaf=is_stacked)
     flat, tree = tree_flatten_with_path(wholes)
-    closed, shapes = jax.make_jaxpr(
-        lambda *leaves: whole_call(jax.tree.unflatten(tree, leaves)), return_shape=True
-    )(*[leaf for _, leaf in flat])
+
+    def of_leaves(*leaves: Any) -> Any:
+        return whole_call(stages.of_step(jax.tree.unflatten(tree, leaves)))
+
+    closed, shapes = jax.make_jaxpr(of_leaves, return_shape=True)(*[leaf for _, leaf in flat])
     if not stages.divisions:
         return whole_call, wholes
-    lengths = [stages.lengths_of(keystr(path, simple=True, separator="/"), leaf.shape) for path, leaf in flat]
+    closed_over = stacked_arguments(closed.jaxpr, stages.divisions.values())
+    lengths = [
+        stages.lengths_of(keystr(path, simple=True, separator="/"), leaf.shape) or closed_over.get(number)
+        for number, (path, leaf) in enumerate(flat)
+    ]
     stages.warn_of_whole_stacks(getattr(fn, "__name__", "the step"))
     interpreter = PartwiseInterpreter(RULES, FROM_ARRAYS, list(stages.divisions.values()))
 
@@ -75,7 +83,7 @@ class TracedStages:
     Attributes:
         selector: the user's.
         texts: a description of the stages of each function that has some.
-        divisions: path of each stacked parameter of these functions → the lengths of its parts.
+        divisions: path and rows of each stacked parameter of these functions → the lengths of its parts.
         warnings: for the user.
         choices: the divisions by cost, with their alternatives.
     """
@@ -83,10 +91,25 @@ class TracedStages:
     def __init__(self, selector: Selector) -> None:
         self.selector = selector
         self.texts: dict[str, None] = {}
-        self.divisions: dict[str, list[int]] = {}
+        self.divisions: dict[tuple[str, int], list[int]] = {}
         self.warnings: dict[str, None] = {}
         self.choices: list[DivisionChoice] = []
         self._found: set[str] = set()
+        self._arguments: dict[int, tuple[Any, str]] = {}
+
+    def of_step(self, given: Dynamic) -> Dynamic:
+        """Notes the paths of the step's arguments, which functions with stages may close over."""
+        for path, leaf in tree_flatten_with_path(given)[0]:
+            if isinstance(leaf, jax.core.Tracer):
+                self._arguments[id(leaf)] = leaf, keystr(path[2:], simple=True, separator="/")
+        return given
+
+    def path_closed_over(self, value: Any) -> str | None:
+        """The path, in its argument of the step, of a value that a layer is of: such as a frozen weight."""
+        noted, path = self._arguments.get(id(value), (None, ""))
+        known = path and noted is value and not self.selector.scoped
+        layer = known and (self.selector.matches(path) or self.selector.pinned(path) is not None)
+        return path if layer else None
 
     @property
     def found(self) -> Selector:
@@ -101,15 +124,16 @@ class TracedStages:
 
         Its path ends with the parameter's, as the paths of moments do.
         """
-        for parameter, lengths in self.divisions.items():
-            if f"/{path}".endswith(f"/{parameter}") and tuple(shape[:1]) == (sum(lengths),):
+        found = None
+        for (parameter, rows), lengths in self.divisions.items():
+            if f"/{path}".endswith(f"/{parameter}") and tuple(shape[:1]) == (rows,):
                 self._found.add(parameter)
-                return lengths
-        return None
+                found = found or lengths
+        return found
 
     def warn_of_whole_stacks(self, name: str) -> None:
         """Warns of stacked parameters that are not arguments of the step, and so are not in parts."""
-        for parameter in self.divisions:
+        for parameter, _ in self.divisions:
             if parameter not in self._found:
                 self.warnings[
                     f"no argument of {name} has a path that ends with {parameter}, a stacked parameter of "
@@ -146,8 +170,8 @@ def staged(fn: Callable[P, R], *, argnums: int | Sequence[int] = 0) -> Callable[
 
         loss, grads = jax.value_and_grad(mpmd.staged(loss_fn))(params, batch)
 
-    It computes the same.  `mpmd.accumulate_gradients` does this by itself.  Without `stages=`, and outside
-    of `mpmd.jit`, it is `fn`.
+    It computes the same.  `mpmd.accumulate_gradients` does this by itself.  Without `stages=`, outside of
+    `mpmd.jit`, and within another function with stages, it is `fn`.
 
     Args:
         fn: a function of pytrees.
@@ -181,7 +205,8 @@ def _in_stages(stages: TracedStages, fn: Callable[..., Any], argnums: Any, args:
         for i, value in zip(arrays, given, strict=True):
             leaves[i] = value
         positional, keywords = jax.tree.unflatten(tree, leaves)
-        return fn(*positional, **keywords)
+        with dividing(None):  # stages have no stages in them
+            return fn(*positional, **keywords)
 
     closed, shapes = jax.make_jaxpr(of_arrays, return_shape=True)(*values)
     function = FlatFunction(closed)
@@ -191,6 +216,8 @@ def _in_stages(stages: TracedStages, fn: Callable[..., Any], argnums: Any, args:
         for value, i in zip(function.inputs, arrays, strict=True)
         if flat[i][0][0].idx == 0 and flat[i][0][1].idx in positions
     }
+    frozen = {value: stages.path_closed_over(array) for value, array in function.constants.items()}
+    paths |= {value: path for value, path in frozen.items() if path is not None}
     name = getattr(fn, "__name__", "")
     _choose(stages, function, paths, name if name.isidentifier() else "the function")
     return jax.tree.unflatten(jax.tree.structure(shapes), emit(function, values, stages.selector.names))
@@ -220,7 +247,7 @@ def _choose(stages: TracedStages, function: FlatFunction, paths: dict[int, str],
         stages.divisions.update(division.lengths)
         stages.warnings.update(division.joined)
         parts = division.stage_of
-        chosen = [None if path in stages.divisions else selector.pinned(path) for path in paths.values()]
+        chosen = [None if v in division.stacks else selector.pinned(path) for v, path in paths.items()]
     elif selector.scoped:
         scoped = stages_by_scopes(selector, function)
         selector.check_pinned(list(paths.values()))
@@ -228,7 +255,12 @@ def _choose(stages: TracedStages, function: FlatFunction, paths: dict[int, str],
         for item, stage in scoped.items():
             item.stage = stage
     else:
-        chosen = stages_by_paths(selector, list(paths.values()))
+        models = models_apart(function, paths, selector)
+        together = {v: path for v, path in paths.items() if not any(v in model for model in models)}
+        by_path = dict(zip(together, stages_by_paths(selector, list(together.values())), strict=True))
+        for model in models:
+            by_path |= zip(model, stages_by_paths(selector, list(model.values()), beside=True), strict=True)
+        chosen = [by_path[v] for v in paths]
     stage_of = {value: stage for value, stage in zip(paths, chosen, strict=True) if stage is not None}
     place(function, [*paths, *parts], stage_of | parts, len(selector.over))
     check_order(function, stage_of, paths)

@@ -227,5 +227,8 @@ def test_each_warning_of_lowering_is_a_python_warning_once():
 
 def test_every_schedule_is_looked_at():
     """Here or where all schedules run, `tests/differential/test_schedules.py`."""
-    known = {*V_SHAPED, *LOOPED, "gpipe", "1f1b", "eager_1f1b", "zb_h1", "zb_h2", "dualpipe", "forward_only"}
+    known = {
+        *V_SHAPED, *LOOPED, "gpipe", "1f1b", "eager_1f1b", "combined_1f1b", "zb_h1", "zb_h2", "dualpipe",
+        "forward_only",
+    }  # fmt: skip
     assert set(SCHEDULES) == known

@@ -64,6 +64,29 @@ def test_predictions_follow_the_costs(found):
     assert sum(held["parameters"] for held in plain.held) == LAYERS * D * D * 4
 
 
+def test_towers_are_predicted_side_by_side():
+    """Two of as many layers, on two meshes each: both begin at once, and send from their own last mesh."""
+
+    def towers(params, x, y):
+        for v, w in params:  # a layer of each in turns
+            x, y = jnp.tanh(x @ v), jnp.tanh(y @ w)
+        return jnp.mean((x - y) ** 2)
+
+    def step(params, x, y):
+        return mpmd.accumulate_gradients(towers, 4)(params, x, y)
+
+    only = {"schedules": ("1f1b",), "stages_per_mesh": (1,), "rematerialise": (False,), "partition": 0}
+    found = mpmd.plan(step, [PARAMS[:2]] * 4, X, X, devices=4, **only)
+    four = next(c for c in found.candidates if c.choice.meshes == 4)
+    begin = [mesh for mesh in four.timeline.meshes if four.timeline.compute(mesh)[0].start_s == 0]
+    assert begin == ["m0", "m2"]
+    assert {(t.mesh, t.peer) for t in four.timeline.transfers if t.peer == "m3"} == {
+        ("m1", "m3"),
+        ("m2", "m3"),
+    }
+    assert four.sent_bytes == 3 * 2 * ROWS * D * 4  # three values forward, and their gradients back
+
+
 def test_what_does_not_fit_is_refused_with_what_holds_it():
     limit = 9 * D * D * 4
     found = planned(memory=limit)

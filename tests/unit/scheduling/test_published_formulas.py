@@ -32,6 +32,7 @@ PUBLISHED = {
     "gpipe": Published(lambda p, m: (p - 1) * (F + B), lambda p, m, r: m),
     "1f1b": Published(lambda p, m: (p - 1) * (F + B), lambda p, m, r: min(m, p - r)),
     "eager_1f1b": Published(lambda p, m: (p - 1) * (F + B), lambda p, m, r: min(m, 2 * (p - r) - 1)),
+    "combined_1f1b": Published(lambda p, m: (p - 1) * (F + B), lambda p, m, r: min(m, 2 * (p - r))),
     "interleaved_1f1b": Published(
         lambda p, m: (p - 1) * (F + B), lambda p, m, r: min(2 * m, p + 2 * (p - 1 - r) + 1), 2
     ),
@@ -93,7 +94,15 @@ def test_idle_time_and_memory_are_as_published(name: str, p: int) -> None:
 
 @pytest.mark.parametrize("p", [2, 4, 8])
 def test_the_formula_for_whole_backwards_is_exact_on_every_mesh(p: int) -> None:
-    for name in ("gpipe", "1f1b", "eager_1f1b", "interleaved_1f1b", "looped_bfs", "circular"):
+    for name in (
+        "gpipe",
+        "1f1b",
+        "eager_1f1b",
+        "combined_1f1b",
+        "interleaved_1f1b",
+        "looped_bfs",
+        "circular",
+    ):
         for m in (p, 2 * p, 4 * p):
             _, peaks = timeline(name, p, m)
             assert peaks == tuple(PUBLISHED[name].peak(p, m, r) for r in range(p)), name

@@ -28,8 +28,8 @@ def first_line(caught: pytest.ExceptionInfo[ScheduleError]) -> str:
 
 def test_the_names() -> None:
     assert list(SCHEDULES) == [
-        "gpipe", "1f1b", "eager_1f1b", "interleaved_1f1b", "looped_bfs", "circular", "zb_h1", "zb_h2",
-        "interleaved_zb", "zb_v", "v_half", "v_min", "dualpipe_v", "dualpipe", "forward_only",
+        "gpipe", "1f1b", "eager_1f1b", "combined_1f1b", "interleaved_1f1b", "looped_bfs", "circular", "zb_h1",
+        "zb_h2", "interleaved_zb", "zb_v", "v_half", "v_min", "dualpipe_v", "dualpipe", "forward_only",
     ]  # fmt: skip
     assert all(get_schedule(name).name == name for name in SCHEDULES)
 
@@ -42,6 +42,10 @@ def test_orders_known_from_the_literature() -> None:
         "F0 B0 F1 B1 F2 B2 F3 B3",
     ]
     assert orders("eager_1f1b", 3, 3, 6)[1] == "F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 B4 B5"
+    assert orders("combined_1f1b", 2, 2, 5) == [
+        "F0 F1 F2 F3 B0 F4 B1 B2 B3 B4",
+        "F0 F1 B0 F2 B1 F3 B2 F4 B3 B4",
+    ]
     assert orders("zb_h1", 2, 2, 4) == [
         "F0 F1 I0 W0 F2 I1 W1 F3 I2 W2 I3 W3",
         "F0 I0 F1 I1 W0 F2 I2 W1 F3 I3 W2 W3",

@@ -26,9 +26,16 @@ def test_as_the_option_of_a_pass() -> None:
     assert str(made) == "mpmd-order-by-tasks{orders=m1:0F0,0B0;m2:1F0}"
 
 
+def test_pairs_in_text() -> None:
+    orders = TaskOrders.parse("m1:0F0,0F1+0B0,0F2+0B1,0B2;m2:1F0,1B0")
+    assert [(str(a), str(b)) for a, b in orders.pairs] == [("0F1", "0B0"), ("0F2", "0B1")]
+    assert TaskOrders.parse(str(orders)) == orders
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
+        ("m1:0F1+0B0+0F2", "tasks 0F1 and 0B0 cannot be one program\n  they must be neighbours on a mesh"),
         ("m1:0F0,0F0", "task 0F0 occurs twice: on mesh 'm1' and on 'm1'"),
         ("m1:0F0;m2:0F0", "task 0F0 occurs twice: on mesh 'm1' and on 'm2'"),
         ("m1:0F0;m1:1F0", "mesh 'm1' has two orders"),

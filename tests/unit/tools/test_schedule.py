@@ -11,7 +11,7 @@ def test_the_table_is_sorted_by_step_time(capsys: pytest.CaptureFixture[str]) ->
     assert main(["--stages", "8", "--meshes", "4", "--microbatches", "8"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
     times = [float(row[1]) for row in rows]
-    assert times == sorted(times) and len(times) == 14
+    assert times == sorted(times) and len(times) == 15
     found = {row[0]: row[1:] for row in rows}
     assert found["zb_v"] == ["51", "5.9%", "8", "1", "0"]
     assert "forward_only" not in found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
@@ -31,11 +32,12 @@ class UnitChain:
 
     Attributes:
         chain: costs and bytes.
-        items: in program order.
+        items: so that each is after what it reads, and branches follow one another.
         first: the first unit of each item.
         scans: the scans of which each iteration is a unit → their stacked parameters.
         parameter_units: for each parameter the units that read it; rows of a stack are one each.
         batch: for each input that is data its bytes, and the units that read it.
+        edges: the values that go from unit to unit.
     """
 
     chain: Chain
@@ -44,6 +46,35 @@ class UnitChain:
     scans: Mapping[Item, frozenset[int]]
     parameter_units: Mapping[int, tuple[int, ...]]
     batch: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    edges: tuple[Edge, ...] = ()
+
+    def sent(self, starts: Sequence[int]) -> dict[tuple[int, int], int]:
+        """(stage, stage that reads it) → bytes, for stages that begin at 0 and at `starts`."""
+        values: dict[tuple[int, int], dict[int, int]] = {}
+        for edge in self.edges:
+            source = bisect.bisect_right(starts, edge.maker)
+            for unit in edge.readers:
+                target = bisect.bisect_right(starts, unit)
+                if target != source:
+                    values.setdefault((source, target), {})[edge.value] = edge.nbytes
+        return {pair: sum(of.values()) for pair, of in sorted(values.items())}
+
+
+@dataclasses.dataclass(frozen=True)
+class Edge:
+    """A value that units read.
+
+    Attributes:
+        value: its number.
+        nbytes: its bytes.
+        maker: the unit that computes it; of a scan the last.
+        readers: the units that read it.
+    """
+
+    value: int
+    nbytes: int
+    maker: int
+    readers: range
 
 
 def chain_of(
@@ -58,6 +89,9 @@ def chain_of(
     The others need no stage of their own: what reads parameters alone is computed with its reader, and data
     is available on every mesh.
 
+    Towers that a model computes in turns, a layer of each, are put one after the other where fewer bytes then
+    cross.  What needs no gradient has no backward: it takes no time for one, and keeps nothing for it.
+
     Args:
         flat: its items have no stages.
         parameters: the inputs that are parameters.
@@ -66,15 +100,19 @@ def chain_of(
     """
     items, constant = _trunk(flat, set(parameters))
     scans = _divisible_scans(flat, parameters, set(map(id, items)))
-    counts = [item.equation.params["length"] if item in scans else 1 for item in items]
-    first = (0, *itertools.accumulate(counts))
+    items = _by_branches(flat, items, scans)
+    counts = [_units(item, scans) for item in items]
+    first = _first_units(items, scans)
+    trained, useful = _trained(flat, set(parameters))
     seconds: list[float] = []
     forward: list[float] = []
     residuals: list[int] = []
     for item, count in zip(items, counts, strict=True):
-        seconds += [item_seconds(item, device) * work_factor(item) / count] * count
+        factor = work_factor(item) if item in trained else 1.0
+        kept = saved_bytes(item, flat.avals, constant) if item in trained else 0
+        seconds += [item_seconds(item, device) * factor / count] * count
         forward += [item_seconds(item, device) / count] * count
-        residuals += [saved_bytes(item, flat.avals, constant) // count] * count
+        residuals += [kept // count] * count
     begin = 0
     for end, factor in measured:
         for of in (seconds, forward):
@@ -90,11 +128,63 @@ def chain_of(
         nbytes = size(flat.avals[v]) // share
         parts: list[tuple[int, ...]] = [(row,) for row in sorted(rows)]
         for readers_of_part in parts or [readers]:
-            owned.append((nbytes, gradient_seconds(nbytes, device), readers_of_part))
+            gradient_s = gradient_seconds(nbytes, device) if v in useful else 0.0
+            owned.append((nbytes, gradient_s, readers_of_part))
     crossing = _crossing(flat, items, first, scans)
     chain = Chain(seconds, crossing, residuals, owned, _fused(items, first), forward)
     read = tuple((size(flat.avals[v]), readers) for v, readers in batch.items() if readers)
-    return UnitChain(chain, tuple(items), first[:-1], scans, units, read)
+    return UnitChain(chain, tuple(items), first[:-1], scans, units, read, _edges(flat, items, first, scans))
+
+
+_FEWER = 0.9
+"""Bytes that cross in another order of the items, over all places, in units of the order of the program."""
+
+
+def _units(item: Item, scans: Mapping[Item, frozenset[int]]) -> int:
+    return int(item.equation.params["length"]) if item in scans else 1
+
+
+def _first_units(items: Sequence[Item], scans: Mapping[Item, frozenset[int]]) -> tuple[int, ...]:
+    """The first unit of each item, and the end."""
+    return (0, *itertools.accumulate(_units(item, scans) for item in items))
+
+
+def _by_branches(flat: FlatFunction, items: list[Item], scans: Mapping[Item, frozenset[int]]) -> list[Item]:
+    """The items of a branch one after the other, if fewer bytes cross so; else as they are."""
+    maker = {v: at for at, item in enumerate(items) for v in item.outputs}
+    order: list[Item] = []
+    begun: set[int] = set()
+    for last in reversed(range(len(items))):  # the whole of what it reads comes before it
+        stack, tree = [(last, False)], []
+        while stack:
+            at, is_done = stack.pop()
+            if is_done:
+                tree.append(items[at])
+            elif at not in begun:
+                begun.add(at)
+                stack.append((at, True))
+                read = sorted({maker[v] for v in items[at].reads if v in maker} - {at}, reverse=True)
+                stack += ((before, False) for before in read)
+        order += tree
+    in_turns, in_a_row = (sum(_crossing(flat, of, _first_units(of, scans), scans)) for of in (items, order))
+    return order if in_a_row < _FEWER * in_turns else items
+
+
+def _trained(flat: FlatFunction, parameters: set[int]) -> tuple[set[Item], set[int]]:
+    """The items with a backward, and the values that the results depend on; none through `stop_gradient`."""
+    through = [item for item in flat.items if item.equation.primitive.name != "stop_gradient"]
+    useful = set(numbers(flat.outputs))
+    for item in reversed(through):
+        if not useful.isdisjoint(item.outputs):
+            useful.update(item.reads)
+    depends = set(parameters)
+    trained = set()
+    for item in through:
+        if not depends.isdisjoint(item.reads):
+            depends.update(item.outputs)
+            if not useful.isdisjoint(item.outputs):
+                trained.add(item)
+    return trained, useful
 
 
 def _trunk(flat: FlatFunction, parameters: set[int]) -> tuple[list[Item], set[int]]:
@@ -106,8 +196,10 @@ def _trunk(flat: FlatFunction, parameters: set[int]) -> tuple[list[Item], set[in
         kind = 0
         for v in item.reads:
             kind |= kinds[v]
+        if kind == _DATA and item.equation.primitive.name in _HEAVY:
+            kind |= _PARAMETERS  # such as a tower of constants: what reads it comes after it in the chain
         kinds.update(dict.fromkeys(item.outputs, kind))
-        if kind == _PARAMETERS | _DATA or (kind == _DATA and item.equation.primitive.name in _HEAVY):
+        if kind == _PARAMETERS | _DATA:
             items.append(item)
         elif kind == _PARAMETERS:
             only_parameters.append(item)
@@ -193,6 +285,25 @@ def _crossing(
     return crossing
 
 
+def _edges(
+    flat: FlatFunction, items: Sequence[Item], first: Sequence[int], scans: Mapping[Item, frozenset[int]]
+) -> tuple[Edge, ...]:
+    """The values that items read of others, and what an iteration passes to the next."""
+    maker = {v: first[at + 1] - 1 for at, item in enumerate(items) for v in item.outputs}
+    edges = []
+    for at, item in enumerate(items):
+        begin, end = first[at], first[at + 1]
+        constants, carried = scan_counts(item.equation.params) if item in scans else (0, 0)
+        for position, v in enumerate(item.inputs):
+            if isinstance(v, int) and v in maker:
+                carry = constants <= position < constants + carried
+                readers = range(begin, begin + 1 if carry else end)
+                edges.append(Edge(v, size(flat.avals[v]), maker[v], readers))
+        for v in numbers(item.outputs[:carried]):
+            edges += (Edge(v, size(flat.avals[v]), k, range(k + 1, k + 2)) for k in range(begin, end - 1))
+    return tuple(edges)
+
+
 def _fused(items: Sequence[Item], first: Sequence[int]) -> frozenset[int]:
     """The units whose operation belongs into the kernel of the one before: elementwise, its only reader."""
     readers: dict[int, list[Item]] = {}
@@ -200,9 +311,9 @@ def _fused(items: Sequence[Item], first: Sequence[int]) -> frozenset[int]:
         for v in dict.fromkeys(item.reads):
             readers.setdefault(v, []).append(item)
     fused = set()
-    for at, (before, _) in enumerate(itertools.pairwise(items)):
+    for at, (before, following) in enumerate(itertools.pairwise(items)):
         read = [readers[v] for v in before.outputs if v in readers]
-        if read and all(len(of) == 1 and _is_elementwise(of[0]) for of in read):
+        if read and all(of == [following] for of in read) and _is_elementwise(following):
             fused.add(first[at + 1])
     return frozenset(fused)
 

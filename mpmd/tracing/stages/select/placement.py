@@ -2,9 +2,10 @@
 
 1. An item that reads parameters of a stage, and data, is of this stage, or of a later one that it reads.
 2. Other items that read a stage are of the latest that they read.
-3. Between two stages the division moves to where the fewest bytes cross.
-4. Everything else that only one stage reads is of this stage: embeddings, casts of parameters, targets.
-5. Small values of parameters alone, such as sums for a decay of weights, are of the stage of these.
+3. Between a stage and the first that reads it the division moves to where the fewest bytes cross.
+4. What only one later stage reads is of that stage, if it is sent what it is computed from anyway.
+5. Everything else that only one stage reads is of this stage: embeddings, casts of parameters, targets.
+6. Small values of parameters alone, such as sums for a decay of weights, are of the stage of these.
 
 Items that remain have no stage: mesh inference places them.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from mpmd.errors import ConfigError, collect
@@ -39,9 +40,11 @@ def place(flat: FlatFunction, parameters: Sequence[int], stage_of: Mapping[int, 
             fixed.add(id(item))
     movable = [item for item in flat.items if id(item) not in fixed and not item.stays_out]
     follow_inputs(flat)
+    embedded = _embedded(flat, parameters)
     for stage in range(count - 1):
-        _move_division(flat, stage, {id(item) for item in movable})
+        _move_division(flat, stage, {id(item) for item in movable}, embedded)
     follow_inputs(flat)
+    _compute_where_read(flat, movable)
     terms = _terms(flat, parameters)
     follow_readers(flat, terms)
     if terms:
@@ -116,31 +119,66 @@ def follow_inputs(flat: FlatFunction) -> None:
             stage_of.update(dict.fromkeys(item.outputs, item.stage))
 
 
-def _move_division(flat: FlatFunction, stage: int, movable: set[int]) -> None:
-    """Moves the last items of a stage, which read none of its parameters, if fewer bytes cross then."""
+def _embedded(flat: FlatFunction, parameters: Sequence[int]) -> set[int]:
+    """The values without a stage that are computed from parameters and data, such as embeddings."""
+    constant, mixed = set(parameters), set[int]()
+    for item in flat.items:
+        if item.reads and constant.issuperset(item.reads):
+            constant.update(item.outputs)
+        elif item.stage is None and any(v in constant or v in mixed for v in item.reads):
+            mixed.update(item.outputs)
+    return mixed
+
+
+def _move_division(flat: FlatFunction, stage: int, movable: set[int], embedded: set[int]) -> None:
+    """Moves the last items of a stage, which read none of its parameters, if fewer bytes cross then.
+
+    They go to the first stage that reads this one: the end of a tower is not moved to another tower.
+    `embedded` values, which have no stage, cross if they are read on both sides.
+    """
     staged = [item for item in flat.items if item.stage is not None]
     own = [item for item in staged if item.stage == stage]
     first = len(own)
     while first and id(own[first - 1]) in movable:
         first -= 1
-    later = [item for item in staged if item.stage == stage + 1 and id(item) not in movable]
+    readers, results = flat.readers(), set(numbers(flat.outputs))
+    after = {r.stage for item in own for v in item.outputs for r in readers[v] if (r.stage or 0) > stage}
+    following = min((s for s in after if s is not None), default=stage + 1)
+    later = [item for item in staged if item.stage == following and id(item) not in movable]
     if not later or any(item in own[first:] for item in staged[staged.index(later[0]) :]):
         return
-    readers, results = flat.readers(), set(numbers(flat.outputs))
 
     def crossing(begin: int) -> int:
-        """Bytes of this stage's values that later ones read, if its items from `begin` are of the next."""
+        """Bytes that later stages read of this and earlier ones, if items from `begin` are of that stage."""
         moved = set(map(id, own[begin:]))
+        before = [item for item in until if id(item) not in moved]
+        made = {v for item in before for v in item.outputs}
+        read = embedded.intersection(v for item in before for v in item.reads)
         return sum(
             size(flat.avals[v])
-            for item in own[:begin]
-            for v in item.outputs
+            for v in made | read
             if v in results or any(id(r) in moved or (r.stage or 0) > stage for r in readers[v])
         )
 
+    until = [item for item in staged if (item.stage or 0) <= stage]
     best = min(range(first, len(own) + 1), key=lambda begin: (crossing(begin), begin))
     for item in own[best:]:
-        item.stage = stage + 1
+        item.stage = following
+
+
+def _compute_where_read(flat: FlatFunction, movable: Sequence[Item]) -> None:
+    """Moves items that one later stage reads there, if it is sent what they read anyway.
+
+    Such as the mask or the transpose of an encoder's values, that each decoder layer computes for itself.
+    """
+    readers = flat.readers()
+    for item in reversed(movable):
+        after = {reader.stage for v in item.outputs for reader in readers[v]}
+        stage = next(iter(after)) if len(after) == 1 else None
+        if stage is None or item.stage is None or stage <= item.stage:
+            continue
+        if all(any(r.stage == stage and r is not item for r in readers[v]) for v in item.reads):
+            item.stage = stage
 
 
 def follow_readers(flat: FlatFunction, besides: Container[Item] = ()) -> None:
@@ -213,14 +251,20 @@ def size(aval: object) -> int:
     return int(math.prod(getattr(aval, "shape", ())) * itemsize)
 
 
-def stages_by_paths(selector: Selector, paths: Sequence[str]) -> list[int | None]:
+def stages_by_paths(selector: Selector, paths: Sequence[str], *, beside: bool = False) -> list[int | None]:
     """The stage of each parameter; None for those that no pattern matches.
+
+    Args:
+        selector: has the patterns.
+        paths: of the parameters.
+        beside: whether they are of a frozen model beside the loss's, which may have any number of layers.
 
     Raises:
         ConfigError: a pattern matches nothing, or the number of layers does not fit the stages.
     """
-    selector.check_matches(paths)
-    stages = _stages_of_texts(selector, paths)
+    if not beside:
+        selector.check_matches(paths)
+    stages = _stages_of_texts(selector, paths, selector.stages_beside if beside else selector.stages_of)
     return [selector.pinned(path) if stage is None else stage for path, stage in zip(paths, stages)]
 
 
@@ -232,7 +276,7 @@ def stages_by_scopes(selector: Selector, flat: FlatFunction) -> dict[Item, int]:
     """
     scopes = [item.scope for item in flat.items]
     selector.check_matches([scope for scope in dict.fromkeys(scopes) if scope])
-    stages = _stages_of_texts(selector, scopes)
+    stages = _stages_of_texts(selector, scopes, selector.stages_of)
     return {item: stage for item, stage in zip(flat.items, stages) if stage is not None}
 
 
@@ -256,11 +300,13 @@ def check_scopes(wanted: Mapping[Item, int]) -> None:
         )
 
 
-def _stages_of_texts(selector: Selector, texts: Sequence[str]) -> list[int | None]:
+def _stages_of_texts(
+    selector: Selector, texts: Sequence[str], stages_of: Callable[[int], list[int]]
+) -> list[int | None]:
     """The stage of the layer that each text is of."""
     layers = [_layer(selector.patterns, text) for text in texts]
     order = sorted({layer for layer in layers if layer is not None})
-    stage_of = dict(zip(order, selector.stages_of(len(order)), strict=True))
+    stage_of = dict(zip(order, stages_of(len(order)), strict=True))
     return [None if layer is None else stage_of[layer] for layer in layers]
 
 

@@ -84,6 +84,12 @@ class Selector:
             return [stage for stage, length in enumerate(self.lengths) for _ in range(length)]
         return [layer * stages // count for layer in range(count)]
 
+    def stages_beside(self, count: int) -> list[int]:
+        """The stage of each of `count` layers of another model, such as a teacher; a stage may have none."""
+        if self.lengths and sum(self.lengths) == count:
+            return self.stages_of(count)
+        return [layer * len(self.over) // count for layer in range(count)]
+
     def pinned(self, path: str) -> int | None:
         """The stage of a parameter that `first` or `last` names."""
         for patterns, stage in ((self.first, 0), (self.last, len(self.over) - 1)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mpmd.jax_compat import inner_jaxprs
@@ -28,17 +28,20 @@ def describe_stages(flat: FlatFunction, paths: Mapping[int, str], selector: Sele
         name: of the function.
     """
     lines = [f"{name} in {len(selector.over)} stages by {selector}"]
-    readers, read = flat.readers(), _parameters_read(flat, paths)
+    readers, read = flat.readers(), _values_read(flat, paths)
+    closed_over = _values_read(flat, flat.constants.keys() - paths.keys())
     for stage, (stage_name, mesh) in enumerate(zip(selector.names, selector.over)):
         own = [item for item in flat.items if item.stage == stage]
         total = sum(_row_bytes(flat.avals[v], rows) for v, rows in read[stage])
         flops = _amount(sum(map(item_flops, own)), "FLOP")
-        lines.append(f"{stage_name} on {mesh}: {flops}, {bytes_text(total)} of parameters")
+        others = sum(_row_bytes(flat.avals[v], rows) for v, rows in closed_over[stage])
+        more = f", {bytes_text(others)} closed over" if others else ""
+        lines.append(f"{stage_name} on {mesh}: {flops}, {bytes_text(total)} of parameters{more}")
         for v, rows in sorted(read[stage], key=lambda row: row[0]):
-            others = [
+            also_in = [
                 selector.names[s] for s in range(len(selector.over)) if s != stage and (v, rows) in read[s]
             ]
-            also = f" (also read in {', '.join(others)})" if others else ""
+            also = f" (also read in {', '.join(also_in)})" if also_in else ""
             of_rows = "" if rows is None else f"[{rows[0]}:{rows[1]}]"
             lines.append(f"  {_shape(flat.avals[v])} {paths[v]}{of_rows}{also}")
         makers = {v: item for item in own for v in item.outputs}
@@ -64,9 +67,9 @@ Rows = tuple[int, int] | None
 """A range of the rows of a stack; None for all of a parameter."""
 
 
-def _parameters_read(flat: FlatFunction, paths: Mapping[int, str]) -> dict[int | None, set[tuple[int, Rows]]]:
-    """The parameters that each stage reads, or what items without a stage compute from them."""
-    of: dict[int, set[tuple[int, Rows]]] = {v: {(v, None)} for v in paths}
+def _values_read(flat: FlatFunction, values: Iterable[int]) -> dict[int | None, set[tuple[int, Rows]]]:
+    """The values among some that each stage reads, or what items without a stage compute from them."""
+    of: dict[int, set[tuple[int, Rows]]] = {v: {(v, None)} for v in values}
     by_stage: dict[int | None, set[tuple[int, Rows]]] = collections.defaultdict(set)
     for item in flat.items:
         given = set().union(*(of.get(v, ()) for v in item.reads))

@@ -28,7 +28,7 @@ from mpmd.tracing.stages.stacked.by_parts import (
     of_scan,
     of_while,
 )
-from mpmd.tracing.stages.stacked.stacked import Stacked, in_parts
+from mpmd.tracing.stages.stacked.stacked import Stacked, in_parts, is_of_rows
 
 ELEMENTWISE = (
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "cbrt",
@@ -203,11 +203,12 @@ def pad(of: PartwiseInterpreter, equation: Any, operands: list[Any]) -> list[Any
 
 
 def concatenate(of: PartwiseInterpreter, equation: Any, operands: list[Any]) -> list[Any] | None:
-    """Along other dims part by part; along dim 0 arrays of the lengths of a stack are its parts."""
+    """Along other dims part by part; along dim 0 the rows of all stages are a stack."""
     dim, stacks = equation.params["dimension"], _stacks(operands)
     if not stacks:
         lengths = tuple(jnp.shape(value)[dim] for value in operands)
-        return [Stacked(operands)] if dim == 0 and len(lengths) > 1 and lengths in of.divisions else None
+        of_parts = dim == 0 and len(lengths) > 1 and lengths in of.divisions and is_of_rows(equation)
+        return [Stacked(operands)] if of_parts else None
     like = stacks[0]
     if like.dim == dim or not _alike(stacks):
         return None

@@ -22,7 +22,7 @@ from mpmd.tracing.stages.items import FlatFunction, Item, numbers
 from mpmd.tracing.stages.select.selectors import Selector
 from mpmd.tracing.stages.stacked.by_parts import PartwiseInterpreter
 from mpmd.tracing.stages.stacked.part_rules import FROM_ARRAYS, RULES
-from mpmd.tracing.stages.stacked.stacked import SlicedStacks, Stacked
+from mpmd.tracing.stages.stacked.stacked import SlicedStacks, Stacked, joined_rows, rows_of
 
 Range = tuple[int, int, int]
 """(first row, end, stage)."""
@@ -122,7 +122,7 @@ class _Term:
     def _slice(self, stack: int, begin: int, end: int, stage: int) -> int:
         aval = self.flat.avals[stack]
         part = self.flat.value(aval.update(shape=(end - begin, *aval.shape[1:])))
-        compute = lambda rows: [jax.lax.slice_in_dim(rows, begin, end)]  # noqa: E731
+        compute = lambda rows: [rows_of(rows, begin, end)]  # noqa: E731
         like = self.items[0].equation
         self._slices.append(Item(compute, [stack], [part], like, stays_out=True, rows=(begin, end)))
         self.stage_of[part] = stage
@@ -134,12 +134,14 @@ class Division:
     """How the stacked parameters of a function are divided.
 
     Attributes:
-        lengths: the path of each stacked parameter → the lengths of its parts.
+        stacks: the stacked parameters.
+        lengths: the path and the rows of each → the lengths of its parts.
         stage_of: values that have the rows of one part, and are computed from parameters alone → its stage.
         joined: a text for each equation that joins parts of parameters.
     """
 
-    lengths: dict[str, list[int]]
+    stacks: frozenset[int]
+    lengths: dict[tuple[str, int], list[int]]
     stage_of: dict[int, int]
     joined: dict[str, None]
 
@@ -162,9 +164,47 @@ def divide_scans(flat: FlatFunction, paths: Mapping[int, str], selector: Selecto
     scans = scans_over(flat, stacks, set(paths))
     if not scans:
         raise ConfigError(_no_scan(flat, paths, selector))
-    stages = iter(selector.stages_of(sum(scan.equation.params["length"] for scan in scans)))
-    own = {scan: list(itertools.islice(stages, scan.equation.params["length"])) for scan in scans}
-    return divide_by_stages(flat, paths, scans, own)
+    return divide_by_stages(flat, paths, scans, _stages_of_iterations(flat, scans, selector))
+
+
+def _stages_of_iterations(
+    flat: FlatFunction, scans: Mapping[Item, set[int]], selector: Selector
+) -> dict[Item, list[int]]:
+    """The stage of each iteration: layers of several scans follow one another.
+
+    Not so beside a scan, neither before nor after it: the same layers on other data are in the same stages,
+    and a model that the function closes over, such as a teacher, is divided by itself.
+    """
+    trained = [scan for scan, stacks in scans.items() if not flat.constants.keys() >= stacks]
+    apart = {scan for scan in scans if scan not in trained and _is_beside(flat, scan, trained)}
+    follow: list[Item] = []
+    twins: dict[Item, Item] = {}
+    for scan in scans:
+        same = [other for other in follow if scans[other] == scans[scan]]
+        if scan not in apart and same and _is_beside(flat, scan, same[:1]):
+            twins[scan] = same[0]
+        elif scan not in apart:
+            follow.append(scan)
+    lengths = {scan: scan.equation.params["length"] for scan in scans}
+    stages = iter(selector.stages_of(sum(lengths[scan] for scan in follow)) if follow else ())
+    own = {scan: list(itertools.islice(stages, lengths[scan])) for scan in follow}
+    own |= {scan: own[twin] for scan, twin in twins.items()}
+    own |= {scan: selector.stages_beside(lengths[scan]) for scan in apart}
+    return {scan: own[scan] for scan in scans}
+
+
+def _is_beside(flat: FlatFunction, scan: Item, others: Collection[Item]) -> bool:
+    """Whether a scan and others, if there are some, do not read results of each other."""
+    return bool(others) and not any(_depends(flat, scan, o) or _depends(flat, o, scan) for o in others)
+
+
+def _depends(flat: FlatFunction, item: Item, on: Item) -> bool:
+    """Whether an item reads results of another one, directly or not."""
+    made = set(on.outputs)
+    for other in flat.items:
+        if not made.isdisjoint(other.reads):
+            made.update(other.outputs)
+    return not made.isdisjoint(item.reads)
 
 
 def _divided_slices(
@@ -183,8 +223,15 @@ def _divided_slices(
         item.stays_out = True
     divided = dict.fromkeys(sorted(sliced.stacks), ranges)
     own, joined = divide_terms(flat, terms, divided)
-    lengths = {paths[v]: [end - begin for begin, end, _ in ranges] for v in divided}
-    return Division(lengths, stage_of | own, joined)
+    return Division(frozenset(divided), _lengths(divided, paths), stage_of | own, joined)
+
+
+def _lengths(
+    divided: Mapping[int, Sequence[Range]], paths: Mapping[int, str]
+) -> dict[tuple[str, int], list[int]]:
+    return {
+        (paths[v], ranges[-1][1]): [end - begin for begin, end, _ in ranges] for v, ranges in divided.items()
+    }
 
 
 def divide_by_stages(
@@ -210,8 +257,9 @@ def divide_by_stages(
         replace_scan(flat, scan, ranges)
         for v in sorted(of_scan):
             divided[v] = sorted((begin, end, stage) for stage, begin, end in ranges)
-    lengths = {paths[v]: [end - begin for begin, end, _ in ranges] for v, ranges in divided.items()}
-    return Division(lengths, *divide_terms(flat, terms, divided))
+    found = Division(frozenset(divided), _lengths(divided, paths), *divide_terms(flat, terms, divided))
+    flat.replace({})  # drops what computed whole stacks
+    return found
 
 
 def _stack_values(
@@ -305,15 +353,28 @@ def replace_scan(flat: FlatFunction, scan: Item, ranges: Sequence[tuple[int, int
     rows, stacked = scan.inputs[constants + carried :], scan.outputs[carried:]
     replaced: list[Item] = []
     parts: list[tuple[int, list[int]]] = []
+    casts = {v: item for item in flat.items for v in item.outputs if _makes_extended(item)}
     for number, (stage, begin, end) in enumerate(ranges):
         slices = []
         for row in rows:
-            aval = flat.avals[row] if isinstance(row, int) else row.aval
+            cast = casts.get(row) if isinstance(row, int) else None
+            source = row if cast is None else cast.inputs[0]
+            aval = flat.avals[source] if isinstance(source, int) else source.aval
             slices.append(_with_rows(flat, aval, end - begin))
-            compute = _slicing(begin, end)
             replaced.append(
-                Item(compute, [row], slices[-1:], scan.equation, stays_out=True, rows=(begin, end))
+                Item(
+                    _slicing(begin, end),
+                    [source],
+                    slices[-1:],
+                    scan.equation,
+                    stays_out=True,
+                    rows=(begin, end),
+                )
             )
+            if cast is not None:
+                own_rows, made = slices[-1], _with_rows(flat, cast.equation.outvars[0].aval, end - begin)
+                replaced.append(Item(cast.compute, [own_rows], [made], cast.equation, stage=stage))
+                slices[-1] = made
         last = number == len(ranges) - 1
         states = (
             # The last range defines the values that the scan did, so that its readers stay as they are.
@@ -329,11 +390,19 @@ def replace_scan(flat: FlatFunction, scan: Item, ranges: Sequence[tuple[int, int
         parts.append((begin, own))
     readers = flat.readers()
     in_order = [own for _, own in sorted(parts)]
+    results = set(numbers(flat.outputs))
     for v, of_ranges in zip(stacked, zip(*in_order)):
-        compute = lambda *values: [jax.lax.concatenate(values, 0)]  # noqa: E731
+        if not readers[v] and v not in results:
+            continue
+        compute = lambda *values: [joined_rows(*values)]  # noqa: E731
         replaced.append(Item(compute, of_ranges, [v], scan.equation, stays_out=not readers[v]))
     at = flat.items.index(scan)
     flat.items[at : at + 1] = replaced
+
+
+def _makes_extended(item: Item) -> bool:
+    """Whether an item makes an extended dtype, such as flax's fm32: JAX differentiates no slices of it."""
+    return item.equation.primitive.name == "to_edtype"
 
 
 def _with_rows(flat: FlatFunction, aval: Any, rows: int) -> int:
@@ -341,7 +410,7 @@ def _with_rows(flat: FlatFunction, aval: Any, rows: int) -> int:
 
 
 def _slicing(begin: int, end: int) -> Callable[..., Sequence[Any]]:
-    return lambda rows: [jax.lax.slice_in_dim(rows, begin, end)]
+    return lambda rows: [rows_of(rows, begin, end)]
 
 
 def _scanning(equation: Any, length: int) -> Callable[..., Sequence[Any]]:

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import GetAttrKey, register_pytree_with_keys_class
 
 from mpmd.errors import ConfigError, PlacementError
+from mpmd.jax_compat import scope_of
 from mpmd.tracing.stages.items import FlatFunction, Item
 from mpmd.tracing.stages.select.selectors import Selector
 
@@ -324,6 +325,27 @@ def in_parts(array: Any, lengths: Sequence[int], dim: int = 0) -> Stacked:
     return Stacked([jax.lax.slice_in_dim(array, e - n, e, axis=dim) for n, e in zip(lengths, ends)], dim)
 
 
+_ROWS = "mpmd_rows_of_stage"
+"""The scope of slices that take the rows of a stage, and of what joins such rows."""
+
+
+def rows_of(array: Any, begin: int, end: int) -> Any:
+    """The rows of a stack that a stage reads; `is_of_rows` knows the slice, differentiated or not."""
+    with jax.named_scope(_ROWS):
+        return jax.lax.slice_in_dim(array, begin, end)
+
+
+def joined_rows(*parts: Any) -> Any:
+    """The rows of all stages in one array; `is_of_rows` knows the concatenation."""
+    with jax.named_scope(_ROWS):
+        return jax.lax.concatenate(parts, 0)
+
+
+def is_of_rows(equation: Any) -> bool:
+    """Whether an operation takes or joins rows of stages; others may have the same sizes."""
+    return _ROWS in scope_of(equation)
+
+
 Range = tuple[int, int, int]
 """(first row, end, stage)."""
 
@@ -423,7 +445,7 @@ class SlicedStacks:
         """The value of the rows of a stage, sliced before the item."""
         aval = self.flat.avals[stack]
         part = self.flat.value(aval.update(shape=(end - begin, *aval.shape[1:])))
-        compute = lambda rows: [jax.lax.slice_in_dim(rows, begin, end)]  # noqa: E731
+        compute = lambda rows: [rows_of(rows, begin, end)]  # noqa: E731
         own = Item(compute, [stack], [part], item.equation, stays_out=True, rows=(begin, end))
         self.flat.items.insert(self.flat.items.index(item), own)
         return part

@@ -58,7 +58,7 @@ def with_own_derivative(w, x):
 )
 def test_a_divided_function_gives_the_same(function, lengths):
     flat, division = divided(function, lengths)
-    assert division.lengths == {"w": list(lengths)[:: -1 if function is backward else 1]}
+    assert division.lengths == {("w", 6): list(lengths)[:: -1 if function is backward else 1]}
     same(flat, function)
 
 
