@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import mpmd
-from tests.support.situations import SOURCE, Job, Situation, run, situations
+from tests.support.situations import SOURCE, Situation, UserStep, run, situations
 from tests.support.situations.page import PAGE, page
 
 MAX_CONFIGURATION_LINES, MIN_SITUATIONS = 5, 40
@@ -46,7 +46,9 @@ def entered(factor, refused=""):
         grads = jax.grad(mpmd.staged(lambda weights, x: (weights[0] * x * weights[1]).sum()))(weights, x)
         return jax.tree.map(lambda w, g: w - factor() * g, weights, grads), x.sum()
 
-    job = Job(step, [jnp.float32(2), jnp.float32(3)], (jnp.ones(2),), mpmd.by_parameters(r"(\d)"), steps=1)
+    job = UserStep(
+        step, [jnp.float32(2), jnp.float32(3)], (jnp.ones(2),), mpmd.by_parameters(r"(\d)"), steps=1
+    )
     return Situation("owner/repository#1", refused, lambda: job)
 
 

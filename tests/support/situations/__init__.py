@@ -30,7 +30,7 @@ RUNNER_LINES = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class UserStep:
     """What a situation runs.
 
     Attributes:
@@ -64,7 +64,7 @@ class Situation:
 
     source: str
     refused: str
-    build: Callable[[], Job]
+    build: Callable[[], UserStep]
 
     @property
     def name(self) -> str:
@@ -87,10 +87,12 @@ class Situation:
 _FOUND: dict[str, Situation] = {}
 
 
-def situation(source: str, *, refused: str = "") -> Callable[[Callable[[], Job]], Callable[[], Job]]:
+def situation(
+    source: str, *, refused: str = ""
+) -> Callable[[Callable[[], UserStep]], Callable[[], UserStep]]:
     """Enters a function that makes a job into the table."""
 
-    def enter(build: Callable[[], Job]) -> Callable[[], Job]:
+    def enter(build: Callable[[], UserStep]) -> Callable[[], UserStep]:
         assert build.__name__ not in _FOUND, build.__name__
         _FOUND[build.__name__] = Situation(source, refused, build)
         return build
@@ -105,7 +107,7 @@ def situations() -> list[Situation]:
     return sorted(_FOUND.values(), key=lambda one: FAMILIES.index(one.family))
 
 
-def compiled_step(job: Job) -> Callable[..., Any]:
+def compiled_step(job: UserStep) -> Callable[..., Any]:
     """The step under `mpmd.jit`, with two meshes."""
     topology = mpmd.make_topology({"m0": 1, "m1": 1})
     return mpmd.jit(job.step, mpmd.make_config(topology, stages=job.stages), donate_argnums=0)
@@ -136,7 +138,7 @@ def run(found: Situation) -> str:
     return f"equal within {difference:.0e}" if difference else "equal"
 
 
-def _outcome(step: Callable[..., Any], job: Job) -> Any:
+def _outcome(step: Callable[..., Any], job: UserStep) -> Any:
     """States and results of all steps, and what was seen, in the order of its text."""
     state, results = copied(job.state), []
     if job.seen is not None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 import mpmd
-from tests.support.situations import Job, situation
+from tests.support.situations import UserStep, situation
 from tests.support.situations.models import (
     ADAM,
     LAYERS,
@@ -67,7 +67,7 @@ def target_network():
         target = jax.lax.cond(count % 2 == 1, take, lambda _, target: target, params, target)
         return (params, moments, target, count + 1), value
 
-    return Job(step, q_state(), transitions(), mpmd.by_parameters(r"layer_(\d+)"), steps=4)
+    return UserStep(step, q_state(), transitions(), mpmd.by_parameters(r"layer_(\d+)"), steps=4)
 
 
 @situation("keraJLi/rejax#27")
@@ -85,7 +85,7 @@ def polyak_targets_on_a_schedule():
         target = optax.periodic_update(params, target, count, 2)
         return (params, moments, target, count + 1), value
 
-    return Job(step, q_state(), transitions(), mpmd.by_parameters(r"layer_(\d+)"), steps=3)
+    return UserStep(step, q_state(), transitions(), mpmd.by_parameters(r"layer_(\d+)"), steps=3)
 
 
 @situation(
@@ -110,7 +110,7 @@ def learning_in_a_branch():
 
         return jax.lax.cond(state[3] % 2 == 1, learn, wait, state)
 
-    return Job(step, q_state(), transitions(), mpmd.by_parameters(r"layer_(\d+)"))
+    return UserStep(step, q_state(), transitions(), mpmd.by_parameters(r"layer_(\d+)"))
 
 
 class ActorCritic(nn.Module):
@@ -181,7 +181,7 @@ def epochs_of_minibatches():
 
     state = (params, tx.init(params), jax.random.key(3))
     stages = mpmd.by_parameters(r"(?:actor|critic)_(\d+)", last="policy|value")
-    return Job(step, state, (observations, action, reward), stages, tolerance=1e-4)
+    return UserStep(step, state, (observations, action, reward), stages, tolerance=1e-4)
 
 
 @situation("ikostrikov/jaxrl:jaxrl/agents/sac/sac_learner.py")
@@ -241,7 +241,7 @@ def soft_actor_critic():
 
     networks = {"actor": actor, "critic": critic, "temperature": jnp.float32(0)}
     state = (networks, {name: ADAM.init(part) for name, part in networks.items()}, critic, jax.random.key(3))
-    return Job(step, state, (before, action, reward, after, done), "auto", tolerance=1e-4)
+    return UserStep(step, state, (before, action, reward, after, done), "auto", tolerance=1e-4)
 
 
 @situation("danijar/dreamerv3:dreamerv3/agent.py")
@@ -304,7 +304,7 @@ def world_model():
     keys = jax.random.split(jax.random.key(1), 3)
     batch = [jax.random.normal(k, (ROWS, 5, *d)) for k, d in zip(keys, ((6,), (2,), ()), strict=True)]
     state = (params, ADAM.init(params), jax.random.key(3))
-    return Job(step, state, tuple(batch), mpmd.by_parameters(r"^(\d)_"), tolerance=1e-4)
+    return UserStep(step, state, tuple(batch), mpmd.by_parameters(r"^(\d)_"), tolerance=1e-4)
 
 
 @situation("google/brax:brax/training/agents/apg/train.py")
@@ -345,7 +345,7 @@ def gradients_through_a_simulator():
 
     start = jax.random.normal(jax.random.key(1), (ROWS, 2))
     state = (policy, tx.init(policy), (jnp.float32(1), jnp.zeros(4), jnp.ones(4)))
-    return Job(step, state, (start,), "auto")
+    return UserStep(step, state, (start,), "auto")
 
 
 @situation("google/brax:brax/training/agents/es/train.py")
@@ -376,6 +376,6 @@ def evolution_strategies():
         return (*updated(params, moments, grads, tx), key), plus.mean()
 
     state = (params, tx.init(params), jax.random.key(3))
-    return Job(
+    return UserStep(
         step, state, (jax.random.normal(jax.random.key(1), (ROWS, WIDTH)),), mpmd.by_parameters(r"^(\d)")
     )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 import mpmd
-from tests.support.situations import Job, situation
+from tests.support.situations import UserStep, situation
 from tests.support.situations.models import (
     ADAM,
     LAYERS,
@@ -47,7 +47,7 @@ def variational_autoencoder():
         (value, parts), grads = of_loss(params, x, jax.random.split(own, MICROBATCHES))
         return (*updated(params, moments, grads), key), {"loss": value, **jax.tree.map(jnp.mean, parts)}
 
-    return Job(step, (params, ADAM.init(params), jax.random.key(3)), (images(),), "auto")
+    return UserStep(step, (params, ADAM.init(params), jax.random.key(3)), (images(),), "auto")
 
 
 @situation("google/flax#359")
@@ -80,7 +80,7 @@ def two_players():
         return (generator, of_g, discriminator, of_d, key), {"generator": g_loss, "discriminator": d_loss}
 
     state = (generator, ADAM.init(generator), discriminator, ADAM.init(discriminator), jax.random.key(3))
-    return Job(step, state, (images(),), mpmd.by_parameters(r"^(\d)"))
+    return UserStep(step, state, (images(),), mpmd.by_parameters(r"^(\d)"))
 
 
 @situation("google-deepmind/dm-haiku:examples/vqvae_example.ipynb")
@@ -113,7 +113,7 @@ def vector_quantised():
         return (*updated(params, moments, grads), codebook), (value, perplexity)
 
     stages = mpmd.by_parameters(r"encoder/(\d)", last="decoder")
-    return Job(step, (params, ADAM.init(params), codebook), (images(),), stages)
+    return UserStep(step, (params, ADAM.init(params), codebook), (images(),), stages)
 
 
 class UNet(nn.Module):
@@ -156,7 +156,7 @@ def diffusion():
         return (params, moments, average, key), value
 
     state = (params, ADAM.init(params), params, jax.random.key(3))
-    return Job(step, state, (x,), mpmd.by_parameters(r"(?:down|norm|mid|up|out)_(\d)"), tolerance=1e-4)
+    return UserStep(step, state, (x,), mpmd.by_parameters(r"(?:down|norm|mid|up|out)_(\d)"), tolerance=1e-4)
 
 
 @situation("google-deepmind/deepmind-research:byol/byol_experiment.py")
@@ -189,7 +189,7 @@ def bootstrapped_targets():
         return (online, moments, target, key, count + 1), value
 
     state = (online, ADAM.init(online), online["layers"], jax.random.key(3), jnp.int32(0))
-    return Job(step, state, (images(),), mpmd.by_parameters(r"layers/(\d)", last="predictor"))
+    return UserStep(step, state, (images(),), mpmd.by_parameters(r"layers/(\d)", last="predictor"))
 
 
 @situation("facebookresearch/moco:moco/builder.py")
@@ -219,7 +219,7 @@ def queue_of_keys():
 
     queue = unit(jax.random.normal(jax.random.key(5), (24, WIDTH)))
     state = (query, ADAM.init(query), query, queue, jnp.int32(0))
-    return Job(step, state, (images(),), mpmd.by_parameters(r"^(\d)"), steps=4)
+    return UserStep(step, state, (images(),), mpmd.by_parameters(r"^(\d)"), steps=4)
 
 
 @situation("google-research/google-research:jaxnerf/train.py")
@@ -257,7 +257,7 @@ def coarse_and_fine():
 
     batch = tuple(jax.random.normal(jax.random.key(4), (3, 8, 3)))
     stages = mpmd.by_parameters("(coarse|fine)", first="coarse", last="fine")
-    return Job(step, (params, ADAM.init(params), jax.random.key(3)), batch, stages)
+    return UserStep(step, (params, ADAM.init(params), jax.random.key(3)), batch, stages)
 
 
 @situation("google-research/big_vision:big_vision/trainers/proj/jet/train.py")
@@ -281,7 +281,7 @@ def normalising_flow():
         value, grads = mpmd.accumulate_gradients(loss, MICROBATCHES)(state[0], x)
         return updated(*state, grads), value
 
-    return Job(step, (params, ADAM.init(params)), (images(),), mpmd.by_parameters(r"layer_(\d+)"))
+    return UserStep(step, (params, ADAM.init(params)), (images(),), mpmd.by_parameters(r"layer_(\d+)"))
 
 
 @situation("google-deepmind/alphafold:alphafold/model/modules.py")
@@ -309,7 +309,7 @@ def recycling():
         return (*updated(params, moments, grads), (iterations + 1) % 3), value
 
     state = (params, ADAM.init(params), jnp.int32(0))
-    return Job(step, state, (x,), mpmd.by_parameters(r"layer_(\d+)"), steps=3)
+    return UserStep(step, state, (x,), mpmd.by_parameters(r"layer_(\d+)"), steps=3)
 
 
 @situation("google-research/big_vision:big_vision/models/bit.py")
@@ -349,6 +349,6 @@ def standardised_convolutions():
         value, grads = mpmd.accumulate_gradients(loss, MICROBATCHES)(state[0], x, labels)
         return updated(*state, grads), value
 
-    return Job(
+    return UserStep(
         step, (params, ADAM.init(params)), (x, labels), mpmd.by_parameters(r"block_(\d+)"), tolerance=1e-4
     )

@@ -12,7 +12,7 @@ from flax import nnx
 from flax.training import dynamic_scale, train_state
 
 import mpmd
-from tests.support.situations import Job, situation
+from tests.support.situations import UserStep, situation
 from tests.support.situations.models import (
     LAYERS,
     MICROBATCHES,
@@ -83,7 +83,7 @@ def batch_norm_and_dropout():
         state = state.apply_gradients(grads=grads, batch_stats=stats, key=key)
         return state, {"loss": value, "accuracy": (logits.argmax(-1) == labels).mean()}
 
-    return Job(step, state, (x, labels), mpmd.by_parameters(r"(?:layer|norm)_(\d+)"))
+    return UserStep(step, state, (x, labels), mpmd.by_parameters(r"(?:layer|norm)_(\d+)"))
 
 
 @situation("google/flax:examples/imagenet/train.py")
@@ -110,7 +110,7 @@ def dynamic_loss_scale():
         return new, {"loss": value, "scale": scale.scale, "finite": finite}
 
     stages = mpmd.by_parameters(r"layer_(\d+)")
-    return Job(step, state, (x, labels), stages, steps=4, tolerance=2e-3)
+    return UserStep(step, state, (x, labels), stages, steps=4, tolerance=2e-3)
 
 
 @situation("AI-Hypercomputer/maxtext#276")
@@ -129,7 +129,7 @@ def key_of_the_step():
         value, grads = mpmd.accumulate_gradients(loss, MICROBATCHES)(state.params, ids, keys)
         return state.apply_gradients(grads=grads), value
 
-    return Job(step, state, (ids,), mpmd.by_parameters(r"layer_(\d+)"))
+    return UserStep(step, state, (ids,), mpmd.by_parameters(r"layer_(\d+)"))
 
 
 @situation("google-research/vdm:train_state.py")
@@ -144,7 +144,7 @@ def average_of_parameters():
         average = jax.tree.map(lambda a, p: 0.9 * a + 0.1 * p, state.average, state.params)
         return state.replace(average=average), (value, loss(average, x, labels))
 
-    return Job(step, state, (x, labels), mpmd.by_parameters(r"layer_(\d+)"))
+    return UserStep(step, state, (x, labels), mpmd.by_parameters(r"layer_(\d+)"))
 
 
 @situation("google-research/big_vision:big_vision/train.py")
@@ -168,7 +168,7 @@ def logged_norms():
         }
         return (params, moments), {"loss": value, **norms, **each}
 
-    return Job(step, (params, tx.init(params)), batch, mpmd.by_parameters(r"layer_(\d+)"))
+    return UserStep(step, (params, tx.init(params)), batch, mpmd.by_parameters(r"layer_(\d+)"))
 
 
 @situation("luchris429/purejaxrl:purejaxrl/dqn.py")
@@ -188,7 +188,7 @@ def callback_with_metrics():
         return (optax.apply_updates(params, updates), moments, count + 1), value
 
     state = (params, tx.init(params), jnp.int32(0))
-    return Job(step, state, batch, mpmd.by_parameters(r"layer_(\d+)"), seen=seen)
+    return UserStep(step, state, batch, mpmd.by_parameters(r"layer_(\d+)"), seen=seen)
 
 
 @situation("jax-ml/jax#16637")
@@ -214,10 +214,10 @@ def callback_in_a_stage():
         value, grads = mpmd.accumulate_gradients(loss, MICROBATCHES)(params, x, labels)
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
 
-    return Job(step, params, (x, labels), mpmd.by_parameters(r"layer_(\d+)"), seen=seen)
+    return UserStep(step, params, (x, labels), mpmd.by_parameters(r"layer_(\d+)"), seen=seen)
 
 
-class NnxBlock(nnx.Module):
+class DroppingBlock(nnx.Module):
     """A residual block with dropout, whose key is state of the module."""
 
     def __init__(self, rngs):
@@ -228,11 +228,11 @@ class NnxBlock(nnx.Module):
         return x + self.dropout(nnx.gelu(self.dense(self.norm(x))))
 
 
-class NnxModel(nnx.Module):
+class DroppingModel(nnx.Module):
     """Blocks in a list."""
 
     def __init__(self, rngs):
-        self.layers = nnx.List([NnxBlock(rngs) for _ in range(LAYERS)])
+        self.layers = nnx.List([DroppingBlock(rngs) for _ in range(LAYERS)])
         self.head = nnx.Linear(WIDTH, 5, rngs=rngs)
 
     def __call__(self, x):
@@ -244,7 +244,7 @@ class NnxModel(nnx.Module):
 @situation("google/flax#5116")
 def nnx_optimizer():
     """`nnx.Optimizer`, merged and split in the step, with the keys of dropout in the model's state."""
-    model = NnxModel(nnx.Rngs(0))
+    model = DroppingModel(nnx.Rngs(0))
     definition, state = nnx.split((model, nnx.Optimizer(model, optax.adamw(1e-2), wrt=nnx.Param)))
 
     def step(state, x, labels):
@@ -261,7 +261,7 @@ def nnx_optimizer():
         optimizer.update(model, grads)
         return nnx.split((model, optimizer))[1], value
 
-    return Job(step, state, classified()[2], mpmd.by_parameters(r"layers/(\d+)"))
+    return UserStep(step, state, classified()[2], mpmd.by_parameters(r"layers/(\d+)"))
 
 
 @situation("borisdayma/dalle-mini:tools/train/train.py")
@@ -287,7 +287,7 @@ def accumulation_by_hand():
         grads = jax.tree.map(lambda g: g / MICROBATCHES, grads)
         return state.apply_gradients(grads=grads, key=key), value / MICROBATCHES
 
-    return Job(step, state, (ids,), mpmd.by_parameters(r"layer_(\d+)"))
+    return UserStep(step, state, (ids,), mpmd.by_parameters(r"layer_(\d+)"))
 
 
 @situation("davisyoshida/lorax:examples/simple.py")
@@ -318,7 +318,7 @@ def low_rank_adaptation():
         updates, moments = tx.update(grads, moments)
         return (frozen, optax.apply_updates(lora, updates), moments), value
 
-    return Job(step, (frozen, lora, tx.init(lora)), batch, mpmd.by_parameters(r"layer_(\d+)"), steps=3)
+    return UserStep(step, (frozen, lora, tx.init(lora)), batch, mpmd.by_parameters(r"layer_(\d+)"), steps=3)
 
 
 @situation("srush/annotated-s4:s4/train.py")
@@ -338,7 +338,7 @@ def rates_by_names():
         updates, moments = tx.update(grads, moments, params)
         return (optax.apply_updates(params, updates), moments), value
 
-    return Job(step, (params, tx.init(params)), batch, mpmd.by_parameters(r"layer_(\d+)"))
+    return UserStep(step, (params, tx.init(params)), batch, mpmd.by_parameters(r"layer_(\d+)"))
 
 
 @situation("google-deepmind/dm-haiku:examples/mnist_pruning.py")
@@ -363,7 +363,7 @@ def pruned_weights():
         return (params, moments, count + 1), value
 
     state = (params, tx.init(params), jnp.int32(0))
-    return Job(step, state, batch, mpmd.by_parameters(r"layer_(\d+)"))
+    return UserStep(step, state, batch, mpmd.by_parameters(r"layer_(\d+)"))
 
 
 @situation("apple/axlearn#1171")
@@ -389,4 +389,4 @@ def nested_checkpoints():
         value, grads = mpmd.accumulate_gradients(loss, MICROBATCHES)(params, ids)
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
 
-    return Job(step, params, (tokens(),), mpmd.split("layers"))
+    return UserStep(step, params, (tokens(),), mpmd.split("layers"))

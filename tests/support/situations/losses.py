@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 import mpmd
-from tests.support.situations import Job, situation
+from tests.support.situations import UserStep, situation
 from tests.support.situations.models import (
     ADAM,
     LAYERS,
@@ -66,7 +66,7 @@ def z_loss():
         (value, penalty), grads = of_loss(state[0], ids)
         return updated(*state, grads), {"loss": value, "z_loss": penalty.mean()}
 
-    return Job(step, (params, ADAM.init(params)), (ids,), mpmd.by_parameters(r"layer_(\d+)"))
+    return UserStep(step, (params, ADAM.init(params)), (ids,), mpmd.by_parameters(r"layer_(\d+)"))
 
 
 @situation("google/flax:examples/lm1b/train.py")
@@ -85,7 +85,7 @@ def weights_of_padding():
         value, grads = mpmd.accumulate_gradients(loss, MICROBATCHES, weighted=True)(state[0], ids)
         return updated(*state, grads), value
 
-    return Job(step, (params, ADAM.init(params)), (ids,), mpmd.by_parameters(r"layer_(\d+)"))
+    return UserStep(step, (params, ADAM.init(params)), (ids,), mpmd.by_parameters(r"layer_(\d+)"))
 
 
 @situation("google/flax:examples/wmt/train.py")
@@ -110,7 +110,7 @@ def packed_segments():
         value, grads = mpmd.accumulate_gradients(loss, MICROBATCHES, weighted=True)(state[0], ids, segments)
         return updated(*state, grads), value
 
-    return Job(step, (params, ADAM.init(params)), (ids, segments), mpmd.by_parameters(r"layer_(\d+)"))
+    return UserStep(step, (params, ADAM.init(params)), (ids, segments), mpmd.by_parameters(r"layer_(\d+)"))
 
 
 @situation("google-research/big_vision:big_vision/utils.py")
@@ -139,7 +139,7 @@ def mixup():
         return (*updated(params, moments, grads), key), value
 
     state = (params, ADAM.init(params), jax.random.key(8))
-    return Job(step, state, (x, labels), mpmd.by_parameters(r"layer_(\d+)"))
+    return UserStep(step, state, (x, labels), mpmd.by_parameters(r"layer_(\d+)"))
 
 
 @situation("google-research/big_vision:big_vision/trainers/proj/distill/distill.py")
@@ -168,7 +168,7 @@ def distillation():
 
     teacher = jax.tree.map(lambda w: w + 0.3, teacher)
     state = ({"student": student, "teacher": teacher}, ADAM.init(student))
-    return Job(step, state, (x,), mpmd.by_parameters(r"layer_(\d+)"))
+    return UserStep(step, state, (x,), mpmd.by_parameters(r"layer_(\d+)"))
 
 
 @situation("google-research/big_vision:big_vision/trainers/proj/image_text/siglip.py")
@@ -196,7 +196,7 @@ def sigmoid_contrast():
         return updated(*state, grads), (value, state[0]["t"])
 
     stages = mpmd.by_parameters(r"(image|text)/", first="image", last="text")
-    return Job(step, (params, ADAM.init(params)), (images, texts), stages)
+    return UserStep(step, (params, ADAM.init(params)), (images, texts), stages)
 
 
 @situation("PredictiveIntelligenceLab/jaxpi:jaxpi/models.py")
@@ -237,7 +237,7 @@ def weights_by_gradient_norms():
 
     t, x = jax.random.uniform(jax.random.key(1), (2, 8))
     state = (params, ADAM.init(params), {"ics": jnp.float32(1), "res": jnp.float32(1)})
-    return Job(step, state, (t, x), mpmd.by_parameters(r"layer_(\d+)"))
+    return UserStep(step, state, (t, x), mpmd.by_parameters(r"layer_(\d+)"))
 
 
 class Routed(nn.Module):
@@ -286,7 +286,7 @@ def balanced_experts():
         (value, parts), grads = of_loss(state[0], ids)
         return updated(*state, grads), {"loss": value, **jax.tree.map(jnp.mean, parts)}
 
-    return Job(step, (params, ADAM.init(params)), (ids,), mpmd.by_parameters(r"layer_(\d+)"))
+    return UserStep(step, (params, ADAM.init(params)), (ids,), mpmd.by_parameters(r"layer_(\d+)"))
 
 
 @situation("eric-mitchell/direct-preference-optimization:trainers.py")
@@ -315,4 +315,4 @@ def preferences():
         return (*updated(params, moments, grads), reference), (value, accuracy.mean())
 
     state = (params, ADAM.init(params), reference)
-    return Job(step, state, (chosen, rejected), mpmd.by_parameters(r"layer_(\d+)"))
+    return UserStep(step, state, (chosen, rejected), mpmd.by_parameters(r"layer_(\d+)"))

@@ -8,7 +8,7 @@ import optax
 from optax import contrib
 
 import mpmd
-from tests.support.situations import Job, situation
+from tests.support.situations import UserStep, situation
 from tests.support.situations.models import MICROBATCHES, Residual, classified
 
 
@@ -24,7 +24,7 @@ def trained(tx, gradient_of, stages, *, steps=3, with_value=False, results=lambd
         updates, moments = tx.update(grads, moments, params, **extra)
         return (optax.apply_updates(params, updates), moments), (value, results(moments, grads))
 
-    return Job(step, (params, tx.init(params)), batch, stages, steps=steps)
+    return UserStep(step, (params, tx.init(params)), batch, stages, steps=steps)
 
 
 @situation("alpa-projects/alpa#839")
@@ -74,7 +74,7 @@ def applied_if_finite():
         return (optax.apply_updates(params, updates), moments, count + 1), (value, moments.total_notfinite)
 
     state = (params, tx.init(params), jnp.int32(0))
-    return Job(step, state, (x, labels), mpmd.by_parameters(r"layer_(\d+)"), steps=3)
+    return UserStep(step, state, (x, labels), mpmd.by_parameters(r"layer_(\d+)"), steps=3)
 
 
 @situation("google-deepmind/optax:examples/lookahead_mnist.ipynb")
@@ -90,7 +90,7 @@ def lookahead():
         updates, moments = tx.update(grads, moments, both)
         return (optax.apply_updates(both, updates), moments), value
 
-    return Job(step, (both, tx.init(both)), batch, mpmd.by_parameters(r"layer_(\d+)"), steps=3)
+    return UserStep(step, (both, tx.init(both)), batch, mpmd.by_parameters(r"layer_(\d+)"), steps=3)
 
 
 @situation("google-deepmind/optax:examples/contrib/schedule_free.ipynb")
@@ -106,7 +106,7 @@ def schedule_free():
         params = optax.apply_updates(params, updates)
         return (params, moments), (value, contrib.schedule_free_eval_params(moments, params))
 
-    return Job(step, (params, tx.init(params)), batch, mpmd.by_parameters(r"layer_(\d+)"))
+    return UserStep(step, (params, tx.init(params)), batch, mpmd.by_parameters(r"layer_(\d+)"))
 
 
 @situation("google-deepmind/optax:examples/contrib/sam.ipynb")
@@ -127,7 +127,7 @@ def sharpness_aware():
         )
         return (optax.apply_updates(params, updates), moments), ()
 
-    return Job(step, (params, tx.init(params)), batch, mpmd.by_parameters(r"layer_(\d+)"))
+    return UserStep(step, (params, tx.init(params)), batch, mpmd.by_parameters(r"layer_(\d+)"))
 
 
 @situation(
@@ -148,7 +148,7 @@ def backtracking_line_search():
         )
         return (optax.apply_updates(params, updates), moments), value
 
-    return Job(step, (params, tx.init(params)), (x, labels), mpmd.by_parameters(r"layer_(\d+)"))
+    return UserStep(step, (params, tx.init(params)), (x, labels), mpmd.by_parameters(r"layer_(\d+)"))
 
 
 @situation("google/flax#4144")
@@ -165,7 +165,9 @@ def lbfgs():
         )
         return (optax.apply_updates(params, updates), moments), value
 
-    return Job(step, (params, tx.init(params)), batch, mpmd.by_parameters(r"layer_(\d+)"), tolerance=1e-3)
+    return UserStep(
+        step, (params, tx.init(params)), batch, mpmd.by_parameters(r"layer_(\d+)"), tolerance=1e-3
+    )
 
 
 @situation("google-deepmind/optax#1426")
@@ -277,7 +279,7 @@ def skipped_steps():
         return (optax.apply_updates(params, updates), moments, norms, count + 1), (value, norm, factor)
 
     state = (params, tx.init(params), jnp.zeros(4), jnp.int32(0))
-    return Job(step, state, batch, mpmd.by_parameters(r"layer_(\d+)"), steps=4)
+    return UserStep(step, state, batch, mpmd.by_parameters(r"layer_(\d+)"), steps=4)
 
 
 @situation("google-deepmind/optax:examples/contrib/differentially_private_sgd.ipynb")
@@ -293,7 +295,7 @@ def per_example_gradients():
         updates, moments = tx.update(grads, moments, params)
         return (optax.apply_updates(params, updates), moments), ()
 
-    return Job(step, (params, tx.init(params)), batch, mpmd.by_parameters(r"layer_(\d+)"))
+    return UserStep(step, (params, tx.init(params)), batch, mpmd.by_parameters(r"layer_(\d+)"))
 
 
 @situation("google-deepmind/optax:examples/adversarial_training.ipynb")
@@ -314,7 +316,7 @@ def adversarial_examples():
         updates, moments = tx.update(grads, moments, params)
         return (optax.apply_updates(params, updates), moments), value
 
-    return Job(step, (params, tx.init(params)), batch, mpmd.by_parameters(r"layer_(\d+)"))
+    return UserStep(step, (params, tx.init(params)), batch, mpmd.by_parameters(r"layer_(\d+)"))
 
 
 @situation("google-deepmind/optax:examples/meta_learning.ipynb")
@@ -333,4 +335,4 @@ def meta_learning():
         updates, moments = tx.update(grads, moments, params)
         return (optax.apply_updates(params, updates), moments), value
 
-    return Job(step, (params, tx.init(params)), (x, labels), mpmd.by_parameters(r"layer_(\d+)"))
+    return UserStep(step, (params, tx.init(params)), (x, labels), mpmd.by_parameters(r"layer_(\d+)"))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 import mpmd
-from tests.support.situations import Job, situation
+from tests.support.situations import UserStep, situation
 from tests.support.situations.models import (
     ADAM,
     LAYERS,
@@ -54,7 +54,7 @@ def translation():
         return updated(*state, grads), value
 
     batch = source, target, lengths
-    return Job(step, (params, ADAM.init(params)), batch, mpmd.by_parameters(r"LSTMCell_(\d)"))
+    return UserStep(step, (params, ADAM.init(params)), batch, mpmd.by_parameters(r"LSTMCell_(\d)"))
 
 
 @situation("google-deepmind/dm-haiku:examples/rnn/train.py")
@@ -79,7 +79,7 @@ def deep_recurrence():
         value, grads = mpmd.accumulate_gradients(loss, MICROBATCHES)(state[0], ids)
         return updated(*state, grads), value
 
-    return Job(step, (params, ADAM.init(params)), (ids,), "auto")
+    return UserStep(step, (params, ADAM.init(params)), (ids,), "auto")
 
 
 class Selective(nn.Module):
@@ -129,7 +129,9 @@ def selective_scan():
         value, grads = mpmd.accumulate_gradients(loss, MICROBATCHES)(state[0], ids)
         return updated(*state, grads), value
 
-    return Job(step, (params, ADAM.init(params)), (ids,), mpmd.by_parameters(r"layer_(\d+)"), tolerance=1e-4)
+    return UserStep(
+        step, (params, ADAM.init(params)), (ids,), mpmd.by_parameters(r"layer_(\d+)"), tolerance=1e-4
+    )
 
 
 @situation("srush/annotated-s4:s4/s4d.py")
@@ -175,7 +177,9 @@ def convolution_by_fft():
         return updated(*state, grads), value
 
     u = jax.random.normal(jax.random.key(1), (8, 8))
-    return Job(step, (params, ADAM.init(params)), (u,), mpmd.by_parameters(r"layer_(\d+)"), tolerance=1e-4)
+    return UserStep(
+        step, (params, ADAM.init(params)), (u,), mpmd.by_parameters(r"layer_(\d+)"), tolerance=1e-4
+    )
 
 
 @situation("google/flax:examples/ogbg_molpcba/train.py")
@@ -203,10 +207,10 @@ def graph_network():
         return updated(*state, grads), value
 
     batch = nodes, senders, receivers, graphs, labels
-    return Job(step, (params, ADAM.init(params)), batch, mpmd.by_parameters(r"layer_(\d+)"))
+    return UserStep(step, (params, ADAM.init(params)), batch, mpmd.by_parameters(r"layer_(\d+)"))
 
 
-class Cast(nn.Module):
+class DecoderInBf16(nn.Module):
     """A decoder layer in bf16, whose parameters are f32."""
 
     @nn.compact
@@ -217,7 +221,7 @@ class Cast(nn.Module):
         return x + nn.Dense(WIDTH, dtype=jnp.bfloat16, use_bias=False)(nn.silu(gate(y)) * up(y)), None
 
 
-class CastModel(nn.Module):
+class ScannedInBf16(nn.Module):
     """Layers in a scan, each with a checkpoint."""
 
     axis: int
@@ -225,7 +229,7 @@ class CastModel(nn.Module):
     @nn.compact
     def __call__(self, ids):
         x = nn.Embed(WORDS, WIDTH, dtype=jnp.bfloat16, name="embed")(ids)
-        layer = nn.remat(Cast, prevent_cse=False, policy=jax.checkpoint_policies.nothing_saveable)
+        layer = nn.remat(DecoderInBf16, prevent_cse=False, policy=jax.checkpoint_policies.nothing_saveable)
         stack = nn.scan(
             layer, variable_axes={"params": self.axis}, split_rngs={"params": True}, length=LAYERS
         )
@@ -235,7 +239,7 @@ class CastModel(nn.Module):
 
 def cast_step(axis, gradient_of):
     """A step of the scanned model, its state and its batch."""
-    model, ids = CastModel(axis), tokens()
+    model, ids = ScannedInBf16(axis), tokens()
     params = model.init(jax.random.key(0), ids)["params"]
 
     def loss(params, ids):
@@ -255,7 +259,7 @@ def scanned_in_bfloat16():
     def gradient(loss):
         return mpmd.accumulate_gradients(loss, MICROBATCHES)
 
-    return Job(
+    return UserStep(
         *cast_step(0, gradient), mpmd.split("layers"), tolerance=0.1
     )  # two compilers round bf16 elsewhere
 
@@ -270,7 +274,7 @@ def stacked_along_the_second_dim():
     def gradient(loss):
         return mpmd.accumulate_gradients(loss, MICROBATCHES)
 
-    return Job(*cast_step(1, gradient), mpmd.split("layers"))
+    return UserStep(*cast_step(1, gradient), mpmd.split("layers"))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -319,7 +323,7 @@ def quantised_training():
         return updated(*state, grads), value
 
     stages = mpmd.by_parameters(r"layer_(\d+)")
-    return Job(step, (params, ADAM.init(params)), (x, labels), stages, tolerance=1e-2)
+    return UserStep(step, (params, ADAM.init(params)), (x, labels), stages, tolerance=1e-2)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -370,4 +374,4 @@ def equilibrium():
         return updated(*state, grads), value
 
     stages = mpmd.by_parameters(r"layer_(\d+)")
-    return Job(step, (params, ADAM.init(params)), (x, labels), stages, tolerance=1e-4)
+    return UserStep(step, (params, ADAM.init(params)), (x, labels), stages, tolerance=1e-4)
