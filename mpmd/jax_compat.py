@@ -495,12 +495,41 @@ def back_from_host(jaxpr: Any) -> list[str]:
     """The types of values that a jaxpr, or one within it, copies back from host memory: offloaded before."""
     found: list[str] = []
     for equation in jaxpr.eqns:
-        kinds = [str(v.aval.str_short(short_dtypes=True)) for v in equation.invars if hasattr(v, "aval")]
         if equation.primitive.name == "device_put":
+            kinds = [str(v.aval.str_short(short_dtypes=True)) for v in equation.invars if hasattr(v, "aval")]
             found += [kind.replace("<host>", "") for kind in kinds if "<host>" in kind]
         for inner in inner_jaxprs(equation):
             found += back_from_host(inner)
     return found
+
+
+def lower_with_memories(traced: Any, platform: str, mark: str) -> Any:
+    """`traced.lower` for a platform, with `device_put` to a memory as an operation also where JAX drops it.
+
+    JAX writes none on CPUs.  There the operation has the attribute `mark`, so that it can be dropped later;
+    it is dropped at once if this version of JAX takes no rules.
+    """
+    if platform != "cpu" or not back_from_host(traced.jaxpr.jaxpr):
+        return traced.lower(lowering_platforms=(platform,))
+    try:
+        from jax._src import core, dispatch
+        from jax._src.interpreters import mlir
+
+        parameters, to_kind = mlir.LoweringParameters, core.mem_space_to_kind
+        place, primitive, space = mlir.wrap_with_memory_kind, dispatch.device_put_p, core.MemorySpace
+    except (ImportError, AttributeError):
+        return traced.lower(lowering_platforms=(platform,))
+
+    def lowered(context: Any, *values: Any, devices: Sequence[Any], **_: Any) -> list[Any]:
+        placed = list(values)
+        for k, device in enumerate(devices):
+            if isinstance(device, space):
+                placed[k] = place(context.module_context, values[k], to_kind(device), context.avals_out[k])
+                placed[k].owner.attributes[mark] = mlir.ir.UnitAttr.get()
+        return placed
+
+    rules = parameters(override_lowering_rules=((primitive, lowered),))
+    return traced.lower(lowering_platforms=(platform,), _private_parameters=rules)
 
 
 def without_dead_code(jaxpr: Any, *, keep_inputs: bool = False) -> Any:

@@ -46,7 +46,7 @@ from mpmd.partition.signature import Arguments, StepSignature
 from mpmd.runtime.measure.run_costs import ProgramCosts
 from mpmd.runtime.processes.exchange import WorldExchange
 from mpmd.runtime.program.stream_memory import MeshMemory
-from mpmd.runtime.program.streams import Program
+from mpmd.runtime.program.streams import Copy, Program, between_memories
 from mpmd.runtime.run.decode import unwatched_executables
 from mpmd.runtime.run.executor import RuntimeOptions
 from mpmd.scheduling.render import render_text
@@ -99,17 +99,7 @@ class Traced:
     @property
     def warnings(self) -> list[str]:
         """The warnings of tracing."""
-        of_stages = [] if self.stages is None else list(self.stages.warnings)
-        offloaded = collections.Counter(back_from_host(self.jax_traced.jaxpr.jaxpr))
-        if not offloaded:
-            return of_stages
-        kinds = ", ".join(f"{kind} ({count} times)" for kind, count in offloaded.items())
-        return [
-            *of_stages,
-            f"values that jax.checkpoint offloads are not moved to host memory: {kinds}"
-            "\n  forward and backward of a stage are two programs: what passes between is in device memory"
-            "\n  save fewer values, or use a schedule that holds fewer microbatches, such as 1f1b",
-        ]
+        return [] if self.stages is None else list(self.stages.warnings)
 
     @property
     def takes_parts(self) -> bool:
@@ -192,7 +182,22 @@ class Lowered:
     @property
     def warnings(self) -> list[str]:
         """All warnings of tracing and lowering: of passes, schedule and checks."""
-        return [*self.traced.warnings, *self.partitioned.warnings]
+        return [*self.traced.warnings, *self._of_offloading, *self.partitioned.warnings]
+
+    @property
+    def _of_offloading(self) -> list[str]:
+        """A warning if values that a policy offloads all stay in device memory."""
+        offloaded = collections.Counter(back_from_host(self.traced.jax_traced.jaxpr.jaxpr))
+        copies = ((op, s) for s in self.program.streams for op in s.instructions if isinstance(op, Copy))
+        if not offloaded or any(between_memories(op, stream) for op, stream in copies):
+            return []
+        kinds = ", ".join(f"{kind} ({count} times)" for kind, count in offloaded.items())
+        return [
+            f"values that jax.checkpoint offloads stay in device memory: {kinds}"
+            "\n  they are moved where at least two tasks of the mesh run between a forward and its backward, "
+            "in steps that compute nothing on the host"
+            "\n  use more stages or microbatches, or a policy that offloads nothing",
+        ]
 
     @property
     def notices(self) -> list[str]:

@@ -60,7 +60,7 @@ class Topology(Mapping[str, Mesh]):
         for name, mesh in self.items():
             of_mesh = self.processes[name]
             places = ", ".join(dict.fromkeys(hosts.get(process, "?") for process in of_mesh))
-            rows.append((name, ", ".join(map(str, of_mesh)), places, ", ".join(map(str, mesh.devices.flat))))
+            rows.append((name, ", ".join(map(str, of_mesh)), places, _devices_text(mesh)))
         widths = [max(len(row[k]) for row in rows) for k in range(3)]
         return "\n".join(
             "  ".join([*(f"{text:{width}}" for text, width in zip(row, widths)), row[3]]) for row in rows
@@ -108,6 +108,15 @@ class Topology(Mapping[str, Mesh]):
             for device in mesh.devices.flat:
                 users.setdefault((id(device.client), str(device)), []).append(name)
         return {device: names for (_, device), names in users.items() if len(names) > 1}
+
+
+_MAX_DEVICES = 8
+"""Devices of a mesh that are named in a table."""
+
+
+def _devices_text(mesh: Mesh) -> str:
+    names = [str(device) for device in mesh.devices.flat]
+    return ", ".join(names) if len(names) <= _MAX_DEVICES else f"{len(names)}: {names[0]} to {names[-1]}"
 
 
 def make_topology(

@@ -86,7 +86,8 @@ class Device:
         call_seconds: overhead of a fragment.
         link_bandwidth: bytes per second from a device of one process to a device of another.
         near_bandwidth: bytes per second to another device of its process; None for `link_bandwidth`.
-        link_seconds: latency of a message between devices.
+        host_bandwidth: bytes per second between its memory and its host's, in one direction.
+        link_seconds: latency of a message between devices, or of a copy to or from the host.
         memory_bytes: of the whole device; None where that is not of the description.
         overlap: what part of the shorter of arithmetic and memory traffic hides behind the longer.
         matmul_efficiency: what part of the rates of products is reached.
@@ -108,6 +109,7 @@ class Device:
     call_seconds: float = 1e-5
     link_bandwidth: float = 50e9
     near_bandwidth: float | None = None
+    host_bandwidth: float = 50e9
     link_seconds: float = 1e-5
     memory_bytes: int | None = None
     overlap: float = 0.95
@@ -165,6 +167,10 @@ class Device:
     def message_seconds(self, nbytes: float, messages: int = 1) -> float:
         """Seconds of messages to another device, one after the other, of so many bytes together."""
         return messages * self.link_seconds + nbytes / self.link_bandwidth
+
+    def host_copy_seconds(self, nbytes: float) -> float:
+        """Seconds of a copy of so many bytes between its memory and its host's."""
+        return self.link_seconds + nbytes / self.host_bandwidth
 
     def exchange_seconds(self, nbytes: float, messages: int, neighbours: int, *, near: bool) -> float:
         """Seconds of a collective in which each device sends so many bytes in rings.
@@ -234,6 +240,7 @@ def cpu_device(
         ),
         start_seconds=1e-6 if cores > 1 else 1e-7,
         link_bandwidth=8e9,
+        host_bandwidth=cores * memory_bandwidth / 2,
         link_seconds=2e-5,
     )
 
@@ -264,6 +271,7 @@ def gpu_device(
     memory_bandwidth: float,
     memory_bytes: int,
     near_bandwidth: float,
+    host_bandwidth: float,
     matmul_efficiency: float = 0.92,
 ) -> Device:
     """A GPU of NVIDIA's.
@@ -280,6 +288,7 @@ def gpu_device(
         memory_bandwidth: bytes per second.
         memory_bytes: of the module.
         near_bandwidth: bytes per second to another GPU of the host, over NVLink.
+        host_bandwidth: bytes per second to or from the host's memory, over PCIe.
         matmul_efficiency: what part of the rates of products is reached.
     """
     return Device(
@@ -295,6 +304,7 @@ def gpu_device(
         line_bytes=32,
         start_seconds=1e-6,
         near_bandwidth=near_bandwidth,
+        host_bandwidth=host_bandwidth,
         memory_bytes=memory_bytes,
         product_units=True,
         limits=_GPU_LIMITS,
@@ -304,26 +314,27 @@ def gpu_device(
 # NVIDIA's SXM modules.  Source: the vendor's data sheets and the CUDA programming guide; rates of L2 are
 # estimates.  An H100's rates of bf16 and of memory are measured: 81 % and 90 % of its data sheet; an H200 has
 # the same processors, and the same share of its memory's rate is assumed.  Between GPUs of a
-# host four fifths of the data sheet's rate of NVLink in one direction are assumed, and 400 Gb/s to others.
+# host four fifths of the data sheet's rate of NVLink in one direction are assumed, and 400 Gb/s to others; as
+# much of the data sheet's rate of PCIe to the host: 32 GB/s in one direction for an A100, 64 GB/s for others.
 A100 = gpu_device(
     "A100", units=108, clock=1.41e9, f32_flops=19.5e12, bf16_flops=312e12, f64_flops=19.5e12,
     shared_bytes=163 << 10, l2=(40 << 20, 5e12), memory_bandwidth=2.04e12,
-    memory_bytes=79 << 30, near_bandwidth=240e9,
+    memory_bytes=79 << 30, near_bandwidth=240e9, host_bandwidth=25e9,
 )  # fmt: skip
 H100 = gpu_device(
     "H100", units=132, clock=1.98e9, f32_flops=62e12, bf16_flops=798e12, f64_flops=62e12, matmul_efficiency=1,
     shared_bytes=227 << 10, l2=(50 << 20, 10e12), memory_bandwidth=3.0e12,
-    memory_bytes=79 << 30, near_bandwidth=360e9,
+    memory_bytes=79 << 30, near_bandwidth=360e9, host_bandwidth=50e9,
 )  # fmt: skip
 H200 = gpu_device(
     "H200", units=132, clock=1.98e9, f32_flops=62e12, bf16_flops=798e12, f64_flops=62e12, matmul_efficiency=1,
     shared_bytes=227 << 10, l2=(50 << 20, 10e12), memory_bandwidth=4.3e12,
-    memory_bytes=139 << 30, near_bandwidth=360e9,
+    memory_bytes=139 << 30, near_bandwidth=360e9, host_bandwidth=50e9,
 )  # fmt: skip
 B200 = gpu_device(
     "B200", units=148, clock=1.97e9, f32_flops=75e12, bf16_flops=2250e12, f64_flops=37e12,
     shared_bytes=227 << 10, l2=(126 << 20, 20e12), memory_bandwidth=8e12,
-    memory_bytes=178 << 30, near_bandwidth=720e9,
+    memory_bytes=178 << 30, near_bandwidth=720e9, host_bandwidth=50e9,
 )  # fmt: skip
 
 # A core of a server CPU with AVX-512, rounded: for choices that must be the same on every machine.

@@ -19,7 +19,8 @@ from mpmd.cost.device import HOST, Device, device_of
 from mpmd.errors import CompileError
 from mpmd.estimate.program_timeline import predicted_timeline
 from mpmd.runtime.measure.run_costs import ProgramCosts
-from mpmd.runtime.program.streams import Program, Run, Send
+from mpmd.runtime.program.graph import BufferType
+from mpmd.runtime.program.streams import Copy, Program, Run, Send, between_memories
 
 
 def predicted_seconds(program: Program, module: ir.Module, meshes: Mapping[str, Any]) -> float:
@@ -55,7 +56,7 @@ def estimate_costs(
         CompileError: the work of a fragment cannot be counted; names the operation.
     """
     seconds: dict[str, float] = {}
-    transfers = {}
+    transfers = host_copy_seconds(program, meshes, device)
     for stream in program.streams:
         size = [buffer.type.bytes for buffer in stream.buffers]
         devices = meshes[stream.mesh].size
@@ -73,6 +74,16 @@ def estimate_costs(
                 kinds = stream.buffers[op.buffer].type, target
                 transfers[kinds] = device.message_seconds(target.bytes / meshes[target.mesh].size)
     return ProgramCosts(seconds, transfers)
+
+
+def host_copy_seconds(
+    program: Program, meshes: Mapping[str, Any], device: Device
+) -> dict[tuple[BufferType, BufferType], float]:
+    """Seconds of each kind of copy between the memory of a device and of its host."""
+    copies = [(op, s) for s in program.streams for op in s.instructions if isinstance(op, Copy)]
+    found = dict.fromkeys(between_memories(op, stream) for op, stream in copies)
+    sizes = {kinds: kinds[1].bytes / meshes[kinds[1].mesh].size for kinds in found if kinds is not None}
+    return {kinds: device.host_copy_seconds(size) for kinds, size in sizes.items()}
 
 
 def arithmetic_seconds(work: Cost, device: Device) -> float:

@@ -21,11 +21,13 @@ from mpmd.runtime.processes.part import Part
 from mpmd.runtime.program.order import Node, messages
 from mpmd.runtime.program.stream_memory import buffer_categories
 from mpmd.runtime.program.streams import (
+    Copy,
     Program,
     Recv,
     Run,
     Send,
     Stream,
+    between_memories,
     donated_buffers,
     ended_buffers,
     reads,
@@ -74,7 +76,10 @@ class Scratch:
 
 @dataclasses.dataclass
 class _Times:
-    """When a step's runs and messages began and ended; a message is known by its receive."""
+    """When a step's runs and messages began and ended.
+
+    A message is known by its receive; a copy between memories is a message, too.
+    """
 
     runs: dict[Node, Interval] = dataclasses.field(default_factory=dict)
     messages: dict[Node, Interval] = dataclasses.field(default_factory=dict)
@@ -110,6 +115,7 @@ def predicted_timeline(
     times = _Times()
     ready: dict[tuple[int, int], float] = {}
     device, host = [0.0] * len(program.streams), 0.0
+    links: dict[tuple[int, str | None], float] = {}  # (stream, memory) -> end of the last copy to it
     posted: dict[tuple[int, int], Node] = {}  # received buffers whose arrival is not known yet
 
     def receive(s: int, at: int) -> None:
@@ -120,6 +126,16 @@ def predicted_timeline(
         start = ready.get((sender, sent.buffer), 0.0)
         end = ready[s, op.buffer] = start + costs.message_s(kinds)
         times.messages[s, at] = (start, end)
+
+    def copy(s: int, at: int, op: Copy) -> None:
+        kinds = between_memories(op, program.streams[s])
+        start = end = ready.get((s, op.source), 0.0)
+        if kinds is not None:  # issued behind the last run, whose memory it may use; in order with others
+            link = s, kinds[1].memory_kind
+            start = max(start, device[s], links.get(link, 0.0))
+            end = links[link] = start + costs.message_s(kinds)
+            times.messages[s, at] = (start, end)
+        ready[s, op.buffer] = end
 
     for s, at in order.nodes:
         op = program.streams[s].instructions[at]
@@ -134,6 +150,8 @@ def predicted_timeline(
             times.runs[s, at] = (start, end)
         elif isinstance(op, Recv):
             posted[s, op.buffer] = s, at
+        elif isinstance(op, Copy):
+            copy(s, at, op)
     return _timeline(program, times, meshes, title, scratch or Scratch())
 
 
@@ -260,13 +278,13 @@ class _Sources:
 
     @staticmethod
     def of(program: Program) -> _Sources:
-        makers = {
-            (s, buffer): op
-            for s, stream in enumerate(program.streams)
-            for op in stream.instructions
-            if isinstance(op, Run)
-            for buffer in op.outputs
-        }
+        makers: dict[tuple[int, int], Run] = {}
+        for s, stream in enumerate(program.streams):
+            for op in stream.instructions:
+                if isinstance(op, Run):
+                    makers.update({(s, buffer): op for buffer in op.outputs})
+                elif isinstance(op, Copy) and (s, op.source) in makers:
+                    makers[s, op.buffer] = makers[s, op.source]
         return _Sources(_sends(program), makers)
 
     def maker(self, program: Program, send: Node) -> tuple[int, Run | None]:
@@ -294,11 +312,17 @@ def _mesh_spans(program: Program, s: int, times: _Times, sources: _Sources, last
             spans.append(
                 Span(program.streams[sender].mesh, name, task, start, end, TRANSFER, stream.mesh, size)
             )
+        elif isinstance(op, Copy) and (s, at) in times.messages:
+            spans.append(_copy_span(stream, op, times.messages[s, at], sources.makers.get((s, op.source))))
         elif isinstance(op, Run) and (s, at) in times.runs:
             start, end = times.runs[s, at]
             received = [maker_of[b] for b in op.inputs if isinstance(stream.instructions[maker_of[b]], Recv)]
             arrivals = {(s, k): sends[s, k] for k in received if (s, k) in times.messages}
-            for begin, stop, what, peer in _waits(program, sources, arrivals, times, clock, start):
+            makers = [(s, maker_of[b]) for b in op.inputs]
+            back = max(
+                (times.messages[m][1] for m in makers if m in times.messages.keys() - arrivals), default=0.0
+            )
+            for begin, stop, what, peer in _waits(program, sources, arrivals, times, clock, start, back):
                 note = f"{_label(op)} waits for {what}"
                 spans.append(Span(stream.mesh, "idle", None, begin, stop, IDLE, peer, note=note))
             spans.append(Span(stream.mesh, op.executable, _task(op), start, end, COMPUTE))
@@ -309,6 +333,16 @@ def _mesh_spans(program: Program, s: int, times: _Times, sources: _Sources, last
     return spans
 
 
+def _copy_span(stream: Stream, op: Copy, when: Interval, maker: Run | None) -> Span:
+    """A copy between memories: host memory is called as in an assignment, such as `m0#pinned_host`."""
+    kinds = stream.buffers[op.source].type, stream.buffers[op.buffer].type
+    source, target = (
+        f"{stream.mesh}#{kind.memory_kind}" if kind.memory_kind else stream.mesh for kind in kinds
+    )
+    label, task = (_label(maker), _task(maker)) if maker else ("value", None)
+    return Span(source, f"{label} to {target}", task, *when, TRANSFER, target, kinds[1].bytes)
+
+
 def _waits(
     program: Program,
     sources: _Sources,
@@ -316,12 +350,13 @@ def _waits(
     times: _Times,
     free: float,
     start: float,
+    back: float,
 ) -> Iterator[tuple[float, float, str, str]]:
     """The waits of a run that begins at `start` on a mesh that is free since `free`, one after the other.
 
-    They are: until the value of its last message is produced, for the message, and for the host.  Each has
-    begin, end, description, and for a message under way the mesh that it comes from.  `arrivals` are the
-    receives of the run's inputs, each with its send.
+    They are: until the value of its last message is produced, for the message, until `back` for copies from
+    host memory, and for the host.  Each has begin, end, description, and for a message under way
+    the mesh that it comes from.  `arrivals` are the receives of the run's inputs, each with its send.
     """
     clock = free
     last = max(arrivals, key=lambda recv: (times.messages[recv][1], recv), default=None)
@@ -333,6 +368,9 @@ def _waits(
             if clock < min(end, start):
                 yield clock, min(end, start), what, peer
                 clock = min(end, start)
+    if clock < min(back, start):
+        yield clock, min(back, start), "a copy from host memory", ""
+        clock = min(back, start)
     if clock < start:
         yield clock, start, WAITS_FOR_HOST, ""
 
@@ -345,7 +383,7 @@ def _memory(
     stream: Stream, runs: Mapping[int, Interval], s: int, times: _Times, scratch: Scratch
 ) -> MemoryCurve:
     """Bytes of a mesh over time, counted as `predict_memory` counts them: instruction by instruction."""
-    size = [buffer.type.bytes for buffer in stream.buffers]
+    size = [buffer.type.device_bytes for buffer in stream.buffers]
     category = [_CATEGORIES.index(name) for name in buffer_categories(stream)]
     held = [0] * len(_CATEGORIES)
     held[-2] = scratch.kept.get(stream.mesh, 0)

@@ -11,7 +11,7 @@ import math
 
 from mpmd.runtime.measure.run_costs import ProgramCosts
 from mpmd.runtime.program.order import Node
-from mpmd.runtime.program.streams import Copy, Feed, Program, Recv, Run, Send, writes
+from mpmd.runtime.program.streams import Copy, Feed, Program, Recv, Run, Send, between_memories, writes
 
 Interval = tuple[float, float]
 _SAME = 1e-12
@@ -22,6 +22,8 @@ def shared_intervals(
     program: Program, costs: ProgramCosts, cores: int
 ) -> tuple[dict[Node, Interval], dict[Node, Interval]]:
     """(runs, messages): begin and end of each run, and of each message by its receive.
+
+    A copy to or from host memory is a message, by itself.
 
     Args:
         program: verified streams, each in its order.
@@ -46,6 +48,7 @@ class _Simulation:
         self._ready: dict[tuple[int, int], float] = {}  # (stream, buffer) -> when it has its value
         self._received: dict[tuple[int, int], tuple[int, Node]] = {}  # message -> its buffer, its receive
         self._sent: dict[tuple[int, int], tuple[float, float]] = {}
+        self._link_free: dict[tuple[int, str | None], float] = {}  # (stream, memory) -> end of the last copy
         self._awaited = [  # buffers that get their values within the step, rather than as arguments
             {b for op in stream.instructions if not isinstance(op, Feed) for b in writes(op)}
             for stream in program.streams
@@ -94,12 +97,23 @@ class _Simulation:
                 case Copy() as op:
                     if self._time(s, op.source) == math.inf:
                         return math.inf
-                    self._ready[s, op.buffer] = self._time(s, op.source)
+                    self._ready[s, op.buffer] = self._copied(s, op, node)
                 case Recv() as op:
                     self._received[op.channel, op.sequence] = op.buffer, node
                     self._arrive((op.channel, op.sequence))
             self._at[s] += 1
         return math.inf
+
+    def _copied(self, s: int, op: Copy, node: Node) -> float:
+        """When a copy has ended; those of one direction between the memories of a mesh follow each other."""
+        kinds = between_memories(op, self._program.streams[s])
+        if kinds is None:
+            return self._time(s, op.source)
+        link = s, kinds[1].memory_kind
+        begin = max(self._now, self._time(s, op.source), self._link_free.get(link, 0.0))
+        end = self._link_free[link] = begin + self._costs.message_s(kinds)
+        self.messages[node] = begin, end
+        return end
 
     def _time(self, s: int, buffer: int) -> float:
         """When a buffer has its value; infinite while that is not known."""

@@ -415,6 +415,10 @@ def export_pipeline(o: PipelineOptions, orders: TaskOrders | None = None) -> lis
             "when the shardings of the sums are final",
             when=o.reduce_gradients != "per_microbatch",
         ),
+        _step(
+            "mpmd-offload-residuals",
+            "in the final order; nothing joins transfers any more, so that each reader has its own copy back",
+        ),
         _step("mpmd-mark-offloaded-input-output", "which values live in host memory"),
         _step("mpmd-mark-input-output-with-layouts", "which values have a layout of their own"),
         _step("mpmd-delay-inferred-fragments", "before anything depends on program order"),

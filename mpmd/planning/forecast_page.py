@@ -102,6 +102,10 @@ def _memory(forecast: StepForecast) -> str:
             (mesh, where, bytes_text(forecast.peak_of(mesh)) + full, *columns, _when(forecast.memory[mesh]))
         )
     lines = _table(rows, left=(0, 10))
+    on_host = {mesh: m.host_bytes // topology[mesh].size for mesh, m in forecast.memory.items()}
+    most = max(on_host, key=lambda mesh: on_host[mesh])
+    if on_host[most]:
+        lines.append(f"host memory of a device: at most {bytes_text(on_host[most])}, {most}")
     if limit is None:
         return "\n".join(lines)
     over = forecast.too_large

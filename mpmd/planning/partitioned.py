@@ -162,7 +162,7 @@ def by_program(
         bubble=1 - sum(timeline.busy_s(name) for name in names) / (step_s * len(names)),
         peak_bytes=tuple(m.peak_bytes // candidate.choice.devices for m in of_mesh),
         held=tuple(m.by_category for m in of_mesh),
-        sent_bytes=sum(span.nbytes for span in timeline.transfers),
+        sent_bytes=sum(s.nbytes for s in timeline.transfers if {s.mesh, s.peer} <= set(timeline.meshes)),
         timeline=timeline,
     )
 

@@ -19,6 +19,7 @@ from mpmd.compile.backends.targets import DESCRIBED
 from mpmd.compile.compiler import alike
 from mpmd.config.described import DescribedWorld
 from mpmd.cost.device import Device
+from mpmd.estimate.estimate import host_copy_seconds
 from mpmd.estimate.fragment_forecast import CollectiveForecast, FragmentForecast, forecast_fragment
 from mpmd.estimate.program_timeline import Scratch, predicted_timeline
 from mpmd.planning.forecast_page import forecast_page
@@ -196,6 +197,7 @@ def forecast(lowered: Lowered, world: DescribedWorld) -> StepForecast:
     scratch = _scratch(lowered, known)
     cores = len(available_cores()) if world.is_here else None
     timeline = predicted_timeline(program, costs, list(topology), scratch, cores)
+    timeline = dataclasses.replace(timeline, title=f"{lowered.name}, predicted")
     memory = {m.mesh: m for m in predict_memory(program, scratch.workspace, scratch.kept)}
     return StepForecast(lowered, world, known, len(groups), costs, timeline, memory, pairs)
 
@@ -216,12 +218,15 @@ def _ordered_pairs(lowered: Lowered) -> int:
 
 
 def _message_seconds(lowered: Lowered, device: Device) -> dict[Any, float]:
-    """Seconds of each kind of message: each device sends its part, to a device of another process or not."""
+    """Seconds of each kind of message, and of copy to or from the host.
+
+    Each device sends its part, to a device of another process or not.
+    """
     topology, program = lowered.config.topology, lowered.program
     of: dict[str, set[int]] = {
         name: {d.process_index for d in mesh.devices.flat} for name, mesh in topology.items()
     }
-    seconds = {}
+    seconds = host_copy_seconds(program, topology, device)
     for channel in messages(program):
         for message in channel:
             stream = program.streams[message.send[0]]

@@ -49,7 +49,8 @@ class _Writer:
         self._processes, self._threads, self._flows = (itertools.count(1) for _ in range(3))
 
     def add(self, timeline: Timeline, title: str) -> None:
-        flows = {id(span): next(self._flows) for span in timeline.transfers}
+        between = (s for s in timeline.transfers if {s.mesh, s.peer} <= set(timeline.meshes))
+        flows = {id(span): next(self._flows) for span in between}  # a copy to host memory has one end here
         for mesh in timeline.meshes:
             process = next(self._processes)
             self._name("process_name", process, 0, f"{title}: {mesh}" if title else mesh)
@@ -70,7 +71,8 @@ class _Writer:
         for number, track in enumerate(tracks, 1):
             events = self._track(f"{title} ({number})" if len(tracks) > 1 else title, process, track)
             for span, event in zip(track, events, strict=True):
-                event |= {"bind_id": hex(flows[id(span)]), side: True}
+                if id(span) in flows:
+                    event |= {"bind_id": hex(flows[id(span)]), side: True}
 
     def _track(self, title: str, process: int, spans: Sequence[Span]) -> list[Event]:
         thread = next(self._threads)

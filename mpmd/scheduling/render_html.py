@@ -104,10 +104,11 @@ def _lanes(timeline: Timeline, mesh: str, label: str, span_s: float, other: Time
     busy = f"{timeline.bubble_fraction(mesh):.1%} idle"
     spans = (*timeline.idle(mesh), *timeline.compute(mesh))
     yield _lane(f"{label}, {busy}", "compute", [_box(s, span_s, timeline, counterpart) for s in spans])
-    sent = [span for span in timeline.transfers if span.mesh == mesh]
-    for peer in dict.fromkeys(span.peer for span in sent):
-        boxes = [_box(s, span_s, timeline, counterpart) for s in sent if s.peer == peer]
-        yield _lane(f"{label}, to {peer}", "transfer", boxes)
+    sent = [span for span in timeline.transfers if span.mesh.partition("#")[0] == mesh]  # or its host memory
+    for source, peer in dict.fromkeys((span.mesh, span.peer) for span in sent):
+        boxes = [_box(s, span_s, timeline, counterpart) for s in sent if (s.mesh, s.peer) == (source, peer)]
+        way = f"to {peer}" if source == mesh else f"from {source}"
+        yield _lane(f"{label}, {way}", "transfer", boxes)
 
 
 def _lane(label: str, kind: str, boxes: Sequence[str]) -> str:

@@ -19,14 +19,14 @@ class Span:
     """An interval of time on a mesh.
 
     Attributes:
-        mesh: name of the mesh; of a transfer, the mesh that sends.
+        mesh: name of the mesh; of a transfer, the mesh that sends, or its host memory, `m0#pinned_host`.
         name: of the task, fragment or transfer.
         task: the task it is or carries, if it belongs to one.
         start_s: seconds from the begin of the step.
         end_s: likewise.
         kind: ``compute``, ``transfer`` or ``idle``.
-        peer: of a transfer, the mesh that receives; of an idle span in which the mesh waits for a message
-            under way, the mesh that sent it.
+        peer: of a transfer, the mesh or host memory that receives; of an idle span in which the mesh waits
+            for a message under way, the mesh that sent it.
         nbytes: of a transfer, its size; of a computation, the bytes on the mesh while it runs, if known.
         note: a remark; of an idle span, the reason of the wait.
     """

@@ -25,7 +25,8 @@ from jax.extend.core import Literal, jaxpr_as_fun
 
 from mpmd import ir
 from mpmd.errors import PlacementError
-from mpmd.jax_compat import inner_jaxprs, struct_of, without_dead_code
+from mpmd.jax_compat import inner_jaxprs, lower_with_memories, struct_of, without_dead_code
+from mpmd.passes.export.offload import ADVISORY
 from mpmd.support.user_code import frames_of
 from mpmd.tracing.expand import Expansion
 from mpmd.tracing.names import decode
@@ -82,7 +83,7 @@ def lower(traced: jax.stages.Traced, platform: str) -> jax.stages.Lowered:
     forward derivative of a `jax.custom_vjp`, an operation of the user's without a rule for the platform.
     """
     try:
-        return traced.lower(lowering_platforms=(platform,))
+        return lower_with_memories(traced, platform, ADVISORY)
     except (TypeError, RuntimeError):
         live = without_dead_code(traced.jaxpr.jaxpr, keep_inputs=True)
         if _equations(live) == _equations(traced.jaxpr.jaxpr):
@@ -93,7 +94,7 @@ def lower(traced: jax.stages.Traced, platform: str) -> jax.stages.Lowered:
         return jax.tree.unflatten(results, jaxpr_as_fun(closed)(*arguments))
 
     shapes = [struct_of(v.aval) for v in live.invars]
-    return jax.jit(step, keep_unused=True).trace(*shapes).lower(lowering_platforms=(platform,))
+    return lower_with_memories(jax.jit(step, keep_unused=True).trace(*shapes), platform, ADVISORY)
 
 
 def _equations(jaxpr: Any) -> int:

@@ -202,6 +202,37 @@ def test_a_teacher_of_other_layers_is_divided_by_itself(kind):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_a_teacher_on_meshes_of_its_own(schedule):
+    """Its stages are named, and run beside the student's; it has no backward, and its weights stay there."""
+
+    def loss(teacher, student, x):
+        def half(name, w, x):
+            return mpmd.named_computation(lambda w, x: jnp.tanh(x @ w), name=name)(w, x)
+
+        wide = x
+        for i in range(2):
+            wide, x = half(f"teacher{i}", teacher[i], wide), half(f"student{i}", student[i], x)
+        distance = mpmd.named_computation(lambda a, b: ((a - b) ** 2).mean(), name="loss")
+        return distance(jax.lax.stop_gradient(wide), x)
+
+    student, teacher = ([normal(seed + i, WIDTH, WIDTH) for i in range(2)] for seed in (1, 5))
+    state = {"learns": student, "opt": tx.init(student), "frozen": teacher}
+    places = {"student0": "m0", "student1": "m1", "loss": "m1", "teacher0": "m2", "teacher1": "m3"}
+    topology = mpmd.make_topology({f"m{i}": 1 for i in range(4)})
+    config = mpmd.make_config(topology, places, schedule=schedule)
+    step, x = step_of(loss), normal(9, 4, WIDTH)
+    found = mpmd.jit(step, config).lower(state, x)
+    assert found.warnings == []
+    got, want = mpmd.jit(step, config)(state, x), jax.jit(step)(state, x)
+    assert relative_difference(mpmd.fetch(got), want) < 1e-5
+    for mesh, i in (("m2", 0), ("m3", 1)):
+        assert [path for path in fed(found, mesh) if "frozen" in path] == [f"state['frozen'][{i}]"]
+        runs = [s for s in found.schedule().compute(mesh) if s.task is not None]
+        assert {run.task.phase.value for run in runs} == {"F"} and len(runs) == MICROBATCHES
+
+
+@pytest.mark.slow
 def test_layers_that_lengths_do_not_fit_are_divided_equally():
     student = model("stacked", 1)
     state = {"learns": student, "opt": tx.init(student), "frozen": model("stacked", 30, 6)}

@@ -19,6 +19,7 @@ _SIBLINGS = "merge/merge-user-fragments-into-scheduling-units-siblings-0"
 _RESHARDS = "propagation/extract-reshards-from-inter-mesh-transfers-0"
 _LAYOUTS = "export/mark-input-output-with-layouts-0"
 _OFFLOADED = "export/mark-offloaded-input-output-0"
+_RESIDUALS = "export/offload-residuals-0"
 
 _IMPORTED = (
     _import(
@@ -389,7 +390,7 @@ _MARKED = (
         _LAYOUTS,
     ),
     _export(
-        "donation.py:_Trace._origin",
+        "donation.py:MemoryTrace._origin",
         "A reshape leads to where its operand is only if the order of elements is the same.",
         "op.operands[0] if _only_adds_or_drops_ones(op) else None",
         "op.operands[0]",
@@ -408,6 +409,27 @@ _MARKED = (
         "if not _agree(of_result.get(MEMORY_KIND), kind_of_maker):",
         "if False:",
         _OFFLOADED,
+    ),
+    _export(
+        "offload.py:OffloadResiduals.rewrite_function",
+        "Nothing is computed on the host, perhaps from the value.",
+        " or mentions(module, COMPUTE_TYPE)",
+        "",
+        _RESIDUALS,
+    ),
+    _export(
+        "offload.py:OffloadResiduals.rewrite_function",
+        "Something runs while the value is on the host.",
+        "> place[fragment] + 2",
+        "> place[fragment]",
+        _RESIDUALS,
+    ),
+    _export(
+        "offload.py:_all_read_it",
+        "Only fragments of the mesh read the value.",
+        "all(isinstance(user, ir.Fragment) and user.mesh == mesh for user in users)",
+        "True",
+        _RESIDUALS,
     ),
     _export(
         "moved_ops.py:_thread_returned_tokens",

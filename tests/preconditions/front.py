@@ -4,6 +4,7 @@ from tests.preconditions import Precondition
 
 _NAMES = "tests/unit/tracing/test_names.py"
 _DIVISIONS = "tests/unit/tracing/stages/test_scan_divisions.py"
+_LOOPS = "tests/differential/test_loops_by_cost.py"
 _RANGES = "tests/unit/tracing/test_range_rules.py::test_a_range_is_that_of_the_whole"
 _CONDITIONALS = "tests/unit/tracing/test_conditionals.py"
 _CLUSTERS = "tests/unit/compile/backends/mixed/test_clusters.py"
@@ -97,6 +98,55 @@ ROWS: tuple[Precondition, ...] = (
         "if reverse else (begin, end)",
         "if False else (begin, end)",
         f"{_DIVISIONS}::test_a_divided_function_gives_the_same",
+    ),
+    Precondition(
+        f"{_STAGES}/stacked/scan_ranges.py:replace_scan",
+        "Rows of what a stage computes are sliced after it.",
+        "is_stack = source not in computed",
+        "is_stack = True",
+        f"{_LOOPS}::test_iterations_are_divided_between_meshes[4-over_time]",
+    ),
+    Precondition(
+        f"{_STAGES}/stacked/row_views.py:_viewed",
+        "A slice has neighbouring rows of a stack only if it leaves none out.",
+        ' and set(params["strides"] or (1,)) == {1}',
+        "",
+        f"{_DIVISIONS}::test_a_loop_over_every_second_row_does_not_run_over_neighbours",
+    ),
+    Precondition(
+        f"{_STAGES}/stacked/row_views.py:_viewed",
+        "A slice has rows of a stack only if it has all of their columns.",
+        " and new[1:] == shape[1:]",
+        "",
+        f"{_DIVISIONS}::test_loops_that_do_not_read_each_row_once_are_refused[columns_of_rows]",
+    ),
+    Precondition(
+        f"{_STAGES}/stacked/row_views.py:_viewed",
+        "Each row of a reshaped stack has whole rows of it.",
+        " and rows % new[0] == 0",
+        "",
+        f"{_DIVISIONS}::test_a_loop_over_rows_of_another_length_does_not_run_over_those_of_the_stack",
+    ),
+    Precondition(
+        f"{_STAGES}/stacked/row_views.py:views_scanned",
+        "Loops over parts of a stack say where its rows are only if they read each row once.",
+        " and _tile(sorted(ranges), flat.avals[stack].shape[0])",
+        "",
+        f"{_DIVISIONS}::test_loops_that_do_not_read_each_row_once_are_refused[rows_of_both]",
+    ),
+    Precondition(
+        f"{_STAGES}/stacked/row_views.py:unroll",
+        "The iterations of a scan in reverse follow one another from the last row to the first.",
+        'reversed(order) if params["reverse"] else order',
+        "order",
+        f"{_DIVISIONS}::test_groups_that_run_from_the_last_to_the_first",
+    ),
+    Precondition(
+        f"{_STAGES}/stacked/row_views.py:nested_loops",
+        "A loop with effects is not unrolled: JAX differentiates callbacks of a scan otherwise.",
+        "and not item.equation.effects",
+        "",
+        f"{_LOOPS}::test_a_loop_with_effects_stays_a_loop",
     ),
     Precondition(
         "mpmd/tracing/conditionals.py:_is_fixed",

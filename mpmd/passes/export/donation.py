@@ -123,7 +123,8 @@ class _Live:
 
 HOST = "pinned_host"
 _FRONTEND = "mhlo.frontend_attributes"
-_WORDS = ("memory_kind", "_xla_compute_type", "annotate_device_placement")  # what puts a value somewhere
+PLACES, COMPUTE_TYPE = "annotate_device_placement", "_xla_compute_type"
+_WORDS = ("memory_kind", COMPUTE_TYPE, PLACES)  # what puts a value somewhere
 _SHARDING_CALLS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
 
 
@@ -159,7 +160,7 @@ class MarkOffloadedInputOutput(FunctionPass):
             return
         symbols = ir.symbol_table(ir.module_of(f))
         arguments = ir.attribute_dicts(f, "arg_attrs", len(f.args))
-        trace = _Trace(symbols)
+        trace = MemoryTrace(symbols)
         on_host = {arg for arg, of_arg in zip(f.args, arguments) if says_host(of_arg)}
         for fragment in ir.fragments(f):
             of_inputs = ir.attribute_dicts(fragment, "arg_attrs", len(fragment.inputs))
@@ -177,22 +178,27 @@ class MarkOffloadedInputOutput(FunctionPass):
         _check(f, arguments)
 
 
-class _Trace:
+class MemoryTrace:
     """Goes from a value to the op that determines its memory."""
 
     def __init__(self, symbols: dict[str, ir.Func]) -> None:
         self.symbols = symbols
-        self._known: dict[ir.Value, bool] = {}
+        self._known: dict[ir.Value, ir.Op | None] = {}
         self._returned: dict[str, list[ir.Value]] = {}
 
     def ends_on_host(self, value: ir.Value) -> bool:
         """Whether the value was computed in host memory, or placed there."""
-        way: dict[ir.Value, None] = {}
-        ends = self._follow(value, way)
-        self._known.update(dict.fromkeys(way, ends))
-        return ends
+        op = self.decider(value)
+        return op is not None and placement(op) in (None, HOST)
 
-    def _follow(self, value: ir.Value, way: dict[ir.Value, None]) -> bool:
+    def decider(self, value: ir.Value) -> ir.Op | None:
+        """The op that places the value, or computes it in host memory; None if there is none."""
+        way: dict[ir.Value, None] = {}
+        op = self._follow(value, way)
+        self._known.update(dict.fromkeys(way, op))
+        return op
+
+    def _follow(self, value: ir.Value, way: dict[ir.Value, None]) -> ir.Op | None:
         while value not in way:
             if value in self._known:
                 return self._known[value]
@@ -201,19 +207,16 @@ class _Trace:
             if op is None:
                 loop = value.owner.owner.opview
                 if loop.operation.name != "stablehlo.while":
-                    return False
+                    return None
                 value = loop.operands[ir.arg_index(value)]
                 continue
-            placed = _placement(op)
-            if placed is not None:
-                return placed == HOST
-            if _frontend(op).get("_xla_compute_type") == "host":
-                return True
+            if placement(op) is not None or _frontend(op).get(COMPUTE_TYPE) == "host":
+                return op
             origin = self._origin(op, ir.result_index(value))
             if origin is None:
-                return False
+                return None
             value = origin
-        return False
+        return None
 
     def _origin(self, op: ir.Op, index: int) -> ir.Value | None:
         """The operand of which result `index` is a reshaped or converted form; None if it is computed."""
@@ -246,10 +249,10 @@ def _target(op: ir.Op) -> str:
     return str(ir.StringAttr(op.attributes["call_target_name"]).value)
 
 
-def _placement(op: ir.Op) -> str | None:
+def placement(op: ir.Op) -> str | None:
     """The memory in which the user placed the result of `op`."""
     is_call = op.operation.name == "stablehlo.custom_call"
-    if not is_call or _target(op) != "annotate_device_placement":
+    if not is_call or _target(op) != PLACES:
         return None
     return _frontend(op).get("_xla_buffer_placement")
 

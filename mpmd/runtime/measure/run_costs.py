@@ -15,7 +15,7 @@ from mpmd.runtime.measure.step_trace import MeasuredSpan, StepRecorder, spans_of
 from mpmd.runtime.processes.part import Part
 from mpmd.runtime.program.graph import BufferType
 from mpmd.runtime.program.order import messages
-from mpmd.runtime.program.streams import Program, Recv, Run, Send
+from mpmd.runtime.program.streams import Copy, Program, Recv, Run, Send, between_memories
 from mpmd.runtime.run.executor import Executor
 from mpmd.runtime.run.interpreter import BoundCall, BoundInstruction, Observer, StepState
 from mpmd.runtime.run.waiting import failure_of
@@ -29,7 +29,7 @@ class ProgramCosts:
 
     Attributes:
         fragments: of each fragment, by name.
-        transfers: of each kind of message: from one buffer type to another.
+        transfers: of each kind of message or copy to or from host memory: from one buffer type to another.
         call_s: of the host for one call of a fragment and its messages.  The threads of all meshes share one
             interpreter, so that the calls of a step come one after the other.
     """
@@ -43,7 +43,7 @@ class ProgramCosts:
         return self.fragments.get(fragment, 1.0)
 
     def message_s(self, kinds: tuple[BufferType, BufferType]) -> float:
-        """Seconds of one message; 0 if its kind is not known."""
+        """Seconds of one message or copy; 0 if its kind is not known."""
         return self.transfers.get(kinds, 0.0)
 
 
@@ -161,14 +161,18 @@ def _message_seconds(
 
 
 def transfer_seconds(program: Program, devices: MeshDevices) -> dict[tuple[BufferType, BufferType], float]:
-    """The median seconds of every kind of message, from a ready array to a ready array."""
+    """The median seconds of every kind of message or copy between memories, from ready to ready array."""
     seconds: dict[tuple[BufferType, BufferType], float] = {}
     for stream in program.streams:
         for op in stream.instructions:
             if isinstance(op, Send):
                 kinds = stream.buffers[op.buffer].type, program.channels[op.channel].types[op.sequence]
-                if kinds not in seconds:
-                    seconds[kinds] = _copy_seconds(devices, *kinds)
+            elif isinstance(op, Copy) and (between := between_memories(op, stream)):
+                kinds = between
+            else:
+                continue
+            if kinds not in seconds:
+                seconds[kinds] = _copy_seconds(devices, *kinds)
     return seconds
 
 

@@ -51,6 +51,11 @@ class BufferType:
             text += f" {self.sharding}"
         return text if self.memory_kind is None else f"{text} in {self.memory_kind}"
 
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of device memory: none in host memory."""
+        return 0 if self.memory_kind else self.bytes
+
     def holds_the_same_as(self, other: BufferType) -> bool:
         """Whether a transfer can produce one from the other: equal shape and element type."""
         return self.shape == other.shape and self.dtype == other.dtype

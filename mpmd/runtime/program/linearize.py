@@ -5,7 +5,8 @@ Per mesh the fragments keep their order in the graph.  Around them are:
 * `Feed` for every argument the mesh uses, before everything else, so that arguments are placed before
   anything can consume them.  A transferred argument is fed to another mesh of the process directly,
   and a scalar to the meshes of all.
-* `Recv` right before the first use; one from another process a task earlier, so that it arrives during it.
+* `Recv` right before the first use; one from another process a task earlier, so that it arrives during it,
+  and so a `Copy` from host memory for a task.
 * `Send` right after the buffer is defined, in the order of the transfers.
 * `Copy` where a fragment consumes a buffer that is needed afterwards, or that another process may still read.
 * `Free` right after the last use; nothing for a consumed buffer.
@@ -169,7 +170,20 @@ class _StreamLayout:
 
     def _ordered(self, mesh: str, remote: frozenset[int]) -> list[Instruction]:
         feeds = sorted(self.feeds[mesh].values(), key=lambda feed: (feed.input, feed.buffer))
-        return [*feeds, *_posted_early(self.bodies[mesh], remote)]
+        body = self.bodies[mesh]
+        tasks = (op for op in body if isinstance(op, Run) and op.microbatch is not None)
+        by_tasks = {value for op in tasks for value in op.inputs}
+        waited = {
+            op.buffer
+            for op in body
+            if (isinstance(op, Recv) and op.channel in remote)
+            or (isinstance(op, Copy) and op.buffer in by_tasks and self._is_back(op))
+        }
+        return [*feeds, *_posted_early(body, waited)]
+
+    def _is_back(self, op: Copy) -> bool:
+        """Whether it copies from host memory to device memory."""
+        return bool(self.types[op.source].memory_kind and not self.types[op.buffer].memory_kind)
 
     def _call(self, op: CallNode) -> None:
         for value in op.inputs:
@@ -257,21 +271,25 @@ class _StreamLayout:
         return copy
 
 
-def _posted_early(body: Sequence[Instruction], remote: frozenset[int]) -> list[Instruction]:
-    """Moves each receive on channels from other processes before the task that precedes its use.
+def _posted_early(body: Sequence[Instruction], waited: Collection[int]) -> list[Instruction]:
+    """Moves what defines some buffers before the task that precedes its use, unless that defines its operand.
 
-    Such a receive does not wait, so no order of them can stop the program.  It costs the memory of one
-    message more: a receive is not moved further.
+    A receive from another process or a copy from host memory does not wait, so no order of them can stop the
+    program.  It costs the memory of one buffer more: it is not moved further.
     """
     result: list[Instruction] = []
     task = -1  # position of the last task in the result
+    defined: dict[int, int] = {}  # value -> how many tasks had begun
+    tasks = 0
     for op in body:
-        if isinstance(op, Recv) and op.channel in remote and task >= 0:
+        early = any(value in waited for value in writes(op)) and task >= 0
+        if early and all(defined.get(value, 0) < tasks for value in reads(op)):
             result.insert(task, op)
             task += 1
             continue
         if isinstance(op, Run) and op.microbatch is not None:
-            task = len(result)
+            task, tasks = len(result), tasks + 1
+        defined.update(dict.fromkeys(writes(op), tasks))
         result.append(op)
     return result
 

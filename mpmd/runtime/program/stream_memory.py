@@ -4,6 +4,7 @@ Both count the same: the buffers that the stream holds at each instruction.  A b
 instruction that defines it to the one that ends it; a consumed buffer becomes a result of its run and is
 counted once.  An argument counts from the start of the step: it is on the mesh before anything runs.
 Native fragments keep their scratch memory from call to call: all of it counts all the time.
+Host memory does not count: what lies there is in `host_bytes`.
 Besides, messages may be on their way: bytes at the receiver that no buffer of the stream names yet.
 """
 
@@ -15,6 +16,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from mpmd.jax_compat import default_memory_kind
 from mpmd.runtime.program.streams import (
     Copy,
     Feed,
@@ -57,6 +59,7 @@ class MeshMemory:
         kept_bytes: scratch memory that the mesh's fragments keep from call to call.
         in_flight_bytes: a bound for bytes of messages sent to the mesh and not yet received.
         curve: per instruction the maximum of bytes held while it is issued.
+        host_bytes: the maximum of bytes held at once in host memory, of all its devices together.
     """
 
     mesh: str
@@ -68,6 +71,7 @@ class MeshMemory:
     kept_bytes: int
     in_flight_bytes: int
     curve: tuple[int, ...]
+    host_bytes: int = 0
 
     @property
     def by_category(self) -> dict[str, int]:
@@ -117,18 +121,25 @@ def peak_and_freed(program: Program, workspace: Mapping[tuple[str, str], int]) -
         stay = {op.buffer for op in stream.instructions if isinstance(op, Feed | Fetch)}
         stay.difference_update(*(donated_buffers(op) for op in stream.instructions if isinstance(op, Run)))
         peak += memory.peak_bytes
-        freed += max(0, memory.peak_bytes - sum(stream.buffers[b].type.bytes for b in stay))
+        freed += max(0, memory.peak_bytes - sum(stream.buffers[b].type.device_bytes for b in stay))
     return peak, freed
 
 
 def _traverse(
     stream: Stream, workspace: Mapping[tuple[str, str], int], kept: int, in_flight: int
 ) -> MeshMemory:
-    size = [buffer.type.bytes for buffer in stream.buffers]
-    live = kept + sum(size[op.buffer] for op in stream.instructions if isinstance(op, Feed))
+    size = [buffer.type.device_bytes for buffer in stream.buffers]
+    on_host = [buffer.type.bytes - buffer.type.device_bytes for buffer in stream.buffers]
+    fed = [op.buffer for op in stream.instructions if isinstance(op, Feed)]
+    live, host = kept + sum(size[b] for b in fed), sum(on_host[b] for b in fed)
+    most_on_host = host
     curve: list[int] = []
     for op in stream.instructions:
         before = live
+        if not isinstance(op, Feed):
+            host += sum(on_host[b] for b in writes(op))
+            most_on_host = max(most_on_host, host)
+        host -= sum(on_host[b] for b in ended_buffers(op))
         if isinstance(op, Run):
             live += sum(size[b] for b in op.outputs) - sum(size[b] for b in donated_buffers(op))
             curve.append(max(before, live) + workspace.get((stream.mesh, op.executable), 0))
@@ -145,7 +156,9 @@ def _traverse(
         text = instruction_text(op)
         scratch = workspace.get((stream.mesh, op.executable), 0) if isinstance(op, Run) else 0
     holders = _holders(stream, position)
-    return MeshMemory(stream.mesh, peak, position, text, holders, scratch, kept, in_flight, tuple(curve))
+    return MeshMemory(
+        stream.mesh, peak, position, text, holders, scratch, kept, in_flight, tuple(curve), most_on_host
+    )
 
 
 def _holders(stream: Stream, position: int) -> tuple[Holder, ...]:
@@ -153,15 +166,17 @@ def _holders(stream: Stream, position: int) -> tuple[Holder, ...]:
     alive = dict.fromkeys(op.buffer for op in stream.instructions if isinstance(op, Feed))
     for at, op in enumerate(stream.instructions[: position + 1]):
         if at == position and isinstance(op, Run):
-            gain = sum(stream.buffers[b].type.bytes for b in op.outputs)
-            if gain < sum(stream.buffers[b].type.bytes for b in donated_buffers(op)):
+            gain = sum(stream.buffers[b].type.device_bytes for b in op.outputs)
+            if gain < sum(stream.buffers[b].type.device_bytes for b in donated_buffers(op)):
                 break
         alive.update(dict.fromkeys(writes(op)))
         for b in donated_buffers(op) if at == position else ended_buffers(op):
             alive.pop(b, None)
     categories = buffer_categories(stream)
     held = [
-        Holder(stream.buffers[b].name or f"%{b}", categories[b], stream.buffers[b].type.bytes) for b in alive
+        Holder(stream.buffers[b].name or f"%{b}", categories[b], stream.buffers[b].type.bytes)
+        for b in alive
+        if not stream.buffers[b].type.memory_kind
     ]
     return tuple(sorted(held, key=lambda h: (-h.bytes, h.name)))
 
@@ -223,9 +238,15 @@ class MemoryMeter(Observer):
         if isinstance(instruction, BoundFeed):
             return
         held = {id(a): a for i in self._ranges[instruction.mesh] if (a := frame.slots[i]) is not None}
-        size = sum(bytes_on_mesh(array) for array in held.values() if not array.is_deleted())
+        size = sum(bytes_on_mesh(a) for a in held.values() if not (a.is_deleted() or in_host_memory(a)))
         self.curves[instruction.mesh].append(size)
         self.peaks[instruction.mesh] = max(self.peaks[instruction.mesh], size)
+
+
+def in_host_memory(array: Any) -> bool:
+    """Whether an array is in another memory than its devices' own."""
+    sharding = getattr(array, "sharding", None)
+    return sharding is not None and sharding.memory_kind not in (None, default_memory_kind(sharding))
 
 
 def bytes_on_mesh(array: Any) -> int:

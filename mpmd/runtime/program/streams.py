@@ -109,6 +109,12 @@ def writes(op: Instruction) -> tuple[int, ...]:
     return ()
 
 
+def between_memories(op: Copy, stream: Stream) -> tuple[BufferType, BufferType] | None:
+    """The types of both ends of a copy between device and host memory; None within one memory."""
+    source, target = stream.buffers[op.source].type, stream.buffers[op.buffer].type
+    return (source, target) if source.memory_kind != target.memory_kind else None
+
+
 def donated_buffers(op: Instruction) -> tuple[int, ...]:
     """The buffers that `op` consumes."""
     if not isinstance(op, Run):

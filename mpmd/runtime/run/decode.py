@@ -290,7 +290,7 @@ def _taken_and_given_back(stream: Stream) -> tuple[list[int], list[int]]:
 
     A consumed buffer becomes a result: it is neither allocated nor freed.
     """
-    size = [buffer.type.bytes for buffer in stream.buffers]
+    size = [buffer.type.device_bytes for buffer in stream.buffers]
     total = sum(size[op.buffer] for op in stream.instructions if isinstance(op, Feed))
     last_call: dict[int, int] = {}
     taken: list[int] = []

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 
-from examples.workloads.graphs import one_f_one_b
+from examples.workloads.graphs import GraphBuilder, one_f_one_b
 from mpmd.estimate.program_timeline import predicted_timeline
 from mpmd.runtime.measure.run_costs import ProgramCosts
 from mpmd.runtime.program.linearize import linearize
 from mpmd.runtime.program.streams import Run
+from mpmd.scheduling.chrome_trace import chrome_trace
+from mpmd.scheduling.render_html import render_html
 
 STAGES, MICROBATCHES = 4, 6
 
@@ -18,6 +21,36 @@ STAGES, MICROBATCHES = 4, 6
 @pytest.fixture(scope="module")
 def program():
     return linearize(one_f_one_b(STAGES, MICROBATCHES))
+
+
+@pytest.mark.parametrize("cores", [None, 1])
+def test_copies_to_and_from_the_host_are_drawn_and_waited_for(cores):
+    """The copy back, of 5 s, begins when the first of two tasks of 1 s has ended: the backward waits 4 s."""
+    b = GraphBuilder()
+    x = b.input("m0")
+    (residual,) = b.call("f", "m0", [x], stage=0, microbatch=0, phase="F")
+    held = b.transfer(residual, "m0", memory_kind="pinned_host")
+    others = [b.call("f", "m0", [x], stage=0, microbatch=i, phase="F")[0] for i in (1, 2)]
+    (y,) = b.call("f", "m0", [b.transfer(held, "m0")], stage=0, microbatch=0, phase="B")
+    for value in (*others, y):
+        b.output(value)
+    program = linearize(b.graph())
+    there, back = ((b.types[s], b.types[t]) for s, t in ((residual, held), (held, residual)))
+    costs = ProgramCosts({"f": 1.0}, {there: 0.5, back: 5.0})
+    timeline = predicted_timeline(program, costs, ["m0"], cores=cores)
+    assert [(s.mesh, s.peer, s.start_s, s.end_s) for s in timeline.transfers] == [
+        ("m0", "m0#pinned_host", 1.0, 1.5),
+        ("m0#pinned_host", "m0", 2.0, 7.0),
+    ]
+    assert timeline.makespan_s == 8.0
+    assert [span.note for span in timeline.idle("m0")] == ["0B0 waits for a copy from host memory"]
+    drawn = json.loads(chrome_trace(timeline))["traceEvents"]
+    assert {"to m0#pinned_host", "from m0#pinned_host"} <= {
+        e["args"].get("name") for e in drawn if "args" in e
+    }
+    assert not any("bind_id" in event for event in drawn)
+    page = render_html(timeline)
+    assert "to m0#pinned_host" in page and "from m0#pinned_host" in page
 
 
 def costs_of(program, message_s=0.0):

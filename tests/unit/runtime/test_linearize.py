@@ -73,6 +73,53 @@ def test_a_value_is_relayed_over_a_third_mesh():
     assert listing(program, "c") == ["%0 = recv channel 1 message 0", "fetch %0 as output 0"]
 
 
+def offloading(tasks_between: int):
+    """A forward whose residual waits in host memory while other tasks run, and its backward."""
+    b = GraphBuilder()
+    x = b.input("m0")
+    (residual,) = b.call("f", "m0", [x], stage=0, microbatch=0, phase="F")
+    held = b.transfer(residual, "m0", memory_kind="pinned_host")
+    others = [b.call("g", "m0", [x], stage=0, microbatch=i + 1, phase="F")[0] for i in range(tasks_between)]
+    (y,) = b.call("h", "m0", [b.transfer(held, "m0")], stage=0, microbatch=0, phase="B")
+    for value in (*others, y):
+        b.output(value)
+    return linearize(b.graph())
+
+
+def test_a_copy_from_host_memory_begins_a_task_before_its_use():
+    assert listing(offloading(2), "m0")[1:10] == [
+        "%1 = run f(%0)  # F stage 0 microbatch 0",
+        "%2 = copy %1",
+        "free %1",
+        "%3 = run g(%0)  # F stage 0 microbatch 1",
+        "%4 = copy %2",
+        "free %2",
+        "%5 = run g(%0)  # F stage 0 microbatch 2",
+        "free %0",
+        "%6 = run h(%4)  # B stage 0 microbatch 0",
+    ]
+
+
+def test_what_no_task_reads_comes_back_from_host_memory_behind_all_tasks():
+    b = GraphBuilder()
+    x = b.input("m0")
+    (state,) = b.call("init", "m0", [x])
+    held = b.transfer(state, "m0", memory_kind="pinned_host")
+    (y,) = b.call("f", "m0", [x], stage=0, microbatch=0, phase="B")
+    (new,) = b.call("update", "m0", [b.transfer(held, "m0"), y])
+    b.output(new)
+    assert listing(linearize(b.graph()), "m0")[4:8] == [
+        "%3 = run f(%0)  # B stage 0 microbatch 0",
+        "free %0",
+        "%4 = copy %2",
+        "free %2",
+    ]
+
+
+def test_nor_does_it_begin_before_its_value_is_there():
+    assert listing(offloading(0), "m0")[3:7] == ["%2 = copy %1", "free %1", "%3 = copy %2", "free %2"]
+
+
 def test_a_transfer_within_a_mesh_is_a_copy():
     b = GraphBuilder()
     (y,) = b.call("f", "a", [b.input("a")])

@@ -80,3 +80,25 @@ def test_where_the_peak_stands_and_what_holds_it():
 def test_messages_on_their_way_are_bounded():
     memories = predict_memory(linearize(one_f_one_b(2, 8)))
     assert [m.in_flight_bytes for m in memories] == [64, 64]
+
+
+def test_host_memory_does_not_count():
+    """A residual of 32 bytes waits there; held on the device are the argument, a value and the next."""
+    b = GraphBuilder()
+    x = b.input("m0")
+    (residual,) = b.call("f", "m0", [x])
+    held = b.transfer(residual, "m0", memory_kind="pinned_host")
+    value = x
+    for _ in range(4):
+        (value,) = b.call("g", "m0", [x, value])
+    (y,) = b.call("g", "m0", [b.transfer(held, "m0"), value])
+    b.output(y)
+    program = linearize(b.graph())
+    meter = MemoryMeter(program)
+    functions = {"f": jax.jit(lambda x: (x + 1,)), "g": jax.jit(lambda x, y: (x + y,))}
+    executables = {("m0", name): Plain(name, f) for name, f in functions.items()}
+    with Executor(program, executables, devices(1)) as executor:
+        (result,) = executor.run([np.ones(8, np.float32)], observers=[meter])
+    (memory,) = predict_memory(program)
+    assert (memory.peak_bytes, memory.host_bytes, meter.peaks) == (3 * 32, 32, {"m0": 3 * 32})
+    np.testing.assert_array_equal(result, 7)

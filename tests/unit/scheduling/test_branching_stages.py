@@ -38,7 +38,7 @@ graphs = st.lists(st.integers(0, 31), min_size=2, max_size=5).map(
 )
 
 
-@settings(max_examples=12)
+@settings(max_examples=12, deadline=None)
 @given(graphs, st.integers(1, 6))
 def test_every_order_of_a_chain_is_legal_for_branches(sources, microbatches) -> None:  # type: ignore[no-untyped-def]
     """And no slower: a stage waits for fewer others."""

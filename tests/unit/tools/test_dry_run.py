@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.repo.tree import ROOT
 from tests.support.launching import output
 
 SCRIPT = """
@@ -91,3 +92,18 @@ def test_a_script_without_a_step_is_told(tmp_path):
     done = output([sys.executable, "-m", "mpmd.tools.run", "--dry-run", "-n", "2", str(script)])
     assert done.returncode == 1
     assert "ended without a step that mpmd.jit compiled" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_guide_shows_what_the_command_prints():
+    """A page of 512 devices, but for the seconds that it took."""
+    done = output(
+        [sys.executable, "-m", "mpmd.tools.run", "--dry-run", "-n", "64", "--devices", "H100:8"]
+        + ["examples/llama_70b.py"],
+        seconds=240,
+    )
+    assert done.returncode == 0, done.stderr
+    guide = (ROOT / "docs" / "guides" / "dry-run.md").read_text()
+    shown = guide.partition("```text\n")[2].partition("\n```")[0]
+    without = [re.sub(r"512 devices; \d+ s", "512 devices", text.strip()) for text in (done.stdout, shown)]
+    assert without[0] == without[1]

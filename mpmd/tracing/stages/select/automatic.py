@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import collections
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
@@ -10,9 +11,10 @@ from typing import TypeAlias
 
 from mpmd.cost.device import HOST, Device
 from mpmd.errors import ConfigError
-from mpmd.tracing.stages.items import Checkpoint, FlatFunction, Item
+from mpmd.tracing.stages.items import Checkpoint, FlatFunction
 from mpmd.tracing.stages.select.chains import UnitChain, chain_of
 from mpmd.tracing.stages.select.division import (
+    MAX_IMBALANCE,
     Meshes,
     Segments,
     StageDivision,
@@ -22,13 +24,11 @@ from mpmd.tracing.stages.select.division import (
 from mpmd.tracing.stages.select.placement import place, size
 from mpmd.tracing.stages.select.selectors import Selector
 from mpmd.tracing.stages.select.stage_report import bytes_text, describe_stages, seconds_text
+from mpmd.tracing.stages.stacked.row_views import unroll
 from mpmd.tracing.stages.stacked.scan_ranges import Division, divide_by_stages, scans_over
 
 _WHOLE_STAGE = -1
 """Number of the checkpoint around all items of a stage."""
-
-_MAX_IMBALANCE = 1.5
-"""Work of a mesh, in units of the mean of all meshes, beyond which the user is warned."""
 
 
 FunctionKey: TypeAlias = tuple[str, int]
@@ -113,8 +113,9 @@ def by_cost(
     hardly more bytes cross than anywhere nearby; among them, the work of the heaviest stage is as small as
     possible.  The work is estimated from arithmetic and bytes for the devices of the meshes, and is taken to
     be divided over the devices of a mesh.  Scans over stacked layers are divided between iterations, as by
-    `mpmd.split`; each mesh then has only its own part of the stack.  `lowered.as_text("stages")` says why
-    each stage ends where it does, and the cost of the next best place.
+    `mpmd.split`; each mesh then has only its own part of the stack.  Loops whose iterations share weights are
+    divided, too, if the stages are not balanced otherwise.  `lowered.as_text("stages")` says why each stage
+    ends where it does, and the cost of the next best place.
 
     Args:
         stages: how many; by default one for each mesh.  More stages than meshes take turns on the meshes.
@@ -158,9 +159,7 @@ def choose_by_cost(
     Raises:
         ConfigError: there are fewer places than stages, or nothing fits the memory.
     """
-    key = name, len(flat.items)
-    measured = dict(selector.measured).get(key, ())
-    choice = DivisionChoice(chain_of(flat, list(paths), selector.device, measured), selector, key)
+    choice = _choice(flat, list(paths), selector, (name, len(flat.items)))
     units = choice.units
     choice.parameters = {path: size(flat.avals[v]) for v, path in paths.items()}
     text = choice.explain(flat, paths)
@@ -171,6 +170,25 @@ def choose_by_cost(
             if item.stage is not None:
                 item.checkpoints = (Checkpoint(_WHOLE_STAGE, None, True), *item.checkpoints)
     return choice, division, f"{describe_stages(flat, paths, selector, name)}\n{text}"
+
+
+def _choice(
+    flat: FlatFunction, parameters: Sequence[int], selector: AutomaticSelector, key: FunctionKey
+) -> DivisionChoice:
+    """The division of a function; loops of loops are unrolled if its stages are not balanced otherwise."""
+    measured = dict(selector.measured).get(key, ())
+    # Starts and measured seconds are of units: as many as there were when they were found.
+    known = {end for end, _ in measured[-1:]} | {count for of, count, _ in selector.found if of == key}
+    while True:
+        units = chain_of(flat, parameters, selector.device, measured)
+        loops = units.nested_loops()
+        is_last = not loops or bool(selector.starts) or len(units.chain) in known
+        if is_last or (not known and len(units.chain) >= len(selector.over)):
+            choice = DivisionChoice(units, selector, key)
+            if is_last or not choice.imbalance():
+                return choice
+        for loop in loops:
+            unroll(flat, loop)
 
 
 class DivisionChoice:
@@ -236,25 +254,26 @@ class DivisionChoice:
         )
 
     def imbalance(self) -> list[str]:
-        """A warning if a mesh has over `_MAX_IMBALANCE` times the mean work, with the operation behind it."""
+        """A warning if a mesh has over `MAX_IMBALANCE` times the mean work, with the operation behind it."""
         work = dict.fromkeys(self.selector.over, 0.0)
         for mesh, seconds in zip(self.selector.over, self.division.seconds, strict=True):
             work[mesh] += seconds
         mesh, most = max(work.items(), key=lambda entry: entry[1])
         total = sum(work.values())
-        if most * len(work) <= _MAX_IMBALANCE * total:
+        if most * len(work) <= MAX_IMBALANCE * total:
             return []
         unit, seconds = max(enumerate(self.units.chain.seconds), key=lambda entry: entry[1])
         item = self.units.items[bisect.bisect_right(self.units.first, unit) - 1]
+        what = f"an iteration of {item.where}" if item in self.units.scans else item.where
         reason = (
-            "\n  a scan is divided between iterations if each reads its own row of a stacked parameter"
-            if item.equation.primitive.name in ("scan", "while") and item not in self.units.scans
+            "\n  a loop is divided between its iterations if their number is known, as of jax.lax.scan"
+            if item.equation.primitive.name == "while"
             else ""
         )
         return [
             f"stages of {self.key[0]} by cost are not balanced: {most / total:.0%} of the work is on mesh "
-            f"{mesh!r}, one of {len(work)}\n  {item.where} has {seconds / total:.0%} of it, and cannot be "
-            f"divided{reason}\n  use mpmd.split, mpmd.by_parameters or mpmd.by_scopes to choose the stages"
+            f"{mesh!r}, one of {len(work)}\n  {what} has {seconds / total:.0%} of it, and cannot be divided"
+            f"{reason}\n  use mpmd.split, mpmd.by_parameters or mpmd.by_scopes to choose the stages"
         ]
 
     def explain(self, flat: FlatFunction, paths: Mapping[int, str]) -> str:
@@ -304,10 +323,10 @@ class DivisionChoice:
         at = bisect.bisect_right(self.units.first, unit) - 1
         item = self.units.items[at]
         if item in self.units.scans:
-            row = unit - self.units.first[at]
-            stacks = sorted(paths[v] for v in self.units.scans[item])
+            row, stacks = self.units.iteration(at, unit), self.units.scans[item]
+            over = f" over {min(paths[v] for v in stacks)}" if stacks else ""
             if row:
-                return f"before iteration {row} of {item.where} over {stacks[0]}"
+                return f"before iteration {row} of {item.where}{over}"
         text = f"before {item.where}"
         following = [
             (readers[k], -size(flat.avals[v]), paths[v])
@@ -321,14 +340,20 @@ def _assign(
     flat: FlatFunction, units: UnitChain, division: StageDivision, paths: Mapping[int, str]
 ) -> Division:
     """Sets the stages of the items of a chain, and divides scans that are in several."""
-    divided: dict[Item, list[int]] = {}
-    for item, first in zip(units.items, units.first, strict=True):
-        length = item.equation.params["length"] if item in units.scans else 1
-        stages = [bisect.bisect_right(division.starts, unit) for unit in range(first, first + length)]
-        if stages[0] == stages[-1]:
-            item.stage = stages[0]
-        else:
-            divided[item] = stages
-    scans = {scan: units.scans[scan] for scan in divided}
+    stages = {item: units.stages_of(at, division.starts) for at, item in enumerate(units.items)}
+    scans = {item: units.scans[item] for item, own in stages.items() if own[0] != own[-1]}
+    while True:  # a stack is divided for all scans that read rows of it
+        of_stack: dict[int, set[int]] = collections.defaultdict(set)
+        for scan, stacks in units.scans.items():
+            for v in stacks:
+                of_stack[v].update((-1,) if scan in scans else stages[scan])
+        several = {v for v, own in of_stack.items() if len(own) > 1}
+        more = {scan: of for scan, of in units.scans.items() if scan not in scans and of & several}
+        if not more:
+            break
+        scans |= more
+    for item, own in stages.items():
+        if item not in scans:
+            item.stage = own[0]
     scans_over(flat, set[int]().union(*scans.values()), set(paths))  # marks items that the parts compute
-    return divide_by_stages(flat, paths, scans, divided)
+    return divide_by_stages(flat, paths, scans, stages)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import bisect
+import collections
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from mpmd.cost.device import Device
 from mpmd.jax_compat import scan_counts
@@ -18,6 +19,7 @@ from mpmd.tracing.stages.select.division import (
     work_factor,
 )
 from mpmd.tracing.stages.select.placement import size
+from mpmd.tracing.stages.stacked.row_views import nested_loops
 from mpmd.tracing.stages.stacked.scan_ranges import scans_over
 
 _PARAMETERS, _DATA = 1, 2
@@ -34,7 +36,8 @@ class UnitChain:
         chain: costs and bytes.
         items: so that each is after what it reads, and branches follow one another.
         first: the first unit of each item.
-        scans: the scans of which each iteration is a unit → their stacked parameters.
+        scans: the scans that may be divided → the stacked parameters that they run over; none for a loop
+            whose iterations share their parameters.
         parameter_units: for each parameter the units that read it; rows of a stack are one each.
         batch: for each input that is data its bytes, and the units that read it.
         edges: the values that go from unit to unit.
@@ -47,6 +50,29 @@ class UnitChain:
     parameter_units: Mapping[int, tuple[int, ...]]
     batch: tuple[tuple[int, tuple[int, ...]], ...] = ()
     edges: tuple[Edge, ...] = ()
+
+    def nested_loops(self) -> list[Item]:
+        """The loops that hold loops, and have much of the work."""
+        work = dict(zip(self.items, self._work(), strict=True))
+        return [loop for loop in nested_loops(self.items) if work[loop] > _MUCH * sum(self.chain.seconds)]
+
+    def _work(self) -> Iterator[float]:
+        for begin, end in itertools.pairwise((*self.first, len(self.chain))):
+            yield sum(self.chain.seconds[begin:end])
+
+    def iteration(self, at: int, unit: int) -> int:
+        """The iteration of an item at which a unit begins."""
+        item, begin = self.items[at], self.first[at]
+        units = _units(item, self.scans)
+        return -(-(unit - begin) * int(item.equation.params["length"]) // units) if units > 1 else 0
+
+    def stages_of(self, at: int, starts: Sequence[int]) -> list[int]:
+        """The stage of each iteration of a scan that may be divided, or of the whole item."""
+        item, begin = self.items[at], self.first[at]
+        if item not in self.scans:
+            return [bisect.bisect_right(starts, begin)]
+        units, length = _units(item, self.scans), int(item.equation.params["length"])
+        return [bisect.bisect_right(starts, begin + k * units // length) for k in range(length)]
 
     def sent(self, starts: Sequence[int]) -> dict[tuple[int, int], int]:
         """(stage, stage that reads it) → bytes, for stages that begin at 0 and at `starts`."""
@@ -100,6 +126,7 @@ def chain_of(
     """
     items, constant = _trunk(flat, set(parameters))
     scans = _divisible_scans(flat, parameters, set(map(id, items)))
+    scans |= _loops(items, scans)
     items = _by_branches(flat, items, scans)
     counts = [_units(item, scans) for item in items]
     first = _first_units(items, scans)
@@ -131,7 +158,10 @@ def chain_of(
             gradient_s = gradient_seconds(nbytes, device) if v in useful else 0.0
             owned.append((nbytes, gradient_s, readers_of_part))
     crossing = _crossing(flat, items, first, scans)
-    chain = Chain(seconds, crossing, residuals, owned, _fused(items, first), forward)
+    within = frozenset(
+        unit for item, stacks in scans.items() if not stacks for unit in _units_of(item, items, first)[1:]
+    )
+    chain = Chain(seconds, crossing, residuals, owned, _fused(items, first), forward, within)
     read = tuple((size(flat.avals[v]), readers) for v, readers in batch.items() if readers)
     return UnitChain(chain, tuple(items), first[:-1], scans, units, read, _edges(flat, items, first, scans))
 
@@ -140,8 +170,27 @@ _FEWER = 0.9
 """Bytes that cross in another order of the items, over all places, in units of the order of the program."""
 
 
+_MUCH = 0.1
+"""Work of a loop that is worth unrolling, in units of all work."""
+
+_LOOP_UNITS = 64
+"""Units of a loop whose iterations share their parameters, at most: such as of one over time."""
+
+
 def _units(item: Item, scans: Mapping[Item, frozenset[int]]) -> int:
-    return int(item.equation.params["length"]) if item in scans else 1
+    if item not in scans:
+        return 1
+    length = int(item.equation.params["length"])
+    return length if scans[item] else min(length, _LOOP_UNITS)
+
+
+def _loops(items: Sequence[Item], scans: Mapping[Item, frozenset[int]]) -> dict[Item, frozenset[int]]:
+    """The loops of the chain over no stack: every iteration reads the same parameters."""
+    return {
+        item: frozenset()
+        for item in items
+        if item.equation.primitive.name == "scan" and item not in scans and item.equation.params["length"] > 1
+    }
 
 
 def _first_units(items: Sequence[Item], scans: Mapping[Item, frozenset[int]]) -> tuple[int, ...]:
@@ -211,19 +260,22 @@ def _trunk(flat: FlatFunction, parameters: set[int]) -> tuple[list[Item], set[in
 def _divisible_scans(
     flat: FlatFunction, parameters: Sequence[int], chain: set[int]
 ) -> dict[Item, frozenset[int]]:
-    """The scans over stacked parameters that no other scan reads; a division of one says where rows are."""
+    """The scans over stacked parameters whose rows one scan reads: its division says where they are."""
     out = {id(item) for item in flat.items if item.stays_out}
     divisible = {
         scan: stacks
         for scan, stacks in scans_over(flat, set(parameters), set(parameters)).items()
-        if id(scan) in chain and scan.equation.params["length"] > 1
+        if id(scan) in chain
     }
     for item in flat.items:
         item.stays_out = id(item) in out
+    rows: collections.Counter[int] = collections.Counter()
+    for scan, stacks in divisible.items():
+        rows.update(dict.fromkeys(stacks, scan.equation.params["length"]))
     return {
         scan: frozenset(stacks)
         for scan, stacks in divisible.items()
-        if not any(other is not scan and stacks & of for other, of in divisible.items())
+        if all(rows[v] <= flat.avals[v].shape[0] for v in stacks)
     }
 
 

@@ -143,6 +143,10 @@ _SHORTER = 0.9
 
 _MAX_PLACES = 300
 
+MAX_IMBALANCE = 1.5
+"""Work of a mesh, or of a stage, in units of the mean of all, beyond which loops are divided that share
+parameters, and the user is warned."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
@@ -155,6 +159,7 @@ class Chain:
         parameters: for each parameter its bytes, the seconds of its gradient, and the units that read it.
         fused: units that belong into one kernel with the unit before.
         forward: seconds of the forward of each unit.
+        within: units of loops whose iterations share parameters: stages that begin there hold these, too.
     """
 
     seconds: Sequence[float]
@@ -163,6 +168,7 @@ class Chain:
     parameters: Sequence[tuple[int, float, Sequence[int]]]
     fused: frozenset[int] = frozenset()
     forward: Sequence[float] = ()
+    within: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -257,10 +263,26 @@ class Segments:
 
 
 def choose(segments: Segments, stages: int) -> tuple[StageDivision | None, list[int]]:
-    """The best division, and the candidates that it was chosen from; None if nothing is within the limit."""
+    """The best division, and the candidates that it was chosen from; None if nothing is within the limit.
+
+    Loops whose iterations share parameters are divided only if the stages are not balanced otherwise.
+    """
+    within = segments.chain.within
+    whole, places = _chosen(segments, stages, within)
+    if not within or (whole is not None and whole.heaviest * stages <= MAX_IMBALANCE * sum(whole.seconds)):
+        return whole, places
+    divided, inner_places = _chosen(segments, stages, frozenset())
+    if divided is None or (whole is not None and divided.heaviest >= whole.heaviest):
+        return whole, places
+    return divided, inner_places
+
+
+def _chosen(
+    segments: Segments, stages: int, besides: frozenset[int]
+) -> tuple[StageDivision | None, list[int]]:
     best, best_places = None, list[int]()
     for window in _WINDOWS:
-        places = candidates(segments, stages, window)
+        places = candidates(segments, stages, window, besides)
         if len(places) < stages - 1 or places == best_places:
             continue
         division = best_division(segments, stages, places)
@@ -273,21 +295,24 @@ def choose(segments: Segments, stages: int) -> tuple[StageDivision | None, list[
     return best, best_places
 
 
-def candidates(segments: Segments, stages: int, window: float) -> list[int]:
+def candidates(
+    segments: Segments, stages: int, window: float, besides: frozenset[int] = frozenset()
+) -> list[int]:
     """The places to divide at: few bytes cross there, compared with places nearby.
 
-    A place within one kernel is only a candidate if there are too few others.
+    A place within one kernel, and one of `besides`, is only a candidate if there are too few others.
 
     Args:
         segments: of the chain.
         stages: how many.
         window: how far around a place, in units of a stage's work.
+        besides: units at which no stage should start.
     """
     chain, count = segments.chain, len(segments.chain)
     ends = [0.0, *itertools.accumulate(chain.seconds)]
     near = ends[-1] / stages * window
     least = _RangeMinimum(chain.crossing)
-    free = [k for k in range(1, count) if k not in chain.fused]
+    free = [k for k in range(1, count) if k not in chain.fused and k not in besides]
     narrow = []
     for k in free if len(free) >= stages - 1 else range(1, count):
         low = max(1, bisect.bisect_left(ends, ends[k] - near))
@@ -295,7 +320,8 @@ def candidates(segments: Segments, stages: int, window: float) -> list[int]:
         if not window or chain.crossing[k] <= _NARROW * least(low, high):
             narrow.append(k)
     if len(narrow) > _MAX_PLACES:
-        by_bytes = sorted(narrow, key=lambda k: (chain.crossing[k], k))
+        # Of places where as many bytes cross, those in the order of their reversed bits are spread evenly.
+        by_bytes = sorted(narrow, key=lambda k: (chain.crossing[k], f"{k:032b}"[::-1]))
         narrow = sorted(by_bytes[:_MAX_PLACES])
     return narrow
 

@@ -22,10 +22,17 @@ from mpmd.tracing.stages.items import FlatFunction, Item, numbers
 from mpmd.tracing.stages.select.selectors import Selector
 from mpmd.tracing.stages.stacked.by_parts import PartwiseInterpreter
 from mpmd.tracing.stages.stacked.part_rules import FROM_ARRAYS, RULES
-from mpmd.tracing.stages.stacked.stacked import SlicedStacks, Stacked, joined_rows, rows_of
-
-Range = tuple[int, int, int]
-"""(first row, end, stage)."""
+from mpmd.tracing.stages.stacked.row_views import (
+    StackParts,
+    merged,
+    nested_loops,
+    row_views,
+    scanned_rows,
+    unroll,
+    views_scanned,
+    with_rows,
+)
+from mpmd.tracing.stages.stacked.stacked import Range, SlicedStacks, Stacked, joined_rows, rows_of
 
 
 def divide_terms(
@@ -152,7 +159,7 @@ def divide_scans(flat: FlatFunction, paths: Mapping[int, str], selector: Selecto
     Args:
         flat: its items have no stages.
         paths: the path of each value that is a parameter.
-        selector: its patterns are those of stacked parameters.
+        selector: its patterns match stacked parameters.
 
     Raises:
         ConfigError: a pattern matches nothing, or no scan runs over what it matches.
@@ -161,19 +168,59 @@ def divide_scans(flat: FlatFunction, paths: Mapping[int, str], selector: Selecto
     stacks = {v for v, path in paths.items() if selector.matches(path)}
     if slices := _divided_slices(flat, paths, stacks, selector):
         return slices
-    scans = scans_over(flat, stacks, set(paths))
-    if not scans:
-        raise ConfigError(_no_scan(flat, paths, selector))
-    return divide_by_stages(flat, paths, scans, _stages_of_iterations(flat, scans, selector))
+    while scans := scans_over(flat, stacks, set(paths)):
+        own, loops = _stages_of_iterations(flat, scans, selector)
+        if not loops:
+            return divide_by_stages(flat, paths, scans, own)
+        for loop in loops:
+            unroll(flat, loop)
+    raise ConfigError(_no_scan(flat, paths, selector))
 
 
 def _stages_of_iterations(
     flat: FlatFunction, scans: Mapping[Item, set[int]], selector: Selector
+) -> tuple[dict[Item, list[int]], list[Item]]:
+    """The stage of each iteration; or the loops of loops to unroll, as one iteration is in several stages.
+
+    Raises:
+        ConfigError: the lengths divide the layers of one iteration, and no loop inside of it runs them.
+    """
+    views = row_views(flat, set[int]().union(*scans.values()))
+    length = {scan: int(scan.equation.params["length"]) for scan in scans}
+    each = {scan: max((views[v].each for v in scanned_rows(scan) if v in views), default=1) for scan in scans}
+    of_layers = _stages_of_layers(flat, scans, selector, {s: length[s] * each[s] for s in scans})
+    stages = {
+        scan: [set(own[i : i + each[scan]]) for i in range(0, len(own), each[scan])]
+        for scan, own in of_layers.items()
+    }
+    across = [scan for scan, own in stages.items() if any(len(of) > 1 for of in own)]
+    loops = nested_loops(across)
+    if loops:
+        return {}, loops
+    if across and selector.lengths:
+        raise ConfigError(
+            f"{selector} has lengths {list(selector.lengths)}, but an iteration of {across[0].where} runs "
+            f"{each[across[0]]} layers, and is in one stage\n  use lengths that keep them together, or write "
+            "a scan over these layers inside of it"
+        )
+    if across:
+        return _stages_of_layers(flat, scans, selector, length), []
+    return {scan: [max(of) for of in own] for scan, own in stages.items()}, []
+
+
+def _stages_of_layers(
+    flat: FlatFunction, scans: Mapping[Item, set[int]], selector: Selector, counts: Mapping[Item, int]
 ) -> dict[Item, list[int]]:
-    """The stage of each iteration: layers of several scans follow one another.
+    """The stage of each layer: layers of several scans follow one another.
 
     Not so beside a scan, neither before nor after it: the same layers on other data are in the same stages,
     and a model that the function closes over, such as a teacher, is divided by itself.
+
+    Args:
+        flat: has the scans.
+        scans: the stacks of each.
+        selector: has the lengths.
+        counts: how many layers each scan has.
     """
     trained = [scan for scan, stacks in scans.items() if not flat.constants.keys() >= stacks]
     apart = {scan for scan in scans if scan not in trained and _is_beside(flat, scan, trained)}
@@ -185,11 +232,10 @@ def _stages_of_iterations(
             twins[scan] = same[0]
         elif scan not in apart:
             follow.append(scan)
-    lengths = {scan: scan.equation.params["length"] for scan in scans}
-    stages = iter(selector.stages_of(sum(lengths[scan] for scan in follow)) if follow else ())
-    own = {scan: list(itertools.islice(stages, lengths[scan])) for scan in follow}
+    stages = iter(selector.stages_of(sum(counts[scan] for scan in follow)) if follow else ())
+    own = {scan: list(itertools.islice(stages, counts[scan])) for scan in follow}
     own |= {scan: own[twin] for scan, twin in twins.items()}
-    own |= {scan: selector.stages_beside(lengths[scan]) for scan in apart}
+    own |= {scan: selector.stages_beside(counts[scan]) for scan in apart}
     return {scan: own[scan] for scan in scans}
 
 
@@ -212,7 +258,7 @@ def _divided_slices(
 ) -> Division | None:
     """Divides stacks whose rows a loop of Python slices; None if there are scans over them, or no slices."""
     sources, computed = _stack_values(flat, stacks, set(paths))
-    if _rows_scanned(flat, sources):
+    if _rows_scanned(flat, sources) or views_scanned(flat, sources, computed, stacks):
         return None
     sliced = SlicedStacks(flat, sources, computed)
     if not sliced.slices:
@@ -249,14 +295,24 @@ def divide_by_stages(
         stages: the stage of each iteration, in the order in which they run.
     """
     stacks = set[int]().union(*scans.values())
-    computed = _stack_values(flat, stacks, set(paths))[1]
+    sources, computed = _stack_values(flat, stacks, set(paths))
+    as_they_are = {stack for scan in scans for v in scanned_rows(scan) for stack in sources.get(v, ())}
+    views = {v: view for v, view in row_views(flat, stacks).items() if view.stack not in as_they_are}
     terms = {item: None for item in computed if item not in scans}
-    divided: dict[int, list[tuple[int, int, int]]] = {}
+    divided: dict[int, list[Range]] = {v: [] for v in sorted(stacks)}
     for scan, of_scan in scans.items():
+        viewed = {v: views[v] for v in scanned_rows(scan) if v in views}.values()
+        of_views = {view.stack for view in viewed}
         ranges = ranges_of(stages[scan], scan.equation.params["reverse"])
-        replace_scan(flat, scan, ranges)
-        for v in sorted(of_scan):
-            divided[v] = sorted((begin, end, stage) for stage, begin, end in ranges)
+        own = [(begin, end, stage) for stage, begin, end in ranges]
+        divided |= {v: own for v in of_scan if v not in of_views}
+        for view in viewed:
+            divided[view.stack] += [(*view.rows(begin, end), stage) for stage, begin, end in ranges]
+    divided = {v: merged(sorted(ranges)) for v, ranges in divided.items()}
+    parts = StackParts(flat, views, divided)
+    for scan in scans:
+        replace_scan(flat, scan, ranges_of(stages[scan], scan.equation.params["reverse"]), parts)
+    flat.items[:0] = parts.items
     found = Division(frozenset(divided), _lengths(divided, paths), *divide_terms(flat, terms, divided))
     flat.replace({})  # drops what computed whole stacks
     return found
@@ -296,15 +352,17 @@ def scans_over(flat: FlatFunction, stacks: set[int], parameters: set[int]) -> di
     sources, computed = _stack_values(flat, stacks, parameters)
     for item in computed:
         item.stays_out = True
-    return _rows_scanned(flat, sources)
+    found = _rows_scanned(flat, sources)
+    for scan, of in views_scanned(flat, sources, computed, stacks).items():
+        found[scan] = found.get(scan, set()) | of
+    return found
 
 
 def _rows_scanned(flat: FlatFunction, sources: Mapping[int, set[int]]) -> dict[Item, set[int]]:
     stacks_of: dict[Item, set[int]] = {}
     for item in flat.items:
         if item.equation.primitive.name == "scan":
-            rows = numbers(item.inputs[sum(scan_counts(item.equation.params)) :])
-            read = set().union(*(sources.get(v, ()) for v in rows))
+            read = set().union(*(sources.get(v, ()) for v in scanned_rows(item)))
             if read:
                 stacks_of[item] = read
     return stacks_of
@@ -323,7 +381,8 @@ def _no_scan(flat: FlatFunction, paths: Mapping[int, str], selector: Selector) -
             f"{selector} divides a scan over stacked parameters, but no scan has rows of what it matches",
             *reasons[:4],
             "write a loop that indexes their rows as jax.lax.scan(layer, x, rows)",
-            "for layers that are separate parameters use mpmd.by_parameters",
+            "for layers that are separate parameters use mpmd.by_parameters, for iterations that share their "
+            'parameters stages="auto"',
         ]
     )
 
@@ -344,13 +403,24 @@ def ranges_of(stages: Sequence[int], reverse: bool) -> list[tuple[int, int, int]
     return ranges
 
 
-def replace_scan(flat: FlatFunction, scan: Item, ranges: Sequence[tuple[int, int, int]]) -> None:
-    """Replaces a scan by the slices of its rows, a scan for each range, and its stacked results."""
+def replace_scan(
+    flat: FlatFunction, scan: Item, ranges: Sequence[tuple[int, int, int]], stack_parts: StackParts
+) -> None:
+    """Replaces a scan by the slices of its rows, a scan for each range, and its stacked results.
+
+    Args:
+        flat: has the scan.
+        scan: one with a length.
+        ranges: (stage, first row, end), in the order in which they run.
+        stack_parts: of the stacks that it reads rows of.
+    """
     constants, carried = scan_counts(scan.equation.params)
     # `ranges` are in the order of execution.  In a reversed scan the first has the last rows, so the stacked
     # results are sorted by row before they are concatenated.
     carry = list(scan.inputs[constants : constants + carried])
     rows, stacked = scan.inputs[constants + carried :], scan.outputs[carried:]
+    # Slices of what a stage computes are of this stage, so that only the rows of a range are sent.
+    computed = {v for item in flat.items if not item.stays_out for v in item.outputs}
     replaced: list[Item] = []
     parts: list[tuple[int, list[int]]] = []
     casts = {v: item for item in flat.items for v in item.outputs if _makes_extended(item)}
@@ -360,19 +430,15 @@ def replace_scan(flat: FlatFunction, scan: Item, ranges: Sequence[tuple[int, int
             cast = casts.get(row) if isinstance(row, int) else None
             source = row if cast is None else cast.inputs[0]
             aval = flat.avals[source] if isinstance(source, int) else source.aval
-            slices.append(_with_rows(flat, aval, end - begin))
+            slices.append(with_rows(flat, aval, end - begin))
+            is_stack = source not in computed
+            of_stack = (begin, end) if is_stack and source not in stack_parts.views else None
+            of, compute = stack_parts.slice(source, begin, end, scan)
             replaced.append(
-                Item(
-                    _slicing(begin, end),
-                    [source],
-                    slices[-1:],
-                    scan.equation,
-                    stays_out=True,
-                    rows=(begin, end),
-                )
+                Item(compute, [of], slices[-1:], scan.equation, stays_out=is_stack, rows=of_stack)
             )
             if cast is not None:
-                own_rows, made = slices[-1], _with_rows(flat, cast.equation.outvars[0].aval, end - begin)
+                own_rows, made = slices[-1], with_rows(flat, cast.equation.outvars[0].aval, end - begin)
                 replaced.append(Item(cast.compute, [own_rows], [made], cast.equation, stage=stage))
                 slices[-1] = made
         last = number == len(ranges) - 1
@@ -380,7 +446,7 @@ def replace_scan(flat: FlatFunction, scan: Item, ranges: Sequence[tuple[int, int
             # The last range defines the values that the scan did, so that its readers stay as they are.
             scan.outputs[:carried] if last else [flat.value(flat.avals[v]) for v in scan.outputs[:carried]]
         )
-        own = [_with_rows(flat, flat.avals[v], end - begin) for v in stacked]
+        own = [with_rows(flat, flat.avals[v], end - begin) for v in stacked]
         inputs, outputs = [*scan.inputs[:constants], *carry, *slices], [*states, *own]
         compute = _scanning(scan.equation, end - begin)
         replaced.append(
@@ -403,14 +469,6 @@ def replace_scan(flat: FlatFunction, scan: Item, ranges: Sequence[tuple[int, int
 def _makes_extended(item: Item) -> bool:
     """Whether an item makes an extended dtype, such as flax's fm32: JAX differentiates no slices of it."""
     return item.equation.primitive.name == "to_edtype"
-
-
-def _with_rows(flat: FlatFunction, aval: Any, rows: int) -> int:
-    return flat.value(aval.update(shape=(rows, *aval.shape[1:])))
-
-
-def _slicing(begin: int, end: int) -> Callable[..., Sequence[Any]]:
-    return lambda rows: [rows_of(rows, begin, end)]
 
 
 def _scanning(equation: Any, length: int) -> Callable[..., Sequence[Any]]:

@@ -81,6 +81,14 @@ def test_the_heaviest_stage_is_as_light_as_in_any_division_and_the_bytes_are_few
     assert found.heaviest <= 1.02 * lightest and sum(found.crossing) == fewest
 
 
+def test_candidates_of_a_long_chain_are_spread_over_all_of_it():
+    count = 1500
+    division, places = choose(
+        Segments(Chain([1.0] * count, [1] * count, [0] * count, []), Meshes((1,) * 8)), 8
+    )
+    assert len(places) < count and division.heaviest < 1.05 * count / 8
+
+
 def test_more_bytes_cross_only_where_the_step_is_clearly_shorter():
     """Few bytes cross only near the ends, as in networks with skip connections."""
     crossing = [0, 1, 2, 3, 4, 4, 3, 2, 1, 0]
@@ -233,12 +241,13 @@ def test_scalars_among_the_parameters(topology, stages):
 
 
 def test_work_that_cannot_be_divided_is_reported(topology):
-    """One block that a scan applies again and again: five of six operations are one."""
+    """A loop that ends when it likes: most of the work is one operation."""
     w = jnp.ones((64, 64))
 
     def looped(p, x):
         x = jnp.tanh(x @ p["first"])
-        x, _ = jax.lax.scan(lambda x, _: (x + jnp.tanh(x @ p["shared"]), None), x, None, length=6)
+        x, shared = jax.lax.stop_gradient((x, p["shared"]))
+        x = jax.lax.while_loop(lambda x: x.sum() < 0, lambda x: x @ w @ w @ w @ w @ w @ w @ shared, x)
         return jnp.mean(x @ p["last"])
 
     def step(p, x):
@@ -249,8 +258,8 @@ def test_work_that_cannot_be_divided_is_reported(topology):
     with pytest.warns(UserWarning, match="stages of looped by cost are not balanced") as caught:
         mpmd.jit(step, config).lower(params, x)
     (text,) = [str(w.message) for w in caught if "not balanced" in str(w.message)]
-    assert "work is on mesh 'm1', one of 2\n  scan (" in text and "looped)) has" in text
-    assert "a scan is divided between iterations if each reads its own row of a stacked parameter" in text
+    assert "work is on mesh 'm1', one of 2\n  while (" in text and "looped)) has" in text
+    assert "a loop is divided between its iterations if their number is known, as of jax.lax.scan" in text
 
 
 def test_a_product_of_narrow_factors_is_priced_by_them_whatever_its_sums_are_kept_in():

@@ -51,15 +51,52 @@ def with_own_derivative(w, x):
     return forward(w, x)[0].sum() + jax.nn.relu(w).sum()
 
 
+def folded(w, x):
+    """Groups of layers; the outer loop returns what the inner ones do."""
+    return jax.lax.scan(lambda x, rows: jax.lax.scan(layer, x, rows), x, 2 * w.reshape(2, 3, 4))
+
+
+def flattened(w, x):
+    """Each row of the value is two layers, without a loop of their own."""
+
+    def two(x, rows):
+        return layer(layer(x, rows[:4])[0], rows[4:])
+
+    return jax.lax.scan(two, x, w.reshape(3, 8))
+
+
+def in_two_loops(w, x):
+    x, first = jax.lax.scan(layer, x, w[:2])
+    return jax.lax.scan(layer, jnp.cos(x), w[2:]), first
+
+
 @pytest.mark.parametrize("lengths", ((3, 3), (1, 5)))
 @pytest.mark.parametrize(
     "function",
-    (forward, backward, unrolled, sliced, decayed, with_own_derivative),
+    (forward, backward, unrolled, sliced, decayed, with_own_derivative, folded, in_two_loops),
 )
 def test_a_divided_function_gives_the_same(function, lengths):
     flat, division = divided(function, lengths)
     assert division.lengths == {("w", 6): list(lengths)[:: -1 if function is backward else 1]}
     same(flat, function)
+
+
+def test_groups_that_run_from_the_last_to_the_first():
+    def function(w, x):
+        rows = w.reshape(2, 3, 4)
+        return jax.lax.scan(lambda x, rows: jax.lax.scan(layer, x, rows), x, rows, reverse=True)
+
+    flat, division = divided(function, (4, 2))
+    assert division.lengths == {("w", 6): [1, 2, 3]}  # rows 3 to 5 and 0 are of the first stage
+    same(flat, function)
+
+
+def test_an_iteration_without_a_loop_of_its_own_is_in_one_stage():
+    flat, division = divided(flattened, (2, 4))
+    assert division.lengths == {("w", 6): [2, 4]}
+    same(flat, flattened)
+    with pytest.raises(ConfigError, match=r"an iteration of scan \(.* runs 2 layers, and is in one stage"):
+        divided(flattened, (3, 3))
 
 
 def over_data(w, x):
@@ -68,6 +105,11 @@ def over_data(w, x):
 
 def over_columns(w, x):
     return jax.lax.scan(layer, jnp.concatenate([x, x[:2]]), w.T)[0]
+
+
+def over_others(w, x):
+    """As many values as two rows have, but not those of rows."""
+    return jax.lax.scan(lambda x, row: layer(x, row[:4]), x, w.reshape(4, 6))[0]
 
 
 @pytest.mark.parametrize("function", (indexed, over_data, over_columns))
@@ -79,6 +121,35 @@ def test_what_does_not_run_over_the_rows_is_refused(function):
 def test_rows_with_others_between_are_not_taken_for_rows():
     with pytest.raises(ConfigError):
         divided(lambda w, x: layer(x, w[::2].sum(0))[0], (3, 3))
+
+
+def in_loops(*parts):
+    def function(w, x):
+        for part in parts:
+            x, _ = jax.lax.scan(layer, x, part(w))
+        return x
+
+    return function
+
+
+def test_a_loop_over_every_second_row_does_not_run_over_neighbours():
+    function = in_loops(lambda w: w[::2], lambda w: w[3:])
+    same(divided(function, (3, 3))[0], function)
+
+
+def test_a_loop_over_rows_of_another_length_does_not_run_over_those_of_the_stack():
+    def function(w, x):
+        return jax.lax.scan(layer, over_others(w, x), w[4:])[0]
+
+    same(divided(function, (2, 4))[0], function)
+
+
+@pytest.mark.parametrize(
+    "others", (lambda w: w[2:], lambda w: w[4:, 1:2]), ids=("rows_of_both", "columns_of_rows")
+)
+def test_loops_that_do_not_read_each_row_once_are_refused(others):
+    with pytest.raises(ConfigError, match="which are of several stages"):
+        divided(in_loops(lambda w: w[:4], others), (3, 3))
 
 
 def divided(function, lengths):
