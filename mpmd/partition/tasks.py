@@ -170,6 +170,8 @@ def task_orders(module: ir.Module, config: Config) -> TaskOrders:
         of_round = _of_microbatches(fragments, microbatches)
         if _number_remaining(main, of_round, config):
             of_round = _of_microbatches(task_fragments(main), microbatches)
+        if _learns_within(main, of_round):
+            continue
         chosen = schedule
         if any(fragment.stage is None for fragment in of_round) and _number_visits(main, of_round):
             of_round = _of_microbatches(task_fragments(main), microbatches)
@@ -179,6 +181,25 @@ def task_orders(module: ir.Module, config: Config) -> TaskOrders:
             orders.setdefault(mesh, []).extend(tasks)
         pairs += combined
     return TaskOrders(tuple((mesh, tuple(tasks)) for mesh, tasks in orders.items()), tuple(pairs))
+
+
+def _learns_within(main: ir.Func, fragments: Collection[TaskFragment]) -> bool:
+    """Whether a microbatch's forward needs its own backward, as an iteration with several updates does.
+
+    Its parts follow each other, so that no schedule can order them.
+    """
+    at = {fragment.position: fragment for fragment in fragments}
+    behind: dict[ir.Value, int] = {}  # the last microbatch whose backward work a value needs
+    for position, op in enumerate(ir.ops(main)):
+        needed = max((behind.get(v, -1) for v in op.operands), default=-1)
+        fragment = at.get(position)
+        if fragment is not None and fragment.is_backward:
+            needed = max(needed, fragment.microbatch)
+        elif fragment is not None and fragment.microbatch <= needed:
+            return True
+        if needed >= 0:
+            behind.update(dict.fromkeys(op.results, needed))
+    return False
 
 
 def _check_phases(schedule: PipelineSchedule, fragments: Sequence[TaskFragment]) -> None:

@@ -141,3 +141,25 @@ def test_what_a_schedule_cannot_order_is_nearly_ordered_and_a_warning_says_so():
     got = evaluate(lowered.partitioned.module, jax.tree.leaves(given))
     assert relative_difference(got, jax.tree.leaves(jax.jit(step)(*given))) <= 1e-5
     assert any("as far as the data flow allows" in warning for warning in lowered.warnings)
+
+
+def test_several_updates_in_one_iteration_follow_each_other():
+    """Epochs of minibatches: the second one's forward needs the first one's backward, so nothing overlaps."""
+    params, x, y = arguments(4)
+
+    def of_minibatch(params, rows):
+        (value, _), grads = jax.value_and_grad(auxiliary_loss, has_aux=True)(params, *rows)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+    def step(params, x, y):
+        rows = x.reshape(2, -1, *x.shape[1:]), y.reshape(2, -1, *y.shape[1:])
+
+        def epoch(params, _):
+            return jax.lax.scan(of_minibatch, params, rows)
+
+        return jax.lax.scan(epoch, params, None, length=2)
+
+    lowered = mpmd.jit(step, config(auxiliary_loss, "1f1b")).lower(params, x, y)
+    assert lowered.warnings == []
+    got = evaluate(lowered.partitioned.module, jax.tree.leaves((params, x, y)))
+    assert relative_difference(got, jax.tree.leaves(jax.jit(step)(params, x, y))) <= 1e-5

@@ -72,6 +72,7 @@ def test_equinox(scanned, remat):
 
 
 def test_vision_transformer_of_equimo():
+    """Source: clementpoiret/Equimo:equimo/models/vit.py."""
     vit = pytest.importorskip("equimo.models.vit")
     model = vit.VisionTransformer(
         16, 3, 32, 8, 4, [LAYERS], key=jax.random.key(0), num_classes=10, reg_tokens=0

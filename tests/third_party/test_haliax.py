@@ -1,4 +1,7 @@
-"""A recipe for haliax: its `Stacked` folds over layers with a scan, as Levanter's models do."""
+"""A recipe for haliax: its `Stacked` folds over layers with a scan, as Levanter's models do.
+
+Source: marin-community/haliax:src/haliax/nn/scan.py.
+"""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ cross_entropy = optax.softmax_cross_entropy_with_integer_labels
 
 
 def test_gemma():
+    """Source: google-deepmind/gemma:gemma/gm/nn/_config.py."""
     modules = pytest.importorskip("gemma.gm.nn._modules")
     from gemma import gm
     from gemma.gm.nn import _config
@@ -40,6 +41,7 @@ def test_gemma():
 
 
 def test_gpt2_of_transformers():
+    """Source: huggingface/transformers:src/transformers/models/gpt2/modeling_flax_gpt2.py."""
     modeling = pytest.importorskip("transformers.models.gpt2.modeling_flax_gpt2")
     from transformers import GPT2Config
 
@@ -58,6 +60,7 @@ def test_gpt2_of_transformers():
 
 
 def test_bert_of_transformers():
+    """Source: huggingface/transformers:src/transformers/models/bert/modeling_flax_bert.py."""
     modeling = pytest.importorskip("transformers.models.bert.modeling_flax_bert")
     from transformers import BertConfig
 
@@ -76,6 +79,7 @@ def test_bert_of_transformers():
 
 
 def test_qwen3_of_tunix():
+    """Source: google/tunix:tunix/models/qwen3/model.py."""
     qwen3 = pytest.importorskip("tunix.models.qwen3.model")
     config = qwen3.ModelConfig(
         num_layers=4, vocab_size=WORDS, embed_dim=32, hidden_dim=64, num_heads=4, head_dim=8, num_kv_heads=2,
