@@ -28,7 +28,7 @@ from mpmd.runtime.measure.run_costs import ProgramCosts
 from mpmd.runtime.program.order import messages
 from mpmd.runtime.program.pairs import order_pairs
 from mpmd.runtime.program.stream_memory import MeshMemory, predict_memory
-from mpmd.runtime.program.streams import Run, Send
+from mpmd.runtime.program.streams import Recv, Run, Send
 from mpmd.runtime.program.verify_streams import verify
 from mpmd.runtime.run.clients import available_cores
 from mpmd.scheduling.render_html import render_html
@@ -193,6 +193,8 @@ def forecast(lowered: Lowered, world: DescribedWorld) -> StepForecast:
                     spread[where] = forecast_fragment(fragment, target, axes, of_mesh)
                 known[name] = spread[where]
     seconds = {name: known[name].seconds for name in lowered.fragments}
+    if world.is_here:
+        seconds = _with_host_work(lowered, seconds)
     costs = ProgramCosts(seconds, _message_seconds(lowered, world.device))
     scratch = _scratch(lowered, known)
     cores = len(available_cores()) if world.is_here else None
@@ -200,6 +202,27 @@ def forecast(lowered: Lowered, world: DescribedWorld) -> StepForecast:
     timeline = dataclasses.replace(timeline, title=f"{lowered.name}, predicted")
     memory = {m.mesh: m for m in predict_memory(program, scratch.workspace, scratch.kept)}
     return StepForecast(lowered, world, known, len(groups), costs, timeline, memory, pairs)
+
+
+_CALL_SECONDS = 4e-4
+"""Time of a core for one call of a fragment, outside of compiled code: Python and XLA around it."""
+_END_SECONDS = 2.5e-4
+"""Time of a core for one end of a message: threads of the transfer server, sockets, waits.
+
+Source: both are from a step of the example in four processes, docs/decisions/messages-between-processes.md.
+"""
+
+
+def _with_host_work(lowered: Lowered, seconds: Mapping[str, float]) -> dict[str, float]:
+    """Seconds of runs, with the work of the host that takes cores from them: calls, and ends of messages."""
+    calls, several = _calls(lowered), bool(lowered.config.topology.processes)
+    longer = dict(seconds)
+    for stream in lowered.program.streams:
+        counts = calls[stream.mesh]
+        ends = sum(isinstance(op, Send | Recv) for op in stream.instructions) if several else 0
+        for name in counts:
+            longer[name] += _CALL_SECONDS + _END_SECONDS * ends / counts.total()
+    return longer
 
 
 def _ordered_pairs(lowered: Lowered) -> int:
