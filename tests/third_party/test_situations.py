@@ -15,13 +15,7 @@ from tests.support.situations.page import PAGE, page
 MAX_CONFIGURATION_LINES, MIN_SITUATIONS = 5, 40
 
 
-@pytest.mark.fast_cases(
-    "stacked_along_the_second_dim",
-    "learning_in_a_branch",
-    "callback_in_a_stage",
-    "queue_of_keys",
-    "nested_checkpoints",
-)
+@pytest.mark.fast_cases("learning_in_a_branch", "queue_of_keys")
 @pytest.mark.parametrize("found", situations(), ids=lambda found: found.name)
 def test_situation(found):
     run(found)
