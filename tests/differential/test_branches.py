@@ -172,6 +172,7 @@ def test_auto_gives_each_tower_stages_of_its_own(in_turns):
     assert "text/3" in second.split("work of")[0] and "vision/" not in second.split("work of")[0]
 
 
+@pytest.mark.slow
 def test_auto_prices_a_frozen_tower_without_a_backward():
     """A third of its work: the tower of twelve layers, and as many layers as it can."""
 

@@ -96,7 +96,7 @@ def imbalance(lowered):
 MODELS = (looped, counted, over_time, reshaped, nested, in_halves)
 
 
-@pytest.mark.fast_cases("4-looped", "4-nested")
+@pytest.mark.fast_cases("4-nested")
 @pytest.mark.parametrize("function", MODELS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("meshes", (2, 4))
 def test_iterations_are_divided_between_meshes(function, meshes):

@@ -171,7 +171,7 @@ def preference(frozen, policy, chosen, rejected, *, together):
     return -jax.nn.log_sigmoid(0.1 * (margins[0] - margins[1])).mean()
 
 
-@pytest.mark.fast_cases("stacked-apart")
+@pytest.mark.slow
 @pytest.mark.parametrize("together", [True, False], ids=["together", "apart"])
 @pytest.mark.parametrize("kind", SELECTORS)
 def test_a_reference_runs_in_the_stages_of_the_policy(kind, together):

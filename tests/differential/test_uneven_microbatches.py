@@ -70,6 +70,7 @@ def test_packed_rows_in_stages_from_outside(stages, devices):
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_attention_within_segments_by_names_and_auxiliary_results():
     """A weight and an auxiliary result for each microbatch, of a model whose stages have names."""
 
