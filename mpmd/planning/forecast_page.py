@@ -63,7 +63,7 @@ def _how(forecast: StepForecast) -> str:
     some = sum(bool(f.reasons) for f in forecast.fragments.values())
     (reason, _), *more = reasons.most_common()
     others = f" (and {len(more)} other reasons)" if more else ""
-    return f"{some} of them in part by the roofline: {reason}{others}"
+    return f"{some} of them by a model, in whole or in part: {reason}{others}"
 
 
 def _time(forecast: StepForecast) -> str:

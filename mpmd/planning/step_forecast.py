@@ -190,7 +190,10 @@ def forecast(lowered: Lowered, world: DescribedWorld) -> StepForecast:
                 where = tuple(p - of_mesh[0] for p in of_mesh)
                 if where not in spread:
                     axes = dict(topology[fragment.mesh].shape)
-                    spread[where] = forecast_fragment(fragment, target, axes, of_mesh)
+                    found = forecast_fragment(fragment, target, axes, of_mesh)
+                    if world.is_here:
+                        found = dataclasses.replace(found, reasons=(*found.reasons, _NOT_TIMED))
+                    spread[where] = found
                 known[name] = spread[where]
     seconds = {name: known[name].seconds for name in lowered.fragments}
     if world.is_here:
@@ -223,6 +226,9 @@ def _with_host_work(lowered: Lowered, seconds: Mapping[str, float]) -> dict[str,
         for name in counts:
             longer[name] += _CALL_SECONDS + _END_SECONDS * ends / counts.total()
     return longer
+
+
+_NOT_TIMED = "a mesh over several processes, or a callback: not timed, but priced for a core of a server"
 
 
 def _ordered_pairs(lowered: Lowered) -> int:

@@ -82,7 +82,15 @@ def test_this_machine_is_forecast_by_timed_fragments(tmp_path):
     done = dry_run(tmp_path, "-n", "2", "--devices", "4")
     assert done.returncode == 0, done.stderr
     assert "2 processes x 4 host, 8 devices" in done.stdout
-    assert "timed here" in done.stdout
+    assert "all compiled and timed here" in done.stdout
+
+
+@pytest.mark.slow
+def test_fragments_that_cannot_be_timed_are_said_to_be_priced(tmp_path):
+    done = dry_run(tmp_path, "-n", "4", "--devices", "2")
+    assert done.returncode == 0, done.stderr
+    assert "timed here" not in done.stdout
+    assert "not timed, but priced for a core of a server" in done.stdout
 
 
 @pytest.mark.slow
