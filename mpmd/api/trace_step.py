@@ -213,6 +213,7 @@ def _attempt(
     with names_called(names), dividing(stages):
         if stages is not None and stages.selector.stacked:
             of_parts, given = over_parts(fn, stages, given, lambda wholes: _call(fn, *with_statics(*wholes)))
+            of_parts.__name__ = getattr(fn, "__name__", "step")  # which fragments are called after
             traced = jax.jit(of_parts, keep_unused=True).trace(given)
         else:
             jitted = jax.jit(

@@ -149,8 +149,13 @@ def test_rematerialised_stages_are_under_a_checkpoint_each(topology):
     count = {}
     for remat in (False, True):
         config = mpmd.make_config(topology, stages=mpmd.by_cost(rematerialise=remat))
-        step = mpmd.jit(jax.grad(mpmd.staged(loss)), config)
-        count[remat] = str(step.trace(params, *batch).jaxpr).count("prevent_cse")
+
+        def train_step(*args):
+            return jax.grad(mpmd.staged(loss))(*args)
+
+        traced = mpmd.jit(train_step, config).trace(params, *batch)
+        assert traced.name == traced.jax_traced.fun_name == "train_step"
+        count[remat] = str(traced.jaxpr).count("prevent_cse")
     assert count[True] >= count[False] + 2
 
 
