@@ -18,7 +18,7 @@ def fetch(tree: Any, device: jax.Device | None = None) -> Any:
         grads_norm = optax.tree.norm(mpmd.fetch(grads))
 
     The results of a step are on the meshes that computed them, and JAX combines arrays of the same devices
-    only.  On CPU, an array that is on one device shares its memory with the result.
+    only.  An array on a CPU device that a topology made shares its memory with the result.
 
     Args:
         tree: arrays on any meshes, sharded or not; other leaves are left as they are.
