@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import inspect
 import reprlib
+import sys
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
@@ -12,8 +14,10 @@ import jax
 import numpy as np
 from jax.tree_util import DictKey, keystr, tree_leaves_with_path
 
+from mpmd.config.ambient import refuse_tracer
 from mpmd.errors import SignatureError, collect
 from mpmd.jax_compat import explicit_sharding
+from mpmd.support.tree_differences import first_difference
 from mpmd.tracing.stages.stacked.stacked import Stacked, in_parts, is_stacked, of_axis
 
 Leaf = tuple[tuple[int, ...], Any, bool]
@@ -204,12 +208,10 @@ def check_leaves(arguments: Arguments, names: list[str]) -> None:
         SignatureError: some are not; names them.
     """
     problems = []
+    advice: dict[str, None] = {}
     for leaf, name in zip(arguments.leaves, names, strict=True):
         if isinstance(leaf, jax.core.Tracer):
-            raise SignatureError(
-                f"argument {name} has no value yet: the step is called inside of jax.jit, jax.grad or such\n"
-                "  a step for several meshes takes arrays: transform the functions inside, or use __wrapped__"
-            )
+            refuse_tracer(leaf)
         if isinstance(leaf, np.ma.MaskedArray):
             problems.append(f"{name} is a masked array, and masks would be lost: use its filled()")
             continue
@@ -219,10 +221,38 @@ def check_leaves(arguments: Arguments, names: list[str]) -> None:
         except OverflowError:
             problems.append(f"{name} is {reprlib.repr(leaf)}, more than the integers of JAX hold here")
         except (TypeError, ValueError):
-            kind = f"of dtype {leaf.dtype}" if isinstance(leaf, np.ndarray) else f"a {type(leaf).__name__}"
+            kind, instead = _other_than_array(leaf)
             problems.append(f"{name} is {kind}, which is not an array or a number")
+            advice[instead] = None
     if problems:
-        raise collect(SignatureError, problems, "the arguments cannot be used:")
+        more = len(problems) - _MAX_REPORTED
+        shown = problems[:_MAX_REPORTED] + ([f"and {more} more"] if more > 0 else [])
+        error = collect(SignatureError, shown, "the arguments cannot be used:")
+        raise SignatureError("\n  ".join([str(error), *filter(None, advice)]))
+
+
+_MAX_REPORTED = 8
+_STATIC = "let the step close over all but arrays, or make it an argument of its own that is static: static_argnames"
+
+
+def _other_than_array(leaf: Any) -> tuple[str, str]:
+    """What a leaf is that JAX takes for no array, and what to do with it."""
+    if isinstance(leaf, np.ndarray):
+        return f"of dtype {leaf.dtype}", ""
+    kind = type(leaf)
+    if isinstance(leaf, (str, bytes, type, enum.Enum)):
+        return f"{reprlib.repr(leaf)}, a {kind.__name__}", _STATIC
+    if callable(leaf):
+        name = getattr(leaf, "__name__", "")
+        apart = (
+            "keep arrays apart: params, static = eqx.partition(model, eqx.is_array); the step takes params, "
+            "and has the model again from eqx.combine(params, static)"
+        )
+        return f"{name and f'{name}, '}a {kind.__name__}", apart if "equinox" in sys.modules else _STATIC
+    if dataclasses.is_dataclass(kind):
+        return f"a {kind.__name__}", f"make it a pytree: jax.tree_util.register_dataclass({kind.__name__})"
+    register = f"make it a pytree, as with jax.tree_util.register_pytree_with_keys_class on {kind.__name__}"
+    return f"a {kind.__name__}", f"{register}; or {_STATIC}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,13 +309,15 @@ def _structure_problem(got: Any, expected: Any, names: list[str]) -> str:
     """The message for arguments with another pytree, `(positional, keywords)`, than expected."""
     known = dict(zip(_flat_paths(expected), names, strict=True))
     given = _flat_paths(got)
+    arguments = {path[:2]: name.removesuffix(keystr(path[2:])) for path, name in known.items()}
     missing = [name for path, name in known.items() if path not in given]
-    more = [_called(path) for path in given if path not in known]
+    more = [_called(path, arguments) for path in given if path not in known]
     lines = ["the arguments have another structure than those compiled for"]
     lines += [f"missing: {_few(missing)}"] if missing else []
     lines += [f"not expected: {_few(more)}"] if more else []
     if not missing and not more:
-        lines += [f"got      {_shortened(got)}", f"expected {_shortened(expected)}"]
+        path, ours, theirs = first_difference(got, expected)
+        lines.append(f"{_called(path, arguments)}: got {ours}, expected {theirs}")
     lines.append("give positions and keywords as when it was lowered, without static arguments")
     return "\n  ".join(lines)
 
@@ -295,21 +327,18 @@ def _flat_paths(tree: Any) -> dict[tuple[Any, ...], None]:
     return {path: None for path, _ in tree_leaves_with_path(full)}
 
 
-def _called(path: tuple[Any, ...]) -> str:
-    """A leaf of `(positional, keywords)`, as far as it has a name."""
+def _called(path: tuple[Any, ...], arguments: dict[tuple[Any, ...], str]) -> str:
+    """A node of `(positional, keywords)`, by the name of its argument, where that is known."""
+    if len(path) < 2:
+        return "the keywords" if path and path[0].idx else "the positional arguments"
     _, argument, *inner = path
     if isinstance(argument, DictKey):
         return f"{argument.key}{keystr(tuple(inner))} by keyword"
-    return f"argument {argument.idx}{keystr(tuple(inner))}"
+    return arguments.get(path[:2], f"argument {argument.idx}") + keystr(tuple(inner))
 
 
 def _few(names: list[str]) -> str:
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-
-
-def _shortened(tree: Any) -> str:
-    text = str(tree)
-    return text if len(text) <= 400 else f"{text[:400]} [...]"
 
 
 def paths(rules: ArgumentRules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
