@@ -143,8 +143,8 @@ def jit(
 
 
 _A_CONFIG = (
-    "  make one of a topology and of names that are placed on it: mpmd.make_config(topology, {'encode': 'm0', "
-    "'decode': 'm1'}), or mpmd.make_config(topology, stages='auto') for a loss without names"
+    "  make one of a topology and of names that are placed on it: mpmd.make_config(topology, {'encode': "
+    "'m0', 'decode': 'm1'}), or mpmd.make_config(topology, stages='auto') for a loss without names"
 )
 
 

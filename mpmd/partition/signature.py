@@ -232,7 +232,7 @@ def check_leaves(arguments: Arguments, names: list[str]) -> None:
 
 
 _MAX_REPORTED = 8
-_STATIC = "let the step close over all but arrays, or make it an argument of its own that is static: static_argnames"
+_STATIC = "let the step close over all but arrays, or give them as arguments that are static: static_argnames"
 
 
 def _other_than_array(leaf: Any) -> tuple[str, str]:

@@ -66,10 +66,9 @@ def get_schedule(schedule: str | PipelineSchedule | ScheduleTable, **options: An
     if isinstance(schedule, ScheduleTable):
         return _with_options(FixedSchedule, options, FixedSchedule(schedule))
     if not isinstance(schedule, str):
-        kind = schedule if isinstance(schedule, type) else type(schedule)
         raise ScheduleError(
             f"a schedule is a name, a PipelineSchedule or a ScheduleTable, got {schedule!r}\n"
-            f"  {_elsewhere(kind.__name__)}names: {', '.join(SCHEDULES)}; for a function of a task use "
+            f"  {_elsewhere(schedule)}names: {', '.join(SCHEDULES)}; for a function of a task use "
             "from_function"
         )
     name, preset = ALIASES.get(schedule, (schedule, {}))
@@ -82,8 +81,9 @@ def get_schedule(schedule: str | PipelineSchedule | ScheduleTable, **options: An
     return _with_options(SCHEDULES[name], preset | options, None)
 
 
-def _elsewhere(name: str) -> str:
-    """A line about the schedule that another library calls so; "" if none does."""
+def _elsewhere(given: Any) -> str:
+    """A line about a name, a class or an object of another library's schedule; "" if it is none."""
+    name = given if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
     ours = schedule_elsewhere(name)
     return f"{name} of another library is schedule={ours!r} here\n  " if ours else ""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 JIT_KEYWORDS: dict[str, tuple[object, str]] = {
     "keep_unused": (False, "an argument that the step does not read stays where it is: leave it out"),
     "inline": (False, "a step is never a part of another program: leave it out"),
@@ -101,3 +103,24 @@ def schedule_elsewhere(name: str) -> str | None:
 def foreign_names() -> list[str]:
     """The names that `equivalent` knows."""
     return [*_SCHEDULE_OF, *_HERE]
+
+
+def trainable_apart(model: Any, name: str) -> str:
+    """How the library of a model separates arrays that are trained from its other leaves.
+
+    Args:
+        model: an object of the library, or any other pytree.
+        name: of the model in the program.
+    """
+    modules = [kind.__module__ for kind in type(model).__mro__]
+    if any(module.startswith("flax.nnx") for module in modules):
+        return (
+            f"separate them: graph, params, rest = nnx.split({name}, nnx.Param, ...); differentiate by "
+            "params, and call the model nnx.merge(graph, params, rest, copy=True) in the loss"
+        )
+    if any(module.startswith("equinox") for module in modules):
+        return (
+            f"separate them: params, static = eqx.partition({name}, eqx.is_inexact_array); differentiate by "
+            "params, and call the model eqx.combine(params, static) in the loss"
+        )
+    return "differentiate by what is trained, such as state.params; the loss may close over the rest"

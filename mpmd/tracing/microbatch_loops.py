@@ -6,6 +6,8 @@ Loss functions are checked first, since JAX's error for any result but a scalar 
 from __future__ import annotations
 
 import inspect
+import reprlib
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
@@ -16,9 +18,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from mpmd.errors import SignatureError
 from mpmd.jax_compat import explicit_sharding, struct_of
+from mpmd.support.other_libraries import trainable_apart
 from mpmd.support.user_code import warn_user
 from mpmd.tracing.names import MICROBATCHES, carrier
-from mpmd.tracing.stages.staged import staged
+from mpmd.tracing.repeated_draws import RepeatedDraw, repeated_draws
+from mpmd.tracing.stages.staged import dividing, staged
+from mpmd.tracing.stateful_modules import returning_what_it_changes
 from mpmd.tracing.uneven_means import own_divisor
 
 P = ParamSpec("P")
@@ -288,21 +293,23 @@ def accumulate_gradients(
 
     Raises:
         SignatureError: `loss_fn` is not a function, `num_microbatches` or `argnums` are out of range; when
-            called with a batch that is not divisible, batches of different lengths, or without one of the
-            arguments to differentiate by; or `loss_fn` does not return a scalar.
+            called with a batch that is not divisible, batches of different lengths, without one of the
+            arguments to differentiate by, or with a leaf in them that has no gradient; or `loss_fn` does
+            not return a scalar.
     """
     if not callable(loss_fn):
         raise SignatureError(f"accumulate_gradients takes a function, got {loss_fn!r}")
     _check_split(num_microbatches, axis)
     given = _positions(argnums)
     value_and_grad = jax.value_and_grad(
-        loss_beside(staged(loss_fn, argnums=given), has_aux, weighted),
+        loss_beside(returning_what_it_changes(staged(loss_fn, argnums=given)), has_aux, weighted),
         argnums=given[0] if _is_count(argnums) else given,
         has_aux=True,
     )
 
     def loss_and_grads(*args: Any, **more: Any) -> Any:
         wanted = _wanted(given, len(args))
+        _check_differentiable({_parameter(loss_fn, i): args[i] for i in sorted(wanted)})
         numbers = [i for i in range(len(args)) if i not in wanted]
         batches = [*((_parameter(loss_fn, i), args[i]) for i in numbers), *more.items()]
 
@@ -316,6 +323,8 @@ def accumulate_gradients(
         traced = jax.jit(of_microbatch).trace(jax.tree.map(_one, pieces))
         if num_microbatches > 1 and not weighted:
             _warn_of_own_divisor(loss_fn, traced.jaxpr.jaxpr, pieces)
+        if num_microbatches > 1:
+            _warn_of_repeated_draws(loss_fn, traced.jaxpr.jaxpr, of_microbatch, pieces, axis)
         (loss, weight, grads), aux = _summed(of_microbatch, traced.out_info, pieces)
         loss, grads = _divided((loss, grads), weight if weighted else num_microbatches)
         return ((loss, aux), grads) if has_aux else (loss, grads)
@@ -377,6 +386,47 @@ def _warn_of_own_divisor(loss_fn: Callable[..., Any], jaxpr: Any, pieces: Any) -
     )
 
 
+def _warn_of_repeated_draws(
+    loss_fn: Callable[..., Any], jaxpr: Any, of_microbatch: Callable[[Any], Any], pieces: Any, axis: int
+) -> None:
+    """Warns of random numbers for rows that are equal in all microbatches.
+
+    Numbers are for rows if there are more of them for twice as many rows: only a step that draws from such a
+    key is traced for these.
+    """
+    flat = jax.tree.leaves(pieces)
+    if not repeated_draws(jaxpr, len(flat)):
+        return
+    rows = max(piece.shape[axis + 1] for piece in flat)
+
+    def draws(factor: int) -> list[RepeatedDraw]:
+        def wider(piece: Any) -> jax.ShapeDtypeStruct:
+            one = _one(piece)
+            there = factor * rows if one.shape[axis] == rows else one.shape[axis]
+            return one.update(shape=(*one.shape[:axis], there, *one.shape[axis + 1 :]))
+
+        with dividing(None):  # operations in stages have no place in the loss
+            traced = jax.jit(of_microbatch).trace(jax.tree.map(wider, pieces))
+        return repeated_draws(traced.jaxpr.jaxpr, len(flat))
+
+    try:
+        pairs = list(zip(draws(1), draws(2)))
+    except Exception:  # a loss for this number of rows only: which numbers are for rows is not known
+        return
+    place = next((one.place for one, twice in pairs if one.shape != twice.shape), None)
+    if place is None:
+        return
+    name = getattr(loss_fn, "__name__", "the loss") + " draws random numbers for its rows"
+    nnx = "; nnx.reseed(model, dropout=keys[0]) gives it to modules" if "flax.nnx" in sys.modules else ""
+    warn_user(
+        [
+            f"{name} from a key that is the same in every microbatch{place and f', at {place}'}\n"
+            "  all microbatches have one mask, or one noise\n  give each a key of its own: the batch "
+            f"jax.random.split(key, {flat[0].shape[0]}), of which the loss takes keys[0]{nnx}"
+        ]
+    )
+
+
 def _positions(argnums: Any) -> tuple[int, ...]:
     """One position or several as several.
 
@@ -404,6 +454,35 @@ def _wanted(argnums: tuple[int, ...], count: int) -> set[int]:
     if len(wanted) < len(argnums):
         raise SignatureError(f"argnums is {argnums}, which names one of {count} arguments twice")
     return wanted
+
+
+def _check_differentiable(arguments: dict[str, Any]) -> None:
+    """Checks that all leaves have gradients.
+
+    Raises:
+        SignatureError: some do not; names them by their paths.
+    """
+    problems: list[str] = []
+    advice: dict[str, None] = {}
+    for name, argument in arguments.items():
+        before = len(problems)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(argument):
+            try:
+                kind = str(jax.typeof(leaf)).removeprefix("~")
+                if jnp.issubdtype(jax.typeof(leaf).dtype, np.inexact):
+                    continue
+            except TypeError:
+                kind = f"{reprlib.repr(leaf)}, which is not an array"
+            problems.append(f"{name}{jax.tree_util.keystr(path)} is {kind}")
+        if len(problems) > before:
+            advice[trainable_apart(argument, name)] = None
+    if not problems:
+        return
+    more = [f"and {len(problems) - _MAX_REPORTED} more"] if len(problems) > _MAX_REPORTED else []
+    raise SignatureError(
+        f"accumulate_gradients differentiates by {', '.join(arguments)}, but these have no gradients:\n  "
+        + "\n  ".join([*problems[:_MAX_REPORTED], *more, *advice])
+    )
 
 
 def _parameter(fn: Callable[..., Any], number: int) -> str:
