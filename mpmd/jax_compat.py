@@ -576,7 +576,7 @@ def place_of(equation: Any) -> str:
 
 
 def places_of(equation: Any) -> list[str]:
-    """The calls that led to an equation, `file:line (function)`, innermost first, without those of JAX."""
+    """The calls that led to an equation, `file:line (function)`, innermost first, without JAX's own."""
     from jax._src import source_info_util
 
     summarize = getattr(source_info_util, "summarize", None)

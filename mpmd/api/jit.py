@@ -226,7 +226,12 @@ class Jitted(Generic[P, R]):
             return self._fn(*args, **kwargs)
         arguments = flatten(self._rules, args, kwargs)
         if is_staging():
-            traced = self._trace(arguments.without_arrays(), args, kwargs)
+            try:
+                arguments_alone = arguments.without_arrays()
+            except (TypeError, ValueError, OverflowError):  # some leaf is not an array
+                check_leaves(arguments, paths(self._rules, args, kwargs))
+                raise
+            traced = self._trace(arguments_alone, args, kwargs)
             leaves = [*closed_over(traced.jax_traced), *_leaves_for(traced, arguments)]
             return jax.tree.unflatten(traced.out_tree, bind_step(leaves, traced.jaxpr))
         compiled = self._compiled_for(arguments, args, kwargs)
@@ -264,7 +269,7 @@ class Jitted(Generic[P, R]):
             if last is not None and last[0] == marks and not arguments.statics:
                 return last[1]
             key = self._key(arguments, context)
-        except (TypeError, OverflowError):  # some leaf is not an array
+        except (TypeError, ValueError, OverflowError):  # some leaf is not an array
             check_leaves(arguments, paths(self._rules, args, kwargs))
             raise
         compiled = known.get(key)

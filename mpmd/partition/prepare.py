@@ -14,8 +14,8 @@ from mpmd import ir
 from mpmd.config.config import did_you_mean
 from mpmd.config.topology import Topology
 from mpmd.errors import ConfigError, collect
+from mpmd.partition.tree_differences import first_difference
 from mpmd.passes.fragments.editing import in_block_order
-from mpmd.support.tree_differences import first_difference
 
 _MESH = "mesh"
 _BATCH_MARK = "mpmd.microbatches"

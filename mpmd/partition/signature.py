@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import inspect
 import reprlib
-import sys
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
@@ -17,7 +15,8 @@ from jax.tree_util import DictKey, keystr, tree_leaves_with_path
 from mpmd.config.ambient import refuse_tracer
 from mpmd.errors import SignatureError, collect
 from mpmd.jax_compat import explicit_sharding
-from mpmd.support.tree_differences import first_difference
+from mpmd.partition.tree_differences import first_difference
+from mpmd.tracing.model_leaves import other_than_array
 from mpmd.tracing.stages.stacked.stacked import Stacked, in_parts, is_stacked, of_axis
 
 Leaf = tuple[tuple[int, ...], Any, bool]
@@ -221,38 +220,16 @@ def check_leaves(arguments: Arguments, names: list[str]) -> None:
         except OverflowError:
             problems.append(f"{name} is {reprlib.repr(leaf)}, more than the integers of JAX hold here")
         except (TypeError, ValueError):
-            kind, instead = _other_than_array(leaf)
+            kind, instead = other_than_array(leaf, jax.tree.unflatten(arguments.tree, arguments.leaves))
             problems.append(f"{name} is {kind}, which is not an array or a number")
             advice[instead] = None
     if problems:
-        more = len(problems) - _MAX_REPORTED
-        shown = problems[:_MAX_REPORTED] + ([f"and {more} more"] if more > 0 else [])
-        error = collect(SignatureError, shown, "the arguments cannot be used:")
-        raise SignatureError("\n  ".join([str(error), *filter(None, advice)]))
+        error = collect(SignatureError, problems[:_MAX_REPORTED], "the arguments cannot be used:")
+        more = [f"and {len(problems) - _MAX_REPORTED} more"] if len(problems) > _MAX_REPORTED else []
+        raise SignatureError("\n  ".join([str(error), *more, *filter(None, advice)]))
 
 
 _MAX_REPORTED = 8
-_STATIC = "let the step close over all but arrays, or give them as arguments that are static: static_argnames"
-
-
-def _other_than_array(leaf: Any) -> tuple[str, str]:
-    """What a leaf is that JAX takes for no array, and what to do with it."""
-    if isinstance(leaf, np.ndarray):
-        return f"of dtype {leaf.dtype}", ""
-    kind = type(leaf)
-    if isinstance(leaf, (str, bytes, type, enum.Enum)):
-        return f"{reprlib.repr(leaf)}, a {kind.__name__}", _STATIC
-    if callable(leaf):
-        name = getattr(leaf, "__name__", "")
-        apart = (
-            "keep arrays apart: params, static = eqx.partition(model, eqx.is_array); the step takes params, "
-            "and has the model again from eqx.combine(params, static)"
-        )
-        return f"{name and f'{name}, '}a {kind.__name__}", apart if "equinox" in sys.modules else _STATIC
-    if dataclasses.is_dataclass(kind):
-        return f"a {kind.__name__}", f"make it a pytree: jax.tree_util.register_dataclass({kind.__name__})"
-    register = f"make it a pytree, as with jax.tree_util.register_pytree_with_keys_class on {kind.__name__}"
-    return f"a {kind.__name__}", f"{register}; or {_STATIC}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 JIT_KEYWORDS: dict[str, tuple[object, str]] = {
     "keep_unused": (False, "an argument that the step does not read stays where it is: leave it out"),
     "inline": (False, "a step is never a part of another program: leave it out"),
@@ -52,7 +50,8 @@ _SCHEDULES = {
 }
 _SCHEDULE_OF = {theirs: ours for ours, names in _SCHEDULES.items() for theirs in names}
 
-_HERE = {
+NAMES: dict[str, str] = {
+    **{name: f"mpmd.make_config(..., schedule={ours!r})" for name, ours in _SCHEDULE_OF.items()},
     # JaxPP
     "treduce": _LOOP,
     "treduce_i": "mpmd.fori_loop(M, body, init), or " + _LOOP,
@@ -86,41 +85,15 @@ _HERE = {
     "value_and_grad": "mpmd.accumulate_gradients(loss, M), or jax.value_and_grad(mpmd.staged(loss))",
     "grad": "mpmd.accumulate_gradients(loss, M), or jax.grad(mpmd.staged(loss))",
 }
+"""A name of another library → what it is here."""
 
 
 def equivalent(name: str) -> str:
     """The end of a sentence about a name of another library: its equivalent; "" for an unknown name."""
-    schedule = _SCHEDULE_OF.get(name)
-    found = f"mpmd.make_config(..., schedule={schedule!r})" if schedule else _HERE.get(name, "")
+    found = NAMES.get(name, "")
     return found and f'\n  here it is {found}\n  the guide "Coming from another library" has a table of them'
 
 
 def schedule_elsewhere(name: str) -> str | None:
     """The schedule that another library calls so; None if none does."""
     return _SCHEDULE_OF.get(name)
-
-
-def foreign_names() -> list[str]:
-    """The names that `equivalent` knows."""
-    return [*_SCHEDULE_OF, *_HERE]
-
-
-def trainable_apart(model: Any, name: str) -> str:
-    """How the library of a model separates arrays that are trained from its other leaves.
-
-    Args:
-        model: an object of the library, or any other pytree.
-        name: of the model in the program.
-    """
-    modules = [kind.__module__ for kind in type(model).__mro__]
-    if any(module.startswith("flax.nnx") for module in modules):
-        return (
-            f"separate them: graph, params, rest = nnx.split({name}, nnx.Param, ...); differentiate by "
-            "params, and call the model nnx.merge(graph, params, rest, copy=True) in the loss"
-        )
-    if any(module.startswith("equinox") for module in modules):
-        return (
-            f"separate them: params, static = eqx.partition({name}, eqx.is_inexact_array); differentiate by "
-            "params, and call the model eqx.combine(params, static) in the loss"
-        )
-    return "differentiate by what is trained, such as state.params; the loss may close over the rest"

@@ -1,13 +1,8 @@
-"""Loops over microbatches: traced once, whatever their number of iterations.
-
-Loss functions are checked first, since JAX's error for any result but a scalar speaks of gradients.
-"""
+"""Loops over microbatches: traced once, whatever their number of iterations."""
 
 from __future__ import annotations
 
 import inspect
-import reprlib
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
@@ -18,87 +13,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from mpmd.errors import SignatureError
 from mpmd.jax_compat import explicit_sharding, struct_of
-from mpmd.support.other_libraries import trainable_apart
-from mpmd.support.user_code import warn_user
+from mpmd.tracing.loss_checks import check_differentiable, loss_beside, warn_of_loss
 from mpmd.tracing.names import MICROBATCHES, carrier
-from mpmd.tracing.repeated_draws import RepeatedDraw, repeated_draws
-from mpmd.tracing.stages.staged import dividing, staged
-from mpmd.tracing.stateful_modules import returning_what_it_changes
-from mpmd.tracing.uneven_means import own_divisor
+from mpmd.tracing.stages.staged import staged
 
 P = ParamSpec("P")
-
-
-def scalar_loss(loss_fn: Callable[P, Any], has_aux: bool) -> Callable[P, Any]:
-    """The loss function, checked to return a scalar, or a scalar and something else.
-
-    Raises:
-        SignatureError: when called, and it does not.
-    """
-
-    def checked(*args: P.args, **more: P.kwargs) -> Any:
-        result = loss_fn(*args, **more)
-        if has_aux and not _is_pair(result):
-            raise SignatureError(
-                f"with has_aux, the loss function must return (loss, aux), got {_shapes(result)}"
-            )
-        loss = result[0] if has_aux else result
-        if _is_scalar(loss):
-            return result
-        hint = ""
-        if _is_pair(result) and not has_aux and _is_scalar(result[0]):
-            hint = (
-                "\n  pass the loss function itself, not jax.value_and_grad of it; if it returns (loss, aux), "
-                "give has_aux=True; if (total, weight), weighted=True"
-            )
-        raise SignatureError(
-            f"the loss function of accumulate_gradients must return a scalar, got {_shapes(loss)}{hint}"
-        )
-
-    return checked
-
-
-def loss_beside(loss_fn: Callable[P, Any], has_aux: bool, weighted: bool) -> Callable[P, Any]:
-    """The loss function as `(loss, (weight, aux))`, checked; without `weighted` or `has_aux` they are None.
-
-    Raises:
-        SignatureError: when called, and it returns something else.
-    """
-    scalar = scalar_loss(loss_fn, has_aux)
-
-    def beside(*args: P.args, **more: P.kwargs) -> Any:
-        if not weighted:
-            loss, aux = scalar(*args, **more) if has_aux else (scalar(*args, **more), None)
-            return loss, (None, aux)
-        result = loss_fn(*args, **more)
-        form = "((total, weight), aux)" if has_aux else "(total, weight)"
-        pair, aux = result if has_aux and _is_pair(result) else (result, None)
-        if not (_is_pair(pair) and all(map(_is_scalar, pair)) and (not has_aux or _is_pair(result))):
-            raise SignatureError(
-                f"with weighted, the loss function must return {form}, total and weight scalars, "
-                f"got {_shapes(result)}"
-            )
-        counts = jnp.issubdtype(jnp.result_type(pair[1]), jnp.bool_)
-        return pair[0], (jnp.asarray(pair[1], jnp.int32) if counts else pair[1], aux)
-
-    return beside
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, (tuple, list)) and len(value) == 2
-
-
-def _is_scalar(value: Any) -> bool:
-    return jax.tree.structure(value) == jax.tree.structure(0) and np.shape(value) == ()
-
-
-def _shapes(values: Any) -> str:
-    """A pytree with the type and shape of each leaf."""
-
-    def kind(leaf: Any) -> str:
-        return f"{getattr(leaf, 'dtype', type(leaf).__name__)}{list(np.shape(leaf))}"
-
-    return str(jax.tree.map(kind, values)).replace("'", "")
 
 
 T = TypeVar("T")
@@ -293,38 +212,34 @@ def accumulate_gradients(
 
     Raises:
         SignatureError: `loss_fn` is not a function, `num_microbatches` or `argnums` are out of range; when
-            called with a batch that is not divisible, batches of different lengths, without one of the
-            arguments to differentiate by, or with a leaf in them that has no gradient; or `loss_fn` does
-            not return a scalar.
+            called with a batch that is not divisible, batches of different lengths, without an argument
+            to differentiate by or with one that has no gradient; or `loss_fn` does not return a scalar.
     """
     if not callable(loss_fn):
         raise SignatureError(f"accumulate_gradients takes a function, got {loss_fn!r}")
     _check_split(num_microbatches, axis)
     given = _positions(argnums)
     value_and_grad = jax.value_and_grad(
-        loss_beside(returning_what_it_changes(staged(loss_fn, argnums=given)), has_aux, weighted),
+        loss_beside(staged(loss_fn, argnums=given), has_aux, weighted),
         argnums=given[0] if _is_count(argnums) else given,
         has_aux=True,
     )
 
     def loss_and_grads(*args: Any, **more: Any) -> Any:
         wanted = _wanted(given, len(args))
-        _check_differentiable({_parameter(loss_fn, i): args[i] for i in sorted(wanted)})
-        numbers = [i for i in range(len(args)) if i not in wanted]
-        batches = [*((_parameter(loss_fn, i), args[i]) for i in numbers), *more.items()]
+        check_differentiable({_parameter(loss_fn, i): args[i] for i in sorted(wanted)})
+        own = [(_parameter(loss_fn, i), arg) for i, arg in enumerate(args) if i not in wanted]
 
         def of_microbatch(microbatch: Sequence[Any]) -> Any:
-            full, rest = list(args), iter(microbatch)
-            for i in numbers:
-                full[i] = next(rest)
+            rest = iter(microbatch)
+            full = [arg if i in wanted else next(rest) for i, arg in enumerate(args)]
             return value_and_grad(*full, **dict(zip(more, rest, strict=True)))
 
-        pieces = _split(batches, num_microbatches, axis, strided)
-        traced = jax.jit(of_microbatch).trace(jax.tree.map(_one, pieces))
-        if num_microbatches > 1 and not weighted:
-            _warn_of_own_divisor(loss_fn, traced.jaxpr.jaxpr, pieces)
+        pieces = _split([*own, *more.items()], num_microbatches, axis, strided)
+        one = jax.tree.map(_one, pieces)
+        traced = jax.jit(of_microbatch).trace(one)
         if num_microbatches > 1:
-            _warn_of_repeated_draws(loss_fn, traced.jaxpr.jaxpr, of_microbatch, pieces, axis)
+            warn_of_loss(loss_fn, traced.jaxpr.jaxpr, of_microbatch, one, axis, num_microbatches, weighted)
         (loss, weight, grads), aux = _summed(of_microbatch, traced.out_info, pieces)
         loss, grads = _divided((loss, grads), weight if weighted else num_microbatches)
         return ((loss, aux), grads) if has_aux else (loss, grads)
@@ -372,61 +287,6 @@ def _divided(totals: T, by: Any) -> T:
     )
 
 
-def _warn_of_own_divisor(loss_fn: Callable[..., Any], jaxpr: Any, pieces: Any) -> None:
-    place = own_divisor(jaxpr, len(jax.tree.leaves(pieces)))
-    if place is None:
-        return
-    name = getattr(loss_fn, "__name__", "the loss")
-    warn_user(
-        [
-            f"{name} divides by a sum over the rows of its own microbatch, at {place}\n  the mean over "
-            "microbatches is not the mean of the whole batch, unless that sum is the same in each\n  return "
-            "(total, weight) instead of total / weight, and give weighted=True"
-        ]
-    )
-
-
-def _warn_of_repeated_draws(
-    loss_fn: Callable[..., Any], jaxpr: Any, of_microbatch: Callable[[Any], Any], pieces: Any, axis: int
-) -> None:
-    """Warns of random numbers for rows that are equal in all microbatches.
-
-    Numbers are for rows if there are more of them for twice as many rows: only a step that draws from such a
-    key is traced for these.
-    """
-    flat = jax.tree.leaves(pieces)
-    if not repeated_draws(jaxpr, len(flat)):
-        return
-    rows = max(piece.shape[axis + 1] for piece in flat)
-
-    def draws(factor: int) -> list[RepeatedDraw]:
-        def wider(piece: Any) -> jax.ShapeDtypeStruct:
-            one = _one(piece)
-            there = factor * rows if one.shape[axis] == rows else one.shape[axis]
-            return one.update(shape=(*one.shape[:axis], there, *one.shape[axis + 1 :]))
-
-        with dividing(None):  # operations in stages have no place in the loss
-            traced = jax.jit(of_microbatch).trace(jax.tree.map(wider, pieces))
-        return repeated_draws(traced.jaxpr.jaxpr, len(flat))
-
-    try:
-        pairs = list(zip(draws(1), draws(2)))
-    except Exception:  # a loss for this number of rows only: which numbers are for rows is not known
-        return
-    place = next((one.place for one, twice in pairs if one.shape != twice.shape), None)
-    if place is None:
-        return
-    name = getattr(loss_fn, "__name__", "the loss") + " draws random numbers for its rows"
-    nnx = "; nnx.reseed(model, dropout=keys[0]) gives it to modules" if "flax.nnx" in sys.modules else ""
-    warn_user(
-        [
-            f"{name} from a key that is the same in every microbatch{place and f', at {place}'}\n"
-            "  all microbatches have one mask, or one noise\n  give each a key of its own: the batch "
-            f"jax.random.split(key, {flat[0].shape[0]}), of which the loss takes keys[0]{nnx}"
-        ]
-    )
-
-
 def _positions(argnums: Any) -> tuple[int, ...]:
     """One position or several as several.
 
@@ -454,35 +314,6 @@ def _wanted(argnums: tuple[int, ...], count: int) -> set[int]:
     if len(wanted) < len(argnums):
         raise SignatureError(f"argnums is {argnums}, which names one of {count} arguments twice")
     return wanted
-
-
-def _check_differentiable(arguments: dict[str, Any]) -> None:
-    """Checks that all leaves have gradients.
-
-    Raises:
-        SignatureError: some do not; names them by their paths.
-    """
-    problems: list[str] = []
-    advice: dict[str, None] = {}
-    for name, argument in arguments.items():
-        before = len(problems)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(argument):
-            try:
-                kind = str(jax.typeof(leaf)).removeprefix("~")
-                if jnp.issubdtype(jax.typeof(leaf).dtype, np.inexact):
-                    continue
-            except TypeError:
-                kind = f"{reprlib.repr(leaf)}, which is not an array"
-            problems.append(f"{name}{jax.tree_util.keystr(path)} is {kind}")
-        if len(problems) > before:
-            advice[trainable_apart(argument, name)] = None
-    if not problems:
-        return
-    more = [f"and {len(problems) - _MAX_REPORTED} more"] if len(problems) > _MAX_REPORTED else []
-    raise SignatureError(
-        f"accumulate_gradients differentiates by {', '.join(arguments)}, but these have no gradients:\n  "
-        + "\n  ".join([*problems[:_MAX_REPORTED], *more, *advice])
-    )
 
 
 def _parameter(fn: Callable[..., Any], number: int) -> str:

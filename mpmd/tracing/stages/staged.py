@@ -150,8 +150,8 @@ class TracedStages:
         if not self.texts:
             raise ConfigError(
                 f"the configuration has stages={self.selector}, but no loss to divide is in the step\n"
-                "  mpmd.accumulate_gradients(loss, ...) is one; for a gradient of your own write "
-                "jax.value_and_grad(mpmd.staged(loss))"
+                "  mpmd.accumulate_gradients(loss, ...) is one; for a gradient of your own differentiate "
+                "mpmd.staged(loss), as in jax.value_and_grad(mpmd.staged(loss))"
             )
 
 

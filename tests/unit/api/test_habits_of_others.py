@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import re
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,7 @@ import pytest
 
 import mpmd
 from mpmd.errors import ConfigError, ScheduleError, SignatureError
-from mpmd.support.other_libraries import JIT_KEYWORDS, equivalent, foreign_names
+from mpmd.support.other_libraries import JIT_KEYWORDS, NAMES
 from tests.support.two_stages import two_stages
 
 X = np.ones((8, 4), np.float32)
@@ -84,7 +86,7 @@ def test_compiler_options_are_the_configurations():
 
 
 def test_names_of_other_libraries_lead_to_ours():
-    for name in foreign_names():
+    for name in NAMES:
         with pytest.raises(AttributeError, match=f"has no attribute '{name}'\n  here it is .*\n  the guide"):
             getattr(mpmd, name)
     with pytest.raises(AttributeError, match="^module 'mpmd' has no attribute 'treduced'$"):
@@ -94,11 +96,11 @@ def test_names_of_other_libraries_lead_to_ours():
 
 def test_the_guide_has_each_of_these_names():
     guide = (Path(__file__).parents[3] / "docs/guides/migrate.md").read_text()
-    assert [name for name in foreign_names() if not re.search(rf"\b{name}\b", guide)] == []
+    assert [name for name in NAMES if not re.search(rf"\b{name}\b", guide)] == []
 
 
 def test_what_they_lead_to_exists():
-    ours = "\n".join(map(equivalent, foreign_names()))
+    ours = "\n".join(NAMES.values())
     words = {word.partition("(")[0] for word in ours.replace("=", " ").split() if word.startswith("mpmd.")}
     names = {word.strip(".,;:)") for word in words} - {"mpmd.scheduling.catalogue"}
     assert len(names) > 8 and all(hasattr(mpmd, name.removeprefix("mpmd.")) for name in names)
@@ -128,3 +130,58 @@ def test_transformations_around_a_step_say_what_to_do_instead():
     ]:
         with pytest.raises(SignatureError, match=f"the step is called inside of {message}"):
             called()
+
+
+@dataclasses.dataclass
+class Settings:
+    rate: float
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["w", "activation"], meta_fields=[])
+@dataclasses.dataclass
+class FakeEquinoxLayer:
+    """A layer as equinox makes them: its function is a leaf."""
+
+    w: jax.Array
+    activation: Any = jax.nn.relu
+
+
+FakeEquinoxLayer.__module__ = "equinox.nn._mlp"
+
+
+class OfKeras:
+    """A variable as keras has them."""
+
+    def __jax_array__(self):
+        return X
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"a": [X, "relu"]}, r"tree\['a'\]\[1\] is 'relu', a str, .*\n  let the step close over"),
+        ((X, jnp.tanh), r"tree\[1\] is tanh, a .*\n  let the step close over all but arrays"),
+        ([X, Settings(0.1)], r"tree\[1\] is a Settings, .*\n.*jax.tree_util.register_dataclass\(Settings\)"),
+        ([X, object()], r"tree\[1\] is a object, .*\n.*register_pytree_with_keys_class on object"),
+        ([X, OfKeras()], r"tree\[1\] is a OfKeras, .*\n  give the array of each OfKeras"),
+        (
+            [FakeEquinoxLayer(X) for _ in range(16)],
+            r"1. tree\[0\].activation is relu, a custom_jvp, (?s:.*)8. tree(?s:.*)\n  and 8 more\n  keep "
+            r"arrays apart: params, static = eqx.partition\(model, eqx.is_array\)",
+        ),
+    ],
+)
+def test_leaves_that_are_not_arrays_get_a_path_and_advice(tree, message):
+    step = mpmd.jit(lambda tree: two_stages(jax.tree.leaves(tree)[0]), CONFIG)
+    for call in (step, step.lower):
+        with pytest.raises(SignatureError, match=message):
+            call(tree)
+    with pytest.raises(SignatureError, match="is called inside of jax.jit|which is not an array"):
+        jax.jit(lambda x: step(jax.tree.map(lambda leaf: x if leaf is X else leaf, tree)))(X)
+
+
+def test_a_model_of_equinox_that_is_differentiated():
+    for model in (FakeEquinoxLayer(X), [FakeEquinoxLayer(X)]):
+        with pytest.raises(SignatureError, match="activation is relu, a custom_jvp, which is not an") as e:
+            mpmd.accumulate_gradients(lambda model, x: x.sum(), 2)(model, X)
+        assert "params, static = eqx.partition(model, eqx.is_inexact_array)" in str(e.value)

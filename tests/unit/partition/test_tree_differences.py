@@ -11,7 +11,7 @@ import jax
 import pytest
 from jax.tree_util import keystr
 
-from mpmd.support.tree_differences import first_difference
+from mpmd.partition.tree_differences import first_difference
 
 Pair = collections.namedtuple("Pair", "a b")
 OtherPair = collections.namedtuple("OtherPair", "a c")

@@ -86,7 +86,7 @@ def _kind(node: Any, children: dict[Any, Any]) -> str:
 
 
 def _fixed_parts(got: Any, expected: Any) -> tuple[str, str]:
-    """Descriptions of nodes that differ in what is not an array: static fields, from where they differ."""
+    """Descriptions of nodes that differ in static fields: text of these, from where it differs."""
     ours, theirs = (
         str(tree_structure(node, is_leaf=_below(node)).node_data()[1]) for node in (got, expected)
     )
