@@ -89,11 +89,13 @@ def _both_ways(
 
 
 def _several(given: Any, kind: type, what: str) -> list[Any]:
-    """A position or name, or several of them, as a list.
+    """A position or name, or several of them, as a list; None is none, as for `jax.jit`.
 
     Raises:
         SignatureError: it is neither.
     """
+    if given is None:
+        return []
     values = [given] if isinstance(given, kind) or not isinstance(given, Iterable) else list(given)
     if not all(isinstance(one, kind) for one in values):
         wanted = "a position, or several" if kind is int else "a name, or several"

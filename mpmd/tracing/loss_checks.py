@@ -163,7 +163,8 @@ def warn_of_loss(
         )
     place = _place_of_repeated_draw(jaxpr, of_microbatch, one, axis)
     if place is not None:
-        nnx = "; nnx.reseed(model, dropout=keys[0]) gives it to modules" if "flax.nnx" in sys.modules else ""
+        reseed = "nnx.reseed(model, dropout=keys[0]), or default= for a model of nnx.Rngs(0)"
+        nnx = f"; modules of nnx take it with {reseed}" if "flax.nnx" in sys.modules else ""
         texts.append(
             f"{name} draws random numbers for its rows from a key that is the same in every microbatch"
             f"{place and f', at {place}'}\n  all microbatches have one mask, or one noise\n  give each a key "

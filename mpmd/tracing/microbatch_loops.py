@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mpmd.errors import SignatureError
-from mpmd.jax_compat import explicit_sharding, struct_of
+from mpmd.jax_compat import explicit_sharding, is_key, struct_of
 from mpmd.tracing.loss_checks import check_differentiable, loss_beside, warn_of_loss
 from mpmd.tracing.names import MICROBATCHES, carrier
 from mpmd.tracing.stages.staged import staged
@@ -112,10 +112,16 @@ def _split(batches: Sequence[tuple[str, Any]], num_microbatches: int, axis: int,
                 advice["let the function close over other arguments"] = None
                 continue
             said = str(kind).removeprefix("~")
-            if kind.ndim <= axis:
+            fits = kind.ndim > axis and kind.shape[axis] % num_microbatches == 0
+            if not fits and (is_key(kind.dtype) or (kind.shape, kind.dtype) == ((2,), np.uint32)):
+                problems.append(f"{where} is {said}: one random key")
+                advice[f"give a key for each microbatch: jax.random.split({where}, {num_microbatches})"] = (
+                    None
+                )
+            elif kind.ndim <= axis:
                 problems.append(f"{where} is {said}: it has no dim {axis}")
                 advice["let the function close over other arguments"] = None
-            elif kind.shape[axis] % num_microbatches:
+            elif not fits:
                 problems.append(f"{where} is {said}: dim {axis} has {kind.shape[axis]} rows")
                 advice["use a batch size that is a multiple of num_microbatches"] = None
             elif kind.shape[axis] != num_microbatches:  # which is one row for each, such as a random key

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import reprlib
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -59,6 +60,8 @@ def other_than_array(leaf: Any, tree: Any) -> tuple[str, str]:
     if callable(leaf):
         name = getattr(leaf, "__name__", "")
         return f"{name and f'{name}, '}a {kind}", _APART if has_objects_of("equinox", tree) else _STATIC
+    if isinstance(leaf, Iterable):
+        return f"a {kind}", f"make an array of the {kind}, as with jnp.stack(list(...))"
     if dataclasses.is_dataclass(leaf):
         return f"a {kind}", f"make it a pytree: jax.tree_util.register_dataclass({kind})"
     register = f"make it a pytree, as with jax.tree_util.register_pytree_with_keys_class on {kind}"

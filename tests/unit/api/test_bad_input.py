@@ -315,3 +315,13 @@ def test_a_value_that_leaves_a_named_computation_through_an_object_is_named():
             mpmd.jit(fn, config)(jnp.ones((4, 2)), jax.random.key(0))
         assert "named computation 'lower' computed key<fry>[] at " in str(caught.value)
         assert "test_bad_input.py" in str(caught.value)
+
+
+@pytest.mark.parametrize("key", [jax.random.key(0), jax.random.PRNGKey(0)])
+def test_one_key_for_all_microbatches(key):
+    def step(w, x, key):
+        return mpmd.accumulate_gradients(lambda w, x, key: two_stages(w * x).sum(), 4)(w, x, key)
+
+    with pytest.raises(SignatureError, match=r"key is .*: one random key\n.* jax.random.split\(key, 4\)"):
+        mpmd.jit(step, config()).lower(jnp.ones(4), X, key)
+    mpmd.jit(step, config()).lower(jnp.ones(4), X, jax.random.split(key, 4))

@@ -236,7 +236,6 @@ def test_what_is_jitted(function, settings, message):
     ("rules", "message"),
     [
         ({"static_argnums": "x"}, "static_argnums is 'x'; it must be a position"),
-        ({"donate_argnums": None}, "donate_argnums is None"),
         ({"donate_argnames": 3}, "donate_argnames is 3; it must be a name"),
     ],
 )

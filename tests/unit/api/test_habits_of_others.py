@@ -85,6 +85,14 @@ def test_compiler_options_are_the_configurations():
         mpmd.jit(two_stages, with_options, compiler_options={"xla_cpu_enable_fast_math": True})
 
 
+def test_none_is_no_position_and_no_name_as_for_jax_jit():
+    none = dict.fromkeys(["static_argnums", "static_argnames", "donate_argnums", "donate_argnames"])
+    assert (
+        mpmd.jit(two_stages, CONFIG, **none).lower(X).as_text()
+        == mpmd.jit(two_stages, CONFIG).lower(X).as_text()
+    )
+
+
 def test_names_of_other_libraries_lead_to_ours():
     for name in NAMES:
         with pytest.raises(AttributeError, match=f"has no attribute '{name}'\n  here it is .*\n  the guide"):
@@ -162,6 +170,7 @@ class OfKeras:
         ({"a": [X, "relu"]}, r"tree\['a'\]\[1\] is 'relu', a str, .*\n  let the step close over"),
         ((X, jnp.tanh), r"tree\[1\] is tanh, a .*\n  let the step close over all but arrays"),
         ([X, Settings(0.1)], r"tree\[1\] is a Settings, .*\n.*jax.tree_util.register_dataclass\(Settings\)"),
+        ([X, iter(X)], r"tree\[1\] is a iterator, .*\n  make an array of the .*jnp.stack"),
         ([X, object()], r"tree\[1\] is a object, .*\n.*register_pytree_with_keys_class on object"),
         ([X, OfKeras()], r"tree\[1\] is a OfKeras, .*\n  give the array of each OfKeras"),
         (
