@@ -12,6 +12,7 @@ from mpmd.config.topology import Topology, make_topology
 from mpmd.errors import PeerError
 from mpmd.options import PipelineOptions
 from mpmd.runtime.run.executor import RuntimeOptions
+from mpmd.support.other_libraries import equivalent
 from mpmd.tracing.microbatch_loops import accumulate_gradients, fori_loop, microbatch_loop, split_microbatches
 from mpmd.tracing.names import broadcast, call, named_computation, named_tensor, reduce
 from mpmd.tracing.stages.select.automatic import by_cost
@@ -82,5 +83,5 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of the modul
     def __getattr__(name: str) -> Any:
         """What imports the compiler: imported on first access."""
         if name not in _LAZY:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{equivalent(name)}")
         return getattr(importlib.import_module(_LAZY[name]), name)

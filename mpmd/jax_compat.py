@@ -346,6 +346,15 @@ def place_of(equation: Any) -> str:
     return "" if found == "unknown" else found
 
 
+def places_of(equation: Any) -> list[str]:
+    """The calls that led to an equation, `file:line (function)`, innermost first, without JAX's own."""
+    from jax._src import source_info_util
+
+    summarize = getattr(source_info_util, "summarize", None)
+    lines = [] if summarize is None else str(summarize(equation.source_info, 100)).splitlines()
+    return [line for line in reversed(lines) if line != "unknown"]
+
+
 def scope_of(equation: Any) -> str:
     """The name stack of an equation within its jaxpr, such as `Model/layers_0/Dense_0`, or ""."""
     return str(getattr(equation.source_info, "name_stack", ""))

@@ -255,9 +255,10 @@ PIPELINE_SCHEDULES = (
     "ZeroBubbleH2HalfTxLatency", "ZeroBubbleH2FullTxLatency", "ParallelPipelinesWithWrapAround", "Circular",
     "CircularWithReversedBackward",
 )  # fmt: skip
+BACKENDS = ("auto", "native", "reference", "xla")
 _CHOICES = {
     "attention_stitching": ("auto", "off"),
-    "backend": ("auto", "native", "reference", "xla"),
+    "backend": BACKENDS,
     "compare": ("", "xla"),
     "gather_weights": ("auto", "once", "per_use"),
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
+import reprlib
 import types
 from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
@@ -11,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 import jax
 
 from mpmd.config.ambient import bind_step, refuse_within_jit
-from mpmd.config.config import Config
+from mpmd.config.config import Config, make_config, with_compiler_options
 from mpmd.config.described import described_world
-from mpmd.errors import ConfigError
+from mpmd.errors import ConfigError, SignatureError, close_to, collect
 from mpmd.jax_compat import ClearedWithJax, closed_over, is_staging, trace_context
 from mpmd.partition.signature import (
     ArgumentRules,
@@ -24,6 +26,8 @@ from mpmd.partition.signature import (
     in_wholes,
     paths,
 )
+from mpmd.support.option_texts import CompilerOptions
+from mpmd.support.other_libraries import JIT_KEYWORDS
 from mpmd.support.resources import forget_results, garbage_kept
 
 if TYPE_CHECKING:
@@ -44,6 +48,7 @@ def jit(
     donate_argnames: str | Iterable[str] = (),
     in_shardings: Any = None,
     out_shardings: Any = None,
+    compiler_options: CompilerOptions | None = None,
 ) -> Jitted[P, R]: ...
 
 
@@ -57,6 +62,7 @@ def jit(
     donate_argnames: str | Iterable[str] = (),
     in_shardings: Any = None,
     out_shardings: Any = None,
+    compiler_options: CompilerOptions | None = None,
 ) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
 
 
@@ -70,6 +76,7 @@ def jit(
     donate_argnames: str | Iterable[str] = (),
     in_shardings: Any = None,
     out_shardings: Any = None,
+    compiler_options: CompilerOptions | None = None,
 ) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
 
 
@@ -83,6 +90,8 @@ def jit(
     donate_argnames: str | Iterable[str] = (),
     in_shardings: Any = None,
     out_shardings: Any = None,
+    compiler_options: CompilerOptions | None = None,
+    **others: Any,
 ) -> Any:
     """Compiles a function for several meshes.
 
@@ -105,23 +114,21 @@ def jit(
         donate_argnames: names of such arguments.
         in_shardings: as `in_shardings` of `make_config`, for a config without them.
         out_shardings: likewise for the results.
+        compiler_options: as `compiler_options` of `make_config`, for a config without them.
+        **others: keywords of `jax.jit` that have no effect here are accepted with its defaults, such as
+            `inline=False`; the error for any other keyword says where it is given instead.
 
     Returns:
         A `Jitted` function, or a decorator that makes one.
 
     Raises:
-        ConfigError: no config, or no function, was given, or shardings twice.
-        SignatureError: a position or name that the function does not have.
+        ConfigError: no config, or no function, was given, or shardings or options of XLA twice.
+        SignatureError: a position or name that the function does not have, or an unknown keyword.
     """
-    if isinstance(fn, Config):
-        fn, config = None, fn
-    if config is None:
-        raise ConfigError(
-            "mpmd.jit needs a config\n  write @mpmd.jit(mpmd.make_config(topology, assignment))"
-        )
-    if not isinstance(config, Config):
-        raise ConfigError(f"mpmd.jit needs a config made by mpmd.make_config, got {config!r}")
-    config = _with_shardings(config, in_shardings=in_shardings, out_shardings=out_shardings)
+    _refuse_others(others)
+    fn, config = _function_and_config(fn, config)
+    given = {"in_shardings": in_shardings, "out_shardings": out_shardings}
+    config = _with_more(config, given, compiler_options)
     options = {
         "static_argnums": static_argnums,
         "static_argnames": static_argnames,
@@ -135,12 +142,61 @@ def jit(
     return Jitted(fn, config, ArgumentRules.of(fn, **options))  # type: ignore[arg-type]
 
 
-def _with_shardings(config: Config, **shardings: Any) -> Config:
+_A_CONFIG = (
+    "  make one of a topology and of names that are placed on it: mpmd.make_config(topology, {'encode': "
+    "'m0', 'decode': 'm1'}), or mpmd.make_config(topology, stages='auto') for a loss without names"
+)
+
+
+def _function_and_config(fn: Any, config: Any) -> tuple[Any, Config]:
+    """The function, None for a decorator, and the configuration.
+
+    Raises:
+        ConfigError: there is no configuration, or the two are in the other order.
+    """
+    if isinstance(fn, Config):
+        if config is not None:
+            raise ConfigError(
+                f"mpmd.jit got a config first, and then {config!r}\n"
+                "  the function is first: mpmd.jit(step, config); without it, mpmd.jit(config) is a decorator"
+            )
+        return None, fn
+    if config is None:
+        got = "" if fn is None or callable(fn) else f", got {fn!r}"
+        raise ConfigError(f"mpmd.jit needs a config{got}\n{_A_CONFIG}")
+    if not isinstance(config, Config):
+        raise ConfigError(f"mpmd.jit needs a config made by mpmd.make_config, got {config!r}\n{_A_CONFIG}")
+    return fn, config
+
+
+def _refuse_others(given: dict[str, Any]) -> None:
+    """Raises for keywords that `jit` does not take.
+
+    Raises:
+        SignatureError: there are some, but `jax.jit`'s with their defaults; says where each is given instead.
+    """
+    problems = []
+    known = [*inspect.signature(jit).parameters, *JIT_KEYWORDS]
+    of_config = inspect.signature(make_config).parameters
+    for name, value in given.items():
+        default, instead = JIT_KEYWORDS.get(name, (None, ""))
+        if instead and value == default:
+            continue
+        if not instead and name in of_config:
+            instead = f"it is a part of the configuration: mpmd.make_config(..., {name}=...)"
+        hint = f"\n  {instead}" if instead else close_to(name, known)
+        problems.append(f"mpmd.jit does not take {name}={reprlib.repr(value)}{hint}")
+    if problems:
+        raise collect(SignatureError, problems)
+
+
+def _with_more(config: Config, shardings: dict[str, Any], compiler_options: CompilerOptions | None) -> Config:
     given = {name: value for name, value in shardings.items() if value is not None}
-    for name in given:
-        if getattr(config, name) is not None:
+    for name in [*given, *(["compiler_options"] if compiler_options else [])]:
+        if getattr(config, name) not in (None, ()):
             raise ConfigError(f"mpmd.jit and its config both have {name}\n  leave one of them out")
-    return dataclasses.replace(config, **given)
+    config = dataclasses.replace(config, **given)
+    return with_compiler_options(config, compiler_options) if compiler_options else config
 
 
 class Jitted(Generic[P, R]):
@@ -170,7 +226,12 @@ class Jitted(Generic[P, R]):
             return self._fn(*args, **kwargs)
         arguments = flatten(self._rules, args, kwargs)
         if is_staging():
-            traced = self._trace(arguments.without_arrays(), args, kwargs)
+            try:
+                arguments_alone = arguments.without_arrays()
+            except (TypeError, ValueError, OverflowError):  # some leaf is not an array
+                check_leaves(arguments, paths(self._rules, args, kwargs))
+                raise
+            traced = self._trace(arguments_alone, args, kwargs)
             leaves = [*closed_over(traced.jax_traced), *_leaves_for(traced, arguments)]
             return jax.tree.unflatten(traced.out_tree, bind_step(leaves, traced.jaxpr))
         compiled = self._compiled_for(arguments, args, kwargs)
@@ -208,7 +269,7 @@ class Jitted(Generic[P, R]):
             if last is not None and last[0] == marks and not arguments.statics:
                 return last[1]
             key = self._key(arguments, context)
-        except (TypeError, OverflowError):  # some leaf is not an array
+        except (TypeError, ValueError, OverflowError):  # some leaf is not an array
             check_leaves(arguments, paths(self._rules, args, kwargs))
             raise
         compiled = known.get(key)

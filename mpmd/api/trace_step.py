@@ -38,6 +38,7 @@ from mpmd.support.user_code import raised_at
 from mpmd.tracing.conditionals import has_wide_conditional, with_split_conditionals
 from mpmd.tracing.names import decode, names_called
 from mpmd.tracing.stages.staged import TracedStages, dividing, over_parts
+from mpmd.tracing.stateful_modules import add_note, are_modules, returning_what_it_changes
 from mpmd.tracing.trace import names_in
 
 R = TypeVar("R")
@@ -172,9 +173,15 @@ def trace(
     specs = flat_prefix(for_arguments(config.in_shardings), arguments.tree, "in_shardings")
     structs = [abstract(leaf) for leaf in arguments.leaves]
 
+    traced_fn = returning_what_it_changes(fn) if are_modules(args, kwargs) else fn
+
     def under(mesh: AbstractMesh) -> _Attempt:
         given = jax.tree.unflatten(arguments.tree, typed(structs, arguments.leaves, specs, mesh))
-        return _attempt(fn, config, rules, given, with_statics, bool(explicit_axes(mesh)))
+        try:
+            return _attempt(traced_fn, config, rules, given, with_statics, bool(explicit_axes(mesh)))
+        except Exception as error:
+            add_note(error)
+            raise
 
     topology = config.topology
     attempt = under_fitting_mesh(topology.abstract_mesh, under, topology.explicit_axes)

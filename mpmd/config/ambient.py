@@ -35,28 +35,43 @@ def _shapes(*_: Any, jaxpr: Any) -> list[Any]:
     return list(jaxpr.out_avals)
 
 
-def refuse(what: str) -> NoReturn:
-    """Raises where a step would become a part of another program instead of running by itself.
-
-    Raises:
-        SignatureError: always.
-    """
+def _refuse(what: str, instead: str) -> NoReturn:
     raise SignatureError(
-        f"the step is called inside of {what}\n"
-        "  a step for several meshes runs by itself: call it from outside, or use its __wrapped__"
+        f"the step is called inside of {what}\n  a step for several meshes runs by itself: {instead}\n"
+        "  the function without mpmd.jit is its __wrapped__"
     )
 
 
 def _refuse_lowering(*_: Any, **__: Any) -> NoReturn:
-    refuse("jax.jit, a loop of jax.lax or another step")
+    _refuse(
+        "jax.jit, a loop of jax.lax or another step",
+        "leave the jax.jit around it out; call it in a loop of Python: a call returns before it is done",
+    )
 
 
 def _refuse_gradient(*_: Any, **__: Any) -> NoReturn:
-    refuse("jax.grad or another derivative of JAX")
+    _refuse(
+        "jax.grad or another derivative of JAX",
+        "take gradients in it, with mpmd.accumulate_gradients(loss, M) or jax.grad(mpmd.staged(loss))",
+    )
 
 
 def _refuse_batching(*_: Any, **__: Any) -> NoReturn:
-    refuse("jax.vmap")
+    _refuse("jax.vmap", "vectorize the function in it, mpmd.jit(jax.vmap(fn), config)")
+
+
+def refuse_tracer(value: jax.core.Tracer) -> NoReturn:
+    """Raises for an argument of a step that has no value, since JAX transforms what calls the step.
+
+    Raises:
+        SignatureError: always.
+    """
+    kind = type(value).__name__
+    if kind == "BatchTracer":
+        _refuse_batching()
+    if kind in ("JVPTracer", "LinearizeTracer"):
+        _refuse_gradient()
+    _refuse_lowering()
 
 
 step_p.def_impl(_refuse_lowering)
@@ -95,4 +110,4 @@ def refuse_within_jit() -> None:
         SignatureError: JAX is tracing a function that calls the step.
     """
     if is_staging():
-        refuse("jax.jit, a loop of jax.lax or another step")
+        _refuse_lowering()

@@ -10,7 +10,7 @@ from typing import Any
 from mpmd.config.described import device_of_meshes
 from mpmd.config.topology import Topology
 from mpmd.errors import ConfigError, close_to, collect
-from mpmd.options import PipelineOptions
+from mpmd.options import BACKENDS, PipelineOptions
 from mpmd.scheduling.catalogue import PipelineSchedule, get_schedule
 from mpmd.support.option_texts import CompilerOptions, NamePlacement, OptionsRow
 from mpmd.tracing.stages.select.automatic import AutomaticSelector, by_cost
@@ -123,7 +123,7 @@ def _placements(
     places = {name: _placement(name, place, topology, problems) for name, place in assignment.items()}
     placed = {name: place for name, place in places.items() if place is not None}
     if not assignment:
-        problems.append("the assignment is empty: name a computation and give it a mesh")
+        problems.append(_NOTHING_PLACED)
     problems += _stage_problems(placed)
     return placed
 
@@ -154,20 +154,41 @@ def with_stages(config: Config, stages: Selector) -> Config:
     return dataclasses.replace(config, stages=stages, assignment={**placed, **others})
 
 
+_NOTHING_PLACED = (
+    "nothing is placed on a mesh: give stages='auto', which divides the loss by cost, or name computations "
+    "with mpmd.named_computation and assign the names: {'encode': 'm0', 'decode': 'm1'}"
+)
+
+
+def with_compiler_options(config: Config, given: CompilerOptions) -> Config:
+    """The configuration with options of XLA, as `make_config` takes them.
+
+    Raises:
+        ConfigError: XLA does not take one of them.
+    """
+    problems: list[str] = []
+    rows = _option_rows(given, config.topology, config.assignment, problems)
+    if problems:
+        raise collect(ConfigError, problems, "the compiler options cannot be used:")
+    return dataclasses.replace(config, compiler_options=rows)
+
+
 def _kind_problems(
     topology: Any, assignment: Any, stages: Any, backend: Any, options: Any, constraints: Any
 ) -> list[str]:
     problems = []
     if not isinstance(topology, Topology):
         problems.append(f"the topology is {topology!r}; make one with mpmd.make_topology")
-    if not isinstance(assignment, Mapping):
+    if assignment is None:
+        problems.append(_NOTHING_PLACED)
+    elif not isinstance(assignment, Mapping):
         problems.append(f"the assignment is {assignment!r}; it must map names to meshes: {{'encode': 'm0'}}")
     if stages is not None and not isinstance(stages, Selector):
         problems.append(
             f"the stages are {stages!r}; use 'auto', a number, mpmd.by_cost, mpmd.by_parameters or mpmd.split"
         )
-    if backend is not None and not isinstance(backend, str):
-        problems.append(f"the backend is {backend!r}; it must be a name such as 'xla', or None")
+    if backend is not None and backend not in BACKENDS:
+        problems.append(f"backend is {backend!r}; there are {', '.join(map(repr, BACKENDS))}")
     if options is not None and not isinstance(options, PipelineOptions):
         problems.append(f"the options are {options!r}; they must be mpmd.PipelineOptions, or None")
     pairs = constraints if isinstance(constraints, (tuple, list)) else [constraints]

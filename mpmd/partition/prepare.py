@@ -8,11 +8,13 @@ from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.tree_util import keystr
 
 from mpmd import ir
 from mpmd.config.config import did_you_mean
 from mpmd.config.topology import Topology
 from mpmd.errors import ConfigError, collect
+from mpmd.partition.tree_differences import first_difference
 from mpmd.passes.fragments.editing import in_block_order
 
 _MESH = "mesh"
@@ -212,22 +214,14 @@ def flat_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:
         flat, structure = jax.tree.flatten(prefix, is_leaf=is_leaf)
         subtrees = structure.flatten_up_to(full)
     except (ValueError, TypeError, KeyError):
+        path, got, expected = first_difference(structure, tree, prefix=True)
+        target = "arguments" if what.startswith("in") else "results"
+        where = keystr(path[1:] if what.startswith("in") else path)  # of (positional, keywords)
         raise ConfigError(
-            f"{what} is not a pytree prefix of its target\n  got {_tree_text(structure, what)}\n"
-            f"  for {_tree_text(tree, what)}\n"
-            "  a prefix has as many entries as that, or one entry for a whole subtree"
+            f"{what} is not a pytree prefix of the {target}\n  {what}{where} is {got}, and the {target} have "
+            f"{expected} there\n  a prefix has the same entries, or one entry for a whole subtree"
         ) from None
     for leaf, subtree in zip(flat, subtrees):
         for number in jax.tree.leaves(subtree):
             per_leaf[number] = leaf
     return per_leaf
-
-
-def _tree_text(tree: Any, what: str) -> str:
-    """A pytree as text; one of `(positional, keywords)` without the latter, if there are none."""
-    text = str(tree).removeprefix("PyTreeDef(").removesuffix(")")
-    for no_keywords in (", {})", ", *)"):
-        if what.startswith("in") and text.endswith(no_keywords):
-            text = text[1:].removesuffix(no_keywords)
-            break
-    return text if len(text) <= 300 else f"{text[:300]} [...]"

@@ -12,8 +12,11 @@ import jax
 import numpy as np
 from jax.tree_util import DictKey, keystr, tree_leaves_with_path
 
+from mpmd.config.ambient import refuse_tracer
 from mpmd.errors import SignatureError, collect
 from mpmd.jax_compat import explicit_sharding
+from mpmd.partition.tree_differences import first_difference
+from mpmd.tracing.model_leaves import other_than_array
 from mpmd.tracing.stages.stacked.stacked import Stacked, in_parts, is_stacked, of_axis
 
 Leaf = tuple[tuple[int, ...], Any, bool]
@@ -86,11 +89,13 @@ def _both_ways(
 
 
 def _several(given: Any, kind: type, what: str) -> list[Any]:
-    """A position or name, or several of them, as a list.
+    """A position or name, or several of them, as a list; None is none, as for `jax.jit`.
 
     Raises:
         SignatureError: it is neither.
     """
+    if given is None:
+        return []
     values = [given] if isinstance(given, kind) or not isinstance(given, Iterable) else list(given)
     if not all(isinstance(one, kind) for one in values):
         wanted = "a position, or several" if kind is int else "a name, or several"
@@ -204,12 +209,10 @@ def check_leaves(arguments: Arguments, names: list[str]) -> None:
         SignatureError: some are not; names them.
     """
     problems = []
+    advice: dict[str, None] = {}
     for leaf, name in zip(arguments.leaves, names, strict=True):
         if isinstance(leaf, jax.core.Tracer):
-            raise SignatureError(
-                f"argument {name} has no value yet: the step is called inside of jax.jit, jax.grad or such\n"
-                "  a step for several meshes takes arrays: transform the functions inside, or use __wrapped__"
-            )
+            refuse_tracer(leaf)
         if isinstance(leaf, np.ma.MaskedArray):
             problems.append(f"{name} is a masked array, and masks would be lost: use its filled()")
             continue
@@ -219,10 +222,16 @@ def check_leaves(arguments: Arguments, names: list[str]) -> None:
         except OverflowError:
             problems.append(f"{name} is {reprlib.repr(leaf)}, more than the integers of JAX hold here")
         except (TypeError, ValueError):
-            kind = f"of dtype {leaf.dtype}" if isinstance(leaf, np.ndarray) else f"a {type(leaf).__name__}"
+            kind, instead = other_than_array(leaf, jax.tree.unflatten(arguments.tree, arguments.leaves))
             problems.append(f"{name} is {kind}, which is not an array or a number")
+            advice[instead] = None
     if problems:
-        raise collect(SignatureError, problems, "the arguments cannot be used:")
+        error = collect(SignatureError, problems[:_MAX_REPORTED], "the arguments cannot be used:")
+        more = [f"and {len(problems) - _MAX_REPORTED} more"] if len(problems) > _MAX_REPORTED else []
+        raise SignatureError("\n  ".join([str(error), *more, *filter(None, advice)]))
+
+
+_MAX_REPORTED = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,13 +288,15 @@ def _structure_problem(got: Any, expected: Any, names: list[str]) -> str:
     """The message for arguments with another pytree, `(positional, keywords)`, than expected."""
     known = dict(zip(_flat_paths(expected), names, strict=True))
     given = _flat_paths(got)
+    arguments = {path[:2]: name.removesuffix(keystr(path[2:])) for path, name in known.items()}
     missing = [name for path, name in known.items() if path not in given]
-    more = [_called(path) for path in given if path not in known]
+    more = [_called(path, arguments) for path in given if path not in known]
     lines = ["the arguments have another structure than those compiled for"]
     lines += [f"missing: {_few(missing)}"] if missing else []
     lines += [f"not expected: {_few(more)}"] if more else []
     if not missing and not more:
-        lines += [f"got      {_shortened(got)}", f"expected {_shortened(expected)}"]
+        path, ours, theirs = first_difference(got, expected)
+        lines.append(f"{_called(path, arguments)}: got {ours}, expected {theirs}")
     lines.append("give positions and keywords as when it was lowered, without static arguments")
     return "\n  ".join(lines)
 
@@ -295,21 +306,18 @@ def _flat_paths(tree: Any) -> dict[tuple[Any, ...], None]:
     return {path: None for path, _ in tree_leaves_with_path(full)}
 
 
-def _called(path: tuple[Any, ...]) -> str:
-    """A leaf of `(positional, keywords)`, as far as it has a name."""
+def _called(path: tuple[Any, ...], arguments: dict[tuple[Any, ...], str]) -> str:
+    """A node of `(positional, keywords)`, by the name of its argument, where that is known."""
+    if len(path) < 2:
+        return "the keywords" if path and path[0].idx else "the positional arguments"
     _, argument, *inner = path
     if isinstance(argument, DictKey):
         return f"{argument.key}{keystr(tuple(inner))} by keyword"
-    return f"argument {argument.idx}{keystr(tuple(inner))}"
+    return arguments.get(path[:2], f"argument {argument.idx}") + keystr(tuple(inner))
 
 
 def _few(names: list[str]) -> str:
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-
-
-def _shortened(tree: Any) -> str:
-    text = str(tree)
-    return text if len(text) <= 400 else f"{text[:400]} [...]"
 
 
 def paths(rules: ArgumentRules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:

@@ -13,6 +13,7 @@ from mpmd.scheduling.schedules.two_ways import DualPipe, DualPipeV, VHalf, VMin,
 from mpmd.scheduling.schedules.user import FixedSchedule, from_csv, from_function, from_table  # noqa: F401
 from mpmd.scheduling.schedules.zero_bubble import InterleavedZeroBubble, ZeroBubbleH1, ZeroBubbleH2
 from mpmd.scheduling.table import ScheduleTable
+from mpmd.support.other_libraries import schedule_elsewhere
 
 _ALL: tuple[type[PipelineSchedule], ...] = (
     GPipe,
@@ -67,13 +68,24 @@ def get_schedule(schedule: str | PipelineSchedule | ScheduleTable, **options: An
     if not isinstance(schedule, str):
         raise ScheduleError(
             f"a schedule is a name, a PipelineSchedule or a ScheduleTable, got {schedule!r}\n"
-            f"  names: {', '.join(SCHEDULES)}; for a function of a task use from_function"
+            f"  {_elsewhere(schedule)}names: {', '.join(SCHEDULES)}; for a function of a task use "
+            "from_function"
         )
     name, preset = ALIASES.get(schedule, (schedule, {}))
     if name not in SCHEDULES:
-        hint = close_to(name.lower().replace("-", "_"), SCHEDULES)
-        raise ScheduleError(f"there is no schedule {schedule!r}{hint}\n  schedules: {', '.join(SCHEDULES)}")
+        elsewhere = _elsewhere(name)
+        hint = "" if elsewhere else close_to(name.lower().replace("-", "_"), SCHEDULES)
+        raise ScheduleError(
+            f"there is no schedule {schedule!r}{hint}\n  {elsewhere}schedules: {', '.join(SCHEDULES)}"
+        )
     return _with_options(SCHEDULES[name], preset | options, None)
+
+
+def _elsewhere(given: Any) -> str:
+    """A line about a name, a class or an object of another library's schedule; "" if it is none."""
+    name = given if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
+    ours = schedule_elsewhere(name)
+    return f"{name} of another library is schedule={ours!r} here\n  " if ours else ""
 
 
 def _with_options(

@@ -56,6 +56,13 @@ def raised_at(error: BaseException) -> Frame | None:
     return next(iter(_users([f for f in called if not f.file.startswith(_PACKAGE)])), None)
 
 
+def users_place(places: Iterable[str]) -> str:
+    """The first place, `file:line (function)`, in the user's code; or else outside of this package; or ""."""
+    others = [place for place in places if not place.startswith(_PACKAGE)]
+    own = (place for place in others if not _INSTALLED & set(Path(place.partition(":")[0]).parts))
+    return next(own, next(iter(others), ""))
+
+
 def _users(frames: Iterable[Frame]) -> list[Frame]:
     """The frames outside of installed packages; if there are none, those outside of JAX."""
     own = [frame for frame in frames if not _INSTALLED & set(Path(frame.file).parts)]

@@ -1,7 +1,4 @@
-"""Loops over microbatches: traced once, whatever their number of iterations.
-
-Loss functions are checked first, since JAX's error for any result but a scalar speaks of gradients.
-"""
+"""Loops over microbatches: traced once, whatever their number of iterations."""
 
 from __future__ import annotations
 
@@ -15,85 +12,12 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mpmd.errors import SignatureError
-from mpmd.jax_compat import explicit_sharding, struct_of
-from mpmd.support.user_code import warn_user
+from mpmd.jax_compat import explicit_sharding, is_key, struct_of
+from mpmd.tracing.loss_checks import check_differentiable, loss_beside, warn_of_loss
 from mpmd.tracing.names import MICROBATCHES, carrier
 from mpmd.tracing.stages.staged import staged
-from mpmd.tracing.uneven_means import own_divisor
 
 P = ParamSpec("P")
-
-
-def scalar_loss(loss_fn: Callable[P, Any], has_aux: bool) -> Callable[P, Any]:
-    """The loss function, checked to return a scalar, or a scalar and something else.
-
-    Raises:
-        SignatureError: when called, and it does not.
-    """
-
-    def checked(*args: P.args, **more: P.kwargs) -> Any:
-        result = loss_fn(*args, **more)
-        if has_aux and not _is_pair(result):
-            raise SignatureError(
-                f"with has_aux, the loss function must return (loss, aux), got {_shapes(result)}"
-            )
-        loss = result[0] if has_aux else result
-        if _is_scalar(loss):
-            return result
-        hint = ""
-        if _is_pair(result) and not has_aux and _is_scalar(result[0]):
-            hint = (
-                "\n  pass the loss function itself, not jax.value_and_grad of it; if it returns (loss, aux), "
-                "give has_aux=True; if (total, weight), weighted=True"
-            )
-        raise SignatureError(
-            f"the loss function of accumulate_gradients must return a scalar, got {_shapes(loss)}{hint}"
-        )
-
-    return checked
-
-
-def loss_beside(loss_fn: Callable[P, Any], has_aux: bool, weighted: bool) -> Callable[P, Any]:
-    """The loss function as `(loss, (weight, aux))`, checked; without `weighted` or `has_aux` they are None.
-
-    Raises:
-        SignatureError: when called, and it returns something else.
-    """
-    scalar = scalar_loss(loss_fn, has_aux)
-
-    def beside(*args: P.args, **more: P.kwargs) -> Any:
-        if not weighted:
-            loss, aux = scalar(*args, **more) if has_aux else (scalar(*args, **more), None)
-            return loss, (None, aux)
-        result = loss_fn(*args, **more)
-        form = "((total, weight), aux)" if has_aux else "(total, weight)"
-        pair, aux = result if has_aux and _is_pair(result) else (result, None)
-        if not (_is_pair(pair) and all(map(_is_scalar, pair)) and (not has_aux or _is_pair(result))):
-            raise SignatureError(
-                f"with weighted, the loss function must return {form}, total and weight scalars, "
-                f"got {_shapes(result)}"
-            )
-        counts = jnp.issubdtype(jnp.result_type(pair[1]), jnp.bool_)
-        return pair[0], (jnp.asarray(pair[1], jnp.int32) if counts else pair[1], aux)
-
-    return beside
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, (tuple, list)) and len(value) == 2
-
-
-def _is_scalar(value: Any) -> bool:
-    return jax.tree.structure(value) == jax.tree.structure(0) and np.shape(value) == ()
-
-
-def _shapes(values: Any) -> str:
-    """A pytree with the type and shape of each leaf."""
-
-    def kind(leaf: Any) -> str:
-        return f"{getattr(leaf, 'dtype', type(leaf).__name__)}{list(np.shape(leaf))}"
-
-    return str(jax.tree.map(kind, values)).replace("'", "")
 
 
 T = TypeVar("T")
@@ -188,10 +112,16 @@ def _split(batches: Sequence[tuple[str, Any]], num_microbatches: int, axis: int,
                 advice["let the function close over other arguments"] = None
                 continue
             said = str(kind).removeprefix("~")
-            if kind.ndim <= axis:
+            fits = kind.ndim > axis and kind.shape[axis] % num_microbatches == 0
+            if not fits and (is_key(kind.dtype) or (kind.shape, kind.dtype) == ((2,), np.uint32)):
+                problems.append(f"{where} is {said}: one random key")
+                advice[f"give a key for each microbatch: jax.random.split({where}, {num_microbatches})"] = (
+                    None
+                )
+            elif kind.ndim <= axis:
                 problems.append(f"{where} is {said}: it has no dim {axis}")
                 advice["let the function close over other arguments"] = None
-            elif kind.shape[axis] % num_microbatches:
+            elif not fits:
                 problems.append(f"{where} is {said}: dim {axis} has {kind.shape[axis]} rows")
                 advice["use a batch size that is a multiple of num_microbatches"] = None
             elif kind.shape[axis] != num_microbatches:  # which is one row for each, such as a random key
@@ -288,8 +218,8 @@ def accumulate_gradients(
 
     Raises:
         SignatureError: `loss_fn` is not a function, `num_microbatches` or `argnums` are out of range; when
-            called with a batch that is not divisible, batches of different lengths, or without one of the
-            arguments to differentiate by; or `loss_fn` does not return a scalar.
+            called with a batch that is not divisible, batches of different lengths, without an argument
+            to differentiate by or with one that has no gradient; or `loss_fn` does not return a scalar.
     """
     if not callable(loss_fn):
         raise SignatureError(f"accumulate_gradients takes a function, got {loss_fn!r}")
@@ -303,19 +233,19 @@ def accumulate_gradients(
 
     def loss_and_grads(*args: Any, **more: Any) -> Any:
         wanted = _wanted(given, len(args))
-        numbers = [i for i in range(len(args)) if i not in wanted]
-        batches = [*((_parameter(loss_fn, i), args[i]) for i in numbers), *more.items()]
+        check_differentiable({_parameter(loss_fn, i): args[i] for i in sorted(wanted)})
+        own = [(_parameter(loss_fn, i), arg) for i, arg in enumerate(args) if i not in wanted]
 
         def of_microbatch(microbatch: Sequence[Any]) -> Any:
-            full, rest = list(args), iter(microbatch)
-            for i in numbers:
-                full[i] = next(rest)
+            rest = iter(microbatch)
+            full = [arg if i in wanted else next(rest) for i, arg in enumerate(args)]
             return value_and_grad(*full, **dict(zip(more, rest, strict=True)))
 
-        pieces = _split(batches, num_microbatches, axis, strided)
-        traced = jax.jit(of_microbatch).trace(jax.tree.map(_one, pieces))
-        if num_microbatches > 1 and not weighted:
-            _warn_of_own_divisor(loss_fn, traced.jaxpr.jaxpr, pieces)
+        pieces = _split([*own, *more.items()], num_microbatches, axis, strided)
+        one = jax.tree.map(_one, pieces)
+        traced = jax.jit(of_microbatch).trace(one)
+        if num_microbatches > 1:
+            warn_of_loss(loss_fn, traced.jaxpr.jaxpr, of_microbatch, one, axis, num_microbatches, weighted)
         (loss, weight, grads), aux = _summed(of_microbatch, traced.out_info, pieces)
         loss, grads = _divided((loss, grads), weight if weighted else num_microbatches)
         return ((loss, aux), grads) if has_aux else (loss, grads)
@@ -360,20 +290,6 @@ def _divided(totals: T, by: Any) -> T:
     """Totals divided by a number or a scalar, in their own dtypes; not what gradients overwrite."""
     return jax.tree_util.tree_map_with_path(
         lambda path, total: total if _is_overwritten(path) else (total / by).astype(total.dtype), totals
-    )
-
-
-def _warn_of_own_divisor(loss_fn: Callable[..., Any], jaxpr: Any, pieces: Any) -> None:
-    place = own_divisor(jaxpr, len(jax.tree.leaves(pieces)))
-    if place is None:
-        return
-    name = getattr(loss_fn, "__name__", "the loss")
-    warn_user(
-        [
-            f"{name} divides by a sum over the rows of its own microbatch, at {place}\n  the mean over "
-            "microbatches is not the mean of the whole batch, unless that sum is the same in each\n  return "
-            "(total, weight) instead of total / weight, and give weighted=True"
-        ]
     )
 
 

@@ -19,12 +19,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+
+from mpmd.errors import SignatureError
+from mpmd.support.user_code import warn_user
 
 _NEEDED = ("internal_state", "temporary_internal_state", "update_internal_state", "base")
 
@@ -176,7 +180,12 @@ def _makes_parameters(module: Any) -> bool:
 
 def has_modules(fn: Callable[..., Any], args: Any, kwargs: Any) -> bool:
     """Whether a function is an nnx module, closes over one, or gets one as an argument."""
-    return "flax.nnx" in sys.modules and any(map(_is_module, _leaves(_held_by(fn), args, kwargs)))
+    return are_modules(_held_by(fn), args, kwargs)
+
+
+def are_modules(*values: Any) -> bool:
+    """Whether nnx modules are among values."""
+    return "flax.nnx" in sys.modules and any(map(_is_module, _leaves(*values)))
 
 
 def call_with_modules(
@@ -214,6 +223,75 @@ def call_with_modules(
     results, changed = carried(pure)(state, [leaf for leaf in leaves if not _is_module(leaf)])
     nnx.update(modules, changed)
     return results
+
+
+def returning_what_it_changes(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A step or a loss, checked to return what it changes in nnx modules that are its arguments: copies.
+
+    Raises:
+        SignatureError: when called, and it returns not all changes; counts of random numbers are a warning.
+    """
+
+    @functools.wraps(fn)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if not are_modules(args, kwargs):
+            return fn(*args, **kwargs)
+        before = _variables(fn, args, kwargs)
+        held = {path: _value(variable) for path, variable in before.items()}
+        results = fn(*args, **kwargs)
+        returned = set(map(id, jax.tree.leaves(results)))
+        lost = {
+            path: variable
+            for path, variable in before.items()
+            if _value(variable) is not held[path] and id(_value(variable)) not in returned
+        }
+        if lost:
+            _report_lost(getattr(fn, "__name__", "the step"), lost)
+        return results
+
+    return checked
+
+
+def _variables(fn: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
+    """The variables of nnx modules among the arguments of a call, by their paths."""
+    nnx: Any = sys.modules["flax.nnx"]
+    found: dict[str, Any] = {}
+    try:
+        arguments = inspect.signature(fn).bind(*args, **kwargs).arguments
+    except ValueError:  # without a signature
+        arguments = {f"argument {number}": argument for number, argument in enumerate(args)} | kwargs
+    for name, argument in arguments.items():
+        for path, module in jax.tree_util.tree_leaves_with_path(argument, is_leaf=_is_module):
+            if _is_module(module):
+                for inner, variable in nnx.to_flat_state(nnx.state(module)):
+                    found[".".join([name + jax.tree_util.keystr(path), *map(str, inner)])] = variable
+    return found
+
+
+def _report_lost(name: str, lost: Mapping[str, Any]) -> None:
+    nnx: Any = sys.modules["flax.nnx"]
+    first, *others = lost
+    more = f" and {len(others)} more variables" if others else ""
+    text = (
+        f"{name} changes {first}{more} in place, and these changes are lost\n"
+        "  arguments are copies, as with jax.jit: return what changes, or give the step the state of all "
+        "modules:\n  graph, state = nnx.split((model, optimizer)) before it, in it nnx.merge(graph, state, "
+        "copy=True), and nnx.state((model, optimizer)) as its result"
+    )
+    if all(isinstance(variable, nnx.RngState) for variable in lost.values()):
+        warn_user([text])
+    else:
+        raise SignatureError(text)
+
+
+def add_note(error: Exception) -> None:
+    """Adds to an error of nnx about a module of an outer function how to write it instead."""
+    if type(error).__name__ == "TraceContextError" and type(error).__module__.startswith("flax"):
+        error.add_note(
+            "mpmd: the loss or the step changes a module that it closes over, such as its counts of random "
+            "numbers\n  nnx.merge(graph, params, rest, copy=True) makes it one of its own: without "
+            "copy=True, it has the variables of the states that it is made of"
+        )
 
 
 def _is_module(value: Any) -> bool:

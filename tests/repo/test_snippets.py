@@ -69,7 +69,14 @@ def test_recipes_run(name, tmp_path):
 
 
 def test_each_recipe_is_of_a_library():
-    assert list(recipes()) == ["flax linen", "flax nnx, functional", "equinox", "haiku", "keras"]
+    assert list(recipes()) == [
+        "flax linen",
+        "flax nnx, functional",
+        "flax nnx, dropout and an optimizer",
+        "equinox",
+        "haiku",
+        "keras",
+    ]
 
 
 def run(snippet, tmp_path, folder=None):

@@ -30,6 +30,7 @@ from mpmd.tracing.stages.stacked.closed_over_stacks import stacked_arguments
 from mpmd.tracing.stages.stacked.part_rules import FROM_ARRAYS, RULES
 from mpmd.tracing.stages.stacked.scan_ranges import divide_scans
 from mpmd.tracing.stages.stacked.stacked import in_parts, is_stacked
+from mpmd.tracing.stateful_modules import returning_what_it_changes
 
 Dynamic = tuple[list[Any], dict[str, Any]]
 """Positional and keyword arguments that are not static."""
@@ -149,8 +150,8 @@ class TracedStages:
         if not self.texts:
             raise ConfigError(
                 f"the configuration has stages={self.selector}, but no loss to divide is in the step\n"
-                "  mpmd.accumulate_gradients(loss, ...) is one; for a gradient of your own write "
-                "jax.value_and_grad(mpmd.staged(loss))"
+                "  mpmd.accumulate_gradients(loss, ...) is one; for a gradient of your own differentiate "
+                "mpmd.staged(loss), as in jax.value_and_grad(mpmd.staged(loss))"
             )
 
 
@@ -206,8 +207,9 @@ def _in_stages(stages: TracedStages, fn: Callable[..., Any], argnums: Any, args:
             leaves[i] = value
         positional, keywords = jax.tree.unflatten(tree, leaves)
         with dividing(None):  # stages have no stages in them
-            return fn(*positional, **keywords)
+            return checked(*positional, **keywords)
 
+    checked = returning_what_it_changes(fn)
     closed, shapes = jax.make_jaxpr(of_arrays, return_shape=True)(*values)
     function = FlatFunction(closed)
     positions = {i % len(args) for i in argnums}

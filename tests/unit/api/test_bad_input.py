@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -114,6 +115,21 @@ def test_arguments_of_another_structure():
     compiled = mpmd.jit(two_stages, config()).lower(X).compile()
     with pytest.raises(SignatureError, match="the arguments have another structure"):
         compiled(X, X)
+    nested = mpmd.jit(lambda tree: two_stages(tree["x"][0]), config()).lower({"x": (X, X)}).compile()
+    with pytest.raises(SignatureError, match="another structure") as e:
+        nested({"x": [X, X]})
+    assert r"tree['x']: got a list of 2, expected a tuple of 2" in str(e.value)
+    assert "PyTreeDef" not in str(e.value)
+
+
+def test_shardings_of_another_structure():
+    chosen = mpmd.make_config(topology(), {"first": "m0", "second": "m1"}, in_shardings=({"x": [None]},))
+    with pytest.raises(ConfigError, match="in_shardings is not a pytree prefix of the arguments") as e:
+        mpmd.jit(lambda tree: two_stages(tree["x"][0]), chosen).lower({"x": (X,)})
+    assert "in_shardings[0]['x'] is a list of 1, and the arguments have a tuple of 1 there" in str(e.value)
+    chosen = dataclasses.replace(chosen, in_shardings=None, out_shardings=(None, None))
+    with pytest.raises(ConfigError, match="out_shardings is a tuple of 2, and the results have an array"):
+        mpmd.jit(two_stages, chosen).lower(X)
 
 
 def test_a_batch_that_is_not_divisible():
@@ -189,9 +205,8 @@ def test_unknown_dialect():
 
 
 def test_unknown_backend():
-    chosen = mpmd.make_config(topology(), {"first": "m0", "second": "m1"}, backend="tpu2000")
-    with pytest.raises(ConfigError, match="backend is 'tpu2000'; there are .* 'reference', 'xla'"):
-        mpmd.jit(two_stages, chosen).lower(X)
+    with pytest.raises(ConfigError, match="backend is 'triton'; there are .* 'reference', 'xla'"):
+        mpmd.make_config(topology(), {"first": "m0", "second": "m1"}, backend="triton")
 
 
 def test_jit_without_a_config():
@@ -302,3 +317,13 @@ def test_a_value_that_leaves_a_named_computation_through_an_object_is_named():
             mpmd.jit(fn, config)(jnp.ones((4, 2)), jax.random.key(0))
         assert "named computation 'lower' computed key<fry>[] at " in str(caught.value)
         assert "test_bad_input.py" in str(caught.value)
+
+
+@pytest.mark.parametrize("key", [jax.random.key(0), jax.random.PRNGKey(0)])
+def test_one_key_for_all_microbatches(key):
+    def step(w, x, key):
+        return mpmd.accumulate_gradients(lambda w, x, key: two_stages(w * x).sum(), 4)(w, x, key)
+
+    with pytest.raises(SignatureError, match=r"key is .*: one random key\n.* jax.random.split\(key, 4\)"):
+        mpmd.jit(step, config()).lower(jnp.ones(4), X, key)
+    mpmd.jit(step, config()).lower(jnp.ones(4), X, jax.random.split(key, 4))

@@ -203,7 +203,7 @@ def test_an_unknown_mesh_of_an_input():
 
 def test_meshes_for_arguments_that_do_not_exist():
     config = mpmd.make_config(TOPOLOGY, {"first": "m0", "second": "m1"}, input_meshes=("m0", "m0"))
-    with pytest.raises(ConfigError, match="input_meshes is not a pytree prefix of its target"):
+    with pytest.raises(ConfigError, match="input_meshes is not a pytree prefix of the arguments"):
         mpmd.jit(two_stages, config).lower(X)
 
 
