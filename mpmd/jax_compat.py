@@ -113,6 +113,13 @@ def _only_says_packed(layout: Any) -> bool:
     return packed and order == tuple(range(len(order)))
 
 
+def format_of(leaf: Any, sharding: Sharding) -> Any:
+    """The `Format` of an array whose elements are in the default order."""
+    from jax.experimental.layout import Format, Layout
+
+    return Format(Layout(tuple(range(len(leaf.shape)))), sharding)
+
+
 def compiled_for(
     compiled: jax.stages.Compiled, devices: Sequence[Any], others: Sequence[Any]
 ) -> jax.stages.Compiled | None:

@@ -25,6 +25,7 @@ from mpmd.api.checkpoints.restore import CheckpointReader, SaveRequest, step_num
 from mpmd.api.checkpoints.saver import Saver
 from mpmd.api.checkpoints.together import all_processes
 from mpmd.api.checkpoints.writing import CheckpointWriter
+from mpmd.brief import bytes_text, clipped, counted, few
 from mpmd.errors import CheckpointError, collect
 from mpmd.runtime.processes.exchange import Alike
 from mpmd.support.user_code import warn_user
@@ -40,6 +41,12 @@ class Restored(NamedTuple):
     step: int
     state: Any
     extra: dict[str, Any]
+
+    def __repr__(self) -> str:
+        leaves = jax.tree.leaves(self.state)
+        size = bytes_text(sum(getattr(leaf, "nbytes", 0) for leaf in leaves))
+        extra = f", extra {few(map(repr, self.extra))}" if self.extra else ""
+        return clipped(f"Restored(step {self.step}, {counted(len(leaves), 'array')}, {size}{extra})")
 
 
 def steps(folder: Folder) -> list[int]:

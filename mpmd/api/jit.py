@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import types
 from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
 
+from mpmd.api.jax_stages import Unpicklable
+from mpmd.brief import few
 from mpmd.config.ambient import bind_step, refuse_within_jit
 from mpmd.config.config import Config
 from mpmd.config.described import described_world
@@ -143,7 +146,7 @@ def _with_shardings(config: Config, **shardings: Any) -> Config:
     return dataclasses.replace(config, **given)
 
 
-class Jitted(Generic[P, R]):
+class Jitted(Unpicklable, Generic[P, R]):
     """A function that runs on several meshes.  Call it, or take it through its stages."""
 
     def __init__(self, fn: Callable[P, R], config: Config, rules: ArgumentRules) -> None:
@@ -250,8 +253,22 @@ class Jitted(Generic[P, R]):
                 refined_config = self._refined[key] = refined(self._config, under)
             return under(refined_config)
 
+    pickle_instead = (
+        "it is pickled by its name, like a function, where it is an attribute of its module; pickle the "
+        "configuration otherwise, and call mpmd.jit there"
+    )
+
+    def __reduce__(self) -> str:
+        """Its name, by which it is found in its module, as a function is."""
+        found: Any = sys.modules.get(str(getattr(self, "__module__", "")))
+        name = str(getattr(self, "__qualname__", ""))
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return name if found is self else super().__reduce__()
+
     def __repr__(self) -> str:
-        return f"<mpmd.jit of {getattr(self._fn, '__name__', self._fn)!r} on {self._config.topology}>"
+        name = getattr(self._fn, "__name__", type(self._fn).__name__)
+        return f"<mpmd.jit of {name!r} on {few(self._config.topology)}>"
 
 
 def _leaves_for(traced: Traced, arguments: Arguments) -> list[Any]:

@@ -11,6 +11,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from mpmd.api.initial_state import Reader, initialized, loaded
 from mpmd.api.inputs import InputLeaf, InputPart, PlacedArgument
+from mpmd.brief import brief
 from mpmd.config.ambient import without_ambient_mesh
 from mpmd.errors import SignatureError
 from mpmd.partition.signature import Arguments
@@ -25,6 +26,8 @@ PerLeaf = tuple[tuple[Any, ...], dict[str, Any]]
 
 class StepArguments:
     """The arguments of a compiled step, where they are read."""
+
+    __repr__ = brief
 
     def __init__(
         self, traced: Arguments, types: list[BufferType], own: Program, devices: MeshDevices

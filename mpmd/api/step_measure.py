@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from mpmd.api.processes import merged
+from mpmd.api.step_memory import StepMemory
 from mpmd.api.step_runner import StepRunner
+from mpmd.brief import BriefTable, brief
 from mpmd.compile.executable import Executable, MemoryStats
 from mpmd.config.ambient import without_ambient_mesh
 from mpmd.config.topology import Topology
@@ -22,13 +24,15 @@ from mpmd.estimate.program_timeline import (
     warn_of_unseen,
 )
 from mpmd.runtime.measure.run_costs import ProgramCosts, measure_costs
-from mpmd.runtime.program.stream_memory import MemoryMeter, MeshMemory, predict_memory
+from mpmd.runtime.program.stream_memory import MemoryMeter, predict_memory
 from mpmd.runtime.program.streams import Run
 from mpmd.scheduling.timeline import Timeline
 
 
 class StepMeasure:
     """What a compiled step costs.  Methods that take arguments run one step, and return its results, too."""
+
+    __repr__ = brief
 
     def __init__(
         self, runner: StepRunner, executables: Mapping[str, Executable], topology: Topology, scratch: Scratch
@@ -84,7 +88,7 @@ class StepMeasure:
         """The predicted timeline; see `Lowered.schedule`."""
         return predicted_timeline(self._runner.executor.program, costs, list(self._topology), self._scratch)
 
-    def memory(self, *others: StepMeasure) -> dict[str, MeshMemory]:
+    def memory(self, *others: StepMeasure) -> StepMemory:
         """For each mesh the predicted peak in bytes over its devices, and which values are live there.
 
         With others it is for all these steps, such as those for several lengths of rows, of which one runs at
@@ -98,7 +102,7 @@ class StepMeasure:
         for step in steps:
             for mesh, of_mesh in step._scratch.owned.items():
                 owned.setdefault(mesh, {}).update(of_mesh)
-        kept, highest = Scratch(owned=owned).kept, dict[str, MeshMemory]()
+        kept, highest = Scratch(owned=owned).kept, StepMemory()
         for step in steps:
             for memory in predict_memory(step._runner.executor.program, step._scratch.workspace, kept):
                 before = highest.setdefault(memory.mesh, memory)
@@ -107,7 +111,7 @@ class StepMeasure:
 
     def fragment_memory(self) -> dict[str, MemoryStats]:
         """Bytes of each fragment, by the backend's own count."""
-        return {name: e.memory_analysis() for name, e in self._executables.items()}
+        return BriefTable({name: e.memory_analysis() for name, e in self._executables.items()})
 
     def work(self) -> dict[str, Any]:
         """`flops` and `bytes accessed` of one step over all meshes, and the same for each fragment.
@@ -118,7 +122,7 @@ class StepMeasure:
         `compute-bound seconds` and `memory-bound seconds` are projected by the cost models; the latter
         include calls and transfers, which `transfer seconds` counts alone.
         """
-        fragments = {name: e.cost_analysis() for name, e in self._executables.items()}
+        fragments = BriefTable({name: e.cost_analysis() for name, e in self._executables.items()})
         streams = self._runner.executor.own_program.streams
         runs = (op for stream in streams for op in stream.instructions if isinstance(op, Run))
         calls = dict(collections.Counter(op.executable for op in runs))
@@ -127,7 +131,7 @@ class StepMeasure:
             for key in ("flops", "bytes accessed")
         }
         total["fallbacks"] = sum(costs.get("fallbacks", 0.0) for costs in fragments.values())
-        return {**total, **self.bounds.totals(), "fragments": fragments, "calls": calls}
+        return BriefTable({**total, **self.bounds.totals(), "fragments": fragments, "calls": calls})
 
     @functools.cached_property
     def bounds(self) -> StepBounds:

@@ -7,9 +7,12 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+
+from mpmd.brief import brief
 from mpmd.config.described import device_of_meshes
 from mpmd.config.topology import Topology
-from mpmd.errors import ConfigError, close_to, collect
+from mpmd.errors import ConfigError, NotPicklableError, close_to, collect
 from mpmd.options import PipelineOptions
 from mpmd.scheduling.catalogue import PipelineSchedule, get_schedule
 from mpmd.support.option_texts import CompilerOptions, NamePlacement, OptionsRow
@@ -37,6 +40,26 @@ class Config:
     stages: Selector | None = None
     replicate: Any = None
     compiler_options: tuple[OptionsRow, ...] = ()
+
+    __repr__ = brief
+
+    def __deepcopy__(self, memo: Any) -> Config:
+        return self  # nothing in it changes
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Its fields.
+
+        Raises:
+            NotPicklableError: shardings name devices.
+        """
+        for name in ("in_shardings", "out_shardings"):
+            shardings = jax.tree.leaves(getattr(self, name), is_leaf=lambda leaf: hasattr(leaf, "device_set"))
+            if any(hasattr(leaf, "device_set") for leaf in shardings):
+                raise NotPicklableError(
+                    f"{name} of a configuration names devices, which another process does not have\n  give "
+                    "jax.sharding.PartitionSpec over the axes of the meshes, such as PartitionSpec('data')"
+                )
+        return dict(self.__dict__)
 
     @property
     def pipeline_schedule(self) -> PipelineSchedule:

@@ -7,6 +7,7 @@ import math
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
 from typing import Any, TypeAlias, cast, get_args
 
 import jax
@@ -65,6 +66,28 @@ class Topology(Mapping[str, Mesh]):
         return "\n".join(
             "  ".join([*(f"{text:{width}}" for text, width in zip(row, widths)), row[3]]) for row in rows
         )
+
+    def _repr_html_(self) -> str:
+        """A table of meshes with their axes and devices, for notebooks."""
+        heads = ("mesh", "axes", "devices", *(("processes",) if self.processes else ()))
+        rows = ["".join(f"<th>{head}</th>" for head in heads)]
+        for name, mesh in self.items():
+            axes = " ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
+            texts = (name, axes, _devices_text(mesh), *(map(str, self.processes.get(name, ()))))
+            rows.append("".join(f"<td>{escape(text)}</td>" for text in texts))
+        return "<table>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"
+
+    def __deepcopy__(self, memo: Any) -> Topology:
+        return self  # devices are of this process, and nothing in it changes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By sizes, and numbers of devices in `jax.devices()`: None for made ones, which are made again."""
+        numbers = {device: number for number, device in enumerate(jax.devices())}
+        meshes = {
+            name: (dict(mesh.shape), [numbers.get(device) for device in mesh.devices.flat])
+            for name, mesh in self.items()
+        }
+        return topology_again, (meshes, self.explicit_axes)
 
     @functools.cached_property
     def processes(self) -> dict[str, tuple[int, ...]]:
@@ -166,6 +189,40 @@ def make_topology(
         )
         break
     return topology
+
+
+def topology_again(
+    meshes: Mapping[str, tuple[dict[str, int], list[int | None]]], explicit_axes: Sequence[str]
+) -> Topology:
+    """A topology that was pickled, in another process perhaps: on the devices with the same numbers.
+
+    Where these are the first of all, meshes are as `make_topology` makes them of their sizes.
+
+    Args:
+        meshes: for each the sizes of its axes, and the numbers of its devices.
+        explicit_axes: see `Topology`.
+
+    Raises:
+        ConfigError: there are too few devices.
+    """
+    numbers = [number for _, of_mesh in meshes.values() for number in of_mesh]
+    devices = jax.devices()
+    known = [number for number in numbers if number is not None]
+    if len(known) < len(numbers) or known == list(range(len(known))):
+        made = len(known) < len(numbers) <= len(devices)  # although there are enough
+        sizes = {name: axes for name, (axes, _) in meshes.items()}
+        return Topology(make_topology(sizes, pinning="always" if made else "auto"), explicit_axes)
+    if max(known) >= len(devices):
+        raise ConfigError(
+            f"the pickled topology of {', '.join(meshes)} uses device {max(known)} of jax.devices(), and "
+            f"this process has {len(devices)}"
+            "\n  start it with as many devices, or make a topology here: mpmd.make_topology"
+        )
+    again = {}
+    for name, (axes, of_mesh) in meshes.items():
+        own = np.array([devices[number] for number in of_mesh if number is not None])
+        again[name] = Mesh(own.reshape(tuple(axes.values())), tuple(axes))
+    return Topology(again, explicit_axes)
 
 
 def check_processes(topology: Topology) -> None:

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from mpmd.brief import brief
 from mpmd.errors import ConfigError, close_to
 
 _SHORT_NAMES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64"}
@@ -119,6 +120,8 @@ class Device:
     product_units: bool = False
     limits: KernelLimits = KernelLimits()
     dispatch: DispatchRates = DispatchRates()
+
+    __repr__ = brief
 
     @staticmethod
     def parse(name: str) -> Device:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import jax
 
 from mpmd import ir
+from mpmd.brief import brief
 from mpmd.compile.cache import DiskCache
 from mpmd.compile.options import CompileOptions, Dump
 from mpmd.compile.passes import make_pass
@@ -91,6 +92,8 @@ class Partitioned:
     diagnostics: Diagnostics
     seconds: dict[str, float]
     pass_seconds: list[tuple[str, float]]
+
+    __repr__ = brief
 
     @property
     def warnings(self) -> list[str]:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.tree_util import DictKey, keystr, tree_leaves_with_path
 
+from mpmd.brief import brief
 from mpmd.errors import SignatureError, collect
 from mpmd.jax_compat import explicit_sharding
 from mpmd.tracing.stages.stacked.stacked import Stacked, in_parts, is_stacked, of_axis
@@ -28,6 +29,8 @@ class ArgumentRules:
     donate_argnums: tuple[int, ...] = ()
     donate_argnames: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
+
+    __repr__ = brief
 
     @staticmethod
     def of(
@@ -128,6 +131,8 @@ class Arguments:
     tree: Any
     statics: tuple[tuple[Any, Hashable], ...]
     donated: tuple[int, ...]
+
+    __repr__ = brief
 
     def without_arrays(self) -> Arguments:
         """The same with shapes and dtypes for the arrays, which it then does not keep alive."""
@@ -238,6 +243,8 @@ class StepSignature:
     arguments: Arguments
     paths: list[str]
     in_parts: bool
+
+    __repr__ = brief
 
     def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The flat arguments of a call.
