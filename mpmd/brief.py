@@ -66,7 +66,7 @@ def brief(self: object) -> str:
     if not dataclasses.is_dataclass(self):
         return f"<{name}>"
     shown = [
-        f"{field.name}={clipped(_in_one_line(value), _MAX_FIELD)}"
+        f"{field.name}={clipped(in_one_line(value), _MAX_FIELD)}"
         for field in dataclasses.fields(self)
         if field.repr and not _is_default(field, value := getattr(self, field.name))
     ]
@@ -146,7 +146,7 @@ class BriefTable(dict[K, V]):
     """A dictionary that prints its first entries, each in a line."""
 
     def __repr__(self) -> str:
-        entries = [f"{_shortener.repr(key)}: {_in_one_line(value)}" for key, value in self._first()]
+        entries = [f"{_shortener.repr(key)}: {in_one_line(value)}" for key, value in self._first()]
         more = [f"… and {len(self) - len(entries)} more"] if len(self) > len(entries) else []
         rows = [clipped(entry, MAX_COLUMNS - 2) for entry in [*entries, *more]]
         return "{" + ",\n ".join(rows) + "}"
@@ -156,7 +156,8 @@ class BriefTable(dict[K, V]):
         return list(itertools.islice(self.items(), most))
 
 
-def _in_one_line(value: Any) -> str:
+def in_one_line(value: Any) -> str:
+    """A value, shortened, as fields and entries show it."""
     return _joined(_shortener.repr(value))
 
 

@@ -117,7 +117,8 @@ def format_of(leaf: Any, sharding: Sharding) -> Any:
     """The `Format` of an array whose elements are in the default order."""
     from jax.experimental.layout import Format, Layout
 
-    return Format(Layout(tuple(range(len(leaf.shape)))), sharding)
+    tiled = next(iter(sharding.device_set)).platform == "tpu"  # by its compiler
+    return Format(Layout(tuple(range(len(leaf.shape))), tiling=None if tiled else ()), sharding)
 
 
 def compiled_for(

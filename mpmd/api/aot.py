@@ -392,7 +392,7 @@ class Compiled(StepStage):
         types = [graph.types[spec.value] for spec in graph.inputs]
         self.arguments = StepArguments(signature.arguments, types, executor.own_program, devices)
         self.measure = StepMeasure(self.runner, executables, topology, scratch)
-        self.figures = ProgramFigures(lowered.program, scratch.workspace)
+        self.figures = ProgramFigures(lowered.program, scratch.workspace, scratch.kept)
         self._compares = lowered.partitioned.compare
 
     def _repr_html_(self) -> str:

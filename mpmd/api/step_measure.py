@@ -10,7 +10,7 @@ from typing import Any
 from mpmd.api.processes import merged
 from mpmd.api.step_memory import StepMemory
 from mpmd.api.step_runner import StepRunner
-from mpmd.brief import BriefTable, brief
+from mpmd.brief import BriefTable, card
 from mpmd.compile.executable import Executable, MemoryStats
 from mpmd.config.ambient import without_ambient_mesh
 from mpmd.config.topology import Topology
@@ -32,7 +32,12 @@ from mpmd.scheduling.timeline import Timeline
 class StepMeasure:
     """What a compiled step costs.  Methods that take arguments run one step, and return its results, too."""
 
-    __repr__ = brief
+    def __repr__(self) -> str:
+        rows = [
+            ("run a step", "timeline, costs, live_bytes"),
+            ("predict", "schedule, memory, fragment_memory, work, bounds"),
+        ]
+        return card("StepMeasure", rows)
 
     def __init__(
         self, runner: StepRunner, executables: Mapping[str, Executable], topology: Topology, scratch: Scratch

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from mpmd.brief import brief
+from mpmd.brief import card, few, in_one_line
 from mpmd.config.described import device_of_meshes
 from mpmd.config.topology import Topology
 from mpmd.errors import ConfigError, NotPicklableError, close_to, collect
@@ -41,7 +41,17 @@ class Config:
     replicate: Any = None
     compiler_options: tuple[OptionsRow, ...] = ()
 
-    __repr__ = brief
+    def __repr__(self) -> str:
+        """The fields that were given."""
+        others = [
+            field for field in dataclasses.fields(self)[2:] if getattr(self, field.name) != field.default
+        ]
+        rows = [
+            ("topology", in_one_line(self.topology)),
+            ("assignment", few(f"{name} on {place}" for name, place in self.assignment.items())),
+            *((field.name, in_one_line(getattr(self, field.name))) for field in others),
+        ]
+        return card("Config", rows)
 
     def __deepcopy__(self, memo: Any) -> Config:
         return self  # nothing in it changes

@@ -90,8 +90,8 @@ class Partitioned:
     compile_options: CompileOptions
     compare: bool
     diagnostics: Diagnostics
-    seconds: dict[str, float]
-    pass_seconds: list[tuple[str, float]]
+    seconds: dict[str, float] = dataclasses.field(repr=False)
+    pass_seconds: list[tuple[str, float]] = dataclasses.field(repr=False)
 
     __repr__ = brief
 

@@ -18,10 +18,12 @@ class ProgramFigures:
     Attributes:
         program: of the step.
         workspace: scratch bytes by (mesh, executable) while it runs, where known.
+        kept: scratch bytes by mesh that are held all the time, where known.
     """
 
     program: Program
     workspace: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
+    kept: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     __repr__ = brief
 
@@ -54,7 +56,10 @@ class ProgramFigures:
     @functools.cached_property
     def peak_bytes(self) -> dict[str, int]:
         """For each mesh the maximum of bytes held at once, as `predict_memory` counts them."""
-        return {s.mesh: max(held_bytes(s, self.workspace), default=0) for s in self.program.streams}
+        return {
+            stream.mesh: max(held_bytes(stream, self.workspace, self.kept.get(stream.mesh, 0)), default=0)
+            for stream in self.program.streams
+        }
 
     @functools.cached_property
     def bubble(self) -> float:
