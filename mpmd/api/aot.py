@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from mpmd.api.processes import (
 )
 from mpmd.api.step_arguments import PerLeaf, StepArguments
 from mpmd.api.step_card import compiled_card, lowered_card, traced_card
+from mpmd.api.step_log import say_compiled, say_lowered
 from mpmd.api.step_measure import StepMeasure
 from mpmd.api.step_memory import StepMemory
 from mpmd.api.step_runner import StepRunner
@@ -159,12 +161,14 @@ class Traced(StepStage):
         """
         if lowering_platforms is not None or _private_parameters is not None:
             raise ConfigError(_NO_EXPORT)
+        begin = time.perf_counter()
         platform = next(iter(self.config.topology.values())).devices.flat[0].platform
         lowered = lower(self.jax_traced, platform)
         partitioned = self.partition(lowered, observer)
         result = Lowered(self, lowered, partitioned)
         if jax.process_index() == 0:
             warn_user(result.warnings)
+        say_lowered(result, begin)
         return result
 
     def partition(self, lowered: Any, observer: LoweringObserver | None = None) -> Partitioned:
@@ -331,11 +335,12 @@ class Lowered(StepStage):
             raise ConfigError(f"runtime is {runtime!r}; it must be mpmd.RuntimeOptions, or None")
         if (described := described_world()) is not None:
             return described.take(self)
-        topology = self.config.topology
+        topology, begin = self.config.topology, time.perf_counter()
         fragments = with_compiler_options(self.fragments, compiler_options, topology)
         with compiling(self.partitioned, topology) as exchange:
             compiled = self._compiled(fragments, runtime or RuntimeOptions(), exchange)
         compiled.fallbacks.show()
+        say_compiled(compiled, begin)
         return compiled
 
     def _compiled(

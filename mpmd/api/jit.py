@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
+import time
 import types
 from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 import jax
 
 from mpmd.api.jax_stages import Unpicklable
+from mpmd.api.step_log import say_again, say_traced
 from mpmd.brief import few
 from mpmd.config.ambient import bind_step, refuse_within_jit
 from mpmd.config.config import Config
@@ -216,6 +218,7 @@ class Jitted(Unpicklable, Generic[P, R]):
             raise
         compiled = known.get(key)
         if compiled is None:
+            say_again(str(getattr(self._fn, "__name__", "step")), arguments, known.values())
             compiled = self._compile(arguments, args, kwargs)
             self._explicit |= compiled.lowered.traced.explicit
             known[self._key(arguments, context)] = compiled
@@ -240,7 +243,9 @@ class Jitted(Unpicklable, Generic[P, R]):
             from mpmd.api.trace_step import trace  # brings the compiler: as many modules as the rest
 
             def under(config: Config) -> Traced:
+                begin = time.perf_counter()
                 traced = trace(self._fn, config, self._rules, arguments, args, kwargs)
+                say_traced(traced, begin)
                 return dataclasses.replace(traced, again=under) if described_world() else traced
 
             if not getattr(self._config.stages, "refine", False):

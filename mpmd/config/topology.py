@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import re
 import warnings
@@ -21,6 +22,8 @@ from mpmd.runtime.processes.placing import placed
 from mpmd.runtime.processes.world import world
 from mpmd.runtime.program.streams import processes_text
 from mpmd.runtime.run.clients import Pinning, divided, mesh_devices
+
+log = logging.getLogger("mpmd.devices")
 
 MeshLike: TypeAlias = int | Mesh | Mapping[str, int] | Sequence[Any]
 
@@ -183,6 +186,7 @@ def make_topology(
         check_processes(topology)
     if (joined := world()) is not None:
         joined.pin()
+    log.info("meshes: %s", "; ".join(f"{name} on {_devices_text(mesh)}" for name, mesh in topology.items()))
     for device, names in topology.shared_devices.items() if jax.process_index() == 0 else ():
         warnings.warn(
             f"meshes {', '.join(names)} share {device}: their fragments take turns on it", stacklevel=2

@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import logging
 import os
 import socket
 import sys
@@ -34,6 +35,8 @@ from mpmd.support.resources import once
 
 _RECORDED = 16
 """Calls whose results are known; earlier results are compared by shape, dtype and place only."""
+
+log = logging.getLogger("mpmd.processes")
 
 
 class Origins:
@@ -357,6 +360,7 @@ def world() -> World | None:
     monitor.start()
     atexit.register(_leave, joined, monitor.stop)
     _report_exceptions(joined)
+    log.info("joined as %s", joined.name())
     return joined
 
 
