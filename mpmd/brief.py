@@ -19,7 +19,7 @@ MAX_LINES, MAX_COLUMNS = 10, 120
 """Bounds of each `repr`."""
 NOTEBOOK_WIDTH = 736
 """Pixels of a picture that a notebook shows without scrolling."""
-_MAX_FIELD = 100
+_MAX_FIELD = 110
 _MAX_NAMES = 6
 
 K = TypeVar("K")
@@ -39,6 +39,8 @@ class _Shortener(reprlib.Repr):
         kind = type(x)
         if kind is bytes:
             return f"<{len(x)} bytes>"
+        if kind.__repr__ is object.__repr__:  # which has the address
+            return f"<{kind.__name__}>"
         if isinstance(x, Mapping) and not _is_ours(kind):
             return str(self.repr_dict(dict(x), level))
         if hasattr(x, "shape") and hasattr(x, "dtype"):
@@ -62,11 +64,11 @@ def brief(self: object) -> str:
 
     Of other classes it is the name.
     """
-    name = type(self).__qualname__
+    name = type(self).__name__
     if not dataclasses.is_dataclass(self):
         return f"<{name}>"
     shown = [
-        f"{field.name}={clipped(in_one_line(value), _MAX_FIELD)}"
+        clipped(f"{field.name}={in_one_line(value)}", _MAX_FIELD)
         for field in dataclasses.fields(self)
         if field.repr and not _is_default(field, value := getattr(self, field.name))
     ]
@@ -119,7 +121,7 @@ def few(names: Iterable[Any], most: int = _MAX_NAMES) -> str:
 
 def counted(number: int, noun: str) -> str:
     """A number of things: `1 stage`, `4 stages`."""
-    plural = f"{noun}{'es' if noun.endswith(('ch', 'sh')) else 's'}"
+    plural = f"{noun}{'es' if noun.endswith(('ch', 'sh', 's')) else 's'}"
     return f"{number:,} {noun if number == 1 else plural}"
 
 

@@ -24,7 +24,7 @@ from mpmd.estimate.program_timeline import (
     warn_of_unseen,
 )
 from mpmd.runtime.measure.run_costs import ProgramCosts, measure_costs
-from mpmd.runtime.program.stream_memory import MemoryMeter, predict_memory
+from mpmd.runtime.program.stream_memory import MemoryMeter, MeshMemory, predict_memory
 from mpmd.runtime.program.streams import Run
 from mpmd.scheduling.timeline import Timeline
 
@@ -107,12 +107,12 @@ class StepMeasure:
         for step in steps:
             for mesh, of_mesh in step._scratch.owned.items():
                 owned.setdefault(mesh, {}).update(of_mesh)
-        kept, highest = Scratch(owned=owned).kept, StepMemory()
+        kept, highest = Scratch(owned=owned).kept, dict[str, MeshMemory]()
         for step in steps:
             for memory in predict_memory(step._runner.executor.program, step._scratch.workspace, kept):
                 before = highest.setdefault(memory.mesh, memory)
                 highest[memory.mesh] = max(before, memory, key=lambda m: m.peak_bytes)
-        return highest
+        return StepMemory({mesh: highest[mesh] for mesh in self._topology if mesh in highest})
 
     def fragment_memory(self) -> dict[str, MemoryStats]:
         """Bytes of each fragment, by the backend's own count."""

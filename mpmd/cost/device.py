@@ -41,6 +41,8 @@ class KernelLimits:
     stores_last: bool = False
     repeats_functions: bool = False
 
+    __repr__ = brief
+
 
 @dataclass(frozen=True)
 class DispatchRates:
@@ -66,6 +68,8 @@ class DispatchRates:
     wake_seconds: float = 1e-4
     dispatch_seconds: float = 5e-5
     dispatch_alone_seconds: float = 1e-3
+
+    __repr__ = brief
 
 
 @dataclass(frozen=True)

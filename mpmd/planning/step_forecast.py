@@ -16,7 +16,7 @@ from typing import Any
 
 from mpmd.api.aot import Lowered
 from mpmd.api.step_card import meshes_text
-from mpmd.brief import BriefTable, as_html, bytes_text, card, few, seconds_text
+from mpmd.brief import BriefTable, as_html, bytes_text, card, counted, few, seconds_text
 from mpmd.compile.backends.targets import DESCRIBED
 from mpmd.compile.compiler import alike
 from mpmd.config.described import DescribedWorld
@@ -84,7 +84,7 @@ class StepForecast:
             ("too large", few(self.too_large)),
             ("nearest fit", self.nearest.partition("\n")[0]),
         ]
-        devices = f"{world.processes} processes x {world.devices} {world.device.name}"
+        devices = f"{counted(world.processes, 'process')} x {world.devices} {world.device.name}"
         return card(f"StepForecast of {self.lowered.name!r} on {devices}", rows)
 
     def _repr_html_(self) -> str:
