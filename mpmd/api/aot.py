@@ -30,7 +30,7 @@ from mpmd.api.step_arguments import PerLeaf, StepArguments
 from mpmd.api.step_card import compiled_card, lowered_card, traced_card
 from mpmd.api.step_log import say_compiled, say_lowered
 from mpmd.api.step_measure import StepMeasure
-from mpmd.api.step_memory import StepMemory
+from mpmd.api.step_memory import MemoryTable
 from mpmd.api.step_runner import StepRunner
 from mpmd.brief import as_html
 from mpmd.compile.compiler import compile_fragments, fallback_warning, programs
@@ -519,7 +519,7 @@ class Compiled(StepStage):
         """`measure.work()`, by its name in `jax.stages.Compiled`."""
         return self.measure.work()
 
-    def memory_analysis(self, *others: Compiled) -> StepMemory:
+    def memory_analysis(self, *others: Compiled) -> MemoryTable:
         """`measure.memory()`, by its name in `jax.stages.Compiled`; of this step and others together."""
         return self.measure.memory(*(other.measure for other in others))
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mpmd.api.processes import merged
-from mpmd.api.step_memory import StepMemory
+from mpmd.api.step_memory import MemoryTable
 from mpmd.api.step_runner import StepRunner
 from mpmd.brief import BriefTable, card
 from mpmd.compile.executable import Executable, MemoryStats
@@ -93,7 +93,7 @@ class StepMeasure:
         """The predicted timeline; see `Lowered.schedule`."""
         return predicted_timeline(self._runner.executor.program, costs, list(self._topology), self._scratch)
 
-    def memory(self, *others: StepMeasure) -> StepMemory:
+    def memory(self, *others: StepMeasure) -> MemoryTable:
         """For each mesh the predicted peak in bytes over its devices, and which values are live there.
 
         With others it is for all these steps, such as those for several lengths of rows, of which one runs at
@@ -112,7 +112,7 @@ class StepMeasure:
             for memory in predict_memory(step._runner.executor.program, step._scratch.workspace, kept):
                 before = highest.setdefault(memory.mesh, memory)
                 highest[memory.mesh] = max(before, memory, key=lambda m: m.peak_bytes)
-        return StepMemory({mesh: highest[mesh] for mesh in self._topology if mesh in highest})
+        return MemoryTable({mesh: highest[mesh] for mesh in self._topology if mesh in highest})
 
     def fragment_memory(self) -> dict[str, MemoryStats]:
         """Bytes of each fragment, by the backend's own count."""

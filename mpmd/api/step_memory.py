@@ -11,7 +11,7 @@ _COLOURS = ("#6f7f8f", "#009e73", "#e69f00", "#0072b2", "#cc79a7", "#d55e00", "#
 _LEFT, _RIGHT, _BAR, _LETTER = 110, 90, 20, 6.5
 
 
-class StepMemory(BriefTable[str, MeshMemory]):
+class MemoryTable(BriefTable[str, MeshMemory]):
     """Mesh -> its `MeshMemory`."""
 
     def __repr__(self) -> str:
@@ -25,7 +25,7 @@ class StepMemory(BriefTable[str, MeshMemory]):
             ("on the host", few(f"{bytes_text(m.host_bytes)} of {m.mesh}" for m in peaks if m.host_bytes)),
         ]
         total = bytes_text(sum(memory.peak_bytes for memory in peaks))
-        return card(f"StepMemory: {total} on all meshes, at their peaks", rows)
+        return card(f"MemoryTable: {total} on all meshes, at their peaks", rows)
 
     def _repr_svg_(self) -> str:
         """A bar for each mesh, at its peak, in the colours of what it holds; for notebooks."""
