@@ -22,6 +22,8 @@ NOTEBOOK_WIDTH = 736
 _MAX_FIELD = 110
 _MAX_NAMES = 6
 
+_WITH_ADDRESS: Any = object.__repr__
+
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -39,7 +41,7 @@ class _Shortener(reprlib.Repr):
         kind = type(x)
         if kind is bytes:
             return f"<{len(x)} bytes>"
-        if kind.__repr__ is object.__repr__:  # which has the address
+        if kind.__repr__ is _WITH_ADDRESS:
             return f"<{kind.__name__}>"
         if isinstance(x, Mapping) and not _is_ours(kind):
             return str(self.repr_dict(dict(x), level))

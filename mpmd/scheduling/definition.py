@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from mpmd.brief import brief
 from mpmd.errors import ScheduleError
 from mpmd.scheduling.table import (
     Mirror,
@@ -34,6 +35,8 @@ class PipelineShape:
     num_microbatches: int
     placement: Placement
     sources: Sources | None = None
+
+    __repr__ = brief
 
     @property
     def num_stages(self) -> int:

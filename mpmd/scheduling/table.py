@@ -248,6 +248,8 @@ class Mirror:
     stage_to_mesh: Placement
     first_microbatch: int
 
+    __repr__ = brief
+
 
 @dataclass(frozen=True)
 class ScheduleTable:

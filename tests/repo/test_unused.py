@@ -41,8 +41,8 @@ GIVEN = {
     *mpmd.__all__,
 }
 """Classes whose values users are given: they call the methods."""
-_OF_NOTEBOOKS = "_repr_"
-"""The begin of methods that notebooks call."""
+CALLED_BY_OTHERS = ("__", "_repr_", "repr_")
+"""Begins of methods that Python, notebooks and `reprlib` call."""
 REGISTERS = re.compile(r"(?!functools|contextlib|dataclasses)")
 """Decorators that may give what they decorate to a table."""
 KEPT_PASSES = {
@@ -145,7 +145,9 @@ def test_every_method_and_field_has_a_use_outside_of_tests():
         for kind in (node for node in nodes(path) if isinstance(node, ast.ClassDef)):
             for node in kind.body if kind.name not in GIVEN else ():
                 name = getattr(node, "name", None) or getattr(getattr(node, "target", None), "id", "__")
-                if not name.startswith(("__", _OF_NOTEBOOKS)) and name not in {*uses().attributes, *FOR_TESTS}:
+                if name.startswith(CALLED_BY_OTHERS) or name in FOR_TESTS:
+                    continue
+                if name not in uses().attributes:
                     unused.append(f"{path}:{node.lineno} {kind.name}.{name}")
     assert unused == []
 

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from mpmd import jax_compat, jax_distributed
+from mpmd.brief import brief
 from mpmd.errors import ConfigError, PeerError
 from mpmd.runtime.processes.exchange import Alike, WorldExchange
 from mpmd.runtime.processes.store import BoundedStore, Mail, NoAnswer, delay_aborts
@@ -121,6 +122,8 @@ class World:
         watcher: the watching thread.
         origins: where arrays come from.
     """
+
+    __repr__ = brief
 
     def __init__(self, store: Any, index: int, count: int) -> None:
         self.store, self.index, self.count = store, index, count

@@ -21,7 +21,16 @@ from mpmd.config.described import DescribedWorld
 from mpmd.cost.device import Device
 from mpmd.planning.step_forecast import forecast
 from mpmd.runtime.program.stream_memory import predict_memory
-from mpmd.scheduling import SCHEDULES, from_table, get_schedule, simulate
+from mpmd.scheduling import (
+    SCHEDULES,
+    Costs,
+    SchedulingProblem,
+    StageCosts,
+    from_table,
+    get_schedule,
+    search,
+    simulate,
+)
 from tests.repo.tree import text
 from tests.support.object_walk import faults, reached
 from tests.support.scheduled_steps import jitted, placement
@@ -125,6 +134,8 @@ def others() -> dict[str, object]:
         "schedules": [get_schedule(name) for name in SCHEDULES],
         "a table of one's own": from_table([["0F0", "0B0"]]),
         "simulated": simulate(tables["zb_v"]),
+        "problem": SchedulingProblem(Costs.uniform(WIDE, StageCosts()), WIDE, 4),
+        "searched": search(SchedulingProblem(Costs.unit(2), 2, 4)),
     }  # fmt: skip
 
 
@@ -153,7 +164,7 @@ def test_objects_of_a_large_step_print_in_as_few():
 
 def test_a_step_says_what_it_runs_and_sends(small):
     lowered, compiled = small["lowered"], small["compiled"]
-    timeline, memory = lowered.schedule(), predict_memory(lowered.program)
+    timeline, memory = lowered.schedule({}), predict_memory(lowered.program)
     runs = sum(len(timeline.compute(mesh)) for mesh in timeline.meshes)
     sent = sum(span.nbytes for span in timeline.transfers)
     shown = repr(lowered)
@@ -169,7 +180,7 @@ def test_a_step_says_what_it_runs_and_sends(small):
     assert "arguments  3 arrays" in shown and "2 donated" in shown
     assert f"{len(compiled.executables)} native" in repr(compiled) or "xla" in repr(compiled)
     assert repr(small["jitted"]) == "<mpmd.jit of 'step' on m0, m1>"
-    assert repr(small["predicted"]).startswith(f"Timeline {timeline.title!r}: 10")
+    assert repr(timeline).startswith(f"Timeline {timeline.title!r}: 10 ")
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "interleaved_1f1b", "zb_h1", "zb_v"])
@@ -192,7 +203,7 @@ def test_the_bubble_is_the_predicted_one_for_every_schedule(schedule):
     lowered = jitted(step, schedule, meshes).lower(
         [np.eye(4, dtype=np.float32)] * len(stages), np.ones((8, 4))
     )
-    assert lowered.figures.bubble == pytest.approx(lowered.schedule().bubble_fraction())
+    assert lowered.figures.bubble == pytest.approx(lowered.schedule({}).bubble_fraction())
 
 
 PICTURES = (
@@ -205,6 +216,7 @@ PICTURES = (
     "plan",
     "table",
     "schedules[0]",
+    "searched",
 )
 
 
