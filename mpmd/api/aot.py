@@ -14,7 +14,7 @@ import jax
 from mpmd import ir
 from mpmd.api.compare import Comparison, FragmentComparison, kept, reported
 from mpmd.api.initial_state import Reader
-from mpmd.api.jax_stages import StepStage
+from mpmd.api.jax_stages import OF_JAX_ALONE, StepStage
 from mpmd.api.one_picture import one_picture
 from mpmd.api.processes import (
     compiling,
@@ -94,7 +94,7 @@ class Traced(StepStage):
     name: str = "step"
     again: Callable[[Config], Traced] | None = None
 
-    lacks = {"lojax": "it is of JAX's own compiler; jax_traced is the step as JAX traced it"}
+    lacks = dict.fromkeys(("lojax", "physicalize", "closure_convert", "with_consts_as_arg"), OF_JAX_ALONE)
     __repr__ = traced_card
 
     @property
@@ -105,6 +105,11 @@ class Traced(StepStage):
     def fun_name(self) -> str:
         """`name`, by its name in `jax.stages.Traced`."""
         return self.name
+
+    @property
+    def effects(self) -> Any:
+        """The effects of its computations, as JAX names them."""
+        return self.jaxpr.effects
 
     @property
     def out_avals(self) -> Any:

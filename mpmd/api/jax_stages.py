@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 S = TypeVar("S")
 
+OF_JAX_ALONE = "it is of JAX's own compiler; jax_traced is the step as JAX traced it"
+"""The reason for what only JAX's own lowering uses."""
+
 
 class Unpicklable:
     """An object of this process: a deep copy is itself, as a function's is, and it is not pickled.

@@ -53,8 +53,11 @@ class Config:
         ]
         return card("Config", rows)
 
-    def __deepcopy__(self, memo: Any) -> Config:
+    def __copy__(self) -> Config:
         return self  # nothing in it changes
+
+    def __deepcopy__(self, memo: Any) -> Config:
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
         """Its fields.

@@ -73,8 +73,8 @@ def test_a_stage_has_the_names_of_jax_or_a_reason(stages, stage):
             lacking.add(name)
             reason = str(error).partition(f"mpmd's {stage} has no {name}: ")[2]
             assert reason and f"| `{stage}.{name}` | {reason} |" in guide
-    documented = set(re.findall(rf"\| `{stage}\.(\w+)` \|", guide))
-    assert documented == lacking
+    assert lacking <= ours.lacks.keys(), "other versions of JAX have more names"
+    assert set(re.findall(rf"\| `{stage}\.(\w+)` \|", guide)) == ours.lacks.keys()
     with pytest.raises(AttributeError, match=f"'{stage}' object has no attribute 'not_there'"):
         _ = ours.not_there
 
