@@ -14,7 +14,7 @@ import jax
 from mpmd import ir
 from mpmd.api.compare import Comparison, FragmentComparison, kept, reported
 from mpmd.api.initial_state import Reader
-from mpmd.api.jax_stages import OF_JAX_ALONE, StepStage
+from mpmd.api.jax_stages import NO_EXPORT, OF_JAX_ALONE, StepStage
 from mpmd.api.one_picture import one_picture
 from mpmd.api.processes import (
     compiling,
@@ -165,7 +165,7 @@ class Traced(StepStage):
             PassError: a pass found the program wrong; holds all findings.
         """
         if lowering_platforms is not None or _private_parameters is not None:
-            raise ConfigError(_NO_EXPORT)
+            raise ConfigError(NO_EXPORT)
         begin = time.perf_counter()
         platform = next(iter(self.config.topology.values())).devices.flat[0].platform
         lowered = lower(self.jax_traced, platform)
@@ -590,13 +590,6 @@ class Compiled(StepStage):
         """`measure.timeline(...)`."""
         return self.measure.timeline(*args, **kwargs)
 
-
-_NO_EXPORT = (
-    "a step for several meshes cannot be exported: it is a program for each mesh, with messages between, and "
-    "jax.export writes one program"
-    "\n  jax.export.export(jax.jit(step.__wrapped__)) exports the step for one device"
-    "\n  for another process pickle the configuration, and call mpmd.jit there"
-)
 
 _PICTURES = ("memory", "bars")
 """The texts of a fragment that are pictures."""

@@ -18,6 +18,14 @@ S = TypeVar("S")
 OF_JAX_ALONE = "it is of JAX's own compiler; jax_traced is the step as JAX traced it"
 """The reason for what only JAX's own lowering uses."""
 
+NO_EXPORT = (
+    "a step for several meshes cannot be exported: it is a program for each mesh, with messages between, and "
+    "jax.export writes one program"
+    "\n  jax.export.export(jax.jit(step.__wrapped__)) exports the step for one device"
+    "\n  for another process pickle the configuration, and call mpmd.jit there"
+)
+"""The error of `jax.export`."""
+
 
 class Unpicklable:
     """An object of this process: a deep copy is itself, as a function's is, and it is not pickled.

@@ -52,9 +52,11 @@ def compiled_card(compiled: Compiled) -> str:
     lowered, figures = compiled.lowered, compiled.figures
     backends = collections.Counter(e.backend for e in compiled.executables.values())
     by = ", ".join(f"{count} {backend}" for backend, count in sorted(backends.items()))
+    distinct, here = len({op.executable for op in figures.runs}), len(compiled.executables)
+    which = f"{distinct} ({by})" if distinct == here else f"{distinct}, {here} of them in this process ({by})"
     rows = [
         *_program(lowered, figures),
-        ("fragments", f"{len(compiled.executables)} ({by}), called {len(figures.runs):,} times in a step"),
+        ("fragments", f"{which}, called {len(figures.runs):,} times in a step"),
         *_messages(figures),
         ("memory", f"{_memory(figures)}, with the scratch of fragments"),
         *_arguments(lowered.traced),
