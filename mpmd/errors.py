@@ -102,6 +102,10 @@ class AbsentValueError(MpmdError, RuntimeError):
     """The value of an array was read in a process that does not hold it."""
 
 
+class NotPicklableError(MpmdError, TypeError):
+    """An object of this process cannot be pickled for another one; says what to pickle instead."""
+
+
 class HloError(MpmdError, ValueError):
     """HLO text or an HLO module is malformed; shows the place."""
 

@@ -119,6 +119,14 @@ def is_staging() -> bool:
     return at_top is not None and not at_top() and isinstance(jax.numpy.zeros(()), jax.core.Tracer)
 
 
+def format_of(leaf: Any, sharding: Sharding) -> Any:
+    """The `Format` of an array whose elements are in the default order."""
+    from jax.experimental.layout import Format, Layout
+
+    tiled = next(iter(sharding.device_set)).platform == "tpu"  # by its compiler
+    return Format(Layout(tuple(range(len(leaf.shape))), tiling=None if tiled else ()), sharding)
+
+
 def host_callbacks(lowered: Any) -> tuple[Any, ...] | None:
     """The Python functions of custom calls of a lowered step, by position; None if JAX hides them."""
     arguments = getattr(getattr(lowered, "_lowering", None), "compile_args", None)

@@ -7,6 +7,7 @@ import re
 import typing
 from collections.abc import Callable, Mapping
 
+from mpmd.brief import brief
 from mpmd.errors import ConfigError, collect
 
 
@@ -232,6 +233,8 @@ class PipelineOptions(  # the fields of a record are in the reverse order of its
     Raises:
         ConfigError: a value is of another kind or cannot be used; all problems at once.
     """
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         if isinstance(self.reduce_gradients, Mapping):

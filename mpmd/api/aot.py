@@ -5,9 +5,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import re
-from collections.abc import Callable, Mapping
-from html import escape
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +14,8 @@ import jax
 from mpmd import ir
 from mpmd.api.compare import Comparison, FragmentComparison, kept, reported
 from mpmd.api.initial_state import Reader
+from mpmd.api.jax_stages import NO_EXPORT, OF_JAX_ALONE, StepStage
+from mpmd.api.one_picture import one_picture
 from mpmd.api.processes import (
     compiling,
     cores_of_own,
@@ -26,8 +27,12 @@ from mpmd.api.processes import (
     together,
 )
 from mpmd.api.step_arguments import PerLeaf, StepArguments
+from mpmd.api.step_card import compiled_card, lowered_card, traced_card
+from mpmd.api.step_log import say_compiled, say_lowered
 from mpmd.api.step_measure import StepMeasure
+from mpmd.api.step_memory import MemoryTable
 from mpmd.api.step_runner import StepRunner
+from mpmd.brief import as_html
 from mpmd.compile.compiler import compile_fragments, fallback_warning, programs
 from mpmd.compile.executable import TEXTS, Executable, MemoryStats
 from mpmd.compile.fragment import fragment_modules
@@ -39,13 +44,13 @@ from mpmd.cost.device import HOST, Device
 from mpmd.errors import CompileError, ConfigError
 from mpmd.estimate.estimate import estimate_costs
 from mpmd.estimate.program_timeline import Scratch, predicted_timeline
-from mpmd.jax_compat import back_from_host, host_callbacks
+from mpmd.jax_compat import back_from_host, format_of, host_callbacks
 from mpmd.partition.lowering import LoweringObserver, Partitioned, partition
 from mpmd.partition.name_checks import CalledNames
 from mpmd.partition.signature import Arguments, StepSignature
 from mpmd.runtime.measure.run_costs import ProgramCosts
 from mpmd.runtime.processes.exchange import WorldExchange
-from mpmd.runtime.program.stream_memory import MeshMemory
+from mpmd.runtime.program.figures import ProgramFigures
 from mpmd.runtime.program.streams import Copy, Program, between_memories
 from mpmd.runtime.run.decode import unwatched_executables
 from mpmd.runtime.run.executor import RuntimeOptions
@@ -62,7 +67,7 @@ DIALECTS = ("stages", "stablehlo", "mpmd", "program", "schedule")
 
 
 @dataclasses.dataclass
-class Traced:
+class Traced(StepStage):
     """A function traced for one signature.
 
     Attributes:
@@ -88,6 +93,28 @@ class Traced:
     explicit: bool = False
     name: str = "step"
     again: Callable[[Config], Traced] | None = None
+
+    lacks = dict.fromkeys(("lojax", "physicalize", "closure_convert", "with_consts_as_arg"), OF_JAX_ALONE)
+    __repr__ = traced_card
+
+    @property
+    def _of(self) -> Traced:
+        return self
+
+    @property
+    def fun_name(self) -> str:
+        """`name`, by its name in `jax.stages.Traced`."""
+        return self.name
+
+    @property
+    def effects(self) -> Any:
+        """The effects of its computations, as JAX names them."""
+        return self.jaxpr.effects
+
+    @property
+    def out_avals(self) -> Any:
+        """The shape and dtype of each result, as JAX's types."""
+        return self.jax_traced.out_avals
 
     @property
     def stages_text(self) -> str:
@@ -116,28 +143,37 @@ class Traced:
         """The function as JAX traced it."""
         return self.jax_traced.jaxpr
 
-    @property
-    def out_tree(self) -> Any:
-        """The pytree of the results."""
-        return jax.tree.structure(self.jax_traced.out_info)
-
     @garbage_kept()
     @without_ambient_mesh
-    def lower(self, observer: LoweringObserver | None = None) -> Lowered:
+    def lower(
+        self,
+        observer: LoweringObserver | None = None,
+        *,
+        lowering_platforms: Sequence[str] | None = None,
+        _private_parameters: Any = None,
+    ) -> Lowered:
         """Partitions, schedules and linearizes; `observer` is called with the program after every pass.
 
         The warnings in `Lowered.warnings` are also issued as Python warnings.
 
+        Args:
+            observer: see `LoweringObserver`.
+            lowering_platforms: as `jax.export` gives it, which a step for several meshes refuses.
+
         Raises:
-            ConfigError: names do not fit the assignment, or a sharding cannot be used.
+            ConfigError: names do not fit the assignment, a sharding cannot be used, or the step is exported.
             PassError: a pass found the program wrong; holds all findings.
         """
+        if lowering_platforms is not None or _private_parameters is not None:
+            raise ConfigError(NO_EXPORT)
+        begin = time.perf_counter()
         platform = next(iter(self.config.topology.values())).devices.flat[0].platform
         lowered = lower(self.jax_traced, platform)
         partitioned = self.partition(lowered, observer)
         result = Lowered(self, lowered, partitioned)
         if jax.process_index() == 0:
             warn_user(result.warnings)
+        say_lowered(result, begin)
         return result
 
     def partition(self, lowered: Any, observer: LoweringObserver | None = None) -> Partitioned:
@@ -148,12 +184,28 @@ class Traced:
 
 
 @dataclasses.dataclass
-class Lowered:
+class Lowered(StepStage):
     """A function partitioned over its meshes, before its fragments are compiled."""
 
     traced: Traced
     jax_lowered: Any
     partitioned: Partitioned
+
+    lacks = {"cost_analysis": "before it is compiled work is estimated: lowered.estimated_costs()"}
+    __repr__ = lowered_card
+
+    def _repr_html_(self) -> str:
+        """The lines of its `repr` above its timeline, for notebooks."""
+        return as_html(repr(self), self.schedule()._repr_svg_())
+
+    @property
+    def _of(self) -> Traced:
+        return self.traced
+
+    @functools.cached_property
+    def figures(self) -> ProgramFigures:
+        """What a step runs and sends."""
+        return ProgramFigures(self.program)
 
     @property
     def config(self) -> Config:
@@ -227,6 +279,18 @@ class Lowered:
             return render_text(self.schedule())
         raise ConfigError(f"there is no dialect {dialect!r}\n  there are {', '.join(map(repr, DIALECTS))}")
 
+    def compiler_ir(self, dialect: str = "mpmd") -> Any:
+        """The module after all passes, or with `"stablehlo"` as JAX lowers the step.
+
+        Raises:
+            ConfigError: another word.
+        """
+        if dialect == "mpmd":
+            return self.partitioned.module
+        if dialect == "stablehlo":
+            return self.jax_lowered.compiler_ir(dialect)
+        raise ConfigError(f"there is no module in dialect {dialect!r}\n  there are 'mpmd', 'stablehlo'")
+
     @functools.cached_property
     def fragments(self) -> dict[str, Any]:
         """The distinct fragments by name, as they will be compiled.
@@ -286,11 +350,12 @@ class Lowered:
             raise ConfigError(f"runtime is {runtime!r}; it must be mpmd.RuntimeOptions, or None")
         if (described := described_world()) is not None:
             return described.take(self)
-        topology = self.config.topology
+        topology, begin = self.config.topology, time.perf_counter()
         fragments = with_compiler_options(self.fragments, compiler_options, topology)
         with compiling(self.partitioned, topology) as exchange:
             compiled = self._compiled(fragments, runtime or RuntimeOptions(), exchange)
         compiled.fallbacks.show()
+        say_compiled(compiled, begin)
         return compiled
 
     def _compiled(
@@ -312,14 +377,21 @@ class Lowered:
         return compiled
 
 
-class Compiled:
+class Compiled(StepStage):
     """A function ready to run on its meshes.
 
     Attributes:
         arguments: where its arguments are read, and arguments created there.
         measure: its seconds and bytes.
+        figures: what a step runs and sends.
         fallbacks: the warning that names fragments that XLA compiles although native code was requested.
     """
+
+    lacks = {
+        "call": "call it: compiled(...)",
+        "runtime_executable": "a step is several executables, compiled.executables, and the streams between",
+    }
+    __repr__ = compiled_card
 
     def __init__(
         self,
@@ -340,7 +412,16 @@ class Compiled:
         types = [graph.types[spec.value] for spec in graph.inputs]
         self.arguments = StepArguments(signature.arguments, types, executor.own_program, devices)
         self.measure = StepMeasure(self.runner, executables, topology, scratch, lambda: lowered.default_costs)
+        self.figures = ProgramFigures(lowered.program, scratch.workspace, scratch.kept)
         self._compares = lowered.partitioned.compare
+
+    def _repr_html_(self) -> str:
+        """The lines of its `repr` above its predicted timeline and its memory, for notebooks."""
+        return as_html(repr(self), self.schedule()._repr_svg_(), self.memory_analysis()._repr_svg_())
+
+    @property
+    def _of(self) -> Traced:
+        return self.lowered.traced
 
     @property
     def program(self) -> Program:
@@ -405,7 +486,7 @@ class Compiled:
             tables = [f"// {name}\n{e.as_text(what)}" for name, e in ours]
             return "\n".join([f"// the step\n{self.measure.bounds.text()}", *tables])
         if what in _PICTURES:
-            return _one_picture({name: e.as_text(what) for name, e in self.executables.items()})
+            return one_picture({name: e.as_text(what) for name, e in self.executables.items()})
         executables = self.executables.values()
         return "\n\n".join(
             f"{titled(e.name, e.fragment.compiler_options)}\n{e.as_text(what)}" for e in executables
@@ -425,11 +506,35 @@ class Compiled:
         """`arguments.shardings`, by its name in `jax.stages.Compiled`."""
         return self.arguments.shardings
 
+    @property
+    def output_shardings(self) -> Any:
+        """For each result its sharding on the mesh that computes it."""
+        return self.runner.result_shardings
+
+    @property
+    def input_formats(self) -> Any:
+        """`input_shardings` with layouts: elements are in the default order."""
+        return jax.tree.map(format_of, self.in_avals, self.input_shardings)
+
+    @property
+    def output_formats(self) -> Any:
+        """`output_shardings` with layouts: elements are in the default order."""
+        return jax.tree.map(format_of, self._of.out_info, self.output_shardings)
+
+    @property
+    def out_info(self) -> Any:
+        """The results as `jax.ShapeDtypeStruct`s with their shardings."""
+        return jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            self._of.out_info,
+            self.output_shardings,
+        )
+
     def cost_analysis(self) -> dict[str, Any]:
         """`measure.work()`, by its name in `jax.stages.Compiled`."""
         return self.measure.work()
 
-    def memory_analysis(self, *others: Compiled) -> dict[str, MeshMemory]:
+    def memory_analysis(self, *others: Compiled) -> MemoryTable:
         """`measure.memory()`, by its name in `jax.stages.Compiled`; of this step and others together."""
         return self.measure.memory(*(other.measure for other in others))
 
@@ -488,27 +593,3 @@ class Compiled:
 
 _PICTURES = ("memory", "bars")
 """The texts of a fragment that are pictures."""
-
-_VIEW = re.compile(r'<svg ([^>]*)viewBox="0 0 (\d+) (\d+)"')
-_HEADING = 26
-
-
-def _one_picture(texts: Mapping[str, str]) -> str:
-    """One picture of several, one below the other under their names.
-
-    Args:
-        texts: SVGs with a `viewBox` from 0, by name; a text that is none is a remark, and is shown as such.
-    """
-    parts: list[str] = []
-    top, widest = 0, 400
-    for name, text in texts.items():
-        view = _VIEW.match(text)
-        title = name if view else f"{name}: {text.strip().removeprefix('// ')}"
-        parts.append(f'<text x="12" y="{top + 18}" font-size="13" font-weight="bold">{escape(title)}</text>')
-        top += _HEADING
-        if view:
-            wide, high = int(view[2]), int(view[3])
-            parts.append(f'<svg y="{top}" width="{wide}" height="{high}" ' + text.strip()[len("<svg ") :])
-            top, widest = top + high, max(widest, wide)
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{widest}" height="{top}" '
-    return "\n".join([f'{head}viewBox="0 0 {widest} {top}" font-family="sans-serif">', *parts, "</svg>\n"])

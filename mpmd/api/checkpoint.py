@@ -11,7 +11,9 @@ stacks in other parts.  In several processes all must call these functions, and 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,11 +27,14 @@ from mpmd.api.checkpoints.restore import CheckpointReader, SaveRequest, step_num
 from mpmd.api.checkpoints.saver import Saver
 from mpmd.api.checkpoints.together import all_processes
 from mpmd.api.checkpoints.writing import CheckpointWriter
+from mpmd.brief import bytes_text, clipped, counted, few, seconds_text
 from mpmd.errors import CheckpointError, collect
 from mpmd.runtime.processes.exchange import Alike
 from mpmd.support.user_code import warn_user
 
 __all__ = ["Keep", "Restored", "Saver", "best", "extra", "restore", "save", "steps"]
+
+log = logging.getLogger("mpmd.checkpoint")
 
 Folder = str | os.PathLike[str]
 
@@ -40,6 +45,12 @@ class Restored(NamedTuple):
     step: int
     state: Any
     extra: dict[str, Any]
+
+    def __repr__(self) -> str:
+        leaves = jax.tree.leaves(self.state)
+        size = bytes_text(sum(getattr(leaf, "nbytes", 0) for leaf in leaves))
+        extra = f", extra {few(map(repr, self.extra))}" if self.extra else ""
+        return clipped(f"Restored(step {self.step}, {counted(len(leaves), 'array')}, {size}{extra})")
 
 
 def steps(folder: Folder) -> list[int]:
@@ -117,7 +128,7 @@ def restore(folder: Folder, like: Any, step: int | None = None) -> Restored:
         PeerError: another process failed, or restores something else.
     """
     root, leaves, arrays = Path(folder).absolute(), list[Leaf](), list[Any]()
-    what = f"read a checkpoint in {root}"
+    what, begun = f"read a checkpoint in {root}", time.perf_counter()
     with all_processes("mpmd.checkpoint.restore") as processes:
 
         def begin() -> int:
@@ -140,6 +151,7 @@ def restore(folder: Folder, like: Any, step: int | None = None) -> Restored:
             arrays.extend(array for leaf in leaves for array in reader.arrays(leaf))
 
         processes.do(what, read)
+    log.info("restored step %d of %s in %s", chosen, root, seconds_text(time.perf_counter() - begun))
     return Restored(chosen, jax.tree.unflatten(jax.tree.structure(like), arrays), manifest["extra"])
 
 

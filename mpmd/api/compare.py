@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from mpmd import ir
+from mpmd.brief import begin_of_text
 from mpmd.compile.comparison.narrowing import Compilers, Divergence, Opinions, host_copy, opinions_of
 from mpmd.compile.comparison.rounding import Difference
 from mpmd.compile.compiler import compile_fragments
@@ -45,6 +46,8 @@ class ResultDifference:
     difference: Difference
     exact: Any
     wrong: str
+
+    __repr__ = begin_of_text
 
     def __str__(self) -> str:
         lines = [f"result {self.number}" + (f", computed at {self.place}" if self.place else "")]
@@ -76,6 +79,8 @@ class FragmentDifference:
     divergence: Divergence | None
     place: str
     note: str
+
+    __repr__ = begin_of_text
 
     def __str__(self) -> str:
         task = f", {self.task}" if self.task else ""
@@ -109,6 +114,8 @@ class Comparison:
     less_exact: tuple[str, ...]
     skipped: Mapping[str, str]
     results: Any = dataclasses.field(repr=False, default=None)
+
+    __repr__ = begin_of_text
 
     def __bool__(self) -> bool:
         return not self.differences

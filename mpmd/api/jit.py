@@ -6,12 +6,17 @@ import dataclasses
 import functools
 import inspect
 import reprlib
+import sys
+import time
 import types
 from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
 
+from mpmd.api.jax_stages import Unpicklable
+from mpmd.api.step_log import say_again, say_traced
+from mpmd.brief import few
 from mpmd.config.ambient import bind_step, refuse_within_jit
 from mpmd.config.config import Config, make_config, with_compiler_options
 from mpmd.config.described import described_world
@@ -199,7 +204,7 @@ def _with_more(config: Config, shardings: dict[str, Any], compiler_options: Comp
     return with_compiler_options(config, compiler_options) if compiler_options else config
 
 
-class Jitted(Generic[P, R]):
+class Jitted(Unpicklable, Generic[P, R]):
     """A function that runs on several meshes.  Call it, or take it through its stages."""
 
     def __init__(self, fn: Callable[P, R], config: Config, rules: ArgumentRules) -> None:
@@ -274,6 +279,7 @@ class Jitted(Generic[P, R]):
             raise
         compiled = known.get(key)
         if compiled is None:
+            say_again(str(getattr(self._fn, "__name__", "step")), arguments, known.values())
             compiled = self._compile(arguments, args, kwargs)
             self._explicit |= compiled.lowered.traced.explicit
             known[self._key(arguments, context)] = compiled
@@ -298,7 +304,9 @@ class Jitted(Generic[P, R]):
             from mpmd.api.trace_step import trace  # brings the compiler: as many modules as the rest
 
             def under(config: Config) -> Traced:
+                begin = time.perf_counter()
                 traced = trace(self._fn, config, self._rules, arguments, args, kwargs)
+                say_traced(traced, begin)
                 return dataclasses.replace(traced, again=under) if described_world() else traced
 
             if not getattr(self._config.stages, "refine", False):
@@ -311,8 +319,22 @@ class Jitted(Generic[P, R]):
                 refined_config = self._refined[key] = refined(self._config, under)
             return under(refined_config)
 
+    pickle_instead = (
+        "it is pickled by its name, like a function, where it is an attribute of its module; pickle the "
+        "configuration otherwise, and call mpmd.jit there"
+    )
+
+    def __reduce__(self) -> str:
+        """Its name, by which it is found in its module, as a function is."""
+        found: Any = sys.modules.get(str(getattr(self, "__module__", "")))
+        name = str(getattr(self, "__qualname__", ""))
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return name if found is self else super().__reduce__()
+
     def __repr__(self) -> str:
-        return f"<mpmd.jit of {getattr(self._fn, '__name__', self._fn)!r} on {self._config.topology}>"
+        name = getattr(self._fn, "__name__", type(self._fn).__name__)
+        return f"<mpmd.jit of {name!r} on {few(self._config.topology)}>"
 
 
 def _leaves_for(traced: Traced, arguments: Arguments) -> list[Any]:

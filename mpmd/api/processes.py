@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -30,6 +31,8 @@ from mpmd.runtime.run.interpreter import FragmentExecutable
 from mpmd.support.user_code import PendingWarning
 
 T = TypeVar("T")
+
+log = logging.getLogger("mpmd.processes")
 
 
 def own_meshes(topology: Topology) -> dict[str, Any]:
@@ -112,6 +115,8 @@ def executor_of(
     unmap_compiler_code()
     executables = with_meetings(program, executables, devices.meshes, exchange)
     part = Part(program, executables, devices, options, workspace, exchange)
+    sent = sum(len(program.channels[number].types) for number in program.between_processes)
+    log.info("%d messages of a step are between processes, %d of them direct", sent, len(part.pairs))
     if part.pairs:
         # all fragments are compiled, everywhere, before the first message: to load one may wait for its
         # device, which waits for the other end of a message

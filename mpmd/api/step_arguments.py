@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from mpmd.api.initial_state import Reader, initialized, loaded
 from mpmd.api.inputs import InputLeaf, InputPart, PlacedArgument
+from mpmd.brief import counted, few
 from mpmd.config.ambient import without_ambient_mesh
 from mpmd.errors import SignatureError
 from mpmd.partition.signature import Arguments
@@ -25,6 +27,11 @@ PerLeaf = tuple[tuple[Any, ...], dict[str, Any]]
 
 class StepArguments:
     """The arguments of a compiled step, where they are read."""
+
+    def __repr__(self) -> str:
+        where = collections.Counter(type_.mesh for type_ in self._types)
+        on = few(f"{count} on {mesh}" for mesh, count in where.items())
+        return f"StepArguments: {counted(len(self._types), 'array')}" + (f", {on}" if on else "")
 
     def __init__(
         self, traced: Arguments, types: list[BufferType], own: Program, devices: MeshDevices

@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mpmd.api.processes import merged
+from mpmd.api.step_memory import MemoryTable
 from mpmd.api.step_runner import StepRunner
+from mpmd.brief import BriefTable, card
 from mpmd.compile.executable import Executable, MemoryStats
 from mpmd.config.ambient import without_ambient_mesh
 from mpmd.config.topology import Topology
@@ -29,6 +31,13 @@ from mpmd.scheduling.timeline import Timeline
 
 class StepMeasure:
     """What a compiled step costs.  Methods that take arguments run one step, and return its results, too."""
+
+    def __repr__(self) -> str:
+        rows = [
+            ("run a step", "timeline, costs, live_bytes"),
+            ("predict", "schedule, memory, fragment_memory, work, bounds"),
+        ]
+        return card("StepMeasure", rows)
 
     def __init__(
         self,
@@ -90,7 +99,7 @@ class StepMeasure:
         costs = self._default_costs() if costs is None else costs
         return predicted_timeline(self._runner.executor.program, costs, list(self._topology), self._scratch)
 
-    def memory(self, *others: StepMeasure) -> dict[str, MeshMemory]:
+    def memory(self, *others: StepMeasure) -> MemoryTable:
         """For each mesh the predicted peak in bytes over its devices, and which values are live there.
 
         With others it is for all these steps, such as those for several lengths of rows, of which one runs at
@@ -109,11 +118,11 @@ class StepMeasure:
             for memory in predict_memory(step._runner.executor.program, step._scratch.workspace, kept):
                 before = highest.setdefault(memory.mesh, memory)
                 highest[memory.mesh] = max(before, memory, key=lambda m: m.peak_bytes)
-        return highest
+        return MemoryTable({mesh: highest[mesh] for mesh in self._topology if mesh in highest})
 
     def fragment_memory(self) -> dict[str, MemoryStats]:
         """Bytes of each fragment, by the backend's own count."""
-        return {name: e.memory_analysis() for name, e in self._executables.items()}
+        return BriefTable({name: e.memory_analysis() for name, e in self._executables.items()})
 
     def work(self) -> dict[str, Any]:
         """`flops` and `bytes accessed` of one step over all meshes, and the same for each fragment.
@@ -124,7 +133,7 @@ class StepMeasure:
         `compute-bound seconds` and `memory-bound seconds` are projected by the cost models; the latter
         include calls and transfers, which `transfer seconds` counts alone.
         """
-        fragments = {name: e.cost_analysis() for name, e in self._executables.items()}
+        fragments = BriefTable({name: e.cost_analysis() for name, e in self._executables.items()})
         streams = self._runner.executor.own_program.streams
         runs = (op for stream in streams for op in stream.instructions if isinstance(op, Run))
         calls = dict(collections.Counter(op.executable for op in runs))
@@ -133,7 +142,7 @@ class StepMeasure:
             for key in ("flops", "bytes accessed")
         }
         total["fallbacks"] = sum(costs.get("fallbacks", 0.0) for costs in fragments.values())
-        return {**total, **self.bounds.totals(), "fragments": fragments, "calls": calls}
+        return BriefTable({**total, **self.bounds.totals(), "fragments": fragments, "calls": calls})
 
     @functools.cached_property
     def bounds(self) -> StepBounds:

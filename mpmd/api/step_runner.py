@@ -10,6 +10,7 @@ import jax
 
 from mpmd.api.inputs import StoredForms
 from mpmd.api.processes import absent_results, record_results, with_absent
+from mpmd.brief import brief
 from mpmd.partition.signature import StepSignature
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.processes.part import Part
@@ -26,6 +27,8 @@ class StepRunner:
         devices: of its meshes.
         signature: of the step.
     """
+
+    __repr__ = brief
 
     def __init__(
         self, executor: Executor | Part, devices: MeshDevices, signature: StepSignature, results: Any
@@ -66,6 +69,13 @@ class StepRunner:
         leaves = self._results.seen(with_absent(leaves, self._absent))
         record_results(self.executor, leaves)
         return jax.tree.unflatten(self._tree, leaves)
+
+    @functools.cached_property
+    def result_shardings(self) -> Any:
+        """For each result of the step its sharding on the mesh that computes it."""
+        types = self.executor.program.results
+        shardings = [self.devices.sharding(types[k][1]) for k in range(self._tree.num_leaves)]
+        return jax.tree.unflatten(self._tree, shardings)
 
     @functools.cached_property
     def _absent(self) -> Mapping[int, Callable[[], jax.Array]]:

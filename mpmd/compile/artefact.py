@@ -17,6 +17,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 
+from mpmd.brief import brief
 from mpmd.compile.cache import DiskCache, key_of
 from mpmd.compile.executable import MemoryStats, unknown_text
 from mpmd.compile.fragment import FragmentModule
@@ -44,6 +45,8 @@ class Texts(Mapping[str, str]):
     Args:
         write: generates all of them.
     """
+
+    __repr__ = brief
 
     def __init__(self, write: Callable[[], dict[str, str]]) -> None:
         self._write = write
@@ -84,6 +87,8 @@ class Artefact:
     costs: dict[str, float]
     memory: MemoryStats
     texts: Mapping[str, str]
+
+    __repr__ = brief
 
     def text(self, what: str, target: Target) -> str:
         """One of its texts.

@@ -23,6 +23,8 @@ import threading
 from functools import lru_cache
 from pathlib import Path
 
+from mpmd.brief import brief
+
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -132,6 +134,8 @@ class DiskCache:
             control over the code that runs, so a folder that others may write to is not used.
         limit: bytes that all entries together may take.
     """
+
+    __repr__ = brief
 
     def __init__(self, folder: Path, limit: int = DEFAULT_LIMIT) -> None:
         self.folder = Path(folder)

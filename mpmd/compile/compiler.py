@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
+import logging
 import os
+import time
 from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from mpmd.brief import seconds_text
 from mpmd.compile.backends.mixed import MixedBackend, MixedExecutable
 from mpmd.compile.backends.target_backend import LoadError, TargetBackend, TracedTargetBackend
 from mpmd.compile.backends.targets import AUTOMATIC, EVERYWHERE, NATIVE, MakeBackend
@@ -27,6 +30,8 @@ from mpmd.support.progress import ProgressLine
 from mpmd.support.user_code import PendingWarning
 
 _MAX_NAMES = 8
+
+log = logging.getLogger("mpmd.compile")
 
 
 def fallback_warning(executables: Mapping[str, Executable]) -> PendingWarning:
@@ -234,7 +239,13 @@ def _compile_alike(
     first, *others = [dataclasses.replace(f, reserved_bytes=most) for f in fragments]
     if makes_only_zeros(first, meshes[first.mesh]):
         return [ZerosExecutable(fragment, meshes[fragment.mesh]) for fragment in fragments]
+    begin = time.perf_counter()
     executables = [backend.compile(first, meshes[first.mesh])]
+    took = seconds_text(time.perf_counter() - begin)
+    more = f", and {len(others)} like it" if others else ""
+    log.debug(
+        "%s compiled %s for mesh %s in %s%s", executables[0].backend, first.name, first.mesh, took, more
+    )
     for fragment in others:
         mesh = meshes[fragment.mesh]
         executables.append(

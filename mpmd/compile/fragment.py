@@ -7,6 +7,7 @@ import hashlib
 from typing import Any
 
 from mpmd import ir
+from mpmd.brief import brief
 from mpmd.errors import CompileError, ConfigError
 from mpmd.passes.export.programs import ATTRIBUTE, read_options
 from mpmd.sharding.shardings import axes_by_dim
@@ -58,6 +59,8 @@ class FragmentModule:
     token: bool = False
     callbacks: tuple[Any, ...] = ()
     compiler_options: FragmentOptions = ()
+
+    __repr__ = brief
 
     @property
     def fingerprint(self) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
+from mpmd.brief import brief
 from mpmd.compile.cache import DiskCache
 from mpmd.compile.fragment import FragmentModule
 
@@ -21,6 +22,8 @@ class Dump:
 
     folder: Path
     passes: str = ".*"
+
+    __repr__ = brief
 
     def folder_of(self, fragment: FragmentModule) -> Path:
         return self.folder / fragment.name.replace("/", "_")
@@ -64,6 +67,8 @@ class CompileOptions:
     memory_bytes: int = 0
     command_buffers: bool = True
     cores: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+
+    __repr__ = brief
 
     @property
     def key(self) -> str:

@@ -7,9 +7,12 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+
+from mpmd.brief import card, few, in_one_line
 from mpmd.config.described import device_of_meshes
 from mpmd.config.topology import Topology
-from mpmd.errors import ConfigError, close_to, collect
+from mpmd.errors import ConfigError, NotPicklableError, close_to, collect
 from mpmd.options import BACKENDS, PipelineOptions
 from mpmd.scheduling.catalogue import PipelineSchedule, get_schedule
 from mpmd.support.option_texts import CompilerOptions, NamePlacement, OptionsRow
@@ -37,6 +40,39 @@ class Config:
     stages: Selector | None = None
     replicate: Any = None
     compiler_options: tuple[OptionsRow, ...] = ()
+
+    def __repr__(self) -> str:
+        """The fields that were given."""
+        others = [
+            field for field in dataclasses.fields(self)[2:] if getattr(self, field.name) != field.default
+        ]
+        rows = [
+            ("topology", in_one_line(self.topology)),
+            ("assignment", few(f"{name} on {place}" for name, place in self.assignment.items())),
+            *((field.name, in_one_line(getattr(self, field.name))) for field in others),
+        ]
+        return card("Config", rows)
+
+    def __copy__(self) -> Config:
+        return self  # nothing in it changes
+
+    def __deepcopy__(self, memo: Any) -> Config:
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Its fields.
+
+        Raises:
+            NotPicklableError: shardings name devices.
+        """
+        for name in ("in_shardings", "out_shardings"):
+            shardings = jax.tree.leaves(getattr(self, name), is_leaf=lambda leaf: hasattr(leaf, "device_set"))
+            if any(hasattr(leaf, "device_set") for leaf in shardings):
+                raise NotPicklableError(
+                    f"{name} of a configuration names devices, which another process does not have\n  give "
+                    "jax.sharding.PartitionSpec over the axes of the meshes, such as PartitionSpec('data')"
+                )
+        return dict(self.__dict__)
 
     @property
     def pipeline_schedule(self) -> PipelineSchedule:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mpmd.brief import brief
 from mpmd.cost.device import Device, device_of
 
 
@@ -31,6 +32,8 @@ class DescribedWorld:
     memory_bytes: int | None
     is_here: bool
     take: Callable[[Any], Any]
+
+    __repr__ = brief
 
 
 _described: list[DescribedWorld] = []

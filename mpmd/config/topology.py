@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
 from typing import Any, TypeAlias, cast, get_args
 
 import jax
@@ -14,12 +16,15 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from mpmd import ir, jax_compat
+from mpmd.brief import clipped, few
 from mpmd.errors import ConfigError, collect
 from mpmd.jax_distributed import world_devices
 from mpmd.runtime.processes.placing import placed
 from mpmd.runtime.processes.world import world
 from mpmd.runtime.program.streams import processes_text
 from mpmd.runtime.run.clients import Pinning, divided, is_made, mesh_devices
+
+log = logging.getLogger("mpmd.devices")
 
 MeshLike: TypeAlias = int | Mesh | Mapping[str, int] | Sequence[Any]
 
@@ -48,11 +53,11 @@ class Topology(Mapping[str, Mesh]):
         def shape(mesh: Mesh) -> str:
             return "x".join(f"{name}={size}" for name, size in mesh.shape.items())
 
-        text = f"Topology({', '.join(f'{name}: {shape(mesh)}' for name, mesh in self.items())})"
+        text = clipped(f"Topology({few(f'{name}: {shape(mesh)}' for name, mesh in self.items())})")
         made = [device for mesh in self.values() for device in mesh.devices.flat if is_made(device)]
         if not made:
             return text
-        return f"{text}\n  on made devices, as JAX has {len(jax.devices('cpu'))} on CPU: {_names(made)}"
+        return f"{text}\n  on made devices, as JAX has {len(jax.devices('cpu'))} on CPU: {_names(made, 3)}"
 
     def __str__(self) -> str:
         """In a world of several processes a table: mesh, process, host, devices."""
@@ -69,6 +74,28 @@ class Topology(Mapping[str, Mesh]):
         return "\n".join(
             "  ".join([*(f"{text:{width}}" for text, width in zip(row, widths)), row[3]]) for row in rows
         )
+
+    def _repr_html_(self) -> str:
+        """A table of meshes with their axes and devices, for notebooks."""
+        heads = ("mesh", "axes", "devices", *(("processes",) if self.processes else ()))
+        rows = ["".join(f"<th>{head}</th>" for head in heads)]
+        for name, mesh in self.items():
+            axes = " ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
+            texts = (name, axes, _names(list(mesh.devices.flat)), *(map(str, self.processes.get(name, ()))))
+            rows.append("".join(f"<td>{escape(text)}</td>" for text in texts))
+        return "<table>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"
+
+    def __deepcopy__(self, memo: Any) -> Topology:
+        return self  # devices are of this process, and nothing in it changes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By sizes, and numbers of devices in `jax.devices()`: None for made ones, which are made again."""
+        numbers = {device: number for number, device in enumerate(jax.devices())}
+        meshes = {
+            name: (dict(mesh.shape), [numbers.get(device) for device in mesh.devices.flat])
+            for name, mesh in self.items()
+        }
+        return topology_again, (meshes, self.explicit_axes)
 
     @functools.cached_property
     def processes(self) -> dict[str, tuple[int, ...]]:
@@ -118,9 +145,9 @@ _MAX_DEVICES = 8
 """Devices that are named one by one."""
 
 
-def _names(devices: Sequence[Any]) -> str:
+def _names(devices: Sequence[Any], most: int = _MAX_DEVICES) -> str:
     names = [repr(device) for device in devices]
-    return ", ".join(names) if len(names) <= _MAX_DEVICES else f"{len(names)}: {names[0]} to {names[-1]}"
+    return ", ".join(names) if len(names) <= most else f"{len(names)}: {names[0]} to {names[-1]}"
 
 
 def make_topology(
@@ -165,6 +192,10 @@ def make_topology(
         check_processes(topology)
     if (joined := world()) is not None:
         joined.pin()
+    log.info(
+        "meshes: %s",
+        "; ".join(f"{name} on {_names(list(mesh.devices.flat))}" for name, mesh in topology.items()),
+    )
     _mesh_of_device.update({d: name for name, mesh in topology.items() for d in mesh.devices.flat})
     jax_compat.explain_mixed_devices(_explain_mixed)
     for device, names in topology.shared_devices.items() if jax.process_index() == 0 else ():
@@ -173,6 +204,40 @@ def make_topology(
         )
         break
     return topology
+
+
+def topology_again(
+    meshes: Mapping[str, tuple[dict[str, int], list[int | None]]], explicit_axes: Sequence[str]
+) -> Topology:
+    """A topology that was pickled, in another process perhaps: on the devices with the same numbers.
+
+    Where these are the first of all, meshes are as `make_topology` makes them of their sizes.
+
+    Args:
+        meshes: for each the sizes of its axes, and the numbers of its devices.
+        explicit_axes: see `Topology`.
+
+    Raises:
+        ConfigError: there are too few devices.
+    """
+    numbers = [number for _, of_mesh in meshes.values() for number in of_mesh]
+    devices = jax.devices()
+    known = [number for number in numbers if number is not None]
+    if len(known) < len(numbers) or known == list(range(len(known))):
+        made = len(known) < len(numbers) <= len(devices)  # although there are enough
+        sizes = {name: axes for name, (axes, _) in meshes.items()}
+        return Topology(make_topology(sizes, pinning="always" if made else "auto"), explicit_axes)
+    if max(known) >= len(devices):
+        raise ConfigError(
+            f"the pickled topology of {', '.join(meshes)} uses device {max(known)} of jax.devices(), and "
+            f"this process has {len(devices)}"
+            "\n  start it with as many devices, or make a topology here: mpmd.make_topology"
+        )
+    again = {}
+    for name, (axes, of_mesh) in meshes.items():
+        own = np.array([devices[number] for number in of_mesh if number is not None])
+        again[name] = Mesh(own.reshape(tuple(axes.values())), tuple(axes))
+    return Topology(again, explicit_axes)
 
 
 _mesh_of_device: dict[Any, str] = {}

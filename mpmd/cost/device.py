@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from mpmd.brief import brief
 from mpmd.errors import ConfigError, close_to
 
 _SHORT_NAMES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64"}
@@ -40,6 +41,8 @@ class KernelLimits:
     stores_last: bool = False
     repeats_functions: bool = False
 
+    __repr__ = brief
+
 
 @dataclass(frozen=True)
 class DispatchRates:
@@ -65,6 +68,8 @@ class DispatchRates:
     wake_seconds: float = 1e-4
     dispatch_seconds: float = 5e-5
     dispatch_alone_seconds: float = 1e-3
+
+    __repr__ = brief
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,8 @@ class Device:
     product_units: bool = False
     limits: KernelLimits = KernelLimits()
     dispatch: DispatchRates = DispatchRates()
+
+    __repr__ = brief
 
     @staticmethod
     def parse(name: str) -> Device:

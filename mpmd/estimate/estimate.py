@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpmd import ir
+from mpmd.brief import brief
 from mpmd.compile.cost.hlo_cost import Cost, CostModel
 from mpmd.compile.driver import lowered
 from mpmd.compile.executable import Executable
@@ -138,6 +139,8 @@ class StepBounds:
     """
 
     parts: tuple[BoundTerm, ...]
+
+    __repr__ = brief
 
     def totals(self) -> dict[str, float]:
         """Compute-bound and memory-bound seconds of the step, and of the latter those of transfers."""

@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
+from mpmd.brief import brief
 from mpmd.compile.analysis.dataflow import Position
 from mpmd.compile.backends.jax_function import value_spec
 from mpmd.compile.backends.mixed.backend import prepared
@@ -64,6 +65,8 @@ class FragmentForecast:
     temporary_bytes: int
     kept_bytes: int
     reasons: tuple[str, ...]
+
+    __repr__ = brief
 
     @property
     def seconds(self) -> float:

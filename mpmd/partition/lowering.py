@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import jax
 
 from mpmd import ir
+from mpmd.brief import brief
 from mpmd.compile.cache import DiskCache
 from mpmd.compile.options import CompileOptions, Dump
 from mpmd.compile.passes import make_pass
@@ -89,8 +90,10 @@ class Partitioned:
     compile_options: CompileOptions
     compare: bool
     diagnostics: Diagnostics
-    seconds: dict[str, float]
-    pass_seconds: list[tuple[str, float]]
+    seconds: dict[str, float] = dataclasses.field(repr=False)
+    pass_seconds: list[tuple[str, float]] = dataclasses.field(repr=False)
+
+    __repr__ = brief
 
     @property
     def warnings(self) -> list[str]:

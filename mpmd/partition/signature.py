@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.tree_util import DictKey, keystr, tree_leaves_with_path
 
+from mpmd.brief import brief
 from mpmd.config.ambient import refuse_tracer
 from mpmd.errors import SignatureError, collect
 from mpmd.jax_compat import explicit_sharding
@@ -31,6 +32,8 @@ class ArgumentRules:
     donate_argnums: tuple[int, ...] = ()
     donate_argnames: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
+
+    __repr__ = brief
 
     @staticmethod
     def of(
@@ -133,6 +136,8 @@ class Arguments:
     tree: Any
     statics: tuple[tuple[Any, Hashable], ...]
     donated: tuple[int, ...]
+
+    __repr__ = brief
 
     def without_arrays(self) -> Arguments:
         """The same with shapes and dtypes for the arrays, which it then does not keep alive."""
@@ -247,6 +252,8 @@ class StepSignature:
     arguments: Arguments
     paths: list[str]
     in_parts: bool
+
+    __repr__ = brief
 
     def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The flat arguments of a call.

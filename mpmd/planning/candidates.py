@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from mpmd.brief import MAX_COLUMNS, brief, bytes_text, clipped, counted, few_lines, seconds_text
 from mpmd.cost.device import Device
 from mpmd.errors import ScheduleError
 from mpmd.scheduling.catalogue import get_schedule
@@ -23,7 +24,6 @@ from mpmd.scheduling.timeline import Timeline
 from mpmd.tracing.stages.select.automatic import DivisionChoice
 from mpmd.tracing.stages.select.chains import UnitChain
 from mpmd.tracing.stages.select.division import REMATERIALISED, Chain, Meshes, Segments, choose
-from mpmd.tracing.stages.select.stage_report import bytes_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,6 +180,23 @@ class PlanChoice:
     starts: tuple[int, ...]
     exchanges: tuple[tuple[str, str], ...] = ()
 
+    __repr__ = brief
+
+    @property
+    def text(self) -> str:
+        """All of it in words."""
+        remat = ", rematerialised" if self.rematerialise else ""
+        return (
+            f"{self.schedule}, {self.microbatches} microbatches, meshes {self.meshes_text}, "
+            f"{len(self.placement)} stages{remat}"
+        )
+
+    @property
+    def meshes_text(self) -> str:
+        """How many meshes, and their axes."""
+        axes = " ".join(f"{name}={size}" for name, size in self.axes if size > 1)
+        return f"{self.meshes} x {axes}" if axes else str(self.meshes)
+
     @property
     def meshes(self) -> int:
         return max(self.placement) + 1
@@ -220,6 +237,16 @@ class PlanCandidate:
     is_measured: bool = False
     is_partitioned: bool = False
 
+    def __repr__(self) -> str:
+        most = f", at most {bytes_text(max(self.peak_bytes))} per device" if self.peak_bytes else ""
+        figures = f"{seconds_text(self.step_s)} per step, bubble {self.bubble:.0%}{most}"
+        refused = self.refused.partition("\n")[0]
+        return clipped(f"{self.choice.text}: {refused or figures}", MAX_COLUMNS - 8)
+
+    def _repr_svg_(self) -> str | None:
+        """Its predicted timeline as a picture, for notebooks."""
+        return None if self.timeline is None else self.timeline._repr_svg_()
+
     @property
     def order(self) -> tuple[Any, ...]:
         """What plans are ranked by: seconds, then fewer bytes, then fewer of everything."""
@@ -240,6 +267,16 @@ class PlanCandidate:
 
 
 Axes = tuple[tuple[str, int], ...]
+
+
+class PlanCandidates(tuple[PlanCandidate, ...]):
+    """Candidates in order; they print the first ones."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        rows = (f"  {rank}. {candidate!r}" for rank, candidate in enumerate(self, 1))
+        return few_lines([counted(len(self), "candidate"), *rows])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,9 +6,9 @@ import collections
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from mpmd.brief import bytes_text, seconds_text
 from mpmd.runtime.program.stream_memory import MeshMemory
 from mpmd.scheduling.render import render_text
-from mpmd.tracing.stages.select.stage_report import bytes_text, seconds_text
 
 if TYPE_CHECKING:
     from mpmd.planning.step_forecast import StepForecast

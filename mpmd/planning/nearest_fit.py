@@ -7,12 +7,12 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from mpmd.brief import bytes_text, seconds_text
 from mpmd.config.config import Config, with_stages
 from mpmd.errors import MpmdError
 from mpmd.options import current_options
 from mpmd.planning.step_forecast import StepForecast, forecast
 from mpmd.tracing.stages.select.automatic import AutomaticSelector
-from mpmd.tracing.stages.select.stage_report import bytes_text, seconds_text
 
 Change = tuple[str, Callable[[Config], Config]]
 """What to write, and its effect on a configuration."""

@@ -10,7 +10,7 @@ from mpmd.config.described import described_world
 from mpmd.cost.device import Device, bytes_of, device_of
 from mpmd.errors import ConfigError, SignatureError
 from mpmd.jax_compat import default_platform
-from mpmd.planning.candidates import Axes, PlanCandidate, PlanSearch, PlanSpace, StepSizes
+from mpmd.planning.candidates import Axes, PlanCandidate, PlanCandidates, PlanSearch, PlanSpace, StepSizes
 from mpmd.planning.measure import measured_candidates
 from mpmd.planning.partitioned import absent_devices, partitioned_candidates
 from mpmd.planning.probe import StepProbe, axes_for, binder, first_line
@@ -96,15 +96,15 @@ def plan(
 
 def _ranked(
     candidates: Sequence[PlanCandidate],
-) -> tuple[tuple[PlanCandidate, ...], tuple[PlanCandidate, ...]]:
+) -> tuple[PlanCandidates, PlanCandidates]:
     """The candidates that can be used, best first, and the others.
 
     Raises:
         ConfigError: none can be used.
     """
     ranked = sorted(candidates, key=lambda c: c.order)
-    usable = tuple(c for c in ranked if not c.refused)
-    unusable = tuple(c for c in ranked if c.refused)
+    usable = PlanCandidates(c for c in ranked if not c.refused)
+    unusable = PlanCandidates(c for c in ranked if c.refused)
     if not usable:
         raise ConfigError(_nothing_fits(unusable))
     return usable, unusable

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mpmd.brief import NOTEBOOK_WIDTH, as_html, bytes_text, counted, few_lines, seconds_text
 from mpmd.config.config import Config, make_config
 from mpmd.config.topology import Topology, make_topology
 from mpmd.options import current_options
-from mpmd.planning.candidates import PlanCandidate, PlanChoice
+from mpmd.planning.candidates import PlanCandidate, PlanCandidates, PlanChoice
 from mpmd.scheduling.render_svg import render_svg
 from mpmd.tracing.stages.select.automatic import by_cost
-from mpmd.tracing.stages.select.stage_report import bytes_text, seconds_text
 
 _SHOWN = 10
 _REASONS = 6
@@ -33,11 +33,19 @@ class Plan:
         seconds: how long the search took.
     """
 
-    candidates: tuple[PlanCandidate, ...]
-    refused: tuple[PlanCandidate, ...]
+    candidates: PlanCandidates
+    refused: PlanCandidates
     bind: Callable[[int], Callable[..., Any]] = dataclasses.field(repr=False)
     options: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
     seconds: float = dataclasses.field(default=0.0, compare=False)
+
+    def __repr__(self) -> str:
+        counts = f"{counted(len(self.candidates), 'candidate')}, {len(self.refused):,} refused"
+        return few_lines([f"Plan of {counts}", *(f"  {k}. {c!r}" for k, c in enumerate(self.candidates, 1))])
+
+    def _repr_html_(self) -> str:
+        """The table above the predicted timelines of the first ones, for notebooks."""
+        return as_html(str(self), self.as_svg(width=NOTEBOOK_WIDTH))
 
     @property
     def best(self) -> PlanCandidate:
@@ -81,18 +89,18 @@ class Plan:
         lines = [f"{len(self.refused)} refused:"]
         shown: dict[str, str] = {}
         for candidate in sorted(self.refused, key=lambda c: c.order):
-            shown.setdefault(candidate.refused, _named(candidate))
+            shown.setdefault(candidate.refused, candidate.choice.text)
         lines += [f"  {what}: {reason}" for reason, what in itertools.islice(shown.items(), _REASONS)]
         return [*lines, *([f"  and {len(shown) - _REASONS} more"] if len(shown) > _REASONS else [])]
 
-    def as_svg(self, count: int = 3) -> str:
-        """A picture of the predicted timelines of the first ones."""
+    def as_svg(self, count: int = 3, width: int | None = None) -> str:
+        """A picture of the predicted timelines of the first ones, with a width as `render_svg` takes it."""
         timelines = [
-            dataclasses.replace(c.timeline, title=f"{rank}. {_named(c)}")
+            dataclasses.replace(c.timeline, title=f"{rank}. {c.choice.text}")
             for rank, c in enumerate(self.candidates[:count], 1)
             if c.timeline is not None
         ]
-        return render_svg(*timelines)
+        return render_svg(*timelines, width=width)
 
     def write_svg(self, path: str | Path, count: int = 3) -> None:
         """Writes the picture to a file."""
@@ -116,7 +124,7 @@ def _row(rank: int, candidate: PlanCandidate) -> tuple[str, ...]:
         seconds_text(candidate.step_s) + ("" if candidate.is_measured else " est."),
         f"{candidate.bubble:.0%}",
         str(choice.microbatches),
-        _meshes(choice),
+        choice.meshes_text,
         str(len(choice.placement)),
         choice.schedule,
         "yes" if choice.rematerialise else "no",
@@ -133,20 +141,6 @@ def _exchanges(choice: PlanChoice) -> str:
     if choice.devices == 1:
         return "none"
     return ", ".join(f"{name}={value}" for name, value in choice.exchanges) or "once"
-
-
-def _meshes(choice: PlanChoice) -> str:
-    axes = " ".join(f"{name}={size}" for name, size in choice.axes if size > 1)
-    return f"{choice.meshes} x {axes}" if axes else str(choice.meshes)
-
-
-def _named(candidate: PlanCandidate) -> str:
-    choice = candidate.choice
-    remat = ", rematerialised" if choice.rematerialise else ""
-    return (
-        f"{choice.schedule}, {choice.microbatches} microbatches, meshes {_meshes(choice)}, "
-        f"{len(choice.placement)} stages{remat}"
-    )
 
 
 def config_for(choice: PlanChoice, options: dict[str, Any], topology: Topology | None = None) -> Config:

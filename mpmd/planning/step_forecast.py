@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from mpmd.api.aot import Lowered
+from mpmd.api.step_card import meshes_text
+from mpmd.brief import BriefTable, as_html, bytes_text, card, counted, few, seconds_text
 from mpmd.compile.backends.targets import DESCRIBED
 from mpmd.compile.compiler import alike
 from mpmd.config.described import DescribedWorld
@@ -68,6 +70,27 @@ class StepForecast:
     took_s: float = 0.0
     nearest: str = ""
 
+    def __repr__(self) -> str:
+        world, most = self.world, max(self.memory, key=self.peak_of)
+        limit = f" of {bytes_text(world.memory_bytes)}" if world.memory_bytes else ""
+        sent = self.messages.values()
+        total = bytes_text(sum(size for _, size in sent))
+        rows = [
+            ("meshes", meshes_text(self.lowered.config.topology)),
+            ("step", f"{seconds_text(self.step_s)}, bubble {self.timeline.bubble_fraction():.1%}"),
+            ("fragments", f"{len(self.fragments)}, {self.programs} of them distinct"),
+            ("messages", f"{sum(count for count, _ in sent):,} in a step, {total}"),
+            ("memory", f"at most {bytes_text(self.peak_of(most))}{limit} on a device of {most}"),
+            ("too large", few(self.too_large)),
+            ("nearest fit", self.nearest.partition("\n")[0]),
+        ]
+        devices = f"{counted(world.processes, 'process')} x {world.devices} {world.device.name}"
+        return card(f"StepForecast of {self.lowered.name!r} on {devices}", rows)
+
+    def _repr_html_(self) -> str:
+        """The page above its timeline, for notebooks."""
+        return as_html(str(self), self.timeline._repr_svg_())
+
     @property
     def step_s(self) -> float:
         return self.timeline.makespan_s
@@ -93,13 +116,13 @@ class StepForecast:
                     count = sent[stream.mesh, target.mesh]
                     count[0] += 1
                     count[1] += target.bytes
-        return {pair: (count, size) for pair, (count, size) in sent.items()}
+        return BriefTable({pair: (count, size) for pair, (count, size) in sent.items()})
 
     @property
     def collectives(self) -> dict[str, list[CollectiveForecast]]:
         """For each mesh its collectives in a step, those of one device."""
         calls = _calls(self.lowered)
-        of_mesh: dict[str, list[CollectiveForecast]] = {}
+        of_mesh = BriefTable[str, list[CollectiveForecast]]()
         for mesh, counts in calls.items():
             total: dict[tuple[str, bool], CollectiveForecast] = {}
             for name, times in counts.items():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from mpmd.brief import brief
 from mpmd.errors import ScheduleError
 from mpmd.scheduling.table import (
     Mirror,
@@ -34,6 +36,8 @@ class PipelineShape:
     placement: Placement
     sources: Sources | None = None
 
+    __repr__ = brief
+
     @property
     def num_stages(self) -> int:
         return len(self.placement)
@@ -54,6 +58,22 @@ class PipelineSchedule(ABC):
     def placement(self, num_stages: int, num_meshes: int) -> Placement:
         """The mesh of each stage if the user does not choose."""
         return contiguous(num_stages, num_meshes)
+
+    def _repr_svg_(self) -> str:
+        """Its order on four meshes with eight microbatches as a picture, for notebooks."""
+        return self.smallest_table(4, 8)._repr_svg_()
+
+    def smallest_table(self, num_meshes: int, num_microbatches: int) -> ScheduleTable:
+        """The order for one stage on each mesh, or for two where one has nothing to order.
+
+        Raises:
+            ScheduleError: it orders neither.
+        """
+        with contextlib.suppress(ScheduleError):
+            placement = self.placement(num_meshes, num_meshes)
+            if not self.remarks(PipelineShape(num_meshes, num_microbatches, placement)):
+                return self.table(num_meshes, num_meshes, num_microbatches)
+        return self.table(2 * num_meshes, num_meshes, num_microbatches)
 
     def remarks(self, shape: PipelineShape) -> list[str]:
         """Warnings for the user: that this schedule has no advantage on such a shape."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from mpmd.brief import brief, clipped
 from mpmd.errors import ScheduleError
 from mpmd.scheduling.catalogue import SCHEDULES
 from mpmd.scheduling.definition import PipelineSchedule, PipelineShape
@@ -120,6 +121,8 @@ class Candidate:
     makespan_s: float | None
     problem: str = ""
 
+    __repr__ = brief
+
 
 @dataclass(frozen=True)
 class SearchResult:
@@ -138,6 +141,13 @@ class SearchResult:
     origin: str
     bound_s: float
     candidates: tuple[Candidate, ...]
+
+    def __repr__(self) -> str:
+        return clipped(f"SearchResult of {len(self.candidates)} schedules, {self._verdict()}")
+
+    def _repr_svg_(self) -> str:
+        """Its prediction as a picture, for notebooks."""
+        return self.timeline._repr_svg_()
 
     @property
     def makespan_s(self) -> float:
@@ -158,10 +168,12 @@ class SearchResult:
             f"{c.name:<28} {c.problem if c.makespan_s is None else duration(self.timeline, c.makespan_s)}"
             for c in self.candidates
         ]
+        return "\n".join([*lines, self._verdict()]) + "\n"
+
+    def _verdict(self) -> str:
         verdict = "optimal" if self.proved else f"at most {self.gap:.1%} longer than the best there can be"
         reached, bound = (duration(self.timeline, seconds) for seconds in (self.makespan_s, self.bound_s))
-        lines.append(f"best: {self.origin}, {reached}, bound {bound}, {verdict}")
-        return "\n".join(lines) + "\n"
+        return f"best: {self.origin}, {reached}, bound {bound}, {verdict}"
 
 
 @dataclass(frozen=True)
@@ -191,6 +203,8 @@ class SchedulingProblem:
     split_backward: bool = True
     whole: tuple[int, ...] = ()
     copies: bool = False
+
+    __repr__ = brief
 
     @property
     def num_stages(self) -> int:

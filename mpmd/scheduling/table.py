@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from mpmd.brief import NOTEBOOK_WIDTH, brief, counted, few
 from mpmd.errors import ScheduleError
 
 
@@ -80,6 +81,8 @@ class TaskOrders:
 
     of_mesh: tuple[tuple[str, tuple[Task, ...]], ...] = ()
     pairs: tuple[tuple[Task, Task], ...] = ()
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         seen: dict[Task, str] = {}
@@ -245,6 +248,8 @@ class Mirror:
     stage_to_mesh: Placement
     first_microbatch: int
 
+    __repr__ = brief
+
 
 @dataclass(frozen=True)
 class ScheduleTable:
@@ -269,6 +274,25 @@ class ScheduleTable:
     sources: Sources | None = None
     frozen: frozenset[int] = frozenset()
     pairs: tuple[tuple[Task, Task], ...] = ()
+
+    def __repr__(self) -> str:
+        facts = [
+            f"{counted(self.num_stages, 'stage')} on {counted(self.num_meshes, 'mesh')}",
+            counted(self.num_microbatches, "microbatch"),
+            counted(sum(map(len, self.orders)), "task"),
+            "forward only" if not self.has_backward else "split backward" if self.splits_backward else "",
+            "two copies of each stage" if self.mirror else "",
+            f"frozen stages {few(sorted(self.frozen))}" if self.frozen else "",
+            f"{counted(len(self.pairs), 'pair')} of tasks in one program" if self.pairs else "",
+        ]
+        return f"ScheduleTable of {', '.join(filter(None, facts))}"
+
+    def _repr_svg_(self) -> str:
+        """The tasks as a picture, for notebooks; a backward takes as long as a forward."""
+        from mpmd.scheduling.render_svg import render_svg
+        from mpmd.scheduling.simulate import simulate  # both import this module
+
+        return render_svg(simulate(self), width=NOTEBOOK_WIDTH)
 
     @property
     def num_stages(self) -> int:

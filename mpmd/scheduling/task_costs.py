@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from mpmd.brief import brief
 from mpmd.errors import ScheduleError
 from mpmd.scheduling.table import Phase, Task
 
@@ -43,6 +44,8 @@ class StageCosts:
     gradient_bytes: int = 0
     batch_bytes: int = 0
 
+    __repr__ = brief
+
     def __post_init__(self) -> None:
         for field, value in vars(self).items():
             if value is not None and not (value >= 0 and math.isfinite(value)):
@@ -74,6 +77,8 @@ class Skip:
     target: int
     nbytes: int = 0
 
+    __repr__ = brief
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -81,6 +86,8 @@ class Costs:
 
     stages: tuple[StageCosts, ...]
     skips: tuple[Skip, ...] = ()
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         for skip in self.skips:
@@ -125,6 +132,8 @@ class Link:
     latency_s: float = 0.0
     bytes_per_s: float = math.inf
     occupied_s: float = 0.0
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         if not (self.latency_s >= 0 and self.occupied_s >= 0 and self.bytes_per_s > 0):

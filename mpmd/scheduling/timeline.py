@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import bisect
+import collections
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mpmd.brief import NOTEBOOK_WIDTH, brief, bytes_text, card, counted, few
 from mpmd.scheduling.table import Task
 
 COMPUTE = "compute"
@@ -41,6 +43,8 @@ class Span:
     nbytes: int = 0
     note: str = ""
 
+    __repr__ = brief
+
     @property
     def seconds(self) -> float:
         return self.end_s - self.start_s
@@ -67,6 +71,12 @@ class MemoryCurve:
     def _peak(self) -> tuple[float, tuple[int, ...]]:
         return max(
             self.samples, key=lambda sample: sum(sample[1]), default=(0.0, (0,) * len(self.categories))
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"MemoryCurve of {self.mesh}: {counted(len(self.samples), 'sample')}, "
+            f"at most {bytes_text(self.peak_bytes)}"
         )
 
     def at(self, seconds: float) -> int:
@@ -115,6 +125,30 @@ class Timeline:
     title: str = ""
     memory: tuple[MemoryCurve, ...] = field(default=())
     in_steps: bool = False
+
+    def __repr__(self) -> str:
+        from mpmd.scheduling.render import MEANING, duration, phase_of  # which imports this module
+
+        phases = collections.Counter(phase_of(s) for s in self.spans if s.kind == COMPUTE)
+        most = max(self.memory, key=lambda curve: curve.peak_bytes, default=None)
+        sent = sum(span.nbytes for span in self.transfers)
+        took = f"{duration(self, self.makespan_s)}, bubble {self.bubble_fraction():.1%}"
+        rows = [
+            ("idle", few(f"{mesh} {self.bubble_fraction(mesh):.1%}" for mesh in self.meshes)),
+            ("computations", ", ".join(f"{phases[p]:,} {MEANING[p]}" for p in MEANING if phases[p])),
+            ("transfers", f"{len(self.transfers):,}, {bytes_text(sent)}" if self.transfers else ""),
+            (
+                "memory",
+                f"at most {bytes_text(most.peak_bytes)} on {most.mesh}" if most and most.peak_bytes else "",
+            ),
+        ]
+        return card(f"Timeline {self.title!r}: {took}" if self.title else f"Timeline: {took}", rows)
+
+    def _repr_svg_(self) -> str:
+        """The timeline as a picture, for notebooks."""
+        from mpmd.scheduling.render_svg import render_svg  # which imports this module
+
+        return render_svg(self, width=NOTEBOOK_WIDTH)
 
     @functools.cached_property
     def makespan_s(self) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from mpmd.brief import brief
 from mpmd.scheduling.definition import PipelineShape
 from mpmd.scheduling.table import Phase, Placement, Task, Visit, visits
 from mpmd.scheduling.task_costs import Costs, Link, Transfer, link_between
@@ -38,6 +39,8 @@ class StageChain:
     following: int | None
     microbatches: range
 
+    __repr__ = brief
+
     def source(self, kind: int) -> int | None:
         """The chain whose forward or backward precedes this chain's; None for the first."""
         return self.previous if kind == FORWARD else self.following
@@ -63,6 +66,8 @@ class Workload:
     seconds: tuple[tuple[float, float, float], ...]
     delays: tuple[tuple[float, float], ...]
     sizes: tuple[int, ...]
+
+    __repr__ = brief
 
     @property
     def kinds(self) -> tuple[int, ...]:

@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 
+from mpmd.brief import brief
+
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
@@ -166,6 +168,8 @@ class PendingWarning:
     Args:
         text: its text; "" for no warning.
     """
+
+    __repr__ = brief
 
     def __init__(self, text: str) -> None:
         self.text = text

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -75,20 +74,11 @@ def _list(options: argparse.Namespace) -> None:
     print(f"{meshes} meshes, {options.microbatches} microbatches; a backward takes as long as two forwards\n")
     print(f"{'schedule':<17}{'idle':>5}{'activations':>13}{'weights':>9}  what it does")
     for name in sorted(SCHEDULES):
-        table = _smallest_table(get_schedule(name), meshes, options.microbatches)
+        table = get_schedule(name).smallest_table(meshes, options.microbatches)
         summary = (SCHEDULES[name].__doc__ or "").strip().splitlines()[0].replace("``", "").rstrip(".")
         held, weights = max(peak_activations(table)) * meshes / table.num_stages, _copies_of_weights(table)
         idle = simulate(table).bubble_fraction()
         print(f"{name:<17}{idle:>5.0%}{held:>13.3g}{weights:>9.3g}  {summary}")
-
-
-def _smallest_table(schedule: PipelineSchedule, meshes: int, microbatches: int) -> ScheduleTable:
-    """Its order for one stage on each mesh, or for two where one has nothing to order."""
-    with contextlib.suppress(ScheduleError):
-        placement = schedule.placement(meshes, meshes)
-        if not schedule.remarks(PipelineShape(meshes, microbatches, placement)):
-            return schedule.table(meshes, meshes, microbatches)
-    return schedule.table(2 * meshes, meshes, microbatches)
 
 
 def _copies_of_weights(table: ScheduleTable) -> float:

@@ -25,6 +25,7 @@ from mpmd.api.checkpoints.folder import Keep
 from mpmd.api.checkpoints.restore import SaveRequest
 from mpmd.api.checkpoints.together import all_processes
 from mpmd.api.checkpoints.writing import CheckpointWriter, Pieces
+from mpmd.brief import clipped
 from mpmd.errors import CheckpointError
 from mpmd.runtime.processes.exchange import Alike
 from mpmd.runtime.processes.world import world
@@ -56,6 +57,10 @@ class Saver:
         self._copies: Pieces = {}
         self._entered = False
         self._pending: _Background | None = None
+
+    def __repr__(self) -> str:
+        writes = "" if self._pending is None else f", {self._pending.writer.what}"
+        return clipped(f"Saver({str(self._folder)!r}, keep={self._keep!r}){writes}")
 
     def save(
         self, step: int, state: Any, extra: Mapping[str, Any] | None = None, *, metric: float | None = None

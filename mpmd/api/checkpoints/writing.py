@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,10 @@ from mpmd.api.checkpoints import files
 from mpmd.api.checkpoints import folder as folders
 from mpmd.api.checkpoints.pieces import Box, as_box, held, replicas_that_differ, writers
 from mpmd.api.checkpoints.restore import SaveRequest
+from mpmd.brief import bytes_text, seconds_text
 from mpmd.errors import CheckpointError
+
+log = logging.getLogger("mpmd.checkpoint")
 
 Pieces = dict[tuple[int, Box], np.ndarray]
 """By the position of the leaf, and the box."""
@@ -33,6 +38,7 @@ class CheckpointWriter:
         self.what = f"write a checkpoint to {request.root}"
         self.notes: list[str] = []
         self._request, self._until_complete = request, until_complete
+        self._begin = time.perf_counter()
         self._kinds = [leaf.kind for leaf in request.leaves]
         self._pieces: Pieces = {}
         self._own: list[tuple[int, Box]] = []
@@ -125,6 +131,9 @@ class CheckpointWriter:
         held_by = [[(k, box, digest) for k, box, digest, _ in of] for of in written]
         self.notes = replicas_that_differ(self._kinds, held_by)
         self.notes += folders.complete(request.root, request.step, request.keep)
+        size = bytes_text(sum(data.nbytes for data in self._pieces.values()))
+        took = seconds_text(time.perf_counter() - self._begin)
+        log.info("wrote step %d to %s in %s, %s of this process", request.step, request.root, took, size)
 
 
 def _copied(data: np.ndarray, copy: np.ndarray | None) -> np.ndarray:

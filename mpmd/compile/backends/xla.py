@@ -11,6 +11,7 @@ import jax
 from jax.sharding import Mesh
 
 from mpmd import jax_calls
+from mpmd.brief import brief
 from mpmd.compile.backends.jax_function import (
     INLINE_BELOW_FLOPS,
     CompiledFragment,
@@ -42,6 +43,8 @@ class XlaExecutable(CompiledFragment):
     devices: tuple[Any, ...]
     reasons: tuple[str, ...] = ()
     backend: str = "xla"
+
+    __repr__ = brief
 
     @functools.cached_property
     def asynchronous(self) -> bool:

@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from mpmd import ir
+from mpmd.brief import brief
 from mpmd.compile.backends.jax_function import named_sharding, numpy_dtype
 from mpmd.compile.executable import MemoryStats, unknown_text
 from mpmd.compile.fragment import FragmentModule
@@ -67,6 +68,8 @@ class ZerosExecutable:
     backend: str = "zeros"
     has_token: bool = False
     immediate: bool = True
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         self._arrays = [_zeros(r.shape, numpy_dtype(r.dtype)) for r in self.fragment.results]

@@ -18,7 +18,7 @@ from mpmd.support.diagnostics import Severity
 
 _ROUNDS = 5
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("mpmd.compile")
 
 
 def left_for_temporaries(fragment: FragmentModule, assignment: BufferAssignment, memory_bytes: int) -> int:

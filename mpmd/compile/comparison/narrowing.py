@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from mpmd import ir
+from mpmd.brief import brief
 from mpmd.compile.backends.jax_function import array_types, named_sharding, numpy_dtype
 from mpmd.compile.backends.xla import XlaBackend
 from mpmd.compile.comparison.rounding import NARROW_FLOATS, Difference, Rounding
@@ -168,6 +169,8 @@ class Divergence:
     difference: Difference
     kernel: str = ""
     without: str = ""
+
+    __repr__ = brief
 
 
 @dataclasses.dataclass(frozen=True)

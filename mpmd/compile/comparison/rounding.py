@@ -18,6 +18,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from mpmd.brief import brief
 from mpmd.compile.backends.jax_function import numpy_dtype
 
 NARROW_FLOATS = r"bf16|f16|f32|f8E\w+|f4E\w+"
@@ -107,6 +108,8 @@ class Difference:
     expected: Any = None
     count: int = 0
     size: int = 0
+
+    __repr__ = brief
 
     def __str__(self) -> str:
         where = f"[{', '.join(map(str, self.index))}]" if self.index else ""

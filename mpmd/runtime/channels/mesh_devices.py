@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from mpmd.brief import brief
 from mpmd.errors import ProgramError, SignatureError
 from mpmd.jax_calls import array_copier, in_order
 from mpmd.jax_compat import default_memory_kind
@@ -131,6 +132,8 @@ class MeshDevices:
     Attributes:
         programs: small programs that were compiled for arrays on these devices, by what they do and for what.
     """
+
+    __repr__ = brief
 
     def __init__(self, meshes: Mapping[str, Mesh | Sequence[jax.Device]]) -> None:
         """Takes for each mesh a `jax.sharding.Mesh`, or its devices when nothing is sharded over it."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mpmd.brief import brief
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.measure.step_trace import MeasuredSpan, StepRecorder, spans_of
 from mpmd.runtime.processes.part import Part
@@ -37,6 +38,8 @@ class ProgramCosts:
     fragments: Mapping[str, float]
     transfers: Mapping[tuple[BufferType, BufferType], float] = dataclasses.field(default_factory=dict)
     call_s: float = 0.0
+
+    __repr__ = brief
 
     def run_s(self, fragment: str) -> float:
         """Seconds of one run of a fragment; 1 if it is not known."""

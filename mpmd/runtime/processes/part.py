@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from mpmd import jax_compat
+from mpmd.brief import brief
 from mpmd.errors import FragmentError, PeerError, SignatureError, TransferError
 from mpmd.runtime.channels.protocol import Stopped
 from mpmd.runtime.measure.step_trace import StepTimes
@@ -75,6 +76,8 @@ class Part:
 
     So an error of any process is raised by the step in which it occurred.
     """
+
+    __repr__ = brief
 
     def __init__(
         self,

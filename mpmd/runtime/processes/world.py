@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import logging
 import os
 import socket
 import sys
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from mpmd import jax_compat, jax_distributed
+from mpmd.brief import brief
 from mpmd.errors import ConfigError, PeerError
 from mpmd.runtime.processes.exchange import Alike, WorldExchange
 from mpmd.runtime.processes.store import BoundedStore, Mail, NoAnswer, delay_aborts
@@ -34,6 +36,8 @@ from mpmd.support.resources import once
 
 _RECORDED = 16
 """Calls whose results are known; earlier results are compared by shape, dtype and place only."""
+
+log = logging.getLogger("mpmd.processes")
 
 
 class Origins:
@@ -118,6 +122,8 @@ class World:
         watcher: the watching thread.
         origins: where arrays come from.
     """
+
+    __repr__ = brief
 
     def __init__(self, store: Any, index: int, count: int) -> None:
         self.store, self.index, self.count = store, index, count
@@ -357,6 +363,7 @@ def world() -> World | None:
     monitor.start()
     atexit.register(_leave, joined, monitor.stop)
     _report_exceptions(joined)
+    log.info("joined as %s", joined.name())
     return joined
 
 

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from mpmd import ir
+from mpmd.brief import brief
 from mpmd.errors import ProgramError, collect
 from mpmd.sharding.shardings import axes_by_dim, axes_of
 from mpmd.support.user_code import frames_of
@@ -87,6 +88,8 @@ class CallNode:
     phase: str = ""
     label: str = ""
 
+    __repr__ = brief
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TransferOp:
@@ -134,6 +137,8 @@ class EntryGraph:
     outputs: tuple[OutputSpec, ...]
     name: str = "main"
     copies: tuple[OutputSpec, ...] = ()
+
+    __repr__ = brief
 
 
 def check_graph(graph: EntryGraph) -> None:

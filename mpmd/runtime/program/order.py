@@ -15,6 +15,7 @@ import functools
 from bisect import bisect_right, insort
 from collections import deque
 
+from mpmd.brief import brief
 from mpmd.runtime.program.streams import Program, Recv, Run, Send, Stream, reads
 
 Node = tuple[int, int]
@@ -46,6 +47,8 @@ class InstructionOrder:
     before: dict[Node, list[Node]]
     pairs: list[list[Message]]
     streams: int
+
+    __repr__ = brief
 
     @functools.cached_property
     def occupancy(self) -> tuple[int, ...]:

@@ -16,11 +16,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from mpmd.brief import bytes_text, card
 from mpmd.jax_compat import default_memory_kind
 from mpmd.runtime.program.streams import (
     Copy,
     Feed,
     Fetch,
+    Free,
     Instruction,
     Program,
     Recv,
@@ -72,6 +74,20 @@ class MeshMemory:
     in_flight_bytes: int
     curve: tuple[int, ...]
     host_bytes: int = 0
+
+    def __repr__(self) -> str:
+        held = ", ".join(
+            f"{category} {bytes_text(size)}"
+            for category, size in sorted(self.by_category.items(), key=lambda of: -of[1])
+            if size
+        )
+        rows = [
+            ("held there", held),
+            ("reached at", f"instruction {self.position}: {self.instruction}" if self.instruction else ""),
+            ("on their way", f"at most {bytes_text(self.in_flight_bytes)}" if self.in_flight_bytes else ""),
+            ("on the host", bytes_text(self.host_bytes) if self.host_bytes else ""),
+        ]
+        return card(f"MeshMemory of {self.mesh}: at most {bytes_text(self.peak_bytes)}", rows)
 
     @property
     def by_category(self) -> dict[str, int]:
@@ -125,29 +141,44 @@ def peak_and_freed(program: Program, workspace: Mapping[tuple[str, str], int]) -
     return peak, freed
 
 
+def held_bytes(stream: Stream, workspace: Mapping[tuple[str, str], int], kept: int = 0) -> list[int]:
+    """Per instruction the maximum of bytes held while it is issued."""
+    size = [buffer.type.device_bytes for buffer in stream.buffers]
+    fed = [op.buffer for op in stream.instructions if isinstance(op, Feed)]
+    live = kept + sum(size[b] for b in fed)
+    curve: list[int] = []
+    for op in stream.instructions:
+        if isinstance(op, Run):
+            before = live
+            live += sum([size[b] for b in op.outputs]) - sum([size[b] for b in donated_buffers(op)])
+            curve.append(max(before, live) + workspace.get((stream.mesh, op.executable), 0))
+            continue
+        if isinstance(op, Recv | Copy):
+            live += size[op.buffer]
+        curve.append(live)
+        if isinstance(op, Free):
+            live -= sum([size[b] for b in op.buffers])
+    return curve
+
+
+def _held_on_host(stream: Stream) -> int:
+    """The maximum of bytes held at once in host memory."""
+    size = [buffer.type.bytes - buffer.type.device_bytes for buffer in stream.buffers]
+    if not any(size):
+        return 0
+    most = live = sum(size[op.buffer] for op in stream.instructions if isinstance(op, Feed))
+    for op in stream.instructions:
+        if not isinstance(op, Feed):
+            live += sum(size[b] for b in writes(op))
+            most = max(most, live)
+        live -= sum(size[b] for b in ended_buffers(op))
+    return most
+
+
 def _traverse(
     stream: Stream, workspace: Mapping[tuple[str, str], int], kept: int, in_flight: int
 ) -> MeshMemory:
-    size = [buffer.type.device_bytes for buffer in stream.buffers]
-    on_host = [buffer.type.bytes - buffer.type.device_bytes for buffer in stream.buffers]
-    fed = [op.buffer for op in stream.instructions if isinstance(op, Feed)]
-    live, host = kept + sum(size[b] for b in fed), sum(on_host[b] for b in fed)
-    most_on_host = host
-    curve: list[int] = []
-    for op in stream.instructions:
-        before = live
-        if not isinstance(op, Feed):
-            host += sum(on_host[b] for b in writes(op))
-            most_on_host = max(most_on_host, host)
-        host -= sum(on_host[b] for b in ended_buffers(op))
-        if isinstance(op, Run):
-            live += sum(size[b] for b in op.outputs) - sum(size[b] for b in donated_buffers(op))
-            curve.append(max(before, live) + workspace.get((stream.mesh, op.executable), 0))
-        else:
-            if not isinstance(op, Feed):
-                live += sum(size[b] for b in writes(op))
-            curve.append(live)
-            live -= sum(size[b] for b in ended_buffers(op))
+    curve = held_bytes(stream, workspace, kept)
     peak = max(curve, default=0)
     position = curve.index(peak) if curve else 0
     scratch, text = 0, ""
@@ -157,7 +188,16 @@ def _traverse(
         scratch = workspace.get((stream.mesh, op.executable), 0) if isinstance(op, Run) else 0
     holders = _holders(stream, position)
     return MeshMemory(
-        stream.mesh, peak, position, text, holders, scratch, kept, in_flight, tuple(curve), most_on_host
+        stream.mesh,
+        peak,
+        position,
+        text,
+        holders,
+        scratch,
+        kept,
+        in_flight,
+        tuple(curve),
+        _held_on_host(stream),
     )
 
 

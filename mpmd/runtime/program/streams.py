@@ -11,6 +11,7 @@ import functools
 import hashlib
 from collections.abc import Sequence
 
+from mpmd.brief import brief, card, counted, few
 from mpmd.runtime.program.graph import BufferType, InputSpec, OutputSpec
 
 
@@ -26,6 +27,8 @@ class Run:
     microbatch: int | None = None
     phase: str = ""
     label: str = ""
+
+    __repr__ = brief
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,6 +62,8 @@ class Free:
     """Drop the references to buffers that are not used any more."""
 
     buffers: tuple[int, ...]
+
+    __repr__ = brief
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -144,6 +149,8 @@ class Buffer:
     type: BufferType
     name: str
 
+    __repr__ = brief
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stream:
@@ -157,6 +164,8 @@ class Stream:
     instructions: tuple[Instruction, ...]
     processes: tuple[int, ...] = (0,)
 
+    __repr__ = brief
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ChannelSpec:
@@ -165,6 +174,8 @@ class ChannelSpec:
     source: str
     target: str
     types: tuple[BufferType, ...]
+
+    __repr__ = brief
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,6 +195,17 @@ class Program:
     channels: tuple[ChannelSpec, ...]
     inputs: tuple[InputSpec, ...]
     outputs: tuple[OutputSpec, ...]
+
+    def __repr__(self) -> str:
+        runs = sum(isinstance(op, Run) for stream in self.streams for op in stream.instructions)
+        messages = sum(len(channel.types) for channel in self.channels)
+        rows = [
+            ("streams", few(f"{stream.mesh} {len(stream.instructions):,}" for stream in self.streams)),
+            ("instructions", f"{self.num_instructions:,}, {runs:,} of them calls of fragments"),
+            ("messages", f"{messages:,} over {counted(len(self.channels), 'channel')}"),
+            ("edges", f"{counted(len(self.inputs), 'input')}, {counted(len(self.outputs), 'output')}"),
+        ]
+        return card(f"Program {self.name!r}", rows)
 
     @functools.cached_property
     def executables(self) -> tuple[tuple[str, str], ...]:

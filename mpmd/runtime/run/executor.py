@@ -23,6 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 
+from mpmd.brief import brief
 from mpmd.errors import ConfigError, ProgramError, SignatureError, collect
 from mpmd.runtime.channels.protocol import Stopped
 from mpmd.runtime.channels.stamps import dispatch_annotations, step_annotation
@@ -86,6 +87,8 @@ class RuntimeOptions:
     transfers: Transfers = "auto"
     peer_timeout: float = 8.0
 
+    __repr__ = brief
+
     def __post_init__(self) -> None:
         problems = []
         if self.issue not in get_args(Issue):
@@ -106,6 +109,8 @@ class Executor:
 
     Steps of several threads are run one after another.
     """
+
+    __repr__ = brief
 
     def __init__(
         self,

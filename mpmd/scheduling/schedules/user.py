@@ -129,6 +129,10 @@ class FixedSchedule(PipelineSchedule):
     def orders(self, shape: PipelineShape) -> Sequence[Sequence[Task]]:
         return self.fixed.orders
 
+    def smallest_table(self, num_meshes: int, num_microbatches: int) -> ScheduleTable:
+        """The only one that there is."""
+        return self.fixed
+
     def table(
         self,
         num_stages: int,

@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 from jax.tree_util import keystr, tree_flatten_with_path
 
+from mpmd.brief import brief
 from mpmd.errors import ConfigError
 from mpmd.tracing.names import is_bound
 from mpmd.tracing.stages.items import FlatFunction, Item, emit
@@ -88,6 +89,8 @@ class TracedStages:
         warnings: for the user.
         choices: the divisions by cost, with their alternatives.
     """
+
+    __repr__ = brief
 
     def __init__(self, selector: Selector) -> None:
         self.selector = selector

@@ -15,6 +15,7 @@ import jax
 from jax.sharding import Mesh
 
 from mpmd import jax_compat
+from mpmd.brief import brief
 from mpmd.compile.analysis.dataflow import Position
 from mpmd.compile.artefact import Artefact
 from mpmd.compile.backends.jax_function import (
@@ -99,6 +100,8 @@ class MixedExecutable(CompiledFragment):
     programs: tuple[LoadedProgram, ...]
     target: Target
     backend: str = "native"
+
+    __repr__ = brief
 
     @property
     def reasons(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import threading
 
 from jax.sharding import Mesh
 
+from mpmd.brief import brief
 from mpmd.compile.artefact import Artefact
 from mpmd.compile.backends.jax_function import ProgramFragment, jax_function
 from mpmd.compile.backends.native_cpu.dispatch import is_dispatched, threads_for
@@ -28,6 +29,8 @@ class NativeExecutable(ProgramFragment[RegisteredProgram]):
 
     kept: bool = False
     backend: str = "native"
+
+    __repr__ = brief
 
     @property
     def workspace_bytes(self) -> int:

@@ -23,6 +23,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from mpmd.brief import brief
 from mpmd.compile.backends.ffi.custom_call import ATTRIBUTE, TARGET_NAME, LoadedPrograms, ProgramLoad, capsule
 from mpmd.compile.backends.ffi.frame import FfiFrame, check_version, emit_entry, emit_now
 from mpmd.compile.backends.native_cpu.barrier import (
@@ -99,6 +100,8 @@ class RegisteredProgram:
     slots: int
     memory: np.ndarray = field(repr=False, compare=False)
     kept_bytes: int = 0
+
+    __repr__ = brief
 
     @property
     def key(self) -> int:

@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 
+from mpmd.brief import brief
 from mpmd.compile.backends.native_cpu.barrier import FUNCTIONS, MeshLayout
 from mpmd.compile.backends.native_cpu.gemm.micro_kernel import MicroKernel
 from mpmd.compile.backends.native_cpu.gemm.packing import Pack
@@ -57,6 +58,8 @@ class CompiledProgram:
     listing: bytes = field(default=b"", compare=False, repr=False)
     devices: int = 1
     mesh: MeshLayout | None = None
+
+    __repr__ = brief
 
     @property
     def llvm(self) -> str:

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from mpmd.brief import brief
 from mpmd.compile.artefact import Artefact
 from mpmd.compile.backends.ffi.custom_call import (
     ATTRIBUTE,
@@ -89,6 +90,8 @@ class GpuExecutable(ProgramFragment[RegisteredGpuProgram]):
     kept: bool = False
     backend: str = "native"
     asynchronous: bool = True
+
+    __repr__ = brief
 
     @property
     def workspace_bytes(self) -> int:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from mpmd.brief import brief
 from mpmd.compile.artefact import Artefact
 from mpmd.compile.backends.jax_function import named_sharding, numpy_dtype
 from mpmd.compile.backends.reference.target import Reference, ReferenceProgram
@@ -30,6 +31,8 @@ class ReferenceExecutable:
     artefact: Artefact
     backend: str = "reference"
     asynchronous: bool = False
+
+    __repr__ = brief
 
     @property
     def name(self) -> str:

@@ -15,6 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from mpmd.brief import brief
 from mpmd.compile.buffers.assignment import Allocation, BufferAssignment, Slice
 from mpmd.compile.buffers.offsets import DeviceMemory
 from mpmd.compile.fragment import FragmentModule
@@ -186,6 +187,8 @@ class ReferenceProgram:
     results: tuple[Slice, ...]
     size: int = 0
     constants: bytes = b""
+
+    __repr__ = brief
 
     @property
     def arena_bytes(self) -> int:

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+from mpmd.brief import brief, bytes_text, seconds_text
 from mpmd.cost.device import HOST, Device
 from mpmd.errors import ConfigError
 from mpmd.tracing.stages.items import Checkpoint, FlatFunction
@@ -23,7 +24,7 @@ from mpmd.tracing.stages.select.division import (
 )
 from mpmd.tracing.stages.select.placement import place, size
 from mpmd.tracing.stages.select.selectors import Selector
-from mpmd.tracing.stages.select.stage_report import bytes_text, describe_stages, seconds_text
+from mpmd.tracing.stages.select.stage_report import describe_stages
 from mpmd.tracing.stages.stacked.row_views import unroll
 from mpmd.tracing.stages.stacked.scan_ranges import Division, divide_by_stages, scans_over
 
@@ -63,6 +64,8 @@ class AutomaticSelector(Selector):
     measured: MeasuredRanges = ()
     starts: tuple[int, ...] = ()
     found: tuple[tuple[FunctionKey, int, tuple[int, ...]], ...] = ()
+
+    __repr__ = brief
 
     def on(self, meshes: Sequence[str]) -> AutomaticSelector:
         """The same with a mesh for each stage: the meshes in order, again and again.
@@ -201,6 +204,8 @@ class DivisionChoice:
         division: the best one.
         parameters: path and bytes of each parameter.
     """
+
+    __repr__ = brief
 
     def __init__(self, units: UnitChain, selector: AutomaticSelector, key: FunctionKey) -> None:
         self.units, self.selector, self.key = units, selector, key

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from mpmd.brief import brief
 from mpmd.errors import ConfigError, close_to
 
 _SHOWN = 6
@@ -34,6 +35,8 @@ class Selector:
     last: tuple[str, ...]
     stacked: bool = False
     scoped: bool = False
+
+    __repr__ = brief
 
     @property
     def names(self) -> list[str]:

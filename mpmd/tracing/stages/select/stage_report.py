@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from mpmd.brief import bytes_text
 from mpmd.jax_compat import inner_jaxprs
 from mpmd.tracing.stages.items import FlatFunction, Item, outside_of
 from mpmd.tracing.stages.select.placement import size
@@ -123,20 +124,3 @@ def _amount(number: float, unit: str) -> str:
             return f"{number:.1f} {prefix}{unit}" if prefix else f"{number:.0f} {unit}"
         number /= 1000
     raise AssertionError(number)
-
-
-def bytes_text(number: float) -> str:
-    """A number of bytes, with a prefix."""
-    for prefix in ("", "Ki", "Mi", "Gi"):
-        if number < 1024 or prefix == "Gi":
-            return f"{number:.1f} {prefix}B" if prefix else f"{number:.0f} B"
-        number /= 1024
-    raise AssertionError(number)
-
-
-def seconds_text(seconds: float) -> str:
-    """Seconds, with a prefix."""
-    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
-        if seconds * factor >= 1 or unit == "us":
-            return f"{seconds * factor:.3g} {unit}"
-    raise AssertionError(seconds)

@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import GetAttrKey, register_pytree_with_keys_class
 
+from mpmd.brief import counted
 from mpmd.errors import ConfigError, PlacementError
 from mpmd.jax_compat import scope_of
 from mpmd.tracing.stages.items import FlatFunction, Item
@@ -278,9 +279,10 @@ class Stacked:
 
     def __repr__(self) -> str:
         if not all(hasattr(part, "shape") for part in self.parts):  # JAX puts placeholders into pytrees
-            return f"Stacked({list(self.parts)}, dim {self.dim})"
+            return f"Stacked({counted(len(self.parts), 'part')}, dim {self.dim})"
         sizes = ",".join(map(str, self.shape))
-        along = " + ".join(map(str, self.lengths))
+        lengths = list(map(str, self.lengths))
+        along = " + ".join(lengths if len(lengths) <= 8 else [*lengths[:6], "…", lengths[-1]])
         return f"Stacked({self.dtype}[{sizes}] in {len(self.parts)} parts, {along} along dim {self.dim})"
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[int, int | None]]:
