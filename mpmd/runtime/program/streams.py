@@ -26,6 +26,7 @@ class Run:
     microbatch: int | None = None
     phase: str = ""
     label: str = ""
+    with_forward: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from mpmd import ir
+from mpmd.scheduling.render import bytes_text
 from mpmd.sharding.shardings import global_bytes
 
 MAX_NODES = 4000
@@ -163,16 +164,7 @@ def _size(op: Any) -> int:
 
 def _bytes(values: Iterable[Any]) -> str:
     sizes = [global_bytes(v.type) for v in values if hasattr(v.type, "shape")]
-    return f"{_amount(sum(sizes))} in {len(sizes)} value{'s' * (len(sizes) != 1)}"
-
-
-def _amount(count: float) -> str:
-    """`1536` -> `1.5 KiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            break
-        count /= 1024
-    return f"{count:.1f}".removesuffix(".0") + f" {unit}"
+    return f"{bytes_text(sum(sizes))} in {len(sizes)} value{'s' * (len(sizes) != 1)}"
 
 
 def fresh_nodes(before: list[Graph], after: list[Graph]) -> dict[str, set[int]]:
