@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import reprlib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -98,7 +99,7 @@ def predicted_timeline(
     Args:
         program: the streams.
         costs: what fragments and messages take, or seconds of fragments by name; fragments that are not named
-            take 1 second, and messages nothing.  Without any the timeline is in steps, of a fragment each.
+            take 1 second, and messages nothing.  Without any the timeline is in steps of one fragment.
         meshes: the order in which to show them.
         scratch: bytes of temporaries of fragments.
         cores: how many meshes compute at a time without slowing each other down; by default all.
@@ -106,10 +107,9 @@ def predicted_timeline(
     Raises:
         ConfigError: `costs` is something else.
     """
-    in_steps = not costs
-    costs = _known(costs)
+    in_steps, costs = not costs, _known(costs)
     order = verify(program)
-    title = f"{program.name}, predicted"
+    title = f"{program.name}, {'in steps of one fragment' if in_steps else 'predicted'}"
     if cores is not None:
         shared = _Times(*shared_intervals(program, costs, cores))
         return _timeline(program, shared, meshes, title, scratch or Scratch())
@@ -168,7 +168,9 @@ def _known(costs: Any) -> ProgramCosts:
         return costs
     seconds = costs or {}
     if not isinstance(seconds, Mapping) or not all(isinstance(s, (int, float)) for s in seconds.values()):
-        raise ConfigError(f"costs is {costs!r}; it must be seconds by fragment, such as {{'f.step': 0.01}}")
+        got = f"costs is {reprlib.repr(costs)}; it must be seconds by fragment, such as {{'f.step': 0.01}}"
+        pair = isinstance(costs, tuple) and any(isinstance(part, ProgramCosts) for part in costs)
+        raise ConfigError(got + "\n  measure.costs returns the results and the costs" * pair)
     return ProgramCosts(seconds)
 
 

@@ -125,12 +125,16 @@ def test_spans_say_where_they_come_from(step):
         assert waited < (1e-9 if timeline is not measured else timeline.makespan_s / 2) + 4 * costs.call_s
 
 
-def test_unit_costs_without_a_measurement(step):
+def test_costs_are_estimated_given_or_one_step_each(step):
     compiled, _, _ = step
-    line = compiled.lowered.schedule()
-    assert line.in_steps and not compiled.lowered.schedule({"f": 1.0}).in_steps
+    line = compiled.lowered.schedule({})
     first = next(s for s in line.compute("m0") if s.task)
-    assert first.seconds == 1
+    assert first.seconds == 1 and line.in_steps
+    assert " steps, bubble" in render_text(line)
+    estimated = compiled.lowered.schedule()
+    given = compiled.lowered.schedule(compiled.lowered.estimated_costs())
+    assert estimated.spans == compiled.schedule().spans == given.spans
+    assert estimated.makespan_s < 1 and not estimated.in_steps
     assert compiled.lowered.schedule({first.name: 7.0}).compute("m0")[1].seconds == 7
 
 
