@@ -100,7 +100,7 @@ def _summary(timelines: Mapping[str, Timeline]) -> str:
         "</tr>"
         for label, timeline in timelines.items()
     )
-    heads = "".join(f"<th>{head}</th>" for head in ("", "step", "idle", "most bytes on a mesh"))
+    heads = "".join(f"<th>{head}</th>" for head in ("", "step", "idle", "most bytes on a mesh, counted"))
     paths = "".join(
         f'<p class="path-text">{"critical path, " + label if label else "critical path"}: {escape(parts)}</p>'
         for label, timeline in timelines.items()
@@ -274,10 +274,9 @@ def _memory_plot(memory: MemoryCurve, timeline: Timeline, label: str, span_s: fl
         areas.append(f'<polygon fill="{colours[category]}" points="{" ".join(upper + lower[::-1])}"/>')
     held = [(f"{(t - begin) / unit:.7g}", sizes) for t, sizes in memory.samples]
     data = {"names": memory.categories, "at": [float(t) for t, _ in held], "held": [s for _, s in held]}
-    measured = label == "measured"
-    note = "the program's buffers, at the measured times" if measured else "the program's buffers"
-    data["note"] = f"{memory.mesh}: {note}"
-    peak = f"{label + ', ' if label else ''}peak {bytes_text(memory.peak_bytes)}"
+    times = f" at the {label} times" if label else ""
+    data["note"] = f"{memory.mesh}: sizes of the program's buffers{times}"
+    peak = f"counted, peak {bytes_text(memory.peak_bytes)}"
     return (
         f'<div class="lane memory"><b>{escape(peak)}</b>'
         f'<div data-memory="{escape(json.dumps(data, separators=(",", ":")))}">'

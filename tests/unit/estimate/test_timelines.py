@@ -143,7 +143,7 @@ def test_pictures_of_both(step):
     predicted = compiled.schedule(costs)
     page = render_html(predicted, measured)
     assert "waits for" in page and "in the other timeline" in page
-    assert "iB held on m0" in page and "the program&#x27;s buffers, at the measured times" in page
+    assert "iB held on m0" in page and "sizes of the program&#x27;s buffers at the measured times" in page
     assert render_svg(predicted, measured).count("</g>") == 2 * render_svg(measured).count("</g>")
     assert "[" in render_text(measured)
     events = json.loads(chrome_trace(predicted, measured))["traceEvents"]

@@ -113,7 +113,7 @@ def test_what_is_under_the_pointer_is_explained(pages):
     task = page.run(point.replace("TARGET", 'document.querySelector("i.FB")'))
     assert "forward and backward" in task and "ms" in task and "MiB held on mesh1" in task
     memory = page.run(point.replace("TARGET", 'document.querySelector("[data-memory]")'))
-    assert "residuals 6 MiB" in memory and memory.startswith("mesh0: the program's buffers")
+    assert "residuals 6 MiB" in memory and memory.startswith("mesh0: sizes of the program's buffers at the predicted times")
     assert page.faint_texts() == []
 
 
