@@ -46,7 +46,7 @@ def to_text(module: ir.Module) -> str:
 _ALIAS = re.compile(r"^(#loc\d*) = loc\((.*)\)$")
 _LOCATION = re.compile(r" loc\((#loc\d*)\)")
 _ALIAS_USED = re.compile(r"#loc\d*")
-_LONGEST_LOCATION = 20_000
+_MAX_LOCATION = 20_000
 
 
 def line_locations(module: ir.Module) -> list[str]:
@@ -81,7 +81,7 @@ def line_locations(module: ir.Module) -> list[str]:
         if name not in whole:
             whole[name] = ""
             text = _ALIAS_USED.sub(lambda used: expand(used[0]), aliases.get(name, ""))
-            whole[name] = text[:_LONGEST_LOCATION]
+            whole[name] = text[:_MAX_LOCATION]
         return whole[name]
 
     return [expand(name) for name in found]

@@ -45,12 +45,14 @@ function drawTicks() {
   el("ticks").replaceChildren(...made);
 }
 
-// The longest label of each task for which it is wide enough.
+// The longest label of each task for which it is wide enough, and whether it has an edge.
 function drawLabels() {
   const width = plot();
   for (const task of tasks) {
     const label = task.labels.find(text => text.length * LETTER + 3 <= task.part * width) || "";
     if (label !== task.shown) task.task.textContent = task.shown = label;
+    const narrow = task.part * width < 4;   // an edge would hide it
+    if (narrow !== task.narrow) task.task.classList.toggle("narrow", task.narrow = narrow);
   }
 }
 

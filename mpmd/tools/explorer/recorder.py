@@ -121,7 +121,7 @@ def _runs(changes: Iterable[tuple[str, str]], lines: _NumberTable) -> list[list[
 
 
 def _carried(changes: Iterable[tuple[str, str]], before: Sequence[int]) -> list[int]:
-    """The sources of lines, by number, as far as those before tell: -1 for new ones."""
+    """The number of the source of each line, as before; -1 for new lines."""
     old, after = iter(before), list[int]()
     for sign, _ in changes:
         if sign in (NEW, MOVED_HERE):
