@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
@@ -125,6 +126,10 @@ def _lanes(timeline: Timeline, above: int, margin: int, scale: float) -> Iterato
         )
 
 
+_FOLDERS = re.compile(r"(?<=\()/(?:[^/()]+/)*(?=[^/()]+/[^/()]+:\d)")
+"""Of the path of a source, all but the last: pictures leave the machine on which they are drawn."""
+
+
 def describe(timeline: Timeline, span: Span) -> str:
     """A span in words, a line for each thing."""
     start, end, took = (duration(timeline, s) for s in (span.start_s, span.end_s, span.seconds))
@@ -135,7 +140,7 @@ def describe(timeline: Timeline, span: Span) -> str:
     if span.nbytes:
         lines.append(bytes_text(span.nbytes))
     if span.source:
-        lines.append(span.source)
+        lines.append(_FOLDERS.sub("", span.source))
     if span.note:
         lines.append(span.note)
     return "\n".join(lines)

@@ -317,7 +317,7 @@ def test_times_and_bytes_are_in_units_that_suit_them() -> None:
     tips = render_html(
         Timeline(
             (
-                Span("a", "f", None, 0.0, 3.2e-5, source="stage0 (model.py:7, in loss)"),
+                Span("a", "f", None, 0.0, 3.2e-5, source="stage0 (/home/me/src/model.py:7, in loss)"),
                 Span("a", "g", None, 3.2e-5, 12.5),
                 Span("a", "x", None, 0.0, 1e-3, TRANSFER, "b", 3 << 20),
             ),
@@ -325,7 +325,7 @@ def test_times_and_bytes_are_in_units_that_suit_them() -> None:
         )
     )
     assert "32 µs" in tips and "12.5 s" in tips and "3 MiB" in tips
-    assert "stage0 (model.py:7, in loss)" in tips
+    assert "stage0 (src/model.py:7, in loss)" in tips
 
 
 def test_a_colour_has_one_meaning() -> None:
