@@ -58,7 +58,8 @@ def render_html(predicted: Timeline, measured: Timeline | None = None, title: st
     title = title or (predicted.title.removesuffix(", predicted") if measured else predicted.title)
     title = title or "Timeline"
     meshes = list(dict.fromkeys(mesh for timeline in shown.values() for mesh in timeline.meshes))
-    body = [f"<h1>{escape(title)}</h1>", _summary(shown), _TOOLS, _legend(shown.values())]
+    has_memory = any(memory.peak_bytes for timeline in shown.values() for memory in timeline.memory)
+    body = [f"<h1>{escape(title)}</h1>", _summary(shown, has_memory), _TOOLS, _legend(shown.values())]
     longest = max(shown.values(), key=lambda timeline: timeline.makespan_s)
     unit, name = unit_of(longest)
     body.append(
@@ -93,20 +94,22 @@ def _memory(timeline: Timeline, mesh: str) -> MemoryCurve:
     return next((memory for memory in timeline.memory if memory.mesh == mesh), empty)
 
 
-def _summary(timelines: Mapping[str, Timeline]) -> str:
+def _summary(timelines: Mapping[str, Timeline], has_memory: bool) -> str:
     rows = "".join(
         f"<tr><th>{escape(label)}</th><td>{duration(timeline, timeline.makespan_s)}</td>"
-        f"<td>{timeline.bubble_fraction():.1%}</td><td>{_most_bytes(timeline)}</td>"
-        "</tr>"
+        f"<td>{timeline.bubble_fraction():.1%}</td>"
+        + (f"<td>{_most_bytes(timeline)}</td>" if has_memory else "")
+        + "</tr>"
         for label, timeline in timelines.items()
     )
-    heads = "".join(f"<th>{head}</th>" for head in ("", "step", "idle", "most bytes on a mesh, counted"))
+    heads = ["", "step", "idle", *(["most bytes on a mesh, counted"] if has_memory else [])]
+    head = "".join(f"<th>{head}</th>" for head in heads)
     paths = "".join(
         f'<p class="path-text">{"critical path, " + label if label else "critical path"}: {escape(parts)}</p>'
         for label, timeline in timelines.items()
         if (parts := _path_parts(timeline))
     )
-    return f"<table><tr>{heads}</tr>{rows}</table>{paths}"
+    return f"<table><tr>{head}</tr>{rows}</table>{paths}"
 
 
 def _most_bytes(timeline: Timeline) -> str:

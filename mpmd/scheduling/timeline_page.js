@@ -122,5 +122,8 @@ for (const name of ["transfers", "memory"]) {
 }
 el("path").addEventListener("change", event => document.body.classList.toggle("path", event.target.checked));
 document.body.classList.add("path");
+for (const [name, shown] of [["transfers", ".transfer"], ["memory", "[data-memory]"], ["path", ".critical"]]) {
+  if (!wide.querySelector(shown)) el(name).parentElement.style.display = "none";
+}
 addEventListener("resize", () => zoomTo(zoom));
 zoomTo(1);

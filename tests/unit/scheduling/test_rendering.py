@@ -317,7 +317,7 @@ def test_times_and_bytes_are_in_units_that_suit_them() -> None:
     tips = render_html(
         Timeline(
             (
-                Span("a", "f", None, 0.0, 3.2e-5, source="stage0 (/home/me/src/model.py:7, in loss)"),
+                Span("a", "f", None, 0.0, 3.2e-5, source="stage0 (/srv/models/src/model.py:7, in loss)"),
                 Span("a", "g", None, 3.2e-5, 12.5),
                 Span("a", "x", None, 0.0, 1e-3, TRANSFER, "b", 3 << 20),
             ),

@@ -8,6 +8,7 @@ import pytest
 
 from mpmd.scheduling import Costs, Link, StageCosts, get_schedule, simulate
 from mpmd.scheduling.render_html import render_html
+from mpmd.scheduling.render_svg import render_svg
 from mpmd.scheduling.timeline import Timeline
 from tests.support import browser
 from tests.support.browser import Browser
@@ -113,7 +114,9 @@ def test_what_is_under_the_pointer_is_explained(pages):
     task = page.run(point.replace("TARGET", 'document.querySelector("i.FB")'))
     assert "forward and backward" in task and "ms" in task and "MiB held on mesh1" in task
     memory = page.run(point.replace("TARGET", 'document.querySelector("[data-memory]")'))
-    assert "residuals 6 MiB" in memory and memory.startswith("mesh0: sizes of the program's buffers at the predicted times")
+    assert "residuals 6 MiB" in memory and memory.startswith(
+        "mesh0: sizes of the program's buffers at the predicted times"
+    )
     assert page.faint_texts() == []
 
 
@@ -130,3 +133,35 @@ def test_switches_hide_what_they_name(pages):
     assert page.run(path) != "none"
     page.run('el("path").click();')
     assert page.run(path) == "none"
+
+
+def test_no_texts_of_pictures_overlap_with_fonts_of_a_browser(pages, tmp_path):
+    page, _, _ = pages
+    lines = [merged(step(2, 4)), step(16, 20)]
+    lines += [
+        simulate(get_schedule(name).table(8, 4, 8), title=name) for name in ("interleaved_1f1b", "looped_bfs")
+    ]
+    pictures = [render_svg(line, width=width) for line in lines for width in (420, 736, 1300)]
+    pictures.append(render_svg(*lines))
+    path = tmp_path / "pictures.html"
+    path.write_text('<meta charset="utf-8">' + "\n".join(pictures), encoding="utf-8")
+    page.look(1300, "light")
+    page.open(path)
+    texts, found = page.run("""
+      const found = [];
+      for (const picture of document.querySelectorAll("svg")) {
+        const width = picture.viewBox.baseVal.width;
+        const texts = [...picture.querySelectorAll("text")];
+        const boxes = texts.map(text => [text.getBBox(), text.firstChild.textContent]);
+        boxes.sort(([a], [b]) => a.x - b.x);
+        boxes.forEach(([a, text], k) => {
+          if (a.x < 0 || a.x + a.width > width) found.push([width, text, "the edge"]);
+          for (const [b, other] of boxes.slice(k + 1)) {
+            if (b.x >= a.x + a.width) break;
+            if (b.y < a.y + 0.8 * a.height && a.y < b.y + 0.8 * b.height) found.push([width, text, other]);
+          }
+        });
+      }
+      return [document.querySelectorAll("text").length, found];
+    """)
+    assert texts > 500 and found == []
