@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from examples.pipelined_transformer.config import TrainConfig
 from mpmd.scheduling.chrome_trace import chrome_trace
 from mpmd.scheduling.render import CURVE_COLOUR, render_text
-from mpmd.scheduling.render_svg import render_svg
+from mpmd.scheduling.render_svg import legible_width, render_svg
 from mpmd.scheduling.timeline import Timeline
 
 _SECONDS_BETWEEN_LINES = 5.0
@@ -151,7 +151,7 @@ def _backends(outcome: Outcome) -> str:
 def write_pictures(folder: Path, losses: Sequence[float], timeline: Timeline) -> list[Path]:
     """Writes the loss curve, the timeline as a picture and as a trace for Perfetto; returns the files."""
     files = [write_losses(folder, losses), folder / "timeline.svg", folder / "trace.json"]
-    files[1].write_text(render_svg(timeline))
+    files[1].write_text(render_svg(timeline, width=legible_width(timeline)))
     files[2].write_text(chrome_trace(timeline))
     return files
 

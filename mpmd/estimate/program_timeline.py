@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import reprlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -261,7 +262,7 @@ def _timeline(
     program: Program, times: _Times, meshes: Sequence[str], title: str, scratch: Scratch
 ) -> Timeline:
     used = {stream.mesh for stream in program.streams}
-    sources = _Sources.of(program)
+    sources = _Sources.of(program, times)
     last = max((end for _, end in times.runs.values()), default=0.0)
     spans = [
         span for s in range(len(program.streams)) for span in _mesh_spans(program, s, times, sources, last)
@@ -275,21 +276,45 @@ def _timeline(
 
 @dataclasses.dataclass(frozen=True)
 class _Sources:
-    """Where messages come from: the send of every receive, and the runs that produce buffers."""
+    """Where values come from.
+
+    Attributes:
+        sends: the send of every receive.
+        makers: the run that produces a buffer of a stream.
+        first: per stream the number of the span of its first instruction.
+        spans: the number of the span, of a run or a message, that produces a buffer of a stream.
+    """
 
     sends: Mapping[Node, Node]
     makers: Mapping[tuple[int, int], Run]
+    first: Sequence[int]
+    spans: Mapping[tuple[int, int], int]
 
     @staticmethod
-    def of(program: Program) -> _Sources:
+    def of(program: Program, times: _Times) -> _Sources:
         makers: dict[tuple[int, int], Run] = {}
+        spans: dict[tuple[int, int], int] = {}
+        sizes = [len(stream.instructions) for stream in program.streams]
+        first = [0, *itertools.accumulate(sizes)]
         for s, stream in enumerate(program.streams):
-            for op in stream.instructions:
+            for at, op in enumerate(stream.instructions):
                 if isinstance(op, Run):
                     makers.update({(s, buffer): op for buffer in op.outputs})
                 elif isinstance(op, Copy) and (s, op.source) in makers:
                     makers[s, op.buffer] = makers[s, op.source]
-        return _Sources(_sends(program), makers)
+                if (s, at) in times.runs or (s, at) in times.messages:
+                    spans.update({(s, buffer): first[s] + at for buffer in writes(op)})
+                elif isinstance(op, Copy) and (s, op.source) in spans:
+                    spans[s, op.buffer] = spans[s, op.source]
+        return _Sources(_sends(program), makers, first, spans)
+
+    def number(self, s: int, at: int) -> int:
+        """The number of the span of an instruction."""
+        return self.first[s] + at
+
+    def needs(self, s: int, buffers: Iterable[int]) -> tuple[int, ...]:
+        """The numbers of the spans that produce buffers of a stream."""
+        return tuple(dict.fromkeys(self.spans[s, b] for b in buffers if (s, b) in self.spans))
 
     def maker(self, program: Program, send: Node) -> tuple[int, Run | None]:
         """The stream of a send, and the run that produced its value."""
@@ -313,11 +338,18 @@ def _mesh_spans(program: Program, s: int, times: _Times, sources: _Sources, last
             size = stream.buffers[op.buffer].type.bytes
             name = f"{_label(maker) if maker else 'value'} to {stream.mesh}"
             task = _task(maker) if maker else None
+            sent = program.streams[sender].instructions[sends[s, at][1]]
             spans.append(
-                Span(program.streams[sender].mesh, name, task, start, end, TRANSFER, stream.mesh, size)
-            )
+                Span(
+                    program.streams[sender].mesh, name, task, start, end, TRANSFER, stream.mesh, size,
+                    source=maker.label if maker else "",
+                    number=sources.number(s, at), needs=sources.needs(sender, reads(sent)),
+                )
+            )  # fmt: skip
         elif isinstance(op, Copy) and (s, at) in times.messages:
-            spans.append(_copy_span(stream, op, times.messages[s, at], sources.makers.get((s, op.source))))
+            copied = _copy_span(stream, op, times.messages[s, at], sources.makers.get((s, op.source)))
+            number, needs = sources.number(s, at), sources.needs(s, (op.source,))
+            spans.append(dataclasses.replace(copied, number=number, needs=needs))
         elif isinstance(op, Run) and (s, at) in times.runs:
             start, end = times.runs[s, at]
             received = [maker_of[b] for b in op.inputs if isinstance(stream.instructions[maker_of[b]], Recv)]
@@ -329,7 +361,13 @@ def _mesh_spans(program: Program, s: int, times: _Times, sources: _Sources, last
             for begin, stop, what, peer in _waits(program, sources, arrivals, times, clock, start, back):
                 note = f"{_label(op)} waits for {what}"
                 spans.append(Span(stream.mesh, "idle", None, begin, stop, IDLE, peer, note=note))
-            spans.append(Span(stream.mesh, op.executable, _task(op), start, end, COMPUTE))
+            spans.append(
+                Span(
+                    stream.mesh, op.executable, _task(op), start, end, COMPUTE,
+                    source=op.label, with_forward=op.with_forward,
+                    number=sources.number(s, at), needs=sources.needs(s, op.inputs),
+                )
+            )  # fmt: skip
             clock = end
     if last > clock:
         note = "has done its part of the step"
@@ -344,7 +382,8 @@ def _copy_span(stream: Stream, op: Copy, when: Interval, maker: Run | None) -> S
         f"{stream.mesh}#{kind.memory_kind}" if kind.memory_kind else stream.mesh for kind in kinds
     )
     label, task = (_label(maker), _task(maker)) if maker else ("value", None)
-    return Span(source, f"{label} to {target}", task, *when, TRANSFER, target, kinds[1].bytes)
+    called = maker.label if maker else ""
+    return Span(source, f"{label} to {target}", task, *when, TRANSFER, target, kinds[1].bytes, source=called)
 
 
 def _waits(

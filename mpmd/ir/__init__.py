@@ -19,7 +19,7 @@ from jax.extend.mlir.ir import (
 )
 from jax.extend.mlir.ir import OpView as Op
 
-from mpmd.ir.context import context, op_text, to_text
+from mpmd.ir.context import context, line_locations, op_text, to_text
 from mpmd.ir.query import edits, forget_edits
 from mpmd.ir.edit import (
     after, append_arg, at_end, at_start, before, change_args, clone, clone_body, clone_with, create, erase,

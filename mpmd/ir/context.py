@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import collections
 import ctypes
+import re
 from typing import Any
 
 from jax.extend.mlir import ir
@@ -40,6 +41,50 @@ def to_text(module: ir.Module) -> str:
     """The module as MLIR text; `parse` is the inverse."""
     text: str = module.operation.get_asm()
     return text
+
+
+_ALIAS = re.compile(r"^(#loc\d*) = loc\((.*)\)$")
+_LOCATION = re.compile(r" loc\((#loc\d*)\)")
+_ALIAS_USED = re.compile(r"#loc\d*")
+_MAX_LOCATION = 20_000
+
+
+def line_locations(module: ir.Module) -> list[str]:
+    """For each line of `to_text` the location of the op that it belongs to; empty for a line of none.
+
+    An op's location is printed at its end, so that lines with which it begins have to wait for it.
+    """
+    text = module.operation.get_asm(enable_debug_info=True)
+    aliases: dict[str, str] = {}
+    found: list[str] = []
+    begun: list[tuple[int, list[int]]] = []  # indent, lines
+    for line in text.splitlines():
+        if alias := _ALIAS.match(line):
+            aliases[alias[1]] = alias[2]
+            continue
+        indent = len(line) - len(line.lstrip())
+        at_end = line.endswith(")") and [*_LOCATION.finditer(line)]
+        number, ends = len(found), bool(at_end) and at_end[-1].end() == len(line)
+        found.append(at_end[-1][1] if at_end and ends else "")
+        while begun and begun[-1][0] > indent:
+            begun.pop()
+        if begun and begun[-1][0] == indent and line.lstrip()[:1] in ("}", "^"):
+            begun[-1][1].append(number)
+            if ends:
+                for first in begun.pop()[1]:
+                    found[first] = found[number]
+        elif not ends:
+            begun.append((indent, [number]))
+    whole: dict[str, str] = {"": ""}
+
+    def expand(name: str) -> str:
+        if name not in whole:
+            whole[name] = ""
+            text = _ALIAS_USED.sub(lambda used: expand(used[0]), aliases.get(name, ""))
+            whole[name] = text[:_MAX_LOCATION]
+        return whole[name]
+
+    return [expand(name) for name in found]
 
 
 def op_text(op: ir.OpView) -> str:

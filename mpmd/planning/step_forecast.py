@@ -34,7 +34,7 @@ from mpmd.runtime.program.streams import Recv, Run, Send
 from mpmd.runtime.program.verify_streams import verify
 from mpmd.runtime.run.clients import available_cores
 from mpmd.scheduling.render_html import render_html
-from mpmd.scheduling.render_svg import render_svg
+from mpmd.scheduling.render_svg import legible_width, render_svg
 from mpmd.scheduling.timeline import Timeline
 from mpmd.support.progress import ProgressLine
 
@@ -158,7 +158,7 @@ class StepForecast:
             ("forecast.txt", str(self)),
             ("forecast.json", json.dumps(self.figures(), indent=1) + "\n"),
             ("timeline.html", render_html(self.timeline)),
-            ("timeline.svg", render_svg(self.timeline)),
+            ("timeline.svg", render_svg(self.timeline, width=legible_width(self.timeline))),
         ):
             (folder / name).write_text(text, encoding="utf-8")
 

@@ -5,6 +5,8 @@ Constraints of the readers, which drop slices and arrows otherwise:
 * Slices of one track nest or do not overlap; so transfers that overlap are drawn on tracks of their own, and
   times are whole microseconds, rounded once for each begin and each end, which no reader rounds again.
 * The slice from which an arrow goes comes before the one to which it goes, in time or else in the file.
+  Both have its number (`bind_id`).  Events `s` and `f` would bind to slices that are open at their time: one
+  without a duration never is.
 * Processes and threads are numbered from 1, every thread of the file differently: 0 is the idle thread of
   Linux, and some readers find threads by their number alone.
 
@@ -120,6 +122,8 @@ def _slice(span: Span) -> Event:
         args = {"stage": span.task.stage, "microbatch": span.task.microbatch, "phase": span.task.phase.value}
     if span.nbytes:
         args["bytes"] = span.nbytes
+    if span.source:
+        args["source"] = span.source
     if span.note:
         args["note"] = span.note
     begin, end = _us(span.start_s), _us(span.end_s)

@@ -8,7 +8,12 @@ from mpmd.scheduling.table import Task
 from mpmd.scheduling.timeline import Span, Timeline
 
 COLOURS = {"F": "#56b4e9", "B": "#e69f00", "I": "#f0c860", "W": "#2fb389", "": "#c9a0c0"}
-"""Fill per phase; the empty phase is for spans without a task, such as the optimizer."""
+"""Fill per phase; the empty phase is for spans without a task, such as the optimizer.
+
+A span of two phases, `FB`, has both: the forward's above.
+"""
+UPPER_PART = 0.3
+"""The part of the height of such a span that is its forward; the label has room below."""
 CURVE_COLOUR = "#0072b2"
 """Of a curve that is not of a phase, such as the loss."""
 TRANSFER_COLOUR, IDLE_COLOUR, INK = "#8a94a6", "#eef0f3", "#10151d"
@@ -25,16 +30,28 @@ _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
 def phase_of(span: Span) -> str:
-    """The letter of the phase of a span's task, "" without a task."""
-    return span.task.phase.value if span.task is not None else ""
+    """The letter of the phase of a span's task, two if it computes a forward too, "" without a task."""
+    if span.task is None:
+        return ""
+    return f"{'F' if span.with_forward else ''}{span.task.phase.value}"
+
+
+def fills_of(phase: str) -> list[str]:
+    """The colours of a phase, from above."""
+    return [COLOURS[letter] for letter in phase] or [COLOURS[""]]
+
+
+def meaning_of(phase: str) -> str:
+    return " and ".join(MEANING[letter] for letter in phase) or MEANING[""]
 
 
 def phases_of(*timelines: Timeline) -> list[str]:
-    """The phases that occur, in the order of the table."""
+    """The phases that occur, in the order of the table, with two behind their first."""
     drawn = {
         phase_of(s) for timeline in timelines for mesh in timeline.meshes for s in timeline.compute(mesh)
     }
-    return [phase for phase in COLOURS if phase in drawn]
+    order = list(COLOURS)
+    return sorted(drawn, key=lambda phase: [order.index(p) for p in phase] or [len(order)])
 
 
 _EXCHANGE = re.compile(r"p\d+_(reduce|gather)\.")
@@ -62,9 +79,22 @@ def unit_of(timeline: Timeline) -> tuple[float, str]:
 
 
 def duration(timeline: Timeline, seconds: float) -> str:
-    """A time of a timeline as text: `33 steps`, `12.5 ms`."""
-    unit, name = unit_of(timeline)
-    return f"{seconds / unit:.6g} {name}"
+    """A time of a timeline as text, in the unit that suits it: `33 steps`, `12.5 ms`, `168 µs`."""
+    if timeline.in_steps:
+        return f"{seconds:.6g} steps"
+    unit, name = next(((u, n) for u, n in _UNITS if abs(seconds) >= u), _UNITS[-1])
+    if not seconds:
+        unit, name = unit_of(timeline)
+    return f"{seconds / unit:.4g} {name}" if seconds < 1000 else f"{seconds:,.0f} s"
+
+
+def bytes_text(count: float) -> str:
+    """`1536` -> `1.5 KiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(count) < 1024 or unit == "TiB":
+            break
+        count /= 1024
+    return f"{count:.1f}".removesuffix(".0") + f" {unit}"
 
 
 _MIN_COLUMNS = 3  # width of the shortest task, if the chart may be wide enough
@@ -114,6 +144,8 @@ def _columns_per_second(timeline: Timeline, width: int, several: dict[str, bool]
 
 
 def _cell(label: str, span: Span, columns: int) -> str:
+    if span.with_forward and columns < len(label):
+        label = label.replace(phase_of(span), phase_of(span)[1:])
     if columns >= len(label) + 2:
         return f"[{label:<{columns - 2}}]"
     if columns >= len(label):

@@ -9,6 +9,7 @@ A mesh holds bytes in categories: parameters and their gradients, residuals, act
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -210,16 +211,20 @@ class _ClockSweep:
         self.device = [0.0] * self.table.num_meshes
         self.host = [0.0] * self.table.num_meshes
         self.link_free: dict[tuple[int, int], float] = {}
+        self.numbers = itertools.count()
 
     def run(self, task: Task) -> None:
         mesh = self.table.mesh_of(task)
         ready, reason = 0.0, ""
+        needs: list[int] = []
         for source in messages(self.table, self.costs, task):
             origin = self.table.mesh_of(source)
             if origin == mesh:
                 at, why = self.spans[source].end_s, f"waits for {source} on its own mesh"
+                needs.append(self.spans[source].number)
             else:
                 at, why = self._receive(source, task, origin, mesh)
+                needs.append(self.transfers[-1][2].number)
             if at > ready:
                 ready, reason = at, why
         self.host[mesh] += self.host_s
@@ -229,7 +234,9 @@ class _ClockSweep:
         if start > self.device[mesh]:
             self._idle(mesh, start, f"{task} {reason}")
         end = self.device[mesh] = start + self.costs.seconds(task)
-        self.spans[task] = Span(self.names[mesh], str(task), task, start, end)
+        self.spans[task] = Span(
+            self.names[mesh], str(task), task, start, end, number=next(self.numbers), needs=tuple(needs)
+        )
 
     def _receive(self, source: Task, target: Task, origin: int, mesh: int) -> tuple[float, str]:
         """The transfer between two tasks: when its value is usable, and a message for the waiting task."""
@@ -242,7 +249,7 @@ class _ClockSweep:
         arrived = free + link.latency_s
         span = Span(
             self.names[origin], f"{source} to {self.names[mesh]}", source, begin, arrived, TRANSFER,
-            peer=self.names[mesh], nbytes=size,
+            peer=self.names[mesh], nbytes=size, number=next(self.numbers), needs=(self.spans[source].number,),
         )  # fmt: skip
         self.transfers.append((source, target, span))
         if begin > offered:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import bisect
 import collections
 import functools
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from mpmd.brief import NOTEBOOK_WIDTH, brief, bytes_text, card, counted, few
@@ -31,6 +32,10 @@ class Span:
             for a message under way, the mesh that sent it.
         nbytes: of a transfer, its size; of a computation, the bytes on the mesh while it runs, if known.
         note: a remark; of an idle span, the reason of the wait.
+        source: names and line of the user's model from which it comes, if known.
+        with_forward: whether the task, a backward, computes a forward too.
+        number: of the span within its step; negative if nothing refers to it.
+        needs: the numbers of the spans whose results it reads.
     """
 
     mesh: str
@@ -42,12 +47,59 @@ class Span:
     peer: str = ""
     nbytes: int = 0
     note: str = ""
+    source: str = ""
+    with_forward: bool = False
+    number: int = -1
+    needs: tuple[int, ...] = ()
 
     __repr__ = brief
 
     @property
     def seconds(self) -> float:
         return self.end_s - self.start_s
+
+
+def critical_path(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """The chain of spans to the last end of a step, each of which begins when the one before lets it.
+
+    A computation begins when its mesh is free and all that it reads is there: before it comes whichever ended
+    last.  A transfer begins when its value is made, or later, when its link is free.  Time between two spans
+    of the path belongs to neither a mesh nor a link: it is the host's, or noise of the clocks.
+
+    Args:
+        spans: of one step; those that `needs` names but that are missing are passed over.
+    """
+    lanes: dict[tuple[str, str], list[Span]] = {}
+    for span in spans:
+        if span.kind != IDLE:
+            lanes.setdefault((span.mesh, span.peer if span.kind == TRANSFER else ""), []).append(span)
+    numbered = {span.number: span for lane in lanes.values() for span in lane if span.number >= 0}
+    computed = [span for (_, peer), lane in lanes.items() if not peer for span in lane]
+    if not computed or not numbered:
+        return ()
+    before: dict[int, Span] = {}
+    for lane in lanes.values():
+        lane.sort(key=lambda span: (span.start_s, span.end_s, span.number))
+        before.update({id(later): earlier for earlier, later in itertools.pairwise(lane)})
+    path = [max(computed, key=lambda span: span.end_s)]
+    seen = {id(path[0])}
+    while (last := _released_by(path[-1], before, numbered)) is not None and id(last) not in seen:
+        path.append(last)
+        seen.add(id(last))  # clocks of several devices may contradict each other
+    return tuple(path[::-1])
+
+
+def _released_by(span: Span, before: Mapping[int, Span], numbered: Mapping[int, Span]) -> Span | None:
+    """The span whose end let another one begin."""
+    earlier = before.get(id(span))
+    needed = [numbered[number] for number in span.needs if number in numbered]
+    made = max(needed, key=lambda one: one.end_s, default=None)
+    if made is None or earlier is None:
+        return made or earlier
+    if span.kind == TRANSFER:
+        waited = span.start_s - made.end_s > 1e-6 * abs(span.end_s)
+        return earlier if waited else made
+    return made if made.end_s > earlier.end_s else earlier
 
 
 @dataclass(frozen=True)
@@ -175,6 +227,14 @@ class Timeline:
     def idle(self, mesh: str) -> tuple[Span, ...]:
         """When and why a mesh was idle, in order, as far as the timeline says."""
         return tuple(span for span in self._by_mesh[mesh] if span.kind == IDLE)
+
+    @functools.cached_property
+    def critical_path(self) -> tuple[Span, ...]:
+        """The computations and transfers that make the step as long as it is, in order; see `critical_path`.
+
+        Empty if the timeline does not say what reads what.
+        """
+        return critical_path(self.spans)
 
     @functools.cached_property
     def transfers(self) -> tuple[Span, ...]:

@@ -20,7 +20,7 @@ from mpmd.scheduling.chrome_trace import chrome_trace
 from mpmd.scheduling.definition import PipelineShape
 from mpmd.scheduling.render import render_text, unit_of
 from mpmd.scheduling.render_html import render_html
-from mpmd.scheduling.render_svg import render_svg
+from mpmd.scheduling.render_svg import legible_width, render_svg
 from mpmd.scheduling.search import SchedulingProblem, search
 from mpmd.scheduling.simulate import peak_activations, simulate
 from mpmd.scheduling.task_costs import Costs, Link, StageCosts
@@ -229,7 +229,7 @@ def _write_files(options: argparse.Namespace, entries: Sequence[_ComparedSchedul
         return
     fastest = min(entries, key=lambda entry: entry.timeline.makespan_s)
     contents: dict[Path | None, Callable[[], str]] = {
-        options.svg: lambda: render_svg(fastest.timeline),
+        options.svg: lambda: render_svg(fastest.timeline, width=legible_width(fastest.timeline)),
         options.html: lambda: render_html(fastest.timeline),
         options.csv: lambda: fastest.table.as_csv(),
         options.trace: lambda: chrome_trace(*(entry.timeline for entry in entries)),

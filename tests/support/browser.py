@@ -31,8 +31,16 @@ os.execv(sys.argv[3], sys.argv[3:])
 """
 
 
+_COMPLAINTS = ("Runtime.exceptionThrown", "Log.entryAdded")
+_CHECKS = (Path(__file__).parent / "page_checks.js").read_text(encoding="utf-8")
+
+
 class Browser:
-    """A browser with one page; a context manager, at whose end it is gone."""
+    """A browser with one page; a context manager, at whose end it is gone.
+
+    Attributes:
+        complaints: errors of scripts and entries of the log, of all pages so far.
+    """
 
     def __init__(self, folder: Path, width: int = 1200, height: int = 800) -> None:
         """Starts it; `folder` is for its profile."""
@@ -49,20 +57,25 @@ class Browser:
         os.close(theirs)
         os.close(answers)
         self._read = b""
+        self.complaints: list[str] = []
         self._numbers = itertools.count(1)
         self._session: dict[str, str] = {}
         pages = [t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page"]
         target = pages[0] if pages else self.call("Target.createTarget", url="about:blank")
         attached = self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
         self._session = {"sessionId": attached["sessionId"]}
+        self.call("Runtime.enable")
+        self.call("Log.enable")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Calls a method of the protocol and waits for its result; events are dropped."""
+        """Calls a method of the protocol and waits for its result; of events only complaints are kept."""
         number = next(self._numbers)
         message = {"id": number, "method": method, "params": parameters, **self._session}
         os.write(self._out, json.dumps(message).encode() + b"\0")
         while True:
             answer = self._receive()
+            if answer.get("method") in _COMPLAINTS:
+                self.complaints.append(json.dumps(answer["params"]))
             if answer.get("id") == number:
                 assert "error" not in answer, answer["error"]
                 result: dict[str, Any] = answer["result"]
@@ -81,6 +94,27 @@ class Browser:
         """Opens a file and waits until it is loaded."""
         self.call("Page.navigate", url=page.resolve().as_uri())
         self.run("if (document.readyState !== 'complete') await new Promise(done => onload = done);")
+
+    def look(self, width: int, theme: str) -> None:
+        """Sets the width of the screen in pixels, and the theme, `light` or `dark`, of pages opened later."""
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+        features = [{"name": "prefers-color-scheme", "value": theme}]
+        self.call("Emulation.setEmulatedMedia", features=features)
+
+    def faint_texts(self, least: float = 4.5) -> list[str]:
+        """Texts with too little contrast, of those on the screen."""
+        found: list[str] = self.run(f"{_CHECKS} return faintTexts({least});")
+        return found
+
+    def is_too_wide(self) -> bool:
+        """Whether the page as a whole must be scrolled sideways."""
+        return bool(self.run(f"{_CHECKS} return widerThanTheScreen();"))
+
+    def wheel(self, x: float, y: float, by: float, *, ctrl: bool = False) -> None:
+        """Turns the wheel, at a point of the screen."""
+        where = {"x": x, "y": y, "deltaX": 0, "deltaY": by, "modifiers": 2 if ctrl else 0}
+        self.call("Input.dispatchMouseEvent", type="mouseWheel", **where)
 
     def run(self, script: str) -> Any:
         """The result of a script, which may `await` and `return`; `frames(n)` waits until n frames are drawn.

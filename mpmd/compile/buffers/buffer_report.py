@@ -138,13 +138,24 @@ _COLOURS = ("#56b4e9", "#e69f00", "#2fb389", "#c9a0c0", "#f0c860", "#7fb2d6", "#
 """Lightened colours of Okabe and Ito: text is written on them."""
 
 
+_NO_TEMPORARIES = f"""\
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} 30" font-family="sans-serif" font-size="11">
+<rect width="{_WIDTH}" height="30" fill="white"/>
+<text x="{_LEFT}" y="19">no temporaries: its values are arguments, results and constants</text>
+</svg>
+"""
+
+
 def memory_plot(assignment: BufferAssignment) -> str:
     """An SVG of the default memory's arena: bytes over instants, the order of instructions.
 
     A box has the name of its value if it is large enough; hovering shows the name, the shape and the place.
+    Without values in the arena it is one line that says so.
     """
     arena = assignment.arenas[0]
     held = holdings(assignment, arena)
+    if not held:
+        return _NO_TEMPORARIES
     length = assignment.occupancy.liveness.time.length + 1
     in_use = bytes_in_use(held)
     most = max(in_use.values())

@@ -246,6 +246,8 @@ def _collective_workload(plan: CollectivePlan, array: CollectiveArray) -> Kernel
 _WIDTH, _MARGIN, _ROW, _LABELS, _FIGURES = 960, 20, 18, 360, 150
 _COLOURS = {COMPUTE: "#0072b2", MEMORY: "#d55e00"}  # of Okabe and Ito; no phase has these
 _MAX_ROWS = 40
+_LETTER, _LETTERS = 6.8, 50
+"""Pixels of a letter; letters of a label, which ends before its bar."""
 
 
 def cost_plot(costs: FragmentCosts) -> str:
@@ -268,8 +270,8 @@ def cost_plot(costs: FragmentCosts) -> str:
     for number, (label, seconds, light, limit) in enumerate(rows):
         y = 2 * _MARGIN + _ROW * (number + 1)
         x = _MARGIN + _LABELS
-        title = escape(f"{label}: {seconds * 1e6:.2f} us, at the speed of light {light * 1e6:.2f} us")
-        short = escape(label if len(label) <= 58 else label[:57] + "…")
+        title = escape(f"{label}: {seconds * 1e6:.2f} µs, at the speed of light {light * 1e6:.2f} µs")
+        short = escape(label if len(label) <= _LETTERS else label[: _LETTERS - 1] + "…")
         lines += [
             f'<text x="{_MARGIN}" y="{y + 12}">{short}</text>',
             f'<rect x="{x}" y="{y + 2}" width="{seconds * scale:.1f}" height="{_ROW - 4}" '
@@ -287,21 +289,20 @@ def _division(costs: FragmentCosts) -> list[str]:
     for limit in (COMPUTE, MEMORY):
         part = costs.seconds(limit)
         width = (_WIDTH - 2 * _MARGIN) * part / whole
-        said = f"{limit}-bound {part * 1e6:.1f} us, {part / whole:.0%}"
+        said = f"{limit}-bound {part * 1e6:.1f} µs, {part / whole:.0%}"
         lines.append(
             f'<rect x="{at:.1f}" y="{_MARGIN}" width="{width:.1f}" height="{_ROW}" '
             f'fill="{_COLOURS[limit]}"><title>{said}</title></rect>'
         )
         at += width
-    said = ", ".join(
-        f"{limit}-bound {costs.seconds(limit) * 1e6:.1f} us ({costs.seconds(limit) / whole:.0%})"
-        for limit in (COMPUTE, MEMORY)
-    )
-    lines.append(
-        f'<text x="{_MARGIN}" y="{_MARGIN - 6}">{said}, on {escape(costs.device.name)}; '
-        "the full colour is the speed of light</text>"
-    )
-    return lines
+    x = float(_MARGIN)
+    for limit in (COMPUTE, MEMORY):
+        said = f"{limit}-bound {costs.seconds(limit) * 1e6:.1f} µs ({costs.seconds(limit) / whole:.0%})"
+        lines.append(f'<rect x="{x:.1f}" y="5" width="10" height="10" fill="{_COLOURS[limit]}"/>')
+        lines.append(f'<text x="{x + 14:.1f}" y="14">{said}</text>')
+        x += 14 + _LETTER * len(said) + 16
+    said = f"on {escape(costs.device.name)}; the full colour is the speed of light"
+    return [*lines, f'<text x="{x:.1f}" y="14">{said}</text>']
 
 
 def _rows(costs: FragmentCosts) -> list[tuple[str, float, float, str]]:

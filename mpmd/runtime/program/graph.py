@@ -76,6 +76,7 @@ class CallNode:
         microbatch: number of the microbatch, or None.
         phase: "F" forward, "B" backward, "I" input gradient, "W" weight gradient, "" other.
         label: the user's name for it, with the source line when known.
+        with_forward: whether a backward computes a forward too.
     """
 
     name: str
@@ -87,6 +88,7 @@ class CallNode:
     microbatch: int | None = None
     phase: str = ""
     label: str = ""
+    with_forward: bool = False
 
     __repr__ = brief
 
@@ -284,6 +286,7 @@ def _call(
         microbatch=op.call_counter,
         phase=task,
         label=f"{names} ({frames[0]})" if frames else names,
+        with_forward=task not in ("", "F") and any(o.transpose_count == 0 for o in op.origins),
     )
 
 

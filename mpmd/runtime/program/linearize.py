@@ -188,7 +188,7 @@ class _StreamLayout:
     def _call(self, op: CallNode) -> None:
         for value in op.inputs:
             self._need(value)
-        fields = (op.stage, op.microbatch, op.phase, op.label)
+        fields = (op.stage, op.microbatch, op.phase, op.label, op.with_forward)
         self._place(op.mesh, Run(op.name, op.inputs, op.outputs, op.donated, *fields))
 
     def _need(self, value: int) -> None:

@@ -27,6 +27,7 @@ class Run:
     microbatch: int | None = None
     phase: str = ""
     label: str = ""
+    with_forward: bool = False
 
     __repr__ = brief
 

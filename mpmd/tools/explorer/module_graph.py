@@ -5,11 +5,13 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from mpmd import ir
+from mpmd.scheduling.render import bytes_text
 from mpmd.sharding.shardings import global_bytes
+from mpmd.support.user_code import frames_of
 
 MAX_NODES = 4000
 _MAX_SOURCES = 6
@@ -87,7 +89,7 @@ def _graph(f: ir.Func, places: dict[ir.Op, int], sizes: dict[str, int]) -> Graph
             nodes.append(_node(op, sources, places[op], sizes))
         else:
             left_out += 1
-    return Graph(f.symbol, tuple(f.topology), tuple(nodes), plain, left_out)
+    return Graph(f.symbol, tuple(f.topology), tuple(_with_reasons(nodes)), plain, left_out)
 
 
 def _node(op: Any, sources: tuple[int, ...], place: int, sizes: dict[str, int]) -> Node:
@@ -95,13 +97,13 @@ def _node(op: Any, sources: tuple[int, ...], place: int, sizes: dict[str, int]) 
         return _transfer(op, sources, place)
     traffic = [("takes", _bytes(op.operands)), ("gives", _bytes(op.results))]
     if isinstance(op, ir.Call):
-        facts = [("microbatch", str(op.call_counter)), ("ops", str(sizes.get(op.callee_name, 0)))]
+        facts = [*_from(op), ("microbatch", str(op.call_counter)), ("ops", str(sizes.get(op.callee_name, 0)))]
         return _compute("", "call", f"@{op.callee_name}", op.call_counter, facts + traffic, sources, place)
     if isinstance(op, ir.For):
-        facts = [("iterations", str(op.trip_count)), ("ops", str(_size(op)))]
+        facts = [*_from(op), ("iterations", str(op.trip_count)), ("ops", str(_size(op)))]
         return _compute("", "call", f"for {op.trip_count}", None, facts + traffic, sources, place)
     if isinstance(op, ir.NamedComputation):
-        facts = [("ops", str(_size(op)))]
+        facts = [*_from(op), ("ops", str(_size(op)))]
         return _compute("", "named", str(op.named).replace('"', ""), None, facts + traffic, sources, place)
     return _fragment(op, sources, place, sizes, traffic)
 
@@ -110,7 +112,7 @@ def _fragment(
     op: Any, sources: tuple[int, ...], place: int, sizes: dict[str, int], traffic: list[Fact]
 ) -> Node:
     origins = [str(origin).replace('"', "") for origin in op.origins]
-    facts = [("mesh", op.mesh)]
+    facts = [("mesh", op.mesh), *_from(op)]
     if isinstance(op, ir.FragmentCall):
         facts.append(("calls", f"@{op.callee_name}"))
     facts.append(("origin", ", ".join(origins) or "none: inferred"))
@@ -150,11 +152,57 @@ def _transfer(op: ir.Transfer, sources: tuple[int, ...], place: int) -> Node:
     source, target = op.tensor.type, op.result.type
     where = [f"{t.mesh}{' (host)' * t.on_host}" for t in (source, target)]
     shape = "x".join([*map(str, target.shape), str(target.element_type)])
-    facts: list[Fact] = [("value", shape), ("bytes", _bytes([op.result]))]
+    facts: list[Fact] = [*_from(op), ("value", shape), ("bytes", _bytes([op.result]))]
     if target.sharding is not None:
         facts.append(("sharding", str(target.sharding).removeprefix("#sdy.sharding")))
     label = " → ".join(where)
     return Node(target.mesh, "transfer", label, "", tuple(facts), sources, place, source.mesh)
+
+
+def _with_reasons(nodes: Sequence[Node]) -> Iterator[Node]:
+    """The nodes, and why each fragment is on its mesh: its name, or what reads it or is read by it there."""
+    readers = collections.defaultdict[int, list[Node]](list)
+    for node in nodes:
+        for source in node.sources:
+            readers[source].append(node)
+    for number, node in enumerate(nodes):
+        if not node.mesh or node.kind not in ("forward", "backward", "both", "unnamed"):
+            yield node
+            continue
+        names = list(dict.fromkeys(_TRANSPOSED.sub("", node.label).split(", ")))
+        if node.kind != "unnamed":
+            why = f"the assignment has {', '.join(names)} on {node.mesh}"
+        elif reading := _labels(other for other in readers[number] if other.mesh == node.mesh):
+            why = f"it has no name; read here by {reading}"
+        elif made := _labels(nodes[source] for source in node.sources if nodes[source].mesh == node.mesh):
+            why = f"it has no name; reads results of {made} here"
+        else:
+            why = "it has no name; arguments or results of the step are here"
+        yield dataclasses.replace(node, facts=(node.facts[0], ("why here", why), *node.facts[1:]))
+
+
+_TRANSPOSED = re.compile(r"\(\d+\)")
+_MAX_LABELS = 3
+
+
+def _labels(nodes: Iterable[Node]) -> str:
+    """The names of some nodes, once each."""
+    found = (name for node in nodes if node.kind != "transfer" for name in node.label.split(", "))
+    names = list(dict.fromkeys(_TRANSPOSED.sub("", name) for name in found))
+    more = [f"{len(names) - _MAX_LABELS} more"] if len(names) > _MAX_LABELS else []
+    return ", ".join([*names[:_MAX_LABELS], *more])
+
+
+_ARGUMENT = re.compile(r'loc\("([^"]+)"\)')
+
+
+def _from(op: Any) -> list[Fact]:
+    """The place in the user's code from which an op comes, and its text; or the argument that it moves."""
+    frames = frames_of(op)[:1]
+    if frames:
+        return [("from", str(frames[0])), *([("code", frames[0].source)] if frames[0].source else [])]
+    argument = _ARGUMENT.fullmatch(str(op.location))
+    return [("from", f"the argument {argument[1]}")] if argument else []
 
 
 def _size(op: Any) -> int:
@@ -163,16 +211,7 @@ def _size(op: Any) -> int:
 
 def _bytes(values: Iterable[Any]) -> str:
     sizes = [global_bytes(v.type) for v in values if hasattr(v.type, "shape")]
-    return f"{_amount(sum(sizes))} in {len(sizes)} value{'s' * (len(sizes) != 1)}"
-
-
-def _amount(count: float) -> str:
-    """`1536` -> `1.5 KiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            break
-        count /= 1024
-    return f"{count:.1f}".removesuffix(".0") + f" {unit}"
+    return f"{bytes_text(sum(sizes))} in {len(sizes)} value{'s' * (len(sizes) != 1)}"
 
 
 def fresh_nodes(before: list[Graph], after: list[Graph]) -> dict[str, set[int]]:

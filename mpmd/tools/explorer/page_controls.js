@@ -114,6 +114,22 @@ function theme() {
   root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
 }
 
+function openGap(button) {
+  button.nextElementSibling.hidden = false;
+  button.remove();
+}
+
+// With Ctrl; the time under the pointer stays there.
+function zoomByWheel(event) {
+  if (!event.ctrlKey) return;
+  event.preventDefault();
+  const slider = el("zoom"), scroll = el("scroll");
+  const at = event.clientX - scroll.getBoundingClientRect().left, before = state.unit;
+  slider.value = state.unit * 2 ** (-event.deltaY / (event.deltaMode ? 10 : 200));
+  slider.oninput();
+  scroll.scrollLeft = (scroll.scrollLeft + at) * state.unit / before - at;
+}
+
 function searchKey(event) {
   const by = event.shiftKey ? -1 : 1;
   if (event.key === "Escape") event.target.blur();
@@ -152,7 +168,13 @@ function begin() {
   el("find").oninput = () => findText(el("find").value, 0);
   el("unfold").onclick = () => { state.all = !state.all; showText(data.steps[state.step]); };
   el("zoom").oninput = () => { state.unit = Number(el("zoom").value); showGraph(data.steps[state.step]); };
-  el("text").onclick = event => sameName(event.target);
+  el("text").onclick = event => {
+    if (event.target.className === "gap") openGap(event.target);
+    else sameName(event.target);
+  };
+  el("text").addEventListener("mouseover", showSource);
+  el("text").addEventListener("mouseleave", () => { el("tip").hidden = true; });
+  el("scroll").addEventListener("wheel", zoomByWheel, { passive: false });
   addEventListener("keydown", event => {
     if (event.target.type === "search") { searchKey(event); return; }
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.type === "range") return;

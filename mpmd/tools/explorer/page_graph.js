@@ -10,10 +10,11 @@ function svg(name, attributes, ...children) {
   return made;
 }
 
-function nodesOf(graph) {
+// With `isNew` the graph is of this step, not of one before.
+function nodesOf(graph, isNew) {
   return graph.nodes.map(([id, line, fresh, ...back], i) => {
     const [mesh, source, kind, label, short, facts] = data.nodes[id];
-    return { i, mesh, source, kind, label, short, facts, line, fresh, sources: back.map(b => i - b) };
+    return { i, mesh, source, kind, label, short, facts, line, fresh: fresh && isNew, sources: back.map(b => i - b) };
   });
 }
 
@@ -50,7 +51,7 @@ function showGraph(step) {
     button.onclick = () => { state.func = g.name; showGraph(step); };
     return button;
   }));
-  const nodes = nodesOf(graph);
+  const nodes = nodesOf(graph, Boolean(step.graphs));
   const lanes = graph.meshes.slice();
   if (nodes.some(n => n.mesh === "")) lanes.push("");
   const end = layOut(nodes, lanes);
@@ -73,8 +74,8 @@ function picture(nodes, lanes, end, step) {
   const y = lane => TOP + lanes.indexOf(lane) * LANE + LANE / 2;
   const width = x(end) + 24, height = TOP + lanes.length * LANE + 8;
   const root = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}` });
-  const gradient = svg("linearGradient", { id: "both" });
-  for (const [offset, color] of [[".5", "forward"], [".5", "backward"]]) {
+  const gradient = svg("linearGradient", { id: "both", x2: 0, y2: 1 });
+  for (const [offset, color] of [[".3", "forward"], [".3", "backward"]]) {
     gradient.append(svg("stop", { offset, style: `stop-color: var(--${color})` }));
   }
   root.append(svg("defs", {}, gradient));

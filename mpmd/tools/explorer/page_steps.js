@@ -10,17 +10,19 @@ const state = {
 
 // Each step has the text that it left, as numbers of lines, and the rows that tell what became of each line.
 (function unpack() {
-  let lines = [], graphs = [];
+  let lines = [], graphs = [], sources = [];
   for (const step of data.steps) {
     step.changed = Boolean(step.lines) && step.outcome === "ran" && lines.length > 0 && !isInput(step);
     if (!step.lines) {
       step.rows = null;
     } else {
-      if (isInput(step)) lines = [];
+      if (isInput(step)) { lines = []; sources = []; }
       [step.rows, lines] = rowsOf(step.lines, lines);
+      sources = sourcesOf(step, sources);
       step.count = countOf(step.rows);
     }
     step.after = lines;
+    step.from = sources;
     if (step.graphs) graphs = step.graphs;
     else if (isInput(step)) graphs = [];
     step.drawn = graphs;
@@ -54,6 +56,16 @@ function rowsOf(runs, before) {
     }
   }
   return [rows, after];
+}
+
+// For each line of the text after a step the number of its source: the line's before, or what the step says.
+function sourcesOf(step, before) {
+  const after = [];
+  for (const [kind, , , oldPlace, newPlace] of step.rows) {
+    if (newPlace) after[newPlace - 1] = kind === "=" || kind === "~" ? before[oldPlace - 1] : -1;
+  }
+  for (let k = 0; k < step.sources.length; k += 2) after[step.sources[k]] = step.sources[k + 1];
+  return after;
 }
 
 function countOf(rows) {

@@ -4,7 +4,9 @@ const CONTEXT = 3;          // lines shown around a change
 const CHUNK = 200;          // rows that the browser lays out together
 const MOST_ROWS = 6000;     // rows shown before one has to ask for more
 const MOST_CHANGED = 400;   // changed lines shown in one piece before one has to ask for more
-const MOST_WORDS = 700;     // longer lines are not compared word by word
+const MOST_EDITS = 500;     // words that differ in a line; with more it is marked as a whole
+const LONG_LINE = 90;       // words of a changed line from which on those that stayed are folded
+const KEPT_WORDS = 14;      // of these, shown around a change
 
 const ESCAPES = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" };
 const escaped = text => text.replace(/[&<>"]/g, c => ESCAPES[c]);
@@ -33,46 +35,69 @@ function classOf(word) {
   return "";
 }
 
-// A line as HTML; `marked` are the numbers of the words that differ.
+// The runs of words of a long line that are far from a change: pairs of their first and the one behind their last.
+function farFrom(words, marked) {
+  if (!marked || words.length < LONG_LINE) return [];
+  const ends = [-1, ...[...marked].sort((a, b) => a - b), words.length + KEPT_WORDS], runs = [];
+  for (let k = 0; k + 1 < ends.length; k++) {
+    const from = ends[k] + 1 + (k ? KEPT_WORDS : 2 * KEPT_WORDS), to = ends[k + 1] - KEPT_WORDS;
+    if (to - from > KEPT_WORDS) runs.push([from, Math.min(to, words.length)]);
+  }
+  return runs;
+}
+
+// A line as HTML; `marked` are the numbers of the words that differ, if lines are compared.
 function html(words, marked) {
   let out = "", open = false;
+  const far = new Map(farFrom(words, marked)), ends = new Set(far.values());
   words.forEach((word, i) => {
     const mark = Boolean(marked) && marked.has(i);
     if (mark !== open) { out += mark ? "<em>" : "</em>"; open = mark; }
+    if (ends.has(i)) out += "</span>";
+    if (far.has(i)) {
+      const count = words.slice(i, far.get(i)).filter(text => /\S/.test(text) && text !== ",").length;
+      out += `<button type="button" class="gap" title="show them">⋯ ${count} unchanged</button><span hidden>`;
+    }
     const kind = classOf(word), text = escaped(word);
     if (kind === "v") out += `<span class="v" data-v="${escaped(word.replace(/#\d+$/, ""))}">${text}</span>`;
     else out += kind ? `<span class="${kind}">${text}</span>` : text;
   });
-  return open ? out + "</em>" : out;
+  return out + (open ? "</em>" : "") + (ends.has(words.length) ? "</span>" : "");
 }
 
-// Which words of two lines differ.
+// Which words of two lines differ.  Source: An O(ND) difference algorithm (Myers, 1986).
 function differing(a, b) {
   let head = 0, tail = 0;
   while (head < a.length && head < b.length && a[head] === b[head]) head++;
   while (tail < a.length - head && tail < b.length - head && a[a.length - 1 - tail] === b[b.length - 1 - tail]) tail++;
   const n = a.length - head - tail, m = b.length - head - tail;
-  const left = new Set(), right = new Set();
-  if (n > MOST_WORDS || m > MOST_WORDS || n * m > 160000) {
-    for (let i = 0; i < n; i++) left.add(head + i);
-    for (let j = 0; j < m; j++) right.add(head + j);
-    return [left, right];
-  }
-  // The longest common subsequence, from behind.
-  const best = Array.from({ length: n + 1 }, () => new Uint16Array(m + 1));
-  for (let i = n - 1; i >= 0; i--) {
-    for (let j = m - 1; j >= 0; j--) {
-      best[i][j] = a[head + i] === b[head + j]
-        ? best[i + 1][j + 1] + 1 : Math.max(best[i + 1][j], best[i][j + 1]);
+  const left = new Set(), right = new Set(), furthest = new Map([[1, 0]]), trace = [];
+  const step = (k, d) => (k === -d || (k !== d && furthest.get(k - 1) < furthest.get(k + 1)));
+  for (let d = 0; d <= Math.min(n + m, MOST_EDITS); d++) {
+    trace.push(new Map(furthest));
+    for (let k = -d; k <= d; k += 2) {
+      let x = step(k, d) ? furthest.get(k + 1) : furthest.get(k - 1) + 1, y = x - k;
+      while (x < n && y < m && a[head + x] === b[head + y]) { x++; y++; }
+      furthest.set(k, x);
+      if (x >= n && y >= m) { walkBack(trace, n, m, head, left, right); return [left, right]; }
     }
   }
-  let i = 0, j = 0;
-  while (i < n || j < m) {
-    if (i < n && j < m && a[head + i] === b[head + j]) { i++; j++; }
-    else if (j >= m || (i < n && best[i + 1][j] >= best[i][j + 1])) left.add(head + i++);
-    else right.add(head + j++);
-  }
+  for (let i = 0; i < n; i++) left.add(head + i);
+  for (let j = 0; j < m; j++) right.add(head + j);
   return [left, right];
+}
+
+// From the end of both lines to their begin: what each round of the search added or left out.
+function walkBack(trace, x, y, head, left, right) {
+  for (let d = trace.length - 1; d > 0; d--) {
+    const furthest = trace[d], k = x - y;
+    const down = k === -d || (k !== d && furthest.get(k - 1) < furthest.get(k + 1));
+    const before = down ? k + 1 : k - 1, start = furthest.get(before);
+    if (down) right.add(head + start - before);
+    else left.add(head + start);
+    x = start;
+    y = start - before;
+  }
 }
 
 const indentOf = id => data.lines[id].match(/^ */)[0].length;
@@ -86,7 +111,26 @@ function cell(id, kind, marked) {
 function unifiedRow(scope, kind, sign, id, oldPlace, newPlace, marked) {
   const at = ` data-scope="${scope}"${newPlace ? ` data-line="${newPlace - 1}"` : ""}`;
   return `<div class="row ${kind}"${at}>${place(oldPlace)}${place(newPlace)}<span class="sign">${sign}</span>`
-    + `${cell(id, "", marked)}</div>`;
+    + `${cell(id, "", marked)}<span class="from">${newPlace ? escaped(shortSource(newPlace - 1)) : ""}</span></div>`;
+}
+
+// The calls of the user's code that led to a line of the text, innermost first: places and texts.
+const sourceOf = line => data.sources[data.steps[state.step].from[line]] || [];
+
+// `model.py:12`; nothing where the line above has the same.
+function shortSource(line) {
+  const nameOf = i => { const [frame] = sourceOf(i); return frame ? frame[0].replace(/, in .*$/, "").replace(/^.*\//, "") : ""; };
+  const name = nameOf(line);
+  return line > 0 && nameOf(line - 1) === name ? "" : name;
+}
+
+function showSource(event) {
+  const row = event.target.closest && event.target.closest(".row");
+  const wanted = row && event.target.closest(".no, .from, .o") && row.dataset.line !== undefined;
+  if (!wanted) { el("tip").hidden = true; return; }
+  const frames = sourceOf(Number(row.dataset.line));
+  const facts = frames.flatMap(([place, code], i) => [[i ? "called from" : "from", place], ...(code ? [["", code]] : [])]);
+  showTip(frames.length ? "in the model" : "made by a pass: no line of the model", facts, event);
 }
 
 const LOOKS = { "=": ["", " "], "-": ["gone", "−"], "+": ["new", "+"], "<": ["moved", "↱"], ">": ["moved", "↳"] };
@@ -109,7 +153,7 @@ function unified(rows) {
     }
     flush();
     const [look, sign] = LOOKS[kind];
-    out.push(unifiedRow(scope, look, sign, id < 0 ? old : id, oldPlace, newPlace));
+    out.push(unifiedRow(scope, look, sign, id < 0 ? old : id, oldPlace, newPlace, kept(kind)));
   }
   flush();
   return out;
@@ -137,12 +181,15 @@ function sideBySide(rows) {
     if (kind === "-" || kind === "<") { if (came.length) flush(); gone.push(row); continue; }
     if (kind === "+" || kind === ">") { came.push(row); continue; }
     flush();
-    const [left, right] = kind === "~" ? marksOf(row) : [];
+    const [left, right] = kind === "~" ? marksOf(row) : [kept(kind), kept(kind)];
     pushRow(scope, side(old, oldPlace, kind === "~" ? "gone" : "", left), side(id, newPlace, kind === "~" ? "new" : "", right), newPlace);
   }
   flush();
   return out;
 }
+
+// Of a changed module, lines that stayed are only there to say where a change is.
+const kept = kind => (kind === "=" && data.steps[state.step].changed && !state.all ? new Set() : undefined);
 
 const drawn = rows => (state.split ? sideBySide(rows) : unified(rows));
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import itertools
 import json
@@ -16,9 +17,11 @@ from mpmd.partition.pipeline import Step
 from mpmd.passes.bases import MlirPass
 from mpmd.scheduling.render import COLOURS
 from mpmd.support.passes import Pass
+from mpmd.support.user_code import frames_of
 from mpmd.tools.explorer.module_graph import DRAWN_LINE, Graph, fresh_nodes, graphs_of
 from mpmd.tools.explorer.text_tree import (
     CHANGED,
+    KEPT,
     MOVED_HERE,
     NEW,
     Namer,
@@ -30,6 +33,7 @@ from mpmd.tools.explorer.text_tree import (
 )
 
 _MAX_LINE = 60_000
+_MAX_FRAMES = 5
 
 
 class _NumberTable:
@@ -52,16 +56,23 @@ def page_of(
 
     `kernels` are those of `kernels_of`, of the fragments that the last steps call.
     """
-    lines, nodes, abouts = _NumberTable(), _NumberTable(), _NumberTable()
+    lines, nodes, abouts, sources = (_NumberTable() for _ in range(4))
     packed = []
+    shown: list[int] = []
+    placed: dict[Hashable, str] = {}
     for step in steps:
+        if step.kind is None:
+            shown, placed = [], {}
         texts = {"title": step.title, "phase": step.phase, "why": step.why, "outcome": step.outcome}
         entry: dict[str, Any] = {key: text for key, text in texts.items() if text}
         entry["about"] = abouts.number(step.about)
         if step.lines is not None:
             entry["lines"] = _runs(step.lines, lines)
+            known, shown = _carried(step.lines, shown), [sources.number(s) for s in step.sources]
+            moved = [(i, new) for i, (old, new) in enumerate(zip(known, shown, strict=True)) if old != new]
+            entry["sources"] = [*itertools.chain.from_iterable(moved)]
         if step.graphs is not None:
-            entry["graphs"] = [_graph(graph, step, nodes) for graph in step.graphs]
+            entry["graphs"] = [_graph(graph, step, nodes, placed) for graph in step.graphs]
         if timing and step.kind is not None and step.outcome == "ran":
             entry["ms"] = round(step.seconds * 1e3, 2)
         packed.append(entry)
@@ -69,6 +80,7 @@ def page_of(
         "title": title,
         "findings": list(findings),
         "lines": lines.things(),
+        "sources": sources.things(),
         "nodes": nodes.things(),
         "abouts": abouts.things(),
         "steps": packed,
@@ -108,17 +120,38 @@ def _runs(changes: Iterable[tuple[str, str]], lines: _NumberTable) -> list[list[
     return runs
 
 
+def _carried(changes: Iterable[tuple[str, str]], before: Sequence[int]) -> list[int]:
+    """The number of the source of each line, as before; -1 for new lines."""
+    old, after = iter(before), list[int]()
+    for sign, _ in changes:
+        if sign in (NEW, MOVED_HERE):
+            after.append(-1)
+            continue
+        source = next(old)
+        if sign in (KEPT, CHANGED):
+            after.append(source)
+    return after
+
+
 def _shorten(line: str) -> str:
     more = len(line) - _MAX_LINE
     return line if more <= 0 else f"{line[:_MAX_LINE]} … and {more} more characters"
 
 
-def _graph(graph: Graph, step: PassRun, nodes: _NumberTable) -> dict[str, Any]:
-    """For each node its number in the table, its line, and how far back its sources are."""
+def _graph(graph: Graph, step: PassRun, nodes: _NumberTable, placed: dict[Hashable, str]) -> dict[str, Any]:
+    """For each node its number in the table, its line, and how far back its sources are.
+
+    `placed` are the passes after which a fragment was first on its mesh, by what it is.
+    """
     fresh, places = step.fresh.get(graph.function, ()), step.places
     drawn = []
     for i, node in enumerate(graph.nodes):
-        look = (node.mesh, node.source_mesh, node.kind, node.label, node.short, node.facts)
+        facts = node.facts
+        if node.mesh and node.kind != "transfer":
+            what = dict(facts).get("from") if node.kind == "unnamed" else node.label.split(", ")[0]
+            by = placed.setdefault((node.mesh, node.kind == "unnamed", what), step.title.partition("{")[0])
+            facts = (*facts, ("on this mesh since", by))
+        look = (node.mesh, node.source_mesh, node.kind, node.label, node.short, facts)
         line = places[node.place] if node.place < len(places) else -1
         drawn.append([nodes.number(look), line, int(i in fresh), *(i - source for source in node.sources)])
     return {
@@ -131,6 +164,13 @@ def _graph(graph: Graph, step: PassRun, nodes: _NumberTable) -> dict[str, Any]:
 
 
 INPUT = "input"
+Source = tuple[tuple[str, str], ...]
+
+
+@functools.lru_cache(100_000)  # the same places come again after other passes
+def source_of(location: str) -> Source:
+    """The calls of the user's code in a location, innermost first, each with the text of its line."""
+    return tuple((str(frame), frame.source) for frame in frames_of(location)[:_MAX_FRAMES])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,6 +196,8 @@ class PassRun:
         graphs: the graphs to draw; None if they are unchanged.
         fresh: for each function the new nodes.
         places: the numbers of the lines of the nodes.
+        sources: for each line of the text the calls of the user's code that led to it, innermost first: place
+            and text.
         outcome: ran, failed or left (not reached).
     """
 
@@ -169,6 +211,7 @@ class PassRun:
     graphs: list[Graph] | None = None
     fresh: dict[str, set[int]] = dataclasses.field(default_factory=dict)
     places: list[int] = dataclasses.field(default_factory=list)
+    sources: list[Source] = dataclasses.field(default_factory=list)
 
     @property
     def about(self) -> str:
@@ -230,6 +273,7 @@ class PassRecorder:
         pair(self._tree, tree)
         self._namer.name(tree)
         step.lines = list(changes(self._tree, tree))
+        step.sources = [source_of(location) for location in ir.line_locations(module)]
         graphs = graphs_of(module)
         if graphs != self._graphs:
             step.graphs = graphs

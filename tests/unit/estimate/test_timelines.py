@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import time
@@ -103,6 +104,27 @@ def test_idle_meshes_say_what_they_wait_for(step):
             assert sum(span.seconds for span in lane) == pytest.approx(max(s.end_s for s in lane), rel=1e-6)
 
 
+def test_spans_say_where_they_come_from(step):
+    """The line of the model, a backward with its forward in it, and what reads what."""
+    compiled, costs, measured = step
+    for timeline in (compiled.schedule(costs), measured):
+        tasks = [span for mesh in ("m0", "m1") for span in timeline.compute(mesh) if span.task is not None]
+        assert all(f"stage{span.task.stage} (" in span.source and ".py:" in span.source for span in tasks)
+        assert [span.with_forward for span in tasks] == [span.mesh == "m1" for span in tasks]
+        by_number = {span.number: span for span in timeline.spans}
+        sent = [span for span in timeline.transfers if span.peer == "m1"]
+        assert [str(by_number[number].task) for span in sent for number in span.needs] == [
+            "0F0",
+            "0F1",
+            "0F2",
+        ]
+        path = timeline.critical_path
+        assert path[-1].end_s == pytest.approx(timeline.begin_s + timeline.makespan_s)
+        assert {"m0", "m1"} == {span.mesh for span in path} and any(span.kind == "transfer" for span in path)
+        waited = sum(max(0.0, b.start_s - a.end_s) for a, b in itertools.pairwise(path))
+        assert waited < (1e-9 if timeline is not measured else timeline.makespan_s / 2) + 4 * costs.call_s
+
+
 def test_costs_are_estimated_given_or_one_step_each(step):
     compiled, _, _ = step
     line = compiled.lowered.schedule({})
@@ -120,7 +142,8 @@ def test_pictures_of_both(step):
     compiled, costs, measured = step
     predicted = compiled.schedule(costs)
     page = render_html(predicted, measured)
-    assert "waits for" in page and "in the other timeline" in page and "bytes held on m0" in page
+    assert "waits for" in page and "in the other timeline" in page
+    assert "iB held on m0" in page and "sizes of the program&#x27;s buffers at the measured times" in page
     assert render_svg(predicted, measured).count("</g>") == 2 * render_svg(measured).count("</g>")
     assert "[" in render_text(measured)
     events = json.loads(chrome_trace(predicted, measured))["traceEvents"]

@@ -1,8 +1,11 @@
 import dataclasses
+import itertools
 import json
 from html.parser import HTMLParser
 from typing import Any
 from xml.etree import ElementTree
+
+import pytest
 
 from mpmd.scheduling import (
     Costs,
@@ -16,9 +19,12 @@ from mpmd.scheduling import (
     render_text,
     simulate,
 )
-from mpmd.scheduling.render_html import render_html
-from mpmd.scheduling.render_svg import ticks
+from mpmd.scheduling.render import COLOURS, IDLE_COLOUR, TRANSFER_COLOUR
+from mpmd.scheduling.render_html import MEMORY_COLOURS, render_html
+from mpmd.scheduling.render_svg import legible_width, ticks
+from mpmd.scheduling.table import Phase, Task
 from mpmd.scheduling.timeline import IDLE, TRANSFER
+from tests.support.svg_texts import overlaps, text_boxes
 
 
 def predicted() -> Timeline:
@@ -75,12 +81,14 @@ def test_the_picture_has_a_rectangle_per_task_as_long_as_the_task() -> None:
     root = ElementTree.fromstring(render_svg(line, width=1000))
     groups = root.findall("{http://www.w3.org/2000/svg}g")
     assert len(groups) == 8
-    scale = (1000 - 90 - 80) / line.makespan_s
+    lane = next(r for r in root.findall("{*}rect") if r.attrib["fill"] == IDLE_COLOUR).attrib
+    scale = float(lane["width"]) / line.makespan_s
+    assert 700 < float(lane["width"]) < 1000
     boxes = {g.findtext("{*}title").splitlines()[0]: g.find("{*}rect").attrib for g in groups}  # type: ignore[union-attr]
     for mesh in line.meshes:
         for span in line.compute(mesh):
             assert abs(float(boxes[span.name]["width"]) - span.seconds * scale) < 0.01
-            assert abs(float(boxes[span.name]["x"]) - 90 - span.start_s * scale) < 0.01
+            assert abs(float(boxes[span.name]["x"]) - float(lane["x"]) - span.start_s * scale) < 0.01
     assert "1f1b <2>" in "".join(root.itertext())
 
 
@@ -96,7 +104,7 @@ class Boxes(HTMLParser):
         found = dict(attrs)
         self.open.append(tag)
         if tag == "i":
-            self.tips.append((str(found["class"]), str(found["data-tip"])))
+            self.tips.append((str(found["class"]).split()[0], str(found["data-tip"])))
         self.links += [str(found[k]) for k in ("src", "href") if k in found]
 
     def handle_data(self, data: str) -> None:
@@ -122,9 +130,9 @@ def test_the_page_shows_both_timelines_and_says_why_a_mesh_idles() -> None:
     assert "0B0 waits for 1B0 on mesh1" in tips
     assert "stage 0, microbatch 0, forward\n" in tips
     assert "in the other timeline 1 ms (1.10 times)" in tips
-    assert "1,015 bytes held on mesh0" in tips
+    assert "1015 B held on mesh0" in tips
     assert "optimizer & co" in tips
-    assert text.count('class="lane bytes"') == 2
+    assert text.count("data-memory=") == 2 * 2  # the measured one has no bytes: its lanes say so
 
 
 def test_the_page_works_without_a_measurement() -> None:
@@ -180,6 +188,28 @@ def lost_slices(slices: list[dict[str, Any]]) -> list[str]:
     return lost
 
 
+def test_arrows_go_from_the_slice_that_sends_to_the_one_that_receives() -> None:
+    """Each is bound to both slices by its number, so that it holds for those that take no time, too."""
+    for line in (crowded(), predicted()):
+        events = json.loads(chrome_trace(line))["traceEvents"]
+        process = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+        track = {e["tid"]: e["args"]["name"].split(" (")[0] for e in events if e["name"] == "thread_name"}
+        out, into = (
+            {
+                e["bind_id"]: (process[e["pid"]], track[e["tid"]], e["name"], e["ts"])
+                for e in events
+                if way in e
+            }
+            for way in ("flow_out", "flow_in")
+        )
+        wanted = sorted((s.mesh, s.peer, s.name, round(s.start_s * 1e6)) for s in line.transfers)
+        assert sorted((out[k][0], into[k][0], *out[k][2:]) for k in out) == wanted
+        assert set(out) == set(into) and len(out) == len(wanted)
+        for number, (sender, way, *transfer) in out.items():
+            receiver, back, *same = into[number]
+            assert (way, back) == (f"to {receiver}", f"from {sender}") and transfer == same
+
+
 def loose_arrows(slices: list[dict[str, Any]]) -> list[str]:
     """Flows that do not go from one slice to a later one of the same transfer in another process."""
     flows = dict[str, list[dict[str, Any]]]()
@@ -230,3 +260,77 @@ def test_the_trace() -> None:
         "mesh0",
         "mesh1",
     ]
+
+
+def gpu_step() -> Timeline:
+    """Two stages of a second of different sizes, a merged backward, an optimizer, long names."""
+    spans = [
+        Span("decoder_layers_0_to_15", "f", Task(0, 12, Phase.F), 0.0, 1.0),
+        Span("decoder_layers_0_to_15", "b", Task(0, 12, Phase.B), 1.0, 1.05),
+        Span("m1", "p9_inferred.train_step", None, 1.05, 1.2),
+        Span("m1", "fb", Task(1, 12, Phase.B), 1.2, 3.0, with_forward=True),
+    ]
+    note = "train_step, measured, clocks of 8 processes aligned within 0.12 ms, times of threads that watch"
+    return Timeline(tuple(spans), ("decoder_layers_0_to_15", "m1"), note)
+
+
+@pytest.mark.parametrize("width", (420, 736, 1300, 3000, None))
+def test_no_texts_of_a_picture_overlap(width: int | None) -> None:
+    shapes = (("1f1b", 2, 2, 2), ("zb_h1", 4, 4, 8), ("interleaved_1f1b", 8, 4, 8), ("gpipe", 16, 16, 20))
+    lines = [simulate(get_schedule(name).table(*shape), title=name) for name, *shape in shapes]
+    for timelines in (*((line,) for line in lines), lines[:3], (predicted(), measured()), (gpu_step(),)):
+        chosen = width or legible_width(*timelines)
+        picture = render_svg(*timelines, width=chosen)
+        assert overlaps(picture) == [] and f'width="{chosen}"' in picture
+
+
+def test_labels_are_as_long_as_they_have_room() -> None:
+    line = simulate(get_schedule("interleaved_1f1b").table(8, 4, 8))
+    assert 'width="736"' in render_svg(line)
+    seen = {
+        wide: [text for text, *_ in text_boxes(render_svg(line, width=wide))] for wide in (420, 736, 2000)
+    }
+    assert "0F0" in seen[2000] and "0F0" not in seen[736]
+    assert sum(text.isdigit() for text in seen[736]) >= 4 * 32  # all tasks have their microbatch
+    assert sum(text.isdigit() for text in seen[420]) < 4 * 32
+    assert "0F0" in [text for text, *_ in text_boxes(render_svg(line, width=legible_width(line)))]
+
+
+def test_texts_that_overlap_are_found() -> None:
+    picture = render_svg(predicted(), width=300)
+    assert overlaps(picture) == []
+    moved = picture.replace("</svg>", '<text x="8" y="45">there</text></svg>')
+    assert [pair for pair in overlaps(moved) if "there" in pair]
+
+
+def test_a_merged_task_is_drawn_as_both() -> None:
+    picture, page = render_svg(gpu_step(), width=1300), render_html(gpu_step())
+    root = ElementTree.fromstring(picture)
+    (merged,) = (g for g in root.iter("{http://www.w3.org/2000/svg}g") if g.findtext("{*}text") == "FB12")
+    assert [r.attrib["fill"] for r in merged.findall("{*}rect")] == [COLOURS["B"], COLOURS["F"]]
+    assert "forward and backward" in picture and "microbatch 12, forward and backward" in page
+    assert 'class="FB' in page and "i.FB{background:linear-gradient" in page
+    assert "[FB12" in render_text(gpu_step())
+
+
+def test_times_and_bytes_are_in_units_that_suit_them() -> None:
+    tips = render_html(
+        Timeline(
+            (
+                Span("a", "f", None, 0.0, 3.2e-5, source="stage0 (/srv/models/src/model.py:7, in loss)"),
+                Span("a", "g", None, 3.2e-5, 12.5),
+                Span("a", "x", None, 0.0, 1e-3, TRANSFER, "b", 3 << 20),
+            ),
+            ("a", "b"),
+        )
+    )
+    assert "32 µs" in tips and "12.5 s" in tips and "3 MiB" in tips
+    assert "stage0 (src/model.py:7, in loss)" in tips
+
+
+def test_a_colour_has_one_meaning() -> None:
+    """Those of phases, transfers and memory differ in what one sees: at least 24 of 255 in some channel."""
+    named = {**COLOURS, "transfer": TRANSFER_COLOUR, **MEMORY_COLOURS}
+    of = {colour: [int(colour[k : k + 2], 16) for k in (1, 3, 5)] for colour in named.values()}
+    for colour, other in itertools.combinations(of, 2):
+        assert max(abs(a - b) for a, b in zip(of[colour], of[other], strict=True)) >= 24, (colour, other)

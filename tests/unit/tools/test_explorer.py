@@ -327,6 +327,69 @@ def test_a_step_is_explored_from_tracing_to_export(explored):
     assert kinds.count("transfer") == lowered.as_text("mpmd").count("mpmd.transfer ") >= 8
 
 
+def sources_of(data: dict[str, Any], texts: list[str]) -> list[list[Any]]:
+    """For each step the source of each line of its text, as the page carries them on."""
+    known: list[int] = []
+    after, found = iter(texts), []
+    for step in data["steps"]:
+        if "lines" in step:
+            old, carried = iter(known), []
+            for sign, *rest in step["lines"]:
+                for _ in range(rest[0] if sign in "=-<" else len(rest)):
+                    source = next(old) if sign in "=-<~" else -1
+                    carried += [source] if sign in "=~" else [-1] if sign in "+>" else []
+            for line, source in zip(step["sources"][::2], step["sources"][1::2], strict=True):
+                carried[line] = source
+            known = carried
+        found.append([data["sources"][number] for number in known])
+        assert len(found[-1]) == len(next(after).splitlines())
+    return found
+
+
+def test_each_op_has_its_line_of_the_model(explored):
+    """After every pass: the products of both stages are where they are written, with what called them."""
+    data = data_of(explored[0].read_text(encoding="utf-8"))
+    texts = replayed(data)
+    seen = {"tanh": set(), "dot_general": set()}
+    for text, sources in zip(texts, sources_of(data, texts), strict=True):
+        for line, frames in zip(text.splitlines(), sources, strict=True):
+            for op, codes in seen.items():
+                if f"stablehlo.{op} " in line:
+                    place, code = frames[0]
+                    assert re.search(r"test_explorer\.py:\d+, in step", place)
+                    codes.add(code)
+    assert [len(codes) for codes in seen.values()] == [1, 2]
+    assert all("jnp.tanh(x @ w)" in code for code in seen["tanh"])
+
+
+def test_each_fragment_says_where_it_is_written_and_why_it_is_there(explored):
+    data = data_of(explored[0].read_text(encoding="utf-8"))
+    last = [step for step in data["steps"] if "graphs" in step][-1]
+    facts = [dict(data["nodes"][number][-1]) for number, *_ in last["graphs"][0]["nodes"]]
+    fragments = [fact for fact in facts if "origin" in fact]
+    assert [fact["from"] for fact in facts if "code" not in fact] == ["the argument w"]
+    assert all("test_explorer.py:" in fact["from"] for fact in facts if "code" in fact)
+    named = [fact for fact in fragments if "inferred" not in fact["origin"]]
+    assert {fact["why here"] for fact in named if fact["mesh"] == "m0"} == {"the assignment has first on m0"}
+    assert {fact["on this mesh since"] for fact in named} == {"mpmd-map-named-ops-to-mpmd-ops"}
+    unnamed = [fact for fact in fragments if fact not in named]
+    assert unnamed and all(fact["why here"].startswith("it has no name; ") for fact in unnamed)
+    assert "it has no name; read here by first" in {fact["why here"] for fact in unnamed}
+    assert all("infer-mesh" in fact["on this mesh since"] for fact in unnamed)
+
+
+def test_lines_have_the_locations_of_their_ops():
+    """Also the lines with which an op begins, whose location MLIR prints at its end."""
+    text = ir.to_text(ir.parse(TWO_FRAGMENTS))
+    places = [int(place.split(":")[1]) for place in ir.line_locations(ir.parse(text))]
+    begins, wanted = dict[int, int](), list[int]()
+    for number, line in enumerate(text.splitlines(), 1):
+        indent = len(line) - len(line.lstrip())
+        begins[indent] = begins[indent] if line.lstrip().startswith("}") else number
+        wanted.append(begins[indent])
+    assert places == wanted
+
+
 def test_the_page_has_the_kernels_of_each_fragment(explored, unpoisoned):
     path, lowered = explored
     kernels = data_of(path.read_text(encoding="utf-8"))["kernels"]

@@ -15,6 +15,7 @@ from mpmd.cost.device import HOST
 from mpmd.cost.roofline import combined, projected, speed_of_light
 from tests.support.native_fragments import compiled, fragment_of
 from tests.support.native_functions import Floats
+from tests.support.svg_texts import overlaps
 
 floats = Floats()
 
@@ -80,6 +81,7 @@ def test_the_picture_has_a_bar_for_each_kernel():
     picture = ElementTree.fromstring(cost_plot(found))
     titles = {t.text.partition(":")[0] for t in picture.iter("{http://www.w3.org/2000/svg}title")}
     assert {k.label for k in found.kernels} | {"the call itself"} <= titles
+    assert overlaps(cost_plot(found)) == []
 
 
 def test_parts_of_a_kernel_start_once():

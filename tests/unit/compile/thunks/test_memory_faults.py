@@ -25,6 +25,7 @@ from mpmd.compile.thunks.thunk import CopyThunk, KernelThunk, WhileThunk
 from mpmd.errors import CompileError
 from tests.support.native_fragments import check_memory, compiled, fragment_of, run
 from tests.support.poison import is_poison
+from tests.support.svg_texts import overlaps
 
 
 def ones(*shape):
@@ -307,3 +308,15 @@ def test_the_report_says_who_holds_the_peak_and_the_plot_shows_it():
     labels = [element.text for element in drawn]
     names = {h.label for h in holdings(assignment, assignment.arenas[0])}
     assert names & set(labels) and "0" in labels
+    assert overlaps(picture) == []
+
+
+def test_there_is_no_chart_of_nothing():
+    """A fragment whose values are all in arguments and results has a line instead of axes."""
+    program = """HloModule m
+ENTRY e { a = f32[4] parameter(0)
+  ROOT b = f32[4] negate(a) }"""
+    assignment = assign_buffers(parse_module(program), KernelPlans().may_share, memory=NativeCpu().memory)
+    picture = memory_plot(assignment)
+    assert holdings(assignment, assignment.arenas[0]) == []
+    assert "no temporaries" in picture and "<line" not in picture and overlaps(picture) == []
