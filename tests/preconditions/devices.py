@@ -158,6 +158,13 @@ _MOVEMENT = (
     ),
 )
 _SUMMED = (
+    _tested(
+        "spmd_rules.py:spread_rule",
+        "a collective joins the partial results of the devices",
+        " or _stays_partial(site)",
+        "",
+        f"{_UNIT}/test_spmd.py::test_partial_results_that_no_collective_joins_are_computed_as_a_whole",
+    ),
     _local(
         "spmd_rules.py:of_elements",
         "operands and results are sharded alike",
