@@ -158,12 +158,12 @@ _MOVEMENT = (
     ),
 )
 _SUMMED = (
-    _tested(
+    _local(
         "spmd_rules.py:spread_rule",
         "a collective joins the partial results of the devices",
         " or _stays_partial(site)",
         "",
-        f"{_UNIT}/test_spmd.py::test_partial_results_that_no_collective_joins_are_computed_as_a_whole",
+        "products of updates that nothing joins",
     ),
     _local(
         "spmd_rules.py:of_elements",

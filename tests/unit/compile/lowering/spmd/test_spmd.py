@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
 
 import jax
@@ -15,8 +14,7 @@ from jax.sharding import PartitionSpec as P
 from mpmd.compile.hlo import print_module
 from mpmd.compile.hlo.shape import array
 from mpmd.compile.lowering import lower_for_mesh
-from mpmd.compile.lowering.reader import parse_program, sharding_axes
-from mpmd.compile.lowering.spmd.shardy import with_collectives
+from mpmd.compile.lowering.reader import sharding_axes
 from mpmd.compile.lowering.spmd.moves import even, groups, local, place
 from mpmd.compile.lowering.stablehlo_program import Axis
 from mpmd.compile.passes.simplify.redundancy import Dce
@@ -179,22 +177,3 @@ def test_a_zero_keeps_its_sign_where_a_row_is_read_or_added_to(cut):
     added = lambda t, i, u: t.at[i].add(u, mode="drop")  # noqa: E731
     assert differing(rows_of, (table, indices), cut, WHOLE) == []
     assert differing(added, (table, indices, nothing), [*cut, [*cut[1], []]], WHOLE) == []
-
-
-def test_partial_results_that_no_collective_joins_are_computed_as_a_whole(monkeypatch):
-    """Shardy of jaxlib 0.12 joins the sums of scatters alone, and leaves their products as they are."""
-
-    def unjoined(*program):
-        text = str(with_collectives(*program))
-        joins = re.findall(r"(%\d+) = sdy\.all_reduce \S+ (%\d+) .*\n", text)
-        text = re.sub(r".* = sdy\.all_reduce .*\n", "", text)
-        for joined, value in joins:
-            text = text.replace(joined, value)
-        return parse_program(text)
-
-    monkeypatch.setattr(sys.modules["mpmd.compile.lowering.lower"], "with_collectives", unjoined)
-    scatter = lambda a, t, u: a.at[t].mul(u)
-    arrays = DISTINCT, np.array([0, 1, 0, 3], np.int32), DISTINCT + 2
-    module = partitioned(scatter, arrays, {"x": 2}, (WHOLE, [[]], ROWS), (WHOLE,))
-    for (result,) in evaluated(module, arrays, {"x": 2}, (WHOLE, [[]], ROWS)):
-        np.testing.assert_array_equal(result, jax.jit(scatter)(*arrays))
