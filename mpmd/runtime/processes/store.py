@@ -114,7 +114,7 @@ class BoundedStore:
         return caller.call(function)
 
     def _new_caller(self) -> _Caller:
-        """A thread for the calls of this one; once Python ends, it starts none, and another's takes the calls."""
+        """A thread for the calls of this one; another's, once Python ends and starts none."""
         try:
             self._callers.append(_Caller(self._polls, self._lost))
         except RuntimeError:

@@ -113,7 +113,7 @@ def spread_rule(operation: Operation, plain: Rule | None) -> Rule | None:
 
 
 def _stays_partial(site: LoweringSite) -> bool:
-    """Whether devices have partial results that nothing joins: Shardy of jaxlib 0.12 joins only sums of scatters."""
+    """Whether nothing joins the partial results: of scatters Shardy of jaxlib 0.12 joins sums alone."""
     lowering = site.lowering
     partial = [n for n in site.operation.results if lowering.partial.get(n, COMPLETE) != COMPLETE]
     return any(number not in lowering.joined for number in partial)

@@ -1,7 +1,6 @@
 """Rows sorted by merging: every comparator, every dim, and always stable."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
