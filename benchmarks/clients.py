@@ -29,14 +29,14 @@ def make_step(meshes: int, one_client: bool) -> Any:
     """A function that takes one step and keeps its state."""
     import mpmd
     from benchmarks import reference_gpt as gpt
-    from mpmd.runtime.run.clients import own_clients
+    from mpmd.runtime.run.clients import made_devices
 
     sizes = gpt.Sizes(stages=meshes)
     step, optimizer = gpt.make_step(sizes)
     batch, params = gpt.batch(sizes), gpt.init(sizes)
     state = [jax.tree.map(np.array, params), jax.tree.map(np.asarray, optimizer.init(params))]
     counts = {f"m{s}": 1 for s in range(meshes)}
-    devices = None if one_client else [d for own in own_clients(counts).values() for d in own]
+    devices = None if one_client else [d for own in made_devices(counts).values() for d in own]
     topology = mpmd.make_topology(counts, devices=devices, pinning="never" if one_client else "auto")
     assignment = {f"stage{s}": f"m{s}" for s in range(meshes)}
     jitted = mpmd.jit(step, mpmd.make_config(topology, assignment, schedule="1f1b"), donate_argnums=(0, 1))

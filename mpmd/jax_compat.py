@@ -1,12 +1,13 @@
 """What tracing, compiling and running use of JAX and jaxlib that is not public.
 
 Each function tests for the names that it needs and documents its result without them.  No other module but
-`jax_distributed` may import `jax._src`, `jaxlib` or an experimental module.
+`jax_calls` and `jax_distributed` may import `jax._src`, `jaxlib` or an experimental module.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, cast
@@ -22,17 +23,42 @@ func_dialect = _func_ops_gen._Dialect
 mpmd_dialect = _mpmd_ops_gen._Dialect
 
 
-def make_cpu_client(num_devices: int) -> Any | None:
+def make_cpu_client(num_devices: int, number: int = 0) -> Any | None:
     """A CPU client of its own with `num_devices` devices, or None where jaxlib cannot make one.
 
-    Its thread pool is sized and pinned by the affinity mask of the calling thread.
+    Its thread pool is sized and pinned by the affinity mask of the calling thread.  JAX numbers the devices
+    of a client from its process's on, 2048 per process, so a client that says that its process is `number`
+    has devices that no other client of this process has: they print and compare as different ones.
     """
     try:
         from jaxlib import xla_client
     except ImportError:
         return None
     make = getattr(xla_client, "make_cpu_client", None)
-    return None if make is None else make(num_devices=num_devices)
+    return None if make is None else make(num_devices=num_devices, node_id=number)
+
+
+def explain_mixed_devices(explain: Callable[[Sequence[Any]], str]) -> None:
+    """Adds a text to JAX's error for a computation whose arrays are on different devices.
+
+    Only its message changes, which JAX makes in one place.  Without it the message stays as it is.
+
+    Args:
+        explain: called with the first two different lists of devices; returns "" to add nothing.
+    """
+    from jax._src import stages
+
+    made = getattr(stages, "_device_assignment_mismatch_error", None)
+    if made is None or hasattr(made, "__wrapped__"):
+        return
+
+    @functools.wraps(made)
+    def with_text(name: Any, fails: Any, *rest: Any, **named: Any) -> Any:
+        found = [getattr(fail, "da", None) for fail in fails]
+        lists = [devices for devices in found if isinstance(devices, tuple)]
+        return made(name, fails, *rest, **named) + explain(lists)
+
+    stages._device_assignment_mismatch_error = with_text
 
 
 def trace_context() -> Hashable:
@@ -91,261 +117,6 @@ def is_staging() -> bool:
 
     at_top = getattr(core, "trace_state_clean", None)
     return at_top is not None and not at_top() and isinstance(jax.numpy.zeros(()), jax.core.Tracer)
-
-
-def taking_packed(compiled: jax.stages.Compiled) -> jax.stages.Compiled:
-    """A call that takes arrays of elements smaller than a byte, such as `int4`.
-
-    JAX compares the layouts of arguments with those compiled for, where only the latter say that elements are
-    packed: it refuses every such array with a default layout, its own results too.  Here the order of dims in
-    an unspecified layout is the default; any other is still compared.
-    """
-    executable: Any = getattr(compiled, "_executable", None)
-    layouts = getattr(executable, "_xla_in_layouts", None)
-    if layouts is not None:
-        executable._xla_in_layouts = [None if _only_says_packed(layout) else layout for layout in layouts]
-    return compiled
-
-
-def _only_says_packed(layout: Any) -> bool:
-    order = tuple(getattr(layout, "major_to_minor", ()))
-    packed = getattr(layout, "sub_byte_element_size_in_bits", 0) > 0
-    return packed and order == tuple(range(len(order)))
-
-
-def compiled_for(
-    compiled: jax.stages.Compiled, devices: Sequence[Any], others: Sequence[Any]
-) -> jax.stages.Compiled | None:
-    """An executable for some devices, loaded onto the same devices of another client.
-
-    Loading is much faster than compiling.  None where the devices have other numbers, which an executable
-    stores, or where the client cannot serialise executables.
-    """
-    from jax.experimental import serialize_executable
-
-    if [device.id for device in devices] != [device.id for device in others]:
-        return None
-    try:
-        written = serialize_executable.serialize(compiled)
-        loaded = serialize_executable.deserialize_and_load(
-            *written, backend=others[0].client, execution_devices=list(others)
-        )
-        return taking_packed(loaded)
-    except (ValueError, jax.errors.JaxRuntimeError):
-        return None
-
-
-def direct_call(compiled: jax.stages.Compiled) -> Callable[..., Any]:
-    """Calls a compiled function of arrays, one that returns a list, with minimal overhead.
-
-    On one device, arrays of types that were accepted before go to the executable at once.  XLA checks that
-    they are on its device, and `in_order` that their elements are in order.  All other arguments go through
-    JAX, as does everything where this JAX has no such calls.
-    """
-    executable, parameters = getattr(compiled, "_executable", None), getattr(compiled, "_params", None)
-    make = getattr(executable, "create_cpp_call", None)
-    call = make(parameters) if make is not None and parameters is not None else None
-    checked: Callable[..., Any] = compiled if call is None else call
-    launch = _launch(executable, parameters)
-    return checked if launch is None else _call_of_known_types(checked, *launch)
-
-
-def _launch(
-    executable: Any, parameters: Any
-) -> tuple[int, Callable[..., Any], Sequence[Any], Callable[[Any], Any]] | None:
-    """The number of arrays of an executable of one device; functions that start it, build its results, and
-    return the type of an array.
-
-    None if a call needs more than that, or JAX lacks one of these.
-    """
-    from jaxlib import _jax
-
-    runner: Any = getattr(executable, "unsafe_call", None)
-    loaded: Any = getattr(executable, "xla_executable", None)
-    start = getattr(loaded, "execute_sharded", None)
-    handlers = getattr(getattr(runner, "out_handler", None), "handlers", None)
-    type_of = getattr(getattr(getattr(_jax, "ArrayImpl", None), "aval", None), "fget", None)
-    effects = ("ordered_effects", "has_unordered_effects", "has_host_callbacks", "mut", "pgle_profiler")
-    if start is None or not handlers or type_of is None or any(getattr(runner, n, True) for n in effects):
-        return None
-    nothing, count = jax.tree.structure(None), len(getattr(executable, "in_avals", ()))
-    flat = [jax.tree.structure((tuple(range(count)), {})), jax.tree.structure([0] * len(handlers))]
-    is_flat = [getattr(parameters, name, nothing) for name in ("in_tree", "out_tree")] == flat
-    kept = set(getattr(runner, "kept_var_idx", ()))
-    whole = kept == set(range(count)) and not getattr(parameters, "const_args", True)
-    if not is_flat or not whole or len(loaded.local_devices()) != 1:
-        return None
-    return count, start, handlers, type_of
-
-
-_CALL = """
-def call({names}):
-    try:
-        known = {known}
-    except TypeError:  # one is not an array, or is a tracer
-        known = False
-    if not known:
-        return other({names})
-    try:
-        started = start(({names}))
-    except failure as error:
-        return refused(error, {names})
-    return started.consume_with_handlers(handlers)
-"""
-
-
-def _call_of_known_types(
-    checked: Callable[..., Any],
-    count: int,
-    start: Callable[..., Any],
-    handlers: Sequence[Any],
-    type_of: Callable[[Any], Any],
-) -> Callable[..., Any]:
-    """A call that passes arguments of other types than the last accepted ones to `checked`.
-
-    Its source is generated for its number of arguments; it first compares their types by identity with those
-    of the last call, which is faster than comparing lists.
-    """
-
-    def other(*arrays: Any) -> Any:
-        try:
-            types = {f"type_{k}": type_of(array) for k, array in enumerate(arrays)}
-        except TypeError:
-            return checked(*arrays)
-        if all(scope[name] == type for name, type in types.items()):
-            scope.update(types)
-            return call(*arrays)
-        made = checked(*arrays)
-        scope.update(types)
-        return made
-
-    def refused(error: Exception, *arrays: Any) -> Any:
-        if "INVALID_ARGUMENT" in str(error):  # it did not start; JAX reports the reason
-            return checked(*arrays)
-        raise error
-
-    names = "".join(f"array_{k}, " for k in range(count))
-    known = " and ".join(f"type_of(array_{k}) is type_{k}" for k in range(count)) or "True"
-    scope: dict[str, Any] = {f"type_{k}": None for k in range(count)}
-    scope |= {"start": start, "handlers": handlers, "failure": jax.errors.JaxRuntimeError}
-    scope |= {"type_of": type_of, "other": other, "refused": refused}
-    exec(_CALL.format(names=names, known=known), scope)
-    call: Callable[..., Any] = scope["call"]
-    return call
-
-
-@contextlib.contextmanager
-def execution_order(number: int) -> Iterator[bool]:
-    """Orders the programs that this thread starts on CPU devices inside it separately.
-
-    On a device, programs of one thread run in the order in which they were started; programs with a number,
-    from 1 up, are ordered only among those with the same one.  Yields whether that is so: False where this
-    jaxlib has no such orders.
-    """
-    from jaxlib import _jax
-
-    ask, choose = (getattr(_jax, f"{verb}_execution_stream_id", None) for verb in ("get", "set"))
-    if ask is None or choose is None:
-        yield False
-        return
-    outside = ask()
-    choose(number)
-    try:
-        yield True
-    finally:
-        choose(outside)
-
-
-def in_order(rank: int) -> Callable[[jax.Array], jax.Array]:
-    """A function of an array of so many dims on CPUs: itself, or a copy if its elements are in another order.
-
-    Such arrays are created by `jax.experimental.layout` only.
-    """
-    from jax.experimental.layout import Format, Layout
-
-    if rank < 2:
-        return lambda array: array
-    order = tuple(range(rank))
-    known: Any = None
-
-    def as_ordered(array: jax.Array) -> jax.Array:
-        nonlocal known
-        if array.is_deleted():  # the reader reports it
-            return array
-        layout = getattr(array, "_pjrt_layout", None)
-        if layout is not None and known is not None and layout == known:
-            return array
-        form = getattr(array, "format", None)
-        if form is None or form.layout is None:  # random keys, which consist of such arrays
-            return array
-        if form.layout.major_to_minor != order:
-            return jax.device_put(array, Format(Layout(order), array.sharding))
-        known = layout
-        return array
-
-    return as_ordered
-
-
-def array_copier(target: Sharding) -> Callable[[jax.Array], jax.Array]:
-    """A function that copies an array to `target` without waiting for the array to be computed.
-
-    The array must be sharded as `target` is: over as many devices, with equal shards.  Where jaxlib offers
-    the call behind `jax.device_put`, it is used directly, with less overhead.  Otherwise the function is
-    `jax.device_put`, which does the same and copies to the same device only on request.
-    """
-    batched = _batched_copy()
-    if batched is None:
-        return lambda array: jax.device_put(array, target, may_alias=False)
-    copy, make_device_list, semantics = batched
-    devices = [make_device_list(_devices_in_order(target))]
-    shardings, how = [target], [semantics]
-    of_thread = _transfers_of_thread()
-
-    def copy_to_target(array: jax.Array) -> jax.Array:
-        thread = of_thread()
-        outside, thread.explicit_device_put = thread.explicit_device_put, True
-        try:
-            result: jax.Array = copy([array], devices, shardings, how)[0]
-        finally:
-            thread.explicit_device_put = outside
-        return result
-
-    return copy_to_target
-
-
-class _Unguarded:
-    """Replaces the state of a thread's transfers where JAX does not provide it."""
-
-    explicit_device_put = False
-
-
-def _transfers_of_thread() -> Callable[[], Any]:
-    """JAX's state of a thread's transfers: `jax.transfer_guard` allows explicit ones."""
-    try:
-        from jaxlib._jax import guard_lib
-    except ImportError:
-        return _Unguarded
-    of_thread: Callable[[], Any] = getattr(guard_lib, "thread_local_state", _Unguarded)
-    return of_thread if hasattr(of_thread(), "explicit_device_put") else _Unguarded
-
-
-def _batched_copy() -> tuple[Callable[..., Any], Callable[..., Any], Any] | None:
-    try:
-        from jaxlib import xla_client
-    except ImportError:
-        return None
-    copy = getattr(xla_client, "batched_copy_array_to_devices_with_sharding", None)
-    make_device_list = getattr(xla_client, "DeviceList", None)
-    semantics = getattr(getattr(xla_client, "ArrayCopySemantics", None), "ALWAYS_COPY", None)
-    if copy is None or make_device_list is None or semantics is None:
-        return None
-    return copy, make_device_list, semantics
-
-
-def _devices_in_order(sharding: Sharding) -> tuple[Any, ...]:
-    """The devices of a sharding in the order of its shards in JAX."""
-    mesh = getattr(sharding, "mesh", None)
-    return tuple(sharding.device_set if mesh is None else mesh.devices.flat)
 
 
 def host_callbacks(lowered: Any) -> tuple[Any, ...] | None:

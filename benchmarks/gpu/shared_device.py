@@ -33,7 +33,7 @@ def _copies(run: Experiment) -> None:
     import numpy as np
     from jax.sharding import SingleDeviceSharding
 
-    from mpmd.jax_compat import array_copier
+    from mpmd.jax_calls import array_copier
 
     device = jax.devices()[0]
     here = SingleDeviceSharding(device)
@@ -56,7 +56,7 @@ def _waiting(run: Experiment) -> None:
     from jax.sharding import SingleDeviceSharding
 
     from benchmarks.gpu.timing import busy
-    from mpmd.jax_compat import array_copier
+    from mpmd.jax_calls import array_copier
 
     device = jax.devices()[0]
     start_work = busy(run.gpu)

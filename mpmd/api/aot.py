@@ -36,7 +36,7 @@ from mpmd.config.compiler_options import with_compiler_options
 from mpmd.config.config import Config
 from mpmd.config.described import described_world
 from mpmd.cost.device import HOST, Device
-from mpmd.errors import ConfigError
+from mpmd.errors import CompileError, ConfigError
 from mpmd.estimate.estimate import estimate_costs
 from mpmd.estimate.program_timeline import Scratch, predicted_timeline
 from mpmd.jax_compat import back_from_host, host_callbacks
@@ -240,10 +240,20 @@ class Lowered:
         """The predicted timeline, with the bytes that every mesh holds.
 
         Args:
-            costs: `estimated_costs`, `compiled.measure.costs`, or seconds of fragments by name; 1 for each
-                that is missing.
+            costs: what `compiled.measure.costs` measured, or seconds of fragments by name, 1 for each that is
+                missing; by default `estimated_costs()`.  With `{}`, or where work cannot be counted, every
+                fragment takes one step.
         """
+        costs = self.default_costs if costs is None else costs
         return predicted_timeline(self.program, costs, list(self.config.topology))
+
+    @functools.cached_property
+    def default_costs(self) -> ProgramCosts | dict[str, float]:
+        """`estimated_costs()`; none where the work of a fragment cannot be counted."""
+        try:
+            return self.estimated_costs()
+        except CompileError:
+            return {}
 
     def estimated_costs(self, device: Device = HOST) -> ProgramCosts:
         """Estimated seconds of fragments and messages on such devices, by the work in them.
@@ -329,7 +339,7 @@ class Compiled:
         self.runner = StepRunner(executor, devices, signature, results)
         types = [graph.types[spec.value] for spec in graph.inputs]
         self.arguments = StepArguments(signature.arguments, types, executor.own_program, devices)
-        self.measure = StepMeasure(self.runner, executables, topology, scratch)
+        self.measure = StepMeasure(self.runner, executables, topology, scratch, lambda: lowered.default_costs)
         self._compares = lowered.partitioned.compare
 
     @property

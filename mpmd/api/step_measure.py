@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mpmd.api.processes import merged
@@ -31,11 +31,16 @@ class StepMeasure:
     """What a compiled step costs.  Methods that take arguments run one step, and return its results, too."""
 
     def __init__(
-        self, runner: StepRunner, executables: Mapping[str, Executable], topology: Topology, scratch: Scratch
+        self,
+        runner: StepRunner,
+        executables: Mapping[str, Executable],
+        topology: Topology,
+        scratch: Scratch,
+        default_costs: Callable[[], ProgramCosts | Mapping[str, float]],
     ) -> None:
-        """Takes the step with its executables by name, and the scratch memory of all processes."""
+        """Takes the step with its executables by name, the scratch memory of all processes, and costs."""
         self._runner, self._executables, self._topology = runner, executables, topology
-        self._scratch = scratch
+        self._scratch, self._default_costs = scratch, default_costs
 
     @without_ambient_mesh
     def timeline(self, *args: Any, **kwargs: Any) -> tuple[Any, Timeline]:
@@ -82,6 +87,7 @@ class StepMeasure:
 
     def schedule(self, costs: ProgramCosts | Mapping[str, float] | None = None) -> Timeline:
         """The predicted timeline; see `Lowered.schedule`."""
+        costs = self._default_costs() if costs is None else costs
         return predicted_timeline(self._runner.executor.program, costs, list(self._topology), self._scratch)
 
     def memory(self, *others: StepMeasure) -> dict[str, MeshMemory]:

@@ -13,13 +13,13 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from mpmd import ir
+from mpmd import ir, jax_compat
 from mpmd.errors import ConfigError, collect
 from mpmd.jax_distributed import world_devices
 from mpmd.runtime.processes.placing import placed
 from mpmd.runtime.processes.world import world
 from mpmd.runtime.program.streams import processes_text
-from mpmd.runtime.run.clients import Pinning, divided, mesh_devices
+from mpmd.runtime.run.clients import Pinning, divided, is_made, mesh_devices
 
 MeshLike: TypeAlias = int | Mesh | Mapping[str, int] | Sequence[Any]
 
@@ -48,7 +48,11 @@ class Topology(Mapping[str, Mesh]):
         def shape(mesh: Mesh) -> str:
             return "x".join(f"{name}={size}" for name, size in mesh.shape.items())
 
-        return f"Topology({', '.join(f'{name}: {shape(mesh)}' for name, mesh in self.items())})"
+        text = f"Topology({', '.join(f'{name}: {shape(mesh)}' for name, mesh in self.items())})"
+        made = [device for mesh in self.values() for device in mesh.devices.flat if is_made(device)]
+        if not made:
+            return text
+        return f"{text}\n  on made devices, as JAX has {len(jax.devices('cpu'))} on CPU: {_names(made)}"
 
     def __str__(self) -> str:
         """In a world of several processes a table: mesh, process, host, devices."""
@@ -60,7 +64,7 @@ class Topology(Mapping[str, Mesh]):
         for name, mesh in self.items():
             of_mesh = self.processes[name]
             places = ", ".join(dict.fromkeys(hosts.get(process, "?") for process in of_mesh))
-            rows.append((name, ", ".join(map(str, of_mesh)), places, _devices_text(mesh)))
+            rows.append((name, ", ".join(map(str, of_mesh)), places, _names(list(mesh.devices.flat))))
         widths = [max(len(row[k]) for row in rows) for k in range(3)]
         return "\n".join(
             "  ".join([*(f"{text:{width}}" for text, width in zip(row, widths)), row[3]]) for row in rows
@@ -111,11 +115,11 @@ class Topology(Mapping[str, Mesh]):
 
 
 _MAX_DEVICES = 8
-"""Devices of a mesh that are named in a table."""
+"""Devices that are named one by one."""
 
 
-def _devices_text(mesh: Mesh) -> str:
-    names = [str(device) for device in mesh.devices.flat]
+def _names(devices: Sequence[Any]) -> str:
+    names = [repr(device) for device in devices]
     return ", ".join(names) if len(names) <= _MAX_DEVICES else f"{len(names)}: {names[0]} to {names[-1]}"
 
 
@@ -128,10 +132,11 @@ def make_topology(
         meshes: for each name a `jax.sharding.Mesh`, whose axes become `AxisType.Auto`, a list of devices, a
             number of devices (one axis called `"data"`), or axis sizes such as `{"data": 2, "model": 2}`.
             Numbers take devices in order from `devices`.
-        devices: where numbers take devices from; by default `runtime.clients` chooses them in one process,
-            and several processes take all their devices in order: a mesh lies in one process where it fits,
-            and is over whole processes where it does not.
-        pinning: on CPU, whether each mesh gets a client of its own: `"auto"`, `"always"` or `"never"`.
+        devices: where numbers take devices from; by default from `jax.devices()`, in order.  In several
+            processes a mesh lies in one process where it fits, and is over whole processes where it does not.
+        pinning: in one process on CPU, who has the devices.  `"auto"`: JAX where it has enough; else they are
+            made, with threads and numbers of their own (2048, 4096, ...), as the topology's repr says.
+            `"never"`: JAX alone.  `"always"`: made ones, with cores of their own for each mesh.
 
     Raises:
         ConfigError: no mesh, a bad name or size, or too few devices; all problems at once.
@@ -160,12 +165,31 @@ def make_topology(
         check_processes(topology)
     if (joined := world()) is not None:
         joined.pin()
+    _mesh_of_device.update({d: name for name, mesh in topology.items() for d in mesh.devices.flat})
+    jax_compat.explain_mixed_devices(_explain_mixed)
     for device, names in topology.shared_devices.items() if jax.process_index() == 0 else ():
         warnings.warn(
             f"meshes {', '.join(names)} share {device}: their fragments take turns on it", stacklevel=2
         )
         break
     return topology
+
+
+_mesh_of_device: dict[Any, str] = {}
+"""The mesh that has a device in the last topology with it."""
+
+
+def _explain_mixed(lists: Sequence[Sequence[Any]]) -> str:
+    """For arrays on different devices: which are on meshes, and how to combine them."""
+    names = [repr(_mesh_of_device[devices[0]]) for devices in lists if devices[0] in _mesh_of_device]
+    if not names:
+        return ""
+    on = f"they are on meshes {' and '.join(names)}" if len(names) > 1 else f"one is on mesh {names[0]}"
+    return (
+        f"\n  {on} of a topology: the results of a step stay where they were computed"
+        "\n  mpmd.fetch(tree) puts the arrays of a pytree on one device; mpmd.jit runs functions of arrays "
+        "on several meshes"
+    )
 
 
 def check_processes(topology: Topology) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -97,7 +98,7 @@ def predicted_timeline(
     Args:
         program: the streams.
         costs: what fragments and messages take, or seconds of fragments by name; fragments that are not named
-            take 1 second, and messages nothing.
+            take 1 second, and messages nothing.  Without any the timeline is in steps of one fragment.
         meshes: the order in which to show them.
         scratch: bytes of temporaries of fragments.
         cores: how many meshes compute at a time without slowing each other down; by default all.
@@ -105,9 +106,9 @@ def predicted_timeline(
     Raises:
         ConfigError: `costs` is something else.
     """
-    costs = _known(costs)
+    in_steps, costs = not costs, _known(costs)
     order = verify(program)
-    title = f"{program.name}, predicted"
+    title = f"{program.name}, {'in steps of one fragment' if in_steps else 'predicted'}"
     if cores is not None:
         shared = _Times(*shared_intervals(program, costs, cores))
         return _timeline(program, shared, meshes, title, scratch or Scratch())
@@ -152,7 +153,8 @@ def predicted_timeline(
             posted[s, op.buffer] = s, at
         elif isinstance(op, Copy):
             copy(s, at, op)
-    return _timeline(program, times, meshes, title, scratch or Scratch())
+    timeline = _timeline(program, times, meshes, title, scratch or Scratch())
+    return dataclasses.replace(timeline, in_steps=in_steps)
 
 
 def _known(costs: Any) -> ProgramCosts:
@@ -165,7 +167,9 @@ def _known(costs: Any) -> ProgramCosts:
         return costs
     seconds = costs or {}
     if not isinstance(seconds, Mapping) or not all(isinstance(s, (int, float)) for s in seconds.values()):
-        raise ConfigError(f"costs is {costs!r}; it must be seconds by fragment, such as {{'f.step': 0.01}}")
+        got = f"costs is {reprlib.repr(costs)}; it must be seconds by fragment, such as {{'f.step': 0.01}}"
+        pair = isinstance(costs, tuple) and any(isinstance(part, ProgramCosts) for part in costs)
+        raise ConfigError(got + "\n  measure.costs returns the results and the costs" * pair)
     return ProgramCosts(seconds)
 
 

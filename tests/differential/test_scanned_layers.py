@@ -14,6 +14,7 @@ from examples.workloads.models import normal
 from examples.workloads.steps import pipelined
 from mpmd.errors import PlacementError
 from mpmd.runtime.program.stream_memory import predict_memory
+from mpmd.runtime.run.clients import made_devices
 from tests.support.comparing import copied, relative_difference
 from tests.support.layered_models import LAYERS, SCANNED, block, block_params, entropy, scanned, sliced
 
@@ -326,11 +327,13 @@ def test_parts_that_cannot_be_one_array_are_refused_with_the_reason():
         mpmd.Stacked([jnp.zeros((2, 4)), jnp.ones((2, 4))]).over_axis()
     with pytest.raises(PlacementError, match="they are not arrays on meshes"):
         mpmd.Stacked([np.zeros((2, 4))] * 2).over_axis()
-    topology = mpmd.make_topology({"m0": 1, "m1": 1})
+    topology = mpmd.make_topology(made_devices({"m0": 1, "m1": 1}))
     config = mpmd.make_config(topology, stages=mpmd.split("layers"), schedule=None)
     params, loss, batch, _ = scanned()
     made = mpmd.jit(lambda p, *b: mpmd.accumulate_gradients(loss, 4)(p, *b)[1], config)(params, *batch)
-    with pytest.raises(PlacementError, match="each mesh has a client of its own; with pinning='never'"):
+    with pytest.raises(
+        PlacementError, match="each mesh has made devices of its own; .*'jax_num_cpu_devices', 2"
+    ):
         made["layers"]["w"].over_axis()
 
 

@@ -29,13 +29,13 @@ BAD_NAME = re.compile(r"(^|_)(v2|impl)$|^_?(new|handle|process)_")
 MAY_IMPORT = {
     "jax": (
         "mpmd.planning", "mpmd.api", "mpmd.partition", "mpmd.estimate", "mpmd.config", "mpmd.tracing",
-        "mpmd.ir", "mpmd.jax_compat", "mpmd.jax_distributed",
+        "mpmd.ir", "mpmd.jax_calls", "mpmd.jax_compat", "mpmd.jax_distributed",
         "mpmd.runtime.channels", "mpmd.compile.backends", "mpmd.compile.comparison",
         "mpmd.compile.lowering.reader", "mpmd.tools",
     ),
-    "jax._src": ("mpmd.jax_compat", "mpmd.jax_distributed"),
-    "jax.experimental": ("mpmd.jax_compat", "mpmd.jax_distributed"),
-    "jaxlib": ("mpmd.jax_compat", "mpmd.jax_distributed"),
+    "jax._src": ("mpmd.jax_calls", "mpmd.jax_compat", "mpmd.jax_distributed"),
+    "jax.experimental": ("mpmd.jax_calls", "mpmd.jax_compat", "mpmd.jax_distributed"),
+    "jaxlib": ("mpmd.jax_calls", "mpmd.jax_compat", "mpmd.jax_distributed"),
     "absl": ("mpmd.flags", "mpmd.tools"),
 }  # fmt: skip
 

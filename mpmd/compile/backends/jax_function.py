@@ -29,7 +29,8 @@ from mpmd.compile.executable import MemoryStats
 from mpmd.compile.fragment import FragmentModule, ValueSpec
 from mpmd.compile.hlo import Shape
 from mpmd.errors import CompileError
-from mpmd.jax_compat import ShapedArray, direct_call, taking_packed
+from mpmd.jax_calls import direct_call, taking_packed
+from mpmd.jax_compat import ShapedArray
 
 INLINE_BELOW_FLOPS = 1000
 """XLA on CPU runs a program of fewer operations in the thread that calls it; custom calls count none."""

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from mpmd import jax_compat
+from mpmd import jax_calls
 from mpmd.compile.backends.jax_function import (
     INLINE_BELOW_FLOPS,
     CompiledFragment,
@@ -121,7 +121,7 @@ class XlaBackend:
         if devices != executable.devices:
             if devices[0].platform != "cpu":
                 return None
-            loaded = jax_compat.compiled_for(executable.compiled, executable.devices, devices)
+            loaded = jax_calls.compiled_for(executable.compiled, executable.devices, devices)
         if loaded is None:
             return None
         return dataclasses.replace(executable, fragment=fragment, compiled=loaded, devices=devices)

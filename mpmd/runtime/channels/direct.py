@@ -19,7 +19,7 @@ from typing import Any
 import jax
 from jax.sharding import Sharding
 
-from mpmd import jax_compat, jax_distributed
+from mpmd import jax_calls, jax_compat, jax_distributed
 from mpmd.errors import ConfigError, ProgramError
 from mpmd.runtime.channels.protocol import Channel
 from mpmd.runtime.program.graph import BufferType
@@ -156,8 +156,8 @@ class MessageEnds:
             return known[0]
 
         sends, receives = (_is_in(end, process) for end in (self.here, self.there))
-        prepare = jax_compat.in_order(len(aval.shape)) if sends else _nothing
-        return DirectPair(self.key, sends, receives, prepare, absent, jax_compat.array_copier(self.there))
+        prepare = jax_calls.in_order(len(aval.shape)) if sends else _nothing
+        return DirectPair(self.key, sends, receives, prepare, absent, jax_calls.array_copier(self.there))
 
 
 def _is_in(sharding: Sharding, process: int) -> bool:

@@ -15,7 +15,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from mpmd.errors import ProgramError, SignatureError
-from mpmd.jax_compat import array_copier, default_memory_kind, in_order
+from mpmd.jax_calls import array_copier, in_order
+from mpmd.jax_compat import default_memory_kind
 from mpmd.runtime.channels.protocol import Channel, LocalChannel
 from mpmd.runtime.channels.reshard import boxes, resharder
 from mpmd.runtime.program.graph import BufferType
@@ -73,7 +74,7 @@ def within_mesh(target: Sharding) -> Callable[[jax.Array], jax.Array]:
 
 
 def copier_of(target: Sharding) -> Callable[[jax.Array], jax.Array]:
-    """The function that copies an array with equal shards; see `jax_compat.array_copier`."""
+    """The function that copies an array with equal shards; see `jax_calls.array_copier`."""
     if target.is_fully_addressable:
         return array_copier(target)
     copies = {

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from mpmd import jax_compat, jax_distributed
+from mpmd import jax_calls, jax_compat, jax_distributed
 from mpmd.errors import ProgramError
 from mpmd.runtime.channels.direct import DirectChannel, DirectPairs, MessageEnds, direct_messages
 from mpmd.runtime.channels.links import MESSAGE_BITS, Links, message_number
@@ -260,7 +260,7 @@ def _into_memory(target: Sharding) -> Callable[[jax.Array], jax.Array]:
     """Copies an array from the default memory of its devices to a sharding's, if it is another."""
     if target.memory_kind in (None, jax_compat.default_memory_kind(target)):
         return lambda array: array
-    return jax_compat.array_copier(target)
+    return jax_calls.array_copier(target)
 
 
 def _zeros(

@@ -16,7 +16,8 @@ import jax
 from jax import lax
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from mpmd.jax_compat import array_copier, default_memory_kind, execution_order
+from mpmd.jax_calls import array_copier, execution_order
+from mpmd.jax_compat import default_memory_kind
 
 Box = tuple[tuple[int, int], ...]
 """Per dim the start and the end of a part of a global array."""

@@ -15,7 +15,8 @@ import jax
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from mpmd.jax_compat import array_copier, default_memory_kind
+from mpmd.jax_calls import array_copier
+from mpmd.jax_compat import default_memory_kind
 from mpmd.runtime.channels.links import Links
 from mpmd.runtime.channels.protocol import LocalChannel
 from mpmd.runtime.channels.reshard import (

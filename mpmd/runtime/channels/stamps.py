@@ -23,7 +23,8 @@ import numpy as np
 from jax.profiler import StepTraceAnnotation, TraceAnnotation
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from mpmd.jax_compat import default_memory_kind, execution_order
+from mpmd.jax_calls import execution_order
+from mpmd.jax_compat import default_memory_kind
 from mpmd.runtime.channels.mesh_devices import MeshDevices
 from mpmd.runtime.program.graph import BufferType
 from mpmd.runtime.program.streams import task_text
@@ -71,7 +72,7 @@ class Stamps:
         return self._source.log(self._own(mesh), room)
 
     def _own(self, mesh: str) -> list[Any]:
-        return list(self._devices.meshes[mesh].local_mesh.devices.flat)
+        return list(self._devices.meshes[mesh].local_devices)
 
     def marks(self, mesh: str, log: TimeLog, keys: list[int]) -> dict[int, Mark]:
         """The marks with which stamps of a mesh write these keys."""

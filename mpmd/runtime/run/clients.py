@@ -1,16 +1,17 @@
-"""Devices for the meshes of one process; on CPU, a client per mesh pinned to cores of its own.
-
-One CPU client runs multi-device executions one after another, whatever their meshes, and shares one thread
-pool among its devices.  A client per mesh lets meshes of several devices overlap, and keeps a mesh on its
-own cores, so that a fragment takes as long in the pipeline as it takes alone.
+"""Devices for the meshes of one process: JAX's where there are enough, else, on CPU, made ones.
 
 The rule, in this order:
 
-* on an accelerator: the platform's devices, in order;
-* at least one core per mesh: a client per mesh, the cores divided evenly in contiguous runs;
-* fewer cores than meshes: a client per mesh with the threads of one core, which may run on any core.  A
-fragment then runs on as many threads as it has devices at most, and the system schedules them;
-* one mesh, or a jaxlib that cannot create clients: the default client's devices, in order.
+* an accelerator: the devices of `jax.devices()`, in order;
+* a CPU for which JAX has enough devices: these, in order, unless `pinning="always"`;
+* else a client per mesh, whose devices have numbers of their own: 2048, 4096, and so on.  With at least one
+  core per mesh, the cores are divided evenly in contiguous runs; with fewer, each client has the threads of
+  one core, which may run on any core.  A fragment then runs on as many threads as it has devices at most, and
+  the system schedules them.
+
+One CPU client runs executions of several devices one after another, whatever their meshes, and shares one
+thread pool among its devices.  A client per mesh lets meshes of several devices overlap, and keeps a mesh on
+its own cores, so that a fragment takes as long in the pipeline as it takes alone.
 """
 
 from __future__ import annotations
@@ -30,40 +31,39 @@ from mpmd.support.resources import keep_past_exit, on_cores
 Pinning = Literal["auto", "always", "never"]
 
 
+MAX_MADE = 2048
+"""Devices of one client that have numbers of their own."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class MeshPlace:
-    """The client of a mesh: one of its own that is created on `cores`, or None for the default client.
-
-    With `floats` its threads may leave these cores later.
-    """
+    """The client that is made for a mesh, on `cores`; with `floats` its threads may leave them later."""
 
     mesh: str
     num_devices: int
-    cores: tuple[int, ...] | None
+    cores: tuple[int, ...]
     floats: bool = False
 
 
 def plan_places(
     counts: Mapping[str, int], cores: Sequence[int], pinning: Pinning = "auto"
 ) -> tuple[MeshPlace, ...]:
-    """Decides by the rule of this module, for a CPU with the given cores.
+    """The clients that are made for meshes, by the rule of this module, on a CPU with the given cores.
 
     Raises:
-        ConfigError: a mesh has no devices, or `pinning` requires more cores than there are.
+        ConfigError: a mesh has no or too many devices, or `pinning` requires more cores than there are.
     """
-    empty = [mesh for mesh, count in counts.items() if count < 1]
-    if empty:
-        raise ConfigError(f"mesh {empty[0]!r} has {counts[empty[0]]} devices; a mesh needs at least 1")
+    for mesh, count in counts.items():
+        if not 1 <= count <= MAX_MADE:
+            raise ConfigError(f"mesh {mesh!r} has {count} devices; a mesh on CPU has 1 to {MAX_MADE}")
     if pinning == "always" and len(cores) < len(counts):
         raise ConfigError(
             f"{len(counts)} meshes cannot be pinned to {len(cores)} cores; use fewer meshes or pinning='auto'"
         )
-    if pinning != "never" and len(cores) >= len(counts) > 1:
+    if len(cores) >= len(counts):
         shares = _shares(tuple(sorted(cores)), len(counts))
         return tuple(MeshPlace(m, n, share) for (m, n), share in zip(counts.items(), shares, strict=True))
-    if pinning != "never" and len(counts) > 1:
-        return tuple(MeshPlace(m, n, tuple(sorted(cores))[:1], True) for m, n in counts.items())
-    return tuple(MeshPlace(m, n, None) for m, n in counts.items())
+    return tuple(MeshPlace(m, n, tuple(sorted(cores))[:1], True) for m, n in counts.items())
 
 
 def _shares(cores: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
@@ -84,46 +84,50 @@ _clients_lock = threading.Lock()
 def mesh_devices(counts: Mapping[str, int], *, pinning: Pinning = "auto") -> dict[str, list[Any]]:
     """Devices of JAX's default platform for each mesh.
 
-    Clients are created once per process and used again for an equal topology: a client cannot be ended.
+    Clients are made once per process and used again for an equal topology: a client cannot be ended.
 
     Args:
         counts: devices per mesh, by name.
-        pinning: "auto" for the rule of this module; "never" for the default client; "always" to fail
-            where there are too few cores.
+        pinning: "auto" for the rule of this module; "never" for devices of `jax.devices()` alone;
+            "always" for a client per mesh with cores of its own, to fail where there are too few.
 
     Raises:
         ConfigError: there are not enough devices, or cores.
     """
     platform = jax_compat.default_platform()
-    if platform == "cpu":
-        own = own_clients(counts, pinning)
-        if own:
-            return own
-    elif pinning == "always":
+    if pinning == "always" and platform != "cpu":
         raise ConfigError(f"only meshes on CPU can be pinned to cores; the platform is {platform!r}")
+    devices = jax_compat.devices(platform)
+    needed = sum(counts.values())
+    makes = pinning == "always" or (pinning == "auto" and needed > len(devices))
+    made = made_devices(counts, pinning) if platform == "cpu" and makes else {}
+    if made:
+        return made
     advice = "use fewer meshes, or smaller ones"
     if platform == "cpu":
-        needed = sum(counts.values())
         advice = f"request virtual ones before JAX starts: jax.config.update('jax_num_cpu_devices', {needed})"
-    devices = jax_compat.devices(platform)
     return divided(devices, counts, f"there are {len(devices)} {platform} devices\n  {advice}")
 
 
-def own_clients(counts: Mapping[str, int], pinning: Pinning = "auto") -> dict[str, list[Any]]:
-    """CPU devices for each mesh from a client of its own; none where the rule is the default client.
+def made_devices(counts: Mapping[str, int], pinning: Pinning = "auto") -> dict[str, list[Any]]:
+    """CPU devices for each mesh from a client of its own; none where jaxlib cannot make clients.
 
     Raises:
         ConfigError: `pinning` requires more cores than there are, or a feature that this jaxlib lacks.
     """
     places = plan_places(counts, available_cores(), pinning)
-    if all(place.cores is None for place in places):
-        return {}
     clients = {place.mesh: _client(place, number) for number, place in enumerate(places)}
     if all(client is not None for client in clients.values()):
         return {mesh: list(client.devices()) for mesh, client in clients.items() if client is not None}
     if pinning == "always":
         raise ConfigError("this jaxlib cannot create a CPU client per mesh; use pinning='auto'")
     return {}
+
+
+def is_made(device: Any) -> bool:
+    """Whether `made_devices` made a device."""
+    with _clients_lock:
+        return any(client is device.client for client in _clients.values())
 
 
 def divided(devices: Sequence[Any], counts: Mapping[str, int], problem: str) -> dict[str, list[Any]]:
@@ -181,7 +185,6 @@ def available_cores() -> tuple[int, ...]:
 
 def _client(place: MeshPlace, number: int) -> Any | None:
     """The client of a mesh; `number` separates meshes that share all cores."""
-    assert place.cores is not None
     key = (place.num_devices, place.cores, number)
     with _clients_lock:
         if key not in _clients:
@@ -189,7 +192,7 @@ def _client(place: MeshPlace, number: int) -> Any | None:
             jax_compat.devices("cpu")
             before = _threads()
             with on_cores(place.cores):
-                client = jax_compat.make_cpu_client(place.num_devices)
+                client = jax_compat.make_cpu_client(place.num_devices, len(_clients) + 1)
             if place.floats:
                 _let_float(_threads() - before)
             if client is None:

@@ -76,8 +76,10 @@ def test_too_few_devices():
     with pytest.raises(
         ConfigError, match=r"the topology needs 1000 devices \(m0: 1000\), but there are"
     ) as e:
-        mpmd.make_topology({"m0": 1000})
+        mpmd.make_topology({"m0": 1000}, pinning="never")
     assert "jax.config.update('jax_num_cpu_devices', 1000)" in str(e.value)
+    with pytest.raises(ConfigError, match="mesh 'm0' has 4096 devices; a mesh on CPU has 1 to 2048"):
+        mpmd.make_topology({"m0": 4096})
 
 
 @pytest.mark.parametrize(

@@ -103,11 +103,16 @@ def test_idle_meshes_say_what_they_wait_for(step):
             assert sum(span.seconds for span in lane) == pytest.approx(max(s.end_s for s in lane), rel=1e-6)
 
 
-def test_unit_costs_without_a_measurement(step):
+def test_costs_are_estimated_given_or_one_step_each(step):
     compiled, _, _ = step
-    line = compiled.lowered.schedule()
+    line = compiled.lowered.schedule({})
     first = next(s for s in line.compute("m0") if s.task)
-    assert first.seconds == 1
+    assert first.seconds == 1 and line.in_steps
+    assert " steps, bubble" in render_text(line)
+    estimated = compiled.lowered.schedule()
+    given = compiled.lowered.schedule(compiled.lowered.estimated_costs())
+    assert estimated.spans == compiled.schedule().spans == given.spans
+    assert estimated.makespan_s < 1 and not estimated.in_steps
     assert compiled.lowered.schedule({first.name: 7.0}).compute("m0")[1].seconds == 7
 
 

@@ -19,7 +19,7 @@ from mpmd.runtime.measure.watchers import Sighting, WatchingRecorder, times_of
 from mpmd.runtime.program.graph import BufferType
 from mpmd.runtime.program.linearize import linearize
 from mpmd.runtime.program.streams import Recv, Run
-from mpmd.runtime.run.clients import own_clients
+from mpmd.runtime.run.clients import made_devices
 from mpmd.runtime.run.executor import Executor, RuntimeOptions
 from mpmd.runtime.run.interpreter import Observer
 from mpmd.support.execution_log import ExecutionLog
@@ -76,7 +76,7 @@ def test_messages_leave_before_the_next_call():
         (y,) = b.call("f", "m0", [x], microbatch=microbatch, phase="F", stage=0)
         b.output(*b.call("h", "m1", [b.transfer(y, "m1")], microbatch=microbatch, phase="F", stage=1))
     program = linearize(b.graph())
-    place = MeshDevices(own_clients({"m0": 1, "m1": 1}))
+    place = MeshDevices(made_devices({"m0": 1, "m1": 1}))
     square = np.eye(32, dtype=np.float32)  # XLA runs programs of fewer operations when they are called
 
     def body(x):

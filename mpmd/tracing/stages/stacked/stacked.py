@@ -97,7 +97,8 @@ def _problem(parts: Sequence[Any], shardings: Sequence[Any], dim: int, axis: str
         return f"dim {dim} is sharded already, or the meshes have such an axis"
     devices = [device for sharding in shardings for device in sharding.mesh.devices.flat]
     if len({id(device.client) for device in devices}) > 1:
-        return "each mesh has a client of its own; with pinning='never' they share one"
+        enough = f"jax.config.update('jax_num_cpu_devices', {len(set(devices))})"
+        return f"each mesh has made devices of its own; JAX's can be combined: {enough}, before JAX starts"
     return "" if len(set(devices)) == len(devices) else "their meshes share devices"
 
 
