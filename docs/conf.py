@@ -3,10 +3,16 @@
 import logging
 import re
 import sys
+import tomllib
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+from docutils import nodes
+from pygments.lexers.special import TextLexer
+from sphinx.transforms.post_transforms import SphinxPostTransform
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "docs"))
 
 from before_after import page
 
@@ -20,7 +26,13 @@ author = "the mpmd authors"
 project_copyright = "the mpmd authors"
 version = release = __version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+]
 exclude_patterns = ["_build"]
 nitpicky = False
 
@@ -28,6 +40,12 @@ html_theme = "furo"
 html_title = f"mpmd {__version__}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+repository = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Source"]
+html_theme_options = {
+    "source_view_link": f"{repository}/blob/main/docs/{{filename}}",
+    "footer_icons": [{"name": "repository", "url": repository, "html": "Repository", "class": ""}],
+}
+copybutton_exclude = ".linenos, .gp, .go"
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 nb_render_markdown_format = "gfm"
@@ -41,7 +59,10 @@ nb_execution_timeout = 300
 nb_merge_streams = True
 
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 88
 autodoc_default_options = {"members": True, "undoc-members": False}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
@@ -70,6 +91,26 @@ def with_literal_blocks(lines):
     return found
 
 
+NOTEBOOK = re.compile(r"\A---\nfile_format: mystnb\n.*?^# [^\n]*\n", re.DOTALL | re.MULTILINE)
+BREAKABLE = re.compile(r"(?<=[_./])(?=\w)")
+
+
+class BreakAtUnderscores(SphinxPostTransform):
+    """Code in tables may be broken behind `_`, `.` and `/`, and nowhere else within a word (`site.css`)."""
+
+    default_priority = 900  # behind all that makes links of code
+    formats = ("html",)
+
+    def run(self, **kwargs):
+        for entry in self.document.findall(nodes.entry):
+            for code in list(entry.findall(nodes.literal)):
+                for text in list(code.findall(nodes.Text)):
+                    pieces = []
+                    for part in BREAKABLE.split(text.astext()):
+                        pieces += [nodes.raw("", "<wbr>", format="html"), nodes.Text(part)]
+                    text.parent.replace(text, pieces[1:])
+
+
 def setup(app):
     """Docstrings write plurals and code as in Markdown; two pages end with examples of all passes."""
 
@@ -80,6 +121,13 @@ def setup(app):
         if docname in EXAMPLES:
             source[0] = "\n\n".join([source[0], *page(*EXAMPLES[docname])])
 
+    def offer_notebook(app, docname, source):
+        link = f"\nOn your machine: {{nb-download}}`this page as a notebook <{Path(docname).name}.ipynb>`.\n"
+        source[0] = NOTEBOOK.sub(lambda heading: heading.group() + link, source[0])
+
     logging.getLogger("mpmd").propagate = False  # the log of mpmd-opt, which the pages leave out
     app.connect("autodoc-process-docstring", as_restructured_text)
     app.connect("source-read", add_examples)
+    app.connect("source-read", offer_notebook)
+    app.add_lexer("mlir", TextLexer)
+    app.add_post_transform(BreakAtUnderscores)

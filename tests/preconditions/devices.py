@@ -159,6 +159,13 @@ _MOVEMENT = (
 )
 _SUMMED = (
     _local(
+        "spmd_rules.py:spread_rule",
+        "a collective joins the partial results of the devices",
+        " or _stays_partial(site)",
+        "",
+        "products of updates that nothing joins",
+    ),
+    _local(
         "spmd_rules.py:of_elements",
         "operands and results are sharded alike",
         "if len(shardings) == 1 else None",

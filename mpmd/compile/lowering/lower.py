@@ -24,7 +24,7 @@ from mpmd.compile.lowering.reader import named_axes, parse_program, read_program
 from mpmd.compile.lowering.site import LoweringSite, Rule
 from mpmd.compile.lowering.spmd.localise import localise
 from mpmd.compile.lowering.spmd.shardy import Spec, with_collectives
-from mpmd.compile.lowering.spmd.spmd_rules import spread_rule
+from mpmd.compile.lowering.spmd.spmd_rules import JOINS, spread_rule
 from mpmd.compile.lowering.stablehlo_program import Block, Operation, StablehloProgram, ValueId
 from mpmd.errors import CompileError, HloError
 
@@ -104,6 +104,7 @@ class Lowering:
         program: the source.
         module: the module under construction.
         partial: values with a partial result on every device, and the reduction that joins them.
+        joined: values whose partial results a collective joins, in blocks whose lowering has begun.
     """
 
     def __init__(self, program: StablehloProgram, module: HloModule) -> None:
@@ -114,6 +115,7 @@ class Lowering:
         self._reducers: dict[tuple[str, str], HloComputation] = {}
         self._constants: dict[ValueId, HloInstruction] = {}  # in loops they are elements of the state
         self.partial: dict[ValueId, str] = {}
+        self.joined: set[ValueId] = set()
 
     def function(self, name: str) -> HloComputation:
         """A function as a computation; lowered once.
@@ -186,6 +188,7 @@ class Lowering:
         builder.build(results[0] if len(results) == 1 else builder.tuple(results))
 
     def _operations(self, builder: HloBuilder, block: Block, values: dict[ValueId, HloInstruction]) -> None:
+        self.joined |= {o.operands[0] for o in block.operations if o.name in JOINS}
         for operation in block.operations:
             rule = RULES.get(operation.name)
             if operation.spread is not None:

@@ -110,9 +110,17 @@ class BoundedStore:
     def _call(self, function: Callable[[], Any]) -> Any:
         caller: _Caller | None = getattr(self._of_thread, "caller", None)
         if caller is None:
-            caller = self._of_thread.caller = _Caller(self._polls, self._lost)
-            self._callers.append(caller)
+            caller = self._of_thread.caller = self._new_caller()
         return caller.call(function)
+
+    def _new_caller(self) -> _Caller:
+        """A thread for the calls of this one; another's, once Python ends and starts none."""
+        try:
+            self._callers.append(_Caller(self._polls, self._lost))
+        except RuntimeError:
+            if not self._callers:
+                raise
+        return self._callers[-1]
 
 
 def delay_aborts() -> None:

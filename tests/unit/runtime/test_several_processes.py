@@ -351,3 +351,22 @@ def test_a_coordinator_that_does_not_answer_ends_the_work():
     assert stopped == [True]
     client.ended.set()
     store.close()
+
+
+def test_a_thread_whose_first_call_comes_when_python_ends_shares_the_calls_of_another(monkeypatch):
+    """From 3.12 on, Python then starts no threads."""
+    store, read = BoundedStore(KeyValueTable()), []
+    store.key_value_set("a", "1")
+
+    def refuse(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    def read_late():
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        read.append(store.key_value_dir_get("a"))
+
+    late = threading.Thread(target=read_late)
+    late.start()
+    late.join()
+    assert read == [[("a", "1")]]
+    store.close()

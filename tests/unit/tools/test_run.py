@@ -109,3 +109,17 @@ def test_the_first_failure_ends_all_gives_the_exit_code_and_restarts(tmp_path):
     assert done.returncode == 7 and time.monotonic() - start < 50
     assert sorted(done.stdout.splitlines()) == [*["[0] argument a b 0 2"] * 2, *["[1] argument a b 1 2"] * 2]
     assert "mpmd-run: exit code 7; starting again, 1 left" in done.stderr
+
+
+@pytest.mark.slow
+def test_an_error_at_the_start_of_one_process_is_all_that_it_prints(tmp_path):
+    """It ends before its watching thread has made a call, which Python 3.12 would not let it begin then."""
+    script = tmp_path / "fail.py"
+    script.write_text("import time, jax\nif jax.process_index(): time.sleep(2)\nraise ValueError('mine')\n")
+    done = output([sys.executable, "-m", "mpmd.tools.run", "-n", "2", str(script)], 55)
+    assert done.returncode == 1
+    assert [line for line in done.stderr.splitlines() if "Error: " in line] == [
+        "[0] ValueError: mine",
+        "[1] ValueError: mine",
+    ]
+    assert "Exception in thread" not in done.stderr

@@ -51,6 +51,8 @@ def reduces_to(computation: HloComputation, init: HloInstruction) -> str | None:
 
 Made = HloInstruction | Sequence[HloInstruction]
 
+JOINS = frozenset({"sdy.all_reduce", "sdy.reduce_scatter"})
+
 _EXCHANGES = frozenset(
     {
         "sdy.all_gather",
@@ -105,9 +107,16 @@ def spread_rule(operation: Operation, plain: Rule | None) -> Rule | None:
 
     def rule(site: LoweringSite) -> Made:
         lowered = of_part(site, plain) if of_part is not None else None
-        return whole(site, plain) if lowered is None else lowered
+        return whole(site, plain) if lowered is None or _stays_partial(site) else lowered
 
     return rule
+
+
+def _stays_partial(site: LoweringSite) -> bool:
+    """Whether nothing joins the partial results: of scatters Shardy of jaxlib 0.12 joins sums alone."""
+    lowering = site.lowering
+    partial = [n for n in site.operation.results if lowering.partial.get(n, COMPLETE) != COMPLETE]
+    return any(number not in lowering.joined for number in partial)
 
 
 LocalRule = Callable[[LoweringSite, Rule], Made | None]

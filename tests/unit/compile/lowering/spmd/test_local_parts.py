@@ -289,7 +289,8 @@ EXAMPLES = {
     "updates of a table": scattered(ROWS, "-", WHOLE, ROWS),
     "updates of a table, each by one device": scattered(WHOLE, "x", ROWS, WHOLE, joined=WHOLE),
     "updates of a table that lies elsewhere": scattered(ROWS, "-", WHOLE, WHOLE),
-    "updates that no sum joins": scattered(WHOLE, "x", ROWS, WHOLE, opcode="subtract"),
+    "updates that no sum joins": scattered(WHOLE, "x", ROWS, WHOLE, opcode="divide", joined=WHOLE),
+    "products of updates that nothing joins": scattered(WHOLE, "x", ROWS, WHOLE, opcode="multiply"),
 }
 
 
