@@ -85,7 +85,9 @@ def test_distributions_are_complete_and_can_be_uploaded(tmp_path):
 
 def test_the_development_tools_are_locked():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    wanted = {re.split(r"[>=<~]", entry)[0] for entry in (*extras["test"], *extras["docs"], *extras["coverage"])} - {"dm-haiku"}
+    wanted = {
+        re.split(r"[>=<~]", entry)[0] for entry in (*extras["test"], *extras["docs"], *extras["coverage"])
+    } - {"dm-haiku"}
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     assert wanted == {line.partition("==")[0].lower() for line in lines if not line.startswith("#")}
     assert all(re.fullmatch(r"#.*|[\w-]+==[\d.]+", line) for line in lines)

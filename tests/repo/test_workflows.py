@@ -1,4 +1,4 @@
-"""What runs outside of this machine: workflows run targets of the Makefile, with pinned actions and few rights."""
+"""Workflows run targets of the Makefile, with pinned actions and few rights; a release is consistent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the files agree on a release: `python -m tests.support.release v1.2.3`, before a tag is published."""
+"""Whether all files agree on a release, before its tag: `python -m tests.support.release v1.2.3`."""
 
 from __future__ import annotations
 
