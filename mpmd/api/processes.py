@@ -115,8 +115,9 @@ def executor_of(
     unmap_compiler_code()
     executables = with_meetings(program, executables, devices.meshes, exchange)
     part = Part(program, executables, devices, options, workspace, exchange)
-    sent = sum(len(program.channels[number].types) for number in program.between_processes)
-    log.info("%d messages of a step are between processes, %d of them direct", sent, len(part.pairs))
+    if log.isEnabledFor(logging.INFO):
+        sent = sum(len(program.channels[number].types) for number in program.between_processes)
+        log.info("%d messages of a step are between processes, %d of them direct", sent, len(part.pairs))
     if part.pairs:
         # all fragments are compiled, everywhere, before the first message: to load one may wait for its
         # device, which waits for the other end of a message

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import jax
+
 import mpmd
 from mpmd.runtime.run.clients import made_devices
 
@@ -18,8 +20,9 @@ def placement(schedule: str, meshes: int) -> list[int]:
 
 
 def jitted(step, schedule, meshes: list[int], donate=True, options=None):
-    """`step` with `stage0`, and so on, on these meshes, which have clients of their own."""
-    topology = mpmd.make_topology(made_devices({f"m{m}": 1 for m in range(max(meshes) + 1)}))
+    """`step` with `stage0`, and so on, on these meshes, which have clients of their own in one process."""
+    counts = {f"m{m}": 1 for m in range(max(meshes) + 1)}
+    topology = mpmd.make_topology(made_devices(counts) if jax.process_count() == 1 else counts)
     assignment = {f"stage{s}": (f"m{m}", s) for s, m in enumerate(meshes)}
     config = mpmd.make_config(topology, assignment, schedule=schedule, options=options)
     return mpmd.jit(step, config, donate_argnums=0 if donate else ())
