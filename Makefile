@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup train test fast-tests test-slow test-gpu lint docs bench wheel clean
+.PHONY: help setup train test fast-tests test-slow test-gpu coverage lint docs bench wheel try-wheel check-release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -48,8 +48,13 @@ $(TRITON)/.ready: pyproject.toml
 	$(INSTALL) --no-deps --upgrade --target $(TRITON) 'triton>=3.6,<3.10'
 	@touch $@
 
-lint: $(READY) ## style, types, layers
+coverage: $(READY) ## which lines the fast tests run, in out/coverage
+	$(INSTALL) --constraint constraints.txt pytest-cov
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --cov --cov-report=html --cov-report=term $(ARGS)
+
+lint: $(READY) ## style, types, layers; what `pre-commit` runs
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
@@ -67,6 +72,19 @@ bench: $(READY) ## all benchmarks, in a new file of benchmarks/results: at most 
 wheel: $(READY) ## what is uploaded, in out/dist
 	$(BIN)/python -m build --outdir out/dist
 	$(BIN)/python -m twine check --strict out/dist/*
+
+CLEAN := out/clean
+
+try-wheel: wheel ## the wheel in a clean environment: imported, its commands, the program of README
+	rm -rf $(CLEAN) && $(PYTHON) -m venv $(CLEAN)
+	$(CLEAN)/bin/python -m pip install --quiet --disable-pip-version-check out/dist/*.whl
+	awk '/^```python/ {on = 1; next} /^```/ {on = 0} on' README.md > $(CLEAN)/readme.py
+	cd $(CLEAN) && bin/python readme.py && bin/mpmd-run --help > help.txt && bin/mpmd-schedule --version
+
+TAG ?=
+
+check-release: $(READY) ## whether version, changelog and citation are those of TAG=v1.2.3
+	$(BIN)/python -m tests.support.release $(TAG)
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache out *.egg-info

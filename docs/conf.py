@@ -10,9 +10,8 @@ from docutils import nodes
 from pygments.lexers.special import TextLexer
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-sys.path.insert(0, str(ROOT / "docs"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from before_after import page
 
@@ -20,6 +19,8 @@ from mpmd import passes
 from mpmd.compile import passes as hlo_passes
 from mpmd.tools import hlo_opt, opt
 from mpmd.version import __version__
+
+ROOT = Path(__file__).resolve().parent.parent
 
 project = "mpmd"
 author = "the mpmd authors"

@@ -2,40 +2,39 @@
 
     python docs/pictures.py
 
-The step is run as README writes it, so that the pictures are of the code beside them.  The page is photographed
-by Chromium.
+The step is run as README writes it, so that the pictures are of the code beside them.  Chromium draws pages.
 """
 
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
-DOCS = Path(__file__).resolve().parent
-sys.path.insert(0, str(DOCS.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from mpmd.scheduling.render_svg import render_svg
 from mpmd.tools.explorer import explore
 
+DOCS = Path(__file__).resolve().parent
+STEP = 50  # where tasks are ordered
 SNIPPET = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def main() -> None:
     """Writes `step.svg` and `explorer.png` beside this file."""
-    named: dict[str, Any] = {}
-    for number, code in enumerate(SNIPPET.findall((DOCS.parent / "README.md").read_text())):
-        exec(compile(code, f"train_{number}.py", "exec"), named)
-    (DOCS / "step.svg").write_text(render_svg(named["timeline"]))
     with tempfile.TemporaryDirectory() as folder:
-        page = Path(folder) / "step.html"
+        script, page = Path(folder) / "train.py", Path(folder) / "step.html"
+        script.write_text("\n".join(SNIPPET.findall((DOCS.parent / "README.md").read_text())))
+        named = runpy.run_path(str(script))
+        (DOCS / "step.svg").write_text(render_svg(named["timeline"]))
         explore(named["train_step"].trace(named["layers"], named["x"], named["y"]), page)
         flags = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1280,760")
         picture = f"--screenshot={DOCS / 'explorer.png'}"
-        subprocess.run(["chromium", *flags, picture, page.as_uri()], check=True, timeout=120)
+        subprocess.run(["chromium", *flags, picture, f"{page.as_uri()}#{STEP}"], check=True, timeout=120)
 
 
 if __name__ == "__main__":

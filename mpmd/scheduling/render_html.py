@@ -193,9 +193,11 @@ def _lanes(timeline: Timeline, mesh: str, label: str, span_s: float, other: Time
     if mesh not in timeline.meshes:
         return
     counterpart, path = _by_task(other), {id(span) for span in timeline.critical_path}
+    several = has_several_stages(timeline, mesh)
 
     def box(span: Span) -> str:
-        return _box(span, span_s, timeline, counterpart, id(span) in path)
+        labels = labels_of(span, several) if span.kind == COMPUTE else ()
+        return _box(span, labels, span_s, timeline, counterpart, id(span) in path)
 
     busy = f"{timeline.bubble_fraction(mesh):.1%} idle"
     spans = (*timeline.idle(mesh), *timeline.compute(mesh))
@@ -218,6 +220,7 @@ def _by_task(timeline: Timeline | None) -> Mapping[tuple[str, Task], Span]:
 
 def _box(
     span: Span,
+    labels: Sequence[str],
     span_s: float,
     timeline: Timeline,
     counterpart: Mapping[tuple[str, Task], Span],
@@ -237,7 +240,6 @@ def _box(
     if is_critical:
         lines.append("on the critical path")
     left, wide = 100 * (span.start_s - timeline.begin_s) / span_s, 100 * span.seconds / span_s
-    labels = labels_of(span, has_several_stages(timeline, span.mesh)) if span.kind == COMPUTE else ()
     names = f' data-labels="{escape("|".join(labels))}"' if labels else ""
     return (
         f'<i class="{kind}{" critical" * is_critical}" style="left:{left:.7g}%;width:{wide:.7g}%" '

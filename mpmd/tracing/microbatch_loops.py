@@ -66,7 +66,8 @@ def microbatch_loop(
     Raises:
         SignatureError: a dim is not divisible, or leaves have different lengths; names them by their paths.
     """
-    pieces = split_microbatches(batches, num_microbatches, axis)
+    _check_split(num_microbatches, axis)
+    pieces = _pieces([("batch", batches)], num_microbatches, axis, False)[0]
     work = one_microbatch(body)
 
     def step(carry: Any, microbatch: Any) -> tuple[Any, Any]:
@@ -91,6 +92,22 @@ def split_microbatches(batches: T, num_microbatches: int, axis: int = 0, *, stri
     """
     _check_split(num_microbatches, axis)
     return _split([("batch", batches)], num_microbatches, axis, strided)[0]
+
+
+def _pieces(batches: Sequence[tuple[str, Any]], num_microbatches: int, axis: int, strided: bool) -> list[Any]:
+    """`_split` for a loop over the microbatches.
+
+    Raises:
+        SignatureError: as `_split`, and if there are no arrays.
+    """
+    pieces = _split(batches, num_microbatches, axis, strided)
+    if not jax.tree.leaves(pieces):
+        raise SignatureError(
+            f"there is no batch to split into {num_microbatches} microbatches\n  pass its arrays as "
+            "arguments: an array that the function closes over is whole in every microbatch\n  "
+            "mpmd.fori_loop runs a body without a batch"
+        )
+    return pieces
 
 
 def _split(batches: Sequence[tuple[str, Any]], num_microbatches: int, axis: int, strided: bool) -> list[Any]:
@@ -241,7 +258,7 @@ def accumulate_gradients(
             full = [arg if i in wanted else next(rest) for i, arg in enumerate(args)]
             return value_and_grad(*full, **dict(zip(more, rest, strict=True)))
 
-        pieces = _split([*own, *more.items()], num_microbatches, axis, strided)
+        pieces = _pieces([*own, *more.items()], num_microbatches, axis, strided)
         one = jax.tree.map(_one, pieces)
         traced = jax.jit(of_microbatch).trace(one)
         if num_microbatches > 1:

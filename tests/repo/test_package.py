@@ -38,9 +38,9 @@ def test_public_names_are_all_there_is():
 
 
 def test_the_version_is_that_of_the_distribution_and_of_the_newest_changes():
-    assert re.fullmatch(r"\d+\.\d+\.\d+", mpmd.__version__)
-    newest = re.search(r"^## (\S+)", text(Path("CHANGELOG.md")), re.MULTILINE)
-    assert newest[1] == mpmd.__version__
+    release, development = re.fullmatch(r"(\d+\.\d+\.\d+)(\.dev\d+)?", mpmd.__version__).groups()
+    newest = re.search(r"^## (\S+) \((\S+)\)$", text(Path("CHANGELOG.md")), re.MULTILINE)
+    assert newest[1] == release and (newest[2] == "unreleased") == bool(development)
 
 
 @pytest.mark.slow
@@ -85,7 +85,9 @@ def test_distributions_are_complete_and_can_be_uploaded(tmp_path):
 
 def test_the_development_tools_are_locked():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    wanted = {re.split(r"[>=<~]", entry)[0] for entry in (*extras["test"], *extras["docs"])} - {"dm-haiku"}
+    wanted = {
+        re.split(r"[>=<~]", entry)[0] for entry in (*extras["test"], *extras["docs"], *extras["coverage"])
+    } - {"dm-haiku"}
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     assert wanted == {line.partition("==")[0].lower() for line in lines if not line.startswith("#")}
     assert all(re.fullmatch(r"#.*|[\w-]+==[\d.]+", line) for line in lines)

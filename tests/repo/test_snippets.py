@@ -28,6 +28,8 @@ RECIPES = Path("docs/guides/recipes.md")
 PAGES = [path for path in tracked(".md") if SNIPPET.search(text(path)) and path != RECIPES]
 NOTEBOOKS = {path: "\n".join(CELL.findall(text(path))) for path in tracked(".md") if CELL.search(text(path))}
 WITH_PICTURES = [path for path, cells in NOTEBOOKS.items() if "IPython" in cells]  # `make docs` runs them
+LIBRARIES = {Path("docs/guides/hugging-face.md"): "transformers"}
+"""Pages about a library that the tests do not install: they run where it is."""
 GUIDES = "docs/guides"
 QUICK = ("README.md", *(f"{GUIDES}/{n}.md" for n in ("look-inside", "when-it-fails")))
 
@@ -50,6 +52,8 @@ def test_readme_shows_code():
 @pytest.mark.fast_cases(*QUICK)
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_snippets_run(page, tmp_path):
+    if page in LIBRARIES:
+        pytest.importorskip(LIBRARIES[page])
     run(snippets(page), tmp_path)
 
 

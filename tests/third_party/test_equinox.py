@@ -71,6 +71,19 @@ def test_equinox(scanned, remat):
     check_recipe(params, loss, (token_batch(WORDS),), stages)
 
 
+def test_a_whole_model_as_an_argument_says_how_to_divide_its_leaves():
+    def loss(model, ids):
+        return jax.vmap(model)(ids).mean()
+
+    config = mpmd.make_config(mpmd.make_topology({"m0": 1, "m1": 1}), stages="auto")
+    step = mpmd.jit(lambda model, ids: mpmd.accumulate_gradients(loss, 2)(model, ids), config)
+    first = r"model.layers\[0\].mlp.activation is gelu, a "
+    with pytest.raises(
+        mpmd.errors.SignatureError, match=rf"{first}(?s:.*)eqx.partition\(model, eqx.is_array\)"
+    ):
+        step(Model(False, False), token_batch(WORDS))
+
+
 def test_vision_transformer_of_equimo():
     """Source: clementpoiret/Equimo:equimo/models/vit.py."""
     vit = pytest.importorskip("equimo.models.vit")

@@ -110,10 +110,10 @@ class BoundedStore:
     def _call(self, function: Callable[[], Any]) -> Any:
         caller: _Caller | None = getattr(self._of_thread, "caller", None)
         if caller is None:
-            caller = self._of_thread.caller = self._new_caller()
+            caller = self._of_thread.caller = self._caller_of_thread()
         return caller.call(function)
 
-    def _new_caller(self) -> _Caller:
+    def _caller_of_thread(self) -> _Caller:
         """A thread for the calls of this one; another's, once Python ends and starts none."""
         try:
             self._callers.append(_Caller(self._polls, self._lost))

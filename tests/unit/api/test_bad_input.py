@@ -327,3 +327,15 @@ def test_one_key_for_all_microbatches(key):
     with pytest.raises(SignatureError, match=r"key is .*: one random key\n.* jax.random.split\(key, 4\)"):
         mpmd.jit(step, config()).lower(jnp.ones(4), X, key)
     mpmd.jit(step, config()).lower(jnp.ones(4), X, jax.random.split(key, 4))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: mpmd.accumulate_gradients(lambda w: (w * X).sum(), 4)(jnp.ones(4)),
+        lambda: mpmd.microbatch_loop(lambda carry: (carry, None), 0, num_microbatches=4),
+    ],
+)
+def test_a_batch_that_is_closed_over(call):
+    with pytest.raises(SignatureError, match="no batch to split into 4 microbatches\n  pass its arrays"):
+        call()

@@ -246,6 +246,10 @@ def test_the_trace() -> None:
     first = next(e for e in tasks if e["name"] == "1B0")
     assert first["args"] == {"stage": 1, "microbatch": 0, "phase": "B"}
     assert (first["ts"], first["dur"]) == (2500, 2000)
+    (sourced,) = json.loads(
+        chrome_trace(Timeline((Span("a", "f", None, 0.0, 1.0, source="f (m.py:3)"),), ("a",)))
+    )["traceEvents"][-1:]
+    assert sourced["args"] == {"source": "f (m.py:3)"}
     names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
     assert names == ["1f1b <2>: mesh0", "1f1b <2>: mesh1", "measured: mesh0", "measured: mesh1"]
     sent = [e for e in events if e["ph"] == "X" and e["cat"] == "transfer"]

@@ -113,7 +113,7 @@ def spread_rule(operation: Operation, plain: Rule | None) -> Rule | None:
 
 
 def _stays_partial(site: LoweringSite) -> bool:
-    """Whether nothing joins the partial results: of scatters Shardy of jaxlib 0.12 joins sums alone."""
+    """Whether nothing joins the partial results: Shardy of jaxlib 0.12 leaves products of scatters so."""
     lowering = site.lowering
     partial = [n for n in site.operation.results if lowering.partial.get(n, COMPLETE) != COMPLETE]
     return any(number not in lowering.joined for number in partial)
