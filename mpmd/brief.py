@@ -17,8 +17,6 @@ from typing import Any, TypeVar
 
 MAX_LINES, MAX_COLUMNS = 10, 120
 """Bounds of each `repr`."""
-NOTEBOOK_WIDTH = 736
-"""Pixels of a picture that a notebook shows without scrolling."""
 _MAX_FIELD = 110
 _MAX_NAMES = 6
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from html import escape
 
-from mpmd.brief import NOTEBOOK_WIDTH, BriefTable, as_html, bytes_text, card, few
+from mpmd.brief import BriefTable, as_html, bytes_text, card, few
 from mpmd.runtime.program.stream_memory import MeshMemory
+from mpmd.scheduling.render_html import memory_colours
+from mpmd.scheduling.render_svg import PAGE_WIDTH
 
-_COLOURS = ("#6f7f8f", "#009e73", "#e69f00", "#0072b2", "#cc79a7", "#d55e00", "#56b4e9", "#b3a125")
 _LEFT, _RIGHT, _BAR, _LETTER = 110, 90, 20, 6.5
 
 
@@ -30,18 +31,18 @@ class MemoryTable(BriefTable[str, MeshMemory]):
     def _repr_svg_(self) -> str:
         """A bar for each mesh, at its peak, in the colours of what it holds; for notebooks."""
         longest = max((memory.peak_bytes for memory in self.values()), default=0) or 1
-        scale = (NOTEBOOK_WIDTH - _LEFT - _RIGHT) / longest
+        scale = (PAGE_WIDTH - _LEFT - _RIGHT) / longest
         kinds = list(dict.fromkeys(k for m in self.values() for k, size in _largest_first(m.by_category)))
-        colours = dict(zip(kinds, _COLOURS * len(kinds), strict=False))
+        colours = {kind: memory_colours(kinds)[kind] for kind in kinds}
         parts, top = list[str](), 4
         for memory in self.values():
             parts += _bar(memory, top, scale, colours)
             top += _BAR + 5
         legend, top = _legend(colours, top + 6)
         head = (
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{NOTEBOOK_WIDTH}" height="{top}" '
-            f'viewBox="0 0 {NOTEBOOK_WIDTH} {top}" font-family="sans-serif" font-size="11">'
-            f'<rect width="{NOTEBOOK_WIDTH}" height="{top}" fill="white"/>'
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{PAGE_WIDTH}" height="{top}" '
+            f'viewBox="0 0 {PAGE_WIDTH} {top}" font-family="sans-serif" font-size="11">'
+            f'<rect width="{PAGE_WIDTH}" height="{top}" fill="white"/>'
         )
         return "\n".join([head, *parts, *legend, "</svg>\n"])
 
@@ -71,7 +72,7 @@ def _legend(colours: dict[str, str], top: int) -> tuple[list[str], int]:
     parts, left = list[str](), float(_LEFT)
     for category, colour in colours.items():
         wide = 17 + _LETTER * len(category) + 18
-        if left + wide > NOTEBOOK_WIDTH:
+        if left + wide > PAGE_WIDTH:
             left, top = float(_LEFT), top + 18
         parts.append(f'<rect x="{left:.0f}" y="{top}" width="12" height="12" fill="{colour}"/>')
         parts.append(f'<text x="{left + 17:.0f}" y="{top + 10}" fill="#555">{category}</text>')

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mpmd.brief import NOTEBOOK_WIDTH, as_html, bytes_text, counted, few_lines, seconds_text
+from mpmd.brief import as_html, bytes_text, counted, few_lines, seconds_text
 from mpmd.config.config import Config, make_config
 from mpmd.config.topology import Topology, make_topology
 from mpmd.options import current_options
@@ -45,7 +45,7 @@ class Plan:
 
     def _repr_html_(self) -> str:
         """The table above the predicted timelines of the first ones, for notebooks."""
-        return as_html(str(self), self.as_svg(width=NOTEBOOK_WIDTH))
+        return as_html(str(self), self.as_svg())
 
     @property
     def best(self) -> PlanCandidate:
@@ -93,14 +93,14 @@ class Plan:
         lines += [f"  {what}: {reason}" for reason, what in itertools.islice(shown.items(), _REASONS)]
         return [*lines, *([f"  and {len(shown) - _REASONS} more"] if len(shown) > _REASONS else [])]
 
-    def as_svg(self, count: int = 3, width: int | None = None) -> str:
-        """A picture of the predicted timelines of the first ones, with a width as `render_svg` takes it."""
+    def as_svg(self, count: int = 3) -> str:
+        """A picture of the predicted timelines of the first ones."""
         timelines = [
             dataclasses.replace(c.timeline, title=f"{rank}. {c.choice.text}")
             for rank, c in enumerate(self.candidates[:count], 1)
             if c.timeline is not None
         ]
-        return render_svg(*timelines, width=width)
+        return render_svg(*timelines)
 
     def write_svg(self, path: str | Path, count: int = 3) -> None:
         """Writes the picture to a file."""

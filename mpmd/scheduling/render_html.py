@@ -167,7 +167,7 @@ def _legend(timelines: Iterable[Timeline]) -> str:
         )
         if any(curve.peak_by_category.get(name) for line in lines for curve in line.memory)
     ]
-    colours = _memory_colours(held)
+    colours = memory_colours(held)
     bytes_ = [(colours[name], name) for name in held]
     text = f'<p class="legend">{_entries(entries)}</p>'
     return text + (f'<p class="legend memory">bytes of {_entries(bytes_)}</p>' if bytes_ else "")
@@ -182,7 +182,8 @@ def _fill(fills: Sequence[str]) -> str:
     return fills[0] if len(fills) == 1 else f"linear-gradient({fills[0]} {edge},{fills[1]} {edge})"
 
 
-def _memory_colours(names: Iterable[str]) -> dict[str, str]:
+def memory_colours(names: Iterable[str]) -> dict[str, str]:
+    """Colours of what holds bytes, of other names too."""
     unknown = [name for name in names if name not in MEMORY_COLOURS]
     more = {name: _MORE_COLOURS[k % len(_MORE_COLOURS)] for k, name in enumerate(unknown)}
     return {**MEMORY_COLOURS, **more}
@@ -264,7 +265,7 @@ def _memory_plot(memory: MemoryCurve, timeline: Timeline, label: str, span_s: fl
     begin, end_s = timeline.begin_s, timeline.begin_s + timeline.makespan_s
     ends = [seconds for seconds, _ in memory.samples[1:]] + [end_s]
     areas = []
-    colours = _memory_colours(memory.categories)
+    colours = memory_colours(memory.categories)
     for k, category in enumerate(memory.categories):
         if not memory.peak_by_category[category]:
             continue

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from mpmd.brief import NOTEBOOK_WIDTH, brief, counted, few
+from mpmd.brief import brief, counted, few
 from mpmd.errors import ScheduleError
 
 
@@ -292,7 +292,7 @@ class ScheduleTable:
         from mpmd.scheduling.render_svg import render_svg
         from mpmd.scheduling.simulate import simulate  # both import this module
 
-        return render_svg(simulate(self), width=NOTEBOOK_WIDTH)
+        return render_svg(simulate(self))
 
     @property
     def num_stages(self) -> int:

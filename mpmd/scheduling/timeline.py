@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from mpmd.brief import NOTEBOOK_WIDTH, brief, bytes_text, card, counted, few
+from mpmd.brief import brief, bytes_text, card, counted, few
 from mpmd.scheduling.table import Task
 
 COMPUTE = "compute"
@@ -179,7 +179,12 @@ class Timeline:
     in_steps: bool = False
 
     def __repr__(self) -> str:
-        from mpmd.scheduling.render import MEANING, duration, phase_of  # which imports this module
+        from mpmd.scheduling.render import (  # which imports this module
+            duration,
+            meaning_of,
+            phase_of,
+            phases_of,
+        )
 
         phases = collections.Counter(phase_of(s) for s in self.spans if s.kind == COMPUTE)
         most = max(self.memory, key=lambda curve: curve.peak_bytes, default=None)
@@ -187,7 +192,7 @@ class Timeline:
         took = f"{duration(self, self.makespan_s)}, bubble {self.bubble_fraction():.1%}"
         rows = [
             ("idle", few(f"{mesh} {self.bubble_fraction(mesh):.1%}" for mesh in self.meshes)),
-            ("computations", ", ".join(f"{phases[p]:,} {MEANING[p]}" for p in MEANING if phases[p])),
+            ("computations", ", ".join(f"{phases[p]:,} {meaning_of(p)}" for p in phases_of(self))),
             ("transfers", f"{len(self.transfers):,}, {bytes_text(sent)}" if self.transfers else ""),
             (
                 "memory",
@@ -200,7 +205,7 @@ class Timeline:
         """The timeline as a picture, for notebooks."""
         from mpmd.scheduling.render_svg import render_svg  # which imports this module
 
-        return render_svg(self, width=NOTEBOOK_WIDTH)
+        return render_svg(self)
 
     @functools.cached_property
     def makespan_s(self) -> float:

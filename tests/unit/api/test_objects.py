@@ -14,7 +14,7 @@ import pytest
 
 import mpmd
 from mpmd.api.compare import Comparison, FragmentDifference, ResultDifference
-from mpmd.brief import NOTEBOOK_WIDTH, BriefTable, brief, card, few
+from mpmd.brief import BriefTable, brief, card, few
 from mpmd.compile.comparison.narrowing import Divergence
 from mpmd.compile.comparison.rounding import Difference
 from mpmd.config.described import DescribedWorld
@@ -31,6 +31,7 @@ from mpmd.scheduling import (
     search,
     simulate,
 )
+from mpmd.scheduling.render_svg import PAGE_WIDTH
 from tests.repo.tree import text
 from tests.support.object_walk import faults, reached
 from tests.support.scheduled_steps import jitted, placement
@@ -181,6 +182,8 @@ def test_a_step_says_what_it_runs_and_sends(small):
     assert f"{len(compiled.executables)} native" in repr(compiled) or "xla" in repr(compiled)
     assert repr(small["jitted"]) == "<mpmd.jit of 'step' on m0, m1>"
     assert repr(timeline).startswith(f"Timeline {timeline.title!r}: 10 ")
+    kinds = "computations  4 forward, 4 forward and backward, 4 backward, 4 optimizer and others\n"
+    assert kinds in repr(timeline) and f"transfers     {len(timeline.transfers)}, {sent} B" in repr(timeline)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "interleaved_1f1b", "zb_h1", "zb_v"])
@@ -238,7 +241,7 @@ def test_objects_are_pictures_in_a_notebook(small):
         assert pictures, name
         for picture in pictures:
             svg = ET.fromstring(picture)
-            assert int(svg.get("width")) <= NOTEBOOK_WIDTH, name
+            assert int(svg.get("width")) <= PAGE_WIDTH, name
             assert len(list(svg.iter("{http://www.w3.org/2000/svg}rect"))) > 2, name
     topology = ET.fromstring(shown_in_a_notebook(small["traced"].config.topology))
     assert [cell.text for cell in topology.iter("td")][:2] == ["m0", "data=1"]
