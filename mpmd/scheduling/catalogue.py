@@ -13,7 +13,7 @@ from mpmd.scheduling.schedules.two_ways import DualPipe, DualPipeV, VHalf, VMin,
 from mpmd.scheduling.schedules.user import FixedSchedule, from_csv, from_function, from_table  # noqa: F401
 from mpmd.scheduling.schedules.zero_bubble import InterleavedZeroBubble, ZeroBubbleH1, ZeroBubbleH2
 from mpmd.scheduling.table import ScheduleTable
-from mpmd.support.other_libraries import schedule_elsewhere
+from mpmd.support.other_libraries import GUIDE, schedule_elsewhere
 
 _ALL: tuple[type[PipelineSchedule], ...] = (
     GPipe,
@@ -84,8 +84,10 @@ def get_schedule(schedule: str | PipelineSchedule | ScheduleTable, **options: An
 def _elsewhere(given: Any) -> str:
     """A line about a name, a class or an object of another library's schedule; "" if it is none."""
     name = given if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
+    if isinstance(given, type) and issubclass(given, PipelineSchedule):
+        return f"that is a class: give {name}(), or {given.name!r}\n  "
     ours = schedule_elsewhere(name)
-    return f"{name} of another library is schedule={ours!r} here\n  " if ours else ""
+    return f"{name} of another library is schedule={ours!r} here; {GUIDE}\n  " if ours else ""
 
 
 def _with_options(

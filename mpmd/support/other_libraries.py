@@ -88,10 +88,13 @@ NAMES: dict[str, str] = {
 """A name of another library → what it is here."""
 
 
+GUIDE = 'the guide "Coming from another library" has a table of such names'
+
+
 def equivalent(name: str) -> str:
     """The end of a sentence about a name of another library: its equivalent; "" for an unknown name."""
     found = NAMES.get(name, "")
-    return found and f'\n  here it is {found}\n  the guide "Coming from another library" has a table of them'
+    return found and f"\n  here it is {found}\n  {GUIDE}"
 
 
 def schedule_elsewhere(name: str) -> str | None:

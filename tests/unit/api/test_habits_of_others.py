@@ -16,6 +16,8 @@ import pytest
 
 import mpmd
 from mpmd.errors import ConfigError, ScheduleError, SignatureError
+from mpmd.scheduling.catalogue import get_schedule
+from mpmd.scheduling.schedules.zero_bubble import ZeroBubbleH1
 from mpmd.support.other_libraries import JIT_KEYWORDS, NAMES
 from tests.support.two_stages import two_stages
 
@@ -120,8 +122,13 @@ class Schedule1F1B:
 
 @pytest.mark.parametrize("schedule", ["Std1F1B", "Schedule1F1B", Schedule1F1B, Schedule1F1B()])
 def test_schedules_of_other_libraries(schedule):
-    with pytest.raises(ScheduleError, match="1F1B of another library is schedule='1f1b' here"):
+    with pytest.raises(ScheduleError, match="1F1B of another library is schedule='1f1b' here; the guide"):
         mpmd.make_config(CONFIG.topology, {"first": "m0", "second": "m1"}, schedule=schedule)
+
+
+def test_a_class_of_a_schedule_is_none_yet():
+    with pytest.raises(ScheduleError, match=r"that is a class: give ZeroBubbleH1\(\), or 'zb_h1'"):
+        get_schedule(ZeroBubbleH1)
 
 
 def test_transformations_around_a_step_say_what_to_do_instead():
