@@ -407,7 +407,7 @@ def test_the_page_has_the_kernels_of_each_fragment(explored, unpoisoned):
         }
         assert {nodes[source][0] for source in sources} == written
     assert any(node[-1] for node in nodes)
-    assert any(buffer.startswith("argument 0") and size == 64 for buffer, size in nodes[0][6])
+    assert any(buffer.startswith("argument 0") and size == 11 * 11 * 4 for buffer, size in nodes[0][6])
 
 
 def test_a_step_that_cannot_be_lowered_leaves_a_page(tmp_path):
