@@ -89,7 +89,7 @@ class Topology(Mapping[str, Mesh]):
         return self  # devices are of this process, and nothing in it changes
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By sizes, and numbers of devices in `jax.devices()`: None for made ones, which are made again."""
+        """By sizes, and numbers of devices in `jax.devices()`: None for made ones."""
         numbers = {device: number for number, device in enumerate(jax.devices())}
         meshes = {
             name: (dict(mesh.shape), [numbers.get(device) for device in mesh.devices.flat])
@@ -211,7 +211,7 @@ def topology_again(
 ) -> Topology:
     """A topology that was pickled, in another process perhaps: on the devices with the same numbers.
 
-    Where these are the first of all, meshes are as `make_topology` makes them of their sizes.
+    Where these are the first of all, or were made, meshes are as `make_topology` makes them of their sizes.
 
     Args:
         meshes: for each the sizes of its axes, and the numbers of its devices.
@@ -224,9 +224,8 @@ def topology_again(
     devices = jax.devices()
     known = [number for number in numbers if number is not None]
     if len(known) < len(numbers) or known == list(range(len(known))):
-        made = len(known) < len(numbers) <= len(devices)  # although there are enough
         sizes = {name: axes for name, (axes, _) in meshes.items()}
-        return Topology(make_topology(sizes, pinning="always" if made else "auto"), explicit_axes)
+        return Topology(make_topology(sizes), explicit_axes)
     if max(known) >= len(devices):
         raise ConfigError(
             f"the pickled topology of {', '.join(meshes)} uses device {max(known)} of jax.devices(), and "
