@@ -8,6 +8,7 @@ function is first traced.  A configuration that gives `options` does not look at
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 from typing import Any
 
@@ -40,8 +41,8 @@ def option_docs(kind: type[Any]) -> dict[str, str]:
     """Field -> its description, from the `Attributes:` of a record's docstring and those of its bases."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
-        text = (base.__doc__ or "").partition("Attributes:\n")[2].partition("\n\n")[0]
-        for entry in re.split(r"\n {8}(?=\w+:)", f"\n{text}"):
+        text = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")[2].partition("\n\n")[0]
+        for entry in re.split(r"\n {4}(?=\w+:)", f"\n{text}"):
             name, colon, rest = entry.strip().partition(":")
             if colon:
                 found[name] = " ".join(rest.split())

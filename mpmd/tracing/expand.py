@@ -26,7 +26,7 @@ from mpmd import ir
 from mpmd.passes import structure
 from mpmd.passes.calls.bodies import inline_call
 from mpmd.tracing.names import MICROBATCHES, decode
-from mpmd.tracing.scans import counted_loop, make_for, unroll
+from mpmd.tracing.scans import counted_loop, make_for, outline, unroll
 
 
 def body_copy(f: ir.Func) -> ir.Func:
@@ -87,13 +87,12 @@ class Expansion:
     def run(self) -> None:
         """Converts `@main` and everything it calls; other functions are erased."""
         main = self.symbols["main"]
-        original = set(self.symbols)
         main.topology = self.topology
         for composite in ir.walk(self.module, _Composite):
             _call_decomposition(composite)
         self.expand(main.body, 0, ExpansionScope.ENTRY)
         kept = {"main", *self.callees.values()}
-        for name in original - kept:
+        for name in set(self.symbols) - kept:
             if not self.symbols[name].is_public:
                 self.symbols[name].operation.erase()
                 del self.symbols[name]
@@ -229,13 +228,29 @@ class Expansion:
             self.expand_ops(unroll(counted), count, scope)
             return
         expanded = make_for(counted)
+        self._outline(expanded)
         for op in ir.ops(expanded.body):  # their own locations show how often the loop was transposed
-            if isinstance(op, ir.FuncCall) and self.holds_names(op.callee.value):
-                kind, _ = decode(op.callee.value) or ("", "")
-                if kind in ("", "callee"):
-                    self.make_call(op, _transposed(op, count), None)
-                    continue
+            if self._is_iteration(op):
+                self.make_call(op, _transposed(op, count), None)
+                continue
             self.expand_ops([op], count, ExpansionScope.INNER)
+
+    def _is_iteration(self, op: ir.Op) -> bool:
+        """Whether an op of a loop calls a function, not a name, with names in it."""
+        if not isinstance(op, ir.FuncCall) or not self.holds_names(op.callee.value):
+            return False
+        kind, _ = decode(op.callee.value) or ("", "")
+        return kind in ("", "callee")
+
+    def _outline(self, loop: ir.For) -> None:
+        """Gives the iterations of a loop a function, if names are in its body itself."""
+        named = [op for op in ir.ops(loop.body) if self._names_in(op)]
+        if named and not any(self._is_iteration(op) for op in named):
+            symbol = next(
+                name for i in range(len(self.symbols) + 1) if (name := f"body_{i}") not in self.symbols
+            )
+            where = ir.Location.unknown(ir.context())
+            self.symbols[symbol] = outline(loop.body, loop.body.arguments[-1], symbol, where)
 
     def _called_in(self, op: ir.Op) -> list[str]:
         """The names of the computations in an op, or in a function that it calls."""

@@ -147,3 +147,79 @@ def _erase_unused(body: ir.Block) -> None:
 
 def _ui32(value: int) -> ir.Attribute:
     return ir.IntegerAttr.get(ir.IntegerType.get_unsigned(32), value)
+
+
+_OF_COUNTERS = {
+    f"stablehlo.{name}" for name in ("add", "subtract", "multiply", "compare", "select", "convert")
+}
+
+
+def outline(body: ir.Block, counter: ir.Value, symbol: str, location: ir.Location) -> ir.Func:
+    """Moves what an iteration computes into a function beside the loop's, and calls it.
+
+    Slices at the counter stay, before the call and behind it.  Up to 0.11 JAX lowers the body of a scan to such a
+    call; later versions write it into the loop.
+    """
+    inside, behind = _division(body, counter)
+    values: dict[ir.Value, ir.Value] = {}
+    made = {v for op in inside for v in op.results}
+    read = dict.fromkeys(v for op in inside for v in ir.read_by(op) if v not in made)
+    given = [v for v in read if not _is_shared(v)]
+    last = _terminator(body)
+    leaving = [v for op in inside for v in op.results if any(user not in inside for user in ir.users(v))]
+    kind = ir.FunctionType.get([v.type for v in given], [v.type for v in leaving])
+    names = {"sym_name": ir.StringAttr.get(symbol), "sym_visibility": ir.StringAttr.get("private")}
+    function: ir.Func = ir.create(
+        "func.func", [], [], ir.before(_function_of(last)), {**names, "function_type": ir.TypeAttr.get(kind)},
+        location, regions=1,
+    )  # fmt: skip
+    block = function.regions[0].blocks.append(*kind.inputs)
+    values.update(zip(given, block.arguments))
+    for op in [*(producer for v in read if _is_shared(v) and (producer := ir.producer(v))), *inside]:
+        ir.clone_with(op, values, ir.InsertionPoint(block))
+    ir.create("func.return", [values[v] for v in leaving], [], ir.InsertionPoint(block), location=location)
+    call = ir.create(
+        "func.call", given, kind.results, ir.before(last),
+        {"callee": ir.FlatSymbolRefAttr.get(symbol)}, location,
+    )  # fmt: skip
+    for op in behind:
+        ir.move_before(op, last)
+    for old, new in zip(leaving, call.results):
+        ir.replace_uses(old, new)
+    for op in reversed(inside):
+        ir.erase(op)
+    return function
+
+
+def _division(body: ir.Block, counter: ir.Value) -> tuple[list[ir.Op], list[ir.Op]]:
+    """The ops that an iteration's function gets, and those that slice its results at the counter."""
+    counters, made = {counter}, set[ir.Value]()
+    inside: list[ir.Op] = []
+    for op in ir.ops(body):
+        read = ir.read_by(op)
+        if ir.is_constant(op):
+            continue
+        if counters.isdisjoint(read) or not made.isdisjoint(read):
+            inside.append(op)
+            made.update(op.results)
+        elif op.operation.name in _OF_COUNTERS and not any(r.type.shape for r in op.results):
+            counters.update(op.results)
+    behind: list[ir.Op] = []
+    for op in reversed(inside):
+        users = [user for v in op.results for user in ir.users(v)]
+        if not counters.isdisjoint(ir.read_by(op)) and all(
+            u in behind or u == _terminator(body) for u in users
+        ):
+            behind.insert(0, op)
+    return [op for op in inside if op not in behind], behind
+
+
+def _is_shared(value: ir.Value) -> bool:
+    """Whether a value is a constant, of which a function has a copy of its own."""
+    return ir.is_constant(ir.producer(value))
+
+
+def _function_of(op: ir.Op) -> ir.Op:
+    while not isinstance(op, ir.Func):
+        op = op.operation.parent.opview
+    return op
