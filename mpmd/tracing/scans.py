@@ -157,8 +157,8 @@ _OF_COUNTERS = {
 def outline(body: ir.Block, counter: ir.Value, symbol: str, location: ir.Location) -> ir.Func:
     """Moves what an iteration computes into a function beside the loop's, and calls it.
 
-    Slices at the counter stay, before the call and behind it.  Up to 0.11 JAX lowers the body of a scan to such a
-    call; later versions write it into the loop.
+    Slices at the counter stay, before the call and behind it.  JAX up to 0.11 lowers the body of a scan to
+    such a call; later versions write it into the loop.
     """
     inside, behind = _division(body, counter)
     values: dict[ir.Value, ir.Value] = {}
